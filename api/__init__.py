@@ -1,0 +1,1 @@
+"""The faces that people and programs use: HTTP routes and the command line."""

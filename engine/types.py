@@ -1,0 +1,190 @@
+"""What a client says to an engine and what it hears back. No torch: workers import this module."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, Protocol
+
+FinishReason = Literal["stop", "length", "context", "timeout", "cancelled"]
+"""``stop``: end of sequence, a stop token or a stop string. ``length``: ``max_tokens``. ``context``: the model's
+context is full. ``timeout``: ``GenerateRequest.timeout`` passed. ``cancelled``: somebody called ``abort``."""
+
+
+class EngineError(Exception):
+    """The engine refused or failed a request; the message says what would be right."""
+
+
+class InvalidRequest(EngineError):
+    """The request can never be served. ``field`` names the offending part."""
+
+    def __init__(self, message: str, field: str | None = None) -> None:
+        super().__init__(message)
+        self.field = field
+
+
+class EngineUnavailable(EngineError):
+    """The engine could not be reached or answered with a server error; the same request may succeed later."""
+
+
+class EngineBusy(EngineUnavailable):
+    """The engine's waiting queue is full."""
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How the next token is drawn.
+
+    ``temperature`` 0 means greedy (argmax). ``top_k`` 0 and ``top_p`` 1 switch the filters off. ``stop`` strings end a
+    branch as soon as the generated text contains one of them; the text keeps the stop string, since a search re-sends it.
+    """
+
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Branch:
+    """One continuation of a request's prompt.
+
+    The noise of a token is a function of (``seed``, ``key``, position, purpose) alone, so the same branch draws the same
+    tokens whatever else is in the batch. ``generated`` holds tokens that the branch already has beyond the prompt: they
+    count for stop strings and positions, and continuing a cut branch gives exactly the tokens of the uncut one.
+    """
+
+    seed: int
+    key: int
+    max_tokens: int
+    """New tokens at most, on top of ``generated``."""
+    generated: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class GenerateRequest:
+    """Continue one prompt along several branches. The prompt's token ids are the handle to its KV."""
+
+    request_id: str
+    model: str
+    prompt: tuple[int, ...]
+    branches: tuple[Branch, ...]
+    sampling: SamplingParams = field(default_factory=SamplingParams)
+    timeout: float | None = None
+    """Seconds after which unfinished branches end with ``timeout`` and the tokens they have."""
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """New text of a branch while it is still running (streaming only). Never half a character."""
+
+    index: int
+    text: str
+    token_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """A finished branch. ``token_ids`` and ``text`` are what this request added (without ``Branch.generated``).
+
+    An end-of-sequence token is part of ``token_ids`` (it was generated and is billed) but not of ``text``.
+    """
+
+    index: int
+    token_ids: tuple[int, ...]
+    text: str
+    finish_reason: FinishReason
+    stop: str | int | None
+    """The stop string or token id that ended the branch, when ``finish_reason`` is ``stop``."""
+    logprob: float
+    """Sum of the log-probabilities of ``token_ids`` under the law that they were sampled from."""
+    prompt_tokens: int
+    cached_tokens: int
+    """Prompt tokens (``generated`` included) whose KV came from the prefix cache."""
+
+
+@dataclass(frozen=True, slots=True)
+class ScoreItem:
+    """One sequence to forward. ``parts`` are tokenised one by one and concatenated, so that a shared prefix of parts is
+    a shared prefix of token ids. Read-outs are taken at the last token of the parts in ``read`` (indices)."""
+
+    parts: tuple[str | tuple[int, ...], ...]
+    read: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ScoreRequest:
+    """Forward sequences through a model and read it at chosen positions, reusing the prefix cache.
+
+    A causal model answers the logits of ``token_ids`` at each position; a token-classification model the logits of its
+    labels (``token_ids`` must be empty). ``max_compute`` bounds the tokens that one item may forward: an item that would
+    need more is not computed and answers ``values=None`` with the number it needs.
+    """
+
+    request_id: str
+    model: str
+    items: tuple[ScoreItem, ...]
+    token_ids: tuple[int, ...] = ()
+    max_compute: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ScoreResult:
+    """``values``: one row of logits for each index in ``ScoreItem.read``; ``None`` when ``max_compute`` was too small."""
+
+    index: int
+    values: tuple[tuple[float, ...], ...] | None
+    computed_tokens: int
+    """Tokens forwarded, or, when ``values`` is ``None``, the number that would have to be."""
+    cached_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class ModelInfo:
+    """What a client may know about a served model."""
+
+    id: str
+    kind: Literal["generate", "classify"]
+    context: int
+    """Longest sequence in tokens, prompt and generation together."""
+    vocab_size: int
+    parameters: int
+    """Number of weights, for FLOP estimates (2 per weight and token)."""
+    extra: dict[str, object] = field(default_factory=dict)
+    """The checkpoint's own notes, such as ``reasoner_prm`` from its config.json."""
+
+
+class EngineClient(Protocol):
+    """The one interface to an engine, in-process (``LocalEngine``) or over HTTP (``HttpEngine``)."""
+
+    def generate(self, request: GenerateRequest, *, stream: bool = False) -> AsyncIterator[Completion | Delta]:
+        """Yields each branch's ``Completion`` as it finishes, in order of arrival; with ``stream`` also ``Delta``s.
+
+        Raises ``InvalidRequest``, ``EngineBusy``, ``EngineUnavailable``. Closing the iterator cancels what still runs.
+        """
+        ...
+
+    async def score(self, request: ScoreRequest) -> list[ScoreResult]:
+        """Answers every item, in the order of the request."""
+        ...
+
+    async def abort(self, request_id: str) -> None:
+        """Ends the branches of a request at the next step; their ``Completion``s say ``cancelled`` and what they got.
+        An unknown id is not an error: the request may have just finished."""
+        ...
+
+    async def tokenize(self, model: str, text: str | Sequence[dict[str, str]]) -> tuple[int, ...]:
+        """Token ids of a plain text (no special tokens added), or of chat messages through the model's template
+        with the generation prompt."""
+        ...
+
+    async def models(self) -> list[ModelInfo]:
+        """What is served."""
+        ...
+
+    async def close(self) -> None:
+        """Frees connections, and the models where the engine is in-process."""
+        ...

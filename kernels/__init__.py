@@ -1,0 +1,1 @@
+"""Numerical building blocks of the engine, each with a plain torch reference."""

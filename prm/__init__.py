@@ -1,0 +1,1 @@
+"""Process reward models: scores for single reasoning steps."""

@@ -1,0 +1,1 @@
+"""The domain: jobs, budgets, the search tree, strategies, answers, suites."""

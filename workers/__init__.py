@@ -1,0 +1,1 @@
+"""Celery workers, the job store and the journal in Redis."""
