@@ -1,0 +1,191 @@
+"""What a client may ask for and what comes back. These models are the REST schema; unknown fields are refused."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, field_validator, model_validator
+
+MAX_PROBLEM_CHARS = 32_000
+MAX_N = 256
+MAX_BUDGET_TOKENS = 10_000_000
+MAX_BUDGET_SECONDS = 86_400.0
+MAX_METADATA_KEYS = 16
+
+Status = Literal["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]
+TERMINAL: frozenset[str] = frozenset({"completed", "incomplete", "failed", "cancelled"})
+
+
+class Strict(BaseModel):
+    """A silently ignored field is a silently ignored budget: everything unknown is an error."""
+
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
+
+
+class Message(Strict):
+    role: Literal["system", "user", "assistant"]
+    content: Annotated[str, Field(min_length=1, max_length=MAX_PROBLEM_CHARS)]
+
+
+class Budget(Strict):
+    """The most that a job may spend; the first limit that is reached ends the search."""
+
+    tokens: Annotated[int, Field(ge=1, le=MAX_BUDGET_TOKENS)] | None = Field(
+        None, description="Generated tokens plus tokens that the verifier computes."
+    )
+    seconds: Annotated[float, Field(gt=0, le=MAX_BUDGET_SECONDS)] | None = Field(
+        None, description="Seconds of work, waiting in the queue not included."
+    )
+
+
+class Sampling(Strict):
+    temperature: Annotated[float, Field(ge=0, le=10)] = 1.0
+    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
+    top_k: Annotated[int, Field(ge=0)] = 0
+    min_p: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    max_tokens: Annotated[int, Field(ge=1)] | None = Field(
+        None, description="Longest solution in tokens; without it the model's context is the limit."
+    )
+
+
+class Verifier(Strict):
+    """Which process reward model scores the steps, and how a solution's step scores become one number."""
+
+    model: str | None = Field(None, description="Name of a served verifier; without it the service's own.")
+    aggregation: Literal["last", "min", "prod", "mean", "max"] = "last"
+
+
+class StrategySpec(BaseModel):
+    """A strategy's name and its own parameters, side by side; the registry checks the parameters."""
+
+    model_config = ConfigDict(extra="allow", allow_inf_nan=False)
+    name: str
+
+    @property
+    def params(self) -> dict[str, Any]:
+        return dict(self.model_extra or {})
+
+
+class JobSpec(Strict):
+    """A question, a way to search for its answer, and what the search may cost."""
+
+    problem: Annotated[str, Field(min_length=1, max_length=MAX_PROBLEM_CHARS)] | None = None
+    messages: Annotated[list[Message], Field(min_length=1, max_length=64)] | None = None
+    model: str | None = Field(None, description="Name of a served model; without it the service's own.")
+    strategy: StrategySpec = Field(default_factory=lambda: StrategySpec(name="best_of_n"))
+    budget: Budget = Field(default_factory=Budget)
+    sampling: Sampling = Field(default_factory=Sampling)
+    verifier: Verifier = Field(default_factory=Verifier)
+    answer: Literal["math", "text"] = Field(
+        "math", description="How answers are compared when they vote: as mathematics, or as text without its spaces."
+    )
+    seed: Annotated[int, Field(ge=0, lt=2**63)] | None = Field(None, description="Without it one is drawn and echoed.")
+    priority: Literal["interactive", "batch"] = "interactive"
+    metadata: Annotated[dict[str, Annotated[str, Field(max_length=512)]], Field(max_length=MAX_METADATA_KEYS)] = Field(
+        default_factory=dict
+    )
+
+    @field_validator("problem")
+    @classmethod
+    def _not_blank(cls, value: str | None) -> str | None:
+        if value is not None and not value.strip():
+            raise ValueError("the problem is empty: write the question")
+        return value
+
+    @field_validator("strategy")
+    @classmethod
+    def _known_strategy(cls, value: StrategySpec) -> StrategySpec:
+        from reasoner.strategies import resolve
+
+        params = resolve(value.name, value.params)
+        return StrategySpec.model_validate({"name": value.name, **params.model_dump()})
+
+    @model_validator(mode="after")
+    def _one_question(self) -> Self:
+        if (self.problem is None) == (self.messages is None):
+            raise ValueError("give either 'problem' or 'messages'")
+        return self
+
+    def conversation(self) -> list[dict[str, str]]:
+        """The question as chat messages."""
+        if self.messages is not None:
+            return [message.model_dump() for message in self.messages]
+        return [{"role": "user", "content": self.problem or ""}]
+
+
+class Usage(Strict):
+    """The bill. Counts are tokens; ``total`` is what a token budget is held against."""
+
+    prompt: int = 0
+    """Prompt tokens sent to the model, over all requests."""
+    cached: int = 0
+    """Those of ``prompt`` whose KV was in the cache."""
+    generated: int = 0
+    verifier_computed: int = 0
+    verifier_cached: int = 0
+    pruned: int = 0
+    """Generated tokens in branches that the search gave up."""
+    seconds: float = 0.0
+    flops: float = 0.0
+    """Estimated: two per weight and computed token."""
+
+    @property
+    def total(self) -> int:
+        return self.generated + self.verifier_computed
+
+    def __add__(self, other: Usage) -> Usage:
+        return Usage(**{name: getattr(self, name) + getattr(other, name) for name in Usage.model_fields})
+
+
+class Vote(Strict):
+    """One class of equivalent answers: how many candidates gave it and their weight together."""
+
+    answer: str
+    count: int
+    weight: float
+
+
+class JobResult(Strict):
+    """What the search found. ``answer`` is ``None`` when no candidate stated one."""
+
+    answer: str | None
+    text: str | None
+    """The chosen solution."""
+    confidence: float | None
+    votes: list[Vote] = Field(default_factory=list)
+    finish_reason: Literal["answer", "budget", "no_answer"]
+    """``budget``: the search ended because the budget did."""
+    node: str | None
+    """Id of the chosen leaf in the tree."""
+
+
+class JobError(Strict):
+    code: str
+    message: str
+
+
+class Job(Strict):
+    """A job as the API shows it. Times are seconds since the epoch."""
+
+    id: str
+    status: Status
+    created_at: float
+    started_at: float | None = None
+    finished_at: float | None = None
+    attempt: int = 0
+    last_seq: int = 0
+    """Sequence number of the newest event."""
+    spec: JobSpec
+    usage: Usage = Field(default_factory=Usage)
+    result: JobResult | None = None
+    error: JobError | None = None
+
+
+class Event(Strict):
+    """One entry of a job's journal. ``seq`` counts from 1 without gaps; ``key`` is set on entries that a replay uses."""
+
+    seq: int
+    type: str
+    at: float
+    key: str | None = None
+    data: dict[str, JsonValue]
