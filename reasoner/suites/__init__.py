@@ -1,0 +1,57 @@
+"""The two families of problems that ship with Reasoner: generators, exact checkers and held-out sets."""
+
+from __future__ import annotations
+
+from types import ModuleType
+
+from reasoner.suites import countdown, words
+from reasoner.suites.problem import Problem, Split
+
+__all__ = ["SUITES", "Problem", "Split", "check", "family", "label_steps", "load"]
+
+SUITES: tuple[str, ...] = ("countdown", "words")
+DEFAULT_SIZE = 600
+
+_FAMILIES: dict[str, ModuleType] = {"countdown": countdown, "words": words}
+
+
+def family(name: str) -> ModuleType:
+    """The module of a suite; ValueError with the known names for any other."""
+    try:
+        return _FAMILIES[name]
+    except KeyError:
+        raise ValueError(f"unknown suite {name!r}; known suites: {', '.join(SUITES)}") from None
+
+
+def load(name: str, *, limit: int | None = None, seed: int = 0) -> list[Problem]:
+    """Held-out problems, all different, with the levels in turn so that every prefix is balanced.
+
+    Another ``seed`` gives another draw from the held-out problems. Raises ValueError for an unknown name or a negative
+    limit.
+    """
+    suite = family(name)
+    count = DEFAULT_SIZE if limit is None else limit
+    if count < 0:
+        raise ValueError(f"limit must not be negative, got {limit}")
+    problems: list[Problem] = []
+    seen: set[str] = set()
+    draw = 0
+    while len(problems) < count:
+        level = suite.LEVELS[len(problems) % len(suite.LEVELS)]
+        problem: Problem = suite.problem("heldout", f"{seed}/{draw}", level)
+        draw += 1
+        if problem.id not in seen or draw > 20 * count:
+            seen.add(problem.id)
+            problems.append(problem)
+    return problems
+
+
+def check(problem: Problem, answer: str | None) -> bool:
+    """Whether ``answer``, the content of the box, is right by the exact rule of the problem's suite."""
+    return bool(family(problem.suite).check(problem, answer))
+
+
+def label_steps(problem: Problem, steps: list[str]) -> list[bool]:
+    """Exact labels of the steps of an attempt: see the suite's own function."""
+    labels: list[bool] = family(problem.suite).label_steps(problem, steps)
+    return labels

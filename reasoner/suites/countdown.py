@@ -1,0 +1,225 @@
+"""Countdown: reach a target from a few numbers, each used exactly once, with + - * /.
+
+A state is the sorted tuple of the numbers left. ``reachable(state)`` is a bit mask of every value that uses them all,
+memoised over all problems, so that "can the target still be reached?" is exact and costs microseconds. Intermediate
+results are positive whole numbers up to ``LIMIT``.
+"""
+
+from __future__ import annotations
+
+import ast
+import random
+import re
+from collections.abc import Iterator, Sequence
+from fractions import Fraction
+
+from reasoner.suites.problem import Problem, Split, digest, split_of
+
+LEVELS: tuple[str, ...] = ("n3", "n4", "n5")
+"""Level ``nK`` has K numbers."""
+
+LIMIT = 199
+SMALLEST, LARGEST = 1, 12
+TARGETS = range(10, 100)
+EASIEST = 0.4
+"""A problem in which a larger share of the first moves keeps the target in reach is too easy and never drawn."""
+
+TEMPLATES = (
+    "Use the numbers {numbers}, each exactly once, with + - * / to reach {target}.",
+    "Combine {numbers} with + - * / to make {target}. Use each number exactly once.",
+    "Reach {target} from {numbers}: use each number exactly once, with + - * /.",
+    "Make {target} with + - * / from the numbers {numbers}, each used exactly once.",
+)
+
+State = tuple[int, ...]
+
+_STEP = re.compile(r"(\d{1,4}) ([+\-*/]) (\d{1,4}) = (\d{1,4}), left (\d{1,4}(?: \d{1,4})*)")
+_BOXED = re.compile(r"\\boxed\{(.*)\}")
+_MASKS: dict[State, int] = {}
+
+
+def problem(split: Split, seed: int | str, level: str) -> Problem:
+    """A solvable problem of this split and level; the same arguments always give the same problem."""
+    rng = random.Random(f"countdown/{split}/{level}/{seed}")
+    size = int(level[1:])
+    while True:
+        numbers = [rng.randint(SMALLEST, LARGEST) for _ in range(size)]
+        target = rng.choice(TARGETS)
+        if target in numbers or split_of(canonical(numbers, target)) != split:
+            continue
+        if can_reach(numbers, target) and open_share(numbers, target) <= EASIEST:
+            return make(numbers, target, template=rng.choice(TEMPLATES), rng=rng)
+
+
+def make(numbers: Sequence[int], target: int, *, template: str = TEMPLATES[0], rng: random.Random) -> Problem:
+    """The problem with these numbers and this target, which must be reachable."""
+    listed = ", ".join(map(str, numbers[:-1])) + f" and {numbers[-1]}"
+    key = canonical(numbers, target)
+    result = Problem(
+        id=f"countdown-n{len(numbers)}-{digest(key):016x}",
+        suite="countdown",
+        level=f"n{len(numbers)}",
+        text=template.format(numbers=listed, target=target),
+        answer="",
+        data={"numbers": list(numbers), "target": target},
+    )
+    answer = boxed(solution(result, rng)[-1])
+    assert answer is not None
+    return Problem(result.id, result.suite, result.level, result.text, answer, result.data)
+
+
+def canonical(numbers: Sequence[int], target: int) -> str:
+    return f"countdown:{','.join(map(str, sorted(numbers)))}={target}"
+
+
+# Solving
+
+
+def moves(numbers: Sequence[int]) -> Iterator[tuple[int, str, int, int]]:
+    """Every legal move (a, op, b, result) once, the larger number first."""
+    seen: set[tuple[int, int]] = set()
+    for i, x in enumerate(numbers):
+        for y in numbers[i + 1 :]:
+            a, b = (x, y) if x >= y else (y, x)
+            if (a, b) in seen:
+                continue
+            seen.add((a, b))
+            if a + b <= LIMIT:
+                yield a, "+", b, a + b
+            if a > b:
+                yield a, "-", b, a - b
+            if a * b <= LIMIT:
+                yield a, "*", b, a * b
+            if a % b == 0:
+                yield a, "/", b, a // b
+
+
+def after(numbers: Sequence[int], a: int, b: int, result: int) -> list[int]:
+    """The numbers left: those not used, in their order, then the result."""
+    left = list(numbers)
+    left.remove(a)
+    left.remove(b)
+    left.append(result)
+    return left
+
+
+def reachable(state: State) -> int:
+    """Bit v is set when the value v can be made from all numbers of the (sorted) state."""
+    if len(state) == 1:
+        return 1 << state[0]
+    known = _MASKS.get(state)
+    if known is None:
+        known = 0
+        for a, _, b, result in moves(state):
+            known |= reachable(tuple(sorted(after(state, a, b, result))))
+        _MASKS[state] = known
+    return known
+
+
+def can_reach(numbers: Sequence[int], target: int) -> bool:
+    return bool(reachable(tuple(sorted(numbers))) >> target & 1)
+
+
+def open_share(numbers: Sequence[int], target: int) -> float:
+    """The share of the legal moves after which the target can still be reached."""
+    options = list(moves(numbers))
+    return sum(can_reach(after(numbers, a, b, result), target) for a, _, b, result in options) / len(options)
+
+
+def solution(problem: Problem, rng: random.Random) -> list[str]:
+    """Steps of a solution; every move is drawn evenly from those that keep the target in reach."""
+    return walk(problem, rng, stray=0.0)
+
+
+def walk(problem: Problem, rng: random.Random, *, stray: float) -> list[str]:
+    """Steps of an attempt that takes any legal move, good or bad, with probability ``stray`` at each step."""
+    numbers: list[int] = problem.data["numbers"]
+    target: int = problem.data["target"]
+    expressions = [(number, str(number)) for number in numbers]
+    steps: list[str] = []
+    while len(numbers) > 1:
+        options = list(moves(numbers))
+        if rng.random() >= stray:
+            good = [m for m in options if can_reach(after(numbers, m[0], m[2], m[3]), target)]
+            options = good or options
+        a, op, b, result = rng.choice(options)
+        numbers = after(numbers, a, b, result)
+        steps.append(f"{a} {op} {b} = {result}, left {' '.join(map(str, numbers))}")
+        parts: list[str] = []
+        for value in (a, b):
+            used = next(entry for entry in expressions if entry[0] == value)
+            expressions.remove(used)
+            parts.append(used[1] if used[1].isdigit() else f"({used[1]})")
+        expressions.append((result, f"{parts[0]} {op} {parts[1]}"))
+    return [*steps, f"\\boxed{{{expressions[0][1]}}}"]
+
+
+# Checking
+
+
+def check(problem: Problem, answer: str | None) -> bool:
+    """Whether the expression uses exactly the given numbers, once each, and reaches the target."""
+    if answer is None or len(answer) > 200:
+        return False
+    try:
+        tree = ast.parse(answer.strip(), mode="eval").body
+        used: list[int] = []
+        value = _evaluate(tree, used)
+    except (SyntaxError, ValueError, ZeroDivisionError, RecursionError, MemoryError):
+        return False
+    return value == problem.data["target"] and sorted(used) == sorted(problem.data["numbers"])
+
+
+def _evaluate(node: ast.expr, used: list[int]) -> Fraction:
+    if isinstance(node, ast.Constant) and type(node.value) is int:
+        used.append(node.value)
+        return Fraction(node.value)
+    if isinstance(node, ast.BinOp):
+        left, right = _evaluate(node.left, used), _evaluate(node.right, used)
+        if isinstance(node.op, ast.Add):
+            return left + right
+        if isinstance(node.op, ast.Sub):
+            return left - right
+        if isinstance(node.op, ast.Mult):
+            return left * right
+        if isinstance(node.op, ast.Div):
+            return left / right
+    raise ValueError("only whole numbers and + - * / are allowed")
+
+
+def label_steps(problem: Problem, steps: Sequence[str]) -> list[bool]:
+    """For each step, whether the attempt is still right after it.
+
+    A step is good when it is legal, its arithmetic and its list of numbers left are right and the target can still be
+    reached; the boxed step is good when the answer checks. After the first bad step all steps are bad.
+    """
+    numbers: list[int] = problem.data["numbers"]
+    labels: list[bool] = []
+    good = True
+    for step in steps:
+        left = apply(numbers, step)
+        if left is not None:
+            good = good and can_reach(left, problem.data["target"])
+            numbers = left
+        else:
+            good = good and len(numbers) == 1 and check(problem, boxed(step))
+        labels.append(good)
+    return labels
+
+
+def apply(numbers: Sequence[int], step: str) -> list[int] | None:
+    """The numbers left after a legal and correct step, as written; None for any other text."""
+    match = _STEP.fullmatch(step)
+    if match is None:
+        return None
+    a, b, result = int(match[1]), int(match[3]), int(match[4])
+    if (max(a, b), match[2], min(a, b), result) not in moves(numbers) or (a < b and match[2] in "-/"):
+        return None
+    left = [int(number) for number in match[5].split()]
+    return left if sorted(left) == sorted(after(numbers, a, b, result)) else None
+
+
+def boxed(step: str) -> str | None:
+    """The content of a step that is one ``\\boxed{...}``."""
+    match = _BOXED.fullmatch(step)
+    return match[1] if match else None

@@ -1,0 +1,211 @@
+"""Word problems: a count that changes many times; every order of bookkeeping leads to the one right answer.
+
+A problem is a sum of signed terms, some of them products ("buys 3 boxes of 24"). A solution keeps a running total
+and may take the terms in any order and multiply whenever it likes, so a problem has hundreds of valid solutions that
+use different arithmetic facts and share only the answer. All quantities of a problem are different numbers.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from reasoner.suites.problem import Problem, Split, digest, split_of
+
+LEVELS: tuple[str, ...] = ("s4", "s6", "s8")
+"""Level ``sK`` takes K arithmetic steps."""
+
+LIMIT = 499
+QUANTITIES = range(11, 100)
+GROUPS = range(2, 10)
+SIZES = range(4, 26)
+LARGEST_PRODUCT = 120
+
+PEOPLE = (("Mia", "She"), ("Tom", "He"), ("Ana", "She"), ("Ben", "He"), ("Lea", "She"), ("Max", "He"))
+ITEMS = ("beads", "stamps", "cards", "shells", "coins", "pens")
+GAIN = ("finds {q} more", "buys {q}", "gets {q} from {friend}", "wins {q}")
+LOSS = ("loses {q}", "sells {q}", "gives {q} to {friend}", "uses {q}")
+GAIN_PRODUCT = ("buys {k} boxes of {m}", "finds {k} bags of {m}", "gets {m} from each of {k} friends")
+LOSS_PRODUCT = ("gives {m} to each of {k} friends", "sells {k} bags of {m}", "uses {m} a day for {k} days")
+
+_STEP = re.compile(r"(\d{1,4}) ([+\-*]) (\d{1,4}) = (\d{1,4})")
+_BOXED = re.compile(r"\\boxed\{(.*)\}")
+
+Term = tuple[int, ...]
+"""(sign, quantity) or (sign, groups, size)."""
+
+
+def problem(split: Split, seed: int | str, level: str) -> Problem:
+    """A problem of this split and level; the same arguments always give the same problem."""
+    rng = random.Random(f"words/{split}/{level}/{seed}")
+    count = int(level[1:])
+    while True:
+        terms = _terms(rng, count)
+        if terms is not None and split_of(canonical(terms)) == split:
+            return Problem(
+                id=f"words-{level}-{digest(canonical(terms)):016x}",
+                suite="words",
+                level=level,
+                text=_tell(rng, terms),
+                answer=str(sum(signed(term) for term in terms)),
+                data={"terms": [list(term) for term in terms]},
+            )
+
+
+def canonical(terms: Sequence[Term]) -> str:
+    return "words:" + ";".join(",".join(map(str, term)) for term in sorted(terms))
+
+
+def value(term: Term) -> int:
+    return term[1] if len(term) == 2 else term[1] * term[2]
+
+
+def signed(term: Term) -> int:
+    return term[0] * value(term)
+
+
+def _terms(rng: random.Random, steps: int) -> list[Term] | None:
+    """Terms that take this many steps, in the order of the story, or None when the draw breaks a rule."""
+    products = min(rng.choice((0, 1, 1, 2)), steps // 2)
+    terms: list[Term] = []
+    for place in range(steps + 1 - products):
+        sign = 1 if place == 0 or rng.random() < 0.55 else -1
+        if 0 < place <= products:
+            term: Term = (sign, rng.choice(GROUPS), rng.choice(SIZES))
+        else:
+            term = (sign, rng.choice(QUANTITIES))
+        terms.append(term)
+    tail = terms[1:]
+    rng.shuffle(tail)
+    terms[1:] = tail
+    shown = [number for term in terms for number in term[1:]] + [value(term) for term in terms if len(term) == 3]
+    total = 0
+    for term in terms:
+        total += signed(term)
+        if not 0 < total:
+            return None
+    if len(set(shown)) < len(shown) or any(value(term) > LARGEST_PRODUCT for term in terms):
+        return None
+    return terms if sum(value(term) for term in terms if term[0] > 0) <= LIMIT else None
+
+
+def _tell(rng: random.Random, terms: Sequence[Term]) -> str:
+    name, pronoun = rng.choice(PEOPLE)
+    friend = rng.choice([person for person, _ in PEOPLE if person != name])
+    item = rng.choice(ITEMS)
+    sentences = [f"{name} has {terms[0][1]} {item}."]
+    for term in terms[1:]:
+        if len(term) == 2:
+            phrase = rng.choice(GAIN if term[0] > 0 else LOSS).format(q=term[1], friend=friend)
+        else:
+            phrase = rng.choice(GAIN_PRODUCT if term[0] > 0 else LOSS_PRODUCT).format(k=term[1], m=term[2])
+        sentences.append(f"{pronoun} {phrase}.")
+    return " ".join([*sentences, f"How many {item} does {name} have now?"])
+
+
+# Solving
+
+
+@dataclass(slots=True)
+class Ledger:
+    """What a partly done solution has left to do."""
+
+    total: int | None
+    unused: list[int]
+    """Signed values that can be taken now."""
+    products: list[Term]
+    """Products not yet multiplied."""
+    used: list[int] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, problem: Problem) -> Ledger:
+        terms = [tuple(term) for term in problem.data["terms"]]
+        return cls(None, [signed(term) for term in terms if len(term) == 2], [t for t in terms if len(t) == 3])
+
+    def options(self) -> list[tuple[int, str, int]]:
+        """Every sensible next step (a, op, b); empty when only the answer is left to state."""
+        found = [(term[1], "*", term[2]) for term in self.products]
+        for first in [self.total] if self.total is not None else self.unused:
+            for other in self.unused:
+                if first > 0 and first + other > 0 and (self.total is not None or other != first):
+                    found.append((first, "+" if other > 0 else "-", abs(other)))
+        return found
+
+    def take(self, a: int, op: str, b: int, result: int) -> None:
+        """Book an allowed step; ``result`` is taken as written, so a wrong sum stays in the total."""
+        if op == "*":
+            term = next(term for term in self.products if {term[1], term[2]} == {a, b})
+            self.products.remove(term)
+            self.unused.append(term[0] * result)
+            return
+        if self.total is None:
+            self.unused.remove(a)
+            self.used.append(a)
+        elif op == "+" and a != self.total:
+            a, b = b, a
+        other = b if op == "+" else -b
+        self.unused.remove(other)
+        self.used.append(other)
+        self.total = result
+
+    def allows(self, a: int, op: str, b: int) -> bool:
+        options = self.options()
+        return (a, op, b) in options or (op != "-" and (b, op, a) in options)
+
+
+def arithmetic(a: int, op: str, b: int) -> int:
+    return a + b if op == "+" else a - b if op == "-" else a * b
+
+
+def solution(problem: Problem, rng: random.Random) -> list[str]:
+    """Steps of a solution that takes a random route."""
+    ledger = Ledger.of(problem)
+    steps: list[str] = []
+    while options := ledger.options():
+        a, op, b = rng.choice(options)
+        result = arithmetic(a, op, b)
+        ledger.take(a, op, b, result)
+        steps.append(f"{a} {op} {b} = {result}")
+    return [*steps, f"\\boxed{{{ledger.total}}}"]
+
+
+# Checking
+
+
+def check(problem: Problem, answer: str | None) -> bool:
+    """Whether the answer is the right number."""
+    if answer is None:
+        return False
+    text = answer.strip()
+    return text.isascii() and text.isdigit() and len(text) <= 9 and int(text) == int(problem.answer)
+
+
+def label_steps(problem: Problem, steps: Sequence[str]) -> list[bool]:
+    """For each step, whether the attempt is still right after it.
+
+    A step is good when it takes available quantities with the right operation and its arithmetic is right; the boxed
+    step is good when nothing is left to take and it states the total. After the first bad step all steps are bad.
+    """
+    ledger = Ledger.of(problem)
+    labels: list[bool] = []
+    good = True
+    for step in steps:
+        if good:
+            match = _STEP.fullmatch(step)
+            if match is not None:
+                a, op, b, result = int(match[1]), match[2], int(match[3]), int(match[4])
+                good = ledger.allows(a, op, b) and arithmetic(a, op, b) == result
+                if good:
+                    ledger.take(a, op, b, result)
+            else:
+                good = not ledger.unused and not ledger.products and check(problem, boxed(step))
+        labels.append(good)
+    return labels
+
+
+def boxed(step: str) -> str | None:
+    """The content of a step that is one ``\\boxed{...}``."""
+    match = _BOXED.fullmatch(step)
+    return match[1] if match else None

@@ -1,0 +1,245 @@
+"""Training data, drawn while training: the seed and the index of an example decide it, so a resumed run sees the same.
+
+Policy examples are problems of the training split with one random valid solution. PRM examples are attempts, good and
+bad, with an exact label for every step.
+
+    python -m recipes.bundled.data        draws some, audits them and writes a preview to work/preview.jsonl
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from tokenizers import Tokenizer
+from torch import Tensor
+
+from reasoner.suites import Problem, countdown, family, label_steps, words
+from reasoner.suites.problem import split_of
+from recipes.bundled import WORK
+from recipes.bundled import tokenizer as tok
+
+MIX = (
+    ("countdown", "n3", 0.08),
+    ("countdown", "n4", 0.18),
+    ("countdown", "n5", 0.22),
+    ("words", "s3", 0.06),
+    ("words", "s4", 0.10),
+    ("words", "s5", 0.10),
+    ("words", "s6", 0.12),
+    ("words", "s8", 0.14),
+)
+"""Share of each level among the examples."""
+
+
+@dataclass(slots=True)
+class Example:
+    """Token ids and what is asked at which position; absent heads are empty."""
+
+    ids: list[int]
+    targets: list[tuple[int, int]] = field(default_factory=list)
+    """(position, next token)."""
+    labels: list[tuple[int, int]] = field(default_factory=list)
+    """(position, 1 for good or 0 for bad)."""
+    masks: list[tuple[int, int]] = field(default_factory=list)
+    """(position, bit mask of the values that can be reached there)."""
+
+
+def draw(rng: random.Random, seed: int | str) -> Problem:
+    """A training problem of a level drawn from ``MIX``."""
+    name, level, _ = rng.choices(MIX, [share for _, _, share in MIX])[0]
+    problem: Problem = family(name).problem("train", seed, level)
+    return problem
+
+
+def policy_example(tokenizer: Tokenizer, seed: int, index: int) -> Example:
+    """A problem and a random valid solution; every token of the solution is a target."""
+    rng = random.Random(f"policy/{seed}/{index}")
+    problem = draw(rng, f"policy/{seed}/{index}")
+    steps: list[str] = family(problem.suite).solution(problem, rng)
+    prompt = tok.encode_prompt(tokenizer, problem.text)
+    body = [*tokenizer.encode(tok.SEPARATOR.join(steps), add_special_tokens=False).ids, tok.END]
+    ids = prompt + body
+    return Example(ids[:-1], [(i, ids[i + 1]) for i in range(len(prompt) - 1, len(ids) - 1)])
+
+
+def prm_example(tokenizer: Tokenizer, seed: int, index: int) -> Example:
+    """A synthetic attempt with exact labels."""
+    rng = random.Random(f"prm/{seed}/{index}")
+    problem = draw(rng, f"prm/{seed}/{index}")
+    steps = countdown_attempt(problem, rng) if problem.suite == "countdown" else words_attempt(problem, rng)
+    return labelled(tokenizer, problem, steps, rng)
+
+
+def labelled(tokenizer: Tokenizer, problem: Problem, steps: list[str], rng: random.Random) -> Example:
+    """An attempt as the PRM reads it, cut at random soon after its first bad step (what follows teaches little)."""
+    labels = label_steps(problem, steps)
+    if False in labels:
+        end = labels.index(False) + 1
+        while end < len(steps) and rng.random() < 0.4:
+            end += 1
+        steps, labels = steps[:end], labels[:end]
+    ids = tok.encode_prompt(tokenizer, problem.text)
+    example = Example(ids)
+    numbers: list[int] | None = problem.data["numbers"] if problem.suite == "countdown" else None
+    if numbers is not None:
+        example.masks.append((len(ids) - 1, countdown.reachable(tuple(sorted(numbers)))))
+    for step, good in zip(steps, labels, strict=True):
+        pieces = step.split(" ")
+        if len(pieces) >= 5 and pieces[3] == "=" and pieces[0].isdigit() and pieces[2].isdigit() and pieces[1] != "/":
+            truth = words.arithmetic(int(pieces[0]), pieces[1], int(pieces[2]))
+            if 0 <= truth < len(tok.NUMBERS):
+                example.targets.append((len(ids) + 3, tokenizer.token_to_id(str(truth))))
+        ids.extend(tokenizer.encode(step + tok.SEPARATOR, add_special_tokens=False).ids)
+        example.labels.append((len(ids) - 1, int(good)))
+        numbers = countdown.apply(numbers, step) if numbers is not None else None
+        if numbers is not None and len(numbers) > 1:
+            example.masks.append((len(ids) - 1, countdown.reachable(tuple(sorted(numbers)))))
+    return example
+
+
+def countdown_attempt(problem: Problem, rng: random.Random) -> list[str]:
+    """Moves that stray from the good ones, now and then with a slip of the pen."""
+    steps = countdown.walk(problem, rng, stray=rng.choice((0.2, 0.5)))
+    if rng.random() < 0.12:
+        place = rng.randrange(len(steps))
+        pieces = steps[place].split(" ")
+        slots = [i for i, piece in enumerate(pieces) if piece.strip(",()\\boxed{}").isdigit()]
+        slot = rng.choice(slots)
+        number = pieces[slot].strip(",()\\boxed{}")
+        other = rng.choice([number + "", *[p.strip(",()\\boxed{}") for i, p in enumerate(pieces) if i in slots]])
+        wrong = str(max(1, int(number) + rng.choice((-10, -2, -1, 1, 2, 10)))) if rng.random() < 0.7 else other
+        pieces[slot] = pieces[slot].replace(number, wrong)
+        steps[place] = " ".join(pieces)
+    return steps
+
+
+def words_attempt(problem: Problem, rng: random.Random) -> list[str]:
+    """Book-keeping with a mistake at a random step in half of the attempts, carried on as if nothing had happened."""
+    ledger = words.Ledger.of(problem)
+    count = int(problem.level[1:])
+    slip = rng.randrange(count + 1) if rng.random() < 0.65 else -1
+    steps: list[str] = []
+    while options := ledger.options():
+        a, op, b = rng.choice(options)
+        result = words.arithmetic(a, op, b)
+        if len(steps) == slip:
+            kind = rng.random()
+            if kind < 0.75 or ledger.total is None:
+                result = max(1, result + rng.choice((-100, -20, -11, -10, -10, -9, -4, -3, -2, -2, -1, -1, -1, 1, 1, 1, 2, 2, 3, 4, 9, 10, 10, 11, 20, 100)))
+            elif kind < 0.83 and op in "+-":
+                flipped = ledger.total - b if op == "+" else ledger.total + b
+                if 0 < flipped < 500:
+                    steps.append(f"{ledger.total} {'-' if op == '+' else '+'} {b} = {flipped}")
+                    ledger.take(a, op, b, flipped)
+                    continue
+            elif kind < 0.93 and ledger.used:
+                again = rng.choice(ledger.used)
+                if 0 < ledger.total + again < 500:
+                    steps.append(f"{ledger.total} {'+' if again > 0 else '-'} {abs(again)} = {ledger.total + again}")
+                    ledger.total += again
+                    continue
+            else:
+                break
+        result = min(result, 499)
+        ledger.take(a, op, b, result)
+        steps.append(f"{a} {op} {b} = {result}")
+    return [*steps, f"\\boxed{{{ledger.total}}}"]
+
+
+# Batches
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Examples of similar length, padded on the right; positions index the flattened (batch * length) hidden states."""
+
+    ids: Tensor
+    target_at: Tensor
+    targets: Tensor
+    label_at: Tensor
+    labels: Tensor
+    mask_at: Tensor
+    masks: Tensor
+    """(rows, 200) of 0 and 1."""
+
+
+def collate(examples: list[Example], multiple: int = 8) -> Batch:
+    longest = max(len(example.ids) for example in examples)
+    length = -(-longest // multiple) * multiple
+    ids = np.full((len(examples), length), tok.PAD, dtype=np.int64)
+    targets: list[tuple[int, int]] = []
+    labels: list[tuple[int, int]] = []
+    masks: list[tuple[int, int]] = []
+    for row, example in enumerate(examples):
+        ids[row, : len(example.ids)] = example.ids
+        targets.extend((row * length + at, token) for at, token in example.targets)
+        labels.extend((row * length + at, label) for at, label in example.labels)
+        masks.extend((row * length + at, mask) for at, mask in example.masks)
+    bits = np.zeros((len(masks), 200), dtype=np.float32)
+    for row, (_, mask) in enumerate(masks):
+        packed = np.frombuffer((mask & ((1 << 200) - 1)).to_bytes(25, "little"), dtype=np.uint8)
+        bits[row] = np.unpackbits(packed, bitorder="little")
+    target_at, target = np.array(targets, dtype=np.int64).reshape(-1, 2).T
+    label_at, label = np.array(labels, dtype=np.int64).reshape(-1, 2).T
+    mask_at = np.array([at for at, _ in masks], dtype=np.int64)
+    tensor = torch.from_numpy
+    return Batch(
+        tensor(ids), tensor(target_at.copy()), tensor(target.copy()), tensor(label_at.copy()), tensor(label.copy()),
+        tensor(mask_at), tensor(bits),
+    )  # fmt: skip
+
+
+def bucketed(examples: list[Example], tokens: int, rng: random.Random) -> Iterator[Batch]:
+    """The examples as batches of about ``tokens`` padded tokens and similar length, in random order."""
+    examples = sorted(examples, key=lambda example: len(example.ids))
+    groups: list[list[Example]] = [[]]
+    for example in examples:
+        if groups[-1] and (len(groups[-1]) + 1) * len(example.ids) > tokens:
+            groups.append([])
+        groups[-1].append(example)
+    rng.shuffle(groups)
+    for group in groups:
+        yield collate(group)
+
+
+def main() -> None:
+    """Audit: labels agree with the generators, held-out problems never occur, lengths fit."""
+    tokenizer = tok.load()
+    seen: Counter[str] = Counter()
+    good: Counter[str] = Counter()
+    longest = 0
+    WORK.mkdir(exist_ok=True)
+    with (WORK / "preview.jsonl").open("w") as file:
+        for index in range(3000):
+            rng = random.Random(f"audit/{index}")
+            problem = draw(rng, f"audit/{index}")
+            suite: Any = family(problem.suite)
+            if problem.suite == "countdown":
+                key = countdown.canonical(problem.data["numbers"], problem.data["target"])
+            else:
+                key = words.canonical([tuple(term) for term in problem.data["terms"]])
+            if split_of(key) != "train":
+                raise AssertionError(f"held-out problem among the training data: {problem.id}")
+            steps: list[str] = suite.solution(problem, rng)
+            if not all(label_steps(problem, steps)):
+                raise AssertionError(f"a solution is labelled bad: {problem.id}")
+            attempt = (countdown_attempt if problem.suite == "countdown" else words_attempt)(problem, rng)
+            labels = label_steps(problem, attempt)
+            longest = max(longest, len(policy_example(tokenizer, 0, index).ids))
+            seen[problem.level] += 1
+            good[problem.level] += labels[-1]
+            file.write(json.dumps({"text": problem.text, "solution": steps, "attempt": attempt, "labels": labels}) + "\n")
+    for level in sorted(seen):
+        print(f"{level}: {seen[level]} problems, {good[level] / seen[level]:.0%} of the PRM's attempts end well")
+    print(f"longest policy example: {longest} tokens; no held-out problem; preview in {WORK / 'preview.jsonl'}")
+
+
+if __name__ == "__main__":
+    main()

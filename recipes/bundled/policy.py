@@ -1,0 +1,90 @@
+"""Train a policy on solutions of training problems and export it.
+
+    python -m recipes.bundled.policy --kind policy          (or policy-large, or draft)
+    python -m recipes.bundled.policy --kind policy --export    only export the state that is there
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from tokenizers import Tokenizer
+from torch import Tensor
+
+from recipes.bundled import SHIPPED, WORK, model
+from recipes.bundled import tokenizer as tok
+from recipes.bundled.data import Batch, Example, policy_example
+from recipes.bundled.train import Plan, resume, train
+
+SEED = 1
+PLANS = {
+    "policy": Plan(steps=4300),
+    "policy-large": Plan(steps=2000, muon_rate=0.015, adam_rate=0.003),
+    "draft": Plan(steps=2500, adam_rate=0.006),
+}
+
+
+def numbers(tokenizer: Tokenizer) -> dict[int, int]:
+    """Token id of each whole number -> the number."""
+    return {tokenizer.token_to_id(str(number)): number for number in tok.NUMBERS}
+
+
+def fresh(kind: str, tokenizer: Tokenizer) -> model.Backbone:
+    backbone = model.Backbone(model.shape_of(kind, tokenizer.get_vocab_size()))
+    model.initialise(backbone, numbers(tokenizer), SEED)
+    return backbone
+
+
+def export(kind: str, backbone: model.Backbone) -> Path:
+    """The shipped folder of a policy, without its model card."""
+    folder = SHIPPED / kind
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(tok.FOLDER / name, folder / name)
+    model.export(backbone, folder)
+    return folder
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--kind", choices=list(PLANS), default="policy")
+    parser.add_argument("--steps", type=int, help="optimizer steps")
+    parser.add_argument("--minutes", type=float, default=float("inf"), help="training time at most")
+    parser.add_argument("--export", action="store_true", help="export the last state without training")
+    parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    plan = PLANS[options.kind]
+    plan = Plan(
+        steps=options.steps or plan.steps,
+        minutes=options.minutes,
+        muon_rate=plan.muon_rate,
+        adam_rate=plan.adam_rate,
+    )
+    tokenizer = tok.load()
+    backbone = fresh(options.kind, tokenizer)
+    folder = WORK / options.kind
+
+    def examples(first: int, count: int, _: float) -> list[Example]:
+        return [policy_example(tokenizer, SEED, index) for index in range(first, first + count)]
+
+    def loss_of(batch: Batch) -> dict[str, Tensor]:
+        hidden = backbone(batch.ids).flatten(0, 1)[batch.target_at]
+        return {"loss": F.cross_entropy(hidden @ backbone.embedding.T, batch.targets)}
+
+    if options.export:
+        resume(folder / "state.safetensors", backbone)
+    else:
+        cost = train(folder, backbone, plan, examples, loss_of, seed=SEED)
+        (folder / "cost.json").write_text(json.dumps(cost) + "\n")
+    print(f"exported to {export(options.kind, backbone)}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,94 @@
+"""The tokenizer of all bundled models: whole numbers, whole words and ``"\\n\\n"`` are one token each.
+
+Text is split by one regular expression; a piece that is in the vocabulary is one token and any other piece falls back
+to its bytes, so every text survives a round trip. The vocabulary is 256 bytes, the numbers 0 to 499, the pieces that
+the suites' training problems use, and six special tokens.
+
+    python -m recipes.bundled.tokenizer
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+
+from tokenizers import Regex, Tokenizer, decoders, pre_tokenizers
+from tokenizers.models import BPE
+from tokenizers.pre_tokenizers import ByteLevel, Split
+
+from reasoner.suites import SUITES, family
+from recipes.bundled import SHIPPED, WORK
+
+PIECES = r"\n\n|\\boxed\{|\d+|[.,:]? ?[A-Za-z]+(?: (?=\d))?| [+\-*/=] |, (?=\d)|."
+NUMBERS = range(500)
+SPECIAL = ("<|pad|>", "<|user|>", "<|assistant|>", "<|end|>", "<|system|>", "<|unused|>")
+PAD, USER, ASSISTANT, END = range(4)
+SEPARATOR = "\n\n"
+TEMPLATE = (
+    "{% for message in messages %}{{ '<|' + message['role'] + '|>' + message['content'] }}"
+    "{% if message['role'] == 'assistant' %}{{ '<|end|>' }}{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
+)
+FOLDER = WORK / "tokenizer"
+
+
+def build() -> Tokenizer:
+    """The tokenizer, the same on every run."""
+    split = Split(Regex(PIECES), behavior="isolated")
+    counts: Counter[str] = Counter()
+    import random
+
+    for name in SUITES:
+        suite = family(name)
+        for level in suite.LEVELS:
+            for seed in range(1500):
+                problem = suite.problem("train", f"tokenizer/{seed}", level)
+                text = SEPARATOR.join([problem.text, *suite.solution(problem, random.Random(seed))])
+                counts.update(piece for piece, _ in split.pre_tokenize_str(text))
+    to_bytes = ByteLevel(add_prefix_space=False, use_regex=False)
+    words = [piece for piece in sorted(counts) if not piece.isdigit()]
+    entries = [*SPECIAL, *sorted(ByteLevel.alphabet())]
+    for piece in [SEPARATOR, *map(str, NUMBERS), *words]:
+        entry = "".join(part for part, _ in to_bytes.pre_tokenize_str(piece))
+        if entry not in entries:
+            entries.append(entry)
+    tokenizer = Tokenizer(BPE({entry: i for i, entry in enumerate(entries)}, [], ignore_merges=True))
+    tokenizer.add_special_tokens(list(SPECIAL))
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([split, to_bytes])
+    tokenizer.decoder = decoders.ByteLevel()
+    return tokenizer
+
+
+def save(folder: Path) -> None:
+    """Write what ``AutoTokenizer`` reads."""
+    folder.mkdir(parents=True, exist_ok=True)
+    build().save(str(folder / "tokenizer.json"))
+    config = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "pad_token": SPECIAL[PAD],
+        "eos_token": SPECIAL[END],
+        "additional_special_tokens": [SPECIAL[USER], SPECIAL[ASSISTANT], SPECIAL[4]],
+        "model_max_length": 512,
+        "clean_up_tokenization_spaces": False,
+        "chat_template": TEMPLATE,
+    }
+    (folder / "tokenizer_config.json").write_text(json.dumps(config, indent=2) + "\n")
+
+
+def load() -> Tokenizer:
+    """The saved tokenizer (made on first use)."""
+    if not (FOLDER / "tokenizer.json").exists():
+        shipped = SHIPPED / "policy"
+        return Tokenizer.from_file(str(shipped / "tokenizer.json")) if shipped.exists() else (save(FOLDER), load())[1]
+    return Tokenizer.from_file(str(FOLDER / "tokenizer.json"))
+
+
+def encode_prompt(tokenizer: Tokenizer, text: str) -> list[int]:
+    """The chat template applied to one user message, as token ids."""
+    return [USER, *tokenizer.encode(text, add_special_tokens=False).ids, ASSISTANT]
+
+
+if __name__ == "__main__":
+    save(FOLDER)
+    print(f"{load().get_vocab_size()} tokens -> {FOLDER}")

@@ -1,0 +1,134 @@
+"""The training loop that all bundled models share: seeded batches, a schedule, checkpoints, a progress bar.
+
+A run is a folder ``work/<name>``: ``state.safetensors`` (weights, optimizer, and in its metadata the step, seconds and
+tokens) is replaced about once a minute, and running the same command again goes on from there. ``log.jsonl`` has one
+line per report.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from recipes.bundled.data import Batch, Example, bucketed
+from recipes.bundled.optim import Optimizer
+
+POOL = 24
+"""Batches that are drawn together, sorted by length and shuffled."""
+BATCH_TOKENS = 2048
+BATCHES_PER_STEP = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How long to train and how the learning rate moves; a run ends at ``steps`` or ``minutes``, whichever is first."""
+
+    steps: int
+    minutes: float = float("inf")
+    warmup: int = 60
+    decay_from: float = 0.5
+    """The share of the run after which the rates fall linearly to zero; 1 keeps them constant."""
+    muon_rate: float = 0.02
+    adam_rate: float = 0.004
+
+    def progress(self, step: int, seconds: float) -> float:
+        return min(1.0, max(step / self.steps, seconds / 60 / self.minutes))
+
+    def scale(self, step: int, progress: float) -> float:
+        falling = 1.0 if self.decay_from >= 1 else min(1.0, (1 - progress) / (1 - self.decay_from))
+        return min(1.0, (step + 1) / self.warmup) * max(falling, 0.0)
+
+
+def train(
+    folder: Path,
+    model: nn.Module,
+    plan: Plan,
+    examples: Callable[[int, int, float], list[Example]],
+    loss_of: Callable[[Batch], dict[str, Tensor]],
+    *,
+    seed: int,
+) -> dict[str, float]:
+    """Train until the plan ends; returns steps, seconds and tokens.
+
+    ``examples(first, count, progress)`` draws examples by index; ``loss_of`` gives the parts of the loss, which are
+    added up. Tokens count every input position without padding.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    optimizer = Optimizer(model.named_parameters(), muon_rate=plan.muon_rate, adam_rate=plan.adam_rate)
+    step, drawn, seconds, tokens = resume(folder / "state.safetensors", model, optimizer)
+    saved = reported = time.monotonic()
+    running: dict[str, float] = {}
+    queue: Iterator[Batch] = iter(())
+    model.train()
+    columns = (TextColumn(folder.name), BarColumn(), TextColumn("{task.percentage:.0f}% {task.fields[note]}"))
+    console = Console(stderr=True)
+    with Progress(*columns, TimeElapsedColumn(), TimeRemainingColumn(), console=console) as bar:
+        task = bar.add_task(folder.name, total=1.0, note="")
+        while (progress := plan.progress(step, seconds)) < 1:
+            started = time.monotonic()
+            losses: dict[str, float] = {}
+            for _ in range(BATCHES_PER_STEP):
+                batch = next(queue, None)
+                if batch is None:
+                    wanted = POOL * BATCH_TOKENS // 72
+                    pool = examples(drawn, wanted, progress)
+                    drawn += wanted
+                    queue = bucketed(pool, BATCH_TOKENS, random.Random(f"{seed}/{drawn}"))
+                    batch = next(queue)
+                parts = loss_of(batch)
+                torch.stack(list(parts.values())).sum().backward()  # type: ignore[no-untyped-call]
+                tokens += int((batch.ids != 0).sum())
+                for name, part in parts.items():
+                    losses[name] = losses.get(name, 0.0) + float(part.detach()) / BATCHES_PER_STEP
+            optimizer.step(plan.scale(step, progress))
+            step += 1
+            now = time.monotonic()
+            seconds += now - started
+            running = {name: 0.98 * running.get(name, loss) + 0.02 * loss for name, loss in losses.items()}
+            bar.update(task, completed=progress, note=" ".join(f"{name} {loss:.3f}" for name, loss in running.items()))
+            if now - reported > 20:
+                reported = now
+                line = {"step": step, "seconds": round(seconds), "tokens": tokens, "rate": round(tokens / seconds)}
+                with (folder / "log.jsonl").open("a") as log:
+                    log.write(json.dumps(line | {name: round(loss, 4) for name, loss in running.items()}) + "\n")
+            if now - saved > 60:
+                saved = now
+                save(folder / "state.safetensors", model, optimizer, (step, drawn, seconds, tokens))
+    save(folder / "state.safetensors", model, optimizer, (step, drawn, seconds, tokens))
+    model.eval()
+    return {"steps": step, "seconds": round(seconds), "tokens": tokens}
+
+
+def save(path: Path, model: nn.Module, optimizer: Optimizer, counters: tuple[int, int, float, int]) -> None:
+    """Write the state to a new file, then put it in the place of the old one."""
+    tensors = {f"model.{name}": p.detach() for name, p in model.named_parameters()} | optimizer.state()
+    new = path.with_suffix(".new")
+    save_file({name: t.contiguous() for name, t in tensors.items()}, new, {"counters": json.dumps(counters)})
+    os.replace(new, path)
+
+
+def resume(path: Path, model: nn.Module, optimizer: Optimizer | None = None) -> tuple[int, int, float, int]:
+    """Load a state into the model (and the optimizer); zeros when there is none."""
+    if not path.exists():
+        return 0, 0, 0.0, 0
+    with safe_open(path, framework="pt") as file:
+        state = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        step, drawn, seconds, tokens = json.loads(file.metadata()["counters"])
+    with torch.no_grad():
+        for name, p in model.named_parameters():
+            p.copy_(state[f"model.{name}"])
+    if optimizer is not None:
+        optimizer.restore(state)
+    return step, drawn, seconds, tokens
