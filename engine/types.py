@@ -35,8 +35,8 @@ class EngineBusy(EngineUnavailable):
 class SamplingParams:
     """How the next token is drawn.
 
-    ``temperature`` 0 means greedy (argmax). ``top_k`` 0 and ``top_p`` 1 switch the filters off. ``stop`` strings end a
-    branch as soon as the generated text contains one of them; the text keeps the stop string, since a search re-sends it.
+    ``temperature`` 0 means greedy (argmax). ``top_k`` 0 and ``top_p`` 1 switch the filters off. ``stop`` strings
+    end a branch as soon as the generated text contains one; the text keeps it, since a search re-sends it.
     """
 
     temperature: float = 1.0
@@ -52,9 +52,9 @@ class SamplingParams:
 class Branch:
     """One continuation of a request's prompt.
 
-    The noise of a token is a function of (``seed``, ``key``, position, purpose) alone, so the same branch draws the same
-    tokens whatever else is in the batch. ``generated`` holds tokens that the branch already has beyond the prompt: they
-    count for stop strings and positions, and continuing a cut branch gives exactly the tokens of the uncut one.
+    The noise of a token is a function of (``seed``, ``key``, position, purpose) alone, so the same branch draws the
+    same tokens whatever else is in the batch. ``generated`` holds tokens that the branch already has beyond the prompt:
+    they count for stop strings and positions, and continuing a cut branch gives exactly the tokens of the uncut one.
     """
 
     seed: int
@@ -120,8 +120,8 @@ class ScoreRequest:
     """Forward sequences through a model and read it at chosen positions, reusing the prefix cache.
 
     A causal model answers the logits of ``token_ids`` at each position; a token-classification model the logits of its
-    labels (``token_ids`` must be empty). ``max_compute`` bounds the tokens that one item may forward: an item that would
-    need more is not computed and answers ``values=None`` with the number it needs.
+    labels (``token_ids`` must be empty). ``max_compute`` bounds the tokens that one item may forward: an item that
+    would need more is not computed and answers ``values=None`` with the number it needs.
     """
 
     request_id: str
@@ -133,7 +133,7 @@ class ScoreRequest:
 
 @dataclass(frozen=True, slots=True)
 class ScoreResult:
-    """``values``: one row of logits for each index in ``ScoreItem.read``; ``None`` when ``max_compute`` was too small."""
+    """``values``: a row of logits for each index in ``ScoreItem.read``; ``None`` when ``max_compute`` was too small."""
 
     index: int
     values: tuple[tuple[float, ...], ...] | None

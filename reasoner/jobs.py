@@ -182,7 +182,7 @@ class Job(Strict):
 
 
 class Event(Strict):
-    """One entry of a job's journal. ``seq`` counts from 1 without gaps; ``key`` is set on entries that a replay uses."""
+    """One entry of a job's journal. ``seq`` counts from 1 without gaps; a replay uses entries that have a ``key``."""
 
     seq: int
     type: str

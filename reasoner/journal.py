@@ -25,8 +25,8 @@ class LeaseLost(Exception):
 class Entry:
     """``key`` names the answer deterministically (operation, node path, part). ``spend`` is what it added to the bill.
 
-    Keys are unique within a job. ``elapsed`` is the job's working time in seconds when the entry was made: a replay sets
-    its clock by it, so decisions that looked at the clock fall the same way.
+    Keys are unique within a job. ``elapsed`` is the job's working time in seconds when the entry was made: a replay
+    sets its clock by it, so decisions that looked at the clock fall the same way.
     """
 
     key: str

@@ -1,0 +1,80 @@
+"""The search's side of the journal: what is written, and what a replay hands back.
+
+Answers are written in batches: what had arrived when the strategy next looked. A replay hands back the same batches in
+the same order, so a strategy that reacts to arrivals decides again as it did.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Container, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from reasoner.budget import Ledger
+from reasoner.jobs import Usage
+from reasoner.journal import Entry, Journal
+
+
+class ReplayMismatch(Exception):
+    """The journal holds something else than the strategy asks for: other code, or another model, wrote it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """Something to write: a journal entry before it has its time, with the promise that it settles."""
+
+    key: str
+    type: str
+    data: dict[str, Any]
+    spend: Usage
+    promise: int = 0
+
+
+class Record:
+    """Writes a job's journal, settles the ledger on the way, and replays what earlier attempts wrote."""
+
+    def __init__(self, journal: Journal, ledger: Ledger, replay: Sequence[Entry]) -> None:
+        self._journal = journal
+        self._ledger = ledger
+        self._replay = deque(replay)
+        self._batch = 0
+
+    @property
+    def replaying(self) -> bool:
+        return bool(self._replay)
+
+    def replay(self, wanted: Container[str]) -> list[Entry]:
+        """The next batch of the journal if it answers what is wanted now, else nothing.
+
+        Nothing means that the first time, too, the strategy went on to something else at this point.
+        """
+        entries: list[Entry] = []
+        while self._replay and self._replay[0].key in wanted:
+            if entries and self._replay[0].data["batch"] != entries[0].data["batch"]:
+                break
+            entry = self._replay.popleft()
+            self._ledger.replay(entry.spend, entry.elapsed)
+            entries.append(entry)
+        if entries:
+            self._batch = entries[0].data["batch"] + 1
+        return entries
+
+    async def write(self, answers: Sequence[Answer]) -> list[Entry]:
+        """Settles and appends one batch. On return the journal holds it, and the strategy may see it."""
+        entries = []
+        for answer in answers:
+            spend = self._ledger.settle(answer.promise, answer.spend)
+            data = answer.data | {"batch": self._batch}
+            entries.append(Entry(answer.key, answer.type, data, spend, self._ledger.elapsed()))
+        self._batch += 1
+        if entries:
+            await self._journal.append(entries)
+        return entries
+
+    async def note(self, key: str, type: str, data: dict[str, Any], spend: Usage) -> None:
+        """Writes a decision of the strategy itself; in a replay, checks that it decided the same."""
+        if not self._replay:
+            await self.write([Answer(key, type, data, spend)])
+        elif not self.replay({key}):
+            raise ReplayMismatch(f"the journal goes on with {self._replay[0].key!r}, the strategy with {key!r}")

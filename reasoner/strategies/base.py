@@ -1,0 +1,62 @@
+"""What a strategy is, and the choices that several of them share."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Annotated, Generic, TypeVar
+
+from pydantic import Field
+
+from reasoner.answers import classes, votes
+from reasoner.equivalence import Equivalence
+from reasoner.jobs import MAX_N, Strict, Vote
+from reasoner.search import Search
+from reasoner.tree import Node
+
+Samples = Annotated[int, Field(ge=1, le=MAX_N, description="Solutions to sample.")]
+
+
+class Params(Strict):
+    """Parameters of a strategy: they become its REST schema and its command-line options."""
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """A strategy's result: the chosen leaf, how sure it is (0 to 1), and the vote if there was one."""
+
+    node: Node | None
+    confidence: float | None = None
+    votes: list[Vote] = field(default_factory=list)
+
+
+P = TypeVar("P", bound=Params)
+
+
+@dataclass(frozen=True, slots=True)
+class Strategy(Generic[P]):
+    """``run`` holds the decisions; it must depend on nothing but its arguments and what the search answers."""
+
+    name: str
+    params: type[P]
+    run: Callable[[Search, P, Equivalence], Awaitable[Choice]]
+    needs_verifier: bool
+
+
+def best_scored(nodes: Sequence[Node]) -> Choice:
+    """The candidate with the highest score; one without a score ranks below all that have one."""
+    if not nodes:
+        return Choice(None)
+    best = max(nodes, key=lambda node: -1.0 if node.score is None else node.score)
+    return Choice(best, best.score)
+
+
+async def majority(search: Search, nodes: Sequence[Node], weights: dict[Node, float], equal: Equivalence) -> Choice:
+    """The heaviest class of equivalent answers; its heaviest member is the chosen leaf, its share the confidence."""
+    counted = votes(await classes(nodes, search.spec.answer, equal), weights)
+    if not counted:
+        return Choice(None)
+    total = sum(vote.weight for vote, _ in counted)
+    winner, members = counted[0]
+    node = max(members, key=lambda member: weights[member])
+    return Choice(node, winner.weight / total if total > 0 else None, [vote for vote, _ in counted])

@@ -1,0 +1,25 @@
+"""Best of N: sample several solutions and take the one that the verifier scores highest.
+
+Source: Cobbe et al. 2021, "Training Verifiers to Solve Math Word Problems", section 4, with a process reward model's
+aggregated step scores (Lightman et al. 2023, "Let's Verify Step by Step", section 2.6) in place of an outcome score.
+"""
+
+from __future__ import annotations
+
+from reasoner.equivalence import Equivalence
+from reasoner.search import Search
+from reasoner.strategies.base import Choice, Params, Samples, Strategy, best_scored
+
+
+class BestOfN(Params):
+    n: Samples = 16
+
+
+async def run(search: Search, params: BestOfN, equivalence: Equivalence) -> Choice:  # noqa: ARG001
+    """Samples n solutions, scores each as it arrives; the highest score wins and is the confidence."""
+    async for arrived in search.complete([search.root], params.n):
+        await search.score([node for node in arrived if node.answer is not None])
+    return best_scored(search.candidates())
+
+
+STRATEGY = Strategy("best_of_n", BestOfN, run, needs_verifier=True)

@@ -1,0 +1,22 @@
+"""Greedy decoding: the baseline that every search is measured against."""
+
+from __future__ import annotations
+
+from reasoner.equivalence import Equivalence
+from reasoner.search import Search
+from reasoner.strategies.base import Choice, Params, Strategy
+
+
+class Greedy(Params):
+    """No parameters."""
+
+
+async def run(search: Search, params: Greedy, equivalence: Equivalence) -> Choice:  # noqa: ARG001
+    """One solution, the likeliest token each time."""
+    async for _ in search.complete([search.root], 1, greedy=True):
+        pass
+    candidates = search.candidates()
+    return Choice(candidates[0] if candidates else None)
+
+
+STRATEGY = Strategy("greedy", Greedy, run, needs_verifier=False)

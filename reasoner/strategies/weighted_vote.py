@@ -1,0 +1,26 @@
+"""Weighted vote: sample several solutions; each votes for its answer with the verifier's score as its weight.
+
+Source: Li et al. 2022, "Making Large Language Models Better Reasoners with Step-Aware Verifier", section 3.2; with
+process reward models: Snell et al. 2024, "Scaling LLM Test-Time Compute Optimally", section 5.1.
+"""
+
+from __future__ import annotations
+
+from reasoner.equivalence import Equivalence
+from reasoner.search import Search
+from reasoner.strategies.base import Choice, Params, Samples, Strategy, majority
+
+
+class WeightedVote(Params):
+    n: Samples = 16
+
+
+async def run(search: Search, params: WeightedVote, equivalence: Equivalence) -> Choice:
+    """Samples n solutions, scores each as it arrives; the answer with the largest sum of scores wins."""
+    async for arrived in search.complete([search.root], params.n):
+        await search.score([node for node in arrived if node.answer is not None])
+    candidates = search.candidates()
+    return await majority(search, candidates, {node: node.score or 0.0 for node in candidates}, equivalence)
+
+
+STRATEGY = Strategy("weighted_vote", WeightedVote, run, needs_verifier=True)

@@ -1,0 +1,73 @@
+"""The search tree. A node is a piece of a solution: the tokens that one branch added to its parent."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from typing import Literal
+
+Reason = Literal["step", "answer", "stop", "length", "context", "budget", "timeout", "cancelled", "pruned"]
+"""Why a branch ended. ``step``: at a step separator, so it can be expanded. ``answer``: at a separator, its answer
+stated. ``stop``: the model ended it. ``length``: the job's own limit for one solution. ``context``: the model's context
+is full. ``budget``, ``timeout``: the budget cut it. ``pruned``: the search gave it up."""
+
+
+@dataclass(slots=True, eq=False)
+class Node:
+    """``prefix`` is the handle to the node's KV: all token ids from the prompt through this node."""
+
+    path: tuple[int, ...]
+    parent: Node | None
+    prefix: tuple[int, ...]
+    text: str = ""
+    tokens: int = 0
+    """Tokens of this node alone."""
+    logprob: float = 0.0
+    reason: Reason | None = None
+    answer: str | None = None
+    scores: tuple[float, ...] = ()
+    """The verifier's scores of all steps from the root through this node, in order; empty until scored."""
+    score: float | None = None
+    """``scores`` as one number; ``None`` until scored."""
+    children: list[Node] = field(default_factory=list)
+    created: int = 0
+    """Children that were ever asked for: the next child's index."""
+
+    @property
+    def id(self) -> str:
+        return ".".join(map(str, self.path))
+
+    @property
+    def open(self) -> bool:
+        """Whether the branch can be continued."""
+        return self.reason is None or self.reason == "step"
+
+    def lineage(self) -> list[Node]:
+        """The nodes from below the root to this one."""
+        nodes = []
+        node: Node = self
+        while node.parent is not None:
+            nodes.append(node)
+            node = node.parent
+        return nodes[::-1]
+
+    @property
+    def solution(self) -> str:
+        return "".join(node.text for node in self.lineage())
+
+    @property
+    def depth_tokens(self) -> int:
+        """Generated tokens from the root through this node."""
+        return sum(node.tokens for node in self.lineage())
+
+    def walk(self) -> Iterator[Node]:
+        """This node and all below it, parents first, in order of creation."""
+        yield self
+        for child in self.children:
+            yield from child.walk()
+
+
+def branch_key(path: tuple[int, ...]) -> int:
+    """The noise key of a node: 63 bits that depend on its path alone, so that no two branches of a job share noise."""
+    return int.from_bytes(blake2b(".".join(map(str, path)).encode(), digest_size=8).digest(), "big") >> 1
