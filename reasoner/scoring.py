@@ -40,6 +40,11 @@ class BudgetedScorer:
         complete = node.reason in ("step", "answer", "stop")
         return Chain(self._scorer.steps(node.solution, complete=complete), 0 if known is None else len(known.scores))
 
+    def unscored_steps(self, node: Node) -> int:
+        """How many steps a score for this node would add. A node without text of its own adds none."""
+        chain = self.chain(node)
+        return len(chain.steps) - chain.scored
+
     async def score(self, nodes: Sequence[Node]) -> list[Scored]:
         """Scores as many of the nodes, in order, as the budget reaches; each has at least one unscored step.
 

@@ -102,11 +102,11 @@ class Search:
     async def score(self, nodes: Sequence[Node]) -> None:
         """Gives nodes their verifier score, forwarding only what is new to the verifier.
 
-        Nodes without a complete step, and those that the budget does not reach, keep ``score = None``.
+        Nodes without a complete step of their own, and those that the budget does not reach, keep ``score = None``.
         """
         if self._scorer is None:
             raise ValueError("this search has no verifier")
-        todo = [node for node in nodes if node.score is None and len(self._scorer.chain(node).steps) > 0]
+        todo = [node for node in nodes if node.score is None and self._scorer.unscored_steps(node)]
         while todo:
             landed = await self._score_batch(todo)
             if not landed:
@@ -243,7 +243,9 @@ class Search:
         return node
 
     async def _stop(self, grower: Grower) -> None:
-        wanted = self._growers.pop(grower, {})
+        wanted = self._growers.pop(grower, None)
+        if wanted is None:  # stopped before: a strategy that failed leaves its iterators to the garbage collector
+            return
         arrivals = await grower.stop()
         if arrivals:
             for entry in await self._record.write([self._answer(arrival) for arrival in arrivals]):

@@ -1,0 +1,223 @@
+"""The search context: budget to the token, replay from any crash, cancellation, reasons."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from engine.types import EngineUnavailable, InvalidRequest
+from reasoner.jobs import JobSpec, Usage
+from reasoner.journal import Entry, JobCancelled, MemoryJournal
+from reasoner.record import ReplayMismatch
+from reasoner.run import JobOutcome, run_job
+from reasoner.strategies import STRATEGIES
+from tests.scripted import ScriptedEngine
+
+NAMES = sorted(STRATEGIES)
+
+
+def spec(strategy: str, seed: int = 0, tokens: int | None = None, **more: object) -> JobSpec:
+    params = {} if strategy == "greedy" else {"n": 8}
+    return JobSpec.model_validate(
+        {"problem": "how?", "seed": seed, "strategy": {"name": strategy} | params, "budget": {"tokens": tokens}} | more
+    )
+
+
+async def run(job: JobSpec, engine: ScriptedEngine, journal: MemoryJournal | None = None) -> JobOutcome:
+    return await run_job(job, engine, journal or MemoryJournal())
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    strategy=st.sampled_from(NAMES),
+    seed=st.integers(0, 1000),
+    tokens=st.integers(1, 2500),
+    order=st.integers(0, 1000),
+    warm=st.booleans(),
+)
+async def test_no_strategy_ever_asks_for_more_tokens_than_the_budget_has_left(
+    strategy: str, seed: int, tokens: int, order: int, warm: bool
+) -> None:
+    engine = ScriptedEngine(order=order, warm=warm)
+    outcome = await run(spec(strategy, seed, tokens), engine)
+    assert engine.most <= tokens
+    assert engine.total == outcome.usage.total <= tokens
+    assert engine.outstanding == 0
+
+
+@settings(max_examples=60, deadline=None)
+@given(strategy=st.sampled_from(NAMES), seed=st.integers(0, 1000), order=st.integers(0, 1000))
+async def test_the_order_of_arrivals_does_not_change_the_result_when_the_budget_does_not_bind(
+    strategy: str, seed: int, order: int
+) -> None:
+    first = await run(spec(strategy, seed), ScriptedEngine(order=0))
+    second = await run(spec(strategy, seed), ScriptedEngine(order=order))
+    assert first.result == second.result
+    assert first.usage.generated == second.usage.generated
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    strategy=st.sampled_from(NAMES),
+    seed=st.integers(0, 1000),
+    tokens=st.one_of(st.none(), st.integers(1, 2500)),
+    die_after=st.integers(0, 40),
+    order=st.integers(0, 1000),
+)
+async def test_a_job_resumed_after_a_crash_ends_like_an_undisturbed_one_and_pays_no_token_twice(
+    strategy: str, seed: int, tokens: int | None, die_after: int, order: int
+) -> None:
+    job = spec(strategy, seed, tokens)
+    journal = MemoryJournal()
+    dying = ScriptedEngine(order=order, die_after=die_after)
+    try:
+        await run(job, dying, journal)
+    except EngineUnavailable:
+        pass
+    before = len(journal.entries)
+    fresh = ScriptedEngine(order=order + 1)
+    resumed = await run(job, fresh, journal)
+    keys = [entry.key for entry in journal.entries]
+    assert len(set(keys)) == len(keys)
+    journaled = sum(entry.spend.generated for entry in journal.entries[:before])
+    assert len(fresh.generated) == resumed.usage.generated - journaled
+    if tokens is None:
+        undisturbed = await run(job, ScriptedEngine(order=order + 2))
+        assert resumed.result == undisturbed.result
+        assert resumed.usage.generated == undisturbed.usage.generated
+    else:
+        assert resumed.usage.total <= tokens
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    strategy=st.sampled_from(NAMES),
+    seed=st.integers(0, 1000),
+    tokens=st.one_of(st.none(), st.integers(1, 2500)),
+    kept=st.floats(0, 1),
+    order=st.integers(0, 1000),
+)
+async def test_a_full_replay_asks_the_engine_for_nothing_and_any_prefix_is_gone_through_unchanged(
+    strategy: str, seed: int, tokens: int | None, kept: float, order: int
+) -> None:
+    job, journal = spec(strategy, seed, tokens), MemoryJournal()
+    first = await run(job, ScriptedEngine(order=order), journal)
+    idle = ScriptedEngine()
+    again = await run(job, idle, MemoryJournal(journal.entries))
+    assert again.result == first.result
+    assert again.usage == first.usage
+    assert idle.total == 0
+    prefix = journal.entries[: int(kept * len(journal.entries))]
+    resumed = MemoryJournal(prefix)
+    await run(job, ScriptedEngine(order=order + 7), resumed)
+    assert resumed.entries[: len(prefix)] == prefix
+
+
+async def test_parts_of_a_branch_cut_by_small_promises_are_the_tokens_of_the_whole() -> None:
+    whole, parts = MemoryJournal(), MemoryJournal()
+    await run(spec("self_consistency", 5), ScriptedEngine(), whole)
+    await run(spec("self_consistency", 5, tokens=400), ScriptedEngine(), parts)
+    texts = {entry.data["node"]: entry.data["text"] for entry in whole.entries if entry.type == "node"}
+    joined: dict[str, str] = {}
+    for entry in parts.entries:
+        if entry.type == "node":
+            joined[entry.data["node"]] = joined.get(entry.data["node"], "") + entry.data["text"]
+    assert any(entry.data.get("part", 0) > 0 for entry in parts.entries)
+    assert all(texts[node].startswith(text) for node, text in joined.items())
+
+
+async def test_a_small_budget_gives_whole_answers_rather_than_many_beginnings() -> None:
+    roomy = await run(spec("self_consistency", 3), ScriptedEngine())
+    longest = roomy.usage.generated
+    tight = await run(spec("self_consistency", 3, tokens=longest // 2), ScriptedEngine())
+    assert tight.status == "completed"
+    assert tight.result.finish_reason == "budget"
+    assert 0 < sum(vote.count for vote in tight.result.votes) < 8
+
+
+async def test_a_budget_that_binds_is_used_to_the_last_token() -> None:
+    engine = ScriptedEngine()
+    outcome = await run(spec("self_consistency", 3, tokens=50), engine)
+    assert outcome.usage.total == 50
+    assert outcome.result.finish_reason == "budget"
+
+
+async def test_cancelling_aborts_what_is_in_flight_and_books_it() -> None:
+    class Blocking(ScriptedEngine):
+        async def generate(self, request, *, stream=False):  # type: ignore[no-untyped-def]
+            cancelled.set()
+            while request.request_id not in self._aborted:
+                await asyncio.sleep(0)
+            async for item in super().generate(request, stream=stream):
+                yield item
+
+    cancelled, journal, engine = asyncio.Event(), MemoryJournal(), Blocking()
+    with pytest.raises(JobCancelled):
+        await run_job(spec("best_of_n"), engine, journal, cancelled=cancelled)
+    assert [entry.data["reason"] for entry in journal.entries] == ["cancelled"] * 8
+
+
+async def test_a_failure_of_the_engine_still_books_what_had_arrived() -> None:
+    journal = MemoryJournal()
+    engine = ScriptedEngine(die_after=3)
+    with pytest.raises(EngineUnavailable):
+        await run(spec("self_consistency"), engine, journal)
+    assert sum(entry.spend.generated for entry in journal.entries) == engine.total > 0
+
+
+async def test_a_journal_of_another_strategy_is_refused_instead_of_mixed_in() -> None:
+    alien = Entry("prune:0", "prune", {"nodes": ["0"], "batch": 0}, Usage(), 0.0)
+    with pytest.raises(ReplayMismatch, match="prune:0"):
+        await run(spec("greedy"), ScriptedEngine(), MemoryJournal([alien]))
+
+
+async def test_time_that_is_used_up_ends_the_search_with_what_it_has() -> None:
+    job = spec("self_consistency", 1, budget={"seconds": 1e-9})
+    outcome = await run(job, ScriptedEngine())
+    assert outcome.status == "incomplete"
+    assert outcome.result.finish_reason == "budget"
+
+
+async def test_a_replay_sets_the_clock_to_the_journal_so_time_spent_before_a_crash_counts() -> None:
+    journal = MemoryJournal()
+    await run(spec("self_consistency", 1), ScriptedEngine(), journal)
+    first = journal.entries[0]
+    spent = Entry(first.key, first.type, first.data, Usage(seconds=100.0), 100.0)
+    outcome = await run(spec("self_consistency", 1, budget={"seconds": 99}), ScriptedEngine(), MemoryJournal([spent]))
+    assert outcome.result.finish_reason == "budget"
+    assert outcome.usage.generated == 0
+
+
+async def test_the_verifier_computes_each_step_of_a_beam_once() -> None:
+    engine, journal = ScriptedEngine(), MemoryJournal()
+    await run(spec("beam", 2), engine, journal)
+    scored = [entry for entry in journal.entries if entry.type == "score"]
+    assert scored
+    assert all(len(entry.data["scores"]) == 1 for entry in scored)
+
+
+@pytest.mark.parametrize("field", ["model", "verifier"])
+async def test_a_model_that_is_not_served_is_named_with_those_that_are(field: str) -> None:
+    named = {"model": "gpt"} if field == "model" else {"verifier": {"model": "gpt"}}
+    with pytest.raises(InvalidRequest, match=r"'gpt' is not served; served are (policy|prm)"):
+        await run(spec("beam", **named), ScriptedEngine())
+
+
+async def test_a_problem_longer_than_the_context_is_refused_with_both_numbers() -> None:
+    with pytest.raises(InvalidRequest, match="300 tokens.*256"):
+        await run(spec("greedy", problem="x" * 300), ScriptedEngine())
+
+
+@pytest.mark.parametrize("limit", [1, 7, 30])
+async def test_max_tokens_bounds_a_whole_solution_in_every_strategy(limit: int) -> None:
+    for name in NAMES:
+        journal = MemoryJournal()
+        await run(spec(name, 4, sampling={"max_tokens": limit}), ScriptedEngine(), journal)
+        lengths: dict[str, int] = {"": 0}
+        for entry in journal.entries:
+            if entry.type == "node":
+                lengths[entry.data["node"]] = lengths[entry.data["parent"]] + entry.data["tokens"]
+        assert max(lengths.values()) <= limit

@@ -1,0 +1,149 @@
+"""An engine without a model, for tests of everything above the engine.
+
+Its tokens are a hash of (seed, branch, position), as the real engine's noise is, so a branch reads the same however it
+is cut into requests. It answers out of order, and it watches the promise that a budget makes: the tokens that it was
+ever asked for and the most that it could still be made to produce.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Sequence
+from hashlib import blake2b
+
+from engine.types import (
+    Branch,
+    Completion,
+    Delta,
+    EngineUnavailable,
+    GenerateRequest,
+    ModelInfo,
+    ScoreRequest,
+    ScoreResult,
+)
+
+EOS, SEPARATOR, ANSWER = 0, 1, 2
+TEXTS = {EOS: "", SEPARATOR: "\n\n", ANSWER: "\\boxed{%d}"}
+CONTEXT = 256
+
+
+class ScriptedEngine:
+    """``order`` seeds the order in which branches come back. ``die_after`` makes it unreachable after so many answers."""
+
+    def __init__(self, *, order: int = 0, die_after: int | None = None, warm: bool = True) -> None:
+        self.requests: list[GenerateRequest] = []
+        self.generated: list[tuple[tuple[int, ...], int, int]] = []
+        """(prompt, branch key, position) of every token that was produced: none may appear twice in a job."""
+        self.outstanding = 0
+        self.total = 0
+        self.most = 0
+        """The largest value that spent plus still-allowed tokens ever had."""
+        self._order = random.Random(order)
+        self._die_after = die_after
+        self._answers = 0
+        self._warm = warm
+        self._seen: set[tuple[object, ...]] = set()
+        self._aborted: set[str] = set()
+
+    async def models(self) -> list[ModelInfo]:
+        prm = {"format": "token_classification", "separator": "\n\n", "positive_label": 1}
+        return [
+            ModelInfo("policy", "generate", CONTEXT, 100, 1000),
+            ModelInfo("prm", "classify", CONTEXT, 100, 1000, {"reasoner_prm": prm}),
+        ]
+
+    async def tokenize(self, model: str, text: str | Sequence[dict[str, str]]) -> tuple[int, ...]:
+        plain = text if isinstance(text, str) else "".join(message["content"] for message in text)
+        return tuple(50 + ord(char) % 50 for char in plain)
+
+    async def generate(self, request: GenerateRequest, *, stream: bool = False) -> AsyncIterator[Completion | Delta]:
+        self.requests.append(request)
+        self._promise(sum(branch.max_tokens for branch in request.branches))
+        order = list(range(len(request.branches)))
+        self._order.shuffle(order)
+        for index in order:
+            for _ in range(self._order.randrange(4)):
+                await asyncio.sleep(0)
+            self._count_answer()
+            yield self._complete(request, index)
+
+    async def score(self, request: ScoreRequest) -> list[ScoreResult]:
+        if request.max_compute is not None:
+            self._promise(request.max_compute * len(request.items))
+        await asyncio.sleep(0)
+        self._count_answer()
+        results = []
+        for index, item in enumerate(request.items):
+            lengths = [len(part) if isinstance(part, tuple) else max(1, len(part) // 4) for part in item.parts]
+            known = 0
+            while self._warm and known < item.read[0] and item.parts[: known + 1] in self._seen:
+                known += 1
+            computed, cached = sum(lengths[known:]), sum(lengths[:known])
+            refused = request.max_compute is not None and computed > request.max_compute
+            if request.max_compute is not None:
+                self.outstanding -= request.max_compute
+            if not refused:
+                self.total += computed
+                self._seen.update(item.parts[:end] for end in range(1, len(item.parts) + 1))
+            values = [(0.0, 4.0 * _unit("score", item.parts[: read + 1]) - 2.0) for read in item.read]
+            results.append(ScoreResult(index, None if refused else tuple(values), computed, cached))
+        return results
+
+    async def abort(self, request_id: str) -> None:
+        self._aborted.add(request_id)
+
+    async def close(self) -> None:
+        return None
+
+    def _promise(self, tokens: int) -> None:
+        self.outstanding += tokens
+        self.most = max(self.most, self.total + self.outstanding)
+
+    def _count_answer(self) -> None:
+        if self._die_after is not None and self._answers >= self._die_after:
+            raise EngineUnavailable("the engine is gone")
+        self._answers += 1
+
+    def _complete(self, request: GenerateRequest, index: int) -> Completion:
+        branch = request.branches[index]
+        ids: list[int] = []
+        text, reason, stop = "", "length", None
+        room = CONTEXT - len(request.prompt) - len(branch.generated)
+        for position in range(min(branch.max_tokens, room)):
+            if request.request_id in self._aborted:
+                reason = "cancelled"
+                break
+            at = len(request.prompt) + len(branch.generated) + position
+            token = _token(branch, at, request.sampling.temperature)
+            self.generated.append((request.prompt, branch.key, at))
+            ids.append(token)
+            text += TEXTS.get(token, f"w{token} ") if token != ANSWER else TEXTS[ANSWER] % (at % 3)
+            if token == EOS:
+                reason, stop = "stop", EOS
+                break
+            if token == SEPARATOR and "\n\n" in request.sampling.stop:
+                reason, stop = "stop", "\n\n"
+                break
+        else:
+            reason = "context" if room <= branch.max_tokens else "length"
+        self.outstanding -= branch.max_tokens
+        self.total += len(ids)
+        return Completion(
+            index, tuple(ids), text, reason, stop, -float(len(ids)), len(request.prompt) + len(branch.generated), 0
+        )
+
+
+def _unit(*parts: object) -> float:
+    return int.from_bytes(blake2b(repr(parts).encode(), digest_size=7).digest(), "big") / 2**56
+
+
+def _token(branch: Branch, position: int, temperature: float) -> int:
+    draw = _unit(branch.seed, branch.key, position) if temperature else _unit("greedy", position)
+    if draw < 0.04:
+        return EOS
+    if draw < 0.16:
+        return SEPARATOR
+    if draw < 0.24:
+        return ANSWER
+    return 3 + int(draw * 90)
