@@ -185,6 +185,10 @@ class EngineClient(Protocol):
         """What is served."""
         ...
 
+    async def clear_cache(self) -> None:
+        """Forgets every prefix that no running request uses: for measurements that must start cold."""
+        ...
+
     async def close(self) -> None:
         """Frees connections, and the models where the engine is in-process."""
         ...

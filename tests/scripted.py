@@ -29,7 +29,7 @@ CONTEXT = 256
 
 
 class ScriptedEngine:
-    """``order`` seeds the order in which branches come back. ``die_after`` makes it unreachable after so many answers."""
+    """``order`` seeds the order in which branches come back; after ``die_after`` answers it is unreachable."""
 
     def __init__(self, *, order: int = 0, die_after: int | None = None, warm: bool = True) -> None:
         self.requests: list[GenerateRequest] = []
@@ -92,6 +92,9 @@ class ScriptedEngine:
 
     async def abort(self, request_id: str) -> None:
         self._aborted.add(request_id)
+
+    async def clear_cache(self) -> None:
+        self._seen.clear()
 
     async def close(self) -> None:
         return None

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+from collections.abc import AsyncIterator
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.types import EngineUnavailable, InvalidRequest
+from engine.types import Completion, Delta, EngineUnavailable, GenerateRequest, InvalidRequest
 from reasoner.jobs import JobSpec, Usage
 from reasoner.journal import Entry, JobCancelled, MemoryJournal
 from reasoner.record import ReplayMismatch
@@ -73,10 +75,8 @@ async def test_a_job_resumed_after_a_crash_ends_like_an_undisturbed_one_and_pays
     job = spec(strategy, seed, tokens)
     journal = MemoryJournal()
     dying = ScriptedEngine(order=order, die_after=die_after)
-    try:
+    with contextlib.suppress(EngineUnavailable):
         await run(job, dying, journal)
-    except EngineUnavailable:
-        pass
     before = len(journal.entries)
     fresh = ScriptedEngine(order=order + 1)
     resumed = await run(job, fresh, journal)
@@ -147,12 +147,21 @@ async def test_a_budget_that_binds_is_used_to_the_last_token() -> None:
 
 async def test_cancelling_aborts_what_is_in_flight_and_books_it() -> None:
     class Blocking(ScriptedEngine):
-        async def generate(self, request, *, stream=False):  # type: ignore[no-untyped-def]
+        def __init__(self) -> None:
+            super().__init__()
+            self.aborted = asyncio.Event()
+
+        async def generate(
+            self, request: GenerateRequest, *, stream: bool = False
+        ) -> AsyncIterator[Completion | Delta]:
             cancelled.set()
-            while request.request_id not in self._aborted:
-                await asyncio.sleep(0)
+            await self.aborted.wait()
             async for item in super().generate(request, stream=stream):
                 yield item
+
+        async def abort(self, request_id: str) -> None:
+            await super().abort(request_id)
+            self.aborted.set()
 
     cancelled, journal, engine = asyncio.Event(), MemoryJournal(), Blocking()
     with pytest.raises(JobCancelled):
@@ -207,7 +216,7 @@ async def test_a_model_that_is_not_served_is_named_with_those_that_are(field: st
 
 
 async def test_a_problem_longer_than_the_context_is_refused_with_both_numbers() -> None:
-    with pytest.raises(InvalidRequest, match="300 tokens.*256"):
+    with pytest.raises(InvalidRequest, match=r"300 tokens.*256"):
         await run(spec("greedy", problem="x" * 300), ScriptedEngine())
 
 
