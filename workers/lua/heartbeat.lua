@@ -1,0 +1,10 @@
+-- Renews the owner's lease; tells it whether the client cancelled.
+local id, token, lease = unpack(ARGV)
+local status, current, cancel = unpack(redis.call('HMGET', job_key(id), 'status', 'token', 'cancel'))
+if status ~= 'in_progress' or current ~= token then
+  return 'lost'
+end
+local expires = now_ms() + lease
+redis.call('HSET', job_key(id), 'lease', ms(expires))
+look_at(id, expires)
+return cancel and 'cancel' or 'ok'

@@ -1,0 +1,24 @@
+-- Hands a job back: it waits again, after a delay, and its attempt does not count.
+local id, token, delay, reason, detail = unpack(ARGV)
+local job = job_key(id)
+local status, current, cancel, waiting = unpack(redis.call('HMGET', job, 'status', 'token', 'cancel', 'waiting'))
+if status ~= 'in_progress' or current ~= token then
+  return 'lost'
+end
+if cancel then
+  finish(id, 'cancelled', 'null', 'null')
+  return 'ok'
+end
+redis.call('HINCRBY', job, 'attempt', -1)
+redis.call('HSET', job, 'lease', 0)
+redis.call('HDEL', job, 'sent')
+set_status(id, 'queued')
+look_at(id, now_ms() + delay)
+if reason == 'engine_unavailable' then
+  if waiting then
+    return 'ok'
+  end
+  redis.call('HSET', job, 'waiting', reason)
+end
+append(id, 'job.queued', cjson.encode({ reason = reason, detail = detail }))
+return 'ok'

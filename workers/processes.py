@@ -1,0 +1,78 @@
+"""Child processes that never outlive their parent, and folders that only their owner can enter."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+_PR_SET_PDEATHSIG = 1
+# Loaded before any fork: a child between fork and exec must not import or allocate more than it has to.
+_LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
+
+
+def spawn(
+    command: Sequence[str], *, log: Path, env: Mapping[str, str] | None = None, death_signal: signal.Signals
+) -> subprocess.Popen[bytes]:
+    """Starts a command with its output appended to ``log``, away from the terminal's Ctrl-C.
+
+    When the thread that calls this ends for whatever reason, ``kill -9`` included, the kernel sends ``death_signal``
+    (on Linux; elsewhere only ``stop`` ends a child): call it from a thread that lives as long as the child may.
+    """
+    with log.open("ab") as output:
+        return subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env=None if env is None else dict(env),
+            start_new_session=True,
+            preexec_fn=_die_with_parent(death_signal),
+        )
+
+
+def stop(process: subprocess.Popen[bytes], *, grace: float) -> None:
+    """Asks a child to end, and ends it when it has not after ``grace`` seconds."""
+    if process.poll() is None:
+        process.terminate()
+    try:
+        process.wait(grace)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
+def private_folder(path: Path) -> Path:
+    """Makes a folder that only this user can enter, or makes sure that an existing one is."""
+    path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    status = path.lstat()
+    if path.is_symlink() or status.st_uid != os.getuid():
+        raise PermissionError(f"{path} belongs to somebody else")
+    path.chmod(0o700)
+    return path
+
+
+def tail(log: Path, lines: int = 5) -> str:
+    """The last lines of a log that say something."""
+    try:
+        text = log.read_text(errors="replace")
+    except FileNotFoundError:
+        return ""
+    return "\n".join([line for line in text.splitlines() if line.strip()][-lines:])
+
+
+def _die_with_parent(death_signal: signal.Signals) -> Callable[[], None] | None:
+    if _LIBC is None:
+        return None
+    libc, parent, number = _LIBC, os.getpid(), int(death_signal)
+
+    def ask() -> None:
+        libc.prctl(_PR_SET_PDEATHSIG, number)
+        if os.getppid() != parent:  # it died before we could ask
+            os._exit(1)
+
+    return ask

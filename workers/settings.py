@@ -1,0 +1,190 @@
+"""Configuration of every role: environment ``REASONER_*``, then ``reasoner.toml`` in this folder, then defaults."""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import Field, SecretStr, ValidationError, field_validator
+from pydantic_settings import (
+    BaseSettings,
+    NoDecode,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+    SettingsError,
+    TomlConfigSettingsSource,
+)
+
+from reasoner.jobs import MAX_BUDGET_SECONDS, MAX_BUDGET_TOKENS
+
+CONFIG_FILE = "reasoner.toml"
+DEFAULT_ENGINE_URL = "http://127.0.0.1:8100"
+MIN_KEY_CHARS = 16
+
+
+class ConfigError(Exception):
+    """The configuration cannot work; the message names the setting and says what would be right."""
+
+
+class Settings(BaseSettings):
+    """What an operator may decide."""
+
+    model_config = SettingsConfigDict(env_prefix="REASONER_", extra="forbid", toml_file=CONFIG_FILE, frozen=True)
+
+    redis_url: str | None = Field(None, description="Broker and store; without it an embedded one in data_dir.")
+    engine_url: str | None = Field(None, description="A running engine; without it the one of this machine.")
+    model: str = Field("policy", description="A bundled model, a model folder, or NAME=FOLDER.")
+    prm: str = Field("prm", description="The verifier: a bundled model, a model folder, or NAME=FOLDER.")
+    host: str = "127.0.0.1"
+    port: Annotated[int, Field(ge=1, le=65535)] = 8000
+    data_dir: Path = Path(".reasoner")
+    budget_tokens: Annotated[int, Field(ge=1, le=MAX_BUDGET_TOKENS)] = Field(
+        20_000, description="Budget of a job that names none."
+    )
+    budget_seconds: Annotated[float, Field(gt=0, le=MAX_BUDGET_SECONDS)] = Field(
+        300.0, description="Budget of a job that names none."
+    )
+    concurrency: Annotated[int, Field(ge=1, le=1024)] = Field(32, description="Jobs that one worker runs at once.")
+    max_attempts: Annotated[int, Field(ge=1, le=100)] = Field(
+        3, description="Times that a job may lose its worker before it is given up."
+    )
+    lease_seconds: Annotated[float, Field(ge=0.5, le=60)] = Field(
+        3.0, description="Silence after which a worker is taken for dead."
+    )
+    queue_cap: Annotated[int, Field(ge=1)] = Field(10_000, description="Waiting jobs; more are refused with 503.")
+    body_cap: Annotated[int, Field(ge=1024)] = Field(1 << 20, description="Largest request body in bytes.")
+    api_keys: Annotated[tuple[SecretStr, ...], NoDecode] = Field((), description="Bearer keys; none: no keys needed.")
+
+    @field_validator("redis_url", "engine_url")
+    @classmethod
+    def _known_scheme(cls, value: str | None, info: Any) -> str | None:
+        known = {"redis_url": ("redis://", "rediss://", "unix://"), "engine_url": ("http://", "https://", "unix://")}
+        schemes = known[info.field_name]
+        if value is not None and not value.startswith(schemes):
+            raise ValueError(f"must start with one of {', '.join(schemes)}")
+        return value
+
+    @field_validator("data_dir")
+    @classmethod
+    def _absolute(cls, value: Path) -> Path:
+        return value.expanduser().absolute()
+
+    @field_validator("api_keys", mode="before")
+    @classmethod
+    def _comma_list(cls, value: Any) -> Any:
+        keys = value.split(",") if isinstance(value, str) else value
+        return [key.strip() for key in keys if key.strip()] if isinstance(keys, list) else keys
+
+    @field_validator("api_keys")
+    @classmethod
+    def _long_keys(cls, value: tuple[SecretStr, ...]) -> tuple[SecretStr, ...]:
+        if any(len(key.get_secret_value()) < MIN_KEY_CHARS for key in value):
+            raise ValueError(f"a key needs at least {MIN_KEY_CHARS} characters")
+        return value
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,  # noqa: ARG003
+        file_secret_settings: PydanticBaseSettingsSource,  # noqa: ARG003
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        return init_settings, env_settings, TomlConfigSettingsSource(settings_cls)
+
+    @property
+    def engine_address(self) -> str:
+        """The engine to talk to: the configured one, or the one that ``reasoner engine`` is on this machine."""
+        return self.engine_url or DEFAULT_ENGINE_URL
+
+    @property
+    def model_name(self) -> str:
+        """What jobs and the engine call the policy."""
+        return served_name(self.model)
+
+    @property
+    def prm_name(self) -> str:
+        """What jobs and the engine call the verifier."""
+        return served_name(self.prm)
+
+    def environment(self) -> dict[str, str]:
+        """These settings as environment variables: how a parent hands them to a role that it starts."""
+        values: dict[str, str] = {}
+        for name in type(self).model_fields:
+            value = getattr(self, name)
+            if name == "api_keys":
+                value = ",".join(key.get_secret_value() for key in value)
+            if value is not None:
+                values[f"REASONER_{name.upper()}"] = str(value)
+        return values
+
+    def check_bind(self) -> None:
+        """Refuses to serve other machines without keys."""
+        if not is_loopback(self.host) and not self.api_keys:
+            raise ConfigError(
+                f"host {self.host!r} is reachable from other machines: set REASONER_API_KEYS, or bind 127.0.0.1"
+            )
+
+
+def load_settings(**overrides: Any) -> Settings:
+    """Reads the configuration; ``overrides`` (a command line's) win over everything. Raises ``ConfigError``."""
+    try:
+        return Settings(**overrides)
+    except ValidationError as error:
+        first = error.errors()[0]
+        name = str(first["loc"][0]) if first["loc"] else "?"
+        raise ConfigError(f"{_origin(name, overrides)}: {_explain(first, name)}") from None
+    except (SettingsError, ValueError) as error:  # a file that is not TOML
+        raise ConfigError(f"{CONFIG_FILE}: {error}") from None
+
+
+def served_name(value: str) -> str:
+    """The name in ``NAME=FOLDER``; a folder's own name; otherwise the value itself (a bundled or a remote model)."""
+    name, separator, _ = value.partition("=")
+    if separator:
+        return name
+    return Path(value).name if Path(value).is_dir() else value
+
+
+def model_folder(value: str, setting: str) -> Path:
+    """Where the weights of ``NAME=FOLDER``, a folder or a bundled model lie. Raises ``ConfigError``."""
+    bundled = Path(__file__).parent.parent / "reasoner" / "bundled"
+    _, separator, path = value.partition("=")
+    folder = Path(path if separator else value).expanduser()
+    if not separator and not folder.is_dir():
+        folder = bundled / value
+    if not (folder / "config.json").is_file():
+        names = ", ".join(sorted(child.parent.name for child in bundled.glob("*/config.json"))) or "none"
+        raise ConfigError(
+            f"{setting}: {value!r} is neither a bundled model (here: {names}) nor a Hugging Face model folder, "
+            "which holds config.json and *.safetensors"
+        )
+    return folder.absolute()
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach ``host``."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _origin(name: str, overrides: dict[str, Any]) -> str:
+    if name in overrides:
+        return f"--{name.replace('_', '-')}"
+    variable = f"REASONER_{name.upper()}"
+    return variable if variable in os.environ else f"{CONFIG_FILE}: {name}"
+
+
+def _explain(error: Any, name: str) -> str:
+    if error["type"] == "extra_forbidden":
+        return f"no such setting: {name!r}; known are {', '.join(sorted(Settings.model_fields))}"
+    message: str = error["msg"]
+    shown = "" if name in ("api_keys", "redis_url") else f" (got {error['input']!r})"  # those hold secrets
+    return message.removeprefix("Value error, ") + shown

@@ -1,0 +1,299 @@
+"""Jobs in Redis. Every change is one Lua script (``workers/lua``), so that it happens once and whole, or not at all."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import hashlib
+import json
+import secrets
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, Literal
+
+from redis import exceptions
+from redis.asyncio import Redis
+from redis.asyncio.retry import Retry
+from redis.backoff import ExponentialBackoff, NoBackoff
+
+from reasoner.jobs import TERMINAL, Event, JobError, JobResult, Usage
+from reasoner.journal import Entry
+
+BROKER_DOWN: Final = (exceptions.ConnectionError, exceptions.TimeoutError)
+"""What the Redis client raises while the broker cannot answer."""
+
+TERMINAL_EVENTS: Final = frozenset(f"job.{status}" for status in TERMINAL)
+JobDocument = dict[str, Any]
+"""A job as the API shows it: the JSON of ``reasoner.jobs.Job``, not validated again when it is read."""
+
+RESEND_SECONDS = 5.0
+_LUA = Path(__file__).parent / "lua"
+_SCRIPTS = ("submit", "claim", "heartbeat", "commit", "finish", "release", "cancel", "delete", "list", "reap")
+_BLOCK_SECONDS = 5.0
+_REAP_LIMIT = 1000
+
+
+class QueueFull(Exception):
+    """As many jobs wait as may."""
+
+
+class IdempotencyConflict(Exception):
+    """The same idempotency key came with another body."""
+
+
+class NoSuchJob(Exception):
+    """There is no job with this id."""
+
+
+class JobActive(Exception):
+    """Only a job that has ended can be deleted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """A worker's right to run a job: every write names the token."""
+
+    job_id: str
+    token: int
+    attempt: int
+    spec: dict[str, Any]
+
+
+Beat = Literal["ok", "cancel", "lost"]
+
+
+class JobStore:
+    """One event loop's access to the jobs.
+
+    ``patience`` is for how many seconds a call outlasts a broker that is away: none in an API, which answers 503 and
+    recovers by itself, some in a worker, whose work would be lost.
+    """
+
+    def __init__(self, url: str, *, patience: float = 0.0) -> None:
+        tries = round(patience)
+        retry = Retry(ExponentialBackoff(cap=1.0, base=0.05), tries) if tries else Retry(NoBackoff(), 0)
+        timeout = 5.0 if tries else 0.8
+        self._redis = _connect(url, timeout, retry)
+        # Blocking reads answer late by design and must not share the short timeout of the others.
+        self._blocking = _connect(url, _BLOCK_SECONDS + 5, Retry(NoBackoff(), 0))
+        self._scripts = {name: self._redis.register_script(text) for name, text in _sources().items()}
+
+    async def close(self) -> None:
+        await self._redis.aclose()
+        await self._blocking.aclose()
+
+    async def ping(self) -> None:
+        """Raises one of ``BROKER_DOWN`` when the broker does not answer."""
+        await self._call("PING")
+
+    # Clients.
+
+    async def submit(
+        self, spec: dict[str, Any], *, queue_cap: int, idempotency: tuple[str, str] | None = None
+    ) -> tuple[JobDocument, bool]:
+        """Records a job; answers it and whether it is new. ``idempotency`` is a client's key and its body's digest.
+
+        Raises ``QueueFull``, ``IdempotencyConflict``.
+        """
+        key, digest = idempotency or ("", "")
+        if key:
+            key = "reasoner:idempotency:" + hashlib.sha256(key.encode()).hexdigest()
+        job_id = f"job_{secrets.token_hex(16)}"
+        body = json.dumps(spec, separators=(",", ":"))
+        outcome, *known = await self._run("submit", job_id, body, spec["priority"], queue_cap, key, digest)
+        if outcome == "full":
+            raise QueueFull(f"{queue_cap} jobs are waiting")
+        if outcome == "conflict":
+            raise IdempotencyConflict(f"this key was used for {known[0]} with another body")
+        return await self.get(known[0]), bool(outcome == "created")
+
+    async def get(self, job_id: str) -> JobDocument:
+        """Raises ``NoSuchJob``."""
+        fields = await self._call("HGETALL", _job(job_id))
+        if not fields:
+            raise NoSuchJob(job_id)
+        return _document(fields)
+
+    async def page(self, *, after: str | None, limit: int, status: str | None) -> list[JobDocument]:
+        """Newest first, from before the job ``after``. Raises ``NoSuchJob`` when there is none like that."""
+        rows = await self._run("list", after or "", limit, status or "")
+        if rows is None:
+            raise NoSuchJob(after)
+        return [_document(dict(zip(row[::2], row[1::2], strict=True))) for row in rows]
+
+    async def cancel(self, job_id: str) -> JobDocument:
+        """Cancels; a job that has ended stays as it is. Raises ``NoSuchJob``."""
+        if await self._run("cancel", job_id) == "gone":
+            raise NoSuchJob(job_id)
+        return await self.get(job_id)
+
+    async def delete(self, job_id: str) -> None:
+        """Raises ``NoSuchJob``, ``JobActive``."""
+        outcome = await self._run("delete", job_id)
+        if outcome == "gone":
+            raise NoSuchJob(job_id)
+        if outcome == "active":
+            raise JobActive(job_id)
+
+    async def events(self, job_id: str, after: int = 0) -> list[Event]:
+        """What the job's stream holds now, from the event behind ``after``."""
+        rows = await self._call("XRANGE", f"{_job(job_id)}:log", f"({after}-0", "+")
+        return [_event(entry_id, fields) for entry_id, fields in rows]
+
+    async def follow(self, job_id: str, after: int = 0) -> AsyncIterator[Event]:
+        """Events behind ``after`` as they come, to the terminal one. Outlasts a broker that is away.
+
+        Ends early when the job is deleted.
+        """
+        while True:
+            try:
+                rows = await self._call("XRANGE", f"{_job(job_id)}:log", f"({after}-0", "+")
+                if not rows:
+                    if not await self._call("EXISTS", _job(job_id)):
+                        return
+                    rows = await self._await_events(job_id, after)
+            except BROKER_DOWN:
+                await asyncio.sleep(0.5)
+                continue
+            for entry_id, fields in rows:
+                event = _event(entry_id, fields)
+                after = event.seq
+                yield event
+                if event.type in TERMINAL_EVENTS:
+                    return
+
+    async def wait(self, job_id: str, seconds: float) -> JobDocument:
+        """The job as it is when it has ended or when the time is over. Raises ``NoSuchJob``."""
+        job = await self.get(job_id)
+        if job["status"] in TERMINAL or seconds <= 0:
+            return job
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                async for _ in self.follow(job_id, job["last_seq"]):
+                    pass
+        return await self.get(job_id)
+
+    # Workers.
+
+    async def claim(self, job_id: str, *, lease: float, max_attempts: int, worker: str) -> Claim | None:
+        """Takes a job over; ``None`` when there is nothing to do: it has ended, or another worker runs it."""
+        outcome, *claim = await self._run("claim", job_id, round(lease * 1000), max_attempts, worker)
+        if outcome != "claimed":
+            return None
+        token, attempt, spec = claim
+        return Claim(job_id, token, attempt, json.loads(spec))
+
+    async def heartbeat(self, claim: Claim, lease: float) -> Beat:
+        """Renews the lease."""
+        beat: Beat = await self._run("heartbeat", claim.job_id, claim.token, round(lease * 1000))
+        return beat
+
+    async def commit(self, claim: Claim, entries: Sequence[Entry]) -> Beat:
+        """Appends to the journal and to the bill; ``lost`` when nothing was written. May be repeated."""
+        parts: list[str] = []
+        for entry in entries:
+            spend = {name: value for name, value in entry.spend.model_dump().items() if value}
+            parts += [entry.key, entry.type, _json(entry.data), repr(entry.elapsed), _json(spend)]
+        beat: Beat = await self._run("commit", claim.job_id, claim.token, *parts)
+        return beat
+
+    async def finish(
+        self, claim: Claim, status: str, *, result: JobResult | None = None, error: JobError | None = None
+    ) -> bool:
+        """Ends the job; ``False`` when it has another owner or has ended."""
+        result_json = "null" if result is None else result.model_dump_json()
+        error_json = "null" if error is None else error.model_dump_json()
+        return bool(await self._run("finish", claim.job_id, claim.token, status, result_json, error_json) == "ok")
+
+    async def release(self, claim: Claim, *, reason: str, detail: str, delay: float = 0.0) -> bool:
+        """Hands the job back to the queue without using up an attempt."""
+        outcome = await self._run("release", claim.job_id, claim.token, round(delay * 1000), reason, detail)
+        return bool(outcome == "ok")
+
+    async def entries(self, job_id: str) -> list[Entry]:
+        """The journal: events that carry a key."""
+        rows = await self._call("XRANGE", f"{_job(job_id)}:log", "-", "+")
+        return [_entry(fields) for _, fields in rows if "key" in fields]
+
+    # Reaper and metrics.
+
+    async def reap(self, max_attempts: int) -> list[tuple[str, str]]:
+        """Jobs that need a wake-up now, with their queues."""
+        rows = await self._run("reap", _REAP_LIMIT, round(RESEND_SECONDS * 1000), max_attempts)
+        return [(job_id, queue) for job_id, queue in rows]
+
+    async def stats(self) -> tuple[dict[str, int], dict[str, float]]:
+        """Number of jobs by status, and the counters over all jobs so far."""
+        statuses = ("queued", "in_progress", *sorted(TERMINAL))
+        counts = [await self._call("ZCARD", f"reasoner:jobs:{status}") for status in statuses]
+        counters = await self._call("HGETALL", "reasoner:stats")
+        return dict(zip(statuses, counts, strict=True)), {name: float(value) for name, value in counters.items()}
+
+    async def _await_events(self, job_id: str, after: int) -> list[Any]:
+        log, start, block = f"{_job(job_id)}:log", f"{after}-0", round(_BLOCK_SECONDS * 1000)
+        answer = await self._call("XREAD", "COUNT", 500, "BLOCK", block, "STREAMS", log, start, client=self._blocking)
+        return list(answer[0][1]) if answer else []
+
+    async def _call(self, *command: str | int, client: Redis | None = None) -> Any:
+        return await (client or self._redis).execute_command(*command)  # type: ignore[no-untyped-call]
+
+    async def _run(self, script: str, *arguments: str | int) -> Any:
+        return await self._scripts[script](args=arguments)
+
+
+@functools.cache
+def _sources() -> dict[str, str]:
+    common = (_LUA / "common.lua").read_text()
+    return {name: common + (_LUA / f"{name}.lua").read_text() for name in _SCRIPTS}
+
+
+def _connect(url: str, timeout: float, retry: Retry) -> Redis:
+    client: Redis = Redis.from_url(
+        url, decode_responses=True, socket_timeout=timeout, socket_connect_timeout=timeout, retry=retry
+    )
+    return client
+
+
+def _job(job_id: str) -> str:
+    return f"reasoner:job:{job_id}"
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, separators=(",", ":"), allow_nan=False)
+
+
+def _event(entry_id: str, fields: dict[str, str]) -> Event:
+    return Event(
+        seq=int(entry_id.removesuffix("-0")),
+        type=fields["type"],
+        at=float(fields["at"]),
+        key=fields.get("key"),
+        data=json.loads(fields["data"]),
+    )
+
+
+def _entry(fields: dict[str, str]) -> Entry:
+    spend = Usage.model_validate_json(fields["spend"])
+    return Entry(fields["key"], fields["type"], json.loads(fields["data"]), spend, float(fields["elapsed"]))
+
+
+def _document(fields: dict[str, str]) -> JobDocument:
+    def moment(name: str) -> float | None:
+        return float(fields[name]) if name in fields else None
+
+    usage = {name.removeprefix("usage:"): value for name, value in fields.items() if name.startswith("usage:")}
+    return {
+        "id": fields["id"],
+        "status": fields["status"],
+        "created_at": moment("created"),
+        "started_at": moment("started"),
+        "finished_at": moment("finished"),
+        "attempt": int(fields["attempt"]),
+        "last_seq": int(fields["seq"]),
+        "spec": json.loads(fields["spec"]),
+        "usage": Usage.model_validate_strings(usage).model_dump(),
+        "result": json.loads(fields.get("result", "null")),
+        "error": json.loads(fields.get("error", "null")),
+    }

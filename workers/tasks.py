@@ -1,0 +1,101 @@
+"""The one Celery task, and how a worker process starts and stops."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+from celery import Celery
+from celery.signals import worker_shutting_down
+
+from engine.client import HttpEngine
+from reasoner.run import run_job
+from workers.embedded import broker_url
+from workers.execution import RunJob, execute
+from workers.messages import QUEUES, RUN_TASK, make_celery
+from workers.settings import Settings
+from workers.store import JobStore
+
+BROKER_PATIENCE = 10.0
+"""Seconds that a running job outlasts a broker that is away."""
+
+
+class Draining:
+    """Says to every running job, each on the event loop of its thread, that this process is asked to stop."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._listeners: set[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = set()
+        self._begun = False
+
+    def begin(self, **_: Any) -> None:
+        """Called by a signal handler in the main thread, which never holds the lock otherwise."""
+        with self._lock:
+            self._begun = True
+            for loop, event in self._listeners:
+                loop.call_soon_threadsafe(event.set)
+
+    @contextlib.contextmanager
+    def listen(self) -> Iterator[asyncio.Event]:
+        listener = (asyncio.get_running_loop(), asyncio.Event())
+        with self._lock:
+            self._listeners.add(listener)
+            if self._begun:
+                listener[1].set()
+        try:
+            yield listener[1]
+        finally:
+            with self._lock:
+                self._listeners.discard(listener)
+
+
+def make_worker(settings: Settings, run: RunJob = run_job) -> Celery:
+    """The application with its task. Each job runs on an event loop of its own, in one thread of the pool."""
+    app = make_celery(settings)
+    draining = Draining()
+    worker_shutting_down.connect(draining.begin, weak=False)
+
+    async def wake(job_id: str) -> None:
+        store = JobStore(broker_url(settings), patience=BROKER_PATIENCE)
+        engine = HttpEngine(settings.engine_address)
+        try:
+            with draining.listen() as stopping:
+                if stopping.is_set():
+                    return  # the reaper sends this wake-up again, to somebody else
+                await execute(
+                    job_id,
+                    store=store,
+                    engine=engine,
+                    run=run,
+                    draining=stopping,
+                    lease=settings.lease_seconds,
+                    max_attempts=settings.max_attempts,
+                )
+        finally:
+            await engine.close()
+            await store.close()
+
+    def task(job_id: str) -> None:
+        asyncio.run(wake(job_id))
+
+    app.task(task, name=RUN_TASK)
+    return app
+
+
+def serve(app: Celery) -> None:
+    """Works until SIGTERM or Ctrl-C."""
+    app.worker_main(
+        [
+            "worker",
+            "--pool=threads",
+            f"--queues={','.join(QUEUES)}",
+            "--without-gossip",
+            "--without-mingle",
+            "--without-heartbeat",
+            "--loglevel=WARNING",
+            "--quiet",
+        ]
+    )
