@@ -84,7 +84,7 @@ def _terms(rng: random.Random, steps: int) -> list[Term] | None:
     total = 0
     for term in terms:
         total += signed(term)
-        if not 0 < total:
+        if total <= 0:
             return None
     if len(set(shown)) < len(shown) or any(value(term) > LARGEST_PRODUCT for term in terms):
         return None

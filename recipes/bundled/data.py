@@ -132,7 +132,40 @@ def words_attempt(problem: Problem, rng: random.Random) -> list[str]:
         if len(steps) == slip:
             kind = rng.random()
             if kind < 0.75 or ledger.total is None:
-                result = max(1, result + rng.choice((-100, -20, -11, -10, -10, -9, -4, -3, -2, -2, -1, -1, -1, 1, 1, 1, 2, 2, 3, 4, 9, 10, 10, 11, 20, 100)))
+                result = max(
+                    1,
+                    result
+                    + rng.choice(
+                        (
+                            -100,
+                            -20,
+                            -11,
+                            -10,
+                            -10,
+                            -9,
+                            -4,
+                            -3,
+                            -2,
+                            -2,
+                            -1,
+                            -1,
+                            -1,
+                            1,
+                            1,
+                            1,
+                            2,
+                            2,
+                            3,
+                            4,
+                            9,
+                            10,
+                            10,
+                            11,
+                            20,
+                            100,
+                        )
+                    ),
+                )
             elif kind < 0.83 and op in "+-":
                 flipped = ledger.total - b if op == "+" else ledger.total + b
                 if 0 < flipped < 500:
@@ -235,7 +268,9 @@ def main() -> None:
             longest = max(longest, len(policy_example(tokenizer, 0, index).ids))
             seen[problem.level] += 1
             good[problem.level] += labels[-1]
-            file.write(json.dumps({"text": problem.text, "solution": steps, "attempt": attempt, "labels": labels}) + "\n")
+            file.write(
+                json.dumps({"text": problem.text, "solution": steps, "attempt": attempt, "labels": labels}) + "\n"
+            )
     for level in sorted(seen):
         print(f"{level}: {seen[level]} problems, {good[level] / seen[level]:.0%} of the PRM's attempts end well")
     print(f"longest policy example: {longest} tokens; no held-out problem; preview in {WORK / 'preview.jsonl'}")

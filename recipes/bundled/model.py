@@ -131,7 +131,9 @@ def initialise(model: Backbone, numbers: dict[int, int], seed: int) -> None:
                 p.mul_(1 / math.sqrt(2 * model.shape.layers))
         nn.init.normal_(model.embedding, std=0.05, generator=random)
         periods = (2, 3, 4, 5, 7, 8, 10, 20, 25, 50, 100, 200, 400, 500, 1000, 2000)
-        table = torch.tensor([[f(2 * math.pi * n / p) for p in periods for f in (math.cos, math.sin)] for n in range(500)])
+        table = torch.tensor(
+            [[f(2 * math.pi * n / p) for p in periods for f in (math.cos, math.sin)] for n in range(500)]
+        )
         mix = torch.randn(table.shape[1], model.shape.width, generator=random) * 0.05 / math.sqrt(len(periods))
         for token, number in numbers.items():
             model.embedding[token] = table[number] @ mix + 0.3 * model.embedding[token]
@@ -206,6 +208,7 @@ def export(model: Backbone, folder: Path, *, score: tuple[Tensor, Tensor] | None
     (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
     halves = {name: tensor.to(torch.float16).contiguous() for name, tensor in tensors.items()}
     save_file(halves, folder / "model.safetensors", metadata={"format": "pt"})
+    (folder / "model.safetensors").chmod(0o644)
 
 
 def load(folder: Path) -> tuple[Backbone, tuple[Tensor, Tensor] | None]:

@@ -1,7 +1,7 @@
 """Train a policy on solutions of training problems and export it.
 
-    python -m recipes.bundled.policy --kind policy          (or policy-large, or draft)
-    python -m recipes.bundled.policy --kind policy --export    only export the state that is there
+python -m recipes.bundled.policy --kind policy          (or policy-large, or draft)
+python -m recipes.bundled.policy --kind policy --export    only export the state that is there
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Train the process reward model on exact step labels, in two phases, and export it.
 
     python -m recipes.bundled.prm --phase attempts    synthetic attempts, constant learning rate
-    python -m recipes.bundled.prm --phase samples     from there: samples of the policy (recipes.bundled.sample), to zero
+    python -m recipes.bundled.prm --phase samples     from there: on samples of the policy, rate to zero
 
 Two auxiliary heads are dropped at export: the values that can still be reached from the numbers left (Countdown), and
 the true result at each " = " (both families).

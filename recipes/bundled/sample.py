@@ -1,13 +1,96 @@
-"""Sample the policy in lock-step batches, and keep labelled samples of training problems for the PRM.
+"""Sample the policy on training problems and keep the attempts, for the last phase of the PRM.
 
-    python -m recipes.bundled.sample --problems 12000 --each 8
+    python -m recipes.bundled.sample --problems 20000 --each 6
+
+Shards of 1000 problems go to ``work/samples``; a shard that exists is not made again.
 """
 
 from __future__ import annotations
 
+import argparse
+import json
+import os
+import random
+
+import torch
+from rich.console import Console
+from rich.progress import track
 from tokenizers import Tokenizer
+
+from reasoner.suites import Problem, family
+from recipes.bundled import SHIPPED, WORK, model
+from recipes.bundled import tokenizer as tok
+from recipes.bundled.data import Example, draw, labelled
+from recipes.bundled.generate import generate
+
+SEED = 3
+SHARD = 1000
+FOLDER = WORK / "samples"
+
+
+def steps_of(tokenizer: Tokenizer, tokens: list[int]) -> list[str]:
+    """The steps of a generation (token ids, with or without the end token)."""
+    text = tokenizer.decode([token for token in tokens if token != tok.END], skip_special_tokens=False)
+    return [step for step in text.split(tok.SEPARATOR) if step]
+
+
+def sampled_problem(index: int) -> Problem:
+    return draw(random.Random(f"sample/{SEED}/{index}"), f"sample/{SEED}/{index}")
 
 
 class SampledAttempts:
+    """Examples drawn from the attempts on disk."""
+
     def __init__(self, tokenizer: Tokenizer) -> None:
-        raise NotImplementedError
+        self.tokenizer = tokenizer
+        self.problems: list[tuple[int, list[list[str]]]] = []
+        for path in sorted(FOLDER.glob("*.jsonl")):
+            for line in path.read_text().splitlines():
+                record = json.loads(line)
+                self.problems.append((record["index"], record["attempts"]))
+        if not self.problems:
+            raise FileNotFoundError(f"no samples in {FOLDER}: run python -m recipes.bundled.sample first")
+
+    def example(self, rng: random.Random) -> Example:
+        index, attempts = rng.choice(self.problems)
+        return labelled(self.tokenizer, sampled_problem(index), rng.choice(attempts), rng)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--problems", type=int, default=20000)
+    parser.add_argument("--each", type=int, default=6, help="attempts at each problem")
+    parser.add_argument("--temperature", type=float, default=1.0)
+    parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    tokenizer = tok.load()
+    policy, _ = model.load(SHIPPED / "policy")
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    right = total = 0
+    for shard in track(range(options.problems // SHARD), "sampling", console=Console(stderr=True)):
+        path = FOLDER / f"{shard:05d}.jsonl"
+        if path.exists():
+            continue
+        indices = range(shard * SHARD, (shard + 1) * SHARD)
+        problems = [sampled_problem(index) for index in indices]
+        prompts = [tok.encode_prompt(tokenizer, problem.text) for problem in problems for _ in range(options.each)]
+        generator = torch.Generator().manual_seed(SEED * 100_000 + shard)
+        outputs = generate(policy, prompts, temperature=options.temperature, stop=(tok.END,), random=generator)
+        lines: list[str] = []
+        for row, (index, problem) in enumerate(zip(indices, problems, strict=True)):
+            found = [steps_of(tokenizer, tokens) for tokens in outputs[row * options.each : (row + 1) * options.each]]
+            suite = family(problem.suite)
+            right += sum(suite.check(problem, suite.boxed(steps[-1])) for steps in found if steps)
+            total += len(found)
+            attempts = [list(steps) for steps in dict.fromkeys(map(tuple, found)) if steps]
+            lines.append(json.dumps({"index": index, "attempts": attempts}))
+        new = path.with_suffix(".new")
+        new.write_text("\n".join(lines) + "\n")
+        os.replace(new, path)
+    if total:
+        print(f"{total} attempts, {right / total:.1%} right")
+
+
+if __name__ == "__main__":
+    main()

@@ -10,6 +10,7 @@ the suites' training problems use, and six special tokens.
 from __future__ import annotations
 
 import json
+import random
 from collections import Counter
 from pathlib import Path
 
@@ -37,8 +38,6 @@ def build() -> Tokenizer:
     """The tokenizer, the same on every run."""
     split = Split(Regex(PIECES), behavior="isolated")
     counts: Counter[str] = Counter()
-    import random
-
     for name in SUITES:
         suite = family(name)
         for level in suite.LEVELS:

@@ -1,0 +1,153 @@
+"""The suites: checkers that cannot be fooled, exact step labels, and splits that never meet."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from fractions import Fraction
+
+import pytest
+
+from reasoner.suites import SUITES, Problem, check, countdown, family, label_steps, load, words
+from reasoner.suites.problem import split_of
+
+
+def four(numbers: list[int], target: int) -> Problem:
+    return countdown.make(numbers, target, rng=random.Random(0))
+
+
+def brute_force(values: tuple[int, ...]) -> set[int]:
+    """Every value that uses all numbers, by a second implementation without memo, masks or ordering."""
+    if len(values) == 1:
+        return {values[0]}
+    found: set[int] = set()
+    for i, j in itertools.permutations(range(len(values)), 2):
+        rest = tuple(v for k, v in enumerate(values) if k not in (i, j))
+        a, b = values[i], values[j]
+        for result in (Fraction(a + b), Fraction(a - b), Fraction(a * b), Fraction(a, b)):
+            if result.denominator == 1 and 0 < result <= countdown.LIMIT:
+                found |= brute_force((*rest, int(result)))
+    return found
+
+
+def test_reachable_values_equal_brute_force() -> None:
+    rng = random.Random(5)
+    for size in (2, 3, 3, 3, 4, 4):
+        numbers = tuple(sorted(rng.randint(1, 12) for _ in range(size)))
+        mask = countdown.reachable(numbers)
+        assert {v for v in range(mask.bit_length()) if mask >> v & 1} == brute_force(numbers)
+
+
+@pytest.mark.parametrize("name", SUITES)
+def test_load_is_repeatable_balanced_distinct_and_a_prefix_of_a_larger_load(name: str) -> None:
+    problems = load(name, limit=90)
+    assert problems == load(name, limit=120)[:90]
+    assert len({problem.id for problem in problems}) == 90
+    levels = family(name).LEVELS
+    assert [problem.level for problem in problems] == [levels[i % len(levels)] for i in range(90)]
+    assert load(name, limit=10, seed=1) != problems[:10]
+    assert load(name, limit=0) == []
+    assert all(problem.suite == name and check(problem, problem.answer) for problem in problems)
+
+
+def test_unknown_suite_names_the_known_ones() -> None:
+    with pytest.raises(ValueError, match=r"unknown suite 'sudoku'; known suites: countdown, words"):
+        load("sudoku")
+    with pytest.raises(ValueError, match="limit"):
+        load("words", limit=-1)
+
+
+@pytest.mark.parametrize("name", SUITES)
+def test_splits_are_disjoint_by_canonical_problem(name: str) -> None:
+    def key(problem: Problem) -> str:
+        if name == "countdown":
+            return countdown.canonical(problem.data["numbers"], problem.data["target"])
+        return words.canonical([tuple(term) for term in problem.data["terms"]])
+
+    suite = family(name)
+    keys = {
+        split: {key(suite.problem(split, seed, level)) for level in suite.LEVELS for seed in range(150)}
+        for split in ("train", "heldout")
+    }
+    assert not keys["train"] & keys["heldout"]
+    assert {split_of(k) for k in keys["train"]} == {"train"}
+    assert {split_of(k) for k in keys["heldout"]} == {"heldout"}
+
+
+def test_wording_and_order_do_not_move_a_countdown_problem_to_the_other_split() -> None:
+    assert countdown.canonical([3, 7, 8, 12], 45) == countdown.canonical([12, 3, 8, 7], 45)
+
+
+@pytest.mark.parametrize("name", SUITES)
+def test_generated_solutions_are_good_at_every_step(name: str) -> None:
+    suite = family(name)
+    for level in suite.LEVELS:
+        for seed in range(60):
+            problem = suite.problem("train", seed, level)
+            steps = suite.solution(problem, random.Random(seed))
+            assert all(label_steps(problem, steps)), (problem, steps)
+            assert len(steps) == int(level[1:]) + (1 if name == "words" else 0)
+
+
+def test_word_problems_have_many_routes() -> None:
+    problem = words.problem("heldout", 0, "s6")
+    routes = {tuple(words.solution(problem, random.Random(seed))) for seed in range(200)}
+    assert len(routes) > 100
+    assert len({route[-1] for route in routes}) == 1
+
+
+def test_countdown_answers_are_checked_by_the_rules() -> None:
+    problem = four([3, 7, 8, 12], 47)
+    assert check(problem, "(7 * 8) + 3 - 12")
+    assert check(problem, " 7*8-(12-3) ")
+    for wrong in (
+        None, "", "47", "7 * 8 - 9", "(7 * 8) + 3", "(7 * 8) + 3 - 12 + 12 - 12", "7 * 8 - 12 + 3.0",
+        "-(12 - 3) + 7 * 8",
+        "7 ** 8", "__import__('os').getpid()", "7 * 8 - 12 + 3 == 47", "3 / 0", "(" * 150, "1" * 500,
+        "[7][0] * 8 - 12 + 3",
+        "True * 7 * 8 - 12 + 3", "lambda: 47", "7 * 8 - 12 + 3)",
+    ):  # fmt: skip
+        assert not check(problem, wrong), wrong
+    assert check(four([3, 8, 12], 4), "12 / (8 - 3) * 0 + 4") is False
+
+
+def test_countdown_allows_exact_fractions_in_an_answer() -> None:
+    problem = four([2, 3, 8, 12], 24)
+    assert check(problem, "(8 * 2 + 12 - 12 / 3)") is False
+    assert check(Problem("", "countdown", "n3", "", "", {"numbers": [3, 2, 8], "target": 12}), "3 / 2 * 8")
+
+
+def test_countdown_steps_turn_bad_when_the_target_is_lost() -> None:
+    problem = four([3, 7, 8, 12], 47)
+    good = ["8 * 7 = 56, left 3 12 56", "12 - 3 = 9, left 56 9", "56 - 9 = 47, left 47", "\\boxed{(8 * 7) - (12 - 3)}"]
+    assert label_steps(problem, good) == [True] * 4
+    assert label_steps(problem, [*good[:3], "\\boxed{8 * 7 - 9}"]) == [True, True, True, False]
+    assert label_steps(problem, ["8 * 7 = 54, left 3 12 54", *good[1:]]) == [False] * 4
+    assert label_steps(problem, ["8 * 7 = 56, left 3 12", *good[1:]]) == [False] * 4
+    assert label_steps(problem, ["8 * 6 = 48, left 3 12 48", *good[1:]]) == [False] * 4
+    assert label_steps(problem, ["7 - 8 = 1, left 3 12 1"]) == [False]
+    assert label_steps(problem, [good[0], "56 / 3 = 18, left 12 18"]) == [True, False]
+    assert label_steps(problem, [good[0], "\\boxed{(8 * 7) - (12 - 3)}"]) == [True, False]
+    assert label_steps(problem, ["", "hello", "\\boxed{"]) == [False] * 3
+    assert label_steps(problem, []) == []
+
+
+WORDS = Problem("", "words", "s3", "", "55", {"terms": [[1, 40], [-1, 15], [1, 3, 10]]})
+
+
+def test_word_steps_take_each_quantity_once_with_its_sign() -> None:
+    assert label_steps(WORDS, ["40 - 15 = 25", "3 * 10 = 30", "25 + 30 = 55", "\\boxed{55}"]) == [True] * 4
+    assert label_steps(WORDS, ["10 * 3 = 30", "30 + 40 = 70", "70 - 15 = 55", "\\boxed{55}"]) == [True] * 4
+    assert label_steps(WORDS, ["40 - 15 = 26", "3 * 10 = 30"]) == [False, False]
+    assert label_steps(WORDS, ["40 + 15 = 55", "\\boxed{55}"]) == [False, False]
+    assert label_steps(WORDS, ["40 - 15 = 25", "25 - 15 = 10"]) == [True, False]
+    assert label_steps(WORDS, ["40 + 30 = 70"]) == [False]
+    assert label_steps(WORDS, ["40 - 15 = 25", "\\boxed{55}"]) == [True, False]
+    assert label_steps(WORDS, ["40 - 15 = 25", "3 * 10 = 30", "25 + 30 = 55", "\\boxed{56}"])[-1] is False
+
+
+def test_word_answers_are_whole_numbers() -> None:
+    assert check(WORDS, "55")
+    assert check(WORDS, " 055 ")
+    for wrong in (None, "", "5 5", "55.0", "-55", "\u00b2", "\u0665\u0665", "9" * 5000):
+        assert not check(WORDS, wrong)

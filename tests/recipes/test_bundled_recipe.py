@@ -1,0 +1,177 @@
+"""The recipe: its lean model is transformers' Qwen3, its optimizer resumes exactly, its data are what they say."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+
+import pytest
+import torch
+
+from reasoner.suites import SUITES, check, countdown, family, label_steps
+from recipes.bundled import data, generate, model, optim
+from recipes.bundled import tokenizer as tok
+
+transformers = pytest.importorskip("transformers")
+
+SHIPPED = Path(__file__).parents[2] / "reasoner" / "bundled"
+KINDS = ("policy", "policy-large", "draft", "prm")
+TEXTS = (
+    "Use the numbers 3, 7, 8 and 12, each exactly once, with + - * / to reach 45.",
+    "",
+    "  \t\r\n\n\n\n x\\boxed{12}} 007 12345 \x00",
+    "Gr\u00f6\u00dfe \u6771\u4eac \U0001f600 \u0301 \u2028 \ufeff",
+)
+
+
+def small() -> model.Backbone:
+    backbone = model.Backbone(model.Shape(width=64, layers=2, heads=4, kv_heads=2, inner=96, vocabulary=300))
+    model.initialise(backbone, {i: i for i in range(200)}, seed=0)
+    return backbone
+
+
+def test_exported_logits_equal_those_of_transformers(tmp_path: Path) -> None:
+    backbone = small()
+    with torch.no_grad():
+        for name, p in backbone.named_parameters():
+            p.copy_(p.half() if p.ndim == 2 else torch.rand_like(p).half())
+            assert name
+    model.export(backbone, tmp_path)
+    reference = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)
+    ids = torch.randint(0, 300, (3, 40), generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        ours = backbone(ids) @ backbone.embedding.T
+        theirs = reference(ids).logits
+    torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
+
+
+def test_generation_in_lock_step_equals_generation_without_a_cache() -> None:
+    backbone = small().eval()
+    prompts = [[5, 9, 12], [7, 3, 3, 8], [1, 2, 3]]
+    found = generate.generate(backbone, prompts, temperature=0.0, stop=(17,), limit=12, random=torch.Generator())
+    for prompt, tokens in zip(prompts, found, strict=True):
+        ids = list(prompt)
+        with torch.no_grad():
+            for token in tokens:
+                logits = backbone(torch.tensor([ids]))[0, -1] @ backbone.embedding.T
+                assert logits[token] >= logits.max() - 1e-4
+                ids.append(token)
+
+
+def test_optimizer_continues_exactly_from_its_saved_state() -> None:
+    def run(steps: int, resume_at: int | None) -> torch.Tensor:
+        backbone = small()
+        optimizer = optim.Optimizer(backbone.named_parameters(), muon_rate=0.01, adam_rate=0.01)
+        for step in range(steps):
+            if step == resume_at:
+                state = {name: tensor.clone() for name, tensor in optimizer.state().items()}
+                optimizer = optim.Optimizer(backbone.named_parameters(), muon_rate=0.01, adam_rate=0.01)
+                optimizer.restore(state)
+            ids = torch.randint(0, 300, (2, 16), generator=torch.Generator().manual_seed(step))
+            (backbone(ids) @ backbone.embedding.T).logsumexp(-1).sum().backward()
+            optimizer.step(1.0)
+        return torch.cat([p.detach().flatten() for p in backbone.parameters()])
+
+    torch.testing.assert_close(run(4, None), run(4, 2), rtol=0, atol=0)
+
+
+def test_orthogonal_matrices_have_singular_values_near_one() -> None:
+    matrices = torch.randn(3, 24, 16, generator=torch.Generator().manual_seed(0))
+    values = torch.linalg.svdvals(optim.orthogonal(matrices))
+    assert values.min() > 0.5
+    assert values.max() < 1.3
+
+
+def test_policy_examples_ask_for_every_token_of_a_right_solution() -> None:
+    tokenizer = tok.load()
+    for index in range(40):
+        example = data.policy_example(tokenizer, 0, index)
+        tokens = [token for _, token in example.targets]
+        assert tokens[-1] == tok.END
+        text = tokenizer.decode(tokens[:-1], skip_special_tokens=False)
+        problem = data.draw(random.Random(f"policy/0/{index}"), f"policy/0/{index}")
+        assert all(label_steps(problem, text.split("\n\n")))
+        assert example.ids[: example.targets[0][0] + 1] == tok.encode_prompt(tokenizer, problem.text)
+
+
+def test_prm_examples_label_the_separator_of_every_step() -> None:
+    tokenizer = tok.load()
+    separator = tokenizer.encode("\n\n", add_special_tokens=False).ids
+    assert len(separator) == 1
+    for index in range(60):
+        example = data.prm_example(tokenizer, 0, index)
+        assert [at for at, _ in example.labels] == [i for i, token in enumerate(example.ids) if token == separator[0]]
+        assert example.labels[-1][0] == len(example.ids) - 1
+
+
+def test_a_batch_keeps_positions_and_masks() -> None:
+    tokenizer = tok.load()
+    examples = [data.prm_example(tokenizer, 0, index) for index in range(30)]
+    batch = data.collate(examples)
+    flat = batch.ids.flatten()
+    assert len(batch.labels) == sum(len(example.labels) for example in examples)
+    assert set(flat[batch.label_at].tolist()) == {tokenizer.token_to_id("ĊĊ")}
+    masks = [mask for example in examples for _, mask in example.masks]
+    for mask, row in zip(masks, batch.masks, strict=True):
+        assert [i for i, bit in enumerate(row.tolist()) if bit] == [i for i in range(200) if mask >> i & 1]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_shipped_models_load_in_transformers_and_agree(kind: str) -> None:
+    folder = SHIPPED / kind
+    config = json.loads((folder / "config.json").read_text())
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    assert config["vocab_size"] == len(tokenizer) <= 1200
+    assert config["head_dim"] % 16 == 0
+    assert (folder / "tokenizer.json").read_bytes() == (SHIPPED / "policy" / "tokenizer.json").read_bytes()
+    assert tokenizer.eos_token_id == config["eos_token_id"] == tok.END
+    if kind == "prm":
+        loaded = transformers.AutoModelForTokenClassification.from_pretrained(folder)
+        assert config["id2label"] == {"0": "bad", "1": "good"}
+        assert config["reasoner_prm"] == {"format": "token_classification", "separator": "\n\n", "positive_label": 1}
+    else:
+        loaded = transformers.AutoModelForCausalLM.from_pretrained(folder)
+        assert config["tie_word_embeddings"]
+    backbone, head = model.load(folder)
+    ids = torch.tensor([tok.encode_prompt(tok.load(), TEXTS[0])])
+    with torch.no_grad():
+        hidden = backbone(ids)
+        ours = torch.nn.functional.linear(hidden, *head) if head else hidden @ backbone.embedding.T
+        theirs = loaded.float()(ids).logits
+    torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-3)
+
+
+def test_shipped_models_are_small() -> None:
+    assert sum(path.stat().st_size for path in SHIPPED.rglob("*") if path.is_file()) <= 20_000_000
+
+
+def test_shipped_tokenizer_round_trips_any_text_and_has_whole_numbers() -> None:
+    tokenizer = transformers.AutoTokenizer.from_pretrained(SHIPPED / "policy")
+    for text in (*TEXTS, "".join(map(chr, range(1, 0x800)))):
+        assert tokenizer.decode(tokenizer.encode(text, add_special_tokens=False)) == text
+    for number in tok.NUMBERS:
+        assert len(tokenizer.encode(f"{number}", add_special_tokens=False)) == 1
+    assert len(tokenizer.encode("\n\n", add_special_tokens=False)) == 1
+
+
+def test_shipped_chat_template_gives_the_prompt_of_the_recipe() -> None:
+    tokenizer = transformers.AutoTokenizer.from_pretrained(SHIPPED / "policy")
+    raw = tok.load()
+    for name in SUITES:
+        text = family(name).problem("train", 0, family(name).LEVELS[0]).text
+        message = [{"role": "user", "content": text}]
+        rendered = tokenizer.apply_chat_template(message, add_generation_prompt=True, tokenize=False)
+        assert tokenizer.encode(rendered, add_special_tokens=False) == tok.encode_prompt(raw, text)
+
+
+def test_slips_of_the_pen_are_labelled_bad() -> None:
+    bad = 0
+    for seed in range(200):
+        problem = countdown.problem("train", seed, "n4")
+        steps = data.countdown_attempt(problem, random.Random(seed))
+        labels = label_steps(problem, steps)
+        bad += not labels[-1]
+        assert labels[-1] == (labels[-1] and check(problem, countdown.boxed(steps[-1])))
+        assert sorted(labels, reverse=True) == labels
+    assert bad > 50
