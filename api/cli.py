@@ -1,0 +1,81 @@
+"""The command line. Exit status: 0 done, 1 failed, 2 wrong usage."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+from api import cli_eval, cli_jobs, demo
+from api.client import ServiceError
+from workers.settings import ConfigError, Settings, load_settings
+
+app = typer.Typer(
+    name="reasoner",
+    help="Reasoner: better answers from the model that you have, by searching longer, within a budget.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    add_completion=False,
+)
+app.command("solve", context_settings=cli_jobs.EXTRA)(cli_jobs.solve)
+app.command("eval")(cli_eval.evaluate_suite)
+app.command("demo")(demo.demo)
+app.add_typer(cli_jobs.jobs, name="jobs", help="Submit, list, show, watch and cancel jobs of a running service.")
+
+Model = Annotated[str | None, typer.Option(help="A bundled model, a model folder, or NAME=FOLDER.")]
+Prm = Annotated[str | None, typer.Option(help="The verifier: a bundled model, a model folder, or NAME=FOLDER.")]
+Host = Annotated[str | None, typer.Option(help="Address to listen on; beyond loopback API keys are needed.")]
+Port = Annotated[int | None, typer.Option(help="Port to listen on.")]
+
+
+def main() -> None:
+    """Entry point: configuration and service errors become one clear line, never a traceback."""
+    try:
+        app()
+    except ConfigError as error:
+        print(f"reasoner: {error}", file=sys.stderr)
+        sys.exit(2)
+    except ServiceError as error:
+        print(f"reasoner: {error}", file=sys.stderr)
+        sys.exit(1)
+
+
+@app.command()
+def serve(model: Model = None, prm: Prm = None, host: Host = None, port: Port = None) -> None:
+    """Run the API, a worker and an engine on this machine, with an embedded broker unless one is configured."""
+    from api.serve import serve as run
+
+    run(_settings(model=model, prm=prm, host=host, port=port))
+
+
+@app.command()
+def api(host: Host = None, port: Port = None) -> None:
+    """Run the HTTP API alone."""
+    from api.serve import run_api
+
+    run_api(_settings(host=host, port=port))
+
+
+@app.command()
+def worker() -> None:
+    """Run a worker alone: it takes jobs from the broker and searches on the engine."""
+    from api.serve import run_worker
+
+    run_worker(_settings())
+
+
+@app.command()
+def engine(model: Model = None, prm: Prm = None) -> None:
+    """Run an inference engine alone, with the policy and the verifier."""
+    from api.serve import run_engine
+
+    run_engine(_settings(model=model, prm=prm))
+
+
+def _settings(**overrides: object) -> Settings:
+    return load_settings(**{name: value for name, value in overrides.items() if value is not None})
+
+
+if __name__ == "__main__":
+    main()

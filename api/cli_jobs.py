@@ -1,0 +1,212 @@
+"""``reasoner solve`` and ``reasoner jobs``: the REST API from a terminal.
+
+With ``--json`` a command prints exactly one JSON document on stdout; progress goes to stderr.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Iterator
+from typing import Annotated, Any
+
+import httpx
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from api.client import ServiceClient
+from api.show import follow, print_job, print_tree
+from api.stack import private_stack
+from reasoner.jobs import Job
+from workers.settings import Settings, load_settings
+
+EXTRA = {"allow_extra_args": True, "ignore_unknown_options": True}
+
+Url = Annotated[
+    str | None, typer.Option(envvar="REASONER_URL", help="A running service; default: the configured port.")
+]
+Key = Annotated[str | None, typer.Option(envvar="REASONER_API_KEY", help="API key, where the service asks for one.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout and nothing else there.")]
+Strategy = Annotated[str, typer.Option(help="greedy, self_consistency, best_of_n, weighted_vote or beam.")]
+Tokens = Annotated[int | None, typer.Option(min=1, help="Budget: generated and verifier tokens.")]
+Seconds = Annotated[float | None, typer.Option(min=0.001, help="Budget: seconds of work.")]
+Seed = Annotated[int | None, typer.Option(min=0, help="The same seed gives the same search.")]
+Temperature = Annotated[float | None, typer.Option(min=0, max=10, help="Sampling temperature.")]
+Answer = Annotated[str | None, typer.Option(help="How answers are compared when they vote: math or text.")]
+
+jobs = typer.Typer(no_args_is_help=True)
+_progress = Console(stderr=True)
+_out = Console()
+
+
+def solve(
+    context: typer.Context,
+    problem: Annotated[str, typer.Argument(help="The question.")],
+    strategy: Strategy = "best_of_n",
+    tokens: Tokens = None,
+    seconds: Seconds = None,
+    seed: Seed = None,
+    temperature: Temperature = None,
+    answer: Answer = None,
+    url: Url = None,
+    key: Key = None,
+    as_json: AsJson = False,
+) -> None:
+    """Answer one question. Parameters of the strategy are options too, such as --n 16 or --expansions 4.
+
+    Asks the service at --url or on the configured port; when none runs there, starts one for this question alone.
+    """
+    spec = _spec(problem, strategy, context.args, tokens, seconds, seed, temperature, answer)
+    settings = load_settings()
+    with _service(settings, url, key) as client:
+        job = client.submit(spec)
+        follow(client, job, _progress)
+        job = client.get(job.id)
+        tree = None if as_json else client.tree(job.id)
+    if as_json:
+        print(job.model_dump_json(indent=2))
+    else:
+        assert tree is not None
+        print_tree(_out, tree)
+        print_job(_out, job)
+    if job.status != "completed":
+        raise typer.Exit(1)
+
+
+@jobs.command(context_settings=EXTRA)
+def submit(
+    context: typer.Context,
+    problem: Annotated[str, typer.Argument(help="The question.")],
+    strategy: Strategy = "best_of_n",
+    tokens: Tokens = None,
+    seconds: Seconds = None,
+    seed: Seed = None,
+    temperature: Temperature = None,
+    answer: Answer = None,
+    url: Url = None,
+    key: Key = None,
+    as_json: AsJson = False,
+) -> None:
+    """Submit a job and return at once. Parameters of the strategy are options too, such as --n 16."""
+    spec = _spec(problem, strategy, context.args, tokens, seconds, seed, temperature, answer)
+    with _client(url, key) as client:
+        _print(client.submit(spec), as_json)
+
+
+@jobs.command("list")
+def list_jobs(
+    limit: Annotated[int, typer.Option(min=1, max=100)] = 20,
+    after: Annotated[str | None, typer.Option(help="Id of the last job of the previous page.")] = None,
+    status: Annotated[str | None, typer.Option(help="Only jobs in this state.")] = None,
+    url: Url = None,
+    key: Key = None,
+    as_json: AsJson = False,
+) -> None:
+    """List jobs, newest first."""
+    with _client(url, key) as client:
+        page = client.list(limit=limit, after=after, status=status)
+    if as_json:
+        print(json.dumps(page, indent=2))
+        return
+    table = Table("job", "status", "strategy", "tokens", "seconds", "answer", box=None)
+    for job in (Job.model_validate(item) for item in page["data"]):
+        found = job.result.answer if job.result is not None else None
+        usage = job.usage
+        table.add_row(job.id, job.status, job.spec.strategy.name, str(usage.total), f"{usage.seconds:.1f}", found or "")
+    _out.print(table)
+
+
+@jobs.command()
+def show(job_id: str, url: Url = None, key: Key = None, as_json: AsJson = False) -> None:
+    """Show a job with its search tree."""
+    with _client(url, key) as client:
+        job = client.get(job_id)
+        tree = None if as_json else client.tree(job_id)
+    if tree is not None:
+        print_tree(_out, tree)
+    _print(job, as_json)
+
+
+@jobs.command()
+def watch(job_id: str, url: Url = None, key: Key = None, as_json: AsJson = False) -> None:
+    """Follow a job until it ends."""
+    with _client(url, key) as client:
+        follow(client, client.get(job_id), _progress)
+        _print(client.get(job_id), as_json)
+
+
+@jobs.command()
+def cancel(job_id: str, url: Url = None, key: Key = None, as_json: AsJson = False) -> None:
+    """Cancel a job; what it has spent stays on its bill."""
+    with _client(url, key) as client:
+        _print(client.cancel(job_id), as_json)
+
+
+def _print(job: Job, as_json: bool) -> None:
+    if as_json:
+        print(job.model_dump_json(indent=2))
+    else:
+        print_job(_out, job)
+
+
+def _spec(
+    problem: str,
+    strategy: str,
+    extra: list[str],
+    tokens: int | None,
+    seconds: float | None,
+    seed: int | None,
+    temperature: float | None,
+    answer: str | None,
+) -> dict[str, Any]:
+    spec: dict[str, Any] = {
+        "problem": problem,
+        "strategy": {"name": strategy} | _strategy_options(extra),
+        "budget": {name: value for name, value in (("tokens", tokens), ("seconds", seconds)) if value is not None},
+    }
+    if temperature is not None:
+        spec["sampling"] = {"temperature": temperature}
+    optional = {"seed": seed, "answer": answer}
+    return spec | {name: value for name, value in optional.items() if value is not None}
+
+
+def _strategy_options(extra: list[str]) -> dict[str, Any]:
+    """``--n 16 --max-steps=8`` as parameters; the service knows which ones a strategy has."""
+    words = [word for argument in extra for word in (argument.split("=", 1) if argument[:2] == "--" else [argument])]
+    if len(words) % 2 or not all(word.startswith("--") for word in words[::2]):
+        raise typer.BadParameter(f"strategy options come as --name value; got {' '.join(extra)}")
+    options: dict[str, Any] = {}
+    for name, value in zip(words[::2], words[1::2], strict=True):
+        try:
+            options[name.removeprefix("--").replace("-", "_")] = json.loads(value)
+        except json.JSONDecodeError:
+            options[name.removeprefix("--").replace("-", "_")] = value
+    return options
+
+
+def _client(url: str | None, key: str | None) -> ServiceClient:
+    return ServiceClient(url or _configured_url(load_settings()), key)
+
+
+def _configured_url(settings: Settings) -> str:
+    return f"http://{settings.host}:{settings.port}"
+
+
+@contextlib.contextmanager
+def _service(settings: Settings, url: str | None, key: str | None) -> Iterator[ServiceClient]:
+    """The named service, else the one on the configured port, else one of our own for as long as it is needed."""
+    if url is None and not _answers(_configured_url(settings)):
+        _progress.print("[dim]No service is running here: starting one for this question.[/dim]")
+        with private_stack(settings, _progress) as own, ServiceClient(own) as client:
+            yield client
+    else:
+        with ServiceClient(url or _configured_url(settings), key) as client:
+            yield client
+
+
+def _answers(url: str) -> bool:
+    try:
+        return httpx.get(f"{url}/healthz", timeout=2.0).is_success
+    except httpx.TransportError:
+        return False

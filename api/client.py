@@ -1,0 +1,119 @@
+"""A client of the REST API for the command line: jobs in, events and results out."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from types import TracebackType
+from typing import Any
+
+import httpx
+
+from reasoner.jobs import TERMINAL, Event, Job
+
+CONNECT_SECONDS = 5.0
+ANSWER_SECONDS = 30.0
+SILENCE_SECONDS = 60.0
+"""Longest silence on an event stream; the service sends a comment far more often."""
+RECONNECTS = 5
+
+
+class ServiceError(Exception):
+    """The service refused the request or cannot be reached; the message says what it said."""
+
+    def __init__(self, message: str, status: int | None = None) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+class ServiceClient:
+    """Talks to a running ``reasoner api``. Use as a context manager."""
+
+    def __init__(self, url: str, key: str | None = None) -> None:
+        self.url = url
+        headers = {} if key is None else {"Authorization": f"Bearer {key}"}
+        timeout = httpx.Timeout(ANSWER_SECONDS, connect=CONNECT_SECONDS)
+        self._http = httpx.Client(base_url=url, headers=headers, timeout=timeout)
+
+    def __enter__(self) -> ServiceClient:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._http.close()
+
+    def submit(self, spec: dict[str, Any]) -> Job:
+        return Job.model_validate(self._json("POST", "/v1/jobs", json=spec))
+
+    def get(self, job_id: str) -> Job:
+        return Job.model_validate(self._json("GET", f"/v1/jobs/{job_id}"))
+
+    def list(self, *, limit: int, after: str | None, status: str | None) -> dict[str, Any]:
+        asked = {"limit": limit, "after": after, "status": status}
+        return self._json("GET", "/v1/jobs", params={key: value for key, value in asked.items() if value is not None})
+
+    def cancel(self, job_id: str) -> Job:
+        return Job.model_validate(self._json("POST", f"/v1/jobs/{job_id}/cancel"))
+
+    def tree(self, job_id: str) -> dict[str, Any]:
+        return self._json("GET", f"/v1/jobs/{job_id}/tree")
+
+    def events(self, job_id: str, after: int = 0) -> Iterator[Event]:
+        """The job's events from number ``after + 1`` to the terminal one; goes on by itself after a lost connection."""
+        failures = 0
+        while True:
+            try:
+                for event in self._stream(job_id, after):
+                    failures, after = 0, event.seq
+                    yield event
+                    if event.type.removeprefix("job.") in TERMINAL:
+                        return
+            except httpx.TransportError as error:
+                if failures == RECONNECTS:
+                    raise ServiceError(f"lost the event stream of {self.url}: {error}") from None
+            failures += 1
+            if failures > RECONNECTS:
+                raise ServiceError(f"the event stream of {self.url} ends before the job does")
+
+    def wait(self, job_id: str) -> Job:
+        """Blocks until the job has ended."""
+        for _ in self.events(job_id):
+            pass
+        return self.get(job_id)
+
+    def _stream(self, job_id: str, after: int) -> Iterator[Event]:
+        timeout = httpx.Timeout(SILENCE_SECONDS, connect=CONNECT_SECONDS)
+        params = {"starting_after": after}
+        with self._http.stream("GET", f"/v1/jobs/{job_id}/events", params=params, timeout=timeout) as response:
+            if response.status_code != httpx.codes.OK:
+                response.read()
+                raise _refusal(response)
+            for line in response.iter_lines():
+                if line.startswith("data:"):
+                    yield Event.model_validate_json(line.removeprefix("data:").strip())
+
+    def _json(self, method: str, path: str, **kwargs: Any) -> dict[str, Any]:
+        try:
+            response = self._http.request(method, path, **kwargs)
+        except httpx.TransportError as error:
+            raise ServiceError(
+                f"no service answers at {self.url} ({error}): start one with 'reasoner serve', "
+                "or name another with --url"
+            ) from None
+        if response.is_error:
+            raise _refusal(response)
+        body: dict[str, Any] = response.json()
+        return body
+
+
+def _refusal(response: httpx.Response) -> ServiceError:
+    """What a problem document says, in one line."""
+    try:
+        problem = json.loads(response.content)
+        message = problem.get("detail") or problem["title"]
+        for item in problem.get("errors", []):
+            message += f"\n  {item['field']}: {item['message']}"
+    except (ValueError, KeyError, TypeError, AttributeError):
+        message = f"HTTP {response.status_code} from {response.request.url}"
+    return ServiceError(message, response.status_code)
