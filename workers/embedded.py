@@ -72,6 +72,11 @@ class EmbeddedBroker:
     def url(self) -> str:
         return f"unix://{self.socket}"
 
+    @property
+    def ended(self) -> bool:
+        """Whether the server that this object started has died."""
+        return self.process is not None and self.process.poll() is not None
+
     def start(self) -> None:
         """Returns once the broker answers. Raises ``BrokerError`` with the server's last words when it does not."""
         self.data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -9,12 +9,13 @@ from collections.abc import Iterator
 from typing import Any
 
 from celery import Celery
-from celery.signals import worker_shutting_down
+from celery.signals import setup_logging, worker_shutting_down
 
 from engine.client import HttpEngine
 from reasoner.run import run_job
 from workers.embedded import broker_url
 from workers.execution import RunJob, execute
+from workers.logs import configure_logging
 from workers.messages import QUEUES, RUN_TASK, make_celery
 from workers.settings import Settings
 from workers.store import JobStore
@@ -57,6 +58,7 @@ def make_worker(settings: Settings, run: RunJob = run_job) -> Celery:
     app = make_celery(settings)
     draining = Draining()
     worker_shutting_down.connect(draining.begin, weak=False)
+    setup_logging.connect(configure_logging, weak=False)
 
     async def wake(job_id: str) -> None:
         store = JobStore(broker_url(settings), patience=BROKER_PATIENCE)

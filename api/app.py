@@ -1,0 +1,60 @@
+"""The HTTP application."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+
+from fastapi import FastAPI
+from starlette.middleware import Middleware
+
+from api import problems, routes_jobs, routes_service
+from api.catalog import Catalog
+from api.middleware import LimitBody, Observe, RequireKey
+from api.state import State
+from engine.client import HttpEngine
+from engine.types import EngineClient
+from workers.embedded import broker_url
+from workers.messages import make_celery
+from workers.reaper import Reaper
+from workers.settings import Settings
+from workers.store import JobStore
+
+
+def create_app(settings: Settings, engine: EngineClient | None = None) -> FastAPI:
+    """Needs neither broker nor engine to start: while one is away, answers say so.
+
+    ``engine`` is for tests; without it the configured one is used.
+    """
+
+    @contextlib.asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        store = JobStore(broker_url(settings))
+        client = engine or HttpEngine(settings.engine_address)
+        reaper = Reaper(store, make_celery(settings), max_attempts=settings.max_attempts)
+        app.state.service = State(settings, store, Catalog(client), reaper)
+        reaping = asyncio.create_task(reaper.run())
+        try:
+            yield
+        finally:
+            reaping.cancel()
+            await asyncio.wait({reaping})
+            await client.close()
+            await store.close()
+
+    app = FastAPI(
+        title="Reasoner",
+        summary="Turns a hard question and a compute budget into the best answer that the budget can buy.",
+        version="1",
+        lifespan=lifespan,
+        middleware=[
+            Middleware(Observe),
+            Middleware(RequireKey, settings=settings),
+            Middleware(LimitBody, settings=settings),
+        ],
+    )
+    problems.install(app)
+    app.include_router(routes_jobs.router)
+    app.include_router(routes_service.router)
+    return app

@@ -1,0 +1,37 @@
+"""What the engine serves, remembered for a moment, so that an engine that is slow or away never slows the API."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+from engine.types import EngineClient, EngineError, EngineUnavailable, ModelInfo
+
+FRESH_SECONDS = 5.0
+PATIENCE_SECONDS = 0.8
+
+
+class Catalog:
+    """Asks the engine for its models."""
+
+    def __init__(self, engine: EngineClient) -> None:
+        self._engine = engine
+        self._asked_at = float("-inf")
+        self._answer: list[ModelInfo] | EngineError = EngineUnavailable("not asked yet")
+
+    async def models(self) -> list[ModelInfo]:
+        """Raises ``EngineError`` when the engine does not answer in time."""
+        if time.monotonic() - self._asked_at > FRESH_SECONDS:
+            await self.refresh()
+        if isinstance(self._answer, EngineError):
+            raise self._answer
+        return self._answer
+
+    async def refresh(self) -> None:
+        try:
+            self._answer = await asyncio.wait_for(self._engine.models(), PATIENCE_SECONDS)
+        except TimeoutError:
+            self._answer = EngineUnavailable(f"the engine could not be reached within {PATIENCE_SECONDS} s")
+        except EngineError as error:
+            self._answer = error
+        self._asked_at = time.monotonic()

@@ -1,0 +1,67 @@
+"""Prometheus metrics. What is about jobs is read from the store at each scrape and is the same in every API process;
+what is about HTTP is this process's own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from prometheus_client import REGISTRY, CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+HTTP_REQUESTS = Counter("reasoner_http_requests", "HTTP requests.", ["method", "route", "status"])
+HTTP_SECONDS = Histogram("reasoner_http_request_seconds", "Time to the end of the answer.", ["method", "route"])
+
+BUCKETS = ("0.5", "1", "2", "5", "10", "30", "60", "120", "300", "600", "1800")
+"""As in ``workers/lua/common.lua``, which counts them."""
+
+TOKEN_KINDS = ("prompt", "cached", "generated", "verifier_computed", "verifier_cached", "pruned")
+
+
+def exposition(counts: dict[str, int], counters: dict[str, float]) -> bytes:
+    """The text of ``/metrics`` from ``JobStore.stats``."""
+    jobs = CollectorRegistry()
+    jobs.register(_Fixed(_job_metrics(counts, counters)))
+    return generate_latest(REGISTRY) + generate_latest(jobs)
+
+
+def _job_metrics(counts: dict[str, int], counters: dict[str, float]) -> Iterator[Metric]:
+    def counter(name: str) -> float:
+        return counters.get(name, 0.0)
+
+    by_status = GaugeMetricFamily("reasoner_jobs", "Jobs in the store.", labels=["status"])
+    for status, count in counts.items():
+        by_status.add_metric([status], count)
+    yield by_status
+
+    finished = CounterMetricFamily(
+        "reasoner_jobs_finished", "Jobs that ended, deleted ones included.", labels=["status"]
+    )
+    for status in ("completed", "incomplete", "failed", "cancelled"):
+        finished.add_metric([status], counter(f"finished:{status}"))
+    yield finished
+
+    tokens = CounterMetricFamily("reasoner_tokens", "Tokens on the bills of all jobs.", labels=["kind"])
+    for kind in TOKEN_KINDS:
+        tokens.add_metric([kind], counter(f"usage:{kind}"))
+    yield tokens
+
+    yield CounterMetricFamily("reasoner_work_seconds", "Working time of all jobs.", value=counter("usage:seconds"))
+    yield CounterMetricFamily(
+        "reasoner_lease_reclaims", "Jobs taken over from a worker that fell silent.", value=counter("lease_reclaims")
+    )
+
+    total = sum(counter(f"finished:{status}") for status in ("completed", "incomplete", "failed", "cancelled"))
+    took = HistogramMetricFamily("reasoner_job_seconds", "From submission to end.")
+    took.add_metric(
+        [], [*((edge, counter(f"seconds:{edge}")) for edge in BUCKETS), ("+Inf", total)], counter("seconds:sum")
+    )
+    yield took
+
+
+class _Fixed(Collector):
+    def __init__(self, metrics: Iterable[Metric]) -> None:
+        self._metrics = list(metrics)
+
+    def collect(self) -> Iterable[Metric]:
+        return self._metrics

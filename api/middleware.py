@@ -1,0 +1,125 @@
+"""What happens to every request before and after its route: an id, a log line, a count, the key, the size limit."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import re
+import time
+import uuid
+
+import structlog
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from api.metrics import HTTP_REQUESTS, HTTP_SECONDS
+from api.problems import Problem, problem_response
+from workers.settings import Settings
+
+OPEN_PATHS = frozenset({"/healthz", "/readyz"})
+_SANE_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
+
+log = structlog.get_logger("reasoner.api")
+
+
+class Observe:
+    """Gives each request an id (the client's, if it sent a sane one), logs it without its content, and counts it.
+
+    It is also where an error that nobody expected becomes a problem document.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        asked = Headers(scope=scope).get("x-request-id", "")
+        request_id = asked if _SANE_ID.fullmatch(asked) else uuid.uuid4().hex
+        scope.setdefault("state", {})["request_id"] = request_id
+        started, status = time.perf_counter(), 0
+
+        async def observed_send(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                MutableHeaders(scope=message)["X-Request-ID"] = request_id
+            await send(message)
+
+        logger = log.bind(request_id=request_id, method=scope["method"], path=scope["path"])
+        try:
+            await self._app(scope, receive, observed_send)
+        except Exception:
+            logger.exception("request failed")
+            if status:  # the client has half an answer: only a broken connection tells it so
+                raise
+            problem = Problem(500, "internal", "this is our fault; the log has the details under this request id")
+            await problem_response(problem, request_id)(scope, receive, observed_send)
+        finally:
+            seconds = time.perf_counter() - started
+            route = getattr(scope.get("route"), "path", "unknown")
+            HTTP_REQUESTS.labels(scope["method"], route, str(status)).inc()
+            HTTP_SECONDS.labels(scope["method"], route).observe(seconds)
+            logger.info("request", status=status, ms=round(seconds * 1000, 1))
+
+
+class RequireKey:
+    """Asks for one of the configured bearer keys. Only their hashes are kept and compared."""
+
+    def __init__(self, app: ASGIApp, settings: Settings) -> None:
+        self._app = app
+        self._digests = [_digest(key.get_secret_value()) for key in settings.api_keys]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or not self._digests or scope["path"] in OPEN_PATHS or self._known(scope):
+            await self._app(scope, receive, send)
+            return
+        problem = Problem(
+            401,
+            "unauthorized",
+            "send one of this service's keys as 'Authorization: Bearer KEY'",
+            headers={"WWW-Authenticate": "Bearer"},
+        )
+        await problem_response(problem, scope["state"]["request_id"])(scope, receive, send)
+
+    def _known(self, scope: Scope) -> bool:
+        scheme, _, key = Headers(scope=scope).get("authorization", "").partition(" ")
+        digest = _digest(key.strip())
+        matches = [hmac.compare_digest(digest, known) for known in self._digests]  # all of them: equal time
+        return scheme.lower() == "bearer" and any(matches)
+
+
+class LimitBody:
+    """Refuses bodies over the cap, whether or not they admit their length."""
+
+    def __init__(self, app: ASGIApp, settings: Settings) -> None:
+        self._app = app
+        self._cap = settings.body_cap
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        length = Headers(scope=scope).get("content-length", "0")
+        if length.isdigit() and int(length) > self._cap:
+            await problem_response(self._problem(), scope["state"]["request_id"])(scope, receive, send)
+            return
+        received = 0
+
+        async def counted_receive() -> Message:
+            nonlocal received
+            message = await receive()
+            received += len(message.get("body", b""))
+            if received > self._cap:
+                raise self._problem()
+            return message
+
+        await self._app(scope, counted_receive, send)
+
+    def _problem(self) -> Problem:
+        return Problem(413, "body-too-large", f"the body may have {self._cap} bytes at most")
+
+
+def _digest(key: str) -> bytes:
+    return hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()

@@ -1,0 +1,159 @@
+"""Problem documents (RFC 9457): what was wrong, where, and what would be right, for every error of the API."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from http import HTTPStatus
+from typing import Any, get_args
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from pydantic import BaseModel
+from starlette.exceptions import HTTPException
+from starlette.responses import JSONResponse, Response
+
+from reasoner.jobs import JobSpec
+from workers.store import BROKER_DOWN, IdempotencyConflict, JobActive, NoSuchJob, QueueFull
+
+MEDIA_TYPE = "application/problem+json"
+RETRY_AFTER = {"Retry-After": "1"}
+
+
+class FieldProblem(BaseModel):
+    """One part of the request and what would be right there."""
+
+    field: str
+    message: str
+
+
+class ProblemDocument(BaseModel):
+    """The body of every error."""
+
+    type: str
+    title: str
+    status: int
+    detail: str
+    request_id: str | None
+    errors: list[FieldProblem] = []
+
+
+class Problem(HTTPException):
+    """An error that a client gets to read. ``code`` is the stable part of its type."""
+
+    def __init__(
+        self,
+        status: int,
+        code: str,
+        detail: str,
+        *,
+        errors: Sequence[tuple[str, str]] = (),
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(status, detail, dict(headers or {}))
+        self.code = code
+        self.errors = [FieldProblem(field=field, message=message) for field, message in errors]
+
+
+def problem_response(problem: Problem, request_id: str | None) -> JSONResponse:
+    document = ProblemDocument(
+        type=f"urn:reasoner:problem:{problem.code}",
+        title=HTTPStatus(problem.status_code).phrase,
+        status=problem.status_code,
+        detail=problem.detail,
+        request_id=request_id,
+        errors=problem.errors,
+    )
+    content = document.model_dump(exclude={"errors"} if not problem.errors else None)
+    return JSONResponse(content, problem.status_code, problem.headers, MEDIA_TYPE)
+
+
+def install(app: FastAPI) -> None:
+    """Makes every error of an application a problem document."""
+    app.add_exception_handler(HTTPException, _on_http_exception)
+    app.add_exception_handler(RequestValidationError, _on_validation_error)
+    for kind in (NoSuchJob, JobActive, QueueFull, IdempotencyConflict, *BROKER_DOWN):
+        app.add_exception_handler(kind, _on_store_error)
+
+
+def _answer(request: Request, problem: Problem) -> Response:
+    return problem_response(problem, getattr(request.state, "request_id", None))
+
+
+async def _on_http_exception(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    if error.status_code == HTTPStatus.NO_CONTENT:
+        return Response(status_code=error.status_code)
+    if not isinstance(error, Problem):
+        code = HTTPStatus(error.status_code).phrase.lower().replace(" ", "-")
+        error = Problem(error.status_code, code, _plain_detail(request, error), headers=error.headers)
+    return _answer(request, error)
+
+
+def _plain_detail(request: Request, error: HTTPException) -> str:
+    if error.status_code == HTTPStatus.NOT_FOUND:
+        return f"there is nothing at {request.url.path}; /docs lists what there is"
+    if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
+        allowed = (error.headers or {}).get("Allow", "another method")
+        return f"{request.url.path} does not take {request.method}; it takes {allowed}"
+    return error.detail
+
+
+async def _on_store_error(request: Request, error: Exception) -> Response:
+    match error:
+        case NoSuchJob():
+            problem = Problem(404, "no-such-job", f"there is no job {str(error)!r}; GET /v1/jobs lists those there are")
+        case JobActive():
+            problem = Problem(409, "job-active", "only a job that has ended can be deleted: cancel it first")
+        case QueueFull():
+            problem = Problem(
+                503, "queue-full", f"{error}, as many as may: try again later", headers={"Retry-After": "10"}
+            )
+        case IdempotencyConflict():
+            problem = Problem(422, "idempotency-conflict", f"{error}: use a new Idempotency-Key for a new job")
+        case _:
+            problem = Problem(503, "broker-unavailable", "the job store cannot be reached", headers=RETRY_AFTER)
+    return _answer(request, problem)
+
+
+async def _on_validation_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, RequestValidationError)
+    found = error.errors()
+    if found[0]["type"] == "json_invalid":
+        position = found[0]["loc"][-1]
+        reason = found[0].get("ctx", {}).get("error", "it cannot be parsed")
+        return _answer(
+            request, Problem(400, "malformed-json", f"the body is not JSON: {reason} at character {position}")
+        )
+    errors = [(_field(part["loc"]), _message(part)) for part in found]
+    detail = "; ".join(f"{field}: {message}" for field, message in errors)
+    return _answer(request, Problem(422, "invalid-request", detail, errors=errors))
+
+
+def _field(location: Sequence[int | str]) -> str:
+    return ".".join(str(part) for part in location[1:]) or str(location[0])
+
+
+def _message(error: Mapping[str, Any]) -> str:
+    location: Sequence[int | str] = error["loc"]
+    if location == ("body",):
+        return "send a JSON object, with Content-Type: application/json"
+    if error["type"] == "extra_forbidden":
+        known = ", ".join(_known_fields(location))
+        return f"there is no such field; known here are {known}"
+    message: str = error["msg"]
+    return message.removeprefix("Value error, ")
+
+
+def _known_fields(location: Sequence[int | str]) -> list[str]:
+    """Names that would be right where an unknown one was found, in the body of a job."""
+    model: type[BaseModel] = JobSpec
+    for name in location[1:-1]:
+        if isinstance(name, str) and name in model.model_fields:
+            model = _model_in(model.model_fields[name].annotation) or model
+    return list(model.model_fields)
+
+
+def _model_in(annotation: Any) -> type[BaseModel] | None:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    return next((model for part in get_args(annotation) if (model := _model_in(part))), None)

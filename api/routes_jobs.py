@@ -1,0 +1,193 @@
+"""``/v1/jobs``: submit, look, wait, follow, cancel, delete."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import secrets
+from collections.abc import AsyncIterator
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Depends, Header, Path, Query, Request, Response
+from fastapi.responses import JSONResponse
+from fastapi.sse import EventSourceResponse, ServerSentEvent
+from pydantic import BaseModel
+
+from api.catalog import Catalog
+from api.problems import Problem, ProblemDocument
+from api.state import State, service
+from api.tree import Tree, fold
+from engine.types import EngineError
+from reasoner.jobs import TERMINAL, Budget, Job, JobSpec, Status, StrategySpec
+from reasoner.strategies import resolve
+from workers.settings import Settings
+from workers.store import NoSuchJob
+
+MAX_WAIT_SECONDS = 60
+_JOB_ID = re.compile(r"job_[0-9a-f]{32}")
+_PREFER_WAIT = re.compile(r"(?:^|[,;\s])wait\s*=\s*\"?(\d{1,6})\"?(?=$|[,;\s])")
+
+Service = Annotated[State, Depends(service)]
+Wait = Annotated[float, Query(ge=0, le=MAX_WAIT_SECONDS, description="Seconds to wait for the job to end.")]
+
+router = APIRouter(prefix="/v1/jobs", tags=["jobs"], responses={"default": {"model": ProblemDocument}})
+
+
+class JobPage(BaseModel):
+    """``last_id`` is what ``after`` takes to get the next page."""
+
+    data: list[Job]
+    first_id: str | None
+    last_id: str | None
+    has_more: bool
+
+
+def job_id_of(job_id: Annotated[str, Path(description="What POST /v1/jobs answered as 'id'.")]) -> str:
+    """Only what looks like an id may become part of a key in the store."""
+    if not _JOB_ID.fullmatch(job_id):
+        raise NoSuchJob(job_id)
+    return job_id
+
+
+JobId = Annotated[str, Depends(job_id_of)]
+
+
+@router.post("", status_code=202, response_model=Job, summary="Submit a job")
+async def submit(
+    spec: JobSpec,
+    request: Request,
+    state: Service,
+    prefer: Annotated[
+        str | None, Header(description="'wait=N' answers when the job has ended or after N seconds.")
+    ] = None,
+    idempotency_key: Annotated[
+        str | None, Header(min_length=1, max_length=255, description="The same key and body make one job, for a day.")
+    ] = None,
+) -> Response:
+    effective = await _effective(spec, state.settings, state.catalog)
+    idempotency = None
+    if idempotency_key is not None:
+        idempotency = (idempotency_key, _digest(await request.body()))
+    job, created = await state.store.submit(effective, queue_cap=state.settings.queue_cap, idempotency=idempotency)
+    state.reaper.nudge()
+    headers = {"Location": f"/v1/jobs/{job['id']}"}
+    if not created:
+        headers["Idempotency-Replayed"] = "true"
+    wait = _PREFER_WAIT.search(prefer or "")
+    if wait:
+        seconds = min(int(wait[1]), MAX_WAIT_SECONDS)
+        headers["Preference-Applied"] = f"wait={seconds}"
+        job = await state.store.wait(job["id"], seconds)
+    return JSONResponse(job, 200 if wait and job["status"] in TERMINAL else 202, headers)
+
+
+@router.get("", response_model=JobPage, summary="List jobs, newest first")
+async def page(
+    state: Service,
+    after: Annotated[str | None, Query(description="The 'last_id' of the page before.")] = None,
+    limit: Annotated[int, Query(ge=1, le=100)] = 20,
+    status: Annotated[Status | None, Query()] = None,
+) -> Response:
+    try:
+        jobs = await state.store.page(after=after, limit=limit + 1, status=status)
+    except NoSuchJob:
+        message = f"there is no job {after!r}: give the 'last_id' of the page before"
+        raise Problem(400, "unknown-cursor", message, errors=[("after", message)]) from None
+    shown = jobs[:limit]
+    first, last = (shown[0]["id"], shown[-1]["id"]) if shown else (None, None)
+    return JSONResponse({"data": shown, "first_id": first, "last_id": last, "has_more": len(jobs) > limit})
+
+
+@router.get("/{job_id}", response_model=Job, summary="Look at a job, or wait for its end")
+async def show(job_id: JobId, state: Service, wait: Wait = 0) -> Response:
+    return JSONResponse(await state.store.wait(job_id, wait))
+
+
+async def _starting_point(
+    job_id: JobId,
+    state: Service,
+    starting_after: Annotated[
+        int | None, Query(ge=0, description="Sequence number of the last event you have.")
+    ] = None,
+    last_event_id: Annotated[str | None, Header(description="The same, as EventSource sends it.")] = None,
+) -> int:
+    """Where a stream starts. Decided before the answer begins, while an error can still be told."""
+    job = await state.store.get(job_id)
+    after = starting_after or 0
+    if last_event_id:  # a browser that reconnects repeats the first URL: its header is the newer word
+        if not last_event_id.isdecimal():
+            raise _bad_start("Last-Event-ID", f"{last_event_id!r} is not the id of an event: they are whole numbers")
+        after = int(last_event_id)
+    if after > job["last_seq"]:
+        raise _bad_start("starting_after", f"event {after} has not happened: the newest is {job['last_seq']}")
+    if after == job["last_seq"] and job["status"] in TERMINAL:
+        raise Problem(204, "ended", "")  # tells EventSource not to come back
+    return after
+
+
+@router.get("/{job_id}/events", response_class=EventSourceResponse, summary="Follow a job")
+async def events(
+    job_id: JobId, state: Service, after: Annotated[int, Depends(_starting_point)]
+) -> AsyncIterator[ServerSentEvent]:
+    """Server-sent events with ``id`` = sequence number, gapless, resumable anywhere, ending with the job's end."""
+    async for event in state.store.follow(job_id, after):
+        yield ServerSentEvent(id=str(event.seq), event=event.type, data=event)
+
+
+@router.get("/{job_id}/tree", summary="The search tree so far")
+async def tree(job_id: JobId, state: Service) -> Tree:
+    await state.store.get(job_id)
+    return fold(job_id, await state.store.events(job_id))
+
+
+@router.post("/{job_id}/cancel", response_model=Job, summary="Cancel a job")
+async def cancel(job_id: JobId, state: Service) -> Response:
+    """200 when the job has ended (also when it had before), 202 while its worker is being told."""
+    job = await state.store.cancel(job_id)
+    return JSONResponse(job, 200 if job["status"] in TERMINAL else 202)
+
+
+@router.delete("/{job_id}", status_code=204, summary="Delete a job that has ended")
+async def delete(job_id: JobId, state: Service) -> None:
+    await state.store.delete(job_id)
+
+
+async def _effective(spec: JobSpec, settings: Settings, catalog: Catalog) -> dict[str, Any]:
+    """The job as it will run: what the client left open is decided here, once, and echoed."""
+    await _check_models(spec, catalog)
+    if spec.budget == Budget():
+        spec.budget = Budget(tokens=settings.budget_tokens, seconds=settings.budget_seconds)
+    parameters = resolve(spec.strategy.name, spec.strategy.params).model_dump()
+    spec.strategy = StrategySpec(name=spec.strategy.name, **parameters)
+    spec.model = spec.model or settings.model_name
+    spec.verifier.model = spec.verifier.model or settings.prm_name
+    if spec.seed is None:
+        spec.seed = secrets.randbelow(2**53)  # survives the doubles of JavaScript
+    return spec.model_dump()
+
+
+async def _check_models(spec: JobSpec, catalog: Catalog) -> None:
+    """Refuses models that are not served, if the engine is there to say so; a job may wait for an engine."""
+    asked = [("model", spec.model, "generate"), ("verifier.model", spec.verifier.model, "classify")]
+    if all(name is None for _, name, _ in asked):
+        return
+    try:
+        models = await catalog.models()
+    except EngineError:
+        return
+    for field, name, kind in asked:
+        served = sorted(model.id for model in models if model.kind == kind)
+        if name is not None and name not in served:
+            message = f"{name!r} is not served; served are {', '.join(served) or 'none'}"
+            raise Problem(422, "unknown-model", f"{field}: {message}", errors=[(field, message)])
+
+
+def _digest(body: bytes) -> str:
+    """Of what the client said, not of how it was spelled."""
+    canonical = json.dumps(json.loads(body), sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(canonical.encode()).hexdigest()
+
+
+def _bad_start(field: str, message: str) -> Problem:
+    return Problem(400, "bad-start", message, errors=[(field, message)])

@@ -1,0 +1,62 @@
+"""What can be asked for, and how the service is."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Depends, Response
+from fastapi.responses import JSONResponse
+
+from api.metrics import exposition
+from api.problems import RETRY_AFTER, Problem, ProblemDocument
+from api.state import State, service
+from engine.types import EngineError
+from reasoner.strategies import schemas
+from workers.store import BROKER_DOWN
+
+Service = Annotated[State, Depends(service)]
+
+router = APIRouter(tags=["service"], responses={"default": {"model": ProblemDocument}})
+
+
+@router.get("/v1/strategies", summary="Strategies and the JSON schemas of their parameters")
+async def strategies() -> dict[str, Any]:
+    return {"data": [{"name": name, **schema} for name, schema in schemas().items()]}
+
+
+@router.get("/v1/models", summary="Models that the engine serves")
+async def models(state: Service) -> dict[str, Any]:
+    try:
+        served = await state.catalog.models()
+    except EngineError as error:
+        raise Problem(503, "engine-unavailable", str(error), headers=RETRY_AFTER) from None
+    return {"object": "list", "data": [{"object": "model", **asdict(model)} for model in served]}
+
+
+@router.get("/healthz", summary="Whether this process is alive")
+async def healthz() -> dict[str, str]:
+    return {"status": "ok"}
+
+
+@router.get("/readyz", summary="Whether a job that is submitted now can run")
+async def readyz(state: Service) -> Response:
+    failures = []
+    try:
+        await state.store.ping()
+    except BROKER_DOWN as error:
+        failures.append(("broker", f"cannot be reached: {type(error).__name__}"))
+    try:
+        await state.catalog.refresh()
+        await state.catalog.models()
+    except EngineError as error:
+        failures.append(("engine", str(error)))
+    if failures:
+        detail = "; ".join(f"{name}: {message}" for name, message in failures)
+        raise Problem(503, "not-ready", detail, errors=failures, headers=RETRY_AFTER)
+    return JSONResponse({"status": "ready", "broker": "ok", "engine": "ok"})
+
+
+@router.get("/metrics", summary="Prometheus metrics")
+async def metrics(state: Service) -> Response:
+    return Response(exposition(*await state.store.stats()), media_type="text/plain; version=0.0.4; charset=utf-8")

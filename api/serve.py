@@ -1,0 +1,91 @@
+"""The roles as processes: each alone, or all of them on this machine under one supervisor."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import threading
+from collections.abc import Iterator
+from urllib.parse import urlsplit
+
+import uvicorn
+
+from api.app import create_app
+from api.supervisor import Supervisor, engine_command
+from workers.embedded import EmbeddedBroker
+from workers.logs import configure_logging
+from workers.settings import ConfigError, Settings, load_settings
+from workers.tasks import make_worker
+from workers.tasks import serve as serve_worker
+
+GRACEFUL_SECONDS = 3
+
+
+def run_api(settings: Settings) -> None:
+    """Serves HTTP until SIGTERM or Ctrl-C."""
+    settings.check_bind()
+    configure_logging()
+    with _broker(settings):
+        uvicorn.run(
+            create_app(settings),
+            host=settings.host,
+            port=settings.port,
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            timeout_graceful_shutdown=GRACEFUL_SECONDS,  # event streams would never end by themselves
+        )
+
+
+def run_worker(settings: Settings) -> None:
+    """Takes jobs until SIGTERM or Ctrl-C, then hands back those that it has."""
+    with _broker(settings):
+        serve_worker(make_worker(settings))
+
+
+def run_engine(settings: Settings) -> None:
+    """Becomes the engine server: this process never holds torch, the one that replaces it does."""
+    address = urlsplit(settings.engine_address)
+    if address.scheme == "unix":
+        where = ["--uds", address.path]
+    elif address.scheme == "http" and address.hostname and address.port:
+        where = ["--host", address.hostname, "--port", str(address.port)]
+    else:
+        raise ConfigError(
+            f"REASONER_ENGINE_URL: an engine cannot listen on {settings.engine_address!r}; "
+            "give http://HOST:PORT or unix:///PATH"
+        )
+    command = engine_command(settings, where)
+    os.execv(command[0], command)
+
+
+def serve(settings: Settings) -> None:
+    """Runs everything on this machine until SIGTERM or Ctrl-C."""
+    with (
+        contextlib.suppress(KeyboardInterrupt),
+        Supervisor(settings, log_dir=settings.data_dir / "logs", on_progress=_say),
+    ):
+        threading.Event().wait()
+
+
+@contextlib.contextmanager
+def _broker(settings: Settings) -> Iterator[None]:
+    if settings.redis_url is not None:
+        yield
+        return
+    with EmbeddedBroker(settings.data_dir):
+        yield
+
+
+def _say(message: str) -> None:
+    print(message, file=sys.stderr, flush=True)
+
+
+def main(role: str) -> None:
+    """How the supervisor starts a role: configured by the environment alone."""
+    {"api": run_api, "worker": run_worker}[role](load_settings())
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

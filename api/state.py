@@ -1,0 +1,25 @@
+"""What the routes of one application share."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fastapi import Request
+
+from api.catalog import Catalog
+from workers.reaper import Reaper
+from workers.settings import Settings
+from workers.store import JobStore
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    settings: Settings
+    store: JobStore
+    catalog: Catalog
+    reaper: Reaper
+
+
+def service(request: Request) -> State:
+    state: State = request.app.state.service
+    return state

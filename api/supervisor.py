@@ -1,0 +1,247 @@
+"""Everything on one machine: broker, engine, worker and API as child processes of this one.
+
+It starts them, waits until a job could run, starts again what dies, and stops all. Even when it is killed with -9, no
+process and no socket stays behind: the kernel ends the children, and a janitor that waits for this end of its pipe
+to close clears the files away.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import FrameType, TracebackType
+
+import httpx
+
+from workers.embedded import EmbeddedBroker, socket_path
+from workers.processes import private_folder, spawn, stop, tail
+from workers.settings import ConfigError, Settings, model_folder
+
+STOP_SECONDS = 10.0
+STEADY_SECONDS = 60.0
+LONGEST_PAUSE = 10.0
+_POLL_SECONDS = 0.2
+_JANITOR = 'cat >/dev/null; n=0; until rm -rf -- "$@" 2>/dev/null || [ $n -ge 50 ]; do n=$((n+1)); sleep 0.1; done'
+
+
+class StartError(Exception):
+    """A role did not start; the message has its last words."""
+
+
+class Role:
+    """One child process, and how often it has died lately."""
+
+    def __init__(self, name: str, command: Sequence[str], env: dict[str, str], log: Path) -> None:
+        self.name = name
+        self.log = log
+        self.process: subprocess.Popen[bytes] | None = None
+        self._command = command
+        self._env = env
+        self._started = 0.0
+        self._deaths = 0
+        self._due = 0.0
+
+    def start(self) -> None:
+        self._started = time.monotonic()
+        self.process = spawn(self._command, log=self.log, env=self._env, death_signal=signal.SIGKILL)
+
+    @property
+    def exit_status(self) -> int | None:
+        """``None`` while it runs."""
+        return None if self.process is None else self.process.poll()
+
+    def restart_when_due(self) -> float | None:
+        """Called while it is dead: starts it after a pause that grows; answers the pause when it begins."""
+        now = time.monotonic()
+        if self._due == 0.0:
+            self._deaths = 1 if now - self._started > STEADY_SECONDS else self._deaths + 1
+            pause = min(LONGEST_PAUSE, 0.5 * 2.0 ** (self._deaths - 1))
+            self._due = now + pause
+            return pause
+        if now >= self._due:
+            self._due = 0.0
+            self.start()
+        return None
+
+    def stop(self) -> None:
+        if self.process is not None:
+            stop(self.process, grace=STOP_SECONDS)
+
+
+class Supervisor:
+    """A context manager; inside it ``url`` answers. ``ephemeral`` removes the data folder at the end.
+
+    Enter it in the main thread: children live as long as the thread that started them.
+    Raises ``ConfigError`` and ``StartError``.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        *,
+        log_dir: Path,
+        on_progress: Callable[[str], None] = lambda _: None,
+        ephemeral: bool = False,
+    ) -> None:
+        self.settings = settings
+        self.log_dir = log_dir
+        self.url = f"http://{'127.0.0.1' if settings.host == '0.0.0.0' else settings.host}:{settings.port}"
+        self._say = on_progress
+        self._ephemeral = ephemeral
+        self._broker: EmbeddedBroker | None = None
+        self._roles: list[Role] = []
+        self._janitor: subprocess.Popen[bytes] | None = None
+        self._lock = threading.Lock()
+        self._stopping = False
+        self._stopped = threading.Event()
+        self._watcher = threading.Thread(target=self._watch, name="supervisor")
+        self._old_handler: object = None
+
+    def __enter__(self) -> Supervisor:
+        self._old_handler = signal.signal(signal.SIGTERM, _leave)
+        try:
+            self._start()
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def _start(self) -> None:
+        settings = self.settings
+        settings.check_bind()
+        _check_port(settings.host, settings.port)
+        local_engine = settings.engine_url is None
+        socket_folder = socket_path(settings.data_dir).parent
+        engine_socket = socket_folder / f"engine-{os.getpid()}.sock"
+        engine = engine_command(settings, ["--uds", str(engine_socket)]) if local_engine else []
+        self.log_dir.mkdir(parents=True, exist_ok=True)
+        private_folder(socket_folder)
+        leftovers = [settings.data_dir, socket_folder] if self._ephemeral else [engine_socket]
+        self._janitor = _hire_janitor(leftovers)
+
+        redis_url = settings.redis_url
+        if redis_url is None:
+            self._say("starting the broker")
+            self._broker = EmbeddedBroker(settings.data_dir)
+            self._broker.start()
+            redis_url = self._broker.url
+        known = {"redis_url": redis_url, "engine_url": settings.engine_url or f"unix://{engine_socket}"}
+        env = os.environ | settings.model_copy(update=known).environment()
+        if local_engine:
+            self._say(f"starting the engine with {settings.model_name} and {settings.prm_name}")
+            self._launch("engine", engine, env)
+        self._say("starting the worker and the API")
+        self._launch("worker", [sys.executable, "-m", "api.serve", "worker"], env)
+        self._launch("api", [sys.executable, "-m", "api.serve", "api"], env)
+        self._await_ready()
+        self._watcher.start()
+        self._say(f"ready at {self.url}")
+
+    def _launch(self, name: str, command: Sequence[str], env: dict[str, str]) -> None:
+        role = Role(name, command, env, self.log_dir / f"{name}.log")
+        self._roles.append(role)
+        role.start()
+
+    def _await_ready(self) -> None:
+        """However long a large model takes to load: as long as nobody dies, it is still loading."""
+        with httpx.Client(timeout=5.0) as client:
+            while True:
+                for role in self._roles:
+                    if role.exit_status is not None:
+                        raise StartError(f"the {role.name} did not start; the end of {role.log}:\n{tail(role.log)}")
+                try:
+                    if client.get(f"{self.url}/readyz").status_code == httpx.codes.OK:
+                        return
+                except httpx.TransportError:
+                    pass
+                time.sleep(_POLL_SECONDS)
+
+    def _watch(self) -> None:
+        """Starts again what dies, until ``stop`` has stopped the children that this thread may have started."""
+        while not self._stopped.wait(_POLL_SECONDS):
+            with self._lock:
+                if self._stopping:
+                    continue
+                if self._broker is not None and self._broker.ended:
+                    self._say("the broker ended; starting it again")
+                    self._broker.start()
+                for role in self._roles:
+                    status = role.exit_status
+                    if status is not None and (pause := role.restart_when_due()) is not None:
+                        self._say(f"the {role.name} ended with status {status}; starting it again in {pause:g} s")
+
+    def stop(self) -> None:
+        """Stops everything, those who use a thing before the thing. May be called again."""
+        with self._lock:
+            self._stopping = True
+        for role in self._roles:
+            if role.name != "engine" and role.process is not None and role.exit_status is None:
+                role.process.terminate()  # side by side: handing jobs back takes a moment
+        for role in reversed(self._roles):
+            role.stop()
+        if self._broker is not None:
+            self._broker.stop()
+        self._stopped.set()
+        if self._watcher.is_alive():
+            self._watcher.join()
+        if self._janitor is not None:
+            self._janitor.communicate()
+            self._janitor = None
+        if self._old_handler is not None:
+            signal.signal(signal.SIGTERM, self._old_handler)  # type: ignore[arg-type]
+            self._old_handler = None
+
+
+def engine_command(settings: Settings, where: Sequence[str]) -> list[str]:
+    """The command line of an engine server with the configured models. Raises ``ConfigError``."""
+    command = [sys.executable, "-m", "engine.server", *where]
+    for name, value, setting in (
+        (settings.model_name, settings.model, "model"),
+        (settings.prm_name, settings.prm, "prm"),
+    ):
+        command += ["--model", f"{name}={model_folder(value, setting)}"]
+    return command
+
+
+def free_port() -> int:
+    """A loopback port that was free just now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def _check_port(host: str, port: int) -> None:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            raise ConfigError(f"cannot listen on {host} port {port} ({error.strerror}): choose another port") from None
+
+
+def _hire_janitor(paths: Sequence[Path]) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        ["/bin/sh", "-c", _JANITOR, "janitor", *map(str, paths)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+
+
+def _leave(number: int, _: FrameType | None) -> None:
+    raise SystemExit(128 + number)

@@ -1,0 +1,61 @@
+"""The search tree as a client sees it: a job's journal, folded."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from pydantic import BaseModel
+
+from reasoner.jobs import Event
+
+
+class TreeNode(BaseModel):
+    """A branch. ``state`` is ``live`` while it grows, then why it ended, or ``pruned``."""
+
+    id: str
+    parent: str
+    text: str = ""
+    tokens: int = 0
+    logprob: float = 0.0
+    scores: list[float] = []
+    """Of the steps that this node added."""
+    score: float | None = None
+    """Of the whole branch up to here."""
+    state: str = "live"
+    reason: str | None = None
+    answer: str | None = None
+
+
+class Tree(BaseModel):
+    """``best`` is the chosen leaf, once there is one. The root, ``""``, is the problem and not among the nodes."""
+
+    job: str
+    nodes: list[TreeNode]
+    best: str | None = None
+
+
+def fold(job_id: str, events: Iterable[Event]) -> Tree:
+    """Plays a job's events, in their order, into the tree that they describe."""
+    nodes: dict[str, TreeNode] = {}
+    best: str | None = None
+    for event in events:
+        data: dict[str, Any] = event.data
+        match event.type:
+            case "node":
+                node = nodes.setdefault(data["node"], TreeNode(id=data["node"], parent=data["parent"]))
+                node.text += data["text"]  # a branch may arrive in parts
+                node.tokens += data["tokens"]
+                node.logprob += data["logprob"]
+                if data["final"]:
+                    node.reason = node.state = data["reason"]
+                    node.answer = data["answer"]
+            case "score":
+                nodes[data["node"]].scores += data["scores"]
+                nodes[data["node"]].score = data["score"]
+            case "prune":
+                for pruned in data["nodes"]:
+                    nodes[pruned].state = "pruned"
+            case "select":
+                best = data["node"]
+    return Tree(job=job_id, nodes=list(nodes.values()), best=best)

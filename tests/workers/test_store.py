@@ -1,0 +1,297 @@
+"""What the store promises, on a real server."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+import redis
+
+from reasoner.jobs import JobError, JobResult, Usage
+from reasoner.journal import Entry
+from workers.store import Claim, IdempotencyConflict, JobActive, JobStore, NoSuchJob, QueueFull
+
+SPEC: dict[str, Any] = {"problem": "1 + 1?", "strategy": {"name": "greedy"}, "seed": 7, "priority": "interactive"}
+RESULT = JobResult(answer="2", text="\\boxed{2}", confidence=None, finish_reason="answer", node="0")
+
+
+async def submit(store: JobStore, **options: Any) -> str:
+    job, _ = await store.submit(SPEC, queue_cap=options.pop("queue_cap", 1000), **options)
+    return str(job["id"])
+
+
+async def claim(store: JobStore, job_id: str, worker: str = "w1", lease: float = 60.0) -> Claim:
+    held = await store.claim(job_id, lease=lease, max_attempts=3, worker=worker)
+    assert held is not None
+    return held
+
+
+def expire(url: str, job_id: str) -> None:
+    """As if the worker had fallen silent for longer than its lease."""
+    with redis.Redis.from_url(url) as client:
+        client.hset(f"reasoner:job:{job_id}", "lease", 1)
+        client.zadd("reasoner:due", {job_id: 1})
+
+
+def entry(key: str, tokens: int = 3) -> Entry:
+    return Entry(key, "node", {"node": key, "tokens": tokens}, Usage(generated=tokens, seconds=0.25), 1.5)
+
+
+async def types(store: JobStore, job_id: str) -> list[str]:
+    return [event.type for event in await store.events(job_id)]
+
+
+async def test_a_job_goes_from_submission_to_its_result(store: JobStore) -> None:
+    job_id = await submit(store)
+    held = await claim(store, job_id)
+    assert held.spec == SPEC
+    assert await store.commit(held, [entry("a"), entry("b", 4)]) == "ok"
+    assert await store.finish(held, "completed", result=RESULT)
+    job = await store.get(job_id)
+    assert (job["status"], job["attempt"], job["last_seq"]) == ("completed", 1, 5)
+    assert job["usage"] == Usage(generated=7, seconds=0.5).model_dump()
+    assert job["result"] == RESULT.model_dump()
+    events = await store.events(job_id)
+    assert [event.seq for event in events] == [1, 2, 3, 4, 5]
+    assert [event.type for event in events] == ["job.queued", "job.started", "node", "node", "job.completed"]
+    assert events[-1].data["result"] == RESULT.model_dump()
+    assert Usage.model_validate(events[-1].data["usage"]) == Usage(generated=7, seconds=0.5)
+
+
+async def test_the_journal_gives_back_what_was_committed(store: JobStore) -> None:
+    held = await claim(store, await submit(store))
+    entries = [
+        Entry("é\n\x00", "node", {"text": "½ 😀 \u2028", "nested": [1, [], {}, None, 1e-9]}, Usage(), 0.1 + 0.2),
+        Entry("k", "score", {"score": 0.1}, Usage(verifier_computed=5, flops=1.2345678901234e25), 1e6),
+    ]
+    await store.commit(held, entries)
+    assert await store.entries(held.job_id) == entries
+
+
+async def test_a_repeated_commit_is_written_and_billed_once(store: JobStore) -> None:
+    held = await claim(store, await submit(store))
+    await store.commit(held, [entry("a")])
+    assert await store.commit(held, [entry("a"), entry("b")]) == "ok"
+    assert [item.key for item in await store.entries(held.job_id)] == ["a", "b"]
+    assert (await store.get(held.job_id))["usage"]["generated"] == 6
+
+
+async def test_large_counts_are_billed_exactly(store: JobStore) -> None:
+    held = await claim(store, await submit(store))
+    await store.commit(held, [Entry("a", "node", {}, Usage(prompt=2**53 - 1, generated=1), 0.0)])
+    await store.commit(held, [Entry("b", "node", {}, Usage(prompt=1, generated=1), 0.0)])
+    usage = (await store.get(held.job_id))["usage"]
+    assert (usage["prompt"], usage["generated"]) == (2**53, 2)
+
+
+async def test_a_duplicate_message_of_a_running_job_finds_nothing_to_do(store: JobStore) -> None:
+    held = await claim(store, await submit(store))
+    assert await store.claim(held.job_id, lease=60, max_attempts=3, worker="w2") is None
+    await store.finish(held, "completed", result=RESULT)
+    assert await store.claim(held.job_id, lease=60, max_attempts=3, worker="w2") is None
+    assert await store.claim("job_" + "0" * 32, lease=60, max_attempts=3, worker="w2") is None
+
+
+async def test_a_worker_that_was_thought_dead_can_write_nothing(store: JobStore, url: str) -> None:
+    zombie = await claim(store, await submit(store))
+    await store.commit(zombie, [entry("a")])
+    expire(url, zombie.job_id)
+    heir = await claim(store, zombie.job_id, "w2")
+    assert (heir.attempt, heir.token) == (2, 2)
+    assert await store.commit(zombie, [entry("b")]) == "lost"
+    assert await store.heartbeat(zombie, 60) == "lost"
+    assert not await store.finish(zombie, "completed", result=RESULT)
+    assert not await store.release(zombie, reason="shutdown", detail="")
+    assert await types(store, zombie.job_id) == ["job.queued", "job.started", "node", "job.resumed"]
+    assert await store.commit(heir, [entry("b")]) == "ok"
+
+
+async def test_a_worker_that_was_only_slow_keeps_its_job(store: JobStore, url: str) -> None:
+    held = await claim(store, await submit(store))
+    expire(url, held.job_id)
+    assert await store.heartbeat(held, 60) == "ok"
+    assert await store.claim(held.job_id, lease=60, max_attempts=3, worker="w2") is None
+
+
+async def test_a_job_that_kills_its_workers_is_given_up(store: JobStore, url: str) -> None:
+    job_id = await submit(store)
+    for attempt in (1, 2, 3):
+        assert (await claim(store, job_id)).attempt == attempt
+        expire(url, job_id)
+    assert await store.claim(job_id, lease=60, max_attempts=3, worker="w") is None
+    job = await store.get(job_id)
+    assert (job["status"], job["error"]["code"]) == ("failed", "max_attempts")
+
+
+async def test_the_reaper_gives_up_too_when_no_worker_is_left_to_do_it(store: JobStore, url: str) -> None:
+    job_id = await submit(store)
+    await claim(store, job_id)
+    expire(url, job_id)
+    assert await store.reap(max_attempts=1) == []
+    assert (await store.get(job_id))["error"]["code"] == "max_attempts"
+
+
+async def test_handing_back_does_not_use_up_an_attempt(store: JobStore) -> None:
+    job_id = await submit(store)
+    for _ in range(5):
+        held = await claim(store, job_id)
+        assert held.attempt == 1
+        assert await store.release(held, reason="shutdown", detail="the worker was asked to stop")
+        assert (await store.get(job_id))["status"] == "queued"
+    assert await store.reap(3) == [(job_id, "interactive")]
+
+
+async def test_waiting_for_an_engine_is_told_once_and_so_is_its_end(store: JobStore) -> None:
+    job_id = await submit(store)
+    for _ in range(3):
+        held = await claim(store, job_id)
+        await store.release(held, reason="engine_unavailable", detail="gone", delay=0)
+    held = await claim(store, job_id)
+    await store.commit(held, [entry("a")])
+    assert await types(store, job_id) == ["job.queued", "job.started", "job.queued", "job.resumed", "node"]
+    assert (await store.events(job_id))[2].data == {"reason": "engine_unavailable", "detail": "gone"}
+
+
+async def test_a_waiting_job_is_cancelled_at_once(store: JobStore) -> None:
+    job_id = await submit(store)
+    assert (await store.cancel(job_id))["status"] == "cancelled"
+    assert await store.claim(job_id, lease=60, max_attempts=3, worker="w") is None
+    assert (await store.cancel(job_id))["last_seq"] == 2
+
+
+async def test_a_running_job_hears_of_its_cancellation_and_its_last_spend_is_booked(store: JobStore) -> None:
+    held = await claim(store, await submit(store))
+    assert (await store.cancel(held.job_id))["status"] == "in_progress"
+    assert await store.heartbeat(held, 60) == "cancel"
+    assert await store.commit(held, [entry("a")]) == "cancel"
+    assert await store.finish(held, "cancelled")
+    job = await store.get(held.job_id)
+    assert (job["status"], job["usage"]["generated"]) == ("cancelled", 3)
+
+
+@pytest.mark.parametrize("how", ["released", "reaped", "claimed"])
+async def test_a_cancelled_job_whose_worker_is_gone_still_ends(store: JobStore, url: str, how: str) -> None:
+    held = await claim(store, await submit(store))
+    await store.cancel(held.job_id)
+    if how == "released":
+        await store.release(held, reason="shutdown", detail="")
+    else:
+        expire(url, held.job_id)
+    if how == "reaped":
+        assert await store.reap(3) == []
+    if how == "claimed":
+        assert await store.claim(held.job_id, lease=60, max_attempts=3, worker="w") is None
+    assert (await store.get(held.job_id))["status"] == "cancelled"
+
+
+async def test_a_failure_keeps_its_code_and_message(store: JobStore) -> None:
+    held = await claim(store, await submit(store))
+    await store.finish(held, "failed", error=JobError(code="engine_error", message='no "such" model'))
+    assert (await store.get(held.job_id))["error"] == {"code": "engine_error", "message": 'no "such" model'}
+    assert (await store.events(held.job_id))[-1].data["error"]["message"] == 'no "such" model'
+
+
+async def test_the_same_idempotency_key_makes_one_job(store: JobStore) -> None:
+    first, created = await store.submit(SPEC, queue_cap=10, idempotency=("key", "digest"))
+    again, created_again = await store.submit(SPEC, queue_cap=10, idempotency=("key", "digest"))
+    assert (first["id"], created, created_again) == (again["id"], True, False)
+    with pytest.raises(IdempotencyConflict):
+        await store.submit(SPEC, queue_cap=10, idempotency=("key", "other"))
+    await store.cancel(first["id"])
+    await store.delete(first["id"])
+    assert (await store.submit(SPEC, queue_cap=10, idempotency=("key", "other")))[1]
+
+
+async def test_a_full_queue_refuses(store: JobStore) -> None:
+    first = await submit(store, queue_cap=2)
+    await submit(store, queue_cap=2)
+    with pytest.raises(QueueFull):
+        await submit(store, queue_cap=2)
+    await claim(store, first)
+    await submit(store, queue_cap=2)
+
+
+async def test_only_ended_jobs_are_deleted_and_nothing_of_them_stays(store: JobStore, url: str) -> None:
+    job_id = await submit(store)
+    with pytest.raises(JobActive):
+        await store.delete(job_id)
+    held = await claim(store, job_id)
+    with pytest.raises(JobActive):
+        await store.delete(job_id)
+    await store.commit(held, [entry("a")])
+    await store.finish(held, "completed", result=RESULT)
+    await store.delete(job_id)
+    for act in (store.get, store.cancel, store.delete):
+        with pytest.raises(NoSuchJob):
+            await act(job_id)
+    with redis.Redis.from_url(url) as client:
+        assert sorted(client.keys("reasoner:*")) == [b"reasoner:stats", b"reasoner:submitted"]
+
+
+async def test_pages_are_newest_first_and_complete(store: JobStore) -> None:
+    ids = [await submit(store) for _ in range(7)]
+    for job_id in ids[::2]:
+        await store.cancel(job_id)
+
+    async def walk(status: str | None) -> list[str]:
+        seen: list[str] = []
+        while page := await store.page(after=seen[-1] if seen else None, limit=2, status=status):
+            seen += [job["id"] for job in page]
+        return seen
+
+    assert await walk(None) == ids[::-1]
+    assert await walk("cancelled") == ids[::2][::-1]
+    assert await walk("queued") == ids[1::2][::-1]
+    with pytest.raises(NoSuchJob):
+        await store.page(after="job_" + "0" * 32, limit=2, status=None)
+
+
+async def test_a_new_job_is_sent_once_and_again_only_when_its_message_must_be_lost(store: JobStore, url: str) -> None:
+    job_id = await submit(store)
+    with redis.Redis.from_url(url) as client:
+        assert await store.reap(3) == [(job_id, "interactive")]
+        assert await store.reap(3) == []  # just sent
+        client.lpush("interactive", "a message")
+        client.zadd("reasoner:due", {job_id: 1})
+        assert await store.reap(3) == []  # it waits in the queue
+        client.delete("interactive")
+        client.zadd("reasoner:due", {job_id: 1})
+        assert await store.reap(3) == [(job_id, "interactive")]  # no queue holds it, and nobody claimed it
+
+
+async def test_the_job_of_a_silent_worker_is_woken_and_that_of_a_live_one_is_not(store: JobStore, url: str) -> None:
+    silent, live = await claim(store, await submit(store)), await claim(store, await submit(store))
+    assert await store.reap(3) == []
+    expire(url, silent.job_id)
+    expire(url, live.job_id)
+    await store.heartbeat(live, 60)
+    assert await store.reap(3) == [(silent.job_id, "interactive")]
+    await claim(store, silent.job_id, "w2")
+    counts, counters = await store.stats()
+    assert (counts["in_progress"], counters["lease_reclaims"]) == (2, 1)
+
+
+async def test_followers_get_every_event_from_any_start(store: JobStore) -> None:
+    held = await claim(store, await submit(store))
+
+    async def read(after: int) -> list[int]:
+        return [event.seq async for event in store.follow(held.job_id, after)]
+
+    early = [asyncio.create_task(read(after)) for after in range(3)]
+    for index in range(20):
+        await store.commit(held, [entry(f"k{index}")])
+    await store.finish(held, "completed", result=RESULT)
+    late = [asyncio.create_task(read(after)) for after in range(23)]
+    for after, seen in enumerate(await asyncio.gather(*early)):
+        assert seen == list(range(after + 1, 24))
+    for after, seen in enumerate(await asyncio.gather(*late)):
+        assert seen == list(range(after + 1, 24))
+
+
+async def test_waiting_ends_with_the_job_or_with_the_time(store: JobStore) -> None:
+    held = await claim(store, await submit(store))
+    assert (await store.wait(held.job_id, 0.05))["status"] == "in_progress"
+    waiting = asyncio.create_task(store.wait(held.job_id, 30))
+    await store.finish(held, "completed", result=RESULT)
+    assert (await waiting)["status"] == "completed"
