@@ -151,8 +151,11 @@ class Grower:
         reason: Reason = "timeout" if self._ledger.seconds_left() == 0.0 else "budget"
         return [Arrival(growth, (), "", 0.0, Usage(), 0, reason) for growth in growths if growth.part > 0]
 
-    async def stop(self) -> list[Arrival]:
-        """Aborts what is in flight and answers what it got so far."""
+    async def stop(self, *, final: bool) -> list[Arrival]:
+        """Aborts what is in flight and answers what it got so far.
+
+        ``final`` ends the aborted branches as ``cancelled``; otherwise what they got is a part that can be continued.
+        """
         for request_id in self._requests:
             try:
                 await self._engine.abort(request_id)
@@ -167,7 +170,9 @@ class Grower:
             item = self._arrived.get_nowait()
             if not isinstance(item, Exception):
                 arrival = self._arrival(*item)
-                arrivals.append(arrival if arrival.reason else replace(arrival, reason="cancelled"))
+                if arrival.reason in (None, "cancelled"):
+                    arrival = replace(arrival, reason="cancelled" if final else None)
+                arrivals.append(arrival)
         for promise in self._promises.values():
             self._ledger.release(promise)
         self._promises.clear()

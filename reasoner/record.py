@@ -15,6 +15,9 @@ from reasoner.budget import Ledger
 from reasoner.jobs import Usage
 from reasoner.journal import Entry, Journal
 
+LOST = "lost"
+"""The type of entries that only add to the bill: a replay books them where they stand and hands them to nobody."""
+
 
 class ReplayMismatch(Exception):
     """The journal holds something else than the strategy asks for: other code, or another model, wrote it."""
@@ -39,6 +42,7 @@ class Record:
         self._ledger = ledger
         self._replay = deque(replay)
         self._batch = 0
+        self._book_lost()
 
     @property
     def replaying(self) -> bool:
@@ -56,8 +60,8 @@ class Record:
             entry = self._replay.popleft()
             self._ledger.replay(entry.spend, entry.elapsed)
             entries.append(entry)
-        if entries:
-            self._batch = entries[0].data["batch"] + 1
+            self._batch = entry.data["batch"] + 1
+            self._book_lost()
         return entries
 
     async def write(self, answers: Sequence[Answer]) -> list[Entry]:
@@ -76,5 +80,10 @@ class Record:
         """Writes a decision of the strategy itself; in a replay, checks that it decided the same."""
         if not self._replay:
             await self.write([Answer(key, type, data, spend)])
-        elif not self.replay({key}):
+        elif not self.replay((key,)):
             raise ReplayMismatch(f"the journal goes on with {self._replay[0].key!r}, the strategy with {key!r}")
+
+    def _book_lost(self) -> None:
+        while self._replay and self._replay[0].type == LOST:
+            entry = self._replay.popleft()
+            self._ledger.replay(entry.spend, entry.elapsed)

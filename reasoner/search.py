@@ -9,6 +9,7 @@ and the batches in which they first came, so the strategy decides as it did and 
 from __future__ import annotations
 
 import asyncio
+import uuid
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -20,8 +21,8 @@ from reasoner.answers import extract_answer
 from reasoner.budget import Ledger
 from reasoner.growth import Arrival, Grower, Growth
 from reasoner.jobs import JobSpec, Usage
-from reasoner.journal import Journal
-from reasoner.record import Answer, Record
+from reasoner.journal import JobCancelled, Journal
+from reasoner.record import LOST, Answer, Record
 from reasoner.scoring import BudgetedScorer
 from reasoner.tree import Node, Reason
 
@@ -134,9 +135,12 @@ class Search:
         return sorted((node for node in self.root.walk() if node.answer is not None), key=lambda node: node.path)
 
     async def close(self) -> None:
-        """Aborts what is still in flight and books the tokens that it took."""
+        """Aborts what is still in flight. Its tokens are on the bill, but a replay does not get them back: they came
+        while the strategy was waiting for something else."""
         for grower in list(self._growers):
-            await self._stop(grower)
+            del self._growers[grower]
+            arrivals = await grower.stop(final=True)
+            await self._record.write([self._lost(arrival) for arrival in arrivals])
 
     # Growing.
 
@@ -170,8 +174,13 @@ class Search:
                     grower.expected = max(grower.expected or 0, *(node.tokens for node in ready), 1)
                     self._longest[op] = grower.expected
                     yield ready
-        finally:
-            await self._stop(grower)
+        except (GeneratorExit, JobCancelled):  # the strategy has heard enough, or nobody wants to hear more
+            await self._stop(grower, final=True)
+            raise
+        except BaseException:  # the engine is gone or this attempt is: the next one goes on from the parts
+            await self._stop(grower, final=False)
+            raise
+        self._growers.pop(grower, None)
 
     def _growths(self, op: str, parent: Node, count: int) -> list[Growth]:
         room = self._models.policy.context - len(parent.prefix)
@@ -217,6 +226,11 @@ class Search:
         }
         return Answer(growth.key, "node", data, arrival.spend, arrival.promise)
 
+    @staticmethod
+    def _lost(arrival: Arrival) -> Answer:
+        data = {"node": ".".join(map(str, arrival.growth.path)), "tokens": len(arrival.token_ids)}
+        return Answer(f"lost:{uuid.uuid4().hex}", LOST, data, arrival.spend, arrival.promise)
+
     def _land(self, growth: Growth, data: dict[str, Any], wanted: dict[str, Growth]) -> Node | None:
         """Applies a part to its branch; answers the node once the branch has ended."""
         del wanted[growth.key]
@@ -242,14 +256,16 @@ class Search:
         growth.parent.children.append(node)
         return node
 
-    async def _stop(self, grower: Grower) -> None:
+    async def _stop(self, grower: Grower, *, final: bool) -> None:
+        """Ends a call to ``_grow`` before its branches have: what they got is booked, and is in the tree."""
         wanted = self._growers.pop(grower, None)
-        if wanted is None:  # stopped before: a strategy that failed leaves its iterators to the garbage collector
+        if wanted is None:  # ``close`` was here before: it does not wait for iterators that a failure left behind
             return
-        arrivals = await grower.stop()
-        if arrivals:
-            for entry in await self._record.write([self._answer(arrival) for arrival in arrivals]):
-                self._land(wanted[entry.key], entry.data, wanted)
+        entries = self._record.replay(wanted)
+        arrivals = await grower.stop(final=final)
+        entries += await self._record.write([self._answer(arrival) for arrival in arrivals])
+        for entry in entries:
+            self._land(wanted[entry.key], entry.data, wanted)
 
     # Scoring.
 

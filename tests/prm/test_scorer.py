@@ -1,0 +1,75 @@
+"""Step scoring: what is sent to the engine, and how its logits become scores."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from engine.types import EngineError, ModelInfo, ScoreRequest, ScoreResult
+from prm.aggregate import AGGREGATIONS, aggregate
+from prm.scorer import Chain, StepScorer
+from tests.scripted import ScriptedEngine
+
+NOTES = {"format": "token_classification", "separator": "\n\n", "positive_label": 1}
+INFO = ModelInfo("prm", "classify", 512, 100, 1000, {"reasoner_prm": NOTES})
+
+
+class Recording(ScriptedEngine):
+    def __init__(self, logits: tuple[float, float] = (0.0, 0.0)) -> None:
+        super().__init__()
+        self.asked: list[ScoreRequest] = []
+        self.logits = logits
+
+    async def score(self, request: ScoreRequest) -> list[ScoreResult]:
+        self.asked.append(request)
+        rows = [tuple(self.logits for _ in item.read) for item in request.items]
+        return [ScoreResult(index, row, 5, 7) for index, row in enumerate(rows)]
+
+
+@pytest.mark.parametrize(
+    ("text", "complete", "steps"),
+    [
+        ("a\n\nb\n\n", False, ("a", "b")),
+        ("a\n\nb", False, ("a",)),
+        ("a\n\nb", True, ("a", "b")),
+        ("a\n\n\n\nb\n\n", True, ("a", "b")),
+        ("a\n\n  \n\n", True, ("a",)),
+        ("\n\n", True, ()),
+        ("", True, ()),
+    ],
+)
+def test_empty_and_unfinished_steps_are_never_steps(text: str, complete: bool, steps: tuple[str, ...]) -> None:
+    assert StepScorer(ScriptedEngine(), INFO).steps(text, complete=complete) == steps
+
+
+async def test_only_separators_of_new_steps_are_read_and_a_longer_chain_begins_with_the_shorter_one() -> None:
+    engine = Recording()
+    scorer = StepScorer(engine, INFO)
+    await scorer.score((1, 2), [Chain(("a",)), Chain(("a", "b"), scored=1)], max_compute=9)
+    (request,) = engine.asked
+    short, long = request.items
+    assert short.parts == ((1, 2), "a", "\n\n")
+    assert long.parts[: len(short.parts)] == short.parts
+    assert (short.read, long.read) == ((2,), (4,))
+    assert request.max_compute == 9
+
+
+async def test_a_score_is_the_softmax_probability_of_the_positive_label() -> None:
+    scorer = StepScorer(Recording(logits=(1000.0, 1001.0)), INFO)
+    (result,) = await scorer.score((1,), [Chain(("a",))])
+    assert result.scores == pytest.approx((1 / (1 + math.exp(-1.0)),))
+
+
+@pytest.mark.parametrize(
+    "info", [ModelInfo("m", "generate", 1, 1, 1, {"reasoner_prm": NOTES}), ModelInfo("m", "classify", 1, 1, 1)]
+)
+def test_a_model_that_is_no_step_verifier_is_refused_with_what_is_missing(info: ModelInfo) -> None:
+    with pytest.raises(EngineError, match="reasoner_prm"):
+        StepScorer(ScriptedEngine(), info)
+
+
+def test_aggregations_match_their_definitions() -> None:
+    scores = (0.5, 0.9, 0.2)
+    expected = {"last": 0.2, "min": 0.2, "max": 0.9, "prod": 0.09, "mean": 1.6 / 3}
+    assert {how: pytest.approx(aggregate(scores, how)) for how in AGGREGATIONS} == expected

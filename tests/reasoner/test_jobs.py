@@ -1,0 +1,50 @@
+"""The job's schema: what is refused, and that the message says what would be right."""
+
+from __future__ import annotations
+
+import pytest
+from pydantic import ValidationError
+
+from reasoner.jobs import MAX_PROBLEM_CHARS, JobSpec, Usage
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"problem": ""}, "at least 1 character"),
+        ({"problem": " \n"}, "the problem is empty"),
+        ({"problem": "x" * (MAX_PROBLEM_CHARS + 1)}, "at most 32000 characters"),
+        ({"problem": None}, "either 'problem' or 'messages'"),
+        ({"messages": [{"role": "user", "content": "x"}]}, "either 'problem' or 'messages'"),
+        ({"budjet": {"tokens": 3}}, "Extra inputs are not permitted"),
+        ({"budget": {"tokens": 0}}, "greater than or equal to 1"),
+        ({"budget": {"seconds": 0}}, "greater than 0"),
+        ({"budget": {"seconds": float("nan")}}, "finite number"),
+        ({"budget": {"token": 5}}, "Extra inputs are not permitted"),
+        ({"strategy": {"name": "mtcs"}}, "known are greedy"),
+        ({"strategy": {"name": "beam", "n": 0}}, "greater than or equal to 1"),
+        ({"strategy": {"name": "beam", "n": 1000}}, "less than or equal to 256"),
+        ({"strategy": {"name": "greedy", "n": 4}}, "its parameters: none"),
+        ({"strategy": {}}, "Field required"),
+        ({"sampling": {"temperature": -1}}, "greater than or equal to 0"),
+        ({"seed": -1}, "greater than or equal to 0"),
+        ({"seed": 2**63}, "less than"),
+        ({"verifier": {"aggregation": "median"}}, "'last', 'min', 'prod', 'mean' or 'max'"),
+        ({"metadata": {"k": "v" * 600}}, "at most 512 characters"),
+    ],
+)
+def test_a_bad_job_is_refused_with_what_would_be_right(change: dict[str, object], message: str) -> None:
+    with pytest.raises(ValidationError, match=message):
+        JobSpec.model_validate({"problem": "2 + 2?"} | change)
+
+
+def test_the_effective_parameters_are_echoed() -> None:
+    spec = JobSpec.model_validate({"problem": "2 + 2?", "strategy": {"name": "beam", "n": 8}})
+    assert spec.model_dump()["strategy"] == {"name": "beam", "n": 8, "expansions": 4, "max_steps": 40}
+    assert JobSpec.model_validate(spec.model_dump()) == spec
+
+
+def test_a_bill_adds_up_field_by_field_and_its_total_is_what_a_budget_counts() -> None:
+    total = Usage(prompt=5, generated=3, verifier_computed=2, pruned=1) + Usage(generated=4, seconds=0.5)
+    assert total == Usage(prompt=5, generated=7, verifier_computed=2, pruned=1, seconds=0.5)
+    assert total.total == 9

@@ -1,0 +1,106 @@
+"""What each strategy decides, checked on the tree that it left."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+
+import pytest
+
+from reasoner.jobs import JobSpec
+from reasoner.journal import MemoryJournal
+from reasoner.run import JobOutcome, run_job
+from reasoner.strategies import STRATEGIES, resolve, schemas
+from tests.scripted import ScriptedEngine
+
+SEEDS = range(12)
+
+
+async def solve(strategy: dict[str, object], seed: int) -> tuple[JobOutcome, dict[str, dict[str, object]], set[str]]:
+    """The outcome, the final nodes by id with their scores, and the pruned ids."""
+    journal = MemoryJournal()
+    spec = JobSpec.model_validate({"problem": "how?", "strategy": strategy, "seed": seed, "answer": "text"})
+    outcome = await run_job(spec, ScriptedEngine(order=seed), journal)
+    nodes: dict[str, dict[str, object]] = {}
+    pruned: set[str] = set()
+    for entry in journal.entries:
+        if entry.type == "node":
+            nodes[entry.data["node"]] = dict(entry.data)
+        elif entry.type == "score":
+            nodes[entry.data["node"]]["score"] = entry.data["score"]
+        elif entry.type == "prune":
+            pruned.update(entry.data["nodes"])
+    return outcome, nodes, pruned
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+async def test_self_consistency_answers_with_the_most_frequent_answer(seed: int) -> None:
+    outcome, nodes, _ = await solve({"name": "self_consistency", "n": 16}, seed)
+    counts = Counter(node["answer"] for node in nodes.values() if node["answer"] is not None)
+    assert counts[outcome.result.answer] == max(counts.values())
+    assert outcome.result.confidence == pytest.approx(max(counts.values()) / sum(counts.values()))
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+async def test_best_of_n_answers_with_the_candidate_of_the_highest_score(seed: int) -> None:
+    outcome, nodes, _ = await solve({"name": "best_of_n", "n": 16}, seed)
+    scores = {node: data["score"] for node, data in nodes.items() if data["answer"] is not None and "score" in data}
+    assert outcome.result.node == max(scores, key=lambda node: scores[node])
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+async def test_weighted_vote_answers_with_the_largest_sum_of_scores(seed: int) -> None:
+    outcome, nodes, _ = await solve({"name": "weighted_vote", "n": 16}, seed)
+    weights: dict[object, float] = defaultdict(float)
+    for data in nodes.values():
+        if data["answer"] is not None:
+            weights[data["answer"]] += float(data.get("score", 0.0))  # type: ignore[arg-type]
+    assert weights[outcome.result.answer] == pytest.approx(max(weights.values()))
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+async def test_beam_expands_only_the_best_scored_of_each_level_and_prunes_the_rest(seed: int) -> None:
+    outcome, nodes, pruned = await solve({"name": "beam", "n": 8, "expansions": 4}, seed)
+    levels: dict[int, list[str]] = defaultdict(list)
+    for node in nodes:
+        levels[node.count(".")].append(node)
+    expanded = {data["parent"] for data in nodes.values()} - {""}
+    assert not expanded & pruned
+    for level in levels.values():
+        chosen = [node for node in level if node in expanded]
+        assert len(chosen) <= 2
+        rivals = {nodes[node]["text"]: nodes[node].get("score", -1.0) for node in level if node in pruned}
+        for node in chosen:
+            others = [score for text, score in rivals.items() if text != nodes[node]["text"]]
+            assert all(nodes[node]["score"] >= score for score in others)  # type: ignore[operator]
+    if outcome.result.node is not None:
+        assert outcome.result.node not in pruned
+
+
+async def test_greedy_is_one_branch_that_no_seed_changes() -> None:
+    texts = set()
+    for seed in SEEDS:
+        _, nodes, _ = await solve({"name": "greedy"}, seed)
+        texts.add(tuple(str(node["text"]) for node in nodes.values()))
+    assert len(texts) == 1
+
+
+async def test_another_seed_samples_other_solutions() -> None:
+    _, first, _ = await solve({"name": "self_consistency", "n": 4}, 1)
+    _, second, _ = await solve({"name": "self_consistency", "n": 4}, 2)
+    assert [node["text"] for node in first.values()] != [node["text"] for node in second.values()]
+
+
+def test_unknown_strategies_and_parameters_are_refused_with_what_is_known() -> None:
+    with pytest.raises(ValueError, match=r"unknown strategy 'mtcs'; known are greedy, .*beam"):
+        resolve("mtcs", {})
+    with pytest.raises(ValueError, match=r"width: Extra inputs.*its parameters: n, expansions, max_steps"):
+        resolve("beam", {"width": 3})
+    with pytest.raises(ValueError, match=r"n: Input should be less than or equal to 256"):
+        resolve("beam", {"n": 257})
+
+
+def test_every_strategy_has_a_summary_and_a_schema_whose_parameters_are_described() -> None:
+    for name, schema in schemas().items():
+        assert schema["summary"]
+        assert schema["needs_verifier"] == STRATEGIES[name].needs_verifier
+        assert all("description" in field for field in schema["parameters"].get("properties", {}).values())
