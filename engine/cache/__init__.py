@@ -1,0 +1,1 @@
+"""Paged key-value memory with a prefix tree."""

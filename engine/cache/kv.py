@@ -1,0 +1,179 @@
+"""The key-value memory of one model: the tensors, and a page table for every sequence that runs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from engine.cache.pool import PagePool
+from engine.cache.tree import Node, PrefixTree
+
+
+@dataclass(eq=False, slots=True)
+class PageTable:
+    """The pages of one running sequence, in token order."""
+
+    row: int
+    """Row of ``KVCache.pages`` that mirrors ``pages`` for the kernels."""
+    pages: list[int]
+    node: Node
+    """The last of this sequence's full pages that is in the tree (the root when none is)."""
+    shared: int
+    """How many leading pages are in the tree."""
+    cached_tokens: int
+    """Tokens whose keys and values were found when the table was opened."""
+    tail: Node | None = None
+    """The tree's node for the partial page after them, if this sequence published it. Only this sequence grows it."""
+
+
+class KVCache:
+    """Pages of keys and values, shared by prefix.
+
+    A sequence is opened (which finds what is cached), given room as it grows, published as its tokens are committed and
+    closed when it leaves. Full pages are shared; of a partial page the matching slots are copied (copy on write), so that
+    a cached prefix is found to the token.
+
+    ``data``: ``[layers, pages, page_size, 2 * kv_heads, head_dim]``, the keys of all heads before the values.
+    """
+
+    def __init__(
+        self, *, layers: int, kv_heads: int, head_dim: int, pages: int, page_size: int, rows: int, context: int
+    ) -> None:
+        self.page_size = page_size
+        # Zeros, not empty: a masked slot still meets its weight of zero, and zero times a stray NaN would be NaN.
+        self.data = torch.zeros(layers, pages, page_size, 2 * kv_heads, head_dim)
+        self.pages: npt.NDArray[np.int64] = np.zeros((rows, -(-context // page_size)), np.int64)
+        self._rows = list(range(rows - 1, -1, -1))
+        self._tables: dict[int, PageTable] = {}
+        self.pool = PagePool(pages)
+        self.tree = PrefixTree(self.pool, page_size)
+
+    @property
+    def available(self) -> int:
+        """Pages that are free or can be freed at once."""
+        return self.pool.free + self.tree.idle
+
+    @property
+    def used_tokens(self) -> int:
+        """Slots in pages that are not free, cached ones included."""
+        return (self.pool.size - self.pool.free) * self.page_size
+
+    def cached(self, tokens: Sequence[int], limit: int) -> int:
+        """How many of the first ``limit`` tokens a table opened now would find."""
+        match = self.tree.match(tokens, limit)
+        return len(match.nodes) * self.page_size + match.tail_tokens
+
+    def fits(self, tokens: Sequence[int], limit: int, reserve: int) -> bool:
+        """Whether a table opened now would find room for all tokens and the next one, and leave ``reserve`` pages."""
+        match = self.tree.match(tokens, limit)
+        idle = sum(self.pool.holders[node.page] == 1 for node in match.nodes)
+        needed = -(-(len(tokens) + 1) // self.page_size) - len(match.nodes)
+        return needed + reserve <= self.available - idle
+
+    def open(self, tokens: Sequence[int], limit: int) -> PageTable:
+        """A table that starts with the longest cached prefix of at most ``limit`` tokens. Needs a free row."""
+        match = self.tree.match(tokens, limit)
+        for node in match.nodes:
+            self.tree.hold(node)
+        last = match.nodes[-1] if match.nodes else self.tree.root
+        pages = [node.page for node in match.nodes]
+        table = PageTable(self._rows.pop(), pages, last, len(pages), len(pages) * self.page_size)
+        self.pages[table.row, : len(pages)] = pages
+        self._tables[table.row] = table
+        if match.tail is not None:
+            self._copy_tail(table, match.tail, match.tail_tokens)
+        return table
+
+    def reserve(self, table: PageTable, tokens: int) -> bool:
+        """Gives the table room for ``tokens`` tokens. ``False`` when memory is exhausted; what it got stays its own."""
+        while len(table.pages) * self.page_size < tokens:
+            page = self._take()
+            if page is None:
+                return False
+            self._append(table, page)
+        return True
+
+    def publish(self, table: PageTable, tokens: Sequence[int], computed: int, *, tail: bool) -> None:
+        """Puts the table's pages into the tree as far as their ``computed`` first tokens fill them.
+
+        With ``tail`` the last, partial page too: its owner may still append to it, since a reader copies only the slots
+        that the tree's key names.
+        """
+        size = self.page_size
+        while (table.shared + 1) * size <= computed:
+            self._publish_page(table, tuple(tokens[table.shared * size : (table.shared + 1) * size]))
+        rest = tuple(tokens[table.shared * size : computed])
+        if not tail or not rest or any(key[: len(rest)] == rest for key in table.node.children):
+            return
+        if table.tail is None:
+            table.tail = self.tree.insert(table.node, rest, table.pages[table.shared])
+        else:
+            self.tree.grow(table.tail, rest)
+
+    def close(self, table: PageTable) -> None:
+        """Lets go of every page: published ones stay cached until memory is needed, the others are free."""
+        del self._tables[table.row]
+        # From the end, so that of pages released together the later ones are the older and go first.
+        for page in reversed(table.pages):
+            self.tree.release(page)
+        self._rows.append(table.row)
+
+    def check(self) -> None:
+        """Raises ``RuntimeError`` unless free + cached + private pages are all pages and every count is right."""
+        self.tree.check()
+        cached = [node.page for node in self.tree.walk()]
+        held = [page for table in self._tables.values() for page in table.pages]
+        self.pool.check(cached + held)
+        private = set(held) - set(cached)
+        if self.pool.free + len(cached) + len(private) != self.pool.size:
+            raise RuntimeError("free, cached and private pages do not add up")
+        if len(private) != sum(page in private for page in held):
+            raise RuntimeError("two sequences hold the same private page")
+        for table in self._tables.values():
+            if self.pages[table.row, : len(table.pages)].tolist() != table.pages:
+                raise RuntimeError(f"row {table.row} does not mirror its table")
+
+    def _publish_page(self, table: PageTable, key: tuple[int, ...]) -> None:
+        index = table.shared
+        twin = table.node.children.get(key)
+        if twin is not None:
+            # Somebody computed the same tokens first. Point at their page before letting go of ours.
+            self.tree.hold(twin)
+            ours, table.pages[index] = table.pages[index], twin.page
+            self.pages[table.row, index] = twin.page
+            if table.tail is not None:
+                self.tree.remove(table.tail)
+            self.tree.release(ours)
+            table.node = twin
+        elif table.tail is not None:
+            self.tree.grow(table.tail, key)
+            table.node = table.tail
+        else:
+            table.node = self.tree.insert(table.node, key, table.pages[index])
+        table.tail = None
+        table.shared += 1
+
+    def _copy_tail(self, table: PageTable, source: Node, tokens: int) -> None:
+        """Copies the first slots of a cached page into a page of the table's own, if there is one to have."""
+        # Held meanwhile: making room must not evict the page that is about to be read.
+        self.tree.hold(source)
+        page = self._take()
+        if page is not None:
+            self.data[:, page, :tokens] = self.data[:, source.page, :tokens]
+            self._append(table, page)
+            table.cached_tokens += tokens
+        self.tree.release(source.page)
+
+    def _append(self, table: PageTable, page: int) -> None:
+        self.pages[table.row, len(table.pages)] = page
+        table.pages.append(page)
+
+    def _take(self) -> int | None:
+        page = self.pool.take()
+        if page is None and self.tree.evict():
+            page = self.pool.take()
+        return page

@@ -1,0 +1,253 @@
+"""The step loop of one model: schedule, forward, sample, commit, emit. One thread only; ``LocalEngine`` drives it."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from engine.batch import Work, build_batch
+from engine.cache.kv import KVCache
+from engine.models.config import read_config
+from engine.outputs import Ending, completion, ending, next_delta, score_result
+from engine.sampling import Coordinates, Laws, sample
+from engine.scheduler import Scheduler
+from engine.sequence import GenerateSequence, Job, ScoreSequence
+from engine.served import ServedModel
+from engine.types import EngineError, FinishReason
+
+_log = logging.getLogger(__name__)
+
+_DEFAULT_KV_BYTES = 1 << 30
+_DEFAULT_KV_TOKENS = 1 << 17
+
+
+@dataclass(frozen=True, slots=True)
+class CoreOptions:
+    """The size of one model's engine."""
+
+    kv_tokens: int | None = None
+    """Tokens whose keys and values are kept, running and cached; ``None``: what 1 GiB holds, at most 131,072."""
+    page_size: int = 16
+    max_running: int = 256
+    """Sequences that run at once."""
+    max_waiting: int = 4096
+    """Sequences that may wait, and the most that one request may have."""
+    step_tokens: int = 2048
+    """Tokens computed in one step at most."""
+
+
+@dataclass(frozen=True, slots=True)
+class CoreStats:
+    """A look at one model's engine. Tokens are counted since the start."""
+
+    running: int
+    waiting: int
+    kv_tokens: int
+    kv_capacity: int
+    prompt_tokens: int
+    cached_tokens: int
+    generated_tokens: int
+    scored_tokens: int
+    preemptions: int
+
+
+class EngineCore:
+    """One model with its cache and scheduler."""
+
+    def __init__(self, name: str, folder: Path, options: CoreOptions) -> None:
+        """Loads the checkpoint in ``folder``; raises ``EngineError`` that says what is wrong with it."""
+        self._options = options
+        config = read_config(folder)
+        token_bytes = config.layers * config.kv_heads * config.head_dim * 2 * torch.float32.itemsize
+        wanted = options.kv_tokens or min(_DEFAULT_KV_TOKENS, _DEFAULT_KV_BYTES // token_bytes)
+        self._pages = max(1, wanted // options.page_size)
+        # What the pool cannot hold could never run, so it bounds the context too.
+        capacity = self._pages * options.page_size
+        self.model = ServedModel(
+            name, folder, config, max_tokens=capacity, max_sequences=options.max_waiting
+        )
+        self._jobs: list[Job] = []
+        self._generated = 0
+        self._scored = 0
+        self._start_empty()
+
+    @property
+    def busy(self) -> bool:
+        """Whether there is anything to do."""
+        return bool(self._jobs)
+
+    @property
+    def stats(self) -> CoreStats:
+        """Current numbers. May be read from another thread; they are then those of about now."""
+        scheduler = self._scheduler
+        return CoreStats(
+            running=len(scheduler.running),
+            waiting=len(scheduler.waiting),
+            kv_tokens=self.cache.used_tokens,
+            kv_capacity=self._pages * self._options.page_size,
+            prompt_tokens=scheduler.prompt_tokens,
+            cached_tokens=scheduler.cached_tokens,
+            generated_tokens=self._generated,
+            scored_tokens=self._scored,
+            preemptions=scheduler.preemptions,
+        )
+
+    def submit(self, job: Job) -> None:
+        """Starts a job whose sequences ``ServedModel`` made."""
+        self._jobs.append(job)
+        self._scheduler.add(job.sequences)
+
+    def cancel(self, chosen: Callable[[Job], bool], reason: FinishReason = "cancelled") -> None:
+        """Ends jobs at once: branches with the tokens that they have, score requests with an error."""
+        for job in [job for job in self._jobs if chosen(job)]:
+            self._scheduler.drop(job)
+            self._jobs.remove(job)
+            if any(isinstance(sequence, ScoreSequence) for sequence in job.sequences):
+                job.sink(EngineError(f"score request {job.request_id!r} was {reason}"))
+            for sequence in job.sequences:
+                if isinstance(sequence, GenerateSequence):
+                    self._emit_completion(sequence, (reason, None))
+            job.sequences.clear()
+
+    def step(self) -> None:
+        """Advances the work by one forward pass.
+
+        An exception ends the jobs that were running and empties the cache, since nothing is known about its state. Jobs
+        that wait are not touched, and the engine goes on with them.
+        """
+        now = time.monotonic()
+        try:
+            self.cancel(lambda job: job.deadline is not None and job.deadline <= now, "timeout")
+            with torch.inference_mode():
+                self._advance()
+        except Exception as error:
+            _log.exception("a step of model %s failed", self.model.info.id)
+            self._recover(error)
+
+    def _advance(self) -> None:
+        schedule = self._scheduler.schedule()
+        for declined in schedule.declined:
+            self._emit_score(declined, declined=True)
+        if not schedule.work:
+            return
+        config = self.model.config
+        batch, work = build_batch(schedule.work, self.cache, config.heads // config.kv_heads)
+        hidden = self.model.decoder.forward(batch, self.cache.data)
+        drawing, draws, reading, reads = _read_outs(work)
+        logits = self.model.decoder.read(hidden[draws + reads])
+        for (sequence, position), row in zip(reading, logits[len(draws) :], strict=True):
+            values = row[list(sequence.token_ids)] if sequence.token_ids else row
+            sequence.values[position] = tuple(values.tolist())
+        tokens, logprobs = _draw(drawing, logits[: len(draws)])
+        self._commit(work)
+        for generating, token, logprob in zip(drawing, tokens, logprobs, strict=True):
+            self._append(generating, token, logprob)
+
+    def _commit(self, work: list[Work]) -> None:
+        """The step's keys and values are valid now; what fills a page or ends a prefix becomes shareable."""
+        size = self.cache.page_size
+        for sequence, count in work:
+            before, sequence.computed = sequence.computed, sequence.computed + count
+            completes = before < sequence.prefix <= sequence.computed
+            if completes or sequence.computed // size > before // size:
+                self.cache.publish(sequence.pages, sequence.tokens, sequence.computed, tail=completes)
+            if isinstance(sequence, ScoreSequence):
+                self._scored += count
+                if completes:
+                    self._scheduler.finish(sequence)
+                    self._emit_score(sequence, declined=False)
+
+    def _append(self, sequence: GenerateSequence, token: int, logprob: float) -> None:
+        sequence.tokens.append(token)
+        sequence.written.append(token)
+        sequence.logprob += logprob
+        self._generated += 1
+        reason = ending(sequence, token, self.model.info.context)
+        if reason is not None:
+            self._scheduler.finish(sequence)
+            self._emit_completion(sequence, reason)
+            self._leave(sequence)
+        elif sequence.job.stream and (delta := next_delta(sequence)):
+            sequence.job.sink(delta)
+
+    def _emit_completion(self, sequence: GenerateSequence, reason: Ending) -> None:
+        rest, answer = completion(sequence, self.model.tokenizer, reason)
+        if rest is not None:
+            sequence.job.sink(rest)
+        sequence.job.sink(answer)
+
+    def _emit_score(self, sequence: ScoreSequence, *, declined: bool) -> None:
+        sequence.job.sink(score_result(sequence, declined=declined))
+        self._leave(sequence)
+
+    def _leave(self, sequence: GenerateSequence | ScoreSequence) -> None:
+        sequence.job.sequences.remove(sequence)
+        if not sequence.job.sequences:
+            self._jobs.remove(sequence.job)
+
+    def _recover(self, error: Exception) -> None:
+        waiting, running = self._scheduler.waiting, self._scheduler.running
+        self._start_empty()
+        # With nobody running, one of those that wait must be the cause: kept, it would fail every step to come.
+        affected = {id(sequence.job) for sequence in running or waiting}
+        for job in [job for job in self._jobs if id(job) in affected]:
+            self._jobs.remove(job)
+            job.sink(EngineError(f"the engine failed while it worked on this request: {error!r}"))
+        self._scheduler.add(sequence for sequence in waiting if id(sequence.job) not in affected)
+
+    def _start_empty(self) -> None:
+        config, options = self.model.config, self._options
+        self.cache = KVCache(
+            layers=config.layers,
+            kv_heads=config.kv_heads,
+            head_dim=config.head_dim,
+            pages=self._pages,
+            page_size=options.page_size,
+            rows=options.max_running,
+            context=self.model.info.context,
+        )
+        self._scheduler = Scheduler(self.cache, max_running=options.max_running, step_tokens=options.step_tokens)
+
+
+def _read_outs(
+    work: list[Work],
+) -> tuple[list[GenerateSequence], list[int], list[tuple[ScoreSequence, int]], list[int]]:
+    """Who needs logits, and in which rows of the batch: branches whose next token is drawn, positions to read."""
+    drawing: list[GenerateSequence] = []
+    draws: list[int] = []
+    reading: list[tuple[ScoreSequence, int]] = []
+    reads: list[int] = []
+    start = 0
+    for sequence, count in work:
+        end = sequence.computed + count
+        if isinstance(sequence, GenerateSequence):
+            if end == len(sequence.tokens):
+                drawing.append(sequence)
+                draws.append(start + count - 1)
+        elif isinstance(sequence, ScoreSequence):
+            for position in sorted(set(sequence.reads)):
+                if sequence.computed <= position < end:
+                    reading.append((sequence, position))
+                    reads.append(start + position - sequence.computed)
+        start += count
+    return drawing, draws, reading, reads
+
+
+def _draw(sequences: list[GenerateSequence], logits: Tensor) -> tuple[list[int], list[float]]:
+    """The next token of every branch and its log-probability."""
+    if not sequences:
+        return [], []
+    floats = np.array([(s.sampling.temperature, s.sampling.top_p, s.sampling.min_p) for s in sequences])
+    ints = np.array([(s.sampling.top_k, s.seed, s.key, len(s.tokens)) for s in sequences], np.int64)
+    temperature, top_p, min_p = torch.from_numpy(floats.T.copy())
+    top_k, seed, key, position = torch.from_numpy(ints.T.copy())
+    laws = Laws(temperature=temperature, top_p=top_p, min_p=min_p, top_k=top_k)
+    tokens, logprobs = sample(logits, laws, Coordinates(seed=seed, key=key, position=position))
+    return tokens.tolist(), logprobs.tolist()

@@ -1,0 +1,75 @@
+"""Refusing requests that can never be served, with the field and the limit in the message."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from engine.types import GenerateRequest, InvalidRequest, ModelInfo, SamplingParams, ScoreRequest
+
+_WORD = range(-(1 << 63), 1 << 64)
+"""Seeds and keys are 64-bit words, signed or not."""
+
+
+def check_generate(request: GenerateRequest, model: ModelInfo, max_branches: int) -> None:
+    """Raises ``InvalidRequest`` unless the request could be served by an idle engine."""
+    if model.kind != "generate":
+        raise InvalidRequest(f"model {model.id!r} classifies tokens and cannot generate; use a score request", "model")
+    if not request.prompt:
+        raise InvalidRequest("the prompt must have at least one token", "prompt")
+    check_tokens(request.prompt, model, "prompt")
+    if not 1 <= len(request.branches) <= max_branches:
+        raise InvalidRequest(f"{len(request.branches)} branches; there may be 1 to {max_branches}", "branches")
+    for branch in request.branches:
+        check_tokens(branch.generated, model, "branches.generated")
+        if branch.max_tokens < 1:
+            raise InvalidRequest(f"max_tokens is {branch.max_tokens}; it must be at least 1", "max_tokens")
+        if branch.seed not in _WORD or branch.key not in _WORD:
+            raise InvalidRequest("seed and key must fit into 64 bits", "seed" if branch.seed not in _WORD else "key")
+        length = len(request.prompt) + len(branch.generated)
+        if length >= model.context:
+            raise InvalidRequest(
+                f"prompt and generated tokens are {length}; at most {model.context - 1} leave room for a new one",
+                "prompt",
+            )
+    _check_sampling(request.sampling, model)
+    if request.timeout is not None and not request.timeout > 0:
+        raise InvalidRequest(f"timeout is {request.timeout}; it must be more than 0 seconds", "timeout")
+
+
+def check_score(request: ScoreRequest, model: ModelInfo, max_items: int) -> None:
+    """The same for a score request, as far as it can be told before its parts are tokenised."""
+    if model.kind == "classify" and request.token_ids:
+        raise InvalidRequest(f"model {model.id!r} classifies tokens; token_ids must be empty", "token_ids")
+    if model.kind == "generate" and not request.token_ids:
+        raise InvalidRequest(f"model {model.id!r} is a language model; token_ids says which logits to read", "token_ids")
+    check_tokens(request.token_ids, model, "token_ids")
+    if len(request.items) > max_items:
+        raise InvalidRequest(f"{len(request.items)} items; there may be at most {max_items}", "items")
+    if request.max_compute is not None and request.max_compute < 0:
+        raise InvalidRequest(f"max_compute is {request.max_compute}; it must not be negative", "max_compute")
+    for item in request.items:
+        if not item.read:
+            raise InvalidRequest("an item must name at least one part to read", "items.read")
+        if not all(0 <= part < len(item.parts) for part in item.read):
+            raise InvalidRequest(f"read {item.read} names parts outside 0 to {len(item.parts) - 1}", "items.read")
+
+
+def check_tokens(tokens: Sequence[int], model: ModelInfo, field: str) -> None:
+    """Raises ``InvalidRequest`` unless the model has an embedding for every token."""
+    if tokens and not (0 <= min(tokens) and max(tokens) < model.vocab_size):
+        raise InvalidRequest(f"{field} has a token id outside 0 to {model.vocab_size - 1}", field)
+
+
+def _check_sampling(sampling: SamplingParams, model: ModelInfo) -> None:
+    if not (math.isfinite(sampling.temperature) and sampling.temperature >= 0):
+        raise InvalidRequest(f"temperature is {sampling.temperature}; it must be 0 or more", "temperature")
+    if sampling.top_k < 0:
+        raise InvalidRequest(f"top_k is {sampling.top_k}; it must be 0 (off) or more", "top_k")
+    if not 0 < sampling.top_p <= 1:
+        raise InvalidRequest(f"top_p is {sampling.top_p}; it must be above 0 and at most 1", "top_p")
+    if not 0 <= sampling.min_p <= 1:
+        raise InvalidRequest(f"min_p is {sampling.min_p}; it must be between 0 and 1", "min_p")
+    if "" in sampling.stop:
+        raise InvalidRequest("a stop string must not be empty", "stop")
+    check_tokens(sampling.stop_token_ids, model, "stop_token_ids")

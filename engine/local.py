@@ -1,0 +1,191 @@
+"""The engine in this process: one thread steps the models, any number of event loops ask it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import time
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+
+from engine.core import CoreOptions, CoreStats, EngineCore
+from engine.sequence import Event, Job
+from engine.types import (
+    Completion,
+    Delta,
+    EngineBusy,
+    EngineError,
+    EngineUnavailable,
+    GenerateRequest,
+    InvalidRequest,
+    ModelInfo,
+    ScoreRequest,
+    ScoreResult,
+)
+
+_log = logging.getLogger(__name__)
+
+_Command = Callable[[], None]
+
+
+class LocalEngine:
+    """``EngineClient`` over models in this process. Safe to use from several threads and event loops at once."""
+
+    def __init__(self, models: Mapping[str, str | Path], options: CoreOptions | None = None) -> None:
+        """Loads the checkpoints (name to folder). Raises ``EngineError`` that says what is wrong with one."""
+        if not models:
+            raise EngineError("name at least one model to serve")
+        options = options or CoreOptions()
+        self._cores = {name: EngineCore(name, Path(folder), options) for name, folder in models.items()}
+        self._max_waiting = options.max_waiting
+        self._wake = threading.Condition()
+        self._inbox: list[_Command] = []
+        self._arriving = dict.fromkeys(self._cores, 0)
+        """Sequences by model that the inbox holds; what the core has is the core's to count."""
+        self._closed = False
+        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+        self._thread.start()
+
+    def generate(self, request: GenerateRequest, *, stream: bool = False) -> AsyncGenerator[Completion | Delta, None]:
+        """See ``EngineClient``. Checks and queues the request before it returns, so that errors are raised at the call."""
+        core = self._core(request.model)
+        deadline = None if request.timeout is None else time.monotonic() + request.timeout
+        events: asyncio.Queue[Event] = asyncio.Queue()
+        job = Job(request.request_id, _deliver_to(events), deadline, stream)
+        core.model.add_branches(request, job)
+        self._submit(core, job)
+        return self._completions(core, job, events, len(request.branches))
+
+    async def score(self, request: ScoreRequest) -> list[ScoreResult]:
+        """See ``EngineClient``."""
+        core = self._core(request.model)
+        events: asyncio.Queue[Event] = asyncio.Queue()
+        job = Job(request.request_id, _deliver_to(events))
+        core.model.add_items(request, job)
+        results: list[ScoreResult] = []
+        wanted = len(request.items)
+        if wanted:
+            self._submit(core, job)
+        try:
+            while len(results) < wanted:
+                event = await events.get()
+                if isinstance(event, EngineError):
+                    raise event
+                if isinstance(event, ScoreResult):
+                    results.append(event)
+        finally:
+            if len(results) < wanted:
+                self._post(partial(core.cancel, lambda other: other is job))
+        return sorted(results, key=lambda result: result.index)
+
+    async def abort(self, request_id: str) -> None:
+        """See ``EngineClient``."""
+        for core in self._cores.values():
+            self._post(partial(core.cancel, lambda job: job.request_id == request_id))
+
+    async def tokenize(self, model: str, text: str | Sequence[dict[str, str]]) -> tuple[int, ...]:
+        """See ``EngineClient``."""
+        tokenizer = self._core(model).model.tokenizer
+        return tokenizer.encode(text) if isinstance(text, str) else tokenizer.encode_chat(text)
+
+    async def models(self) -> list[ModelInfo]:
+        """See ``EngineClient``."""
+        return [core.model.info for core in self._cores.values()]
+
+    async def close(self) -> None:
+        """Cancels what runs, ends the thread and frees the models."""
+        with self._wake:
+            self._closed = True
+            self._wake.notify()
+        await asyncio.to_thread(self._thread.join)
+        self._cores.clear()
+
+    @property
+    def alive(self) -> bool:
+        """Whether the thread that steps the models runs."""
+        return self._thread.is_alive()
+
+    def stats(self) -> dict[str, CoreStats]:
+        """Numbers for monitoring, by model."""
+        return {name: core.stats for name, core in self._cores.items()}
+
+    async def _completions(
+        self, core: EngineCore, job: Job, events: asyncio.Queue[Event], left: int
+    ) -> AsyncGenerator[Completion | Delta, None]:
+        try:
+            while left:
+                event = await events.get()
+                if isinstance(event, EngineError):
+                    left = 0
+                    raise event
+                if isinstance(event, Completion):
+                    left -= 1
+                if isinstance(event, Completion | Delta):
+                    yield event
+        finally:
+            if left:
+                self._post(partial(core.cancel, lambda other: other is job))
+
+    def _core(self, model: str) -> EngineCore:
+        if self._closed:
+            raise EngineUnavailable("the engine is closed")
+        core = self._cores.get(model)
+        if core is None:
+            raise InvalidRequest(f"model {model!r} is not served; served are {', '.join(self._cores)}", "model")
+        return core
+
+    def _submit(self, core: EngineCore, job: Job) -> None:
+        name, new = core.model.info.id, len(job.sequences)
+        with self._wake:
+            waiting = self._arriving[name] + core.stats.waiting
+            if waiting + new > self._max_waiting:
+                raise EngineBusy(f"{waiting} sequences wait and {new} more would pass {self._max_waiting}; try later")
+            if self._closed:
+                raise EngineUnavailable("the engine is closed")
+            self._arriving[name] += new
+            self._inbox.append(partial(self._start, core, job, new))
+            self._wake.notify()
+
+    def _start(self, core: EngineCore, job: Job, sequences: int) -> None:
+        core.submit(job)
+        with self._wake:
+            self._arriving[core.model.info.id] -= sequences
+
+    def _post(self, command: _Command) -> None:
+        with self._wake:
+            self._inbox.append(command)
+            self._wake.notify()
+
+    def _run(self) -> None:
+        cores = list(self._cores.values())
+        while True:
+            with self._wake:
+                while not (self._inbox or self._closed or any(core.busy for core in cores)):
+                    self._wake.wait()
+                commands, self._inbox = self._inbox, []
+                closed = self._closed
+            for command in commands:
+                command()
+            if closed:
+                break
+            for core in cores:
+                if core.busy:
+                    core.step()
+        for core in cores:
+            core.cancel(lambda _: True)
+
+
+def _deliver_to(events: asyncio.Queue[Event]) -> Callable[[Event], None]:
+    """A sink for the engine's thread that reaches a queue of the calling event loop."""
+    loop = asyncio.get_running_loop()
+
+    def deliver(event: Event) -> None:
+        try:
+            loop.call_soon_threadsafe(events.put_nowait, event)
+        except RuntimeError:
+            # The loop was closed, and whoever waited on it is gone.
+            _log.debug("an answer found its event loop closed")
+
+    return deliver

@@ -1,0 +1,77 @@
+"""When a branch ends, and what its client hears."""
+
+from __future__ import annotations
+
+from engine.detokenize import held_back, text_of
+from engine.sequence import GenerateSequence, ScoreSequence
+from engine.tokenizer import Tokenizer
+from engine.types import Completion, Delta, FinishReason, ScoreResult
+
+Ending = tuple[FinishReason, str | int | None]
+
+
+def ending(sequence: GenerateSequence, token: int, context: int) -> Ending | None:
+    """Why the branch ends with the token that it just received, and the stop that did it; ``None`` if it goes on."""
+    if token in sequence.eos or token in sequence.sampling.stop_token_ids:
+        return "stop", token
+    stops = sequence.stop_strings
+    if stops is not None and stops.may_end(token):
+        sequence.reader.advance()
+        stop = stops.find(sequence.reader.text, sequence.checked)
+        if stop is not None:
+            return "stop", stop
+        sequence.checked = max(sequence.checked, len(sequence.reader.text))
+    if len(sequence.written) - len(sequence.branch.generated) >= sequence.branch.max_tokens:
+        return "length", None
+    if len(sequence.tokens) >= context:
+        return "context", None
+    return None
+
+
+def next_delta(sequence: GenerateSequence) -> Delta | None:
+    """What can be streamed of a branch that goes on: no half character, nothing that may become a stop string."""
+    sequence.reader.advance()
+    text = sequence.reader.text
+    return _delta(sequence, text[: len(text) - held_back(text, sequence.sampling.stop)])
+
+
+def completion(sequence: GenerateSequence, tokenizer: Tokenizer, reason: Ending) -> tuple[Delta | None, Completion]:
+    """The branch's answer, and before it the rest of its stream (if it streams)."""
+    finish_reason, stop = reason
+    tokens = sequence.new_tokens
+    ended = finish_reason == "stop" and stop in sequence.eos
+    text = text_of(tokenizer, sequence.written[:-1] if ended else sequence.written)
+    answer = Completion(
+        index=sequence.index,
+        token_ids=tuple(tokens),
+        text=text[sequence.start :],
+        finish_reason=finish_reason,
+        stop=stop,
+        logprob=sequence.logprob,
+        prompt_tokens=sequence.prefix,
+        cached_tokens=sequence.cached or 0,
+    )
+    rest = None
+    if sequence.job.stream:
+        rest = Delta(sequence.index, text[sequence.sent :], tuple(tokens[sequence.sent_tokens :]))
+    return (rest if rest and rest.token_ids else None), answer
+
+
+def score_result(sequence: ScoreSequence, *, declined: bool) -> ScoreResult:
+    """The answer of an item that was computed, or that ``max_compute`` did not allow to compute."""
+    cached = sequence.cached or 0
+    return ScoreResult(
+        index=sequence.index,
+        values=None if declined else tuple(sequence.values[position] for position in sequence.reads),
+        computed_tokens=len(sequence.tokens) - cached,
+        cached_tokens=cached,
+    )
+
+
+def _delta(sequence: GenerateSequence, text: str) -> Delta | None:
+    if len(text) <= sequence.sent:
+        return None
+    tokens = sequence.new_tokens
+    delta = Delta(sequence.index, text[sequence.sent :], tuple(tokens[sequence.sent_tokens :]))
+    sequence.sent, sequence.sent_tokens = len(text), len(tokens)
+    return delta

@@ -1,0 +1,104 @@
+"""What the engine keeps about the work in flight: jobs (one per request) and their sequences."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from engine.cache.kv import PageTable
+from engine.detokenize import StopStrings, TextReader
+from engine.types import Branch, Completion, Delta, EngineError, SamplingParams, ScoreResult
+
+Event = Completion | Delta | ScoreResult | EngineError
+"""What a job hears: results as they come, or one error that ends it."""
+
+
+@dataclass(eq=False, slots=True)
+class Job:
+    """One request in flight."""
+
+    request_id: str
+    sink: Callable[[Event], None]
+    """Called by the engine's thread."""
+    deadline: float | None = None
+    """On ``time.monotonic``'s clock."""
+    stream: bool = False
+    sequences: list[Sequence] = field(default_factory=list)
+    """Those that are not finished."""
+
+
+@dataclass(eq=False, slots=True, kw_only=True)
+class Sequence:
+    """Tokens whose keys and values are computed in order: ``computed`` catches up with ``len(tokens)``."""
+
+    job: Job
+    index: int
+    order: int
+    """Arrival number: smaller is older and goes first."""
+    tokens: list[int]
+    prefix: int
+    """How many tokens were known on arrival; only these can be shared before they are computed."""
+    computed: int = 0
+    cached: int | None = None
+    """Tokens that the cache had when the sequence first ran. Recomputing after a preemption is not the client's bill."""
+    table: PageTable | None = None
+
+    @property
+    def limit(self) -> int:
+        """How many tokens may come from the cache; the others must be forwarded, since their read-out is wanted."""
+        return len(self.tokens) - 1
+
+    @property
+    def pages(self) -> PageTable:
+        """The page table of a sequence that runs."""
+        if self.table is None:
+            raise RuntimeError("the sequence is not running")
+        return self.table
+
+
+@dataclass(eq=False, slots=True, kw_only=True)
+class GenerateSequence(Sequence):
+    """A branch that is being continued."""
+
+    branch: Branch
+    seed: int
+    """The branch's seed and key as signed 64-bit words."""
+    key: int
+    sampling: SamplingParams
+    eos: frozenset[int]
+    """Tokens that end the sequence and are no text; empty when the request ignores them."""
+    stop_strings: StopStrings | None
+    reader: TextReader
+    written: list[int]
+    """``Branch.generated`` and then the new tokens; the reader follows this list."""
+    start: int
+    """Characters of ``Branch.generated``'s text; what follows is this request's."""
+    checked: int
+    """Characters already searched for stop strings."""
+    sent: int
+    """Characters already streamed, those of ``Branch.generated`` included."""
+    sent_tokens: int = 0
+    """New tokens already streamed."""
+    logprob: float = 0.0
+
+    @property
+    def new_tokens(self) -> list[int]:
+        """What this request added so far."""
+        return self.written[len(self.branch.generated) :]
+
+
+@dataclass(eq=False, slots=True, kw_only=True)
+class ScoreSequence(Sequence):
+    """A sequence that is only read. Its tokens end at the last position to read."""
+
+    reads: tuple[int, ...]
+    """Positions to read, in the order of the answer."""
+    token_ids: tuple[int, ...]
+    max_compute: float
+    """Most tokens to compute; infinite when the request does not say."""
+    values: dict[int, tuple[float, ...]] = field(default_factory=dict)
+    """Logits by position."""
+
+    @property
+    def limit(self) -> int:
+        return min(self.reads)

@@ -1,0 +1,112 @@
+"""A checkpoint made ready to serve, and requests made ready to run on it."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from pathlib import Path
+
+from engine.detokenize import StopStrings, TextReader, text_of
+from engine.limits import check_generate, check_score, check_tokens
+from engine.models.config import ModelConfig
+from engine.models.decoder import Decoder
+from engine.sequence import GenerateSequence, Job, ScoreSequence
+from engine.tokenizer import Tokenizer
+from engine.types import GenerateRequest, InvalidRequest, ModelInfo, ScoreItem, ScoreRequest
+
+Positions = tuple[int, ...]
+
+
+class ServedModel:
+    """Weights, tokenizer and limits of one model. Its methods may be called from any thread."""
+
+    def __init__(self, name: str, folder: Path, config: ModelConfig, *, max_tokens: int, max_sequences: int) -> None:
+        """Loads the checkpoint in ``folder``; raises ``EngineError`` that says what is wrong with it.
+
+        ``max_tokens`` bounds the context, ``max_sequences`` the branches or items of one request.
+        """
+        self.config = config
+        self.tokenizer = Tokenizer(folder, config.vocab)
+        self.decoder = Decoder(config, folder)
+        self.info = ModelInfo(
+            id=name,
+            kind="classify" if config.labels else "generate",
+            context=min(config.context, max_tokens),
+            vocab_size=config.vocab,
+            parameters=self.decoder.parameters,
+            extra=config.extra,
+        )
+        self._eos = frozenset(config.eos) | (frozenset() if self.tokenizer.eos is None else {self.tokenizer.eos})
+        self._max_sequences = max_sequences
+        self._arrivals = itertools.count()
+
+    def add_branches(self, request: GenerateRequest, job: Job) -> None:
+        """Gives the job a sequence for each branch. Raises ``InvalidRequest``."""
+        check_generate(request, self.info, self._max_sequences)
+        sampling = request.sampling
+        stops = StopStrings(self.tokenizer, sampling.stop) if sampling.stop else None
+        for index, branch in enumerate(request.branches):
+            tokens, written = [*request.prompt, *branch.generated], list(branch.generated)
+            start = len(text_of(self.tokenizer, written))
+            job.sequences.append(
+                GenerateSequence(
+                    job=job,
+                    index=index,
+                    order=next(self._arrivals),
+                    tokens=tokens,
+                    prefix=len(tokens),
+                    branch=branch,
+                    seed=_signed(branch.seed),
+                    key=_signed(branch.key),
+                    sampling=sampling,
+                    eos=frozenset() if sampling.ignore_eos else self._eos,
+                    stop_strings=stops,
+                    reader=TextReader(self.tokenizer, written),
+                    written=written,
+                    start=start,
+                    checked=start,
+                    sent=start,
+                )
+            )
+
+    def add_items(self, request: ScoreRequest, job: Job) -> None:
+        """Gives the job a sequence for each item. Raises ``InvalidRequest``."""
+        check_score(request, self.info, self._max_sequences)
+        for index, item in enumerate(request.items):
+            tokens, reads = self._flatten(item)
+            job.sequences.append(
+                ScoreSequence(
+                    job=job,
+                    index=index,
+                    order=next(self._arrivals),
+                    tokens=tokens,
+                    prefix=len(tokens),
+                    reads=reads,
+                    token_ids=request.token_ids,
+                    max_compute=math.inf if request.max_compute is None else request.max_compute,
+                )
+            )
+
+    def _flatten(self, item: ScoreItem) -> tuple[list[int], Positions]:
+        """An item's tokens up to the last one that is read, and the positions to read."""
+        tokens: list[int] = []
+        ends: list[int] = []
+        for part in item.parts:
+            if isinstance(part, str):
+                tokens.extend(self.tokenizer.encode_part(part))
+            else:
+                check_tokens(part, self.info, "items.parts")
+                tokens.extend(part)
+            ends.append(len(tokens) - 1)
+        reads = tuple(ends[part] for part in item.read)
+        if min(reads) < 0:
+            raise InvalidRequest("a part to read has no token at or before its end", "items.read")
+        length = max(reads) + 1
+        if length > self.info.context:
+            raise InvalidRequest(f"an item has {length} tokens; at most {self.info.context} fit", "items.parts")
+        return tokens[:length], reads
+
+
+def _signed(word: int) -> int:
+    """The int64 with the bits of a 64-bit word."""
+    return word - (1 << 64) if word >> 63 == 1 else word

@@ -1,0 +1,256 @@
+"""The engine over HTTP: OpenAI's completions, and token-id, branch and scoring extensions for ``HttpEngine``."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import signal
+import sys
+from collections.abc import AsyncIterator, Coroutine, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from types import FrameType
+from typing import Any, TypeVar
+
+import torch
+import uvicorn
+from fastapi import FastAPI, HTTPException, Request, Response
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse, StreamingResponse
+from prometheus_client import CollectorRegistry, generate_latest
+from starlette.exceptions import HTTPException as StarletteHTTPException
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from engine.core import CoreOptions
+from engine.local import LocalEngine
+from engine.metrics import EngineCollector
+from engine.openai import streamed_answer, whole_answer
+from engine.schema import AbortBody, CompletionBody, ScoreBody, TokenizeBody
+from engine.types import EngineError
+from engine.wire import error_body, error_to_json
+
+MAX_BODY_BYTES = 32 << 20
+
+_SHUTDOWN_SECONDS = 2
+_T = TypeVar("_T")
+
+
+def create_app(engine: LocalEngine) -> FastAPI:
+    """The application around an engine, which it closes when it ends."""
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        yield
+        await engine.close()
+
+    app = FastAPI(title="Reasoner engine", lifespan=lifespan)
+    app.add_middleware(_BodyLimit)
+    app.add_exception_handler(EngineError, _engine_error)
+    app.add_exception_handler(RequestValidationError, _validation_error)
+    app.add_exception_handler(StarletteHTTPException, _http_error)
+    registry = CollectorRegistry()
+    registry.register(EngineCollector(engine))
+
+    @app.post("/v1/completions", response_model=None)
+    async def completions(body: CompletionBody, http: Request) -> Response:
+        prompt = body.prompt
+        tokens = await engine.tokenize(body.model, prompt) if isinstance(prompt, str) else tuple(prompt)
+        request = body.to_request(tokens)
+        # Refusals are raised here, while they can still become a status code.
+        events = engine.generate(request, stream=body.stream)
+        if body.stream or body.stream_choices:
+            return StreamingResponse(streamed_answer(body, request, events), media_type="text/event-stream")
+        return JSONResponse(await _while_connected(http, whole_answer(body, request, events)))
+
+    @app.post("/v1/score", response_model=None)
+    async def score(body: ScoreBody, http: Request) -> Response:
+        results = await _while_connected(http, engine.score(body.to_request()))
+        return JSONResponse({"model": body.model, "results": [asdict(result) for result in results]})
+
+    @app.post("/v1/abort")
+    async def abort(body: AbortBody) -> dict[str, str]:
+        await engine.abort(body.request_id)
+        return {"request_id": body.request_id}
+
+    @app.post("/tokenize")
+    async def tokenize(body: TokenizeBody) -> dict[str, object]:
+        text = body.prompt if body.prompt is not None else body.messages or []
+        tokens = await engine.tokenize(body.model, text)
+        return {"tokens": tokens, "count": len(tokens)}
+
+    @app.get("/v1/models")
+    async def models() -> dict[str, object]:
+        fixed = {"object": "model", "created": 0, "owned_by": "reasoner"}
+        return {"object": "list", "data": [fixed | asdict(info) for info in await engine.models()]}
+
+    @app.get("/healthz")
+    async def healthz() -> Response:
+        alive = engine.alive
+        return JSONResponse({"status": "ok" if alive else "engine thread ended"}, 200 if alive else 503)
+
+    @app.get("/metrics")
+    async def metrics() -> Response:
+        return Response(generate_latest(registry), media_type="text/plain; version=0.0.4; charset=utf-8")
+
+    return app
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs a server until a signal ends it. Exit status 2 when the arguments or a model folder are wrong."""
+    arguments = _parser().parse_args(argv)
+    if arguments.threads is not None:
+        torch.set_num_threads(arguments.threads)
+    try:
+        engine = LocalEngine(_named_folders(arguments.model), CoreOptions(kv_tokens=arguments.kv_tokens))
+    except EngineError as error:
+        print(f"engine: {error}", file=sys.stderr)
+        return 2
+    config = uvicorn.Config(
+        create_app(engine),
+        host=arguments.host,
+        port=arguments.port,
+        uds=arguments.uds,
+        log_level="warning",
+        access_log=False,
+        timeout_graceful_shutdown=_SHUTDOWN_SECONDS,
+    )
+    try:
+        _Server(config).run()
+    finally:
+        if arguments.uds:
+            Path(arguments.uds).unlink(missing_ok=True)
+    return 0
+
+
+class _Server(uvicorn.Server):
+    """Says when it is ready, and ends with status 0 on the first signal instead of dying by it."""
+
+    async def startup(self, sockets: list[Any] | None = None) -> None:
+        await super().startup(sockets)
+        if self.started:
+            where = self.config.uds
+            if where is None:
+                host, port = self.servers[0].sockets[0].getsockname()[:2]
+                where = f"http://{host}:{port}"
+            print(f"engine ready on {where}", flush=True)
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        def leave(number: int, frame: FrameType | None) -> None:
+            self.handle_exit(number, frame)
+
+        previous = {number: signal.signal(number, leave) for number in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield
+        finally:
+            for number, handler in previous.items():
+                signal.signal(number, handler)
+
+
+class _BodyLimit:
+    """Refuses a body over the limit with 413, by its announced length or when it grows past it."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        announced = dict(scope["headers"]).get(b"content-length", b"0")
+        if announced.isdigit() and int(announced) > MAX_BODY_BYTES:
+            await _too_large()(scope, receive, send)
+            return
+        received = 0
+
+        async def limited() -> Message:
+            nonlocal received
+            message = await receive()
+            received += len(message.get("body", b""))
+            if received > MAX_BODY_BYTES:
+                raise HTTPException(413, f"the body has more than {MAX_BODY_BYTES} bytes")
+            return message
+
+        await self._app(scope, limited, send)
+
+
+async def _while_connected(http: Request, work: Coroutine[Any, Any, _T]) -> _T:
+    """The result of ``work``, which is cancelled when the client goes away first."""
+    working = asyncio.ensure_future(work)
+    leaving = asyncio.ensure_future(_disconnected(http))
+    try:
+        await asyncio.wait({working, leaving}, return_when=asyncio.FIRST_COMPLETED)
+        if not working.done():
+            raise HTTPException(499, "the client closed the connection")
+        return working.result()
+    finally:
+        for task in (working, leaving):
+            task.cancel()
+        await asyncio.wait({working, leaving})
+
+
+async def _disconnected(http: Request) -> None:
+    while (await http.receive())["type"] != "http.disconnect":
+        pass
+
+
+def _too_large() -> JSONResponse:
+    body = error_body(f"the body has more than {MAX_BODY_BYTES} bytes", "invalid_request_error", None, "too_large")
+    return JSONResponse(body, 413)
+
+
+async def _engine_error(_: Request, error: Exception) -> Response:
+    if not isinstance(error, EngineError):
+        raise error
+    status, body = error_to_json(error)
+    return JSONResponse(body, status, {"Retry-After": "1"} if status in (429, 503) else None)
+
+
+async def _validation_error(_: Request, error: Exception) -> Response:
+    if not isinstance(error, RequestValidationError):
+        raise error
+    fields, messages = [], []
+    for problem in error.errors():
+        place = [str(part) for part in problem["loc"] if part != "body"]
+        if problem["type"] == "json_invalid":
+            messages.append(f"the body is not valid JSON ({problem['ctx']['error']})")
+            continue
+        fields.append(".".join(place))
+        messages.append(f"{fields[-1] or 'body'}: {problem['msg']}")
+    body = error_body("; ".join(messages[:4]), "invalid_request_error", fields[0] if fields else None, "invalid_value")
+    return JSONResponse(body, 400)
+
+
+async def _http_error(http: Request, error: Exception) -> Response:
+    if not isinstance(error, StarletteHTTPException):
+        raise error
+    message = f"{http.method} {http.url.path}: {error.detail}"
+    return JSONResponse(error_body(message, "invalid_request_error", None, "http_error"), error.status_code)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m engine.server", description=__doc__)
+    parser.add_argument("--model", action="append", required=True, metavar="NAME=PATH", help="a model to serve")
+    parser.add_argument("--host", default="127.0.0.1")
+    parser.add_argument("--port", type=int, default=8100, help="0 takes a free one")
+    parser.add_argument("--uds", metavar="PATH", help="listen on a Unix socket instead")
+    parser.add_argument("--kv-tokens", type=int, help="tokens of keys and values kept per model")
+    parser.add_argument("--threads", type=int, help="threads for the arithmetic of one step")
+    return parser
+
+
+def _named_folders(models: Sequence[str]) -> dict[str, str]:
+    folders: dict[str, str] = {}
+    for model in models:
+        name, equals, path = model.partition("=")
+        if not (name and equals and path):
+            raise EngineError(f"--model {model!r} must be NAME=PATH, such as policy=models/policy")
+        if name in folders:
+            raise EngineError(f"--model {name}=… is given twice")
+        folders[name] = path
+    return folders
+
+
+if __name__ == "__main__":
+    sys.exit(main())

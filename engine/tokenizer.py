@@ -1,0 +1,59 @@
+"""Text to token ids and back, safe to use from several threads."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from engine.types import EngineError, InvalidRequest
+
+_PARTS = 16384
+"""Tokenised parts of score requests that are remembered: a tree search re-sends the same steps many times."""
+
+
+class Tokenizer:
+    """A checkpoint's tokenizer and chat template.
+
+    Works on the ``tokenizers`` object itself: transformers' wrapper sets padding and truncation on it at every call, which
+    fails when two threads do so at once.
+    """
+
+    def __init__(self, folder: Path, vocab: int) -> None:
+        """Raises ``EngineError`` when there is no fast tokenizer or it has ids that the model has no embedding for."""
+        from transformers import AutoTokenizer  # seconds to import, so only where a model is served
+
+        if not (folder / "tokenizer.json").exists():
+            raise EngineError(f"{folder} has no tokenizer.json; save the checkpoint with its fast tokenizer")
+        try:
+            self._wrapper: Any = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+        except Exception as error:  # whatever a broken file makes the parsers raise
+            raise EngineError(f"{folder} has no loadable tokenizer: {error}") from error
+        self._fast: Any = self._wrapper.backend_tokenizer
+        self._fast.no_padding()
+        self._fast.no_truncation()
+        largest = max(self._fast.get_vocab(with_added_tokens=True).values(), default=-1)
+        if largest >= vocab:
+            raise EngineError(f"{folder}: the tokenizer has token id {largest}, but the model's vocab_size is {vocab}")
+        self.eos: int | None = self._wrapper.eos_token_id
+        self.encode_part = lru_cache(_PARTS)(self.encode)
+
+    def encode(self, text: str) -> tuple[int, ...]:
+        """Token ids of a text; no special tokens are added."""
+        return tuple(self._fast.encode(text, add_special_tokens=False).ids)
+
+    def encode_chat(self, messages: Sequence[dict[str, str]]) -> tuple[int, ...]:
+        """Token ids of chat messages through the checkpoint's template, generation prompt included."""
+        if not self._wrapper.chat_template:
+            raise InvalidRequest("the model has no chat template; give a plain text instead of messages", "messages")
+        try:
+            text = self._wrapper.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True)
+        except Exception as error:  # a template is a program and may raise anything
+            raise InvalidRequest(f"the chat template refused the messages: {error}", "messages") from error
+        return self.encode(text)
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """The text of the tokens without special ones. A character that is cut in two shows as U+FFFD."""
+        text: str = self._fast.decode(tokens, skip_special_tokens=True)
+        return text

@@ -1,0 +1,83 @@
+"""How results and errors travel as JSON; server and client share it. Standard library only."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+from engine.types import (
+    Completion,
+    Delta,
+    EngineBusy,
+    EngineError,
+    EngineUnavailable,
+    InvalidRequest,
+    ModelInfo,
+    ScoreResult,
+)
+
+Json = dict[str, Any]
+
+
+def completion_to_json(completion: Completion) -> Json:
+    """A finished choice; the field names are those of ``Completion``."""
+    return asdict(completion)
+
+
+def completion_from_json(value: Json) -> Completion:
+    """The inverse of ``completion_to_json``."""
+    return Completion(**{**value, "token_ids": tuple(value["token_ids"])})
+
+
+def delta_from_json(value: Json) -> Delta:
+    """A streamed piece of a choice, from the fields of ``Delta``."""
+    return Delta(**{**value, "token_ids": tuple(value["token_ids"])})
+
+
+def score_from_json(value: Json) -> ScoreResult:
+    """One item's result, from the fields of ``ScoreResult``."""
+    rows = value["values"]
+    return ScoreResult(**{**value, "values": None if rows is None else tuple(tuple(row) for row in rows)})
+
+
+def model_from_json(value: Json) -> ModelInfo:
+    """A served model, from an entry of ``/v1/models``."""
+    fields = ("id", "kind", "context", "vocab_size", "parameters", "extra")
+    return ModelInfo(**{name: value[name] for name in fields})
+
+
+def error_to_json(error: EngineError) -> tuple[int, Json]:
+    """HTTP status and body of an error, in OpenAI's shape."""
+    message, param = str(error), None
+    if isinstance(error, InvalidRequest):
+        param = error.field
+        unknown_model = param == "model"
+        status, kind, code = (404, "not_found_error", "model_not_found") if unknown_model else (400, "", "invalid_value")
+        kind = kind or "invalid_request_error"
+    elif isinstance(error, EngineBusy):
+        status, kind, code = 429, "rate_limit_error", "engine_busy"
+    elif isinstance(error, EngineUnavailable):
+        status, kind, code = 503, "server_error", "engine_unavailable"
+    else:
+        status, kind, code = 500, "server_error", "engine_error"
+    return status, error_body(message, kind, param, code)
+
+
+def error_body(message: str, kind: str, param: str | None, code: str) -> Json:
+    """OpenAI's error object."""
+    return {"error": {"message": message, "type": kind, "param": param, "code": code}}
+
+
+def error_from_json(status: int, value: Any) -> EngineError:
+    """The exception that a response with an error status stands for."""
+    error = value.get("error") if isinstance(value, dict) else None
+    if not isinstance(error, dict):
+        return EngineUnavailable(f"the engine answered with status {status} and no explanation")
+    message, code = str(error.get("message")), error.get("code")
+    if code == "engine_busy":
+        return EngineBusy(message)
+    if 400 <= status < 500:
+        return InvalidRequest(message, error.get("param"))
+    if code == "engine_error":
+        return EngineError(message)
+    return EngineUnavailable(message)

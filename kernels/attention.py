@@ -1,0 +1,121 @@
+"""Attention over a paged key-value pool: every row of a batch reads its own pages, whatever its number of new tokens.
+
+A row is one sequence: ``queries`` new tokens that end a ``context`` of tokens whose keys and values lie in the pool.
+One query is ordinary decoding, many are a prefill chunk; both take the same path. Rows of similar shape form a group, and
+a group is one gather of pages and one dense attention, padded to its longest row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+Ints = npt.NDArray[np.int64]
+
+_SHORTEST_CLASS = 6
+"""Contexts up to 2**6 tokens share a group: splitting them would cost more in launches than padding does."""
+
+
+@dataclass(frozen=True, slots=True)
+class RowGroup:
+    """Rows padded to one shape: ``rows`` × ``queries`` new tokens × ``keys`` context tokens."""
+
+    start: int
+    """The group's tokens are ``start:stop`` of the batch's flat token axis."""
+    stop: int
+    pages: Tensor
+    """``[rows * pages]`` page numbers of each row, padded with any valid page."""
+    mask: Tensor
+    """``[rows, 1, heads_per_kv * queries, keys]`` float32: 0 where a query sees a key, -inf elsewhere."""
+    padded: Tensor | None
+    """``[rows * queries]`` flat token of each padded query; ``None`` when every row has exactly one."""
+    flat: Tensor | None
+    """``[stop - start]`` padded query of each flat token; ``None`` when every row has exactly one."""
+
+
+def row_classes(queries: Ints, contexts: Ints) -> Ints:
+    """A class number for each row. Rows of one class differ by less than a factor of two in both lengths."""
+    query_class = np.ceil(np.log2(queries)).astype(np.int64)
+    key_class = np.maximum(np.ceil(np.log2(contexts)).astype(np.int64), _SHORTEST_CLASS)
+    return query_class * 64 + key_class
+
+
+def plan_rows(pages: Ints, queries: Ints, contexts: Ints, page_size: int, heads_per_kv: int) -> list[RowGroup]:
+    """Groups rows that are already sorted by ``row_classes``.
+
+    ``pages``: ``[rows, max_pages]``; ``queries`` and ``contexts``: ``[rows]``. The plan serves every layer of one step.
+    """
+    classes = row_classes(queries, contexts)
+    borders = np.flatnonzero(np.diff(classes)) + 1
+    groups, token = [], 0
+    for first, last in zip([0, *borders], [*borders, len(classes)], strict=True):
+        rows = slice(first, last)
+        group = _group(pages[rows], queries[rows], contexts[rows], page_size, heads_per_kv, token)
+        groups.append(group)
+        token = group.stop
+    return groups
+
+
+def paged_attention(q: Tensor, pool: Tensor, groups: Sequence[RowGroup], workspace: Workspace) -> Tensor:
+    """Softmax attention, scaled by ``1 / sqrt(head_dim)``.
+
+    ``q``: ``[tokens, heads, head_dim]``, rows one after the other. ``pool``: ``[pages, page_size, 2 * kv_heads, head_dim]``, the
+    keys of all heads before the values. Returns ``[tokens, heads * head_dim]``.
+    """
+    tokens, heads, dim = q.shape
+    page_size, kv_heads = pool.shape[1], pool.shape[2] // 2
+    out = q.new_empty(tokens, heads * dim)
+    for group in groups:
+        rows, _, folded, keys = group.mask.shape
+        wide = folded * kv_heads // heads
+        kv = workspace.take(len(group.pages), page_size * 2 * kv_heads * dim)
+        torch.index_select(pool.view(len(pool), -1), 0, group.pages, out=kv)
+        kv = kv.view(rows, -1, 2 * kv_heads, dim)[:, :keys].transpose(1, 2)
+        own = q[group.start : group.stop] if group.padded is None else q[group.padded]
+        # The queries that share a key-value head become extra query rows, so its keys are read once.
+        own = own.view(rows, wide, kv_heads, heads // kv_heads, dim).permute(0, 2, 3, 1, 4)
+        own = own.reshape(rows, kv_heads, folded, dim)
+        mask = group.mask.expand(rows, kv_heads, folded, keys)
+        mixed = F.scaled_dot_product_attention(own, kv[:, :kv_heads], kv[:, kv_heads:], attn_mask=mask)
+        mixed = mixed.view(rows, kv_heads, heads // kv_heads, wide, dim).permute(0, 3, 1, 2, 4)
+        mixed = mixed.reshape(rows * wide, heads * dim)
+        out[group.start : group.stop] = mixed if group.flat is None else mixed[group.flat]
+    return out
+
+
+class Workspace:
+    """One growing buffer for gathered pages: asking the allocator for megabytes at every layer costs more than the gather."""
+
+    def __init__(self) -> None:
+        self._buffer = torch.empty(0)
+
+    def take(self, rows: int, columns: int) -> Tensor:
+        """An uninitialised ``[rows, columns]`` view, valid until the next call."""
+        if self._buffer.numel() < rows * columns:
+            self._buffer = torch.empty(rows * columns)
+        return self._buffer[: rows * columns].view(rows, columns)
+
+
+def _group(pages: Ints, queries: Ints, contexts: Ints, page_size: int, heads_per_kv: int, start: int) -> RowGroup:
+    wide, keys = int(queries.max()), int(contexts.max())
+    # Position of every padded query; a padded one repeats its row's last query and is dropped afterwards.
+    offset = np.minimum(np.arange(wide), queries[:, None] - 1)
+    position = (contexts - queries)[:, None] + offset
+    visible = torch.from_numpy(np.arange(keys) <= position[..., None])
+    mask = torch.zeros(visible.shape).masked_fill_(~visible, -torch.inf).unsqueeze(1).repeat(1, 1, heads_per_kv, 1)
+    width = -(-keys // page_size)
+    tokens = int(queries.sum())
+    padded = flat = None
+    if wide > 1:
+        first = start + np.cumsum(queries) - queries
+        padded = torch.from_numpy((first[:, None] + offset).reshape(-1))
+        real = np.arange(wide) < queries[:, None]
+        flat = torch.from_numpy(np.flatnonzero(real))
+    index = torch.from_numpy(np.ascontiguousarray(pages[:, :width]).reshape(-1))
+    return RowGroup(start, start + tokens, index, mask, padded, flat)
