@@ -9,6 +9,7 @@ import typer
 
 from api import cli_eval, cli_jobs, demo
 from api.client import ServiceError
+from api.supervisor import StartError
 from workers.settings import ConfigError, Settings, load_settings
 
 app = typer.Typer(
@@ -36,7 +37,7 @@ def main() -> None:
     except ConfigError as error:
         print(f"reasoner: {error}", file=sys.stderr)
         sys.exit(2)
-    except ServiceError as error:
+    except (ServiceError, StartError) as error:
         print(f"reasoner: {error}", file=sys.stderr)
         sys.exit(1)
 

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
-import shutil
-import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
@@ -17,14 +14,14 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from api.serve import engine_only
+from api.stack import private_engine
 from engine.client import HttpEngine
 from engine.types import EngineError
 from reasoner.evaluation import Plan, Run, evaluate
 from reasoner.statistics import Comparison, Row, comparisons, rows
 from reasoner.strategies import STRATEGIES
 from reasoner.suites import Problem, load
-from workers.settings import Settings, load_settings
+from workers.settings import load_settings
 
 
 def evaluate_suite(
@@ -47,7 +44,7 @@ def evaluate_suite(
     plan = Plan(_strategies(strategy), _counts(n), seed, temperature, concurrency)
     settings = load_settings()
     try:
-        with _engine_url(settings, console) as url:
+        with private_engine(settings, console) as url:
             runs = asyncio.run(_measure(problems, plan, url, console))
     except EngineError as error:
         console.print(f"reasoner: {error}", markup=False)
@@ -80,23 +77,6 @@ async def _measure(problems: Sequence[Problem], plan: Plan, url: str, console: C
             )
     finally:
         await engine.close()
-
-
-@contextlib.contextmanager
-def _engine_url(settings: Settings, console: Console) -> Iterator[str]:
-    """The configured engine, else one of our own for this run."""
-    if settings.engine_url is not None:
-        yield settings.engine_url
-        return
-    folder = Path(tempfile.mkdtemp(prefix="reasoner-"))
-    try:
-        with contextlib.ExitStack() as running:
-            with console.status("starting the engine"):
-                own = settings.model_copy(update={"data_dir": folder})
-                url = running.enter_context(engine_only(own, log_dir=folder))
-            yield url
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _strategies(text: str) -> tuple[str, ...]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Annotated, Any
 
 import httpx
@@ -19,6 +20,7 @@ from api.client import ServiceClient
 from api.show import follow, print_job, print_tree
 from api.stack import private_stack
 from reasoner.jobs import Job
+from reasoner.tree_picture import draw_tree
 from workers.settings import Settings, load_settings
 
 EXTRA = {"allow_extra_args": True, "ignore_unknown_options": True}
@@ -33,6 +35,7 @@ Tokens = Annotated[int | None, typer.Option(min=1, help="Budget: generated and v
 Seconds = Annotated[float | None, typer.Option(min=0.001, help="Budget: seconds of work.")]
 Seed = Annotated[int | None, typer.Option(min=0, help="The same seed gives the same search.")]
 Temperature = Annotated[float | None, typer.Option(min=0, max=10, help="Sampling temperature.")]
+Picture = Annotated[Path | None, typer.Option(help="Draw the search tree into this PNG file.")]
 Answer = Annotated[str | None, typer.Option(help="How answers are compared when they vote: math or text.")]
 
 jobs = typer.Typer(no_args_is_help=True)
@@ -49,6 +52,7 @@ def solve(
     seed: Seed = None,
     temperature: Temperature = None,
     answer: Answer = None,
+    picture: Picture = None,
     url: Url = None,
     key: Key = None,
     as_json: AsJson = False,
@@ -63,13 +67,8 @@ def solve(
         job = client.submit(spec)
         follow(client, job, _progress)
         job = client.get(job.id)
-        tree = None if as_json else client.tree(job.id)
-    if as_json:
-        print(job.model_dump_json(indent=2))
-    else:
-        assert tree is not None
-        print_tree(_out, tree)
-        print_job(_out, job)
+        tree = client.tree(job.id)
+    _show(job, tree, picture, as_json)
     if job.status != "completed":
         raise typer.Exit(1)
 
@@ -118,14 +117,11 @@ def list_jobs(
 
 
 @jobs.command()
-def show(job_id: str, url: Url = None, key: Key = None, as_json: AsJson = False) -> None:
+def show(job_id: str, picture: Picture = None, url: Url = None, key: Key = None, as_json: AsJson = False) -> None:
     """Show a job with its search tree."""
     with _client(url, key) as client:
-        job = client.get(job_id)
-        tree = None if as_json else client.tree(job_id)
-    if tree is not None:
-        print_tree(_out, tree)
-    _print(job, as_json)
+        job, tree = client.get(job_id), client.tree(job_id)
+    _show(job, tree, picture, as_json)
 
 
 @jobs.command()
@@ -141,6 +137,15 @@ def cancel(job_id: str, url: Url = None, key: Key = None, as_json: AsJson = Fals
     """Cancel a job; what it has spent stays on its bill."""
     with _client(url, key) as client:
         _print(client.cancel(job_id), as_json)
+
+
+def _show(job: Job, tree: dict[str, Any], picture: Path | None, as_json: bool) -> None:
+    if picture is not None:
+        title = f"{job.spec.strategy.name}: {job.usage.total} tokens"
+        draw_tree(tree["nodes"], tree["best"], title, picture)
+    if not as_json:
+        print_tree(_out, tree)
+    _print(job, as_json)
 
 
 def _print(job: Job, as_json: bool) -> None:

@@ -1,41 +1,71 @@
-"""A whole service of one's own for as long as a command needs it: nothing of it is left afterwards."""
+"""A service, or an engine, of one's own for as long as a command needs it: nothing of it is left afterwards."""
 
 from __future__ import annotations
 
 import contextlib
 import shutil
-import socket
+import signal
+import subprocess
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import httpx
 from rich.console import Console
 
-from api.serve import Supervisor
+from api.supervisor import StartError, Supervisor, engine_command, free_port
+from workers.processes import spawn, stop, tail
 from workers.settings import Settings
+
+_POLL_SECONDS = 0.1
+_STOP_SECONDS = 10.0
 
 
 @contextlib.contextmanager
 def private_stack(settings: Settings, console: Console) -> Iterator[str]:
-    """Starts API, worker, engine and broker in a folder and on a port of their own; yields the API's URL.
+    """API, worker, engine and broker in a folder and on a port of their own; yields the API's URL.
 
-    On the way out, also after Ctrl-C, every process is stopped and the folder is removed.
+    A configured engine is used; everything else is private. Raises ``StartError`` and ``ConfigError``.
     """
     folder = Path(tempfile.mkdtemp(prefix="reasoner-"))
     own = settings.model_copy(
-        update={"data_dir": folder, "host": "127.0.0.1", "port": _free_port(), "redis_url": None, "api_keys": ()}
+        update={"data_dir": folder, "host": "127.0.0.1", "port": free_port(), "redis_url": None, "api_keys": ()}
     )
+    with contextlib.ExitStack() as running:
+        with console.status("starting") as status:
+            stack = running.enter_context(Supervisor(own, log_dir=folder, on_progress=status.update, ephemeral=True))
+        yield stack.url
+
+
+@contextlib.contextmanager
+def private_engine(settings: Settings, console: Console) -> Iterator[str]:
+    """The configured engine, else one of our own behind a Unix socket; yields its URL. Raises as ``private_stack``."""
+    if settings.engine_url is not None:
+        yield settings.engine_url
+        return
+    folder = Path(tempfile.mkdtemp(prefix="reasoner-"))
+    address, log = folder / "engine.sock", folder / "engine.log"
     try:
-        with contextlib.ExitStack() as running:
-            with console.status("starting") as status:
-                stack = running.enter_context(Supervisor(own, log_dir=folder, on_progress=status.update))
-            yield stack.url
+        command = engine_command(settings, ["--uds", str(address)])
+        process = spawn(command, log=log, death_signal=signal.SIGKILL)
+        try:
+            with console.status("starting the engine"):
+                _await_engine(process, address, log)
+            yield f"unix://{address}"
+        finally:
+            stop(process, grace=_STOP_SECONDS)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+def _await_engine(process: subprocess.Popen[bytes], address: Path, log: Path) -> None:
+    transport = httpx.HTTPTransport(uds=str(address))
+    with httpx.Client(transport=transport, base_url="http://engine", timeout=5.0) as client:
+        while True:
+            if process.poll() is not None:
+                raise StartError(f"the engine did not start:\n{tail(log)}")
+            with contextlib.suppress(httpx.TransportError):
+                if client.get("/healthz").is_success:
+                    return
+            time.sleep(_POLL_SECONDS)
