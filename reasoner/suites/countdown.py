@@ -122,8 +122,12 @@ def can_reach(numbers: Sequence[int], target: int) -> bool:
 
 def open_share(numbers: Sequence[int], target: int) -> float:
     """The share of the legal moves after which the target can still be reached."""
-    options = list(moves(numbers))
-    return sum(can_reach(after(numbers, a, b, result), target) for a, _, b, result in options) / len(options)
+    return len(good_moves(numbers, target)) / sum(1 for _ in moves(numbers))
+
+
+def good_moves(numbers: Sequence[int], target: int) -> list[tuple[int, str, int, int]]:
+    """The moves (a, op, b, result) after which the target can still be reached."""
+    return [move for move in moves(numbers) if can_reach(after(numbers, move[0], move[2], move[3]), target)]
 
 
 def solution(problem: Problem, rng: random.Random) -> list[str]:
@@ -140,8 +144,7 @@ def walk(problem: Problem, rng: random.Random, *, stray: float) -> list[str]:
     while len(numbers) > 1:
         options = list(moves(numbers))
         if rng.random() >= stray:
-            good = [m for m in options if can_reach(after(numbers, m[0], m[2], m[3]), target)]
-            options = good or options
+            options = good_moves(numbers, target) or options
         a, op, b, result = rng.choice(options)
         numbers = after(numbers, a, b, result)
         steps.append(f"{a} {op} {b} = {result}, left {' '.join(map(str, numbers))}")

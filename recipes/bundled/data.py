@@ -26,16 +26,20 @@ from recipes.bundled import WORK
 from recipes.bundled import tokenizer as tok
 
 MIX = (
-    ("countdown", "n3", 0.08),
-    ("countdown", "n4", 0.18),
-    ("countdown", "n5", 0.22),
-    ("words", "s3", 0.06),
-    ("words", "s4", 0.10),
-    ("words", "s5", 0.10),
-    ("words", "s6", 0.12),
-    ("words", "s8", 0.14),
+    ("countdown", "n3", 0.10),
+    ("countdown", "n4", 0.28),
+    ("countdown", "n5", 0.30),
+    ("words", "s3", 0.04),
+    ("words", "s4", 0.06),
+    ("words", "s5", 0.06),
+    ("words", "s6", 0.08),
+    ("words", "s8", 0.08),
 )
 """Share of each level among the examples."""
+
+
+SLIPS = (1, 1, 1, 1, 2, 2, 2, 3, 4, 9, 10, 10, 10, 11, 20, 100)
+"""By how much a wrong result is off, as often as it is listed."""
 
 
 @dataclass(slots=True)
@@ -45,6 +49,8 @@ class Example:
     ids: list[int]
     targets: list[tuple[int, int]] = field(default_factory=list)
     """(position, next token)."""
+    choices: list[tuple[int, int, float]] = field(default_factory=list)
+    """(index of a target, token, probability): where many tokens are right, their exact shares."""
     labels: list[tuple[int, int]] = field(default_factory=list)
     """(position, 1 for good or 0 for bad)."""
     masks: list[tuple[int, int]] = field(default_factory=list)
@@ -59,14 +65,43 @@ def draw(rng: random.Random, seed: int | str) -> Problem:
 
 
 def policy_example(tokenizer: Tokenizer, seed: int, index: int) -> Example:
-    """A problem and a random valid solution; every token of the solution is a target."""
+    """A problem and a random valid solution; every token of the solution is a target.
+
+    Where a step is chosen (its first number, its operation, its second number), the target is the exact distribution
+    over all valid choices and not the one that was drawn: the same optimum with far less noise.
+    """
     rng = random.Random(f"policy/{seed}/{index}")
     problem = draw(rng, f"policy/{seed}/{index}")
     steps: list[str] = family(problem.suite).solution(problem, rng)
     prompt = tok.encode_prompt(tokenizer, problem.text)
     body = [*tokenizer.encode(tok.SEPARATOR.join(steps), add_special_tokens=False).ids, tok.END]
     ids = prompt + body
-    return Example(ids[:-1], [(i, ids[i + 1]) for i in range(len(prompt) - 1, len(ids) - 1)])
+    example = Example(ids[:-1], [(i, ids[i + 1]) for i in range(len(prompt) - 1, len(ids) - 1)])
+    start, separator = 0, tok.token_id(tokenizer, tok.SEPARATOR)
+    for step, options in zip(steps, valid_choices(problem, steps), strict=False):
+        pieces = step.split(" ")
+        for place in range(3):
+            options = [o for o in options if [str(part) for part in o[:place]] == pieces[:place]]
+            shares = Counter(str(o[place]) for o in options)
+            for piece, count in shares.items():
+                token = tok.token_id(tokenizer, f" {piece} " if place == 1 else piece)
+                example.choices.append((start + place, token, count / len(options)))
+        start = body.index(separator, start) + 1
+    return example
+
+
+def valid_choices(problem: Problem, steps: list[str]) -> Iterator[list[tuple[int, str, int]]]:
+    """Every valid (a, op, b) before each step of a right solution but the boxed one."""
+    numbers: list[int] | None = problem.data.get("numbers")
+    ledger = words.Ledger.of(problem) if numbers is None else None
+    for step in steps[:-1]:
+        a, op, b, _, result, *_ = step.replace(",", "").split(" ")
+        if ledger is not None:
+            yield ledger.options()
+            ledger.take(int(a), op, int(b), int(result))
+        elif numbers is not None:
+            yield [move[:3] for move in countdown.good_moves(numbers, problem.data["target"])]
+            numbers = countdown.apply(numbers, step)
 
 
 def prm_example(tokenizer: Tokenizer, seed: int, index: int) -> Example:
@@ -95,7 +130,7 @@ def labelled(tokenizer: Tokenizer, problem: Problem, steps: list[str], rng: rand
         if len(pieces) >= 5 and pieces[3] == "=" and pieces[0].isdigit() and pieces[2].isdigit() and pieces[1] != "/":
             truth = words.arithmetic(int(pieces[0]), pieces[1], int(pieces[2]))
             if 0 <= truth < len(tok.NUMBERS):
-                example.targets.append((len(ids) + 3, tokenizer.token_to_id(str(truth))))
+                example.targets.append((len(ids) + 3, tok.token_id(tokenizer, str(truth))))
         ids.extend(tokenizer.encode(step + tok.SEPARATOR, add_special_tokens=False).ids)
         example.labels.append((len(ids) - 1, int(good)))
         numbers = countdown.apply(numbers, step) if numbers is not None else None
@@ -105,8 +140,11 @@ def labelled(tokenizer: Tokenizer, problem: Problem, steps: list[str], rng: rand
 
 
 def countdown_attempt(problem: Problem, rng: random.Random) -> list[str]:
-    """Moves that stray from the good ones, now and then with a slip of the pen."""
+    """Moves that stray from the good ones, now and then with a false claim at the end or a slip of the pen."""
     steps = countdown.walk(problem, rng, stray=rng.choice((0.2, 0.5)))
+    target = problem.data["target"]
+    if not steps[-2].endswith(f" {target}") and rng.random() < 0.4:
+        steps[-2] = f"{steps[-2].split(' = ')[0]} = {target}, left {target}"
     if rng.random() < 0.12:
         place = rng.randrange(len(steps))
         pieces = steps[place].split(" ")
@@ -132,40 +170,7 @@ def words_attempt(problem: Problem, rng: random.Random) -> list[str]:
         if len(steps) == slip:
             kind = rng.random()
             if kind < 0.75 or ledger.total is None:
-                result = max(
-                    1,
-                    result
-                    + rng.choice(
-                        (
-                            -100,
-                            -20,
-                            -11,
-                            -10,
-                            -10,
-                            -9,
-                            -4,
-                            -3,
-                            -2,
-                            -2,
-                            -1,
-                            -1,
-                            -1,
-                            1,
-                            1,
-                            1,
-                            2,
-                            2,
-                            3,
-                            4,
-                            9,
-                            10,
-                            10,
-                            11,
-                            20,
-                            100,
-                        )
-                    ),
-                )
+                result = max(1, result + rng.choice((-1, 1)) * rng.choice(SLIPS))
             elif kind < 0.83 and op in "+-":
                 flipped = ledger.total - b if op == "+" else ledger.total + b
                 if 0 < flipped < 500:
@@ -196,6 +201,11 @@ class Batch:
     ids: Tensor
     target_at: Tensor
     targets: Tensor
+    share_of: Tensor
+    """Which target each share belongs to."""
+    share_token: Tensor
+    shares: Tensor
+    """The shares of each target sum to one."""
     label_at: Tensor
     labels: Tensor
     mask_at: Tensor
@@ -210,7 +220,12 @@ def collate(examples: list[Example], multiple: int = 8) -> Batch:
     targets: list[tuple[int, int]] = []
     labels: list[tuple[int, int]] = []
     masks: list[tuple[int, int]] = []
+    shares: list[tuple[int, int, float]] = []
     for row, example in enumerate(examples):
+        chosen = {index for index, _, _ in example.choices}
+        shares.extend((len(targets) + index, token, share) for index, token, share in example.choices)
+        certain = ((index, token) for index, (_, token) in enumerate(example.targets) if index not in chosen)
+        shares.extend((len(targets) + index, token, 1.0) for index, token in certain)
         ids[row, : len(example.ids)] = example.ids
         targets.extend((row * length + at, token) for at, token in example.targets)
         labels.extend((row * length + at, label) for at, label in example.labels)
@@ -222,9 +237,11 @@ def collate(examples: list[Example], multiple: int = 8) -> Batch:
     target_at, target = np.array(targets, dtype=np.int64).reshape(-1, 2).T
     label_at, label = np.array(labels, dtype=np.int64).reshape(-1, 2).T
     mask_at = np.array([at for at, _ in masks], dtype=np.int64)
+    share_of, share_token, share = np.array(shares, dtype=np.float64).reshape(-1, 3).T
     tensor = torch.from_numpy
     return Batch(
-        tensor(ids), tensor(target_at.copy()), tensor(target.copy()), tensor(label_at.copy()), tensor(label.copy()),
+        tensor(ids), tensor(target_at.copy()), tensor(target.copy()), tensor(share_of.astype(np.int64)),
+        tensor(share_token.astype(np.int64)), tensor(share.astype(np.float32)), tensor(label_at.copy()), tensor(label.copy()),
         tensor(mask_at), tensor(bits),
     )  # fmt: skip
 

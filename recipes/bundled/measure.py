@@ -29,7 +29,7 @@ from recipes.bundled.generate import generate, score
 from recipes.bundled.sample import steps_of
 
 TOKENIZER = tok.load()
-SEP: int = TOKENIZER.token_to_id("ĊĊ")
+SEP = tok.token_id(TOKENIZER, tok.SEPARATOR)
 
 
 @dataclass(slots=True)

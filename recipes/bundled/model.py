@@ -89,6 +89,9 @@ class Layer(nn.Module):
 class Backbone(nn.Module):
     """Token ids (batch, positions), padded on the right, to final hidden states (batch, positions, width)."""
 
+    cos: Tensor
+    sin: Tensor
+
     def __init__(self, shape: Shape) -> None:
         super().__init__()
         self.shape = shape

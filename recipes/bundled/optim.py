@@ -82,4 +82,5 @@ def orthogonal(matrices: Tensor) -> Tensor:
     for _ in range(5):
         gram = x @ x.transpose(1, 2)
         x = a * x + (b * gram + c * gram @ gram) @ x
-    return x.transpose(1, 2) if tall else x
+    result: Tensor = x.transpose(1, 2) if tall else x
+    return result

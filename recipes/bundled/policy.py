@@ -32,7 +32,7 @@ PLANS = {
 
 def numbers(tokenizer: Tokenizer) -> dict[int, int]:
     """Token id of each whole number -> the number."""
-    return {tokenizer.token_to_id(str(number)): number for number in tok.NUMBERS}
+    return {tok.token_id(tokenizer, str(number)): number for number in tok.NUMBERS}
 
 
 def fresh(kind: str, tokenizer: Tokenizer) -> model.Backbone:
@@ -76,7 +76,8 @@ def main() -> None:
 
     def loss_of(batch: Batch) -> dict[str, Tensor]:
         hidden = backbone(batch.ids).flatten(0, 1)[batch.target_at]
-        return {"loss": F.cross_entropy(hidden @ backbone.embedding.T, batch.targets)}
+        logs = F.log_softmax(hidden @ backbone.embedding.T, -1)
+        return {"loss": -(logs[batch.share_of, batch.share_token] * batch.shares).sum() / len(batch.targets)}
 
     if options.export:
         resume(folder / "state.safetensors", backbone)

@@ -30,7 +30,7 @@ FOLDER = WORK / "samples"
 
 def steps_of(tokenizer: Tokenizer, tokens: list[int]) -> list[str]:
     """The steps of a generation (token ids, with or without the end token)."""
-    text = tokenizer.decode([token for token in tokens if token != tok.END], skip_special_tokens=False)
+    text: str = tokenizer.decode([token for token in tokens if token != tok.END], skip_special_tokens=False)
     return [step for step in text.split(tok.SEPARATOR) if step]
 
 

@@ -76,11 +76,19 @@ def save(folder: Path) -> None:
 
 
 def load() -> Tokenizer:
-    """The saved tokenizer (made on first use)."""
-    if not (FOLDER / "tokenizer.json").exists():
-        shipped = SHIPPED / "policy"
-        return Tokenizer.from_file(str(shipped / "tokenizer.json")) if shipped.exists() else (save(FOLDER), load())[1]
-    return Tokenizer.from_file(str(FOLDER / "tokenizer.json"))
+    """The tokenizer that was made here, or else the shipped one."""
+    made = FOLDER / "tokenizer.json"
+    return Tokenizer.from_file(str(made if made.exists() else SHIPPED / "policy" / "tokenizer.json"))
+
+
+_IDS: dict[str, int] = {}
+
+
+def token_id(tokenizer: Tokenizer, text: str) -> int:
+    """The id of a text that is one token (all tokenizers of a process are the same one)."""
+    if text not in _IDS:
+        (_IDS[text],) = tokenizer.encode(text, add_special_tokens=False).ids
+    return _IDS[text]
 
 
 def encode_prompt(tokenizer: Tokenizer, text: str) -> list[int]:

@@ -111,7 +111,7 @@ def test_a_batch_keeps_positions_and_masks() -> None:
     batch = data.collate(examples)
     flat = batch.ids.flatten()
     assert len(batch.labels) == sum(len(example.labels) for example in examples)
-    assert set(flat[batch.label_at].tolist()) == {tokenizer.token_to_id("ĊĊ")}
+    assert set(flat[batch.label_at].tolist()) == {tok.token_id(tokenizer, "\n\n")}
     masks = [mask for example in examples for _, mask in example.masks]
     for mask, row in zip(masks, batch.masks, strict=True):
         assert [i for i, bit in enumerate(row.tolist()) if bit] == [i for i in range(200) if mask >> i & 1]

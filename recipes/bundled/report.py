@@ -1,0 +1,209 @@
+"""Measure all bundled models on held-out problems and write their model cards.
+
+python -m recipes.bundled.report --problems 300
+python -m recipes.bundled.report --cards          only write the cards again, from work/report.json
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.progress import Progress
+
+from reasoner.suites import SUITES, family, load
+from recipes.bundled import SHIPPED, WORK, model
+from recipes.bundled import tokenizer as tok
+from recipes.bundled.data import policy_example
+from recipes.bundled.generate import generate
+from recipes.bundled.measure import Models, measure, show
+from recipes.bundled.sample import steps_of
+
+KINDS = ("policy", "policy-large", "draft", "prm")
+REPORT = WORK / "report.json"
+
+
+def plain(kind: str, count: int, *, each: int = 16, seed: int = 7) -> dict[str, dict[str, float]]:
+    """Greedy and single-sample accuracy of a policy on each suite."""
+    policy, _ = model.load(SHIPPED / kind)
+    tokenizer = tok.load()
+    found: dict[str, dict[str, float]] = {}
+    for name in SUITES:
+        suite = family(name)
+        problems = load(name, limit=count, seed=seed)
+        found[name] = {}
+        for label, temperature, repeat in (("greedy", 0.0, 1), ("one sample at T = 1", 1.0, each)):
+            prompts = [tok.encode_prompt(tokenizer, problem.text) for problem in problems for _ in range(repeat)]
+            generator = torch.Generator().manual_seed(seed)
+            outputs = generate(policy, prompts, temperature=temperature, stop=(tok.END,), random=generator)
+            right = 0
+            for i, tokens in enumerate(outputs):
+                steps = steps_of(tokenizer, tokens)
+                right += bool(steps) and suite.check(problems[i // repeat], suite.boxed(steps[-1]))
+            found[name][label] = right / len(outputs)
+    return found
+
+
+@torch.inference_mode()
+def agreement(count: int = 200) -> dict[str, float]:
+    """How well the draft foresees the policy on solutions of training-like problems, a token at a time."""
+    policy, _ = model.load(SHIPPED / "policy")
+    draft, _ = model.load(SHIPPED / "draft")
+    tokenizer = tok.load()
+    same = overlap = total = 0.0
+    for index in range(count):
+        example = policy_example(tokenizer, 99, index)
+        ids = torch.tensor([example.ids])
+        at = [position for position, _ in example.targets]
+        p = (policy(ids)[0, at] @ policy.embedding.T).softmax(-1)
+        q = (draft(ids)[0, at] @ draft.embedding.T).softmax(-1)
+        same += float((p.argmax(-1) == q.argmax(-1)).sum())
+        overlap += float(torch.minimum(p, q).sum())
+        total += len(at)
+    return {"same greedy token": same / total, "accepted at T = 1": overlap / total}
+
+
+def cost(*runs: str) -> str:
+    """What the training runs took, in words."""
+    parts: list[str] = []
+    for run in runs:
+        path = WORK / run / "cost.json"
+        if path.exists():
+            spent = json.loads(path.read_text())
+            parts.append(
+                f"`{run}`: {spent['steps']:.0f} steps, {spent['tokens'] / 1e6:.1f}M tokens, "
+                f"{spent['seconds'] / 60:.0f} minutes"
+            )
+    return "; ".join(parts) + ", each on one thread of a shared two-core CPU (AVX-512)."
+
+
+def table(result: dict[str, Any]) -> str:
+    """A measurement as a Markdown table, levels as columns."""
+    rows = result["rows"]
+    levels = list(rows["greedy"])
+    lines = ["| " + " | ".join([result["suite"], *levels]) + " |", "|---" * (len(levels) + 1) + "|"]
+    for name, values in rows.items():
+        digits = 0 if "tokens" in name and "rule" not in name else 3
+        lines.append(f"| {name} | " + " | ".join(f"{values[level]:.{digits}f}" for level in levels) + " |")
+    return "\n".join(lines)
+
+
+ABOUT = {
+    "policy": "The policy that searches run on: it writes solutions step by step.",
+    "policy-large": "A larger sibling of the policy, for comparisons: the same data and tokenizer.",
+    "draft": "The draft model for speculative decoding of the policy: the same data and tokenizer.",
+    "prm": "The process reward model: the probability that a partial solution is still right, after each step.",
+}
+
+DATA = """Trained from scratch on problems that `recipes/bundled` generates while training, of two families in plain
+English: Countdown (3 to 5 numbers) and multi-step word problems (3 to 8 steps). One canonical problem in ten, chosen by
+hash, is held out (`reasoner.suites.load`) and never occurs in training. No other data; no personal data; Apache-2.0
+like the code.
+
+The models know nothing but these two families. They exist so that search can be run, tested and measured on any
+machine, and they make mistakes by design: a perfect policy would leave nothing to search for."""
+
+
+def card(kind: str, report: dict[str, Any]) -> str:
+    """The model card of one model."""
+    config = json.loads((SHIPPED / kind / "config.json").read_text())
+    count = report["parameters"][kind]
+    lines = [
+        f"---\nlicense: apache-2.0\nlanguage: en\nlibrary_name: transformers\n---\n\n# Reasoner {kind}\n",
+        ABOUT[kind],
+        "",
+    ]
+    lines.append(
+        f"{config['architectures'][0]}, {count / 1e6:.2f}M parameters (fp16), width {config['hidden_size']}, "
+        f"{config['num_hidden_layers']} layers, {config['num_attention_heads']} heads of {config['head_dim']} "
+        f"({config['num_key_value_heads']} for keys and values), vocabulary {config['vocab_size']}.\n"
+    )
+    lines += ["## Data", "", DATA, ""]
+    if kind == "prm":
+        lines.append(
+            "Attempts carry an exact label for every step: first synthetic ones with mistakes, then samples of\n"
+            'the policy. Input: the prompt, then each step followed by `"\\n\\n"` (the boxed line too); the score of a\n'
+            'step is the softmax probability of label 1 at its `"\\n\\n"`.\n'
+        )
+    lines += ["## Cost", "", cost(*(("prm-attempts", "prm-samples") if kind == "prm" else (kind,))), ""]
+    lines += [
+        "## Held-out results",
+        "",
+        f"{report['problems']} held-out problems of each suite, `python -m recipes.bundled.report`.",
+        "",
+    ]
+    if kind in ("policy", "prm"):
+        for result in report["measured"]:
+            lines += [table(result), ""]
+            aucs = ", ".join(f"{name} {value:.3f}" for name, value in result["auc"].items())
+            lines += [
+                f"Within-problem AUC of the PRM on samples at T = {result['temperature']:g}: {aucs}.",
+                "",
+            ]
+        lines.append(NOTE)
+    else:
+        lines += ["| suite | greedy | one sample at T = 1 |", "|---|---|---|"]
+        for name, values in report["plain"][kind].items():
+            lines.append(f"| {name} | {values['greedy']:.3f} | {values['one sample at T = 1']:.3f} |")
+    if kind == "draft":
+        rates = ", ".join(f"{name} {value:.3f}" for name, value in report["agreement"].items())
+        lines += ["", f"Against the policy, per token on fresh solutions: {rates}."]
+    return "\n".join(lines) + "\n"
+
+
+NOTE = """`majority`, `best_of_n` and `weighted` look at N samples at T = 1; `pass@N` is the ceiling. `beam@N+rule` asks
+the exact rule checker about the beam's final candidates, and `rule at tokens of beam@N` does the same with as many
+plain samples as the beam's tokens pay for (generated ones, and those of each distinct step that the verifier
+computed)."""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--problems", type=int, default=300)
+    parser.add_argument("--each", type=int, default=64, help="samples of each problem")
+    parser.add_argument("--cards", action="store_true", help="only write the cards")
+    parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    if not options.cards:
+        REPORT.parent.mkdir(exist_ok=True)
+        REPORT.write_text(json.dumps(collect(options.problems, options.each), indent=2) + "\n")
+    report = json.loads(REPORT.read_text())
+    for kind in KINDS:
+        path: Path = SHIPPED / kind / "README.md"
+        path.write_text(card(kind, report))
+        print(path)
+
+
+def collect(problems: int, each: int) -> dict[str, Any]:
+    prm, head = model.load(SHIPPED / "prm")
+    if head is None:
+        raise SystemExit(f"{SHIPPED / 'prm'} holds no score head")
+    models = Models(model.load(SHIPPED / "policy")[0], prm, head)
+    report: dict[str, Any] = {"problems": problems, "measured": [], "plain": {}, "parameters": {}}
+    with Progress(console=Console(stderr=True)) as bar:
+        task = bar.add_task("measuring", total=len(SUITES) + 3)
+        for name in SUITES:
+            result = measure(models, name, problems, each=each)
+            show(result)
+            report["measured"].append(result)
+            bar.advance(task)
+        for kind in ("policy-large", "draft"):
+            report["plain"][kind] = plain(kind, problems)
+            bar.advance(task)
+        report["agreement"] = agreement()
+        bar.advance(task)
+    for kind in KINDS:
+        backbone, found = model.load(SHIPPED / kind)
+        count = sum(p.numel() for p in backbone.parameters())
+        report["parameters"][kind] = count + sum(tensor.numel() for tensor in found or ())
+    return report
+
+
+if __name__ == "__main__":
+    main()
