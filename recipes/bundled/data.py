@@ -240,10 +240,17 @@ def collate(examples: list[Example], multiple: int = 8) -> Batch:
     share_of, share_token, share = np.array(shares, dtype=np.float64).reshape(-1, 3).T
     tensor = torch.from_numpy
     return Batch(
-        tensor(ids), tensor(target_at.copy()), tensor(target.copy()), tensor(share_of.astype(np.int64)),
-        tensor(share_token.astype(np.int64)), tensor(share.astype(np.float32)), tensor(label_at.copy()), tensor(label.copy()),
-        tensor(mask_at), tensor(bits),
-    )  # fmt: skip
+        ids=tensor(ids),
+        target_at=tensor(target_at.copy()),
+        targets=tensor(target.copy()),
+        share_of=tensor(share_of.astype(np.int64)),
+        share_token=tensor(share_token.astype(np.int64)),
+        shares=tensor(share.astype(np.float32)),
+        label_at=tensor(label_at.copy()),
+        labels=tensor(label.copy()),
+        mask_at=tensor(mask_at),
+        masks=tensor(bits),
+    )
 
 
 def bucketed(examples: list[Example], tokens: int, rng: random.Random) -> Iterator[Batch]:

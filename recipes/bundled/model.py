@@ -35,7 +35,7 @@ class Shape:
 
 SHAPES = {
     "policy": Shape(width=128, layers=4, heads=4, kv_heads=2, inner=256),
-    "policy-large": Shape(width=224, layers=5, heads=7, kv_heads=7, inner=448),
+    "policy-large": Shape(width=128, layers=8, heads=4, kv_heads=2, inner=640),
     "draft": Shape(width=64, layers=1, heads=2, kv_heads=1, inner=128),
     "prm": Shape(width=128, layers=5, heads=4, kv_heads=2, inner=320),
 }
@@ -140,6 +140,35 @@ def initialise(model: Backbone, numbers: dict[int, int], seed: int) -> None:
         mix = torch.randn(table.shape[1], model.shape.width, generator=random) * 0.05 / math.sqrt(len(periods))
         for token, number in numbers.items():
             model.embedding[token] = table[number] @ mix + 0.3 * model.embedding[token]
+
+
+def grow(small: Backbone, large: Backbone) -> None:
+    """Make an initialised larger model compute exactly what a smaller one of equal width does (Net2Net, Chen et al. 2016).
+
+    The small model's layers are spread evenly over the large one's; the layers between add nothing yet, and neither do
+    the new inner units.
+    """
+    every = large.shape.layers // small.shape.layers
+    source = dict(small.named_parameters())
+    with torch.no_grad():
+        for name, p in large.named_parameters():
+            head, *rest = name.split(".")
+            if head != "layers":
+                p.copy_(source[name])
+                continue
+            index, part = int(rest[0]), rest[1]
+            if index % every:
+                if part in ("o", "down"):
+                    p.zero_()
+                continue
+            old = source[f"layers.{index // every}.{part}"]
+            if part in ("gate", "up"):
+                p[: old.shape[0]] = old
+            elif part == "down":
+                p.zero_()
+                p[:, : old.shape[1]] = old
+            else:
+                p.copy_(old)
 
 
 # Hugging Face folders

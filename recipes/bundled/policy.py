@@ -1,4 +1,4 @@
-"""Train a policy on solutions of training problems and export it.
+"""Train a policy on solutions of training problems and export it; the large one grows from the finished policy.
 
 python -m recipes.bundled.policy --kind policy          (or policy-large, or draft)
 python -m recipes.bundled.policy --kind policy --export    only export the state that is there
@@ -38,6 +38,10 @@ def numbers(tokenizer: Tokenizer) -> dict[int, int]:
 def fresh(kind: str, tokenizer: Tokenizer) -> model.Backbone:
     backbone = model.Backbone(model.shape_of(kind, tokenizer.get_vocab_size()))
     model.initialise(backbone, numbers(tokenizer), SEED)
+    if kind == "policy-large" and (WORK / "policy" / "state.safetensors").exists():
+        small = model.Backbone(model.shape_of("policy", tokenizer.get_vocab_size()))
+        resume(WORK / "policy" / "state.safetensors", small)
+        model.grow(small, backbone)
     return backbone
 
 

@@ -127,8 +127,8 @@ def card(kind: str, report: dict[str, Any]) -> str:
     if kind == "prm":
         lines.append(
             "Attempts carry an exact label for every step: first synthetic ones with mistakes, then samples of\n"
-            'the policy. Input: the prompt, then each step followed by `"\\n\\n"` (the boxed line too); the score of a\n'
-            'step is the softmax probability of label 1 at its `"\\n\\n"`.\n'
+            'the policy. Input: the prompt, then each step followed by `"\\n\\n"` (the boxed line too); the score of\n'
+            'a step is the softmax probability of label 1 at its `"\\n\\n"`.\n'
         )
     lines += ["## Cost", "", cost(*(("prm-attempts", "prm-samples") if kind == "prm" else (kind,))), ""]
     lines += [

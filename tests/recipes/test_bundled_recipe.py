@@ -59,6 +59,15 @@ def test_generation_in_lock_step_equals_generation_without_a_cache() -> None:
                 ids.append(token)
 
 
+def test_a_grown_model_starts_as_the_same_function() -> None:
+    large = model.Backbone(model.Shape(width=64, layers=4, heads=4, kv_heads=2, inner=160, vocabulary=300))
+    model.initialise(large, {}, seed=1)
+    model.grow(small(), large)
+    ids = torch.arange(60).view(2, 30)
+    with torch.no_grad():
+        torch.testing.assert_close(large(ids), small()(ids), rtol=1e-4, atol=1e-4)
+
+
 def test_optimizer_continues_exactly_from_its_saved_state() -> None:
     def run(steps: int, resume_at: int | None) -> torch.Tensor:
         backbone = small()
