@@ -8,9 +8,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import typer
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.live import Live
 from rich.table import Table
+from rich.text import Text
 
 from api.client import ServiceClient, ServiceError
 from api.show import Progress, print_tree
@@ -105,23 +107,37 @@ def _solve(url: str, case: Case) -> None:
 
 
 def _table(todo: list[Case]) -> Table:
-    table = Table("problem", "strategy", "budget", "state", "branches", "tokens", "s", "answer", "right?")
+    table = Table(
+        "problem", "strategy", "budget", "state", "tokens", "s", "answer", "right?", box=SIMPLE_HEAD, padding=0
+    )
+    for column in table.columns:
+        column.no_wrap = True
     for case in todo:
         job, result = case.job, None if case.job is None else case.job.result
-        budget = ", ".join(f"{value} {name}" for name, value in case.budget.items())
-        name = case.strategy["name"] + (f" n={case.strategy['n']}" if "n" in case.strategy else "")
-        right = ""
-        if case.ended and case.failure is None:
-            right = "[green]yes[/green]" if result and check(case.problem, result.answer) else "[red]no[/red]"
+        done = case.ended and job is not None
         table.add_row(
             f"{case.problem.suite} {case.problem.level}",
-            name,
-            budget,
-            "failed" if case.failure else case.progress.state,
-            str(case.progress.branches),
-            str(job.usage.total if job is not None and case.ended else case.progress.tokens),
-            f"{job.usage.seconds:.1f}" if job is not None and case.ended else "",
-            (result.answer or "") if result is not None else "",
-            right,
+            " ".join(str(part) for part in case.strategy.values()),
+            ", ".join(f"{value} {name}" for name, value in case.budget.items()),
+            _state(case),
+            str(job.usage.total if done and job is not None else case.progress.tokens),
+            f"{job.usage.seconds:.1f}" if done and job is not None else "",
+            Text((result.answer or "none") if result is not None else ""),
+            _verdict(case),
         )
     return table
+
+
+def _state(case: Case) -> str:
+    if case.failure is not None:
+        return "failed"
+    if case.progress.state == "in_progress":
+        return f"{case.progress.branches} branches"
+    return case.progress.state
+
+
+def _verdict(case: Case) -> str:
+    if not case.ended or case.failure is not None or case.job is None:
+        return ""
+    answer = None if case.job.result is None else case.job.result.answer
+    return "[green]yes[/green]" if check(case.problem, answer) else "[red]no[/red]"

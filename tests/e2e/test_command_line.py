@@ -1,0 +1,151 @@
+"""The command line as a newcomer uses it: real processes, the bundled models, nothing left behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+REASONER = [sys.executable, "-m", "api.cli"]
+QUESTION = "Use the numbers 3, 7, 8 and 12, each exactly once, with + - * / to reach 45."
+PATIENCE = 100.0
+
+pytestmark = pytest.mark.timeout(180)
+
+
+@pytest.fixture
+def home(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """An empty folder as temporary folder: what a command leaves behind is in it. Short, since sockets live there."""
+    with tempfile.TemporaryDirectory(prefix="e2e") as folder:
+        monkeypatch.setenv("TMPDIR", folder)
+        for name in [name for name in os.environ if name.startswith("REASONER_")]:
+            monkeypatch.delenv(name)
+        yield Path(folder)
+
+
+def start(*arguments: str, home: Path) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [*REASONER, *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[2]), "COLUMNS": "140"},
+        cwd=home,
+    )
+
+
+def run(*arguments: str, home: Path) -> tuple[int, str, str]:
+    process = start(*arguments, home=home)
+    out, err = process.communicate(timeout=PATIENCE)
+    return process.returncode, out, err
+
+
+def until(condition: Callable[[], bool], what: str) -> None:
+    pause, deadline = threading.Event(), time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < deadline, what
+        pause.wait(0.05)  # other processes tell nobody when they end: look again
+
+
+def processes_in(folder: Path) -> list[str]:
+    """Command lines of live processes that name the folder or work in it."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit() and int(entry.name) != os.getpid():
+            try:
+                line = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+                environment = (entry / "environ").read_bytes().decode(errors="replace")
+            except (FileNotFoundError, ProcessLookupError, PermissionError):
+                continue
+            if line and (str(folder) in line or f"TMPDIR={folder}" in environment):
+                found.append(line)
+    return found
+
+
+def assert_nothing_left(home: Path) -> None:
+    until(lambda: not processes_in(home), f"processes are left: {processes_in(home)}")
+    until(lambda: not list(home.iterdir()), f"files are left: {list(home.iterdir())}")
+
+
+def test_the_demo_solves_problems_by_several_strategies_and_leaves_nothing_behind(home: Path) -> None:
+    status, out, err = run("demo", home=home)
+    assert status == 0, err
+    for strategy in ("greedy", "best_of_n", "beam", "self_consistency", "weighted_vote"):
+        assert strategy in out
+    assert len(re.findall(r"completed|incomplete", out)) >= 5
+    assert re.search(r"\b(yes|no)\b", out)
+    assert "search tree" in out
+    assert_nothing_left(home)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_a_demo_that_is_interrupted_leaves_nothing_behind(home: Path, number: signal.Signals) -> None:
+    process = start("demo", home=home)
+    until(lambda: any("engine.server" in line for line in processes_in(home)), "the engine never started")
+    os.kill(process.pid, number)
+    _, err = process.communicate(timeout=PATIENCE)
+    assert process.returncode != 0
+    assert "Traceback" not in err
+    assert_nothing_left(home)
+
+
+def test_solve_prints_one_json_document_with_answer_and_bill(home: Path) -> None:
+    status, out, err = run(
+        "solve", QUESTION, "--strategy", "beam", "--n", "8", "--tokens", "3000", "--seed", "3", "--json", home=home
+    )
+    assert status == 0, err
+    job = json.loads(out)
+    assert job["status"] == "completed"
+    assert job["result"]["answer"]
+    assert job["spec"]["strategy"] == {"name": "beam", "n": 8, "expansions": 4, "max_steps": 40}
+    assert 0 < job["usage"]["generated"] + job["usage"]["verifier_computed"] <= 3000
+    assert_nothing_left(home)
+
+
+def test_eval_prints_the_contracts_document_and_draws_the_chart(home: Path) -> None:
+    out_folder = home / "out"
+    status, out, err = run("eval", "words", "--limit", "6", "--n", "1,4", "--out", str(out_folder), "--json", home=home)
+    assert status == 0, err
+    document = json.loads(out)
+    assert (document["suite"], document["problems"]) == ("words", 6)
+    fields = {"strategy", "n", "accuracy", "low", "high", "tokens", "verifier_tokens", "seconds"}
+    assert all(set(row) == fields for row in document["rows"])
+    named = {(row["strategy"], row["n"]) for row in document["rows"]}
+    assert {("greedy", 1), ("beam", 4), ("self_consistency", 4), ("pass@n", 4), ("beam+rule", 4)} <= named
+    assert json.loads((out_folder / "results.json").read_text()) == document
+    assert (out_folder / "chart.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "message"),
+    [
+        (("eval", "poems"), 2, "known suites: countdown, words"),
+        (("eval", "words", "--strategy", "mtcs"), 2, "known are greedy"),
+        (("eval", "words", "--n", "0"), 2, "numbers from 1 to 256"),
+        (("solve", QUESTION, "--tokens", "0"), 2, "not in the range"),
+        (("solve", QUESTION, "--n"), 2, "--name value"),
+        (("serve", "--model", "/nowhere"), 2, "neither a bundled model"),
+        (("serve", "--host", "0.0.0.0"), 2, "REASONER_API_KEYS"),
+        (("jobs", "show", "job_x", "--url", "http://127.0.0.1:9"), 1, "no service answers"),
+        (("frobnicate",), 2, "No such command"),
+    ],
+)
+def test_wrong_usage_is_one_clear_message_with_the_right_exit_status(
+    home: Path, arguments: tuple[str, ...], status: int, message: str
+) -> None:
+    code, out, err = run(*arguments, home=home)
+    assert code == status
+    assert message in re.sub(r"[│\s]+", " ", err)
+    assert "Traceback" not in err
+    assert out == ""
