@@ -92,6 +92,10 @@ class HttpEngine:
         answer = await self._call("GET", "/v1/models", None)
         return [model_from_json(model) for model in answer["data"]]
 
+    async def clear_cache(self) -> None:
+        """See ``EngineClient``."""
+        await self._call("POST", "/v1/cache/clear", {})
+
     async def close(self) -> None:
         """Closes the connections."""
         await self._http.aclose()

@@ -116,6 +116,10 @@ class EngineCore:
                     self._emit_completion(sequence, (reason, None))
             job.sequences.clear()
 
+    def clear_cache(self) -> None:
+        """Forgets every prefix that no running sequence uses."""
+        self.cache.clear()
+
     def step(self) -> None:
         """Advances the work by one forward pass.
 

@@ -94,6 +94,20 @@ class LocalEngine:
         """See ``EngineClient``."""
         return [core.model.info for core in self._cores.values()]
 
+    async def clear_cache(self) -> None:
+        """See ``EngineClient``."""
+        loop, cleared = asyncio.get_running_loop(), asyncio.Event()
+
+        def clear() -> None:
+            for core in self._cores.values():
+                core.clear_cache()
+            loop.call_soon_threadsafe(cleared.set)
+
+        if self._closed:
+            raise EngineUnavailable("the engine is closed")
+        self._post(clear)
+        await cleared.wait()
+
     async def close(self) -> None:
         """Cancels what runs, ends the thread and frees the models."""
         with self._wake:

@@ -73,6 +73,11 @@ def create_app(engine: LocalEngine) -> FastAPI:
         await engine.abort(body.request_id)
         return {"request_id": body.request_id}
 
+    @app.post("/v1/cache/clear")
+    async def clear_cache() -> dict[str, str]:
+        await engine.clear_cache()
+        return {"status": "cleared"}
+
     @app.post("/tokenize")
     async def tokenize(body: TokenizeBody) -> dict[str, object]:
         text = body.prompt if body.prompt is not None else body.messages or []

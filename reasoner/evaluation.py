@@ -102,12 +102,13 @@ async def _run(
     problem: Problem, live: str, n: int, reported: Iterable[str], plan: Plan, engine: EngineClient
 ) -> list[Run]:
     journal = MemoryJournal()
-    outcome = await run_job(_spec(problem, live, n, plan), engine, journal)
+    lived = await run_job(_spec(problem, live, n, plan), engine, journal)
     runs = []
     for name in reported:
+        outcome = lived
         if name != live:
-            entries = _only(journal.entries, POOLED[name])
-            outcome = await run_job(_spec(problem, name, n, plan), engine, MemoryJournal(entries))
+            pool = MemoryJournal(_only(journal.entries, POOLED[name]))
+            outcome = await run_job(_spec(problem, name, n, plan), engine, pool)
         runs.append(_judge(problem, name, n, outcome, journal.entries))
     return runs
 

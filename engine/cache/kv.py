@@ -122,6 +122,11 @@ class KVCache:
             self.tree.release(page)
         self._rows.append(table.row)
 
+    def clear(self) -> None:
+        """Frees every page that no table holds."""
+        while self.tree.evict():
+            pass
+
     def check(self) -> None:
         """Raises ``RuntimeError`` unless free + cached + private pages are all pages and every count is right."""
         self.tree.check()

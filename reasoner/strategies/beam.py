@@ -24,7 +24,8 @@ class Beam(Params):
 
 async def run(search: Search, params: Beam, equivalence: Equivalence) -> Choice:  # noqa: ARG001
     """Grows n beams step by step, keeps the n/expansions that the verifier likes best; the best finished one wins."""
-    width = max(1, params.n // params.expansions)
+    expansions = min(params.expansions, params.n)
+    width = params.n // expansions
     beams: list[Node] = [search.root]
     shares = [params.n]
     for _ in range(params.max_steps):
@@ -39,7 +40,7 @@ async def run(search: Search, params: Beam, equivalence: Equivalence) -> Choice:
         if not beams:
             break
         width = len(beams)  # a finished beam keeps its place: its share is not given to the others
-        shares = [params.expansions] * len(beams)
+        shares = [expansions] * len(beams)
     return best_scored(search.candidates())
 
 
