@@ -50,7 +50,9 @@ class HttpEngine:
             raise InvalidRequest(f"engine URL {url!r} must be http://host:port or unix:///path/to/socket", "url")
         self._http = httpx.AsyncClient(base_url=base, transport=transport, timeout=_TIMEOUT)
 
-    async def generate(self, request: GenerateRequest, *, stream: bool = False) -> AsyncGenerator[Completion | Delta, None]:
+    async def generate(
+        self, request: GenerateRequest, *, stream: bool = False
+    ) -> AsyncGenerator[Completion | Delta, None]:
         """See ``EngineClient``."""
         left = len(request.branches)
         async with aclosing(self._events("/v1/completions", _generate_body(request, stream))) as events:

@@ -70,9 +70,7 @@ class EngineCore:
         self._pages = max(1, wanted // options.page_size)
         # What the pool cannot hold could never run, so it bounds the context too.
         capacity = self._pages * options.page_size
-        self.model = ServedModel(
-            name, folder, config, max_tokens=capacity, max_sequences=options.max_waiting
-        )
+        self.model = ServedModel(name, folder, config, max_tokens=capacity, max_sequences=options.max_waiting)
         self._jobs: list[Job] = []
         self._generated = 0
         self._scored = 0

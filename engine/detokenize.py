@@ -1,7 +1,7 @@
 """Text of tokens that arrive one by one: stop strings across token borders, and streaming without half characters.
 
-A character may be spread over several tokens, and a decoder may treat the first token of a text differently, so texts of
-tokens cannot simply be joined. A reader decodes a small window twice, with and without the new tokens, and takes the
+A character may be spread over several tokens, and a decoder may treat the first token of a text differently, so texts
+of tokens cannot simply be joined. A reader decodes a small window twice, with and without the new tokens, and takes the
 difference (the method of transformers' and vLLM's streamers).
 """
 
@@ -83,6 +83,6 @@ class StopStrings:
         best, best_end = None, len(text) + 1
         for stop in self.stops:
             index = text.find(stop, max(0, start - len(stop) + 1))
-            if 0 <= index and index + len(stop) < best_end:
+            if index >= 0 and index + len(stop) < best_end:
                 best, best_end = stop, index + len(stop)
         return best

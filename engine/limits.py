@@ -42,7 +42,9 @@ def check_score(request: ScoreRequest, model: ModelInfo, max_items: int) -> None
     if model.kind == "classify" and request.token_ids:
         raise InvalidRequest(f"model {model.id!r} classifies tokens; token_ids must be empty", "token_ids")
     if model.kind == "generate" and not request.token_ids:
-        raise InvalidRequest(f"model {model.id!r} is a language model; token_ids says which logits to read", "token_ids")
+        raise InvalidRequest(
+            f"model {model.id!r} is a language model; token_ids says which logits to read", "token_ids"
+        )
     check_tokens(request.token_ids, model, "token_ids")
     if len(request.items) > max_items:
         raise InvalidRequest(f"{len(request.items)} items; there may be at most {max_items}", "items")
@@ -57,7 +59,7 @@ def check_score(request: ScoreRequest, model: ModelInfo, max_items: int) -> None
 
 def check_tokens(tokens: Sequence[int], model: ModelInfo, field: str) -> None:
     """Raises ``InvalidRequest`` unless the model has an embedding for every token."""
-    if tokens and not (0 <= min(tokens) and max(tokens) < model.vocab_size):
+    if tokens and (min(tokens) < 0 or max(tokens) >= model.vocab_size):
         raise InvalidRequest(f"{field} has a token id outside 0 to {model.vocab_size - 1}", field)
 
 

@@ -49,7 +49,8 @@ class LocalEngine:
         self._thread.start()
 
     def generate(self, request: GenerateRequest, *, stream: bool = False) -> AsyncGenerator[Completion | Delta, None]:
-        """See ``EngineClient``. Checks and queues the request before it returns, so that errors are raised at the call."""
+        """See ``EngineClient``. Checks and queues the request before it returns, so that errors are raised at the
+        call."""
         core = self._core(request.model)
         deadline = None if request.timeout is None else time.monotonic() + request.timeout
         events: asyncio.Queue[Event] = asyncio.Queue()

@@ -1,4 +1,5 @@
-"""Answers in the shapes that the completions route speaks: OpenAI's, whole or streamed, and one event per finished choice."""
+"""Answers in the shapes that the completions route speaks: OpenAI's, whole or streamed, and one event per finished
+choice."""
 
 from __future__ import annotations
 

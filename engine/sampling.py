@@ -30,7 +30,8 @@ class Laws:
 
 @dataclass(frozen=True, slots=True)
 class Coordinates:
-    """Where the noise of each row comes from, each int64 ``[rows]``. ``position`` is the token's place in its sequence."""
+    """Where the noise of each row comes from, each int64 ``[rows]``. ``position`` is the token's place in its
+    sequence."""
 
     seed: Tensor
     key: Tensor
@@ -40,10 +41,12 @@ class Coordinates:
 def sample(logits: Tensor, laws: Laws, where: Coordinates) -> tuple[Tensor, Tensor]:
     """Draws one token per row.
 
-    ``logits``: ``[rows, vocab]``. Returns token ids (int64 ``[rows]``) and their log-probabilities under the law that they were
-    drawn from (float64 ``[rows]``); a greedy token's is that of temperature 1, as its own law has only one outcome.
+    ``logits``: ``[rows, vocab]``. Returns token ids (int64 ``[rows]``) and their log-probabilities under the law that
+    they were drawn from (float64 ``[rows]``); a greedy token's is that of temperature 1, as its own law has only one
+    outcome.
 
-    The draw is ``argmax(log p + Gumbel noise)`` in float64, which has exactly the law ``p`` and needs no normalised ``p``.
+    The draw is ``argmax(log p + Gumbel noise)`` in float64, which has exactly the law ``p`` and needs no normalised
+    ``p``.
     """
     scores = filtered_logits(logits, laws)
     random = laws.temperature > 0
@@ -60,8 +63,8 @@ def sample(logits: Tensor, laws: Laws, where: Coordinates) -> tuple[Tensor, Tens
 def filtered_logits(logits: Tensor, laws: Laws) -> Tensor:
     """The law of each row as unnormalised log-probabilities, float64 ``[rows, vocab]``, -inf for what is filtered out.
 
-    Temperature comes first, then top-k, then top-p of what top-k left, then min-p. Tokens that tie with the last one kept are
-    kept too, so that the law does not depend on the order of equal logits.
+    Temperature comes first, then top-k, then top-p of what top-k left, then min-p. Tokens that tie with the last one
+    kept are kept too, so that the law does not depend on the order of equal logits.
     """
     greedy = laws.temperature == 0
     scores = logits.to(torch.float64) / torch.where(greedy, 1.0, laws.temperature)[:, None]
@@ -76,7 +79,7 @@ def filtered_logits(logits: Tensor, laws: Laws) -> Tensor:
 
 def _smallest_kept(scores: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor) -> Tensor:
     """The smallest score that each row keeps, ``[rows]``."""
-    rows, vocab = scores.shape
+    vocab = scores.shape[1]
     smallest = scores.amax(dim=-1) + min_p.log()
     limit = torch.where((top_k > 0) & (top_k < vocab), top_k, vocab)
     if not bool(((limit < vocab) | (top_p < 1)).any()):

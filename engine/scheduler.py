@@ -89,7 +89,7 @@ class Scheduler:
         return budget
 
     def _admit(self, schedule: Schedule, budget: int) -> None:
-        computing = [sequence for sequence in self.running if sequence.computed < sequence.prefix]
+        computing = [sequence for sequence in self.running if self._has_page_to_share(sequence)]
         left: list[Sequence] = []
         admitted = 0
         for sequence in self.waiting:
@@ -103,11 +103,13 @@ class Scheduler:
             if self.running and not self.cache.fits(sequence.tokens, sequence.limit, reserve=len(self.running)):
                 break
             admitted += 1
-            count = self._start(sequence, budget, schedule)
-            budget -= count
-            if count:
+            budget -= self._start(sequence, budget, schedule)
+            if sequence.table is not None and self._has_page_to_share(sequence):
                 computing.append(sequence)
         self.waiting = left + self.waiting[admitted:]
+
+    def _has_page_to_share(self, sequence: Sequence) -> bool:
+        return sequence.prefix - sequence.computed >= self.cache.page_size
 
     def _shares(self, sequence: Sequence, other: Sequence) -> bool:
         """Whether ``other`` is about to compute at least a page's worth of tokens that ``sequence`` needs too."""

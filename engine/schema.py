@@ -1,4 +1,5 @@
-"""The JSON that the engine server reads. Unknown fields are refused: a setting that is silently ignored is a wrong answer."""
+"""The JSON that the engine server reads. Unknown fields are refused: a setting that is silently ignored is a wrong
+answer."""
 
 from __future__ import annotations
 

@@ -40,7 +40,8 @@ class Sequence:
     """How many tokens were known on arrival; only these can be shared before they are computed."""
     computed: int = 0
     cached: int | None = None
-    """Tokens that the cache had when the sequence first ran. Recomputing after a preemption is not the client's bill."""
+    """Tokens that the cache had when the sequence first ran. Recomputing after a preemption is not the client's
+    bill."""
     table: PageTable | None = None
 
     @property

@@ -16,18 +16,18 @@ _PARTS = 16384
 class Tokenizer:
     """A checkpoint's tokenizer and chat template.
 
-    Works on the ``tokenizers`` object itself: transformers' wrapper sets padding and truncation on it at every call, which
-    fails when two threads do so at once.
+    Works on the ``tokenizers`` object itself: transformers' wrapper sets padding and truncation on it at every call,
+    which fails when two threads do so at once.
     """
 
     def __init__(self, folder: Path, vocab: int) -> None:
         """Raises ``EngineError`` when there is no fast tokenizer or it has ids that the model has no embedding for."""
-        from transformers import AutoTokenizer  # seconds to import, so only where a model is served
+        from transformers import PreTrainedTokenizerFast  # seconds to import, so only where a model is served
 
         if not (folder / "tokenizer.json").exists():
             raise EngineError(f"{folder} has no tokenizer.json; save the checkpoint with its fast tokenizer")
         try:
-            self._wrapper: Any = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+            self._wrapper: Any = PreTrainedTokenizerFast.from_pretrained(folder, local_files_only=True)
         except Exception as error:  # whatever a broken file makes the parsers raise
             raise EngineError(f"{folder} has no loadable tokenizer: {error}") from error
         self._fast: Any = self._wrapper.backend_tokenizer

@@ -48,19 +48,17 @@ def model_from_json(value: Json) -> ModelInfo:
 
 def error_to_json(error: EngineError) -> tuple[int, Json]:
     """HTTP status and body of an error, in OpenAI's shape."""
-    message, param = str(error), None
+    param, kind = None, "server_error"
     if isinstance(error, InvalidRequest):
-        param = error.field
-        unknown_model = param == "model"
-        status, kind, code = (404, "not_found_error", "model_not_found") if unknown_model else (400, "", "invalid_value")
-        kind = kind or "invalid_request_error"
+        param, kind = error.field, "invalid_request_error"
+        status, code = (404, "model_not_found") if param == "model" else (400, "invalid_value")
     elif isinstance(error, EngineBusy):
-        status, kind, code = 429, "rate_limit_error", "engine_busy"
+        status, code = 429, "engine_busy"
     elif isinstance(error, EngineUnavailable):
-        status, kind, code = 503, "server_error", "engine_unavailable"
+        status, code = 503, "engine_unavailable"
     else:
-        status, kind, code = 500, "server_error", "engine_error"
-    return status, error_body(message, kind, param, code)
+        status, code = 500, "engine_error"
+    return status, error_body(str(error), kind, param, code)
 
 
 def error_body(message: str, kind: str, param: str | None, code: str) -> Json:

@@ -1,8 +1,8 @@
 """Attention over a paged key-value pool: every row of a batch reads its own pages, whatever its number of new tokens.
 
 A row is one sequence: ``queries`` new tokens that end a ``context`` of tokens whose keys and values lie in the pool.
-One query is ordinary decoding, many are a prefill chunk; both take the same path. Rows of similar shape form a group, and
-a group is one gather of pages and one dense attention, padded to its longest row.
+One query is ordinary decoding, many are a prefill chunk; both take the same path. Rows of similar shape form a group,
+and a group is one gather of pages and one dense attention, padded to its longest row.
 """
 
 from __future__ import annotations
@@ -65,8 +65,8 @@ def plan_rows(pages: Ints, queries: Ints, contexts: Ints, page_size: int, heads_
 def paged_attention(q: Tensor, pool: Tensor, groups: Sequence[RowGroup], workspace: Workspace) -> Tensor:
     """Softmax attention, scaled by ``1 / sqrt(head_dim)``.
 
-    ``q``: ``[tokens, heads, head_dim]``, rows one after the other. ``pool``: ``[pages, page_size, 2 * kv_heads, head_dim]``, the
-    keys of all heads before the values. Returns ``[tokens, heads * head_dim]``.
+    ``q``: ``[tokens, heads, head_dim]``, rows one after the other. ``pool``: ``[pages, page_size, 2 * kv_heads,
+    head_dim]``, the keys of all heads before the values. Returns ``[tokens, heads * head_dim]``.
     """
     tokens, heads, dim = q.shape
     page_size, kv_heads = pool.shape[1], pool.shape[2] // 2
@@ -90,7 +90,8 @@ def paged_attention(q: Tensor, pool: Tensor, groups: Sequence[RowGroup], workspa
 
 
 class Workspace:
-    """One growing buffer for gathered pages: asking the allocator for megabytes at every layer costs more than the gather."""
+    """One growing buffer for gathered pages: asking the allocator for megabytes at every layer costs more than the
+    gather."""
 
     def __init__(self) -> None:
         self._buffer = torch.empty(0)

@@ -1,8 +1,8 @@
 """Sampling noise as a pure function of where it is used, so that a token never depends on its neighbours in the batch.
 
-A counter-based generator (Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3") has no state: the noise of one
-vocabulary entry is a hash of (seed, key, position, purpose, token). Every row can be drawn alone, in any batch and in any
-order, and replayed years later.
+A counter-based generator (Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3") has no state: the noise of
+one vocabulary entry is a hash of (seed, key, position, purpose, token). Every row can be drawn alone, in any batch and
+in any order, and replayed years later.
 
 The hash is SplitMix64 (Steele, Lea & Flood 2014): four finaliser rounds turn a row's coordinates into a stream, and the
 token id counts along that stream. Arithmetic is int64 that wraps, which torch does equally on every device.
@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 SAMPLE = 0
-"""Purpose of the noise that draws an ordinary token. Speculation gets purposes of its own, so its coins are independent."""
+"""Purpose of the noise that draws an ordinary token. Speculation gets purposes of its own, so its coins are
+independent."""
 
 
 def gumbel_noise(seed: Tensor, key: Tensor, position: Tensor, purpose: int, vocab: int) -> Tensor:

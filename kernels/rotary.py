@@ -17,7 +17,8 @@ def rotary_tables(head_dim: int, theta: float, positions: int) -> tuple[Tensor, 
 
 
 def rotary(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotates ``x`` ``[tokens, heads, head_dim]`` by the angles of each token, ``cos`` and ``sin`` ``[tokens, head_dim / 2]``."""
+    """Rotates ``x`` ``[tokens, heads, head_dim]`` by the angles of each token, ``cos`` and ``sin`` ``[tokens, head_dim
+    / 2]``."""
     first, second = x.chunk(2, dim=-1)
     cos, sin = cos[:, None], sin[:, None]
     return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)

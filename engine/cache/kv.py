@@ -34,8 +34,8 @@ class KVCache:
     """Pages of keys and values, shared by prefix.
 
     A sequence is opened (which finds what is cached), given room as it grows, published as its tokens are committed and
-    closed when it leaves. Full pages are shared; of a partial page the matching slots are copied (copy on write), so that
-    a cached prefix is found to the token.
+    closed when it leaves. Full pages are shared; of a partial page the matching slots are copied (copy on write), so
+    that a cached prefix is found to the token.
 
     ``data``: ``[layers, pages, page_size, 2 * kv_heads, head_dim]``, the keys of all heads before the values.
     """

@@ -8,8 +8,8 @@ from collections.abc import Iterable
 class PagePool:
     """Which of ``size`` pages are free, and how many holders each other page has.
 
-    A holder is a sequence whose page table lists the page, or the prefix tree. A page returns to the free list when its last
-    holder lets go, never sooner, so nobody can read a page that was given away.
+    A holder is a sequence whose page table lists the page, or the prefix tree. A page returns to the free list when its
+    last holder lets go, never sooner, so nobody can read a page that was given away.
     """
 
     def __init__(self, size: int) -> None:

@@ -1,8 +1,8 @@
 """The prefix tree: pages of committed tokens that later sequences can share.
 
-A node is one page. A full page is keyed by its tuple of tokens under the page before it, so finding a shared prefix is one
-dictionary look-up per page. A leaf may be a partial page: its first tokens can be copied, which makes a hit exact to the token.
-Keys are the tokens themselves, not hashes of them: two prefixes can never be confused.
+A node is one page. A full page is keyed by its tuple of tokens under the page before it, so finding a shared prefix is
+one dictionary look-up per page. A leaf may be a partial page: its first tokens can be copied, which makes a hit exact
+to the token. Keys are the tokens themselves, not hashes of them: two prefixes can never be confused.
 """
 
 from __future__ import annotations
@@ -41,7 +41,8 @@ class PrefixTree:
     """Shares pages between sequences and gives up the least recently used ones when memory is needed.
 
     The tree is one holder of each of its pages. A page that nobody else holds is *idle*; an idle leaf may be evicted. A
-    sequence that holds a page also holds every page before it, so idle pages can always be freed from the leaves upwards.
+    sequence that holds a page also holds every page before it, so idle pages can always be freed from the leaves
+    upwards.
     """
 
     def __init__(self, pool: PagePool, page_size: int) -> None:

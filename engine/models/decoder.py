@@ -1,7 +1,7 @@
 """The Llama-family decoder: Llama and Qwen3, for language modelling and token classification, as one definition.
 
-Weights are fused where transformers keeps them apart (query-key-value, gate-up), and queries and keys are normalised and
-rotated together, since on small models the number of operations costs more than their size.
+Weights are fused where transformers keeps them apart (query-key-value, gate-up), and queries and keys are normalised
+and rotated together, since on small models the number of operations costs more than their size.
 """
 
 from __future__ import annotations

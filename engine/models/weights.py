@@ -37,7 +37,7 @@ class Weights:
         if tuple(tensor.shape) != shape:
             raise EngineError(f"{self._folder}: {name!r} has shape {tuple(tensor.shape)}, its config.json says {shape}")
         if tensor.dtype not in (torch.float32, torch.float16, torch.bfloat16):
-            raise EngineError(f"{self._folder}: {name!r} is {tensor.dtype}; supported are float32, float16 and bfloat16")
+            raise EngineError(f"{self._folder}: {name!r} is {tensor.dtype}; supported are float32, float16, bfloat16")
         return tensor.to(torch.float32)
 
     def drop(self, name: str) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -25,7 +25,7 @@ TEMPLATE = (
     "{% for m in messages %}<|{{ m['role'] }}|>{{ m['content'] }}<|end|>{% endfor %}"
     "{% if add_generation_prompt %}<|assistant|>{% endif %}"
 )
-CORPUS = ["step one: add 3 and 4 to get 7.\n\n", "so the answer is \\boxed{42}\n", "naïve café 你好 🙂🙃 x = 1 + 2 * 30"]
+CORPUS = ["step one: add 3 and 4 to get 7.\n\n", "so the answer is \\boxed{42}\n", "naïve café 你好 🙂🙃 x = 1 + 30"]
 
 _SIZES = {
     "vocab_size": 400,
@@ -87,11 +87,8 @@ def small_tokenizer() -> PreTrainedTokenizerFast:
     tokenizer.decoder = decoders.ByteLevel()
     special = ["<|end|>", "<|user|>", "<|assistant|>"]
     alphabet = pre_tokenizers.ByteLevel.alphabet()
-    trainer = trainers.BpeTrainer(vocab_size=360, special_tokens=special, initial_alphabet=alphabet, show_progress=False)
+    trainer = trainers.BpeTrainer(
+        vocab_size=360, special_tokens=special, initial_alphabet=alphabet, show_progress=False
+    )
     tokenizer.train_from_iterator(CORPUS * 4, trainer)
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<|end|>", chat_template=TEMPLATE)
-
-
-@pytest.fixture
-def anyio_backend() -> Iterator[str]:
-    yield "asyncio"

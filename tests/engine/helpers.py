@@ -1,0 +1,71 @@
+"""Requests in one line, and an engine core that is stepped by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from engine.core import CoreOptions, EngineCore
+from engine.sequence import Event, Job
+from engine.types import Branch, Completion, GenerateRequest, SamplingParams, ScoreItem, ScoreRequest, ScoreResult
+
+SMALL = CoreOptions(kv_tokens=4096, max_running=32, step_tokens=512)
+
+
+def generate(
+    prompt: Sequence[int],
+    branches: Sequence[Branch],
+    *,
+    model: str = "m",
+    request_id: str = "r",
+    timeout: float | None = None,
+    **sampling: object,
+) -> GenerateRequest:
+    return GenerateRequest(
+        request_id,
+        model,
+        tuple(prompt),
+        tuple(branches),
+        SamplingParams(**sampling),  # type: ignore[arg-type]
+        timeout,
+    )
+
+
+def score(
+    *items: ScoreItem, model: str = "m", token_ids: Sequence[int] = (), max_compute: int | None = None
+) -> ScoreRequest:
+    return ScoreRequest("s", model, tuple(items), tuple(token_ids), max_compute)
+
+
+class Harness:
+    """A core without a thread: tests decide when it steps, and see every event."""
+
+    def __init__(self, folder: Path, options: CoreOptions = SMALL) -> None:
+        self.core = EngineCore("m", folder, options)
+
+    def submit(self, request: GenerateRequest | ScoreRequest, *, stream: bool = False) -> list[Event]:
+        events: list[Event] = []
+        job = Job(request.request_id, events.append, stream=stream)
+        if isinstance(request, GenerateRequest):
+            self.core.model.add_branches(request, job)
+        else:
+            self.core.model.add_items(request, job)
+        self.core.submit(job)
+        return events
+
+    def run(self) -> None:
+        """Steps until nothing is left, checking the cache's invariants at every step."""
+        while self.core.busy:
+            self.core.step()
+            self.core.cache.check()
+
+    def complete(self, request: GenerateRequest) -> list[Completion]:
+        """The completions of one request, in the order of its branches."""
+        events = self.submit(request)
+        self.run()
+        return sorted((event for event in events if isinstance(event, Completion)), key=lambda one: one.index)
+
+    def score(self, request: ScoreRequest) -> list[ScoreResult]:
+        events = self.submit(request)
+        self.run()
+        return sorted((event for event in events if isinstance(event, ScoreResult)), key=lambda one: one.index)

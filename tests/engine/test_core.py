@@ -1,0 +1,262 @@
+"""The step loop: the same tokens whatever else happens, and every way in which a branch ends."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+
+from engine.core import CoreOptions
+from engine.types import Branch, Completion, Delta, EngineError, InvalidRequest, ScoreItem
+from tests.engine.conftest import Checkpoints
+from tests.engine.helpers import SMALL, Harness, generate, score
+
+PROMPT = tuple(random.Random(0).randrange(3, 360) for _ in range(37))
+LAW = {"temperature": 0.9, "top_p": 0.97, "ignore_eos": True}
+
+
+@pytest.fixture
+def harness(checkpoints: Checkpoints) -> Harness:
+    return Harness(checkpoints("qwen3"))
+
+
+def tokens_of(completions: list[Completion]) -> list[tuple[int, ...]]:
+    return [completion.token_ids for completion in completions]
+
+
+def alone(checkpoints: Checkpoints, branch: Branch) -> tuple[int, ...]:
+    """The branch's tokens in an engine that never saw anything else."""
+    [completion] = Harness(checkpoints("qwen3")).complete(generate(PROMPT, [branch], **LAW))
+    return completion.token_ids
+
+
+def test_a_branch_has_the_same_tokens_alone_and_in_a_batch_of_sixteen(
+    checkpoints: Checkpoints, harness: Harness
+) -> None:
+    branches = [Branch(seed=5, key=key, max_tokens=30) for key in range(16)]
+    together = tokens_of(harness.complete(generate(PROMPT, branches, **LAW)))
+    assert together == [alone(checkpoints, branch) for branch in branches]
+    assert len(set(together)) == 16
+
+
+def test_a_branch_has_the_same_tokens_after_a_cache_hit(checkpoints: Checkpoints, harness: Harness) -> None:
+    branch = Branch(seed=5, key=1, max_tokens=30)
+    [first] = harness.complete(generate(PROMPT, [branch], **LAW))
+    [second] = harness.complete(generate(PROMPT, [branch], **LAW))
+    assert (first.cached_tokens, second.cached_tokens) == (0, len(PROMPT) - 1)
+    assert first.token_ids == second.token_ids == alone(checkpoints, branch)
+
+
+def test_a_branch_has_the_same_tokens_after_preemption(checkpoints: Checkpoints) -> None:
+    # Room for about three of the eight branches at their full length.
+    harness = Harness(checkpoints("qwen3"), CoreOptions(kv_tokens=320, max_running=8, step_tokens=64))
+    branches = [Branch(seed=5, key=key, max_tokens=60) for key in range(8)]
+    squeezed = tokens_of(harness.complete(generate(PROMPT, branches, **LAW)))
+    assert harness.core.stats.preemptions > 0
+    assert squeezed == [alone(checkpoints, branch) for branch in branches]
+
+
+def test_cutting_a_branch_anywhere_changes_no_token(checkpoints: Checkpoints, harness: Harness) -> None:
+    whole = alone(checkpoints, Branch(seed=9, key=2, max_tokens=40))
+    for cut in range(1, 40):
+        rest = Branch(seed=9, key=2, max_tokens=40 - cut, generated=whole[:cut])
+        [completion] = harness.complete(generate(PROMPT, [rest], **LAW))
+        assert completion.token_ids == whole[cut:]
+
+
+def test_extending_a_cached_branch_forwards_only_its_new_tokens(harness: Harness) -> None:
+    [first] = harness.complete(generate(PROMPT, [Branch(1, 1, 20)], **LAW))
+    extended = Branch(1, 1, 5, generated=first.token_ids)
+    [second] = harness.complete(generate(PROMPT, [extended], **LAW))
+    # The last sampled token was never forwarded; everything before it was.
+    assert second.prompt_tokens - second.cached_tokens == 1
+    assert second.prompt_tokens == len(PROMPT) + 20
+
+
+def test_siblings_compute_their_shared_prompt_once(harness: Harness) -> None:
+    completions = harness.complete(generate(PROMPT, [Branch(1, key, 4) for key in range(8)], **LAW))
+    assert [completion.cached_tokens for completion in completions] == [0] + [len(PROMPT) - 1] * 7
+
+
+def test_requests_with_the_same_new_prefix_compute_it_once(harness: Harness) -> None:
+    first = harness.submit(generate((*PROMPT, 7, 8, 9), [Branch(1, 1, 3)], **LAW))
+    second = harness.submit(generate((*PROMPT, 10, 11), [Branch(1, 1, 3)], **LAW))
+    harness.run()
+    cached = [event.cached_tokens for event in first + second if isinstance(event, Completion)]
+    assert cached == [0, len(PROMPT)]
+
+
+def test_every_token_of_a_law_is_drawn_as_the_law_says(harness: Harness) -> None:
+    """The sum of log-probabilities is that of the tokens, by the model's own scores."""
+    [completion] = harness.complete(generate(PROMPT, [Branch(3, 3, 12)], ignore_eos=True))
+    parts = (PROMPT, *((token,) for token in completion.token_ids))
+    [scored] = harness.score(score(ScoreItem(parts, tuple(range(12))), token_ids=range(400)))
+    assert scored.values is not None
+    rows = torch.tensor(scored.values, dtype=torch.float64).log_softmax(dim=-1)
+    expected = rows.gather(1, torch.tensor(completion.token_ids)[:, None]).sum()
+    assert completion.logprob == pytest.approx(float(expected), abs=1e-4)
+
+
+def test_max_tokens_ends_a_branch_with_length(harness: Harness) -> None:
+    [completion] = harness.complete(generate(PROMPT, [Branch(1, 1, 1)], **LAW))
+    assert (completion.finish_reason, len(completion.token_ids), completion.stop) == ("length", 1, None)
+
+
+def test_the_context_ends_a_branch(harness: Harness) -> None:
+    prompt = [5] * 250
+    [completion] = harness.complete(generate(prompt, [Branch(1, 1, 100)], **LAW))
+    assert (completion.finish_reason, len(completion.token_ids)) == ("context", 6)
+
+
+def test_a_pool_smaller_than_the_context_is_the_context(checkpoints: Checkpoints) -> None:
+    harness = Harness(checkpoints("qwen3"), CoreOptions(kv_tokens=64, max_running=4, step_tokens=64))
+    assert harness.core.model.info.context == 64
+    completions = harness.complete(generate(PROMPT, [Branch(1, key, 100) for key in range(4)], **LAW))
+    assert [(one.finish_reason, len(one.token_ids)) for one in completions] == [("context", 64 - len(PROMPT))] * 4
+
+
+def test_end_of_sequence_and_stop_tokens_end_a_branch(harness: Harness) -> None:
+    [free] = harness.complete(generate(PROMPT, [Branch(4, 4, 60)], **LAW))
+    chosen = free.token_ids[10]
+    place = free.token_ids.index(chosen)
+    request = generate(PROMPT, [Branch(4, 4, 60)], stop_token_ids=(chosen,), **LAW)
+    [stopped] = harness.complete(request)
+    assert stopped.token_ids == free.token_ids[: place + 1]
+    assert (stopped.finish_reason, stopped.stop) == ("stop", chosen)
+    assert free.text.startswith(stopped.text)
+
+
+def test_an_end_of_sequence_token_is_billed_but_no_text(harness: Harness) -> None:
+    harness.core.model._eos = frozenset({harness.complete(generate(PROMPT, [Branch(4, 4, 9)], **LAW))[0].token_ids[6]})
+    law = LAW | {"ignore_eos": False}
+    [completion] = harness.complete(generate(PROMPT, [Branch(4, 4, 60)], **law))
+    [eos] = harness.core.model._eos
+    assert (completion.finish_reason, completion.stop, completion.token_ids[-1]) == ("stop", eos, eos)
+    assert completion.text == harness.core.model.tokenizer.decode(completion.token_ids[:-1]).rstrip("\ufffd")
+
+
+def test_abort_returns_what_was_generated_and_frees_everything(harness: Harness) -> None:
+    events = harness.submit(generate(PROMPT, [Branch(1, key, 100) for key in range(3)], **LAW))
+    for _ in range(6):
+        harness.core.step()
+    harness.core.cancel(lambda job: job.request_id == "r")
+    completions = [event for event in events if isinstance(event, Completion)]
+    assert {completion.finish_reason for completion in completions} == {"cancelled"}
+    assert completions[0].token_ids == harness.complete(generate(PROMPT, [Branch(1, 0, 6)], **LAW))[0].token_ids
+    harness.core.cache.check()
+    assert not harness.core.busy
+    assert harness.core.cache.available == harness.core.cache.pool.size
+
+
+def test_an_expired_request_ends_at_the_next_step_with_what_it_has(harness: Harness) -> None:
+    events = harness.submit(generate(PROMPT, [Branch(1, 1, 100)], **LAW))
+    harness.core.step()
+    harness.core._jobs[0].deadline = 0.0
+    harness.core.step()
+    [completion] = [event for event in events if isinstance(event, Completion)]
+    assert (completion.finish_reason, len(completion.token_ids)) == ("timeout", 1)
+
+
+def test_a_failing_step_fails_its_requests_and_the_engine_goes_on(
+    harness: Harness, monkeypatch: pytest.MonkeyPatch, checkpoints: Checkpoints
+) -> None:
+    failed = harness.submit(generate(PROMPT, [Branch(1, 1, 10)], **LAW))
+    with monkeypatch.context() as patch:
+        patch.setattr(harness.core.model.decoder, "forward", lambda *_: 1 / 0)
+        harness.core.step()
+    [error] = failed
+    assert isinstance(error, EngineError)
+    assert "ZeroDivisionError" in str(error)
+    [completion] = harness.complete(generate(PROMPT, [Branch(1, 1, 10)], **LAW))
+    assert completion.token_ids == alone(checkpoints, Branch(1, 1, 10))
+
+
+def test_a_stream_adds_up_to_the_completion(harness: Harness) -> None:
+    request = generate(PROMPT, [Branch(1, key, 60) for key in range(4)], stop=("e\n", "!!"), **LAW)
+    events = harness.submit(request, stream=True)
+    harness.run()
+    for completion in [event for event in events if isinstance(event, Completion)]:
+        deltas = [event for event in events if isinstance(event, Delta) and event.index == completion.index]
+        assert "".join(delta.text for delta in deltas) == completion.text
+        assert tuple(token for delta in deltas for token in delta.token_ids) == completion.token_ids
+        assert all("\ufffd" not in delta.text[-1:] for delta in deltas)
+
+
+def test_texts_of_a_cut_branch_add_up_to_the_text_of_the_whole(harness: Harness) -> None:
+    [whole] = harness.complete(generate(PROMPT, [Branch(9, 2, 40)], **LAW))
+    for cut in range(1, 40):
+        [first] = harness.complete(generate(PROMPT, [Branch(9, 2, cut)], **LAW))
+        rest = Branch(9, 2, 40 - cut, generated=first.token_ids)
+        [second] = harness.complete(generate(PROMPT, [rest], **LAW))
+        assert first.text + second.text == whole.text
+
+
+def test_a_score_request_computes_nothing_over_max_compute(harness: Harness) -> None:
+    item = ScoreItem((PROMPT,), (0,))
+    scored = harness.core.stats.scored_tokens
+    [declined] = harness.score(score(item, token_ids=(1,), max_compute=len(PROMPT) - 1))
+    assert (declined.values, declined.computed_tokens) == (None, len(PROMPT))
+    assert harness.core.stats.scored_tokens == scored
+    [done] = harness.score(score(item, token_ids=(1,), max_compute=len(PROMPT)))
+    assert done.values is not None
+    [again] = harness.score(score(item, token_ids=(1,), max_compute=1))
+    assert again.values is not None
+    assert again.values[0] == pytest.approx(done.values[0], abs=1e-4)
+    assert (again.computed_tokens, again.cached_tokens) == (1, len(PROMPT) - 1)
+
+
+def test_text_parts_are_tokenised_apart_and_read_at_their_ends(harness: Harness) -> None:
+    encode = harness.core.model.tokenizer.encode
+    parts = ("step one: ", "add 3", " and 4", " unread tail")
+    ids = [encode(part) for part in parts]
+    [by_text] = harness.score(score(ScoreItem(parts, (2, 0)), token_ids=(4, 5)))
+    [by_ids] = harness.score(score(ScoreItem(tuple(ids), (2, 0)), token_ids=(4, 5)))
+    torch.testing.assert_close(torch.tensor(by_text.values), torch.tensor(by_ids.values), atol=1e-4, rtol=0)
+    assert by_text.computed_tokens == sum(map(len, ids[:3]))
+
+
+@pytest.mark.parametrize(
+    ("request_", "field"),
+    [
+        (generate([], [Branch(1, 1, 1)]), "prompt"),
+        (generate([400], [Branch(1, 1, 1)]), "prompt"),
+        (generate([-1], [Branch(1, 1, 1)]), "prompt"),
+        (generate([5] * 256, [Branch(1, 1, 1)]), "prompt"),
+        (generate([5], []), "branches"),
+        (generate([5], [Branch(1, 1, 1)] * 9999), "branches"),
+        (generate([5], [Branch(1, 1, 1, (999,))]), "branches.generated"),
+        (generate([5], [Branch(1, 1, 0)]), "max_tokens"),
+        (generate([5], [Branch(1 << 64, 1, 1)]), "seed"),
+        (generate([5], [Branch(1, 1 << 64, 1)]), "key"),
+        (generate([5], [Branch(1, 1, 1)], temperature=-1.0), "temperature"),
+        (generate([5], [Branch(1, 1, 1)], temperature=float("nan")), "temperature"),
+        (generate([5], [Branch(1, 1, 1)], top_k=-1), "top_k"),
+        (generate([5], [Branch(1, 1, 1)], top_p=0.0), "top_p"),
+        (generate([5], [Branch(1, 1, 1)], min_p=1.5), "min_p"),
+        (generate([5], [Branch(1, 1, 1)], stop=("",)), "stop"),
+        (generate([5], [Branch(1, 1, 1)], stop_token_ids=(4000,)), "stop_token_ids"),
+        (generate([5], [Branch(1, 1, 1)], timeout=0.0), "timeout"),
+        (score(ScoreItem(("a",), (0,))), "token_ids"),
+        (score(ScoreItem(("a",), (0,)), token_ids=(400,)), "token_ids"),
+        (score(ScoreItem(("a",), (1,)), token_ids=(1,)), "items.read"),
+        (score(ScoreItem(("a",), ()), token_ids=(1,)), "items.read"),
+        (score(ScoreItem(("",), (0,)), token_ids=(1,)), "items.read"),
+        (score(ScoreItem(((400,),), (0,)), token_ids=(1,)), "items.parts"),
+        (score(ScoreItem(((5,) * 257,), (0,)), token_ids=(1,)), "items.parts"),
+        (score(ScoreItem(("a",), (0,)), token_ids=(1,), max_compute=-1), "max_compute"),
+    ],
+)
+def test_a_request_that_can_never_be_served_names_its_field(harness: Harness, request_: object, field: str) -> None:
+    with pytest.raises(InvalidRequest) as refusal:
+        harness.submit(request_)  # type: ignore[arg-type]
+    assert refusal.value.field == field
+    assert not harness.core.busy
+
+
+def test_a_classifier_refuses_to_generate_and_a_language_model_to_classify(checkpoints: Checkpoints) -> None:
+    classifier = Harness(checkpoints("qwen3_classify"), SMALL)
+    with pytest.raises(InvalidRequest, match="cannot generate"):
+        classifier.submit(generate(PROMPT, [Branch(1, 1, 1)]))
+    with pytest.raises(InvalidRequest, match="token_ids must be empty"):
+        classifier.submit(score(ScoreItem((PROMPT,), (0,)), token_ids=(1,)))

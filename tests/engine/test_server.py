@@ -1,0 +1,370 @@
+"""The engine over HTTP: the same answers as in-process, OpenAI's shapes, and a process that survives bad input."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import random
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import uvicorn
+
+from engine.client import HttpEngine
+from engine.core import CoreOptions
+from engine.local import LocalEngine
+from engine.server import MAX_BODY_BYTES, create_app, main
+from engine.types import (
+    Branch,
+    Completion,
+    Delta,
+    EngineBusy,
+    EngineClient,
+    EngineUnavailable,
+    GenerateRequest,
+    InvalidRequest,
+    ScoreItem,
+)
+from tests.engine.conftest import TEMPLATE, Checkpoints
+from tests.engine.helpers import generate, score
+
+PROMPT = tuple(random.Random(0).randrange(3, 360) for _ in range(37))
+OPTIONS = CoreOptions(kv_tokens=4096, max_running=16, max_waiting=64, step_tokens=512)
+
+
+@pytest.fixture(scope="module")
+def engine(checkpoints: Checkpoints) -> Iterator[LocalEngine]:
+    local = LocalEngine({"m": checkpoints("qwen3"), "prm": checkpoints("qwen3_classify")}, OPTIONS)
+    yield local
+    asyncio.run(local.close())
+
+
+@pytest.fixture(scope="module")
+def address(engine: LocalEngine, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The engine behind a real server on a Unix socket."""
+    path = tmp_path_factory.mktemp("socket") / "engine.sock"
+    app = create_app(engine)
+    server = _Server(
+        uvicorn.Config(app, uds=str(path), log_level="warning", lifespan="off", timeout_graceful_shutdown=1)
+    )
+    thread = threading.Thread(target=server.run, daemon=True)
+    thread.start()
+    assert server.ready.wait(30)
+    yield f"unix://{path}"
+    server.should_exit = True
+    thread.join(30)
+
+
+class _Server(uvicorn.Server):
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self.ready = threading.Event()
+
+    async def startup(self, sockets: list[Any] | None = None) -> None:
+        await super().startup(sockets)
+        self.ready.set()
+
+
+@pytest.fixture
+async def client(address: str) -> AsyncIterator[HttpEngine]:
+    http = HttpEngine(address)
+    yield http
+    await http.close()
+
+
+@pytest.fixture
+async def http(address: str) -> AsyncIterator[httpx.AsyncClient]:
+    transport = httpx.AsyncHTTPTransport(uds=address.removeprefix("unix://"))
+    async with httpx.AsyncClient(base_url="http://engine", transport=transport, timeout=60) as raw:
+        yield raw
+
+
+async def collect(engine: EngineClient, request: GenerateRequest) -> list[Completion]:
+    events = [event async for event in engine.generate(request)]
+    return sorted((event for event in events if isinstance(event, Completion)), key=lambda one: one.index)
+
+
+def sampled(count: int = 4, max_tokens: int = 20) -> GenerateRequest:
+    branches = [Branch(seed=3, key=key, max_tokens=max_tokens) for key in range(count)]
+    return generate(PROMPT, branches, temperature=0.9, top_p=0.97, ignore_eos=True)
+
+
+async def test_tokens_over_http_equal_those_in_process(client: HttpEngine, engine: LocalEngine) -> None:
+    over_http, in_process = await collect(client, sampled()), await collect(engine, sampled())
+    assert [one.token_ids for one in over_http] == [one.token_ids for one in in_process]
+    assert [(one.text, one.finish_reason, one.prompt_tokens) for one in over_http] == [
+        (one.text, one.finish_reason, one.prompt_tokens) for one in in_process
+    ]
+
+
+async def test_a_continued_branch_travels_whole(client: HttpEngine) -> None:
+    [whole] = await collect(client, sampled(1))
+    rest = Branch(seed=3, key=0, max_tokens=13, generated=whole.token_ids[:7])
+    [second] = await collect(client, generate(PROMPT, [rest], temperature=0.9, top_p=0.97, ignore_eos=True))
+    assert second.token_ids == whole.token_ids[7:]
+
+
+async def test_a_stream_over_http_adds_up_to_its_completions(client: HttpEngine) -> None:
+    events = [event async for event in client.generate(sampled(), stream=True)]
+    for completion in [event for event in events if isinstance(event, Completion)]:
+        deltas = [event for event in events if isinstance(event, Delta) and event.index == completion.index]
+        assert "".join(delta.text for delta in deltas) == completion.text
+        assert tuple(token for delta in deltas for token in delta.token_ids) == completion.token_ids
+
+
+async def test_scores_over_http_equal_those_in_process(client: HttpEngine, engine: LocalEngine) -> None:
+    request = score(ScoreItem(("step one: ", (5, 6, 7), "add"), (2, 0)), ScoreItem(("x",), (0,)), model="prm")
+    over_http, in_process = await client.score(request), await engine.score(request)
+    assert [one.values for one in over_http] == [one.values for one in in_process]
+    declined = await client.score(score(ScoreItem((PROMPT,), (0,)), token_ids=(1,), max_compute=0))
+    assert declined[0].values is None
+
+
+async def test_models_and_token_ids_over_http_equal_those_in_process(client: HttpEngine, engine: LocalEngine) -> None:
+    assert await client.models() == await engine.models()
+    messages = [{"role": "user", "content": "add 3 and 4"}]
+    assert await client.tokenize("m", messages) == await engine.tokenize("m", messages)
+    assert await client.tokenize("m", "add 3") == await engine.tokenize("m", "add 3")
+    assert TEMPLATE
+
+
+async def test_aborting_over_http_returns_what_was_generated(client: HttpEngine) -> None:
+    request = generate(PROMPT, [Branch(1, 1, 200)], request_id="long", ignore_eos=True)
+    reasons = []
+    async for event in client.generate(request, stream=True):
+        if isinstance(event, Delta):
+            await client.abort("long")
+        else:
+            reasons.append((event.finish_reason, 0 < len(event.token_ids) <= 200))
+    assert reasons[0][1]
+    await client.abort("nobody")
+
+
+async def test_closing_the_iterator_cancels_the_request(client: HttpEngine, engine: LocalEngine) -> None:
+    events = client.generate(generate(PROMPT, [Branch(1, 1, 200)], ignore_eos=True), stream=True)
+    await anext(events)
+    await events.aclose()  # type: ignore[attr-defined]
+    await settled(engine)
+
+
+async def settled(engine: LocalEngine) -> None:
+    """Returns when nothing runs any more; the test's own time limit bounds the wait."""
+    while any(stats.running or stats.waiting for stats in engine.stats().values()):  # noqa: ASYNC110
+        await asyncio.sleep(0)
+
+
+async def test_many_requests_at_once_get_their_own_answers(client: HttpEngine, engine: LocalEngine) -> None:
+    requests = [generate((*PROMPT[:5], key), [Branch(1, key, 6)], request_id=str(key)) for key in range(5, 69)]
+    answers = await asyncio.gather(*(collect(client, request) for request in requests[:40]))
+    assert [one.token_ids for [one] in answers] == [
+        (await collect(engine, request))[0].token_ids for request in requests[:40]
+    ]
+
+
+async def test_openai_completions_answer_text_usage_and_token_ids(http: httpx.AsyncClient, engine: LocalEngine) -> None:
+    body = {"model": "m", "prompt": "add 3", "n": 3, "max_tokens": 5, "seed": 1, "return_token_ids": True}
+    answer = (await http.post("/v1/completions", json=body | {"ignore_eos": True})).json()
+    assert [choice["index"] for choice in answer["choices"]] == [0, 1, 2]
+    assert {choice["finish_reason"] for choice in answer["choices"]} == {"length"}
+    assert all(len(choice["token_ids"]) == 5 and choice["logprob_sum"] < 0 for choice in answer["choices"])
+    prompt = len(await engine.tokenize("m", "add 3"))
+    assert (answer["usage"]["prompt_tokens"], answer["usage"]["completion_tokens"]) == (prompt, 15)
+    assert answer["object"] == "text_completion"
+
+
+async def test_a_prompt_of_token_ids_is_taken_as_it_is(http: httpx.AsyncClient, client: HttpEngine) -> None:
+    body = {"model": "m", "prompt": list(PROMPT), "max_tokens": 8, "temperature": 0, "return_token_ids": True}
+    answer = (await http.post("/v1/completions", json=body)).json()
+    [ours] = await collect(client, generate(PROMPT, [Branch(0, 0, 8)], temperature=0.0))
+    assert tuple(answer["choices"][0]["token_ids"]) == ours.token_ids
+
+
+async def test_an_openai_stream_adds_up_to_the_whole_answer(http: httpx.AsyncClient) -> None:
+    [free] = (await http.post("/v1/completions", json=openai_body())).json()["choices"]
+    stop = free["text"][4:6]
+    for extra in ({}, {"include_stop_str_in_output": True}):
+        body = openai_body() | {"stop": stop} | extra
+        whole = (await http.post("/v1/completions", json=body)).json()["choices"][0]
+        lines = (await http.post("/v1/completions", json=body | {"stream": True})).text.split("\n\n")
+        assert lines[-2:] == ["data: [DONE]", ""]
+        chunks = [json.loads(line.removeprefix("data: ")) for line in lines[:-2]]
+        choices = [chunk["choices"][0] for chunk in chunks if chunk["choices"]]
+        assert "".join(choice["text"] for choice in choices) == whole["text"]
+        assert (stop in whole["text"]) == bool(extra)
+        assert choices[-1]["finish_reason"] == whole["finish_reason"] == "stop"
+        assert whole["stop_reason"] == stop
+
+
+def openai_body() -> dict[str, object]:
+    return {"model": "m", "prompt": "add 3", "max_tokens": 40, "seed": 8, "ignore_eos": True}
+
+
+BAD_COMPLETIONS: list[tuple[dict[str, object], int, str | None]] = [
+    ({"model": "nobody"}, 404, "model"),
+    ({"model": "prm"}, 404, "model"),
+    ({"unheard_of": 1}, 400, "unheard_of"),
+    ({"n": 257}, 400, "n"),
+    ({"n": 0}, 400, "n"),
+    ({"n": "3"}, 400, "n"),
+    ({"max_tokens": 0}, 400, "max_tokens"),
+    ({"prompt": ""}, 400, "prompt"),
+    ({"prompt": [4000]}, 400, "prompt"),
+    ({"prompt": [5] * 300}, 400, "prompt"),
+    ({"prompt": None}, 400, "prompt"),
+    ({"temperature": -1}, 400, "temperature"),
+    ({"top_p": 0}, 400, "top_p"),
+    ({"min_p": 2}, 400, "min_p"),
+    ({"top_k": -2}, 400, "top_k"),
+    ({"stop": [""]}, 400, "stop"),
+    ({"stop_token_ids": [4000]}, 400, "stop_token_ids"),
+    ({"timeout": 0}, 400, "timeout"),
+    ({"seed": 1 << 64}, 400, "seed"),
+    ({"branches": []}, 400, "branches"),
+    ({"branches": [{"seed": 1, "key": 1, "max_tokens": 1}], "n": 2}, 400, None),
+    ({"branches": [{"seed": 1, "key": 1, "max_tokens": 1, "generated": [4000]}]}, 400, "branches.generated"),
+]
+
+
+@pytest.mark.parametrize(("change", "status", "param"), BAD_COMPLETIONS)
+async def test_a_bad_completion_request_is_refused_in_openais_shape(
+    http: httpx.AsyncClient, change: dict[str, object], status: int, param: str | None
+) -> None:
+    for stream in ({}, {"stream": True}, {"stream_choices": True}):
+        response = await http.post("/v1/completions", json={"model": "m", "prompt": "add"} | change | stream)
+        error = response.json()["error"]
+        assert response.status_code == status, error
+        assert set(error) == {"message", "type", "param", "code"}
+        assert error["message"]
+        if param is not None:
+            assert error["param"].startswith(param)
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/score", "/v1/abort", "/tokenize"])
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b"null", b'{"model": 3}', b"\xff\xfe"])
+async def test_a_body_that_is_no_request_is_refused(http: httpx.AsyncClient, path: str, content: bytes) -> None:
+    response = await http.post(path, content=content, headers={"Content-Type": "application/json"})
+    assert response.status_code == 400
+    assert response.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/score", {"model": "m", "items": [{"parts": ["a"], "read": [0]}]}),
+        ("/v1/score", {"model": "m", "items": [{"parts": ["a"], "read": [1]}], "token_ids": [1]}),
+        ("/v1/score", {"model": "m", "items": [{"parts": [], "read": [0]}], "token_ids": [1]}),
+        ("/v1/score", {"model": "m", "items": [{"parts": ["a"], "read": []}], "token_ids": [1]}),
+        ("/v1/score", {"model": "prm", "items": [{"parts": ["a"], "read": [0]}], "token_ids": [1]}),
+        ("/tokenize", {"model": "m"}),
+        ("/tokenize", {"model": "m", "prompt": "a", "messages": [{"role": "user", "content": "a"}]}),
+    ],
+)
+async def test_a_bad_score_or_tokenize_request_is_refused(
+    http: httpx.AsyncClient, path: str, body: dict[str, object]
+) -> None:
+    response = await http.post(path, json=body)
+    assert response.status_code == 400, response.text
+
+
+async def test_an_oversized_body_is_refused_whether_announced_or_not(http: httpx.AsyncClient) -> None:
+    async def endless() -> AsyncIterator[bytes]:
+        for _ in range(MAX_BODY_BYTES // (1 << 20) + 1):
+            yield b" " * (1 << 20)
+
+    announced = await http.post("/v1/completions", content=b" " * (MAX_BODY_BYTES + 1))
+    assert announced.status_code == 413
+    with contextlib.suppress(httpx.WriteError):  # the server may hang up before everything is sent
+        chunked = await http.post("/v1/completions", content=endless(), headers={"Content-Type": "application/json"})
+        assert chunked.status_code == 413
+        assert "error" in chunked.json()
+
+
+async def test_unknown_routes_and_methods_answer_errors(http: httpx.AsyncClient) -> None:
+    assert (await http.get("/nowhere")).json()["error"]["code"] == "http_error"
+    assert (await http.get("/v1/completions")).status_code == 405
+
+
+async def test_health_and_metrics_tell_what_the_engine_did(http: httpx.AsyncClient, client: HttpEngine) -> None:
+    await collect(client, sampled())
+    assert (await http.get("/healthz")).json() == {"status": "ok"}
+    lines = (await http.get("/metrics")).text.splitlines()
+    numbers = {name: float(value) for name, value in (line.rsplit(" ", 1) for line in lines if line[0] != "#")}
+    assert numbers['reasoner_engine_generated_tokens_total{model="m"}'] >= 80
+    assert 0 < numbers['reasoner_engine_hit_rate{model="m"}'] < 1
+    assert numbers['reasoner_engine_running{model="m"}'] == 0
+
+
+async def test_refusals_arrive_as_the_exceptions_of_the_interface(client: HttpEngine) -> None:
+    with pytest.raises(InvalidRequest) as refusal:
+        await collect(client, generate(PROMPT, [Branch(1, 1, 1)], temperature=-1.0))
+    assert refusal.value.field == "temperature"
+    with pytest.raises(InvalidRequest, match="not served"):
+        await client.tokenize("nobody", "text")
+    with pytest.raises(EngineBusy):
+        await asyncio.gather(*(collect(client, sampled(16, 100)) for _ in range(12)))
+
+
+async def test_an_engine_that_is_not_there_is_unavailable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("engine.client._BACKOFF", (0.0, 0.0))
+    for url in (f"unix://{tmp_path}/nothing.sock", "http://127.0.0.1:9"):
+        client = HttpEngine(url)
+        with pytest.raises(EngineUnavailable, match="could not be reached"):
+            await client.models()
+        with pytest.raises(EngineUnavailable, match="could not be reached"):
+            await collect(client, sampled())
+        await client.close()
+    with pytest.raises(InvalidRequest, match="must be http"):
+        HttpEngine("ftp://somewhere")
+
+
+def test_a_wrong_model_argument_is_one_clear_line_and_status_2(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    for argument, message in (
+        ("nothing", "NAME=PATH"),
+        (f"m={tmp_path}", "config.json"),
+        ("m=/nowhere", "not a folder"),
+    ):
+        assert main(["--model", argument]) == 2
+        captured = capsys.readouterr()
+        assert captured.err.count("\n") == 1
+        assert message in captured.err
+        assert captured.out == ""
+
+
+def test_the_server_process_says_when_it_is_ready_and_leaves_nothing_behind(
+    checkpoints: Checkpoints, tmp_path: Path
+) -> None:
+    socket = tmp_path / "engine.sock"
+    command = [sys.executable, "-m", "engine.server", "--model", f"m={checkpoints('llama')}", "--uds", str(socket)]
+    with subprocess.Popen([*command, "--threads", "1"], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        try:
+            assert process.stdout.readline() == f"engine ready on {socket}\n"
+            answer = asyncio.run(one_answer(f"unix://{socket}"))
+            assert len(answer.token_ids) == 20
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(30) == 0
+        finally:
+            process.kill()
+    assert not socket.exists()
+
+
+async def one_answer(address: str) -> Completion:
+    client = HttpEngine(address)
+    [completion] = await collect(client, sampled(1))
+    await client.close()
+    return completion
+
+
+def test_the_client_loads_neither_torch_nor_transformers() -> None:
+    code = "import sys, engine.client, engine.types; sys.exit('torch' in sys.modules or 'transformers' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
