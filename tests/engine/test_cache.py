@@ -1,0 +1,231 @@
+"""The paged prefix cache: what it finds is what was computed, and no page is ever lost or shared by mistake."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from engine.cache.kv import KVCache, PageTable
+from engine.cache.pool import PagePool
+
+PAGE, PAGES, ROWS = 4, 14, 5
+CONTEXT = PAGES * PAGE
+
+
+def make_cache(pages: int = PAGES) -> KVCache:
+    return KVCache(layers=1, kv_heads=1, head_dim=1, pages=pages, page_size=PAGE, rows=ROWS, context=CONTEXT)
+
+
+def mark(tokens: list[int], position: int) -> float:
+    """What a real model would write at a position: something that depends on every token up to it."""
+    return float(hash(tuple(tokens[: position + 1])) % 1_000_003)
+
+
+@dataclass
+class Running:
+    """A sequence as the engine drives it."""
+
+    cache: KVCache
+    tokens: list[int]
+    table: PageTable
+    computed: int
+
+    @classmethod
+    def open(cls, cache: KVCache, tokens: list[int]) -> Running:
+        table = cache.open(tokens, len(tokens) - 1)
+        running = cls(cache, tokens, table, table.cached_tokens)
+        running.check_content()
+        return running
+
+    def compute(self, count: int, *, tail: bool = False) -> bool:
+        count = min(count, len(self.tokens) - self.computed)
+        if not self.cache.reserve(self.table, self.computed + count):
+            return False
+        for position in range(self.computed, self.computed + count):
+            self.cache.data[0, self.table.pages[position // PAGE], position % PAGE] = mark(self.tokens, position)
+        self.computed += count
+        self.cache.publish(self.table, self.tokens, self.computed, tail=tail)
+        return True
+
+    def check_content(self) -> None:
+        for position in range(self.computed):
+            found = self.cache.data[0, self.table.pages[position // PAGE], position % PAGE, 0, 0]
+            assert float(found) == mark(self.tokens, position)
+
+    def close(self) -> None:
+        self.cache.publish(self.table, self.tokens, self.computed, tail=True)
+        self.cache.close(self.table)
+
+
+def run_through(cache: KVCache, tokens: list[int]) -> int:
+    """Computes a whole sequence and returns how much of it the cache had."""
+    running = Running.open(cache, tokens)
+    cached = running.computed
+    assert running.compute(len(tokens), tail=True)
+    running.check_content()
+    running.close()
+    cache.check()
+    return cached
+
+
+class CacheMachine(RuleBasedStateMachine):
+    """Random sequences over two tokens, so that shared prefixes, forks and duplicates are frequent."""
+
+    @initialize()
+    def start(self) -> None:
+        self.cache = make_cache()
+        self.running: list[Running] = []
+
+    @rule(tokens=st.lists(st.integers(0, 1), min_size=1, max_size=CONTEXT // 2))
+    def open_new(self, tokens: list[int]) -> None:
+        if len(self.running) < ROWS:
+            self.running.append(Running.open(self.cache, tokens))
+
+    @rule(data=st.data())
+    def fork(self, data: st.DataObject) -> None:
+        if 0 < len(self.running) < ROWS:
+            parent = data.draw(st.sampled_from(self.running))
+            cut = data.draw(st.integers(1, len(parent.tokens)))
+            self.running.append(Running.open(self.cache, [*parent.tokens[:cut], data.draw(st.integers(0, 1))]))
+
+    @rule(data=st.data(), count=st.integers(1, 9), tail=st.booleans())
+    def compute(self, data: st.DataObject, count: int, tail: bool) -> None:
+        if self.running:
+            sequence = data.draw(st.sampled_from(self.running))
+            if not sequence.compute(count, tail=tail):
+                assert self.cache.available == 0
+                self.running.remove(sequence)
+                sequence.close()
+
+    @rule(data=st.data(), token=st.integers(0, 1))
+    def append(self, data: st.DataObject, token: int) -> None:
+        if self.running:
+            sequence = data.draw(st.sampled_from(self.running))
+            if len(sequence.tokens) < CONTEXT:
+                sequence.tokens.append(token)
+
+    @rule(data=st.data())
+    def close(self, data: st.DataObject) -> None:
+        if self.running:
+            sequence = data.draw(st.sampled_from(self.running))
+            self.running.remove(sequence)
+            sequence.close()
+
+    @rule()
+    def clear(self) -> None:
+        self.cache.clear()
+
+    @invariant()
+    def consistent(self) -> None:
+        self.cache.check()
+        for sequence in self.running:
+            sequence.check_content()
+        if not self.running:
+            assert self.cache.available == PAGES
+
+
+CacheMachine.TestCase.settings = settings(max_examples=120, stateful_step_count=40, deadline=None, derandomize=True)
+TestRandomOperations = CacheMachine.TestCase
+
+
+def test_a_resent_sequence_is_found_to_the_token() -> None:
+    for length in range(2, 4 * PAGE):
+        cache = make_cache()
+        tokens = list(range(length))
+        assert run_through(cache, tokens) == 0
+        assert run_through(cache, tokens) == length - 1
+        assert run_through(cache, [*tokens, 99, 98]) == length
+
+
+def test_a_branch_in_the_middle_of_a_page_copies_what_it_shares() -> None:
+    cache = make_cache()
+    run_through(cache, [1, 2, 3, 4, 5, 6, 7])
+    assert run_through(cache, [1, 2, 3, 4, 5, 6, 9, 9]) == 6
+    assert run_through(cache, [1, 2, 3, 9]) == 3
+    assert run_through(cache, [9, 2, 3, 4]) == 0
+
+
+def test_the_longest_of_several_partial_pages_is_chosen() -> None:
+    cache = make_cache()
+    for tail in ([5, 1], [5, 6, 1], [5, 6, 7]):
+        run_through(cache, [1, 2, 3, 4, *tail])
+    assert run_through(cache, [1, 2, 3, 4, 5, 6, 7, 8, 9]) == 7
+
+
+def test_a_duplicate_page_is_given_back_and_the_table_points_to_the_original() -> None:
+    cache = make_cache()
+    tokens = [1, 2, 3, 4, 5]
+    first, second = Running.open(cache, list(tokens)), Running.open(cache, list(tokens))
+    assert first.compute(5)
+    assert second.compute(5)
+    assert first.table.pages[0] == second.table.pages[0]
+    assert cache.pages[second.table.row, 0] == first.table.pages[0]
+    assert cache.pool.size - cache.pool.free == 3
+    second.check_content()
+    cache.check()
+
+
+def test_a_running_sequence_shares_its_prompt_while_it_grows() -> None:
+    cache = make_cache()
+    leader = Running.open(cache, [1, 2, 3, 4, 5, 6])
+    assert leader.compute(6, tail=True)
+    follower = Running.open(cache, [1, 2, 3, 4, 5, 6])
+    assert follower.computed == 5
+    leader.tokens.extend([7, 8, 9])
+    assert leader.compute(3)
+    follower.tokens.extend([0, 0, 0])
+    assert follower.compute(9)
+    leader.check_content()
+    follower.check_content()
+    cache.check()
+
+
+def test_the_least_recently_used_prefix_is_evicted_first() -> None:
+    cache = make_cache(pages=6)
+    old, fresh = [1] * 8, [2] * 8
+    run_through(cache, old)
+    run_through(cache, fresh)
+    run_through(cache, old)
+    run_through(cache, [3] * 16)
+    assert cache.cached(old, 8) > 0
+    assert cache.cached(fresh, 8) == 0
+
+
+def test_a_prompt_in_use_is_never_evicted() -> None:
+    cache = make_cache(pages=4)
+    reader = Running.open(cache, [1] * 8)
+    assert reader.compute(8)
+    other = Running.open(cache, [2] * 12)
+    assert not other.compute(12)
+    reader.check_content()
+    other.close()
+    reader.close()
+    assert cache.available == 4
+
+
+def test_many_releases_without_eviction_do_not_grow_the_list_of_leaves() -> None:
+    cache = make_cache()
+    for _ in range(1000):
+        run_through(cache, [1, 2, 3, 4, 5])
+    assert len(cache.tree._leaves) < 100
+
+
+def test_random_traffic_far_beyond_the_memory_keeps_every_page() -> None:
+    cache, chance = make_cache(), random.Random(0)
+    for _ in range(400):
+        run_through(cache, [chance.randrange(3) for _ in range(chance.randrange(1, CONTEXT))])
+    assert cache.available == PAGES
+
+
+def test_the_pool_refuses_to_hold_or_release_a_free_page() -> None:
+    pool = PagePool(2)
+    with pytest.raises(RuntimeError, match="free"):
+        pool.hold(0)
+    with pytest.raises(RuntimeError, match="free"):
+        pool.release(0)
+    assert [pool.take(), pool.take(), pool.take()] == [0, 1, None]
