@@ -38,8 +38,8 @@ def create_app(settings: Settings, engine: EngineClient | None = None) -> FastAP
         try:
             yield
         finally:
-            reaping.cancel()
-            await asyncio.wait({reaping})
+            reaper.stop()
+            await reaping
             await client.close()
             await store.close()
 

@@ -29,7 +29,8 @@ class Catalog:
 
     async def refresh(self) -> None:
         try:
-            self._answer = await asyncio.wait_for(self._engine.models(), PATIENCE_SECONDS)
+            async with asyncio.timeout(PATIENCE_SECONDS):
+                self._answer = await self._engine.models()
         except TimeoutError:
             self._answer = EngineUnavailable(f"the engine could not be reached within {PATIENCE_SECONDS} s")
         except EngineError as error:

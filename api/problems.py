@@ -135,7 +135,7 @@ def _field(location: Sequence[int | str]) -> str:
 
 def _message(error: Mapping[str, Any]) -> str:
     location: Sequence[int | str] = error["loc"]
-    if location == ("body",):
+    if location == ("body",) and error["type"] != "value_error":
         return "send a JSON object, with Content-Type: application/json"
     if error["type"] == "extra_forbidden":
         known = ", ".join(_known_fields(location))

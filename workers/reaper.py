@@ -22,19 +22,25 @@ log = structlog.get_logger("reasoner.reaper")
 
 
 class Reaper:
-    """Runs until it is cancelled. ``nudge`` makes it look at once, for a job that was just recorded."""
+    """Runs until ``stop``. ``nudge`` makes it look at once, for a job that was just recorded."""
 
     def __init__(self, store: JobStore, app: Celery, *, max_attempts: int) -> None:
         self._store = store
         self._app = app
         self._max_attempts = max_attempts
         self._nudged = asyncio.Event()
+        self._stopping = False
 
     def nudge(self) -> None:
         self._nudged.set()
 
+    def stop(self) -> None:
+        """Ends ``run`` after its sweep: between taking a job on and sending its wake-up is no place to be cut off."""
+        self._stopping = True
+        self._nudged.set()
+
     async def run(self) -> None:
-        while True:
+        while not self._stopping:
             try:
                 await self.sweep()
             except (*BROKER_DOWN, OperationalError) as error:
@@ -43,8 +49,10 @@ class Reaper:
                 # Jobs wait for this loop: whatever went wrong, the next sweep tries again.
                 log.exception("sweep failed")
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._nudged.wait(), TICK_SECONDS)
-            self._nudged.clear()
+                async with asyncio.timeout(TICK_SECONDS):
+                    await self._nudged.wait()
+            if not self._stopping:
+                self._nudged.clear()
 
     async def sweep(self) -> int:
         """Looks once; answers how many wake-ups it sent."""

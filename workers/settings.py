@@ -146,7 +146,7 @@ def served_name(value: str) -> str:
     name, separator, _ = value.partition("=")
     if separator:
         return name
-    return Path(value).name if Path(value).is_dir() else value
+    return Path(value).name if Path(value).expanduser().is_dir() else value
 
 
 def model_folder(value: str, setting: str) -> Path:
@@ -154,7 +154,7 @@ def model_folder(value: str, setting: str) -> Path:
     bundled = Path(__file__).parent.parent / "reasoner" / "bundled"
     _, separator, path = value.partition("=")
     folder = Path(path if separator else value).expanduser()
-    if not separator and not folder.is_dir():
+    if not separator and "/" not in value and (bundled / value).is_dir():
         folder = bundled / value
     if not (folder / "config.json").is_file():
         names = ", ".join(sorted(child.parent.name for child in bundled.glob("*/config.json"))) or "none"

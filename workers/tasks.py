@@ -91,6 +91,7 @@ def serve(app: Celery) -> None:
     """Works until SIGTERM or Ctrl-C."""
     app.worker_main(
         [
+            "--quiet",
             "worker",
             "--pool=threads",
             f"--queues={','.join(QUEUES)}",
@@ -98,6 +99,5 @@ def serve(app: Celery) -> None:
             "--without-mingle",
             "--without-heartbeat",
             "--loglevel=WARNING",
-            "--quiet",
         ]
     )

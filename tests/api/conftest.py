@@ -1,0 +1,72 @@
+"""The application in this process, on a real broker, with an engine that has no model."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from api.app import create_app
+from engine.types import EngineClient
+from reasoner.run import run_job
+from tests.scripted import ScriptedEngine
+from tests.workers.fixtures import broker, store, url
+from workers.execution import execute
+from workers.settings import Settings, load_settings
+from workers.store import JobStore
+
+__all__ = ["broker", "store", "url"]
+
+Connect = Callable[..., contextlib.AbstractAsyncContextManager[httpx.AsyncClient]]
+
+
+@contextlib.asynccontextmanager
+async def serving(settings: Settings, engine: EngineClient) -> AsyncIterator[httpx.AsyncClient]:
+    app = create_app(settings, engine)
+    transport = httpx.ASGITransport(app=app, raise_app_exceptions=False)
+    async with (
+        app.router.lifespan_context(app),
+        httpx.AsyncClient(transport=transport, base_url="http://reasoner") as client,
+    ):
+        yield client
+
+
+@pytest.fixture
+def settings(url: str, tmp_path: Path) -> Settings:
+    return load_settings(redis_url=url, data_dir=tmp_path, body_cap=20_000, queue_cap=5)
+
+
+@pytest.fixture
+async def client(settings: Settings) -> AsyncIterator[httpx.AsyncClient]:
+    async with serving(settings, ScriptedEngine()) as client:
+        yield client
+
+
+@pytest.fixture
+def work(store: JobStore) -> Callable[[str], Awaitable[None]]:
+    """Does for one job what a worker does when its message arrives."""
+
+    async def run(job_id: str) -> None:
+        await execute(
+            job_id,
+            store=store,
+            engine=ScriptedEngine(),
+            run=run_job,
+            draining=asyncio.Event(),
+            lease=30,
+            max_attempts=3,
+        )
+
+    return run
+
+
+async def submitted(client: httpx.AsyncClient, **spec: Any) -> str:
+    """A new job's id."""
+    response = await client.post("/v1/jobs", json={"problem": "1 + 1?", **spec})
+    assert response.status_code == 202, response.text
+    return str(response.json()["id"])

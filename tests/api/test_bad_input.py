@@ -1,0 +1,228 @@
+"""Every mistake gets a problem document that says what would be right, and the service goes on."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from engine.types import EngineUnavailable, ModelInfo
+from reasoner.jobs import MAX_N, MAX_PROBLEM_CHARS
+from tests.api.conftest import serving, submitted
+from tests.scripted import ScriptedEngine
+from workers.embedded import EmbeddedBroker
+from workers.settings import Settings, load_settings
+
+SECRET = "a-key-of-many-characters"
+
+
+def check_problem(response: httpx.Response, status: int) -> dict[str, Any]:
+    """Whatever went wrong, the form is that of RFC 9457."""
+    assert response.status_code == status, response.text
+    assert response.headers["content-type"] == "application/problem+json"
+    problem: dict[str, Any] = response.json()
+    assert problem["status"] == status
+    assert problem["type"].startswith("urn:reasoner:problem:")
+    assert problem["title"]
+    assert problem["detail"]
+    assert problem["request_id"] == response.headers["x-request-id"]
+    return problem
+
+
+@pytest.mark.parametrize(
+    ("body", "field", "hint"),
+    [
+        ({}, "body", "give either 'problem' or 'messages'"),
+        ({"problem": "", "seed": 1}, "problem", "at least 1 character"),
+        ({"problem": " \n"}, "problem", "write the question"),
+        ({"problem": 5}, "problem", "string"),
+        ({"problem": "?", "messages": [{"role": "user", "content": "?"}]}, "body", "either"),
+        ({"messages": []}, "messages", "at least 1"),
+        ({"messages": [{"role": "robot", "content": "?"}]}, "messages.0.role", "'system', 'user' or 'assistant'"),
+        ({"messages": [{"role": "user", "content": "?", "name": "x"}]}, "messages.0.name", "role, content"),
+        ({"problem": "?", "strategy": {"name": "magic"}}, "strategy", "known are greedy"),
+        ({"problem": "?", "strategy": {"name": "best_of_n", "m": 3}}, "strategy", "its parameters: n"),
+        ({"problem": "?", "strategy": {"name": "best_of_n", "n": MAX_N + 1}}, "strategy", str(MAX_N)),
+        ({"problem": "?", "strategy": {"name": "best_of_n", "n": 0}}, "strategy", "greater than or equal to 1"),
+        ({"problem": "?", "strategy": {}}, "strategy.name", "required"),
+        ({"problem": "?", "tokens": 5}, "tokens", "known here are problem, messages, model"),
+        ({"problem": "?", "budget": {"token": 5}}, "budget.token", "known here are tokens, seconds"),
+        ({"problem": "?", "budget": {"tokens": 0}}, "budget.tokens", "greater than or equal to 1"),
+        ({"problem": "?", "budget": {"seconds": 0}}, "budget.seconds", "greater than 0"),
+        ({"problem": "?", "budget": {"seconds": "soon"}}, "budget.seconds", "number"),
+        ({"problem": "?", "sampling": {"temperature": -1}}, "sampling.temperature", "greater than or equal to 0"),
+        ({"problem": "?", "seed": -1}, "seed", "greater than or equal to 0"),
+        ({"problem": "?", "seed": 2**63}, "seed", "less than"),
+        ({"problem": "?", "priority": "now"}, "priority", "'interactive' or 'batch'"),
+        ({"problem": "?", "model": "gpt"}, "model", "served are policy"),
+        ({"problem": "?", "verifier": {"model": "policy"}}, "verifier.model", "served are prm"),
+        ({"problem": "?", "metadata": {"a": "x" * 513}}, "metadata.a", "at most 512"),
+        (["problem"], "body", "send a JSON object"),
+        (None, "body", "send a JSON object"),
+    ],
+)
+async def test_a_wrong_field_is_named_with_what_would_be_right(
+    client: httpx.AsyncClient, body: Any, field: str, hint: str
+) -> None:
+    problem = check_problem(await client.post("/v1/jobs", json=body), 422)
+    found = {error["field"]: error["message"] for error in problem["errors"]}
+    assert field in found, problem
+    assert hint in found[field], problem
+    await submitted(client)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [b'{"problem": ', b"", b"{problem: 1}", b"\xff\xfe", b'{"problem": "\xff"}', b"[" * 15_000, b'{"seed": NaN}'],
+)
+async def test_what_is_not_json_is_told_so(client: httpx.AsyncClient, body: bytes) -> None:
+    response = await client.post("/v1/jobs", content=body, headers={"Content-Type": "application/json"})
+    assert response.status_code in (400, 422)
+    check_problem(response, response.status_code)
+    await submitted(client)
+
+
+async def test_json_under_another_content_type_is_told_what_to_send(client: httpx.AsyncClient) -> None:
+    response = await client.post("/v1/jobs", content=b'{"problem": "?"}', headers={"Content-Type": "text/plain"})
+    assert "Content-Type: application/json" in check_problem(response, 422)["errors"][0]["message"]
+
+
+async def test_an_oversized_problem_is_refused(settings: Settings) -> None:
+    roomy = settings.model_copy(update={"body_cap": 1 << 20})
+    async with serving(roomy, ScriptedEngine()) as client:
+        response = await client.post("/v1/jobs", json={"problem": "x" * (MAX_PROBLEM_CHARS + 1)})
+        assert str(MAX_PROBLEM_CHARS) in check_problem(response, 422)["errors"][0]["message"]
+
+
+@pytest.mark.parametrize("chunked", [False, True])
+async def test_an_oversized_body_is_refused_whether_or_not_it_admits_its_length(
+    client: httpx.AsyncClient, settings: Settings, chunked: bool
+) -> None:
+    async def chunks() -> Any:
+        for _ in range(10):
+            yield b"x" * (settings.body_cap // 5)
+
+    content = chunks() if chunked else b"x" * (settings.body_cap + 1)
+    response = await client.post("/v1/jobs", content=content, headers={"Content-Type": "application/json"})
+    assert str(settings.body_cap) in check_problem(response, 413)["detail"]
+
+
+@pytest.mark.parametrize("job_id", ["job_" + "0" * 32, "x", "job_x:log", "%00", "é", "job_" + "0" * 32 + ":log"])
+@pytest.mark.parametrize(
+    ("method", "suffix"), [("GET", ""), ("GET", "/events"), ("GET", "/tree"), ("POST", "/cancel"), ("DELETE", "")]
+)
+async def test_an_unknown_job_is_not_found(client: httpx.AsyncClient, job_id: str, method: str, suffix: str) -> None:
+    check_problem(await client.request(method, f"/v1/jobs/{job_id}{suffix}"), 404)
+
+
+@pytest.mark.parametrize(
+    ("path", "field"),
+    [
+        ("/v1/jobs?limit=0", "limit"),
+        ("/v1/jobs?limit=1000", "limit"),
+        ("/v1/jobs?limit=x", "limit"),
+        ("/v1/jobs?status=done", "status"),
+    ],
+)
+async def test_a_wrong_query_is_named(client: httpx.AsyncClient, path: str, field: str) -> None:
+    assert check_problem(await client.get(path), 422)["errors"][0]["field"] == field
+
+
+async def test_an_unknown_cursor_is_named(client: httpx.AsyncClient) -> None:
+    assert check_problem(await client.get("/v1/jobs?after=job_x"), 400)["errors"][0]["field"] == "after"
+
+
+async def test_waiting_longer_than_allowed_is_refused(client: httpx.AsyncClient) -> None:
+    job_id = await submitted(client)
+    assert "60" in check_problem(await client.get(f"/v1/jobs/{job_id}?wait=61"), 422)["errors"][0]["message"]
+
+
+async def test_wrong_paths_and_methods_have_the_form_too(client: httpx.AsyncClient) -> None:
+    assert "/docs" in check_problem(await client.get("/v2/jobs"), 404)["detail"]
+    response = await client.put("/v1/jobs")
+    check_problem(response, 405)
+    assert "allow" in response.headers
+
+
+async def test_a_full_queue_says_when_to_come_back(client: httpx.AsyncClient, settings: Settings) -> None:
+    for _ in range(settings.queue_cap):
+        await submitted(client)
+    response = await client.post("/v1/jobs", json={"problem": "?"})
+    check_problem(response, 503)
+    assert int(response.headers["retry-after"]) > 0
+
+
+async def test_without_a_broker_there_is_503_at_once_and_with_it_again_everything_works(tmp_path: Path) -> None:
+    settings = load_settings(data_dir=tmp_path)
+    async with serving(settings, ScriptedEngine()) as client, asyncio.timeout(30):
+        for method, path in (("POST", "/v1/jobs"), ("GET", "/v1/jobs"), ("GET", "/metrics")):
+            response = await client.request(method, path, json={"problem": "?"} if method == "POST" else None)
+            check_problem(response, 503)
+            assert response.headers["retry-after"] == "1"
+        ready = check_problem(await client.get("/readyz"), 503)
+        assert [error["field"] for error in ready["errors"]] == ["broker"]
+        assert (await client.get("/healthz")).status_code == 200
+        with EmbeddedBroker(tmp_path):
+            await submitted(client)
+            assert (await client.get("/readyz")).status_code == 200
+        check_problem(await client.get("/v1/jobs"), 503)
+        with EmbeddedBroker(tmp_path):  # the jobs are in the append-only file
+            assert len((await client.get("/v1/jobs")).json()["data"]) == 1
+
+
+async def test_a_broker_that_hangs_does_not_hang_the_api(tmp_path: Path) -> None:
+    settings = load_settings(data_dir=tmp_path)
+    with EmbeddedBroker(tmp_path) as broker:
+        assert broker.process is not None
+        async with serving(settings, ScriptedEngine()) as client:
+            await submitted(client)
+            broker.process.send_signal(signal.SIGSTOP)
+            try:
+                async with asyncio.timeout(5):
+                    check_problem(await client.get("/v1/jobs"), 503)
+            finally:
+                broker.process.send_signal(signal.SIGCONT)
+            await submitted(client)
+
+
+class AbsentEngine(ScriptedEngine):
+    async def models(self) -> list[ModelInfo]:
+        raise EngineUnavailable("the engine at http://nowhere could not be reached")
+
+
+async def test_without_an_engine_jobs_are_taken_and_readiness_names_it(settings: Settings) -> None:
+    async with serving(settings, AbsentEngine()) as client:
+        assert (await client.get("/healthz")).status_code == 200
+        ready = check_problem(await client.get("/readyz"), 503)
+        assert ready["errors"] == [{"field": "engine", "message": "the engine at http://nowhere could not be reached"}]
+        check_problem(await client.get("/v1/models"), 503)
+        job_id = await submitted(client, model="whatever")
+        assert (await client.get(f"/v1/jobs/{job_id}")).json()["status"] == "queued"
+
+
+async def test_with_keys_every_route_but_health_asks_for_one(settings: Settings) -> None:
+    locked = load_settings(redis_url=settings.redis_url, api_keys=f"another-long-key-0,{SECRET}")
+    async with serving(locked, ScriptedEngine()) as client:
+        for path in ("/v1/jobs", "/v1/models", "/metrics", "/docs", "/openapi.json", "/nowhere"):
+            response = await client.get(path)
+            check_problem(response, 401)
+            assert response.headers["www-authenticate"] == "Bearer"
+        for header in ("", "Bearer", "Bearer wrong", f"Basic {SECRET}", f"Bearer {SECRET}x", "Bearer é"):
+            check_problem(await client.get("/v1/jobs", headers={"Authorization": header.encode()}), 401)
+        assert (await client.get("/v1/jobs", headers={"Authorization": f"bearer {SECRET}"})).status_code == 200
+        assert (await client.get("/healthz")).status_code == 200
+        assert (await client.get("/readyz")).status_code == 200
+
+
+async def test_an_error_that_nobody_expected_is_a_problem_document_without_its_details(settings: Settings) -> None:
+    class Broken(ScriptedEngine):
+        async def models(self) -> list[ModelInfo]:
+            raise ZeroDivisionError("secret")
+
+    async with serving(settings, Broken()) as client:
+        assert "secret" not in str(check_problem(await client.get("/v1/models"), 500))
+        await submitted(client)

@@ -1,0 +1,216 @@
+"""The life of a job as a client sees it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import httpx
+import pytest
+
+from reasoner.jobs import Event, Job, Usage
+from tests.api.conftest import submitted
+from workers.settings import Settings
+from workers.store import JobStore
+
+Work = Callable[[str], Awaitable[None]]
+BEAM = {"strategy": {"name": "beam", "n": 4, "expansions": 2, "max_steps": 3}, "seed": 5, "budget": {"tokens": 400}}
+
+
+def parse_sse(text: str) -> list[dict[str, Any]]:
+    """A reader of the event-stream format of its own, after the WHATWG specification."""
+    events = []
+    for block in text.split("\n\n"):
+        fields = dict(line.split(": ", 1) for line in block.split("\n") if line and not line.startswith(":"))
+        if fields:
+            events.append({"id": int(fields["id"]), "event": fields["event"], **json.loads(fields["data"])})
+    return events
+
+
+async def read_events(client: httpx.AsyncClient, job_id: str, **request: Any) -> list[dict[str, Any]]:
+    response = await client.get(f"/v1/jobs/{job_id}/events", **request)
+    assert response.status_code == 200, response.text
+    assert response.headers["content-type"].startswith("text/event-stream")
+    return parse_sse(response.text)
+
+
+async def test_submission_answers_with_the_job_as_it_will_run(client: httpx.AsyncClient, settings: Settings) -> None:
+    response = await client.post("/v1/jobs", json={"problem": "1 + 1?", "strategy": {"name": "beam"}})
+    assert response.status_code == 202
+    job = Job.model_validate(response.json())
+    assert response.headers["location"] == f"/v1/jobs/{job.id}"
+    assert job.status == "queued"
+    assert (job.spec.budget.tokens, job.spec.budget.seconds) == (settings.budget_tokens, settings.budget_seconds)
+    assert job.spec.seed is not None
+    assert (job.spec.model, job.spec.verifier.model) == ("policy", "prm")
+    assert job.spec.strategy.params["n"] > 0
+    assert Job.model_validate((await client.get(response.headers["location"])).json()) == job
+
+
+async def test_a_budget_that_the_client_gives_is_not_touched(client: httpx.AsyncClient) -> None:
+    response = await client.post("/v1/jobs", json={"problem": "?", "budget": {"tokens": 77}})
+    assert response.json()["spec"]["budget"] == {"tokens": 77, "seconds": None}
+
+
+async def test_a_job_runs_to_its_result_and_its_bill_is_the_sum_of_its_journal(
+    client: httpx.AsyncClient, work: Work, store: JobStore
+) -> None:
+    job_id = await submitted(client, **BEAM)
+    await work(job_id)
+    job = Job.model_validate((await client.get(f"/v1/jobs/{job_id}")).json())
+    assert job.status in ("completed", "incomplete")
+    assert 0 < job.usage.total <= 400
+    spent = sum((entry.spend for entry in await store.entries(job_id)), Usage())
+    assert job.usage.model_dump() == pytest.approx(spent.model_dump())
+
+
+async def test_submission_can_wait_for_the_end(client: httpx.AsyncClient, work: Work) -> None:
+    async def work_on_the_next() -> None:
+        while not (jobs := (await client.get("/v1/jobs", params={"status": "queued"})).json()["data"]):
+            await asyncio.sleep(0.01)
+        await work(jobs[0]["id"])
+
+    working = asyncio.create_task(work_on_the_next())
+    response = await client.post(
+        "/v1/jobs", json={"problem": "?", "seed": 1}, headers={"Prefer": "respond-async, wait=20"}
+    )
+    await working
+    assert (response.status_code, response.headers["preference-applied"]) == (200, "wait=20")
+    assert response.json()["finished_at"] is not None
+
+
+async def test_waiting_for_a_job_that_does_not_end_answers_in_time(client: httpx.AsyncClient) -> None:
+    response = await client.post("/v1/jobs", json={"problem": "?"}, headers={"Prefer": "wait=0"})
+    assert (response.status_code, response.json()["status"]) == (202, "queued")
+    shown = await client.get(f"/v1/jobs/{response.json()['id']}", params={"wait": 0.05})
+    assert shown.json()["status"] == "queued"
+
+
+async def test_the_same_idempotency_key_answers_with_the_same_job(client: httpx.AsyncClient) -> None:
+    headers = {"Idempotency-Key": "abc", "Content-Type": "application/json"}
+    first = await client.post("/v1/jobs", content='{"problem": "?", "seed": 3}', headers=headers)
+    again = await client.post("/v1/jobs", content='{"seed":3,"problem":"\\u003f"}', headers=headers)
+    other = await client.post("/v1/jobs", content='{"problem": "!"}', headers=headers)
+    assert first.json() == again.json()
+    assert "idempotency-replayed" not in first.headers
+    assert again.headers["idempotency-replayed"] == "true"
+    assert (other.status_code, other.json()["type"]) == (422, "urn:reasoner:problem:idempotency-conflict")
+
+
+async def test_events_resume_at_every_number_without_a_gap(client: httpx.AsyncClient, work: Work) -> None:
+    job_id = await submitted(client, **BEAM)
+    following = asyncio.create_task(read_events(client, job_id))
+    await work(job_id)
+    whole = await following
+    last = (await client.get(f"/v1/jobs/{job_id}")).json()["last_seq"]
+    assert [event["id"] for event in whole] == list(range(1, last + 1))
+    assert [event["seq"] for event in whole] == [event["id"] for event in whole]
+    assert all(event["event"] == event["type"] for event in whole)
+    assert [event["type"] for event in whole].count("node") > 3
+    assert [event["type"] for event in whole if event["type"].startswith("job.")] == [
+        "job.queued",
+        "job.started",
+        whole[-1]["type"],
+    ]
+    for after in range(last):
+        assert await read_events(client, job_id, params={"starting_after": after}) == whole[after:]
+        assert await read_events(client, job_id, headers={"Last-Event-ID": str(after)}) == whole[after:]
+
+
+async def test_a_reconnecting_browser_goes_on_after_the_last_event_it_saw(
+    client: httpx.AsyncClient, work: Work
+) -> None:
+    job_id = await submitted(client)
+    await work(job_id)
+    events = await read_events(client, job_id, params={"starting_after": 1}, headers={"Last-Event-ID": "3"})
+    assert events[0]["id"] == 4
+
+
+async def test_a_stream_that_has_nothing_more_to_say_tells_a_browser_to_stay_away(
+    client: httpx.AsyncClient, work: Work
+) -> None:
+    job_id = await submitted(client)
+    await work(job_id)
+    last = (await client.get(f"/v1/jobs/{job_id}")).json()["last_seq"]
+    response = await client.get(f"/v1/jobs/{job_id}/events", params={"starting_after": last})
+    assert (response.status_code, response.content) == (204, b"")
+
+
+@pytest.mark.parametrize(
+    ("request_", "status"),
+    [
+        ({"params": {"starting_after": 99}}, 400),
+        ({"headers": {"Last-Event-ID": "99"}}, 400),
+        ({"headers": {"Last-Event-ID": "x"}}, 400),
+        ({"params": {"starting_after": -1}}, 422),
+    ],
+)
+async def test_a_stream_cannot_start_where_nothing_is(
+    client: httpx.AsyncClient, request_: dict[str, Any], status: int
+) -> None:
+    job_id = await submitted(client)
+    response = await client.get(f"/v1/jobs/{job_id}/events", **request_)
+    assert response.status_code == status
+    assert response.json()["errors"][0]["message"]
+
+
+async def test_the_tree_adds_up_to_the_journal(client: httpx.AsyncClient, work: Work) -> None:
+    job_id = await submitted(client, **BEAM)
+    await work(job_id)
+    tree = (await client.get(f"/v1/jobs/{job_id}/tree")).json()
+    job = (await client.get(f"/v1/jobs/{job_id}")).json()
+    nodes = {node["id"]: node for node in tree["nodes"]}
+    assert sum(node["tokens"] for node in nodes.values()) == job["usage"]["generated"]
+    assert all(node["parent"] == "" or node["parent"] in nodes for node in nodes.values())
+    assert tree["best"] == job["result"]["node"]
+    assert {node["state"] for node in nodes.values()} >= {"pruned"}
+    assert any(node["score"] is not None and node["scores"] for node in nodes.values())
+
+
+def test_a_branch_that_arrives_in_parts_is_one_node() -> None:
+    from api.tree import fold
+
+    def event(seq: int, kind: str, **data: Any) -> Event:
+        return Event(seq=seq, type=kind, at=0.0, data=data)
+
+    part = {"node": "0", "parent": "", "token_ids": [], "cached": 0, "answer": None}
+    events = [
+        event(1, "job.started"),
+        event(2, "node", **part, text="a", tokens=1, logprob=-1.0, part=0, final=False, reason=None),
+        event(3, "node", **part, text="b", tokens=2, logprob=-0.5, part=1, final=True, reason="step"),
+        event(4, "score", node="0", scores=[0.5], score=0.5, computed=3, cached=0),
+        event(5, "score", node="0", scores=[0.25], score=0.25, computed=3, cached=0),
+    ]
+    growing, whole = fold("j", events[:2]).nodes[0], fold("j", events).nodes[0]
+    assert (growing.state, growing.text) == ("live", "a")
+    assert (whole.state, whole.reason, whole.text, whole.tokens, whole.logprob) == ("step", "step", "ab", 3, -1.5)
+    assert (whole.scores, whole.score) == ([0.5, 0.25], 0.25)
+
+
+async def test_cancelling_a_waiting_job_ends_it(client: httpx.AsyncClient) -> None:
+    job_id = await submitted(client)
+    response = await client.post(f"/v1/jobs/{job_id}/cancel")
+    assert (response.status_code, response.json()["status"]) == (200, "cancelled")
+    assert (await client.post(f"/v1/jobs/{job_id}/cancel")).json() == response.json()
+
+
+async def test_a_running_job_cannot_be_deleted_and_an_ended_one_can(client: httpx.AsyncClient, store: JobStore) -> None:
+    job_id = await submitted(client)
+    held = await store.claim(job_id, lease=60, max_attempts=3, worker="w")
+    assert held is not None
+    assert (await client.delete(f"/v1/jobs/{job_id}")).status_code == 409
+    assert (await client.post(f"/v1/jobs/{job_id}/cancel")).status_code == 202
+    await store.finish(held, "cancelled")
+    assert (await client.delete(f"/v1/jobs/{job_id}")).status_code == 204
+    assert (await client.get(f"/v1/jobs/{job_id}")).status_code == 404
+
+
+async def test_listing_pages_through_all_jobs(client: httpx.AsyncClient) -> None:
+    ids = [await submitted(client) for _ in range(5)]
+    first = (await client.get("/v1/jobs", params={"limit": 3})).json()
+    second = (await client.get("/v1/jobs", params={"limit": 3, "after": first["last_id"]})).json()
+    assert [job["id"] for job in first["data"] + second["data"]] == ids[::-1]
+    assert (first["has_more"], second["has_more"]) == (True, False)
+    assert (await client.get("/v1/jobs", params={"status": "completed"})).json()["data"] == []

@@ -1,0 +1,55 @@
+"""What the service says about itself."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+
+import httpx
+from prometheus_client.parser import text_string_to_metric_families
+
+from tests.api.conftest import submitted
+
+
+async def test_strategies_come_with_the_schemas_of_their_parameters(client: httpx.AsyncClient) -> None:
+    strategies = {entry["name"]: entry for entry in (await client.get("/v1/strategies")).json()["data"]}
+    assert strategies["beam"]["parameters"]["properties"]["n"]["type"] == "integer"
+
+
+async def test_models_are_those_of_the_engine(client: httpx.AsyncClient) -> None:
+    models = (await client.get("/v1/models")).json()["data"]
+    assert [(model["id"], model["kind"]) for model in models] == [("policy", "generate"), ("prm", "classify")]
+
+
+async def test_metrics_agree_with_what_happened(
+    client: httpx.AsyncClient, work: Callable[[str], Awaitable[None]]
+) -> None:
+    job_id = await submitted(client, seed=1)
+    await work(job_id)
+    await submitted(client)
+    usage = (await client.get(f"/v1/jobs/{job_id}")).json()["usage"]
+    response = await client.get("/metrics")
+    samples = {
+        (sample.name, *sample.labels.values()): sample.value
+        for family in text_string_to_metric_families(response.text)
+        for sample in family.samples
+    }
+    assert samples["reasoner_jobs", "queued"] == 1
+    assert sum(value for name, value in samples.items() if name[0] == "reasoner_jobs_finished_total") == 1
+    assert samples["reasoner_tokens_total", "generated"] == usage["generated"] > 0
+    assert samples["reasoner_job_seconds_count",] == samples["reasoner_job_seconds_bucket", "+Inf"] == 1
+    assert samples["reasoner_lease_reclaims_total",] == 0
+    assert samples["reasoner_http_requests_total", "GET", "/v1/jobs/{job_id}", "200"] >= 1
+
+
+async def test_a_sane_request_id_is_kept_and_another_is_replaced(client: httpx.AsyncClient) -> None:
+    kept = await client.get("/healthz", headers={"X-Request-ID": "abc-1"})
+    replaced = await client.get("/healthz", headers={"X-Request-ID": "no spaces, please"})
+    assert kept.headers["x-request-id"] == "abc-1"
+    assert replaced.headers["x-request-id"] != "no spaces, please"
+
+
+async def test_the_description_names_every_route_and_its_errors(client: httpx.AsyncClient) -> None:
+    paths = (await client.get("/openapi.json")).json()["paths"]
+    assert {"/v1/jobs", "/v1/jobs/{job_id}/events", "/v1/strategies", "/readyz"} <= set(paths)
+    assert "default" in paths["/v1/jobs"]["post"]["responses"]
+    assert (await client.get("/docs")).status_code == 200
