@@ -135,15 +135,20 @@ def solution(problem: Problem, rng: random.Random) -> list[str]:
     return walk(problem, rng, stray=0.0)
 
 
-def walk(problem: Problem, rng: random.Random, *, stray: float) -> list[str]:
-    """Steps of an attempt that takes any legal move, good or bad, with probability ``stray`` at each step."""
+def walk(problem: Problem, rng: random.Random, *, stray: float, given: Sequence[str] = ()) -> list[str]:
+    """Steps of an attempt that takes any legal move, good or bad, with probability ``stray`` at each step.
+
+    It starts with the given steps, which must be legal.
+    """
     numbers: list[int] = problem.data["numbers"]
     target: int = problem.data["target"]
     expressions = [(number, str(number)) for number in numbers]
     steps: list[str] = []
     while len(numbers) > 1:
         options = list(moves(numbers))
-        if rng.random() >= stray:
+        if len(steps) < len(given):
+            options = [move for move in options if given[len(steps)].startswith("{} {} {} = {},".format(*move))]
+        elif rng.random() >= stray:
             options = good_moves(numbers, target) or options
         a, op, b, result = rng.choice(options)
         numbers = after(numbers, a, b, result)

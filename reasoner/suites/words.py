@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from reasoner.suites.problem import Problem, Split, digest, split_of
 
-LEVELS: tuple[str, ...] = ("s4", "s6", "s8")
+LEVELS: tuple[str, ...] = ("s6", "s8", "s10")
 """Level ``sK`` takes K arithmetic steps."""
 
 LIMIT = 499

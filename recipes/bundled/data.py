@@ -29,14 +29,16 @@ MIX = (
     ("countdown", "n3", 0.10),
     ("countdown", "n4", 0.28),
     ("countdown", "n5", 0.30),
-    ("words", "s3", 0.04),
-    ("words", "s4", 0.06),
-    ("words", "s5", 0.06),
-    ("words", "s6", 0.08),
-    ("words", "s8", 0.08),
+    ("words", "s4", 0.04),
+    ("words", "s6", 0.07),
+    ("words", "s8", 0.11),
+    ("words", "s10", 0.10),
 )
 """Share of each level among the examples."""
 
+
+BRANCHES = 8
+"""Attempts at one problem that the PRM reads together."""
 
 SLIPS = (1, 1, 1, 1, 2, 2, 2, 3, 4, 9, 10, 10, 10, 11, 20, 100)
 """By how much a wrong result is off, as often as it is listed."""
@@ -49,6 +51,9 @@ class Example:
     ids: list[int]
     targets: list[tuple[int, int]] = field(default_factory=list)
     """(position, next token)."""
+    positions: list[int] = field(default_factory=list)
+    segments: list[int] = field(default_factory=list)
+    """0 for the trunk, 1 and up for the branches that continue it; empty for one plain sequence."""
     choices: list[tuple[int, int, float]] = field(default_factory=list)
     """(index of a target, token, probability): where many tokens are right, their exact shares."""
     labels: list[tuple[int, int]] = field(default_factory=list)
@@ -105,48 +110,83 @@ def valid_choices(problem: Problem, steps: list[str]) -> Iterator[list[tuple[int
 
 
 def prm_example(tokenizer: Tokenizer, seed: int, index: int) -> Example:
-    """A synthetic attempt with exact labels."""
+    """Synthetic attempts at one problem, which share their first good steps, with exact labels."""
     rng = random.Random(f"prm/{seed}/{index}")
     problem = draw(rng, f"prm/{seed}/{index}")
-    steps = countdown_attempt(problem, rng) if problem.suite == "countdown" else words_attempt(problem, rng)
-    return labelled(tokenizer, problem, steps, rng)
+    solution: list[str] = family(problem.suite).solution(problem, rng)
+    shared = solution[: min(rng.choice((0, 0, 0, 1, 1, 2, 3, 4)), len(solution) - 2)]
+    attempt = countdown_attempt if problem.suite == "countdown" else words_attempt
+    attempts = [attempt(problem, rng, shared) for _ in range(BRANCHES)]
+    return packed(tokenizer, problem, shared, attempts, rng, stop=0.4)
 
 
-def labelled(tokenizer: Tokenizer, problem: Problem, steps: list[str], rng: random.Random) -> Example:
-    """An attempt as the PRM reads it, cut at random soon after its first bad step (what follows teaches little)."""
-    labels = label_steps(problem, steps)
-    if False in labels:
-        end = labels.index(False) + 1
-        while end < len(steps) and rng.random() < 0.4:
-            end += 1
-        steps, labels = steps[:end], labels[:end]
-    ids = tok.encode_prompt(tokenizer, problem.text)
-    example = Example(ids)
-    numbers: list[int] | None = problem.data["numbers"] if problem.suite == "countdown" else None
-    if numbers is not None:
-        example.masks.append((len(ids) - 1, countdown.reachable(tuple(sorted(numbers)))))
-    for step, good in zip(steps, labels, strict=True):
+def packed(
+    tokenizer: Tokenizer,
+    problem: Problem,
+    shared: list[str],
+    attempts: list[list[str]],
+    rng: random.Random,
+    *,
+    stop: float = 0.0,
+) -> Example:
+    """Attempts at one problem as one example: a trunk (the prompt and the shared steps) and a branch for each attempt.
+
+    Branches see the trunk and themselves and all continue the trunk's positions, so each is exactly what the PRM reads
+    at inference, and the trunk is computed once. A branch ends at random soon after its first bad step, and after a
+    good one with probability ``stop``.
+    """
+    example = Example(tok.encode_prompt(tokenizer, problem.text))
+    countdowns = problem.suite == "countdown"
+    state: list[int] | None = problem.data["numbers"] if countdowns else None
+
+    def note(numbers: list[int] | None) -> None:
+        if numbers is not None and len(numbers) > 1:
+            example.masks.append((len(example.ids) - 1, countdown.reachable(tuple(sorted(numbers)))))
+
+    def write(step: str, good: bool) -> None:
         pieces = step.split(" ")
         if len(pieces) >= 5 and pieces[3] == "=" and pieces[0].isdigit() and pieces[2].isdigit() and pieces[1] != "/":
             truth = words.arithmetic(int(pieces[0]), pieces[1], int(pieces[2]))
             if 0 <= truth < len(tok.NUMBERS):
-                example.targets.append((len(ids) + 3, tok.token_id(tokenizer, str(truth))))
-        ids.extend(tokenizer.encode(step + tok.SEPARATOR, add_special_tokens=False).ids)
-        example.labels.append((len(ids) - 1, int(good)))
-        numbers = countdown.apply(numbers, step) if numbers is not None else None
-        if numbers is not None and len(numbers) > 1:
-            example.masks.append((len(ids) - 1, countdown.reachable(tuple(sorted(numbers)))))
+                example.targets.append((len(example.ids) + 3, tok.token_id(tokenizer, str(truth))))
+        example.ids.extend(tokenizer.encode(step + tok.SEPARATOR, add_special_tokens=False).ids)
+        example.labels.append((len(example.ids) - 1, int(good)))
+
+    note(state)
+    for step in shared:
+        write(step, True)
+        state = countdown.apply(state, step) if state is not None else None
+        note(state)
+    trunk = len(example.ids)
+    example.positions = list(range(trunk))
+    example.segments = [0] * trunk
+    branches: dict[tuple[tuple[str, bool], ...], None] = {}
+    for steps in attempts:
+        labelled = list(zip(steps, label_steps(problem, steps), strict=True))
+        end = len(shared) + 1
+        while end < len(steps) and rng.random() >= (stop if labelled[end - 1][1] else 0.6):
+            end += 1
+        branches[tuple(labelled[len(shared) : end])] = None
+    for branch, entries in enumerate(branches, 1):
+        begin, numbers = len(example.ids), state
+        for step, good in entries:
+            write(step, good)
+            numbers = countdown.apply(numbers, step) if numbers is not None else None
+            note(numbers)
+        length = len(example.ids) - begin
+        example.positions.extend(range(trunk, trunk + length))
+        example.segments.extend([branch] * length)
     return example
 
 
-def countdown_attempt(problem: Problem, rng: random.Random) -> list[str]:
+def countdown_attempt(problem: Problem, rng: random.Random, shared: list[str]) -> list[str]:
     """Moves that stray from the good ones, now and then with a false claim at the end or a slip of the pen."""
-    steps = countdown.walk(problem, rng, stray=rng.choice((0.2, 0.5)))
+    steps = countdown.walk(problem, rng, stray=rng.choice((0.2, 0.6)), given=shared)
     target = problem.data["target"]
     if not steps[-2].endswith(f" {target}") and rng.random() < 0.4:
         steps[-2] = f"{steps[-2].split(' = ')[0]} = {target}, left {target}"
     if rng.random() < 0.12:
-        place = rng.randrange(len(steps))
+        place = rng.randrange(len(shared), len(steps))
         pieces = steps[place].split(" ")
         slots = [i for i, piece in enumerate(pieces) if piece.strip(",()\\boxed{}").isdigit()]
         slot = rng.choice(slots)
@@ -158,12 +198,16 @@ def countdown_attempt(problem: Problem, rng: random.Random) -> list[str]:
     return steps
 
 
-def words_attempt(problem: Problem, rng: random.Random) -> list[str]:
+def words_attempt(problem: Problem, rng: random.Random, shared: list[str]) -> list[str]:
     """Book-keeping with a mistake at a random step in half of the attempts, carried on as if nothing had happened."""
     ledger = words.Ledger.of(problem)
     count = int(problem.level[1:])
-    slip = rng.randrange(count + 1) if rng.random() < 0.65 else -1
+    slip = min(len(shared) + rng.choice((0, 0, 0, 1, 1, 2, 3, 8)), count) if rng.random() < 0.65 else -1
     steps: list[str] = []
+    for step in shared:
+        left, sign, right, _, written = step.split(" ")
+        ledger.take(int(left), sign, int(right), int(written))
+        steps.append(step)
     while options := ledger.options():
         a, op, b = rng.choice(options)
         result = words.arithmetic(a, op, b)
@@ -199,6 +243,8 @@ class Batch:
     """Examples of similar length, padded on the right; positions index the flattened (batch * length) hidden states."""
 
     ids: Tensor
+    positions: Tensor | None
+    segments: Tensor | None
     target_at: Tensor
     targets: Tensor
     share_of: Tensor
@@ -217,6 +263,8 @@ def collate(examples: list[Example], multiple: int = 8) -> Batch:
     longest = max(len(example.ids) for example in examples)
     length = -(-longest // multiple) * multiple
     ids = np.full((len(examples), length), tok.PAD, dtype=np.int64)
+    branched = bool(examples[0].segments)
+    positions, segments = np.zeros_like(ids), np.zeros_like(ids)
     targets: list[tuple[int, int]] = []
     labels: list[tuple[int, int]] = []
     masks: list[tuple[int, int]] = []
@@ -227,6 +275,9 @@ def collate(examples: list[Example], multiple: int = 8) -> Batch:
         certain = ((index, token) for index, (_, token) in enumerate(example.targets) if index not in chosen)
         shares.extend((len(targets) + index, token, 1.0) for index, token in certain)
         ids[row, : len(example.ids)] = example.ids
+        if branched:
+            positions[row, : len(example.ids)] = example.positions
+            segments[row, : len(example.ids)] = example.segments
         targets.extend((row * length + at, token) for at, token in example.targets)
         labels.extend((row * length + at, label) for at, label in example.labels)
         masks.extend((row * length + at, mask) for at, mask in example.masks)
@@ -241,6 +292,8 @@ def collate(examples: list[Example], multiple: int = 8) -> Batch:
     tensor = torch.from_numpy
     return Batch(
         ids=tensor(ids),
+        positions=tensor(positions) if branched else None,
+        segments=tensor(segments) if branched else None,
         target_at=tensor(target_at.copy()),
         targets=tensor(target.copy()),
         share_of=tensor(share_of.astype(np.int64)),
@@ -287,7 +340,7 @@ def main() -> None:
             steps: list[str] = suite.solution(problem, rng)
             if not all(label_steps(problem, steps)):
                 raise AssertionError(f"a solution is labelled bad: {problem.id}")
-            attempt = (countdown_attempt if problem.suite == "countdown" else words_attempt)(problem, rng)
+            attempt = (countdown_attempt if problem.suite == "countdown" else words_attempt)(problem, rng, [])
             labels = label_steps(problem, attempt)
             longest = max(longest, len(policy_example(tokenizer, 0, index).ids))
             seen[problem.level] += 1

@@ -26,7 +26,7 @@ from reasoner.suites import Problem, check, family, label_steps, load
 from recipes.bundled import SHIPPED, WORK, model
 from recipes.bundled import tokenizer as tok
 from recipes.bundled.generate import generate, score
-from recipes.bundled.sample import steps_of
+from recipes.bundled.sample import TEMPERATURES, steps_of
 
 TOKENIZER = tok.load()
 SEP = tok.token_id(TOKENIZER, tok.SEPARATOR)
@@ -112,12 +112,7 @@ def beam(
     done: list[list[Attempt]] = [[] for _ in problems]
     spent = [0] * len(problems)
     for _ in range(rounds):
-        jobs = [
-            (p, a)
-            for p, live in enumerate(beams)
-            for a in live
-            for _ in range((width - len(done[p]) * 0) // max(len(live), 1))
-        ]
+        jobs = [(p, a) for p, live in enumerate(beams) for a in live for _ in range(width // len(live))]
         if not jobs:
             break
         prefixes = [prompts[p] + a.tokens for p, a in jobs]
@@ -193,10 +188,11 @@ def measure(
     count: int,
     *,
     each: int = 64,
-    temperature: float = 1.0,
+    temperature: float | None = None,
     seed: int = 7,
     widths: Sequence[int] = (4, 16),
 ) -> dict[str, Any]:
+    temperature = TEMPERATURES[suite] if temperature is None else temperature
     problems = load(suite, limit=count, seed=seed)
     greedy = attempts(models, problems, 1, 0.0, seed)
     samples = attempts(models, problems, each, temperature, seed)
@@ -251,7 +247,7 @@ def main() -> None:
     parser.add_argument("--suite", choices=("countdown", "words"), default="countdown")
     parser.add_argument("--problems", type=int, default=300)
     parser.add_argument("--each", type=int, default=64)
-    parser.add_argument("--temperature", type=float, default=1.0)
+    parser.add_argument("--temperature", type=float, help="of the samples; the default is the suite's own")
     parser.add_argument("--policy", default="policy")
     parser.add_argument("--seed", type=int, default=7, help="which held-out problems; 0 is kept for the final tables")
     parser.add_argument("--shipped", type=Path, default=SHIPPED)

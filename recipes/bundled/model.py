@@ -79,11 +79,12 @@ class Layer(nn.Module):
         h = F.rms_norm(x, (self.shape.width,), self.post_norm, self.shape.epsilon)
         return x + F.linear(F.silu(F.linear(h, self.gate)) * F.linear(h, self.up), self.down)
 
-    def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, allowed: Tensor | None) -> Tensor:
         q, k, v = self.qkv(x, cos, sin)
         groups = self.shape.heads // self.shape.kv_heads
         k, v = k.repeat_interleave(groups, 1), v.repeat_interleave(groups, 1)
-        return self.finish(x, F.scaled_dot_product_attention(q, k, v, is_causal=True))
+        attended = F.scaled_dot_product_attention(q, k, v, attn_mask=allowed, is_causal=allowed is None)
+        return self.finish(x, attended)
 
 
 class Backbone(nn.Module):
@@ -102,11 +103,19 @@ class Backbone(nn.Module):
         self.register_buffer("cos", cos, persistent=False)
         self.register_buffer("sin", sin, persistent=False)
 
-    def forward(self, ids: Tensor) -> Tensor:
+    def forward(self, ids: Tensor, positions: Tensor | None = None, segments: Tensor | None = None) -> Tensor:
+        """``segments`` and ``positions`` make branches of a trunk: a token sees segment 0 and its own, before it."""
         x = F.embedding(ids, self.embedding)
-        cos, sin = self.cos[: ids.shape[1]], self.sin[: ids.shape[1]]
+        length = ids.shape[1]
+        allowed = None
+        cos, sin = self.cos[:length], self.sin[:length]
+        if positions is not None and segments is not None:
+            own, other = segments[:, :, None], segments[:, None, :]
+            before = torch.ones(length, length, dtype=torch.bool).tril()
+            allowed = (before & ((own == other) | (other == 0)))[:, None]
+            cos, sin = self.cos[positions][:, None], self.sin[positions][:, None]
         for layer in self.layers:
-            x = layer(x, cos, sin)
+            x = layer(x, cos, sin, allowed)
         return F.rms_norm(x, (self.shape.width,), self.norm, self.shape.epsilon)
 
 
@@ -143,7 +152,7 @@ def initialise(model: Backbone, numbers: dict[int, int], seed: int) -> None:
 
 
 def grow(small: Backbone, large: Backbone) -> None:
-    """Make an initialised larger model compute exactly what a smaller one of equal width does (Net2Net, Chen et al. 2016).
+    """Make an initialised larger model compute exactly what a smaller one of equal width does (Net2Net: Chen 2016).
 
     The small model's layers are spread evenly over the large one's; the layers between add nothing yet, and neither do
     the new inner units.

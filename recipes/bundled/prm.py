@@ -47,7 +47,7 @@ class Scorer(nn.Module):
         self.result = nn.Parameter(torch.eye(shape.width))
 
     def losses(self, batch: Batch) -> dict[str, Tensor]:
-        hidden = self.backbone(batch.ids).flatten(0, 1)
+        hidden = self.backbone(batch.ids, batch.positions, batch.segments).flatten(0, 1)
         logits = F.linear(hidden[batch.label_at], self.score, self.score_bias)
         parts = {"label": F.cross_entropy(logits, batch.labels)}
         if len(batch.targets):
@@ -105,7 +105,7 @@ def main() -> None:
     if options.export:
         resume(folder / "state.safetensors", scorer)
     else:
-        cost = train(folder, scorer, plan, examples, scorer.losses, seed=SEED)
+        cost = train(folder, scorer, plan, examples, scorer.losses, seed=SEED, average=150)
         (folder / "cost.json").write_text(json.dumps(cost) + "\n")
     print(f"exported to {export(scorer)}")
 

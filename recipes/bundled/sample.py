@@ -1,7 +1,8 @@
 """Sample the policy on training problems and keep the attempts, for the last phase of the PRM.
 
-    python -m recipes.bundled.sample --problems 20000 --each 6
+    python -m recipes.bundled.sample --problems 14000 --each 8
 
+Half of the attempts at a problem are made at its suite's temperature, half at 1.
 Shards of 1000 problems go to ``work/samples``; a shard that exists is not made again.
 """
 
@@ -11,6 +12,7 @@ import argparse
 import json
 import os
 import random
+from collections import defaultdict
 
 import torch
 from rich.console import Console
@@ -20,12 +22,14 @@ from tokenizers import Tokenizer
 from reasoner.suites import Problem, family
 from recipes.bundled import SHIPPED, WORK, model
 from recipes.bundled import tokenizer as tok
-from recipes.bundled.data import Example, draw, labelled
+from recipes.bundled.data import BRANCHES, Example, draw, packed
 from recipes.bundled.generate import generate
 
 SEED = 3
 SHARD = 1000
 FOLDER = WORK / "samples"
+TEMPERATURES = {"countdown": 1.0, "words": 0.7}
+"""Countdown needs many different first steps; a word problem has many routes at any temperature."""
 
 
 def steps_of(tokenizer: Tokenizer, tokens: list[int]) -> list[str]:
@@ -52,15 +56,16 @@ class SampledAttempts:
             raise FileNotFoundError(f"no samples in {FOLDER}: run python -m recipes.bundled.sample first")
 
     def example(self, rng: random.Random) -> Example:
+        """The attempts at one problem, in random order."""
         index, attempts = rng.choice(self.problems)
-        return labelled(self.tokenizer, sampled_problem(index), rng.choice(attempts), rng)
+        chosen = rng.sample(attempts, min(len(attempts), BRANCHES))
+        return packed(self.tokenizer, sampled_problem(index), [], chosen, rng)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--problems", type=int, default=20000)
-    parser.add_argument("--each", type=int, default=6, help="attempts at each problem")
-    parser.add_argument("--temperature", type=float, default=1.0)
+    parser.add_argument("--problems", type=int, default=14000)
+    parser.add_argument("--each", type=int, default=8, help="attempts at each problem")
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
@@ -74,12 +79,21 @@ def main() -> None:
             continue
         indices = range(shard * SHARD, (shard + 1) * SHARD)
         problems = [sampled_problem(index) for index in indices]
-        prompts = [tok.encode_prompt(tokenizer, problem.text) for problem in problems for _ in range(options.each)]
+        prompts = [tok.encode_prompt(tokenizer, problem.text) for problem in problems]
         generator = torch.Generator().manual_seed(SEED * 100_000 + shard)
-        outputs = generate(policy, prompts, temperature=options.temperature, stop=(tok.END,), random=generator)
+        jobs: dict[float, list[int]] = defaultdict(list)
+        for row, problem in enumerate(problems):
+            for attempt in range(options.each):
+                jobs[TEMPERATURES[problem.suite] if attempt % 2 else 1.0].append(row)
+        outputs: dict[int, list[list[int]]] = defaultdict(list)
+        for heat, rows in jobs.items():
+            wanted = [prompts[row] for row in rows]
+            made = generate(policy, wanted, temperature=heat, stop=(tok.END,), random=generator)
+            for row, tokens in zip(rows, made, strict=True):
+                outputs[row].append(tokens)
         lines: list[str] = []
         for row, (index, problem) in enumerate(zip(indices, problems, strict=True)):
-            found = [steps_of(tokenizer, tokens) for tokens in outputs[row * options.each : (row + 1) * options.each]]
+            found = [steps_of(tokenizer, tokens) for tokens in outputs[row]]
             suite = family(problem.suite)
             right += sum(suite.check(problem, suite.boxed(steps[-1])) for steps in found if steps)
             total += len(found)

@@ -59,11 +59,12 @@ def train(
     loss_of: Callable[[Batch], dict[str, Tensor]],
     *,
     seed: int,
+    average: int = 72,
 ) -> dict[str, float]:
     """Train until the plan ends; returns steps, seconds and tokens.
 
     ``examples(first, count, progress)`` draws examples by index; ``loss_of`` gives the parts of the loss, which are
-    added up. Tokens count every input position without padding.
+    added up. Tokens count every input position without padding; an example has about ``average`` of them.
     """
     folder.mkdir(parents=True, exist_ok=True)
     optimizer = Optimizer(model.named_parameters(), muon_rate=plan.muon_rate, adam_rate=plan.adam_rate)
@@ -82,7 +83,7 @@ def train(
             for _ in range(BATCHES_PER_STEP):
                 batch = next(queue, None)
                 if batch is None:
-                    wanted = POOL * BATCH_TOKENS // 72
+                    wanted = POOL * BATCH_TOKENS // average
                     pool = examples(drawn, wanted, progress)
                     drawn += wanted
                     queue = bucketed(pool, BATCH_TOKENS, random.Random(f"{seed}/{drawn}"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import random
 from pathlib import Path
@@ -10,7 +11,7 @@ import pytest
 import torch
 
 from reasoner.suites import SUITES, check, countdown, family, label_steps
-from recipes.bundled import data, generate, model, optim
+from recipes.bundled import data, generate, measure, model, optim
 from recipes.bundled import tokenizer as tok
 
 transformers = pytest.importorskip("transformers")
@@ -126,6 +127,45 @@ def test_a_batch_keeps_positions_and_masks() -> None:
         assert [i for i, bit in enumerate(row.tolist()) if bit] == [i for i in range(200) if mask >> i & 1]
 
 
+def test_branches_of_a_trunk_compute_what_separate_sequences_do() -> None:
+    tokenizer = tok.load()
+    backbone = model.Backbone(model.Shape(64, 2, 4, 2, 96, vocabulary=tokenizer.get_vocab_size()))
+    model.initialise(backbone, {}, seed=0)
+    for index in range(6):
+        example = data.prm_example(tokenizer, 3, index)
+        batch = data.collate([example])
+        with torch.no_grad():
+            together = backbone(batch.ids, batch.positions, batch.segments)[0]
+            for branch in range(1, max(example.segments) + 1):
+                own = [i for i, segment in enumerate(example.segments) if segment in (0, branch)]
+                alone = backbone(torch.tensor([[example.ids[i] for i in own]]))[0]
+                torch.testing.assert_close(together[own], alone, rtol=1e-4, atol=1e-4)
+
+
+def test_exact_choices_sum_to_one_and_hold_the_choice_that_was_made() -> None:
+    tokenizer = tok.load()
+    for index in range(60):
+        example = data.policy_example(tokenizer, 1, index)
+        totals: dict[int, float] = {}
+        tokens: dict[int, set[int]] = {}
+        for target, token, share in example.choices:
+            totals[target] = totals.get(target, 0.0) + share
+            tokens.setdefault(target, set()).add(token)
+        for target, total in totals.items():
+            assert total == pytest.approx(1.0)
+            assert example.targets[target][1] in tokens[target]
+
+
+def test_measures_agree_with_their_definitions() -> None:
+    rights = [True] * 3 + [False] * 7
+    draws = list(itertools.combinations(rights, 4))
+    assert measure.passes(rights, 4) == pytest.approx(sum(map(any, draws)) / len(draws))
+    assert measure.auc([(0.9, True), (0.5, True), (0.5, False), (0.1, False)]) == (3.5, 4)
+    group = [measure.Attempt([], answer=a, right=a == "7", scores=[s]) for a, s in (("7", 0.9), ("8", 0.3), ("8", 0.4))]
+    assert not measure.vote(group, lambda _: 1.0)
+    assert measure.vote(group, lambda a: a.last)
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_shipped_models_load_in_transformers_and_agree(kind: str) -> None:
     folder = SHIPPED / kind
@@ -178,7 +218,7 @@ def test_slips_of_the_pen_are_labelled_bad() -> None:
     bad = 0
     for seed in range(200):
         problem = countdown.problem("train", seed, "n4")
-        steps = data.countdown_attempt(problem, random.Random(seed))
+        steps = data.countdown_attempt(problem, random.Random(seed), [])
         labels = label_steps(problem, steps)
         bad += not labels[-1]
         assert labels[-1] == (labels[-1] and check(problem, countdown.boxed(steps[-1])))
