@@ -1,0 +1,43 @@
+"""The engine on the models that ship with Reasoner."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+import reasoner
+from engine.types import Branch
+from reasoner.suites import SUITES, load
+from tests.engine.helpers import Harness, generate
+
+POLICY = Path(reasoner.__file__).parent / "bundled" / "policy"
+NEW_TOKENS = 128
+
+
+@pytest.mark.skipif(not (POLICY / "config.json").exists(), reason="the bundled policy is not trained yet")
+@pytest.mark.parametrize("suite", SUITES)
+def test_greedy_tokens_equal_transformers_generate_on_the_bundled_policy(suite: str) -> None:
+    """50 prompts of each of the two suites, one after the other as transformers sees them, in one batch here."""
+    harness = Harness(POLICY)
+    tokenizer = harness.core.model.tokenizer
+    prompts = [tokenizer.encode_chat([{"role": "user", "content": problem.text}]) for problem in load(suite, limit=50)]
+    theirs = transformers_greedy(prompts)
+    events = [harness.submit(generate(prompt, [Branch(0, 0, NEW_TOKENS)], temperature=0.0)) for prompt in prompts]
+    harness.run()
+    ours = [event.token_ids for [event] in events]  # type: ignore[union-attr]
+    assert ours == theirs
+
+
+def transformers_greedy(prompts: list[tuple[int, ...]]) -> list[tuple[int, ...]]:
+    """Tokens up to and with the end of sequence, from prompts padded on the left."""
+    model = AutoModelForCausalLM.from_pretrained(POLICY, dtype=torch.float32).eval()
+    width = max(map(len, prompts))
+    padded = torch.tensor([[0] * (width - len(prompt)) + list(prompt) for prompt in prompts])
+    mask = torch.tensor([[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts])
+    generated = model.generate(padded, attention_mask=mask, max_new_tokens=NEW_TOKENS, do_sample=False, pad_token_id=0)
+    eos = model.config.eos_token_id
+    rows = [row[width:].tolist() for row in generated]
+    return [tuple(row[: row.index(eos) + 1] if eos in row else row) for row in rows]

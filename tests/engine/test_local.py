@@ -1,0 +1,145 @@
+"""The in-process engine: one thread, any number of event loops, several models."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator
+
+import pytest
+
+from engine.core import CoreOptions
+from engine.local import LocalEngine
+from engine.types import (
+    Branch,
+    Completion,
+    EngineBusy,
+    EngineError,
+    EngineUnavailable,
+    GenerateRequest,
+    InvalidRequest,
+    ScoreItem,
+)
+from tests.engine.conftest import Checkpoints
+from tests.engine.helpers import generate, score
+
+PROMPT = tuple(range(10, 40))
+OPTIONS = CoreOptions(kv_tokens=2048, max_running=8, max_waiting=24, step_tokens=256)
+
+
+@pytest.fixture
+async def engine(checkpoints: Checkpoints) -> AsyncIterator[LocalEngine]:
+    local = LocalEngine({"m": checkpoints("qwen3"), "other": checkpoints("llama")}, OPTIONS)
+    yield local
+    await local.close()
+
+
+def request(key: int = 0, *, model: str = "m", count: int = 1, max_tokens: int = 12) -> GenerateRequest:
+    branches = [Branch(3, key + index, max_tokens) for index in range(count)]
+    return generate(PROMPT, branches, model=model, request_id=f"{model}-{key}", ignore_eos=True)
+
+
+async def collect(engine: LocalEngine, wanted: GenerateRequest) -> list[Completion]:
+    return [event async for event in engine.generate(wanted) if isinstance(event, Completion)]
+
+
+async def test_event_loops_in_several_threads_share_one_engine(engine: LocalEngine) -> None:
+    expected = {key: (await collect(engine, request(key)))[0].token_ids for key in range(4)}
+    found: dict[int, tuple[int, ...]] = {}
+
+    def in_own_loop(key: int) -> None:
+        found[key] = asyncio.run(collect(engine, request(key)))[0].token_ids
+
+    threads = [threading.Thread(target=in_own_loop, args=(key,)) for key in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        await asyncio.to_thread(thread.join)
+    assert found == expected
+
+
+async def test_several_models_work_side_by_side(engine: LocalEngine) -> None:
+    first, second = await asyncio.gather(collect(engine, request()), collect(engine, request(model="other")))
+    assert first[0].token_ids != second[0].token_ids
+    stats = engine.stats()
+    assert stats["m"].generated_tokens == stats["other"].generated_tokens == 12
+
+
+async def test_answers_arrive_as_branches_finish(engine: LocalEngine) -> None:
+    branches = [Branch(3, 0, 30), Branch(3, 1, 2), Branch(3, 2, 9)]
+    order = [one.index for one in await collect(engine, generate(PROMPT, branches, ignore_eos=True))]
+    assert order == [1, 2, 0]
+
+
+async def test_refusals_are_raised_at_the_call(engine: LocalEngine) -> None:
+    with pytest.raises(InvalidRequest, match="not served"):
+        engine.generate(request(model="nobody"))
+    with pytest.raises(InvalidRequest, match="branches"):
+        engine.generate(request(count=0))
+    with pytest.raises(InvalidRequest, match="items"):
+        await engine.score(score(*[ScoreItem(("a",), (0,))] * 25, token_ids=(1,)))
+
+
+async def test_a_full_queue_is_busy_and_recovers(engine: LocalEngine) -> None:
+    with pytest.raises(EngineBusy, match="try later"):
+        await asyncio.gather(*(collect(engine, request(key, count=20, max_tokens=100)) for key in range(5)))
+    await engine.abort("m-0")
+    assert len(await collect(engine, request(count=1))) == 1
+
+
+async def test_abort_ends_a_request_with_what_it_has(engine: LocalEngine) -> None:
+    events = engine.generate(request(max_tokens=200), stream=True)
+    await anext(events)
+    await engine.abort("m-0")
+    reasons = [event.finish_reason async for event in events if isinstance(event, Completion)]
+    # The branch may have ended by itself before the abort reached it.
+    assert reasons in (["cancelled"], ["length"])
+
+
+async def test_a_timeout_ends_a_request_that_would_go_on(engine: LocalEngine) -> None:
+    [completion] = await collect(
+        engine, generate(PROMPT, [Branch(1, 1, 200)], model="m", timeout=1e-6, ignore_eos=True)
+    )
+    assert completion.finish_reason == "timeout"
+    assert completion.token_ids == ()
+
+
+async def test_cancelling_the_task_frees_the_engine(engine: LocalEngine) -> None:
+    task = asyncio.create_task(collect(engine, request(max_tokens=200, count=8)))
+    scoring = asyncio.create_task(engine.score(score(ScoreItem((PROMPT * 5,), (0,)), token_ids=(1,))))
+    await asyncio.sleep(0)
+    task.cancel()
+    scoring.cancel()
+    await asyncio.gather(task, scoring, return_exceptions=True)
+    assert len(await collect(engine, request(key=99))) == 1
+    assert engine.stats()["m"].running == 0
+
+
+async def test_clearing_the_cache_forgets_what_nobody_uses(engine: LocalEngine) -> None:
+    await collect(engine, request())
+    [warm] = await collect(engine, request())
+    await engine.clear_cache()
+    [cold] = await collect(engine, request())
+    assert (warm.cached_tokens, cold.cached_tokens) == (len(PROMPT) - 1, 0)
+    assert warm.token_ids == cold.token_ids
+
+
+async def test_nothing_to_score_is_answered_at_once(engine: LocalEngine) -> None:
+    assert await engine.score(score(token_ids=(1,))) == []
+
+
+async def test_a_closed_engine_ends_its_requests_and_takes_no_more(checkpoints: Checkpoints) -> None:
+    engine = LocalEngine({"m": checkpoints("qwen3")}, OPTIONS)
+    events = engine.generate(request(max_tokens=200), stream=True)
+    await anext(events)
+    await engine.close()
+    assert not engine.alive
+    reasons = [event.finish_reason async for event in events if isinstance(event, Completion)]
+    assert reasons in (["cancelled"], ["length"])
+    with pytest.raises(EngineUnavailable, match="closed"):
+        engine.generate(request())
+
+
+def test_an_engine_without_models_is_refused() -> None:
+    with pytest.raises(EngineError, match="at least one model"):
+        LocalEngine({})
