@@ -102,15 +102,16 @@ async def _search(
     drained = asyncio.create_task(draining.wait())
     try:
         await asyncio.wait({search, lost, drained}, return_when=asyncio.FIRST_COMPLETED)
-        if search.done():
-            return search.result()
-        journal.close()
-        search.cancel()
-        await asyncio.wait({search})
+        if not search.done():
+            search.cancel()
+        # Let it book what was in flight; the lease is kept meanwhile.
+        await asyncio.gather(search, return_exceptions=True)
         if lost.done():
             lost.result()
             raise LeaseLost(claim.job_id)
-        raise HandBack
+        if search.cancelled():
+            raise HandBack
+        return search.result()
     finally:
         for task in (lost, drained):
             task.cancel()

@@ -14,18 +14,12 @@ class RedisJournal:
     def __init__(self, store: JobStore, claim: Claim) -> None:
         self._store = store
         self._claim = claim
-        self._closed = False
-
-    def close(self) -> None:
-        """From now on nothing is written: the job was handed back, and what its search still says on the way out (that
-        branches were cut, say) is not what an undisturbed search would have heard."""
-        self._closed = True
 
     async def load(self) -> list[Entry]:
         return await self._store.entries(self._claim.job_id)
 
     async def append(self, entries: Sequence[Entry]) -> None:
-        beat = "lost" if self._closed else await self._store.commit(self._claim, entries)
+        beat = await self._store.commit(self._claim, entries)
         if beat == "lost":
             raise LeaseLost(self._claim.job_id)
         if beat == "cancel":

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+import structlog
 
 from api.app import create_app
 from engine.types import EngineClient
@@ -22,7 +24,10 @@ from workers.store import JobStore
 
 __all__ = ["broker", "store", "url"]
 
-Connect = Callable[..., contextlib.AbstractAsyncContextManager[httpx.AsyncClient]]
+
+@pytest.fixture(autouse=True)
+def _quiet() -> None:
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
 
 
 @contextlib.asynccontextmanager

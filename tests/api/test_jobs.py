@@ -68,8 +68,9 @@ async def test_a_job_runs_to_its_result_and_its_bill_is_the_sum_of_its_journal(
 
 async def test_submission_can_wait_for_the_end(client: httpx.AsyncClient, work: Work) -> None:
     async def work_on_the_next() -> None:
-        while not (jobs := (await client.get("/v1/jobs", params={"status": "queued"})).json()["data"]):
-            await asyncio.sleep(0.01)
+        jobs: list[dict[str, Any]] = []
+        while not jobs:
+            jobs = (await client.get("/v1/jobs", params={"status": "queued"})).json()["data"]
         await work(jobs[0]["id"])
 
     working = asyncio.create_task(work_on_the_next())

@@ -1,0 +1,58 @@
+"""Real processes for tests that kill them."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TypeVar
+
+from api.supervisor import engine_command
+from workers.processes import spawn, stop, tail
+from workers.settings import Settings
+
+T = TypeVar("T")
+
+
+def until(condition: Callable[[], T | None], what: str, seconds: float = 60.0) -> T:
+    """Polls until the condition answers something; fails with ``what`` when it never does."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        answer = condition()
+        if answer:
+            return answer
+        time.sleep(0.02)
+    raise AssertionError(f"not within {seconds} s: {what}")
+
+
+@contextlib.contextmanager
+def process(command: list[str], log: Path, env: dict[str, str] | None = None) -> Iterator[subprocess.Popen[bytes]]:
+    running = spawn(command, log=log, env=os.environ | (env or {}), death_signal=signal.SIGKILL)
+    try:
+        yield running
+    except BaseException as error:
+        error.add_note(f"the end of {log.name}:\n{tail(log, 15)}")
+        raise
+    finally:
+        stop(running, grace=15)
+
+
+def role(name: str, settings: Settings, log: Path) -> contextlib.AbstractContextManager[subprocess.Popen[bytes]]:
+    return process([sys.executable, "-m", "api.serve", name], log, settings.environment())
+
+
+def engine(settings: Settings, socket: Path, log: Path) -> contextlib.AbstractContextManager[subprocess.Popen[bytes]]:
+    return process([*engine_command(settings, ["--uds", str(socket)]), "--threads", "1"], log)
+
+
+def alive(pid: int) -> bool:
+    """Whether a process runs: one that only waits for its parent to take note of its end does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False

@@ -1,0 +1,113 @@
+"""The broker that comes with the package: private, durable, and gone when its owner is."""
+
+from __future__ import annotations
+
+import os
+import signal
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import redis
+
+from tests.chaos.processes import alive, until
+from workers.embedded import BrokerError, EmbeddedBroker, broker_url, find_server, socket_path
+from workers.messages import celery_url
+from workers.settings import load_settings
+
+
+def test_what_was_written_survives_a_restart_and_only_the_data_stays(tmp_path: Path) -> None:
+    with EmbeddedBroker(tmp_path) as broker, redis.Redis.from_url(broker.url) as client:
+        client.set("key", "value")
+        assert client.config_get("maxmemory-policy")["maxmemory-policy"] == "noeviction"
+        assert client.config_get("port")["port"] == "0"
+    assert not broker.socket.parent.exists()
+    with EmbeddedBroker(tmp_path) as broker, redis.Redis.from_url(broker.url) as client:
+        assert client.get("key") == b"value"
+
+
+def test_only_its_owner_can_reach_it(tmp_path: Path) -> None:
+    with EmbeddedBroker(tmp_path) as broker:
+        for path in (broker.socket, broker.socket.parent, tmp_path / "broker"):
+            assert stat.S_IMODE(path.stat().st_mode) == 0o700
+
+
+def test_a_live_one_is_shared_and_not_stopped_by_its_guests(tmp_path: Path) -> None:
+    with EmbeddedBroker(tmp_path) as owner:
+        with EmbeddedBroker(tmp_path) as guest:
+            assert guest.process is None
+            assert guest.url == owner.url
+        with redis.Redis.from_url(owner.url) as client:
+            assert client.ping()
+
+
+def test_a_socket_that_a_crash_left_behind_is_no_obstacle(tmp_path: Path) -> None:
+    with EmbeddedBroker(tmp_path) as first:
+        assert first.process is not None
+        first.process.kill()
+        first.process.wait()
+        assert first.socket.exists()
+        assert first.ended
+        with EmbeddedBroker(tmp_path) as second:
+            assert second.process is not None
+
+
+def test_a_long_path_gets_a_short_socket(tmp_path: Path) -> None:
+    data_dir = tmp_path / ("x" * 120)
+    assert len(os.fsencode(socket_path(data_dir))) < 100
+    assert socket_path(data_dir) != socket_path(tmp_path / ("y" * 120))
+    with EmbeddedBroker(data_dir) as broker, redis.Redis.from_url(broker.url) as client:
+        assert client.ping()
+    assert not broker.socket.parent.exists()
+
+
+def test_it_dies_with_a_parent_that_is_killed(tmp_path: Path) -> None:
+    program = (
+        "import sys, time; from pathlib import Path; from workers.embedded import EmbeddedBroker\n"
+        "broker = EmbeddedBroker(Path(sys.argv[1])); broker.start(); print(broker.process.pid, flush=True)\n"
+        "time.sleep(600)"
+    )
+    with subprocess.Popen([sys.executable, "-c", program, tmp_path], stdout=subprocess.PIPE) as parent:
+        assert parent.stdout is not None
+        broker = int(parent.stdout.readline())
+        assert alive(broker)
+        parent.send_signal(signal.SIGKILL)
+    until(lambda: not alive(broker), "the broker is gone", seconds=20)
+    assert not socket_path(tmp_path).exists()
+
+
+def test_one_that_cannot_start_says_why(tmp_path: Path) -> None:
+    (tmp_path / "broker").mkdir()
+    (tmp_path / "broker" / "appendonlydir").write_text("in the way")
+    with pytest.raises(BrokerError, match="appendonlydir"):
+        EmbeddedBroker(tmp_path).start()
+
+
+def test_a_server_on_the_path_comes_before_the_one_in_the_wheel(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert Path(find_server()).is_file()
+    program = tmp_path / "redis-server"
+    program.write_text("#!/bin/sh\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert find_server() == str(program)
+
+
+def test_a_configured_broker_comes_before_all(tmp_path: Path) -> None:
+    assert broker_url(load_settings(redis_url="redis://somewhere:1/2", data_dir=tmp_path)) == "redis://somewhere:1/2"
+    assert broker_url(load_settings(data_dir=tmp_path)) == f"unix://{tmp_path}/run/broker.sock"
+
+
+@pytest.mark.parametrize(
+    ("ours", "celerys"),
+    [
+        ("redis://h:1/2", "redis://h:1/2"),
+        ("unix:///a/b.sock", "redis+socket:///a/b.sock?virtual_host=0"),
+        ("unix:///a/b.sock?db=3", "redis+socket:///a/b.sock?virtual_host=3"),
+    ],
+)
+def test_celery_gets_the_same_address_in_its_own_words(ours: str, celerys: str) -> None:
+    assert celery_url(ours) == celerys

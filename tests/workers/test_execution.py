@@ -1,0 +1,201 @@
+"""What a worker does with a wake-up, whatever the search does."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+import redis
+
+from engine.types import EngineClient, EngineError, EngineUnavailable, InvalidRequest
+from reasoner.jobs import JobResult, JobSpec, Usage
+from reasoner.journal import Entry, JobCancelled, Journal
+from reasoner.run import JobOutcome
+from tests.scripted import ScriptedEngine
+from workers.execution import RunJob, execute
+from workers.store import JobStore
+
+SPEC = JobSpec(problem="1 + 1?", model="policy", seed=1).model_dump()
+OUTCOME = JobOutcome(
+    "completed", JobResult(answer="2", text="2", confidence=None, finish_reason="answer", node="0"), Usage()
+)
+LEASE = 0.6
+
+
+def entry(key: str) -> Entry:
+    return Entry(key, "node", {"node": key}, Usage(generated=1), 0.0)
+
+
+async def submit(store: JobStore, spec: dict[str, Any] = SPEC) -> str:
+    job, _ = await store.submit(spec, queue_cap=10)
+    return str(job["id"])
+
+
+async def wake(store: JobStore, job_id: str, run: RunJob, draining: asyncio.Event | None = None) -> None:
+    async with asyncio.timeout(20):
+        await execute(
+            job_id,
+            store=store,
+            engine=ScriptedEngine(),
+            run=run,
+            draining=draining or asyncio.Event(),
+            lease=LEASE,
+            max_attempts=3,
+        )
+
+
+async def test_a_search_that_ends_ends_its_job(store: JobStore) -> None:
+    async def run(spec: JobSpec, engine: EngineClient, journal: Journal, *, cancelled: asyncio.Event) -> JobOutcome:
+        assert (spec.problem, await journal.load()) == ("1 + 1?", [])
+        await journal.append([entry("a")])
+        return OUTCOME
+
+    job_id = await submit(store)
+    await wake(store, job_id, run)
+    job = await store.get(job_id)
+    assert (job["status"], job["result"]["answer"], job["usage"]["generated"]) == ("completed", "2", 1)
+
+
+async def test_a_duplicate_wake_up_runs_nothing(store: JobStore) -> None:
+    runs = 0
+
+    async def run(spec: JobSpec, engine: EngineClient, journal: Journal, *, cancelled: asyncio.Event) -> JobOutcome:
+        nonlocal runs
+        runs += 1
+        await asyncio.sleep(0.05)
+        return OUTCOME
+
+    job_id = await submit(store)
+    await asyncio.gather(*(wake(store, job_id, run) for _ in range(5)))
+    await wake(store, job_id, run)
+    assert runs == 1
+
+
+async def test_a_search_that_takes_longer_than_its_lease_keeps_it(store: JobStore) -> None:
+    async def run(spec: JobSpec, engine: EngineClient, journal: Journal, *, cancelled: asyncio.Event) -> JobOutcome:
+        await asyncio.sleep(2.5 * LEASE)
+        assert await store.claim(job_id, lease=LEASE, max_attempts=3, worker="other") is None
+        return OUTCOME
+
+    job_id = await submit(store)
+    await wake(store, job_id, run)
+    assert (await store.get(job_id))["attempt"] == 1
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "message"),
+    [
+        (InvalidRequest("the problem is too long", "problem"), "invalid_request", "the problem is too long"),
+        (EngineError("out of memory"), "engine_error", "out of memory"),
+        (ValueError("a bug"), "internal_error", "ValueError: a bug"),
+    ],
+)
+async def test_a_search_that_fails_fails_its_job_with_the_reason(
+    store: JobStore, error: Exception, code: str, message: str
+) -> None:
+    async def run(spec: JobSpec, engine: EngineClient, journal: Journal, *, cancelled: asyncio.Event) -> JobOutcome:
+        raise error
+
+    job_id = await submit(store)
+    await wake(store, job_id, run)
+    job = await store.get(job_id)
+    assert (job["status"], job["error"]) == ("failed", {"code": code, "message": message})
+
+
+async def test_a_job_that_this_version_does_not_understand_fails_with_the_reason(store: JobStore) -> None:
+    async def run(spec: JobSpec, engine: EngineClient, journal: Journal, *, cancelled: asyncio.Event) -> JobOutcome:
+        raise AssertionError("never called")
+
+    job_id = await submit(store, {**SPEC, "strategy": {"name": "oracle"}})
+    await wake(store, job_id, run)
+    job = await store.get(job_id)
+    assert job["error"]["code"] == "invalid_spec"
+    assert "oracle" in job["error"]["message"]
+
+
+async def test_without_an_engine_the_job_waits_and_goes_on_from_its_journal(store: JobStore, url: str) -> None:
+    async def away(spec: JobSpec, engine: EngineClient, journal: Journal, *, cancelled: asyncio.Event) -> JobOutcome:
+        await journal.append([entry("a")])
+        raise EngineUnavailable("connection refused")
+
+    async def back(spec: JobSpec, engine: EngineClient, journal: Journal, *, cancelled: asyncio.Event) -> JobOutcome:
+        assert [held.key for held in await journal.load()] == ["a"]
+        return OUTCOME
+
+    job_id = await submit(store)
+    await wake(store, job_id, away)
+    job = await store.get(job_id)
+    assert (job["status"], job["attempt"]) == ("queued", 0)
+    assert await store.reap(3) == []  # not before a few seconds have passed
+    with redis.Redis.from_url(url) as client:
+        client.zadd("reasoner:due", {job_id: 1})
+    assert await store.reap(3) == [(job_id, "interactive")]
+    await wake(store, job_id, back)
+    assert (await store.get(job_id))["status"] == "completed"
+
+
+async def test_a_search_that_only_thinks_hears_of_its_cancellation(store: JobStore) -> None:
+    async def run(spec: JobSpec, engine: EngineClient, journal: Journal, *, cancelled: asyncio.Event) -> JobOutcome:
+        await store.cancel(job_id)
+        await cancelled.wait()
+        raise JobCancelled
+
+    job_id = await submit(store)
+    await wake(store, job_id, run)
+    assert (await store.get(job_id))["status"] == "cancelled"
+
+
+async def test_a_search_that_writes_hears_of_its_cancellation_and_what_it_wrote_is_billed(store: JobStore) -> None:
+    async def run(spec: JobSpec, engine: EngineClient, journal: Journal, *, cancelled: asyncio.Event) -> JobOutcome:
+        await store.cancel(job_id)
+        await journal.append([entry("a")])
+        raise AssertionError("append raises")
+
+    job_id = await submit(store)
+    await wake(store, job_id, run)
+    job = await store.get(job_id)
+    assert (job["status"], job["usage"]["generated"]) == ("cancelled", 1)
+
+
+async def test_a_process_that_is_asked_to_stop_hands_its_job_back_with_what_was_in_flight_booked(
+    store: JobStore,
+) -> None:
+    draining = asyncio.Event()
+
+    async def run(spec: JobSpec, engine: EngineClient, journal: Journal, *, cancelled: asyncio.Event) -> JobOutcome:
+        await journal.append([entry("a")])
+        draining.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            await journal.append([entry("in flight")])
+        raise AssertionError("cancelled above")
+
+    job_id = await submit(store)
+    await wake(store, job_id, run, draining)
+    job = await store.get(job_id)
+    assert (job["status"], job["attempt"], job["usage"]["generated"]) == ("queued", 0, 2)
+    assert (await store.events(job_id))[-1].data["reason"] == "shutdown"
+    assert await store.reap(3) == [(job_id, "interactive")]
+
+
+async def test_a_worker_that_lost_its_lease_stops_and_writes_nothing(store: JobStore, url: str) -> None:
+    stopped = asyncio.Event()
+
+    async def run(spec: JobSpec, engine: EngineClient, journal: Journal, *, cancelled: asyncio.Event) -> JobOutcome:
+        with redis.Redis.from_url(url) as client:
+            client.hset(f"reasoner:job:{job_id}", "lease", 1)
+        assert await store.claim(job_id, lease=60, max_attempts=3, worker="other") is not None
+        try:
+            await asyncio.Event().wait()
+        finally:
+            stopped.set()
+            await journal.append([entry("late")])
+        raise AssertionError("cancelled above")
+
+    job_id = await submit(store)
+    await wake(store, job_id, run)
+    assert stopped.is_set()
+    job = await store.get(job_id)
+    assert (job["status"], job["attempt"], job["usage"]["generated"]) == ("in_progress", 2, 0)

@@ -1,0 +1,125 @@
+"""Configuration: where it comes from, and what is said when it cannot work."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from workers.settings import ConfigError, Settings, is_loopback, load_settings, model_folder, served_name
+
+
+@pytest.fixture(autouse=True)
+def _nothing_configured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in list(os.environ):
+        if name.startswith("REASONER_"):
+            monkeypatch.delenv(name)
+
+
+def test_the_command_line_beats_the_environment_beats_the_file_beats_the_defaults(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "reasoner.toml").write_text("port = 1001\nconcurrency = 1002\nbudget_tokens = 1003\n")
+    monkeypatch.setenv("REASONER_PORT", "2001")
+    monkeypatch.setenv("REASONER_CONCURRENCY", "1000")
+    settings = load_settings(port=3001)
+    assert (settings.port, settings.concurrency, settings.budget_tokens, settings.max_attempts) == (3001, 1000, 1003, 3)
+
+
+def test_settings_survive_the_way_through_an_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = load_settings(
+        redis_url="unix:///x.sock", prm="", api_keys="a" * 20 + ", " + "b" * 20, lease_seconds=2.5, data_dir="here"
+    )
+    for name, value in settings.environment().items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.chdir("/")
+    assert load_settings() == settings
+    assert settings.data_dir == tmp_path / "here"
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "hint"),
+    [
+        ("REASONER_PORT", "http", "integer"),
+        ("REASONER_PORT", "0", "greater than or equal to 1"),
+        ("REASONER_REDIS_URL", "localhost:6379", "redis://"),
+        ("REASONER_ENGINE_URL", "localhost:8100", "http://"),
+        ("REASONER_BUDGET_TOKENS", "0", "greater than or equal to 1"),
+        ("REASONER_API_KEYS", "short", "at least 16 characters"),
+    ],
+)
+def test_a_wrong_variable_is_named_in_one_line_with_what_would_be_right(
+    monkeypatch: pytest.MonkeyPatch, variable: str, value: str, hint: str
+) -> None:
+    monkeypatch.setenv(variable, value)
+    with pytest.raises(ConfigError) as caught:
+        load_settings()
+    message = str(caught.value)
+    assert variable in message
+    assert hint in message
+    assert "\n" not in message
+    assert value not in message or variable != "REASONER_API_KEYS"
+
+
+@pytest.mark.parametrize(
+    ("text", "hint"), [("prot = 1", "no such setting: 'prot'"), ("port = ", "reasoner.toml"), ("port = 'x'", "port")]
+)
+def test_a_wrong_file_is_named(tmp_path: Path, text: str, hint: str) -> None:
+    (tmp_path / "reasoner.toml").write_text(text)
+    with pytest.raises(ConfigError, match=hint) as caught:
+        load_settings()
+    assert "reasoner.toml" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("options", "allowed"),
+    [
+        ({}, True),
+        ({"host": "localhost"}, True),
+        ({"host": "::1"}, True),
+        ({"host": "0.0.0.0"}, False),
+        ({"host": "example.org"}, False),
+        ({"host": "0.0.0.0", "api_keys": "k" * 20}, True),
+    ],
+)
+def test_other_machines_are_served_only_with_keys(options: dict[str, Any], allowed: bool) -> None:
+    settings = load_settings(**options)
+    assert is_loopback(settings.host) == (settings.host not in ("0.0.0.0", "example.org"))
+    if allowed:
+        settings.check_bind()
+    else:
+        with pytest.raises(ConfigError, match="REASONER_API_KEYS"):
+            settings.check_bind()
+
+
+def test_keys_do_not_show_in_what_is_printed() -> None:
+    assert "secret" not in repr(load_settings(api_keys="secret-key-that-is-long"))
+
+
+def test_a_model_is_bundled_or_a_folder_or_a_named_folder(tmp_path: Path) -> None:
+    folder = tmp_path / "qwen"
+    folder.mkdir()
+    (folder / "config.json").write_text("{}")
+    assert served_name("policy") == "policy"
+    assert served_name(str(folder)) == "qwen"
+    assert served_name("./qwen/") == "qwen"
+    assert served_name(f"me={folder}") == "me"
+    assert model_folder(str(folder), "model") == model_folder(f"me={folder}", "model") == folder
+    assert model_folder("policy", "model").name == "policy"
+
+
+@pytest.mark.parametrize("value", ["nowhere", "empty", "x=empty", "/nowhere/at/all"])
+def test_a_folder_that_is_no_model_is_told_what_one_is(tmp_path: Path, value: str) -> None:
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(ConfigError, match=r"model: .*config\.json") as caught:
+        model_folder(value, "model")
+    assert "policy" in str(caught.value)
+
+
+def test_settings_cannot_change_under_a_running_service() -> None:
+    settings: Settings = load_settings()
+    with pytest.raises(ValueError, match="frozen"):
+        settings.port = 1  # type: ignore[misc]

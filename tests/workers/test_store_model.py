@@ -1,0 +1,234 @@
+"""Random histories of jobs against the real scripts, checked with a model of what must be true after each step."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+import redis
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
+
+from reasoner.jobs import TERMINAL, JobResult, Usage
+from reasoner.journal import Entry
+from tests.workers.test_store import SPEC, expire
+from workers.store import Claim, JobStore
+
+RESULT = JobResult(answer=None, text=None, confidence=None, finish_reason="no_answer", node=None)
+MAX_ATTEMPTS = 3
+Seldom = st.sampled_from([False, False, False, True])
+Which = st.integers(0, 99)
+
+
+@dataclass
+class Known:
+    """What must be true of one job."""
+
+    status: str = "queued"
+    attempt: int = 0
+    live: bool = False
+    """Whether its worker has been heard of within the lease."""
+    cancelled: bool = False
+    spent: dict[str, int] = field(default_factory=dict)
+    claims: list[Claim] = field(default_factory=list)
+
+    @property
+    def ended(self) -> bool:
+        return self.status in TERMINAL
+
+    def owned_by(self, claim: Claim) -> bool:
+        return self.status == "in_progress" and claim is self.claims[-1]
+
+
+class Jobs(RuleBasedStateMachine):
+    url = ""
+    seen: ClassVar[Counter[str]] = Counter()
+    """How often the histories reached what the promises are about: a test of nothing would pass too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.runner = asyncio.Runner()
+        self.redis = redis.Redis.from_url(self.url, decode_responses=True)
+        self.redis.flushall()
+        self.store = JobStore(self.url)
+        self.known: dict[str, Known] = {}
+
+    def teardown(self) -> None:
+        self.runner.run(self.store.close())
+        self.runner.close()
+        self.redis.close()
+
+    def pick(self, which: int) -> str:
+        """A job, usually one that has not ended."""
+        open_ = [job_id for job_id, known in self.known.items() if not known.ended]
+        ids = open_ if open_ and which % 8 else list(self.known)
+        return ids[which % len(ids)]
+
+    def pick_claim(self, which: int, stale: bool) -> Claim | None:
+        """A worker's claim on a job: the newest, or that of a worker that was thought dead."""
+        claims = self.known[self.pick(which)].claims
+        if not claims:
+            return None
+        return claims[which % len(claims)] if stale else claims[-1]
+
+    @precondition(lambda self: sum(not known.ended for known in self.known.values()) < 2)
+    @rule()
+    def submit(self) -> None:
+        job, created = self.runner.run(self.store.submit(SPEC, queue_cap=100))
+        assert created
+        self.known[job["id"]] = Known()
+
+    @precondition(lambda self: self.known)
+    @rule(which=Which)
+    def claim(self, which: int) -> None:
+        job_id = self.pick(which)
+        known = self.known[job_id]
+        held = self.runner.run(self.store.claim(job_id, lease=60, max_attempts=MAX_ATTEMPTS, worker="w"))
+        if known.ended or known.live:
+            assert held is None
+            self.seen["refused claims"] += 1
+        elif known.cancelled:
+            assert held is None
+            known.status = "cancelled"
+        elif known.attempt >= MAX_ATTEMPTS:
+            assert held is None
+            known.status = "failed"
+            self.seen["poison"] += 1
+        else:
+            known.status, known.live = "in_progress", True
+            known.attempt += 1
+            assert held == Claim(job_id, len(known.claims) + 1, known.attempt, SPEC)
+            known.claims.append(held)
+
+    @precondition(lambda self: self.known)
+    @rule(which=Which, stale=Seldom, keys=st.lists(st.integers(0, 9), max_size=4), tokens=st.integers(0, 10**12))
+    def commit(self, which: int, stale: bool, keys: list[int], tokens: int) -> None:
+        claim = self.pick_claim(which, stale)
+        if claim is None:
+            return
+        known = self.known[claim.job_id]
+        entries = [Entry(f"k{key}", "node", {"k": key}, Usage(generated=tokens + key), 0.0) for key in keys]
+        beat = self.runner.run(self.store.commit(claim, entries))
+        if not known.owned_by(claim):
+            assert beat == "lost"
+            self.seen["stale commits"] += 1
+            return
+        assert beat == ("cancel" if known.cancelled else "ok")
+        for key in keys:
+            self.seen["repeated keys" if f"k{key}" in known.spent else "new keys"] += 1
+            known.spent.setdefault(f"k{key}", tokens + key)
+
+    @precondition(lambda self: self.known)
+    @rule(which=Which, stale=Seldom)
+    def heartbeat(self, which: int, stale: bool) -> None:
+        claim = self.pick_claim(which, stale)
+        if claim is None:
+            return
+        known = self.known[claim.job_id]
+        beat = self.runner.run(self.store.heartbeat(claim, 60))
+        if known.owned_by(claim):
+            assert beat == ("cancel" if known.cancelled else "ok")
+            known.live = True
+        else:
+            assert beat == "lost"
+
+    @precondition(lambda self: any(known.live for known in self.known.values()))
+    @rule(which=Which)
+    def expire(self, which: int) -> None:
+        live = [job_id for job_id, known in self.known.items() if known.live]
+        job_id = live[which % len(live)]
+        expire(self.url, job_id)
+        self.known[job_id].live = False
+
+    @rule()
+    def reap(self) -> None:
+        # An expired job keeps its due time in the past until the reaper has seen it, and then gets one in the future.
+        due = {job_id for job_id, at in self.redis.zrange("reasoner:due", 0, -1, withscores=True) if at <= 1}
+        woken = {job_id for job_id, _ in self.runner.run(self.store.reap(MAX_ATTEMPTS))}
+        for job_id, known in self.known.items():
+            if job_id in woken:
+                assert known.status == "queued" or (known.status == "in_progress" and not known.live)
+            if job_id in due and known.cancelled:
+                known.status = "cancelled"
+            elif job_id in due and known.attempt >= MAX_ATTEMPTS:
+                known.status = "failed"
+            elif job_id in due:
+                assert job_id in woken
+
+    @precondition(lambda self: self.known)
+    @rule(
+        how=st.sampled_from(["finish", "finish", "release", "release", "cancel", "delete"]), which=Which, stale=Seldom
+    )
+    def end(self, how: str, which: int, stale: bool) -> None:
+        job_id = self.pick(which)
+        known = self.known[job_id]
+        if how == "cancel":
+            self.runner.run(self.store.cancel(job_id))
+            if known.status == "queued":
+                known.status = "cancelled"
+            elif known.status == "in_progress":
+                known.cancelled = True
+        elif how == "delete" and known.ended:
+            self.runner.run(self.store.delete(job_id))
+            del self.known[job_id]
+        elif (claim := self.pick_claim(which, stale)) is not None:
+            owned = known.owned_by(claim)
+            self.seen["ends by owners" if owned else "ends by others"] += 1
+            if how == "release":
+                assert self.runner.run(self.store.release(claim, reason="engine_unavailable", detail="")) == owned
+                if owned:
+                    known.attempt -= 0 if known.cancelled else 1
+                    known.status, known.live = ("cancelled" if known.cancelled else "queued"), False
+            else:
+                assert self.runner.run(self.store.finish(claim, "completed", result=RESULT)) == owned
+                if owned:
+                    known.status = "completed"
+        if known.ended:
+            known.live = False
+
+    @invariant()
+    def the_record_is_what_happened(self) -> None:
+        for job_id, known in self.known.items():
+            job = self.runner.run(self.store.get(job_id))
+            assert (job["status"], job["attempt"]) == (known.status, known.attempt)
+            assert job["usage"]["generated"] == sum(known.spent.values())
+
+    @invariant()
+    def the_stream_is_gapless_holds_each_key_once_and_ends_once(self) -> None:
+        for job_id, known in self.known.items():
+            events = self.runner.run(self.store.events(job_id))
+            assert [event.seq for event in events] == list(range(1, len(events) + 1))
+            assert sorted(event.key for event in events if event.key is not None) == sorted(known.spent)
+            ends = [event.seq for event in events if event.type.removeprefix("job.") in TERMINAL]
+            assert ends == ([len(events)] if known.ended else [])
+
+    @invariant()
+    def unfinished_jobs_are_never_forgotten(self) -> None:
+        unfinished = {job_id for job_id, known in self.known.items() if not known.ended}
+        assert set(self.redis.zrange("reasoner:due", 0, -1)) == unfinished
+
+    @invariant()
+    def every_job_is_in_the_list_of_its_status_and_in_no_other(self) -> None:
+        for status in ("queued", "in_progress", *TERMINAL):
+            listed = set(self.redis.zrange(f"reasoner:jobs:{status}", 0, -1))
+            assert listed == {job_id for job_id, known in self.known.items() if known.status == status}
+
+
+def test_no_history_breaks_a_promise(url: str) -> None:
+    Jobs.url = url
+    Jobs.seen.clear()
+    run_state_machine_as_test(  # type: ignore[no-untyped-call]
+        Jobs,
+        settings=settings(
+            max_examples=100,
+            stateful_step_count=50,
+            deadline=None,
+            derandomize=True,
+            database=None,
+            suppress_health_check=list(HealthCheck),
+        ),
+    )
+    assert len(Jobs.seen) == 7, Jobs.seen
