@@ -123,7 +123,7 @@ class HttpEngine:
                     return
                 if line.startswith("data: "):
                     yield json.loads(line.removeprefix("data: "))
-        except httpx.HTTPError as error:
+        except (httpx.HTTPError, ValueError) as error:
             raise self._unavailable(error) from error
         finally:
             await response.aclose()
@@ -143,7 +143,7 @@ class HttpEngine:
                 raise self._unavailable(error) from error
         raise AssertionError("the last attempt returns or raises")
 
-    def _unavailable(self, error: httpx.HTTPError) -> EngineUnavailable:
+    def _unavailable(self, error: Exception) -> EngineUnavailable:
         reason = str(error) or type(error).__name__
         return EngineUnavailable(f"the engine at {self._url} could not be reached: {reason}")
 

@@ -24,6 +24,9 @@ from engine.types import EngineError, FinishReason
 
 _log = logging.getLogger(__name__)
 
+_Read = tuple[ScoreSequence, int, int]
+"""A sequence, a position in it to read, and the position's row in the batch."""
+
 _DEFAULT_KV_BYTES = 1 << 30
 _DEFAULT_KV_TOKENS = 1 << 17
 
@@ -64,6 +67,7 @@ class EngineCore:
     def __init__(self, name: str, folder: Path, options: CoreOptions) -> None:
         """Loads the checkpoint in ``folder``; raises ``EngineError`` that says what is wrong with it."""
         self._options = options
+        _keep_freed_memory()
         config = read_config(folder)
         token_bytes = config.layers * config.kv_heads * config.head_dim * 2 * torch.float32.itemsize
         wanted = options.kv_tokens or min(_DEFAULT_KV_TOKENS, _DEFAULT_KV_BYTES // token_bytes)
@@ -74,7 +78,12 @@ class EngineCore:
         self._jobs: list[Job] = []
         self._generated = 0
         self._scored = 0
-        self._start_empty()
+        try:
+            self._start_empty()
+        except RuntimeError as error:
+            raise EngineError(
+                f"{capacity} tokens of keys and values need {capacity * token_bytes} bytes: {error}"
+            ) from None
 
     @property
     def busy(self) -> bool:
@@ -142,12 +151,12 @@ class EngineCore:
         config = self.model.config
         batch, work = build_batch(schedule.work, self.cache, config.heads // config.kv_heads)
         hidden = self.model.decoder.forward(batch, self.cache.data)
-        drawing, draws, reading, reads = _read_outs(work)
-        logits = self.model.decoder.read(hidden[draws + reads])
-        for (sequence, position), row in zip(reading, logits[len(draws) :], strict=True):
-            values = row[list(sequence.token_ids)] if sequence.token_ids else row
-            sequence.values[position] = tuple(values.tolist())
-        tokens, logprobs = _draw(drawing, logits[: len(draws)])
+        drawing, draws, readings = _read_outs(work)
+        for token_ids, reads in readings.items():
+            logits = self.model.decoder.read(hidden[[row for _, _, row in reads]], token_ids)
+            for (sequence, position, _), values in zip(reads, logits.tolist(), strict=True):
+                sequence.values[position] = tuple(values)
+        tokens, logprobs = _draw(drawing, self.model.decoder.read(hidden[draws])) if draws else ([], [])
         self._commit(work)
         for generating, token, logprob in zip(drawing, tokens, logprobs, strict=True):
             self._append(generating, token, logprob)
@@ -218,14 +227,12 @@ class EngineCore:
         self._scheduler = Scheduler(self.cache, max_running=options.max_running, step_tokens=options.step_tokens)
 
 
-def _read_outs(
-    work: list[Work],
-) -> tuple[list[GenerateSequence], list[int], list[tuple[ScoreSequence, int]], list[int]]:
-    """Who needs logits, and in which rows of the batch: branches whose next token is drawn, positions to read."""
+def _read_outs(work: list[Work]) -> tuple[list[GenerateSequence], list[int], dict[tuple[int, ...], list[_Read]]]:
+    """Who needs logits: branches whose next token is drawn, with their rows in the batch, and positions to read, by the
+    token ids whose logits they want."""
     drawing: list[GenerateSequence] = []
     draws: list[int] = []
-    reading: list[tuple[ScoreSequence, int]] = []
-    reads: list[int] = []
+    readings: dict[tuple[int, ...], list[_Read]] = {}
     start = 0
     for sequence, count in work:
         end = sequence.computed + count
@@ -234,18 +241,25 @@ def _read_outs(
                 drawing.append(sequence)
                 draws.append(start + count - 1)
         elif isinstance(sequence, ScoreSequence):
-            for position in sorted(set(sequence.reads)):
+            for position in set(sequence.reads):
                 if sequence.computed <= position < end:
-                    reading.append((sequence, position))
-                    reads.append(start + position - sequence.computed)
+                    row = start + position - sequence.computed
+                    readings.setdefault(sequence.token_ids, []).append((sequence, position, row))
         start += count
-    return drawing, draws, reading, reads
+    return drawing, draws, readings
+
+
+def _keep_freed_memory() -> None:
+    """Makes the C library keep freed blocks of up to 31 MiB for the next step.
+
+    By default it returns them to the kernel, which clears them page by page when the next step asks again: a sixth of
+    a step's time. Freeing one large block, never touched, raises the threshold (mallopt(3), M_MMAP_THRESHOLD).
+    """
+    torch.empty(31 << 20, dtype=torch.uint8)
 
 
 def _draw(sequences: list[GenerateSequence], logits: Tensor) -> tuple[list[int], list[float]]:
     """The next token of every branch and its log-probability."""
-    if not sequences:
-        return [], []
     floats = np.array([(s.sampling.temperature, s.sampling.top_p, s.sampling.min_p) for s in sequences])
     ints = np.array([(s.sampling.top_k, s.seed, s.key, len(s.tokens)) for s in sequences], np.int64)
     temperature, top_p, min_p = torch.from_numpy(floats.T.copy())

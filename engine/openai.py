@@ -63,7 +63,8 @@ async def _openai_events(body: CompletionBody, request: GenerateRequest, events:
                 if body.return_token_ids:
                     choice["token_ids"] = event.token_ids
                 yield _event(_envelope(request, [choice]))
-    yield _event(_envelope(request, []) | {"usage": _usage(completions)})
+    if body.stream_options is not None and body.stream_options.include_usage:
+        yield _event(_envelope(request, []) | {"usage": _usage(completions)})
     yield _DONE
 
 

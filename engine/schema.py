@@ -32,6 +32,13 @@ class BranchBody(_Body):
     generated: list[int] = []
 
 
+class StreamOptions(_Body):
+    """OpenAI's ``stream_options``."""
+
+    include_usage: bool = False
+    """A last event carries the usage, and no choice."""
+
+
 class CompletionBody(_Body):
     """``POST /v1/completions``: OpenAI's fields, vLLM's ``top_k``, ``min_p``, ``stop_token_ids``, ``ignore_eos``,
     ``return_token_ids`` and ``include_stop_str_in_output``, and ours."""
@@ -51,6 +58,7 @@ class CompletionBody(_Body):
     include_stop_str_in_output: bool = False
     seed: _Word | None = None
     stream: bool = False
+    stream_options: StreamOptions | None = None
     return_token_ids: bool = False
 
     request_id: _Id | None = None

@@ -240,9 +240,16 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, default=8100, help="0 takes a free one")
     parser.add_argument("--uds", metavar="PATH", help="listen on a Unix socket instead")
-    parser.add_argument("--kv-tokens", type=int, help="tokens of keys and values kept per model")
-    parser.add_argument("--threads", type=int, help="threads for the arithmetic of one step")
+    parser.add_argument("--kv-tokens", type=_positive, help="tokens of keys and values kept per model")
+    parser.add_argument("--threads", type=_positive, help="threads for the arithmetic of one step")
     return parser
+
+
+def _positive(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{value} must be at least 1")
+    return value
 
 
 def _named_folders(models: Sequence[str]) -> dict[str, str]:

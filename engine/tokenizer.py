@@ -11,6 +11,8 @@ from engine.types import EngineError, InvalidRequest
 
 _PARTS = 16384
 """Tokenised parts of score requests that are remembered: a tree search re-sends the same steps many times."""
+_PART_LENGTH = 4096
+"""Characters of the longest part that is remembered."""
 
 
 class Tokenizer:
@@ -37,11 +39,15 @@ class Tokenizer:
         if largest >= vocab:
             raise EngineError(f"{folder}: the tokenizer has token id {largest}, but the model's vocab_size is {vocab}")
         self.eos: int | None = self._wrapper.eos_token_id
-        self.encode_part = lru_cache(_PARTS)(self.encode)
+        self._remembered = lru_cache(_PARTS)(self.encode)
 
     def encode(self, text: str) -> tuple[int, ...]:
         """Token ids of a text; no special tokens are added."""
         return tuple(self._fast.encode(text, add_special_tokens=False).ids)
+
+    def encode_part(self, text: str) -> tuple[int, ...]:
+        """The same, remembering the latest short texts."""
+        return self._remembered(text) if len(text) <= _PART_LENGTH else self.encode(text)
 
     def encode_chat(self, messages: Sequence[dict[str, str]]) -> tuple[int, ...]:
         """Token ids of chat messages through the checkpoint's template, generation prompt included."""

@@ -100,7 +100,8 @@ class Completion:
     stop: str | int | None
     """The stop string or token id that ended the branch, when ``finish_reason`` is ``stop``."""
     logprob: float
-    """Sum of the log-probabilities of ``token_ids`` under the law that they were sampled from."""
+    """Sum of the log-probabilities of ``token_ids`` under the law that they were sampled from (greedy tokens: under the
+    model's own law, at temperature 1, since the greedy law has only one outcome)."""
     prompt_tokens: int
     cached_tokens: int
     """Prompt tokens (``generated`` included) whose KV came from the prefix cache."""

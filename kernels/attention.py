@@ -18,13 +18,16 @@ from torch.nn import functional as F
 
 Ints = npt.NDArray[np.int64]
 
+_BLOCK_FLOATS = 1 << 18
+"""Gathered keys and values of this many float32 (1 MiB) are attended to while they are still in the cache."""
+
 _SHORTEST_CLASS = 6
 """Contexts up to 2**6 tokens share a group: splitting them would cost more in launches than padding does."""
 
 
 @dataclass(frozen=True, slots=True)
 class RowGroup:
-    """Rows padded to one shape: ``rows`` × ``queries`` new tokens × ``keys`` context tokens."""
+    """Rows padded to one shape: ``rows`` by ``queries`` new tokens by ``keys`` context tokens."""
 
     start: int
     """The group's tokens are ``start:stop`` of the batch's flat token axis."""
@@ -69,23 +72,28 @@ def paged_attention(q: Tensor, pool: Tensor, groups: Sequence[RowGroup], workspa
     head_dim]``, the keys of all heads before the values. Returns ``[tokens, heads * head_dim]``.
     """
     tokens, heads, dim = q.shape
-    page_size, kv_heads = pool.shape[1], pool.shape[2] // 2
+    kv_heads = pool.shape[2] // 2
+    per_kv = heads // kv_heads
+    flat_pool = pool.view(len(pool), -1)
     out = q.new_empty(tokens, heads * dim)
     for group in groups:
         rows, _, folded, keys = group.mask.shape
-        wide = folded * kv_heads // heads
-        kv = workspace.take(len(group.pages), page_size * 2 * kv_heads * dim)
-        torch.index_select(pool.view(len(pool), -1), 0, group.pages, out=kv)
-        kv = kv.view(rows, -1, 2 * kv_heads, dim)[:, :keys].transpose(1, 2)
+        wide, width = folded // per_kv, len(group.pages) // rows
         own = q[group.start : group.stop] if group.padded is None else q[group.padded]
         # The queries that share a key-value head become extra query rows, so its keys are read once.
-        own = own.view(rows, wide, kv_heads, heads // kv_heads, dim).permute(0, 2, 3, 1, 4)
-        own = own.reshape(rows, kv_heads, folded, dim)
-        mask = group.mask.expand(rows, kv_heads, folded, keys)
-        mixed = F.scaled_dot_product_attention(own, kv[:, :kv_heads], kv[:, kv_heads:], attn_mask=mask)
-        mixed = mixed.view(rows, kv_heads, heads // kv_heads, wide, dim).permute(0, 3, 1, 2, 4)
-        mixed = mixed.reshape(rows * wide, heads * dim)
-        out[group.start : group.stop] = mixed if group.flat is None else mixed[group.flat]
+        own = own.view(rows, wide, kv_heads, per_kv, dim).permute(0, 2, 3, 1, 4).reshape(rows, kv_heads, folded, dim)
+        mixed = q.new_empty(rows, kv_heads, per_kv, wide, dim)
+        block = max(1, _BLOCK_FLOATS // (width * flat_pool.shape[1]))
+        for first in range(0, rows, block):
+            some = slice(first, min(first + block, rows))
+            pages = group.pages[some.start * width : some.stop * width]
+            kv = torch.index_select(flat_pool, 0, pages, out=workspace.take(len(pages), flat_pool.shape[1]))
+            kv = kv.view(some.stop - first, -1, 2 * kv_heads, dim)[:, :keys].transpose(1, 2)
+            mask = group.mask[some].expand(-1, kv_heads, -1, -1)
+            attended = F.scaled_dot_product_attention(own[some], kv[:, :kv_heads], kv[:, kv_heads:], attn_mask=mask)
+            mixed[some] = attended.view(-1, kv_heads, per_kv, wide, dim)
+        result = mixed.permute(0, 3, 1, 2, 4).reshape(rows * wide, heads * dim)
+        out[group.start : group.stop] = result if group.flat is None else result[group.flat]
     return out
 
 
@@ -108,15 +116,12 @@ def _group(pages: Ints, queries: Ints, contexts: Ints, page_size: int, heads_per
     # Position of every padded query; a padded one repeats its row's last query and is dropped afterwards.
     offset = np.minimum(np.arange(wide), queries[:, None] - 1)
     position = (contexts - queries)[:, None] + offset
-    visible = torch.from_numpy(np.arange(keys) <= position[..., None])
-    mask = torch.zeros(visible.shape).masked_fill_(~visible, -torch.inf).unsqueeze(1).repeat(1, 1, heads_per_kv, 1)
-    width = -(-keys // page_size)
-    tokens = int(queries.sum())
+    hidden = np.where(np.arange(keys) <= position[..., None], np.float32(0), np.float32(-np.inf))
+    mask = torch.from_numpy(hidden)[:, None, None].expand(-1, 1, heads_per_kv, -1, -1).flatten(2, 3)
     padded = flat = None
     if wide > 1:
         first = start + np.cumsum(queries) - queries
         padded = torch.from_numpy((first[:, None] + offset).reshape(-1))
-        real = np.arange(wide) < queries[:, None]
-        flat = torch.from_numpy(np.flatnonzero(real))
-    index = torch.from_numpy(np.ascontiguousarray(pages[:, :width]).reshape(-1))
-    return RowGroup(start, start + tokens, index, mask, padded, flat)
+        flat = torch.from_numpy(np.flatnonzero(np.arange(wide) < queries[:, None]))
+    index = torch.from_numpy(np.ascontiguousarray(pages[:, : -(-keys // page_size)]).reshape(-1))
+    return RowGroup(start, start + int(queries.sum()), index, mask, padded, flat)

@@ -109,9 +109,13 @@ class Decoder:
             hidden = torch.addmm(hidden, silu_mul(F.linear(normal, layer.gate_up)), layer.down)
         return hidden
 
-    def read(self, hidden: Tensor) -> Tensor:
-        """Logits ``[rows, vocab]`` (``[rows, labels]`` of a classifier) of chosen rows of ``forward``'s result."""
-        return F.linear(rms_norm(hidden, self._norm, self.config.norm_eps), self._head, self._bias)
+    def read(self, hidden: Tensor, token_ids: Sequence[int] = ()) -> Tensor:
+        """Logits ``[rows, vocab]`` (``[rows, labels]`` of a classifier) of chosen rows of ``forward``'s result.
+
+        With ``token_ids`` only their columns are computed, in their order.
+        """
+        head = self._head[list(token_ids)] if token_ids else self._head
+        return F.linear(rms_norm(hidden, self._norm, self.config.norm_eps), head, self._bias)
 
 
 def _layer(config: ModelConfig, weights: Weights, prefix: str) -> _Layer:

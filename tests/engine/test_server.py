@@ -193,12 +193,14 @@ async def test_an_openai_stream_adds_up_to_the_whole_answer(http: httpx.AsyncCli
     for extra in ({}, {"include_stop_str_in_output": True}):
         body = openai_body() | {"stop": stop} | extra
         whole = (await http.post("/v1/completions", json=body)).json()["choices"][0]
-        lines = (await http.post("/v1/completions", json=body | {"stream": True})).text.split("\n\n")
+        usage = {"stream": True, "stream_options": {"include_usage": True}}
+        lines = (await http.post("/v1/completions", json=body | usage)).text.split("\n\n")
         assert lines[-2:] == ["data: [DONE]", ""]
         chunks = [json.loads(line.removeprefix("data: ")) for line in lines[:-2]]
         choices = [chunk["choices"][0] for chunk in chunks if chunk["choices"]]
         assert "".join(choice["text"] for choice in choices) == whole["text"]
         assert (stop in whole["text"]) == bool(extra)
+        assert chunks[-1]["usage"]["completion_tokens"] > 0
         assert choices[-1]["finish_reason"] == whole["finish_reason"] == "stop"
         assert whole["stop_reason"] == stop
 
@@ -338,6 +340,14 @@ def test_a_wrong_model_argument_is_one_clear_line_and_status_2(
         assert captured.err.count("\n") == 1
         assert message in captured.err
         assert captured.out == ""
+
+
+@pytest.mark.parametrize("option", [["--kv-tokens", "0"], ["--threads", "-1"], ["--port", "x"], []])
+def test_wrong_options_are_wrong_usage(option: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as leaving:
+        main(option and ["--model", "m=/nowhere", *option])
+    assert leaving.value.code == 2
+    assert "error:" in capsys.readouterr().err
 
 
 def test_the_server_process_says_when_it_is_ready_and_leaves_nothing_behind(

@@ -49,7 +49,7 @@ def test_random_traffic_on_a_small_pool_gives_everybody_their_own_tokens(checkpo
     # 160 slots hold the longest branch and little else, so preemption and eviction are the rule.
     busy = Harness(folder, CoreOptions(kv_tokens=160, page_size=8, max_running=6, step_tokens=24))
 
-    @settings(max_examples=25, deadline=None, derandomize=True)
+    @settings(max_examples=15, deadline=None, derandomize=True)
     @given(ACTIONS)
     def traffic(actions: list[Action]) -> None:
         sent: list[tuple[GenerateRequest | None, int, list[Event]]] = []
