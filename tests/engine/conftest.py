@@ -23,7 +23,7 @@ from transformers import (
 Checkpoints = Callable[[str], Path]
 
 # A GPU machine may have torch and transformers only; everything but the server runs there.
-collect_ignore = [] if find_spec("fastapi") and find_spec("httpx") else ["test_server.py", "test_local.py"]
+collect_ignore = [] if find_spec("fastapi") and find_spec("httpx") else ["test_server.py", "test_client.py"]
 
 TEMPLATE = (
     "{% for m in messages %}<|{{ m['role'] }}|>{{ m['content'] }}<|end|>{% endfor %}"

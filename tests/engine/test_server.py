@@ -28,7 +28,7 @@ from engine.types import (
     Delta,
     EngineBusy,
     EngineClient,
-    EngineUnavailable,
+    EngineError,
     GenerateRequest,
     InvalidRequest,
     ScoreItem,
@@ -153,6 +153,49 @@ async def test_closing_the_iterator_cancels_the_request(client: HttpEngine, engi
     await anext(events)
     await events.aclose()  # type: ignore[attr-defined]
     await settled(engine)
+
+
+@pytest.mark.parametrize("form", [{}, {"stream": True}, {"stream_choices": True}])
+async def test_a_client_that_hangs_up_stops_its_work(
+    address: str, engine: LocalEngine, monkeypatch: pytest.MonkeyPatch, form: dict[str, bool]
+) -> None:
+    core, gate = engine._cores["m"], threading.Event()
+    step, before = core.step, core.stats.generated_tokens
+    monkeypatch.setattr(core, "step", lambda: (gate.wait(30), step()))
+    body = json.dumps({"model": "m", "prompt": "add", "n": 8, "max_tokens": 200, "ignore_eos": True} | form)
+    head = f"POST /v1/completions HTTP/1.1\r\nHost: e\r\nContent-Type: application/json\r\nContent-Length: {len(body)}"
+    _, writer = await asyncio.open_unix_connection(address.removeprefix("unix://"))
+    writer.write(f"{head}\r\n\r\n{body}".encode())
+    while not core.busy:  # noqa: ASYNC110
+        await asyncio.sleep(0)
+    writer.close()
+    # The engine stands still until the server has told it to stop.
+    while not engine._inbox:  # noqa: ASYNC110
+        await asyncio.sleep(0)
+    gate.set()
+    await settled(engine)
+    assert core.stats.generated_tokens - before <= 8
+
+
+async def test_a_failing_step_is_told_to_the_client_and_the_server_goes_on(
+    client: HttpEngine, engine: LocalEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(engine._cores["m"].model.decoder, "forward", lambda *_: 1 / 0)
+        with pytest.raises(EngineError, match="ZeroDivisionError"):
+            await collect(client, sampled())
+        with pytest.raises(EngineError, match="ZeroDivisionError"):
+            await client.score(score(ScoreItem((PROMPT,), (0,)), token_ids=(1,)))
+    assert len(await collect(client, sampled())) == 4
+
+
+async def test_keep_alives_while_the_engine_is_silent_are_no_answers(
+    client: HttpEngine, http: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("engine.openai._KEEP_ALIVE_SECONDS", 0.0)
+    answer = await http.post("/v1/completions", json=openai_body() | {"stream_choices": True})
+    assert ": keep-alive" in answer.text
+    assert len(await collect(client, sampled())) == 4
 
 
 async def settled(engine: LocalEngine) -> None:
@@ -314,19 +357,6 @@ async def test_refusals_arrive_as_the_exceptions_of_the_interface(client: HttpEn
         await asyncio.gather(*(collect(client, sampled(16, 100)) for _ in range(12)))
 
 
-async def test_an_engine_that_is_not_there_is_unavailable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("engine.client._BACKOFF", (0.0, 0.0))
-    for url in (f"unix://{tmp_path}/nothing.sock", "http://127.0.0.1:9"):
-        client = HttpEngine(url)
-        with pytest.raises(EngineUnavailable, match="could not be reached"):
-            await client.models()
-        with pytest.raises(EngineUnavailable, match="could not be reached"):
-            await collect(client, sampled())
-        await client.close()
-    with pytest.raises(InvalidRequest, match="must be http"):
-        HttpEngine("ftp://somewhere")
-
-
 def test_a_wrong_model_argument_is_one_clear_line_and_status_2(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
@@ -373,8 +403,3 @@ async def one_answer(address: str) -> Completion:
     [completion] = await collect(client, sampled(1))
     await client.close()
     return completion
-
-
-def test_the_client_loads_neither_torch_nor_transformers() -> None:
-    code = "import sys, engine.client, engine.types; sys.exit('torch' in sys.modules or 'transformers' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
