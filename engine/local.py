@@ -182,7 +182,11 @@ class LocalEngine:
                 commands, self._inbox = self._inbox, []
                 closed = self._closed
             for command in commands:
-                command()
+                try:
+                    command()
+                except Exception:
+                    # One bad command must not end the thread that everybody waits for.
+                    _log.exception("a command to the engine failed")
             if closed:
                 break
             for core in cores:

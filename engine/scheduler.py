@@ -7,6 +7,7 @@ branch that is being sampled and many for a new prompt, and each step computes a
 from __future__ import annotations
 
 import bisect
+import itertools
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from operator import attrgetter
@@ -43,12 +44,15 @@ class Scheduler:
         self.prompt_tokens = 0
         """Tokens of sequences that were admitted, and how many of them were cached."""
         self.cached_tokens = 0
+        self._arrivals = itertools.count()
         self._max_running = max_running
         self._step_tokens = step_tokens
 
     def add(self, sequences: Iterable[Sequence]) -> None:
-        """Queues new sequences, in order of age."""
-        self.waiting.extend(sequences)
+        """Queues new sequences behind all others."""
+        for sequence in sequences:
+            sequence.order = next(self._arrivals)
+            self.waiting.append(sequence)
 
     def schedule(self) -> Schedule:
         """Chooses the work of the next step and reserves its memory."""

@@ -33,11 +33,11 @@ class Sequence:
 
     job: Job
     index: int
-    order: int
-    """Arrival number: smaller is older and goes first."""
     tokens: list[int]
     prefix: int
     """How many tokens were known on arrival; only these can be shared before they are computed."""
+    order: int = 0
+    """Arrival number, given by the scheduler: smaller is older and goes first."""
     computed: int = 0
     cached: int | None = None
     """Tokens that the cache had when the sequence first ran. Recomputing after a preemption is not the client's

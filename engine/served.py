@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from pathlib import Path
 
@@ -38,7 +37,6 @@ class ServedModel:
         )
         self._eos = frozenset(config.eos) | (frozenset() if self.tokenizer.eos is None else {self.tokenizer.eos})
         self._max_sequences = max_sequences
-        self._arrivals = itertools.count()
 
     def add_branches(self, request: GenerateRequest, job: Job) -> None:
         """Gives the job a sequence for each branch. Raises ``InvalidRequest``."""
@@ -52,7 +50,6 @@ class ServedModel:
                 GenerateSequence(
                     job=job,
                     index=index,
-                    order=next(self._arrivals),
                     tokens=tokens,
                     prefix=len(tokens),
                     branch=branch,
@@ -78,7 +75,6 @@ class ServedModel:
                 ScoreSequence(
                     job=job,
                     index=index,
-                    order=next(self._arrivals),
                     tokens=tokens,
                     prefix=len(tokens),
                     reads=reads,
