@@ -14,14 +14,26 @@ from dataclasses import dataclass, field
 
 from reasoner.suites.problem import Problem, Split, digest, split_of
 
-LEVELS: tuple[str, ...] = ("s6", "s8", "s10")
-"""Level ``sK`` takes K arithmetic steps."""
+LEVELS: tuple[str, ...] = ("s10", "h6", "h8")
+"""Level ``sK`` takes K arithmetic steps with quantities of two digits, ``hK`` K steps with quantities up to 249."""
 
 LIMIT = 499
-QUANTITIES = range(11, 100)
 GROUPS = range(2, 10)
-SIZES = range(4, 26)
-LARGEST_PRODUCT = 120
+
+
+@dataclass(frozen=True, slots=True)
+class Ranges:
+    """The numbers that a kind of level uses."""
+
+    quantities: range
+    sizes: range
+    largest_product: int
+
+
+RANGES = {
+    "s": Ranges(range(11, 100), range(4, 26), 120),
+    "h": Ranges(range(21, 250), range(11, 60), 240),
+}
 
 PEOPLE = (("Mia", "She"), ("Tom", "He"), ("Ana", "She"), ("Ben", "He"), ("Lea", "She"), ("Max", "He"))
 ITEMS = ("beads", "stamps", "cards", "shells", "coins", "pens")
@@ -42,7 +54,7 @@ def problem(split: Split, seed: int | str, level: str) -> Problem:
     rng = random.Random(f"words/{split}/{level}/{seed}")
     count = int(level[1:])
     while True:
-        terms = _terms(rng, count)
+        terms = _terms(rng, count, RANGES[level[0]])
         if terms is not None and split_of(canonical(terms)) == split:
             return Problem(
                 id=f"words-{level}-{digest(canonical(terms)):016x}",
@@ -66,16 +78,16 @@ def signed(term: Term) -> int:
     return term[0] * value(term)
 
 
-def _terms(rng: random.Random, steps: int) -> list[Term] | None:
+def _terms(rng: random.Random, steps: int, ranges: Ranges) -> list[Term] | None:
     """Terms that take this many steps, in the order of the story, or None when the draw breaks a rule."""
     products = min(rng.choice((0, 1, 1, 2)), steps // 2)
     terms: list[Term] = []
     for place in range(steps + 1 - products):
         sign = 1 if place == 0 or rng.random() < 0.55 else -1
         if 0 < place <= products:
-            term: Term = (sign, rng.choice(GROUPS), rng.choice(SIZES))
+            term: Term = (sign, rng.choice(GROUPS), rng.choice(ranges.sizes))
         else:
-            term = (sign, rng.choice(QUANTITIES))
+            term = (sign, rng.choice(ranges.quantities))
         terms.append(term)
     tail = terms[1:]
     rng.shuffle(tail)
@@ -86,7 +98,7 @@ def _terms(rng: random.Random, steps: int) -> list[Term] | None:
         total += signed(term)
         if total <= 0:
             return None
-    if len(set(shown)) < len(shown) or any(value(term) > LARGEST_PRODUCT for term in terms):
+    if len(set(shown)) < len(shown) or any(value(term) > ranges.largest_product for term in terms):
         return None
     return terms if sum(value(term) for term in terms if term[0] > 0) <= LIMIT else None
 

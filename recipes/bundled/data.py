@@ -26,13 +26,14 @@ from recipes.bundled import WORK
 from recipes.bundled import tokenizer as tok
 
 MIX = (
-    ("countdown", "n3", 0.10),
-    ("countdown", "n4", 0.28),
-    ("countdown", "n5", 0.30),
-    ("words", "s4", 0.04),
-    ("words", "s6", 0.07),
-    ("words", "s8", 0.11),
-    ("words", "s10", 0.10),
+    ("countdown", "n3", 0.08),
+    ("countdown", "n4", 0.24),
+    ("countdown", "n5", 0.26),
+    ("words", "s6", 0.05),
+    ("words", "s8", 0.06),
+    ("words", "s10", 0.06),
+    ("words", "h4", 0.11),
+    ("words", "h6", 0.14),
 )
 """Share of each level among the examples."""
 

@@ -25,7 +25,7 @@ from recipes.bundled.train import Plan, resume, train
 SEED = 1
 PLANS = {
     "policy": Plan(steps=4300),
-    "policy-large": Plan(steps=2000, muon_rate=0.015, adam_rate=0.003),
+    "policy-large": Plan(steps=2000, muon_rate=0.006, adam_rate=0.001),
     "draft": Plan(steps=2500, adam_rate=0.006),
 }
 

@@ -94,6 +94,8 @@ def main() -> None:
 
     def examples(first: int, count: int, progress: float) -> list[Example]:
         found: list[Example] = []
+        if sampled is not None:
+            sampled.refresh()
         for index in range(first, first + count):
             rng = random.Random(f"source/{SEED}/{index}")
             if sampled is not None and (progress > 0.75 or rng.random() < 0.7):

@@ -101,8 +101,8 @@ ABOUT = {
 }
 
 DATA = """Trained from scratch on problems that `recipes/bundled` generates while training, of two families in plain
-English: Countdown (3 to 5 numbers) and multi-step word problems (3 to 8 steps). One canonical problem in ten, chosen by
-hash, is held out (`reasoner.suites.load`) and never occurs in training. No other data; no personal data; Apache-2.0
+English: Countdown (3 to 5 numbers) and multi-step word problems (4 to 10 steps). One canonical problem in ten, chosen
+by hash, is held out (`reasoner.suites.load`) and never occurs in training. No other data; no personal data; Apache-2.0
 like the code.
 
 The models know nothing but these two families. They exist so that search can be run, tested and measured on any

@@ -43,17 +43,23 @@ def sampled_problem(index: int) -> Problem:
 
 
 class SampledAttempts:
-    """Examples drawn from the attempts on disk."""
+    """Examples drawn from the attempts on disk; shards that arrive while training are taken up."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self.tokenizer = tokenizer
         self.problems: list[tuple[int, list[list[str]]]] = []
-        for path in sorted(FOLDER.glob("*.jsonl")):
-            for line in path.read_text().splitlines():
-                record = json.loads(line)
-                self.problems.append((record["index"], record["attempts"]))
+        self.read: set[str] = set()
+        self.refresh()
         if not self.problems:
             raise FileNotFoundError(f"no samples in {FOLDER}: run python -m recipes.bundled.sample first")
+
+    def refresh(self) -> None:
+        for path in sorted(FOLDER.glob("*.jsonl")):
+            if path.name not in self.read:
+                self.read.add(path.name)
+                for line in path.read_text().splitlines():
+                    record = json.loads(line)
+                    self.problems.append((record["index"], record["attempts"]))
 
     def example(self, rng: random.Random) -> Example:
         """The attempts at one problem, in random order."""
