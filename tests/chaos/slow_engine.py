@@ -31,7 +31,7 @@ class SlowEngine:
         self.asked: list[Asked] = []
         """Every branch of every completion request, in the order of arrival."""
         self._seconds = seconds
-        self._engine = engine
+        self.engine = engine
         app = Starlette(routes=[Route("/{path:path}", self._forward, methods=["GET", "POST"])])
         self._server = uvicorn.Server(
             uvicorn.Config(app, uds=str(path), log_level="warning", timeout_graceful_shutdown=1)
@@ -56,7 +56,7 @@ class SlowEngine:
             for branch in wanted["branches"]:
                 had = tuple(branch.get("generated", ()))
                 self.asked.append((tuple(wanted["prompt"]), branch["seed"], branch["key"], had))
-        client = httpx.AsyncClient(transport=httpx.AsyncHTTPTransport(uds=str(self._engine)), timeout=60)
+        client = httpx.AsyncClient(transport=httpx.AsyncHTTPTransport(uds=str(self.engine)), timeout=60)
         upstream = await client.send(
             client.build_request(
                 request.method,

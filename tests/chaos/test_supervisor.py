@@ -1,0 +1,136 @@
+"""Everything under one supervisor: what dies is started again, and at the end nothing is left."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from api.supervisor import StartError, Supervisor, free_port
+from tests.chaos.processes import alive, until
+from tests.chaos.slow_engine import SlowEngine
+from workers.settings import ConfigError, Settings, load_settings
+
+PROGRAM = """
+import sys
+from pathlib import Path
+from threading import Event
+from api.supervisor import Supervisor, free_port
+from workers.settings import load_settings
+folder = Path(sys.argv[1])
+settings = load_settings(data_dir=folder, port=free_port(), engine_url=sys.argv[2] or None)
+with Supervisor(settings, log_dir=folder / "logs", ephemeral=True):
+    print("ready", flush=True)
+    Event().wait()
+"""
+
+pytestmark = pytest.mark.timeout(180)
+
+
+def children(pid: int) -> set[int]:
+    """Processes that a process started, and those that these started."""
+    found = set()
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            parent = int(path.read_text().rpartition(")")[2].split()[1])
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+        if parent == pid:
+            child = int(path.parent.name)
+            found |= {child} | children(child)
+    return found
+
+
+def supervised(settings: Settings) -> Supervisor:
+    return Supervisor(settings, log_dir=settings.data_dir / "logs")
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+def test_however_the_supervisor_ends_no_process_and_no_file_is_left(tmp_path: Path, how: signal.Signals) -> None:
+    folder = tmp_path / "data"
+    with subprocess.Popen([sys.executable, "-c", PROGRAM, folder, ""], stdout=subprocess.PIPE) as supervisor:
+        assert supervisor.stdout is not None
+        assert supervisor.stdout.readline() == b"ready\n"
+        started = children(supervisor.pid)
+        assert len(started) >= 5  # broker, engine, worker, API, janitor
+        supervisor.send_signal(how)
+    until(lambda: not any(alive(pid) for pid in started), "all processes are gone", seconds=30)
+    until(lambda: not folder.exists(), "all files are gone", seconds=10)
+
+
+@pytest.fixture
+def stack(tmp_path: Path, slow_engine: SlowEngine) -> Iterator[tuple[Supervisor, list[str]]]:
+    said: list[str] = []
+    settings = load_settings(data_dir=tmp_path, port=free_port(), engine_url=slow_engine.url)
+    with Supervisor(settings, log_dir=tmp_path / "logs", on_progress=said.append) as running:
+        yield running, said
+
+
+def child(mark: bytes) -> int:
+    """The one process under this one whose command line has the mark in it."""
+    commands = {pid: Path(f"/proc/{pid}/cmdline").read_bytes() for pid in children(os.getpid())}
+    (found,) = [pid for pid, command in commands.items() if mark in command]
+    return found
+
+
+@pytest.mark.parametrize(
+    ("role", "mark"), [("worker", b"api.serve\0worker"), ("api", b"api.serve\0api"), ("broker", b"valkey-server")]
+)
+def test_what_dies_is_started_again_and_jobs_go_on(stack: tuple[Supervisor, list[str]], role: str, mark: bytes) -> None:
+    running, said = stack
+    os.kill(child(mark), signal.SIGKILL)
+    until(lambda: any(message.startswith(f"the {role} ended") for message in said), "the death is noticed")
+    with httpx.Client(base_url=running.url, timeout=70) as client:
+
+        def answers() -> bool:
+            try:
+                return client.get("/readyz").status_code == 200
+            except httpx.TransportError:
+                return False
+
+        until(answers, "the service is ready again")
+        job = client.post("/v1/jobs", json={"problem": "1 + 1?", "strategy": {"name": "greedy"}, "seed": 1})
+        ended = client.get(job.headers["location"], params={"wait": 60}).json()
+        assert ended["finished_at"] is not None, ended
+
+
+def test_a_model_that_cannot_be_loaded_is_told_with_the_engines_own_words(tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (folder / "config.json").write_text("{}")
+    settings = load_settings(data_dir=tmp_path / "data", port=free_port(), model=str(folder))
+    before = children(os.getpid())
+    with pytest.raises(StartError, match=r"(?s)engine did not start.*model") as caught, supervised(settings):
+        pass
+    assert str(folder) in str(caught.value)
+    assert children(os.getpid()) == before
+
+
+def test_a_folder_that_is_no_model_and_a_port_that_is_taken_are_told_before_anything_starts(tmp_path: Path) -> None:
+    with (
+        pytest.raises(ConfigError, match=r"config\.json"),
+        supervised(load_settings(data_dir=tmp_path, port=free_port(), model="/nowhere")),
+    ):
+        pass
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with pytest.raises(ConfigError, match=str(port)), supervised(load_settings(data_dir=tmp_path, port=port)):
+            pass
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_other_machines_are_not_served_without_keys(tmp_path: Path) -> None:
+    with (
+        pytest.raises(ConfigError, match="REASONER_API_KEYS"),
+        supervised(load_settings(data_dir=tmp_path, port=free_port(), host="0.0.0.0")),
+    ):
+        pass
