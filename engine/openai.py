@@ -142,4 +142,5 @@ def _usage(completions: Sequence[Completion]) -> Json:
 
 
 def _event(value: Json) -> str:
-    return f"data: {json.dumps(value, ensure_ascii=False)}\n\n"
+    # In ASCII: many clients end a line at U+2028 or U+0085 too, which a text may contain.
+    return f"data: {json.dumps(value)}\n\n"

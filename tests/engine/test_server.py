@@ -120,6 +120,17 @@ async def test_a_stream_over_http_adds_up_to_its_completions(client: HttpEngine)
         assert tuple(token for delta in deltas for token in delta.token_ids) == completion.token_ids
 
 
+async def test_texts_with_every_kind_of_line_break_travel_whole(
+    client: HttpEngine, engine: LocalEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = "a\x0b\x0c\x1c\x1d\x1e\x85\u2028\u2029\r\n\tb🐢"
+    monkeypatch.setattr(engine._cores["m"].model.tokenizer, "decode", lambda tokens: text * bool(tokens))
+    for stream in (False, True):
+        [answer] = [event async for event in client.generate(sampled(1, 1), stream=stream)][-1:]
+        assert isinstance(answer, Completion)
+        assert answer.text == text
+
+
 async def test_scores_over_http_equal_those_in_process(client: HttpEngine, engine: LocalEngine) -> None:
     request = score(ScoreItem(("step one: ", (5, 6, 7), "add"), (2, 0)), ScoreItem(("x",), (0,)), model="prm")
     over_http, in_process = await client.score(request), await engine.score(request)
