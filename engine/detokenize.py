@@ -56,7 +56,7 @@ class TextReader:
 
 
 class StopStrings:
-    """The stop strings of one request."""
+    """A list of stop strings, and which tokens can complete one of them."""
 
     def __init__(self, tokenizer: Tokenizer, stops: Sequence[str]) -> None:
         self.stops = tuple(stops)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import lru_cache, partial
 from pathlib import Path
 
 from engine.detokenize import StopStrings, TextReader, text_of
@@ -14,6 +15,9 @@ from engine.tokenizer import Tokenizer
 from engine.types import GenerateRequest, InvalidRequest, ModelInfo, ScoreItem, ScoreRequest
 
 Positions = tuple[int, ...]
+
+_STOPS = 256
+"""Different lists of stop strings that are remembered."""
 
 
 class ServedModel:
@@ -37,12 +41,14 @@ class ServedModel:
         )
         self._eos = frozenset(config.eos) | (frozenset() if self.tokenizer.eos is None else {self.tokenizer.eos})
         self._max_sequences = max_sequences
+        # Requests of one search name the same stop strings; what is known about their tokens is kept.
+        self._stop_strings = lru_cache(_STOPS)(partial(StopStrings, self.tokenizer))
 
     def add_branches(self, request: GenerateRequest, job: Job) -> None:
         """Gives the job a sequence for each branch. Raises ``InvalidRequest``."""
         check_generate(request, self.info, self._max_sequences)
         sampling = request.sampling
-        stops = StopStrings(self.tokenizer, sampling.stop) if sampling.stop else None
+        stops = self._stop_strings(sampling.stop) if sampling.stop else None
         for index, branch in enumerate(request.branches):
             tokens, written = [*request.prompt, *branch.generated], list(branch.generated)
             start = len(text_of(self.tokenizer, written))

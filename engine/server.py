@@ -221,8 +221,8 @@ async def _validation_error(_: Request, error: Exception) -> Response:
         if problem["type"] == "json_invalid":
             messages.append(f"the body is not valid JSON ({problem['ctx']['error']})")
             continue
-        fields.append(".".join(place))
-        messages.append(f"{fields[-1] or 'body'}: {problem['msg']}")
+        fields.extend(place[:1])
+        messages.append(f"{'.'.join(place) or 'body'}: {problem['msg']}")
     body = error_body("; ".join(messages[:4]), "invalid_request_error", fields[0] if fields else None, "invalid_value")
     return JSONResponse(body, 400)
 
