@@ -21,6 +21,7 @@ from types import FrameType, TracebackType
 import httpx
 
 from workers.embedded import EmbeddedBroker, socket_path
+from workers.processes import StartError as StartError
 from workers.processes import private_folder, spawn, stop, tail
 from workers.settings import ConfigError, Settings, model_folder
 
@@ -29,10 +30,6 @@ STEADY_SECONDS = 60.0
 LONGEST_PAUSE = 10.0
 _POLL_SECONDS = 0.2
 _JANITOR = 'cat >/dev/null; n=0; until rm -rf -- "$@" 2>/dev/null || [ $n -ge 50 ]; do n=$((n+1)); sleep 0.1; done'
-
-
-class StartError(Exception):
-    """A role did not start; the message has its last words."""
 
 
 class Role:
@@ -121,7 +118,7 @@ class Supervisor:
     def _start(self) -> None:
         settings = self.settings
         settings.check_bind()
-        _check_port(settings.host, settings.port)
+        check_port(settings.host, settings.port)
         local_engine = settings.engine_url is None
         socket_folder = socket_path(settings.data_dir).parent
         engine_socket = socket_folder / f"engine-{os.getpid()}.sock"
@@ -223,7 +220,8 @@ def free_port() -> int:
         return port
 
 
-def _check_port(host: str, port: int) -> None:
+def check_port(host: str, port: int) -> None:
+    """Raises ``ConfigError`` when the port is taken or the address is not ours."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

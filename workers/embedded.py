@@ -23,17 +23,13 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from workers.processes import private_folder, spawn, stop, tail
+from workers.processes import StartError, private_folder, spawn, stop, tail
 from workers.settings import ConfigError, Settings
 
 START_SECONDS = 30.0
 STOP_SECONDS = 10.0
 _LONGEST_SOCKET_PATH = 100
 """Bytes. The kernel's limit is 108 with the terminating zero, and redis-server binds under a longer temporary name."""
-
-
-class BrokerError(Exception):
-    """The embedded broker did not start."""
 
 
 def broker_url(settings: Settings) -> str:
@@ -78,7 +74,7 @@ class EmbeddedBroker:
         return self.process is not None and self.process.poll() is not None
 
     def start(self) -> None:
-        """Returns once the broker answers. Raises ``BrokerError`` with the server's last words when it does not."""
+        """Returns once the broker answers. Raises ``StartError`` with the server's last words when it does not."""
         self.data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
         folder = private_folder(self.data_dir / "broker")
         private_folder(self.socket.parent)
@@ -93,7 +89,7 @@ class EmbeddedBroker:
             while not self._answers():
                 if self.process.poll() is not None or time.monotonic() > deadline:
                     self.stop()
-                    raise BrokerError(f"the embedded broker did not start; the end of {log}:\n{tail(log)}")
+                    raise StartError(f"the embedded broker did not start; the end of {log}:\n{tail(log)}")
                 time.sleep(0.02)
 
     def stop(self) -> None:

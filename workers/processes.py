@@ -15,6 +15,10 @@ _PR_SET_PDEATHSIG = 1
 _LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
 
 
+class StartError(Exception):
+    """A process did not start; the message has its last words."""
+
+
 def spawn(
     command: Sequence[str], *, log: Path, env: Mapping[str, str] | None = None, death_signal: signal.Signals
 ) -> subprocess.Popen[bytes]:

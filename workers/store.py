@@ -33,6 +33,8 @@ _LUA = Path(__file__).parent / "lua"
 _SCRIPTS = ("submit", "claim", "heartbeat", "commit", "finish", "release", "cancel", "delete", "list", "reap")
 _BLOCK_SECONDS = 5.0
 _REAP_LIMIT = 1000
+_CONNECTIONS = 1000
+"""At most, of each kind: every client that follows a job holds one."""
 
 
 class QueueFull(Exception):
@@ -251,7 +253,12 @@ def _sources() -> dict[str, str]:
 
 def _connect(url: str, timeout: float, retry: Retry) -> Redis:
     client: Redis = Redis.from_url(
-        url, decode_responses=True, socket_timeout=timeout, socket_connect_timeout=timeout, retry=retry
+        url,
+        decode_responses=True,
+        max_connections=_CONNECTIONS,
+        socket_timeout=timeout,
+        socket_connect_timeout=timeout,
+        retry=retry,
     )
     return client
 

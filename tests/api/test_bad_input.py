@@ -77,7 +77,16 @@ async def test_a_wrong_field_is_named_with_what_would_be_right(
 
 @pytest.mark.parametrize(
     "body",
-    [b'{"problem": ', b"", b"{problem: 1}", b"\xff\xfe", b'{"problem": "\xff"}', b"[" * 15_000, b'{"seed": NaN}'],
+    [
+        b'{"problem": ',
+        b"",
+        b"{problem: 1}",
+        b"\xff\xfe",
+        b'{"problem": "\xff"}',
+        b"[" * 15_000,
+        b'{"seed": NaN}',
+        b"9" * 5000,
+    ],
 )
 async def test_what_is_not_json_is_told_so(client: httpx.AsyncClient, body: bytes) -> None:
     response = await client.post("/v1/jobs", content=body, headers={"Content-Type": "application/json"})

@@ -134,3 +134,23 @@ def test_other_machines_are_not_served_without_keys(tmp_path: Path) -> None:
         supervised(load_settings(data_dir=tmp_path, port=free_port(), host="0.0.0.0")),
     ):
         pass
+
+
+def test_a_search_survives_its_engine(tmp_path: Path) -> None:
+    said: list[str] = []
+    settings = load_settings(data_dir=tmp_path, port=free_port())
+    with (
+        Supervisor(settings, log_dir=tmp_path / "logs", on_progress=said.append) as stack,
+        httpx.Client(base_url=stack.url, timeout=70) as client,
+    ):
+        engine = child(b"--uds\0" + str(tmp_path).encode())
+        spec = {"problem": "Use the numbers 3, 5, 7 to make 26.", "strategy": {"name": "beam", "n": 128}, "seed": 1}
+        url = client.post("/v1/jobs", json=spec | {"budget": {"tokens": 1_000_000}}).headers["location"]
+        until(lambda: client.get(f"{url}/tree").json()["nodes"], "the search has begun")
+        os.kill(engine, signal.SIGKILL)
+        ended = client.get(url, params={"wait": 60}).json()
+        assert ended["status"] == "completed", ended
+        assert ended["attempt"] == 1
+        with client.stream("GET", f"{url}/events") as events:
+            assert any("engine_unavailable" in line for line in events.iter_lines())
+    assert any(message.startswith("the engine ended") for message in said)

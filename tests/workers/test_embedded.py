@@ -13,8 +13,9 @@ import pytest
 import redis
 
 from tests.chaos.processes import alive, until
-from workers.embedded import BrokerError, EmbeddedBroker, broker_url, find_server, socket_path
+from workers.embedded import EmbeddedBroker, broker_url, find_server, socket_path
 from workers.messages import celery_url
+from workers.processes import StartError
 from workers.settings import load_settings
 
 
@@ -81,7 +82,7 @@ def test_it_dies_with_a_parent_that_is_killed(tmp_path: Path) -> None:
 def test_one_that_cannot_start_says_why(tmp_path: Path) -> None:
     (tmp_path / "broker").mkdir()
     (tmp_path / "broker" / "appendonlydir").write_text("in the way")
-    with pytest.raises(BrokerError, match="appendonlydir"):
+    with pytest.raises(StartError, match="appendonlydir"):
         EmbeddedBroker(tmp_path).start()
 
 
