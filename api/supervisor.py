@@ -7,6 +7,7 @@ to close clears the files away.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import socket
@@ -89,7 +90,7 @@ class Supervisor:
     ) -> None:
         self.settings = settings
         self.log_dir = log_dir
-        self.url = f"http://{'127.0.0.1' if settings.host == '0.0.0.0' else settings.host}:{settings.port}"
+        self.url = f"http://{_reachable(settings.host)}:{settings.port}"
         self._say = on_progress
         self._ephemeral = ephemeral
         self._broker: EmbeddedBroker | None = None
@@ -117,16 +118,15 @@ class Supervisor:
 
     def _start(self) -> None:
         settings = self.settings
+        socket_folder = socket_path(settings.data_dir).parent
+        engine_socket = socket_folder / f"engine-{os.getpid()}.sock"
+        self._janitor = _hire_janitor([settings.data_dir, socket_folder] if self._ephemeral else [engine_socket])
         settings.check_bind()
         check_port(settings.host, settings.port)
         local_engine = settings.engine_url is None
-        socket_folder = socket_path(settings.data_dir).parent
-        engine_socket = socket_folder / f"engine-{os.getpid()}.sock"
         engine = engine_command(settings, ["--uds", str(engine_socket)]) if local_engine else []
         self.log_dir.mkdir(parents=True, exist_ok=True)
         private_folder(socket_folder)
-        leftovers = [settings.data_dir, socket_folder] if self._ephemeral else [engine_socket]
-        self._janitor = _hire_janitor(leftovers)
 
         redis_url = settings.redis_url
         if redis_url is None:
@@ -153,16 +153,19 @@ class Supervisor:
 
     def _await_ready(self) -> None:
         """However long a large model takes to load: as long as nobody dies, it is still loading."""
+        missing = ""
         with httpx.Client(timeout=5.0) as client:
             while True:
                 for role in self._roles:
                     if role.exit_status is not None:
                         raise StartError(f"the {role.name} did not start; the end of {role.log}:\n{tail(role.log)}")
-                try:
-                    if client.get(f"{self.url}/readyz").status_code == httpx.codes.OK:
+                with contextlib.suppress(httpx.TransportError):
+                    answer = client.get(f"{self.url}/readyz")
+                    if answer.status_code == httpx.codes.OK:
                         return
-                except httpx.TransportError:
-                    pass
+                    known, missing = missing, " and the ".join(part["field"] for part in answer.json()["errors"])
+                    if missing != known:
+                        self._say(f"waiting for the {missing}")
                 time.sleep(_POLL_SECONDS)
 
     def _watch(self) -> None:
@@ -173,11 +176,17 @@ class Supervisor:
                     continue
                 if self._broker is not None and self._broker.ended:
                     self._say("the broker ended; starting it again")
-                    self._broker.start()
+                    self._restart(self._broker)
                 for role in self._roles:
                     status = role.exit_status
                     if status is not None and (pause := role.restart_when_due()) is not None:
                         self._say(f"the {role.name} ended with status {status}; starting it again in {pause:g} s")
+
+    def _restart(self, broker: EmbeddedBroker) -> None:
+        try:
+            broker.start()
+        except StartError as error:  # everything waits for it: say so and try again
+            self._say(str(error))
 
     def stop(self) -> None:
         """Stops everything, those who use a thing before the thing. May be called again."""
@@ -218,6 +227,12 @@ def free_port() -> int:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
         return port
+
+
+def _reachable(host: str) -> str:
+    """How this machine calls a server that listens on ``host``, in a URL."""
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+    return f"[{host}]" if ":" in host else host
 
 
 def check_port(host: str, port: int) -> None:

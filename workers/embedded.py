@@ -54,6 +54,7 @@ class EmbeddedBroker:
         self.socket = socket_path(data_dir)
         self.process: subprocess.Popen[bytes] | None = None
         """The server, when this object started it and not another process."""
+        self._failed = False
 
     def __enter__(self) -> EmbeddedBroker:
         self.start()
@@ -70,8 +71,8 @@ class EmbeddedBroker:
 
     @property
     def ended(self) -> bool:
-        """Whether the server that this object started has died."""
-        return self.process is not None and self.process.poll() is not None
+        """Whether the server that this object started has died, or did not start again."""
+        return self._failed or (self.process is not None and self.process.poll() is not None)
 
     def start(self) -> None:
         """Returns once the broker answers. Raises ``StartError`` with the server's last words when it does not."""
@@ -80,6 +81,8 @@ class EmbeddedBroker:
         private_folder(self.socket.parent)
         with _locked(self.data_dir / "run.lock"):
             if self._answers():
+                if self.ended:  # somebody else has started it again
+                    self.process, self._failed = None, False
                 return
             self.socket.unlink(missing_ok=True)
             log = folder / "server.log"
@@ -89,8 +92,10 @@ class EmbeddedBroker:
             while not self._answers():
                 if self.process.poll() is not None or time.monotonic() > deadline:
                     self.stop()
+                    self._failed = True
                     raise StartError(f"the embedded broker did not start; the end of {log}:\n{tail(log)}")
                 time.sleep(0.02)
+            self._failed = False
 
     def stop(self) -> None:
         """Stops the server if this object started it."""
