@@ -132,7 +132,8 @@ async def events(
 ) -> AsyncIterator[ServerSentEvent]:
     """Server-sent events with ``id`` = sequence number, gapless, resumable anywhere, ending with the job's end."""
     async for event in state.store.follow(job_id, after):
-        yield ServerSentEvent(id=str(event.seq), event=event.type, data=event)
+        # In ASCII: many clients take U+2028 or U+0085 inside a text for the end of a line.
+        yield ServerSentEvent(id=str(event.seq), event=event.type, raw_data=json.dumps(event.model_dump()))
 
 
 @router.get("/{job_id}/tree", summary="The search tree so far")

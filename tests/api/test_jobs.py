@@ -11,6 +11,7 @@ import httpx
 import pytest
 
 from reasoner.jobs import Event, Job, Usage
+from reasoner.journal import Entry
 from tests.api.conftest import submitted
 from workers.settings import Settings
 from workers.store import JobStore
@@ -118,6 +119,19 @@ async def test_events_resume_at_every_number_without_a_gap(client: httpx.AsyncCl
     for after in range(last):
         assert await read_events(client, job_id, params={"starting_after": after}) == whole[after:]
         assert await read_events(client, job_id, headers={"Last-Event-ID": str(after)}) == whole[after:]
+
+
+async def test_no_text_of_a_model_can_break_the_stream(client: httpx.AsyncClient, store: JobStore) -> None:
+    job_id = await submitted(client)
+    held = await store.claim(job_id, lease=60, max_attempts=3, worker="w")
+    assert held is not None
+    text = "a\n\nid: 99\r\u2028\u2029\x85\x0b\x0c\x1c\0 \ud800 é 😀 data: x"
+    await store.commit(held, [Entry("k", "node", {"text": text}, Usage(), 0.0)])
+    await store.finish(held, "failed")
+    lines = (await client.get(f"/v1/jobs/{job_id}/events")).text.splitlines()
+    assert len([line for line in lines if line]) == 3 * 4  # event, data and id of each
+    data = [json.loads(line.removeprefix("data: ")) for line in lines if line.startswith("data: ")]
+    assert data[2]["data"] == {"text": text}
 
 
 async def test_a_reconnecting_browser_goes_on_after_the_last_event_it_saw(
