@@ -152,7 +152,7 @@ class Scheduler:
     def _leave(self, sequence: Sequence) -> None:
         self.cache.publish(sequence.pages, sequence.tokens, sequence.computed, tail=True)
         self.cache.close(sequence.pages)
-        sequence.table, sequence.computed = None, 0
+        sequence.table = None
 
 
 def _common_prefix(left: list[int], right: list[int], limit: int) -> int:

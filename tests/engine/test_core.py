@@ -65,6 +65,14 @@ def test_cutting_a_branch_anywhere_changes_no_token(checkpoints: Checkpoints, ha
         assert completion.token_ids == whole[cut:]
 
 
+def test_it_does_not_matter_whether_tokens_are_given_as_prompt_or_as_generated(
+    checkpoints: Checkpoints, harness: Harness
+) -> None:
+    whole = alone(checkpoints, Branch(seed=9, key=2, max_tokens=20))
+    [completion] = harness.complete(generate((*PROMPT, *whole[:8]), [Branch(seed=9, key=2, max_tokens=12)], **LAW))
+    assert completion.token_ids == whole[8:]
+
+
 def test_extending_a_cached_branch_forwards_only_its_new_tokens(harness: Harness) -> None:
     [first] = harness.complete(generate(PROMPT, [Branch(1, 1, 20)], **LAW))
     extended = Branch(1, 1, 5, generated=first.token_ids)
