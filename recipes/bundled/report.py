@@ -134,12 +134,12 @@ def card(kind: str, report: dict[str, Any]) -> str:
     lines += [
         "## Held-out results",
         "",
-        f"{report['problems']} held-out problems of each suite, `python -m recipes.bundled.report`.",
+        "Fresh held-out problems; repeat with `python -m recipes.bundled.report`.",
         "",
     ]
     if kind in ("policy", "prm"):
         for result in report["measured"]:
-            lines += [table(result), ""]
+            lines += [f"{result['problems']} problems of the suite {result['suite']}:", "", table(result), ""]
             aucs = ", ".join(f"{name} {value:.3f}" for name, value in result["auc"].items())
             lines += [
                 f"Within-problem AUC of the PRM on samples at T = {result['temperature']:g}: {aucs}.",
@@ -166,13 +166,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--problems", type=int, default=300)
     parser.add_argument("--each", type=int, default=64, help="samples of each problem")
+    parser.add_argument("--reuse", action="store_true", help="take what recipes.bundled.measure has left in work/")
     parser.add_argument("--cards", action="store_true", help="only write the cards")
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     if not options.cards:
         REPORT.parent.mkdir(exist_ok=True)
-        REPORT.write_text(json.dumps(collect(options.problems, options.each), indent=2) + "\n")
+        REPORT.write_text(json.dumps(collect(options.problems, options.each, reuse=options.reuse), indent=2) + "\n")
     report = json.loads(REPORT.read_text())
     for kind in KINDS:
         path: Path = SHIPPED / kind / "README.md"
@@ -180,7 +181,7 @@ def main() -> None:
         print(path)
 
 
-def collect(problems: int, each: int) -> dict[str, Any]:
+def collect(problems: int, each: int, *, reuse: bool) -> dict[str, Any]:
     prm, head = model.load(SHIPPED / "prm")
     if head is None:
         raise SystemExit(f"{SHIPPED / 'prm'} holds no score head")
@@ -189,8 +190,12 @@ def collect(problems: int, each: int) -> dict[str, Any]:
     with Progress(console=Console(stderr=True)) as bar:
         task = bar.add_task("measuring", total=len(SUITES) + 3)
         for name in SUITES:
-            result = measure(models, name, problems, each=each)
-            show(result)
+            made = WORK / f"measure-policy-{name}.json"
+            if reuse and made.exists():
+                result = json.loads(made.read_text())
+            else:
+                result = measure(models, name, problems, each=each)
+                show(result)
             report["measured"].append(result)
             bar.advance(task)
         for kind in ("policy-large", "draft"):
