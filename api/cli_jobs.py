@@ -109,6 +109,8 @@ def list_jobs(
         print(json.dumps(page, indent=2))
         return
     table = Table("job", "status", "strategy", "tokens", "seconds", "answer", box=None)
+    for column in table.columns:
+        column.no_wrap = column.header == "job"
     for job in (Job.model_validate(item) for item in page["data"]):
         found = job.result.answer if job.result is not None else None
         usage = job.usage
