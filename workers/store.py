@@ -8,7 +8,7 @@ import functools
 import hashlib
 import json
 import secrets
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Coroutine, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -235,14 +235,32 @@ class JobStore:
 
     async def _await_events(self, job_id: str, after: int) -> list[Any]:
         log, start, block = f"{_job(job_id)}:log", f"{after}-0", round(_BLOCK_SECONDS * 1000)
-        answer = await self._call("XREAD", "COUNT", 500, "BLOCK", block, "STREAMS", log, start, client=self._blocking)
+        reading = self._blocking.execute_command(  # type: ignore[no-untyped-call]
+            "XREAD", "COUNT", 500, "BLOCK", block, "STREAMS", log, start
+        )
+        # Shielded for the reason that ``_whole`` gives; left alone, it ends by itself.
+        answer = await asyncio.shield(reading)
         return list(answer[0][1]) if answer else []
 
-    async def _call(self, *command: str | int, client: Redis | None = None) -> Any:
-        return await (client or self._redis).execute_command(*command)  # type: ignore[no-untyped-call]
+    async def _call(self, *command: str | int) -> Any:
+        return await _whole(self._redis.execute_command(*command))  # type: ignore[no-untyped-call]
 
     async def _run(self, script: str, *arguments: str | int) -> Any:
-        return await self._scripts[script](args=arguments)
+        return await _whole(self._scripts[script](args=arguments))
+
+
+async def _whole(operation: Coroutine[Any, Any, Any]) -> Any:
+    """Awaits a command to its end even when the caller is cancelled, and only then lets the cancellation go on.
+
+    A command that is cut off costs its connection. Worse, redis-py writes under ``asyncio.wait_for``, which in Python
+    3.11 can swallow a cancellation (cpython #86296): a task that should have ended would go on for ever.
+    """
+    running = asyncio.ensure_future(operation)
+    try:
+        return await asyncio.shield(running)
+    except asyncio.CancelledError:
+        await asyncio.wait({running})
+        raise
 
 
 @functools.cache

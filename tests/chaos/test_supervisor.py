@@ -81,11 +81,11 @@ def child(mark: bytes) -> int:
 
 
 @pytest.mark.parametrize(
-    ("role", "mark"), [("worker", b"api.serve\0worker"), ("api", b"api.serve\0api"), ("broker", b"valkey-server")]
+    ("role", "mark"), [("worker", b"api.serve\0worker"), ("api", b"api.serve\0api"), ("broker", b"--dir\0HERE")]
 )
 def test_what_dies_is_started_again_and_jobs_go_on(stack: tuple[Supervisor, list[str]], role: str, mark: bytes) -> None:
     running, said = stack
-    os.kill(child(mark), signal.SIGKILL)
+    os.kill(child(mark.replace(b"HERE", str(running.settings.data_dir).encode())), signal.SIGKILL)
     until(lambda: any(message.startswith(f"the {role} ended") for message in said), "the death is noticed")
     with httpx.Client(base_url=running.url, timeout=70) as client:
 

@@ -295,3 +295,19 @@ async def test_waiting_ends_with_the_job_or_with_the_time(store: JobStore) -> No
     waiting = asyncio.create_task(store.wait(held.job_id, 30))
     await store.finish(held, "completed", result=RESULT)
     assert (await waiting)["status"] == "completed"
+
+
+async def test_a_cancellation_is_never_swallowed_whenever_it_comes(store: JobStore) -> None:
+    held = await claim(store, await submit(store))
+
+    async def beat_for_ever() -> None:
+        while True:
+            await store.heartbeat(held, 60)
+
+    for moment in range(200):
+        beating = asyncio.create_task(beat_for_ever())
+        for _ in range(moment):
+            await asyncio.sleep(0)
+        beating.cancel()
+        _, pending = await asyncio.wait({beating}, timeout=5)
+        assert not pending, moment
