@@ -205,7 +205,7 @@ def measure(
         rows[f"best_of_n@{n}"] = [float(max(group[:n], key=lambda a: a.last).right) for group in samples]
         rows[f"weighted_last@{n}"] = [float(vote(group[:n], lambda a: a.last)) for group in samples]
         rows[f"weighted_min@{n}"] = [float(vote(group[:n], lambda a: a.least)) for group in samples]
-    for n in (4, 8, 16, 32, 64):
+    for n in (n for n in (4, 8, 16, 32, 64) if n <= each):
         rows[f"pass@{n}"] = [passes([a.right for a in group], n) for group in samples]
     mean = [float(np.mean([len(a.tokens) for a in group])) for group in samples]
     rows["tokens of a sample"] = mean

@@ -28,7 +28,7 @@ KINDS = ("policy", "policy-large", "draft", "prm")
 REPORT = WORK / "report.json"
 
 
-def plain(kind: str, count: int, *, each: int = 16, seed: int = 7) -> dict[str, dict[str, float]]:
+def plain(kind: str, count: int, *, each: int = 4, seed: int = 7) -> dict[str, dict[str, float]]:
     """Greedy and single-sample accuracy of a policy on each suite."""
     policy, _ = model.load(SHIPPED / kind)
     tokenizer = tok.load()
@@ -79,7 +79,7 @@ def cost(*runs: str) -> str:
                 f"`{run}`: {spent['steps']:.0f} steps, {spent['tokens'] / 1e6:.1f}M tokens, "
                 f"{spent['seconds'] / 60:.0f} minutes"
             )
-    return "; ".join(parts) + ", each on one thread of a shared two-core CPU (AVX-512)."
+    return "; ".join(parts) + ", on one thread of a shared two-core CPU (AVX-512)."
 
 
 def table(result: dict[str, Any]) -> str:
@@ -95,7 +95,8 @@ def table(result: dict[str, Any]) -> str:
 
 ABOUT = {
     "policy": "The policy that searches run on: it writes solutions step by step.",
-    "policy-large": "A larger sibling of the policy, for comparisons: the same data and tokenizer.",
+    "policy-large": "A larger sibling for comparisons, grown from the finished policy and trained a little further; "
+    "the cost below comes on top of the policy's.",
     "draft": "The draft model for speculative decoding of the policy: the same data and tokenizer.",
     "prm": "The process reward model: the probability that a partial solution is still right, after each step.",
 }
