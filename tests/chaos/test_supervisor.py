@@ -81,7 +81,8 @@ def child(mark: bytes) -> int:
 
 
 @pytest.mark.parametrize(
-    ("role", "mark"), [("worker", b"api.serve\0worker"), ("api", b"api.serve\0api"), ("broker", b"unixsocket:HERE/run/broker.sock")]
+    ("role", "mark"),
+    [("worker", b"api.serve\0worker"), ("api", b"api.serve\0api"), ("broker", b"unixsocket:HERE/run/broker.sock")],
 )
 def test_what_dies_is_started_again_and_jobs_go_on(stack: tuple[Supervisor, list[str]], role: str, mark: bytes) -> None:
     running, said = stack
