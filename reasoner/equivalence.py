@@ -70,7 +70,8 @@ class Equivalence:
             if question is not None:
                 self._child.stdin.write(json.dumps(question).encode() + b"\n")
                 await self._child.stdin.drain()
-            line = await asyncio.wait_for(self._child.stdout.readline(), patience)
+            async with asyncio.timeout(patience):
+                line = await self._child.stdout.readline()
         except (TimeoutError, ConnectionError):
             line = b""
         if not line:

@@ -156,7 +156,7 @@ class Grower:
 
         ``final`` ends the aborted branches as ``cancelled``; otherwise what they got is a part that can be continued.
         """
-        for request_id in self._requests:
+        for request_id in list(self._requests):  # requests leave as their branches end
             try:
                 await self._engine.abort(request_id)
             except EngineError:
