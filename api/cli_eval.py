@@ -20,7 +20,7 @@ from engine.types import EngineError
 from reasoner.evaluation import Plan, Run, evaluate
 from reasoner.statistics import Comparison, Row, comparisons, rows
 from reasoner.strategies import STRATEGIES
-from reasoner.suites import Problem, load
+from reasoner.suites import Problem, family, load
 from workers.settings import load_settings
 
 
@@ -30,7 +30,7 @@ def evaluate_suite(
     n: Annotated[str, typer.Option("--n", help="Numbers of samples, separated by commas.")] = "1,4,16,64",
     limit: Annotated[int, typer.Option(min=1, max=5000, help="Problems.")] = 300,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the sampling noise.")] = 0,
-    temperature: Annotated[float, typer.Option(min=0, max=10)] = 1.0,
+    temperature: Annotated[float | None, typer.Option(min=0, max=10, help="Default: the suite's own.")] = None,
     concurrency: Annotated[int, typer.Option(min=1, max=64, help="Problems in flight.")] = 8,
     out: Annotated[Path | None, typer.Option(help="Folder for results.json, table.md and chart.png.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")] = False,
@@ -41,7 +41,8 @@ def evaluate_suite(
         problems = load(suite, limit=limit)
     except ValueError as error:
         raise typer.BadParameter(str(error), param_hint="SUITE") from None
-    plan = Plan(_strategies(strategy), _counts(n), seed, temperature, concurrency)
+    heat: float = family(suite).TEMPERATURE if temperature is None else temperature
+    plan = Plan(_strategies(strategy), _counts(n), seed, heat, concurrency)
     settings = load_settings()
     try:
         with private_engine(settings, console) as url:
@@ -55,7 +56,7 @@ def evaluate_suite(
         "problems": len(problems),
         "rows": [asdict(row) for row in table],
         "comparisons": [asdict(claim) for claim in claims],
-        "settings": {"seed": seed, "temperature": temperature, "model": settings.model, "prm": settings.prm},
+        "settings": {"seed": seed, "temperature": heat, "model": settings.model, "prm": settings.prm},
     }
     if out is not None:
         _write(out, document, table, claims, suite, len(problems))

@@ -18,7 +18,7 @@ from api.client import ServiceClient, ServiceError
 from api.show import Progress, print_tree
 from api.stack import private_stack
 from reasoner.jobs import TERMINAL, Job
-from reasoner.suites import Problem, check, load
+from reasoner.suites import Problem, check, family, load
 from workers.settings import load_settings
 
 REFRESH = 0.1
@@ -90,6 +90,7 @@ def _solve(url: str, case: Case) -> None:
         "problem": case.problem.text,
         "strategy": case.strategy,
         "budget": case.budget,
+        "sampling": {"temperature": family(case.problem.suite).TEMPERATURE},
         "answer": "text",
         "seed": 7,
         "metadata": {"suite": case.problem.suite, "problem": case.problem.id},

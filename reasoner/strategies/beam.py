@@ -6,6 +6,7 @@ N / M by the verifier, expand each M times. A level is a barrier by definition: 
 
 from __future__ import annotations
 
+import math
 from typing import Annotated
 
 from pydantic import Field
@@ -14,6 +15,9 @@ from reasoner.equivalence import Equivalence
 from reasoner.search import Search
 from reasoner.strategies.base import Choice, Params, Samples, Strategy, best_scored
 from reasoner.tree import Node
+
+CERTAIN = math.log(0.9)
+"""Log-probability from which a sampled step is taken for the only one: more samples would be its twins."""
 
 
 class Beam(Params):
@@ -26,22 +30,37 @@ async def run(search: Search, params: Beam, equivalence: Equivalence) -> Choice:
     """Grows n beams step by step, keeps the n/expansions that the verifier likes best; the best finished one wins."""
     expansions = min(params.expansions, params.n)
     width = params.n // expansions
-    beams: list[Node] = [search.root]
-    shares = [params.n]
+    beams, share = [search.root], params.n
     for _ in range(params.max_steps):
-        level: list[Node] = []
-        async for arrived in search.expand(beams, shares):
-            await search.score(arrived)
-            level += arrived
+        level = await grow(search, beams, 1)
+        settled = {node.parent for node in level if settles(node)}
+        level += await grow(search, [beam for beam in beams if beam not in settled], share - 1)
         rivals = sorted(distinct(level), key=lambda node: (-(node.score or 0.0), node.path))
         kept = [node for node in rivals[:width] if node.score is not None]
         await search.prune([node for node in level if node.open and node not in kept])
         beams = [node for node in kept if node.open]
+        width -= len(kept) - len(beams)  # a finished beam keeps its place: its share is not given to the others
         if not beams:
             break
-        width = len(beams)  # a finished beam keeps its place: its share is not given to the others
-        shares = [expansions] * len(beams)
+        share = expansions * width // len(beams)
     return best_scored(search.candidates())
+
+
+async def grow(search: Search, beams: list[Node], each: int) -> list[Node]:
+    """New next steps of the beams, scored."""
+    level: list[Node] = []
+    async for arrived in search.expand(beams, each):
+        await search.score(arrived)
+        level += arrived
+    return level
+
+
+def settles(node: Node) -> bool:
+    """Whether one sample of a beam's next step is enough: it was certain, or the verifier likes it no less than the
+    beam. Siblings are worth their tokens where the first one led astray."""
+    beam = node.parent
+    liked = beam is not None and beam.score is not None and node.score is not None and node.score >= beam.score
+    return liked or node.logprob > CERTAIN
 
 
 def distinct(nodes: list[Node]) -> list[Node]:

@@ -18,6 +18,9 @@ from reasoner.suites.problem import Problem, Split, digest, split_of
 LEVELS: tuple[str, ...] = ("n3", "n4", "n5")
 """Level ``nK`` has K numbers."""
 
+TEMPERATURE = 1.0
+"""Sampling temperature at which searches do best: a search needs many different first steps."""
+
 LIMIT = 199
 SMALLEST, LARGEST = 1, 12
 TARGETS = range(10, 100)
@@ -36,6 +39,9 @@ State = tuple[int, ...]
 _STEP = re.compile(r"(\d{1,4}) ([+\-*/]) (\d{1,4}) = (\d{1,4}), left (\d{1,4}(?: \d{1,4})*)")
 _BOXED = re.compile(r"\\boxed\{(.*)\}")
 _MASKS: dict[State, int] = {}
+_ODDS: dict[State, dict[int, float]] = {}
+LARGEST_REMEMBERED = 4
+"""Numbers in a state whose odds are kept; larger states hardly ever come again."""
 
 
 def problem(split: Split, seed: int | str, level: str) -> Problem:
@@ -113,6 +119,26 @@ def reachable(state: State) -> int:
         for a, _, b, result in moves(state):
             known |= reachable(tuple(sorted(after(state, a, b, result))))
         _MASKS[state] = known
+    return known
+
+
+def odds(numbers: Sequence[int], target: int) -> float:
+    """The chance that moves drawn evenly from all legal ones end at the target."""
+    return _odds(tuple(sorted(numbers))).get(target, 0.0)
+
+
+def _odds(state: State) -> dict[int, float]:
+    if len(state) == 1:
+        return {state[0]: 1.0}
+    known = _ODDS.get(state)
+    if known is None:
+        known = {}
+        choices = [tuple(sorted(after(state, a, b, result))) for a, _, b, result in moves(state)]
+        for choice in choices:
+            for value, chance in _odds(choice).items():
+                known[value] = known.get(value, 0.0) + chance / len(choices)
+        if len(state) <= LARGEST_REMEMBERED:
+            _ODDS[state] = known
     return known
 
 

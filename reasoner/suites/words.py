@@ -17,6 +17,9 @@ from reasoner.suites.problem import Problem, Split, digest, split_of
 LEVELS: tuple[str, ...] = ("s10", "h6", "h8")
 """Level ``sK`` takes K arithmetic steps with quantities of two digits, ``hK`` K steps with quantities up to 249."""
 
+TEMPERATURE = 0.7
+"""Sampling temperature at which votes do best: there are many routes at any temperature, and fewer slips at this."""
+
 LIMIT = 499
 GROUPS = range(2, 10)
 

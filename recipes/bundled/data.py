@@ -57,8 +57,8 @@ class Example:
     """0 for the trunk, 1 and up for the branches that continue it; empty for one plain sequence."""
     choices: list[tuple[int, int, float]] = field(default_factory=list)
     """(index of a target, token, probability): where many tokens are right, their exact shares."""
-    labels: list[tuple[int, int]] = field(default_factory=list)
-    """(position, 1 for good or 0 for bad)."""
+    labels: list[tuple[int, float]] = field(default_factory=list)
+    """(position, worth of the step, from 0 for a bad one to 1)."""
     masks: list[tuple[int, int]] = field(default_factory=list)
     """(position, bit mask of the values that can be reached there)."""
 
@@ -144,19 +144,19 @@ def packed(
         if numbers is not None and len(numbers) > 1:
             example.masks.append((len(example.ids) - 1, countdown.reachable(tuple(sorted(numbers)))))
 
-    def write(step: str, good: bool) -> None:
+    def write(step: str, label: float) -> None:
         pieces = step.split(" ")
         if len(pieces) >= 5 and pieces[3] == "=" and pieces[0].isdigit() and pieces[2].isdigit() and pieces[1] != "/":
             truth = words.arithmetic(int(pieces[0]), pieces[1], int(pieces[2]))
             if 0 <= truth < len(tok.NUMBERS):
                 example.targets.append((len(example.ids) + 3, tok.token_id(tokenizer, str(truth))))
         example.ids.extend(tokenizer.encode(step + tok.SEPARATOR, add_special_tokens=False).ids)
-        example.labels.append((len(example.ids) - 1, int(good)))
+        example.labels.append((len(example.ids) - 1, label))
 
     note(state)
     for step in shared:
-        write(step, True)
         state = countdown.apply(state, step) if state is not None else None
+        write(step, worth(problem, state, True))
         note(state)
     trunk = len(example.ids)
     example.positions = list(range(trunk))
@@ -171,13 +171,27 @@ def packed(
     for branch, entries in enumerate(branches, 1):
         begin, numbers = len(example.ids), state
         for step, good in entries:
-            write(step, good)
             numbers = countdown.apply(numbers, step) if numbers is not None else None
+            write(step, worth(problem, numbers, good))
             note(numbers)
         length = len(example.ids) - begin
         example.positions.extend(range(trunk, trunk + length))
         example.segments.extend([branch] * length)
     return example
+
+
+def worth(problem: Problem, numbers: list[int] | None, good: bool) -> float:
+    """The soft label of a step: 0 for a bad one, 1 for a good one after which nothing is left to choose.
+
+    In between, on Countdown, it is the cube root of the chance that random legal moves from here reach the target.
+    Math-Shepherd (Wang et al. 2023, section 3.2) estimates such a share with rollouts; here it is exact. A beam needs
+    it: of two steps that keep the target in reach, the one with more ways to go on is worth more. The root spreads the
+    small chances of early steps apart.
+    """
+    if not good or numbers is None or len(numbers) == 1:
+        return float(good)
+    chance: float = countdown.odds(numbers, problem.data["target"]) ** (1 / 3)
+    return chance
 
 
 def countdown_attempt(problem: Problem, rng: random.Random, shared: list[str]) -> list[str]:
@@ -267,7 +281,7 @@ def collate(examples: list[Example], multiple: int = 8) -> Batch:
     branched = bool(examples[0].segments)
     positions, segments = np.zeros_like(ids), np.zeros_like(ids)
     targets: list[tuple[int, int]] = []
-    labels: list[tuple[int, int]] = []
+    labels: list[tuple[int, float]] = []
     masks: list[tuple[int, int]] = []
     shares: list[tuple[int, int, float]] = []
     for row, example in enumerate(examples):
@@ -287,7 +301,7 @@ def collate(examples: list[Example], multiple: int = 8) -> Batch:
         packed = np.frombuffer((mask & ((1 << 200) - 1)).to_bytes(25, "little"), dtype=np.uint8)
         bits[row] = np.unpackbits(packed, bitorder="little")
     target_at, target = np.array(targets, dtype=np.int64).reshape(-1, 2).T
-    label_at, label = np.array(labels, dtype=np.int64).reshape(-1, 2).T
+    label_at, label = np.array(labels, dtype=np.float64).reshape(-1, 2).T
     mask_at = np.array([at for at, _ in masks], dtype=np.int64)
     share_of, share_token, share = np.array(shares, dtype=np.float64).reshape(-1, 3).T
     tensor = torch.from_numpy
@@ -300,8 +314,8 @@ def collate(examples: list[Example], multiple: int = 8) -> Batch:
         share_of=tensor(share_of.astype(np.int64)),
         share_token=tensor(share_token.astype(np.int64)),
         shares=tensor(share.astype(np.float32)),
-        label_at=tensor(label_at.copy()),
-        labels=tensor(label.copy()),
+        label_at=tensor(label_at.astype(np.int64)),
+        labels=tensor(label.astype(np.float32)),
         mask_at=tensor(mask_at),
         masks=tensor(bits),
     )

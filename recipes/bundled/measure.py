@@ -26,7 +26,7 @@ from reasoner.suites import Problem, check, family, label_steps, load
 from recipes.bundled import SHIPPED, WORK, model
 from recipes.bundled import tokenizer as tok
 from recipes.bundled.generate import generate, score
-from recipes.bundled.sample import TEMPERATURES, steps_of
+from recipes.bundled.sample import steps_of
 
 TOKENIZER = tok.load()
 SEP = tok.token_id(TOKENIZER, tok.SEPARATOR)
@@ -192,7 +192,7 @@ def measure(
     seed: int = 7,
     widths: Sequence[int] = (4, 16),
 ) -> dict[str, Any]:
-    temperature = TEMPERATURES[suite] if temperature is None else temperature
+    temperature = family(suite).TEMPERATURE if temperature is None else temperature
     problems = load(suite, limit=count, seed=seed)
     greedy = attempts(models, problems, 1, 0.0, seed)
     samples = attempts(models, problems, each, temperature, seed)

@@ -49,7 +49,7 @@ class Scorer(nn.Module):
     def losses(self, batch: Batch) -> dict[str, Tensor]:
         hidden = self.backbone(batch.ids, batch.positions, batch.segments).flatten(0, 1)
         logits = F.linear(hidden[batch.label_at], self.score, self.score_bias)
-        parts = {"label": F.cross_entropy(logits, batch.labels)}
+        parts = {"label": F.cross_entropy(logits, torch.stack((1 - batch.labels, batch.labels), dim=1))}
         if len(batch.targets):
             guess = F.linear(hidden[batch.target_at], self.result) @ self.backbone.embedding.T
             parts["result"] = 0.2 * F.cross_entropy(guess, batch.targets)

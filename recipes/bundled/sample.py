@@ -28,8 +28,6 @@ from recipes.bundled.generate import generate
 SEED = 3
 SHARD = 1000
 FOLDER = WORK / "samples"
-TEMPERATURES = {"countdown": 1.0, "words": 0.7}
-"""Countdown needs many different first steps; a word problem has many routes at any temperature."""
 
 
 def steps_of(tokenizer: Tokenizer, tokens: list[int]) -> list[str]:
@@ -90,7 +88,7 @@ def main() -> None:
         jobs: dict[float, list[int]] = defaultdict(list)
         for row, problem in enumerate(problems):
             for attempt in range(options.each):
-                jobs[TEMPERATURES[problem.suite] if attempt % 2 else 1.0].append(row)
+                jobs[family(problem.suite).TEMPERATURE if attempt % 2 else 1.0].append(row)
         outputs: dict[int, list[list[int]]] = defaultdict(list)
         for heat, rows in jobs.items():
             wanted = [prompts[row] for row in rows]

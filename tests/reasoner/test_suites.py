@@ -151,3 +151,22 @@ def test_word_answers_are_whole_numbers() -> None:
     assert check(WORDS, " 055 ")
     for wrong in (None, "", "5 5", "55.0", "-55", "\u00b2", "\u0665\u0665", "9" * 5000):
         assert not check(WORDS, wrong)
+
+
+def test_the_odds_of_random_moves_add_up_over_every_way_to_play() -> None:
+    def play(numbers: list[int], chance: float) -> dict[int, float]:
+        if len(numbers) == 1:
+            return {numbers[0]: chance}
+        ends: dict[int, float] = {}
+        options = list(countdown.moves(numbers))
+        for a, _, b, result in options:
+            for value, part in play(countdown.after(numbers, a, b, result), chance / len(options)).items():
+                ends[value] = ends.get(value, 0.0) + part
+        return ends
+
+    ends = play([2, 3, 7, 10], 1.0)
+    assert sum(ends.values()) == pytest.approx(1.0)
+    for value, chance in ends.items():
+        assert countdown.odds([10, 2, 7, 3], value) == pytest.approx(chance)
+        assert countdown.can_reach([2, 3, 7, 10], value)
+    assert countdown.odds([2, 3, 7, 10], 199) == ends.get(199, 0.0)
