@@ -11,6 +11,7 @@ from fastapi.exceptions import RequestValidationError
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse, Response
+from starlette.routing import compile_path
 
 from reasoner.jobs import JobSpec
 from workers.store import BROKER_DOWN, IdempotencyConflict, JobActive, NoSuchJob, QueueFull
@@ -93,7 +94,9 @@ def _plain_detail(request: Request, error: HTTPException) -> str:
     if error.status_code == HTTPStatus.NOT_FOUND:
         return f"there is nothing at {request.url.path}; /docs lists what there is"
     if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
-        allowed = (error.headers or {}).get("Allow", "another method")
+        known = request.app.openapi()["paths"]
+        fitting = [item for path, item in known.items() if compile_path(path)[0].match(request.url.path)]
+        allowed = ", ".join(sorted({method.upper() for item in fitting for method in item})) or "another method"
         return f"{request.url.path} does not take {request.method}; it takes {allowed}"
     return error.detail
 

@@ -17,7 +17,7 @@ from workers.settings import Settings
 from workers.store import JobStore
 
 Work = Callable[[str], Awaitable[None]]
-BEAM = {"strategy": {"name": "beam", "n": 4, "expansions": 2, "max_steps": 3}, "seed": 5, "budget": {"tokens": 400}}
+BEAM = {"strategy": {"name": "beam", "n": 8, "expansions": 2, "max_steps": 3}, "seed": 5, "budget": {"tokens": 400}}
 
 
 def parse_sse(text: str) -> list[dict[str, Any]]:
