@@ -25,18 +25,31 @@ from reasoner.suites.problem import split_of
 from recipes.bundled import WORK
 from recipes.bundled import tokenizer as tok
 
-MIX = (
-    ("countdown", "n3", 0.08),
-    ("countdown", "n4", 0.24),
-    ("countdown", "n5", 0.26),
-    ("words", "s6", 0.05),
-    ("words", "s8", 0.06),
-    ("words", "s10", 0.06),
-    ("words", "h4", 0.11),
-    ("words", "h6", 0.14),
-)
-"""Share of each level among the examples."""
+Mix = tuple[tuple[str, str, float], ...]
 
+POLICY_MIX: Mix = (
+    ("countdown", "n3", 0.05),
+    ("countdown", "n4", 0.10),
+    ("countdown", "n5", 0.10),
+    ("words", "s6", 0.06),
+    ("words", "s8", 0.08),
+    ("words", "s10", 0.12),
+    ("words", "h4", 0.14),
+    ("words", "h6", 0.20),
+    ("words", "h8", 0.15),
+)
+"""Share of each level among the policy's examples: little Countdown, so that search has something to find."""
+
+PRM_MIX: Mix = (
+    ("countdown", "n3", 0.08),
+    ("countdown", "n4", 0.32),
+    ("countdown", "n5", 0.35),
+    ("words", "s10", 0.05),
+    ("words", "h4", 0.05),
+    ("words", "h6", 0.08),
+    ("words", "h8", 0.07),
+)
+"""The same for the PRM, whose harder subject is Countdown."""
 
 BRANCHES = 8
 """Attempts at one problem that the PRM reads together."""
@@ -63,9 +76,9 @@ class Example:
     """(position, bit mask of the values that can be reached there)."""
 
 
-def draw(rng: random.Random, seed: int | str) -> Problem:
-    """A training problem of a level drawn from ``MIX``."""
-    name, level, _ = rng.choices(MIX, [share for _, _, share in MIX])[0]
+def draw(rng: random.Random, seed: int | str, mix: Mix) -> Problem:
+    """A training problem of a level drawn from a mix."""
+    name, level, _ = rng.choices(mix, [share for _, _, share in mix])[0]
     problem: Problem = family(name).problem("train", seed, level)
     return problem
 
@@ -77,7 +90,7 @@ def policy_example(tokenizer: Tokenizer, seed: int, index: int) -> Example:
     over all valid choices and not the one that was drawn: the same optimum with far less noise.
     """
     rng = random.Random(f"policy/{seed}/{index}")
-    problem = draw(rng, f"policy/{seed}/{index}")
+    problem = draw(rng, f"policy/{seed}/{index}", POLICY_MIX)
     steps: list[str] = family(problem.suite).solution(problem, rng)
     prompt = tok.encode_prompt(tokenizer, problem.text)
     body = [*tokenizer.encode(tok.SEPARATOR.join(steps), add_special_tokens=False).ids, tok.END]
@@ -113,7 +126,7 @@ def valid_choices(problem: Problem, steps: list[str]) -> Iterator[list[tuple[int
 def prm_example(tokenizer: Tokenizer, seed: int, index: int) -> Example:
     """Synthetic attempts at one problem, which share their first good steps, with exact labels."""
     rng = random.Random(f"prm/{seed}/{index}")
-    problem = draw(rng, f"prm/{seed}/{index}")
+    problem = draw(rng, f"prm/{seed}/{index}", PRM_MIX)
     solution: list[str] = family(problem.suite).solution(problem, rng)
     shared = solution[: min(rng.choice((0, 0, 0, 1, 1, 2, 3, 4)), len(solution) - 2)]
     attempt = countdown_attempt if problem.suite == "countdown" else words_attempt
@@ -344,7 +357,7 @@ def main() -> None:
     with (WORK / "preview.jsonl").open("w") as file:
         for index in range(3000):
             rng = random.Random(f"audit/{index}")
-            problem = draw(rng, f"audit/{index}")
+            problem = draw(rng, f"audit/{index}", POLICY_MIX)
             suite: Any = family(problem.suite)
             if problem.suite == "countdown":
                 key = countdown.canonical(problem.data["numbers"], problem.data["target"])

@@ -24,7 +24,7 @@ from recipes.bundled.train import Plan, resume, train
 
 SEED = 1
 PLANS = {
-    "policy": Plan(steps=4300),
+    "policy": Plan(steps=2070),
     "policy-large": Plan(steps=2000, muon_rate=0.006, adam_rate=0.001),
     "draft": Plan(steps=2500, adam_rate=0.006),
 }

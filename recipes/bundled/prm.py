@@ -29,8 +29,8 @@ from recipes.bundled.train import Plan, resume, train
 
 SEED = 2
 PLANS = {
-    "attempts": Plan(steps=4500, decay_from=1.0),
-    "samples": Plan(steps=3000, decay_from=0.2),
+    "attempts": Plan(steps=3800, decay_from=1.0),
+    "samples": Plan(steps=4000, decay_from=0.2),
 }
 
 

@@ -1,7 +1,7 @@
-"""Measure all bundled models on held-out problems and write their model cards.
+"""Write the model cards: what ``reasoner eval`` measured, and what only concerns the models that no search runs on.
 
-python -m recipes.bundled.report --problems 300
-python -m recipes.bundled.report --cards          only write the cards again, from work/report.json
+reasoner eval countdown --limit 300 --out benchmarks/results/countdown      first, and the same for words
+python -m recipes.bundled.report
 """
 
 from __future__ import annotations
@@ -13,19 +13,17 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from rich.console import Console
-from rich.progress import Progress
 
 from reasoner.suites import SUITES, family, load
 from recipes.bundled import SHIPPED, WORK, model
 from recipes.bundled import tokenizer as tok
 from recipes.bundled.data import policy_example
 from recipes.bundled.generate import generate
-from recipes.bundled.measure import Models, measure, show
 from recipes.bundled.sample import steps_of
 
+PRM_RUNS = ("prm-attempts", "prm-samples")
 KINDS = ("policy", "policy-large", "draft", "prm")
-REPORT = WORK / "report.json"
+RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
 
 
 def plain(kind: str, count: int, *, each: int = 4, seed: int = 7) -> dict[str, dict[str, float]]:
@@ -82,15 +80,9 @@ def cost(*runs: str) -> str:
     return "; ".join(parts) + ", on one thread of a shared two-core CPU (AVX-512)."
 
 
-def table(result: dict[str, Any]) -> str:
-    """A measurement as a Markdown table, levels as columns."""
-    rows = result["rows"]
-    levels = list(rows["greedy"])
-    lines = ["| " + " | ".join([result["suite"], *levels]) + " |", "|---" * (len(levels) + 1) + "|"]
-    for name, values in rows.items():
-        digits = 0 if "tokens" in name and "rule" not in name else 3
-        lines.append(f"| {name} | " + " | ".join(f"{values[level]:.{digits}f}" for level in levels) + " |")
-    return "\n".join(lines)
+def results(suite: str) -> str:
+    """What ``reasoner eval`` found on a suite, as it wrote it."""
+    return (RESULTS / suite / "table.md").read_text()
 
 
 ABOUT = {
@@ -98,7 +90,8 @@ ABOUT = {
     "policy-large": "A larger sibling for comparisons, grown from the finished policy and trained a little further; "
     "the cost below comes on top of the policy's.",
     "draft": "The draft model for speculative decoding of the policy: the same data and tokenizer.",
-    "prm": "The process reward model: the probability that a partial solution is still right, after each step.",
+    "prm": "The process reward model: what a partial solution is worth after each step, from 0 (cannot become right) "
+    "to 1. On Countdown a step in between is worth the cube root of the chance that random moves lead on from it.",
 }
 
 DATA = """Trained from scratch on problems that `recipes/bundled` generates while training, of two families in plain
@@ -131,22 +124,16 @@ def card(kind: str, report: dict[str, Any]) -> str:
             'the policy. Input: the prompt, then each step followed by `"\\n\\n"` (the boxed line too); the score of\n'
             'a step is the softmax probability of label 1 at its `"\\n\\n"`.\n'
         )
-    lines += ["## Cost", "", cost(*(("prm-attempts", "prm-samples") if kind == "prm" else (kind,))), ""]
+    lines += ["## Cost", "", cost(*(PRM_RUNS if kind == "prm" else (kind,))), ""]
     lines += [
         "## Held-out results",
         "",
-        "Fresh held-out problems; repeat with `python -m recipes.bundled.report`.",
+        "Held-out problems; `python -m recipes.bundled.report` writes this card.",
         "",
     ]
     if kind in ("policy", "prm"):
-        for result in report["measured"]:
-            lines += [f"{result['problems']} problems of the suite {result['suite']}:", "", table(result), ""]
-            aucs = ", ".join(f"{name} {value:.3f}" for name, value in result["auc"].items())
-            lines += [
-                f"Within-problem AUC of the PRM on samples at T = {result['temperature']:g}: {aucs}.",
-                "",
-            ]
-        lines.append(NOTE)
+        for name in SUITES:
+            lines += [f"Suite {name}, 300 problems (`reasoner eval {name} --limit 300`):", "", results(name)]
     else:
         lines += ["| suite | greedy | one sample at T = 1 |", "|---|---|---|"]
         for name, values in report["plain"][kind].items():
@@ -157,58 +144,23 @@ def card(kind: str, report: dict[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
-NOTE = """`majority`, `best_of_n` and `weighted` look at N samples at T = 1; `pass@N` is the ceiling. `beam@N+rule` asks
-the exact rule checker about the beam's final candidates, and `rule at tokens of beam@N` does the same with as many
-plain samples as the beam's tokens pay for (generated ones, and those of each distinct step that the verifier
-computed)."""
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--problems", type=int, default=300)
-    parser.add_argument("--each", type=int, default=64, help="samples of each problem")
-    parser.add_argument("--reuse", action="store_true", help="take what recipes.bundled.measure has left in work/")
-    parser.add_argument("--cards", action="store_true", help="only write the cards")
+    parser.add_argument("--problems", type=int, default=300, help="for the models that no search runs on")
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
-    if not options.cards:
-        REPORT.parent.mkdir(exist_ok=True)
-        REPORT.write_text(json.dumps(collect(options.problems, options.each, reuse=options.reuse), indent=2) + "\n")
-    report = json.loads(REPORT.read_text())
-    for kind in KINDS:
-        path: Path = SHIPPED / kind / "README.md"
-        path.write_text(card(kind, report))
-        print(path)
-
-
-def collect(problems: int, each: int, *, reuse: bool) -> dict[str, Any]:
-    prm, head = model.load(SHIPPED / "prm")
-    if head is None:
-        raise SystemExit(f"{SHIPPED / 'prm'} holds no score head")
-    models = Models(model.load(SHIPPED / "policy")[0], prm, head)
-    report: dict[str, Any] = {"problems": problems, "measured": [], "plain": {}, "parameters": {}}
-    with Progress(console=Console(stderr=True)) as bar:
-        task = bar.add_task("measuring", total=len(SUITES) + 3)
-        for name in SUITES:
-            made = WORK / f"measure-policy-{name}.json"
-            if reuse and made.exists():
-                result = json.loads(made.read_text())
-            else:
-                result = measure(models, name, problems, each=each)
-                show(result)
-            report["measured"].append(result)
-            bar.advance(task)
-        for kind in ("policy-large", "draft"):
-            report["plain"][kind] = plain(kind, problems)
-            bar.advance(task)
-        report["agreement"] = agreement()
-        bar.advance(task)
+    report: dict[str, Any] = {"plain": {}, "parameters": {}, "agreement": agreement()}
     for kind in KINDS:
         backbone, found = model.load(SHIPPED / kind)
         count = sum(p.numel() for p in backbone.parameters())
         report["parameters"][kind] = count + sum(tensor.numel() for tensor in found or ())
-    return report
+        if kind in ("policy-large", "draft"):
+            report["plain"][kind] = plain(kind, options.problems)
+    for kind in KINDS:
+        path: Path = SHIPPED / kind / "README.md"
+        path.write_text(card(kind, report))
+        print(path)
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ from tokenizers import Tokenizer
 from reasoner.suites import Problem, family
 from recipes.bundled import SHIPPED, WORK, model
 from recipes.bundled import tokenizer as tok
-from recipes.bundled.data import BRANCHES, Example, draw, packed
+from recipes.bundled.data import BRANCHES, PRM_MIX, Example, draw, packed
 from recipes.bundled.generate import generate
 
 SEED = 3
@@ -37,7 +37,7 @@ def steps_of(tokenizer: Tokenizer, tokens: list[int]) -> list[str]:
 
 
 def sampled_problem(index: int) -> Problem:
-    return draw(random.Random(f"sample/{SEED}/{index}"), f"sample/{SEED}/{index}")
+    return draw(random.Random(f"sample/{SEED}/{index}"), f"sample/{SEED}/{index}", PRM_MIX)
 
 
 class SampledAttempts:

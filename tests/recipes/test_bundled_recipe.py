@@ -100,7 +100,7 @@ def test_policy_examples_ask_for_every_token_of_a_right_solution() -> None:
         tokens = [token for _, token in example.targets]
         assert tokens[-1] == tok.END
         text = tokenizer.decode(tokens[:-1], skip_special_tokens=False)
-        problem = data.draw(random.Random(f"policy/0/{index}"), f"policy/0/{index}")
+        problem = data.draw(random.Random(f"policy/0/{index}"), f"policy/0/{index}", data.POLICY_MIX)
         assert all(label_steps(problem, text.split("\n\n")))
         assert example.ids[: example.targets[0][0] + 1] == tok.encode_prompt(tokenizer, problem.text)
 
