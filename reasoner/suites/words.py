@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from reasoner.suites.problem import Problem, Split, digest, split_of
 
-LEVELS: tuple[str, ...] = ("s10", "h6", "h8")
+LEVELS: tuple[str, ...] = ("s10", "h8", "h10")
 """Level ``sK`` takes K arithmetic steps with quantities of two digits, ``hK`` K steps with quantities up to 249."""
 
 TEMPERATURE = 0.7
