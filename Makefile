@@ -9,7 +9,7 @@ help:
 	@echo "make demo    solve sample problems with every part of the service running on this machine"
 	@echo "make test    run the tests"
 	@echo "make check   lint, types, import contract"
-	@echo "make bench   the accuracy-against-compute tables of the README (about half an hour)"
+	@echo "make bench   the accuracy-against-compute tables of the README (about 20 minutes)"
 	@echo "make clean   remove .venv and what the tools left"
 
 demo: .venv/.installed
