@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -21,12 +22,12 @@ T = TypeVar("T")
 
 def until(condition: Callable[[], T | None], what: str, seconds: float = 60.0) -> T:
     """Polls until the condition answers something; fails with ``what`` when it never does."""
-    deadline = time.monotonic() + seconds
+    pause, deadline = threading.Event(), time.monotonic() + seconds
     while time.monotonic() < deadline:
         answer = condition()
         if answer:
             return answer
-        time.sleep(0.02)
+        pause.wait(0.02)  # other processes tell nobody what they do: look again
     raise AssertionError(f"not within {seconds} s: {what}")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 import time
 from typing import Any
 
@@ -89,6 +90,6 @@ def test_a_running_search_is_cancelled_and_nothing_is_charged_afterwards(service
     job = service.ended(job_id)
     assert job["status"] == "cancelled"
     asked = len(service.slow.asked)
-    time.sleep(1)  # long enough for another level, if there were one
+    threading.Event().wait(1)  # nothing is to happen: long enough for another level, if there were one
     assert len(service.slow.asked) == asked
     assert service.get(f"/v1/jobs/{job_id}") == job

@@ -133,7 +133,7 @@ def test_eval_prints_the_contracts_document_and_draws_the_chart(home: Path) -> N
         (("eval", "poems"), 2, "known suites: countdown, words"),
         (("eval", "words", "--strategy", "mtcs"), 2, "known are greedy"),
         (("eval", "words", "--n", "0"), 2, "numbers from 1 to 256"),
-        (("solve", QUESTION, "--tokens", "0"), 2, "not in the range"),
+        (("solve", QUESTION, "--tokens", "0"), 2, "greater than or equal to 1"),
         (("solve", QUESTION, "--n"), 2, "--name value"),
         (("serve", "--model", "/nowhere"), 2, "neither a bundled model"),
         (("serve", "--host", "0.0.0.0"), 2, "REASONER_API_KEYS"),
