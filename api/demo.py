@@ -112,14 +112,14 @@ def _table(todo: list[Case]) -> Table:
         "problem", "strategy", "budget", "state", "tokens", "s", "answer", "right?", box=SIMPLE_HEAD, padding=0
     )
     for column in table.columns:
-        column.no_wrap = True
+        column.no_wrap = column.header != "answer"
     for case in todo:
         job, result = case.job, None if case.job is None else case.job.result
         done = case.ended and job is not None
         table.add_row(
             f"{case.problem.suite} {case.problem.level}",
             " ".join(str(part) for part in case.strategy.values()),
-            ", ".join(f"{value} {name}" for name, value in case.budget.items()),
+            ", ".join(f"{value} {name[:3]}" for name, value in case.budget.items()),
             _state(case),
             str(job.usage.total if done and job is not None else case.progress.tokens),
             f"{job.usage.seconds:.1f}" if done and job is not None else "",
