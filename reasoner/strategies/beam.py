@@ -2,6 +2,8 @@
 
 Source: Snell et al. 2024, "Scaling LLM Test-Time Compute Optimally", section 5.2: N samples of a step, keep the best
 N / M by the verifier, expand each M times. A level is a barrier by definition: beams are compared with one another.
+
+One thing is different: a beam gets its M samples only when the first of them leaves doubt (see ``settles``).
 """
 
 from __future__ import annotations
