@@ -8,6 +8,7 @@ from itertools import chain
 import numpy as np
 import torch
 
+from engine.attention.torch_backend import StepPlan
 from engine.cache.kv import KVCache
 from engine.models.decoder import Batch
 from engine.sequence import Sequence
@@ -16,8 +17,8 @@ from kernels.attention import plan_rows, row_classes
 Work = tuple[Sequence, int]
 
 
-def build_batch(work: Rows[Work], cache: KVCache, heads_per_kv: int) -> tuple[Batch, list[Work]]:
-    """The batch, and the work in the batch's row order (rows of similar shape lie together)."""
+def build_batch(work: Rows[Work], cache: KVCache, heads_per_kv: int) -> tuple[Batch, StepPlan, list[Work]]:
+    """The batch, how it attends, and the work in the batch's row order (rows of similar shape lie together)."""
     queries = np.array([count for _, count in work])
     contexts = np.array([sequence.computed for sequence, _ in work]) + queries
     classes = row_classes(queries, contexts)
@@ -35,10 +36,9 @@ def build_batch(work: Rows[Work], cache: KVCache, heads_per_kv: int) -> tuple[Ba
     page, offset = np.divmod(positions, cache.page_size)
     slots = cache.pages[rows[row_of_token], page] * cache.page_size + offset
     width = -(-int(contexts.max()) // cache.page_size)
-    batch = Batch(
-        tokens=torch.tensor(list(tokens)),
-        positions=torch.from_numpy(positions),
+    batch = Batch(tokens=torch.tensor(list(tokens)), positions=torch.from_numpy(positions))
+    plan = StepPlan(
         slots=torch.from_numpy(slots),
         rows=plan_rows(cache.pages[rows, :width], queries, contexts, cache.page_size, heads_per_kv),
     )
-    return batch, list(work)
+    return batch, plan, list(work)

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from engine.attention.torch_backend import TorchAttention
 from engine.batch import Work, build_batch
 from engine.cache.kv import KVCache
 from engine.models.config import read_config
@@ -149,8 +150,9 @@ class EngineCore:
         if not schedule.work:
             return
         config = self.model.config
-        batch, work = build_batch(schedule.work, self.cache, config.heads // config.kv_heads)
-        hidden = self.model.decoder.forward(batch, self.cache.data)
+        batch, plan, work = build_batch(schedule.work, self.cache, config.heads // config.kv_heads)
+        self._attention.plan = plan
+        hidden = self.model.decoder.forward(batch, self._attention)
         drawing, draws, readings = _read_outs(work)
         for token_ids, reads in readings.items():
             logits = self.model.decoder.read(hidden[[row for _, _, row in reads]], token_ids)
@@ -224,6 +226,7 @@ class EngineCore:
             rows=options.max_running,
             context=self.model.info.context,
         )
+        self._attention = TorchAttention(config.attention, self.cache.data)
         self._scheduler = Scheduler(self.cache, max_running=options.max_running, step_tokens=options.step_tokens)
 
 

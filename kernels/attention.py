@@ -8,7 +8,7 @@ and a group is one gather of pages and one dense attention, padded to its longes
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
@@ -40,6 +40,17 @@ class RowGroup:
     """``[rows * queries]`` flat token of each padded query; ``None`` when every row has exactly one."""
     flat: Tensor | None
     """``[stop - start]`` padded query of each flat token; ``None`` when every row has exactly one."""
+    positions: Tensor
+    """``[rows, 1, heads_per_kv * queries, 1]`` position of each query in its sequence."""
+    windows: dict[int, Tensor] = field(default_factory=dict)
+    """Masks of sliding windows, made when a layer first asks."""
+
+    def windowed(self, window: int) -> Tensor:
+        """``mask``, but a query sees its latest ``window`` keys only."""
+        if window not in self.windows:
+            gone = torch.arange(self.mask.shape[-1]) <= self.positions - window
+            self.windows[window] = self.mask.masked_fill(gone, -torch.inf)
+        return self.windows[window]
 
 
 def row_classes(queries: Ints, contexts: Ints) -> Ints:
@@ -65,8 +76,17 @@ def plan_rows(pages: Ints, queries: Ints, contexts: Ints, page_size: int, heads_
     return groups
 
 
-def paged_attention(q: Tensor, pool: Tensor, groups: Sequence[RowGroup], workspace: Workspace) -> Tensor:
-    """Softmax attention, scaled by ``1 / sqrt(head_dim)``.
+def paged_attention(
+    q: Tensor,
+    pool: Tensor,
+    groups: Sequence[RowGroup],
+    workspace: Workspace,
+    *,
+    scale: float,
+    window: int | None = None,
+    softcap: float | None = None,
+) -> Tensor:
+    """Softmax attention over the pages of each row.
 
     ``q``: ``[tokens, heads, head_dim]``, rows one after the other. ``pool``: ``[pages, page_size, 2 * kv_heads,
     head_dim]``, the keys of all heads before the values. Returns ``[tokens, heads * head_dim]``.
@@ -89,12 +109,19 @@ def paged_attention(q: Tensor, pool: Tensor, groups: Sequence[RowGroup], workspa
             pages = group.pages[some.start * width : some.stop * width]
             kv = torch.index_select(flat_pool, 0, pages, out=workspace.take(len(pages), flat_pool.shape[1]))
             kv = kv.view(some.stop - first, -1, 2 * kv_heads, dim)[:, :keys].transpose(1, 2)
-            mask = group.mask[some].expand(-1, kv_heads, -1, -1)
-            attended = F.scaled_dot_product_attention(own[some], kv[:, :kv_heads], kv[:, kv_heads:], attn_mask=mask)
+            mask = (group.mask if window is None else group.windowed(window))[some].expand(-1, kv_heads, -1, -1)
+            attended = _attend(own[some], kv[:, :kv_heads], kv[:, kv_heads:], mask, scale, softcap)
             mixed[some] = attended.view(-1, kv_heads, per_kv, wide, dim)
         result = mixed.permute(0, 3, 1, 2, 4).reshape(rows * wide, heads * dim)
         out[group.start : group.stop] = result if group.flat is None else result[group.flat]
     return out
+
+
+def _attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float, softcap: float | None) -> Tensor:
+    if softcap is None:
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale)
+    scores = torch.tanh(q @ k.transpose(-1, -2) * (scale / softcap)) * softcap
+    return torch.softmax(scores + mask, dim=-1) @ v
 
 
 class Workspace:
@@ -118,10 +145,11 @@ def _group(pages: Ints, queries: Ints, contexts: Ints, page_size: int, heads_per
     position = (contexts - queries)[:, None] + offset
     hidden = np.where(np.arange(keys) <= position[..., None], np.float32(0), np.float32(-np.inf))
     mask = torch.from_numpy(hidden)[:, None, None].expand(-1, 1, heads_per_kv, -1, -1).flatten(2, 3)
+    positions = torch.from_numpy(position)[:, None, None, :].expand(-1, 1, heads_per_kv, -1).flatten(2, 3)[..., None]
     padded = flat = None
     if wide > 1:
         first = start + np.cumsum(queries) - queries
         padded = torch.from_numpy((first[:, None] + offset).reshape(-1))
         flat = torch.from_numpy(np.flatnonzero(np.arange(wide) < queries[:, None]))
     index = torch.from_numpy(np.ascontiguousarray(pages[:, : -(-keys // page_size)]).reshape(-1))
-    return RowGroup(start, start + int(queries.sum()), index, mask, padded, flat)
+    return RowGroup(start, start + int(queries.sum()), index, mask, padded, flat, positions)

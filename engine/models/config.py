@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from engine.attention import LayerAttention
 from engine.types import EngineError
 
 _GENERATE = {"LlamaForCausalLM": False, "Qwen3ForCausalLM": True}
@@ -36,6 +37,12 @@ class ModelConfig:
     """Labels of a token-classification model; 0 for a language model."""
     eos: tuple[int, ...]
     extra: dict[str, object]
+
+    @property
+    def attention(self) -> tuple[LayerAttention, ...]:
+        """What each layer's attention computes."""
+        return (LayerAttention(self.heads, self.kv_heads, self.head_dim, self.head_dim**-0.5),) * self.layers
+
     """Notes that are none of the engine's business but a client's, such as ``reasoner_prm``."""
 
 

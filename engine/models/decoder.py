@@ -12,12 +12,12 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
+from engine.attention import Attend
 from engine.models.config import ModelConfig
 from engine.models.weights import Weights
 from kernels.activation import silu_mul
-from kernels.attention import RowGroup, Workspace, paged_attention
+from kernels.linear import Linear
 from kernels.norm import rms_norm
 from kernels.rotary import rotary, rotary_tables
 
@@ -30,24 +30,20 @@ class Batch:
     """``[tokens]`` token ids."""
     positions: Tensor
     """``[tokens]`` positions within their sequences."""
-    slots: Tensor
-    """``[tokens]`` where their keys and values go: page * page_size + offset."""
-    rows: Sequence[RowGroup]
-    """How they attend."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Layer:
     input_norm: Tensor
-    qkv: Tensor
+    qkv: Linear
     """``[(heads + 2 kv_heads) * head_dim, hidden]``."""
     qk_norm: Tensor | None
     """``[heads + kv_heads, head_dim]``: the query weight for each head, then the key weight."""
-    output: Tensor
+    output: Linear
     mlp_norm: Tensor
-    gate_up: Tensor
+    gate_up: Linear
     """``[2 * intermediate, hidden]``."""
-    down: Tensor
+    down: Linear
 
 
 class Decoder:
@@ -60,62 +56,54 @@ class Decoder:
         self._embedding = weights.take("model.embed_tokens.weight", config.vocab, config.hidden)
         self._layers = [_layer(config, weights, f"model.layers.{index}.") for index in range(config.layers)]
         self._norm = weights.take("model.norm.weight", config.hidden)
-        self._bias: Tensor | None = None
         if config.labels:
-            self._head = weights.take("score.weight", config.labels, config.hidden)
-            if weights.has("score.bias"):
-                self._bias = weights.take("score.bias", config.labels)
+            bias = weights.take("score.bias", config.labels) if weights.has("score.bias") else None
+            self._head = Linear(weights.take("score.weight", config.labels, config.hidden), bias)
         elif config.tied:
             weights.drop("lm_head.weight")
-            self._head = self._embedding
+            self._head = Linear(self._embedding)
         else:
-            self._head = weights.take("lm_head.weight", config.vocab, config.hidden)
+            self._head = Linear(weights.take("lm_head.weight", config.vocab, config.hidden))
         weights.finish()
         self._cos, self._sin = rotary_tables(config.head_dim, config.rope_theta, config.context)
-        self._workspace = Workspace()
 
     @property
     def parameters(self) -> int:
         """Number of weights, tied ones once."""
-        tensors = {id(self._embedding): self._embedding, id(self._head): self._head}
-        for layer in self._layers:
-            for tensor in (layer.input_norm, layer.qkv, layer.output, layer.mlp_norm, layer.gate_up, layer.down):
-                tensors[id(tensor)] = tensor
-        heads = 2 * self.config.head_dim * self.config.layers if self.config.qk_norm else 0
-        bias = 0 if self._bias is None else self._bias.numel()
-        return sum(tensor.numel() for tensor in tensors.values()) + self._norm.numel() + heads + bias
+        config = self.config
+        tied = config.tied and not config.labels
+        per_layer = sum(
+            part.parameters for layer in self._layers for part in (layer.qkv, layer.output, layer.gate_up, layer.down)
+        )
+        norms = config.hidden * (2 * config.layers + 1) + (2 * config.head_dim * config.layers if config.qk_norm else 0)
+        return self._embedding.numel() + (0 if tied else self._head.parameters) + per_layer + norms
 
-    def forward(self, batch: Batch, kv: Tensor) -> Tensor:
-        """Writes the batch's keys and values into ``kv`` and returns the final hidden states ``[tokens, hidden]``.
-
-        ``kv``: ``[layers, pages, page_size, 2 * kv_heads, head_dim]``. All earlier tokens of each row must be in it.
-        """
+    def forward(self, batch: Batch, attend: Attend) -> Tensor:
+        """The final hidden states ``[tokens, hidden]``. All earlier tokens of each row must be in the cache."""
         config = self.config
         turning = config.heads + config.kv_heads
         cos, sin = self._cos[batch.positions], self._sin[batch.positions]
         hidden = self._embedding[batch.tokens]
-        for layer, pool in zip(self._layers, kv, strict=True):
+        for index, layer in enumerate(self._layers):
             normal = rms_norm(hidden, layer.input_norm, config.norm_eps)
-            qkv = F.linear(normal, layer.qkv).view(len(hidden), turning + config.kv_heads, config.head_dim)
+            qkv = layer.qkv(normal).view(len(hidden), turning + config.kv_heads, config.head_dim)
             qk = qkv[:, :turning]
             if layer.qk_norm is not None:
                 qk = rms_norm(qk, layer.qk_norm, config.norm_eps)
             qk = rotary(qk, cos, sin)
-            written = torch.cat((qk[:, config.heads :], qkv[:, turning:]), dim=1)
-            pool.flatten(0, 1).index_copy_(0, batch.slots, written)
-            mixed = paged_attention(qk[:, : config.heads], pool, batch.rows, self._workspace)
-            hidden = torch.addmm(hidden, mixed, layer.output)
+            mixed = attend(index, qk[:, : config.heads], qk[:, config.heads :], qkv[:, turning:])
+            hidden = layer.output.add(mixed, hidden)
             normal = rms_norm(hidden, layer.mlp_norm, config.norm_eps)
-            hidden = torch.addmm(hidden, silu_mul(F.linear(normal, layer.gate_up)), layer.down)
+            hidden = layer.down.add(silu_mul(layer.gate_up(normal)), hidden)
         return hidden
 
     def read(self, hidden: Tensor, token_ids: Sequence[int] = ()) -> Tensor:
         """Logits ``[rows, vocab]`` (``[rows, labels]`` of a classifier) of chosen rows of ``forward``'s result.
 
-        With ``token_ids`` only their columns are computed, in their order.
+        With ``token_ids`` only their columns, in their order.
         """
-        head = self._head[list(token_ids)] if token_ids else self._head
-        return F.linear(rms_norm(hidden, self._norm, self.config.norm_eps), head, self._bias)
+        logits = self._head(rms_norm(hidden, self._norm, self.config.norm_eps))
+        return logits[:, list(token_ids)] if token_ids else logits
 
 
 def _layer(config: ModelConfig, weights: Weights, prefix: str) -> _Layer:
@@ -136,11 +124,10 @@ def _layer(config: ModelConfig, weights: Weights, prefix: str) -> _Layer:
     gate_up = [take(f"mlp.{name}_proj", config.intermediate, config.hidden) for name in ("gate", "up")]
     return _Layer(
         input_norm=take("input_layernorm", config.hidden),
-        qkv=torch.cat(qkv),
+        qkv=Linear(torch.cat(qkv)),
         qk_norm=qk_norm,
-        # Transposed views: these two are added to the residual stream in the same call (addmm).
-        output=take("self_attn.o_proj", config.hidden, query).t(),
+        output=Linear(take("self_attn.o_proj", config.hidden, query)),
         mlp_norm=take("post_attention_layernorm", config.hidden),
-        gate_up=torch.cat(gate_up),
-        down=take("mlp.down_proj", config.hidden, config.intermediate).t(),
+        gate_up=Linear(torch.cat(gate_up)),
+        down=Linear(take("mlp.down_proj", config.hidden, config.intermediate)),
     )

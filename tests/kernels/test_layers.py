@@ -54,8 +54,12 @@ def test_row_classes_separate_lengths_that_differ_by_more_than_two() -> None:
     assert len(set(classes)) == 5
 
 
-@pytest.mark.parametrize("heads_per_kv", [1, 3])
-def test_paged_attention_equals_dense_attention_in_float64(heads_per_kv: int) -> None:
+@pytest.mark.parametrize(
+    ("heads_per_kv", "window", "softcap"), [(1, None, None), (3, None, None), (3, 10, None), (1, 1, None), (3, 20, 2.0)]
+)
+def test_paged_attention_equals_dense_attention_in_float64(
+    heads_per_kv: int, window: int | None, softcap: float | None
+) -> None:
     """Rows of one and of many queries, short and long, on scattered pages; unused slots hold huge values."""
     kv_heads, dim = 2, 8
     rows = [(1, 1), (1, 9), (1, 64), (3, 3), (4, 11), (1, 100), (7, 90), (6, 96)]
@@ -72,13 +76,14 @@ def test_paged_attention_equals_dense_attention_in_float64(heads_per_kv: int) ->
         kv = random(keys, 2 * kv_heads, dim, seed=row + 2)
         for position in range(keys):
             pool[pages[row, position // PAGE], position % PAGE] = kv[position]
-        expected[start : start + wide] = dense(q[start : start + wide], kv, heads_per_kv)
+        expected[start : start + wide] = dense(q[start : start + wide], kv, heads_per_kv, window, softcap)
         start += wide
-    ours = paged_attention(q, pool, plan_rows(pages, queries, contexts, PAGE, heads_per_kv), Workspace())
+    plan = plan_rows(pages, queries, contexts, PAGE, heads_per_kv)
+    ours = paged_attention(q, pool, plan, Workspace(), scale=dim**-0.5, window=window, softcap=softcap)
     torch.testing.assert_close(ours.double(), expected, atol=1e-5, rtol=1e-5)
 
 
-def dense(q: Tensor, kv: Tensor, heads_per_kv: int) -> Tensor:
+def dense(q: Tensor, kv: Tensor, heads_per_kv: int, window: int | None, softcap: float | None) -> Tensor:
     wide, heads, dim = q.shape
     keys, kv_heads = len(kv), kv.shape[1] // 2
     k, v = kv.double().split(kv_heads, dim=1)
@@ -87,6 +92,9 @@ def dense(q: Tensor, kv: Tensor, heads_per_kv: int) -> Tensor:
         seen = keys - wide + query + 1
         for head in range(heads):
             own = head // heads_per_kv
-            weights = (k[:seen, own] @ q[query, head].double() / math.sqrt(dim)).softmax(0)
-            out[query, head] = weights @ v[:seen, own]
+            first = 0 if window is None else max(0, seen - window)
+            scores = k[first:seen, own] @ q[query, head].double() / math.sqrt(dim)
+            if softcap is not None:
+                scores = torch.tanh(scores / softcap) * softcap
+            out[query, head] = scores.softmax(0) @ v[first:seen, own]
     return out.flatten(1)
