@@ -8,25 +8,20 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
 import torch
-from torch import Tensor
 
 from engine.attention.torch_backend import TorchAttention
 from engine.batch import Work, build_batch
 from engine.cache.kv import KVCache
+from engine.drawing import Draw, read_out
 from engine.models.config import read_config
 from engine.outputs import Ending, completion, ending, next_delta, score_result
-from engine.sampling import Coordinates, Laws, sample
 from engine.scheduler import Scheduler
 from engine.sequence import GenerateSequence, Job, ScoreSequence
 from engine.served import ServedModel
 from engine.types import EngineError, FinishReason
 
 _log = logging.getLogger(__name__)
-
-_Read = tuple[ScoreSequence, int, int]
-"""A sequence, a position in it to read, and the position's row in the batch."""
 
 _DEFAULT_KV_BYTES = 1 << 30
 _DEFAULT_KV_TOKENS = 1 << 17
@@ -153,15 +148,10 @@ class EngineCore:
         batch, plan, work = build_batch(schedule.work, self.cache, config.heads // config.kv_heads)
         self._attention.plan = plan
         hidden = self.model.decoder.forward(batch, self._attention)
-        drawing, draws, readings = _read_outs(work)
-        for token_ids, reads in readings.items():
-            logits = self.model.decoder.read(hidden[[row for _, _, row in reads]], token_ids)
-            for (sequence, position, _), values in zip(reads, logits.tolist(), strict=True):
-                sequence.values[position] = tuple(values)
-        tokens, logprobs = _draw(drawing, self.model.decoder.read(hidden[draws])) if draws else ([], [])
+        drawn = read_out(work, hidden, self.model.decoder)
         self._commit(work)
-        for generating, token, logprob in zip(drawing, tokens, logprobs, strict=True):
-            self._append(generating, token, logprob)
+        for draw in drawn:
+            self._append(draw)
 
     def _commit(self, work: list[Work]) -> None:
         """The step's keys and values are valid now; what fills a page or ends a prefix becomes shareable."""
@@ -177,12 +167,13 @@ class EngineCore:
                     self._scheduler.finish(sequence)
                     self._emit_score(sequence, declined=False)
 
-    def _append(self, sequence: GenerateSequence, token: int, logprob: float) -> None:
-        sequence.tokens.append(token)
-        sequence.written.append(token)
-        sequence.logprob += logprob
+    def _append(self, draw: Draw) -> None:
+        sequence = draw.sequence
+        sequence.tokens.append(draw.token)
+        sequence.written.append(draw.token)
+        sequence.logprob += draw.logprob
         self._generated += 1
-        reason = ending(sequence, token, self.model.info.context)
+        reason = ending(sequence, draw.token, self.model.info.context)
         if reason is not None:
             self._scheduler.finish(sequence)
             self._emit_completion(sequence, reason)
@@ -230,28 +221,6 @@ class EngineCore:
         self._scheduler = Scheduler(self.cache, max_running=options.max_running, step_tokens=options.step_tokens)
 
 
-def _read_outs(work: list[Work]) -> tuple[list[GenerateSequence], list[int], dict[tuple[int, ...], list[_Read]]]:
-    """Who needs logits: branches whose next token is drawn, with their rows in the batch, and positions to read, by the
-    token ids whose logits they want."""
-    drawing: list[GenerateSequence] = []
-    draws: list[int] = []
-    readings: dict[tuple[int, ...], list[_Read]] = {}
-    start = 0
-    for sequence, count in work:
-        end = sequence.computed + count
-        if isinstance(sequence, GenerateSequence):
-            if end == len(sequence.tokens):
-                drawing.append(sequence)
-                draws.append(start + count - 1)
-        elif isinstance(sequence, ScoreSequence):
-            for position in set(sequence.reads):
-                if sequence.computed <= position < end:
-                    row = start + position - sequence.computed
-                    readings.setdefault(sequence.token_ids, []).append((sequence, position, row))
-        start += count
-    return drawing, draws, readings
-
-
 def _keep_freed_memory() -> None:
     """Makes the C library keep freed blocks of up to 31 MiB for the next step.
 
@@ -259,14 +228,3 @@ def _keep_freed_memory() -> None:
     a step's time. Freeing one large block, never touched, raises the threshold (mallopt(3), M_MMAP_THRESHOLD).
     """
     torch.empty(31 << 20, dtype=torch.uint8)
-
-
-def _draw(sequences: list[GenerateSequence], logits: Tensor) -> tuple[list[int], list[float]]:
-    """The next token of every branch and its log-probability."""
-    floats = np.array([(s.sampling.temperature, s.sampling.top_p, s.sampling.min_p) for s in sequences])
-    ints = np.array([(s.sampling.top_k, s.seed, s.key, len(s.tokens)) for s in sequences], np.int64)
-    temperature, top_p, min_p = torch.from_numpy(floats.T.copy())
-    top_k, seed, key, position = torch.from_numpy(ints.T.copy())
-    laws = Laws(temperature=temperature, top_p=top_p, min_p=min_p, top_k=top_k)
-    tokens, logprobs = sample(logits, laws, Coordinates(seed=seed, key=key, position=position))
-    return tokens.tolist(), logprobs.tolist()
