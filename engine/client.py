@@ -75,6 +75,7 @@ class HttpEngine:
             "items": [{"parts": item.parts, "read": item.read} for item in request.items],
             "token_ids": request.token_ids,
             "max_compute": request.max_compute,
+            **_service(request),
         }
         answer = await self._call("POST", "/v1/score", body)
         return [score_from_json(result) for result in answer["results"]]
@@ -82,6 +83,10 @@ class HttpEngine:
     async def abort(self, request_id: str) -> None:
         """See ``EngineClient``."""
         await self._call("POST", "/v1/abort", {"request_id": request_id})
+
+    async def release(self, lease: str, tokens: Sequence[int] | None = None) -> None:
+        """See ``EngineClient``."""
+        await self._call("POST", "/v1/leases/release", {"lease": lease, "tokens": tokens})
 
     async def tokenize(self, model: str, text: str | Sequence[dict[str, str]]) -> tuple[int, ...]:
         """See ``EngineClient``."""
@@ -169,8 +174,15 @@ def _generate_body(request: GenerateRequest, stream: bool) -> Json:
         "ignore_eos": sampling.ignore_eos,
         "stream_choices": True,
         "stream": stream,
+        **_service(request),
     }
     return body if request.timeout is None else body | {"timeout": request.timeout}
+
+
+def _service(request: GenerateRequest | ScoreRequest) -> Json:
+    """How the engine is to treat the request, as far as it says."""
+    wanted = {"priority": request.priority, "lease": request.lease, "cache_salt": request.cache_salt}
+    return {name: value for name, value in wanted.items() if value}
 
 
 def _parse(status: int, content: bytes) -> Any:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -40,6 +41,12 @@ class CoreOptions:
     """Sequences that may wait, and the most that one request may have."""
     step_tokens: int = 2048
     """Tokens computed in one step at most."""
+    lease_share: float = 0.5
+    """Part of the pool that leases may pin."""
+    lease_seconds: float = 600.0
+    """A lease that no request names for so long ends."""
+    debug: bool = False
+    """Check every invariant of the cache and the scheduler whenever nothing is left to do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +57,9 @@ class CoreStats:
     waiting: int
     kv_tokens: int
     kv_capacity: int
+    pinned_tokens: int
+    """Slots in pages that leases pin."""
+    leases: int
     prompt_tokens: int
     cached_tokens: int
     generated_tokens: int
@@ -72,6 +82,8 @@ class EngineCore:
         capacity = self._pages * options.page_size
         self.model = ServedModel(name, folder, config, max_tokens=capacity, max_sequences=options.max_waiting)
         self._jobs: list[Job] = []
+        self._deadline = math.inf
+        """No job's is earlier."""
         self._generated = 0
         self._scored = 0
         try:
@@ -92,9 +104,11 @@ class EngineCore:
         scheduler = self._scheduler
         return CoreStats(
             running=len(scheduler.running),
-            waiting=len(scheduler.waiting),
+            waiting=scheduler.waiting,
             kv_tokens=self.cache.used_tokens,
             kv_capacity=self._pages * self._options.page_size,
+            pinned_tokens=self.cache.tree.pinned * self._options.page_size,
+            leases=len(self.cache.leases),
             prompt_tokens=scheduler.prompt_tokens,
             cached_tokens=scheduler.cached_tokens,
             generated_tokens=self._generated,
@@ -105,7 +119,10 @@ class EngineCore:
     def submit(self, job: Job) -> None:
         """Starts a job whose sequences ``ServedModel`` made."""
         self._jobs.append(job)
-        self._scheduler.add(job.sequences)
+        self._deadline = min(self._deadline, job.deadline)
+        if job.lease is not None:
+            self.cache.leases.touch(job.lease)
+        self._scheduler.add(job)
 
     def cancel(self, chosen: Callable[[Job], bool], reason: FinishReason = "cancelled") -> None:
         """Ends jobs at once: branches with the tokens that they have, score requests with an error."""
@@ -119,9 +136,32 @@ class EngineCore:
                     self._emit_completion(sequence, (reason, None))
             job.sequences.clear()
 
+    def fail(self, error: EngineError) -> None:
+        """Ends all jobs with an error; the engine can do nothing after it."""
+        for job in self._jobs:
+            job.sink(error)
+        self._jobs.clear()
+
+    def release(self, lease: str, tokens: Sequence[int] | None = None) -> None:
+        """Ends a lease, or gives up one branch of it. See ``EngineClient.release``."""
+        if tokens is not None:
+            self.cache.leases.prune(lease, tokens)
+            return
+        self.cache.leases.release(lease)
+        for job in self._jobs:
+            if job.lease == lease:
+                job.lease = None
+
     def clear_cache(self) -> None:
         """Forgets every prefix that no running sequence uses."""
         self.cache.clear()
+
+    def check(self) -> None:
+        """Raises ``RuntimeError`` when an invariant of the cache or the scheduler is broken, or when something is still
+        held although nothing is left to do."""
+        self._scheduler.check()
+        if not self._jobs and (self._scheduler.waiting or self.cache.available < self._pages):
+            raise RuntimeError("nothing is left to do, yet sequences wait or pages are held")
 
     def step(self) -> None:
         """Advances the work by one forward pass.
@@ -131,7 +171,10 @@ class EngineCore:
         """
         now = time.monotonic()
         try:
-            self.cancel(lambda job: job.deadline is not None and job.deadline <= now, "timeout")
+            if now >= self._deadline:
+                self.cancel(lambda job: job.deadline <= now, "timeout")
+                self._deadline = min((job.deadline for job in self._jobs), default=math.inf)
+            self.cache.leases.expire()
             with torch.inference_mode():
                 self._advance()
         except Exception as error:
@@ -197,14 +240,15 @@ class EngineCore:
             self._jobs.remove(sequence.job)
 
     def _recover(self, error: Exception) -> None:
-        waiting, running = self._scheduler.waiting, self._scheduler.running
+        running = {id(sequence.job) for sequence in self._scheduler.running}
         self._start_empty()
-        # With nobody running, one of those that wait must be the cause: kept, it would fail every step to come.
-        affected = {id(sequence.job) for sequence in running or waiting}
-        for job in [job for job in self._jobs if id(job) in affected]:
-            self._jobs.remove(job)
-            job.sink(EngineError(f"the engine failed while it worked on this request: {error!r}"))
-        self._scheduler.add(sequence for sequence in waiting if id(sequence.job) not in affected)
+        jobs, self._jobs = self._jobs, []
+        for job in jobs:
+            # With nobody running, one of those that wait must be the cause: kept, it would fail every step to come.
+            if id(job) in running or not running:
+                job.sink(EngineError(f"the engine failed while it worked on this request: {error!r}"))
+            else:
+                self.submit(job)
 
     def _start_empty(self) -> None:
         config, options = self.model.config, self._options
@@ -216,6 +260,8 @@ class EngineCore:
             page_size=options.page_size,
             rows=options.max_running,
             context=self.model.info.context,
+            max_pinned=int(self._pages * options.lease_share),
+            lease_seconds=options.lease_seconds,
         )
         self._attention = TorchAttention(config.attention, self.cache.data)
         self._scheduler = Scheduler(self.cache, max_running=options.max_running, step_tokens=options.step_tokens)

@@ -7,6 +7,9 @@ from collections.abc import Sequence
 
 from engine.types import GenerateRequest, InvalidRequest, ModelInfo, SamplingParams, ScoreRequest
 
+_NAME = 256
+"""Characters of a lease or a cache salt at most."""
+_PRIORITY = range(-(1 << 31), 1 << 31)
 _WORD = range(-(1 << 63), 1 << 64)
 """Seeds and keys are 64-bit words, signed or not."""
 
@@ -35,6 +38,7 @@ def check_generate(request: GenerateRequest, model: ModelInfo, max_branches: int
     _check_sampling(request.sampling, model)
     if request.timeout is not None and not request.timeout > 0:
         raise InvalidRequest(f"timeout is {request.timeout}; it must be more than 0 seconds", "timeout")
+    _check_service(request)
 
 
 def check_score(request: ScoreRequest, model: ModelInfo, max_items: int) -> None:
@@ -50,6 +54,7 @@ def check_score(request: ScoreRequest, model: ModelInfo, max_items: int) -> None
         raise InvalidRequest(f"{len(request.items)} items; there may be at most {max_items}", "items")
     if request.max_compute is not None and request.max_compute < 0:
         raise InvalidRequest(f"max_compute is {request.max_compute}; it must not be negative", "max_compute")
+    _check_service(request)
     for item in request.items:
         if not item.read:
             raise InvalidRequest("an item must name at least one part to read", "items.read")
@@ -61,6 +66,14 @@ def check_tokens(tokens: Sequence[int], model: ModelInfo, field: str) -> None:
     """Raises ``InvalidRequest`` unless the model has an embedding for every token."""
     if tokens and (min(tokens) < 0 or max(tokens) >= model.vocab_size):
         raise InvalidRequest(f"{field} has a token id outside 0 to {model.vocab_size - 1}", field)
+
+
+def _check_service(request: GenerateRequest | ScoreRequest) -> None:
+    if request.priority not in _PRIORITY:
+        raise InvalidRequest(f"priority is {request.priority}; it must fit into 32 bits", "priority")
+    for field, name in (("lease", request.lease), ("cache_salt", request.cache_salt)):
+        if name is not None and not 1 <= len(name) <= _NAME:
+            raise InvalidRequest(f"{field} has {len(name)} characters; it must have 1 to {_NAME}", field)
 
 
 def _check_sampling(sampling: SamplingParams, model: ModelInfo) -> None:

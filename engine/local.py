@@ -45,6 +45,9 @@ class LocalEngine:
         self._arriving = dict.fromkeys(self._cores, 0)
         """Sequences by model that the inbox holds; what the core has is the core's to count."""
         self._closed = False
+        self.failure: str | None = None
+        """Why the engine stopped by itself."""
+        self._debug = options.debug
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self._thread.start()
 
@@ -52,9 +55,11 @@ class LocalEngine:
         """See ``EngineClient``. Checks and queues the request before it returns, so that errors are raised at the
         call."""
         core = self._core(request.model)
-        deadline = None if request.timeout is None else time.monotonic() + request.timeout
         events: asyncio.Queue[Event] = asyncio.Queue()
-        job = Job(request.request_id, _deliver_to(events), deadline, stream)
+        job = _job(request, events)
+        job.stream = stream
+        if request.timeout is not None:
+            job.deadline = time.monotonic() + request.timeout
         core.model.add_branches(request, job)
         self._submit(core, job)
         return self._completions(core, job, events, len(request.branches))
@@ -63,7 +68,7 @@ class LocalEngine:
         """See ``EngineClient``."""
         core = self._core(request.model)
         events: asyncio.Queue[Event] = asyncio.Queue()
-        job = Job(request.request_id, _deliver_to(events))
+        job = _job(request, events)
         core.model.add_items(request, job)
         results: list[ScoreResult] = []
         wanted = len(request.items)
@@ -86,6 +91,11 @@ class LocalEngine:
         for core in self._cores.values():
             self._post(partial(core.cancel, lambda job: job.request_id == request_id))
 
+    async def release(self, lease: str, tokens: Sequence[int] | None = None) -> None:
+        """See ``EngineClient``. Each model looks for the branch in its own cache."""
+        for core in self._cores.values():
+            self._post(partial(core.release, lease, tokens))
+
     async def tokenize(self, model: str, text: str | Sequence[dict[str, str]]) -> tuple[int, ...]:
         """See ``EngineClient``."""
         tokenizer = self._core(model).model.tokenizer
@@ -104,8 +114,7 @@ class LocalEngine:
                 core.clear_cache()
             loop.call_soon_threadsafe(cleared.set)
 
-        if self._closed:
-            raise EngineUnavailable("the engine is closed")
+        self._check_open()
         self._post(clear)
         await cleared.wait()
 
@@ -144,12 +153,17 @@ class LocalEngine:
                 self._post(partial(core.cancel, lambda other: other is job))
 
     def _core(self, model: str) -> EngineCore:
-        if self._closed:
-            raise EngineUnavailable("the engine is closed")
+        self._check_open()
         core = self._cores.get(model)
         if core is None:
             raise InvalidRequest(f"model {model!r} is not served; served are {', '.join(self._cores)}", "model")
         return core
+
+    def _check_open(self) -> None:
+        if self.failure is not None:
+            raise EngineUnavailable(f"the engine has stopped: {self.failure}")
+        if self._closed:
+            raise EngineUnavailable("the engine is closed")
 
     def _submit(self, core: EngineCore, job: Job) -> None:
         name, new = core.model.info.id, len(job.sequences)
@@ -157,8 +171,7 @@ class LocalEngine:
             waiting = self._arriving[name] + core.stats.waiting
             if waiting + new > self._max_waiting:
                 raise EngineBusy(f"{waiting} sequences wait and {new} more would pass {self._max_waiting}; try later")
-            if self._closed:
-                raise EngineUnavailable("the engine is closed")
+            self._check_open()
             self._arriving[name] += new
             self._inbox.append(partial(self._start, core, job, new))
             self._wake.notify()
@@ -170,30 +183,60 @@ class LocalEngine:
 
     def _post(self, command: _Command) -> None:
         with self._wake:
-            self._inbox.append(command)
-            self._wake.notify()
+            if self._thread.is_alive():
+                self._inbox.append(command)
+                self._wake.notify()
 
     def _run(self) -> None:
         cores = list(self._cores.values())
+        try:
+            self._serve(cores)
+        except Exception as error:
+            _log.critical("the engine stops", exc_info=True)
+            with self._wake:
+                self.failure = repr(error)
+                commands, self._inbox = self._inbox, []
+            _carry_out(commands)
+            for core in cores:
+                core.fail(EngineUnavailable(f"the engine has stopped: {self.failure}"))
+
+    def _serve(self, cores: list[EngineCore]) -> None:
+        """Does what is asked until the engine is closed. Raises only for what must end it."""
         while True:
             with self._wake:
                 while not (self._inbox or self._closed or any(core.busy for core in cores)):
                     self._wake.wait()
                 commands, self._inbox = self._inbox, []
                 closed = self._closed
-            for command in commands:
-                try:
-                    command()
-                except Exception:
-                    # One bad command must not end the thread that everybody waits for.
-                    _log.exception("a command to the engine failed")
+            _carry_out(commands)
             if closed:
                 break
             for core in cores:
                 if core.busy:
                     core.step()
+                if self._debug and not core.busy:
+                    core.check()
         for core in cores:
             core.cancel(lambda _: True)
+
+
+def _carry_out(commands: Sequence[_Command]) -> None:
+    for command in commands:
+        try:
+            command()
+        except Exception:
+            # One bad command must not end the thread that everybody waits for.
+            _log.exception("a command to the engine failed")
+
+
+def _job(request: GenerateRequest | ScoreRequest, events: asyncio.Queue[Event]) -> Job:
+    return Job(
+        request.request_id,
+        _deliver_to(events),
+        priority=request.priority,
+        namespace=request.cache_salt,
+        lease=request.lease,
+    )
 
 
 def _deliver_to(events: asyncio.Queue[Event]) -> Callable[[Event], None]:

@@ -14,6 +14,8 @@ _GAUGES = {
     "waiting": "Sequences that wait for memory or a place.",
     "kv_tokens": "Slots of the key-value pool in use, cached prefixes included.",
     "kv_capacity": "Slots of the key-value pool.",
+    "pinned_tokens": "Slots of the key-value pool that leases pin.",
+    "leases": "Leases that pin anything.",
 }
 _COUNTERS = {
     "prompt_tokens": "Tokens of admitted sequences.",

@@ -2,20 +2,47 @@
 
 There are no prefill and decode phases. Every sequence has tokens whose keys and values are not computed yet, one for a
 branch that is being sampled and many for a new prompt, and each step computes as many as its token budget allows.
+
+**Order.** Sampling branches get their one token first, so that a long prompt stalls nobody; prompts share the rest in
+chunks, and always get a quarter of the step. Jobs that wait start by priority; then those that were overtaken too
+often, first come first served; then by deadline; then by how much of their prefix is cached; then by age. Only the
+first of a long queue are ranked so: beyond them it is first come, first served. A sequence that needs the very page
+that another one is computing waits for it.
+
+**Progress.** When memory runs out, a sequence gives its pages back and later starts again; what of them is still cached
+is found again. It is never the *head*, the oldest of the highest priority that runs, and the head alone always fits,
+since the pool bounds the context: so the head finishes. A job that waits is overtaken by at most ``OVERTAKEN``
+admissions before it is the next to start among equals, and nobody starts before it until it fits; when it runs and
+those before it have finished, it is the head. Nothing is reserved for the tokens that a branch may still generate. Yet
+a sequence that lost its pages is not back before somebody has left: it frees ``n`` pages, of which the shortage takes
+one at least, and to start it needs these ``n`` and one for each that runs.
 """
 
 from __future__ import annotations
 
-import bisect
 import itertools
-from collections.abc import Iterable
+from bisect import bisect_left, insort
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from operator import attrgetter
 
 from engine.cache.kv import KVCache
+from engine.cache.tree import Match, Node
 from engine.sequence import Job, ScoreSequence, Sequence
 
+OVERTAKEN = 128
+"""Admissions after which a job that still waits goes first among those of its priority."""
+
+WINDOW = 128
+"""Jobs at the head of the queue that are ranked, and sequences that are looked at in one step without being started."""
+
+_SIBLINGS = 16
+"""Sequences of one job that are looked at in vain before the next job has its turn."""
+
 _BY_AGE = attrgetter("order")
+
+_Page = tuple[Node | str | None, tuple[int, ...]]
+"""A page that is being computed: the cached page (or the namespace) that it comes after, and its tokens."""
 
 
 @dataclass(slots=True)
@@ -29,102 +56,211 @@ class Schedule:
 
 
 class Scheduler:
-    """First come, first served, with one exception: who would compute what an older sequence is just computing, waits.
-
-    When memory runs out, the youngest sequence gives its pages back and later starts again (whatever of them is still
-    cached is found again). The oldest can therefore always go on, and every sequence finally is the oldest.
-    """
+    """The jobs of one model. ``max_running`` sequences run at once, ``step_tokens`` tokens are computed in a step."""
 
     def __init__(self, cache: KVCache, *, max_running: int, step_tokens: int) -> None:
         self.cache = cache
-        self.running: list[Sequence] = []
-        """By age, like ``waiting``."""
-        self.waiting: list[Sequence] = []
+        self.running: dict[Sequence, None] = {}
+        """In the order of their start."""
+        self.waiting = 0
+        """Sequences that wait."""
         self.preemptions = 0
         self.prompt_tokens = 0
         """Tokens of sequences that were admitted, and how many of them were cached."""
         self.cached_tokens = 0
+        self._queue: list[tuple[int, int, Job]] = []
+        """Jobs with sequences that wait, by (negated priority, age)."""
         self._arrivals = itertools.count()
+        self._admissions = 0
         self._max_running = max_running
         self._step_tokens = step_tokens
 
-    def add(self, sequences: Iterable[Sequence]) -> None:
-        """Queues new sequences behind all others."""
-        for sequence in sequences:
-            sequence.order = next(self._arrivals)
-            self.waiting.append(sequence)
+    def add(self, job: Job) -> None:
+        """Queues the sequences of a new job."""
+        for sequence in job.sequences:
+            sequence.order, sequence.match = next(self._arrivals), None
+        job.waiting, job.order, job.overtaken = [], job.sequences[0].order, self._admissions
+        self._queue_again(job, list(job.sequences))
 
     def schedule(self) -> Schedule:
         """Chooses the work of the next step and reserves its memory."""
-        schedule = Schedule()
         preemptions = self.preemptions
-        budget = self._continue_running(schedule, self._step_tokens)
-        if preemptions == self.preemptions:
+        schedule = Schedule()
+        budget = self._continue_running(schedule)
+        if self._queue and budget > 0 and preemptions == self.preemptions:
             self._admit(schedule, budget)
         return schedule
 
     def finish(self, sequence: Sequence) -> None:
-        """Takes a sequence out; its committed tokens stay cached."""
-        if sequence.table is None:
-            self.waiting.remove(sequence)
-        else:
-            self.running.remove(sequence)
-            self._leave(sequence)
+        """Takes a running sequence out; its committed tokens stay cached, and pinned if the job has a lease."""
+        del self.running[sequence]
+        table, job = sequence.pages, sequence.job
+        end = self.cache.publish(table, sequence.tokens, sequence.computed, tail=True)
+        self.cache.close(table)
+        sequence.table = None
+        if job.lease is not None and end is not None:
+            self.cache.leases.pin(job.lease, job.namespace, end)
 
     def drop(self, job: Job) -> None:
         """Takes all sequences of a job out."""
-        self.waiting = [sequence for sequence in self.waiting if sequence.job is not job]
+        self._queue_again(job, [])
         for sequence in job.sequences:
             if sequence.table is not None:
                 self.finish(sequence)
 
-    def _continue_running(self, schedule: Schedule, budget: int) -> int:
-        index = 0
-        # The list shrinks from its end while the loop runs: the youngest are preempted, and none of them had its turn.
-        while index < len(self.running) and budget > 0:
-            sequence = self.running[index]
+    def check(self) -> None:
+        """Raises ``RuntimeError`` when the queue, the running sequences and the cache do not fit together."""
+        self.cache.check()
+        waiting = [sequence for _, _, job in self._queue for sequence in job.waiting]
+        if self._queue != sorted(self._queue) or not all(job.waiting for _, _, job in self._queue):
+            raise RuntimeError("the queue is out of order, or has a job of which nothing waits")
+        if len(waiting) != self.waiting or any(sequence.table is not None for sequence in waiting):
+            raise RuntimeError("the sequences that wait were not counted, or one of them runs")
+        if len(self.running) > self._max_running or self.cache.open_tables != len(self.running):
+            raise RuntimeError("page tables and running sequences do not match")
+        for sequence in self.running:
+            table = sequence.pages
+            cached = list(itertools.chain.from_iterable(node.key for node in self.cache.path(table)))
+            if len(cached) > sequence.computed or cached != sequence.tokens[: len(cached)]:
+                raise RuntimeError(f"row {table.row} published other tokens than it has computed")
+            if sequence.computed > len(table.pages) * self.cache.page_size:
+                raise RuntimeError(f"row {table.row} has computed more tokens than it has room for")
+
+    # Running sequences.
+
+    def _continue_running(self, schedule: Schedule) -> int:
+        """Gives the running sequences their share of the step; answers how many tokens are left of it."""
+        size, preemptions = self.cache.page_size, self.preemptions
+        decoding: list[Sequence] = []
+        prompts: list[Sequence] = []
+        for sequence in self.running:
+            (prompts if len(sequence.tokens) - sequence.computed > 1 else decoding).append(sequence)
+        most = self._step_tokens - (max(1, self._step_tokens // 4) if prompts else 0)
+        if len(decoding) > most:
+            decoding = sorted(decoding, key=_rank)[:most]
+        for sequence in decoding:
+            table = sequence.table
+            if table is not None and len(sequence.tokens) > len(table.pages) * size:
+                self._make_room(sequence, len(sequence.tokens))
+        work = [(sequence, 1) for sequence in decoding]
+        budget = self._step_tokens - len(work)
+        for sequence in sorted(prompts, key=_rank):
             count = min(len(sequence.tokens) - sequence.computed, budget)
-            while not self.cache.reserve(sequence.pages, sequence.computed + count):
-                if self._preempt_youngest() is sequence:
-                    return budget
-            schedule.work.append((sequence, count))
-            budget -= count
-            index += 1
+            if count > 0 and self._make_room(sequence, sequence.computed + count):
+                work.append((sequence, count))
+                budget -= count
+        if preemptions != self.preemptions:
+            work = [(sequence, count) for sequence, count in work if sequence.table is not None]
+        schedule.work = work
         return budget
 
+    def _make_room(self, sequence: Sequence, tokens: int) -> bool:
+        """Reserves pages, at the cost of others if need be; ``False`` if the sequence itself had to give way."""
+        while sequence.table is not None:
+            if self.cache.reserve(sequence.table, tokens):
+                return True
+            self._preempt()
+        return False
+
+    def _preempt(self) -> None:
+        """Sends one sequence back to wait: of the lowest priority, then what costs least to compute again, then the
+        youngest."""
+        head = min(self.running, key=_rank)
+        others = [sequence for sequence in self.running if sequence is not head]
+        if not others:
+            raise RuntimeError("a sequence that runs alone does not fit into the pool")
+        victim = min(others, key=lambda one: (one.job.priority, self._cost(one), -one.order))
+        self.finish(victim)
+        self._queue_again(victim.job, sorted([*victim.job.waiting, victim], key=_BY_AGE))
+        self.preemptions += 1
+
+    def _cost(self, sequence: Sequence) -> int:
+        """Pages that would be lost: memory is short, so what only this sequence and the tree hold will be evicted."""
+        holders, nodes, lost = self.cache.pool.holders, self.cache.tree.nodes, 0
+        for page in reversed(sequence.pages.pages):
+            if holders[page] > (2 if page in nodes else 1):
+                break
+            lost += 1
+        return lost
+
+    # Waiting sequences.
+
     def _admit(self, schedule: Schedule, budget: int) -> None:
-        computing = [sequence for sequence in self.running if self._has_page_to_share(sequence)]
-        left: list[Sequence] = []
-        admitted = 0
-        for sequence in self.waiting:
-            if budget <= 0 or len(self.running) >= self._max_running:
+        """Starts sequences while there is budget, a place and memory. Each running sequence keeps a page in reserve:
+        without one, the newcomer would soon be sent back."""
+        computing: dict[_Page, Sequence] = {}
+        promised = 0
+        for sequence in self.running:
+            promised += self._underway(sequence, computing)
+        looks = WINDOW
+        for job in self._ranked():
+            left: list[Sequence] = []
+            started, full = 0, False
+            for sequence in job.waiting:
+                full = budget <= 0 or len(self.running) >= self._max_running or looks == 0
+                if full or len(left) == _SIBLINGS:
+                    break
+                match = self._match(sequence)
+                if self._waits_for(sequence, match, computing):
+                    left.append(sequence)
+                    looks -= 1
+                    continue
+                reserve = promised + len(self.running)
+                full = bool(self.running) and not self.cache.fits(match, len(sequence.tokens) + 1, reserve)
+                if full:
+                    break
+                started += 1
+                budget -= self._start(sequence, match, budget, schedule)
+                if sequence.table is not None:
+                    promised += self._underway(sequence, computing)
+            self._queue_again(job, left + job.waiting[started + len(left) :])
+            if full:
                 break
-            if any(self._shares(sequence, other) for other in computing):
-                left.append(sequence)
-                admitted += 1
-                continue
-            # Each running sequence keeps a page in reserve, or the newcomer would be preempted at once.
-            if self.running and not self.cache.fits(sequence.tokens, sequence.limit, reserve=len(self.running)):
-                break
-            admitted += 1
-            budget -= self._start(sequence, budget, schedule)
-            if sequence.table is not None and self._has_page_to_share(sequence):
-                computing.append(sequence)
-        self.waiting = left + self.waiting[admitted:]
 
-    def _has_page_to_share(self, sequence: Sequence) -> bool:
-        return sequence.prefix - sequence.computed >= self.cache.page_size
+    def _ranked(self) -> list[Job]:
+        """The jobs at the head of the queue, who starts first before who starts last."""
 
-    def _shares(self, sequence: Sequence, other: Sequence) -> bool:
-        """Whether ``other`` is about to compute at least a page's worth of tokens that ``sequence`` needs too."""
-        limit = min(sequence.limit, other.prefix)
-        shared = _common_prefix(sequence.tokens, other.tokens, limit)
-        if shared <= other.computed or shared < self.cache.page_size:
+        def rank(entry: tuple[int, int, Job]) -> tuple[int, bool, float, int, int]:
+            falling, order, job = entry
+            if self._admissions - job.overtaken >= OVERTAKEN:
+                return falling, False, 0.0, 0, order
+            return falling, True, job.deadline, -self._match(job.waiting[0]).tokens, order
+
+        window = self._queue[:WINDOW]
+        return [job for _, _, job in (sorted(window, key=rank) if len(window) > 1 else window)]
+
+    def _match(self, sequence: Sequence) -> Match:
+        known, namespace = sequence.match, sequence.job.namespace
+        sequence.match = self.cache.find(sequence.tokens, sequence.limit, namespace, known)
+        return sequence.match
+
+    def _underway(self, sequence: Sequence, computing: dict[_Page, Sequence]) -> int:
+        """Notes the page that a running sequence computes, and answers how many pages its known tokens still need."""
+        size, table = self.cache.page_size, sequence.pages
+        if sequence.computed < sequence.prefix:
+            start = table.shared * size
+            key = tuple(sequence.tokens[start : min(start + size, sequence.prefix)])
+            computing.setdefault((table.node or table.namespace, key), sequence)
+        if len(sequence.tokens) - sequence.computed <= 1:
+            return 0
+        return max(0, -(-(len(sequence.tokens) + 1) // size) - len(table.pages))
+
+    def _waits_for(self, sequence: Sequence, match: Match, computing: dict[_Page, Sequence]) -> bool:
+        """Whether another sequence is computing the page that this one needs next, and enough to be worth a wait."""
+        if not computing:
             return False
-        return shared - self.cache.cached(sequence.tokens, sequence.limit) >= self.cache.page_size
+        size, tokens = self.cache.page_size, sequence.tokens
+        start = len(match.nodes) * size
+        place = match.nodes[-1] if match.nodes else sequence.job.namespace
+        other = computing.get((place, tuple(tokens[start : start + size])))
+        if other is None:
+            return False
+        shared = _common_prefix(tokens, other.tokens, start, min(sequence.limit, other.prefix))
+        return shared - match.tokens >= max(1, size // 2)
 
-    def _start(self, sequence: Sequence, budget: int, schedule: Schedule) -> int:
-        table = self.cache.open(sequence.tokens, sequence.limit)
+    def _start(self, sequence: Sequence, match: Match, budget: int, schedule: Schedule) -> int:
+        table = self.cache.open(match, sequence.job.namespace)
+        sequence.match = None
         needed = len(sequence.tokens) - table.cached_tokens
         if sequence.cached is None:
             sequence.cached = table.cached_tokens
@@ -135,28 +271,34 @@ class Scheduler:
             self.prompt_tokens += len(sequence.tokens)
             self.cached_tokens += table.cached_tokens
         sequence.table, sequence.computed = table, table.cached_tokens
-        bisect.insort(self.running, sequence, key=_BY_AGE)
+        self.running[sequence] = None
+        self._admissions += 1
         count = min(needed, budget)
         if not self.cache.reserve(table, sequence.computed + count):
             raise RuntimeError("a sequence was admitted that does not fit")
         schedule.work.append((sequence, count))
         return count
 
-    def _preempt_youngest(self) -> Sequence:
-        victim = self.running.pop()
-        self._leave(victim)
-        bisect.insort(self.waiting, victim, key=_BY_AGE)
-        self.preemptions += 1
-        return victim
-
-    def _leave(self, sequence: Sequence) -> None:
-        self.cache.publish(sequence.pages, sequence.tokens, sequence.computed, tail=True)
-        self.cache.close(sequence.pages)
-        sequence.table = None
+    def _queue_again(self, job: Job, waiting: list[Sequence]) -> None:
+        """What waits of a job has changed."""
+        if waiting and not job.waiting:
+            insort(self._queue, _place(job))
+        elif job.waiting and not waiting:
+            del self._queue[bisect_left(self._queue, _place(job))]
+        self.waiting += len(waiting) - len(job.waiting)
+        job.waiting = waiting
 
 
-def _common_prefix(left: list[int], right: list[int], limit: int) -> int:
-    limit = min(limit, len(left), len(right))
-    if left[:limit] == right[:limit]:
+def _place(job: Job) -> tuple[int, int, Job]:
+    return -job.priority, job.order, job
+
+
+def _rank(sequence: Sequence) -> tuple[int, int]:
+    return -sequence.job.priority, sequence.order
+
+
+def _common_prefix(left: list[int], right: list[int], start: int, limit: int) -> int:
+    """How many of the first ``limit`` tokens are the same; the first ``start`` are known to be."""
+    if left[start:limit] == right[start:limit]:
         return limit
-    return next(index for index in range(limit) if left[index] != right[index])
+    return next(index for index in range(start, limit) if left[index] != right[index])

@@ -67,6 +67,12 @@ class CompletionBody(_Body):
     """Instead of ``n``, ``max_tokens`` and ``seed``."""
     timeout: Annotated[float, Field(gt=0)] | None = None
     """Seconds."""
+    priority: int = 0
+    """Higher goes first."""
+    lease: _Id | None = None
+    """What the request computes stays cached until ``/v1/leases/release``."""
+    cache_salt: _Id | None = None
+    """As in vLLM: cached prefixes are shared only among requests with the same salt."""
     stream_choices: bool = False
     """One event for each finished choice, and with ``stream`` also its text as it grows."""
 
@@ -96,7 +102,17 @@ class CompletionBody(_Body):
             ignore_eos=self.ignore_eos,
         )
         request_id = self.request_id or f"cmpl-{secrets.token_hex(12)}"
-        return GenerateRequest(request_id, self.model, prompt, tuple(branches), sampling, self.timeout)
+        return GenerateRequest(
+            request_id,
+            self.model,
+            prompt,
+            tuple(branches),
+            sampling,
+            self.timeout,
+            priority=self.priority,
+            lease=self.lease,
+            cache_salt=self.cache_salt,
+        )
 
 
 class ItemBody(_Body):
@@ -114,6 +130,9 @@ class ScoreBody(_Body):
     token_ids: list[int] = []
     max_compute: Annotated[int, Field(ge=0)] | None = None
     request_id: _Id | None = None
+    priority: int = 0
+    lease: _Id | None = None
+    cache_salt: _Id | None = None
 
     def to_request(self) -> ScoreRequest:
         """The request as the engine knows it."""
@@ -125,7 +144,23 @@ class ScoreBody(_Body):
             for item in self.items
         ]
         request_id = self.request_id or f"score-{secrets.token_hex(12)}"
-        return ScoreRequest(request_id, self.model, tuple(items), tuple(self.token_ids), self.max_compute)
+        return ScoreRequest(
+            request_id,
+            self.model,
+            tuple(items),
+            tuple(self.token_ids),
+            self.max_compute,
+            priority=self.priority,
+            lease=self.lease,
+            cache_salt=self.cache_salt,
+        )
+
+
+class ReleaseBody(_Body):
+    """``POST /v1/leases/release``: a lease, or with ``tokens`` one branch of it."""
+
+    lease: _Id
+    tokens: list[int] | None = None
 
 
 class AbortBody(_Body):

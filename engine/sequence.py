@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from engine.cache.kv import PageTable
+from engine.cache.tree import Match
 from engine.detokenize import StopStrings, TextReader
 from engine.types import Branch, Completion, Delta, EngineError, SamplingParams, ScoreResult
 
@@ -20,11 +22,23 @@ class Job:
     request_id: str
     sink: Callable[[Event], None]
     """Called by the engine's thread."""
-    deadline: float | None = None
+    deadline: float = math.inf
     """On ``time.monotonic``'s clock."""
     stream: bool = False
+    priority: int = 0
+    """Higher goes first."""
+    namespace: str | None = None
+    """Cached prefixes are shared within a namespace only."""
+    lease: str | None = None
+    """Pins the pages of the job's sequences when they leave."""
     sequences: list[Sequence] = field(default_factory=list)
     """Those that are not finished."""
+    waiting: list[Sequence] = field(default_factory=list)
+    """Those of them that do not run, oldest first. The scheduler's, like the next two."""
+    order: int = 0
+    """Arrival number: smaller is older."""
+    overtaken: int = 0
+    """How many sequences the scheduler had admitted when the job came."""
 
 
 @dataclass(eq=False, slots=True, kw_only=True)
@@ -37,12 +51,14 @@ class Sequence:
     prefix: int
     """How many tokens were known on arrival; only these can be shared before they are computed."""
     order: int = 0
-    """Arrival number, given by the scheduler: smaller is older and goes first."""
+    """Arrival number, given by the scheduler: smaller is older."""
     computed: int = 0
     cached: int | None = None
     """Tokens that the cache had when the sequence first ran. Recomputing after a preemption is not the client's
     bill."""
     table: PageTable | None = None
+    match: Match | None = None
+    """What the cache had when the scheduler last looked, while the sequence waits."""
 
     @property
     def limit(self) -> int:

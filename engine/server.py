@@ -26,7 +26,7 @@ from engine.core import CoreOptions
 from engine.local import LocalEngine
 from engine.metrics import EngineCollector
 from engine.openai import streamed_answer, whole_answer
-from engine.schema import AbortBody, CompletionBody, ScoreBody, TokenizeBody
+from engine.schema import AbortBody, CompletionBody, ReleaseBody, ScoreBody, TokenizeBody
 from engine.types import EngineError
 from engine.wire import error_body, error_to_json
 
@@ -73,6 +73,11 @@ def create_app(engine: LocalEngine) -> FastAPI:
         await engine.abort(body.request_id)
         return {"request_id": body.request_id}
 
+    @app.post("/v1/leases/release")
+    async def release(body: ReleaseBody) -> dict[str, str]:
+        await engine.release(body.lease, body.tokens)
+        return {"lease": body.lease}
+
     @app.post("/v1/cache/clear")
     async def clear_cache() -> dict[str, str]:
         await engine.clear_cache()
@@ -91,8 +96,9 @@ def create_app(engine: LocalEngine) -> FastAPI:
 
     @app.get("/healthz")
     async def healthz() -> Response:
-        alive = engine.alive
-        return JSONResponse({"status": "ok" if alive else "engine thread ended"}, 200 if alive else 503)
+        if engine.alive:
+            return JSONResponse({"status": "ok"})
+        return JSONResponse({"status": f"the engine has stopped: {engine.failure or 'it was closed'}"}, 503)
 
     @app.get("/metrics")
     async def metrics() -> Response:
@@ -107,7 +113,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if arguments.threads is not None:
         torch.set_num_threads(arguments.threads)
     try:
-        engine = LocalEngine(_named_folders(arguments.model), CoreOptions(kv_tokens=arguments.kv_tokens))
+        engine = LocalEngine(_named_folders(arguments.model), CoreOptions(kv_tokens=arguments.kv_tokens, debug=arguments.debug))
     except EngineError as error:
         print(f"engine: {error}", file=sys.stderr)
         return 2
@@ -242,6 +248,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--uds", metavar="PATH", help="listen on a Unix socket instead")
     parser.add_argument("--kv-tokens", type=_positive, help="tokens of keys and values kept per model")
     parser.add_argument("--threads", type=_positive, help="threads for the arithmetic of one step")
+    parser.add_argument("--debug", action="store_true", help="check every invariant when idle, and stop if one is broken")
     return parser
 
 

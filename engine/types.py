@@ -75,6 +75,13 @@ class GenerateRequest:
     sampling: SamplingParams = field(default_factory=SamplingParams)
     timeout: float | None = None
     """Seconds after which unfinished branches end with ``timeout`` and the tokens they have."""
+    priority: int = 0
+    """Higher starts first and is sent back last when memory runs out."""
+    lease: str | None = None
+    """Name under which the engine keeps what this request computes in its cache until ``EngineClient.release``: the
+    job's id. It changes what is fast, never what is answered."""
+    cache_salt: str | None = None
+    """Cached prefixes are shared only among requests with the same salt."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +137,10 @@ class ScoreRequest:
     items: tuple[ScoreItem, ...]
     token_ids: tuple[int, ...] = ()
     max_compute: int | None = None
+    priority: int = 0
+    """This and the following as in ``GenerateRequest``."""
+    lease: str | None = None
+    cache_salt: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,6 +186,12 @@ class EngineClient(Protocol):
     async def abort(self, request_id: str) -> None:
         """Ends the branches of a request at the next step; their ``Completion``s say ``cancelled`` and what they got.
         An unknown id is not an error: the request may have just finished."""
+        ...
+
+    async def release(self, lease: str, tokens: Sequence[int] | None = None) -> None:
+        """Ends a lease: what it kept in the cache may be evicted like anything else. With ``tokens``, all token ids of
+        one branch, only that branch is given up, back to where another branch of the lease leaves it. An unknown lease
+        is not an error: leases end by themselves when they are not used for long."""
         ...
 
     async def tokenize(self, model: str, text: str | Sequence[dict[str, str]]) -> tuple[int, ...]:

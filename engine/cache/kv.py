@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
+from engine.cache.leases import Leases
 from engine.cache.pool import PagePool
-from engine.cache.tree import Node, PrefixTree
+from engine.cache.tree import Match, Node, PrefixTree
 
 
 @dataclass(eq=False, slots=True)
@@ -20,8 +23,10 @@ class PageTable:
     row: int
     """Row of ``KVCache.pages`` that mirrors ``pages`` for the kernels."""
     pages: list[int]
-    node: Node
-    """The last of this sequence's full pages that is in the tree (the root when none is)."""
+    namespace: str | None
+    """Where in the tree its pages are."""
+    node: Node | None
+    """The last of this sequence's full pages that is in the tree."""
     shared: int
     """How many leading pages are in the tree."""
     cached_tokens: int
@@ -35,14 +40,26 @@ class KVCache:
 
     A sequence is opened (which finds what is cached), given room as it grows, published as its tokens are committed and
     closed when it leaves. Full pages are shared; of a partial page the matching slots are copied (copy on write), so
-    that a cached prefix is found to the token.
+    that a cached prefix is found to the token. Nothing is shared between namespaces.
 
     ``data``: ``[layers, pages, page_size, 2 * kv_heads, head_dim]``, the keys of all heads before the values.
     """
 
     def __init__(
-        self, *, layers: int, kv_heads: int, head_dim: int, pages: int, page_size: int, rows: int, context: int
+        self,
+        *,
+        layers: int,
+        kv_heads: int,
+        head_dim: int,
+        pages: int,
+        page_size: int,
+        rows: int,
+        context: int,
+        max_pinned: int = 0,
+        lease_seconds: float = math.inf,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        """``max_pinned``: pages that leases may pin; they lapse when nobody touches them for ``lease_seconds``."""
         self.page_size = page_size
         # Zeros, not empty: a masked slot still meets its weight of zero, and zero times a stray NaN would be NaN.
         self.data = torch.zeros(layers, pages, page_size, 2 * kv_heads, head_dim)
@@ -51,6 +68,7 @@ class KVCache:
         self._tables: dict[int, PageTable] = {}
         self.pool = PagePool(pages)
         self.tree = PrefixTree(self.pool, page_size)
+        self.leases = Leases(self.tree, cap=max_pinned, seconds=lease_seconds, clock=clock)
 
     @property
     def available(self) -> int:
@@ -62,26 +80,33 @@ class KVCache:
         """Slots in pages that are not free, cached ones included."""
         return (self.pool.size - self.pool.free) * self.page_size
 
-    def cached(self, tokens: Sequence[int], limit: int) -> int:
-        """How many of the first ``limit`` tokens a table opened now would find."""
-        match = self.tree.match(tokens, limit)
-        return len(match.nodes) * self.page_size + match.tail_tokens
+    @property
+    def open_tables(self) -> int:
+        """Sequences that have a table."""
+        return len(self._tables)
 
-    def fits(self, tokens: Sequence[int], limit: int, reserve: int) -> bool:
-        """Whether a table opened now would find room for all tokens and the next one, and leave ``reserve`` pages."""
-        match = self.tree.match(tokens, limit)
-        idle = sum(self.pool.holders[node.page] == 1 for node in match.nodes)
-        needed = -(-(len(tokens) + 1) // self.page_size) - len(match.nodes)
+    def find(
+        self, tokens: Sequence[int], limit: int, namespace: str | None = None, known: Match | None = None
+    ) -> Match:
+        """The longest cached prefix of at most ``limit`` tokens; ``known`` is an earlier answer to the same question."""
+        return self.tree.match(namespace, tokens, limit, known)
+
+    def fits(self, match: Match, tokens: int, reserve: int) -> bool:
+        """Whether a table opened on the match could grow to ``tokens`` tokens and leave ``reserve`` pages."""
+        holders = self.pool.holders
+        idle = sum(holders[node.page] == 1 for node in match.nodes)
+        needed = -(-tokens // self.page_size) - len(match.nodes)
         return needed + reserve <= self.available - idle
 
-    def open(self, tokens: Sequence[int], limit: int) -> PageTable:
-        """A table that starts with the longest cached prefix of at most ``limit`` tokens. Needs a free row."""
-        match = self.tree.match(tokens, limit)
+    def open(self, match: Match, namespace: str | None = None) -> PageTable:
+        """A table that starts with what ``find`` just found. Needs a free row."""
+        if match.version != self.tree.version:
+            raise RuntimeError("the cache has changed since the prefix was looked up")
         for node in match.nodes:
             self.tree.hold(node)
-        last = match.nodes[-1] if match.nodes else self.tree.root
         pages = [node.page for node in match.nodes]
-        table = PageTable(self._rows.pop(), pages, last, len(pages), len(pages) * self.page_size)
+        last = match.nodes[-1] if match.nodes else None
+        table = PageTable(self._rows.pop(), pages, namespace, last, len(pages), len(pages) * self.page_size)
         self.pages[table.row, : len(pages)] = pages
         self._tables[table.row] = table
         if match.tail is not None:
@@ -97,22 +122,27 @@ class KVCache:
             self._append(table, page)
         return True
 
-    def publish(self, table: PageTable, tokens: Sequence[int], computed: int, *, tail: bool) -> None:
+    def publish(self, table: PageTable, tokens: Sequence[int], computed: int, *, tail: bool) -> Node | None:
         """Puts the table's pages into the tree as far as their ``computed`` first tokens fill them.
 
         With ``tail`` the last, partial page too: its owner may still append to it, since a reader copies only the slots
-        that the tree's key names.
+        that the tree's key names. Answers the cached page that ends what is published, if any is.
         """
         size = self.page_size
         while (table.shared + 1) * size <= computed:
             self._publish_page(table, tuple(tokens[table.shared * size : (table.shared + 1) * size]))
         rest = tuple(tokens[table.shared * size : computed])
-        if not tail or not rest or any(key[: len(rest)] == rest for key in table.node.children):
-            return
+        if not tail or not rest:
+            return table.node
+        parent = self._last(table)
+        covering = self.tree.covering(parent, rest)
+        if covering is not None:
+            return covering
         if table.tail is None:
-            table.tail = self.tree.insert(table.node, rest, table.pages[table.shared])
+            table.tail = self.tree.insert(parent, rest, table.pages[table.shared])
         else:
             self.tree.grow(table.tail, rest)
+        return table.tail
 
     def close(self, table: PageTable) -> None:
         """Lets go of every page: published ones stay cached until memory is needed, the others are free."""
@@ -123,13 +153,15 @@ class KVCache:
         self._rows.append(table.row)
 
     def clear(self) -> None:
-        """Frees every page that no table holds."""
+        """Frees every page that no table holds, pinned or not."""
+        self.leases.clear()
         while self.tree.evict():
             pass
 
     def check(self) -> None:
         """Raises ``RuntimeError`` unless free + cached + private pages are all pages and every count is right."""
         self.tree.check()
+        self.leases.check()
         cached = [node.page for node in self.tree.walk()]
         held = [page for table in self._tables.values() for page in table.pages]
         self.pool.check(cached + held)
@@ -141,24 +173,40 @@ class KVCache:
         for table in self._tables.values():
             if self.pages[table.row, : len(table.pages)].tolist() != table.pages:
                 raise RuntimeError(f"row {table.row} does not mirror its table")
+            shared = [node.page for node in self.path(table)]
+            if shared != table.pages[: len(shared)] or len(shared) != table.shared + (table.tail is not None):
+                raise RuntimeError(f"row {table.row} does not point at the cached pages of its tokens")
+
+    def path(self, table: PageTable) -> list[Node]:
+        """The cached pages that the table published or found, in token order."""
+        node = table.tail or table.node
+        nodes: list[Node] = []
+        while node is not None and node.parent is not None:
+            nodes.append(node)
+            node = node.parent
+        return nodes[::-1]
+
+    def _last(self, table: PageTable) -> Node:
+        """What the next page of the table comes after in the tree. A root is looked up each time: it comes and goes."""
+        return self.tree.root(table.namespace) if table.node is None else table.node
 
     def _publish_page(self, table: PageTable, key: tuple[int, ...]) -> None:
-        index = table.shared
-        twin = table.node.children.get(key)
+        index, parent = table.shared, self._last(table)
+        twin = parent.children.get(key)
         if twin is not None:
             # Somebody computed the same tokens first. Point at their page before letting go of ours.
             self.tree.hold(twin)
             ours, table.pages[index] = table.pages[index], twin.page
             self.pages[table.row, index] = twin.page
             if table.tail is not None:
-                self.tree.remove(table.tail)
+                self.tree.replace(table.tail, twin)
             self.tree.release(ours)
             table.node = twin
         elif table.tail is not None:
             self.tree.grow(table.tail, key)
             table.node = table.tail
         else:
-            table.node = self.tree.insert(table.node, key, table.pages[index])
+            table.node = self.tree.insert(parent, key, table.pages[index])
         table.tail = None
         table.shared += 1
 
@@ -179,6 +227,6 @@ class KVCache:
 
     def _take(self) -> int | None:
         page = self.pool.take()
-        if page is None and self.tree.evict():
+        while page is None and (self.tree.evict() or self.leases.lapse()):
             page = self.pool.take()
         return page
