@@ -113,7 +113,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if arguments.threads is not None:
         torch.set_num_threads(arguments.threads)
     try:
-        engine = LocalEngine(_named_folders(arguments.model), CoreOptions(kv_tokens=arguments.kv_tokens, debug=arguments.debug))
+        options = CoreOptions(kv_tokens=arguments.kv_tokens, debug=arguments.debug)
+        engine = LocalEngine(_named_folders(arguments.model), options)
     except EngineError as error:
         print(f"engine: {error}", file=sys.stderr)
         return 2
@@ -248,7 +249,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--uds", metavar="PATH", help="listen on a Unix socket instead")
     parser.add_argument("--kv-tokens", type=_positive, help="tokens of keys and values kept per model")
     parser.add_argument("--threads", type=_positive, help="threads for the arithmetic of one step")
-    parser.add_argument("--debug", action="store_true", help="check every invariant when idle, and stop if one is broken")
+    parser.add_argument("--debug", action="store_true", help="check all invariants when idle; stop if one is broken")
     return parser
 
 

@@ -88,7 +88,7 @@ class KVCache:
     def find(
         self, tokens: Sequence[int], limit: int, namespace: str | None = None, known: Match | None = None
     ) -> Match:
-        """The longest cached prefix of at most ``limit`` tokens; ``known`` is an earlier answer to the same question."""
+        """The longest cached prefix of at most ``limit`` tokens; ``known``: an earlier answer to the same question."""
         return self.tree.match(namespace, tokens, limit, known)
 
     def fits(self, match: Match, tokens: int, reserve: int) -> bool:

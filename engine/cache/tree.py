@@ -29,7 +29,7 @@ class Node:
     parent: Node | None
     children: dict[Key, Node] = field(default_factory=dict)
     keys: list[Key] = field(default_factory=list)
-    """Those of ``children``, sorted: the longest common beginning with some tokens is that of one of their neighbours."""
+    """Those of ``children``, sorted: the longest common beginning with other tokens is that of a neighbour."""
     pins: set[Lease] = field(default_factory=set)
     """What pins a page also pins every page before it."""
     used: int = 0

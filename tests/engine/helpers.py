@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -19,6 +20,9 @@ def generate(
     model: str = "m",
     request_id: str = "r",
     timeout: float | None = None,
+    priority: int = 0,
+    lease: str | None = None,
+    cache_salt: str | None = None,
     **sampling: object,
 ) -> GenerateRequest:
     return GenerateRequest(
@@ -28,6 +32,9 @@ def generate(
         tuple(branches),
         SamplingParams(**sampling),  # type: ignore[arg-type]
         timeout,
+        priority,
+        lease,
+        cache_salt,
     )
 
 
@@ -43,9 +50,19 @@ class Harness:
     def __init__(self, folder: Path, options: CoreOptions = SMALL) -> None:
         self.core = EngineCore("m", folder, options)
 
-    def submit(self, request: GenerateRequest | ScoreRequest, *, stream: bool = False) -> list[Event]:
+    def submit(
+        self, request: GenerateRequest | ScoreRequest, *, stream: bool = False, deadline: float = math.inf
+    ) -> list[Event]:
         events: list[Event] = []
-        job = Job(request.request_id, events.append, stream=stream)
+        job = Job(
+            request.request_id,
+            events.append,
+            deadline=deadline,
+            stream=stream,
+            priority=request.priority,
+            namespace=request.cache_salt,
+            lease=request.lease,
+        )
         if isinstance(request, GenerateRequest):
             self.core.model.add_branches(request, job)
         else:
@@ -57,7 +74,7 @@ class Harness:
         """Steps until nothing is left, checking the cache's invariants at every step."""
         while self.core.busy:
             self.core.step()
-            self.core.cache.check()
+            self.core.check()
 
     def complete(self, request: GenerateRequest) -> list[Completion]:
         """The completions of one request, in the order of its branches."""

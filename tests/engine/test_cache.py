@@ -37,7 +37,7 @@ class Running:
 
     @classmethod
     def open(cls, cache: KVCache, tokens: list[int]) -> Running:
-        table = cache.open(tokens, len(tokens) - 1)
+        table = cache.open(cache.find(tokens, len(tokens) - 1))
         running = cls(cache, tokens, table, table.cached_tokens)
         running.check_content()
         return running
@@ -192,8 +192,8 @@ def test_the_least_recently_used_prefix_is_evicted_first() -> None:
     run_through(cache, fresh)
     run_through(cache, old)
     run_through(cache, [3] * 16)
-    assert cache.cached(old, 8) > 0
-    assert cache.cached(fresh, 8) == 0
+    assert cache.find(old, 8).tokens > 0
+    assert cache.find(fresh, 8).tokens == 0
 
 
 def test_a_prompt_in_use_is_never_evicted() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -157,10 +158,14 @@ def test_abort_returns_what_was_generated_and_frees_everything(harness: Harness)
     assert harness.core.cache.available == harness.core.cache.pool.size
 
 
-def test_an_expired_request_ends_at_the_next_step_with_what_it_has(harness: Harness) -> None:
-    events = harness.submit(generate(PROMPT, [Branch(1, 1, 100)], **LAW))
+def test_an_expired_request_ends_at_the_next_step_with_what_it_has(
+    harness: Harness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    events = harness.submit(generate(PROMPT, [Branch(1, 1, 100)], **LAW), deadline=50.0)
+    now = 0.0
+    monkeypatch.setattr("engine.core.time", SimpleNamespace(monotonic=lambda: now))
     harness.core.step()
-    harness.core._jobs[0].deadline = 0.0
+    now = 50.0
     harness.core.step()
     [completion] = [event for event in events if isinstance(event, Completion)]
     assert (completion.finish_reason, len(completion.token_ids)) == ("timeout", 1)

@@ -30,7 +30,7 @@ class Simulation:
         sequence = Sequence(job=job, index=len(self.lengths), tokens=prompt, prefix=len(prompt))
         job.sequences.append(sequence)
         self.lengths[sequence] = length
-        self.scheduler.add([sequence])
+        self.scheduler.add(job)
         return sequence
 
     def step(self) -> list[tuple[int, int]]:
@@ -49,7 +49,7 @@ class Simulation:
                     self.finished.append(sequence.index)
                 else:
                     sequence.tokens.append(1000 + sequence.index)
-        self.cache.check()
+        self.scheduler.check()
         return [(sequence.index, count) for sequence, count in schedule.work]
 
     def run(self) -> None:
