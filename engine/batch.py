@@ -10,7 +10,7 @@ import torch
 
 from engine.attention.torch_backend import StepPlan
 from engine.cache.kv import KVCache
-from engine.models.decoder import Batch
+from engine.models.model import Batch
 from engine.sequence import Sequence
 from kernels.attention import plan_rows, row_classes
 

@@ -15,7 +15,8 @@ from engine.attention.torch_backend import TorchAttention
 from engine.batch import Work, build_batch
 from engine.cache.kv import KVCache
 from engine.drawing import Draw, read_out
-from engine.models.config import read_config
+from engine.models.config import ModelConfig
+from engine.models.load import load_model
 from engine.outputs import Ending, completion, ending, next_delta, score_result
 from engine.scheduler import Scheduler
 from engine.sequence import GenerateSequence, Job, ScoreSequence
@@ -74,13 +75,11 @@ class EngineCore:
         """Loads the checkpoint in ``folder``; raises ``EngineError`` that says what is wrong with it."""
         self._options = options
         _keep_freed_memory()
-        config = read_config(folder)
-        token_bytes = config.layers * config.kv_heads * config.head_dim * 2 * torch.float32.itemsize
-        wanted = options.kv_tokens or min(_DEFAULT_KV_TOKENS, _DEFAULT_KV_BYTES // token_bytes)
-        self._pages = max(1, wanted // options.page_size)
+        model = load_model(folder, self._capacity)
         # What the pool cannot hold could never run, so it bounds the context too.
-        capacity = self._pages * options.page_size
-        self.model = ServedModel(name, folder, config, max_tokens=capacity, max_sequences=options.max_waiting)
+        capacity = self._capacity(model.config)
+        self._pages = capacity // options.page_size
+        self.model = ServedModel(name, folder, model, max_tokens=capacity, max_sequences=options.max_waiting)
         self._jobs: list[Job] = []
         self._deadline = math.inf
         """No job's is earlier."""
@@ -90,7 +89,7 @@ class EngineCore:
             self._start_empty()
         except RuntimeError as error:
             raise EngineError(
-                f"{capacity} tokens of keys and values need {capacity * token_bytes} bytes: {error}"
+                f"{capacity} tokens of keys and values need {capacity * _token_bytes(model.config)} bytes: {error}"
             ) from None
 
     @property
@@ -250,6 +249,12 @@ class EngineCore:
             else:
                 self.submit(job)
 
+    def _capacity(self, config: ModelConfig) -> int:
+        """Tokens whose keys and values the pool holds: whole pages, at least one."""
+        options = self._options
+        wanted = options.kv_tokens or min(_DEFAULT_KV_TOKENS, _DEFAULT_KV_BYTES // _token_bytes(config))
+        return max(1, wanted // options.page_size) * options.page_size
+
     def _start_empty(self) -> None:
         config, options = self.model.config, self._options
         self.cache = KVCache(
@@ -265,6 +270,11 @@ class EngineCore:
         )
         self._attention = TorchAttention(config.attention, self.cache.data)
         self._scheduler = Scheduler(self.cache, max_running=options.max_running, step_tokens=options.step_tokens)
+
+
+def _token_bytes(config: ModelConfig) -> int:
+    """Size of one token's keys and values."""
+    return config.layers * config.kv_heads * config.head_dim * 2 * torch.float32.itemsize
 
 
 def _keep_freed_memory() -> None:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from engine.batch import Work
-from engine.models.decoder import Decoder
+from engine.models.model import Model
 from engine.sampling import Coordinates, Laws, sample
 from engine.sequence import GenerateSequence, ScoreSequence
 
@@ -25,7 +25,7 @@ class Draw(NamedTuple):
     logprob: float
 
 
-def read_out(work: list[Work], hidden: Tensor, decoder: Decoder) -> list[Draw]:
+def read_out(work: list[Work], hidden: Tensor, model: Model) -> list[Draw]:
     """Gives score sequences their values and draws a token for every branch whose tokens are all computed now.
 
     ``work`` is in the order of the batch, whose final hidden states are ``hidden`` ``[tokens, width]``; it is not
@@ -33,10 +33,10 @@ def read_out(work: list[Work], hidden: Tensor, decoder: Decoder) -> list[Draw]:
     """
     drawing, rows, readings = _wanted(work)
     for token_ids, reads in readings.items():
-        logits = decoder.read(hidden[[row for _, _, row in reads]], token_ids)
+        logits = model.read(hidden[[row for _, _, row in reads]], token_ids)
         for (sequence, position, _), values in zip(reads, logits.tolist(), strict=True):
             sequence.values[position] = tuple(values)
-    return _draw(drawing, decoder.read(hidden[rows])) if rows else []
+    return _draw(drawing, model.read(hidden[rows])) if rows else []
 
 
 def _wanted(work: list[Work]) -> tuple[list[GenerateSequence], list[int], dict[tuple[int, ...], list[_Read]]]:

@@ -8,8 +8,7 @@ from pathlib import Path
 
 from engine.detokenize import StopStrings, TextReader, text_of
 from engine.limits import check_generate, check_score, check_tokens
-from engine.models.config import ModelConfig
-from engine.models.decoder import Decoder
+from engine.models.model import Model
 from engine.sequence import GenerateSequence, Job, ScoreSequence
 from engine.tokenizer import Tokenizer
 from engine.types import GenerateRequest, InvalidRequest, ModelInfo, ScoreItem, ScoreRequest
@@ -23,20 +22,20 @@ _STOPS = 256
 class ServedModel:
     """Weights, tokenizer and limits of one model. Its methods may be called from any thread."""
 
-    def __init__(self, name: str, folder: Path, config: ModelConfig, *, max_tokens: int, max_sequences: int) -> None:
-        """Loads the checkpoint in ``folder``; raises ``EngineError`` that says what is wrong with it.
+    def __init__(self, name: str, folder: Path, model: Model, *, max_tokens: int, max_sequences: int) -> None:
+        """Loads the tokenizer in ``folder``; raises ``EngineError`` that says what is wrong with it.
 
         ``max_tokens`` bounds the context, ``max_sequences`` the branches or items of one request.
         """
-        self.config = config
+        self.config = config = model.config
         self.tokenizer = Tokenizer(folder, config.vocab)
-        self.decoder = Decoder(config, folder)
+        self.decoder = model
         self.info = ModelInfo(
             id=name,
             kind="classify" if config.labels else "generate",
             context=min(config.context, max_tokens),
             vocab_size=config.vocab,
-            parameters=self.decoder.parameters,
+            parameters=model.parameters,
             extra=config.extra,
         )
         self._eos = frozenset(config.eos) | (frozenset() if self.tokenizer.eos is None else {self.tokenizer.eos})

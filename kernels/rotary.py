@@ -1,24 +1,88 @@
-"""Rotary position embedding (Su et al. 2021, https://arxiv.org/abs/2104.09864), in the half-split layout of Llama."""
+"""Rotary position embedding (Su et al. 2021, https://arxiv.org/abs/2104.09864), in the half-split layout of Llama, and
+the ways to stretch it to longer contexts.
+
+Frequencies are float32 tensors ``[dim / 2]`` in radians per token, fastest first. Angles too are computed in float32,
+as transformers does, so that long contexts agree with it.
+"""
 
 from __future__ import annotations
+
+import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 
-def rotary_tables(head_dim: int, theta: float, positions: int) -> tuple[Tensor, Tensor]:
-    """Cosines and sines of every angle: two float32 tensors ``[positions, head_dim / 2]``.
+def frequencies(dim: int, theta: float) -> Tensor:
+    """The original frequencies, ``theta ** (-2 i / dim)``."""
+    return 1.0 / theta ** (torch.arange(0, dim, 2, dtype=torch.float32) / dim)
 
-    Computed in float32 from float32 frequencies, as transformers does, so that long contexts agree with it.
+
+def llama3_frequencies(plain: Tensor, factor: float, low: float, high: float, original: int) -> Tensor:
+    """Slow frequencies divided by ``factor``, fast ones kept, and a linear blend between (Llama 3.1).
+
+    ``low`` and ``high``: turns within the ``original`` context below which a frequency is slow, above which it is fast.
     """
-    frequencies = 1.0 / theta ** (torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim)
+    turns = original * plain / (2 * math.pi)
+    kept = ((turns - low) / (high - low)).clamp(0, 1)
+    return (1 - kept) * plain / factor + kept * plain
+
+
+def yarn_frequencies(
+    dim: int, theta: float, factor: float, fast: float, slow: float, original: int, *, whole: bool
+) -> Tensor:
+    """YaRN's "NTK by parts" (Peng et al. 2023, https://arxiv.org/abs/2309.00071, section 3.2).
+
+    Frequencies with more than ``fast`` turns within the ``original`` context are kept, those with fewer than ``slow``
+    divided by ``factor``, with a linear blend by index between. ``whole``: the ramp's ends are rounded outwards.
+    """
+
+    def index(turns: float) -> float:
+        return dim * math.log(original / (turns * 2 * math.pi)) / (2 * math.log(theta))
+
+    first, last = index(fast), index(slow)
+    if whole:
+        first, last = math.floor(first), math.ceil(last)
+    first, last = max(first, 0), min(last, dim - 1)
+    if first == last:
+        last += 0.001
+    plain = frequencies(dim, theta)
+    divided = ((torch.arange(dim // 2, dtype=torch.float32) - first) / (last - first)).clamp(0, 1)
+    return plain / factor * divided + plain * (1 - divided)
+
+
+def yarn_magnitude(factor: float, weight: float = 1.0) -> float:
+    """YaRN's factor for queries and keys (section 3.3): longer contexts need sharper attention."""
+    return 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1.0
+
+
+def longrope_frequencies(dim: int, theta: float, divisors: Sequence[float]) -> Tensor:
+    """Each frequency divided by its own searched factor (Ding et al. 2024, https://arxiv.org/abs/2402.13753)."""
+    return 1.0 / (torch.tensor(divisors) * theta ** (torch.arange(0, dim, 2, dtype=torch.float32) / dim))
+
+
+def longrope_magnitude(factor: float, original: int) -> float:
+    """LongRoPE's factor for queries and keys."""
+    return 1.0 if factor <= 1 else math.sqrt(1 + math.log(factor) / math.log(original))
+
+
+def rotary_tables(frequencies: Tensor, positions: int, magnitude: float = 1.0) -> tuple[Tensor, Tensor]:
+    """Cosines and sines of every angle times ``magnitude``: two float32 tensors ``[positions, dim / 2]``."""
     angles = torch.arange(positions, dtype=torch.float32)[:, None] * frequencies
-    return angles.cos(), angles.sin()
+    return angles.cos() * magnitude, angles.sin() * magnitude
 
 
 def rotary(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotates ``x`` ``[tokens, heads, head_dim]`` by the angles of each token, ``cos`` and ``sin`` ``[tokens, head_dim
-    / 2]``."""
-    first, second = x.chunk(2, dim=-1)
+    """Rotates ``x`` ``[tokens, heads, head_dim]`` by the angles of each token.
+
+    ``cos`` and ``sin``: ``[tokens, dim / 2]``. With ``dim`` below ``head_dim`` the last ``head_dim - dim`` stay as they
+    are.
+    """
+    half = cos.shape[-1]
     cos, sin = cos[:, None], sin[:, None]
-    return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
+    if 2 * half == x.shape[-1]:
+        first, second = x.chunk(2, dim=-1)
+        return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
+    first, second, rest = x[..., :half], x[..., half : 2 * half], x[..., 2 * half :]
+    return torch.cat((first * cos - second * sin, second * cos + first * sin, rest), dim=-1)

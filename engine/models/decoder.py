@@ -1,4 +1,4 @@
-"""The Llama-family decoder: Llama and Qwen3, for language modelling and token classification, as one definition.
+"""The Llama-family decoder: one definition for every architecture in ``families``, generating or classifying tokens.
 
 Weights are fused where transformers keeps them apart (query-key-value, gate-up), and queries and keys are normalised
 and rotated together, since on small models the number of operations costs more than their size.
@@ -8,28 +8,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from engine.attention import Attend
-from engine.models.config import ModelConfig
+from engine.models.families import DecoderConfig
+from engine.models.feed_forward import Experts, GatedMlp
+from engine.models.model import Batch
 from engine.models.weights import Weights
-from kernels.activation import silu_mul
+from kernels.activation import gelu_tanh_mul, silu_mul
 from kernels.linear import Linear
 from kernels.norm import rms_norm
-from kernels.rotary import rotary, rotary_tables
+from kernels.rotary import rotary
 
-
-@dataclass(frozen=True, slots=True)
-class Batch:
-    """The new tokens of one step, rows one after the other."""
-
-    tokens: Tensor
-    """``[tokens]`` token ids."""
-    positions: Tensor
-    """``[tokens]`` positions within their sequences."""
+_ACTIVATIONS = {"silu": silu_mul, "gelu_pytorch_tanh": gelu_tanh_mul}
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,94 +33,165 @@ class _Layer:
     qk_norm: Tensor | None
     """``[heads + kv_heads, head_dim]``: the query weight for each head, then the key weight."""
     output: Linear
+    output_norm: Tensor | None
     mlp_norm: Tensor
-    gate_up: Linear
-    """``[2 * intermediate, hidden]``."""
-    down: Linear
+    mlp: GatedMlp | Experts
+    mlp_output_norm: Tensor | None
 
 
 class Decoder:
-    """A checkpoint's weights and the forward pass over paged keys and values. float32, CPU."""
+    """A checkpoint's weights and the forward pass over paged keys and values. float32, CPU. A ``Model``."""
 
-    def __init__(self, config: ModelConfig, folder: Path) -> None:
-        """Loads the weights. Raises ``EngineError`` when they are missing, unreadable or do not fit the config."""
+    def __init__(self, config: DecoderConfig, weights: Weights, context: int) -> None:
+        """Takes the weights. Raises ``EngineError`` when they are missing, unreadable or do not fit the config.
+
+        ``context``: most tokens of one sequence that will be served.
+        """
         self.config = config
-        weights = Weights(folder)
+        builder = _Builder(config, weights)
         self._embedding = weights.take("model.embed_tokens.weight", config.vocab, config.hidden)
-        self._layers = [_layer(config, weights, f"model.layers.{index}.") for index in range(config.layers)]
-        self._norm = weights.take("model.norm.weight", config.hidden)
+        self._layers = [builder.layer(index) for index in range(config.layers)]
+        self._norm = builder.norm("model.norm")
         if config.labels:
-            bias = weights.take("score.bias", config.labels) if weights.has("score.bias") else None
-            self._head = Linear(weights.take("score.weight", config.labels, config.hidden), bias)
+            self._head = builder.linear("score", config.labels, config.hidden, bias=config.score_bias)
         elif config.tied:
             weights.drop("lm_head.weight")
             self._head = Linear(self._embedding)
         else:
-            self._head = Linear(weights.take("lm_head.weight", config.vocab, config.hidden))
+            self._head = builder.linear("lm_head", config.vocab, config.hidden, bias=False)
         weights.finish()
-        self._cos, self._sin = rotary_tables(config.head_dim, config.rope_theta, config.context)
+        self._parameters = weights.parameters
+        tables = {rope: rope.tables(context) for rope in set(config.ropes)}
+        self._ropes = list(tables.values())
+        self._rope_of = [list(tables).index(rope) for rope in config.ropes]
 
     @property
     def parameters(self) -> int:
         """Number of weights, tied ones once."""
-        config = self.config
-        tied = config.tied and not config.labels
-        per_layer = sum(
-            part.parameters for layer in self._layers for part in (layer.qkv, layer.output, layer.gate_up, layer.down)
-        )
-        norms = config.hidden * (2 * config.layers + 1) + (2 * config.head_dim * config.layers if config.qk_norm else 0)
-        return self._embedding.numel() + (0 if tied else self._head.parameters) + per_layer + norms
+        return self._parameters
 
     def forward(self, batch: Batch, attend: Attend) -> Tensor:
-        """The final hidden states ``[tokens, hidden]``. All earlier tokens of each row must be in the cache."""
+        """See ``Model``."""
         config = self.config
         turning = config.heads + config.kv_heads
-        cos, sin = self._cos[batch.positions], self._sin[batch.positions]
+        angles = [(cos[batch.positions], sin[batch.positions]) for cos, sin in self._ropes]
         hidden = self._embedding[batch.tokens]
+        if config.embedding_scale != 1:
+            hidden = hidden * config.embedding_scale
         for index, layer in enumerate(self._layers):
             normal = rms_norm(hidden, layer.input_norm, config.norm_eps)
             qkv = layer.qkv(normal).view(len(hidden), turning + config.kv_heads, config.head_dim)
             qk = qkv[:, :turning]
             if layer.qk_norm is not None:
                 qk = rms_norm(qk, layer.qk_norm, config.norm_eps)
-            qk = rotary(qk, cos, sin)
+            qk = rotary(qk, *angles[self._rope_of[index]])
             mixed = attend(index, qk[:, : config.heads], qk[:, config.heads :], qkv[:, turning:])
-            hidden = layer.output.add(mixed, hidden)
+            if layer.output_norm is None:
+                hidden = layer.output.add(mixed, hidden)
+            else:
+                hidden = hidden + rms_norm(layer.output(mixed), layer.output_norm, config.norm_eps)
             normal = rms_norm(hidden, layer.mlp_norm, config.norm_eps)
-            hidden = layer.down.add(silu_mul(layer.gate_up(normal)), hidden)
+            if layer.mlp_output_norm is None:
+                hidden = layer.mlp.add(normal, hidden)
+            else:
+                hidden = hidden + rms_norm(layer.mlp(normal), layer.mlp_output_norm, config.norm_eps)
         return hidden
 
     def read(self, hidden: Tensor, token_ids: Sequence[int] = ()) -> Tensor:
-        """Logits ``[rows, vocab]`` (``[rows, labels]`` of a classifier) of chosen rows of ``forward``'s result.
-
-        With ``token_ids`` only their columns, in their order.
-        """
+        """See ``Model``."""
         logits = self._head(rms_norm(hidden, self._norm, self.config.norm_eps))
-        return logits[:, list(token_ids)] if token_ids else logits
+        if token_ids:
+            logits = logits[:, list(token_ids)]
+        if self.config.logit_softcap is not None and not self.config.labels:
+            logits = torch.tanh(logits / self.config.logit_softcap) * self.config.logit_softcap
+        return logits
 
 
-def _layer(config: ModelConfig, weights: Weights, prefix: str) -> _Layer:
-    query, key = config.heads * config.head_dim, config.kv_heads * config.head_dim
+class _Builder:
+    """Takes a checkpoint's tensors and fuses them. No source tensor outlives the part that it is fused into."""
 
-    def take(name: str, *shape: int) -> Tensor:
-        return weights.take(f"{prefix}{name}.weight", *shape)
+    def __init__(self, config: DecoderConfig, weights: Weights) -> None:
+        self._config = config
+        self._weights = weights
+        self._activation = _ACTIVATIONS[config.activation]
 
-    qk_norm = None
-    if config.qk_norm:
-        per_query, per_key = take("self_attn.q_norm", config.head_dim), take("self_attn.k_norm", config.head_dim)
-        qk_norm = torch.stack([per_query] * config.heads + [per_key] * config.kv_heads)
-    qkv = [
-        take("self_attn.q_proj", query, config.hidden),
-        take("self_attn.k_proj", key, config.hidden),
-        take("self_attn.v_proj", key, config.hidden),
-    ]
-    gate_up = [take(f"mlp.{name}_proj", config.intermediate, config.hidden) for name in ("gate", "up")]
-    return _Layer(
-        input_norm=take("input_layernorm", config.hidden),
-        qkv=Linear(torch.cat(qkv)),
-        qk_norm=qk_norm,
-        output=Linear(take("self_attn.o_proj", config.hidden, query)),
-        mlp_norm=take("post_attention_layernorm", config.hidden),
-        gate_up=Linear(torch.cat(gate_up)),
-        down=Linear(take("mlp.down_proj", config.hidden, config.intermediate)),
-    )
+    def layer(self, index: int) -> _Layer:
+        config, prefix = self._config, f"model.layers.{index}."
+        query, key = config.heads * config.head_dim, config.kv_heads * config.head_dim
+        attention, output_norm, mlp_output_norm = f"{prefix}self_attn.", None, None
+        mlp_norm = "post_attention_layernorm"
+        if config.post_norms:
+            output_norm = self.norm(f"{prefix}post_attention_layernorm")
+            mlp_output_norm = self.norm(f"{prefix}post_feedforward_layernorm")
+            mlp_norm = "pre_feedforward_layernorm"
+        parts = {"q_proj": query, "k_proj": key, "v_proj": key}
+        return _Layer(
+            input_norm=self.norm(f"{prefix}input_layernorm"),
+            qkv=self._fused(attention, "qkv_proj", parts, bias=config.qkv_bias),
+            qk_norm=self._qk_norm(attention) if config.qk_norm else None,
+            output=self.linear(f"{attention}o_proj", config.hidden, query, bias=config.output_bias),
+            output_norm=output_norm,
+            mlp_norm=self.norm(prefix + mlp_norm),
+            mlp=self._experts(prefix) if config.experts and index in config.experts.layers else self._mlp(prefix),
+            mlp_output_norm=mlp_output_norm,
+        )
+
+    def norm(self, name: str, size: int | None = None) -> Tensor:
+        weight = self._weights.take(f"{name}.weight", self._config.hidden if size is None else size)
+        return weight + self._config.norm_offset if self._config.norm_offset else weight
+
+    def linear(self, name: str, rows: int, columns: int, *, bias: bool) -> Linear:
+        weight = self._weights.take(f"{name}.weight", rows, columns)
+        return Linear(weight, self._weights.take(f"{name}.bias", rows) if bias else None)
+
+    def _fused(self, prefix: str, name: str, parts: dict[str, int], *, bias: bool) -> Linear:
+        """Several products of the same input as one, whether the checkpoint keeps them apart or not."""
+        hidden, total = self._config.hidden, sum(parts.values())
+        if self._config.fused:
+            return self.linear(prefix + name, total, hidden, bias=bias)
+        weight = torch.cat([self._weights.take(f"{prefix}{part}.weight", rows, hidden) for part, rows in parts.items()])
+        if not bias:
+            return Linear(weight)
+        biases = [self._weights.take(f"{prefix}{part}.bias", rows) for part, rows in parts.items()]
+        return Linear(weight, torch.cat(biases))
+
+    def _qk_norm(self, attention: str) -> Tensor:
+        config = self._config
+        per_query, per_key = (self.norm(f"{attention}{one}_norm", config.head_dim) for one in ("q", "k"))
+        return torch.stack([per_query] * config.heads + [per_key] * config.kv_heads)
+
+    def _mlp(self, prefix: str) -> GatedMlp:
+        config = self._config
+        parts = {"gate_proj": config.intermediate, "up_proj": config.intermediate}
+        gate_up = self._fused(f"{prefix}mlp.", "gate_up_proj", parts, bias=config.mlp_bias)
+        down = self.linear(f"{prefix}mlp.down_proj", config.hidden, config.intermediate, bias=config.mlp_bias)
+        return GatedMlp(gate_up, down, self._activation)
+
+    def _experts(self, prefix: str) -> Experts:
+        """Experts one by one, as on the hub, or stacked, as transformers holds them."""
+        assert self._config.experts is not None
+        about, hidden = self._config.experts, self._config.hidden
+        stacked = f"{prefix}mlp.experts."
+        if self._weights.has(f"{stacked}gate_up_proj"):
+            both = self._weights.take(f"{stacked}gate_up_proj", about.experts, 2 * about.intermediate, hidden)
+            downs = self._weights.take(f"{stacked}down_proj", about.experts, hidden, about.intermediate)
+            pairs = [(Linear(gate_up), Linear(down)) for gate_up, down in zip(both, downs, strict=True)]
+            router = "mlp"
+        else:
+            router = about.router
+            pairs = [self._expert(f"{prefix}{router}.experts.{index}.") for index in range(about.experts)]
+        return Experts(
+            self.linear(f"{prefix}{router}.gate", about.experts, hidden, bias=False),
+            [GatedMlp(gate_up, down, self._activation) for gate_up, down in pairs],
+            about.chosen,
+            normalised=about.normalised,
+        )
+
+    def _expert(self, prefix: str) -> tuple[Linear, Linear]:
+        assert self._config.experts is not None
+        about, hidden = self._config.experts, self._config.hidden
+        gate, up, down = about.names
+        gate_up = torch.cat(
+            [self._weights.take(f"{prefix}{one}.weight", about.intermediate, hidden) for one in (gate, up)]
+        )
+        return Linear(gate_up), self.linear(f"{prefix}{down}", hidden, about.intermediate, bias=False)

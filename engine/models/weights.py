@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -11,62 +12,82 @@ from torch import Tensor
 
 from engine.types import EngineError
 
+_KINDS = (torch.float32, torch.float16, torch.bfloat16)
+
 
 class Weights:
-    """The tensors of a checkpoint by name, as float32, each to be taken exactly once.
+    """The tensors of a checkpoint by name, each to be taken exactly once.
 
-    ``finish`` refuses a checkpoint with tensors that nobody took: they mean a feature that the model does not compute.
+    Files are mapped, and a tensor is read when it is taken: what the model converts or packs is held once. ``finish``
+    refuses a checkpoint with tensors that nobody took: they mean a feature that the model does not compute.
     """
 
     def __init__(self, folder: Path) -> None:
+        """Raises ``EngineError`` that names the file when one is missing or damaged."""
+        self.parameters = 0
+        """Numbers in all tensors taken so far."""
         self._folder = folder
-        self._tensors: dict[str, Tensor] = {}
-        for path in _files(folder):
+        self._files: dict[str, tuple[Path, Any]] = {}
+        for path, expected in _files(folder):
             try:
-                with safe_open(path, framework="pt") as file:
-                    for name in file.keys():  # noqa: SIM118  (a safetensors handle is no mapping)
-                        self._tensors[name] = file.get_tensor(name)
+                file: Any = safe_open(path, framework="pt")
+                names = set(file.keys())
+            except FileNotFoundError:
+                raise EngineError(f"{path} is missing, but model.safetensors.index.json lists it") from None
             except (OSError, SafetensorError) as error:
                 raise EngineError(f"{path} is not a readable safetensors file: {error}") from None
+            if lacking := expected - names:
+                raise EngineError(f"{path} lacks {min(lacking)!r}, which model.safetensors.index.json says it has")
+            self._files |= dict.fromkeys(names, (path, file))
 
     def take(self, name: str, *shape: int) -> Tensor:
         """The tensor ``name`` in float32. Raises ``EngineError`` when it is missing or has another shape or kind."""
-        tensor = self._tensors.pop(name, None)
-        if tensor is None:
+        if name not in self._files:
             raise EngineError(f"{self._folder} lacks the tensor {name!r} that its config.json asks for")
+        path, file = self._files.pop(name)
+        try:
+            tensor: Tensor = file.get_tensor(name)
+        except (OSError, SafetensorError) as error:
+            raise EngineError(f"{path}: {name!r} cannot be read: {error}") from None
         if tuple(tensor.shape) != shape:
-            raise EngineError(f"{self._folder}: {name!r} has shape {tuple(tensor.shape)}, its config.json says {shape}")
-        if tensor.dtype not in (torch.float32, torch.float16, torch.bfloat16):
-            raise EngineError(f"{self._folder}: {name!r} is {tensor.dtype}; supported are float32, float16, bfloat16")
+            raise EngineError(f"{path}: {name!r} has shape {tuple(tensor.shape)}, its config.json says {shape}")
+        if tensor.dtype not in _KINDS:
+            raise EngineError(f"{path}: {name!r} is {tensor.dtype}; supported are float32, float16, bfloat16")
+        self.parameters += tensor.numel()
         return tensor.to(torch.float32)
 
     def drop(self, name: str) -> None:
         """Ignores a tensor that a checkpoint may carry without need."""
-        self._tensors.pop(name, None)
+        self._files.pop(name, None)
 
     def has(self, name: str) -> bool:
         """Whether the tensor is there and was not taken."""
-        return name in self._tensors
+        return name in self._files
 
     def finish(self) -> None:
         """Raises ``EngineError`` when tensors are left over."""
-        if self._tensors:
-            names = ", ".join(sorted(self._tensors)[:4])
-            raise EngineError(f"{self._folder} has tensors that its architecture does not use: {names}")
+        # Old checkpoints carry the rotary frequencies, which the config gives too.
+        left = sorted(name for name in self._files if not name.endswith(".rotary_emb.inv_freq"))
+        if left:
+            path = self._files[left[0]][0]
+            raise EngineError(f"{path} has tensors that its architecture does not use: {', '.join(left[:4])}")
 
 
-def _files(folder: Path) -> list[Path]:
+def _files(folder: Path) -> list[tuple[Path, set[str]]]:
+    """The checkpoint's files and the tensors that each must have."""
     single, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
     if single.exists():
-        return [single]
+        return [(single, set())]
     if not index.exists():
         raise EngineError(
             f"{folder} has neither model.safetensors nor model.safetensors.index.json; only safetensors are loaded"
         )
+    files: dict[str, set[str]] = {}
     try:
-        names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
+        for tensor, name in json.loads(index.read_text(encoding="utf-8"))["weight_map"].items():
+            files.setdefault(name, set()).add(tensor)
     except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
         raise EngineError(f"{index} is not a safetensors index: {error!r}") from None
-    if any(Path(name).name != name for name in names):
+    if any(Path(name).name != name for name in files):
         raise EngineError(f"{index} names files outside the folder")
-    return [folder / name for name in names]
+    return [(folder / name, tensors) for name, tensors in sorted(files.items())]

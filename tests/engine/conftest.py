@@ -6,19 +6,13 @@ import json
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+import transformers
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import (
-    LlamaConfig,
-    LlamaForCausalLM,
-    LlamaForTokenClassification,
-    PreTrainedTokenizerFast,
-    Qwen3Config,
-    Qwen3ForCausalLM,
-    Qwen3ForTokenClassification,
-)
+from transformers import PreTrainedTokenizerFast
 
 Checkpoints = Callable[[str], Path]
 
@@ -44,6 +38,96 @@ _SIZES = {
 }
 
 
+_LONG = [1.0 + 0.7 * pair for pair in range(4)]
+_MOE = {"num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 40}
+_CAPS = {"attn_logit_softcapping": 3.0, "final_logit_softcapping": 5.0}
+
+# A class of transformers, and what its config has beside _SIZES. Windows, soft caps and contexts before stretching are
+# so small that the tests' texts exceed them.
+MODELS: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("LlamaForCausalLM", {"rope_theta": 5000.0}),
+    "llama_bias": ("LlamaForCausalLM", {"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True}),
+    "llama_linear": ("LlamaForCausalLM", {"rope_scaling": {"type": "linear", "factor": 3.0}, "rope_theta": 700.0}),
+    "llama_dynamic": ("LlamaForCausalLM", {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0}}),
+    "llama_llama3": (
+        "LlamaForCausalLM",
+        {
+            "rope_parameters": {
+                "rope_type": "llama3",
+                "factor": 8.0,
+                "low_freq_factor": 1.0,
+                "high_freq_factor": 4.0,
+                "original_max_position_embeddings": 32,
+            }
+        },
+    ),
+    "llama_classify": ("LlamaForTokenClassification", {"num_labels": 3}),
+    "mistral": ("MistralForCausalLM", {"sliding_window": 20}),
+    "mistral_full": ("MistralForCausalLM", {"sliding_window": None}),
+    "mistral_classify": ("MistralForTokenClassification", {"sliding_window": 20}),
+    "mixtral": ("MixtralForCausalLM", {"num_local_experts": 5, "num_experts_per_tok": 2, "sliding_window": 20}),
+    "mixtral_classify": ("MixtralForTokenClassification", {"num_local_experts": 3, "num_experts_per_tok": 1}),
+    "qwen2": ("Qwen2ForCausalLM", {"use_sliding_window": True, "sliding_window": 20, "max_window_layers": 1}),
+    "qwen2_yarn": (
+        "Qwen2ForCausalLM",
+        {"rope_scaling": {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}},
+    ),
+    "qwen2_classify": ("Qwen2ForTokenClassification", {"num_labels": 4, "token_classification_bias": False}),
+    "qwen3": ("Qwen3ForCausalLM", {"tie_word_embeddings": True}),
+    "qwen3_window": (
+        "Qwen3ForCausalLM",
+        {
+            "attention_bias": True,
+            "use_sliding_window": True,
+            "sliding_window": 20,
+            "layer_types": ["sliding_attention", "full_attention"],
+            "rope_parameters": {
+                "rope_type": "yarn",
+                "factor": 4.0,
+                "original_max_position_embeddings": 32,
+                "mscale": 2.0,
+                "mscale_all_dim": 0.5,
+                "beta_fast": 4,
+                "beta_slow": 1.5,
+                "truncate": False,
+            },
+        },
+    ),
+    "qwen3_classify": ("Qwen3ForTokenClassification", {"num_labels": 2}),
+    "qwen3_moe": ("Qwen3MoeForCausalLM", _MOE | {"use_sliding_window": True, "sliding_window": 20}),
+    "qwen3_moe_mixed": (
+        "Qwen3MoeForCausalLM",
+        _MOE | {"norm_topk_prob": True, "num_hidden_layers": 4, "decoder_sparse_step": 2, "mlp_only_layers": [3]},
+    ),
+    "qwen3_moe_classify": ("Qwen3MoeForTokenClassification", _MOE),
+    "phi3": ("Phi3ForCausalLM", {"head_dim": None, "partial_rotary_factor": 0.5, "sliding_window": 20}),
+    "phi3_longrope": (
+        "Phi3ForCausalLM",
+        {
+            "head_dim": None,
+            "original_max_position_embeddings": 32,
+            "rope_scaling": {"type": "longrope", "short_factor": [1.0] * 4, "long_factor": _LONG},
+        },
+    ),
+    "phi3_classify": ("Phi3ForTokenClassification", {"head_dim": None}),
+    "gemma2": ("Gemma2ForCausalLM", _CAPS | {"sliding_window": 20, "query_pre_attn_scalar": 5}),
+    "gemma2_classify": ("Gemma2ForTokenClassification", _CAPS | {"sliding_window": 20, "attention_bias": True}),
+    "gemma3": (
+        "Gemma3ForCausalLM",
+        {
+            "num_hidden_layers": 4,
+            "sliding_window": 20,
+            "sliding_window_pattern": 3,
+            "final_logit_softcapping": 5.0,
+            "query_pre_attn_scalar": 40,
+            "rope_scaling": {"rope_type": "linear", "factor": 2.0},
+            "rope_theta": 9000.0,
+            "rope_local_base_freq": 500.0,
+        },
+    ),
+}
+
+
 @pytest.fixture(autouse=True)
 def _one_thread() -> None:
     torch.set_num_threads(1)
@@ -51,7 +135,7 @@ def _one_thread() -> None:
 
 @pytest.fixture(scope="session")
 def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Checkpoints:
-    """``checkpoints(kind)`` is the folder of a checkpoint: llama, qwen3, llama_classify or qwen3_classify."""
+    """``checkpoints(kind)`` is the folder of a checkpoint of one of ``MODELS``."""
     made: dict[str, Path] = {}
 
     def make(kind: str) -> Path:
@@ -64,22 +148,27 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Checkpoints:
 
 
 def save_checkpoint(kind: str, folder: Path) -> None:
+    architecture, options = MODELS[kind]
+    save_random_model(architecture, options, folder)
+
+
+def save_random_model(architecture: str, options: dict[str, Any], folder: Path) -> None:
+    """A checkpoint of any class of transformers, with norms and biases that are not what training starts from."""
     torch.manual_seed(7)
     tokenizer = small_tokenizer()
     tokenizer.save_pretrained(folder)
     common = _SIZES | {"eos_token_id": tokenizer.eos_token_id, "pad_token_id": None, "bos_token_id": None}
-    if kind == "llama":
-        model = LlamaForCausalLM(LlamaConfig(**common, rope_theta=5000.0))
-    elif kind == "qwen3":
-        model = Qwen3ForCausalLM(Qwen3Config(**common, tie_word_embeddings=True))
-    elif kind == "llama_classify":
-        model = LlamaForTokenClassification(LlamaConfig(**common, num_labels=3))
-    else:
-        model = Qwen3ForTokenClassification(Qwen3Config(**common, num_labels=2))
+    model_class = getattr(transformers, architecture)
+    chosen = {name: value for name, value in (common | options).items() if value is not None or name not in _SIZES}
+    model = model_class(model_class.config_class(**chosen))
     with torch.no_grad():
         for name, weight in model.named_parameters():
-            if "norm" in name:
+            if "norm" in name or "ln_" in name:
                 weight.uniform_(0.5, 1.5)
+            elif "bias" in name:
+                weight.normal_(0, 0.3)
+            elif weight.ndim == 3 or "gate.weight" in name:  # experts, and what routes to them
+                weight.normal_(0, 0.25)
     model.save_pretrained(folder)
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | {"reasoner_prm": {"kind": "test"}}))

@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import random
 import shutil
+from collections.abc import Sequence
+from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+import transformers
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoModelForTokenClassification
 
 from engine.core import CoreOptions
+from engine.models.families import known_fields
 from engine.types import Branch, EngineError, ScoreItem
-from tests.engine.conftest import Checkpoints
+from tests.engine.conftest import MODELS, Checkpoints, save_random_model
 from tests.engine.helpers import SMALL, Harness, generate, score
 
-KINDS = ["llama", "qwen3", "llama_classify", "qwen3_classify"]
+KINDS = list(MODELS)
+GENERATING = [kind for kind in KINDS if "classify" not in kind]
 TOLERANCE = 1e-4
 
 
@@ -25,11 +32,15 @@ def random_tokens(count: int, seed: int) -> tuple[int, ...]:
     return tuple(random.Random(seed).randrange(3, 360) for _ in range(count))
 
 
-def reference_logits(folder: Path, tokens: tuple[int, ...]) -> torch.Tensor:
+@lru_cache
+def reference(folder: Path) -> Any:
     loader = AutoModelForTokenClassification if "classify" in folder.name else AutoModelForCausalLM
-    model = loader.from_pretrained(folder, dtype=torch.float32).eval()
-    with torch.inference_mode():
-        logits: torch.Tensor = model(torch.tensor([tokens])).logits[0]
+    return loader.from_pretrained(folder, dtype=torch.float32).eval()
+
+
+def reference_logits(folder: Path, tokens: Sequence[int]) -> torch.Tensor:
+    with torch.no_grad():
+        logits: torch.Tensor = reference(folder)(torch.tensor([tokens])).logits[0]
     return logits
 
 
@@ -70,11 +81,54 @@ def test_logits_after_a_cached_prefix_equal_transformers(checkpoints: Checkpoint
     torch.testing.assert_close(ours, reference_logits(checkpoints(kind), tokens)[45:], atol=TOLERANCE, rtol=0)
 
 
-@pytest.mark.parametrize("kind", ["llama", "qwen3"])
-def test_greedy_tokens_equal_transformers_generate(checkpoints: Checkpoints, kind: str) -> None:
-    model = AutoModelForCausalLM.from_pretrained(checkpoints(kind), dtype=torch.float32).eval()
+@pytest.mark.parametrize("kind", KINDS)
+def test_logits_of_texts_that_fork_equal_transformers(checkpoints: Checkpoints, kind: str) -> None:
+    """Four texts share 37 tokens (two pages and a part of a third) and are computed side by side."""
+    common = random_tokens(37, 4)
+    texts = [common + random_tokens(20 + 5 * seed, seed) for seed in range(5, 9)]
     harness = Harness(checkpoints(kind))
-    for seed in range(6):
+    ids = () if "classify" in kind else range(harness.core.model.info.vocab_size)
+    results = harness.score(
+        score(*(ScoreItem((t[:37], *((one,) for one in t[37:])), range(1, len(t) - 36)) for t in texts), token_ids=ids)
+    )
+    assert sum(result.cached_tokens for result in results) == 3 * 37
+    for text, result in zip(texts, results, strict=True):
+        expected = reference_logits(checkpoints(kind), text)[37:]
+        torch.testing.assert_close(torch.tensor(result.values), expected, atol=TOLERANCE, rtol=0)
+
+
+@pytest.mark.parametrize("kind", GENERATING)
+def test_logits_of_branches_that_were_preempted_equal_transformers(
+    checkpoints: Checkpoints, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Three branches, one with tokens of its own, in memory for about two: every row that a token was drawn from."""
+    harness = Harness(checkpoints(kind), CoreOptions(kv_tokens=160, max_running=8, step_tokens=24))
+    drawn, read = [], harness.core.model.decoder.read
+
+    def recording(hidden: torch.Tensor, token_ids: Sequence[int] = ()) -> torch.Tensor:
+        drawn.append(read(hidden, token_ids).clone())
+        return read(hidden, token_ids)
+
+    monkeypatch.setattr(harness.core.model.decoder, "read", recording)
+    prompt = random_tokens(41, 9)
+    branches = [Branch(seed, 0, 60, generated=random_tokens(11 * seed, 10 + seed)) for seed in range(3)]
+    completions = harness.complete(generate(prompt, branches, temperature=1.0, ignore_eos=True))
+    assert harness.core.stats.preemptions > 0
+    rows = torch.cat(drawn)
+    assert len(rows) == 3 * 60
+    for branch, completion in zip(branches, completions, strict=True):
+        text = (*prompt, *branch.generated, *completion.token_ids)
+        expected = reference_logits(checkpoints(kind), text)[-61:-1]
+        nearest = (expected[:, None] - rows).abs().amax(-1).amin(1)
+        assert nearest.max() < TOLERANCE
+
+
+@pytest.mark.parametrize("kind", GENERATING)
+def test_greedy_tokens_equal_transformers_generate(checkpoints: Checkpoints, kind: str) -> None:
+    model = reference(checkpoints(kind))
+    harness = Harness(checkpoints(kind))
+    # With longrope, generate computes all keys again when a text grows beyond the original context.
+    for seed in range(3, 6) if kind == "phi3_longrope" else range(0, 6, 2):
         prompt = random_tokens(5 + 11 * seed, seed)
         [ours] = harness.complete(generate(prompt, [Branch(0, 0, 40)], temperature=0.0))
         inputs = torch.tensor([prompt])
@@ -110,8 +164,7 @@ def test_sharded_weights_are_the_same_model(checkpoints: Checkpoints, tmp_path: 
 def test_the_model_info_counts_parameters_as_transformers_does(checkpoints: Checkpoints) -> None:
     for kind in KINDS:
         info = Harness(checkpoints(kind)).core.model.info
-        loader = AutoModelForTokenClassification if "classify" in kind else AutoModelForCausalLM
-        assert info.parameters == loader.from_pretrained(checkpoints(kind)).num_parameters()
+        assert info.parameters == reference(checkpoints(kind)).num_parameters()
         assert info.kind == ("classify" if "classify" in kind else "generate")
         assert info.extra == {"reasoner_prm": {"kind": "test"}}
         assert (info.context, info.vocab_size) == (256, 400)
@@ -121,17 +174,30 @@ def test_the_model_info_counts_parameters_as_transformers_does(checkpoints: Chec
     ("change", "named"),
     [
         ({"architectures": ["MambaForCausalLM"]}, "MambaForCausalLM"),
-        ({"attention_bias": True}, "attention_bias"),
+        ({"attention_bias": True}, "self_attn.q_proj.bias"),
+        ({"mlp_bias": True}, "mlp_bias"),
         ({"hidden_act": "gelu"}, "hidden_act"),
-        ({"use_sliding_window": True}, "sliding-window"),
-        ({"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4}}, "yarn"),
-        ({"rope_scaling": {"type": "linear", "factor": 2.0}, "rope_parameters": None}, "linear"),
+        ({"is_causal": False}, "is_causal"),
+        ({"use_bidirectional_attention": True}, "use_bidirectional_attention"),
+        ({"attn_logit_softcapping": 30.0}, "attn_logit_softcapping"),
+        ({"num_experts": 4}, "num_experts"),
+        ({"some_new_feature": {"size": 3}}, "some_new_feature"),
+        ({"layer_types": ["full_attention", "linear_attention"]}, "linear_attention"),
+        ({"layer_types": ["full_attention", "sliding_attention"]}, "sliding_window"),
+        ({"use_sliding_window": True, "sliding_window": 0}, "sliding_window"),
+        ({"rope_parameters": {"rope_type": "proportional", "rope_theta": 1e4}}, "proportional"),
+        ({"rope_parameters": {"rope_type": "default", "mrope_section": [4, 4]}}, "mrope_section"),
+        ({"rope_parameters": {"full_attention": {"rope_type": "default"}}}, "per layer type"),
+        ({"rope_parameters": {"rope_type": "llama3", "factor": 8.0}}, "low_freq_factor"),
+        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
+        ({"num_key_value_heads": 4}, "heads"),
         ({"quantization_config": {"bits": 4}}, "quantization_config"),
         ({"hidden_size": None}, "wrong kind"),
         ({"hidden_size": 64}, "shape"),
-        ({"num_hidden_layers": 3}, "model.layers.2"),
-        ({"num_hidden_layers": 1}, "does not use"),
-        ({"vocab_size": 300}, "vocab_size"),
+        ({"num_hidden_layers": 3}, "layer_types"),
+        ({"num_hidden_layers": 3, "layer_types": None}, "model.layers.2"),
+        ({"num_hidden_layers": 1, "layer_types": None}, "model.safetensors has tensors .* does not use"),
+        ({"vocab_size": 300}, "embed_tokens.* has shape"),
     ],
 )
 def test_a_checkpoint_that_is_not_supported_is_refused_by_name(
@@ -156,6 +222,53 @@ def test_a_missing_or_corrupt_file_is_refused_by_name(
         (folder / file).write_bytes(content)
     with pytest.raises(EngineError, match=file.partition(".")[0]):
         Harness(folder)
+
+
+@pytest.mark.parametrize("architecture", sorted({architecture for architecture, _ in MODELS.values()}))
+def test_every_field_of_the_config_class_in_transformers_is_known(architecture: str) -> None:
+    """What the installed transformers may compute is computed here, or refused where it is set."""
+    declared = {field.name for field in dataclasses.fields(getattr(transformers, architecture).config_class)}
+    refused = {"is_encoder_decoder", "use_bidirectional_attention"}
+    if architecture.startswith("Gemma3"):
+        refused.add("attn_logit_softcapping")  # which transformers does not compute there either
+    assert declared <= known_fields(architecture) | refused
+
+
+def test_a_tokenizer_with_more_tokens_than_the_model_is_refused(tmp_path: Path) -> None:
+    save_random_model("LlamaForCausalLM", {"vocab_size": 300}, tmp_path)
+    with pytest.raises(EngineError, match=r"token id \d+, .* vocab_size is 300"):
+        Harness(tmp_path)
+
+
+def test_a_missing_or_damaged_shard_is_refused_by_name(checkpoints: Checkpoints, tmp_path: Path) -> None:
+    folder = copy_checkpoint(checkpoints("qwen3"), tmp_path / "model")
+    (folder / "model.safetensors").unlink()
+    reference(checkpoints("qwen3")).save_pretrained(folder, max_shard_size="100KB")
+    index = json.loads((folder / "model.safetensors.index.json").read_text())["weight_map"]
+    shard = folder / index["model.norm.weight"]
+    whole = shard.read_bytes()
+    for content in (None, b"", whole[: len(whole) // 2], whole + b"0"):
+        if content is None:
+            shard.unlink()
+        else:
+            shard.write_bytes(content)
+        with pytest.raises(EngineError, match=shard.name):
+            Harness(folder)
+    shard.write_bytes(whole)
+    tensors = load_file(shard)
+    del tensors["model.norm.weight"]
+    save_file(tensors, shard)
+    with pytest.raises(EngineError, match=rf"{shard.name} lacks 'model.norm.weight'"):
+        Harness(folder)
+
+
+def test_a_tensor_of_another_shape_or_kind_is_refused_with_its_file(checkpoints: Checkpoints, tmp_path: Path) -> None:
+    folder = copy_checkpoint(checkpoints("llama"), tmp_path / "model")
+    weights = load_file(folder / "model.safetensors")
+    for tensor, named in ((torch.ones(49), "has shape"), (torch.ones(48, dtype=torch.int8), "int8")):
+        save_file(weights | {"model.norm.weight": tensor}, folder / "model.safetensors")
+        with pytest.raises(EngineError, match=rf"model.safetensors: 'model.norm.weight' .*{named}"):
+            Harness(folder)
 
 
 def test_a_folder_that_is_not_there_is_refused(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from torch import Tensor
 from kernels.activation import silu_mul
 from kernels.attention import Workspace, paged_attention, plan_rows, row_classes
 from kernels.norm import rms_norm
-from kernels.rotary import rotary, rotary_tables
+from kernels.rotary import frequencies, rotary, rotary_tables
 
 PAGE = 4
 
@@ -36,7 +36,7 @@ def test_silu_mul_equals_the_float64_formula() -> None:
 
 def test_rotary_turns_each_pair_by_its_position_and_frequency() -> None:
     dim, theta = 8, 5000.0
-    cos, sin = rotary_tables(dim, theta, 50)
+    cos, sin = rotary_tables(frequencies(dim, theta), 50)
     x, positions = random(4, 3, dim), [0, 1, 17, 49]
     turned = rotary(x, cos[positions], sin[positions])
     for token, position in enumerate(positions):

@@ -1,0 +1,148 @@
+"""Rotary settings of a config: which variant, with which numbers, in the forms of old and new transformers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from engine.types import EngineError
+from kernels.rotary import (
+    frequencies,
+    llama3_frequencies,
+    longrope_frequencies,
+    longrope_magnitude,
+    rotary_tables,
+    yarn_frequencies,
+    yarn_magnitude,
+)
+
+_FIELDS = {
+    "default": set[str](),
+    "linear": {"factor"},
+    "dynamic": {"factor"},
+    "llama3": {"factor", "low_freq_factor", "high_freq_factor"},
+    "yarn": {"factor", "attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim", "truncate"},
+    "longrope": {"factor", "attention_factor", "short_factor", "long_factor"},
+}
+_COMMON = {"rope_type", "type", "rope_theta", "partial_rotary_factor", "original_max_position_embeddings"}
+
+
+@dataclass(frozen=True, slots=True)
+class Rope:
+    """One rotary embedding.
+
+    Keys are cached rotated and shared between sequences of any length, so the angles of a position never depend on the
+    length of its sequence. Two variants want that they do:
+
+    - ``dynamic`` (NTK) leaves sequences within ``max_position_embeddings`` as they are and changes the angles of longer
+      ones with every token. Such a model is served up to ``max_position_embeddings``, where it equals transformers.
+    - ``longrope`` has other angles for sequences above the original context than for those within it. Here the longest
+      sequence that is served decides for all: with more than the original context all take the long factors, so that
+      longer sequences equal transformers; with at most that, all take the short ones and all equal transformers.
+    """
+
+    kind: str
+    dim: int
+    """How many of a head's dimensions are rotated."""
+    theta: float
+    original: int
+    """Context before it was stretched."""
+    numbers: tuple[tuple[str, Any], ...]
+    """The variant's own fields."""
+
+    def context(self, positions: int) -> int:
+        """Most tokens of one sequence, where the config's ``max_position_embeddings`` is ``positions``."""
+        if self.kind == "yarn":
+            return max(positions, int(self.original * self._number("factor", positions / self.original)))
+        return positions
+
+    def tables(self, positions: int) -> tuple[Tensor, Tensor]:
+        """``rotary_tables`` for sequences of at most ``positions`` tokens."""
+        magnitude = 1.0
+        values = frequencies(self.dim, self.theta)
+        if self.kind == "linear":
+            values = values / self._number("factor")
+        elif self.kind == "llama3":
+            low, high = self._number("low_freq_factor"), self._number("high_freq_factor")
+            values = llama3_frequencies(values, self._number("factor"), low, high, self.original)
+        elif self.kind == "yarn":
+            factor = self._number("factor")
+            fast, slow = self._number("beta_fast", 32.0), self._number("beta_slow", 1.0)
+            whole = bool(dict(self.numbers).get("truncate", True))
+            values = yarn_frequencies(self.dim, self.theta, factor, fast, slow, self.original, whole=whole)
+            magnitude = self._number("attention_factor", self._yarn_magnitude(factor))
+        elif self.kind == "longrope":
+            numbers = dict(self.numbers)
+            divisors = numbers["long_factor" if positions > self.original else "short_factor"]
+            values = longrope_frequencies(self.dim, self.theta, divisors)
+            magnitude = self._number("attention_factor", longrope_magnitude(self._number("factor"), self.original))
+        return rotary_tables(values, positions, magnitude)
+
+    def _yarn_magnitude(self, factor: float) -> float:
+        weight, weight_all = self._number("mscale", 0.0), self._number("mscale_all_dim", 0.0)
+        if weight and weight_all:
+            return yarn_magnitude(factor, weight) / yarn_magnitude(factor, weight_all)
+        return yarn_magnitude(factor)
+
+    def _number(self, name: str, default: float | None = None) -> float:
+        value = dict(self.numbers).get(name)
+        if value is None and default is None:
+            raise EngineError(f"rope scaling {self.kind!r} lacks {name!r}")
+        return float(default if value is None else value)  # type: ignore[arg-type]
+
+
+def read_rope(fields: dict[str, Any], head_dim: int, *, theta: float, partial: bool) -> Rope:
+    """The one rotary embedding of all layers. ``theta``: the family's default. ``partial``: it may rotate a part of
+    each head only."""
+    settings = dict(fields.get("rope_scaling") or fields.get("rope_parameters") or {})
+    if "full_attention" in settings or "sliding_attention" in settings:
+        raise EngineError("rope_parameters per layer type are not supported for this architecture")
+    return _rope(fields, settings, head_dim, theta=theta, partial=partial)
+
+
+def read_ropes_by_layer_type(fields: dict[str, Any], head_dim: int) -> dict[str, Rope]:
+    """Gemma 3: layers with a window have their own rotary embedding, and old configs scale that of the others only."""
+    settings = dict(fields.get("rope_parameters") or {})
+    if not settings.keys() <= {"full_attention", "sliding_attention"}:
+        raise EngineError(f"rope_parameters must be per layer type, but it has {sorted(settings)}")
+    full = dict(settings.get("full_attention") or {}) | dict(fields.get("rope_scaling") or {})
+    sliding = dict(settings.get("sliding_attention") or {})
+    sliding.setdefault("rope_theta", fields.get("rope_local_base_freq", 10_000.0))
+    return {
+        "full_attention": _rope(fields, full, head_dim, theta=1_000_000.0, partial=False),
+        "sliding_attention": _rope(fields, sliding, head_dim, theta=10_000.0, partial=False),
+    }
+
+
+def _rope(fields: dict[str, Any], settings: dict[str, Any], head_dim: int, *, theta: float, partial: bool) -> Rope:
+    kind = settings.get("rope_type") or settings.get("type") or "default"
+    if partial and kind in ("su", "yarn"):
+        kind = "longrope"  # what the first Phi-3 configs called it
+    if kind not in _FIELDS:
+        raise EngineError(f"rope scaling {kind!r} is not supported; supported are {', '.join(_FIELDS)}")
+    unknown = {name for name in settings.keys() - _COMMON - _FIELDS[kind] if settings[name] is not None}
+    if unknown:
+        raise EngineError(f"rope scaling {kind!r} has a field that is not supported: {', '.join(sorted(unknown))}")
+    share = float(settings.get("partial_rotary_factor") or fields.get("partial_rotary_factor") or 1.0)
+    if share != 1.0 and not partial:
+        raise EngineError("partial_rotary_factor is not supported for this architecture")
+    positions = int(fields["max_position_embeddings"])
+    original = int(
+        fields.get("original_max_position_embeddings") or settings.get("original_max_position_embeddings") or positions
+    )
+    numbers = {name: settings[name] for name in sorted(_FIELDS[kind] & settings.keys())}
+    if kind in ("yarn", "longrope") and numbers.get("factor") is None:
+        numbers["factor"] = positions / original
+    dim = int(head_dim * share)
+    for name in ("short_factor", "long_factor"):
+        if kind == "longrope" and len(numbers.get(name) or ()) != dim // 2:
+            raise EngineError(f"rope scaling 'longrope' needs {dim // 2} numbers as {name!r}")
+    return Rope(
+        kind=kind,
+        dim=dim,
+        theta=float(settings.get("rope_theta") or fields.get("rope_theta") or theta),
+        original=original,
+        numbers=tuple((name, tuple(value) if isinstance(value, list) else value) for name, value in numbers.items()),
+    )
