@@ -208,20 +208,29 @@ class EngineCore:
                 if completes:
                     self._scheduler.finish(sequence)
                     self._emit_score(sequence, declined=False)
+            elif isinstance(sequence, GenerateSequence) and completes and not sequence.branch.max_tokens:
+                self._end(sequence, ("length", None))
 
     def _append(self, draw: Draw) -> None:
         sequence = draw.sequence
         sequence.tokens.append(draw.token)
         sequence.written.append(draw.token)
         sequence.logprob += draw.logprob
+        if sequence.penalties is not None:
+            sequence.penalties.add(draw.token)
+        if sequence.logprobs is not None and draw.detail is not None:
+            sequence.logprobs.append(draw.detail)
         self._generated += 1
         reason = ending(sequence, draw.token, self.model.info.context)
         if reason is not None:
-            self._scheduler.finish(sequence)
-            self._emit_completion(sequence, reason)
-            self._leave(sequence)
+            self._end(sequence, reason)
         elif sequence.job.stream and (delta := next_delta(sequence)):
             sequence.job.sink(delta)
+
+    def _end(self, sequence: GenerateSequence, reason: Ending) -> None:
+        self._scheduler.finish(sequence)
+        self._emit_completion(sequence, reason)
+        self._leave(sequence)
 
     def _emit_completion(self, sequence: GenerateSequence, reason: Ending) -> None:
         rest, answer = completion(sequence, self.model.tokenizer, reason)

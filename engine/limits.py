@@ -12,6 +12,9 @@ _NAME = 256
 _PRIORITY = range(-(1 << 31), 1 << 31)
 _WORD = range(-(1 << 63), 1 << 64)
 """Seeds and keys are 64-bit words, signed or not."""
+MAX_LOGPROBS = 20
+MAX_STOPS = 64
+MAX_STOP_LENGTH = 256
 
 
 def check_generate(request: GenerateRequest, model: ModelInfo, max_branches: int) -> None:
@@ -25,12 +28,14 @@ def check_generate(request: GenerateRequest, model: ModelInfo, max_branches: int
         raise InvalidRequest(f"{len(request.branches)} branches; there may be 1 to {max_branches}", "branches")
     for branch in request.branches:
         check_tokens(branch.generated, model, "branches.generated")
-        if branch.max_tokens < 1:
-            raise InvalidRequest(f"max_tokens is {branch.max_tokens}; it must be at least 1", "max_tokens")
+        least = 1 if request.sampling.prompt_logprobs is None else 0
+        if branch.max_tokens < least:
+            why = "" if least == 0 else " (0 is for prompt_logprobs)"
+            raise InvalidRequest(f"max_tokens is {branch.max_tokens}; it must be at least {least}{why}", "max_tokens")
         if branch.seed not in _WORD or branch.key not in _WORD:
             raise InvalidRequest("seed and key must fit into 64 bits", "seed" if branch.seed not in _WORD else "key")
         length = len(request.prompt) + len(branch.generated)
-        if length >= model.context:
+        if length + min(branch.max_tokens, 1) > model.context:
             raise InvalidRequest(
                 f"prompt and generated tokens are {length}; at most {model.context - 1} leave room for a new one",
                 "prompt",
@@ -85,6 +90,27 @@ def _check_sampling(sampling: SamplingParams, model: ModelInfo) -> None:
         raise InvalidRequest(f"top_p is {sampling.top_p}; it must be above 0 and at most 1", "top_p")
     if not 0 <= sampling.min_p <= 1:
         raise InvalidRequest(f"min_p is {sampling.min_p}; it must be between 0 and 1", "min_p")
-    if "" in sampling.stop:
-        raise InvalidRequest("a stop string must not be empty", "stop")
+    _check_penalties(sampling, model)
+    for name, count in (("logprobs", sampling.logprobs), ("prompt_logprobs", sampling.prompt_logprobs)):
+        if count is not None and not 0 <= count <= min(MAX_LOGPROBS, model.vocab_size):
+            raise InvalidRequest(f"{name} is {count}; it must be between 0 and {MAX_LOGPROBS}", name)
+    if len(sampling.stop) > MAX_STOPS:
+        raise InvalidRequest(f"{len(sampling.stop)} stop strings; there may be at most {MAX_STOPS}", "stop")
+    if not all(1 <= len(stop) <= MAX_STOP_LENGTH for stop in sampling.stop):
+        raise InvalidRequest(f"a stop string must have 1 to {MAX_STOP_LENGTH} characters", "stop")
     check_tokens(sampling.stop_token_ids, model, "stop_token_ids")
+
+
+def _check_penalties(sampling: SamplingParams, model: ModelInfo) -> None:
+    if not (math.isfinite(sampling.repetition_penalty) and sampling.repetition_penalty > 0):
+        raise InvalidRequest(
+            f"repetition_penalty is {sampling.repetition_penalty}; it must be above 0", "repetition_penalty"
+        )
+    for name in ("presence_penalty", "frequency_penalty"):
+        if not -2 <= getattr(sampling, name) <= 2:
+            raise InvalidRequest(f"{name} is {getattr(sampling, name)}; it must be between -2 and 2", name)
+    check_tokens([token for token, _ in sampling.logit_bias], model, "logit_bias")
+    if not all(-100 <= bias <= 100 for _, bias in sampling.logit_bias):
+        raise InvalidRequest("a bias must be between -100 and 100", "logit_bias")
+    if sampling.min_tokens < 0:
+        raise InvalidRequest(f"min_tokens is {sampling.min_tokens}; it must not be negative", "min_tokens")

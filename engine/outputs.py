@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from typing import TypeVar
+
 from engine.detokenize import held_back, text_of
 from engine.sequence import GenerateSequence, ScoreSequence
 from engine.tokenizer import Tokenizer
 from engine.types import Completion, Delta, FinishReason, ScoreResult
+
+_T = TypeVar("_T")
 
 Ending = tuple[FinishReason, str | int | None]
 
@@ -15,7 +19,10 @@ def ending(sequence: GenerateSequence, token: int, context: int) -> Ending | Non
     if token in sequence.eos or token in sequence.sampling.stop_token_ids:
         return "stop", token
     stops = sequence.stop_strings
-    if stops is not None and stops.may_end(token):
+    if stops is not None and len(sequence.written) <= sequence.sampling.min_tokens:
+        sequence.reader.advance()
+        sequence.checked = max(sequence.checked, len(sequence.reader.text))
+    elif stops is not None and stops.may_end(token):
         sequence.reader.advance()
         stop = stops.find(sequence.reader.text, sequence.checked)
         if stop is not None:
@@ -50,10 +57,10 @@ def completion(sequence: GenerateSequence, tokenizer: Tokenizer, reason: Ending)
         logprob=sequence.logprob,
         prompt_tokens=sequence.prefix,
         cached_tokens=sequence.cached or 0,
+        logprobs=_tuple(sequence.logprobs),
+        prompt_logprobs=_tuple(sequence.prompt_logprobs),
     )
-    rest = None
-    if sequence.job.stream:
-        rest = Delta(sequence.index, text[sequence.sent :], tuple(tokens[sequence.sent_tokens :]))
+    rest = _rest(sequence, text) if sequence.job.stream else None
     return (rest if rest and rest.token_ids else None), answer
 
 
@@ -71,7 +78,18 @@ def score_result(sequence: ScoreSequence, *, declined: bool) -> ScoreResult:
 def _delta(sequence: GenerateSequence, text: str) -> Delta | None:
     if len(text) <= sequence.sent:
         return None
-    tokens = sequence.new_tokens
-    delta = Delta(sequence.index, text[sequence.sent :], tuple(tokens[sequence.sent_tokens :]))
-    sequence.sent, sequence.sent_tokens = len(text), len(tokens)
+    delta = _rest(sequence, text)
+    sequence.sent, sequence.sent_tokens = len(text), len(sequence.written) - len(sequence.branch.generated)
     return delta
+
+
+def _rest(sequence: GenerateSequence, text: str) -> Delta:
+    """What of the text and the tokens was not streamed yet."""
+    sent = sequence.sent_tokens
+    logprobs = None if sequence.logprobs is None else tuple(sequence.logprobs[sent:])
+    start = len(sequence.branch.generated) + sent
+    return Delta(sequence.index, text[sequence.sent :], tuple(sequence.written[start:]), logprobs)
+
+
+def _tuple(values: list[_T] | None) -> tuple[_T, ...] | None:
+    return None if values is None else tuple(values)

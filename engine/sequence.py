@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 from engine.cache.kv import PageTable
 from engine.cache.tree import Match
 from engine.detokenize import StopStrings, TextReader
-from engine.types import Branch, Completion, Delta, EngineError, SamplingParams, ScoreResult
+from engine.penalties import Ints, Penalties
+from engine.types import Branch, Completion, Delta, EngineError, SamplingParams, ScoreResult, TokenLogprob
 
 Event = Completion | Delta | ScoreResult | EngineError
 """What a job hears: results as they come, or one error that ends it."""
@@ -97,6 +98,22 @@ class GenerateSequence(Sequence):
     sent_tokens: int = 0
     """New tokens already streamed."""
     logprob: float = 0.0
+    penalties: Penalties | None = None
+    """Of a request that has any."""
+    forbidden: Ints | None = None
+    """What may not be drawn before ``min_tokens``, if the request says that."""
+    logprobs: list[TokenLogprob] | None = None
+    """Of the new tokens, if asked for."""
+    prompt_logprobs: list[TokenLogprob | None] | None = None
+    """Of the prompt's tokens that were read so far, if asked for."""
+    prompt_size: int = 0
+
+    @property
+    def limit(self) -> int:
+        if self.prompt_logprobs is not None and len(self.prompt_logprobs) < self.prompt_size:
+            # The next token's log-probability is read at the position before it.
+            return len(self.prompt_logprobs) - 1
+        return len(self.tokens) - 1
 
     @property
     def new_tokens(self) -> list[int]:

@@ -6,9 +6,12 @@ import math
 from functools import lru_cache, partial
 from pathlib import Path
 
+import numpy as np
+
 from engine.detokenize import StopStrings, TextReader, text_of
 from engine.limits import check_generate, check_score, check_tokens
 from engine.models.model import Model
+from engine.penalties import Penalties
 from engine.sequence import GenerateSequence, Job, ScoreSequence
 from engine.tokenizer import Tokenizer
 from engine.types import GenerateRequest, InvalidRequest, ModelInfo, ScoreItem, ScoreRequest
@@ -48,6 +51,13 @@ class ServedModel:
         check_generate(request, self.info, self._max_sequences)
         sampling = request.sampling
         stops = self._stop_strings(sampling.stop) if sampling.stop else None
+        eos = frozenset() if sampling.ignore_eos else self._eos
+        penalties = Penalties(sampling, request.prompt) if Penalties.wanted(sampling) else None
+        forbidden = None
+        if sampling.min_tokens:
+            forbidden = np.array(sorted(eos | set(sampling.stop_token_ids)), np.int64)
+            if len(forbidden) == self.info.vocab_size:
+                raise InvalidRequest("they leave no token to draw before min_tokens", "stop_token_ids")
         for index, branch in enumerate(request.branches):
             tokens, written = [*request.prompt, *branch.generated], list(branch.generated)
             start = len(text_of(self.tokenizer, written))
@@ -61,13 +71,18 @@ class ServedModel:
                     seed=_signed(branch.seed),
                     key=_signed(branch.key),
                     sampling=sampling,
-                    eos=frozenset() if sampling.ignore_eos else self._eos,
+                    eos=eos,
                     stop_strings=stops,
                     reader=TextReader(self.tokenizer, written),
                     written=written,
                     start=start,
                     checked=start,
                     sent=start,
+                    penalties=None if penalties is None else penalties.fork(branch.generated),
+                    forbidden=forbidden,
+                    logprobs=None if sampling.logprobs is None else [],
+                    prompt_logprobs=None if sampling.prompt_logprobs is None or index > 0 else [None],
+                    prompt_size=len(request.prompt),
                 )
             )
 

@@ -35,17 +35,32 @@ class EngineBusy(EngineUnavailable):
 class SamplingParams:
     """How the next token is drawn.
 
-    ``temperature`` 0 means greedy (argmax). ``top_k`` 0 and ``top_p`` 1 switch the filters off. ``stop`` strings
-    end a branch as soon as the generated text contains one; the text keeps it, since a search re-sends it.
+    The logits are changed by ``logit_bias``, the penalties and ``min_tokens`` (``engine.penalties`` says how), divided
+    by ``temperature`` (0 means greedy: argmax) and filtered by ``top_k`` (0 is off), ``top_p`` (1 is off) and ``min_p``
+    (0 is off), in this order. ``stop`` strings end a branch as soon as the generated text contains one; the text keeps
+    it, since a search re-sends it.
     """
 
     temperature: float = 1.0
     top_k: int = 0
     top_p: float = 1.0
     min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    """Over the prompt's tokens and the generated ones; 1 is off."""
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    """Both over generated tokens, ``Branch.generated`` included; 0 is off."""
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    """Token ids with what is added to their logits."""
+    min_tokens: int = 0
+    """Before this many generated tokens (``Branch.generated`` included) nothing stops a branch."""
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
+    logprobs: int | None = None
+    """Report the log-probability of every new token, and of this many of the likeliest at its place."""
+    prompt_logprobs: int | None = None
+    """The same for the prompt's tokens, which are then all forwarded. Reported with the first branch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +75,7 @@ class Branch:
     seed: int
     key: int
     max_tokens: int
-    """New tokens at most, on top of ``generated``."""
+    """New tokens at most, on top of ``generated``. 0 only reads the prompt, for ``prompt_logprobs``."""
     generated: tuple[int, ...] = ()
 
 
@@ -85,12 +100,24 @@ class GenerateRequest:
 
 
 @dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """A token's log-probability under the model's own law: temperature 1, before bias, penalties and filters."""
+
+    token_id: int
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+    """The likeliest tokens at this place with theirs, likeliest first; the token itself may be among them."""
+
+
+@dataclass(frozen=True, slots=True)
 class Delta:
     """New text of a branch while it is still running (streaming only). Never half a character."""
 
     index: int
     text: str
     token_ids: tuple[int, ...]
+    logprobs: tuple[TokenLogprob, ...] | None = None
+    """One for each of ``token_ids``, if ``SamplingParams.logprobs`` asked for them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +139,11 @@ class Completion:
     prompt_tokens: int
     cached_tokens: int
     """Prompt tokens (``generated`` included) whose KV came from the prefix cache."""
+    logprobs: tuple[TokenLogprob, ...] | None = None
+    """One for each of ``token_ids``, if ``SamplingParams.logprobs`` asked for them."""
+    prompt_logprobs: tuple[TokenLogprob | None, ...] | None = None
+    """One for each token of the prompt but the first, which nothing precedes, if they were asked for and this is the
+    first branch; fewer when the branch ended before the prompt was read."""
 
 
 @dataclass(frozen=True, slots=True)

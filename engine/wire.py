@@ -14,6 +14,7 @@ from engine.types import (
     InvalidRequest,
     ModelInfo,
     ScoreResult,
+    TokenLogprob,
 )
 
 Json = dict[str, Any]
@@ -26,12 +27,27 @@ def completion_to_json(completion: Completion) -> Json:
 
 def completion_from_json(value: Json) -> Completion:
     """The inverse of ``completion_to_json``."""
-    return Completion(**{**value, "token_ids": tuple(value["token_ids"])})
+    prompt = value.get("prompt_logprobs")
+    return Completion(
+        **{
+            **value,
+            "token_ids": tuple(value["token_ids"]),
+            "logprobs": _logprobs_from_json(value.get("logprobs")),
+            "prompt_logprobs": None if prompt is None else (None, *(_logprobs_from_json(prompt[1:]) or ())),
+        }
+    )
 
 
 def delta_from_json(value: Json) -> Delta:
     """A streamed piece of a choice, from the fields of ``Delta``."""
-    return Delta(**{**value, "token_ids": tuple(value["token_ids"])})
+    logprobs = _logprobs_from_json(value.get("logprobs"))
+    return Delta(**{**value, "token_ids": tuple(value["token_ids"]), "logprobs": logprobs})
+
+
+def _logprobs_from_json(values: list[Json] | None) -> tuple[TokenLogprob, ...] | None:
+    if values is None:
+        return None
+    return tuple(TokenLogprob(**{**one, "top": tuple((token, lp) for token, lp in one["top"])}) for one in values)
 
 
 def score_from_json(value: Json) -> ScoreResult:

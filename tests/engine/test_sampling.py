@@ -1,4 +1,4 @@
-"""Sampled tokens follow the filtered law exactly."""
+"""Sampled tokens follow the filtered law exactly, and no row's depends on another's."""
 
 from __future__ import annotations
 
@@ -10,8 +10,13 @@ import pytest
 import torch
 from scipy import stats
 from torch import Tensor
+from transformers import LogitsProcessorList, MinPLogitsWarper, TemperatureLogitsWarper, TopKLogitsWarper
+from transformers.generation import TopPLogitsWarper
 
-from engine.sampling import Coordinates, Laws, filtered_logits, sample
+from engine.sampling import Coordinates, Laws, sample
+from engine.support import largest, smallest_kept
+from engine.types import EngineError
+from kernels.noise import SAMPLE, gumbel_noise, noise_streams
 
 LEVEL = 1e-4
 """Chance that a sound sampler fails one of these tests; the seeds are fixed, so they do not flicker."""
@@ -24,6 +29,8 @@ LAWS = [
     {"top_p": 0.8},
     {"top_p": 0.3},
     {"min_p": 0.1},
+    {"top_k": 12, "min_p": 0.08},
+    {"top_p": 0.9, "min_p": 0.02},
     {"temperature": 0.7, "top_k": 9, "top_p": 0.9, "min_p": 0.05},
     {"temperature": 1.3, "top_k": 150, "top_p": 0.95},
     {"top_k": 1},
@@ -35,10 +42,7 @@ Law = npt.NDArray[np.float64]
 
 
 def laws(rows: int, *, temperature: float = 1.0, top_k: int = 0, top_p: float = 1.0, min_p: float = 0.0) -> Laws:
-    def full(value: float) -> Tensor:
-        return torch.full((rows,), value, dtype=torch.float64)
-
-    return Laws(full(temperature), full(top_p), full(min_p), torch.full((rows,), top_k))
+    return Laws(np.full(rows, temperature), np.full(rows, top_p), np.full(rows, min_p), np.full(rows, top_k))
 
 
 def closed_form(
@@ -59,19 +63,26 @@ def closed_form(
     return law / law.sum()
 
 
+def kept(
+    logits: Tensor, *, temperature: float = 1.0, top_k: int = 0, top_p: float = 1.0, min_p: float = 0.0
+) -> list[int]:
+    """The tokens that our filters keep of one row."""
+    x = logits.numpy()[None]
+    smallest = smallest_kept(x, x.max(axis=-1), np.array([temperature]), top_k, top_p, min_p)
+    return np.flatnonzero(x[0] >= smallest[0]).tolist()
+
+
 def some_logits(scale: float = 1.5) -> Tensor:
     return torch.randn(VOCAB, generator=torch.Generator().manual_seed(3)) * scale
 
 
 def where(rows: int, *, seed: int = 11, key: int = 0) -> Coordinates:
-    return Coordinates(torch.full((rows,), seed), torch.full((rows,), key), torch.arange(rows))
+    return Coordinates(np.full(rows, seed), np.full(rows, key), np.arange(rows))
 
 
-@pytest.mark.parametrize("law", LAWS, ids=str)
-def test_filtered_logits_are_the_closed_form_law(law: dict[str, float]) -> None:
-    logits = some_logits()
-    ours = filtered_logits(logits[None], laws(1, **law)).softmax(-1)[0]  # type: ignore[arg-type]
-    np.testing.assert_allclose(ours.numpy(), closed_form(logits, **law), atol=1e-7)  # type: ignore[arg-type]
+def noise(places: Coordinates, vocab: int) -> Law:
+    streams = noise_streams(places.seed, places.key, places.position, SAMPLE)
+    return gumbel_noise(streams[:, None], np.arange(vocab))
 
 
 @pytest.mark.parametrize("law", LAWS, ids=str)
@@ -79,7 +90,7 @@ def test_draws_follow_the_closed_form_law(law: dict[str, float]) -> None:
     rows, logits = 20_000, some_logits()
     expected = closed_form(logits, **law) * rows  # type: ignore[arg-type]
     tokens, _ = sample(logits.expand(rows, VOCAB), laws(rows, **law), where(rows))  # type: ignore[arg-type]
-    counts = np.bincount(tokens.numpy(), minlength=VOCAB)
+    counts = np.bincount(tokens, minlength=VOCAB)
     assert counts[expected == 0].sum() == 0
     rare = expected < 5
     observed = np.append(counts[~rare], counts[rare].sum())
@@ -91,52 +102,137 @@ def test_draws_follow_the_closed_form_law(law: dict[str, float]) -> None:
         assert observed[0] == rows
 
 
+@pytest.mark.parametrize("law", LAWS, ids=str)
+def test_the_filters_keep_what_transformers_keeps(law: dict[str, float]) -> None:
+    for seed in range(20):
+        logits = torch.randn(VOCAB, generator=torch.Generator().manual_seed(seed)) * (1 + seed / 4)
+        warpers = LogitsProcessorList([TemperatureLogitsWarper(law.get("temperature", 1.0))])
+        if "top_k" in law:
+            warpers.append(TopKLogitsWarper(int(law["top_k"])))
+        if law.get("top_p", 1.0) < 1:
+            warpers.append(TopPLogitsWarper(law["top_p"]))
+        if "min_p" in law:
+            warpers.append(MinPLogitsWarper(law["min_p"]))
+        theirs = warpers(torch.zeros(1, 1, dtype=torch.int64), logits[None].double())
+        expected = torch.nonzero(theirs[0].isfinite()).squeeze(1).tolist()
+        assert kept(logits, **law | {"top_k": min(law.get("top_k", 0), VOCAB)}) == expected  # type: ignore[arg-type]
+
+
+def test_tokens_that_tie_with_the_last_one_kept_are_kept_too() -> None:
+    logits = torch.tensor([1.0, 2.0, 1.0, 0.0, 1.0, 3.0])
+    assert kept(logits, top_k=3) == kept(logits, top_p=0.91) == [0, 1, 2, 4, 5]
+    assert kept(torch.zeros(50), top_k=1) == list(range(50))
+
+
 def test_branches_with_other_keys_draw_independently() -> None:
     rows, logits = 20_000, torch.zeros(8)
     first, _ = sample(logits.expand(rows, 8), laws(rows), where(rows, key=0))
     second, _ = sample(logits.expand(rows, 8), laws(rows), where(rows, key=1))
-    table = np.bincount((first * 8 + second).numpy(), minlength=64).reshape(8, 8)
+    table = np.bincount(first * 8 + second, minlength=64).reshape(8, 8)
     assert stats.chi2_contingency(table).pvalue > LEVEL
 
 
-def test_a_row_draws_the_same_whatever_the_other_rows_ask_for() -> None:
-    generator = torch.Generator().manual_seed(0)
-    logits = torch.randn(12, 700, generator=generator)
+@pytest.mark.parametrize("vocab", [1, 3, 700, 40_000])
+def test_a_row_is_the_same_bits_alone_and_in_any_batch(vocab: int) -> None:
+    rows = 24
+    logits = torch.randn(rows, vocab, generator=torch.Generator().manual_seed(0)) * 2
     mixed = Laws(
-        temperature=torch.tensor([0.0, 1.0, 0.7] * 4, dtype=torch.float64),
-        top_p=torch.tensor([1.0, 0.9, 0.999, 0.5] * 3, dtype=torch.float64),
-        min_p=torch.tensor([0.0, 0.0, 0.02] * 4, dtype=torch.float64),
-        top_k=torch.tensor([0, 100, 3, 0, 0, 650] * 2),
+        temperature=np.array([0.0, 1.0, 0.7, 1.0] * 6),
+        top_p=np.array([1.0, 1.0, 0.9, 0.999, 0.5, 1.0] * 4),
+        min_p=np.array([0.0, 0.0, 0.02] * 8),
+        top_k=np.array([0, 0, 100, 3, 0, 0, 650, 0] * 3),
     )
-    places = where(12)
-    together = sample(logits, mixed, places)
-    for row in range(12):
-        one = slice(row, row + 1)
-        law = Laws(mixed.temperature[one], mixed.top_p[one], mixed.min_p[one], mixed.top_k[one])
-        place = Coordinates(places.seed[one], places.key[one], places.position[one])
-        token, logprob = sample(logits[one], law, place)
-        assert int(token) == int(together[0][row])
-        assert float(logprob) == pytest.approx(float(together[1][row]), abs=1e-12)
+    places = where(rows)
+
+    def drawn(order: list[int]) -> list[tuple[int, float]]:
+        law = Laws(mixed.temperature[order], mixed.top_p[order], mixed.min_p[order], mixed.top_k[order])
+        place = Coordinates(places.seed[order], places.key[order], places.position[order])
+        tokens, logprobs = sample(logits[order], law, place)
+        return list(zip(tokens.tolist(), logprobs.tolist(), strict=True))
+
+    together = drawn(list(range(rows)))
+    assert drawn(list(range(rows))[::-1]) == together[::-1]
+    assert drawn(list(range(5, rows, 3))) == together[5::3]
+    assert [drawn([row])[0] for row in range(rows)] == together
+
+
+@pytest.mark.parametrize("front", [24.0, 0.3])
+@pytest.mark.parametrize("scale", [0.0, 0.1, 1.0, 4.0, 30.0])
+def test_an_unfiltered_draw_is_the_argmax_over_all_tokens(
+    scale: float, front: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where the front of the race is cut so short (0.3) that all tokens must run it in three rows of four."""
+    monkeypatch.setattr("engine.sampling._RACE", front)
+    rows, vocab = 400, 1000
+    for temperature in (1e-300, 0.01, 0.8, 3.0, 1e300):
+        logits = torch.randn(rows, vocab, generator=torch.Generator().manual_seed(5)) * scale
+        tokens, logprobs = sample(logits, laws(rows, temperature=temperature), where(rows))
+        x = logits.double().numpy()
+        with np.errstate(over="ignore"):
+            scores = (x - x.max(axis=-1, keepdims=True)) / temperature
+        assert tokens.tolist() == (scores + noise(where(rows), vocab)).argmax(axis=-1).tolist()
+        expected = scores[np.arange(rows), tokens] - np.log(np.exp(scores).sum(axis=-1))
+        np.testing.assert_allclose(logprobs, expected, atol=2e-6)
+
+
+@pytest.mark.parametrize("law", LAWS, ids=str)
+def test_a_filtered_draw_is_the_argmax_over_the_tokens_kept(law: dict[str, float]) -> None:
+    rows = 300
+    logits = torch.randn(rows, VOCAB, generator=torch.Generator().manual_seed(6)) * 2
+    tokens, _ = sample(logits, laws(rows, **law), where(rows))  # type: ignore[arg-type]
+    scores = logits.double().numpy() / law.get("temperature", 1.0)
+    for row, gumbel in enumerate(noise(where(rows), VOCAB)):
+        support = np.flatnonzero(closed_form(logits[row], **law))  # type: ignore[arg-type]
+        assert tokens[row] == support[(scores[row] + gumbel)[support].argmax()]
 
 
 def test_temperature_zero_is_argmax_with_the_models_own_probability() -> None:
     logits = torch.randn(50, 300, generator=torch.Generator().manual_seed(1))
     tokens, logprobs = sample(logits, laws(50, temperature=0.0, top_k=3, top_p=0.1), where(50))
     assert tokens.tolist() == logits.argmax(-1).tolist()
-    torch.testing.assert_close(logprobs, logits.double().log_softmax(-1).amax(-1))
+    np.testing.assert_allclose(logprobs, logits.double().log_softmax(-1).amax(-1).numpy(), atol=1e-6)
 
 
 def test_log_probabilities_are_those_of_the_filtered_law() -> None:
     rows, logits = 500, some_logits()
-    law = {"temperature": 0.8, "top_k": 20, "top_p": 0.9}
-    tokens, logprobs = sample(logits.expand(rows, VOCAB), laws(rows, **law), where(rows))  # type: ignore[arg-type]
-    expected = np.log(closed_form(logits, **law)[tokens.numpy()])  # type: ignore[arg-type]
-    np.testing.assert_allclose(logprobs.numpy(), expected, atol=1e-6)
+    for law in ({"temperature": 0.8, "top_k": 20, "top_p": 0.9}, {"temperature": 0.8}, {"min_p": 0.1}):
+        tokens, logprobs = sample(logits.expand(rows, VOCAB), laws(rows, **law), where(rows))  # type: ignore[arg-type]
+        np.testing.assert_allclose(logprobs, np.log(closed_form(logits, **law)[tokens]), atol=1e-6)  # type: ignore[arg-type]
 
 
-def test_a_nucleus_wider_than_the_first_candidates_is_complete() -> None:
-    logits = torch.randn(5000, generator=torch.Generator().manual_seed(2)) * 0.1
-    ours = filtered_logits(logits[None], laws(1, top_p=0.9)).softmax(-1)[0]
-    expected = closed_form(logits, top_p=0.9)
-    assert int((ours > 0).sum()) == int((expected > 0).sum()) > 3000
-    np.testing.assert_allclose(ours.numpy(), expected, atol=1e-7)
+@pytest.mark.parametrize("scale", [0.1, 1.0, 8.0])
+def test_a_nucleus_of_any_width_is_complete(scale: float) -> None:
+    logits = torch.randn(5000, generator=torch.Generator().manual_seed(2)) * scale
+    widths = []
+    for top_p in (0.5, 0.9, 0.999):
+        expected = np.flatnonzero(closed_form(logits, top_p=top_p)).tolist()
+        assert kept(logits, top_p=top_p) == expected
+        widths.append(len(expected))
+    assert widths[-1] > 3000 or scale > 1
+
+
+def test_impossible_tokens_are_never_drawn_nor_counted() -> None:
+    logits = torch.full((2000, 50), -torch.inf)
+    logits[:, 7], logits[:, 9] = 0.0, math.log(3)
+    for law in ({}, {"top_k": 30}, {"top_p": 0.99}, {"min_p": 0.01}, {"temperature": 0.0}):
+        tokens, logprobs = sample(logits, laws(2000, **law), where(2000))  # type: ignore[arg-type]
+        assert set(tokens.tolist()) == ({9} if law.get("temperature") == 0 else {7, 9})
+        np.testing.assert_allclose(np.exp(logprobs), np.where(tokens == 9, 0.75, 0.25), rtol=1e-6)
+
+
+@pytest.mark.parametrize("broken", [math.nan, math.inf])
+def test_logits_that_are_no_numbers_are_an_error(broken: float) -> None:
+    logits = torch.zeros(3, 40)
+    logits[1, 5] = broken
+    for law in ({}, {"top_k": 3}, {"temperature": 0.0}):
+        with pytest.raises(EngineError, match="not finite"):
+            sample(logits, laws(3, **law), where(3))  # type: ignore[arg-type]
+
+
+def test_the_largest_logits_come_in_order_and_equal_ones_by_token() -> None:
+    logits = torch.randn(6, 3000, generator=torch.Generator().manual_seed(4)).round(decimals=1)
+    for count in (1, 20, 700, 3000):
+        tokens, values = largest(logits.numpy(), count)
+        expected = np.argsort(-logits.numpy(), axis=-1, kind="stable")[:, :count]
+        assert tokens.tolist() == expected.tolist()
+        assert values.tolist() == np.take_along_axis(logits.numpy(), expected, axis=-1).tolist()

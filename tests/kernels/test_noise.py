@@ -3,20 +3,28 @@
 from __future__ import annotations
 
 import numpy as np
+import numpy.typing as npt
 import pytest
-import torch
 from scipy import stats
-from torch import Tensor
 
-from kernels.noise import SAMPLE, gumbel_noise, hash_noise, uniform_noise
+from kernels.noise import SAMPLE, Ints, RaceBits, Words, gumbel_noise, hash_noise, noise_streams, uniform_noise
 
 MASK = (1 << 64) - 1
 LEVEL = 1e-4
 """Chance that a sound generator fails one of these tests; their seeds are fixed, so they do not flicker."""
 
 
-def words(*values: int) -> Tensor:
-    return torch.tensor([value - (1 << 64) if value >> 63 == 1 else value for value in values])
+def words(*values: int) -> Ints:
+    return np.array(values, np.uint64).view(np.int64)
+
+
+def streams(seed: int, keys: int, position: int = 0, purpose: int = SAMPLE) -> Words:
+    """One stream for each of the first ``keys`` keys."""
+    return noise_streams(np.full(keys, seed), np.arange(keys), np.full(keys, position), purpose)
+
+
+def uniforms(of: Words, vocab: int) -> npt.NDArray[np.float64]:
+    return uniform_noise(of[:, None], np.arange(vocab))
 
 
 def reference_hash(seed: int, key: int, position: int, purpose: int, token: int) -> int:
@@ -36,10 +44,9 @@ def reference_hash(seed: int, key: int, position: int, purpose: int, token: int)
 
 def test_the_hash_equals_its_definition_in_unbounded_integers() -> None:
     seeds, keys, positions = [0, 1, MASK, 1 << 63], [0, MASK, 12345, 1 << 40], [0, 1, 4095, 1 << 30]
-    ours = hash_noise(words(*seeds), words(*keys), words(*positions), 3, 50)
+    ours = hash_noise(noise_streams(words(*seeds), words(*keys), words(*positions), 3)[:, None], np.arange(50))
     for row, (seed, key, position) in enumerate(zip(seeds, keys, positions, strict=True)):
-        expected = [reference_hash(seed, key, position, 3, token) for token in range(50)]
-        assert [value & MASK for value in ours[row].tolist()] == expected
+        assert ours[row].tolist() == [reference_hash(seed, key, position, 3, token) for token in range(50)]
 
 
 def test_splitmix64_gives_its_published_first_value() -> None:
@@ -50,20 +57,20 @@ def test_splitmix64_gives_its_published_first_value() -> None:
 def reference_hash_stream(seed: int) -> int:
     from kernels.noise import _GAMMA, _finalise
 
-    return int(_finalise(torch.tensor([seed]) + _GAMMA)) & MASK
+    return int(_finalise(np.array([seed], np.uint64) + _GAMMA)[0])
 
 
 def test_uniforms_fill_the_unit_interval_evenly() -> None:
-    draws = uniform_noise(torch.full((64,), 42), torch.arange(64), torch.zeros(64, dtype=torch.int64), SAMPLE, 4096)
+    draws = uniforms(streams(42, 64), 4096)
     assert 0 < float(draws.min()) < float(draws.max()) < 1
-    assert stats.kstest(draws.flatten().numpy(), "uniform").pvalue > LEVEL
-    counts, _ = np.histogram(draws.numpy(), bins=1024, range=(0, 1))
+    assert stats.kstest(draws.ravel(), "uniform").pvalue > LEVEL
+    counts, _ = np.histogram(draws, bins=1024, range=(0, 1))
     assert stats.chisquare(counts).pvalue > LEVEL
 
 
 def test_the_low_bits_of_the_uniforms_are_even_too() -> None:
-    draws = uniform_noise(torch.full((64,), 7), torch.arange(64), torch.zeros(64, dtype=torch.int64), SAMPLE, 4096)
-    low = ((draws * 2.0**52).to(torch.int64) & 1023).flatten().numpy()
+    draws = uniforms(streams(7, 64), 4096)
+    low = ((draws * 2.0**52).astype(np.int64) & 1023).ravel()
     assert stats.chisquare(np.bincount(low, minlength=1024)).pvalue > LEVEL
 
 
@@ -71,35 +78,42 @@ def test_the_low_bits_of_the_uniforms_are_even_too() -> None:
 def test_neighbours_in_every_coordinate_are_independent(varied: str) -> None:
     """Joint counts of two draws that differ by one in one coordinate, against independence (16 by 16 cells)."""
     rows, vocab = 256, 256
-    base = {"seed": torch.full((rows,), 5), "key": torch.arange(rows), "position": torch.full((rows,), 9)}
+    base = {"seed": np.full(rows, 5), "key": np.arange(rows), "position": np.full(rows, 9)}
     moved = {name: value + (name == varied) for name, value in base.items()}
-    first = uniform_noise(*base.values(), SAMPLE, vocab + 1)
-    second = uniform_noise(*moved.values(), SAMPLE + (varied == "purpose"), vocab + 1)
+    first = uniforms(noise_streams(**base, purpose=SAMPLE), vocab + 1)
+    second = uniforms(noise_streams(**moved, purpose=SAMPLE + (varied == "purpose")), vocab + 1)
     if varied == "token":
         first, second = first[:, :-1], second[:, 1:]
-    cells = (first * 16).to(torch.int64) * 16 + (second * 16).to(torch.int64)
+    cells = (first * 16).astype(np.int64) * 16 + (second * 16).astype(np.int64)
     # Neighbouring keys compare rows with each other; every pair counts once.
-    table = np.bincount(cells.flatten().numpy(), minlength=256)
+    table = np.bincount(cells.ravel(), minlength=256)
     assert stats.chisquare(table).pvalue > LEVEL
 
 
 def test_swapping_coordinates_changes_the_noise() -> None:
     rows = [(1, 2, 3, 4), (2, 1, 3, 4), (1, 3, 2, 4), (1, 2, 4, 3), (3, 2, 1, 4)]
-    streams = {tuple(hash_noise(words(s), words(k), words(p), q, 4)[0].tolist()) for s, k, p, q in rows}
-    assert len(streams) == len(rows)
+    found = {int(noise_streams(words(s), words(k), words(p), q)[0]) for s, k, p, q in rows}
+    assert len(found) == len(rows)
 
 
-def test_a_row_does_not_depend_on_the_others() -> None:
-    seeds, keys, positions = torch.arange(9), torch.arange(9) * 7, torch.arange(9) * 11
-    together = gumbel_noise(seeds, keys, positions, SAMPLE, 100)
+def test_a_row_does_not_depend_on_the_others_nor_a_token_on_its_neighbours() -> None:
+    seeds, keys, positions = np.arange(9), np.arange(9) * 7, np.arange(9) * 11
+    together = gumbel_noise(noise_streams(seeds, keys, positions, SAMPLE)[:, None], np.arange(100))
     for row in range(9):
-        one = slice(row, row + 1)
-        torch.testing.assert_close(
-            gumbel_noise(seeds[one], keys[one], positions[one], SAMPLE, 100), together[one], rtol=0, atol=0
-        )
+        alone = noise_streams(seeds[row : row + 1], keys[row : row + 1], positions[row : row + 1], SAMPLE)
+        tokens = np.array([99, 3, 50])
+        assert gumbel_noise(alone, tokens).tolist() == together[row, tokens].tolist()
 
 
 def test_gumbel_noise_has_the_gumbel_law() -> None:
-    noise = gumbel_noise(torch.full((32,), 3), torch.arange(32), torch.ones(32, dtype=torch.int64), SAMPLE, 4096)
-    assert bool(noise.isfinite().all())
-    assert stats.kstest(noise.flatten().numpy(), "gumbel_r").pvalue > LEVEL
+    noise = gumbel_noise(streams(3, 32, 1)[:, None], np.arange(4096))
+    assert np.isfinite(noise).all()
+    assert stats.kstest(noise.ravel(), "gumbel_r").pvalue > LEVEL
+
+
+def test_race_bits_bound_the_uniforms_closely() -> None:
+    of, vocab = streams(17, 64), 20_000
+    bits, bound = RaceBits(64, vocab).below(of).astype(np.float64), 2.0**32 * (1 - uniforms(of, vocab))
+    assert (bits * (1 - 2.0**-24) - 2 <= bound).all()
+    assert (bound - bits <= 2 + 2.0**-23 * bound).all()
+    assert RaceBits(64, vocab).below(of[3:5]).tolist() == bits[3:5].tolist()

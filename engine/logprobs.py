@@ -1,0 +1,52 @@
+"""Log-probabilities under the model's own law, for clients that ask: of drawn tokens, and of a prompt's."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+from torch import Tensor
+
+from engine.models.model import Model
+from engine.sequence import GenerateSequence
+from engine.support import largest, relative_weights
+from engine.types import TokenLogprob
+
+_BLOCK = 1 << 22
+"""Logits in memory at once while a prompt is read."""
+
+
+def log_probabilities(
+    logits: npt.NDArray[np.float32], tokens: npt.NDArray[np.int64], counts: Sequence[int]
+) -> list[TokenLogprob]:
+    """One for each row of ``logits`` ``[rows, vocab]``: that of its token, and of the ``counts`` likeliest."""
+    top = logits.max(axis=-1)
+    weights = relative_weights(logits, top, np.ones(len(logits)))
+    normaliser = top + np.log(weights.sum(axis=-1).astype(np.float64))
+    chosen = logits[np.arange(len(logits)), tokens] - normaliser
+    most = max(counts)
+    best, values = largest(logits, most) if most else (np.empty((len(logits), 0), np.int64),) * 2
+    ranked = zip(best.tolist(), (values - normaliser[:, None]).tolist(), strict=True)
+    return [
+        TokenLogprob(token, logprob, tuple(zip(ids[:count], theirs[:count], strict=True)))
+        for token, logprob, count, (ids, theirs) in zip(tokens.tolist(), chosen.tolist(), counts, ranked, strict=True)
+    ]
+
+
+def read_prompt(sequence: GenerateSequence, count: int, hidden: Tensor, model: Model) -> None:
+    """Reads as many of a prompt's log-probabilities as this step's ``count`` tokens of the sequence allow.
+
+    ``hidden``: ``[count, width]``. A position tells about the token after it. After a preemption the step may repeat
+    positions that were read before.
+    """
+    found = sequence.prompt_logprobs
+    if found is None:
+        return
+    rows = max(1, _BLOCK // model.config.vocab)
+    end = min(sequence.computed + count, sequence.prompt_size - 1)
+    for start in range(len(found) - 1, end, rows):
+        stop = min(start + rows, end)
+        logits = model.read(hidden[start - sequence.computed : stop - sequence.computed]).numpy()
+        tokens = np.array(sequence.tokens[start + 1 : stop + 1], np.int64)
+        found.extend(log_probabilities(logits, tokens, [sequence.sampling.prompt_logprobs or 0] * len(tokens)))

@@ -1,0 +1,130 @@
+"""What a request changes in a branch's logits before they become a law: bias, penalties and tokens not allowed yet.
+
+In this order, on the raw logits: logit bias (OpenAI: added), repetition penalty (transformers and CTRL, Keskar et al.
+2019: tokens of the prompt or generated, positive logits divided by it, negative ones multiplied), frequency penalty
+(OpenAI: subtracted once for each time that the token was generated), presence penalty (OpenAI: subtracted once if it
+was generated at all), and, before ``min_tokens``, minus infinity for every token that would end the branch. Temperature
+and filters follow (``engine.sampling``). It is vLLM's order but for the last mask, which commutes with the penalties.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from engine.types import SamplingParams
+
+Ints = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float32]
+
+
+class Penalties:
+    """The tokens of one branch whose logits its request changes, kept up to date token by token.
+
+    A pure function of the parameters and the branch's tokens, so a preempted, cut or replayed branch has the same.
+    """
+
+    def __init__(self, sampling: SamplingParams, prompt: Sequence[int]) -> None:
+        """Of a branch that has generated nothing yet."""
+        self.repetition = sampling.repetition_penalty
+        self.frequency = sampling.frequency_penalty
+        self.presence = sampling.presence_penalty
+        bias = dict(sampling.logit_bias)
+        seen = np.unique(np.array(prompt if self.repetition != 1 else (), np.int64))
+        known = np.union1d(seen, np.array(list(bias), np.int64))
+        self._known = known
+        """Sorted; shared by the branches of a request."""
+        self._places: dict[int, int] = {}
+        """Where generated tokens are; the others are looked up in ``_known``."""
+        self.size = len(known)
+        self._tokens = known
+        self._bias = np.array([bias.get(token, 0.0) for token in known.tolist()], np.float32)
+        self._seen = np.isin(known, seen)
+        self._counts = np.zeros(len(known), np.float32)
+
+    @classmethod
+    def wanted(cls, sampling: SamplingParams) -> bool:
+        """Whether a request with these parameters needs them at all."""
+        return bool(
+            sampling.logit_bias
+            or sampling.repetition_penalty != 1
+            or sampling.frequency_penalty
+            or sampling.presence_penalty
+        )
+
+    def fork(self, generated: Sequence[int]) -> Penalties:
+        """The same for another branch, which has generated these tokens."""
+        twin = object.__new__(Penalties)
+        twin.repetition, twin.frequency, twin.presence = self.repetition, self.frequency, self.presence
+        twin._known, twin._places, twin.size = self._known, dict(self._places), self.size
+        twin._tokens, twin._bias = self._tokens.copy(), self._bias.copy()
+        twin._seen, twin._counts = self._seen.copy(), self._counts.copy()
+        for token in generated:
+            twin.add(token)
+        return twin
+
+    def add(self, token: int) -> None:
+        """Counts a generated token."""
+        place = self._places.get(token)
+        if place is None:
+            place = int(self._known.searchsorted(token))
+            if place == len(self._known) or self._known[place] != token:
+                place = self.size
+                self._grow()
+                self._tokens[place] = token
+            self._places[token] = place
+            self._seen[place] = True
+        self._counts[place] += 1
+
+    def _grow(self) -> None:
+        if self.size == len(self._tokens):
+            room = max(16, self.size)
+            self._tokens = np.concatenate((self._tokens, np.zeros(room, np.int64)))
+            self._bias = np.concatenate((self._bias, np.zeros(room, np.float32)))
+            self._seen = np.concatenate((self._seen, np.zeros(room, np.bool_)))
+            self._counts = np.concatenate((self._counts, np.zeros(room, np.float32)))
+        self.size += 1
+
+    @property
+    def tokens(self) -> Ints:
+        """Tokens with a bias or a history, each once."""
+        return self._tokens[: self.size]
+
+    @property
+    def bias(self) -> Floats:
+        """What is added to their logits."""
+        return self._bias[: self.size]
+
+    @property
+    def seen(self) -> npt.NDArray[np.bool_]:
+        """Which of them the repetition penalty concerns."""
+        return self._seen[: self.size]
+
+    @property
+    def counts(self) -> Floats:
+        """How often each was generated."""
+        return self._counts[: self.size]
+
+
+def penalise(logits: Floats, rows: Sequence[int], penalties: Sequence[Penalties]) -> None:
+    """Changes the logits of rows ``[rows, vocab]`` in place, one penalties object for each row named."""
+    sizes = [one.size for one in penalties]
+    tokens = np.concatenate([one.tokens for one in penalties])
+    seen = np.concatenate([one.seen for one in penalties])
+    counts = np.concatenate([one.counts for one in penalties])
+    settings = np.array([(one.repetition, one.frequency, one.presence) for one in penalties], np.float32)
+    row = np.repeat(np.array(rows), sizes)
+    repetition, frequency, presence = np.repeat(settings, sizes, axis=0).T
+    values = logits[row, tokens] + np.concatenate([one.bias for one in penalties])
+    repeated = np.where(values > 0, values / repetition, values * repetition)
+    values = np.where(seen, repeated, values)
+    values -= frequency * counts + presence * (counts > 0)
+    logits[row, tokens] = values
+
+
+def forbid(logits: Floats, rows: Sequence[int], tokens: Sequence[Ints]) -> None:
+    """Makes tokens of rows impossible, in place; one array of tokens for each row named."""
+    row = np.repeat(np.array(rows), [len(one) for one in tokens])
+    logits[row, np.concatenate(tokens)] = -np.inf

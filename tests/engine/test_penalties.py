@@ -1,0 +1,202 @@
+"""Penalties, bias and minimum length, against transformers' processors and OpenAI's formula in float64."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, RepetitionPenaltyLogitsProcessor
+
+from engine.core import CoreOptions
+from engine.penalties import Penalties, forbid, penalise
+from engine.types import Branch, InvalidRequest, SamplingParams
+from tests.engine.conftest import Checkpoints
+from tests.engine.helpers import Harness, generate
+
+PROMPT = tuple(random.Random(0).randrange(3, 360) for _ in range(37))
+VOCAB = 60
+ALL: dict[str, object] = {
+    "repetition_penalty": 1.3,
+    "frequency_penalty": 0.4,
+    "presence_penalty": -0.3,
+    "logit_bias": ((3, 4.5), (17, -100.0), (59, 2.0)),
+}
+SETTINGS: list[dict[str, object]] = [{name: value} for name, value in ALL.items()] + [ALL]
+
+
+def reference(logits: Sequence[float], law: SamplingParams, prompt: Sequence[int], new: Sequence[int]) -> list[float]:
+    """The definition, token by token in Python's float64."""
+    bias, counts, changed = dict(law.logit_bias), Counter(new), []
+    for token, logit in enumerate(logits):
+        value = logit + bias.get(token, 0.0)
+        if token in prompt or token in counts:
+            value = value / law.repetition_penalty if value > 0 else value * law.repetition_penalty
+        value -= law.frequency_penalty * counts[token] + law.presence_penalty * (counts[token] > 0)
+        changed.append(value)
+    return changed
+
+
+@pytest.mark.parametrize("settings", SETTINGS, ids=str)
+def test_penalised_logits_are_those_of_the_definition(settings: dict[str, object]) -> None:
+    """Rows with long, short and no histories at once, one of them untouched."""
+    law, dice = SamplingParams(**settings), random.Random(1)  # type: ignore[arg-type]
+    prompt = [dice.randrange(VOCAB) for _ in range(15)]
+    histories = [[dice.randrange(VOCAB) for _ in range(length)] for length in (0, 1, 40, 200)]
+    logits = torch.randn(5, VOCAB, generator=torch.Generator().manual_seed(1)) * 3
+    ours, base = logits.clone(), Penalties(law, prompt)
+    penalise(ours.numpy(), [0, 1, 3, 4], [base.fork(history) for history in histories])
+    expected = [reference(logits[row].tolist(), law, prompt, new) for row, new in zip((0, 1, 3, 4), histories)]  # noqa: B905
+    np.testing.assert_allclose(ours[[0, 1, 3, 4]].numpy(), expected, rtol=1e-5, atol=1e-5)
+    assert ours[2].tolist() == logits[2].tolist()
+
+
+def test_the_repetition_penalty_is_that_of_transformers() -> None:
+    logits = torch.randn(1, VOCAB, generator=torch.Generator().manual_seed(2)) * 3
+    prompt, new = [1, 5, 5, 9], [5, 30, 31, 31]
+    ours = logits.clone()
+    penalise(ours.numpy(), [0], [Penalties(SamplingParams(repetition_penalty=1.7), prompt).fork(new)])
+    theirs = RepetitionPenaltyLogitsProcessor(1.7)(torch.tensor([prompt + new]), logits)
+    torch.testing.assert_close(ours, theirs)
+
+
+def test_a_branch_that_grows_is_penalised_as_one_that_was_forked_at_its_end() -> None:
+    base = Penalties(SamplingParams(**ALL), [4, 5, 6])  # type: ignore[arg-type]
+    dice = random.Random(3)
+    new = [dice.randrange(VOCAB) for _ in range(120)]
+    growing, sibling = base.fork([]), base.fork([7])
+    for token in new:
+        growing.add(token)
+    for grown, whole in ((growing, base.fork(new)), (sibling, base.fork([7]))):
+        left, right = torch.ones(1, VOCAB), torch.ones(1, VOCAB)
+        penalise(left.numpy(), [0], [grown])
+        penalise(right.numpy(), [0], [whole])
+        assert left.tolist() == right.tolist()
+
+
+def test_forbidden_tokens_are_impossible_in_their_rows_alone() -> None:
+    logits = torch.zeros(3, VOCAB)
+    forbid(logits.numpy(), [0, 2], [np.array([1, 2]), np.array([59])])
+    assert torch.nonzero(logits == -torch.inf).tolist() == [[0, 1], [0, 2], [2, 59]]
+
+
+@pytest.fixture(scope="module")
+def folder(checkpoints: Checkpoints) -> Path:
+    return checkpoints("qwen3")
+
+
+@pytest.fixture(scope="module")
+def model(folder: Path) -> torch.nn.Module:
+    loaded: torch.nn.Module = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    return loaded
+
+
+def test_greedy_text_with_a_repetition_penalty_is_that_of_transformers(folder: Path, model: torch.nn.Module) -> None:
+    expected = model.generate(  # type: ignore[operator]
+        torch.tensor([PROMPT]),
+        attention_mask=torch.ones(1, len(PROMPT)),
+        max_new_tokens=40,
+        min_new_tokens=40,
+        do_sample=False,
+        repetition_penalty=1.4,
+        pad_token_id=0,
+    )[0, len(PROMPT) :].tolist()
+    request = generate(PROMPT, [Branch(1, 1, 40)], temperature=0.0, repetition_penalty=1.4, min_tokens=40)
+    [ours] = Harness(folder).complete(request)
+    assert list(ours.token_ids) == expected
+    assert len(set(expected)) > 20
+
+
+def test_greedy_tokens_with_everything_are_those_of_the_definition(folder: Path, model: torch.nn.Module) -> None:
+    law = SamplingParams(**ALL)  # type: ignore[arg-type]
+    tokens: list[int] = []
+    with torch.no_grad():
+        for _ in range(30):
+            logits = model(torch.tensor([[*PROMPT, *tokens]])).logits[0, -1]
+            tokens.append(int(np.argmax(reference(logits.tolist(), law, PROMPT, tokens))))
+    [ours] = Harness(folder).complete(generate(PROMPT, [Branch(1, 1, 30)], temperature=0.0, ignore_eos=True, **ALL))
+    assert list(ours.token_ids) == tokens
+
+
+def test_cut_preempted_and_batched_branches_are_penalised_as_a_whole_one_alone(folder: Path) -> None:
+    law = {**ALL, "temperature": 0.9, "ignore_eos": True}
+    branches = [Branch(5, key, 60) for key in range(8)]
+    alone = [Harness(folder).complete(generate(PROMPT, [branch], **law))[0].token_ids for branch in branches]
+    squeezed = Harness(folder, CoreOptions(kv_tokens=320, max_running=8, step_tokens=64))
+    plain = squeezed.submit(generate(PROMPT, [Branch(6, 0, 30)], ignore_eos=True))
+    assert [one.token_ids for one in squeezed.complete(generate(PROMPT, branches, **law))] == alone
+    assert squeezed.core.stats.preemptions > 0
+    assert plain
+    for cut in (1, 17, 59):
+        rest = Branch(5, 3, 60 - cut, generated=alone[3][:cut])
+        [second] = squeezed.complete(generate(PROMPT, [rest], **law))
+        assert second.token_ids == alone[3][cut:]
+
+
+def test_nothing_stops_a_branch_before_min_tokens(folder: Path) -> None:
+    harness = Harness(folder)
+    [free] = harness.complete(generate(PROMPT, [Branch(4, 4, 60)], ignore_eos=True))
+    stop_ids = tuple(free.token_ids[:5])
+    [stopped] = harness.complete(generate(PROMPT, [Branch(4, 4, 60)], stop_token_ids=stop_ids, ignore_eos=True))
+    assert len(stopped.token_ids) == 1
+    request = generate(PROMPT, [Branch(4, 4, 60)], stop_token_ids=stop_ids, min_tokens=20, ignore_eos=True)
+    [later] = harness.complete(request)
+    assert len(later.token_ids) > 20
+    assert not set(later.token_ids[:20]) & set(stop_ids)
+    # Generated tokens count, so a branch that is continued ends where the whole one does.
+    rest = Branch(4, 4, 60 - 9, generated=later.token_ids[:9])
+    [continued] = harness.complete(generate(PROMPT, [rest], stop_token_ids=stop_ids, min_tokens=20, ignore_eos=True))
+    assert continued.token_ids == later.token_ids[9:]
+
+
+def test_the_end_of_the_sequence_is_not_drawn_before_min_tokens(folder: Path) -> None:
+    harness = Harness(folder)
+    eos = harness.complete(generate(PROMPT, [Branch(0, 0, 1)], temperature=0.0))[0].token_ids
+    harness.core.model._eos = frozenset(eos)
+    [at_once] = harness.complete(generate(PROMPT, [Branch(0, 0, 9)], temperature=0.0))
+    [later] = harness.complete(generate(PROMPT, [Branch(0, 0, 9)], temperature=0.0, min_tokens=4))
+    assert (at_once.token_ids, at_once.finish_reason) == (eos, "stop")
+    assert len(later.token_ids) > 4
+    assert not set(eos) & set(later.token_ids[:4])
+
+
+def test_a_stop_string_counts_only_after_min_tokens(folder: Path) -> None:
+    harness = Harness(folder)
+    [free] = harness.complete(generate(PROMPT, [Branch(4, 4, 40)], ignore_eos=True))
+    stop = (free.text[1], free.text[-1])
+    request = generate(PROMPT, [Branch(4, 4, 40)], ignore_eos=True, stop=stop, min_tokens=12)
+    [ours] = harness.complete(request)
+    assert len(ours.token_ids) > 12
+    assert ours.token_ids == free.token_ids[: len(ours.token_ids)]
+    assert stop[0] in ours.text
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("repetition_penalty", 0.0),
+        ("repetition_penalty", float("nan")),
+        ("presence_penalty", 2.1),
+        ("frequency_penalty", float("nan")),
+        ("logit_bias", ((400, 1.0),)),
+        ("logit_bias", ((3, 101.0),)),
+        ("min_tokens", -1),
+        ("logprobs", 21),
+        ("prompt_logprobs", -1),
+        ("stop", ("x" * 300,)),
+        ("stop", ("x",) * 65),
+    ],
+)
+def test_settings_out_of_range_are_refused_by_name(folder: Path, field: str, value: object) -> None:
+    with pytest.raises(InvalidRequest) as refusal:
+        Harness(folder).submit(generate(PROMPT, [Branch(1, 1, 1)], **{field: value}))
+    assert refusal.value.field == field
+
+
+def test_a_branch_must_be_able_to_draw_something(folder: Path) -> None:
+    with pytest.raises(InvalidRequest, match="leave no token"):
+        Harness(folder).submit(generate(PROMPT, [Branch(1, 1, 1)], stop_token_ids=tuple(range(400)), min_tokens=1))
