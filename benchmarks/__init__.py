@@ -1,0 +1,1 @@
+"""Side-by-side runs against other engines, started by ``reasoner bench``. Never imported by the service itself."""

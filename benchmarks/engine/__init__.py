@@ -1,0 +1,1 @@
+"""The engine's speed beside its peers': same checkpoint, same prompts, same machine, runs interleaved."""

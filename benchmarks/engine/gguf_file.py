@@ -1,0 +1,83 @@
+"""A checkpoint as a GGUF file for llama.cpp. Needs the ``gguf`` package."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+_NAMES = {
+    "input_layernorm": "attn_norm",
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.q_norm": "attn_q_norm",
+    "self_attn.k_norm": "attn_k_norm",
+    "self_attn.o_proj": "attn_output",
+    "post_attention_layernorm": "ffn_norm",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+}
+_OUTER = {
+    "model.embed_tokens.weight": "token_embd.weight",
+    "model.norm.weight": "output_norm.weight",
+    "lm_head.weight": "output.weight",
+}
+
+
+def gguf_file(folder: Path) -> Path:
+    """``model.gguf`` beside the checkpoint's files, written on first use: float32 throughout."""
+    path = folder / "model.gguf"
+    if not path.exists():
+        partial = folder / "model.gguf.partial"
+        _write(folder, partial)
+        partial.rename(path)
+    return path
+
+
+def _write(folder: Path, path: Path) -> None:
+    from gguf import GGMLQuantizationType, GGUFWriter, LlamaFileType, TokenType
+    from safetensors.numpy import load_file
+
+    config: dict[str, Any] = json.loads((folder / "config.json").read_text())
+    writer = GGUFWriter(path, "qwen3")
+    writer.add_name(folder.name)
+    writer.add_file_type(LlamaFileType.ALL_F32)
+    writer.add_context_length(config["max_position_embeddings"])
+    writer.add_embedding_length(config["hidden_size"])
+    writer.add_block_count(config["num_hidden_layers"])
+    writer.add_feed_forward_length(config["intermediate_size"])
+    writer.add_head_count(config["num_attention_heads"])
+    writer.add_head_count_kv(config["num_key_value_heads"])
+    writer.add_key_length(config["head_dim"])
+    writer.add_value_length(config["head_dim"])
+    writer.add_rope_freq_base(config["rope_parameters"]["rope_theta"])
+    writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
+    writer.add_vocab_size(config["vocab_size"])
+    tokenizer = json.loads((folder / "tokenizer.json").read_text())
+    entries = sorted(tokenizer["model"]["vocab"], key=tokenizer["model"]["vocab"].__getitem__)
+    special = {added["id"] for added in tokenizer["added_tokens"]}
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("qwen2")
+    writer.add_token_list(entries)
+    writer.add_token_types(
+        [TokenType.CONTROL if index in special else TokenType.NORMAL for index in range(len(entries))]
+    )
+    writer.add_token_merges([" ".join(pair) for pair in tokenizer["model"]["merges"]])
+    writer.add_eos_token_id(config["eos_token_id"])
+    writer.add_bos_token_id(config["eos_token_id"])
+    writer.add_add_bos_token(False)
+    for name, tensor in load_file(folder / "model.safetensors").items():
+        writer.add_tensor(_name(name), tensor, raw_dtype=GGMLQuantizationType.F32)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def _name(name: str) -> str:
+    if name in _OUTER:
+        return _OUTER[name]
+    _, _, layer, inner = name.split(".", 3)
+    return f"blk.{layer}.{_NAMES[inner.removesuffix('.weight')]}.weight"
