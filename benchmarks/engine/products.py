@@ -1,0 +1,61 @@
+"""The floor under a decode step: its products with the weights, run alone, and what this machine can do at most."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from kernels.linear import Linear
+
+_REPEATS = 20
+
+
+def products(folder: Path, rows: int) -> dict[str, float]:
+    """Seconds that a step of ``rows`` tokens takes for its products with the weights alone, through the operator that
+    the decoder uses and with weights of its shapes: every layer has its own, so that they come from memory as they do
+    in a step. Median. Also their FLOPs and bytes."""
+    config = json.loads((folder / "config.json").read_text())
+    hidden, intermediate, size = config["hidden_size"], config["intermediate_size"], config["head_dim"]
+    query, key = config["num_attention_heads"] * size, config["num_key_value_heads"] * size
+    # As the decoder fuses them: query-key-value, attention output, gate-up, down.
+    shapes = [(query + 2 * key, hidden), (hidden, query), (2 * intermediate, hidden), (hidden, intermediate)]
+    shapes = shapes * config["num_hidden_layers"] + [(config["vocab_size"], hidden)]
+    weights = sum(out * inner for out, inner in shapes)
+    inputs = {inner: torch.randn(rows, inner) for _, inner in shapes}
+    with torch.inference_mode():
+        layers = [(Linear(torch.randn(out, inner)), inputs[inner]) for out, inner in shapes]
+        seconds = _median(lambda: [linear(x) for linear, x in layers])
+    return {"seconds": seconds, "flops": 2.0 * rows * weights, "bytes": 4.0 * weights}
+
+
+def ceilings() -> dict[str, float]:
+    """What the memory and the processor give at best: bytes read each second, and float32 operations each second in a
+    product of 2048³."""
+    data, square = torch.randn(1 << 27), torch.randn(2048, 2048)
+    with torch.inference_mode():
+        return {
+            "read": data.numel() * 4 / _least(lambda: data.sum()),
+            "flops": 2 * 2048**3 / _least(lambda: square @ square),
+        }
+
+
+def _median(work: Callable[[], object]) -> float:
+    return sorted(_times(work))[_REPEATS // 2]
+
+
+def _least(work: Callable[[], object]) -> float:
+    return min(_times(work))
+
+
+def _times(work: Callable[[], object]) -> list[float]:
+    work()
+    times = []
+    for _ in range(_REPEATS):
+        start = time.perf_counter()
+        work()
+        times.append(time.perf_counter() - start)
+    return times

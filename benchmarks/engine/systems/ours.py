@@ -1,0 +1,44 @@
+"""This repository's engine, in-process, with the options that a user gets."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+
+from benchmarks.engine.workloads import Generate, Outputs, Request
+from engine.local import LocalEngine
+from engine.types import Branch, Completion, GenerateRequest, SamplingParams
+
+
+class _Ours:
+    def __init__(self, folder: Path) -> None:
+        self._loop = asyncio.Runner()
+        self._engine = LocalEngine({"model": folder})
+
+    @contextmanager
+    def session(self, *, seed: int, greedy: bool = False) -> Iterator[Generate]:
+        self._loop.run(self._engine.clear_cache())
+        sampling = SamplingParams(temperature=0.0 if greedy else 1.0, ignore_eos=True)
+        yield lambda requests: self._loop.run(self._all(requests, sampling, seed))
+
+    async def _all(self, requests: Sequence[Request], sampling: SamplingParams, seed: int) -> Outputs:
+        return list(await asyncio.gather(*(self._one(key, one, sampling, seed) for key, one in enumerate(requests))))
+
+    async def _one(self, key: int, request: Request, sampling: SamplingParams, seed: int) -> list[list[int]]:
+        branches = tuple(Branch(seed, key << 16 | sample, request.tokens) for sample in range(request.samples))
+        wanted = GenerateRequest(f"request-{key}", "model", request.prompt, branches, sampling)
+        samples: list[list[int]] = [[] for _ in branches]
+        async for event in self._engine.generate(wanted):
+            if isinstance(event, Completion):
+                samples[event.index] = list(event.token_ids)
+        return samples
+
+
+def load(folder: Path, threads: int) -> _Ours:
+    """The engine with the checkpoint loaded."""
+    torch.set_num_threads(threads)
+    return _Ours(folder)

@@ -1,0 +1,87 @@
+"""The process of one system. It loads the checkpoint, then answers calls until its standard input ends.
+
+A call is a JSON line ``{"call": NAME, "arguments": {…}}``, its answer ``{"result": …}`` or ``{"error": …}``; a first
+answer says that the system is loaded. Between calls the process is blocked.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import queue
+import sys
+import threading
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TextIO
+
+from benchmarks.engine import workloads
+
+MODULES = {
+    "ours": "ours",
+    "transformers": "transformers",
+    "transformers-cb": "transformers_cb",
+    "openvino-genai": "openvino_genai",
+    "llama-cpp-python": "llama_cpp",
+}
+"""Systems, and the modules of ``benchmarks.engine.systems`` that drive them."""
+
+
+def main() -> None:
+    """Arguments: the system, the checkpoint's folder, the number of threads."""
+    name, folder, threads = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3])
+    answers = _private_output()
+    lines: queue.SimpleQueue[str] = queue.SimpleQueue()
+    threading.Thread(target=_listen, args=(lines,), daemon=True).start()
+    loaded: list[workloads.System] = []
+    answer = _answer(lambda: loaded.append(_load(name, folder, threads)))
+    while True:
+        answers.write(json.dumps(answer) + "\n")
+        answers.flush()
+        call = json.loads(lines.get())
+        answer = _answer(lambda call=call: _call(loaded[0], folder, call["call"], call["arguments"]))  # type: ignore[misc]
+
+
+def _load(name: str, folder: Path, threads: int) -> workloads.System:
+    system: workloads.System = importlib.import_module(f"benchmarks.engine.systems.{MODULES[name]}").load(
+        folder, threads
+    )
+    return system
+
+
+def _call(system: workloads.System, folder: Path, name: str, arguments: dict[str, Any]) -> Any:
+    if name in ("products", "ceilings"):
+        from benchmarks.engine import products
+
+        return products.products(folder, **arguments) if name == "products" else products.ceilings()
+    timed: dict[str, Callable[..., Any]] = {
+        "run": workloads.run,
+        "warm_up": workloads.warm_up,
+        "greedy": workloads.greedy,
+        "cache_hit": workloads.cache_hit,
+        "decode_step": workloads.decode_step,
+    }
+    return timed[name](system=system, **arguments)
+
+
+def _answer(work: Callable[[], Any]) -> dict[str, Any]:
+    try:
+        return {"result": work()}
+    except Exception as error:  # whatever an engine raises is the parent's to report
+        traceback.print_exc()
+        return {"error": f"{type(error).__name__}: {error}"}
+
+
+def _private_output() -> TextIO:
+    """Standard output for answers alone: what libraries print goes to standard error."""
+    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)
+    return answers
+
+
+def _listen(lines: queue.SimpleQueue[str]) -> None:
+    for line in sys.stdin:
+        lines.put(line)
+    os._exit(0)  # the parent is done or dead: end at once, in the middle of whatever a library does
