@@ -3,13 +3,13 @@ PYTHON ?= python3
 BIN := .venv/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check bench clean
+.PHONY: help demo test check bench bench-accuracy bench-engine clean
 
 help:
 	@echo "make demo    solve sample problems with every part of the service running on this machine"
 	@echo "make test    run the tests"
 	@echo "make check   lint, types, import contract"
-	@echo "make bench   the accuracy-against-compute tables of the README (about 20 minutes)"
+	@echo "make bench   every table of the README: bench-accuracy (about 20 minutes), bench-engine (about an hour)"
 	@echo "make clean   remove .venv and what the tools left"
 
 demo: .venv/.installed
@@ -26,9 +26,14 @@ check: .venv/.installed-test
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports
 
-bench: .venv/.installed
+bench: bench-accuracy bench-engine
+
+bench-accuracy: .venv/.installed
 	@$(BIN)/reasoner eval countdown --limit 300 --out benchmarks/results/countdown
 	@$(BIN)/reasoner eval words --limit 300 --out benchmarks/results/words
+
+bench-engine: .venv/.installed-bench
+	@$(BIN)/reasoner bench engine --out benchmarks/results/engine
 
 .venv/.installed: pyproject.toml constraints.txt
 	@echo "Installing Reasoner into .venv (once; one to two minutes) ..."
@@ -39,6 +44,11 @@ bench: .venv/.installed
 .venv/.installed-test: .venv/.installed
 	@echo "Installing the test tools into .venv (once) ..."
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[test]"
+	@touch $@
+
+.venv/.installed-bench: .venv/.installed
+	@echo "Installing the engines to compare with into .venv (once) ..."
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[bench]"
 	@touch $@
 
 clean:

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from api import cli_eval, cli_jobs, demo
+from api import cli_bench, cli_eval, cli_jobs, demo
 from api.client import ServiceError
 from api.supervisor import StartError
 from workers.settings import ConfigError, Settings, load_settings
@@ -23,6 +23,7 @@ app.command("solve", context_settings=cli_jobs.EXTRA)(cli_jobs.solve)
 app.command("eval")(cli_eval.evaluate_suite)
 app.command("demo")(demo.demo)
 app.add_typer(cli_jobs.jobs, name="jobs", help="Submit, list, show, watch and cancel jobs of a running service.")
+app.add_typer(cli_bench.bench, name="bench")
 
 Model = Annotated[str | None, typer.Option(help="A bundled model, a model folder, or NAME=FOLDER.")]
 Prm = Annotated[str | None, typer.Option(help="The verifier: a bundled model, a model folder, or NAME=FOLDER.")]

@@ -1,0 +1,117 @@
+"""``reasoner bench``: our speed beside that of others, in one run on this machine."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import sys
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+if TYPE_CHECKING:
+    from benchmarks.engine.measure import Measured, Plan
+
+bench = typer.Typer(help="Measure this machine: our speed beside that of others.", no_args_is_help=True)
+
+
+@bench.callback()
+def group() -> None:
+    """Measure this machine: our speed beside that of others."""
+
+
+@bench.command("engine")
+def bench_engine(
+    model: Annotated[str, typer.Option(help="Sizes of random checkpoints, separated by commas.")] = "50M,250M",
+    case: Annotated[str, typer.Option(help="Cases, separated by commas; default: all.")] = "",
+    peer: Annotated[str, typer.Option(help="Peers, separated by commas; default: all that are installed.")] = "",
+    rounds: Annotated[int, typer.Option(min=1, max=100, help="Timed runs of each; medians are shown.")] = 3,
+    threads: Annotated[int | None, typer.Option(min=1, max=1024, help="For every system; default: all cores.")] = None,
+    peer_python: Annotated[
+        Path | None, typer.Option(help="A Python interpreter that has the peers which this one lacks.")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder for results.json, table.md and chart.png.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")] = False,
+) -> None:
+    """The engine beside transformers, openvino-genai and llama-cpp-python: W1 best-of-N, W2 mixed serving, W3 tree
+    search, W4 single stream, cache-hit, and step, the gap between a decode step and its matrix products."""
+    console = Console(stderr=True)
+    try:
+        from benchmarks.engine import report
+        from benchmarks.engine.checkpoint import SIZES
+        from benchmarks.engine.measure import CASES, PEERS, Listener, Plan, measure
+        from benchmarks.engine.process import BenchError
+    except ModuleNotFoundError as error:
+        if error.name not in ("benchmarks", "benchmarks.engine"):
+            raise
+        console.print("reasoner: the benchmarks are not installed; run this in a checkout after `pip install -e .`")
+        raise typer.Exit(1) from None
+    plan = Plan(
+        models=_chosen(model, SIZES, "--model"),
+        cases=_chosen(case, CASES, "--case"),
+        peers=_chosen(peer, PEERS, "--peer"),
+        rounds=rounds,
+        threads=threads or os.cpu_count() or 1,
+        peer_python=None if peer_python is None else str(peer_python),
+    )
+    try:
+        measured = _measure(measure, Listener, plan, console)
+    except BenchError as error:
+        console.print(f"reasoner: {error}", markup=False, highlight=False)
+        raise typer.Exit(1) from None
+    document = report.document(plan, measured)
+    if out is not None:
+        out.mkdir(parents=True, exist_ok=True)
+        command = shlex.join(["reasoner", *sys.argv[1:]])
+        (out / "results.json").write_text(json.dumps(document, indent=2) + "\n")
+        (out / "table.md").write_text(report.markdown(document, command))
+        report.draw(document, out / "chart.png")
+    if as_json:
+        print(json.dumps(document, indent=2))
+    else:
+        _print(Console(), report.speed_table(measured.rows), measured)
+
+
+def _measure(measure: Callable[..., Measured], listener: Callable[..., Any], plan: Plan, console: Console) -> Measured:
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console) as progress:
+        task = progress.add_task("checkpoints", total=None, completed=-1)
+        measured = measure(
+            plan,
+            listener(
+                total=lambda count: progress.update(task, total=count),
+                step=lambda what: progress.update(task, advance=1, description=what),
+                say=lambda line: progress.console.print(line, markup=False, highlight=False, soft_wrap=True),
+            ),
+        )
+        progress.update(task, advance=1, description="done")
+        return measured
+
+
+def _chosen(text: str, known: Iterable[str], option: str) -> tuple[str, ...]:
+    names = tuple(dict.fromkeys(name.strip() for name in text.split(",") if name.strip())) or tuple(known)
+    unknown = [name for name in names if name not in known]
+    if unknown:
+        raise typer.BadParameter(f"unknown: {', '.join(unknown)}; known are {', '.join(known)}", param_hint=option)
+    return names
+
+
+def _print(console: Console, speeds: list[list[str]], measured: Measured) -> None:
+    if len(speeds) > 1:
+        view = Table(*speeds[0], title="generated tokens per second (how many times as fast we are)")
+        for line in speeds[1:]:
+            view.add_row(*line)
+        console.print(view)
+    view = Table("case", "metric", "unit", "ours", "beside", "its value", "ratio")
+    for row in measured.rows:
+        if row.unit != "tokens/s":
+            values = f"{row.ours:.2f}", row.peer, f"{row.peer_value:.2f}", f"{row.ratio:.2f}"
+            view.add_row(row.case, row.metric, row.unit, *values)
+    if view.row_count:
+        console.print(view)
