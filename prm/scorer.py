@@ -38,7 +38,8 @@ class ChainScore:
 class StepScorer:
     """Speaks to a served token-classification PRM. Keep one per model: it remembers the format."""
 
-    def __init__(self, engine: EngineClient, info: ModelInfo) -> None:
+    def __init__(self, engine: EngineClient, info: ModelInfo, lease: str | None = None) -> None:
+        """``lease``: see ``ScoreRequest``."""
         notes = info.extra.get("reasoner_prm")
         if info.kind != "classify" or not isinstance(notes, dict):
             raise EngineError(
@@ -49,6 +50,7 @@ class StepScorer:
         self.separator = str(notes["separator"])
         self._positive = int(notes["positive_label"])
         self._engine = engine
+        self._lease = lease
 
     async def prompt(self, conversation: Sequence[dict[str, str]]) -> tuple[int, ...]:
         """Token ids of the question in the verifier's own vocabulary."""
@@ -77,7 +79,7 @@ class StepScorer:
             read = tuple(2 * i + 2 for i in range(chain.scored, len(chain.steps)))
             items.append(ScoreItem(tuple(parts), read))
         results = await self._engine.score(
-            ScoreRequest(uuid.uuid4().hex, self.info.id, tuple(items), max_compute=max_compute)
+            ScoreRequest(uuid.uuid4().hex, self.info.id, tuple(items), max_compute=max_compute, lease=self._lease)
         )
         return [
             ChainScore(

@@ -80,6 +80,7 @@ class Grower:
         seed: int,
         sampling: SamplingParams,
         expected: int | None,
+        lease: str,
     ) -> None:
         self._engine = engine
         self._model = model
@@ -87,6 +88,7 @@ class Grower:
         self._seed = seed
         self._sampling = sampling
         self.expected = expected
+        self._lease = lease
         self._requests: dict[str, asyncio.Task[None]] = {}
         self._promises: dict[Growth, int] = {}
         self._arrived: asyncio.Queue[tuple[Growth, Completion] | Exception] = asyncio.Queue()
@@ -189,6 +191,7 @@ class Grower:
             ),
             sampling=self._sampling,
             timeout=self._ledger.seconds_left(),
+            lease=self._lease,
         )
         task = asyncio.create_task(self._listen(request, siblings))
         self._requests[request.request_id] = task

@@ -6,6 +6,7 @@ so no strategy holds checkpoint code, and the same entries are the client's even
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -37,6 +38,9 @@ class Entry:
 
 
 class Journal(Protocol):
+    job_id: str
+    """The job that it belongs to."""
+
     async def load(self) -> list[Entry]:
         """All entries of earlier attempts, oldest first."""
         ...
@@ -54,6 +58,7 @@ class MemoryJournal:
     """A journal for a search that runs inside one process: evaluation and tests."""
 
     def __init__(self, entries: Sequence[Entry] = ()) -> None:
+        self.job_id = uuid.uuid4().hex
         self.entries = list(entries)
 
     async def load(self) -> list[Entry]:

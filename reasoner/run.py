@@ -11,6 +11,7 @@ from prm.scorer import StepScorer
 from reasoner.equivalence import Equivalence
 from reasoner.jobs import JobResult, JobSpec, Usage
 from reasoner.journal import Journal
+from reasoner.lease import CacheLease
 from reasoner.search import Models, Search
 from reasoner.strategies import STRATEGIES, Choice, resolve
 
@@ -35,25 +36,25 @@ async def run_job(
     """
     strategy = STRATEGIES[spec.strategy.name]
     params = resolve(spec.strategy.name, spec.strategy.params)
-    models = await _models(spec, engine, strategy.needs_verifier)
-    search = await Search.begin(spec, models, journal, cancelled or asyncio.Event())
-    try:
-        async with Equivalence() as equivalence:
-            choice = await strategy.run(search, params, equivalence)
-        await search.select(choice.node)
-    finally:
-        await search.close()
+    async with CacheLease(engine, journal.job_id) as lease:
+        models = await _models(spec, engine, lease, strategy.needs_verifier)
+        search = await Search.begin(spec, models, journal, cancelled or asyncio.Event())
+        try:
+            async with Equivalence() as equivalence:
+                choice = await strategy.run(search, params, equivalence)
+            await search.select(choice.node)
+        finally:
+            await search.close()
     return _outcome(search, choice)
 
 
-async def _models(spec: JobSpec, engine: EngineClient, needs_verifier: bool) -> Models:
+async def _models(spec: JobSpec, engine: EngineClient, lease: CacheLease, needs_verifier: bool) -> Models:
     served = {info.id: info for info in await engine.models()}
     policy = _served(served, spec.model, "model", "generate")
     if not needs_verifier:
-        return Models(engine, policy, None)
-    return Models(
-        engine, policy, StepScorer(engine, _served(served, spec.verifier.model, "verifier.model", "classify"))
-    )
+        return Models(engine, policy, None, lease)
+    verifier = _served(served, spec.verifier.model, "verifier.model", "classify")
+    return Models(engine, policy, StepScorer(engine, verifier, lease.name), lease)
 
 
 def _served(served: dict[str, ModelInfo], name: str | None, field: str, kind: str) -> ModelInfo:

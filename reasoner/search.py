@@ -22,6 +22,7 @@ from reasoner.budget import Ledger
 from reasoner.growth import Arrival, Grower, Growth
 from reasoner.jobs import JobSpec, Usage
 from reasoner.journal import JobCancelled, Journal
+from reasoner.lease import CacheLease
 from reasoner.record import LOST, Answer, Record
 from reasoner.scoring import BudgetedScorer
 from reasoner.tree import Node, Reason
@@ -36,6 +37,7 @@ class Models:
     engine: EngineClient
     policy: ModelInfo
     scorer: StepScorer | None
+    lease: CacheLease
 
 
 class Search:
@@ -122,6 +124,8 @@ class Search:
             return
         for node in live:
             node.reason = "pruned"
+        if not self._record.replaying:
+            self._models.lease.prune([node.prefix for node in live])
         ids = [node.id for node in live]
         spend = Usage(pruned=sum(node.tokens for node in live))
         await self._record.note(f"prune:{ids[0]}", "prune", {"nodes": ids}, spend)
@@ -161,7 +165,8 @@ class Search:
             stop=stop,
         )
         models, longest = self._models, self._longest.get(op)
-        grower = Grower(models.engine, models.policy, self.ledger, self._seed, sampling, longest)
+        lease = models.lease.name
+        grower = Grower(models.engine, models.policy, self.ledger, self._seed, sampling, longest, lease)
         self._growers[grower] = wanted
         try:
             while wanted:

@@ -45,6 +45,9 @@ class ScriptedEngine:
         self._warm = warm
         self._seen: set[tuple[object, ...]] = set()
         self._aborted: set[str] = set()
+        self.leases: set[str | None] = set()
+        """Leases that requests named and nobody released."""
+        self.pruned: list[tuple[str, tuple[int, ...]]] = []
 
     async def models(self) -> list[ModelInfo]:
         prm = {"format": "token_classification", "separator": "\n\n", "positive_label": 1}
@@ -59,6 +62,7 @@ class ScriptedEngine:
 
     async def generate(self, request: GenerateRequest, *, stream: bool = False) -> AsyncIterator[Completion | Delta]:
         self.requests.append(request)
+        self.leases.add(request.lease)
         self._promise(sum(branch.max_tokens for branch in request.branches))
         order = list(range(len(request.branches)))
         self._order.shuffle(order)
@@ -69,6 +73,7 @@ class ScriptedEngine:
             yield self._complete(request, index)
 
     async def score(self, request: ScoreRequest) -> list[ScoreResult]:
+        self.leases.add(request.lease)
         if request.max_compute is not None:
             self._promise(request.max_compute * len(request.items))
         await asyncio.sleep(0)
@@ -92,6 +97,12 @@ class ScriptedEngine:
 
     async def abort(self, request_id: str) -> None:
         self._aborted.add(request_id)
+
+    async def release(self, lease: str, tokens: Sequence[int] | None = None) -> None:
+        if tokens is None:
+            self.leases.discard(lease)
+        else:
+            self.pruned.append((lease, tuple(tokens)))
 
     async def clear_cache(self) -> None:
         self._seen.clear()

@@ -14,6 +14,7 @@ class RedisJournal:
     def __init__(self, store: JobStore, claim: Claim) -> None:
         self._store = store
         self._claim = claim
+        self.job_id = claim.job_id
 
     async def load(self) -> list[Entry]:
         return await self._store.entries(self._claim.job_id)

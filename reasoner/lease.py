@@ -1,0 +1,53 @@
+"""The job's lease on the engine's cache: its prefixes stay warm until the job is over, and no longer.
+
+Nothing here can fail a job. An engine that does not hear a release lets the lease expire by itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from types import TracebackType
+
+from engine.types import EngineClient, EngineError, EngineUnavailable
+from reasoner.journal import LeaseLost
+
+PATIENCE = 2.0
+"""Seconds that the end of a job waits for the engine to hear of it."""
+
+_GOES_ON = (EngineUnavailable, LeaseLost, asyncio.CancelledError)
+"""Ways to leave that do not end the job: another attempt goes on with it, and is glad of warm prefixes."""
+
+
+class CacheLease:
+    """Use it as a context around the job's work; ``name`` goes into every request."""
+
+    def __init__(self, engine: EngineClient, name: str) -> None:
+        self.name = name
+        self._engine = engine
+        self._pruning: set[asyncio.Task[None]] = set()
+
+    def prune(self, branches: Sequence[tuple[int, ...]]) -> None:
+        """Gives up branches, each named by all its tokens. Does not wait for the engine."""
+        task = asyncio.create_task(self._release(branches))
+        self._pruning.add(task)
+        task.add_done_callback(self._pruning.discard)
+
+    async def __aenter__(self) -> CacheLease:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for task in self._pruning:
+            task.cancel()
+        if not isinstance(error, _GOES_ON):
+            await self._release([None])
+
+    async def _release(self, branches: Sequence[tuple[int, ...] | None]) -> None:
+        try:
+            async with asyncio.timeout(PATIENCE):
+                for branch in branches:
+                    await self._engine.release(self.name, branch)
+        except (EngineError, TimeoutError):
+            return  # the lease expires

@@ -1,0 +1,162 @@
+"""The job's lease on the engine's cache: named by every request, released on every way a job ends, never a cause of
+failure."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+
+import pytest
+
+from engine.types import (
+    Completion,
+    Delta,
+    EngineError,
+    EngineUnavailable,
+    GenerateRequest,
+    InvalidRequest,
+    ScoreRequest,
+)
+from reasoner.jobs import JobSpec
+from reasoner.journal import Entry, JobCancelled, LeaseLost, MemoryJournal
+from reasoner.run import run_job
+from reasoner.strategies import STRATEGIES
+from tests.scripted import ScriptedEngine
+
+
+def spec(strategy: str, **more: object) -> JobSpec:
+    params = {} if strategy == "greedy" else {"n": 8}
+    return JobSpec.model_validate({"problem": "how?", "seed": 2, "strategy": {"name": strategy} | params} | more)
+
+
+class Watched(ScriptedEngine):
+    """Notes the lease of every request, and the branches that were given up."""
+
+    def __init__(self, **options: int) -> None:
+        super().__init__(**options)
+        self.named: list[str | None] = []
+        self.released: list[str] = []
+
+    def generate(self, request: GenerateRequest, *, stream: bool = False) -> AsyncIterator[Completion | Delta]:
+        self.named.append(request.lease)
+        return super().generate(request, stream=stream)
+
+    async def score(self, request: ScoreRequest) -> list[ScoreResult]:
+        self.named.append(request.lease)
+        return await super().score(request)
+
+    async def release(self, lease: str, tokens: Sequence[int] | None = None) -> None:
+        await super().release(lease, tokens)
+        if tokens is None:
+            self.released.append(lease)
+
+
+@pytest.mark.parametrize("strategy", sorted(STRATEGIES))
+async def test_every_request_names_the_job_and_its_end_releases_the_lease_once(strategy: str) -> None:
+    engine, journal = Watched(), MemoryJournal()
+    await run_job(spec(strategy), engine, journal)
+    assert set(engine.named) == {journal.job_id}
+    assert engine.released == [journal.job_id]
+    assert not engine.leases
+
+
+async def test_a_job_that_its_budget_ends_releases_its_lease() -> None:
+    engine = Watched()
+    await run_job(spec("beam", budget={"tokens": 40}), engine, MemoryJournal())
+    assert len(engine.released) == 1
+    assert not engine.leases
+
+
+async def test_a_cancelled_job_releases_its_lease_after_its_last_request() -> None:
+    class Cancelling(Watched):
+        def generate(self, request: GenerateRequest, *, stream: bool = False) -> AsyncIterator[Completion | Delta]:
+            cancelled.set()
+            return super().generate(request, stream=stream)
+
+    cancelled, engine = asyncio.Event(), Cancelling()
+    with pytest.raises(JobCancelled):
+        await run_job(spec("self_consistency"), engine, MemoryJournal(), cancelled=cancelled)
+    assert len(engine.released) == 1
+    assert not engine.leases
+
+
+@pytest.mark.parametrize("error", [EngineError("out of order"), InvalidRequest("no", "prompt"), ValueError("a bug")])
+async def test_a_failed_job_releases_its_lease(error: Exception) -> None:
+    class Failing(Watched):
+        async def score(self, request: ScoreRequest) -> list[ScoreResult]:
+            await super().score(request)
+            raise error
+
+    engine = Failing()
+    with pytest.raises(type(error)):
+        await run_job(spec("beam"), engine, MemoryJournal())
+    assert len(engine.released) == 1
+    assert not engine.leases
+
+
+async def test_a_problem_that_is_refused_before_the_first_request_releases_its_lease_too() -> None:
+    engine = Watched()
+    with pytest.raises(InvalidRequest):
+        await run_job(spec("greedy", problem="x" * 300), engine, MemoryJournal())
+    assert len(engine.released) == 1
+
+
+async def test_a_job_that_another_attempt_goes_on_with_keeps_its_lease() -> None:
+    class Stolen(MemoryJournal):
+        async def append(self, entries: Sequence[Entry]) -> None:
+            raise LeaseLost("another worker has it")
+
+    class Hanging(Watched):
+        async def score(self, request: ScoreRequest) -> list[ScoreResult]:
+            running.cancel()
+            return await super().score(request)
+
+    away, stolen, stopped = Watched(die_after=5), Watched(), Hanging()
+    with pytest.raises(EngineUnavailable):
+        await run_job(spec("beam"), away, MemoryJournal())
+    with pytest.raises(LeaseLost):
+        await run_job(spec("beam"), stolen, Stolen())
+    running = asyncio.ensure_future(run_job(spec("beam"), stopped, MemoryJournal()))
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    for engine in (away, stolen, stopped):
+        assert engine.released == []
+        assert len(engine.leases) == 1
+
+
+async def test_pruned_branches_are_given_up_by_all_their_tokens() -> None:
+    engine, journal = Watched(), MemoryJournal()
+    await run_job(spec("beam"), engine, journal)
+    prompt = engine.requests[0].prompt
+    ids = {entry.data["node"]: tuple(entry.data["token_ids"]) for entry in journal.entries if entry.type == "node"}
+
+    def tokens(node: str) -> tuple[int, ...]:
+        path = node.split(".")
+        return prompt + sum((ids[".".join(path[:end])] for end in range(1, len(path) + 1)), ())
+
+    pruned = [node for entry in journal.entries if entry.type == "prune" for node in entry.data["nodes"]]
+    # The end of the job releases everything at once, so the last of them need no call of their own.
+    assert 0 < len(engine.pruned) <= len(pruned)
+    assert engine.pruned == [(journal.job_id, tokens(node)) for node in pruned[: len(engine.pruned)]]
+    replayed = Watched()
+    await run_job(spec("beam"), replayed, MemoryJournal(journal.entries))
+    assert replayed.pruned == []
+
+
+async def test_an_engine_that_cannot_release_fails_no_job() -> None:
+    class Deaf(ScriptedEngine):
+        async def release(self, lease: str, tokens: Sequence[int] | None = None) -> None:
+            raise EngineUnavailable("gone")
+
+    outcome = await run_job(spec("beam"), Deaf(), MemoryJournal())
+    assert outcome.status == "completed"
+
+
+async def test_an_engine_that_does_not_answer_a_release_holds_no_job_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Silent(ScriptedEngine):
+        async def release(self, lease: str, tokens: Sequence[int] | None = None) -> None:
+            await asyncio.Event().wait()
+
+    monkeypatch.setattr("reasoner.lease.PATIENCE", 0.0)
+    outcome = await run_job(spec("beam"), Silent(), MemoryJournal())
+    assert outcome.status == "completed"
