@@ -16,6 +16,7 @@ from engine.types import (
     GenerateRequest,
     InvalidRequest,
     ScoreRequest,
+    ScoreResult,
 )
 from reasoner.jobs import JobSpec
 from reasoner.journal import Entry, JobCancelled, LeaseLost, MemoryJournal
