@@ -1,0 +1,194 @@
+"""The scheduler and the cache driven without a model: every slot holds what it was computed from.
+
+A slot's mark depends on the namespace and on every token up to its own, as real keys and values do. The next token of a
+branch depends on all marks that its page table leads to, so a page that is shared, copied or given away by mistake
+changes what is generated, and ``reference`` says what it should have been.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence as Items
+from dataclasses import dataclass, field
+from itertools import accumulate
+
+import torch
+from torch import Tensor
+
+from engine.cache.kv import KVCache, PageTable
+from engine.scheduler import Scheduler
+from engine.sequence import Job, Sequence
+
+PAGE = 4
+VOCABULARY = 3
+"""Few tokens, so that branches often meet again."""
+_MODULUS = 1_000_003
+"""Marks are exact as float32."""
+
+
+def marks(namespace: str | None, tokens: Items[int]) -> list[int]:
+    """What the slots of a sequence hold."""
+    start = sum(map(ord, namespace or ""))
+    return list(accumulate(tokens, lambda mark, token: (mark * 31 + token + 7) % _MODULUS, initial=start))[1:]
+
+
+def slots(cache: KVCache) -> Tensor:
+    """The first number of every slot, [pages, page_size]; a view."""
+    return cache.data[0, :, :, 0, 0]
+
+
+def write_marks(cache: KVCache, table: PageTable, tokens: Items[int], start: int, end: int) -> None:
+    """Computes the slots from ``start`` to ``end``."""
+    view = slots(cache)
+    for position, mark in enumerate(marks(table.namespace, tokens[:end])[start:], start):
+        view[table.pages[position // cache.page_size], position % cache.page_size] = mark
+
+
+def read_marks(cache: KVCache, table: PageTable, count: int) -> list[int]:
+    """The first ``count`` marks that the table leads to."""
+    return [int(mark) for mark in slots(cache)[torch.tensor(table.pages, dtype=torch.long)].flatten()[:count]]
+
+
+def draw(seed: int, read: Items[int]) -> int:
+    """The next token of a branch that attends to these marks."""
+    return (sum(read) * 7 + seed * 13 + len(read)) // 5 % VOCABULARY
+
+
+def reference(namespace: str | None, tokens: Items[int], seed: int, length: int) -> list[int]:
+    """The whole branch as it is without a cache."""
+    whole = list(tokens)
+    while len(whole) < length:
+        whole.append(draw(seed, marks(namespace, whole)))
+    return whole
+
+
+@dataclass
+class Branch:
+    """A branch and what became of it."""
+
+    namespace: str | None
+    lease: str | None
+    prompt: list[int]
+    seed: int
+    length: int
+    tokens: list[int] = field(default_factory=list)
+    """All of them, once it has ended."""
+    whole: bool = False
+
+
+class Simulation:
+    """Runs branches to their full length, one scheduled step at a time, and checks everything on the way."""
+
+    def __init__(
+        self,
+        *,
+        pages: int = 100,
+        rows: int = 8,
+        step_tokens: int = 32,
+        max_pinned: int = 0,
+        lease_seconds: float = math.inf,
+    ) -> None:
+        self.now = 0.0
+        self.cache = KVCache(
+            layers=1,
+            kv_heads=1,
+            head_dim=1,
+            pages=pages,
+            page_size=PAGE,
+            rows=rows,
+            context=pages * PAGE,
+            max_pinned=max_pinned,
+            lease_seconds=lease_seconds,
+            clock=lambda: self.now,
+        )
+        self.scheduler = Scheduler(self.cache, max_running=rows, step_tokens=step_tokens)
+        self.step_tokens = step_tokens
+        self.jobs: list[Job] = []
+        self.branches: dict[Sequence, Branch] = {}
+        self.ended: list[Branch] = []
+        self.finished: list[int] = []
+        """Indices of sequences in the order of their end."""
+        self.computed = 0
+        self._count = 0
+
+    def add(
+        self,
+        prompts: Items[list[int]],
+        length: int,
+        *,
+        priority: int = 0,
+        deadline: float = math.inf,
+        namespace: str | None = None,
+        lease: str | None = None,
+    ) -> Job:
+        """Submits one job with a branch for each prompt; indices count through all jobs."""
+        job = Job(f"job-{self._count}", lambda _: None, deadline, False, priority, namespace, lease)
+        for prompt in prompts:
+            sequence = Sequence(job=job, index=self._count, tokens=list(prompt), prefix=len(prompt))
+            job.sequences.append(sequence)
+            self.branches[sequence] = Branch(namespace, lease, list(prompt), self._count % 2, length)
+            self._count += 1
+        self.jobs.append(job)
+        self.scheduler.add(job)
+        return job
+
+    def step(self) -> list[tuple[int, int]]:
+        """One step; answers (index, tokens) pairs."""
+        schedule = self.scheduler.schedule()
+        total = sum(count for _, count in schedule.work)
+        assert 0 < total <= self.step_tokens
+        self.computed += total
+        for sequence, count in schedule.work:
+            write_marks(self.cache, sequence.pages, sequence.tokens, sequence.computed, sequence.computed + count)
+        for sequence, count in schedule.work:
+            self._commit(sequence, count)
+        self.check()
+        return [(sequence.index, count) for sequence, count in schedule.work]
+
+    def run(self) -> None:
+        while self.busy:
+            self.step()
+
+    @property
+    def busy(self) -> bool:
+        return bool(self.scheduler.running or self.scheduler.waiting)
+
+    def cancel(self, job: Job) -> None:
+        self.scheduler.drop(job)
+        for sequence in job.sequences:
+            self._end(sequence, whole=False)
+        job.sequences.clear()
+        self.jobs.remove(job)
+
+    def check(self) -> None:
+        """Every invariant, and that every page table leads to the slots of its own tokens."""
+        self.scheduler.check()
+        for sequence in self.scheduler.running:
+            expected = marks(sequence.job.namespace, sequence.tokens[: sequence.computed])
+            assert read_marks(self.cache, sequence.pages, sequence.computed) == expected
+        if not self.busy:
+            assert self.cache.available == self.cache.pool.size
+
+    def _commit(self, sequence: Sequence, count: int) -> None:
+        before, sequence.computed = sequence.computed, sequence.computed + count
+        completes = before < sequence.prefix <= sequence.computed
+        if completes or sequence.computed // PAGE > before // PAGE:
+            self.cache.publish(sequence.pages, sequence.tokens, sequence.computed, tail=completes)
+        if sequence.computed < len(sequence.tokens):
+            return
+        branch = self.branches[sequence]
+        if len(sequence.tokens) < branch.length:
+            sequence.tokens.append(draw(branch.seed, read_marks(self.cache, sequence.pages, sequence.computed)))
+        if len(sequence.tokens) >= branch.length:
+            self.scheduler.finish(sequence)
+            self.finished.append(sequence.index)
+            self._end(sequence, whole=True)
+            sequence.job.sequences.remove(sequence)
+            if not sequence.job.sequences:
+                self.jobs.remove(sequence.job)
+
+    def _end(self, sequence: Sequence, *, whole: bool) -> None:
+        branch = self.branches.pop(sequence)
+        branch.tokens, branch.whole = sequence.tokens, whole
+        assert branch.tokens == reference(branch.namespace, branch.prompt, branch.seed, len(branch.tokens))
+        self.ended.append(branch)
