@@ -12,18 +12,23 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from engine.cache.kv import KVCache, PageTable
 from engine.cache.pool import PagePool
+from tests.engine.simulation import PAGE, marks, read_marks, write_marks
 
-PAGE, PAGES, ROWS = 4, 14, 5
+PAGES, ROWS = 14, 5
 CONTEXT = PAGES * PAGE
 
 
-def make_cache(pages: int = PAGES) -> KVCache:
-    return KVCache(layers=1, kv_heads=1, head_dim=1, pages=pages, page_size=PAGE, rows=ROWS, context=CONTEXT)
-
-
-def mark(tokens: list[int], position: int) -> float:
-    """What a real model would write at a position: something that depends on every token up to it."""
-    return float(hash(tuple(tokens[: position + 1])) % 1_000_003)
+def make_cache(pages: int = PAGES, max_pinned: int = PAGES // 2) -> KVCache:
+    return KVCache(
+        layers=1,
+        kv_heads=1,
+        head_dim=1,
+        pages=pages,
+        page_size=PAGE,
+        rows=ROWS,
+        context=CONTEXT,
+        max_pinned=max_pinned,
+    )
 
 
 @dataclass
@@ -36,8 +41,8 @@ class Running:
     computed: int
 
     @classmethod
-    def open(cls, cache: KVCache, tokens: list[int]) -> Running:
-        table = cache.open(cache.find(tokens, len(tokens) - 1))
+    def open(cls, cache: KVCache, tokens: list[int], namespace: str | None = None) -> Running:
+        table = cache.open(cache.find(tokens, len(tokens) - 1, namespace), namespace)
         running = cls(cache, tokens, table, table.cached_tokens)
         running.check_content()
         return running
@@ -46,20 +51,20 @@ class Running:
         count = min(count, len(self.tokens) - self.computed)
         if not self.cache.reserve(self.table, self.computed + count):
             return False
-        for position in range(self.computed, self.computed + count):
-            self.cache.data[0, self.table.pages[position // PAGE], position % PAGE] = mark(self.tokens, position)
+        write_marks(self.cache, self.table, self.tokens, self.computed, self.computed + count)
         self.computed += count
         self.cache.publish(self.table, self.tokens, self.computed, tail=tail)
         return True
 
     def check_content(self) -> None:
-        for position in range(self.computed):
-            found = self.cache.data[0, self.table.pages[position // PAGE], position % PAGE, 0, 0]
-            assert float(found) == mark(self.tokens, position)
+        expected = marks(self.table.namespace, self.tokens[: self.computed])
+        assert read_marks(self.cache, self.table, self.computed) == expected
 
-    def close(self) -> None:
-        self.cache.publish(self.table, self.tokens, self.computed, tail=True)
+    def close(self, lease: str | None = None) -> None:
+        end = self.cache.publish(self.table, self.tokens, self.computed, tail=True)
         self.cache.close(self.table)
+        if lease is not None and end is not None:
+            self.cache.leases.pin(lease, self.table.namespace, end)
 
 
 def run_through(cache: KVCache, tokens: list[int]) -> int:
@@ -73,6 +78,10 @@ def run_through(cache: KVCache, tokens: list[int]) -> int:
     return cached
 
 
+NAMESPACES = st.sampled_from([None, None, "a", "b"])
+LEASES = st.sampled_from(["first", "second"])
+
+
 class CacheMachine(RuleBasedStateMachine):
     """Random sequences over two tokens, so that shared prefixes, forks and duplicates are frequent."""
 
@@ -81,17 +90,18 @@ class CacheMachine(RuleBasedStateMachine):
         self.cache = make_cache()
         self.running: list[Running] = []
 
-    @rule(tokens=st.lists(st.integers(0, 1), min_size=1, max_size=CONTEXT // 2))
-    def open_new(self, tokens: list[int]) -> None:
+    @rule(tokens=st.lists(st.integers(0, 1), min_size=1, max_size=CONTEXT // 2), namespace=NAMESPACES)
+    def open_new(self, tokens: list[int], namespace: str | None) -> None:
         if len(self.running) < ROWS:
-            self.running.append(Running.open(self.cache, tokens))
+            self.running.append(Running.open(self.cache, tokens, namespace))
 
     @rule(data=st.data())
     def fork(self, data: st.DataObject) -> None:
         if 0 < len(self.running) < ROWS:
             parent = data.draw(st.sampled_from(self.running))
             cut = data.draw(st.integers(1, len(parent.tokens)))
-            self.running.append(Running.open(self.cache, [*parent.tokens[:cut], data.draw(st.integers(0, 1))]))
+            tokens = [*parent.tokens[:cut], data.draw(st.integers(0, 1))]
+            self.running.append(Running.open(self.cache, tokens, parent.table.namespace))
 
     @rule(data=st.data(), count=st.integers(1, 9), tail=st.booleans())
     def compute(self, data: st.DataObject, count: int, tail: bool) -> None:
@@ -109,12 +119,20 @@ class CacheMachine(RuleBasedStateMachine):
             if len(sequence.tokens) < CONTEXT:
                 sequence.tokens.append(token)
 
-    @rule(data=st.data())
-    def close(self, data: st.DataObject) -> None:
+    @rule(data=st.data(), lease=st.none() | LEASES)
+    def close(self, data: st.DataObject, lease: str | None) -> None:
         if self.running:
             sequence = data.draw(st.sampled_from(self.running))
             self.running.remove(sequence)
-            sequence.close()
+            sequence.close(lease)
+
+    @rule(lease=LEASES, tokens=st.lists(st.integers(0, 1), min_size=1, max_size=CONTEXT // 2))
+    def prune(self, lease: str, tokens: list[int]) -> None:
+        self.cache.leases.prune(lease, tokens)
+
+    @rule(lease=LEASES)
+    def release(self, lease: str) -> None:
+        self.cache.leases.release(lease)
 
     @rule()
     def clear(self) -> None:
@@ -140,6 +158,58 @@ def test_a_resent_sequence_is_found_to_the_token() -> None:
         assert run_through(cache, tokens) == 0
         assert run_through(cache, tokens) == length - 1
         assert run_through(cache, [*tokens, 99, 98]) == length
+
+
+def test_namespaces_share_nothing_and_leave_nothing_behind() -> None:
+    cache, tokens = make_cache(), list(range(10))
+    for namespace in (None, "a", "b"):
+        running = Running.open(cache, list(tokens), namespace)
+        assert running.computed == 0
+        assert running.compute(10)
+        running.close()
+        assert Running.open(cache, list(tokens), namespace).computed == 9
+        cache.check()
+    assert set(cache.tree.roots) == {None, "a", "b"}
+    for table in list(cache._tables.values()):
+        cache.close(table)
+    cache.clear()
+    assert cache.tree.roots == {}
+    assert cache.pool.free == PAGES
+
+
+def test_a_sequence_outlives_the_root_that_it_started_under() -> None:
+    cache = make_cache()
+    run_through(cache, [1, 2, 3])
+    running = Running.open(cache, [7, 7, 7, 7, 7])
+    cache.clear()
+    assert running.compute(5)
+    run_through(cache, [1, 2, 3, 4, 5])
+    running.close()
+    cache.check()
+    assert cache.find([7] * 5, 5).tokens == 5
+    assert cache.find([1, 2, 3], 3).tokens == 3
+
+
+def test_a_known_match_is_brought_up_to_date() -> None:
+    cache, tokens = make_cache(), list(range(20))
+    known = cache.find(tokens, 20)
+    for length in (6, 11, 18):
+        run_through(cache, tokens[:length])
+        known = cache.find(tokens, 20, None, known)
+        assert known.tokens == length
+        assert [node.page for node in known.nodes] == [node.page for node in cache.find(tokens, 20).nodes]
+    run_through(cache, [99] * (CONTEXT - 8))
+    assert cache.find(tokens, 20, None, known).tokens == cache.find(tokens, 20).tokens < 18
+    cache.clear()
+    assert cache.find(tokens, 20, None, known).tokens == 0
+
+
+def test_a_match_from_before_a_change_is_refused() -> None:
+    cache = make_cache()
+    match = cache.find([1, 2, 3], 3)
+    run_through(cache, [1, 2, 3])
+    with pytest.raises(RuntimeError, match="changed"):
+        cache.open(match)
 
 
 def test_a_branch_in_the_middle_of_a_page_copies_what_it_shares() -> None:
