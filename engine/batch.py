@@ -8,22 +8,25 @@ from itertools import chain
 import numpy as np
 import torch
 
-from engine.attention.torch_backend import StepPlan
+from engine.attention import LayerAttention
+from engine.attention.plan import CostModel, StepPlan, plan_step
+from engine.attention.plan import Rows as RowTable
 from engine.cache.kv import KVCache
 from engine.models.model import Batch
 from engine.sequence import Sequence
-from kernels.attention import plan_rows, row_classes
 
 Work = tuple[Sequence, int]
 
 
-def build_batch(work: Rows[Work], cache: KVCache, heads_per_kv: int) -> tuple[Batch, StepPlan, list[Work]]:
-    """The batch, how it attends, and the work in the batch's row order (rows of similar shape lie together)."""
+def build_batch(work: Rows[Work], cache: KVCache, about: LayerAttention) -> tuple[Batch, StepPlan, list[Work]]:
+    """The batch, how it attends, and the work in the batch's row order (rows of similar shape lie together).
+
+    ``about``: any layer's attention; they agree in what matters here.
+    """
     queries = np.array([count for _, count in work])
     contexts = np.array([sequence.computed for sequence, _ in work]) + queries
-    classes = row_classes(queries, contexts)
-    if (classes[1:] < classes[:-1]).any():
-        order = np.argsort(classes, kind="stable")
+    order = np.lexsort((-contexts, queries))
+    if (np.diff(order) != 1).any():
         work = [work[index] for index in order]
         queries, contexts = queries[order], contexts[order]
     tokens = chain.from_iterable(
@@ -37,8 +40,15 @@ def build_batch(work: Rows[Work], cache: KVCache, heads_per_kv: int) -> tuple[Ba
     slots = cache.pages[rows[row_of_token], page] * cache.page_size + offset
     width = -(-int(contexts.max()) // cache.page_size)
     batch = Batch(tokens=torch.tensor(list(tokens)), positions=torch.from_numpy(positions))
-    plan = StepPlan(
-        slots=torch.from_numpy(slots),
-        rows=plan_rows(cache.pages[rows, :width], queries, contexts, cache.page_size, heads_per_kv),
+    token_bytes = 2 * about.kv_heads * about.head_dim * cache.data.element_size()
+    layout = RowTable(
+        pages=cache.pages[rows, :width],
+        queries=queries,
+        contexts=contexts,
+        page_size=cache.page_size,
+        pool_pages=cache.pool.size,
+        kv_heads=about.kv_heads,
+        heads_per_kv=about.heads // about.kv_heads,
+        cost=CostModel(token_bytes),
     )
-    return batch, plan, list(work)
+    return batch, plan_step(layout, slots), list(work)

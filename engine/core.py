@@ -186,8 +186,7 @@ class EngineCore:
             self._emit_score(declined, declined=True)
         if not schedule.work:
             return
-        config = self.model.config
-        batch, plan, work = build_batch(schedule.work, self.cache, config.heads // config.kv_heads)
+        batch, plan, work = build_batch(schedule.work, self.cache, self.model.config.attention[0])
         self._attention.plan = plan
         hidden = self.model.decoder.forward(batch, self._attention)
         drawn = read_out(work, hidden, self.model.decoder)

@@ -1,155 +1,73 @@
-"""Attention over a paged key-value pool: every row of a batch reads its own pages, whatever its number of new tokens.
+"""Attention over pieces of a context, and the merge of the pieces: plain torch, the reference for every other backend.
 
-A row is one sequence: ``queries`` new tokens that end a ``context`` of tokens whose keys and values lie in the pool.
-One query is ordinary decoding, many are a prefill chunk; both take the same path. Rows of similar shape form a group,
-and a group is one gather of pages and one dense attention, padded to its longest row.
+Softmax attention over a set of keys can be cut into disjoint pieces: each gives its own mixture of values and the
+log-sum-exp of its scores, and the pieces' mixtures weighted by their share of the total are the whole (Dao et al.
+2022, https://arxiv.org/abs/2205.14135, section 3.1). So a prefix that many branches share is attended to once for all
+of them (Juravsky et al. 2024, "Hydragen", https://arxiv.org/abs/2402.05099).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-
-import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
-Ints = npt.NDArray[np.int64]
-
-_BLOCK_FLOATS = 1 << 18
-"""Gathered keys and values of this many float32 (1 MiB) are attended to while they are still in the cache."""
-
-_SHORTEST_CLASS = 6
-"""Contexts up to 2**6 tokens share a group: splitting them would cost more in launches than padding does."""
+_NARROW = 32
+"""Up to this many queries a head's scores are one small product each; with more, torch's tiled attention is faster."""
 
 
-@dataclass(frozen=True, slots=True)
-class RowGroup:
-    """Rows padded to one shape: ``rows`` by ``queries`` new tokens by ``keys`` context tokens."""
+def attention(
+    q: Tensor, k: Tensor, v: Tensor, *, scale: float, mask: Tensor | None = None, softcap: float | None = None
+) -> tuple[Tensor, Tensor]:
+    """Softmax attention and the log-sum-exp of its scores.
 
-    start: int
-    """The group's tokens are ``start:stop`` of the batch's flat token axis."""
-    stop: int
-    pages: Tensor
-    """``[rows * pages]`` page numbers of each row, padded with any valid page."""
-    mask: Tensor
-    """``[rows, 1, heads_per_kv * queries, keys]`` float32: 0 where a query sees a key, -inf elsewhere."""
-    padded: Tensor | None
-    """``[rows * queries]`` flat token of each padded query; ``None`` when every row has exactly one."""
-    flat: Tensor | None
-    """``[stop - start]`` padded query of each flat token; ``None`` when every row has exactly one."""
-    positions: Tensor
-    """``[rows, 1, heads_per_kv * queries, 1]`` position of each query in its sequence."""
-    windows: dict[int, Tensor] = field(default_factory=dict)
-    """Masks of sliding windows, made when a layer first asks."""
-
-    def windowed(self, window: int) -> Tensor:
-        """``mask``, but a query sees its latest ``window`` keys only."""
-        if window not in self.windows:
-            gone = torch.arange(self.mask.shape[-1]) <= self.positions - window
-            self.windows[window] = self.mask.masked_fill(gone, -torch.inf)
-        return self.windows[window]
-
-
-def row_classes(queries: Ints, contexts: Ints) -> Ints:
-    """A class number for each row. Rows of one class differ by less than a factor of two in both lengths."""
-    query_class = np.ceil(np.log2(queries)).astype(np.int64)
-    key_class = np.maximum(np.ceil(np.log2(contexts)).astype(np.int64), _SHORTEST_CLASS)
-    return query_class * 64 + key_class
-
-
-def plan_rows(pages: Ints, queries: Ints, contexts: Ints, page_size: int, heads_per_kv: int) -> list[RowGroup]:
-    """Groups rows that are already sorted by ``row_classes``.
-
-    ``pages``: ``[rows, max_pages]``; ``queries`` and ``contexts``: ``[rows]``. The plan serves every layer of one step.
+    ``q``: ``[rows, heads, queries, dim]``, ``k`` and ``v``: ``[rows, heads, keys, dim]``, float32. ``mask``: float32,
+    broadcastable to ``[rows, heads, queries, keys]``, added to the scores. With ``softcap`` c the scores are first
+    bounded to ``c * tanh(score / c)``. Returns ``[rows, heads, queries, dim]`` and ``[rows, heads, queries]``. Every
+    query must see at least one key.
     """
-    classes = row_classes(queries, contexts)
-    borders = np.flatnonzero(np.diff(classes)) + 1
-    groups, token = [], 0
-    for first, last in zip([0, *borders], [*borders, len(classes)], strict=True):
-        rows = slice(first, last)
-        group = _group(pages[rows], queries[rows], contexts[rows], page_size, heads_per_kv, token)
-        groups.append(group)
-        token = group.stop
-    return groups
+    if q.shape[2] > _NARROW and softcap is None:
+        if mask is not None:
+            mask = mask.expand(*q.shape[:3], k.shape[2])
+        return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(  # type: ignore[no-any-return]
+            q, k, v, 0.0, False, attn_mask=mask, scale=scale
+        )
+    rows, heads, queries, dim = q.shape
+    keys = k.shape[2]
+    scores = torch.bmm(_flat(q) * scale, _flat(k).transpose(1, 2)).view(rows, heads, queries, keys)
+    if softcap is not None:
+        scores = scores.div_(softcap).tanh_().mul_(softcap)
+    if mask is not None:
+        scores = scores.add_(mask)
+    largest = scores.amax(dim=-1, keepdim=True)
+    weights = scores.sub_(largest).exp_()
+    total = weights.sum(dim=-1, keepdim=True)
+    out = torch.bmm(weights.view(rows * heads, queries, keys), _flat(v)).view(rows, heads, queries, dim)
+    return out.div_(total), total.log_().add_(largest).squeeze(-1)
 
 
-def paged_attention(
-    q: Tensor,
-    pool: Tensor,
-    groups: Sequence[RowGroup],
-    workspace: Workspace,
-    *,
-    scale: float,
-    window: int | None = None,
-    softcap: float | None = None,
-) -> Tensor:
-    """Softmax attention over the pages of each row.
+def causal_attention(q: Tensor, k: Tensor, v: Tensor, *, scale: float) -> tuple[Tensor, Tensor]:
+    """The same for one sequence whose query ``i`` sees the keys ``0 … i``, and without masks.
 
-    ``q``: ``[tokens, heads, head_dim]``, rows one after the other. ``pool``: ``[pages, page_size, 2 * kv_heads,
-    head_dim]``, the keys of all heads before the values. Returns ``[tokens, heads * head_dim]``.
+    ``q``: ``[heads, queries, dim]``, ``k`` and ``v``: ``[kv_heads, queries, dim]``. Returns ``[heads, queries, dim]``
+    and ``[heads, queries]``.
     """
-    tokens, heads, dim = q.shape
-    kv_heads = pool.shape[2] // 2
-    per_kv = heads // kv_heads
-    flat_pool = pool.view(len(pool), -1)
-    out = q.new_empty(tokens, heads * dim)
-    for group in groups:
-        rows, _, folded, keys = group.mask.shape
-        wide, width = folded // per_kv, len(group.pages) // rows
-        own = q[group.start : group.stop] if group.padded is None else q[group.padded]
-        # The queries that share a key-value head become extra query rows, so its keys are read once.
-        own = own.view(rows, wide, kv_heads, per_kv, dim).permute(0, 2, 3, 1, 4).reshape(rows, kv_heads, folded, dim)
-        mixed = q.new_empty(rows, kv_heads, per_kv, wide, dim)
-        block = max(1, _BLOCK_FLOATS // (width * flat_pool.shape[1]))
-        for first in range(0, rows, block):
-            some = slice(first, min(first + block, rows))
-            pages = group.pages[some.start * width : some.stop * width]
-            kv = torch.index_select(flat_pool, 0, pages, out=workspace.take(len(pages), flat_pool.shape[1]))
-            kv = kv.view(some.stop - first, -1, 2 * kv_heads, dim)[:, :keys].transpose(1, 2)
-            mask = (group.mask if window is None else group.windowed(window))[some].expand(-1, kv_heads, -1, -1)
-            attended = _attend(own[some], kv[:, :kv_heads], kv[:, kv_heads:], mask, scale, softcap)
-            mixed[some] = attended.view(-1, kv_heads, per_kv, wide, dim)
-        result = mixed.permute(0, 3, 1, 2, 4).reshape(rows * wide, heads * dim)
-        out[group.start : group.stop] = result if group.flat is None else result[group.flat]
-    return out
+    repeats = len(q) // len(k)
+    k, v = k.repeat_interleave(repeats, dim=0), v.repeat_interleave(repeats, dim=0)
+    out, total = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+        q[None], k[None], v[None], 0.0, True, scale=scale
+    )
+    return out[0], total[0]
 
 
-def _attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float, softcap: float | None) -> Tensor:
-    if softcap is None:
-        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale)
-    scores = torch.tanh(q @ k.transpose(-1, -2) * (scale / softcap)) * softcap
-    return torch.softmax(scores + mask, dim=-1) @ v
+def merge(out: Tensor, total: Tensor, other: Tensor, other_total: Tensor) -> tuple[Tensor, Tensor]:
+    """The attention over two disjoint sets of keys, from the attention over each.
+
+    ``out`` and ``other``: ``[..., dim]``, ``total`` and ``other_total``: ``[...]`` log-sum-exps. Returns both for the
+    union. Exact but for rounding.
+    """
+    share = torch.sigmoid(other_total - total)
+    return torch.lerp(out, other, share[..., None]), torch.logaddexp(total, other_total)
 
 
-class Workspace:
-    """One growing buffer for gathered pages: asking the allocator for megabytes at every layer costs more than the
-    gather."""
-
-    def __init__(self) -> None:
-        self._buffer = torch.empty(0)
-
-    def take(self, rows: int, columns: int) -> Tensor:
-        """An uninitialised ``[rows, columns]`` view, valid until the next call."""
-        if self._buffer.numel() < rows * columns:
-            self._buffer = torch.empty(rows * columns)
-        return self._buffer[: rows * columns].view(rows, columns)
-
-
-def _group(pages: Ints, queries: Ints, contexts: Ints, page_size: int, heads_per_kv: int, start: int) -> RowGroup:
-    wide, keys = int(queries.max()), int(contexts.max())
-    # Position of every padded query; a padded one repeats its row's last query and is dropped afterwards.
-    offset = np.minimum(np.arange(wide), queries[:, None] - 1)
-    position = (contexts - queries)[:, None] + offset
-    hidden = np.where(np.arange(keys) <= position[..., None], np.float32(0), np.float32(-np.inf))
-    mask = torch.from_numpy(hidden)[:, None, None].expand(-1, 1, heads_per_kv, -1, -1).flatten(2, 3)
-    positions = torch.from_numpy(position)[:, None, None, :].expand(-1, 1, heads_per_kv, -1).flatten(2, 3)[..., None]
-    padded = flat = None
-    if wide > 1:
-        first = start + np.cumsum(queries) - queries
-        padded = torch.from_numpy((first[:, None] + offset).reshape(-1))
-        flat = torch.from_numpy(np.flatnonzero(np.arange(wide) < queries[:, None]))
-    index = torch.from_numpy(np.ascontiguousarray(pages[:, : -(-keys // page_size)]).reshape(-1))
-    return RowGroup(start, start + int(queries.sum()), index, mask, padded, flat, positions)
+def _flat(x: Tensor) -> Tensor:
+    return x.reshape(-1, x.shape[-2], x.shape[-1])

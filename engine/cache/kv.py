@@ -42,7 +42,8 @@ class KVCache:
     closed when it leaves. Full pages are shared; of a partial page the matching slots are copied (copy on write), so
     that a cached prefix is found to the token. Nothing is shared between namespaces.
 
-    ``data``: ``[layers, pages, page_size, 2 * kv_heads, head_dim]``, the keys of all heads before the values.
+    ``data``: ``[layers, 2, kv_heads, pages, page_size, head_dim]``, keys before values. A head's consecutive pages
+    are one matrix, which a product can read in place.
     """
 
     def __init__(
@@ -62,7 +63,7 @@ class KVCache:
         """``max_pinned``: pages that leases may pin; they lapse when nobody touches them for ``lease_seconds``."""
         self.page_size = page_size
         # Zeros, not empty: a masked slot still meets its weight of zero, and zero times a stray NaN would be NaN.
-        self.data = torch.zeros(layers, pages, page_size, 2 * kv_heads, head_dim)
+        self.data = torch.zeros(layers, 2, kv_heads, pages, page_size, head_dim)
         self.pages: npt.NDArray[np.int64] = np.zeros((rows, -(-context // page_size)), np.int64)
         self._rows = list(range(rows - 1, -1, -1))
         self._tables: dict[int, PageTable] = {}
@@ -216,7 +217,7 @@ class KVCache:
         self.tree.hold(source)
         page = self._take()
         if page is not None:
-            self.data[:, page, :tokens] = self.data[:, source.page, :tokens]
+            self.data[:, :, :, page, :tokens] = self.data[:, :, :, source.page, :tokens]
             self._append(table, page)
             table.cached_tokens += tokens
         self.tree.release(source.page)

@@ -1,0 +1,278 @@
+"""How the tokens of one step attend: which keys are read once for several sequences, and which by each for itself.
+
+A row is one sequence of the step: ``queries`` new tokens that end a ``context`` of tokens whose keys and values lie in
+pages. Its context is cut into consecutive pieces:
+
+* *shared* pieces, pages that lie before several rows' new tokens and are read once for all of them;
+* for a row with many new tokens, everything before them (again without a mask) and the new tokens themselves (causal);
+* for the other rows, what is left, read by each for itself in groups of rows of similar length.
+
+Sliding-window layers see only the end of a context and read that alone, unshared. One plan serves every layer.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+Ints = npt.NDArray[np.int64]
+
+_WIDE = 32
+"""Rows with at least this many new tokens attend to them causally and one row at a time."""
+_CHUNK = 256
+"""Queries of one row that attend together under a mask; it bounds the mask's and the scores' memory."""
+
+
+@dataclass(frozen=True, slots=True)
+class CostModel:
+    """When reading a shared piece once is faster, in bytes of keys and values that one layer reads.
+
+    A shared piece saves each row but the first the reading of its keys and values, and costs a fixed time for its own
+    products and some for each query whose two results are merged. Both are expressed as the bytes that could be read
+    meanwhile; ``benchmarks/engine/cascade.py`` measures them.
+    """
+
+    token_bytes: int
+    """Keys and values of one token in one layer."""
+    piece: int = 1_500_000
+    """A piece's fixed cost."""
+    query: int = 16_000
+    """The merge of one query."""
+
+    def shares(self, tokens: int, rows: int, queries: int) -> bool:
+        """Whether ``rows`` rows with ``queries`` queries in all should attend together to ``tokens`` tokens."""
+        return (rows - 1) * tokens * self.token_bytes > self.piece + self.query * queries
+
+    def splits(self, padding: int) -> bool:
+        """Whether ``padding`` tokens read in vain cost more than another group of rows."""
+        return padding * self.token_bytes > self.piece
+
+
+@dataclass(frozen=True, slots=True)
+class Keys:
+    """Where keys and values lie: the pages of ``rows`` rows, equally many for each, ``tokens`` of them read."""
+
+    rows: int
+    tokens: int
+    first_slot: int | None
+    """They are consecutive slots from here (only for one row), and can be read in place; else see ``chunks``."""
+    chunks: Tensor | None
+    """``[rows * kv_heads * pages]`` to be gathered from the pool seen as ``[kv_heads * pages, …]``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Queries that all see all of one piece of keys."""
+
+    queries: Tensor | slice
+    """Flat tokens of the batch."""
+    keys: Keys
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Rows that each read their own keys, padded to one shape."""
+
+    queries: Tensor | slice
+    """``[rows * wide]`` flat tokens of the batch; a padded query repeats its row's last one."""
+    tokens: Tensor | slice
+    """The same without the padded ones: where the results go."""
+    kept: Tensor | None
+    """``[rows * wide]`` which queries are no padding; ``None`` when all are."""
+    rows: int
+    wide: int
+    """Queries of each row."""
+    keys: Keys
+    mask: Tensor
+    """``[rows, 1, heads_per_kv * wide, keys]`` float32: 0 where a query sees a key, -inf elsewhere."""
+
+
+@dataclass(slots=True)
+class StepPlan:
+    """One step's attention."""
+
+    tokens: int
+    slots: Tensor
+    """``[tokens * kv_heads]`` where the new keys and values go in the pool seen as ``[kv_heads * slots, head_dim]``."""
+    causal: list[slice]
+    """Flat tokens of each row that attends to its own new tokens causally."""
+    groups: list[Group]
+    pieces: list[Piece]
+    """In any order; each is merged into what its queries have so far."""
+    rows: Rows
+    by_window: dict[int | None, list[Group]] = field(default_factory=dict)
+
+    def masked(self, window: int | None) -> list[Group]:
+        """Groups alone that cover all tokens, for layers with a sliding window or a soft cap."""
+        if window not in self.by_window:
+            self.by_window[window] = self.rows.all_groups(window)
+        return self.by_window[window]
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """The rows of a step as arrays, in the order of the batch's flat tokens."""
+
+    pages: Ints
+    """``[rows, max_pages]``."""
+    queries: Ints
+    contexts: Ints
+    page_size: int
+    pool_pages: int
+    kv_heads: int
+    heads_per_kv: int
+    cost: CostModel
+
+    @property
+    def starts(self) -> Ints:
+        """The first flat token of each row."""
+        return np.cumsum(self.queries) - self.queries
+
+    def keys(self, rows: Ints, first: Ints, tokens: int) -> Keys:
+        """``tokens`` tokens of each row from its page ``first`` on; rows with fewer read any page instead."""
+        count = -(-tokens // self.page_size)
+        columns = np.minimum(first[:, None] + np.arange(count), self.pages.shape[1] - 1)
+        pages = self.pages[rows[:, None], columns]
+        if len(rows) == 1 and (np.diff(pages[0]) == 1).all():
+            return Keys(1, tokens, int(pages[0, 0]) * self.page_size, None)
+        chunks = pages[:, None, :] + self.pool_pages * np.arange(self.kv_heads)[:, None]
+        return Keys(len(rows), tokens, None, torch.from_numpy(chunks.reshape(-1)))
+
+    def all_groups(self, window: int | None) -> list[Group]:
+        """Groups for all rows, which read no page that no query of theirs sees."""
+        first = _first_pages(self.queries, self.contexts, window, self.page_size)
+        return self.groups(np.arange(len(self.queries)), first, window)
+
+    def groups(self, rows: Ints, first: Ints, window: int | None = None) -> list[Group]:
+        """Groups for some rows, each reading from its page ``first`` on."""
+        starts = self.starts[rows]
+        queries, contexts = self.queries[rows], self.contexts[rows]
+        if queries.max(initial=0) > _CHUNK:
+            rows, first, starts, queries, contexts = _chunked(rows, first, starts, queries, contexts)
+            if window is not None:
+                first = _first_pages(queries, contexts, window, self.page_size)
+        lengths = contexts - first * self.page_size
+        # Query counts within a factor of two, and then the longest first.
+        classes = np.ceil(np.log2(queries)).astype(np.int64)
+        order = np.lexsort((-lengths, classes))
+        groups, begin, padding = [], 0, 0
+        for end in range(1, len(order) + 1):
+            if end < len(order) and classes[order[end]] == classes[order[begin]]:
+                padding += int(lengths[order[begin]] - lengths[order[end]])
+                if not self.cost.splits(padding):
+                    continue
+            part = order[begin:end]
+            groups.append(self._group(rows[part], first[part], starts[part], queries[part], contexts[part], window))
+            begin, padding = end, 0
+        return groups
+
+    def _group(self, rows: Ints, first: Ints, starts: Ints, queries: Ints, contexts: Ints, window: int | None) -> Group:
+        wide, keys = int(queries.max()), int((contexts - first * self.page_size).max())
+        offset = np.minimum(np.arange(wide), queries[:, None] - 1)
+        position = ((contexts - queries)[:, None] + offset)[..., None]
+        key = (first * self.page_size)[:, None, None] + np.arange(keys)
+        seen = key <= position
+        if window is not None:
+            seen &= key > position - window
+        mask = np.where(seen, np.float32(0), np.float32(-np.inf))
+        flat = (starts[:, None] + offset).reshape(-1)
+        kept = (np.arange(wide) < queries[:, None]).reshape(-1)
+        return Group(
+            queries=_tokens(flat),
+            tokens=_tokens(flat[kept]),
+            kept=None if kept.all() else torch.from_numpy(kept),
+            rows=len(rows),
+            wide=wide,
+            keys=self.keys(rows, first, keys),
+            mask=torch.from_numpy(mask)[:, None, None].expand(-1, 1, self.heads_per_kv, -1, -1).flatten(2, 3),
+        )
+
+
+def plan_step(rows: Rows, slots: Ints) -> StepPlan:
+    """The plan of a step. ``slots``: ``[tokens]``, page * page_size + offset of every new token."""
+    committed = rows.contexts - rows.queries
+    first, pieces = _share(rows, committed // rows.page_size)
+    starts = rows.starts
+    wide = rows.queries >= _WIDE
+    causal = [slice(int(starts[row]), int(starts[row] + rows.queries[row])) for row in np.flatnonzero(wide)]
+    for row, tokens in zip(np.flatnonzero(wide), causal, strict=True):
+        before = int(committed[row] - first[row] * rows.page_size)
+        if before:
+            pieces.append(Piece(tokens, rows.keys(np.array([row]), first[[row]], before)))
+    narrow = np.flatnonzero(~wide)
+    head_slots = slots[:, None] + rows.pool_pages * rows.page_size * np.arange(rows.kv_heads)
+    return StepPlan(
+        tokens=len(slots),
+        slots=torch.from_numpy(head_slots.reshape(-1)),
+        causal=causal,
+        groups=rows.groups(narrow, first[narrow]),
+        pieces=pieces,
+        rows=rows,
+    )
+
+
+def _share(rows: Rows, full: Ints) -> tuple[Ints, list[Piece]]:
+    """The shared pieces, and for each row the page at which its own part begins.
+
+    ``full``: ``[rows]`` pages that lie before each row's new tokens. Rows are divided by their pages as in a prefix
+    tree; a piece begins where the piece before it on the same path ended.
+    """
+    begins = np.zeros(len(full), np.int64)
+    pieces: list[Piece] = []
+    starts = rows.starts
+
+    def divide(members: Ints, depth: int) -> None:
+        limit = int(full[members].min())
+        same = (rows.pages[members, depth:limit] == rows.pages[members[0], depth:limit]).all(axis=0)
+        split = depth + (int(same.argmin()) if not same.all() else limit - depth)
+        begin = int(begins[members[0]])
+        tokens, queries = (split - begin) * rows.page_size, int(rows.queries[members].sum())
+        if tokens and rows.cost.shares(tokens, len(members), queries):
+            flat = np.concatenate([np.arange(starts[row], starts[row] + rows.queries[row]) for row in members])
+            pieces.append(Piece(_tokens(flat), rows.keys(members[:1], np.array([begin]), tokens)))
+            begins[members] = split
+        deeper = members[full[members] > split]
+        for page in np.unique(rows.pages[deeper, split]) if len(deeper) > 1 else ():
+            part = deeper[rows.pages[deeper, split] == page]
+            if len(part) > 1:
+                divide(part, split)
+
+    able = np.flatnonzero(full > 0)
+    for page in np.unique(rows.pages[able, 0]) if len(able) > 1 else ():
+        part = able[rows.pages[able, 0] == page]
+        if len(part) > 1:
+            divide(part, 0)
+    return begins, pieces
+
+
+def _chunked(
+    rows: Ints, first: Ints, starts: Ints, queries: Ints, contexts: Ints
+) -> tuple[Ints, Ints, Ints, Ints, Ints]:
+    """Rows of many queries as several rows of at most ``_CHUNK``."""
+    counts = -(-queries // _CHUNK)
+    offset = (np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)) * _CHUNK
+    rows, first, starts, queries, contexts = (
+        np.repeat(array, counts) for array in (rows, first, starts, queries, contexts)
+    )
+    left = queries - offset
+    size = np.minimum(left, _CHUNK)
+    return rows, first, starts + offset, size, contexts - left + size
+
+
+def _first_pages(queries: Ints, contexts: Ints, window: int | None, page_size: int) -> Ints:
+    """The page of the first key that each row's first query sees."""
+    if window is None:
+        return np.zeros(len(queries), np.int64)
+    first: Ints = np.maximum(contexts - queries - window + 1, 0) // page_size
+    return first
+
+
+def _tokens(flat: Ints) -> Tensor | slice:
+    """Flat tokens as a slice where they are consecutive: a view instead of a copy."""
+    if (np.diff(flat) == 1).all():
+        return slice(int(flat[0]), int(flat[-1]) + 1)
+    return torch.from_numpy(flat)

@@ -1,0 +1,160 @@
+"""The paged attention of a step equals dense attention, however its context is cut into pieces."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from engine.attention import LayerAttention
+from engine.attention.plan import CostModel, Rows, StepPlan, plan_step
+from engine.attention.torch_backend import TorchAttention
+
+PAGE, KV_HEADS, PER_KV, DIM, POOL = 4, 2, 3, 8, 700
+ALWAYS, NEVER = CostModel(1, piece=0, query=0), CostModel(0)
+USUAL = CostModel(2 * KV_HEADS * DIM * 4, piece=4000, query=100)
+
+
+class Step:
+    """Random sequences that share prefixes as a tree search's do, with some new tokens each."""
+
+    def __init__(self, seed: int, cost: CostModel) -> None:
+        rng = random.Random(seed)
+        self.kv = torch.full((1, 2, KV_HEADS, POOL, PAGE, DIM), 1e30)
+        self.fresh = list(range(POOL))
+        if seed % 2:
+            rng.shuffle(self.fresh)
+        trunks = [self.take(rng.randrange(0, 12)) for _ in range(rng.randrange(1, 3))]
+        branches = [trunk + self.take(rng.randrange(0, 9)) for trunk in trunks for _ in range(rng.randrange(1, 4))]
+        tables, self.queries, self.contexts = [], [], []
+        for _ in range(rng.randrange(1, 12)):
+            own = rng.choice([*branches, []])
+            before = len(own) * PAGE + rng.randrange(0, 30)
+            queries = rng.choice([1, 1, 1, 1, 2, 5, 31, 32, 50, 300])
+            table = own + self.take(-(-(before + queries) // PAGE) - len(own))
+            tables.append(table)
+            self.queries.append(queries)
+            self.contexts.append(before + queries)
+        order = np.lexsort((-np.array(self.contexts), np.array(self.queries)))
+        tables, self.queries, self.contexts = (
+            [values[index] for index in order] for values in (tables, self.queries, self.contexts)
+        )
+        self.tables = tables
+        pages = np.zeros((len(tables), max(map(len, tables))), np.int64)
+        for row, table in enumerate(tables):
+            pages[row, : len(table)] = table
+        slots = [
+            table[position // PAGE] * PAGE + position % PAGE
+            for table, queries, context in zip(tables, self.queries, self.contexts, strict=True)
+            for position in range(context - queries, context)
+        ]
+        rows = Rows(pages, np.array(self.queries), np.array(self.contexts), PAGE, POOL, KV_HEADS, PER_KV, cost)
+        self.plan = plan_step(rows, np.array(slots))
+        torch.manual_seed(seed)
+        tokens = len(slots)
+        self.q = torch.randn(tokens, KV_HEADS * PER_KV, DIM)
+        self.k, self.v = torch.randn(tokens, KV_HEADS, DIM), torch.randn(tokens, KV_HEADS, DIM)
+        # Every slot before the new tokens holds something; what no row may read stays huge.
+        for table, queries, context in zip(tables, self.queries, self.contexts, strict=True):
+            for position in range(context - queries):
+                slot = self.kv[0, :, :, table[position // PAGE], position % PAGE]
+                if slot.max() > 1e20:
+                    slot.copy_(torch.randn(2, KV_HEADS, DIM))
+
+    def take(self, count: int) -> list[int]:
+        taken, self.fresh = self.fresh[:count], self.fresh[count:]
+        return taken
+
+    def attend(self, about: LayerAttention) -> Tensor:
+        backend = TorchAttention([about], self.kv)
+        backend.plan = self.plan
+        return backend(0, self.q, self.k, self.v)
+
+    def expected(self, about: LayerAttention) -> Tensor:
+        """After ``attend``: dense attention of every token in float64."""
+        out, start = [], 0
+        for table, queries, context in zip(self.tables, self.queries, self.contexts, strict=True):
+            own = self.kv[0][:, :, table].flatten(2, 3)[:, :, :context].double()
+            k, v = own.repeat_interleave(PER_KV, dim=1)
+            q = self.q[start : start + queries].double().transpose(0, 1)
+            scores = q @ k.transpose(1, 2) * about.scale
+            if about.softcap is not None:
+                scores = torch.tanh(scores / about.softcap) * about.softcap
+            key, query = torch.arange(context), torch.arange(context - queries, context)[:, None]
+            hidden = key > query
+            if about.window is not None:
+                hidden |= key <= query - about.window
+            scores = scores.masked_fill(hidden, -torch.inf)
+            out.append((scores.softmax(-1) @ v).transpose(0, 1).flatten(1))
+            start += queries
+        return torch.cat(out)
+
+
+@pytest.mark.parametrize("cost", [ALWAYS, NEVER, USUAL], ids=["always", "never", "usual"])
+@pytest.mark.parametrize(("window", "softcap"), [(None, None), (9, None), (40, 1.5), (None, 1.5)])
+def test_paged_attention_equals_dense_attention_in_float64(
+    cost: CostModel, window: int | None, softcap: float | None
+) -> None:
+    about = LayerAttention(KV_HEADS * PER_KV, KV_HEADS, DIM, 0.4, window, softcap)
+    shared = 0
+    for seed in range(12):
+        step = Step(seed, cost)
+        torch.testing.assert_close(step.attend(about).double(), step.expected(about), atol=2e-5, rtol=1e-4)
+        shared += sharing(step.plan)
+    assert (shared > 0) == (cost is not NEVER)
+
+
+def sharing(plan: StepPlan) -> int:
+    """How many pieces serve queries of more than one row."""
+    starts = plan.rows.starts
+    count = 0
+    for piece in plan.pieces:
+        tokens = np.arange(plan.tokens)[piece.queries if isinstance(piece.queries, slice) else piece.queries.numpy()]
+        count += len(np.unique(np.searchsorted(starts, tokens, side="right"))) > 1
+    return count
+
+
+def decode_plan(prefix: int, branches: int, suffix: int, cost: CostModel) -> StepPlan:
+    """Branches of one prompt that decode; all lengths in pages."""
+    pages = np.array(
+        [[*range(prefix), *(prefix + branch * suffix + page for page in range(suffix))] for branch in range(branches)]
+    )
+    contexts = np.full(branches, (prefix + suffix) * PAGE)
+    rows = Rows(pages, np.ones_like(contexts), contexts, PAGE, POOL, KV_HEADS, PER_KV, cost)
+    return plan_step(rows, pages[:, -1] * PAGE + PAGE - 1)
+
+
+@pytest.mark.parametrize("cost", [CostModel(2048), CostModel(8192)], ids=["small", "large"])
+def test_a_prefix_is_shared_from_the_crossover_of_the_cost_model_on(cost: CostModel) -> None:
+    """Longer prefixes and more branches pay; the same prefix read by one branch never does."""
+    for branches in (1, 2, 4, 16, 40):
+        tokens_saved = (cost.piece + cost.query * branches) / cost.token_bytes
+        for prefix in (1, 5, 20, 60, 150, 300):
+            worth = (branches - 1) * prefix * PAGE > tokens_saved
+            assert (sharing(decode_plan(prefix, branches, 1, cost)) > 0) == worth
+
+
+def test_branches_of_branches_share_at_every_level() -> None:
+    """Three pages for all, then two more for the first pair and four for the second, then their own."""
+    pages = np.array(
+        [[0, 1, 2, 3, 4, 20, 0, 0], [0, 1, 2, 3, 4, 21, 0, 0], [0, 1, 2, 5, 6, 7, 8, 22], [0, 1, 2, 5, 6, 7, 8, 23]]
+    )
+    contexts = np.array([6, 6, 8, 8]) * PAGE
+    rows = Rows(pages, np.ones_like(contexts), contexts, PAGE, POOL, KV_HEADS, PER_KV, ALWAYS)
+    plan = plan_step(rows, np.array([20, 21, 22, 23]) * PAGE + PAGE - 1)
+    read = sorted((piece.keys.first_slot, piece.keys.tokens, piece.queries) for piece in plan.pieces)
+    assert read == [
+        (0, 3 * PAGE, slice(0, 4)),
+        (3 * PAGE, 2 * PAGE, slice(0, 2)),
+        (5 * PAGE, 4 * PAGE, slice(2, 4)),
+    ]
+    assert [group.keys.tokens for group in plan.groups] == [PAGE]
+
+
+def test_a_window_reads_only_the_pages_that_it_sees() -> None:
+    plan = decode_plan(50, 4, 2, NEVER)
+    [group] = plan.masked(10)
+    assert group.keys.tokens <= 10 + PAGE
