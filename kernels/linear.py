@@ -24,7 +24,7 @@ class Linear:
         self.parameters = weight.numel() + (0 if bias is None else bias.numel())
         """Number of weights."""
         self._bias = bias
-        self._packed = weight.device.type == "cpu" and torch._C.has_mkldnn
+        self._packed = weight.device.type == "cpu" and torch._C._has_mkldnn
         self._weight = weight
         if self._packed:
             self._weight = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), _PACKED_FOR)

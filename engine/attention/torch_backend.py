@@ -88,13 +88,15 @@ class TorchAttention:
         """Keys (``kind`` 0) or values (1) of some rows: ``[rows, kv_heads, tokens, head_dim]``."""
         about, pool = self._layers[layer], self._pools[layer][kind]
         if keys.first_slot is not None:
-            return pool.flatten(1, 2)[None, :, keys.first_slot : keys.first_slot + keys.tokens]
+            in_place: Tensor = pool.flatten(1, 2)[None, :, keys.first_slot : keys.first_slot + keys.tokens]
+            return in_place
         assert keys.chunks is not None
         each = len(keys.chunks) // keys.rows
         chunks = keys.chunks[rows.start * each : rows.stop * each]
         buffer = self._workspaces[kind].take(len(chunks), pool.shape[2] * about.head_dim)
         torch.index_select(pool.view(-1, buffer.shape[1]), 0, chunks, out=buffer)
-        return buffer.view(rows.stop - rows.start, about.kv_heads, -1, about.head_dim)[:, :, : keys.tokens]
+        gathered: Tensor = buffer.view(rows.stop - rows.start, about.kv_heads, -1, about.head_dim)
+        return gathered[:, :, : keys.tokens]
 
 
 class Workspace:

@@ -34,7 +34,7 @@ def marks(namespace: str | None, tokens: Items[int]) -> list[int]:
 
 def slots(cache: KVCache) -> Tensor:
     """The first number of every slot, [pages, page_size]; a view."""
-    return cache.data[0, :, :, 0, 0]
+    return cache.data[0, 0, 0, :, :, 0]
 
 
 def write_marks(cache: KVCache, table: PageTable, tokens: Items[int], start: int, end: int) -> None:
