@@ -232,7 +232,7 @@ class EngineCore:
         self._leave(sequence)
 
     def _emit_completion(self, sequence: GenerateSequence, reason: Ending) -> None:
-        rest, answer = completion(sequence, self.model.tokenizer, reason)
+        rest, answer = completion(sequence, reason)
         if rest is not None:
             sequence.job.sink(rest)
         sequence.job.sink(answer)

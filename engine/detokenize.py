@@ -12,11 +12,15 @@ from collections.abc import Sequence
 from engine.tokenizer import Tokenizer
 
 _HALF = "\ufffd"
-"""What a decoder shows for a character whose last bytes are still to come."""
+"""What a decoder shows for a character whose last bytes are still to come, and for bytes that are none."""
+_BYTES = 4
+"""Bytes of a character at most."""
+_HELD = 2 * _BYTES
+"""Tokens that are held back at least before they are taken for bytes that are no character."""
 
 
 def text_of(tokenizer: Tokenizer, tokens: Sequence[int]) -> str:
-    """The text of tokens, without a character at its end that is not complete."""
+    """The text of tokens, without a character at its end that is not complete, or bytes there that are none."""
     return tokenizer.decode(tokens).rstrip(_HALF)
 
 
@@ -24,10 +28,11 @@ def held_back(text: str, stops: Sequence[str]) -> int:
     """Length of the longest end of ``text`` that could be the beginning of a stop string."""
     longest = 0
     for stop in stops:
-        for length in range(min(len(stop) - 1, len(text)), longest, -1):
-            if text.endswith(stop[:length]):
-                longest = length
-                break
+        start = text.find(stop[0], max(0, len(text) - len(stop) + 1))
+        while start >= 0 and len(text) - start > longest:
+            if stop.startswith(text[start:]):
+                longest = len(text) - start
+            start = text.find(stop[0], start + 1)
     return longest
 
 
@@ -40,19 +45,47 @@ class TextReader:
         """The text so far, complete characters only."""
         self._tokenizer = tokenizer
         self._tokens = tokens
+        self._lead = ""
+        """Text of tokens before the window that is known and not all in ``text`` yet."""
         self._window = 0
+        self._shown = 0
+        """Characters of the lead and the window's text that are in ``text``."""
         self._read = 0
+        """Where the next window starts: the text of the tokens up to here is complete."""
 
     def advance(self) -> None:
         """Brings ``text`` up to date with the tokens."""
         if self._read == len(self._tokens):
             return
-        before = text_of(self._tokenizer, self._tokens[self._window : self._read])
-        after = self._tokenizer.decode(self._tokens[self._window :])
+        after = self._lead + self._tokenizer.decode(self._tokens[self._window :])
         complete = after.rstrip(_HALF)
+        self.text += complete[self._shown :]
+        self._shown = max(self._shown, len(complete))
         if len(complete) == len(after):
-            self.text += complete[len(before) :]
-            self._window, self._read = self._read, len(self._tokens)
+            self._lead, self._window, self._read = "", self._read, len(self._tokens)
+            self._shown = len(text_of(self._tokenizer, self._tokens[self._window :]))
+        elif len(self._tokens) - self._read > _HELD:
+            self._let_go()
+
+    def final(self, end: int) -> str:
+        """The text of the first ``end`` tokens, all that there will be."""
+        rest = self._lead + self._tokenizer.decode(self._tokens[self._window : end])
+        return self.text + rest.rstrip(_HALF)[self._shown :]
+
+    def _let_go(self) -> None:
+        """Moves the window behind bytes that can be no character any more.
+
+        Without this a branch that goes on writing such bytes would be decoded from their start for each of them.
+        """
+        end = len(self._tokens)
+        window = self._tokenizer.decode(self._tokens[self._window :])
+        for cut in range(end - 1, max(self._read, end - _BYTES - 1), -1):
+            known = self._tokenizer.decode(self._tokens[self._window : cut])
+            if known + self._tokenizer.decode(self._tokens[cut:]) == window:
+                self._lead = (self._lead + known)[self._shown :]
+                self._shown = 0
+                self._window = self._read = cut
+                return
 
 
 class StopStrings:
@@ -62,7 +95,6 @@ class StopStrings:
         self.stops = tuple(stops)
         self._tokenizer = tokenizer
         self._last = "".join({stop[-1] for stop in stops})
-        self._longest = max(map(len, stops), default=0)
         self._may_end: dict[int, bool] = {}
 
     def may_end(self, token: int) -> bool:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import TypeVar
 
-from engine.detokenize import held_back, text_of
+from engine.detokenize import held_back
 from engine.sequence import GenerateSequence, ScoreSequence
-from engine.tokenizer import Tokenizer
 from engine.types import Completion, Delta, FinishReason, ScoreResult
 
 _T = TypeVar("_T")
@@ -42,12 +41,12 @@ def next_delta(sequence: GenerateSequence) -> Delta | None:
     return _delta(sequence, text[: len(text) - held_back(text, sequence.sampling.stop)])
 
 
-def completion(sequence: GenerateSequence, tokenizer: Tokenizer, reason: Ending) -> tuple[Delta | None, Completion]:
+def completion(sequence: GenerateSequence, reason: Ending) -> tuple[Delta | None, Completion]:
     """The branch's answer, and before it the rest of its stream (if it streams)."""
     finish_reason, stop = reason
     tokens = sequence.new_tokens
     ended = finish_reason == "stop" and stop in sequence.eos
-    text = text_of(tokenizer, sequence.written[:-1] if ended else sequence.written)
+    text = sequence.reader.final(len(sequence.written) - ended)
     answer = Completion(
         index=sequence.index,
         token_ids=tuple(tokens),
@@ -61,7 +60,7 @@ def completion(sequence: GenerateSequence, tokenizer: Tokenizer, reason: Ending)
         prompt_logprobs=_tuple(sequence.prompt_logprobs),
     )
     rest = _rest(sequence, text) if sequence.job.stream else None
-    return (rest if rest and rest.token_ids else None), answer
+    return (rest if rest and (rest.text or rest.token_ids) else None), answer
 
 
 def score_result(sequence: ScoreSequence, *, declined: bool) -> ScoreResult:

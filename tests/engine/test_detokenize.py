@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from engine.detokenize import StopStrings, TextReader, held_back, text_of
-from engine.outputs import ending, next_delta
+from engine.outputs import completion, ending, next_delta
+from engine.sequence import GenerateSequence
 from engine.tokenizer import Tokenizer
 from engine.types import Branch, InvalidRequest
 from tests.engine.conftest import Checkpoints
@@ -121,3 +126,125 @@ def test_a_branch_stops_with_the_token_that_completes_a_stop_string(
     assert stopped == (new[0] if new else None)
     assert not any(s in streamed for s in stop)
     assert (stopped or TEXT).startswith(before + streamed)
+
+
+PIECES = ["a", "b", " ", "\n", "é", "你", "🐢", "ab", "\n\n", "\ufffd", "step"]
+texts = st.lists(st.sampled_from(PIECES), max_size=20).map("".join)
+
+
+def split(tokenizer: Tokenizer, raw: bytes, cuts: Sequence[int]) -> list[int]:
+    """Tokens of some bytes, cut where no tokenizer would: pieces that are text as such, the others byte by byte."""
+    alphabet, tokens = bytes_to_unicode(), []
+    ends = [*sorted(cut % (len(raw) + 1) for cut in cuts), len(raw)]
+    for start, end in zip([0, *ends], ends, strict=False):
+        piece = raw[start:end]
+        try:
+            tokens += tokenizer.encode(piece.decode())
+        except UnicodeDecodeError:
+            tokens += [tokenizer._fast.token_to_id(alphabet[byte]) for byte in piece]
+    return tokens
+
+
+@settings(deadline=None, max_examples=150)
+@given(texts, st.lists(st.integers(0, 200), max_size=30))
+def test_however_a_text_is_split_it_is_read_character_by_character(
+    tokenizer: Tokenizer, text: str, cuts: list[int]
+) -> None:
+    tokens = split(tokenizer, text.encode(), cuts)
+    grown: list[int] = []
+    reader = TextReader(tokenizer, grown)
+    for token in tokens:
+        grown.append(token)
+        reader.advance()
+        assert text.startswith(reader.text)
+    assert reader.final(len(tokens)) == text_of(tokenizer, tokens)
+
+
+@settings(deadline=None, max_examples=150)
+@given(
+    st.lists(st.sampled_from([b"\x80", b"\xf0\x9f", b"\xe4", b"a", "🐢".encode()]), max_size=60).map(b"".join),
+    st.lists(st.integers(0, 200), max_size=10),
+    st.integers(1, 5),
+)
+def test_bytes_that_are_no_text_are_read_as_the_decoder_shows_them(
+    tokenizer: Tokenizer, raw: bytes, cuts: list[int], step: int
+) -> None:
+    tokens = split(tokenizer, raw, cuts)
+    grown: list[int] = []
+    reader, whole = TextReader(tokenizer, grown), tokenizer.decode(tokens)
+    for start in range(0, len(tokens), step):
+        grown.extend(tokens[start : start + step])
+        reader.advance()
+        assert whole.startswith(reader.text)
+        assert reader.final(len(grown)) == text_of(tokenizer, grown)
+
+
+def test_bytes_that_never_become_text_are_not_decoded_over_and_over(
+    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    decoded = 0
+    decode = tokenizer.decode
+
+    def counting(tokens: Sequence[int]) -> str:
+        nonlocal decoded
+        decoded += len(tokens)
+        return decode(tokens)
+
+    monkeypatch.setattr(tokenizer, "decode", counting)
+    tokens = split(tokenizer, b"\x80\xf0\x9f" * 400, [])
+    grown: list[int] = []
+    reader = TextReader(tokenizer, grown)
+    for token in tokens:
+        grown.append(token)
+        reader.advance()
+    assert decoded < 150 * len(tokens)
+    assert reader.text == ""
+    grown.extend(tokenizer.encode("x"))
+    reader.advance()
+    assert reader.text == decode(grown)
+
+
+@settings(deadline=None, max_examples=150)
+@given(
+    texts,
+    st.lists(st.integers(0, 200), max_size=30),
+    st.lists(st.lists(st.sampled_from(PIECES), min_size=1, max_size=3).map("".join), min_size=1, max_size=3),
+    st.integers(0, 30),
+)
+def test_any_stop_string_ends_any_text_where_it_is_complete_and_is_never_streamed(
+    folder: Path, harness: Harness, text: str, cuts: list[int], stops: list[str], given_tokens: int
+) -> None:
+    """The truth is a search in the text of each prefix of the tokens."""
+    tokenizer = harness.core.model.tokenizer
+    tokens = split(tokenizer, text.encode(), cuts)
+    given_tokens = min(given_tokens, len(tokens))
+    request = generate([5], [Branch(1, 1, 200, tuple(tokens[:given_tokens]))], stop=tuple(stops))
+    harness.submit(request, stream=True)
+    [sequence] = harness.core._jobs[-1].sequences
+    harness.core.cancel(lambda _: True)
+    assert isinstance(sequence, GenerateSequence)
+    before = text_of(tokenizer, tokens[:given_tokens])
+    streamed, reason = "", None
+    for token in tokens[given_tokens:]:
+        sequence.written.append(token)
+        now = text_of(tokenizer, sequence.written)
+        ends = [now.find(stop, max(0, len(before) - len(stop) + 1)) + len(stop) for stop in stops]
+        found = [end for end, stop in zip(ends, stops, strict=True) if end >= len(stop)]
+        reason = ending(sequence, token, 256)
+        assert (reason is not None) == bool(found)
+        if reason is not None:
+            assert now[: min(found)].endswith(str(reason[1]))
+            assert len(before + streamed) <= min(found) - len(str(reason[1])) or len(before) > min(found) - len(
+                str(reason[1])
+            )
+            break
+        if delta := next_delta(sequence):
+            streamed += delta.text
+    rest, answer = completion(sequence, reason or ("length", None))
+    assert streamed + (rest.text if rest else "") == answer.text
+    assert before + answer.text == text_of(tokenizer, sequence.written)
+
+
+@pytest.fixture(scope="module")
+def harness(folder: Path) -> Harness:
+    return Harness(folder)
