@@ -6,6 +6,7 @@ import asyncio
 import json
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
+from dataclasses import asdict
 from typing import Any
 
 import httpx
@@ -17,6 +18,7 @@ from engine.types import (
     GenerateRequest,
     InvalidRequest,
     ModelInfo,
+    SamplingParams,
     ScoreRequest,
     ScoreResult,
 )
@@ -27,6 +29,7 @@ _TIMEOUT = httpx.Timeout(connect=5.0, write=30.0, pool=60.0, read=600.0)
 _LIMITS = httpx.Limits(max_connections=256, max_keepalive_connections=64)
 _BACKOFF = (0.1, 0.3, 0.9)
 """Seconds before each new attempt to reach the engine."""
+_DEFAULTS = asdict(SamplingParams())
 _RETRIED = (httpx.ConnectError, httpx.ConnectTimeout, httpx.RemoteProtocolError, httpx.ReadError)
 """Failures after which a request is sent again, if nothing of its answer had arrived. All requests are safe to repeat:
 an answer depends on the request alone, and the server stops the work of a connection that broke."""
@@ -155,7 +158,9 @@ class HttpEngine:
 
 def _generate_body(request: GenerateRequest, stream: bool) -> Json:
     """The prompt once for all branches, and only the settings that are set."""
-    sampling = request.sampling
+    sampling = asdict(request.sampling)
+    if request.sampling.logit_bias:
+        sampling["logit_bias"] = dict(request.sampling.logit_bias)
     body: Json = {
         "request_id": request.request_id,
         "model": request.model,
@@ -165,15 +170,9 @@ def _generate_body(request: GenerateRequest, stream: bool) -> Json:
             | ({"generated": b.generated} if b.generated else {})
             for b in request.branches
         ],
-        "temperature": sampling.temperature,
-        "top_k": sampling.top_k,
-        "top_p": sampling.top_p,
-        "min_p": sampling.min_p,
-        "stop": sampling.stop,
-        "stop_token_ids": sampling.stop_token_ids,
-        "ignore_eos": sampling.ignore_eos,
         "stream_choices": True,
         "stream": stream,
+        **{name: value for name, value in sampling.items() if value != _DEFAULTS[name]},
         **_service(request),
     }
     return body if request.timeout is None else body | {"timeout": request.timeout}

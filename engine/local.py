@@ -12,6 +12,7 @@ from pathlib import Path
 
 from engine.core import CoreOptions, CoreStats, EngineCore
 from engine.sequence import Event, Job
+from engine.tokenizer import Tokenizer
 from engine.types import (
     Completion,
     Delta,
@@ -100,6 +101,10 @@ class LocalEngine:
         """See ``EngineClient``."""
         tokenizer = self._core(model).model.tokenizer
         return tokenizer.encode(text) if isinstance(text, str) else tokenizer.encode_chat(text)
+
+    def tokenizer(self, model: str) -> Tokenizer:
+        """The tokenizer of a served model. Raises as ``generate``."""
+        return self._core(model).model.tokenizer
 
     async def models(self) -> list[ModelInfo]:
         """See ``EngineClient``."""

@@ -8,30 +8,69 @@ import json
 import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 
+from engine.merge import Events
+from engine.openai_logprobs import logprobs_object, prompt_logprobs
 from engine.schema import CompletionBody
-from engine.types import Completion, Delta, EngineError, GenerateRequest
+from engine.tokenizer import Tokenizer
+from engine.types import Completion, EngineError, GenerateRequest, TokenLogprob
 from engine.wire import Json, completion_to_json, error_to_json
-
-Events = AsyncGenerator[Completion | Delta, None]
 
 _KEEP_ALIVE_SECONDS = 15.0
 _DONE = "data: [DONE]\n\n"
 
 
-async def whole_answer(body: CompletionBody, request: GenerateRequest, events: Events) -> Json:
+@dataclass(frozen=True)
+class Question:
+    """What a client of the completions route wants to hear."""
+
+    body: CompletionBody
+    requests: Sequence[GenerateRequest]
+    """One for each prompt."""
+    tokenizer: Tokenizer
+
+    def prompt(self, index: int) -> tuple[GenerateRequest, str | list[int]]:
+        """The request and the prompt, as it was written, of a choice."""
+        place = index // self.body.width
+        return self.requests[place], self.body.prompts[place]
+
+    def echo(self, index: int) -> str:
+        """What a choice's text starts with."""
+        if not self.body.echo:
+            return ""
+        _, prompt = self.prompt(index)
+        return prompt if isinstance(prompt, str) else self.tokenizer.decode_all(prompt)
+
+    def name(self, token: int) -> str:
+        """How log-probabilities call a token."""
+        return f"token_id:{token}" if self.body.return_tokens_as_token_ids else self.tokenizer.piece(token)
+
+
+async def whole_answer(asked: Question, events: Events) -> Json:
     """OpenAI's ``text_completion`` with every choice, when all are finished."""
     async with aclosing(events):
         completions = [event async for event in events if isinstance(event, Completion)]
     completions.sort(key=lambda completion: completion.index)
-    choices = [_choice(body, request, completion, completion.text) for completion in completions]
-    return _envelope(request, choices) | {"usage": _usage(completions)}
+    # A prompt is read once, with its first branch; all its choices tell of it.
+    heard = {c.index // asked.body.width: c.prompt_logprobs for c in completions if c.prompt_logprobs is not None}
+    choices = []
+    for completion in completions:
+        prompt = heard.get(completion.index // asked.body.width)
+        choice = _choice(asked, completion, completion.text)
+        choice["text"] = asked.echo(completion.index) + choice["text"]
+        choice["logprobs"] = _logprobs(asked, completion, prompt)
+        if asked.body.prompt_logprobs is not None and prompt is not None:
+            choice["prompt_logprobs"] = prompt_logprobs(asked.name, prompt)
+        if asked.body.return_token_ids:
+            choice["prompt_token_ids"] = asked.prompt(completion.index)[0].prompt
+        choices.append(choice)
+    return _envelope(asked, choices) | {"usage": _usage(asked, completions)}
 
 
-def streamed_answer(body: CompletionBody, request: GenerateRequest, events: Events) -> AsyncGenerator[str, None]:
+def streamed_answer(asked: Question, events: Events) -> AsyncGenerator[str, None]:
     """The same as server-sent events, in the form that the body asks for."""
-    chunks = _choice_events(events) if body.stream_choices else _openai_events(body, request, events)
+    chunks = _choice_events(events) if asked.body.stream_choices else _openai_events(asked, events)
     return _keep_alive(_errors_as_events(chunks))
 
 
@@ -45,26 +84,35 @@ async def _choice_events(events: Events) -> AsyncGenerator[str, None]:
     yield _DONE
 
 
-async def _openai_events(body: CompletionBody, request: GenerateRequest, events: Events) -> AsyncGenerator[str, None]:
+async def _openai_events(asked: Question, events: Events) -> AsyncGenerator[str, None]:
+    body = asked.body
     completions: list[Completion] = []
+    echoes = {index: asked.echo(index) for index in range(len(asked.requests) * body.width)}
+    offsets = {index: len(echo) for index, echo in echoes.items()}
     async with aclosing(events):
         async for event in events:
             if isinstance(event, Completion):
                 completions.append(event)
                 # Its text and tokens went out before, as deltas.
-                last = _choice(body, request, event, "")
+                last = _choice(asked, event, echoes.pop(event.index, ""))
                 last.pop("token_ids", None)
-                yield _event(_envelope(request, [last]))
+                yield _event(_envelope(asked, [last]))
             else:
-                choice: Json = {"index": event.index, "text": event.text, "finish_reason": None, "logprobs": None}
+                text = event.text
                 if not body.include_stop_str_in_output:
                     # The start of a stop string is held back until it is decided, so it lies within one delta.
-                    choice["text"] = _before_stop(event.text, request.sampling.stop)
+                    text = _before_stop(text, asked.requests[0].sampling.stop)
+                text = echoes.pop(event.index, "") + text
+                choice: Json = {"index": event.index, "text": text, "finish_reason": None, "logprobs": None}
+                if event.logprobs is not None:
+                    start = offsets[event.index]
+                    choice["logprobs"] = logprobs_object(asked.name, event.token_ids, event.logprobs, start)
+                    offsets[event.index] += sum(len(name) for name in choice["logprobs"]["tokens"])
                 if body.return_token_ids:
                     choice["token_ids"] = event.token_ids
-                yield _event(_envelope(request, [choice]))
+                yield _event(_envelope(asked, [choice]))
     if body.stream_options is not None and body.stream_options.include_usage:
-        yield _event(_envelope(request, []) | {"usage": _usage(completions)})
+        yield _event(_envelope(asked, []) | {"usage": _usage(asked, completions)})
     yield _DONE
 
 
@@ -98,9 +146,10 @@ async def _keep_alive(chunks: AsyncGenerator[str, None]) -> AsyncGenerator[str, 
             await asyncio.wait({waiting})
 
 
-def _choice(body: CompletionBody, request: GenerateRequest, completion: Completion, text: str) -> Json:
+def _choice(asked: Question, completion: Completion, text: str) -> Json:
+    body = asked.body
     if not body.include_stop_str_in_output and isinstance(completion.stop, str):
-        text = _before_stop(text, request.sampling.stop)
+        text = _before_stop(text, asked.requests[0].sampling.stop)
     reason = "length" if completion.finish_reason == "context" else completion.finish_reason
     choice: Json = {
         "index": completion.index,
@@ -113,31 +162,46 @@ def _choice(body: CompletionBody, request: GenerateRequest, completion: Completi
     return choice | {"token_ids": completion.token_ids} if body.return_token_ids else choice
 
 
+def _logprobs(asked: Question, completion: Completion, prompt: Sequence[TokenLogprob | None] | None) -> Json | None:
+    if completion.logprobs is None:
+        return None
+    tokens = completion.token_ids
+    found: Sequence[TokenLogprob | None] = completion.logprobs
+    if asked.body.echo and prompt is not None:
+        tokens, found = asked.prompt(completion.index)[0].prompt + tokens, (*prompt, *found)
+    return logprobs_object(asked.name, tokens, found)
+
+
 def _before_stop(text: str, stops: Sequence[str]) -> str:
     """The text before the stop string that ends first; all of it when there is none."""
     found = [(text.index(stop) + len(stop), text.index(stop)) for stop in stops if stop in text]
     return text[: min(found)[1]] if found else text
 
 
-def _envelope(request: GenerateRequest, choices: list[Json]) -> Json:
+def _envelope(asked: Question, choices: list[Json]) -> Json:
     return {
-        "id": request.request_id,
+        "id": asked.requests[0].request_id,
         "object": "text_completion",
         "created": int(time.time()),
-        "model": request.model,
+        "model": asked.body.model,
         "choices": choices,
     }
 
 
-def _usage(completions: Sequence[Completion]) -> Json:
-    prompt = max((completion.prompt_tokens for completion in completions), default=0)
-    cached = min((completion.cached_tokens for completion in completions), default=0)
-    generated = sum(len(completion.token_ids) for completion in completions)
+def _usage(asked: Question, completions: Sequence[Completion]) -> Json:
+    """Each prompt counts once, whatever ``n`` is."""
+    prompts: dict[int, int] = {}
+    cached: dict[int, int] = {}
+    for completion in completions:
+        place = completion.index // asked.body.width
+        prompts[place] = max(prompts.get(place, 0), completion.prompt_tokens)
+        cached[place] = min(cached.get(place, completion.cached_tokens), completion.cached_tokens)
+    prompt, generated = sum(prompts.values()), sum(len(completion.token_ids) for completion in completions)
     return {
         "prompt_tokens": prompt,
         "completion_tokens": generated,
         "total_tokens": prompt + generated,
-        "prompt_tokens_details": {"cached_tokens": cached},
+        "prompt_tokens_details": {"cached_tokens": sum(cached.values())},
     }
 
 

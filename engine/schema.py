@@ -4,14 +4,18 @@ answer."""
 from __future__ import annotations
 
 import secrets
-from typing import Annotated, Self
+from collections.abc import Sequence
+from typing import Annotated, Any, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from engine.limits import MAX_LOGPROBS
 from engine.types import Branch, GenerateRequest, SamplingParams, ScoreItem, ScoreRequest
 
 MAX_BRANCHES = 256
-"""Branches of one request at most, as ``n`` or as ``branches``."""
+"""Branches of one prompt at most, as ``n`` or as ``branches``."""
+MAX_CHOICES = 1024
+"""Choices of one request at most: prompts times branches."""
 MAX_ITEMS = 4096
 """Items of one score request at most."""
 
@@ -28,7 +32,7 @@ class BranchBody(_Body):
 
     seed: _Word
     key: _Word
-    max_tokens: Annotated[int, Field(ge=1)]
+    max_tokens: Annotated[int, Field(ge=0)]
     generated: list[int] = []
 
 
@@ -40,18 +44,31 @@ class StreamOptions(_Body):
 
 
 class CompletionBody(_Body):
-    """``POST /v1/completions``: OpenAI's fields, vLLM's ``top_k``, ``min_p``, ``stop_token_ids``, ``ignore_eos``,
-    ``return_token_ids`` and ``include_stop_str_in_output``, and ours."""
+    """``POST /v1/completions``: OpenAI's fields; vLLM's ``top_k``, ``min_p``, ``repetition_penalty``, ``min_tokens``,
+    ``stop_token_ids``, ``ignore_eos``, ``prompt_logprobs``, ``return_token_ids``, ``return_tokens_as_token_ids`` and
+    ``include_stop_str_in_output``; and ours. ``null`` means the default."""
 
     model: str
-    prompt: str | list[int]
+    prompt: str | list[int] | list[str] | list[list[int]]
+    """One prompt or a list of them. The choices of the first come first, then those of the second."""
     n: Annotated[int, Field(ge=1, le=MAX_BRANCHES)] = 1
-    max_tokens: Annotated[int, Field(ge=1)] = 16
+    max_tokens: Annotated[int, Field(ge=0)] = 16
+    """0 only with ``echo`` or ``prompt_logprobs``."""
     temperature: Annotated[float, Field(ge=0)] = 1.0
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
     top_k: Annotated[int, Field(ge=-1)] = 0
     """0, and as in vLLM -1, switch it off."""
     min_p: Annotated[float, Field(ge=0, le=1)] = 0.0
+    repetition_penalty: Annotated[float, Field(gt=0)] = 1.0
+    presence_penalty: Annotated[float, Field(ge=-2, le=2)] = 0.0
+    frequency_penalty: Annotated[float, Field(ge=-2, le=2)] = 0.0
+    logit_bias: dict[Annotated[str, Field(pattern="^[0-9]{1,9}$")], Annotated[float, Field(ge=-100, le=100)]] = {}
+    """By token id."""
+    min_tokens: Annotated[int, Field(ge=0)] = 0
+    logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
+    prompt_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
+    echo: bool = False
+    """The prompt is part of the answer, with its log-probabilities if ``logprobs`` asks for any."""
     stop: str | Annotated[list[str], Field(max_length=64)] = []
     stop_token_ids: list[int] = []
     ignore_eos: bool = False
@@ -60,6 +77,10 @@ class CompletionBody(_Body):
     stream: bool = False
     stream_options: StreamOptions | None = None
     return_token_ids: bool = False
+    return_tokens_as_token_ids: bool = False
+    """Log-probabilities name tokens as ``token_id:`` and the id, not by their text."""
+    user: str | None = None
+    """Accepted, and not used."""
 
     request_id: _Id | None = None
     """Name for ``/v1/abort``; the server makes one up."""
@@ -76,38 +97,86 @@ class CompletionBody(_Body):
     stream_choices: bool = False
     """One event for each finished choice, and with ``stream`` also its text as it grows."""
 
+    @model_validator(mode="before")
+    @classmethod
+    def _null_is_the_default(cls, values: Any) -> Any:
+        if not isinstance(values, dict):
+            return values
+        return {name: value for name, value in values.items() if value is not None or name not in cls.model_fields}
+
     @model_validator(mode="after")
-    def _one_way_to_say_it(self) -> Self:
+    def _consistent(self) -> Self:
         clash = {"n", "max_tokens", "seed"} & self.model_fields_set
         if self.branches is not None and clash:
             raise ValueError(f"branches already say {', '.join(sorted(clash))}; give one or the other")
+        choices = len(self.prompts) * self.width
+        if choices > MAX_CHOICES:
+            raise ValueError(f"prompt and n ask for {choices} choices; there may be at most {MAX_CHOICES}")
+        if self.branches is None and self.min_tokens > self.max_tokens:
+            raise ValueError(f"min_tokens is {self.min_tokens}, more than max_tokens, {self.max_tokens}")
+        if self.stream and self.sampling.prompt_logprobs is not None and not self.stream_choices:
+            raise ValueError("log-probabilities of the prompt are not streamed; leave stream out")
         return self
 
-    def to_request(self, prompt: tuple[int, ...]) -> GenerateRequest:
-        """The request with its prompt tokenised. Without a seed every call draws differently."""
+    @property
+    def prompts(self) -> Sequence[str | list[int]]:
+        """The prompts one by one."""
+        if isinstance(self.prompt, str):
+            return [self.prompt]
+        lone = [token for token in self.prompt if isinstance(token, int)]
+        if lone or not self.prompt:
+            return [lone]
+        return [prompt for prompt in self.prompt if not isinstance(prompt, int)]
+
+    @property
+    def width(self) -> int:
+        """Choices for each prompt."""
+        return self.n if self.branches is None else len(self.branches)
+
+    @property
+    def sampling(self) -> SamplingParams:
+        """How tokens are drawn, and what is reported of them."""
+        prompt_logprobs = self.prompt_logprobs
+        if self.echo and (self.logprobs is not None or self.max_tokens == 0):
+            prompt_logprobs = max(prompt_logprobs or 0, self.logprobs or 0)
+        return SamplingParams(
+            temperature=self.temperature,
+            top_k=max(self.top_k, 0),
+            top_p=self.top_p,
+            min_p=self.min_p,
+            repetition_penalty=self.repetition_penalty,
+            presence_penalty=self.presence_penalty,
+            frequency_penalty=self.frequency_penalty,
+            logit_bias=tuple((int(token), bias) for token, bias in self.logit_bias.items()),
+            min_tokens=self.min_tokens,
+            stop=(self.stop,) if isinstance(self.stop, str) else tuple(self.stop),
+            stop_token_ids=tuple(self.stop_token_ids),
+            ignore_eos=self.ignore_eos,
+            logprobs=self.logprobs,
+            prompt_logprobs=prompt_logprobs,
+        )
+
+    def to_requests(self, prompts: Sequence[tuple[int, ...]]) -> list[GenerateRequest]:
+        """One request for each of the tokenised prompts, all under one id. Without a seed every call draws
+        differently."""
         seed = secrets.randbits(63) if self.seed is None else self.seed
-        branches = [Branch(seed=seed, key=index, max_tokens=self.max_tokens) for index in range(self.n)]
+        request_id = self.request_id or f"cmpl-{secrets.token_hex(12)}"
+        return [self._to_request(request_id, seed, place, prompt) for place, prompt in enumerate(prompts)]
+
+    def _to_request(self, request_id: str, seed: int, place: int, prompt: tuple[int, ...]) -> GenerateRequest:
+        keys = range(place * self.width, (place + 1) * self.width)
+        branches = [Branch(seed=seed, key=key, max_tokens=self.max_tokens) for key in keys]
         if self.branches is not None:
             branches = [
                 Branch(seed=body.seed, key=body.key, max_tokens=body.max_tokens, generated=tuple(body.generated))
                 for body in self.branches
             ]
-        sampling = SamplingParams(
-            temperature=self.temperature,
-            top_k=max(self.top_k, 0),
-            top_p=self.top_p,
-            min_p=self.min_p,
-            stop=(self.stop,) if isinstance(self.stop, str) else tuple(self.stop),
-            stop_token_ids=tuple(self.stop_token_ids),
-            ignore_eos=self.ignore_eos,
-        )
-        request_id = self.request_id or f"cmpl-{secrets.token_hex(12)}"
         return GenerateRequest(
             request_id,
             self.model,
             prompt,
             tuple(branches),
-            sampling,
+            self.sampling,
             self.timeout,
             priority=self.priority,
             lease=self.lease,

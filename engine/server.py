@@ -24,8 +24,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from engine.core import CoreOptions
 from engine.local import LocalEngine
+from engine.merge import Events, merged
 from engine.metrics import EngineCollector
-from engine.openai import streamed_answer, whole_answer
+from engine.openai import Question, streamed_answer, whole_answer
 from engine.schema import AbortBody, CompletionBody, ReleaseBody, ScoreBody, TokenizeBody
 from engine.types import EngineError
 from engine.wire import error_body, error_to_json
@@ -54,14 +55,15 @@ def create_app(engine: LocalEngine) -> FastAPI:
 
     @app.post("/v1/completions", response_model=None)
     async def completions(body: CompletionBody, http: Request) -> Response:
-        prompt = body.prompt
-        tokens = await engine.tokenize(body.model, prompt) if isinstance(prompt, str) else tuple(prompt)
-        request = body.to_request(tokens)
-        # Refusals are raised here, while they can still become a status code.
-        events = engine.generate(request, stream=body.stream)
+        prompts = [
+            await engine.tokenize(body.model, prompt) if isinstance(prompt, str) else tuple(prompt)
+            for prompt in body.prompts
+        ]
+        asked = Question(body, body.to_requests(prompts), engine.tokenizer(body.model))
+        events = await _started(engine, asked)
         if body.stream or body.stream_choices:
-            return StreamingResponse(streamed_answer(body, request, events), media_type="text/event-stream")
-        return JSONResponse(await _while_connected(http, whole_answer(body, request, events)))
+            return StreamingResponse(streamed_answer(asked, events), media_type="text/event-stream")
+        return JSONResponse(await _while_connected(http, whole_answer(asked, events)))
 
     @app.post("/v1/score", response_model=None)
     async def score(body: ScoreBody, http: Request) -> Response:
@@ -185,6 +187,18 @@ class _BodyLimit:
             return message
 
         await self._app(scope, limited, send)
+
+
+async def _started(engine: LocalEngine, asked: Question) -> Events:
+    """The events of all prompts. Refusals are raised here, while they can still become a status code."""
+    streams: list[Events] = []
+    for request in asked.requests:
+        try:
+            streams.append(engine.generate(request, stream=asked.body.stream))
+        except EngineError:
+            await engine.abort(request.request_id)  # the prompts before it
+            raise
+    return merged(streams, asked.body.width)
 
 
 async def _while_connected(http: Request, work: Coroutine[Any, Any, _T]) -> _T:

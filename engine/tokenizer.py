@@ -40,6 +40,8 @@ class Tokenizer:
             raise EngineError(f"{folder}: the tokenizer has token id {largest}, but the model's vocab_size is {vocab}")
         self.eos: int | None = self._wrapper.eos_token_id
         self._remembered = lru_cache(_PARTS)(self.encode)
+        self.piece = lru_cache(_PARTS)(self._piece)
+        """The text of one token alone, special ones too; bytes that are no character as ``token_id:`` and the id."""
 
     def encode(self, text: str) -> tuple[int, ...]:
         """Token ids of a text; no special tokens are added."""
@@ -58,6 +60,15 @@ class Tokenizer:
         except Exception as error:  # a template is a program and may raise anything
             raise InvalidRequest(f"the chat template refused the messages: {error}", "messages") from error
         return self.encode(text)
+
+    def decode_all(self, tokens: Sequence[int]) -> str:
+        """The text of the tokens with the special ones."""
+        text: str = self._fast.decode(tokens, skip_special_tokens=False)
+        return text
+
+    def _piece(self, token: int) -> str:
+        text = self.decode_all([token])
+        return f"token_id:{token}" if "\ufffd" in text else text
 
     def decode(self, tokens: Sequence[int]) -> str:
         """The text of the tokens without special ones. A character that is cut in two shows as U+FFFD."""

@@ -17,7 +17,8 @@ from transformers import PreTrainedTokenizerFast
 Checkpoints = Callable[[str], Path]
 
 # A GPU machine may have torch and transformers only; everything but the server runs there.
-collect_ignore = [] if find_spec("fastapi") and find_spec("httpx") else ["test_server.py", "test_client.py"]
+_SERVER = ["test_server.py", "test_client.py", "test_openai.py", "test_foreign.py", "serving.py"]
+collect_ignore = [] if find_spec("fastapi") and find_spec("httpx") else _SERVER
 
 TEMPLATE = (
     "{% for m in messages %}<|{{ m['role'] }}|>{{ m['content'] }}<|end|>{% endfor %}"

@@ -12,16 +12,14 @@ import sys
 import threading
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
-import uvicorn
 
 from engine.client import HttpEngine
 from engine.core import CoreOptions
 from engine.local import LocalEngine
-from engine.server import MAX_BODY_BYTES, create_app, main
+from engine.server import MAX_BODY_BYTES, main
 from engine.types import (
     Branch,
     Completion,
@@ -35,6 +33,7 @@ from engine.types import (
 )
 from tests.engine.conftest import TEMPLATE, Checkpoints
 from tests.engine.helpers import generate, score
+from tests.engine.serving import served
 
 PROMPT = tuple(random.Random(0).randrange(3, 360) for _ in range(37))
 OPTIONS = CoreOptions(kv_tokens=4096, max_running=16, max_waiting=64, step_tokens=512)
@@ -49,28 +48,8 @@ def engine(checkpoints: Checkpoints) -> Iterator[LocalEngine]:
 
 @pytest.fixture(scope="module")
 def address(engine: LocalEngine, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The engine behind a real server on a Unix socket."""
-    path = tmp_path_factory.mktemp("socket") / "engine.sock"
-    app = create_app(engine)
-    server = _Server(
-        uvicorn.Config(app, uds=str(path), log_level="warning", lifespan="off", timeout_graceful_shutdown=1)
-    )
-    thread = threading.Thread(target=server.run, daemon=True)
-    thread.start()
-    assert server.ready.wait(30)
-    yield f"unix://{path}"
-    server.should_exit = True
-    thread.join(30)
-
-
-class _Server(uvicorn.Server):
-    def __init__(self, config: uvicorn.Config) -> None:
-        super().__init__(config)
-        self.ready = threading.Event()
-
-    async def startup(self, sockets: list[Any] | None = None) -> None:
-        await super().startup(sockets)
-        self.ready.set()
+    with served(engine, tmp_path_factory.mktemp("socket") / "engine.sock") as url:
+        yield url
 
 
 @pytest.fixture
@@ -267,6 +246,23 @@ BAD_COMPLETIONS: list[tuple[dict[str, object], int, str | None]] = [
     ({"model": "nobody"}, 404, "model"),
     ({"model": "prm"}, 404, "model"),
     ({"unheard_of": 1}, 400, "unheard_of"),
+    ({"best_of": 3}, 400, "best_of"),
+    ({"prompt": []}, 400, "prompt"),
+    ({"prompt": ["add", ""]}, 400, "prompt"),
+    ({"prompt": [[5], []]}, 400, "prompt"),
+    ({"prompt": [[5], [4000]]}, 400, "prompt"),
+    ({"prompt": ["add"] * 100, "n": 11}, 400, None),
+    ({"logprobs": 21}, 400, "logprobs"),
+    ({"prompt_logprobs": -1}, 400, "prompt_logprobs"),
+    ({"presence_penalty": 2.5}, 400, "presence_penalty"),
+    ({"frequency_penalty": -3}, 400, "frequency_penalty"),
+    ({"repetition_penalty": 0}, 400, "repetition_penalty"),
+    ({"logit_bias": {"400": 1}}, 400, "logit_bias"),
+    ({"logit_bias": {"add": 1}}, 400, "logit_bias"),
+    ({"logit_bias": {"5": 101}}, 400, "logit_bias"),
+    ({"min_tokens": 17}, 400, None),
+    ({"min_tokens": -1}, 400, "min_tokens"),
+    ({"stop": "x" * 300}, 400, "stop"),
     ({"n": 257}, 400, "n"),
     ({"n": 0}, 400, "n"),
     ({"n": "3"}, 400, "n"),

@@ -1,0 +1,53 @@
+"""Several streams of a request as one."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from dataclasses import replace
+
+from engine.types import Completion, Delta, EngineError
+
+Events = AsyncGenerator[Completion | Delta, None]
+
+_WAITING = 64
+"""Events that may wait for whoever reads."""
+
+
+def merged(streams: Sequence[Events], width: int) -> Events:
+    """The events of the streams as they come; the indices of the second go on after the ``width`` of the first.
+
+    Raises the first error of a stream. Closing it, or an error, closes all.
+    """
+    return streams[0] if len(streams) == 1 else _merged(streams, width)
+
+
+async def _merged(streams: Sequence[Events], width: int) -> Events:
+    events: asyncio.Queue[Completion | Delta | EngineError | None] = asyncio.Queue(_WAITING)
+
+    async def follow(stream: Events, offset: int) -> None:
+        last: EngineError | None = None
+        try:
+            async with aclosing(stream):
+                async for event in stream:
+                    await events.put(replace(event, index=event.index + offset))
+        except EngineError as error:
+            last = error
+        await events.put(last)
+
+    tasks = [asyncio.create_task(follow(stream, place * width)) for place, stream in enumerate(streams)]
+    left = len(tasks)
+    try:
+        while left:
+            event = await events.get()
+            if isinstance(event, EngineError):
+                raise event
+            if event is None:
+                left -= 1
+            else:
+                yield event
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)

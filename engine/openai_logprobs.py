@@ -1,0 +1,46 @@
+"""Log-probabilities in the shapes that clients of OpenAI and vLLM read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from engine.types import TokenLogprob
+from engine.wire import Json
+
+Name = Callable[[int], str]
+"""How a token is called in an answer."""
+
+
+def logprobs_object(name: Name, tokens: Sequence[int], found: Sequence[TokenLogprob | None], start: int = 0) -> Json:
+    """OpenAI's ``logprobs`` of a choice. ``start``: characters before the first of the tokens.
+
+    ``top_logprobs`` holds the token itself besides the likeliest. A prompt's first token has ``null`` for both.
+    """
+    names = [name(token) for token in tokens]
+    offsets = []
+    for text in names:
+        offsets.append(start)
+        start += len(text)
+    return {
+        "tokens": names,
+        "token_logprobs": [None if one is None else one.logprob for one in found],
+        "top_logprobs": [None if one is None else _alternatives(name, one) for one in found],
+        "text_offset": offsets,
+    }
+
+
+def prompt_logprobs(name: Name, found: Sequence[TokenLogprob | None]) -> list[Json | None]:
+    """vLLM's ``prompt_logprobs``: for each token but the first, itself and the likeliest by id."""
+    return [
+        None
+        if one is None
+        else {
+            str(token): {"logprob": logprob, "decoded_token": name(token)}
+            for token, logprob in ((one.token_id, one.logprob), *one.top)
+        }
+        for one in found
+    ]
+
+
+def _alternatives(name: Name, one: TokenLogprob) -> dict[str, float]:
+    return {name(token): logprob for token, logprob in (*one.top, (one.token_id, one.logprob))}
