@@ -39,9 +39,13 @@ def generate(
 
 
 def score(
-    *items: ScoreItem, model: str = "m", token_ids: Sequence[int] = (), max_compute: int | None = None
+    *items: ScoreItem,
+    model: str = "m",
+    token_ids: Sequence[int] = (),
+    max_compute: int | None = None,
+    lease: str | None = None,
 ) -> ScoreRequest:
-    return ScoreRequest("s", model, tuple(items), tuple(token_ids), max_compute)
+    return ScoreRequest("s", model, tuple(items), tuple(token_ids), max_compute, lease=lease)
 
 
 class Harness:

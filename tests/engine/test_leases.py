@@ -1,0 +1,339 @@
+"""Leases: what a job touched stays cached while others come and go, and never keeps anybody from running."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+
+from engine.cache import leases
+from engine.core import CoreOptions
+from engine.local import LocalEngine
+from engine.types import Branch, Completion, GenerateRequest, InvalidRequest, ScoreItem
+from tests.engine.conftest import Checkpoints
+from tests.engine.helpers import Harness, generate, score
+from tests.engine.simulation import PAGE, Simulation
+
+PROMPT = tuple(range(10, 40))
+
+
+class Small(Simulation):
+    """Twelve pages, of which leases may pin eight, for ten seconds."""
+
+    def __init__(self, *, pages: int = 12, max_pinned: int = 8) -> None:
+        super().__init__(pages=pages, step_tokens=64, max_pinned=max_pinned, lease_seconds=10.0)
+        self._strangers = 0
+
+    def compute(self, tokens: list[int], lease: str | None = None, namespace: str | None = None) -> None:
+        """Runs a sequence through."""
+        self.add([tokens], len(tokens), lease=lease, namespace=namespace)
+        self.run()
+
+    def strangers(self, pages: int) -> None:
+        """Traffic without a lease, as much as would push everything idle out of the cache if nothing were pinned."""
+        for _ in range(3 * pages):
+            self._strangers += 1
+            self.compute([1000 + self._strangers] * PAGE)
+
+    def cached(self, tokens: list[int], namespace: str | None = None) -> int:
+        return self.cache.find(tokens, len(tokens), namespace).tokens
+
+    @property
+    def pinned(self) -> int:
+        return self.cache.tree.pinned
+
+
+def path(start: int, pages: int = 3) -> list[int]:
+    return list(range(start, start + pages * PAGE))
+
+
+def test_pinned_pages_outlast_what_is_used_later() -> None:
+    small = Small()
+    small.compute(path(0), "job")
+    small.compute(path(100))
+    small.strangers(12)
+    assert small.cached(path(0)) == 3 * PAGE
+    assert small.cached(path(100)) == 0
+    assert (small.pinned, len(small.cache.leases)) == (3, 1)
+
+
+def test_a_partial_last_page_is_pinned_too_and_so_is_one_that_covers_it() -> None:
+    small = Small()
+    small.compute([1, 2, 3, 4, 5, 6])
+    small.compute([1, 2, 3, 4, 5], "job")
+    small.strangers(12)
+    assert small.cached([1, 2, 3, 4, 5, 6]) == 6
+    small.compute([1, 2, 3, 4, 5, 6, 7])
+    small.strangers(12)
+    assert small.cached([1, 2, 3, 4, 5, 6, 7]) >= 6
+
+
+def test_pins_keep_nobody_from_running() -> None:
+    small = Small(max_pinned=12)
+    for start in range(4):
+        small.compute(path(100 * start), "job")
+    assert (small.pinned, small.cache.available) == (12, 12)
+    small.compute(path(1000, pages=12))
+    assert small.cached(path(1000, pages=12)) == 12 * PAGE
+    assert len(small.cache.leases) == 0
+
+
+def test_when_only_pinned_pages_are_left_the_least_recently_used_lease_lapses_first() -> None:
+    small = Small(max_pinned=12)
+    for start, name in enumerate(("old", "middle", "new")):
+        small.compute(path(100 * start, pages=4), name)
+    small.cache.leases.touch("old")
+    small.compute(path(1000, pages=4))
+    assert [small.cached(path(100 * start, pages=4)) // PAGE for start in range(3)] == [4, 0, 4]
+
+
+def test_a_lease_that_lapses_loses_its_oldest_pages_and_none_before_those_after_it() -> None:
+    small = Small(pages=40, max_pinned=8)
+    for start in range(2):
+        small.compute(path(100 * start, pages=3), "job")
+    small.compute([*path(0, pages=3), *path(500, pages=3)], "job")
+    assert small.pinned == 8
+    small.strangers(40)
+    assert small.cached(path(100)) == 2 * PAGE
+    assert small.cached([*path(0, pages=3), *path(500, pages=3)]) == 6 * PAGE
+
+
+def test_the_cap_holds_whatever_one_lease_touches() -> None:
+    small = Small(pages=40, max_pinned=8)
+    for start in range(10):
+        small.compute(path(100 * start), "job")
+        assert small.pinned <= 8
+    assert small.cached(path(900)) == 3 * PAGE
+
+
+def test_there_are_no_more_leases_than_can_be_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(leases, "MAX_LEASES", 3)
+    small = Small()
+    for number in range(6):
+        small.compute(path(0), f"job-{number}")
+    assert len(small.cache.leases) == 3
+    assert small.pinned == 3
+
+
+def test_a_lease_that_nobody_touches_expires_and_one_that_is_touched_lives_on() -> None:
+    small = Small()
+    small.compute(path(0), "left")
+    small.compute(path(100), "used")
+    small.now = 6.0
+    small.cache.leases.touch("used")
+    small.cache.leases.touch("unheard of")
+    small.now = 11.0
+    small.cache.leases.expire()
+    assert len(small.cache.leases) == 1
+    small.strangers(12)
+    assert (small.cached(path(0)), small.cached(path(100))) == (0, 3 * PAGE)
+
+
+def test_a_released_lease_is_evicted_like_anything_else() -> None:
+    small = Small()
+    small.compute(path(0), "job")
+    small.cache.leases.release("job")
+    small.cache.leases.release("unheard of")
+    assert (small.pinned, len(small.cache.leases)) == (0, 0)
+    small.strangers(12)
+    assert small.cached(path(0)) == 0
+
+
+def test_a_page_that_two_jobs_pin_stays_until_both_have_released_it() -> None:
+    small = Small()
+    for name in ("first", "second"):
+        small.compute(path(0), name)
+    small.cache.leases.release("first")
+    small.strangers(12)
+    assert small.cached(path(0)) == 3 * PAGE
+    small.cache.leases.release("second")
+    small.strangers(12)
+    assert small.cached(path(0)) == 0
+
+
+def test_a_pruned_branch_goes_first_and_what_other_branches_share_with_it_stays_pinned() -> None:
+    small = Small()
+    trunk, left, right = path(0, pages=2), path(100, pages=2), path(200, pages=2)
+    small.compute(path(900, pages=2))
+    small.compute([*trunk, *left], "job")
+    small.compute([*trunk, *right, 5], "job")
+    # The last token of a branch was sampled and never computed.
+    small.cache.leases.prune("job", [*trunk, *left, 77])
+    assert small.pinned == 5
+    small.compute(path(800, pages=5))
+    assert small.cached([*trunk, *left]) == 2 * PAGE
+    assert small.cached([*trunk, *right, 5]) == 4 * PAGE + 1
+    # It went before what had been used longer ago.
+    assert small.cached(path(900, pages=2)) == 2 * PAGE
+    small.cache.leases.prune("job", [*trunk, *right, 5, 6])
+    assert (small.pinned, len(small.cache.leases)) == (0, 0)
+
+
+def test_pruning_a_trunk_leaves_the_branches_that_grew_from_it() -> None:
+    small = Small()
+    small.compute(path(0, pages=2), "job")
+    small.compute(path(0, pages=4), "job")
+    small.cache.leases.prune("job", path(0, pages=2))
+    assert small.pinned == 4
+
+
+def test_pruning_does_not_hurry_pages_that_somebody_else_uses() -> None:
+    small = Small()
+    small.compute(path(0), "job")
+    small.compute([*path(0), 1, 2], None)
+    small.compute(path(0, pages=2), "other")
+    small.compute(path(900))
+    small.cache.leases.prune("job", path(0))
+    small.cache.leases.prune("other", path(500))
+    small.compute(path(800, pages=8))
+    assert small.cached(path(0)) == 2 * PAGE
+    assert small.pinned == 2
+
+
+def test_a_branch_is_pruned_in_the_namespace_where_the_job_left_it() -> None:
+    small = Small()
+    small.compute(path(0), "job", namespace="a")
+    small.compute(path(0), "other", namespace="b")
+    small.cache.leases.prune("job", path(0))
+    assert (small.pinned, len(small.cache.leases)) == (3, 1)
+    small.strangers(12)
+    assert (small.cached(path(0), "a"), small.cached(path(0), "b")) == (0, 3 * PAGE)
+
+
+def test_what_a_preempted_sequence_had_is_pinned_for_its_lease() -> None:
+    small = Small(max_pinned=12)
+    for start in range(4):
+        small.add([path(100 * start)[: 1 + start]], 7 * PAGE, lease=f"job-{start}")
+    while not small.scheduler.preemptions:
+        small.step()
+    assert small.pinned > 0
+    small.run()
+
+
+def test_the_check_finds_a_pin_without_a_lease_and_a_lease_without_its_pin() -> None:
+    small = Small()
+    small.compute(path(0), "job")
+    [lease] = small.cache.leases._leases.values()
+    node = max(lease.nodes, key=lambda node: node.key)
+    lease.nodes.remove(node)
+    with pytest.raises(RuntimeError, match="do not agree"):
+        small.cache.check()
+    lease.nodes.add(node)
+    small.cache.check()
+    first = min(lease.nodes, key=lambda node: node.key)
+    small.cache.tree.unpin(first, lease)
+    with pytest.raises(RuntimeError, match="not pinned although"):
+        small.cache.check()
+
+
+# On a real engine.
+
+
+def options(**more: object) -> CoreOptions:
+    return CoreOptions(kv_tokens=320, max_running=4, step_tokens=64, debug=True, **more)  # type: ignore[arg-type]
+
+
+def test_a_lease_changes_what_is_cached_and_no_token(checkpoints: Checkpoints) -> None:
+    cached, tokens = {}, {}
+    for lease in (None, "job"):
+        harness = Harness(checkpoints("qwen3"), options())
+        harness.complete(generate(PROMPT, [Branch(1, 1, 20)], lease=lease, ignore_eos=True))
+        for start in range(40, 300, 50):
+            harness.complete(generate(range(start, start + 50), [Branch(1, 1, 20)], ignore_eos=True))
+        again = generate(PROMPT, [Branch(1, 1, 20)], lease=lease, ignore_eos=True)
+        [completion] = harness.complete(again)
+        cached[lease], tokens[lease] = completion.cached_tokens, completion.token_ids
+    assert cached == {None: 0, "job": len(PROMPT) - 1}
+    assert tokens[None] == tokens["job"]
+
+
+def test_score_requests_hold_leases_too(checkpoints: Checkpoints) -> None:
+    harness = Harness(checkpoints("qwen3_classify"), options())
+    harness.score(score(ScoreItem((PROMPT,), (0,)), lease="job"))
+    assert (harness.core.stats.leases, harness.core.stats.pinned_tokens) == (1, 32)
+    harness.core.release("job")
+    assert (harness.core.stats.leases, harness.core.stats.pinned_tokens) == (0, 0)
+
+
+def test_what_leaves_after_its_lease_was_released_is_not_pinned(checkpoints: Checkpoints) -> None:
+    harness = Harness(checkpoints("qwen3"), options())
+    harness.submit(generate(PROMPT, [Branch(1, key, 20) for key in range(3)], lease="job", ignore_eos=True))
+    harness.core.step()
+    harness.core.release("job")
+    harness.run()
+    assert harness.core.stats.leases == 0
+
+
+def test_a_cancelled_request_leaves_its_pages_to_its_lease(checkpoints: Checkpoints) -> None:
+    harness = Harness(checkpoints("qwen3"), options())
+    harness.submit(generate(PROMPT, [Branch(1, 1, 20)], lease="job", ignore_eos=True))
+    harness.core.step()
+    harness.core.cancel(lambda _: True)
+    assert harness.core.stats.pinned_tokens == 32
+    harness.core.clear_cache()
+    assert (harness.core.stats.pinned_tokens, harness.core.stats.kv_tokens) == (0, 0)
+    harness.core.check()
+
+
+def test_leases_expire_while_the_engine_works(checkpoints: Checkpoints) -> None:
+    harness = Harness(checkpoints("qwen3"), options(lease_seconds=0.0))
+    harness.complete(generate(PROMPT, [Branch(1, 1, 2)], lease="job", ignore_eos=True))
+    assert harness.core.stats.leases == 1
+    harness.complete(generate((5, 6), [Branch(1, 1, 2)], ignore_eos=True))
+    assert harness.core.stats.leases == 0
+
+
+def test_a_salt_keeps_prefixes_apart(checkpoints: Checkpoints) -> None:
+    harness = Harness(checkpoints("qwen3"), options())
+    seen = []
+    for salt in (None, "a", "a", "b", None):
+        [completion] = harness.complete(generate(PROMPT, [Branch(1, 1, 9)], cache_salt=salt, ignore_eos=True))
+        seen.append((completion.cached_tokens, completion.token_ids))
+    assert [cached for cached, _ in seen] == [0, 0, len(PROMPT) - 1, 0, len(PROMPT) - 1]
+    assert len({tokens for _, tokens in seen}) == 1
+
+
+@pytest.mark.parametrize(
+    ("field", "value"), [("lease", ""), ("lease", "x" * 257), ("cache_salt", ""), ("priority", 1 << 31)]
+)
+def test_a_name_or_a_priority_out_of_bounds_is_refused(checkpoints: Checkpoints, field: str, value: object) -> None:
+    harness = Harness(checkpoints("qwen3"), options())
+    with pytest.raises(InvalidRequest) as refusal:
+        harness.submit(generate(PROMPT, [Branch(1, 1, 1)], **{field: value}))  # type: ignore[arg-type]
+    assert refusal.value.field == field
+
+
+@pytest.fixture
+async def engine(checkpoints: Checkpoints) -> AsyncIterator[LocalEngine]:
+    local = LocalEngine({"m": checkpoints("qwen3"), "prm": checkpoints("qwen3_classify")}, options())
+    yield local
+    await local.close()
+
+
+async def collect(engine: LocalEngine, wanted: GenerateRequest) -> list[Completion]:
+    return [event async for event in engine.generate(wanted) if isinstance(event, Completion)]
+
+
+async def test_a_release_reaches_every_model(engine: LocalEngine) -> None:
+    await asyncio.gather(
+        collect(engine, generate(PROMPT, [Branch(1, 1, 5)], lease="job", ignore_eos=True)),
+        engine.score(score(ScoreItem((PROMPT,), (0,)), model="prm", lease="job")),
+    )
+    assert [stats.leases for stats in engine.stats().values()] == [1, 1]
+    await engine.release("job")
+    await engine.tokenize("m", "x")
+    await collect(engine, generate((5, 6), [Branch(1, 1, 1)]))
+    assert [stats.leases for stats in engine.stats().values()] == [0, 0]
+
+
+async def test_a_pruned_branch_is_released_alone(engine: LocalEngine) -> None:
+    first, second = await collect(
+        engine, generate(PROMPT, [Branch(1, key, 40) for key in range(2)], lease="job", ignore_eos=True)
+    )
+    before = engine.stats()["m"].pinned_tokens
+    await engine.release("job", (*PROMPT, *first.token_ids))
+    await collect(engine, generate((5, 6), [Branch(1, 1, 1)]))
+    assert 32 <= engine.stats()["m"].pinned_tokens < before
+    [warm] = await collect(engine, generate((*PROMPT, *second.token_ids), [Branch(1, 1, 1)], lease="job"))
+    assert warm.cached_tokens == len(PROMPT) + 39
