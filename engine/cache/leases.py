@@ -7,9 +7,10 @@ sequence from running. Several leases may pin the same page.
 
 from __future__ import annotations
 
+import heapq
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
-from operator import attrgetter
 
 from engine.cache.tree import Lease, Node, PrefixTree
 
@@ -18,8 +19,6 @@ MAX_LEASES = 4096
 
 _BATCH = 16
 """Pins lapse by this part of the cap at a time, so that finding the oldest is paid for once in a while."""
-
-_BY_USE = attrgetter("used")
 
 
 class Leases:
@@ -65,8 +64,7 @@ class Leases:
         if not self._leases:
             return False
         lease = next(iter(self._leases.values()))
-        # Sequences let go of their pages from the end, so no page lapses before those after it.
-        for node in sorted(lease.nodes, key=_BY_USE)[: max(1, self._cap // _BATCH)]:
+        for node in _oldest(lease, max(1, self._cap // _BATCH)):
             self._unpin(lease, node)
         return True
 
@@ -131,3 +129,20 @@ class Leases:
         self._tree.unpin(node, lease)
         if not lease.nodes:
             del self._leases[lease.name]
+
+
+def _oldest(lease: Lease, count: int) -> list[Node]:
+    """The pages used longest ago, but none before the pinned pages after it."""
+    after = Counter(node.parent for node in lease.nodes)
+    leaves = [(node.used, node.page) for node in lease.nodes if not after[node]]
+    nodes = {node.page: node for node in lease.nodes}
+    heapq.heapify(leaves)
+    oldest: list[Node] = []
+    while leaves and len(oldest) < count:
+        node = nodes[heapq.heappop(leaves)[1]]
+        oldest.append(node)
+        parent = node.parent
+        after[parent] -= 1
+        if parent is not None and parent in lease.nodes and not after[parent]:
+            heapq.heappush(leaves, (parent.used, parent.page))
+    return oldest

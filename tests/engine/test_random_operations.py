@@ -1,0 +1,130 @@
+"""Thousands of random operations on a pool that is always too small: every invariant holds after each of them, and
+every branch has the tokens that it has without a cache."""
+
+from __future__ import annotations
+
+from hypothesis import Phase, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from tests.engine.simulation import PAGE, VOCABULARY, Branch, Simulation
+
+PAGES = 14
+TOKENS = st.integers(0, VOCABULARY - 1)
+PROMPTS = st.lists(TOKENS, min_size=1, max_size=30)
+NAMESPACES = st.sampled_from([None, None, None, "a", "b"])
+LEASES = st.sampled_from([None, "first", "second", "third"])
+PRIORITIES = st.sampled_from([0, 0, 0, -1, 1])
+
+seen: dict[str, int] = {}
+"""What the whole run came across, so that a change which makes the operations tame does not go unnoticed."""
+
+
+class Traffic(RuleBasedStateMachine):
+    """What clients do to an engine, in any order."""
+
+    @initialize(rows=st.integers(1, 6), step_tokens=st.integers(4, 40), max_pinned=st.integers(0, PAGES))
+    def start(self, rows: int, step_tokens: int, max_pinned: int) -> None:
+        self.engine = Simulation(
+            pages=PAGES, rows=rows, step_tokens=step_tokens, max_pinned=max_pinned, lease_seconds=8.0
+        )
+
+    @rule(
+        prompt=PROMPTS, count=st.integers(1, 5), more=st.integers(1, 24), namespace=NAMESPACES, lease=LEASES,
+        priority=PRIORITIES, deadline=st.sampled_from([float("inf"), 5.0, 50.0]),
+    )  # fmt: skip
+    def submit(
+        self,
+        prompt: list[int],
+        count: int,
+        more: int,
+        namespace: str | None,
+        lease: str | None,
+        priority: int,
+        deadline: float,
+    ) -> None:
+        self._submit([prompt] * count, more, namespace, lease, priority, deadline)
+
+    @precondition(lambda self: self.engine.ended)
+    @rule(data=st.data(), more=st.integers(1, 12), lease=LEASES, priority=PRIORITIES)
+    def fork(self, data: st.DataObject, more: int, lease: str | None, priority: int) -> None:
+        """Grows branches out of one that has ended, each from another place."""
+        parent = data.draw(st.sampled_from(self.engine.ended[-8:]))
+        cuts = data.draw(st.lists(st.integers(1, len(parent.tokens)), min_size=1, max_size=4))
+        ends = data.draw(st.lists(TOKENS, max_size=2))
+        prompts = [(parent.tokens[:cut] + ends)[: PAGES * PAGE - 1] for cut in cuts]
+        self._submit(prompts, more, parent.namespace, lease, priority, float("inf"))
+
+    @rule(count=st.integers(1, 6))
+    def step(self, count: int) -> None:
+        for _ in range(count):
+            self.engine.now += 0.5
+            self.engine.cache.leases.expire()
+            if self.engine.busy:
+                self.engine.step()
+
+    @rule()
+    def finish_everything(self) -> None:
+        self.engine.run()
+
+    @precondition(lambda self: self.engine.jobs)
+    @rule(data=st.data())
+    def cancel(self, data: st.DataObject) -> None:
+        self.engine.cancel(data.draw(st.sampled_from(self.engine.jobs)))
+
+    @rule(lease=LEASES)
+    def release(self, lease: str | None) -> None:
+        self.engine.cache.leases.release(str(lease))
+
+    @precondition(lambda self: self.engine.ended)
+    @rule(data=st.data())
+    def prune(self, data: st.DataObject) -> None:
+        branch: Branch = data.draw(st.sampled_from(self.engine.ended[-8:]))
+        self.engine.cache.leases.prune(str(branch.lease), branch.tokens)
+
+    @rule()
+    def evict(self) -> None:
+        self.engine.cache.tree.evict()
+
+    @rule()
+    def clear(self) -> None:
+        self.engine.cache.clear()
+
+    @invariant()
+    def consistent(self) -> None:
+        if hasattr(self, "engine"):
+            self.engine.check()
+
+    def teardown(self) -> None:
+        if hasattr(self, "engine"):
+            self.engine.run()
+            self.engine.cache.clear()
+            assert self.engine.cache.pool.free == PAGES
+            scheduler = self.engine.scheduler
+            for name in ("preemptions", "prompt_tokens", "cached_tokens"):
+                seen[name] = seen.get(name, 0) + getattr(scheduler, name)
+
+    def _submit(
+        self,
+        prompts: list[list[int]],
+        more: int,
+        namespace: str | None,
+        lease: str | None,
+        priority: int,
+        deadline: float,
+    ) -> None:
+        length = min(max(map(len, prompts)) + more, PAGES * PAGE)
+        self.engine.add(prompts, length, namespace=namespace, lease=lease, priority=priority, deadline=deadline)
+        if lease is not None:
+            self.engine.cache.leases.touch(lease)
+
+
+def test_random_operations_keep_every_invariant_and_change_no_token() -> None:
+    seen.clear()
+    machine = Traffic.TestCase
+    machine.settings = settings(
+        max_examples=250, stateful_step_count=50, deadline=None, derandomize=True, phases=[Phase.generate]
+    )
+    machine("runTest").runTest()
+    assert seen["preemptions"] > 100
+    assert seen["cached_tokens"] * 4 > seen["prompt_tokens"]
