@@ -46,7 +46,7 @@ _CAPS = {"attn_logit_softcapping": 3.0, "final_logit_softcapping": 5.0}
 # A class of transformers, and what its config has beside _SIZES. Windows, soft caps and contexts before stretching are
 # so small that the tests' texts exceed them.
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
-    "llama": ("LlamaForCausalLM", {"rope_theta": 5000.0}),
+    "llama": ("LlamaForCausalLM", {"rope_theta": 5000.0, "initializer_range": 0.4}),
     "llama_bias": ("LlamaForCausalLM", {"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True}),
     "llama_linear": ("LlamaForCausalLM", {"rope_scaling": {"type": "linear", "factor": 3.0}, "rope_theta": 700.0}),
     "llama_dynamic": ("LlamaForCausalLM", {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0}}),
@@ -62,7 +62,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
             }
         },
     ),
-    "llama_classify": ("LlamaForTokenClassification", {"num_labels": 3}),
+    "llama_classify": ("LlamaForTokenClassification", {"num_labels": 3, "initializer_range": 0.4}),
     "mistral": ("MistralForCausalLM", {"sliding_window": 20}),
     "mistral_full": ("MistralForCausalLM", {"sliding_window": None}),
     "mistral_classify": ("MistralForTokenClassification", {"sliding_window": 20}),
@@ -74,7 +74,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         {"rope_scaling": {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}},
     ),
     "qwen2_classify": ("Qwen2ForTokenClassification", {"num_labels": 4, "token_classification_bias": False}),
-    "qwen3": ("Qwen3ForCausalLM", {"tie_word_embeddings": True}),
+    "qwen3": ("Qwen3ForCausalLM", {"tie_word_embeddings": True, "initializer_range": 0.4}),
     "qwen3_window": (
         "Qwen3ForCausalLM",
         {
@@ -94,7 +94,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
             },
         },
     ),
-    "qwen3_classify": ("Qwen3ForTokenClassification", {"num_labels": 2}),
+    "qwen3_classify": ("Qwen3ForTokenClassification", {"num_labels": 2, "initializer_range": 0.4}),
     "qwen3_moe": ("Qwen3MoeForCausalLM", _MOE | {"use_sliding_window": True, "sliding_window": 20}),
     "qwen3_moe_mixed": (
         "Qwen3MoeForCausalLM",
@@ -150,7 +150,7 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Checkpoints:
 
 def save_checkpoint(kind: str, folder: Path) -> None:
     architecture, options = MODELS[kind]
-    save_random_model(architecture, options, folder)
+    save_random_model(architecture, {"initializer_range": 0.3} | options, folder)
 
 
 def save_random_model(architecture: str, options: dict[str, Any], folder: Path) -> None:

@@ -13,7 +13,7 @@ from engine.types import Branch, Completion, Delta, EngineError, InvalidRequest,
 from tests.engine.conftest import Checkpoints
 from tests.engine.helpers import SMALL, Harness, generate, score
 
-PROMPT = tuple(random.Random(0).randrange(3, 360) for _ in range(37))
+PROMPT = tuple(random.Random(0).choices(range(3, 360), k=37))
 LAW = {"temperature": 0.9, "top_p": 0.97, "ignore_eos": True}
 
 

@@ -29,7 +29,7 @@ TOLERANCE = 1e-4
 
 
 def random_tokens(count: int, seed: int) -> tuple[int, ...]:
-    return tuple(random.Random(seed).randrange(3, 360) for _ in range(count))
+    return tuple(random.Random(seed).choices(range(3, 360), k=count))
 
 
 @lru_cache

@@ -35,7 +35,7 @@ from tests.engine.conftest import TEMPLATE, Checkpoints
 from tests.engine.helpers import generate, score
 from tests.engine.serving import served
 
-PROMPT = tuple(random.Random(0).randrange(3, 360) for _ in range(37))
+PROMPT = tuple(random.Random(0).choices(range(3, 360), k=37))
 OPTIONS = CoreOptions(kv_tokens=4096, max_running=16, max_waiting=64, step_tokens=512)
 
 

@@ -15,7 +15,7 @@ from tests.engine.conftest import Checkpoints
 from tests.engine.helpers import Harness, generate, score
 
 LAW = {"temperature": 1.1, "top_k": 50, "ignore_eos": True}
-PROMPTS = [[random.Random(length).randrange(3, 360) for _ in range(length)] for length in (3, 18, 33, 60)]
+PROMPTS = [random.Random(length).choices(range(3, 360), k=length) for length in (3, 18, 33, 60)]
 PROMPTS += [PROMPTS[2][:20] + PROMPTS[3][:20]]
 
 Action = tuple[str, int, int, int]
