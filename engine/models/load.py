@@ -8,9 +8,9 @@ from pathlib import Path
 from engine.models.config import ModelConfig, read_raw_config
 from engine.models.decoder import Decoder
 from engine.models.families import decoder_config, is_defined
+from engine.models.foreign import ForeignModel
 from engine.models.model import Model
 from engine.models.weights import Weights
-from engine.types import EngineError
 
 
 def load_model(folder: Path, capacity: Callable[[ModelConfig], int]) -> Model:
@@ -21,6 +21,6 @@ def load_model(folder: Path, capacity: Callable[[ModelConfig], int]) -> Model:
     """
     raw = read_raw_config(folder)
     if not is_defined(raw.architecture):
-        raise EngineError(f"architecture {raw.architecture} is not supported")
+        return ForeignModel(raw)
     config = decoder_config(raw)
     return Decoder(config, Weights(folder), min(config.context, capacity(config)))

@@ -126,6 +126,31 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
             "rope_local_base_freq": 500.0,
         },
     ),
+    # Not defined here, so run by transformers' code.
+    "olmo2": ("Olmo2ForCausalLM", {}),
+    "granite": (
+        "GraniteForCausalLM",
+        {
+            "embedding_multiplier": 3.0,
+            "logits_scaling": 2.0,
+            "residual_multiplier": 0.7,
+            "attention_multiplier": 0.2,
+        },
+    ),
+    "starcoder2": ("Starcoder2ForCausalLM", {"head_dim": None, "sliding_window": 20}),
+    "gpt_neox": ("GPTNeoXForCausalLM", {"head_dim": None, "num_key_value_heads": None}),
+    "gpt2": ("GPT2LMHeadModel", {"n_embd": 48, "n_layer": 2, "n_head": 6, "n_positions": 256}),
+    "cohere": ("CohereForCausalLM", {"head_dim": None, "logit_scale": 0.3}),
+    "stablelm": ("StableLmForCausalLM", {"head_dim": None}),
+    "smollm3": (
+        "SmolLM3ForCausalLM",
+        {
+            "use_sliding_window": True,
+            "sliding_window": 20,
+            "layer_types": ["sliding_attention", "full_attention"],
+            "no_rope_layers": [1, 0],
+        },
+    ),
 }
 
 

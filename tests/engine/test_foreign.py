@@ -1,0 +1,88 @@
+"""Architectures that are not defined here: which of them transformers may run on our cache, and which are refused.
+
+That those which run compute the same is among the tests of all models.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from engine.models import foreign
+from engine.types import EngineError
+from tests.engine.conftest import Checkpoints, save_random_model
+from tests.engine.helpers import Harness
+
+
+@pytest.mark.parametrize(
+    ("kind", "windows"), [("olmo2", [None, None]), ("starcoder2", [20, 20]), ("smollm3", [20, None])]
+)
+def test_windows_are_read_from_the_masks_of_a_model(
+    checkpoints: Checkpoints, kind: str, windows: list[int | None]
+) -> None:
+    assert [layer.window for layer in Harness(checkpoints(kind)).core.model.config.attention] == windows
+
+
+@pytest.mark.parametrize(
+    ("architecture", "options", "named"),
+    [
+        ("MambaForCausalLM", {"state_size": 4}, "state-space"),
+        ("JambaForCausalLM", {"num_experts": 2, "use_mamba_kernels": False}, "state-space"),
+        ("BloomForCausalLM", {"n_layer": 2, "n_head": 6}, "ALiBi"),
+        ("GptOssForCausalLM", {"num_local_experts": 2, "num_experts_per_tok": 1}, "attention sinks"),
+        ("Llama4ForCausalLM", {"num_local_experts": 2, "attention_chunk_size": 16}, "chunked_attention"),
+        ("T5ForConditionalGeneration", {"d_model": 48, "num_layers": 2, "num_heads": 6}, "is_encoder_decoder"),
+        ("BertLMHeadModel", {}, "a mask that is neither causal"),
+        ("DiffLlamaForCausalLM", {}, "4 calls of attention in 2 layers"),
+        ("GPTJForCausalLM", {"n_embd": 48, "n_layer": 2, "n_head": 6, "rotary_dim": 8}, "do not call attention"),
+        ("LlamaForSequenceClassification", {}, "would load LlamaForCausalLM"),
+    ],
+)
+def test_what_paged_attention_cannot_do_is_refused_by_name(
+    tmp_path: Path, architecture: str, options: dict[str, Any], named: str
+) -> None:
+    save_random_model(architecture, options, tmp_path)
+    with pytest.raises(EngineError, match=rf"architecture {architecture} is not supported: .*{named}"):
+        Harness(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "options", "forgotten"),
+    [
+        ("GptOssForCausalLM", {"num_local_experts": 2, "num_experts_per_tok": 1}, {"_REFUSED_ARGUMENTS": {}}),
+        ("FalconH1ForCausalLM", {}, {"_REFUSED_FIELDS": {}, "_PLAIN_LAYERS": {"hybrid"}}),
+    ],
+)
+def test_the_rehearsal_finds_what_has_no_name_here(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    architecture: str,
+    options: dict[str, Any],
+    forgotten: dict[str, Any],
+) -> None:
+    """Attention sinks, and state-space layers beside attention, as if we had never heard of them."""
+    save_random_model(architecture, options, tmp_path)
+    for name, value in forgotten.items():
+        monkeypatch.setattr(foreign, name, value)
+    with pytest.raises(EngineError, match="computed in pieces over the paged cache, its logits differ"):
+        Harness(tmp_path)
+
+
+def test_tensors_that_lack_or_are_left_over_are_refused_by_name(tmp_path: Path) -> None:
+    save_random_model("Olmo2ForCausalLM", {}, tmp_path)
+    path = tmp_path / "model.safetensors"
+    weights = load_file(path)
+    save_file(weights | {"model.layers.0.extra": torch.ones(3)}, path, metadata={"format": "pt"})
+    with pytest.raises(EngineError, match=r"unexpected tensors: model.layers.0.extra"):
+        Harness(tmp_path)
+    del weights["model.layers.1.self_attn.q_norm.weight"]
+    save_file(weights, path, metadata={"format": "pt"})
+    with pytest.raises(EngineError, match=r"missing tensors: model.layers.1.self_attn.q_norm.weight"):
+        Harness(tmp_path)
+    path.write_bytes(b"no tensors")
+    with pytest.raises(EngineError, match="Olmo2ForCausalLM is not supported"):
+        Harness(tmp_path)
