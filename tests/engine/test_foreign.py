@@ -17,6 +17,8 @@ from engine.types import EngineError
 from tests.engine.conftest import Checkpoints, save_random_model
 from tests.engine.helpers import Harness
 
+_SMALL_STATE = {"mamba_d_ssm": 48, "mamba_n_heads": 6, "mamba_d_head": 8, "mamba_d_state": 8, "mamba_chunk_size": 16}
+
 
 @pytest.mark.parametrize(
     ("kind", "windows"), [("olmo2", [None, None]), ("starcoder2", [20, 20]), ("smollm3", [20, None])]
@@ -54,7 +56,7 @@ def test_what_paged_attention_cannot_do_is_refused_by_name(
     ("architecture", "options", "forgotten"),
     [
         ("GptOssForCausalLM", {"num_local_experts": 2, "num_experts_per_tok": 1}, {"_REFUSED_ARGUMENTS": {}}),
-        ("FalconH1ForCausalLM", {}, {"_REFUSED_FIELDS": {}, "_PLAIN_LAYERS": {"hybrid"}}),
+        ("FalconH1ForCausalLM", _SMALL_STATE, {"_REFUSED_FIELDS": {}, "_PLAIN_LAYERS": {"hybrid"}}),
     ],
 )
 def test_the_rehearsal_finds_what_has_no_name_here(
