@@ -68,7 +68,7 @@ def markdown(document: dict[str, Any], command: str) -> str:
         f"{about['memory_read_gb_s']:.1f} GB/s, multiplies {about['float32_product_gflop_s']:.0f} GFLOP/s (2048³). "
         f"Python {about['python']}, {versions}.",
         "",
-        f"{_METHOD} {document['settings']['rounds']} rounds.",
+        f"{_METHOD} Rounds: {document['settings']['rounds']}.",
         "",
     ]
     speeds = speed_table(rows)
