@@ -6,7 +6,7 @@ import statistics
 import sys
 import tempfile
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -114,83 +114,91 @@ def measure(plan: Plan, listener: Listener) -> Measured:
             _compare_models(workers)
             if not measured.ceilings:
                 measured.ceilings = workers[OURS].call("ceilings")
+            bench = _Bench(model, workers, plan.rounds, listener, measured)
             for case in plan.cases:
-                _case(case, model, workers, plan, listener, measured)
+                if case in WORKLOADS:
+                    bench.workload(case)
+                elif case == "cache-hit":
+                    bench.cache_hit()
+                else:
+                    bench.step("W1")
+                    bench.step("W4")
     return measured
 
 
-def _case(
-    case: str, model: str, workers: Mapping[str, Worker], plan: Plan, listener: Listener, measured: Measured
-) -> None:
-    name = case if model == "50M" else f"{case} {model}"
-    if case in WORKLOADS:
-        values = _workload(case, name, workers, plan, listener)
-        measured.runs[name] = values
+@dataclass(frozen=True, slots=True)
+class _Bench:
+    """The cases on one checkpoint; results go to ``measured``."""
+
+    model: str
+    workers: Mapping[str, Worker]
+    rounds: int
+    listener: Listener
+    measured: Measured
+
+    def workload(self, case: str) -> None:
+        name = self._name(case)
+        for system, worker in self.workers.items():
+            self.listener.step(f"{name} warm-up: {system}")
+            worker.call("warm_up", case=case)
+        values: dict[str, list[float]] = {system: [] for system in self.workers}
+        for index in range(self.rounds):
+            for system, worker in self.workers.items():
+                self.listener.step(f"{name} round {index + 1}/{self.rounds}: {system}")
+                seen = worker.call("run", case=case, seed=_seed(name, index))
+                values[system].append(seen["tokens"] / seen["seconds"])
+        self.measured.runs[name] = values
         medians = {system: statistics.median(each) for system, each in values.items()}
-        ours = medians[OURS]
-        measured.rows += [
-            Row(name, "generated tokens", "tokens/s", ours, peer, value, ours / value)
-            for peer, value in medians.items()
-            if peer != OURS
-        ]
-    elif case == "cache-hit":
-        _cache_hit(name, workers[OURS], plan, listener, measured)
-    else:
-        _steps(model, workers[OURS], plan, listener, measured)
+        for system, median in medians.items():
+            if system != OURS:
+                self._add(name, "generated tokens", "tokens/s", medians[OURS], system, median)
+            spread = f"{min(values[system]):.1f} – {max(values[system]):.1f}"
+            self.listener.say(f"{name:9} {system:17} {median:8.1f} tokens/s  ({spread})")
 
+    def cache_hit(self) -> None:
+        name = self._name("cache-hit")
+        hits: list[float] = []
+        alone: list[float] = []
+        for index in range(self.rounds):
+            self.listener.step(f"{name} round {index + 1}/{self.rounds}")
+            seen = self.workers[OURS].call("cache_hit", seed=_seed(name, index))
+            hits.append(1000 * seen["hit"])
+            alone.append(1000 * seen["alone"])
+        self.measured.runs[name] = {"behind 2,000 cached tokens": hits, "10 tokens alone": alone}
+        hit, floor = statistics.median(hits), statistics.median(alone)
+        self._add(name, "first token of 10 new ones behind 2,000 cached", "ms", hit, "10 tokens alone", floor)
+        self.listener.say(f"{name:9} {hit:.1f} ms behind 2,000 cached tokens, {floor:.1f} ms alone: {hit / floor:.2f}×")
 
-def _workload(
-    case: str, name: str, workers: Mapping[str, Worker], plan: Plan, listener: Listener
-) -> dict[str, list[float]]:
-    for system, worker in workers.items():
-        listener.step(f"{name} warm-up: {system}")
-        worker.call("warm_up", case=case)
-    values: dict[str, list[float]] = {system: [] for system in workers}
-    for index in range(plan.rounds):
-        for system, worker in workers.items():
-            listener.step(f"{name} round {index + 1}/{plan.rounds}: {system}")
-            seen = worker.call("run", case=case, seed=_seed(name, index))
-            values[system].append(seen["tokens"] / seen["seconds"])
-    for system, each in values.items():
-        listener.say(f"{name:9} {system:17} {statistics.median(each):8.1f} tokens/s  ({_spread(each)})")
-    return values
-
-
-def _cache_hit(name: str, ours: Worker, plan: Plan, listener: Listener, measured: Measured) -> None:
-    hits: list[dict[str, float]] = []
-    for index in range(plan.rounds):
-        listener.step(f"{name} round {index + 1}/{plan.rounds}")
-        hits.append(ours.call("cache_hit", seed=_seed(name, index)))
-    measured.runs[name] = {part: [1000 * each[part] for each in hits] for part in ("hit", "alone")}
-    hit, alone = (statistics.median(measured.runs[name][part]) for part in ("hit", "alone"))
-    metric = "first token of 10 new tokens behind 2,000 cached ones"
-    measured.rows.append(Row(name, metric, "ms", hit, "10 tokens alone", alone, alone / hit))
-    listener.say(f"{name:9} {hit:.1f} ms behind 2,000 cached tokens, {alone:.1f} ms alone: {hit / alone:.2f}×")
-
-
-def _steps(model: str, ours: Worker, plan: Plan, listener: Listener, measured: Measured) -> None:
-    for case in ("W1", "W4"):
-        name = f"{case} step" if model == "50M" else f"{case} step {model}"
+    def step(self, case: str) -> None:
+        """A decode step beside its floor. One that works for one row waits for the memory, since it reads every weight
+        once; one for many rows waits for the processor."""
+        name = self._name(f"{case} step")
         steps: list[float] = []
         floors: list[float] = []
         work: dict[str, float] = {}
-        for index in range(plan.rounds):
-            listener.step(f"{name} round {index + 1}/{plan.rounds}")
-            step = ours.call("decode_step", case=case, seed=_seed(name, index))
-            work = ours.call("products", rows=int(step["rows"]))
-            steps.append(1000 * step["seconds"])
+        for index in range(self.rounds):
+            self.listener.step(f"{name} round {index + 1}/{self.rounds}")
+            seen = self.workers[OURS].call("decode_step", case=case, seed=_seed(name, index))
+            work = self.workers[OURS].call("products", rows=int(seen["rows"]))
+            steps.append(1000 * seen["seconds"])
             floors.append(1000 * work["seconds"])
-        measured.runs[name] = {OURS: steps, "matrix products alone": floors}
-        mean, floor = statistics.median(steps), statistics.median(floors)
-        measured.rows.append(Row(name, "decode step", "ms", mean, "matrix products alone", floor, floor / mean))
-        # A step reads every weight once: one row waits for the memory, many rows for the processor.
+        self.measured.runs[name] = {OURS: steps, "matrix products alone": floors}
+        step, floor = statistics.median(steps), statistics.median(floors)
+        self._add(name, "decode step", "ms", step, "matrix products alone", floor)
+        ceilings = self.measured.ceilings
         if case == "W4":
-            read, top = work["bytes"] / mean / 1e6, measured.ceilings["read"] / 1e9
-            measured.rows.append(Row(name, "weights read", "GB/s", read, "memory read", top, read / top))
+            self._add(name, "weights read", "GB/s", work["bytes"] / step / 1e6, "memory read", ceilings["read"] / 1e9)
         else:
-            done, top = work["flops"] / mean / 1e6, measured.ceilings["flops"] / 1e9
-            measured.rows.append(Row(name, "matrix products", "GFLOP/s", done, "product of 2048³", top, done / top))
-        listener.say(f"{name:9} {mean:.2f} ms, matrix products alone {floor:.2f} ms: {floor / mean:.0%}")
+            done, best = work["flops"] / step / 1e6, ceilings["flops"] / 1e9
+            self._add(name, "matrix products", "GFLOP/s", done, "product of 2048³", best)
+        self.listener.say(f"{name:9} {step:.2f} ms, matrix products alone {floor:.2f} ms: {floor / step:.0%}")
+
+    def _name(self, case: str) -> str:
+        return case if self.model == "50M" else f"{case} {self.model}"
+
+    def _add(self, case: str, metric: str, unit: str, ours: float, peer: str, value: float) -> None:
+        ratio = value / ours if unit == "ms" else ours / value
+        self.measured.rows.append(Row(case, metric, unit, ours, peer, value, ratio))
 
 
 def _steps_ahead(plan: Plan, systems: int) -> int:
@@ -207,6 +215,8 @@ def _interpreters(plan: Plan, listener: Listener) -> tuple[dict[str, str], dict[
     there = installed(packages, plan.peer_python) if plan.peer_python else {}
     pythons = {OURS: sys.executable}
     versions = {name: here[name] for name in _MADE_OF}
+    if not set(plan.cases) & set(WORKLOADS):
+        return pythons, versions
     for name in plan.peers:
         needs = PEERS[name].packages
         python, found = (sys.executable, here) if set(needs) <= set(here) else (plan.peer_python, there)
@@ -215,6 +225,8 @@ def _interpreters(plan: Plan, listener: Listener) -> tuple[dict[str, str], dict[
             continue
         pythons[name] = python
         versions |= {package: found[package] for package in needs}
+    if len(pythons) == 1:
+        raise BenchError("none of the peers is installed, so there is nothing to compare with")
     return pythons, versions
 
 
@@ -230,7 +242,3 @@ def _compare_models(workers: Mapping[str, Worker]) -> None:
 def _seed(name: str, index: int) -> int:
     """Prompts of their own for every case and round, the same for all systems."""
     return zlib.crc32(f"{name} {index}".encode())
-
-
-def _spread(values: Sequence[float]) -> str:
-    return f"{min(values):.1f} – {max(values):.1f}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import statistics
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -10,8 +11,6 @@ from pathlib import Path
 import torch
 
 from kernels.linear import Linear
-
-_REPEATS = 20
 
 
 def products(folder: Path, rows: int) -> dict[str, float]:
@@ -44,17 +43,17 @@ def ceilings() -> dict[str, float]:
 
 
 def _median(work: Callable[[], object]) -> float:
-    return sorted(_times(work))[_REPEATS // 2]
+    return statistics.median(_times(work, 20))
 
 
 def _least(work: Callable[[], object]) -> float:
-    return min(_times(work))
+    return min(_times(work, 5))
 
 
-def _times(work: Callable[[], object]) -> list[float]:
+def _times(work: Callable[[], object], repeats: int) -> list[float]:
     work()
     times = []
-    for _ in range(_REPEATS):
+    for _ in range(repeats):
         start = time.perf_counter()
         work()
         times.append(time.perf_counter() - start)

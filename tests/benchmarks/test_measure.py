@@ -22,6 +22,8 @@ from benchmarks.engine.process import BenchError, Worker, installed
 from benchmarks.engine.report import document, draw, markdown
 from tests.benchmarks.test_workloads import TINY
 
+pytestmark = pytest.mark.timeout(180)
+
 FIELDS = {"case", "metric", "unit", "ours", "peer", "peer_value", "ratio"}
 
 
@@ -73,6 +75,15 @@ def test_a_system_that_computes_another_model_is_refused() -> None:
 
     with pytest.raises(BenchError, match="wrong does not compute the same model"):
         measuring._compare_models({"ours": Says(1, 2), "right": Says(1, 2), "wrong": Says(1, 3)})  # type: ignore[dict-item]
+
+
+def test_peers_that_are_not_installed_are_named_and_without_any_there_is_no_comparison(tmp_path: Path) -> None:
+    said: list[str] = []
+    listener = Listener(total=lambda _: None, step=lambda _: None, say=said.append)
+    with pytest.raises(BenchError, match="nothing to compare with"):
+        measure(Plan(peers=("llama-cpp-python",), peer_python=sys.executable, cache=tmp_path), listener)
+    assert len(said) == 1
+    assert "reasoner[bench-llama]" in said[0]
 
 
 def test_a_worker_that_fails_or_is_slow_or_dies_is_reported_with_its_reason(tmp_path: Path) -> None:
