@@ -31,7 +31,7 @@ def create_app(settings: Settings, engine: EngineClient | None = None) -> FastAP
     @contextlib.asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         store = JobStore(broker_url(settings))
-        client = engine or HttpEngine(settings.engine_address)
+        client = engine or HttpEngine(settings.engine_address, tokenizer=settings.engine_tokenizer)
         reaper = Reaper(store, make_celery(settings), max_attempts=settings.max_attempts)
         app.state.service = State(settings, store, Catalog(client), reaper)
         reaping = asyncio.create_task(reaper.run())

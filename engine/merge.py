@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 
-from engine.types import Completion, Delta, EngineError
+from engine.types import Completion, Delta
 
 Events = AsyncGenerator[Completion | Delta, None]
 
@@ -24,15 +24,15 @@ def merged(streams: Sequence[Events], width: int) -> Events:
 
 
 async def _merged(streams: Sequence[Events], width: int) -> Events:
-    events: asyncio.Queue[Completion | Delta | EngineError | None] = asyncio.Queue(_WAITING)
+    events: asyncio.Queue[Completion | Delta | Exception | None] = asyncio.Queue(_WAITING)
 
     async def follow(stream: Events, offset: int) -> None:
-        last: EngineError | None = None
+        last: Exception | None = None
         try:
             async with aclosing(stream):
                 async for event in stream:
                     await events.put(replace(event, index=event.index + offset))
-        except EngineError as error:
+        except Exception as error:  # whoever reads gets it
             last = error
         await events.put(last)
 
@@ -41,7 +41,7 @@ async def _merged(streams: Sequence[Events], width: int) -> Events:
     try:
         while left:
             event = await events.get()
-            if isinstance(event, EngineError):
+            if isinstance(event, Exception):
                 raise event
             if event is None:
                 left -= 1

@@ -85,6 +85,10 @@ def error_body(message: str, kind: str, param: str | None, code: str) -> Json:
 def error_from_json(status: int, value: Any) -> EngineError:
     """The exception that a response with an error status stands for."""
     error = value.get("error") if isinstance(value, dict) else None
+    if isinstance(error, str):
+        error = {"message": error}
+    if error is None and isinstance(value, dict) and "detail" in value:
+        error = {"message": value["detail"]}  # servers that keep FastAPI's shape
     if not isinstance(error, dict):
         return EngineUnavailable(f"the engine answered with status {status} and no explanation")
     message, code = str(error.get("message")), error.get("code")

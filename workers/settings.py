@@ -35,6 +35,9 @@ class Settings(BaseSettings):
 
     redis_url: str | None = Field(None, description="Broker and store; without it an embedded one in data_dir.")
     engine_url: str | None = Field(None, description="A running engine; without it the one of this machine.")
+    engine_tokenizer: Path | None = Field(
+        None, description="Folder of the model behind engine_url, if that server takes no token ids or cannot tokenise."
+    )
     model: str = Field("policy", description="A bundled model, a model folder, or NAME=FOLDER.")
     prm: str = Field("prm", description="The verifier: a bundled model, a model folder, or NAME=FOLDER.")
     host: str = "127.0.0.1"

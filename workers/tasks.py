@@ -62,7 +62,7 @@ def make_worker(settings: Settings, run: RunJob = run_job) -> Celery:
 
     async def wake(job_id: str) -> None:
         store = JobStore(broker_url(settings), patience=BROKER_PATIENCE)
-        engine = HttpEngine(settings.engine_address)
+        engine = HttpEngine(settings.engine_address, tokenizer=settings.engine_tokenizer)
         try:
             with draining.listen() as stopping:
                 if stopping.is_set():

@@ -25,7 +25,7 @@ Answer = Callable[[int], bytes | None]
 
 @pytest.fixture(autouse=True)
 def _no_backoff(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("engine.client._BACKOFF", (0.0, 0.0))
+    monkeypatch.setattr("engine.connection._BACKOFF", (0.0, 0.0))
 
 
 @asynccontextmanager
@@ -44,7 +44,7 @@ async def scripted(folder: Path, answer: Answer) -> AsyncIterator[HttpEngine]:
         writer.close()
 
     server = await asyncio.start_unix_server(serve, folder / "s")
-    client = HttpEngine(f"unix://{folder / 's'}")
+    client = HttpEngine(f"unix://{folder / 's'}", dialect="reasoner")
     async with server:
         yield client
         await client.close()

@@ -1,0 +1,103 @@
+"""JSON over HTTP to an engine server: time-outs, retries, event streams, and errors as exceptions."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator
+from typing import Any
+
+import httpx
+
+from engine.types import EngineUnavailable, InvalidRequest
+from engine.wire import Json, error_from_json
+
+_TIMEOUT = httpx.Timeout(connect=5.0, write=30.0, pool=60.0, read=600.0)
+"""A generation stream is never silent for long (the server sends keep-alives); a large score request may be."""
+_LIMITS = httpx.Limits(max_connections=256, max_keepalive_connections=64)
+_BACKOFF = (0.1, 0.3, 0.9)
+"""Seconds before each new attempt to reach the engine."""
+_RETRIED = (httpx.ConnectError, httpx.ConnectTimeout, httpx.RemoteProtocolError, httpx.ReadError)
+"""Failures after which a request is sent again, if nothing of its answer had arrived. All requests are safe to repeat:
+an answer depends on the request alone, and the server stops the work of a connection that broke."""
+
+
+class Connection:
+    """A server at ``http://host:port`` or ``unix:///path/to/socket``.
+
+    Belongs to the event loop that it is first used in. Raises the exceptions of ``engine.types`` only.
+    """
+
+    def __init__(self, url: str) -> None:
+        """Does not connect yet. Raises ``InvalidRequest`` for a URL of another kind."""
+        self.url = url
+        if url.startswith("unix://"):
+            transport = httpx.AsyncHTTPTransport(uds=url.removeprefix("unix://"), limits=_LIMITS)
+            base = "http://engine"
+        elif url.startswith(("http://", "https://")):
+            transport, base = httpx.AsyncHTTPTransport(limits=_LIMITS), url
+        else:
+            raise InvalidRequest(f"engine URL {url!r} must be http://host:port or unix:///path/to/socket", "url")
+        self._http = httpx.AsyncClient(base_url=base, transport=transport, timeout=_TIMEOUT)
+
+    async def call(self, method: str, path: str, body: Json | None) -> Any:
+        """The JSON value that the server answers."""
+        response = await self._send(method, path, body)
+        try:
+            content = await response.aread()
+        except httpx.HTTPError as error:
+            raise self._unavailable(error) from error
+        finally:
+            await response.aclose()
+        return _parse(response.status_code, content)
+
+    async def events(self, path: str, body: Json) -> AsyncGenerator[Json, None]:
+        """The JSON objects of a server-sent event stream, up to its ``[DONE]`` or its end."""
+        response = await self._send("POST", path, body)
+        try:
+            if response.status_code != httpx.codes.OK:
+                _parse(response.status_code, await response.aread())
+            async for line in response.aiter_lines():
+                if line == "data: [DONE]":
+                    return
+                if line.startswith("data: "):
+                    yield json.loads(line.removeprefix("data: "))
+        except (httpx.HTTPError, ValueError) as error:
+            raise self._unavailable(error) from error
+        finally:
+            await response.aclose()
+
+    async def close(self) -> None:
+        """Closes what is open."""
+        await self._http.aclose()
+
+    async def _send(self, method: str, path: str, body: Json | None) -> httpx.Response:
+        """The response with its headers read, after as many attempts as it takes to reach the engine."""
+        attempts = len(_BACKOFF)
+        for attempt in range(attempts + 1):
+            request = self._http.build_request(method, path, json=body)
+            try:
+                return await self._http.send(request, stream=True)
+            except _RETRIED as error:
+                if attempt == attempts:
+                    raise self._unavailable(error) from error
+                await asyncio.sleep(_BACKOFF[attempt])
+            except httpx.HTTPError as error:
+                raise self._unavailable(error) from error
+        raise AssertionError("the last attempt returns or raises")
+
+    def _unavailable(self, error: Exception) -> EngineUnavailable:
+        reason = str(error) or type(error).__name__
+        return EngineUnavailable(f"the engine at {self.url} could not be reached: {reason}")
+
+
+def _parse(status: int, content: bytes) -> Any:
+    try:
+        value = json.loads(content)
+    except ValueError:
+        value = None
+    if status != httpx.codes.OK:
+        raise error_from_json(status, value)
+    if value is None:
+        raise EngineUnavailable("the engine's answer is not JSON")
+    return value

@@ -1,0 +1,311 @@
+"""The engine interface over servers that other people wrote: plain OpenAI completions, one request for each branch.
+
+What of ``EngineClient`` holds there, and what does not: a branch is drawn from a seed that is derived from its own, so
+a server that honours seeds repeats itself, but its tokens are not those of our engine. Leases and priorities are
+promises about speed and are left out. Log-probabilities are those that the server reports, under the law that it
+reports. Where it reports texts only, their token ids are those of the tokenizer, of which there may be more than the
+server drew. Scoring and emptying the cache have no counterpart and raise ``EngineError``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import math
+import time
+from asyncio import FIRST_COMPLETED
+from collections.abc import AsyncGenerator, Awaitable, Sequence
+from contextlib import aclosing
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Literal, Self, TypeVar
+
+from engine.connection import Connection
+from engine.merge import Events, merged
+from engine.text_model import TextModel
+from engine.types import (
+    Branch,
+    Completion,
+    Delta,
+    EngineError,
+    EngineUnavailable,
+    FinishReason,
+    GenerateRequest,
+    InvalidRequest,
+    ModelInfo,
+    SamplingParams,
+    ScoreRequest,
+    ScoreResult,
+)
+from engine.wire import Json, error_from_json
+
+_T = TypeVar("_T")
+_DEFAULTS = asdict(SamplingParams())
+_OPENAI = frozenset({"temperature", "top_p", "stop", "presence_penalty", "frequency_penalty", "logit_bias"})
+_MORE = frozenset({"top_k", "min_p", "repetition_penalty", "min_tokens", "stop_token_ids", "ignore_eos"})
+
+
+@dataclass(frozen=True)
+class Dialect:
+    """What a kind of server understands beyond OpenAI's API."""
+
+    name: str
+    settings: frozenset[str]
+    """The fields of ``SamplingParams`` that it takes, under the same names."""
+    extensions: Json
+    """What is sent with every request, so that stop strings stay in the text and token ids come back."""
+    tokenizes: bool
+    """Whether it has ``/tokenize``."""
+    chats: bool
+    """Whether that takes messages."""
+
+
+DIALECTS = {
+    dialect.name: dialect
+    for dialect in (
+        Dialect(
+            "vllm",
+            _OPENAI | _MORE,
+            {"include_stop_str_in_output": True, "return_token_ids": True, "logprobs": 0},
+            tokenizes=True,
+            chats=True,
+        ),
+        Dialect("sglang", _OPENAI | _MORE, {"no_stop_trim": True, "logprobs": 0}, tokenizes=True, chats=False),
+        Dialect("openai", _OPENAI, {}, tokenizes=False, chats=False),
+    )
+}
+
+
+class ForeignEngine:
+    """``EngineClient`` for a server that is not ours."""
+
+    def __init__(self, connection: Connection, dialect: Dialect, tokenizer: Path | None) -> None:
+        """``tokenizer``: the model's folder. A server of the plain dialect then gets prompts as texts. Raises
+        ``EngineError`` when it has no tokenizer."""
+        self._connection = connection
+        self._dialect = dialect
+        self._text = None if tokenizer is None else TextModel(tokenizer)
+        self._speaks_text = self._text is not None and dialect.name == "openai"
+        self._running: dict[str, set[asyncio.Event]] = {}
+
+    async def generate(
+        self, request: GenerateRequest, *, stream: bool = False
+    ) -> AsyncGenerator[Completion | Delta, None]:
+        """See ``EngineClient``."""
+        self._check(request)
+        aborted = asyncio.Event()
+        self._running.setdefault(request.request_id, set()).add(aborted)
+        deadline = None if request.timeout is None else time.monotonic() + request.timeout
+        branches = [self._continue(request, branch, aborted, deadline) for branch in request.branches]
+        try:
+            async with aclosing(merged(branches, 1)) as events:
+                async for event in events:
+                    if stream or isinstance(event, Completion):
+                        yield event
+        finally:
+            self._running[request.request_id].discard(aborted)
+            if not self._running[request.request_id]:
+                del self._running[request.request_id]
+
+    async def score(self, request: ScoreRequest) -> list[ScoreResult]:
+        """Raises ``EngineError``: logits at chosen positions are no part of OpenAI's API."""
+        raise self._cannot(f"score (request {request.request_id!r}); serve the verifier with `reasoner engine`")
+
+    async def abort(self, request_id: str) -> None:
+        """Ends the branches that this client has running, with what they got."""
+        for aborted in self._running.get(request_id, ()):
+            aborted.set()
+
+    async def release(self, lease: str, tokens: Sequence[int] | None = None) -> None:
+        """Nothing: the server keeps no leases, and what it caches is its own affair."""
+
+    async def tokenize(self, model: str, text: str | Sequence[dict[str, str]]) -> tuple[int, ...]:
+        """See ``EngineClient``. By the model's folder if there is one, else by the server."""
+        if self._text is not None:
+            return self._text.encode(text if isinstance(text, str) else self._text.chat(text))
+        if not self._dialect.tokenizes:
+            raise self._cannot("tokenise; name the folder of its model's tokenizer")
+        if not isinstance(text, str) and not self._dialect.chats:
+            raise self._cannot("tokenise chat messages; name the folder of its model's tokenizer")
+        content: Json = {"messages": list(text)}
+        if isinstance(text, str):
+            content = {"prompt": text, "add_special_tokens": False}
+        answer = await self._connection.call("POST", "/tokenize", {"model": model, **content})
+        return tuple(answer["tokens"])
+
+    async def models(self) -> list[ModelInfo]:
+        """See ``EngineClient``. Sizes that the server does not tell are 0.
+
+        A server that lists no model (``transformers serve`` on a folder) is taken to serve the tokenizer's folder.
+        """
+        answer = await self._connection.call("GET", "/v1/models", None)
+        listed: list[Json] = answer["data"]
+        if not listed and self._text is not None:
+            listed = [{"id": str(self._text.folder)}]
+        return [self._info(entry) for entry in listed]
+
+    async def clear_cache(self) -> None:
+        """Raises ``EngineError``."""
+        raise self._cannot("empty its cache on request")
+
+    def _info(self, entry: Json) -> ModelInfo:
+        context = entry.get("max_model_len") or (self._text and self._text.context)
+        if not context:
+            raise self._cannot(
+                f"tell the context of model {entry['id']!r}; name the folder of its tokenizer and config"
+            )
+        vocab = 0 if self._text is None else self._text.vocab_size
+        return ModelInfo(entry["id"], "generate", int(context), vocab, 0, {"server": self._dialect.name})
+
+    def _check(self, request: GenerateRequest) -> None:
+        """Raises ``EngineError`` that names a setting which the server would ignore or refuse."""
+        for name, value in asdict(request.sampling).items():
+            if value != _DEFAULTS[name] and name not in self._dialect.settings:
+                raise self._cannot(f"honour {name}")
+        if request.cache_salt is not None:
+            raise self._cannot("keep caches apart by cache_salt")
+        if not self._dialect.tokenizes and self._text is None:
+            raise self._cannot("tell token ids; name the folder of its model's tokenizer")
+        for branch in request.branches:
+            if branch.max_tokens < 1:
+                raise InvalidRequest(f"max_tokens is {branch.max_tokens}; it must be at least 1", "max_tokens")
+
+    def _cannot(self, what: str) -> EngineError:
+        return EngineError(f"the server at {self._connection.url} ({self._dialect.name}) cannot {what}")
+
+    def _body(self, request: GenerateRequest, branch: Branch) -> Json:
+        tokens = [*request.prompt, *branch.generated]
+        settings = {name: value for name, value in asdict(request.sampling).items() if value != _DEFAULTS[name]}
+        if "logit_bias" in settings:
+            settings["logit_bias"] = {str(token): bias for token, bias in request.sampling.logit_bias}
+        return {
+            "model": request.model,
+            "prompt": self._text.decode(tokens) if self._speaks_text and self._text is not None else tokens,
+            "max_tokens": branch.max_tokens,
+            "seed": branch_seed(branch),
+            "temperature": request.sampling.temperature,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+            **self._dialect.extensions,
+            **settings,
+        }
+
+    async def _continue(
+        self, request: GenerateRequest, branch: Branch, aborted: asyncio.Event, deadline: float | None
+    ) -> Events:
+        """One branch, as index 0."""
+        answer = _Answer()
+        reason: FinishReason | None = None
+        body = self._body(request, branch)
+        async with aclosing(self._connection.events("/v1/completions", body)) as chunks, _Stop(aborted) as stop:
+            while reason is None:
+                left = None if deadline is None else max(0.0, deadline - time.monotonic())
+                chunk = await stop.unless(anext(chunks, None), left)
+                if chunk == "cancelled" or chunk == "timeout":
+                    reason = chunk
+                elif chunk is None:
+                    break
+                elif text := answer.take(chunk):
+                    # Which tokens they are is said once, at the end: servers cut texts and tokens at other places.
+                    yield Delta(0, text, ())
+        reason = reason or answer.reason
+        if reason is None:
+            raise EngineUnavailable(f"the engine at {self._connection.url} ended its answer in the middle of a branch")
+        yield await self._completion(request, branch, answer, reason)
+
+    async def _completion(
+        self, request: GenerateRequest, branch: Branch, answer: _Answer, reason: FinishReason
+    ) -> Completion:
+        ids = tuple(answer.ids)
+        if not ids and answer.text:
+            ids = await self.tokenize(request.model, answer.text)
+        stop = answer.stop
+        if stop is None and reason == "stop":
+            stop = next((one for one in request.sampling.stop if answer.text.endswith(one)), None)
+        logprob = answer.logprob
+        if logprob is None:
+            # Nothing is known, so no token is taken for likelier than another.
+            vocab = 0 if self._text is None else self._text.vocab_size
+            logprob = -len(ids) * math.log(max(vocab, 2))
+        return Completion(
+            index=0,
+            token_ids=ids,
+            text=answer.text,
+            finish_reason=reason,
+            stop=stop,
+            logprob=logprob,
+            prompt_tokens=len(request.prompt) + len(branch.generated),
+            cached_tokens=answer.cached,
+        )
+
+
+@dataclass
+class _Answer:
+    """What has arrived of one branch."""
+
+    text: str = ""
+    ids: list[int] = field(default_factory=list)
+    reason: FinishReason | None = None
+    stop: str | int | None = None
+    logprob: float | None = None
+    cached: int = 0
+
+    def take(self, chunk: Json) -> str:
+        """Adds a chunk of the stream; answers its text. Raises ``EngineError`` if it tells of one."""
+        if "error" in chunk:
+            raise error_from_json(500, chunk)
+        usage = chunk.get("usage") or {}
+        self.cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or self.cached
+        if not chunk.get("choices"):
+            return ""
+        choice = chunk["choices"][0]
+        text: str = choice.get("text") or ""
+        self.text += text
+        self.ids += choice.get("token_ids") or ()
+        logprobs = (choice.get("logprobs") or {}).get("token_logprobs")
+        if logprobs is not None:
+            self.logprob = (self.logprob or 0.0) + math.fsum(value for value in logprobs if value is not None)
+        finish = choice.get("finish_reason")
+        if finish is not None:
+            if finish not in ("stop", "length"):
+                raise EngineUnavailable(f"the server ended a branch with {finish!r}")
+            self.reason = finish
+            self.stop = choice.get("stop_reason", choice.get("matched_stop"))
+        return text
+
+
+class _Stop:
+    """Waits for something else than the end of a branch, until somebody wants it to end."""
+
+    def __init__(self, aborted: asyncio.Event) -> None:
+        self._aborted = aborted
+
+    async def __aenter__(self) -> Self:
+        self._waiting = asyncio.ensure_future(self._aborted.wait())
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await _cancelled(self._waiting)
+
+    async def unless(self, work: Awaitable[_T], seconds: float | None) -> _T | Literal["cancelled", "timeout"]:
+        """The result of ``work``, or why it was given up."""
+        working = asyncio.ensure_future(work)
+        try:
+            done, _ = await asyncio.wait({working, self._waiting}, timeout=seconds, return_when=FIRST_COMPLETED)
+            if self._waiting in done:
+                return "cancelled"
+            return working.result() if done else "timeout"
+        finally:
+            await _cancelled(working)
+
+
+async def _cancelled(task: asyncio.Future[Any]) -> None:
+    task.cancel()
+    await asyncio.wait({task})
+
+
+def branch_seed(branch: Branch) -> int:
+    """A seed of 31 bits, which every server takes, from the branch's seed and key, and from how far it is: a server
+    counts its noise from the start of a request, and a continuation must not repeat that of its beginning."""
+    words = f"{branch.seed}/{branch.key}/{len(branch.generated)}"
+    return int.from_bytes(hashlib.blake2b(words.encode(), digest_size=4).digest(), "little") >> 1

@@ -1,0 +1,112 @@
+"""The protocol of our own server: branches with seeds of their own, scoring, leases."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from dataclasses import asdict
+
+from engine.connection import Connection
+from engine.types import (
+    Completion,
+    Delta,
+    EngineUnavailable,
+    GenerateRequest,
+    ModelInfo,
+    SamplingParams,
+    ScoreRequest,
+    ScoreResult,
+)
+from engine.wire import Json, completion_from_json, delta_from_json, error_from_json, model_from_json, score_from_json
+
+_DEFAULTS = asdict(SamplingParams())
+
+
+class NativeEngine:
+    """``EngineClient`` for a server of ours."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+
+    async def generate(
+        self, request: GenerateRequest, *, stream: bool = False
+    ) -> AsyncGenerator[Completion | Delta, None]:
+        """See ``EngineClient``."""
+        left = len(request.branches)
+        async with aclosing(self._connection.events("/v1/completions", _generate_body(request, stream))) as events:
+            async for event in events:
+                if "delta" in event:
+                    yield delta_from_json(event["delta"])
+                elif "completion" in event:
+                    left -= 1
+                    yield completion_from_json(event["completion"])
+                else:
+                    raise error_from_json(500, event)
+        if left:
+            raise EngineUnavailable(
+                f"the engine at {self._connection.url} ended its answer with {left} branches missing"
+            )
+
+    async def score(self, request: ScoreRequest) -> list[ScoreResult]:
+        """See ``EngineClient``."""
+        body = {
+            "request_id": request.request_id,
+            "model": request.model,
+            "items": [{"parts": item.parts, "read": item.read} for item in request.items],
+            "token_ids": request.token_ids,
+            "max_compute": request.max_compute,
+            **_service(request),
+        }
+        answer = await self._connection.call("POST", "/v1/score", body)
+        return [score_from_json(result) for result in answer["results"]]
+
+    async def abort(self, request_id: str) -> None:
+        """See ``EngineClient``."""
+        await self._connection.call("POST", "/v1/abort", {"request_id": request_id})
+
+    async def release(self, lease: str, tokens: Sequence[int] | None = None) -> None:
+        """See ``EngineClient``."""
+        await self._connection.call("POST", "/v1/leases/release", {"lease": lease, "tokens": tokens})
+
+    async def tokenize(self, model: str, text: str | Sequence[dict[str, str]]) -> tuple[int, ...]:
+        """See ``EngineClient``."""
+        content = {"prompt": text} if isinstance(text, str) else {"messages": list(text)}
+        answer = await self._connection.call("POST", "/tokenize", {"model": model, **content})
+        return tuple(answer["tokens"])
+
+    async def models(self) -> list[ModelInfo]:
+        """See ``EngineClient``."""
+        answer = await self._connection.call("GET", "/v1/models", None)
+        return [model_from_json(model) for model in answer["data"]]
+
+    async def clear_cache(self) -> None:
+        """See ``EngineClient``."""
+        await self._connection.call("POST", "/v1/cache/clear", {})
+
+
+def _generate_body(request: GenerateRequest, stream: bool) -> Json:
+    """The prompt once for all branches, and only the settings that are set."""
+    sampling = asdict(request.sampling)
+    if request.sampling.logit_bias:
+        sampling["logit_bias"] = dict(request.sampling.logit_bias)
+    body: Json = {
+        "request_id": request.request_id,
+        "model": request.model,
+        "prompt": request.prompt,
+        "branches": [
+            {"seed": b.seed, "key": b.key, "max_tokens": b.max_tokens}
+            | ({"generated": b.generated} if b.generated else {})
+            for b in request.branches
+        ],
+        "stream_choices": True,
+        "stream": stream,
+        **{name: value for name, value in sampling.items() if value != _DEFAULTS[name]},
+        **_service(request),
+    }
+    return body if request.timeout is None else body | {"timeout": request.timeout}
+
+
+def _service(request: GenerateRequest | ScoreRequest) -> Json:
+    """How the engine is to treat the request, as far as it says."""
+    wanted = {"priority": request.priority, "lease": request.lease, "cache_salt": request.cache_salt}
+    return {name: value for name, value in wanted.items() if value}

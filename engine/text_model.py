@@ -1,0 +1,72 @@
+"""A model folder as a client needs it that must speak in texts: tokenizer, chat template and context. No torch."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from engine.types import EngineError, InvalidRequest
+
+
+class TextModel:
+    """Reads ``tokenizer.json``, ``tokenizer_config.json`` or ``chat_template.jinja``, and ``config.json``."""
+
+    def __init__(self, folder: Path) -> None:
+        """Raises ``EngineError`` when one that is needed is missing or broken."""
+        from tokenizers import Tokenizer  # only for foreign servers
+
+        self.folder = folder
+        try:
+            self._fast: Any = Tokenizer.from_file(str(folder / "tokenizer.json"))
+        except Exception as error:  # the library raises plain ``Exception``
+            raise EngineError(f"{folder} has no loadable tokenizer.json: {error}") from error
+        self._settings = _read(folder / "tokenizer_config.json")
+        config = _read(folder / "config.json")
+        self.context: int | None = config.get("max_position_embeddings")
+        self.vocab_size: int = config.get("vocab_size") or self._fast.get_vocab_size()
+
+    def encode(self, text: str) -> tuple[int, ...]:
+        """Token ids of a text; no special tokens are added."""
+        return tuple(self._fast.encode(text, add_special_tokens=False).ids)
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """The text of the tokens, special ones too. Raises ``InvalidRequest`` when they are no whole text."""
+        text: str = self._fast.decode(list(tokens), skip_special_tokens=False)
+        if "\ufffd" in text:
+            raise InvalidRequest("the server takes texts only, and these tokens end within a character", "prompt")
+        return text
+
+    def chat(self, messages: Sequence[dict[str, str]]) -> str:
+        """The text of chat messages through the model's template, with the generation prompt."""
+        from jinja2 import TemplateError
+        from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+        file = self.folder / "chat_template.jinja"
+        template = file.read_text() if file.exists() else self._settings.get("chat_template")
+        if not isinstance(template, str):
+            raise InvalidRequest("the model has no chat template; give a plain text instead of messages", "messages")
+        environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
+        environment.globals["raise_exception"] = _refuse
+        special = {name: value for name, value in self._settings.items() if name.endswith("_token")}
+        try:
+            return environment.from_string(template).render(
+                messages=list(messages), add_generation_prompt=True, **special
+            )
+        except TemplateError as error:
+            raise InvalidRequest(f"the chat template refused the messages: {error}", "messages") from error
+
+
+def _refuse(message: str) -> None:
+    raise InvalidRequest(f"the chat template refused the messages: {message}", "messages")
+
+
+def _read(path: Path) -> dict[str, Any]:
+    if not path.exists():
+        return {}
+    try:
+        value: dict[str, Any] = json.loads(path.read_text())
+    except ValueError as error:
+        raise EngineError(f"{path} is not JSON: {error}") from error
+    return value
