@@ -38,8 +38,12 @@ def build_batch(work: Rows[Work], cache: KVCache, about: LayerAttention) -> tupl
     positions = np.arange(ends[-1]) + (contexts - ends)[row_of_token]
     page, offset = np.divmod(positions, cache.page_size)
     slots = cache.pages[rows[row_of_token], page] * cache.page_size + offset
+    ids = list(tokens)
+    if len(ids) == 1:
+        # See ``Rows.single``.
+        ids, positions, slots = ids * 2, positions.repeat(2), slots.repeat(2)
     width = -(-int(contexts.max()) // cache.page_size)
-    batch = Batch(tokens=torch.tensor(list(tokens)), positions=torch.from_numpy(positions))
+    batch = Batch(tokens=torch.tensor(ids), positions=torch.from_numpy(positions))
     token_bytes = 2 * about.kv_heads * about.head_dim * cache.data.element_size()
     layout = RowTable(
         pages=cache.pages[rows, :width],

@@ -7,6 +7,7 @@ import logging
 import threading
 import time
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
 
@@ -39,18 +40,20 @@ class LocalEngine:
         if not models:
             raise EngineError("name at least one model to serve")
         options = options or CoreOptions()
-        self._cores = {name: EngineCore(name, Path(folder), options) for name, folder in models.items()}
         self._max_waiting = options.max_waiting
         self._wake = threading.Condition()
         self._inbox: list[_Command] = []
-        self._arriving = dict.fromkeys(self._cores, 0)
+        self._arriving = dict.fromkeys(models, 0)
         """Sequences by model that the inbox holds; what the core has is the core's to count."""
         self._closed = False
         self.failure: str | None = None
         """Why the engine stopped by itself."""
         self._debug = options.debug
-        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+        loaded: Future[dict[str, EngineCore]] = Future()
+        load = partial(_load, models, options)
+        self._thread = threading.Thread(target=self._run, args=(load, loaded), name="engine", daemon=True)
         self._thread.start()
+        self._cores = loaded.result()
 
     def generate(self, request: GenerateRequest, *, stream: bool = False) -> AsyncGenerator[Completion | Delta, None]:
         """See ``EngineClient``. Checks and queues the request before it returns, so that errors are raised at the
@@ -192,8 +195,15 @@ class LocalEngine:
                 self._inbox.append(command)
                 self._wake.notify()
 
-    def _run(self) -> None:
-        cores = list(self._cores.values())
+    def _run(self, load: Callable[[], dict[str, EngineCore]], loaded: Future[dict[str, EngineCore]]) -> None:
+        # All arithmetic is on this one thread, loading too: OpenMP keeps a team of threads for each thread that ever
+        # asked, and once they outnumber the processors every team sleeps between two operators, at half the speed.
+        try:
+            loaded.set_result(load())
+        except Exception as error:
+            loaded.set_exception(error)
+            return
+        cores = list(loaded.result().values())
         try:
             self._serve(cores)
         except Exception as error:
@@ -223,6 +233,10 @@ class LocalEngine:
                     core.check()
         for core in cores:
             core.cancel(lambda _: True)
+
+
+def _load(models: Mapping[str, str | Path], options: CoreOptions) -> dict[str, EngineCore]:
+    return {name: EngineCore(name, Path(folder), options) for name, folder in models.items()}
 
 
 def _carry_out(commands: Sequence[_Command]) -> None:

@@ -17,8 +17,18 @@ _NARROW = 32
 
 def attention(
     q: Tensor, k: Tensor, v: Tensor, *, scale: float, mask: Tensor | None = None, softcap: float | None = None
+) -> Tensor:
+    """The first result of ``attention_piece``, at less cost: for a context that is in one piece."""
+    if q.shape[2] > _NARROW and softcap is None:
+        return _tiled(q, k, v, scale, mask)[0]
+    weights = torch.softmax(_scores(q, k, scale, mask, softcap), dim=-1)
+    return torch.bmm(_flat(weights), _flat(v)).view(q.shape)
+
+
+def attention_piece(
+    q: Tensor, k: Tensor, v: Tensor, *, scale: float, mask: Tensor | None = None, softcap: float | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Softmax attention and the log-sum-exp of its scores.
+    """Softmax attention to a piece of a context, and the log-sum-exp of its scores.
 
     ``q``: ``[rows, heads, queries, dim]``, ``k`` and ``v``: ``[rows, heads, keys, dim]``, float32. ``mask``: float32,
     broadcastable to ``[rows, heads, queries, keys]``, added to the scores. With ``softcap`` c the scores are first
@@ -26,23 +36,13 @@ def attention(
     query must see at least one key.
     """
     if q.shape[2] > _NARROW and softcap is None:
-        if mask is not None:
-            mask = mask.expand(*q.shape[:3], k.shape[2])
-        return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(  # type: ignore[no-any-return]
-            q, k, v, 0.0, False, attn_mask=mask, scale=scale
-        )
-    rows, heads, queries, dim = q.shape
-    keys = k.shape[2]
-    scores = torch.bmm(_flat(q) * scale, _flat(k).transpose(1, 2)).view(rows, heads, queries, keys)
-    if softcap is not None:
-        scores = scores.div_(softcap).tanh_().mul_(softcap)
-    if mask is not None:
-        scores = scores.add_(mask)
+        return _tiled(q, k, v, scale, mask)
+    scores = _scores(q, k, scale, mask, softcap)
     largest = scores.amax(dim=-1, keepdim=True)
     weights = scores.sub_(largest).exp_()
     total = weights.sum(dim=-1, keepdim=True)
-    out = torch.bmm(weights.view(rows * heads, queries, keys), _flat(v)).view(rows, heads, queries, dim)
-    return out.div_(total), total.log_().add_(largest).squeeze(-1)
+    out = torch.bmm(_flat(weights), _flat(v)).view(q.shape).div_(total)
+    return out, total.log_().add_(largest).squeeze(-1)
 
 
 def causal_attention(q: Tensor, k: Tensor, v: Tensor, *, scale: float) -> tuple[Tensor, Tensor]:
@@ -67,6 +67,21 @@ def merge(out: Tensor, total: Tensor, other: Tensor, other_total: Tensor) -> tup
     """
     share = torch.sigmoid(other_total - total)
     return torch.lerp(out, other, share[..., None]), torch.logaddexp(total, other_total)
+
+
+def _scores(q: Tensor, k: Tensor, scale: float, mask: Tensor | None, softcap: float | None) -> Tensor:
+    scores = torch.bmm(_flat(q * scale), _flat(k).transpose(1, 2)).view(*q.shape[:3], k.shape[2])
+    if softcap is not None:
+        scores = scores.div_(softcap).tanh_().mul_(softcap)
+    return scores if mask is None else scores.add_(mask)
+
+
+def _tiled(q: Tensor, k: Tensor, v: Tensor, scale: float, mask: Tensor | None) -> tuple[Tensor, Tensor]:
+    if mask is not None:
+        mask = mask.expand(*q.shape[:3], k.shape[2])
+    flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+    out, total = flash(q, k, v, 0.0, False, attn_mask=mask, scale=scale)
+    return out, total
 
 
 def _flat(x: Tensor) -> Tensor:

@@ -68,21 +68,23 @@ def longrope_magnitude(factor: float, original: int) -> float:
 
 
 def rotary_tables(frequencies: Tensor, positions: int, magnitude: float = 1.0) -> tuple[Tensor, Tensor]:
-    """Cosines and sines of every angle times ``magnitude``: two float32 tensors ``[positions, dim / 2]``."""
+    """Cosines and sines of every angle times ``magnitude``: two float32 tensors ``[positions, dim]``.
+
+    Each angle turns a pair of coordinates that lie ``dim / 2`` apart, so it is there twice; the sine that the first of
+    a pair is multiplied with is negative.
+    """
     angles = torch.arange(positions, dtype=torch.float32)[:, None] * frequencies
-    return angles.cos() * magnitude, angles.sin() * magnitude
+    cos, sin = angles.cos() * magnitude, angles.sin() * magnitude
+    return torch.cat((cos, cos), dim=1), torch.cat((-sin, sin), dim=1)
 
 
 def rotary(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Rotates ``x`` ``[tokens, heads, head_dim]`` by the angles of each token.
 
-    ``cos`` and ``sin``: ``[tokens, dim / 2]``. With ``dim`` below ``head_dim`` the last ``head_dim - dim`` stay as they
-    are.
+    ``cos`` and ``sin``: rows of ``rotary_tables``, ``[tokens, dim]``. With ``dim`` below ``head_dim`` the last
+    ``head_dim - dim`` coordinates stay as they are.
     """
-    half = cos.shape[-1]
-    cos, sin = cos[:, None], sin[:, None]
-    if 2 * half == x.shape[-1]:
-        first, second = x.chunk(2, dim=-1)
-        return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
-    first, second, rest = x[..., :half], x[..., half : 2 * half], x[..., 2 * half :]
-    return torch.cat((first * cos - second * sin, second * cos + first * sin, rest), dim=-1)
+    dim = cos.shape[-1]
+    turned = x[..., :dim]
+    result = (turned * cos[:, None]).addcmul_(turned.roll(dim // 2, dims=-1), sin[:, None])
+    return result if dim == x.shape[-1] else torch.cat((result, x[..., dim:]), dim=-1)

