@@ -103,7 +103,7 @@ class LocalEngine:
     async def tokenize(self, model: str, text: str | Sequence[dict[str, str]]) -> tuple[int, ...]:
         """See ``EngineClient``."""
         tokenizer = self._core(model).model.tokenizer
-        return tokenizer.encode(text) if isinstance(text, str) else tokenizer.encode_chat(text)
+        return tokenizer.encode_prompt(text) if isinstance(text, str) else tokenizer.encode_chat(text)
 
     def tokenizer(self, model: str) -> Tokenizer:
         """The tokenizer of a served model. Raises as ``generate``."""

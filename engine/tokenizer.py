@@ -39,6 +39,7 @@ class Tokenizer:
         if largest >= vocab:
             raise EngineError(f"{folder}: the tokenizer has token id {largest}, but the model's vocab_size is {vocab}")
         self.eos: int | None = self._wrapper.eos_token_id
+        self._bos: int | None = self._wrapper.bos_token_id
         self._remembered = lru_cache(_PARTS)(self.encode)
         self.piece = lru_cache(_PARTS)(self._piece)
         """The text of one token alone, special ones too; bytes that are no character as ``token_id:`` and the id."""
@@ -47,12 +48,23 @@ class Tokenizer:
         """Token ids of a text; no special tokens are added."""
         return tuple(self._fast.encode(text, add_special_tokens=False).ids)
 
+    def encode_prompt(self, text: str) -> tuple[int, ...]:
+        """Token ids of a whole prompt, with what the checkpoint puts around one (Llama and Gemma: a first token).
+
+        A text that begins with that token already, as a chat template's does, does not get it twice.
+        """
+        ids = tuple(self._fast.encode(text, add_special_tokens=True).ids)
+        return ids[1:] if ids[:2] == (self._bos, self._bos) else ids
+
     def encode_part(self, text: str) -> tuple[int, ...]:
         """The same, remembering the latest short texts."""
         return self._remembered(text) if len(text) <= _PART_LENGTH else self.encode(text)
 
     def encode_chat(self, messages: Sequence[dict[str, str]]) -> tuple[int, ...]:
-        """Token ids of chat messages through the checkpoint's template, generation prompt included."""
+        """Token ids of chat messages through the checkpoint's template, generation prompt included.
+
+        The template writes all special tokens itself, so none are added to its text.
+        """
         if not self._wrapper.chat_template:
             raise InvalidRequest("the model has no chat template; give a plain text instead of messages", "messages")
         try:

@@ -6,6 +6,7 @@ import dataclasses
 import json
 import random
 import shutil
+import weakref
 from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
@@ -19,6 +20,7 @@ from transformers import AutoModelForCausalLM, AutoModelForTokenClassification
 
 from engine.core import CoreOptions
 from engine.models.families import is_defined, known_fields
+from engine.models.weights import Weights
 from engine.types import Branch, EngineError, ScoreItem
 from tests.engine.conftest import MODELS, Checkpoints, save_random_model
 from tests.engine.helpers import SMALL, Harness, generate, score
@@ -159,6 +161,35 @@ def test_sharded_weights_are_the_same_model(checkpoints: Checkpoints, tmp_path: 
     tokens = random_tokens(20, 5)
     ours = engine_logits(Harness(folder), tokens)
     torch.testing.assert_close(ours, reference_logits(checkpoints("qwen3"), tokens), atol=TOLERANCE, rtol=0)
+
+
+@pytest.mark.parametrize("kind", ["mixtral", "qwen3_moe_mixed"])
+def test_stacked_experts_are_the_same_model(checkpoints: Checkpoints, tmp_path: Path, kind: str) -> None:
+    """Checkpoints on the hub have a tensor for each expert; transformers holds them as one."""
+    folder = copy_checkpoint(checkpoints(kind), tmp_path / kind)
+    assert any(".experts.0." in name for name in load_file(folder / "model.safetensors"))
+    stacked = reference(checkpoints(kind)).state_dict()
+    assert any(name.endswith("mlp.experts.gate_up_proj") for name in stacked)
+    save_file(stacked, folder / "model.safetensors")
+    tokens = random_tokens(20, 5)
+    assert engine_logits(Harness(folder), tokens).equal(engine_logits(Harness(checkpoints(kind)), tokens))
+
+
+def test_weights_are_not_held_twice(checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of all that was read from the files, only what the model uses as it is outlives loading."""
+    taken: list[tuple[str, weakref.ref[torch.Tensor]]] = []
+    take = Weights.take
+
+    def watched(weights: Weights, name: str, *shape: int) -> torch.Tensor:
+        tensor = take(weights, name, *shape)
+        taken.append((name, weakref.ref(tensor)))
+        return tensor
+
+    monkeypatch.setattr(Weights, "take", watched)
+    harness = Harness(checkpoints("llama"))
+    kept = {name for name, tensor in taken if tensor() is not None and "norm" not in name}
+    assert harness.core.model.decoder.parameters > 0
+    assert kept == {"model.embed_tokens.weight"}
 
 
 def test_the_model_info_counts_parameters_as_transformers_does(checkpoints: Checkpoints) -> None:

@@ -1,0 +1,141 @@
+"""Rotary variants against transformers' own computation, from configs of both generations."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from transformers import Gemma3TextConfig, LlamaConfig, Phi3Config
+from transformers.models.gemma3.modeling_gemma3 import Gemma3RotaryEmbedding
+from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+from transformers.models.phi3.modeling_phi3 import Phi3RotaryEmbedding
+
+from engine.models.rope import Rope, read_rope, read_ropes_by_layer_type
+from engine.types import EngineError
+
+DIM = 32
+POSITIONS = 4096
+_SHAPE = {"hidden_size": 4 * DIM, "num_attention_heads": 4, "head_dim": DIM, "max_position_embeddings": POSITIONS}
+
+VARIANTS: list[dict[str, Any]] = [
+    {"rope_type": "default"},
+    {"rope_type": "linear", "factor": 4.0},
+    {"rope_type": "dynamic", "factor": 4.0},
+    {
+        "rope_type": "llama3",
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 512,
+    },
+    {"rope_type": "llama3", "factor": 32.0, "low_freq_factor": 2.0, "high_freq_factor": 3.0},
+    {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 1024},
+    {"rope_type": "yarn", "factor": 4.0},
+    {"rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 512, "attention_factor": 0.7},
+    {"rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 512, "beta_fast": 8, "beta_slow": 2},
+    {"rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 512, "mscale": 0.7, "mscale_all_dim": 1.2},
+    {"rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 512, "mscale": 0.7, "truncate": False},
+    {
+        "rope_type": "longrope",
+        "original_max_position_embeddings": 512,
+        "short_factor": [1.0 + 0.1 * pair for pair in range(16)],
+        "long_factor": [2.0 + 0.5 * pair for pair in range(16)],
+    },
+    {
+        "rope_type": "longrope",
+        "original_max_position_embeddings": 512,
+        "short_factor": [1.0] * 16,
+        "long_factor": [2.0] * 16,
+        "factor": 16.0,
+        "attention_factor": 1.3,
+    },
+]
+
+
+def their_tables(embedding: Any, positions: int, **options: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    cos, sin = embedding(torch.zeros(1), torch.arange(positions)[None], **options)
+    half = cos.shape[-1] // 2
+    return cos[0, :, :half], sin[0, :, :half]
+
+
+def assert_equal_tables(rope: Rope, theirs: tuple[torch.Tensor, torch.Tensor]) -> None:
+    # A frequency may differ in its last bit, and the largest angle is about 4096 radians.
+    for ours, right in zip(rope.tables(POSITIONS), theirs, strict=True):
+        torch.testing.assert_close(ours, right, atol=5e-4, rtol=0)
+
+
+@pytest.mark.parametrize("settings", VARIANTS)
+@pytest.mark.parametrize("form", ["rope_parameters", "rope_scaling"])
+def test_each_variant_equals_transformers_in_both_forms_of_config(settings: dict[str, Any], form: str) -> None:
+    if form == "rope_parameters":
+        fields = {"rope_parameters": settings | {"rope_theta": 9000.0}}
+    else:
+        named = {"type" if name == "rope_type" else name: value for name, value in settings.items()}
+        fields = {"rope_scaling": named, "rope_theta": 9000.0}
+    ours = read_rope(_SHAPE | fields, DIM, theta=1.0, partial=False)
+    assert_equal_tables(ours, their_tables(LlamaRotaryEmbedding(LlamaConfig(**_SHAPE, **fields)), POSITIONS))
+
+
+@pytest.mark.parametrize("kind", ["su", "longrope"])
+def test_phi3_rotates_a_part_of_each_head(kind: str) -> None:
+    factors = {"short_factor": [1.5] * 8, "long_factor": [1.0 + pair for pair in range(8)]}
+    fields = _SHAPE | {
+        "partial_rotary_factor": 0.5,
+        "original_max_position_embeddings": 512,
+        "rope_scaling": {"type": kind, **factors},
+    }
+    ours = read_rope(fields, DIM, theta=10_000.0, partial=True)
+    assert ours.dim == 16
+    config = Phi3Config(**fields | {"rope_scaling": {"type": "longrope", **factors}, "pad_token_id": None})
+    assert_equal_tables(ours, their_tables(Phi3RotaryEmbedding(config), POSITIONS))
+
+
+@pytest.mark.parametrize("old", [True, False])
+def test_gemma3_has_one_embedding_for_each_type_of_layer(old: bool) -> None:
+    if old:
+        fields: dict[str, Any] = {"rope_theta": 5e5, "rope_local_base_freq": 700.0}
+        fields["rope_scaling"] = {"rope_type": "linear", "factor": 8.0}
+    else:
+        full = {"rope_type": "linear", "factor": 8.0, "rope_theta": 5e5}
+        sliding = {"rope_type": "default", "rope_theta": 700.0}
+        fields = {"rope_parameters": {"full_attention": full, "sliding_attention": sliding}}
+    ours = read_ropes_by_layer_type(_SHAPE | fields, DIM)
+    theirs = Gemma3RotaryEmbedding(Gemma3TextConfig(**_SHAPE, **fields))
+    for layer_type, rope in ours.items():
+        assert_equal_tables(rope, their_tables(theirs, POSITIONS, layer_type=layer_type))
+
+
+def test_the_longest_text_that_is_served_decides_the_factors_of_longrope() -> None:
+    fields = _SHAPE | {"rope_scaling": VARIANTS[-2] | {"attention_factor": 1.0}}
+    rope = read_rope(fields, DIM, theta=10_000.0, partial=False)
+    theirs = LlamaRotaryEmbedding(LlamaConfig(**fields))
+    for positions in (512, 513):
+        for ours, right in zip(rope.tables(positions), their_tables(theirs, positions), strict=True):
+            torch.testing.assert_close(ours, right, atol=1e-4, rtol=0)
+
+
+def test_a_context_ends_where_its_variant_ends() -> None:
+    contexts = [
+        read_rope(_SHAPE | {"rope_scaling": one}, DIM, theta=1e4, partial=False).context(POSITIONS) for one in VARIANTS
+    ]
+    assert contexts[:5] == [4096] * 5
+    assert contexts[5:7] == [4096, 4 * 4096]
+
+
+@pytest.mark.parametrize(
+    ("settings", "named"),
+    [
+        ({"rope_type": "axial"}, "axial"),
+        ({"rope_type": "linear"}, "factor"),
+        ({"rope_type": "linear", "factor": 2.0, "beta_fast": 3}, "beta_fast"),
+        (
+            {"rope_type": "longrope", "short_factor": [1.0] * 3, "long_factor": [1.0] * 16},
+            "16 numbers as 'short_factor'",
+        ),
+        ({"rope_type": "default", "partial_rotary_factor": 0.5}, "partial_rotary_factor"),
+    ],
+)
+def test_what_is_missing_or_not_known_is_refused_by_name(settings: dict[str, Any], named: str) -> None:
+    with pytest.raises(EngineError, match=named):
+        read_rope(_SHAPE | {"rope_parameters": settings}, DIM, theta=1e4, partial=False).tables(POSITIONS)

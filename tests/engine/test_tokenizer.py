@@ -1,0 +1,80 @@
+"""Prompts, chat templates and special tokens, compared with transformers."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tokenizers import processors
+from transformers import AutoTokenizer
+
+from engine.tokenizer import Tokenizer
+from engine.types import EngineError, InvalidRequest
+from tests.engine.conftest import TEMPLATE, small_tokenizer
+
+MESSAGES = [{"role": "user", "content": "add 3 and 4"}]
+BOS = "<|user|>"
+"""One of the tokens that there are, in the part of a first token."""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A tokenizer that puts a first token before a text, and whose template writes that token too, as Llama's does."""
+    tokenizer = small_tokenizer()
+    tokenizer.bos_token = BOS
+    special = [(BOS, tokenizer.bos_token_id)]
+    tokenizer.backend_tokenizer.post_processor = processors.Sequence(
+        [
+            processors.ByteLevel(trim_offsets=False),
+            processors.TemplateProcessing(single=f"{BOS} $A", pair=f"{BOS} $A $B", special_tokens=special),
+        ]
+    )
+    tokenizer.chat_template = "{{ bos_token }}" + TEMPLATE
+    tokenizer.save_pretrained(tmp_path)
+    return tmp_path
+
+
+def test_a_chat_has_its_first_token_once(folder: Path) -> None:
+    ours = Tokenizer(folder, 400).encode_chat(MESSAGES)
+    theirs: Any = AutoTokenizer.from_pretrained(folder).apply_chat_template(
+        MESSAGES, add_generation_prompt=True, return_dict=False
+    )
+    assert list(ours) == theirs
+    first = Tokenizer(folder, 400).encode(BOS)
+    assert ours[:1] == first
+    assert ours.count(*first) == 2  # and the one of the user's turn
+
+
+def test_a_prompt_gets_its_first_token_unless_it_has_it(folder: Path) -> None:
+    tokenizer = Tokenizer(folder, 400)
+    plain, [first] = tokenizer.encode("add 3"), tokenizer.encode(BOS)
+    assert list(tokenizer.encode_prompt("add 3")) == AutoTokenizer.from_pretrained(folder)("add 3")["input_ids"]
+    assert tokenizer.encode_prompt("add 3") == (first, *plain)
+    assert tokenizer.encode_prompt(f"{BOS}add 3") == (first, *plain)
+
+
+def test_a_template_may_be_a_file_or_a_field_or_missing(folder: Path) -> None:
+    expected = Tokenizer(folder, 400).encode_chat(MESSAGES)
+    file = folder / "chat_template.jinja"
+    template = file.read_text()
+    file.unlink()
+    with pytest.raises(InvalidRequest, match="no chat template"):
+        Tokenizer(folder, 400).encode_chat(MESSAGES)
+    config = json.loads((folder / "tokenizer_config.json").read_text())
+    (folder / "tokenizer_config.json").write_text(json.dumps(config | {"chat_template": template}))
+    assert Tokenizer(folder, 400).encode_chat(MESSAGES) == expected
+
+
+def test_a_template_that_refuses_the_messages_is_the_client_s_error(folder: Path) -> None:
+    (folder / "chat_template.jinja").write_text("{{ raise_exception('roles must alternate') }}")
+    with pytest.raises(InvalidRequest, match="roles must alternate"):
+        Tokenizer(folder, 400).encode_chat(MESSAGES)
+
+
+def test_a_tokenizer_with_ids_beyond_the_model_s_embedding_is_refused(folder: Path) -> None:
+    largest = max(AutoTokenizer.from_pretrained(folder).get_vocab().values())
+    Tokenizer(folder, largest + 1)
+    with pytest.raises(EngineError, match=rf"token id {largest}, but the model's vocab_size is {largest}"):
+        Tokenizer(folder, largest)
