@@ -101,7 +101,7 @@ _FAMILIES = {
     "Qwen3": _Family(_WINDOWS | {"attention_bias"}, {"sliding_window": 4096}, qk_norm=True),
     "Qwen3Moe": _Family(
         frozenset({"sliding_window", "use_sliding_window", "attention_bias", "moe_intermediate_size"})
-        | {"norm_topk_prob", "decoder_sparse_step", "mlp_only_layers"}
+        | {"norm_topk_prob", "decoder_sparse_step", "mlp_only_layers", "max_window_layers"}
         | _EXPERTS,
         {"sliding_window": 4096},
         qk_norm=True,
@@ -133,10 +133,12 @@ _READ = {
 _WITHOUT_INFLUENCE = {
     # What the file is, and where it came from.
     *("_name_or_path", "auto_map", "model_type", "transformers_version", "torch_dtype", "dtype", "unsloth_fixed"),
+    *("is_llama_config", "transformers.js_config", "model_max_length", "max_sequence_length"),
     *("unsloth_version", "label2id", "problem_type", "finetuning_task", "task_specific_params", "bos_token_id"),
     *("pad_token_id", "sep_token_id", "decoder_start_token_id", "tokenizer_class", "prefix"),
     # How transformers runs it.
     *("use_cache", "cache_implementation", "_attn_implementation", "attn_implementation", "pretraining_tp"),
+    *("_attn_implementation_autoset", "_flash_attn_2_enabled"),
     *("return_dict", "output_attentions", "output_hidden_states", "output_router_logits", "torchscript"),
     *("tf_legacy_loss", "use_bfloat16", "chunk_size_feed_forward", "is_decoder"),
     # Training only.
@@ -252,6 +254,9 @@ def _layer_types(prefix: str, fields: dict[str, Any], layers: int) -> list[str]:
     window = fields.get("sliding_window")
     if prefix.startswith("Qwen") and not fields.get("use_sliding_window"):
         window = None
+    if prefix == "Qwen3Moe" and window is not None and fields.get("max_window_layers"):
+        # transformers then gives the window to all layers, which contradicts the field.
+        raise EngineError("max_window_layers with use_sliding_window is not supported for this architecture")
     if window is not None and int(window) < 1:
         raise EngineError(f"sliding_window is {window}; it must be 1 or more")
     types = fields.get("layer_types")

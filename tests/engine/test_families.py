@@ -1,0 +1,156 @@
+"""Configs as their publishers wrote them, old forms and stray fields included, are understood."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engine.models.config import RawConfig
+from engine.models.families import DecoderConfig, decoder_config, is_defined
+
+_COMMON = {"attention_dropout": 0.0, "initializer_range": 0.02, "torch_dtype": "bfloat16", "use_cache": True}
+
+
+def read(architecture: str, fields: dict[str, Any]) -> DecoderConfig:
+    assert is_defined(architecture)
+    return decoder_config(RawConfig(Path("model"), _COMMON | {"architectures": [architecture]} | fields, {}))
+
+
+def shape(hidden: int, layers: int, heads: int, kv_heads: int, **more: Any) -> dict[str, Any]:
+    return {
+        "hidden_size": hidden,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads,
+        "intermediate_size": 4 * hidden,
+        "vocab_size": 32000,
+        "rms_norm_eps": 1e-5,
+        "transformers_version": "4.44.0",
+    } | more
+
+
+LLAMA_3_1 = shape(4096, 32, 32, 8, max_position_embeddings=131072, rope_theta=500000.0, mlp_bias=False) | {
+    "attention_bias": False,
+    "eos_token_id": [128001, 128008, 128009],
+    "hidden_act": "silu",
+    "pretraining_tp": 1,
+    "rope_scaling": {
+        "factor": 8.0,
+        "high_freq_factor": 4.0,
+        "low_freq_factor": 1.0,
+        "original_max_position_embeddings": 8192,
+        "rope_type": "llama3",
+    },
+}
+QWEN_2_5 = shape(3584, 28, 28, 4, max_position_embeddings=32768, rope_theta=1000000.0, hidden_act="silu") | {
+    "max_window_layers": 28,
+    "sliding_window": 131072,
+    "use_sliding_window": False,
+    "use_mrope": False,
+}
+YARN = {"factor": 4.0, "original_max_position_embeddings": 32768, "type": "yarn"}
+PHI_4_MINI = shape(3072, 32, 24, 8, max_position_embeddings=131072, hidden_act="silu", sliding_window=262144) | {
+    "auto_map": {"AutoConfig": "configuration_phi3.Phi3Config"},
+    "attention_bias": False,
+    "embd_pdrop": 0.0,
+    "resid_pdrop": 0.0,
+    "full_attn_mod": 1,
+    "interpolate_factor": 1,
+    "lm_head_bias": False,
+    "mlp_bias": False,
+    "original_max_position_embeddings": 4096,
+    "partial_rotary_factor": 0.75,
+    "rope_scaling": {"long_factor": [1.5] * 48, "short_factor": [1.0] * 48, "type": "longrope"},
+    "rope_theta": 10000.0,
+    "tie_word_embeddings": True,
+}
+GEMMA_2 = shape(2304, 26, 8, 4, head_dim=256, max_position_embeddings=8192, query_pre_attn_scalar=256) | {
+    "attn_logit_softcapping": 50.0,
+    "cache_implementation": "hybrid",
+    "final_logit_softcapping": 30.0,
+    "hidden_act": "gelu_pytorch_tanh",
+    "hidden_activation": "gelu_pytorch_tanh",
+    "rope_theta": 10000.0,
+    "sliding_window": 4096,
+}
+GEMMA_3 = shape(1152, 26, 4, 1, head_dim=256, max_position_embeddings=32768, query_pre_attn_scalar=256) | {
+    "attn_logit_softcapping": None,
+    "cache_implementation": "hybrid",
+    "final_logit_softcapping": None,
+    "hidden_activation": "gelu_pytorch_tanh",
+    "rope_local_base_freq": 10000,
+    "rope_scaling": None,
+    "rope_theta": 1000000,
+    "sliding_window": 512,
+    "sliding_window_pattern": 6,
+}
+QWEN3_MOE = shape(2048, 48, 32, 4, head_dim=128, max_position_embeddings=40960, rope_theta=1000000.0) | {
+    "attention_bias": False,
+    "decoder_sparse_step": 1,
+    "hidden_act": "silu",
+    "max_window_layers": 48,
+    "mlp_only_layers": [],
+    "moe_intermediate_size": 768,
+    "norm_topk_prob": True,
+    "num_experts": 128,
+    "num_experts_per_tok": 8,
+    "output_router_logits": False,
+    "rope_scaling": None,
+    "router_aux_loss_coef": 0.001,
+    "sliding_window": None,
+    "use_sliding_window": False,
+}
+
+
+def test_llama_3_1() -> None:
+    config = read("LlamaForCausalLM", LLAMA_3_1)
+    assert (config.context, config.eos, config.tied) == (131072, (128001, 128008, 128009), False)
+    assert (config.ropes[0].kind, config.ropes[0].original, config.ropes[0].theta) == ("llama3", 8192, 500000.0)
+    assert {layer.window for layer in config.attention} == {None}
+
+
+def test_qwen_2_5_ignores_its_window_and_is_stretched_by_yarn() -> None:
+    config = read("Qwen2ForCausalLM", QWEN_2_5)
+    assert (config.context, config.qkv_bias, config.output_bias) == (32768, True, False)
+    assert {layer.window for layer in config.attention} == {None}
+    assert read("Qwen2ForCausalLM", QWEN_2_5 | {"rope_scaling": YARN}).context == 131072
+    windowed = read("Qwen2ForCausalLM", QWEN_2_5 | {"use_sliding_window": True, "max_window_layers": 21})
+    assert [layer.window for layer in windowed.attention] == [None] * 21 + [131072] * 7
+
+
+@pytest.mark.parametrize(
+    ("more", "window"), [({"sliding_window": 4096}, 4096), ({"sliding_window": None}, None), ({}, 4096)]
+)
+def test_mistral(more: dict[str, Any], window: int | None) -> None:
+    fields = shape(4096, 32, 32, 8, max_position_embeddings=32768, rope_theta=10000.0, hidden_act="silu")
+    assert {layer.window for layer in read("MistralForCausalLM", fields | more).attention} == {window}
+
+
+def test_phi_4_mini() -> None:
+    config = read("Phi3ForCausalLM", PHI_4_MINI)
+    assert (config.head_dim, config.ropes[0].dim, config.ropes[0].original) == (128, 96, 4096)
+    assert (config.fused, config.tied, config.context) == (True, True, 131072)
+
+
+def test_gemma_2_and_3() -> None:
+    config = read("Gemma2ForCausalLM", GEMMA_2)
+    assert [layer.window for layer in config.attention[:4]] == [4096, None, 4096, None]
+    assert (config.attention[0].softcap, config.logit_softcap, config.attention[0].scale) == (50.0, 30.0, 1 / 16)
+    config = read("Gemma3ForCausalLM", GEMMA_3)
+    assert [layer.window for layer in config.attention[:7]] == [512] * 5 + [None, 512]
+    assert [rope.theta for rope in config.ropes[:7]] == [1e4] * 5 + [1e6, 1e4]
+    assert (config.attention[0].softcap, config.logit_softcap, config.tied) == (None, None, True)
+
+
+def test_mixtures_of_experts() -> None:
+    experts = read("Qwen3MoeForCausalLM", QWEN3_MOE).experts
+    assert experts is not None
+    assert (experts.experts, experts.chosen, experts.intermediate, experts.normalised) == (128, 8, 768, True)
+    assert experts.layers == frozenset(range(48))
+    mixtral = shape(4096, 32, 32, 8, max_position_embeddings=32768, rope_theta=1e6, hidden_act="silu")
+    mixtral |= {"num_local_experts": 8, "num_experts_per_tok": 2, "sliding_window": None, "output_router_logits": False}
+    experts = read("MixtralForCausalLM", mixtral | {"router_aux_loss_coef": 0.02}).experts
+    assert experts is not None
+    assert (experts.experts, experts.chosen, experts.intermediate, experts.normalised) == (8, 2, 4 * 4096, True)
