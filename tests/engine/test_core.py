@@ -171,6 +171,45 @@ def test_an_expired_request_ends_at_the_next_step_with_what_it_has(
     assert (completion.finish_reason, len(completion.token_ids)) == ("timeout", 1)
 
 
+def test_a_deadline_that_passes_while_a_request_waits_ends_it_without_a_token(
+    checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    harness = Harness(checkpoints("qwen3"), CoreOptions(kv_tokens=256, max_running=1, step_tokens=64))
+    monkeypatch.setattr("engine.core.time", SimpleNamespace(monotonic=lambda: 20.0))
+    harness.submit(generate(PROMPT, [Branch(1, 1, 20)], **LAW))
+    harness.core.step()
+    late = harness.submit(generate(PROMPT, [Branch(1, 1, 5)], **LAW), deadline=20.0)
+    kept = harness.submit(generate(PROMPT, [Branch(1, 1, 5)], **LAW), deadline=20.5)
+    harness.core.step()
+    [completion] = [event for event in late if isinstance(event, Completion)]
+    assert (completion.finish_reason, completion.token_ids, completion.cached_tokens) == ("timeout", (), 0)
+    harness.run()
+    [completion] = [event for event in kept if isinstance(event, Completion)]
+    assert completion.finish_reason == "length"
+
+
+def test_a_prompt_that_can_never_fit_the_pool_is_refused_with_the_limit(checkpoints: Checkpoints) -> None:
+    harness = Harness(checkpoints("qwen3"), CoreOptions(kv_tokens=64, max_running=4, step_tokens=64))
+    with pytest.raises(InvalidRequest, match="at most 63") as refusal:
+        harness.submit(generate([5] * 64, [Branch(1, 1, 1)]))
+    assert refusal.value.field == "prompt"
+
+
+def test_a_branch_has_the_same_tokens_whatever_its_priority_lease_and_namespace(checkpoints: Checkpoints) -> None:
+    harness = Harness(checkpoints("qwen3"), CoreOptions(kv_tokens=320, max_running=8, step_tokens=64))
+    requests = [
+        generate(PROMPT, [Branch(5, key, 40)], priority=key % 3, lease=f"job-{key % 2}", cache_salt=salt, **LAW)
+        for key in range(8)
+        for salt in (None, "a")
+    ]
+    answers = [harness.submit(request) for request in requests]
+    harness.run()
+    assert harness.core.stats.preemptions > 0
+    for request, events in zip(requests, answers, strict=True):
+        [completion] = [event for event in events if isinstance(event, Completion)]
+        assert completion.token_ids == alone(checkpoints, request.branches[0])
+
+
 def test_a_failing_step_fails_its_requests_and_the_engine_goes_on(
     harness: Harness, monkeypatch: pytest.MonkeyPatch, checkpoints: Checkpoints
 ) -> None:

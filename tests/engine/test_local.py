@@ -24,7 +24,7 @@ from tests.engine.conftest import Checkpoints
 from tests.engine.helpers import generate, score
 
 PROMPT = tuple(range(10, 40))
-OPTIONS = CoreOptions(kv_tokens=2048, max_running=8, max_waiting=24, step_tokens=256)
+OPTIONS = CoreOptions(kv_tokens=2048, max_running=8, max_waiting=24, step_tokens=256, debug=True)
 
 
 @pytest.fixture
@@ -138,6 +138,27 @@ async def test_a_closed_engine_ends_its_requests_and_takes_no_more(checkpoints: 
     assert reasons in (["cancelled"], ["length"])
     with pytest.raises(EngineUnavailable, match="closed"):
         engine.generate(request())
+
+
+async def test_a_broken_invariant_stops_the_engine_and_everybody_hears_of_it(checkpoints: Checkpoints) -> None:
+    engine = LocalEngine({"m": checkpoints("qwen3"), "other": checkpoints("llama")}, OPTIONS)
+    await collect(engine, request())
+    events = engine.generate(request(model="other", max_tokens=200), stream=True)
+    await anext(events)
+    engine._cores["m"].cache.tree.idle += 1
+    [last] = await collect(engine, request(key=7))
+    assert last.finish_reason == "length"
+    with pytest.raises(EngineUnavailable, match=r"stopped.*idle pages"):
+        async for _ in events:
+            pass
+    await asyncio.to_thread(engine._thread.join)
+    assert not engine.alive
+    with pytest.raises(EngineUnavailable, match=r"stopped.*idle pages"):
+        await collect(engine, request())
+    with pytest.raises(EngineUnavailable, match="stopped"):
+        await engine.clear_cache()
+    await engine.release("job")
+    await engine.close()
 
 
 def test_an_engine_without_models_is_refused() -> None:

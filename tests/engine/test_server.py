@@ -19,7 +19,7 @@ import pytest
 from engine.client import HttpEngine
 from engine.core import CoreOptions
 from engine.local import LocalEngine
-from engine.server import MAX_BODY_BYTES, main
+from engine.server import MAX_BODY_BYTES, create_app, main
 from engine.types import (
     Branch,
     Completion,
@@ -36,7 +36,7 @@ from tests.engine.helpers import generate, score
 from tests.engine.serving import served
 
 PROMPT = tuple(random.Random(0).choices(range(3, 360), k=37))
-OPTIONS = CoreOptions(kv_tokens=4096, max_running=16, max_waiting=64, step_tokens=512)
+OPTIONS = CoreOptions(kv_tokens=4096, max_running=16, max_waiting=64, step_tokens=512, debug=True)
 
 
 @pytest.fixture(scope="module")
@@ -177,6 +177,53 @@ async def test_a_failing_step_is_told_to_the_client_and_the_server_goes_on(
         with pytest.raises(EngineError, match="ZeroDivisionError"):
             await client.score(score(ScoreItem((PROMPT,), (0,)), token_ids=(1,)))
     assert len(await collect(client, sampled())) == 4
+
+
+async def test_leases_travel_with_requests_and_are_released(
+    client: HttpEngine, engine: LocalEngine, http: httpx.AsyncClient
+) -> None:
+    await collect(client, generate(PROMPT, [Branch(1, 1, 20)], lease="job", priority=3, ignore_eos=True))
+    await client.score(score(ScoreItem((PROMPT,), (0,)), model="prm", lease="job"))
+    assert [stats.leases for stats in engine.stats().values()] == [1, 1]
+    lines = (await http.get("/metrics")).text.splitlines()
+    assert 'reasoner_engine_leases{model="m"} 1.0' in lines
+    assert 'reasoner_engine_pinned_tokens{model="prm"} 48.0' in lines
+    await client.release("job", (*PROMPT, 1))
+    await client.release("job")
+    await client.release("unheard of")
+    await collect(client, generate((5, 6), [Branch(1, 1, 1)]))
+    assert [stats.leases for stats in engine.stats().values()] == [0, 0]
+
+
+async def test_a_salt_travels_with_a_request(client: HttpEngine) -> None:
+    salted = generate((*PROMPT[::-1], 9), [Branch(1, 1, 3)], cache_salt="mine")
+    cached = [(await collect(client, request))[0].cached_tokens for request in (salted, salted)]
+    assert cached == [0, len(PROMPT)]
+
+
+@pytest.mark.parametrize(
+    ("body", "field"),
+    [({}, "lease"), ({"lease": ""}, "lease"), ({"lease": "a", "tokens": "all"}, "tokens"), ({"job": "a"}, "job")],
+)
+async def test_a_release_that_is_not_understood_names_its_field(
+    http: httpx.AsyncClient, body: dict[str, object], field: str
+) -> None:
+    answer = await http.post("/v1/leases/release", json=body)
+    assert answer.status_code == 400
+    assert field in answer.json()["error"]["message"]
+
+
+async def test_health_says_why_an_engine_stopped(checkpoints: Checkpoints) -> None:
+    engine = LocalEngine({"m": checkpoints("qwen3")}, OPTIONS)
+    engine._cores["m"].cache.tree.idle += 1
+    await collect(engine, generate(PROMPT, [Branch(1, 1, 2)]))
+    await asyncio.to_thread(engine._thread.join)
+    transport = httpx.ASGITransport(create_app(engine))
+    async with httpx.AsyncClient(transport=transport, base_url="http://engine") as http:
+        answer = await http.get("/healthz")
+    assert answer.status_code == 503
+    assert "idle pages" in answer.json()["status"]
+    await engine.close()
 
 
 async def test_keep_alives_while_the_engine_is_silent_are_no_answers(
