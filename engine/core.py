@@ -21,6 +21,7 @@ from engine.outputs import Ending, completion, ending, next_delta, score_result
 from engine.scheduler import Scheduler
 from engine.sequence import GenerateSequence, Job, ScoreSequence
 from engine.served import ServedModel
+from engine.timings import Timings
 from engine.types import EngineError, FinishReason
 
 _log = logging.getLogger(__name__)
@@ -83,6 +84,7 @@ class EngineCore:
         self._jobs: list[Job] = []
         self._deadline = math.inf
         """No job's is earlier."""
+        self.timings = Timings()
         self._generated = 0
         self._scored = 0
         try:
@@ -118,6 +120,7 @@ class EngineCore:
     def submit(self, job: Job) -> None:
         """Starts a job whose sequences ``ServedModel`` made."""
         self._jobs.append(job)
+        self.timings.requests["score" if isinstance(job.sequences[0], ScoreSequence) else "generate"] += 1
         self._deadline = min(self._deadline, job.deadline)
         if job.lease is not None:
             self.cache.leases.touch(job.lease)
@@ -175,12 +178,12 @@ class EngineCore:
                 self._deadline = min((job.deadline for job in self._jobs), default=math.inf)
             self.cache.leases.expire()
             with torch.inference_mode():
-                self._advance()
+                self._advance(now)
         except Exception as error:
             _log.exception("a step of model %s failed", self.model.info.id)
             self._recover(error)
 
-    def _advance(self) -> None:
+    def _advance(self, started: float) -> None:
         schedule = self._scheduler.schedule()
         for declined in schedule.declined:
             self._emit_score(declined, declined=True)
@@ -190,14 +193,16 @@ class EngineCore:
         self._attention.plan = plan
         hidden = self.model.decoder.forward(batch, self._attention)
         drawn = read_out(work, hidden, self.model.decoder)
-        self._commit(work)
+        self._commit(work, started)
+        now = time.monotonic()
         for draw in drawn:
-            self._append(draw)
+            self._append(draw, now)
 
-    def _commit(self, work: list[Work]) -> None:
+    def _commit(self, work: list[Work], started: float) -> None:
         """The step's keys and values are valid now; what fills a page or ends a prefix becomes shareable."""
         size = self.cache.page_size
         for sequence, count in work:
+            self.timings.started(sequence, started)
             before, sequence.computed = sequence.computed, sequence.computed + count
             completes = before < sequence.prefix <= sequence.computed
             if completes or sequence.computed // size > before // size:
@@ -210,8 +215,9 @@ class EngineCore:
             elif isinstance(sequence, GenerateSequence) and completes and not sequence.branch.max_tokens:
                 self._end(sequence, ("length", None))
 
-    def _append(self, draw: Draw) -> None:
+    def _append(self, draw: Draw, now: float) -> None:
         sequence = draw.sequence
+        self.timings.drew(sequence, now)
         sequence.tokens.append(draw.token)
         sequence.written.append(draw.token)
         sequence.logprob += draw.logprob
@@ -232,6 +238,7 @@ class EngineCore:
         self._leave(sequence)
 
     def _emit_completion(self, sequence: GenerateSequence, reason: Ending) -> None:
+        self.timings.ended(sequence, reason[0], time.monotonic())
         rest, answer = completion(sequence, reason)
         if rest is not None:
             sequence.job.sink(rest)

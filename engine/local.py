@@ -13,6 +13,7 @@ from pathlib import Path
 
 from engine.core import CoreOptions, CoreStats, EngineCore
 from engine.sequence import Event, Job
+from engine.timings import Timings
 from engine.tokenizer import Tokenizer
 from engine.types import (
     Completion,
@@ -142,6 +143,10 @@ class LocalEngine:
     def stats(self) -> dict[str, CoreStats]:
         """Numbers for monitoring, by model."""
         return {name: core.stats for name, core in self._cores.items()}
+
+    def timings(self) -> dict[str, Timings]:
+        """Waiting times and paces for monitoring, by model."""
+        return {name: core.timings for name, core in self._cores.items()}
 
     async def _completions(
         self, core: EngineCore, job: Job, events: asyncio.Queue[Event], left: int

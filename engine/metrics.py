@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from engine.local import LocalEngine
@@ -23,6 +23,11 @@ _COUNTERS = {
     "generated_tokens": "Tokens sampled.",
     "scored_tokens": "Tokens forwarded for score requests.",
     "preemptions": "Sequences that lost their pages and started again.",
+}
+_HISTOGRAMS = {
+    "queue": ("queue_seconds", "From a request's arrival until one of its sequences first runs."),
+    "first_token": ("time_to_first_token_seconds", "From a request's arrival until a branch's first token."),
+    "per_token": ("time_per_output_token_seconds", "Mean time between a branch's tokens after its first."),
 }
 
 
@@ -49,3 +54,22 @@ class EngineCollector(Collector):
             for model, numbers in stats.items():
                 counter.add_metric([model], getattr(numbers, name))
             yield counter
+        yield from self._happened()
+
+    def _happened(self) -> Iterator[Metric]:
+        timings = self._engine.timings()
+        for name, (unit, text) in _HISTOGRAMS.items():
+            histogram = HistogramMetricFamily(f"reasoner_engine_{unit}", text, labels=["model"])
+            for model, times in timings.items():
+                counted = getattr(times, name)
+                histogram.add_metric([model], counted.cumulative(), counted.total)
+            yield histogram
+        finished = CounterMetricFamily("reasoner_engine_finished", "Branches that ended.", labels=["model", "reason"])
+        requests = CounterMetricFamily("reasoner_engine_requests", "Requests taken.", labels=["model", "kind"])
+        for model, times in timings.items():
+            for reason, count in dict(times.finished).items():
+                finished.add_metric([model, reason], count)
+            for kind, count in dict(times.requests).items():
+                requests.add_metric([model, kind], count)
+        yield finished
+        yield requests

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -40,6 +41,7 @@ class Job:
     """Arrival number: smaller is older."""
     overtaken: int = 0
     """How many sequences the scheduler had admitted when the job came."""
+    arrived: float = field(default_factory=time.monotonic)
 
 
 @dataclass(eq=False, slots=True, kw_only=True)
@@ -57,6 +59,8 @@ class Sequence:
     cached: int | None = None
     """Tokens that the cache had when the sequence first ran. Recomputing after a preemption is not the client's
     bill."""
+    started: float | None = None
+    """When it first ran."""
     table: PageTable | None = None
     match: Match | None = None
     """What the cache had when the scheduler last looked, while the sequence waits."""
@@ -97,6 +101,8 @@ class GenerateSequence(Sequence):
     """Characters already streamed, those of ``Branch.generated`` included."""
     sent_tokens: int = 0
     """New tokens already streamed."""
+    first_token: float | None = None
+    """When it got its first token."""
     logprob: float = 0.0
     penalties: Penalties | None = None
     """Of a request that has any."""

@@ -401,6 +401,33 @@ async def test_health_and_metrics_tell_what_the_engine_did(http: httpx.AsyncClie
     assert numbers['reasoner_engine_running{model="m"}'] == 0
 
 
+async def test_metrics_count_waits_paces_and_ends_once_for_each_branch(
+    http: httpx.AsyncClient, client: HttpEngine
+) -> None:
+    async def numbers() -> dict[str, float]:
+        lines = (await http.get("/metrics")).text.splitlines()
+        return {name: float(value) for name, value in (line.rsplit(" ", 1) for line in lines if line[0] != "#")}
+
+    before = await numbers()
+    await collect(client, sampled(4))
+    await collect(client, sampled(2, max_tokens=1))
+    await client.score(score(ScoreItem((PROMPT,), (0,)), token_ids=(1,)))
+    after = await numbers()
+    grown = {name: after[name] - before.get(name, 0.0) for name in after}
+    prefix, model = "reasoner_engine_", '{model="m"}'
+    assert grown[f"{prefix}queue_seconds_count{model}"] == 7
+    assert grown[f"{prefix}time_to_first_token_seconds_count{model}"] == 6
+    assert grown[f"{prefix}time_per_output_token_seconds_count{model}"] == 4
+    assert grown[prefix + 'finished_total{model="m",reason="length"}'] == 6
+    assert grown[prefix + 'requests_total{kind="generate",model="m"}'] == 2
+    assert grown[prefix + 'requests_total{kind="score",model="m"}'] == 1
+    waits = [after[name] for name in after if name.startswith(f"{prefix}time_to_first_token_seconds_bucket{{")]
+    infinite = prefix + 'time_to_first_token_seconds_bucket{le="+Inf",model="m"}'
+    assert after[infinite] == after[f"{prefix}time_to_first_token_seconds_count{model}"] == max(waits)
+    first = after[f"{prefix}time_to_first_token_seconds_sum{model}"]
+    assert first >= after[f"{prefix}queue_seconds_sum{model}"] * 0.5 > 0
+
+
 async def test_refusals_arrive_as_the_exceptions_of_the_interface(client: HttpEngine) -> None:
     with pytest.raises(InvalidRequest) as refusal:
         await collect(client, generate(PROMPT, [Branch(1, 1, 1)], temperature=-1.0))
