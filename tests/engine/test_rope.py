@@ -55,8 +55,9 @@ VARIANTS: list[dict[str, Any]] = [
 
 def their_tables(embedding: Any, positions: int, **options: Any) -> tuple[torch.Tensor, torch.Tensor]:
     cos, sin = embedding(torch.zeros(1), torch.arange(positions)[None], **options)
-    half = cos.shape[-1] // 2
-    return cos[0, :, :half], sin[0, :, :half]
+    # They negate half of a head's coordinates where we negate half of the sines.
+    sin[..., : sin.shape[-1] // 2] *= -1
+    return cos[0], sin[0]
 
 
 def assert_equal_tables(rope: Rope, theirs: tuple[torch.Tensor, torch.Tensor]) -> None:
