@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -29,6 +29,10 @@ Model = Annotated[str | None, typer.Option(help="A bundled model, a model folder
 Prm = Annotated[str | None, typer.Option(help="The verifier: a bundled model, a model folder, or NAME=FOLDER.")]
 Host = Annotated[str | None, typer.Option(help="Address to listen on; beyond loopback API keys are needed.")]
 Port = Annotated[int | None, typer.Option(help="Port to listen on.")]
+
+
+def _engine_option(name: str) -> Any:
+    return typer.Option(help=Settings.model_fields[f"engine_{name}"].description)
 
 
 def main() -> None:
@@ -68,11 +72,33 @@ def worker() -> None:
 
 
 @app.command()
-def engine(model: Model = None, prm: Prm = None) -> None:
-    """Run an inference engine alone, with the policy and the verifier."""
+def engine(
+    model: Model = None,
+    prm: Prm = None,
+    kv_tokens: Annotated[int | None, _engine_option("kv_tokens")] = None,
+    max_running: Annotated[int | None, _engine_option("max_running")] = None,
+    max_waiting: Annotated[int | None, _engine_option("max_waiting")] = None,
+    step_tokens: Annotated[int | None, _engine_option("step_tokens")] = None,
+    threads: Annotated[int | None, _engine_option("threads")] = None,
+    lease_share: Annotated[float | None, _engine_option("lease_share")] = None,
+    lease_seconds: Annotated[float | None, _engine_option("lease_seconds")] = None,
+) -> None:
+    """Run an inference engine alone, with the policy and the verifier. It listens on REASONER_ENGINE_URL."""
     from api.serve import run_engine
 
-    run_engine(_settings(model=model, prm=prm))
+    run_engine(
+        _settings(
+            model=model,
+            prm=prm,
+            engine_kv_tokens=kv_tokens,
+            engine_max_running=max_running,
+            engine_max_waiting=max_waiting,
+            engine_step_tokens=step_tokens,
+            engine_threads=threads,
+            engine_lease_share=lease_share,
+            engine_lease_seconds=lease_seconds,
+        )
+    )
 
 
 def _settings(**overrides: object) -> Settings:

@@ -46,7 +46,8 @@ def evaluate_suite(
     settings = load_settings()
     try:
         with private_engine(settings, console) as url:
-            runs = asyncio.run(_measure(problems, plan, url, console))
+            engine = HttpEngine(url, tokenizer=settings.engine_tokenizer)
+            runs = asyncio.run(_measure(problems, plan, engine, console))
     except EngineError as error:
         console.print(f"reasoner: {error}", markup=False)
         raise typer.Exit(1) from None
@@ -66,10 +67,9 @@ def evaluate_suite(
         _print(Console(), table, claims)
 
 
-async def _measure(problems: Sequence[Problem], plan: Plan, url: str, console: Console) -> list[Run]:
+async def _measure(problems: Sequence[Problem], plan: Plan, engine: HttpEngine, console: Console) -> list[Run]:
     stages = plan.stages()
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    engine = HttpEngine(url)
     try:
         with Progress(*columns, console=console) as progress:
             task = progress.add_task("starting", total=len(problems) * len(stages))

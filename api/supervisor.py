@@ -210,6 +210,10 @@ class Supervisor:
             self._old_handler = None
 
 
+ENGINE_OPTIONS = ("kv_tokens", "max_running", "max_waiting", "step_tokens", "threads", "lease_share", "lease_seconds")
+"""Options of the engine server that are settings too, with ``engine_`` before their names."""
+
+
 def engine_command(settings: Settings, where: Sequence[str]) -> list[str]:
     """The command line of an engine server with the configured models. Raises ``ConfigError``."""
     command = [sys.executable, "-m", "engine.server", *where]
@@ -218,6 +222,10 @@ def engine_command(settings: Settings, where: Sequence[str]) -> list[str]:
         (settings.prm_name, settings.prm, "prm"),
     ):
         command += ["--model", f"{name}={model_folder(value, setting)}"]
+    for option in ENGINE_OPTIONS:
+        size = getattr(settings, f"engine_{option}")
+        if size is not None:
+            command += [f"--{option.replace('_', '-')}", str(size)]
     return command
 
 

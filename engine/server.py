@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import math
 import signal
 import sys
 from collections.abc import AsyncIterator, Coroutine, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from pathlib import Path
 from types import FrameType
 from typing import Any, TypeVar
@@ -34,6 +35,7 @@ from engine.wire import error_body, error_to_json
 MAX_BODY_BYTES = 32 << 20
 
 _SHUTDOWN_SECONDS = 2
+_DEFAULTS = CoreOptions()
 _T = TypeVar("_T")
 
 
@@ -115,8 +117,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if arguments.threads is not None:
         torch.set_num_threads(arguments.threads)
     try:
-        options = CoreOptions(kv_tokens=arguments.kv_tokens, debug=arguments.debug)
-        engine = LocalEngine(_named_folders(arguments.model), options)
+        engine = LocalEngine(_named_folders(arguments.model), _options(arguments))
     except EngineError as error:
         print(f"engine: {error}", file=sys.stderr)
         return 2
@@ -261,8 +262,31 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, default=8100, help="0 takes a free one")
     parser.add_argument("--uds", metavar="PATH", help="listen on a Unix socket instead")
-    parser.add_argument("--kv-tokens", type=_positive, help="tokens of keys and values kept per model")
-    parser.add_argument("--threads", type=_positive, help="threads for the arithmetic of one step")
+    sizes = (
+        ("kv_tokens", "tokens of keys and values kept per model (default: what 1 GiB holds, at most 131072)"),
+        ("max_running", "sequences of a model that run at once (default: %(default)s)"),
+        ("max_waiting", "sequences that may wait before requests are refused (default: %(default)s)"),
+        ("step_tokens", "tokens computed in one step at most (default: %(default)s)"),
+        ("page_size", "tokens of a page of keys and values (default: %(default)s)"),
+    )
+    for name, text in sizes:
+        default = getattr(_DEFAULTS, name)
+        parser.add_argument(f"--{name.replace('_', '-')}", type=_positive, default=default, metavar="N", help=text)
+    parser.add_argument(
+        "--lease-share",
+        type=_share,
+        default=_DEFAULTS.lease_share,
+        metavar="X",
+        help="part of the kept tokens that leases may pin (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--lease-seconds",
+        type=_seconds,
+        default=_DEFAULTS.lease_seconds,
+        metavar="S",
+        help="a lease that no request names for so long ends (default: %(default)s)",
+    )
+    parser.add_argument("--threads", type=_positive, metavar="N", help="threads for the arithmetic of one step")
     parser.add_argument("--debug", action="store_true", help="check all invariants when idle; stop if one is broken")
     return parser
 
@@ -272,6 +296,24 @@ def _positive(text: str) -> int:
     if value < 1:
         raise argparse.ArgumentTypeError(f"{value} must be at least 1")
     return value
+
+
+def _share(text: str) -> float:
+    value = float(text)
+    if not 0 <= value <= 1:
+        raise argparse.ArgumentTypeError(f"{value} must be between 0 and 1")
+    return value
+
+
+def _seconds(text: str) -> float:
+    value = float(text)
+    if not 0 < value < math.inf:
+        raise argparse.ArgumentTypeError(f"{value} must be more than 0 seconds")
+    return value
+
+
+def _options(arguments: argparse.Namespace) -> CoreOptions:
+    return CoreOptions(**{option.name: getattr(arguments, option.name) for option in fields(CoreOptions)})
 
 
 def _named_folders(models: Sequence[str]) -> dict[str, str]:

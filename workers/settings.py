@@ -38,6 +38,27 @@ class Settings(BaseSettings):
     engine_tokenizer: Path | None = Field(
         None, description="Folder of the model behind engine_url, if that server takes no token ids or cannot tokenise."
     )
+    engine_kv_tokens: Annotated[int, Field(ge=1)] | None = Field(
+        None, description="Tokens whose keys and values each model keeps; by default what 1 GiB holds, at most 131072."
+    )
+    engine_max_running: Annotated[int, Field(ge=1)] | None = Field(
+        None, description="Sequences of a model that run at once; 256 by default."
+    )
+    engine_max_waiting: Annotated[int, Field(ge=1)] | None = Field(
+        None, description="Sequences that may wait before requests are refused as too many; 4096 by default."
+    )
+    engine_step_tokens: Annotated[int, Field(ge=1)] | None = Field(
+        None, description="Tokens computed in one step at most; 2048 by default."
+    )
+    engine_threads: Annotated[int, Field(ge=1)] | None = Field(
+        None, description="Threads for the arithmetic of one step; by default one for each core."
+    )
+    engine_lease_share: Annotated[float, Field(ge=0, le=1)] | None = Field(
+        None, description="Part of the kept tokens that jobs may pin; 0.5 by default."
+    )
+    engine_lease_seconds: Annotated[float, Field(gt=0)] | None = Field(
+        None, description="Seconds after which what a silent job pinned is let go; 600 by default."
+    )
     model: str = Field("policy", description="A bundled model, a model folder, or NAME=FOLDER.")
     prm: str = Field("prm", description="The verifier: a bundled model, a model folder, or NAME=FOLDER.")
     host: str = "127.0.0.1"

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import AsyncIterator, Iterator
+from dataclasses import asdict
 from pathlib import Path
 
 import httpx
@@ -453,7 +454,26 @@ def test_a_wrong_model_argument_is_one_clear_line_and_status_2(
         assert captured.out == ""
 
 
-@pytest.mark.parametrize("option", [["--kv-tokens", "0"], ["--threads", "-1"], ["--port", "x"], []])
+def test_every_size_of_the_engine_is_an_option(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[CoreOptions] = []
+
+    def refuse(models: object, options: CoreOptions) -> LocalEngine:
+        asked.append(options)
+        raise EngineError("enough")
+
+    monkeypatch.setattr("engine.server.LocalEngine", refuse)
+    wanted = CoreOptions(640, 8, 3, 50, 128, lease_share=0.25, lease_seconds=9.0, debug=True)
+    options = [
+        "--debug" if value is True else f"--{name.replace('_', '-')}={value}" for name, value in asdict(wanted).items()
+    ]
+    assert main(["--model", "m=/nowhere", *options]) == main(["--model", "m=/nowhere"]) == 2
+    assert asked == [wanted, CoreOptions()]
+
+
+@pytest.mark.parametrize(
+    "option",
+    [["--lease-share", "2"], ["--lease-seconds", "0"], ["--kv-tokens", "0"], ["--threads", "-1"], ["--port", "x"], []],
+)
 def test_wrong_options_are_wrong_usage(option: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as leaving:
         main(option and ["--model", "m=/nowhere", *option])

@@ -1,0 +1,34 @@
+"""The engine's sizes on their way from the settings to its command line."""
+
+from __future__ import annotations
+
+import pytest
+
+from api.supervisor import ENGINE_OPTIONS, engine_command
+from engine.core import CoreOptions
+from engine.server import main
+from engine.types import EngineError
+from workers.settings import load_settings
+
+
+def test_configured_sizes_reach_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes = dict(zip(ENGINE_OPTIONS, (640, 8, 3, 50, 1, 0.25, 9.0), strict=True))
+    settings = load_settings(**{f"engine_{name}": size for name, size in sizes.items()})
+    command = engine_command(settings, ["--port", "0"])
+    threads: list[int] = []
+    asked: list[CoreOptions] = []
+
+    def refuse(models: object, options: CoreOptions) -> None:
+        asked.append(options)
+        raise EngineError("enough")
+
+    monkeypatch.setattr("engine.server.LocalEngine", refuse)
+    monkeypatch.setattr("engine.server.torch.set_num_threads", threads.append)
+    assert main(command[command.index("engine.server") + 1 :]) == 2
+    assert threads == [sizes.pop("threads")]
+    assert {name: getattr(asked[0], name) for name in sizes} == sizes
+
+
+def test_sizes_that_nobody_configured_are_the_engines_own() -> None:
+    command = engine_command(load_settings(), ["--port", "0"])
+    assert not [word for word in command if word.removeprefix("--").replace("-", "_") in ENGINE_OPTIONS]
