@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import os
 import shlex
+import signal
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -80,7 +82,7 @@ def bench_engine(
 
 def _measure(measure: Callable[..., Measured], listener: Callable[..., Any], plan: Plan, console: Console) -> Measured:
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=console) as progress:
+    with _ended_in_order(), Progress(*columns, console=console) as progress:
         task = progress.add_task("checkpoints", total=None, completed=-1)
         measured = measure(
             plan,
@@ -92,6 +94,16 @@ def _measure(measure: Callable[..., Measured], listener: Callable[..., Any], pla
         )
         progress.update(task, advance=1, description="done")
         return measured
+
+
+@contextmanager
+def _ended_in_order() -> Iterator[None]:
+    """SIGTERM ends the run as Ctrl-C does: processes and their logs are gone afterwards."""
+    earlier = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, earlier)
 
 
 def _chosen(text: str, known: Iterable[str], option: str) -> tuple[str, ...]:
