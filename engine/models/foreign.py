@@ -10,28 +10,23 @@ computed side by side in pieces, as the engine would, and their logits must equa
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Sequence
 from itertools import pairwise
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from engine.attention import Attend, LayerAttention
 from engine.models.config import ModelConfig, RawConfig
+from engine.models.foreign_calls import NAME, DenseAttention, PagedCalls, TracedCalls, calls_go_to, register
 from engine.models.model import Batch
 from engine.types import EngineError
 
-_NAME = "reasoner"
-"""Our functions in transformers' registers."""
 _TOLERANCE = 1e-4
 """Largest difference of logits in the rehearsal, relative to the largest logit where that exceeds 1."""
 _REHEARSAL = ((0, 8, 9, 21), (0, 5, 14, 17))
 """Where each of the two texts is cut."""
-_REFUSED_ARGUMENTS = {"s_aux": "attention sinks", "position_bias": "position biases", "alibi": "ALiBi"}
-"""Arguments of attention functions that ours does not take, and what they mean."""
 _REFUSED_FIELDS = {
     "alibi": "ALiBi position biases",
     "use_bidirectional_attention": "attention that is not causal",
@@ -45,8 +40,6 @@ _PLAIN_LAYERS = {"full_attention", "sliding_attention", "attention"}
 """What a config may name as the type of a layer."""
 _ALIBI = ("bloom", "mpt")
 """Model types that have ALiBi without saying so."""
-
-MaskFunction = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 
 
 class ForeignModel:
@@ -70,7 +63,7 @@ class ForeignModel:
         vocab, context = int(text.vocab_size), int(text.max_position_embeddings)
         texts = [torch.randint(vocab, (cuts[-1],), generator=_generator()) for cuts in _REHEARSAL]
         expected = [self._alone(tokens) for tokens in texts]
-        self._model.set_attn_implementation(_NAME)
+        self._model.set_attn_implementation(NAME)
         self.config = ModelConfig(
             architecture=raw.architecture,
             vocab=vocab,
@@ -89,7 +82,7 @@ class ForeignModel:
 
     def forward(self, batch: Batch, attend: Attend) -> Tensor:
         """See ``Model``."""
-        with _calls_go_to(_Paged(attend)):
+        with calls_go_to(PagedCalls(attend)):
             return self._hidden(batch)
 
     def read(self, hidden: Tensor, token_ids: Sequence[int] = ()) -> Tensor:
@@ -129,8 +122,8 @@ class ForeignModel:
 
     def _trace(self, tokens: Tensor, context: int) -> tuple[LayerAttention, ...]:
         """What each layer asks of attention."""
-        tracer = _Tracer(context)
-        with _calls_go_to(tracer):
+        tracer = TracedCalls(context)
+        with calls_go_to(tracer):
             self._hidden(Batch(tokens, torch.arange(len(tokens))))
         if not tracer.layers:
             raise EngineError("its layers do not call attention through transformers' attention interface")
@@ -143,7 +136,7 @@ class ForeignModel:
         return tuple(tracer.layers)
 
     def _rehearse(self, texts: list[Tensor], expected: list[Tensor]) -> None:
-        attend = _Rehearsal(self.config.attention)
+        attend = DenseAttention(self.config.attention)
         logits: list[list[Tensor]] = [[] for _ in texts]
         for step in zip(*(pairwise(cuts) for cuts in _REHEARSAL), strict=True):
             attend.rows = list(step)
@@ -164,139 +157,6 @@ class ForeignModel:
                     f"computed in pieces over the paged cache, its logits differ by {difference:.1e} from its own; it "
                     "does something besides plain attention that is not known here"
                 )
-
-
-class _Calls(Protocol):
-    """Where a model's calls of attention go."""
-
-    def attention(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, options: dict[str, Any]) -> Tensor:
-        """``q``: ``[tokens, heads, head_dim]``, like ``Attend``."""
-        ...
-
-    def mask(self, visible: MaskFunction) -> Tensor | None:
-        """What layers get as their mask."""
-        ...
-
-
-_CALLS: ContextVar[_Calls] = ContextVar("calls")
-
-
-@contextmanager
-def _calls_go_to(calls: _Calls) -> Iterator[None]:
-    token = _CALLS.set(calls)
-    try:
-        yield
-    finally:
-        _CALLS.reset(token)
-
-
-class _Paged:
-    """One step: the layers' calls in their order go to the engine's attention, which knows what each layer needs."""
-
-    def __init__(self, attend: Attend) -> None:
-        self._attend = attend
-        self._layer = 0
-
-    def attention(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, options: dict[str, Any]) -> Tensor:  # noqa: ARG002
-        self._layer += 1
-        return self._attend(self._layer - 1, q, k, v)
-
-    def mask(self, visible: MaskFunction) -> Tensor | None:  # noqa: ARG002
-        return None
-
-
-class _Tracer:
-    """Writes down what each call asks for. The answers do not matter."""
-
-    def __init__(self, context: int) -> None:
-        self.layers: list[LayerAttention] = []
-        self._context = context
-
-    def attention(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, options: dict[str, Any]) -> Tensor:
-        for name, feature in _REFUSED_ARGUMENTS.items():
-            if options.get(name) is not None:
-                raise EngineError(f"{feature} ({name})")
-        tokens, heads, head_dim = q.shape
-        if k.shape != v.shape or k.shape[0] != tokens or k.shape[2] != head_dim or heads % k.shape[1]:
-            shapes = ", ".join(str(tuple(one.shape)) for one in (q, k, v))
-            raise EngineError(f"attention of queries, keys and values of shapes {shapes}")
-        if mask is None or options.get("is_causal") is False:
-            raise EngineError("attention that is not causal")
-        window, scale = int(mask.flatten()[0]), options.get("scaling")
-        self.layers.append(
-            LayerAttention(
-                heads=heads,
-                kv_heads=k.shape[1],
-                head_dim=head_dim,
-                scale=head_dim**-0.5 if scale is None else float(scale),
-                window=window if window < self._context else None,
-                softcap=options.get("softcap"),
-            )
-        )
-        return torch.zeros_like(q).flatten(1)
-
-    def mask(self, visible: MaskFunction) -> Tensor | None:
-        """The window's length, in the shape of a mask."""
-        return torch.full((1, 1, 1, 1), self._window(visible))
-
-    def _window(self, visible: MaskFunction) -> int:
-        """How many keys the last query of the longest sequence sees. Raises unless every query sees that many of the
-        latest."""
-        last, keys, zero = self._context - 1, torch.arange(self._context), torch.zeros((), dtype=torch.int64)
-
-        def seen(query: int) -> Tensor:
-            return visible(zero, zero, torch.tensor(query), keys).expand(self._context)
-
-        window = int(seen(last).sum())
-        for query in {0, 1, window - 1, window, window + 1, last // 3, last // 2, last // 2 + 1, last - 1, last}:
-            if 0 <= query <= last and not torch.equal(seen(query), (keys <= query) & (keys > query - window)):
-                raise EngineError("a mask that is neither causal nor a sliding window, such as chunked attention")
-        return window
-
-
-class _Rehearsal:
-    """``Attend`` without pages, for the two texts of the rehearsal."""
-
-    def __init__(self, layers: Sequence[LayerAttention]) -> None:
-        self.rows: list[tuple[int, int]] = []
-        """First and end position of each text in this step."""
-        self._layers = layers
-        self._cache: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}
-
-    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        sizes = [end - first for first, end in self.rows]
-        parts = zip(self.rows, *(torch.split(one, sizes) for one in (q, k, v)), strict=True)
-        answers = []
-        for row, ((first, _), queries, new_keys, new_values) in enumerate(parts):
-            keys, values = self._cache.get((layer, row), (k[:0], v[:0]))
-            keys, values = torch.cat((keys, new_keys)), torch.cat((values, new_values))
-            self._cache[layer, row] = keys, values
-            answers.append(_dense(self._layers[layer], queries, keys, values, first))
-        return torch.cat(answers)
-
-
-def _dense(about: LayerAttention, q: Tensor, k: Tensor, v: Tensor, first: int) -> Tensor:
-    """Attention of queries from position ``first`` on to all keys, written out."""
-    k, v = (one.repeat_interleave(about.heads // about.kv_heads, dim=1) for one in (k, v))
-    scores = torch.einsum("qhd,khd->hqk", q, k) * about.scale
-    if about.softcap is not None:
-        scores = torch.tanh(scores / about.softcap) * about.softcap
-    distance = torch.arange(first, first + len(q))[:, None] - torch.arange(len(k))
-    hidden = (distance < 0) | (distance >= (about.window or len(k)))
-    return torch.einsum("hqk,khd->qhd", scores.masked_fill(hidden, -torch.inf).softmax(-1), v).flatten(1)
-
-
-def _attention(
-    _: object, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **options: Any
-) -> tuple[Tensor, None]:
-    """transformers' attention function: ``[1, heads, tokens, head_dim]`` in, ``[1, tokens, heads, head_dim]`` out."""
-    q, k, v = (one[0].transpose(0, 1) for one in (query, key, value))
-    return _CALLS.get().attention(q, k, v, attention_mask, options).view(1, *q.shape), None
-
-
-def _mask(*, mask_function: MaskFunction, **_: Any) -> Tensor | None:
-    """transformers' mask function."""
-    return _CALLS.get().mask(mask_function)
 
 
 def _load_config(raw: RawConfig) -> Any:
@@ -332,10 +192,9 @@ def _load_config(raw: RawConfig) -> Any:
 
 
 def _load(raw: RawConfig) -> Any:
-    from transformers import AttentionInterface, AttentionMaskInterface, AutoModelForCausalLM
+    from transformers import AutoModelForCausalLM
 
-    AttentionInterface.register(_NAME, _attention)
-    AttentionMaskInterface.register(_NAME, _mask)
+    register()
     model, report = AutoModelForCausalLM.from_pretrained(
         raw.folder,
         local_files_only=True,

@@ -6,13 +6,14 @@ That those which run compute the same is among the tests of all models.
 from __future__ import annotations
 
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from engine.models import foreign
+from engine.models import foreign, foreign_calls
 from engine.types import EngineError
 from tests.engine.conftest import Checkpoints, save_random_model
 from tests.engine.helpers import Harness
@@ -55,8 +56,12 @@ def test_what_paged_attention_cannot_do_is_refused_by_name(
 @pytest.mark.parametrize(
     ("architecture", "options", "forgotten"),
     [
-        ("GptOssForCausalLM", {"num_local_experts": 2, "num_experts_per_tok": 1}, {"_REFUSED_ARGUMENTS": {}}),
-        ("FalconH1ForCausalLM", _SMALL_STATE, {"_REFUSED_FIELDS": {}, "_PLAIN_LAYERS": {"hybrid"}}),
+        (
+            "GptOssForCausalLM",
+            {"num_local_experts": 2, "num_experts_per_tok": 1},
+            {foreign_calls: {"_REFUSED_ARGUMENTS": {}}},
+        ),
+        ("FalconH1ForCausalLM", _SMALL_STATE, {foreign: {"_REFUSED_FIELDS": {}, "_PLAIN_LAYERS": {"hybrid"}}}),
     ],
 )
 def test_the_rehearsal_finds_what_has_no_name_here(
@@ -64,12 +69,13 @@ def test_the_rehearsal_finds_what_has_no_name_here(
     monkeypatch: pytest.MonkeyPatch,
     architecture: str,
     options: dict[str, Any],
-    forgotten: dict[str, Any],
+    forgotten: dict[ModuleType, dict[str, Any]],
 ) -> None:
     """Attention sinks, and state-space layers beside attention, as if we had never heard of them."""
     save_random_model(architecture, options, tmp_path)
-    for name, value in forgotten.items():
-        monkeypatch.setattr(foreign, name, value)
+    for module, constants in forgotten.items():
+        for name, value in constants.items():
+            monkeypatch.setattr(module, name, value)
     with pytest.raises(EngineError, match="computed in pieces over the paged cache, its logits differ"):
         Harness(tmp_path)
 

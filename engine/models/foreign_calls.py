@@ -1,0 +1,167 @@
+"""Where the attention calls of transformers' models go: to the engine's cache, or into a description of the model.
+
+transformers looks up attention and mask functions by name. Ours pass each call on to whoever is in charge of the
+forward pass that it belongs to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from engine.attention import Attend, LayerAttention
+from engine.types import EngineError
+
+NAME = "reasoner"
+"""Our functions in transformers' registers."""
+_REFUSED_ARGUMENTS = {"s_aux": "attention sinks", "position_bias": "position biases", "alibi": "ALiBi"}
+"""Arguments of attention functions that ours does not take, and what they mean."""
+
+MaskFunction = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
+
+
+class Calls(Protocol):
+    """Where a model's calls of attention go."""
+
+    def attention(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, options: dict[str, Any]) -> Tensor:
+        """``q``: ``[tokens, heads, head_dim]``, like ``Attend``."""
+        ...
+
+    def mask(self, visible: MaskFunction) -> Tensor | None:
+        """What layers get as their mask."""
+        ...
+
+
+_CURRENT: ContextVar[Calls] = ContextVar("calls")
+
+
+@contextmanager
+def calls_go_to(calls: Calls) -> Iterator[None]:
+    """All calls of attention made inside go to ``calls``."""
+    token = _CURRENT.set(calls)
+    try:
+        yield
+    finally:
+        _CURRENT.reset(token)
+
+
+class PagedCalls:
+    """One step: the layers' calls in their order go to the engine's attention, which knows what each layer needs."""
+
+    def __init__(self, attend: Attend) -> None:
+        self._attend = attend
+        self._layer = 0
+
+    def attention(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, options: dict[str, Any]) -> Tensor:  # noqa: ARG002
+        self._layer += 1
+        return self._attend(self._layer - 1, q, k, v)
+
+    def mask(self, visible: MaskFunction) -> Tensor | None:  # noqa: ARG002
+        return None
+
+
+class TracedCalls:
+    """Writes down what each call asks for. The answers do not matter."""
+
+    def __init__(self, context: int) -> None:
+        self.layers: list[LayerAttention] = []
+        self._context = context
+
+    def attention(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, options: dict[str, Any]) -> Tensor:
+        for name, feature in _REFUSED_ARGUMENTS.items():
+            if options.get(name) is not None:
+                raise EngineError(f"{feature} ({name})")
+        tokens, heads, head_dim = q.shape
+        if k.shape != v.shape or k.shape[0] != tokens or k.shape[2] != head_dim or heads % k.shape[1]:
+            shapes = ", ".join(str(tuple(one.shape)) for one in (q, k, v))
+            raise EngineError(f"attention of queries, keys and values of shapes {shapes}")
+        if mask is None or options.get("is_causal") is False:
+            raise EngineError("attention that is not causal")
+        window, scale = int(mask.flatten()[0]), options.get("scaling")
+        self.layers.append(
+            LayerAttention(
+                heads=heads,
+                kv_heads=k.shape[1],
+                head_dim=head_dim,
+                scale=head_dim**-0.5 if scale is None else float(scale),
+                window=window if window < self._context else None,
+                softcap=options.get("softcap"),
+            )
+        )
+        return torch.zeros_like(q).flatten(1)
+
+    def mask(self, visible: MaskFunction) -> Tensor | None:
+        """The window's length, in the shape of a mask."""
+        return torch.full((1, 1, 1, 1), self._window(visible))
+
+    def _window(self, visible: MaskFunction) -> int:
+        """How many keys the last query of the longest sequence sees. Raises unless every query sees that many of the
+        latest."""
+        last, keys, zero = self._context - 1, torch.arange(self._context), torch.zeros((), dtype=torch.int64)
+
+        def seen(query: int) -> Tensor:
+            return visible(zero, zero, torch.tensor(query), keys).expand(self._context)
+
+        window = int(seen(last).sum())
+        for query in {0, 1, window - 1, window, window + 1, last // 3, last // 2, last // 2 + 1, last - 1, last}:
+            if 0 <= query <= last and not torch.equal(seen(query), (keys <= query) & (keys > query - window)):
+                raise EngineError("a mask that is neither causal nor a sliding window, such as chunked attention")
+        return window
+
+
+class DenseAttention:
+    """``Attend`` without pages, for the two texts of the rehearsal."""
+
+    def __init__(self, layers: Sequence[LayerAttention]) -> None:
+        self.rows: list[tuple[int, int]] = []
+        """First and end position of each text in this step."""
+        self._layers = layers
+        self._cache: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}
+
+    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        sizes = [end - first for first, end in self.rows]
+        parts = zip(self.rows, *(torch.split(one, sizes) for one in (q, k, v)), strict=True)
+        answers = []
+        for row, ((first, _), queries, new_keys, new_values) in enumerate(parts):
+            keys, values = self._cache.get((layer, row), (k[:0], v[:0]))
+            keys, values = torch.cat((keys, new_keys)), torch.cat((values, new_values))
+            self._cache[layer, row] = keys, values
+            answers.append(_dense(self._layers[layer], queries, keys, values, first))
+        return torch.cat(answers)
+
+
+def _dense(about: LayerAttention, q: Tensor, k: Tensor, v: Tensor, first: int) -> Tensor:
+    """Attention of queries from position ``first`` on to all keys, written out."""
+    k, v = (one.repeat_interleave(about.heads // about.kv_heads, dim=1) for one in (k, v))
+    scores = torch.einsum("qhd,khd->hqk", q, k) * about.scale
+    if about.softcap is not None:
+        scores = torch.tanh(scores / about.softcap) * about.softcap
+    distance = torch.arange(first, first + len(q))[:, None] - torch.arange(len(k))
+    hidden = (distance < 0) | (distance >= (about.window or len(k)))
+    return torch.einsum("hqk,khd->qhd", scores.masked_fill(hidden, -torch.inf).softmax(-1), v).flatten(1)
+
+
+def _attention(
+    _: object, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **options: Any
+) -> tuple[Tensor, None]:
+    """transformers' attention function: ``[1, heads, tokens, head_dim]`` in, ``[1, tokens, heads, head_dim]`` out."""
+    q, k, v = (one[0].transpose(0, 1) for one in (query, key, value))
+    return _CURRENT.get().attention(q, k, v, attention_mask, options).view(1, *q.shape), None
+
+
+def _mask(*, mask_function: MaskFunction, **_: Any) -> Tensor | None:
+    """transformers' mask function."""
+    return _CURRENT.get().mask(mask_function)
+
+
+def register() -> None:
+    """Makes ``NAME`` an attention implementation of transformers."""
+    from transformers import AttentionInterface, AttentionMaskInterface
+
+    AttentionInterface.register(NAME, _attention)
+    AttentionMaskInterface.register(NAME, _mask)
