@@ -1,8 +1,4 @@
-"""The Llama family: which architectures are defined here, and what their ``config.json`` may ask for.
-
-Every field of a config is either read, or known to be without influence on inference, or refused by name: a number that
-nobody reads could mean a feature that nobody computes.
-"""
+"""The Llama family: which architectures are defined here, and what their ``config.json`` may ask for."""
 
 from __future__ import annotations
 
@@ -11,6 +7,7 @@ from typing import Any
 
 from engine.attention import LayerAttention
 from engine.models.config import ModelConfig, RawConfig
+from engine.models.fields import READ, WITHOUT_INFLUENCE, refuse_unknown
 from engine.models.rope import Rope, read_rope, read_ropes_by_layer_type
 from engine.types import EngineError
 
@@ -122,42 +119,6 @@ _FAMILIES = {
 }
 """By the beginning of the architecture's name."""
 
-_READ = {
-    *("architectures", "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"),
-    *("num_key_value_heads", "head_dim", "hidden_act", "max_position_embeddings", "rms_norm_eps", "rope_theta"),
-    *("rope_scaling", "rope_parameters", "partial_rotary_factor", "original_max_position_embeddings"),
-    *("tie_word_embeddings", "id2label", "num_labels", "eos_token_id", "token_classification_bias"),
-}
-"""Fields of every family that are read."""
-
-_WITHOUT_INFLUENCE = {
-    # What the file is, and where it came from.
-    *("_name_or_path", "auto_map", "model_type", "transformers_version", "torch_dtype", "dtype", "unsloth_fixed"),
-    *("is_llama_config", "transformers.js_config", "model_max_length", "max_sequence_length"),
-    *("unsloth_version", "label2id", "problem_type", "finetuning_task", "task_specific_params", "bos_token_id"),
-    *("pad_token_id", "sep_token_id", "decoder_start_token_id", "tokenizer_class", "prefix"),
-    # How transformers runs it.
-    *("use_cache", "cache_implementation", "_attn_implementation", "attn_implementation", "pretraining_tp"),
-    *("_attn_implementation_autoset", "_flash_attn_2_enabled"),
-    *("return_dict", "output_attentions", "output_hidden_states", "output_router_logits", "torchscript"),
-    *("tf_legacy_loss", "use_bfloat16", "chunk_size_feed_forward", "is_decoder"),
-    # Training only.
-    *("initializer_range", "attention_dropout", "resid_pdrop", "embd_pdrop", "hidden_dropout", "classifier_dropout"),
-    *("router_aux_loss_coef", "router_jitter_noise"),
-    # Generation settings that older configs keep; the request says its own.
-    *("max_length", "min_length", "do_sample", "early_stopping", "num_beams", "num_beam_groups", "diversity_penalty"),
-    *("temperature", "top_k", "top_p", "typical_p", "repetition_penalty", "length_penalty", "no_repeat_ngram_size"),
-    *("encoder_no_repeat_ngram_size", "num_return_sequences"),
-}
-"""Fields with which any family computes the same."""
-
-_FIXED: dict[str, Any] = {
-    "is_causal": True,
-    "full_attn_mod": 1,
-    "interpolate_factor": 1,
-}
-"""Fields that are accepted at this value alone, at which they change nothing."""
-
 
 def is_defined(architecture: str) -> bool:
     """Whether ``decoder_config`` knows the architecture."""
@@ -168,7 +129,7 @@ def is_defined(architecture: str) -> bool:
 
 def known_fields(architecture: str) -> set[str]:
     """The fields that a config of a defined architecture may have at any value."""
-    return _READ | _WITHOUT_INFLUENCE | _FAMILIES[_split(architecture)[0]].reads
+    return READ | WITHOUT_INFLUENCE | _FAMILIES[_split(architecture)[0]].reads
 
 
 def decoder_config(raw: RawConfig) -> DecoderConfig:
@@ -187,7 +148,7 @@ def _config(raw: RawConfig) -> DecoderConfig:
     prefix, kind = _split(raw.architecture)
     family = _FAMILIES[prefix]
     fields = family.defaults | raw.fields
-    _refuse_unknown(fields, known_fields(raw.architecture))
+    refuse_unknown(fields, known_fields(raw.architecture))
     layers, hidden = int(fields["num_hidden_layers"]), int(fields["hidden_size"])
     heads = int(fields["num_attention_heads"])
     kv_heads = int(fields.get("num_key_value_heads") or heads)
@@ -237,16 +198,6 @@ def _config(raw: RawConfig) -> DecoderConfig:
         ropes=tuple(ropes),
         experts=_experts(prefix, fields, layers),
     )
-
-
-def _refuse_unknown(fields: dict[str, Any], known: set[str]) -> None:
-    for name, value in fields.items():
-        if name in _FIXED:
-            if value is not None and value != _FIXED[name]:
-                raise EngineError(f"{name} is {value!r}; only {_FIXED[name]!r} is supported")
-        # What is off, empty or zero asks for nothing.
-        elif name not in known and value and not name.startswith("reasoner_"):
-            raise EngineError(f"{name} is not supported for this architecture (its value is {value!r})")
 
 
 def _layer_types(prefix: str, fields: dict[str, Any], layers: int) -> list[str]:

@@ -1,0 +1,58 @@
+"""Which fields a ``config.json`` of the Llama family may have.
+
+Every field is either read, or known to be without influence on inference, or refused by name: a number that nobody
+reads could mean a feature that nobody computes.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from engine.types import EngineError
+
+READ = {
+    *("architectures", "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"),
+    *("num_key_value_heads", "head_dim", "hidden_act", "max_position_embeddings", "rms_norm_eps", "rope_theta"),
+    *("rope_scaling", "rope_parameters", "partial_rotary_factor", "original_max_position_embeddings"),
+    *("tie_word_embeddings", "id2label", "num_labels", "eos_token_id", "token_classification_bias"),
+}
+"""Fields of every family that are read."""
+
+WITHOUT_INFLUENCE = {
+    # What the file is, and where it came from.
+    *("_name_or_path", "auto_map", "model_type", "transformers_version", "torch_dtype", "dtype", "unsloth_fixed"),
+    *("is_llama_config", "transformers.js_config", "model_max_length", "max_sequence_length"),
+    *("unsloth_version", "label2id", "problem_type", "finetuning_task", "task_specific_params", "bos_token_id"),
+    *("pad_token_id", "sep_token_id", "decoder_start_token_id", "tokenizer_class", "prefix"),
+    # How transformers runs it.
+    *("use_cache", "cache_implementation", "_attn_implementation", "attn_implementation", "pretraining_tp"),
+    *("_attn_implementation_autoset", "_flash_attn_2_enabled"),
+    *("return_dict", "output_attentions", "output_hidden_states", "output_router_logits", "torchscript"),
+    *("tf_legacy_loss", "use_bfloat16", "chunk_size_feed_forward", "is_decoder"),
+    # Training only.
+    *("initializer_range", "attention_dropout", "resid_pdrop", "embd_pdrop", "hidden_dropout", "classifier_dropout"),
+    *("router_aux_loss_coef", "router_jitter_noise"),
+    # Generation settings that older configs keep; the request says its own.
+    *("max_length", "min_length", "do_sample", "early_stopping", "num_beams", "num_beam_groups", "diversity_penalty"),
+    *("temperature", "top_k", "top_p", "typical_p", "repetition_penalty", "length_penalty", "no_repeat_ngram_size"),
+    *("encoder_no_repeat_ngram_size", "num_return_sequences"),
+}
+"""Fields with which any family computes the same."""
+
+_FIXED: dict[str, Any] = {
+    "is_causal": True,
+    "full_attn_mod": 1,
+    "interpolate_factor": 1,
+}
+"""Fields that are accepted at this value alone, at which they change nothing."""
+
+
+def refuse_unknown(fields: dict[str, Any], known: set[str]) -> None:
+    """Raises ``EngineError`` for a field that is not ``known`` and asks for something."""
+    for name, value in fields.items():
+        if name in _FIXED:
+            if value is not None and value != _FIXED[name]:
+                raise EngineError(f"{name} is {value!r}; only {_FIXED[name]!r} is supported")
+        # What is off, empty or zero asks for nothing.
+        elif name not in known and value and not name.startswith("reasoner_"):
+            raise EngineError(f"{name} is not supported for this architecture (its value is {value!r})")
