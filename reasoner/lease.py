@@ -28,7 +28,11 @@ class CacheLease:
         self._pruning: set[asyncio.Task[None]] = set()
 
     def prune(self, branches: Sequence[tuple[int, ...]]) -> None:
-        """Gives up branches, each named by all its tokens. Does not wait for the engine."""
+        """Gives up branches, each named by all its tokens. Does not wait for the engine.
+
+        These are the policy's tokens. What the verifier keeps of the branches stays until the job is over: it is sent
+        as text, and only the engine knows its tokens.
+        """
         task = asyncio.create_task(self._release(branches))
         self._pruning.add(task)
         task.add_done_callback(self._pruning.discard)
