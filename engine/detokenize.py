@@ -95,18 +95,19 @@ class StopStrings:
         self.stops = tuple(stops)
         self._tokenizer = tokenizer
         self._last = "".join({stop[-1] for stop in stops})
+        self._unseen = " " in self._last or _HALF in self._last
         self._may_end: dict[int, bool] = {}
 
     def may_end(self, token: int) -> bool:
         """Whether the token could complete a stop string; almost none can, and the others need no decoding.
 
-        A token that is part of a character may, and so may any token when a stop string ends in a space, since some
-        decoders add spaces between tokens.
+        A token that is part of a character may. So may any when a stop string ends in a space, since some decoders add
+        spaces between tokens, or in the mark of a half character, which counts once something follows it.
         """
         known = self._may_end.get(token)
         if known is None:
             piece = self._tokenizer.decode([token])
-            known = " " in self._last or any(mark in self._last + _HALF for mark in piece)
+            known = self._unseen or any(mark in self._last + _HALF for mark in piece)
             self._may_end[token] = known
         return known
 

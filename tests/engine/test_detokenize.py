@@ -93,6 +93,7 @@ def test_only_tokens_that_can_complete_a_stop_string_are_decoded(tokenizer: Toke
     assert not stops.may_end(tokenizer.encode("add")[0])
     assert all(stops.may_end(tokenizer.encode(text)[-1]) for text in ("\n", "}", "🐢"))
     assert StopStrings(tokenizer, (". ",)).may_end(tokenizer.encode("add")[0])
+    assert StopStrings(tokenizer, ("\ufffd",)).may_end(tokenizer.encode("add")[0])
 
 
 STOPS = [("\n\n",), ("d{4",), ("🐣",), ("ï",), ("녕", "🐢🐣"), ("step",), ("o",), ("}",), (" 🐢",)]

@@ -65,13 +65,16 @@ def test_the_repetition_penalty_is_that_of_transformers() -> None:
 
 
 def test_a_branch_that_grows_is_penalised_as_one_that_was_forked_at_its_end() -> None:
-    base = Penalties(SamplingParams(**ALL), [4, 5, 6])  # type: ignore[arg-type]
+    def fresh() -> Penalties:
+        return Penalties(SamplingParams(**ALL), [4, 5, 6])  # type: ignore[arg-type]
+
+    base = fresh()
     dice = random.Random(3)
-    new = [dice.randrange(VOCAB) for _ in range(120)]
+    new = [4, 3, *(dice.randrange(VOCAB) for _ in range(120))]
     growing, sibling = base.fork([]), base.fork([7])
     for token in new:
         growing.add(token)
-    for grown, whole in ((growing, base.fork(new)), (sibling, base.fork([7]))):
+    for grown, whole in ((growing, fresh().fork(new)), (sibling, fresh().fork([7])), (base, fresh())):
         left, right = torch.ones(1, VOCAB), torch.ones(1, VOCAB)
         penalise(left.numpy(), [0], [grown])
         penalise(right.numpy(), [0], [whole])
