@@ -82,8 +82,8 @@ class TextReader:
         for cut in range(end - 1, max(self._read, end - _BYTES - 1), -1):
             known = self._tokenizer.decode(self._tokens[self._window : cut])
             if known + self._tokenizer.decode(self._tokens[cut:]) == window:
-                self._lead = (self._lead + known)[self._shown :]
-                self._shown = 0
+                left = self._lead + known
+                self._lead, self._shown = left[self._shown :], max(0, self._shown - len(left))
                 self._window = self._read = cut
                 return
 

@@ -180,6 +180,15 @@ def test_bytes_that_are_no_text_are_read_as_the_decoder_shows_them(
         assert reader.final(len(grown)) == text_of(tokenizer, grown)
 
 
+def test_a_character_before_a_half_one_is_read_once_when_many_tokens_come_at_once(tokenizer: Tokenizer) -> None:
+    pieces = {token: tokenizer.decode([token]) for token in range(360)}
+    joined = next(token for token, piece in pieces.items() if piece[:1].isalpha() and piece.endswith("\ufffd"))
+    tokens = [*tokenizer.encode("so the answer is")] * 3 + [joined]
+    reader = TextReader(tokenizer, tokens)
+    reader.advance()
+    assert reader.text == reader.final(len(tokens)) == text_of(tokenizer, tokens)
+
+
 def test_bytes_that_never_become_text_are_not_decoded_over_and_over(
     tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
