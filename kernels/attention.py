@@ -11,14 +11,15 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-_NARROW = 32
+_NARROW = 8
 """Up to this many queries a head's scores are one small product each; with more, torch's tiled attention is faster."""
 
 
 def attention(
     q: Tensor, k: Tensor, v: Tensor, *, scale: float, mask: Tensor | None = None, softcap: float | None = None
 ) -> Tensor:
-    """The first result of ``attention_piece``, at less cost: for a context that is in one piece."""
+    """The first result of ``attention_piece``, at less cost: for a context that is in one piece. Every query must see
+    some key, no matter which."""
     if q.shape[2] > _NARROW and softcap is None:
         return _tiled(q, k, v, scale, mask)[0]
     weights = torch.softmax(_scores(q, k, scale, mask, softcap), dim=-1)
@@ -31,18 +32,16 @@ def attention_piece(
     """Softmax attention to a piece of a context, and the log-sum-exp of its scores.
 
     ``q``: ``[rows, heads, queries, dim]``, ``k`` and ``v``: ``[rows, heads, keys, dim]``, float32. ``mask``: float32,
-    broadcastable to ``[rows, heads, queries, keys]``, added to the scores. With ``softcap`` c the scores are first
-    bounded to ``c * tanh(score / c)``. Returns ``[rows, heads, queries, dim]`` and ``[rows, heads, queries]``. Every
-    query must see at least one key.
+    broadcastable to ``[rows, heads, queries, keys]``, added to the scores; every query must see the first key. With
+    ``softcap`` c the scores are first bounded to ``c * tanh(score / c)``. Returns ``[rows, heads, queries, dim]`` and
+    ``[rows, heads, queries]``.
     """
     if q.shape[2] > _NARROW and softcap is None:
         return _tiled(q, k, v, scale, mask)
     scores = _scores(q, k, scale, mask, softcap)
-    largest = scores.amax(dim=-1, keepdim=True)
-    weights = scores.sub_(largest).exp_()
-    total = weights.sum(dim=-1, keepdim=True)
-    out = torch.bmm(_flat(weights), _flat(v)).view(q.shape).div_(total)
-    return out, total.log_().add_(largest).squeeze(-1)
+    weights = torch.log_softmax(scores, dim=-1)
+    total = scores[..., 0] - weights[..., 0]
+    return torch.bmm(_flat(weights.exp_()), _flat(v)).view(q.shape), total
 
 
 def causal_attention(q: Tensor, k: Tensor, v: Tensor, *, scale: float) -> tuple[Tensor, Tensor]:

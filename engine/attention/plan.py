@@ -97,7 +97,8 @@ class StepPlan:
     """One step's attention."""
 
     slots: Tensor
-    """``[tokens * kv_heads]`` where the new keys and values go in the pool seen as ``[kv_heads * slots, head_dim]``."""
+    """``[tokens * 2 * kv_heads]`` where each token's keys and values go in the pool seen as ``[2 * kv_heads * slots,
+    head_dim]``."""
     causal: list[slice]
     """Flat tokens of each row that attends to its own new tokens causally."""
     groups: list[Group]
@@ -213,7 +214,7 @@ def plan_step(rows: Rows, slots: Ints) -> StepPlan:
         if before:
             pieces.append(Piece(tokens, rows.keys(np.array([row]), first[[row]], before)))
     narrow = np.flatnonzero(~wide)
-    head_slots = slots[:, None] + rows.pool_pages * rows.page_size * np.arange(rows.kv_heads)
+    head_slots = slots[:, None] + rows.pool_pages * rows.page_size * np.arange(2 * rows.kv_heads)
     return StepPlan(
         slots=torch.from_numpy(head_slots.reshape(-1)),
         causal=causal,

@@ -24,13 +24,14 @@ class TorchAttention:
         """``kv``: ``[layers, 2, kv_heads, pages, page_size, head_dim]``, keys before values."""
         self._layers = layers
         self._pools = [(keys, values) for keys, values in kv]
+        self._slots = [layer.view(-1, kv.shape[-1]) for layer in kv]
         self._workspaces = Workspace(), Workspace()
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """See ``Attend``."""
         plan, about = self.plan, self._layers[layer]
-        for pool, new in zip(self._pools[layer], (k, v), strict=True):
-            pool.view(-1, about.head_dim).index_copy_(0, plan.slots, new.reshape(-1, about.head_dim))
+        new = torch.cat((k, v), dim=1).view(-1, about.head_dim)
+        self._slots[layer].index_copy_(0, plan.slots, new)
         groups, causal, pieces = plan.groups, plan.causal, plan.pieces
         if about.window is not None or about.softcap is not None:
             groups, causal, pieces = plan.masked(about.window), [], []

@@ -116,7 +116,7 @@ def sharing(plan: StepPlan) -> int:
     starts = plan.rows.starts
     count = 0
     for piece in plan.pieces:
-        tokens = torch.arange(len(plan.slots) // KV_HEADS)[piece.queries].numpy()
+        tokens = torch.arange(len(plan.slots) // (2 * KV_HEADS))[piece.queries].numpy()
         count += len(np.unique(np.searchsorted(starts, tokens, side="right"))) > 1
     return count
 
