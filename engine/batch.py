@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from engine.attention import LayerAttention
-from engine.attention.plan import CostModel, StepPlan, plan_step
+from engine.attention.plan import CostModel
 from engine.attention.plan import Rows as RowTable
 from engine.cache.kv import KVCache
 from engine.models.model import Batch
@@ -18,8 +18,8 @@ from engine.sequence import Sequence
 Work = tuple[Sequence, int]
 
 
-def build_batch(work: Rows[Work], cache: KVCache, about: LayerAttention) -> tuple[Batch, StepPlan, list[Work]]:
-    """The batch, how it attends, and the work in the batch's row order (rows of similar shape lie together).
+def build_batch(work: Rows[Work], cache: KVCache, about: LayerAttention) -> tuple[Batch, RowTable, list[Work]]:
+    """The batch, its rows for the attention, and the work in their order (rows of similar shape lie together).
 
     ``about``: any layer's attention; they agree in what matters here.
     """
@@ -47,6 +47,7 @@ def build_batch(work: Rows[Work], cache: KVCache, about: LayerAttention) -> tupl
     token_bytes = 2 * about.kv_heads * about.head_dim * cache.data.element_size()
     layout = RowTable(
         pages=cache.pages[rows, :width],
+        slots=slots,
         queries=queries,
         contexts=contexts,
         page_size=cache.page_size,
@@ -55,4 +56,4 @@ def build_batch(work: Rows[Work], cache: KVCache, about: LayerAttention) -> tupl
         heads_per_kv=about.heads // about.kv_heads,
         cost=CostModel(token_bytes),
     )
-    return batch, plan_step(layout, slots), list(work)
+    return batch, layout, list(work)

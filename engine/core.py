@@ -11,11 +11,13 @@ from pathlib import Path
 
 import torch
 
+from engine.attention.deterministic import DeterministicAttention
 from engine.attention.torch_backend import TorchAttention
 from engine.batch import Work, build_batch
 from engine.cache.kv import KVCache
 from engine.drawing import Draw, read_out
 from engine.models.config import ModelConfig
+from engine.models.foreign import ForeignModel
 from engine.models.load import load_model
 from engine.outputs import Ending, completion, ending, next_delta, score_result
 from engine.scheduler import Scheduler
@@ -47,6 +49,9 @@ class CoreOptions:
     """Part of the pool that leases may pin."""
     lease_seconds: float = 600.0
     """A lease that no request names for so long ends."""
+    deterministic: bool = False
+    """A request's tokens are the same bits whatever else runs, however its prompt is cut, cached or recomputed. Slower;
+    without it the same holds but for rounding (about 1e-6 of a logit)."""
     debug: bool = False
     """Check every invariant of the cache and the scheduler whenever nothing is left to do."""
 
@@ -77,6 +82,8 @@ class EngineCore:
         self._options = options
         _keep_freed_memory()
         model = load_model(folder, self._capacity)
+        if options.deterministic and isinstance(model, ForeignModel):
+            raise EngineError(f"{folder}: deterministic mode is not supported for architectures run by transformers")
         # What the pool cannot hold could never run, so it bounds the context too.
         capacity = self._capacity(model.config)
         self._pages = capacity // options.page_size
@@ -189,8 +196,8 @@ class EngineCore:
             self._emit_score(declined, declined=True)
         if not schedule.work:
             return
-        batch, plan, work = build_batch(schedule.work, self.cache, self.model.config.attention[0])
-        self._attention.plan = plan
+        batch, rows, work = build_batch(schedule.work, self.cache, self.model.config.attention[0])
+        self._attention.prepare(rows)
         hidden = self.model.decoder.forward(batch, self._attention)
         drawn = read_out(work, hidden, self.model.decoder)
         self._commit(work, started)
@@ -283,7 +290,8 @@ class EngineCore:
             max_pinned=int(self._pages * options.lease_share),
             lease_seconds=options.lease_seconds,
         )
-        self._attention = TorchAttention(config.attention, self.cache.data)
+        backend = DeterministicAttention if options.deterministic else TorchAttention
+        self._attention = backend(config.attention, self.cache.data)
         self._scheduler = Scheduler(self.cache, max_running=options.max_running, step_tokens=options.step_tokens)
 
 

@@ -97,8 +97,7 @@ class StepPlan:
     """One step's attention."""
 
     slots: Tensor
-    """``[tokens * 2 * kv_heads]`` where each token's keys and values go in the pool seen as ``[2 * kv_heads * slots,
-    head_dim]``."""
+    """``Rows.head_slots``."""
     causal: list[slice]
     """Flat tokens of each row that attends to its own new tokens causally."""
     groups: list[Group]
@@ -120,6 +119,8 @@ class Rows:
 
     pages: Ints
     """``[rows, max_pages]``."""
+    slots: Ints
+    """``[tokens]``, page * page_size + offset of every token of the batch."""
     queries: Ints
     contexts: Ints
     page_size: int
@@ -138,6 +139,13 @@ class Rows:
     def starts(self) -> Ints:
         """The first flat token of each row."""
         return np.cumsum(self.queries) - self.queries
+
+    @property
+    def head_slots(self) -> Ints:
+        """``[tokens * 2 * kv_heads]`` where each token's keys and values go in the pool seen as ``[2 * kv_heads *
+        slots, head_dim]``."""
+        per_head = self.pool_pages * self.page_size * np.arange(2 * self.kv_heads)
+        return (self.slots[:, None] + per_head).reshape(-1)
 
     def keys(self, rows: Ints, first: Ints, tokens: int) -> Keys:
         """``tokens`` tokens of each row from its page ``first`` on; rows with fewer read any page instead."""
@@ -202,8 +210,8 @@ class Rows:
         return mask[:, None, None].expand(-1, 1, self.heads_per_kv, -1, -1).flatten(2, 3)
 
 
-def plan_step(rows: Rows, slots: Ints) -> StepPlan:
-    """The plan of a step. ``slots``: ``[tokens]``, page * page_size + offset of every token of the batch."""
+def plan_step(rows: Rows) -> StepPlan:
+    """The plan of a step."""
     committed = rows.contexts - rows.queries
     first, pieces = _share(rows, committed // rows.page_size)
     starts = rows.starts
@@ -214,9 +222,8 @@ def plan_step(rows: Rows, slots: Ints) -> StepPlan:
         if before:
             pieces.append(Piece(tokens, rows.keys(np.array([row]), first[[row]], before)))
     narrow = np.flatnonzero(~wide)
-    head_slots = slots[:, None] + rows.pool_pages * rows.page_size * np.arange(2 * rows.kv_heads)
     return StepPlan(
-        slots=torch.from_numpy(head_slots.reshape(-1)),
+        slots=torch.from_numpy(rows.head_slots),
         causal=causal,
         groups=rows.groups(narrow, first[narrow]),
         pieces=pieces,

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from engine.attention import LayerAttention
-from engine.attention.plan import Group, Keys, StepPlan
+from engine.attention.plan import Group, Keys, Rows, plan_step
 from kernels.attention import attention, attention_piece, causal_attention, merge
 
 _BLOCK_FLOATS = 1 << 20
@@ -16,9 +16,7 @@ _BLOCK_FLOATS = 1 << 20
 
 
 class TorchAttention:
-    """``Attend`` on the CPU. ``plan`` is set before each step."""
-
-    plan: StepPlan
+    """``Attend`` on the CPU."""
 
     def __init__(self, layers: Sequence[LayerAttention], kv: Tensor) -> None:
         """``kv``: ``[layers, 2, kv_heads, pages, page_size, head_dim]``, keys before values."""
@@ -27,9 +25,13 @@ class TorchAttention:
         self._slots = [layer.view(-1, kv.shape[-1]) for layer in kv]
         self._workspaces = Workspace(), Workspace()
 
+    def prepare(self, rows: Rows) -> None:
+        """Plans a step."""
+        self._plan = plan_step(rows)
+
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """See ``Attend``."""
-        plan, about = self.plan, self._layers[layer]
+        plan, about = self._plan, self._layers[layer]
         new = torch.cat((k, v), dim=1).view(-1, about.head_dim)
         self._slots[layer].index_copy_(0, plan.slots, new)
         groups, causal, pieces = plan.groups, plan.causal, plan.pieces

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -103,7 +104,9 @@ class Decoder:
         if token_ids:
             logits = logits[:, list(token_ids)]
         if self.config.logit_softcap is not None and not self.config.labels:
-            logits = torch.tanh(logits / self.config.logit_softcap) * self.config.logit_softcap
+            # numpy's tanh, for torch's depends on where in memory a logit stands, and so on the number of rows.
+            capped = np.tanh((logits / self.config.logit_softcap).numpy()) * np.float32(self.config.logit_softcap)
+            logits = torch.from_numpy(capped)
         return logits
 
 

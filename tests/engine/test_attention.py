@@ -10,12 +10,16 @@ import torch
 from torch import Tensor
 
 from engine.attention import LayerAttention
+from engine.attention.deterministic import DeterministicAttention
 from engine.attention.plan import CostModel, Rows, StepPlan, plan_step
 from engine.attention.torch_backend import TorchAttention
 
 PAGE, KV_HEADS, PER_KV, DIM, POOL = 4, 2, 3, 8, 700
 ALWAYS, NEVER = CostModel(1, piece=0, query=0), CostModel(0)
 USUAL = CostModel(2 * KV_HEADS * DIM * 4, piece=4000, query=100)
+
+
+Backend = type[TorchAttention] | type[DeterministicAttention]
 
 
 class Step:
@@ -51,15 +55,16 @@ class Step:
             for table, queries, context in zip(tables, self.queries, self.contexts, strict=True)
             for position in range(context - queries, context)
         ]
-        rows = Rows(pages, np.array(self.queries), np.array(self.contexts), PAGE, POOL, KV_HEADS, PER_KV, cost)
-        if rows.single:
+        if self.queries == [1]:
             slots *= 2
-        self.plan = plan_step(rows, np.array(slots))
+        lengths = np.array(self.queries), np.array(self.contexts)
+        self.rows = Rows(pages, np.array(slots), *lengths, PAGE, POOL, KV_HEADS, PER_KV, cost)
+        self.plan = plan_step(self.rows)
         torch.manual_seed(seed)
         tokens = len(slots)
         self.q = torch.randn(tokens, KV_HEADS * PER_KV, DIM)
         self.k, self.v = torch.randn(tokens, KV_HEADS, DIM), torch.randn(tokens, KV_HEADS, DIM)
-        if rows.single:
+        if self.rows.single:
             self.q, self.k, self.v = (x[:1].expand(2, -1, -1) for x in (self.q, self.k, self.v))
         # Every slot before the new tokens holds something; what no row may read stays huge.
         for table, queries, context in zip(tables, self.queries, self.contexts, strict=True):
@@ -72,10 +77,10 @@ class Step:
         taken, self.fresh = self.fresh[:count], self.fresh[count:]
         return taken
 
-    def attend(self, about: LayerAttention) -> Tensor:
-        backend = TorchAttention([about], self.kv)
-        backend.plan = self.plan
-        return backend(0, self.q, self.k, self.v)
+    def attend(self, about: LayerAttention, backend: Backend = TorchAttention) -> Tensor:
+        attend = backend([about], self.kv)
+        attend.prepare(self.rows)
+        return attend(0, self.q, self.k, self.v)
 
     def expected(self, about: LayerAttention) -> Tensor:
         """After ``attend``: dense attention of every token in float64."""
@@ -111,6 +116,15 @@ def test_paged_attention_equals_dense_attention_in_float64(
     assert (shared > 0) == (cost is not NEVER)
 
 
+@pytest.mark.parametrize(("window", "softcap"), [(None, None), (9, None), (40, 1.5), (None, 1.5)])
+def test_deterministic_attention_equals_dense_attention_in_float64(window: int | None, softcap: float | None) -> None:
+    about = LayerAttention(KV_HEADS * PER_KV, KV_HEADS, DIM, 0.4, window, softcap)
+    for seed in range(12):
+        step = Step(seed, USUAL)
+        ours = step.attend(about, DeterministicAttention)
+        torch.testing.assert_close(ours.double(), step.expected(about), atol=2e-5, rtol=1e-4)
+
+
 def sharing(plan: StepPlan) -> int:
     """How many pieces serve queries of more than one row."""
     starts = plan.rows.starts
@@ -127,8 +141,8 @@ def decode_plan(prefix: int, branches: int, suffix: int, cost: CostModel) -> Ste
         [[*range(prefix), *(prefix + branch * suffix + page for page in range(suffix))] for branch in range(branches)]
     )
     contexts = np.full(branches, (prefix + suffix) * PAGE)
-    rows = Rows(pages, np.ones_like(contexts), contexts, PAGE, POOL, KV_HEADS, PER_KV, cost)
-    return plan_step(rows, pages[:, -1] * PAGE + PAGE - 1)
+    slots = pages[:, -1] * PAGE + PAGE - 1
+    return plan_step(Rows(pages, slots, np.ones_like(contexts), contexts, PAGE, POOL, KV_HEADS, PER_KV, cost))
 
 
 @pytest.mark.parametrize("cost", [CostModel(2048), CostModel(8192)], ids=["small", "large"])
@@ -147,8 +161,8 @@ def test_branches_of_branches_share_at_every_level() -> None:
         [[0, 1, 2, 3, 4, 20, 0, 0], [0, 1, 2, 3, 4, 21, 0, 0], [0, 1, 2, 5, 6, 7, 8, 22], [0, 1, 2, 5, 6, 7, 8, 23]]
     )
     contexts = np.array([6, 6, 8, 8]) * PAGE
-    rows = Rows(pages, np.ones_like(contexts), contexts, PAGE, POOL, KV_HEADS, PER_KV, ALWAYS)
-    plan = plan_step(rows, np.array([20, 21, 22, 23]) * PAGE + PAGE - 1)
+    slots = np.array([20, 21, 22, 23]) * PAGE + PAGE - 1
+    plan = plan_step(Rows(pages, slots, np.ones_like(contexts), contexts, PAGE, POOL, KV_HEADS, PER_KV, ALWAYS))
     read = sorted((piece.keys.first_slot, piece.keys.tokens, piece.queries) for piece in plan.pieces)
     assert read == [
         (0, 3 * PAGE, slice(0, 4)),

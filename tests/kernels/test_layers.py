@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
+import pytest
 import torch
 from torch import Tensor
 
-from kernels.activation import silu_mul
+from kernels.activation import gelu_tanh_mul, silu_mul
 from kernels.norm import rms_norm
 from kernels.rotary import frequencies, rotary, rotary_tables
 
@@ -42,3 +44,14 @@ def test_rotary_turns_each_pair_by_its_position_and_frequency() -> None:
             rotation = torch.tensor([[math.cos(angle), -math.sin(angle)], [math.sin(angle), math.cos(angle)]])
             expected = x[token][:, [pair, pair + dim // 2]] @ rotation.T
             torch.testing.assert_close(turned[token][:, [pair, pair + dim // 2]], expected, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("activation", [silu_mul, gelu_tanh_mul])
+@pytest.mark.parametrize("width", [48, 96, 1030, 1536])
+def test_an_activated_row_does_not_depend_on_the_other_rows(activation: Callable[[Tensor], Tensor], width: int) -> None:
+    """Bit for bit, on as many threads as there are."""
+    x = random(300, 2 * width)
+    whole = activation(x)
+    for rows in (1, 2, 3, 17, 129, 211, 299):
+        assert torch.equal(activation(x[:rows]), whole[:rows])
+        assert torch.equal(activation(x[300 - rows :]), whole[300 - rows :])

@@ -1,0 +1,74 @@
+"""In deterministic mode a request's numbers are the same bits whatever happens around it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+import torch
+
+from engine.core import CoreOptions
+from engine.types import Branch, Completion, EngineError
+from tests.engine.conftest import Checkpoints
+from tests.engine.helpers import Harness, generate
+from tests.engine.test_models import engine_logits, random_tokens
+
+ROOMY = CoreOptions(kv_tokens=8192, max_running=64, step_tokens=512, deterministic=True)
+KINDS = ["llama", "mistral", "qwen2", "qwen3", "qwen3_moe", "phi3", "gemma2", "gemma3", "qwen3_classify"]
+PROMPT = random_tokens(75, 1)
+BRANCHES = [Branch(3, key, 24) for key in range(16)]
+
+
+@pytest.fixture(autouse=True)
+def _two_threads(_one_thread: None) -> Iterator[None]:
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(1)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_logits_do_not_depend_on_chunks_or_on_the_cache(checkpoints: Checkpoints, kind: str) -> None:
+    text = random_tokens(110, 2)
+    whole = engine_logits(Harness(checkpoints(kind), ROOMY), text)
+    chunked = Harness(checkpoints(kind), replace(ROOMY, step_tokens=13))
+    assert torch.equal(engine_logits(chunked, text), whole)
+    cached = Harness(checkpoints(kind), ROOMY)
+    engine_logits(cached, text[:67])
+    assert torch.equal(engine_logits(cached, text, start=70), whole[70:])
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if "classify" not in kind])
+def test_samples_do_not_depend_on_the_batch_the_cache_or_preemption(checkpoints: Checkpoints, kind: str) -> None:
+    """Tokens and the bits of their log-probabilities: alone, 16 at once beside others, cached, and in little memory."""
+    alone = [answers(Harness(checkpoints(kind), ROOMY), [branch])[0] for branch in BRANCHES[:3]]
+    together = Harness(checkpoints(kind), ROOMY)
+    for length in (3, 40, 90):
+        together.submit(generate(random_tokens(length, length), [Branch(1, 1, 30)] * 2, ignore_eos=True))
+    assert answers(together, BRANCHES)[:3] == alone
+    assert answers(together, BRANCHES)[:3] == alone
+    scarce = Harness(checkpoints(kind), CoreOptions(kv_tokens=192, max_running=8, step_tokens=24, deterministic=True))
+    assert answers(scarce, BRANCHES[:3]) == alone
+    assert scarce.core.stats.preemptions > 0
+
+
+def test_the_fast_attention_does_depend_on_the_batch(checkpoints: Checkpoints) -> None:
+    """What the mode is for: by default the last bits of a log-probability change with the company."""
+    fast = replace(ROOMY, deterministic=False)
+    alone = [answers(Harness(checkpoints("qwen3"), fast), [branch])[0] for branch in BRANCHES[:3]]
+    together = answers(Harness(checkpoints("qwen3"), fast), BRANCHES)[:3]
+    assert together != alone
+    assert all(abs(one - other) < 1e-3 for (_, one), (_, other) in zip(alone, together, strict=True))
+
+
+def test_a_model_of_transformers_is_refused(checkpoints: Checkpoints) -> None:
+    with pytest.raises(EngineError, match="deterministic mode is not supported"):
+        Harness(checkpoints("gpt2"), ROOMY)
+
+
+def answers(harness: Harness, branches: list[Branch]) -> list[tuple[tuple[int, ...], float]]:
+    """Tokens and log-probability of each branch."""
+    events = harness.submit(generate(PROMPT, branches, temperature=1.1, top_k=60, ignore_eos=True))
+    harness.run()
+    completions = sorted((event for event in events if isinstance(event, Completion)), key=lambda one: one.index)
+    return [(completion.token_ids, completion.logprob) for completion in completions]
