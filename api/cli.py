@@ -82,6 +82,7 @@ def engine(
     threads: Annotated[int | None, _engine_option("threads")] = None,
     lease_share: Annotated[float | None, _engine_option("lease_share")] = None,
     lease_seconds: Annotated[float | None, _engine_option("lease_seconds")] = None,
+    deterministic: Annotated[bool | None, _engine_option("deterministic")] = None,
 ) -> None:
     """Run an inference engine alone, with the policy and the verifier. It listens on REASONER_ENGINE_URL."""
     from api.serve import run_engine
@@ -97,6 +98,7 @@ def engine(
             engine_threads=threads,
             engine_lease_share=lease_share,
             engine_lease_seconds=lease_seconds,
+            engine_deterministic=deterministic,
         )
     )
 

@@ -226,6 +226,8 @@ def engine_command(settings: Settings, where: Sequence[str]) -> list[str]:
         size = getattr(settings, f"engine_{option}")
         if size is not None:
             command += [f"--{option.replace('_', '-')}", str(size)]
+    if settings.engine_deterministic:
+        command.append("--deterministic")
     return command
 
 

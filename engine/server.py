@@ -287,6 +287,11 @@ def _parser() -> argparse.ArgumentParser:
         help="a lease that no request names for so long ends (default: %(default)s)",
     )
     parser.add_argument("--threads", type=_positive, metavar="N", help="threads for the arithmetic of one step")
+    parser.add_argument(
+        "--deterministic",
+        action="store_true",
+        help="a request's numbers are the same bits whatever else runs or is cached; slower",
+    )
     parser.add_argument("--debug", action="store_true", help="check all invariants when idle; stop if one is broken")
     return parser
 

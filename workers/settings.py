@@ -59,6 +59,9 @@ class Settings(BaseSettings):
     engine_lease_seconds: Annotated[float, Field(gt=0)] | None = Field(
         None, description="Seconds after which what a silent job pinned is let go; 600 by default."
     )
+    engine_deterministic: bool = Field(
+        False, description="A request's numbers are the same bits whatever else runs or is cached; slower."
+    )
     model: str = Field("policy", description="A bundled model, a model folder, or NAME=FOLDER.")
     prm: str = Field("prm", description="The verifier: a bundled model, a model folder, or NAME=FOLDER.")
     host: str = "127.0.0.1"

@@ -33,14 +33,14 @@ class CostModel:
 
     A shared piece saves each row but the first the reading of its keys and values, and costs a fixed time for its own
     products and some for each query whose two results are merged. Both are expressed as the bytes that could be read
-    meanwhile; ``benchmarks/engine/cascade.py`` measures them.
+    meanwhile; ``python -m benchmarks.engine.cascade`` measures both sides.
     """
 
     token_bytes: int
     """Keys and values of one token in one layer."""
-    piece: int = 1_500_000
+    piece: int = 2_800_000
     """A piece's fixed cost."""
-    query: int = 16_000
+    query: int = 30_000
     """The merge of one query."""
 
     def shares(self, tokens: int, rows: int, queries: int) -> bool:

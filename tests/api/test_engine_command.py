@@ -13,7 +13,7 @@ from workers.settings import load_settings
 
 def test_configured_sizes_reach_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
     sizes = dict(zip(ENGINE_OPTIONS, (640, 8, 3, 50, 1, 0.25, 9.0), strict=True))
-    settings = load_settings(**{f"engine_{name}": size for name, size in sizes.items()})
+    settings = load_settings(engine_deterministic=True, **{f"engine_{name}": size for name, size in sizes.items()})
     command = engine_command(settings, ["--port", "0"])
     threads: list[int] = []
     asked: list[CoreOptions] = []
@@ -27,8 +27,10 @@ def test_configured_sizes_reach_the_engine(monkeypatch: pytest.MonkeyPatch) -> N
     assert main(command[command.index("engine.server") + 1 :]) == 2
     assert threads == [sizes.pop("threads")]
     assert {name: getattr(asked[0], name) for name in sizes} == sizes
+    assert asked[0].deterministic
 
 
 def test_sizes_that_nobody_configured_are_the_engines_own() -> None:
     command = engine_command(load_settings(), ["--port", "0"])
+    assert "--deterministic" not in command
     assert not [word for word in command if word.removeprefix("--").replace("-", "_") in ENGINE_OPTIONS]

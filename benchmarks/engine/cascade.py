@@ -1,0 +1,65 @@
+"""When does it pay that branches attend to a common prefix once? One command: ``python -m benchmarks.engine.cascade``.
+
+One decode step of one layer (8 heads, 4 key-value heads of 64, as in the 50M checkpoint), for prefixes and numbers of
+branches around the crossover, each branch with 64 tokens of its own: microseconds with every branch reading everything
+for itself, with the prefix read once, and what the cost model chooses. The layers' memory is larger than the
+processor's cache, as in a step.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from engine.attention import LayerAttention
+from engine.attention.plan import CostModel, Rows
+from engine.attention.torch_backend import TorchAttention
+
+HEADS, KV_HEADS, DIM, PAGE, POOL, LAYERS = 8, 4, 64, 16, 4096, 16
+OWN = 4
+"""Pages of each branch."""
+ALWAYS, NEVER, MODEL = CostModel(1, piece=0, query=0), CostModel(0), CostModel(2 * KV_HEADS * DIM * 4)
+
+
+def main() -> None:
+    """Prints the table."""
+    layers = [LayerAttention(HEADS, KV_HEADS, DIM, DIM**-0.5)] * LAYERS
+    attend = TorchAttention(layers, torch.randn(LAYERS, 2, KV_HEADS, POOL, PAGE, DIM))
+    table = Table("prefix", "branches", "apart, µs", "shared, µs", "chosen", "best")
+    with torch.inference_mode():
+        for branches in (2, 4, 8, 16, 32):
+            for prefix in (32, 64, 128, 256, 512, 1024):
+                apart, shared = (_seconds(attend, prefix, branches, cost) for cost in (NEVER, ALWAYS))
+                chosen = MODEL.shares(prefix, branches, branches)
+                times = (f"{apart * 1e6:.0f}", f"{shared * 1e6:.0f}")
+                words = ("shared" if chosen else "apart", "shared" if shared < apart else "apart")
+                table.add_row(str(prefix), str(branches), *times, *words)
+    Console().print(table)
+
+
+def _seconds(attend: TorchAttention, prefix: int, branches: int, cost: CostModel) -> float:
+    """Median time of one layer."""
+    common = prefix // PAGE
+    own = common + np.arange(branches)[:, None] * OWN + np.arange(OWN)
+    pages = np.concatenate((np.broadcast_to(np.arange(common), (branches, common)), own), axis=1)
+    contexts = np.full(branches, pages.shape[1] * PAGE)
+    slots = pages[:, -1] * PAGE + PAGE - 1
+    attend.prepare(Rows(pages, slots, np.ones_like(contexts), contexts, PAGE, POOL, KV_HEADS, HEADS // KV_HEADS, cost))
+    q, k = torch.randn(branches, HEADS, DIM), torch.randn(branches, KV_HEADS, DIM)
+    return statistics.median(_time(lambda: [attend(layer, q, k, k) for layer in range(LAYERS)]) for _ in range(9))
+
+
+def _time(work: Callable[[], object]) -> float:
+    start = time.perf_counter()
+    work()
+    return (time.perf_counter() - start) / LAYERS
+
+
+if __name__ == "__main__":
+    main()
