@@ -84,7 +84,10 @@ def engine(
     lease_seconds: Annotated[float | None, _engine_option("lease_seconds")] = None,
     deterministic: Annotated[bool | None, _engine_option("deterministic")] = None,
 ) -> None:
-    """Run an inference engine alone, with the policy and the verifier. It listens on REASONER_ENGINE_URL."""
+    """Run an inference engine alone, with the policy and the verifier. It listens on REASONER_ENGINE_URL.
+
+    Without it that is http://127.0.0.1:8100; http://HOST:PORT and unix:///PATH are understood. Ctrl-C ends it.
+    """
     from api.serve import run_engine
 
     run_engine(

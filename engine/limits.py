@@ -32,6 +32,10 @@ def check_generate(request: GenerateRequest, model: ModelInfo, max_branches: int
         if branch.max_tokens < least:
             why = "" if least == 0 else " (0 is for prompt_logprobs)"
             raise InvalidRequest(f"max_tokens is {branch.max_tokens}; it must be at least {least}{why}", "max_tokens")
+        if branch.max_tokens > model.context:
+            raise InvalidRequest(
+                f"max_tokens is {branch.max_tokens}; the context has {model.context} tokens", "max_tokens"
+            )
         if branch.seed not in _WORD or branch.key not in _WORD:
             raise InvalidRequest("seed and key must fit into 64 bits", "seed" if branch.seed not in _WORD else "key")
         length = len(request.prompt) + len(branch.generated)
@@ -83,7 +87,7 @@ def _check_service(request: GenerateRequest | ScoreRequest) -> None:
 
 def _check_sampling(sampling: SamplingParams, model: ModelInfo) -> None:
     if not (math.isfinite(sampling.temperature) and sampling.temperature >= 0):
-        raise InvalidRequest(f"temperature is {sampling.temperature}; it must be 0 or more", "temperature")
+        raise InvalidRequest(f"temperature is {sampling.temperature}; it must be finite, 0 or more", "temperature")
     if sampling.top_k < 0:
         raise InvalidRequest(f"top_k is {sampling.top_k}; it must be 0 (off) or more", "top_k")
     if not 0 < sampling.top_p <= 1:

@@ -14,7 +14,7 @@ from pathlib import Path
 from engine.core import CoreOptions, CoreStats, EngineCore
 from engine.sequence import Event, Job
 from engine.timings import Timings
-from engine.tokenizer import Tokenizer
+from engine.tokenizer import LONG_TEXT, Tokenizer
 from engine.types import (
     Completion,
     Delta,
@@ -104,7 +104,17 @@ class LocalEngine:
     async def tokenize(self, model: str, text: str | Sequence[dict[str, str]]) -> tuple[int, ...]:
         """See ``EngineClient``."""
         tokenizer = self._core(model).model.tokenizer
-        return tokenizer.encode_prompt(text) if isinstance(text, str) else tokenizer.encode_chat(text)
+        if not isinstance(text, str):
+            return tokenizer.encode_chat(text)
+        if len(text) <= LONG_TEXT:
+            return tokenizer.encode_prompt(text)
+        return await asyncio.to_thread(tokenizer.encode_prompt, text)
+
+    async def tokenize_prompt(self, model: str, text: str) -> tuple[int, ...]:
+        """Token ids of a text that is to be continued. Raises ``InvalidRequest`` when it is surely too long."""
+        served = self._core(model).model
+        served.tokenizer.check_length(text, served.info.context, "prompt")
+        return await self.tokenize(model, text)
 
     def tokenizer(self, model: str) -> Tokenizer:
         """The tokenizer of a served model. Raises as ``generate``."""
@@ -128,7 +138,7 @@ class LocalEngine:
         await cleared.wait()
 
     async def close(self) -> None:
-        """Cancels what runs, ends the thread and frees the models."""
+        """Ends what runs with ``EngineUnavailable``, ends the thread and frees the models."""
         with self._wake:
             self._closed = True
             self._wake.notify()
@@ -237,7 +247,7 @@ class LocalEngine:
                 if self._debug and not core.busy:
                     core.check()
         for core in cores:
-            core.cancel(lambda _: True)
+            core.fail(EngineUnavailable("the engine was closed"))
 
 
 def _load(models: Mapping[str, str | Path], options: CoreOptions) -> dict[str, EngineCore]:

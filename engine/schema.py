@@ -7,7 +7,7 @@ import secrets
 from collections.abc import Sequence
 from typing import Annotated, Any, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 from engine.limits import MAX_LOGPROBS
 from engine.types import Branch, GenerateRequest, SamplingParams, ScoreItem, ScoreRequest
@@ -21,6 +21,17 @@ MAX_ITEMS = 4096
 
 _Word = Annotated[int, Field(ge=-(1 << 63), lt=1 << 64)]
 _Id = Annotated[str, Field(min_length=1, max_length=256)]
+
+
+def _whole_characters(text: str) -> str:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise ValueError(f"character {error.start} is half of a surrogate pair, which no tokenizer takes") from None
+    return text
+
+
+_Text = Annotated[str, AfterValidator(_whole_characters)]
 
 
 class _Body(BaseModel):
@@ -49,7 +60,7 @@ class CompletionBody(_Body):
     ``include_stop_str_in_output``; and ours. ``null`` means the default."""
 
     model: str
-    prompt: str | list[int] | list[str] | list[list[int]]
+    prompt: _Text | list[int] | list[_Text] | list[list[int]]
     """One prompt or a list of them. The choices of the first come first, then those of the second."""
     n: Annotated[int, Field(ge=1, le=MAX_BRANCHES)] = 1
     max_tokens: Annotated[int, Field(ge=0)] = 16
@@ -69,7 +80,7 @@ class CompletionBody(_Body):
     prompt_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
     echo: bool = False
     """The prompt is part of the answer, with its log-probabilities if ``logprobs`` asks for any."""
-    stop: str | Annotated[list[str], Field(max_length=64)] = []
+    stop: _Text | Annotated[list[_Text], Field(max_length=64)] = []
     stop_token_ids: list[int] = []
     ignore_eos: bool = False
     include_stop_str_in_output: bool = False
@@ -187,7 +198,7 @@ class CompletionBody(_Body):
 class ItemBody(_Body):
     """One sequence to score: parts as texts or token ids, and the parts at whose ends to read."""
 
-    parts: list[str | list[int]]
+    parts: list[_Text | list[int]]
     read: Annotated[list[int], Field(min_length=1)]
 
 
@@ -242,8 +253,8 @@ class TokenizeBody(_Body):
     """``POST /tokenize``: a text or chat messages."""
 
     model: str
-    prompt: str | None = None
-    messages: Annotated[list[dict[str, str]], Field(min_length=1)] | None = None
+    prompt: _Text | None = None
+    messages: Annotated[list[dict[str, _Text]], Field(min_length=1)] | None = None
 
     @model_validator(mode="after")
     def _exactly_one(self) -> Self:

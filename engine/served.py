@@ -109,6 +109,7 @@ class ServedModel:
         ends: list[int] = []
         for part in item.parts:
             if isinstance(part, str):
+                self.tokenizer.check_length(part, self.info.context, "items.parts")
                 tokens.extend(self.tokenizer.encode_part(part))
             else:
                 check_tokens(part, self.info, "items.parts")

@@ -58,7 +58,7 @@ def create_app(engine: LocalEngine) -> FastAPI:
     @app.post("/v1/completions", response_model=None)
     async def completions(body: CompletionBody, http: Request) -> Response:
         prompts = [
-            await engine.tokenize(body.model, prompt) if isinstance(prompt, str) else tuple(prompt)
+            await engine.tokenize_prompt(body.model, prompt) if isinstance(prompt, str) else tuple(prompt)
             for prompt in body.prompts
         ]
         asked = Question(body, body.to_requests(prompts), engine.tokenizer(body.model))
@@ -131,7 +131,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         timeout_graceful_shutdown=_SHUTDOWN_SECONDS,
     )
     try:
-        _Server(config).run()
+        _Server(config, engine).run()
     finally:
         if arguments.uds:
             Path(arguments.uds).unlink(missing_ok=True)
@@ -140,6 +140,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 class _Server(uvicorn.Server):
     """Says when it is ready, and ends with status 0 on the first signal instead of dying by it."""
+
+    def __init__(self, config: uvicorn.Config, engine: LocalEngine) -> None:
+        super().__init__(config)
+        self._engine = engine
 
     async def startup(self, sockets: list[Any] | None = None) -> None:
         await super().startup(sockets)
@@ -150,10 +154,14 @@ class _Server(uvicorn.Server):
                 where = f"http://{host}:{port}"
             print(f"engine ready on {where}", flush=True)
 
+    async def shutdown(self, sockets: list[Any] | None = None) -> None:
+        await self._engine.close()  # before the wait for answers under way, so that they end with an error at once
+        await super().shutdown(sockets)
+
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        def leave(number: int, frame: FrameType | None) -> None:
-            self.handle_exit(number, frame)
+        def leave(_: int, __: FrameType | None) -> None:
+            self.should_exit = True  # however often: uvicorn would take a second Ctrl-C for a wish to leave untidily
 
         previous = {number: signal.signal(number, leave) for number in (signal.SIGINT, signal.SIGTERM)}
         try:
@@ -244,7 +252,9 @@ async def _validation_error(_: Request, error: Exception) -> Response:
             messages.append(f"the body is not valid JSON ({problem['ctx']['error']})")
             continue
         fields.extend(place[:1])
-        messages.append(f"{'.'.join(place) or 'body'}: {problem['msg']}")
+        unknown = problem["type"] == "extra_forbidden"
+        message = "there is no such field" if unknown else problem["msg"].removeprefix("Value error, ")
+        messages.append(f"{'.'.join(place) or 'body'}: {message}")
     body = error_body("; ".join(messages[:4]), "invalid_request_error", fields[0] if fields else None, "invalid_value")
     return JSONResponse(body, 400)
 

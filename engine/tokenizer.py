@@ -11,8 +11,8 @@ from engine.types import EngineError, InvalidRequest
 
 _PARTS = 16384
 """Tokenised parts of score requests that are remembered: a tree search re-sends the same steps many times."""
-_PART_LENGTH = 4096
-"""Characters of the longest part that is remembered."""
+LONG_TEXT = 4096
+"""Characters from which on a text is not remembered, and is best tokenised on a thread."""
 
 
 class Tokenizer:
@@ -35,7 +35,9 @@ class Tokenizer:
         self._fast: Any = self._wrapper.backend_tokenizer
         self._fast.no_padding()
         self._fast.no_truncation()
-        largest = max(self._fast.get_vocab(with_added_tokens=True).values(), default=-1)
+        vocabulary = self._fast.get_vocab(with_added_tokens=True)
+        self._longest = max(map(len, vocabulary), default=1)
+        largest = max(vocabulary.values(), default=-1)
         if largest >= vocab:
             raise EngineError(f"{folder}: the tokenizer has token id {largest}, but the model's vocab_size is {vocab}")
         self.eos: int | None = self._wrapper.eos_token_id
@@ -44,21 +46,36 @@ class Tokenizer:
         self.piece = lru_cache(_PARTS)(self._piece)
         """The text of one token alone, special ones too; bytes that are no character as ``token_id:`` and the id."""
 
+    def check_length(self, text: str, context: int, field: str) -> None:
+        """Raises ``InvalidRequest`` for a text that is too long for ``context`` tokens, however they are chosen.
+
+        Tokenising it first would take minutes of processor time and gigabytes for the longest body that arrives.
+        """
+        most = context * self._longest
+        if len(text) > most:
+            raise InvalidRequest(f"{field} has {len(text)} characters; {context} tokens hold at most {most}", field)
+
     def encode(self, text: str) -> tuple[int, ...]:
         """Token ids of a text; no special tokens are added."""
-        return tuple(self._fast.encode(text, add_special_tokens=False).ids)
+        return self._encode(text, special=False)
+
+    def _encode(self, text: str, *, special: bool) -> tuple[int, ...]:
+        if len(text) <= LONG_TEXT:
+            return tuple(self._fast.encode(text, add_special_tokens=special).ids)
+        # Only the call for a batch lets go of the interpreter's lock.
+        return tuple(self._fast.encode_batch_fast([text], add_special_tokens=special)[0].ids)
 
     def encode_prompt(self, text: str) -> tuple[int, ...]:
         """Token ids of a whole prompt, with what the checkpoint puts around one (Llama and Gemma: a first token).
 
         A text that begins with that token already, as a chat template's does, does not get it twice.
         """
-        ids = tuple(self._fast.encode(text, add_special_tokens=True).ids)
+        ids = self._encode(text, special=True)
         return ids[1:] if ids[:2] == (self._bos, self._bos) else ids
 
     def encode_part(self, text: str) -> tuple[int, ...]:
         """The same, remembering the latest short texts."""
-        return self._remembered(text) if len(text) <= _PART_LENGTH else self.encode(text)
+        return self._remembered(text) if len(text) <= LONG_TEXT else self.encode(text)
 
     def encode_chat(self, messages: Sequence[dict[str, str]]) -> tuple[int, ...]:
         """Token ids of chat messages through the checkpoint's template, generation prompt included.

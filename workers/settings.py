@@ -6,6 +6,7 @@ import ipaddress
 import os
 from pathlib import Path
 from typing import Annotated, Any
+from urllib.parse import urlsplit
 
 from pydantic import Field, SecretStr, ValidationError, field_validator
 from pydantic_settings import (
@@ -91,6 +92,8 @@ class Settings(BaseSettings):
         schemes = known[info.field_name]
         if value is not None and not value.startswith(schemes):
             raise ValueError(f"must start with one of {', '.join(schemes)}")
+        if value is not None:
+            _ = urlsplit(value).port  # raises for a port or an address that cannot be
         return value
 
     @field_validator("data_dir")
@@ -204,7 +207,7 @@ def is_loopback(host: str) -> bool:
 
 def _origin(name: str, overrides: dict[str, Any]) -> str:
     if name in overrides:
-        return f"--{name.replace('_', '-')}"
+        return f"--{name.removeprefix('engine_').replace('_', '-')}"
     variable = f"REASONER_{name.upper()}"
     return variable if variable in os.environ else f"{CONFIG_FILE}: {name}"
 

@@ -157,6 +157,9 @@ def _config(raw: RawConfig) -> DecoderConfig:
         raise EngineError(
             f"{layers} layers of {heads} heads of {head_dim} on {kv_heads} key-value heads are no decoder's shape"
         )
+    positions = int(fields["max_position_embeddings"])
+    if positions < 1:
+        raise EngineError(f"max_position_embeddings is {positions}; it must be 1 or more")
     types = _layer_types(prefix, fields, layers)
     if prefix == "Gemma3":
         by_type = read_ropes_by_layer_type(fields, head_dim)
@@ -169,7 +172,7 @@ def _config(raw: RawConfig) -> DecoderConfig:
     return DecoderConfig(
         architecture=raw.architecture,
         vocab=int(fields["vocab_size"]),
-        context=min(rope.context(int(fields["max_position_embeddings"])) for rope in ropes),
+        context=min(rope.context(positions) for rope in ropes),
         # transformers leaves the label map out when there are the default two.
         labels=0 if kind == "CausalLM" else len(fields.get("id2label") or range(fields.get("num_labels", 2))),
         eos=raw.eos,

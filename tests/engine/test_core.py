@@ -121,7 +121,7 @@ def test_the_context_ends_a_branch(harness: Harness) -> None:
 def test_a_pool_smaller_than_the_context_is_the_context(checkpoints: Checkpoints) -> None:
     harness = Harness(checkpoints("qwen3"), CoreOptions(kv_tokens=64, max_running=4, step_tokens=64))
     assert harness.core.model.info.context == 64
-    completions = harness.complete(generate(PROMPT, [Branch(1, key, 100) for key in range(4)], **LAW))
+    completions = harness.complete(generate(PROMPT, [Branch(1, key, 64) for key in range(4)], **LAW))
     assert [(one.finish_reason, len(one.token_ids)) for one in completions] == [("context", 64 - len(PROMPT))] * 4
 
 

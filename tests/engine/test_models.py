@@ -222,6 +222,7 @@ def test_the_model_info_counts_parameters_as_transformers_does(checkpoints: Chec
         ({"rope_parameters": {"rope_type": "llama3", "factor": 8.0}}, "low_freq_factor"),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
         ({"num_key_value_heads": 4}, "heads"),
+        ({"max_position_embeddings": 0}, "max_position_embeddings"),
         ({"quantization_config": {"bits": 4}}, "quantization_config"),
         ({"hidden_size": None}, "wrong kind"),
         ({"hidden_size": 64}, "shape"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import math
 import random
 import signal
 import subprocess
@@ -28,6 +29,7 @@ from engine.types import (
     EngineBusy,
     EngineClient,
     EngineError,
+    EngineUnavailable,
     GenerateRequest,
     InvalidRequest,
     ScoreItem,
@@ -315,6 +317,12 @@ BAD_COMPLETIONS: list[tuple[dict[str, object], int, str | None]] = [
     ({"n": 0}, 400, "n"),
     ({"n": "3"}, 400, "n"),
     ({"max_tokens": 0}, 400, "max_tokens"),
+    ({"max_tokens": 10**9}, 400, "max_tokens"),
+    ({"branches": [{"seed": 1, "key": 1, "max_tokens": 10**30}]}, 400, "max_tokens"),
+    ({"prompt": "a\ud800"}, 400, "prompt"),
+    ({"prompt": ["a", "\udfff"]}, 400, "prompt"),
+    ({"stop": "\ud800"}, 400, "stop"),
+    ({"temperature": math.inf}, 400, "temperature"),
     ({"prompt": ""}, 400, "prompt"),
     ({"prompt": [4000]}, 400, "prompt"),
     ({"prompt": [5] * 300}, 400, "prompt"),
@@ -338,13 +346,39 @@ async def test_a_bad_completion_request_is_refused_in_openais_shape(
     http: httpx.AsyncClient, change: dict[str, object], status: int, param: str | None
 ) -> None:
     for stream in ({}, {"stream": True}, {"stream_choices": True}):
-        response = await http.post("/v1/completions", json={"model": "m", "prompt": "add"} | change | stream)
+        body = json.dumps({"model": "m", "prompt": "add"} | change | stream)  # httpx would not write all of it
+        response = await http.post("/v1/completions", content=body, headers={"Content-Type": "application/json"})
         error = response.json()["error"]
         assert response.status_code == status, error
         assert set(error) == {"message", "type", "param", "code"}
         assert error["message"]
         if param is not None:
             assert error["param"].startswith(param)
+
+
+async def test_an_endless_text_is_refused_before_it_is_tokenised(
+    http: httpx.AsyncClient, engine: LocalEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("m", "prm"):
+        monkeypatch.setattr(engine.tokenizer(name), "_encode", None)  # calling it would be an error
+    text = "add " * 1_000_000
+    for path, body in (
+        ("/v1/completions", {"model": "m", "prompt": text}),
+        ("/v1/score", {"model": "prm", "items": [{"parts": [text], "read": [0]}]}),
+    ):
+        response = await http.post(path, json=body)
+        assert response.status_code == 400
+        assert "4000000 characters" in response.json()["error"]["message"]
+
+
+async def test_refusals_are_plain_sentences(http: httpx.AsyncClient) -> None:
+    for change, message in (
+        ({"temprature": 1}, "temprature: there is no such field"),
+        ({"min_tokens": 17}, "body: min_tokens is 17, more than max_tokens, 16"),
+        ({"max_tokens": 10**9}, "max_tokens is 1000000000; the context has 256 tokens"),
+    ):
+        response = await http.post("/v1/completions", json={"model": "m", "prompt": "add"} | change)
+        assert response.json()["error"]["message"] == message
 
 
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/score", "/v1/abort", "/tokenize"])
@@ -363,14 +397,16 @@ async def test_a_body_that_is_no_request_is_refused(http: httpx.AsyncClient, pat
         ("/v1/score", {"model": "m", "items": [{"parts": [], "read": [0]}], "token_ids": [1]}),
         ("/v1/score", {"model": "m", "items": [{"parts": ["a"], "read": []}], "token_ids": [1]}),
         ("/v1/score", {"model": "prm", "items": [{"parts": ["a"], "read": [0]}], "token_ids": [1]}),
+        ("/v1/score", {"model": "m", "items": [{"parts": ["\ud800"], "read": [0]}], "token_ids": [1]}),
         ("/tokenize", {"model": "m"}),
+        ("/tokenize", {"model": "m", "prompt": "\ud800"}),
         ("/tokenize", {"model": "m", "prompt": "a", "messages": [{"role": "user", "content": "a"}]}),
     ],
 )
 async def test_a_bad_score_or_tokenize_request_is_refused(
     http: httpx.AsyncClient, path: str, body: dict[str, object]
 ) -> None:
-    response = await http.post(path, json=body)
+    response = await http.post(path, content=json.dumps(body), headers={"Content-Type": "application/json"})
     assert response.status_code == 400, response.text
 
 
@@ -497,6 +533,32 @@ def test_the_server_process_says_when_it_is_ready_and_leaves_nothing_behind(
         finally:
             process.kill()
     assert not socket.exists()
+
+
+def test_signals_end_answers_under_way_with_an_error_and_no_traceback(checkpoints: Checkpoints, tmp_path: Path) -> None:
+    socket = tmp_path / "engine.sock"
+    command = [sys.executable, "-m", "engine.server", "--model", f"m={checkpoints('llama')}", "--uds", str(socket)]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    with subprocess.Popen([*command, "--threads", "1"], text=True, **pipes) as process:
+        assert process.stdout is not None
+        try:
+            assert process.stdout.readline() == f"engine ready on {socket}\n"
+            with pytest.raises(EngineUnavailable):
+                asyncio.run(interrupted(f"unix://{socket}", process))
+            assert process.wait(30) == 0
+            assert process.stdout.read() == ""
+        finally:
+            process.kill()
+
+
+async def interrupted(address: str, process: subprocess.Popen[str]) -> None:
+    """Sends a signal at every token, as somebody who is in a hurry does."""
+    client = HttpEngine(address)
+    try:
+        async for _ in client.generate(sampled(64, 200), stream=True):
+            process.send_signal(signal.SIGINT)
+    finally:
+        await client.close()
 
 
 async def one_answer(address: str) -> Completion:

@@ -10,7 +10,7 @@ import pytest
 from tokenizers import processors
 from transformers import AutoTokenizer
 
-from engine.tokenizer import Tokenizer
+from engine.tokenizer import LONG_TEXT, Tokenizer
 from engine.types import EngineError, InvalidRequest
 from tests.engine.conftest import TEMPLATE, small_tokenizer
 
@@ -34,6 +34,13 @@ def folder(tmp_path: Path) -> Path:
     tokenizer.chat_template = "{{ bos_token }}" + TEMPLATE
     tokenizer.save_pretrained(tmp_path)
     return tmp_path
+
+
+def test_long_texts_have_the_tokens_of_short_ones(folder: Path) -> None:
+    tokenizer = Tokenizer(folder, 400)
+    sentence, count = "add 3 and 4, then stop.\n", 1 + LONG_TEXT // 20
+    assert tokenizer.encode(sentence * count) == tokenizer.encode(sentence) * count
+    assert tokenizer.encode_prompt(sentence * count)[1:] == tokenizer.encode(sentence) * count
 
 
 def test_a_chat_has_its_first_token_once(folder: Path) -> None:

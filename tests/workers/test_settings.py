@@ -47,6 +47,8 @@ def test_settings_survive_the_way_through_an_environment(tmp_path: Path, monkeyp
         ("REASONER_PORT", "0", "greater than or equal to 1"),
         ("REASONER_REDIS_URL", "localhost:6379", "redis://"),
         ("REASONER_ENGINE_URL", "localhost:8100", "http://"),
+        ("REASONER_ENGINE_URL", "http://127.0.0.1:99999", "Port out of range"),
+        ("REASONER_ENGINE_URL", "http://[::1", "IPv6"),
         ("REASONER_BUDGET_TOKENS", "0", "greater than or equal to 1"),
         ("REASONER_API_KEYS", "short", "at least 16 characters"),
     ],
