@@ -37,12 +37,13 @@ def evaluate_suite(
 ) -> None:
     """Measure strategies on held-out problems: accuracy, tokens (verifier included), 95 % intervals, pass@N."""
     console = Console(stderr=True)
+    strategies, counts = _strategies(strategy), _counts(n)  # before the problems are made, which takes seconds
     try:
         problems = load(suite, limit=limit)
     except ValueError as error:
         raise typer.BadParameter(str(error), param_hint="SUITE") from None
     heat: float = family(suite).TEMPERATURE if temperature is None else temperature
-    plan = Plan(_strategies(strategy), _counts(n), seed, heat, concurrency)
+    plan = Plan(strategies, counts, seed, heat, concurrency)
     settings = load_settings()
     try:
         with private_engine(settings, console) as url:
