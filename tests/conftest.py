@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import signal
 
 # A run that was started in the background inherits an ignored Ctrl-C, and every process that it starts would ignore it
 # too. Processes inherit what is ignored, but never a handler.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# The models of tests are so small that a second thread has nothing to win, and where other work shares the processors,
+# each of thousands of operators waits for it. Before torch is imported, and for every process that a test starts.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
