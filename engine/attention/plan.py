@@ -5,6 +5,7 @@ pages. Its context is cut into consecutive pieces:
 
 * *shared* pieces, pages that lie before several rows' new tokens and are read once for all of them;
 * for a row with many new tokens, everything before them (again without a mask) and the new tokens themselves (causal);
+* a long beginning that lies in consecutive pages, which is read in place instead of being gathered;
 * for the other rows, what is left, read by each for itself in groups of rows of similar length.
 
 Sliding-window layers see only the end of a context and read that alone, unshared. One plan serves every layer.
@@ -46,6 +47,11 @@ class CostModel:
     def shares(self, tokens: int, rows: int, queries: int) -> bool:
         """Whether ``rows`` rows with ``queries`` queries in all should attend together to ``tokens`` tokens."""
         return (rows - 1) * tokens * self.token_bytes > self.piece + self.query * queries
+
+    def reads_in_place(self, tokens: int, queries: int) -> bool:
+        """Whether ``tokens`` consecutive tokens of one row should be a piece of their own. Gathering them costs about
+        twice what reading them does."""
+        return tokens * self.token_bytes > self.piece // 2 + self.query * queries
 
     def splits(self, padding: int) -> bool:
         """Whether ``padding`` tokens read in vain cost more than another group of rows."""
@@ -222,6 +228,7 @@ def plan_step(rows: Rows) -> StepPlan:
         if before:
             pieces.append(Piece(tokens, rows.keys(np.array([row]), first[[row]], before)))
     narrow = np.flatnonzero(~wide)
+    pieces += _in_place(rows, narrow, first, committed // rows.page_size)
     return StepPlan(
         slots=torch.from_numpy(rows.head_slots),
         causal=causal,
@@ -229,6 +236,23 @@ def plan_step(rows: Rows) -> StepPlan:
         pieces=pieces,
         rows=rows,
     )
+
+
+def _in_place(rows: Rows, narrow: Ints, first: Ints, full: Ints) -> list[Piece]:
+    """Pieces of rows whose pages, from ``first`` on, are consecutive for long; ``first`` moves behind them."""
+    pieces = []
+    long = narrow[(full - first)[narrow] * rows.page_size * rows.cost.token_bytes > rows.cost.piece // 2]
+    for row in long.tolist():
+        pages = rows.pages[row, first[row] : full[row]]
+        jumps = np.flatnonzero(np.diff(pages) != 1)
+        count = int(jumps[0]) + 1 if len(jumps) else len(pages)
+        queries = int(rows.queries[row])
+        if rows.cost.reads_in_place(count * rows.page_size, queries):
+            start = int(rows.starts[row])
+            tokens = slice(0, 2) if rows.single else slice(start, start + queries)
+            pieces.append(Piece(tokens, rows.keys(np.array([row]), first[[row]], count * rows.page_size)))
+            first[row] += count
+    return pieces
 
 
 def _share(rows: Rows, full: Ints) -> tuple[Ints, list[Piece]]:

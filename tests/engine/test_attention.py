@@ -172,6 +172,18 @@ def test_branches_of_branches_share_at_every_level() -> None:
     assert [group.keys.tokens for group in plan.groups] == [PAGE]
 
 
+def test_a_long_consecutive_beginning_is_read_in_place() -> None:
+    """A row of its own with a long cached prefix: the prefix is a piece in consecutive slots, the rest is gathered."""
+    cost = CostModel(2048)
+    pages = np.array([[*range(10, 510), 3, 1]])
+    lengths = np.array([6]), np.array([500 * PAGE + 6])
+    slots = np.array([3, 3, 3, 3, 1, 1]) * PAGE + np.array([0, 1, 2, 3, 0, 1])
+    plan = plan_step(Rows(pages, slots, *lengths, PAGE, POOL, KV_HEADS, PER_KV, cost))
+    [piece], [group] = plan.pieces, plan.groups
+    assert (piece.keys.first_slot, piece.keys.tokens, piece.queries) == (10 * PAGE, 500 * PAGE, slice(0, 6))
+    assert group.keys.tokens == 6
+
+
 def test_a_window_reads_only_the_pages_that_it_sees() -> None:
     plan = decode_plan(50, 4, 2, NEVER)
     [group] = plan.masked(10)
