@@ -66,9 +66,9 @@ def test_a_long_path_gets_a_short_socket(tmp_path: Path) -> None:
 
 def test_it_dies_with_a_parent_that_is_killed(tmp_path: Path) -> None:
     program = (
-        "import sys, time; from pathlib import Path; from workers.embedded import EmbeddedBroker\n"
+        "import sys, threading; from pathlib import Path; from workers.embedded import EmbeddedBroker\n"
         "broker = EmbeddedBroker(Path(sys.argv[1])); broker.start(); print(broker.process.pid, flush=True)\n"
-        "time.sleep(600)"
+        "threading.Event().wait()"
     )
     with subprocess.Popen([sys.executable, "-c", program, tmp_path], stdout=subprocess.PIPE) as parent:
         assert parent.stdout is not None
