@@ -19,7 +19,7 @@ def attention(
     q: Tensor, k: Tensor, v: Tensor, *, scale: float, mask: Tensor | None = None, softcap: float | None = None
 ) -> Tensor:
     """The first result of ``attention_piece``, at less cost: for a context that is in one piece. Every query must see
-    some key, no matter which."""
+    some key, no matter which. With ``softcap`` c the scores are first bounded to ``c * tanh(score / c)``."""
     if q.shape[2] > _NARROW and softcap is None:
         return _tiled(q, k, v, scale, mask)[0]
     weights = torch.softmax(_scores(q, k, scale, mask, softcap), dim=-1)
@@ -27,18 +27,17 @@ def attention(
 
 
 def attention_piece(
-    q: Tensor, k: Tensor, v: Tensor, *, scale: float, mask: Tensor | None = None, softcap: float | None = None
+    q: Tensor, k: Tensor, v: Tensor, *, scale: float, mask: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
     """Softmax attention to a piece of a context, and the log-sum-exp of its scores.
 
     ``q``: ``[rows, heads, queries, dim]``, ``k`` and ``v``: ``[rows, heads, keys, dim]``, float32. ``mask``: float32,
-    broadcastable to ``[rows, heads, queries, keys]``, added to the scores; every query must see the first key. With
-    ``softcap`` c the scores are first bounded to ``c * tanh(score / c)``. Returns ``[rows, heads, queries, dim]`` and
-    ``[rows, heads, queries]``.
+    broadcastable to ``[rows, heads, queries, keys]``, added to the scores; every query must see the first key.
+    Returns ``[rows, heads, queries, dim]`` and ``[rows, heads, queries]``.
     """
-    if q.shape[2] > _NARROW and softcap is None:
+    if q.shape[2] > _NARROW:
         return _tiled(q, k, v, scale, mask)
-    scores = _scores(q, k, scale, mask, softcap)
+    scores = _scores(q, k, scale, mask, None)
     weights = torch.log_softmax(scores, dim=-1)
     total = scores[..., 0] - weights[..., 0]
     return torch.bmm(_flat(weights.exp_()), _flat(v)).view(q.shape), total
