@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 _PR_SET_PDEATHSIG = 1
@@ -27,7 +29,7 @@ def spawn(
     When the thread that calls this ends for whatever reason, ``kill -9`` included, the kernel sends ``death_signal``
     (on Linux; elsewhere only ``stop`` ends a child): call it from a thread that lives as long as the child may.
     """
-    with log.open("ab") as output:
+    with log.open("ab") as output, _signals_later():
         return subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
@@ -67,6 +69,30 @@ def tail(log: Path, lines: int = 5) -> str:
     except FileNotFoundError:
         return ""
     return "\n".join([line for line in text.splitlines() if line.strip()][-lines:])
+
+
+@contextlib.contextmanager
+def _signals_later() -> Iterator[None]:
+    """Ctrl-C and SIGTERM take effect at the end of the block.
+
+    Around a fork the interpreter calls hooks (``logging`` has some) and drops what they raise: a ``KeyboardInterrupt``
+    that happened to rise there would be lost, and with it the user's Ctrl-C.
+    """
+    if threading.current_thread() is not threading.main_thread():  # handlers run in the main thread alone
+        yield
+        return
+    came: list[int] = []
+    handlers = {
+        number: signal.signal(number, lambda number, _: came.append(number))
+        for number in (signal.SIGINT, signal.SIGTERM)
+    }
+    try:
+        yield
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+    for arrived in came:
+        signal.raise_signal(arrived)
 
 
 def _die_with_parent(death_signal: signal.Signals) -> Callable[[], None] | None:
