@@ -104,6 +104,10 @@ class GenerateSequence(Sequence):
     first_token: float | None = None
     """When it got its first token."""
     logprob: float = 0.0
+    drafted: int = 0
+    """Guesses at its tokens that were computed."""
+    accepted: int = 0
+    """Those of them that became tokens of its answer."""
     penalties: Penalties | None = None
     """Of a request that has any."""
     forbidden: Ints | None = None
