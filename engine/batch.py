@@ -3,42 +3,54 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as Rows
-from itertools import chain
+from typing import NamedTuple
 
 import numpy as np
 import torch
 
 from engine.attention import LayerAttention
-from engine.attention.plan import CostModel
+from engine.attention.plan import CostModel, Tree
 from engine.attention.plan import Rows as RowTable
 from engine.cache.kv import KVCache
 from engine.models.model import Batch
 from engine.sequence import Sequence
+from engine.speculation.draft import EMPTY, Draft
 
-Work = tuple[Sequence, int]
+
+class Work(NamedTuple):
+    """What a step computes of one sequence: its next ``count`` tokens, and guesses at what follows them."""
+
+    sequence: Sequence
+    count: int
+    draft: Draft = EMPTY
 
 
 def build_batch(work: Rows[Work], cache: KVCache, about: LayerAttention) -> tuple[Batch, RowTable, list[Work]]:
     """The batch, its rows for the attention, and the work in their order (rows of similar shape lie together).
 
+    The guesses of a draft lie behind the row's tokens in the order of the draft, in the slots that follow theirs.
     ``about``: any layer's attention; they agree in what matters here.
     """
-    queries = np.array([count for _, count in work])
-    contexts = np.array([sequence.computed for sequence, _ in work]) + queries
+    queries = np.array([count + len(draft) for _, count, draft in work])
+    contexts = np.array([sequence.computed for sequence, _, _ in work]) + queries
     order = np.lexsort((-contexts, queries))
     if (np.diff(order) != 1).any():
         work = [work[index] for index in order]
         queries, contexts = queries[order], contexts[order]
-    tokens = chain.from_iterable(
-        sequence.tokens[sequence.computed : sequence.computed + count] for sequence, count in work
-    )
-    rows = np.array([sequence.pages.row for sequence, _ in work])
+    ids: list[int] = []
+    for sequence, count, draft in work:
+        ids += sequence.tokens[sequence.computed : sequence.computed + count]
+        ids += draft.tokens
+    rows = np.array([sequence.pages.row for sequence, _, _ in work])
     row_of_token = np.repeat(np.arange(len(work)), queries)
     ends = np.cumsum(queries)
     positions = np.arange(ends[-1]) + (contexts - ends)[row_of_token]
     page, offset = np.divmod(positions, cache.page_size)
     slots = cache.pages[rows[row_of_token], page] * cache.page_size + offset
-    ids = list(tokens)
+    trees = {row: _tree(draft) for row, (_, _, draft) in enumerate(work) if not draft.is_chain}
+    for row, tree in trees.items():
+        start = ends[row] - queries[row]
+        positions[start : ends[row]] = positions[start] + tree.depths
     if len(ids) == 1:
         # See ``Rows.single``.
         ids, positions, slots = ids * 2, positions.repeat(2), slots.repeat(2)
@@ -55,5 +67,14 @@ def build_batch(work: Rows[Work], cache: KVCache, about: LayerAttention) -> tupl
         kv_heads=about.kv_heads,
         heads_per_kv=about.heads // about.kv_heads,
         cost=CostModel(token_bytes),
+        trees=trees,
     )
     return batch, layout, list(work)
+
+
+def _tree(draft: Draft) -> Tree:
+    """A row of one token and a draft of several branches behind it."""
+    sees = np.eye(len(draft) + 1, dtype=np.bool_)
+    for index, parent in enumerate(draft.parents):
+        sees[index + 1] |= sees[parent + 1]
+    return Tree(sees.sum(axis=1) - 1, sees)

@@ -8,11 +8,14 @@ pages. Its context is cut into consecutive pieces:
 * a long beginning that lies in consecutive pages, which is read in place instead of being gathered;
 * for the other rows, what is left, read by each for itself in groups of rows of similar length.
 
+The new tokens of a row follow each other, or are a tree of guesses: then each sees itself and those that it follows.
+
 Sliding-window layers see only the end of a context and read that alone, unshared. One plan serves every layer.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -56,6 +59,16 @@ class CostModel:
     def splits(self, padding: int) -> bool:
         """Whether ``padding`` tokens read in vain cost more than another group of rows."""
         return padding * self.token_bytes > self.piece
+
+
+@dataclass(frozen=True, slots=True)
+class Tree:
+    """How the new tokens of a row follow each other when they are no chain."""
+
+    depths: Ints
+    """``[queries]`` how many positions each is behind the first."""
+    sees: npt.NDArray[np.bool_]
+    """``[queries, queries]`` which of them each sees: itself and those that it follows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,6 +147,8 @@ class Rows:
     kv_heads: int
     heads_per_kv: int
     cost: CostModel
+    trees: Mapping[int, Tree] = field(default_factory=dict)
+    """Of the rows whose new tokens are no chain."""
 
     @property
     def single(self) -> bool:
@@ -199,6 +214,10 @@ class Rows:
         seen = key <= position
         if window is not None:
             seen &= key > position - window
+        for place in np.flatnonzero(np.isin(rows, list(self.trees))) if self.trees else ():
+            begin = int(contexts[place] - queries[place])
+            tree, before = self.trees[int(rows[place])], begin - int(first[place]) * self.page_size
+            _see_tree(seen[place, :, : before + len(tree.depths)], tree, offset[place], begin, window)
         flat = (starts[:, None] + offset).reshape(-1)
         kept = (np.arange(wide) < queries[:, None]).reshape(-1)
         return Group(
@@ -222,6 +241,7 @@ def plan_step(rows: Rows) -> StepPlan:
     first, pieces = _share(rows, committed // rows.page_size)
     starts = rows.starts
     wide = rows.queries >= _WIDE
+    wide[list(rows.trees)] = False
     causal = [slice(int(starts[row]), int(starts[row] + rows.queries[row])) for row in np.flatnonzero(wide)]
     for row, tokens in zip(np.flatnonzero(wide), causal, strict=True):
         before = int(committed[row] - first[row] * rows.page_size)
@@ -301,6 +321,20 @@ def _chunked(
     left = queries - offset
     size = np.minimum(left, _CHUNK)
     return rows, first, starts + offset, size, contexts - left + size
+
+
+def _see_tree(
+    seen: npt.NDArray[np.bool_], tree: Tree, queries: Ints, begin: int, window: int | None
+) -> None:
+    """Corrects what the queries of one row see, ``[queries, keys]``, where they are a tree: the last keys are its
+    tokens, and the first of them has position ``begin``."""
+    depths = tree.depths[queries]
+    own = tree.sees[queries]
+    if window is not None:
+        position = np.arange(begin - seen.shape[1] + len(tree.depths), begin)
+        seen[:, : -len(tree.depths)] = position > (begin + depths)[:, None] - window
+        own = own & (tree.depths > depths[:, None] - window)
+    seen[:, -len(tree.depths) :] = own
 
 
 def _twice(group: Group) -> Group:
