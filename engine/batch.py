@@ -18,10 +18,10 @@ from engine.speculation.draft import EMPTY, Draft
 
 
 class Work(NamedTuple):
-    """What a step computes of one sequence: its next ``count`` tokens, and guesses at what follows them."""
+    """What a step computes of one sequence: its next ``due`` tokens, and guesses at what follows them."""
 
     sequence: Sequence
-    count: int
+    due: int
     draft: Draft = EMPTY
 
 

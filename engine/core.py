@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from collections.abc import Sequence as Items
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,14 +16,18 @@ from engine.attention.deterministic import DeterministicAttention
 from engine.attention.torch_backend import TorchAttention
 from engine.batch import Work, build_batch
 from engine.cache.kv import KVCache
-from engine.drawing import Draw, read_out
+from engine.drawing import Draw, Drawn, read_out
 from engine.models.config import ModelConfig
 from engine.models.foreign import ForeignModel
 from engine.models.load import load_model
 from engine.outputs import Ending, completion, ending, next_delta, score_result
 from engine.scheduler import Scheduler
-from engine.sequence import GenerateSequence, Job, ScoreSequence
+from engine.sequence import GenerateSequence, Job, ScoreSequence, Sequence
 from engine.served import ServedModel
+from engine.speculation.controller import Controller, Outcome
+from engine.speculation.draft import Drafter
+from engine.speculation.speculator import Speculator
+from engine.speculation.verify import accepted
 from engine.timings import Timings
 from engine.types import EngineError, FinishReason
 
@@ -94,6 +99,7 @@ class EngineCore:
         self.timings = Timings()
         self._generated = 0
         self._scored = 0
+        self._speculator: Speculator | None = None
         try:
             self._start_empty()
         except RuntimeError as error:
@@ -124,6 +130,14 @@ class EngineCore:
             preemptions=scheduler.preemptions,
         )
 
+    def speculate(self, drafter: Drafter, controller: Controller) -> None:
+        """Guesses tokens from now on. Only while nothing is left to do; the cache is emptied."""
+        if self._jobs:
+            raise RuntimeError("there are jobs in flight")
+        context, trees = self.model.info.context, not self._options.deterministic
+        self._speculator = Speculator(drafter, controller, context=context, trees=trees)
+        self._start_empty()
+
     def submit(self, job: Job) -> None:
         """Starts a job whose sequences ``ServedModel`` made."""
         self._jobs.append(job)
@@ -143,6 +157,7 @@ class EngineCore:
             for sequence in job.sequences:
                 if isinstance(sequence, GenerateSequence):
                     self._emit_completion(sequence, (reason, None))
+                self._forget(sequence)
             job.sequences.clear()
 
     def fail(self, error: EngineError) -> None:
@@ -151,7 +166,7 @@ class EngineCore:
             job.sink(error)
         self._jobs.clear()
 
-    def release(self, lease: str, tokens: Sequence[int] | None = None) -> None:
+    def release(self, lease: str, tokens: Items[int] | None = None) -> None:
         """Ends a lease, or gives up one branch of it. See ``EngineClient.release``."""
         if tokens is not None:
             self.cache.leases.prune(lease, tokens)
@@ -196,24 +211,23 @@ class EngineCore:
             self._emit_score(declined, declined=True)
         if not schedule.work:
             return
-        batch, rows, work = build_batch(schedule.work, self.cache, self.model.config.attention[0])
+        speculator, size = self._speculator, self._options.step_tokens
+        work = [Work(*one) for one in schedule.work] if speculator is None else speculator.extend(schedule.work, size)
+        began = time.perf_counter()
+        batch, rows, work = build_batch(work, self.cache, self.model.config.attention[0])
         self._attention.prepare(rows)
         hidden = self.model.decoder.forward(batch, self._attention)
         drawn = read_out(work, hidden, self.model.decoder)
         self._commit(work, started)
-        now = time.monotonic()
-        for draw in drawn:
-            self._append(draw, now)
+        outcomes = self._settle(drawn)
+        if speculator is not None:
+            speculator.learn(work, outcomes, hidden, time.perf_counter() - began)
 
     def _commit(self, work: list[Work], started: float) -> None:
-        """The step's keys and values are valid now; what fills a page or ends a prefix becomes shareable."""
-        size = self.cache.page_size
-        for sequence, count in work:
+        """The keys and values of the scheduled tokens are valid now; those of guesses are not yet."""
+        for sequence, count, _ in work:
             self.timings.started(sequence, started)
-            before, sequence.computed = sequence.computed, sequence.computed + count
-            completes = before < sequence.prefix <= sequence.computed
-            if completes or sequence.computed // size > before // size:
-                self.cache.publish(sequence.pages, sequence.tokens, sequence.computed, tail=completes)
+            completes = self._computed(sequence, count)
             if isinstance(sequence, ScoreSequence):
                 self._scored += count
                 if completes:
@@ -222,8 +236,48 @@ class EngineCore:
             elif isinstance(sequence, GenerateSequence) and completes and not sequence.branch.max_tokens:
                 self._end(sequence, ("length", None))
 
-    def _append(self, draw: Draw, now: float) -> None:
-        sequence = draw.sequence
+    def _computed(self, sequence: Sequence, count: int) -> bool:
+        """``count`` more tokens of a sequence are computed. What fills a page or ends its prefix becomes shareable;
+        answers whether its prefix ended."""
+        size = self.cache.page_size
+        before, sequence.computed = sequence.computed, sequence.computed + count
+        completes = before < sequence.prefix <= sequence.computed
+        if completes or sequence.computed // size > before // size:
+            self.cache.publish(sequence.pages, sequence.tokens, sequence.computed, tail=completes)
+        return completes
+
+    def _settle(self, drawn: list[Drawn]) -> list[Outcome]:
+        """Branches receive what they drew: the token that was due, and after each guess that was right the next."""
+        paths = [accepted(one.draft, [draw.token for draw in one.draws]) if one.draft else () for one in drawn]
+        self._move_accepted(drawn, paths)
+        now = time.monotonic()
+        outcomes: list[Outcome] = []
+        for (sequence, draft, _, draws), path in zip(drawn, paths, strict=True):
+            self._append(sequence, draws[0], now)
+            sequence.drafted += len(draft)
+            for place, guess in enumerate(path):
+                if sequence.table is None:  # it ended
+                    path = path[:place]
+                    break
+                self._computed(sequence, 1)
+                sequence.accepted += 1
+                self._append(sequence, draws[guess + 1], now)
+            if draft:
+                outcomes.append(Outcome(sequence, draft, path))
+        return outcomes
+
+    def _move_accepted(self, drawn: list[Drawn], paths: list[tuple[int, ...]]) -> None:
+        """Brings the keys and values of a tree's accepted path to the slots that its tokens have in the sequence."""
+        moves = [
+            (one.sequence.pages, one.sequence.computed + guess, one.sequence.computed + place)
+            for one, path in zip(drawn, paths, strict=True)
+            for place, guess in enumerate(path)
+            if guess != place
+        ]
+        if moves:
+            self.cache.move(moves)
+
+    def _append(self, sequence: GenerateSequence, draw: Draw, now: float) -> None:
         self.timings.drew(sequence, now)
         sequence.tokens.append(draw.token)
         sequence.written.append(draw.token)
@@ -256,9 +310,14 @@ class EngineCore:
         self._leave(sequence)
 
     def _leave(self, sequence: GenerateSequence | ScoreSequence) -> None:
+        self._forget(sequence)
         sequence.job.sequences.remove(sequence)
         if not sequence.job.sequences:
             self._jobs.remove(sequence.job)
+
+    def _forget(self, sequence: Sequence) -> None:
+        if self._speculator is not None and isinstance(sequence, GenerateSequence):
+            self._speculator.forget(sequence)
 
     def _recover(self, error: Exception) -> None:
         running = {id(sequence.job) for sequence in self._scheduler.running}
@@ -278,9 +337,9 @@ class EngineCore:
         return max(1, wanted // options.page_size) * options.page_size
 
     def _start_empty(self) -> None:
-        config, options = self.model.config, self._options
+        config, options, speculator = self.model.config, self._options, self._speculator
         self.cache = KVCache(
-            layers=config.layers,
+            layers=config.layers + (0 if speculator is None else speculator.drafter.layers),
             kv_heads=config.kv_heads,
             head_dim=config.head_dim,
             pages=self._pages,
@@ -291,8 +350,10 @@ class EngineCore:
             lease_seconds=options.lease_seconds,
         )
         backend = DeterministicAttention if options.deterministic else TorchAttention
-        self._attention = backend(config.attention, self.cache.data)
+        self._attention = backend(config.attention, self.cache.data[: config.layers])
         self._scheduler = Scheduler(self.cache, max_running=options.max_running, step_tokens=options.step_tokens)
+        if speculator is not None:
+            speculator.reset(self.cache)
 
 
 def _token_bytes(config: ModelConfig) -> int:

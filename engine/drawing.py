@@ -66,9 +66,7 @@ def read_out(work: list[Work], hidden: Tensor, model: Model) -> list[Drawn]:
         return []
     rows = [row for drawn in drawing for row in range(drawn.row, drawn.row + 1 + len(drawn.draft))]
     points = [
-        _Point(drawn.sequence, drawn.draft.path(index))
-        for drawn in drawing
-        for index in range(-1, len(drawn.draft))
+        _Point(drawn.sequence, drawn.draft.path(index)) for drawn in drawing for index in range(-1, len(drawn.draft))
     ]
     draws = iter(_draw(points, model.read(hidden[rows])))
     for drawn in drawing:
@@ -76,9 +74,7 @@ def read_out(work: list[Work], hidden: Tensor, model: Model) -> list[Drawn]:
     return drawing
 
 
-def _wanted(
-    work: list[Work], hidden: Tensor, model: Model
-) -> tuple[list[Drawn], dict[tuple[int, ...], list[_Read]]]:
+def _wanted(work: list[Work], hidden: Tensor, model: Model) -> tuple[list[Drawn], dict[tuple[int, ...], list[_Read]]]:
     """Branches that draw, which have drawn nothing yet, and positions to read, by the token ids whose logits they
     want."""
     drawing: list[Drawn] = []

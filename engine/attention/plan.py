@@ -323,9 +323,7 @@ def _chunked(
     return rows, first, starts + offset, size, contexts - left + size
 
 
-def _see_tree(
-    seen: npt.NDArray[np.bool_], tree: Tree, queries: Ints, begin: int, window: int | None
-) -> None:
+def _see_tree(seen: npt.NDArray[np.bool_], tree: Tree, queries: Ints, begin: int, window: int | None) -> None:
     """Corrects what the queries of one row see, ``[queries, keys]``, where they are a tree: the last keys are its
     tokens, and the first of them has position ``begin``."""
     depths = tree.depths[queries]

@@ -123,6 +123,13 @@ class KVCache:
             self._append(table, page)
         return True
 
+    def move(self, moves: Sequence[tuple[PageTable, int, int]]) -> None:
+        """Copies the keys and values of tokens of tables from one position to another, all at once."""
+        source = torch.tensor([self._slot(table, start) for table, start, _ in moves])
+        target = torch.tensor([self._slot(table, end) for table, _, end in moves])
+        slots = self.data.flatten(3, 4)
+        slots[:, :, :, target] = slots[:, :, :, source]
+
     def publish(self, table: PageTable, tokens: Sequence[int], computed: int, *, tail: bool) -> Node | None:
         """Puts the table's pages into the tree as far as their ``computed`` first tokens fill them.
 
@@ -225,6 +232,10 @@ class KVCache:
     def _append(self, table: PageTable, page: int) -> None:
         self.pages[table.row, len(table.pages)] = page
         table.pages.append(page)
+
+    def _slot(self, table: PageTable, position: int) -> int:
+        page, offset = divmod(position, self.page_size)
+        return table.pages[page] * self.page_size + offset
 
     def _take(self) -> int | None:
         page = self.pool.take()

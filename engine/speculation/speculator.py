@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence as Items
-from typing import NamedTuple
 
 from torch import Tensor
 
@@ -12,19 +11,25 @@ from engine.batch import Work
 from engine.cache.kv import KVCache
 from engine.sequence import GenerateSequence, Sequence
 from engine.speculation.controller import Controller, Outcome
-from engine.speculation.draft import Advance, Draft, Drafter, Wish
+from engine.speculation.draft import EMPTY, Advance, Draft, Drafter, Wish
 
 
 class Speculator:
-    """One model's drafter with its controller."""
+    """One model's drafter and its controller."""
 
-    def __init__(self, drafter: Drafter, controller: Controller, *, context: int, chains: bool) -> None:
-        """``context``: most tokens of a sequence. ``chains``: the attention cannot compute trees."""
+    def __init__(self, drafter: Drafter, controller: Controller, *, context: int, trees: bool) -> None:
+        """``context``: most tokens of a sequence. ``trees``: whether the attention can compute them."""
         self.drafter = drafter
-        self._controller = controller
+        self.controller = controller
+        self.drafted = 0
+        """Guesses that were computed, and how many of them were right and spared a step."""
+        self.accepted = 0
+        self.seconds = 0.0
+        """Spent on drafting."""
         self._context = context
-        self._chains = chains
+        self._trees = trees
         self._drafting = 0.0
+        self._gone: list[GenerateSequence] = []
 
     def reset(self, cache: KVCache) -> None:
         """The target's cache is this one now, and empty."""
@@ -33,19 +38,81 @@ class Speculator:
 
     def extend(self, work: Items[tuple[Sequence, int]], step_tokens: int) -> list[Work]:
         """The scheduled work with guesses for the branches that are due one token, as far as the step's ``step_tokens``
-        and the memory allow: nobody is sent back for a guess."""
-        self._drafting = 0.0
-        due = {sequence: room for sequence, count in work if (room := self._room(sequence, count)) > 0}
+        and the memory allow: nobody loses its pages to a guess."""
+        self._forget_gone()
         tokens = sum(count for _, count in work)
-        wishes = self._wishes(due, tokens - len(due))
-        if not wishes:
-            return [Work(sequence, count) for sequence, count in work]
-        started = time.perf_counter()
-        drafts = self._controller.trim(self.drafter.propose(wishes), tokens - len(due))
-        self._drafting = time.perf_counter() - started
+        wishes = self._wishes(work, tokens)
         given: dict[Sequence, Draft] = {}
-        left = step_tokens - tokens
-        for wish, draft in zip(wishes, drafts, strict=True):
-            given[wish.sequence] = draft = self._fit(wish, draft, min(left, wish.nodes), len(work))
-            left -= len(draft)
-        return [Work(sequence, count, given[sequence]) if sequence in given else Work(sequence, count) for sequence, count in work]
+        started = time.perf_counter()
+        if wishes:
+            drafts = self.controller.trim(self.drafter.propose(wishes), tokens - len(wishes))
+            left = step_tokens - tokens
+            for wish, draft in zip(wishes, drafts, strict=True):
+                given[wish.sequence] = fitting = self._fit(wish, draft, left, len(work))
+                left -= len(fitting)
+        self._drafting = time.perf_counter() - started
+        return [Work(sequence, count, given.get(sequence, EMPTY)) for sequence, count in work]
+
+    def learn(self, work: Items[Work], outcomes: Items[Outcome], hidden: Tensor, seconds: float) -> None:
+        """A step is done: what it computed, in the order of the batch, what became of the guesses, the final hidden
+        states ``[tokens, width]``, and its time apart from drafting."""
+        kept = {outcome.sequence: outcome.accepted for outcome in outcomes}
+        advances: list[Advance] = []
+        start = 0
+        for sequence, count, draft in work:
+            if isinstance(sequence, GenerateSequence) and sequence.table is not None:
+                behind = start + count
+                rows = [*range(start, behind), *(behind + guess for guess in kept.get(sequence, ()))]
+                advances.append(Advance(sequence, sequence.computed - len(rows), rows))
+            start += count + len(draft)
+        for outcome in outcomes:
+            self.drafted += len(outcome.draft)
+            self.accepted += len(outcome.accepted)
+        began = time.perf_counter()
+        self.drafter.advance(advances, hidden)
+        drafting = self._drafting + time.perf_counter() - began
+        self.seconds += drafting
+        self.controller.learn(outcomes, start, drafting, seconds)
+        self._forget_gone()
+
+    def forget(self, sequence: GenerateSequence) -> None:
+        """A branch is over. What its last step taught is learned before it is forgotten."""
+        self._gone.append(sequence)
+
+    def _forget_gone(self) -> None:
+        for sequence in self._gone:
+            self.drafter.forget(sequence)
+            self.controller.forget(sequence)
+        self._gone.clear()
+
+    def _wishes(self, work: Items[tuple[Sequence, int]], tokens: int) -> list[Wish]:
+        """What is asked for the branches that are due one token and may write more than that."""
+        due: list[tuple[GenerateSequence, int]] = []
+        for sequence, count in work:
+            if count == 1 and isinstance(sequence, GenerateSequence) and sequence.computed + 1 == len(sequence.tokens):
+                written = len(sequence.written) - len(sequence.branch.generated)
+                # The step draws one token more than are guessed right.
+                room = min(sequence.branch.max_tokens - written, self._context - len(sequence.tokens)) - 1
+                if room > 0:
+                    due.append((sequence, room))
+        if not due:
+            return []
+        sizes = self.controller.sizes([sequence for sequence, _ in due], tokens - len(due))
+        wishes = []
+        for (sequence, room), (depth, nodes) in zip(due, sizes, strict=True):
+            depth = min(depth, room)
+            # The slots of a tree lie one after the other like a chain's, and within the context too.
+            nodes = min(nodes, self._context - len(sequence.tokens)) if self._trees else depth
+            if depth > 0:
+                wishes.append(Wish(sequence, depth, max(depth, nodes)))
+        return wishes
+
+    def _fit(self, wish: Wish, draft: Draft, left: int, running: int) -> Draft:
+        """As much of a draft as there is room for. A page is only taken if one is left for each that runs."""
+        table, cache, known = wish.sequence.pages, self._cache, len(wish.sequence.tokens)
+        wanted = min(len(draft), wish.nodes, left)
+        missing = -(-(known + wanted) // cache.page_size) - len(table.pages)
+        if missing > 0 and cache.available - missing >= running:
+            cache.reserve(table, known + wanted)
+        wanted = max(0, min(wanted, len(table.pages) * cache.page_size - known))
+        return draft if wanted == len(draft) else draft.part(range(wanted))

@@ -1,0 +1,68 @@
+"""Drafters for tests: guesses that are right as often as wanted, in trees of any shape."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+
+from torch import Tensor
+
+from engine.cache.kv import KVCache
+from engine.sequence import GenerateSequence
+from engine.speculation.draft import Advance, Draft, Wish
+
+Place = tuple[int, int, int]
+"""A branch's seed and key, and a position."""
+
+
+class Oracle:
+    """Knows what branches will draw and guesses that with probability ``right``, at a random place of a random tree."""
+
+    kind = "oracle"
+    layers = 0
+
+    def __init__(self, known: Mapping[Place, int], vocab: int, right: float, seed: int = 0) -> None:
+        self._known, self._vocab, self._right = known, vocab, right
+        self._random = random.Random(seed)
+        self.wishes = 0
+        self.known: set[GenerateSequence] = set()
+
+    def reset(self, cache: KVCache) -> None:
+        self.known.clear()
+
+    def propose(self, wishes: Sequence[Wish]) -> list[Draft]:
+        self.wishes += len(wishes)
+        return [self._guess(*wish) for wish in wishes]
+
+    def _guess(self, sequence: GenerateSequence, depth: int, nodes: int) -> Draft:
+        rng = self._random
+        self.known.add(sequence)
+        tokens: list[int] = []
+        parents: list[int] = []
+        depths = {-1: 0}
+        true = {-1}
+        while len(tokens) < nodes:
+            able = [node for node, far in depths.items() if far < depth]
+            if nodes == depth:
+                able = able[-1:]
+            if not able or rng.random() < 0.05:
+                break
+            parent = rng.choice(able[-3:])
+            token = self._known.get((sequence.seed, sequence.key, len(sequence.tokens) + depths[parent]))
+            if token is None or rng.random() >= self._right:
+                token = rng.randrange(self._vocab)
+            elif parent in true:
+                true.add(len(tokens))
+            depths[len(tokens)] = depths[parent] + 1
+            tokens.append(token)
+            parents.append(parent)
+        return Draft(tuple(tokens), tuple(parents), (self._right,) * len(tokens))
+
+    def advance(self, steps: Sequence[Advance], hidden: Tensor) -> None:
+        for sequence, first, rows in steps:
+            assert first + len(rows) == sequence.computed <= len(sequence.tokens)
+            assert sequence.computed < len(sequence.tokens) or sequence.computed < sequence.prefix + 1
+            assert max(rows) < len(hidden)
+
+    def forget(self, sequence: GenerateSequence) -> None:
+        self.known.discard(sequence)
