@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 from engine.sequence import GenerateSequence
-from engine.speculation.draft import Draft
+from engine.speculation.draft import Draft, Wish
 
 
 class Outcome(NamedTuple):
@@ -21,19 +21,24 @@ class Outcome(NamedTuple):
 
 
 class Controller(Protocol):
-    """Decides how much is guessed for whom. One thread calls it."""
+    """Decides how much is guessed for whom.
+
+    One thread calls it. A step calls ``sizes`` if branches are due, ``trim`` if any of them is to get guesses, and
+    ``learn`` when it is done, whether or not anything was guessed.
+    """
 
     def sizes(self, sequences: Sequence[GenerateSequence], others: int, /) -> list[tuple[int, int]]:
         """For each branch that is due one token, the most guesses after each other and the most in all (``Wish``); 0, 0
         for none. ``others``: tokens that the step computes for prompts."""
         ...
 
-    def trim(self, drafts: Sequence[Draft], others: int, /) -> list[Draft]:
-        """The parts of the drafts that are worth computing, ``others`` tokens being computed anyway."""
+    def trim(self, wishes: Sequence[Wish], drafts: Sequence[Draft], /) -> list[Draft]:
+        """The parts of the drafts that are worth computing, one for each wish."""
         ...
 
     def learn(self, outcomes: Sequence[Outcome], tokens: int, drafting: float, step: float, /) -> None:
-        """A step with ``tokens`` tokens in all took ``step`` seconds, and before it drafting took ``drafting``."""
+        """A step with ``tokens`` tokens in all took ``step`` seconds, and drafting ``drafting`` beside it; there is an
+        outcome for each branch that had guesses."""
         ...
 
     def forget(self, sequence: GenerateSequence, /) -> None:
@@ -53,7 +58,7 @@ class FixedController:
         """See ``Controller``."""
         return [(self.depth, self.nodes)] * len(sequences)
 
-    def trim(self, drafts: Sequence[Draft], _: int, /) -> list[Draft]:
+    def trim(self, _: Sequence[Wish], drafts: Sequence[Draft], /) -> list[Draft]:
         """See ``Controller``."""
         return list(drafts)
 

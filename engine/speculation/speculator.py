@@ -45,7 +45,7 @@ class Speculator:
         given: dict[Sequence, Draft] = {}
         started = time.perf_counter()
         if wishes:
-            drafts = self.controller.trim(self.drafter.propose(wishes), tokens - len(wishes))
+            drafts = self.controller.trim(wishes, self.drafter.propose(wishes))
             left = step_tokens - tokens
             for wish, draft in zip(wishes, drafts, strict=True):
                 given[wish.sequence] = fitting = self._fit(wish, draft, left, len(work))
