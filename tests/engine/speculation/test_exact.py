@@ -1,0 +1,221 @@
+"""Guessing changes how fast tokens come, and nothing else: every answer is that of plain decoding."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from engine.core import CoreOptions
+from engine.sequence import Event
+from engine.speculation.controller import FixedController
+from engine.speculation.draft import Draft
+from engine.speculation.verify import accepted
+from engine.types import Branch, Completion, Delta, GenerateRequest, ScoreItem
+from tests.engine.conftest import Checkpoints
+from tests.engine.helpers import SMALL, Harness, generate, score
+from tests.engine.speculation.drafters import Oracle, Place
+
+VOCAB = 360
+PROMPTS = [random.Random(length).choices(range(3, VOCAB), k=length) for length in (3, 17, 40, 61)]
+LAWS: dict[str, dict[str, object]] = {
+    "greedy": {"temperature": 0.0},
+    "plain": {"temperature": 1.0},
+    "filters": {"temperature": 0.8, "top_k": 20, "top_p": 0.9, "min_p": 0.02},
+    "penalties": {
+        "temperature": 0.0,
+        "repetition_penalty": 1.3,
+        "presence_penalty": 0.4,
+        "frequency_penalty": 0.7,
+        "logit_bias": ((7, 2.0), (9, -3.0)),
+    },
+    "limits": {"temperature": 1.2, "min_tokens": 9, "stop_token_ids": tuple(range(3, 60))},
+    "stops": {"temperature": 1.0, "stop": ("a", "step", "e t")},
+    "logprobs": {"temperature": 1.0, "logprobs": 3, "prompt_logprobs": 2},
+}
+READ = score(ScoreItem((tuple(PROMPTS[3]),), (0,)), token_ids=(7,))
+SHAPES = {"chain": (5, 5), "tree": (4, 12)}
+
+
+def requests(law: str, length: int = 24, namespace: str | None = None) -> list[GenerateRequest]:
+    ignoring = {"ignore_eos": law != "limits"}
+    branches = [Branch(seed=11, key=key, max_tokens=length - 3 * key) for key in range(4)]
+    return [
+        generate(prompt, branches, request_id=f"{law} {number}", cache_salt=namespace, **{**ignoring, **LAWS[law]})
+        for number, prompt in enumerate(PROMPTS)
+    ]
+
+
+def answers(harness: Harness, asked: Sequence[GenerateRequest], *, stream: bool = False) -> list[list[Event]]:
+    heard = [harness.submit(request, stream=stream) for request in asked]
+    harness.run()
+    return heard
+
+
+def completions(heard: Sequence[Sequence[Event]]) -> list[Completion]:
+    found = [sorted((e for e in events if isinstance(e, Completion)), key=lambda one: one.index) for events in heard]
+    assert all(len(some) == 4 for some in found)
+    return [one for some in found for one in some]
+
+
+def truth(asked: Sequence[GenerateRequest], plain: Sequence[Completion]) -> dict[Place, int]:
+    """What each branch draws at each position."""
+    branches = [(request, branch) for request in asked for branch in request.branches]
+    return {
+        (branch.seed, branch.key, len(request.prompt) + len(branch.generated) + place): token
+        for (request, branch), completion in zip(branches, plain, strict=True)
+        for place, token in enumerate(completion.token_ids)
+    }
+
+
+def same(ours: Sequence[Completion], plain: Sequence[Completion]) -> None:
+    for one, other in zip(ours, plain, strict=True):
+        assert (one.token_ids, one.text, one.finish_reason, one.stop) == (
+            other.token_ids,
+            other.text,
+            other.finish_reason,
+            other.stop,
+        )
+        assert one.logprob == pytest.approx(other.logprob, abs=1e-3)
+        for ours_at, plain_at in zip(one.logprobs or (), other.logprobs or (), strict=True):
+            assert ours_at.token_id == plain_at.token_id
+            assert ours_at.logprob == pytest.approx(plain_at.logprob, abs=1e-4)
+            assert [token for token, _ in ours_at.top] == [token for token, _ in plain_at.top]
+        assert [at and at.token_id for at in one.prompt_logprobs or ()] == [
+            at and at.token_id for at in other.prompt_logprobs or ()
+        ]
+
+
+def speculating(folder: Path, oracle: Oracle, shape: str, options: CoreOptions = SMALL) -> Harness:
+    harness = Harness(folder, options)
+    harness.core.speculate(oracle, FixedController(*SHAPES[shape]))
+    return harness
+
+
+@pytest.mark.parametrize("shape", list(SHAPES))
+@pytest.mark.parametrize("law", list(LAWS))
+def test_every_kind_of_request_is_answered_as_without_guesses(checkpoints: Checkpoints, law: str, shape: str) -> None:
+    folder = checkpoints("qwen3")
+    asked = requests(law)
+    plain = completions(answers(Harness(folder), asked))
+    accepted_at = {}
+    for right in (0.0, 0.6, 1.0):
+        oracle = Oracle(truth(asked, plain), VOCAB, right)
+        harness = speculating(folder, oracle, shape)
+        ours = completions(answers(harness, asked))
+        same(ours, plain)
+        accepted_at[right] = harness.core._speculator.accepted
+        assert harness.core._speculator.drafted >= accepted_at[right]
+        assert not oracle.known
+    assert accepted_at[0.0] < accepted_at[0.6] < accepted_at[1.0]
+    tokens = sum(len(one.token_ids) for one in plain)
+    assert accepted_at[1.0] > 0.5 * tokens
+
+
+@pytest.mark.parametrize("shape", list(SHAPES))
+@pytest.mark.parametrize("family", ["mistral", "gemma2", "gemma3", "mixtral", "phi3", "gpt2"])
+def test_windows_soft_caps_experts_and_foreign_models_speculate_exactly(
+    checkpoints: Checkpoints, family: str, shape: str
+) -> None:
+    folder = checkpoints(family)
+    asked = requests("plain")
+    plain = completions(answers(Harness(folder), asked))
+    harness = speculating(folder, Oracle(truth(asked, plain), VOCAB, 0.7), shape)
+    same(completions(answers(harness, asked)), plain)
+
+
+@pytest.mark.parametrize("shape", list(SHAPES))
+def test_streams_are_the_same_text_cut_at_other_places(checkpoints: Checkpoints, shape: str) -> None:
+    folder = checkpoints("qwen3")
+    asked = requests("stops")
+    plain = answers(Harness(folder), asked, stream=True)
+    harness = speculating(folder, Oracle(truth(asked, completions(plain)), VOCAB, 0.8), shape)
+
+    def streamed(heard: list[list[Event]]) -> list[tuple[str, tuple[int, ...]]]:
+        deltas = [[e for e in events if isinstance(e, Delta)] for events in heard]
+        return [
+            (
+                "".join(delta.text for delta in some if delta.index == index),
+                tuple(token for delta in some if delta.index == index for token in delta.token_ids),
+            )
+            for some in deltas
+            for index in range(4)
+        ]
+
+    assert streamed(answers(harness, asked, stream=True)) == streamed(plain)
+
+
+@pytest.mark.parametrize("shape", list(SHAPES))
+def test_a_pool_that_is_far_too_small_preempts_and_still_gives_the_same_tokens(
+    checkpoints: Checkpoints, shape: str
+) -> None:
+    folder = checkpoints("qwen3")
+    asked = [replace(request, lease="a") for request in requests("plain", 40)]
+    plain = completions(answers(Harness(folder), asked))
+    tight = CoreOptions(kv_tokens=160, page_size=8, max_running=6, step_tokens=24)
+    harness = speculating(folder, Oracle(truth(asked, plain), VOCAB, 0.7), shape, tight)
+    read = [harness.submit(READ) for _ in range(2)]
+    same(completions(answers(harness, asked)), plain)
+    assert harness.core.stats.preemptions > 0
+    assert all(len(events) == 1 for events in read)
+
+
+def test_a_prefix_that_guesses_ran_through_is_a_cache_hit_like_any_other(checkpoints: Checkpoints) -> None:
+    """Only committed tokens are cached, so nothing is found that was not generated, and all that was is found."""
+    folder = checkpoints("qwen3")
+    asked = requests("plain")
+    plain_harness = Harness(folder)
+    plain = completions(answers(plain_harness, asked))
+    harness = speculating(folder, Oracle(truth(asked, plain), VOCAB, 0.5), "tree")
+    answers(harness, asked)
+    again = [
+        replace(request, branches=tuple(Branch(3, key, 2, one.token_ids) for key, one in enumerate(plain[4 * n : 4 * n + 4])))
+        for n, request in enumerate(asked)
+    ]
+    expected = completions(answers(plain_harness, again))
+    found = completions(answers(harness, again))
+    same(found, expected)
+    assert [one.cached_tokens for one in found] == [one.cached_tokens for one in expected]
+
+
+def test_in_deterministic_mode_speculation_gives_the_same_bits(checkpoints: Checkpoints) -> None:
+    folder = checkpoints("qwen3")
+    options = replace(SMALL, deterministic=True)
+    asked = requests("logprobs")
+    plain = completions(answers(Harness(folder, options), asked))
+    harness = speculating(folder, Oracle(truth(asked, plain), VOCAB, 0.7), "tree", options)
+    ours = completions(answers(harness, asked))
+    assert harness.core._speculator is not None
+    assert harness.core._speculator.accepted > 0
+    assert ours == plain
+
+
+def test_a_cancelled_branch_is_forgotten_with_what_it_has(checkpoints: Checkpoints) -> None:
+    folder = checkpoints("qwen3")
+    asked = requests("plain")
+    plain = completions(answers(Harness(folder), asked))
+    oracle = Oracle(truth(asked, plain), VOCAB, 0.8)
+    harness = speculating(folder, oracle, "tree")
+    heard = [harness.submit(request) for request in asked]
+    for _ in range(3):
+        harness.core.step()
+    harness.core.cancel(lambda job: job.request_id == asked[0].request_id)
+    harness.run()
+    cut = completions(heard)
+    for one, other in zip(cut[:4], plain[:4], strict=True):
+        assert one.finish_reason == "cancelled"
+        assert one.token_ids == other.token_ids[: len(one.token_ids)]
+    same(cut[4:], plain[4:])
+    assert not oracle.known
+
+
+def test_the_accepted_path_is_the_longest_that_follows_the_draws() -> None:
+    draft = Draft((5, 6, 7, 8, 6), (-1, 0, 0, 2, -1), (1.0,) * 5)
+    assert accepted(draft, [5, 7, 0, 8, 1, 0]) == (0, 2, 3)
+    assert accepted(draft, [5, 6, 8, 0, 0, 0]) == (0, 1)
+    assert accepted(draft, [6, 0, 0, 0, 0, 9]) == (4,)
+    assert accepted(draft, [9, 6, 6, 6, 6, 6]) == ()
+
