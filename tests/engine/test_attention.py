@@ -11,7 +11,7 @@ from torch import Tensor
 
 from engine.attention import LayerAttention
 from engine.attention.deterministic import DeterministicAttention
-from engine.attention.plan import CostModel, Rows, StepPlan, plan_step
+from engine.attention.plan import CostModel, Rows, StepPlan, Tree, plan_step
 from engine.attention.torch_backend import TorchAttention
 
 PAGE, KV_HEADS, PER_KV, DIM, POOL = 4, 2, 3, 8, 700
@@ -25,7 +25,8 @@ Backend = type[TorchAttention] | type[DeterministicAttention]
 class Step:
     """Random sequences that share prefixes as a tree search's do, with some new tokens each."""
 
-    def __init__(self, seed: int, cost: CostModel) -> None:
+    def __init__(self, seed: int, cost: CostModel, *, trees: bool = False) -> None:
+        """With ``trees`` the new tokens of most rows are trees instead of chains."""
         rng = random.Random(seed)
         self.kv = torch.full((1, 2, KV_HEADS, POOL, PAGE, DIM), 1e30)
         self.fresh = list(range(POOL))
@@ -58,7 +59,9 @@ class Step:
         if self.queries == [1]:
             slots *= 2
         lengths = np.array(self.queries), np.array(self.contexts)
-        self.rows = Rows(pages, np.array(slots), *lengths, PAGE, POOL, KV_HEADS, PER_KV, cost)
+        wide = [row for row, queries in enumerate(self.queries) if 1 < queries <= 50 and rng.random() < 0.8]
+        self.trees = {row: random_tree(rng, self.queries[row]) for row in wide} if trees else {}
+        self.rows = Rows(pages, np.array(slots), *lengths, PAGE, POOL, KV_HEADS, PER_KV, cost, self.trees)
         self.plan = plan_step(self.rows)
         torch.manual_seed(seed)
         tokens = len(slots)
@@ -85,21 +88,34 @@ class Step:
     def expected(self, about: LayerAttention) -> Tensor:
         """After ``attend``: dense attention of every token in float64."""
         out, start = [], 0
-        for table, queries, context in zip(self.tables, self.queries, self.contexts, strict=True):
+        lengths = zip(self.tables, self.queries, self.contexts, strict=True)
+        for row, (table, queries, context) in enumerate(lengths):
             own = self.kv[0][:, :, table].flatten(2, 3)[:, :, :context].double()
             k, v = own.repeat_interleave(PER_KV, dim=1)
             q = self.q[start : start + queries].double().transpose(0, 1)
             scores = q @ k.transpose(1, 2) * about.scale
             if about.softcap is not None:
                 scores = torch.tanh(scores / about.softcap) * about.softcap
-            key, query = torch.arange(context), torch.arange(context - queries, context)[:, None]
+            key = torch.arange(context)
+            if row in self.trees:
+                key[context - queries :] = context - queries + torch.from_numpy(self.trees[row].depths)
+            query = key[context - queries :, None]
             hidden = key > query
+            if row in self.trees:
+                hidden[:, context - queries :] = ~torch.from_numpy(self.trees[row].sees)
             if about.window is not None:
                 hidden |= key <= query - about.window
             scores = scores.masked_fill(hidden, -torch.inf)
             out.append((scores.softmax(-1) @ v).transpose(0, 1).flatten(1))
             start += queries
         return torch.cat(out if len(self.q) > 1 and start > 1 else out * 2)
+
+
+def random_tree(rng: random.Random, queries: int) -> Tree:
+    sees = np.eye(queries, dtype=np.bool_)
+    for token in range(1, queries):
+        sees[token] |= sees[rng.randrange(max(0, token - 4), token)]
+    return Tree(sees.sum(axis=1) - 1, sees)
 
 
 @pytest.mark.parametrize("cost", [ALWAYS, NEVER, USUAL], ids=["always", "never", "usual"])
@@ -114,6 +130,20 @@ def test_paged_attention_equals_dense_attention_in_float64(
         torch.testing.assert_close(step.attend(about).double(), step.expected(about), atol=2e-5, rtol=1e-4)
         shared += sharing(step.plan)
     assert (shared > 0) == (cost is not NEVER)
+
+
+@pytest.mark.parametrize("cost", [ALWAYS, NEVER, USUAL], ids=["always", "never", "usual"])
+@pytest.mark.parametrize(("window", "softcap"), [(None, None), (3, None), (9, None), (40, 1.5), (None, 1.5)])
+def test_a_tree_of_tokens_attends_along_its_branches(
+    cost: CostModel, window: int | None, softcap: float | None
+) -> None:
+    about = LayerAttention(KV_HEADS * PER_KV, KV_HEADS, DIM, 0.4, window, softcap)
+    trees = 0
+    for seed in range(12):
+        step = Step(seed, cost, trees=True)
+        torch.testing.assert_close(step.attend(about).double(), step.expected(about), atol=2e-5, rtol=1e-4)
+        trees += len(step.trees)
+    assert trees > 12
 
 
 @pytest.mark.parametrize(("window", "softcap"), [(None, None), (9, None), (40, 1.5), (None, 1.5)])

@@ -172,7 +172,10 @@ def test_a_prefix_that_guesses_ran_through_is_a_cache_hit_like_any_other(checkpo
     harness = speculating(folder, Oracle(truth(asked, plain), VOCAB, 0.5), "tree")
     answers(harness, asked)
     again = [
-        replace(request, branches=tuple(Branch(3, key, 2, one.token_ids) for key, one in enumerate(plain[4 * n : 4 * n + 4])))
+        replace(
+            request,
+            branches=tuple(Branch(3, key, 2, one.token_ids) for key, one in enumerate(plain[4 * n : 4 * n + 4])),
+        )
         for n, request in enumerate(asked)
     ]
     expected = completions(answers(plain_harness, again))
@@ -218,4 +221,3 @@ def test_the_accepted_path_is_the_longest_that_follows_the_draws() -> None:
     assert accepted(draft, [5, 6, 8, 0, 0, 0]) == (0, 1)
     assert accepted(draft, [6, 0, 0, 0, 0, 9]) == (4,)
     assert accepted(draft, [9, 6, 6, 6, 6, 6]) == ()
-

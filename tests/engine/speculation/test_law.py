@@ -1,0 +1,234 @@
+"""The law of whole sequences under speculation is the exact one, and the test would notice if it were not."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch
+from scipy.stats import chisquare
+from torch import Tensor
+from transformers import AutoModelForCausalLM
+
+from engine import batch, drawing
+from engine.attention.plan import Tree
+from engine.cache.kv import KVCache
+from engine.core import EngineCore
+from engine.drawing import Drawn
+from engine.sampling import Coordinates, Floats, Ints, Laws
+from engine.sequence import GenerateSequence
+from engine.speculation.controller import FixedController, Outcome
+from engine.speculation.draft import Advance, Draft, Drafter, Wish
+from engine.types import Branch, Completion
+from tests.engine.conftest import Checkpoints
+from tests.engine.helpers import SMALL, Harness, generate
+
+PROMPT = (17, 5, 90, 41, 5)
+LENGTH = 3
+VOCABULARY, BIAS = (5, 17, 41, 90, 158), 60.0
+"""Only these tokens are ever drawn: their logits are raised."""
+TEMPERATURE, TOP_K, TOP_P, PRESENCE = 3.0, 4, 0.97, -2.0
+LAW = {
+    "temperature": TEMPERATURE,
+    "top_k": TOP_K,
+    "top_p": TOP_P,
+    "presence_penalty": PRESENCE,
+    "logit_bias": tuple((token, BIAS) for token in VOCABULARY),
+    "ignore_eos": True,
+}
+SAMPLES = 3000
+SURELY, HARDLY = 1e-3, 1e-9
+"""p-values: a right law stays above the first, a wrong one falls below the second."""
+
+Law = dict[tuple[int, ...], float]
+
+
+def exact_law(folder: Path) -> Law:
+    """The probability of every sequence, from transformers' logits in float64."""
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float64)
+    law: Law = {(): 1.0}
+    with torch.inference_mode():
+        for _ in range(LENGTH):
+            prefixes = list(law)
+            logits = model(torch.tensor([PROMPT + prefix for prefix in prefixes])).logits[:, -1].numpy()
+            law = {
+                (*prefix, token): law[prefix] * chance
+                for prefix, row in zip(prefixes, logits, strict=True)
+                for token, chance in next_law(row, prefix)
+            }
+    assert sum(law.values()) == pytest.approx(1)
+    return law
+
+
+def next_law(logits: npt.NDArray[np.float64], written: tuple[int, ...]) -> Iterator[tuple[int, float]]:
+    """Bias, presence penalty, temperature, top-k, top-p: as OpenAI and transformers define them."""
+    logits[list(VOCABULARY)] += BIAS
+    logits[sorted(set(written))] -= PRESENCE
+    order = np.argsort(-logits)[:TOP_K]
+    weights = np.exp((logits[order] - logits[order[0]]) / TEMPERATURE)
+    weights /= weights.sum()
+    kept = 1 + int((weights.cumsum() < TOP_P).sum())
+    yield from zip(order[:kept].tolist(), (weights[:kept] / weights[:kept].sum()).tolist(), strict=True)
+
+
+def p_value(drawn: Counter[tuple[int, ...]], law: Law) -> float:
+    """Of Pearson's test; sequences that are expected less than eight times are one class."""
+    if not set(drawn) <= set(law):  # a sequence of probability zero
+        return 0.0
+    total = drawn.total()
+    rare = [sequence for sequence, chance in law.items() if chance * total < 8]
+    common = [sequence for sequence in law if sequence not in set(rare)]
+    observed = [drawn[sequence] for sequence in common] + [sum(drawn[sequence] for sequence in rare)]
+    expected = [law[sequence] * total for sequence in common] + [sum(law[sequence] for sequence in rare) * total]
+    assert len(common) > 20
+    return float(chisquare(observed, expected).pvalue)
+
+
+def draw(folder: Path, drafter: Drafter | None, shape: tuple[int, int], first: int = 0) -> Counter[tuple[int, ...]]:
+    """What so many branches with different noise generate."""
+    harness = Harness(folder, SMALL)
+    if drafter is not None:
+        harness.core.speculate(drafter, FixedController(*shape))
+    drawn: Counter[tuple[int, ...]] = Counter()
+    for start in range(first, first + SAMPLES, 500):
+        keys = range(start, start + 500)
+        events = harness.submit(generate(PROMPT, [Branch(seed=3, key=key, max_tokens=LENGTH) for key in keys], **LAW))
+        while harness.core.busy:
+            harness.core.step()
+        drawn.update(event.token_ids for event in events if isinstance(event, Completion))
+    assert drawn.total() == SAMPLES
+    return drawn
+
+
+class Likeliest:
+    """Guesses the likeliest continuations of the exact law, the best first: point guesses, without any noise."""
+
+    kind = "likeliest"
+    layers = 0
+
+    def __init__(self, law: Law) -> None:
+        self._chances: Counter[tuple[int, ...]] = Counter()
+        for sequence, chance in law.items():
+            for end in range(1, LENGTH + 1):
+                self._chances[sequence[:end]] += chance  # type: ignore[assignment]
+
+    def reset(self, cache: KVCache) -> None:
+        pass
+
+    def propose(self, wishes: Sequence[Wish]) -> list[Draft]:
+        return [self._guess(tuple(wish.sequence.written), wish.depth, wish.nodes) for wish in wishes]
+
+    def _guess(self, written: tuple[int, ...], depth: int, nodes: int) -> Draft:
+        places = {written: -1}
+        parents: list[int] = []
+        behind = sorted((one for one in self._chances if one[: len(written)] == written), key=len)
+        while len(parents) < nodes:
+            able = [
+                one for one in behind if one not in places and one[:-1] in places and len(one) <= len(written) + depth
+            ]
+            if not able or (nodes == depth and len(able[0]) <= len(written) + len(parents)):
+                break
+            able = [one for one in able if nodes > depth or len(one) == len(written) + len(parents) + 1]
+            best = max(able, key=lambda one: self._chances[one])
+            parents.append(places[best[:-1]])
+            places[best] = len(parents) - 1
+        tokens = [one[-1] for one, place in places.items() if place >= 0]
+        return Draft(tuple(tokens), tuple(parents), (0.5,) * len(tokens))
+
+    def advance(self, steps: Sequence[Advance], hidden: Tensor) -> None:
+        pass
+
+    def forget(self, sequence: GenerateSequence) -> None:
+        pass
+
+
+SHAPES = {"chain": (3, 3), "tree": (3, 9)}
+
+
+@pytest.fixture(scope="module")
+def law(checkpoints: Checkpoints) -> Law:
+    return exact_law(checkpoints("qwen3"))
+
+
+def test_plain_decoding_has_the_exact_law(checkpoints: Checkpoints, law: Law) -> None:
+    assert p_value(draw(checkpoints("qwen3"), None, (1, 1)), law) > SURELY
+
+
+@pytest.mark.parametrize("shape", list(SHAPES))
+def test_sequences_have_the_exact_law_when_the_likeliest_are_guessed(
+    checkpoints: Checkpoints, law: Law, shape: str
+) -> None:
+    assert p_value(draw(checkpoints("qwen3"), Likeliest(law), SHAPES[shape]), law) > SURELY
+
+
+def plant_belief(patch: pytest.MonkeyPatch) -> None:
+    original = EngineCore._settle
+
+    def settle(core: EngineCore, drawn: list[Drawn]) -> list[Outcome]:
+        for one in drawn:
+            if one.draft:
+                one.draws[0] = one.draws[0]._replace(token=one.draft.tokens[0])
+        return original(core, drawn)
+
+    patch.setattr(EngineCore, "_settle", settle)
+
+
+def plant_stale_penalties(patch: pytest.MonkeyPatch) -> None:
+    original = drawing._change
+    patch.setattr(
+        drawing, "_change", lambda points, logits: original([drawing._Point(s, ()) for s, _ in points], logits)
+    )
+
+
+def plant_repeated_noise(patch: pytest.MonkeyPatch) -> None:
+    original = drawing.sample
+
+    def sample(logits: Tensor, laws: Laws, where: Coordinates) -> tuple[Ints, Floats]:
+        """All draws of a step with the noise of its first position."""
+        first: dict[int, int] = {}
+        places = [
+            first.setdefault(key, at) for key, at in zip(where.key.tolist(), where.position.tolist(), strict=True)
+        ]
+        return original(logits, laws, replace(where, position=np.array(places)))
+
+    patch.setattr(drawing, "sample", sample)
+
+
+def plant_no_tree_mask(patch: pytest.MonkeyPatch) -> None:
+    original = batch._tree
+
+    def tree(draft: Draft) -> Tree:
+        right = original(draft)
+        return Tree(right.depths, np.tri(len(right.depths), dtype=np.bool_))
+
+    patch.setattr(batch, "_tree", tree)
+
+
+def plant_unmoved_keys(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(KVCache, "move", lambda cache, moves: None)
+
+
+@pytest.mark.parametrize("plant", [plant_belief, plant_stale_penalties, plant_repeated_noise])
+@pytest.mark.parametrize("shape", list(SHAPES))
+def test_a_planted_bug_is_seen(
+    checkpoints: Checkpoints,
+    law: Law,
+    monkeypatch: pytest.MonkeyPatch,
+    plant: Callable[[pytest.MonkeyPatch], None],
+    shape: str,
+) -> None:
+    plant(monkeypatch)
+    assert p_value(draw(checkpoints("qwen3"), Likeliest(law), SHAPES[shape]), law) < HARDLY
+
+
+@pytest.mark.parametrize("plant", [plant_no_tree_mask, plant_unmoved_keys])
+def test_a_bug_planted_in_trees_is_seen(
+    checkpoints: Checkpoints, law: Law, monkeypatch: pytest.MonkeyPatch, plant: Callable[[pytest.MonkeyPatch], None]
+) -> None:
+    plant(monkeypatch)
+    assert p_value(draw(checkpoints("qwen3"), Likeliest(law), SHAPES["tree"]), law) < HARDLY
