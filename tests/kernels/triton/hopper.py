@@ -1,0 +1,135 @@
+"""Compiles the kernels for a Hopper GPU on a machine that has none, and reads what the compiler made of them.
+
+Inside ``compiling`` a launch compiles its kernel exactly as a launch on a GPU would, with the same specialisation by
+divisibility of sizes and strides, and does not run it. Tensors on torch's device ``meta`` do as arguments: they have
+shapes and types and need no memory.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import tempfile
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.runtime.driver import driver
+from triton.runtime.jit import JITFunction
+
+SHARED_MEMORY = 227 * 1024
+"""Bytes that one program may have on a Hopper GPU. The compiler does not mind more; a launch fails."""
+
+_TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
+_INSTRUCTION = re.compile(r"^\s+/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z][A-Z0-9_.]*)", re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """What the compiler made of one launch."""
+
+    kernel: str
+    registers: int
+    """Of one thread; 255 at most."""
+    stack: int
+    """Bytes of one thread's memory that are no registers: 0 unless registers were too few."""
+    spills: int
+    """Instructions that move registers to that memory and back."""
+    shared: int
+    """Bytes of shared memory of one program."""
+    warps: int
+    instructions: Counter[str]
+    """Names as they stand in the machine code, with their suffixes: ``LDG.E.128.CONSTANT``."""
+
+    @property
+    def occupancy(self) -> float:
+        """Share of a multiprocessor's 64 warps that can be in flight: it has 65,536 registers, given out to warps in
+        units of 256, 228 KiB of shared memory, of which each program takes one more, and room for 32 programs."""
+        by_registers = 65536 // (-(-self.registers * 32 // 256) * 256) // self.warps
+        by_shared = 228 * 1024 // (self.shared + 1024)
+        return min(32, 64 // self.warps, by_registers, by_shared) * self.warps / 64
+
+    def count(self, name: str, part: str = "") -> int:
+        """How many instructions have this name and, among the suffixes, this part."""
+        return sum(
+            times
+            for instruction, times in self.instructions.items()
+            if instruction.split(".")[0] == name and part in instruction
+        )
+
+    def __str__(self) -> str:
+        kinds = {
+            "LDG.128": self.count("LDG", ".128"),
+            **{name: self.count(name) for name in ("LDG", "LDGSTS", "HMMA", "HGMMA", "IMMA", "IGMMA", "QGMMA")},
+        }
+        return (
+            f"{self.kernel}: {self.registers} registers, stack {self.stack}, {self.spills} spills, {self.shared} bytes "
+            f"shared, occupancy {self.occupancy:.2f}, {self.instructions.total()} instructions, "
+            + ", ".join(f"{times} {name}" for name, times in kinds.items() if times)
+        )
+
+
+class _NoGPU:
+    """Answers what Triton asks a driver before it compiles."""
+
+    def get_current_target(self) -> GPUTarget:
+        return GPUTarget("cuda", 90, 32)
+
+    def get_current_device(self) -> int:
+        return 0
+
+    def get_current_stream(self, device: int) -> int:
+        return 0
+
+    def get_active_torch_device(self) -> torch.device:
+        return torch.device("meta")
+
+
+@contextmanager
+def compiling() -> Iterator[list[Compiled]]:
+    """Launches inside compile for Hopper and do nothing else; the list has what came of each."""
+    made: list[Compiled] = []
+    run, active = JITFunction.run, driver._active
+
+    def compile_only(self: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> Any:
+        kernel = run(self, *args, grid=grid, warmup=True, **kwargs)
+        made.append(_inspect(kernel))
+        return kernel
+
+    driver.set_active(_NoGPU())
+    JITFunction.run = compile_only
+    try:
+        yield made
+    finally:
+        JITFunction.run, driver._active = run, active
+
+
+def _inspect(kernel: Any) -> Compiled:
+    with tempfile.TemporaryDirectory() as folder:
+        binary = Path(folder, "kernel.cubin")
+        binary.write_bytes(kernel.asm["cubin"])
+        usage = _tool("cuobjdump", "--dump-resource-usage", str(binary))
+        code = _tool("nvdisasm", "--print-code", str(binary))
+    numbers = re.search(r"REG:(\d+) STACK:(\d+)", usage)
+    if numbers is None:
+        raise RuntimeError(f"cuobjdump says nothing of registers: {usage}")
+    instructions = Counter(_INSTRUCTION.findall(code))
+    return Compiled(
+        kernel=kernel.metadata.name,
+        registers=int(numbers[1]),
+        stack=int(numbers[2]),
+        spills=sum(times for name, times in instructions.items() if name.split(".")[0] in ("STL", "LDL")),
+        shared=kernel.metadata.shared,
+        warps=kernel.metadata.num_warps,
+        instructions=instructions,
+    )
+
+
+def _tool(name: str, *args: str) -> str:
+    return subprocess.run([_TOOLS / name, *args], capture_output=True, text=True, check=True, timeout=60).stdout
