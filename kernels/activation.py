@@ -19,11 +19,19 @@ _UNDIVIDED = 1 << 14
 
 def silu_mul(gate_up: Tensor) -> Tensor:
     """``silu(gate) * up`` (SwiGLU)."""
+    if gate_up.is_cuda:
+        from kernels.triton import activation as on_gpu
+
+        return on_gpu.silu_mul(gate_up)
     return _gated(F.silu, gate_up)
 
 
 def gelu_tanh_mul(gate_up: Tensor) -> Tensor:
     """``gelu(gate) * up`` with the tanh approximation of gelu (GeGLU)."""
+    if gate_up.is_cuda:
+        from kernels.triton import activation as on_gpu
+
+        return on_gpu.gelu_tanh_mul(gate_up)
     return _gated(lambda gate: F.gelu(gate, approximate="tanh"), gate_up)
 
 

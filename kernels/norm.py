@@ -14,10 +14,24 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     ``x``: ``[..., n]`` float32. ``weight``: ``[n]``, or ``[heads, n]`` where each head has its own.
 
     The divisor is the hypotenuse of the vector's norm over √n and √eps: half the operators of the formula above, and
-    half of the time of torch's own ``rms_norm`` for few rows.
+    half of the time of torch's own ``rms_norm`` for few rows. A GPU does it in one kernel, also for 16-bit ``x``.
     """
+    if x.is_cuda:
+        from kernels.triton import norm as on_gpu
+
+        return on_gpu.rms_norm(x, weight, eps)
     norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True).mul_(x.shape[-1] ** -0.5)
     return x.div(norm.hypot_(_root(eps))).mul_(weight)
+
+
+def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """``rms_norm(residual + x)`` and ``residual + x``, which a GPU reads and writes once. Shapes as there."""
+    if x.is_cuda:
+        from kernels.triton import norm as on_gpu
+
+        return on_gpu.add_rms_norm(x, residual, weight, eps)
+    total = residual + x
+    return rms_norm(total, weight, eps), total
 
 
 @cache

@@ -1,16 +1,19 @@
-"""The Triton kernels, without a GPU: interpreted and compared with float64, and compiled for one and inspected.
+"""The Triton kernels. Without a GPU: interpreted and compared with float64, and compiled for one and inspected. With
+one (``pytest -m gpu``): run there by the tests that are interpreted elsewhere.
 
-Triton decides for a process whether it interprets, so each of both has a process of its own.
+Triton decides for a process whether it interprets, so each of them has a process of its own.
 """
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+import torch
 
 HERE = Path(__file__).parent
 
@@ -19,6 +22,19 @@ HERE = Path(__file__).parent
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("folder", ["interpreted", "compiled"])
 def test_kernels(folder: str) -> None:
+    check(folder)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
+@pytest.mark.timeout(900)
+def test_kernels_on_a_gpu() -> None:
+    check("interpreted", REASONER_TEST_DEVICE="cuda")
+
+
+def check(folder: str, **environment: str) -> None:
     command = [sys.executable, "-m", "pytest", "--tb=short", "--color=no", str(HERE / "triton" / folder)]
-    run = subprocess.run(command, capture_output=True, text=True, timeout=280, cwd=HERE.parents[1])
+    run = subprocess.run(
+        command, capture_output=True, text=True, timeout=880, cwd=HERE.parents[1], env=os.environ | environment
+    )
     assert run.returncode == 0, f"{' '.join(command)}\n{run.stdout}{run.stderr}"

@@ -2,4 +2,7 @@
 
 import os
 
-os.environ["TRITON_INTERPRET"] = "1"
+from tests.kernels.triton.device import DEVICE
+
+if DEVICE == "cpu":
+    os.environ["TRITON_INTERPRET"] = "1"

@@ -1,0 +1,65 @@
+"""RMSNorm of the rows of a matrix, alone or after a residual sum, in one pass over memory."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+_TILE = 2048
+"""Values of several short rows that one program normalises together."""
+_WIDEST = 1 << 16
+"""A longer row would not fit into the registers of one program."""
+
+
+@triton.jit
+def _rms_norm(
+    X, RESIDUAL, WEIGHT, SUM, OUT, rows, heads, n, token_stride, head_stride, weight_stride, eps,
+    ADD: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
+    column = tl.arange(0, COLUMNS)[None, :]
+    inside = (row < rows) & (column < n)
+    token, head = row // heads, row % heads
+    dense = row * n + column
+    x = tl.load(X + token * token_stride + head * head_stride + column, mask=inside, other=0.0)
+    if ADD:
+        residual = tl.load(RESIDUAL + dense, mask=inside, other=0.0)
+        # Rounded before it is normalised, as two separate operators would.
+        x = (x.to(tl.float32) + residual.to(tl.float32)).to(x.dtype)
+        tl.store(SUM + dense, x, mask=inside)
+    x = x.to(tl.float32)
+    weight = tl.load(WEIGHT + head * weight_stride + column, mask=inside, other=0.0).to(tl.float32)
+    scale = tl.rsqrt(tl.sum(x * x, axis=1, keep_dims=True) / n + eps)
+    tl.store(OUT + dense, (x * scale * weight).to(OUT.dtype.element_ty), mask=inside)
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """See ``kernels.norm.rms_norm``."""
+    return _launch(x, None, weight, eps)[0]
+
+
+def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """See ``kernels.norm.add_rms_norm``."""
+    return _launch(x, residual, weight, eps)
+
+
+def _launch(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    n = x.shape[-1]
+    if n > _WIDEST:
+        raise ValueError(f"rows of {n} values; at most {_WIDEST} can be normalised")
+    # [tokens, heads, n]: a view where the heads of a token stand together in a wider tensor.
+    cube = x if x.dim() == 3 and x.stride(-1) == 1 else x.reshape(-1, weight.shape[0] if weight.dim() == 2 else 1, n)
+    out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    total = out if residual is None else torch.empty_like(out)
+    columns = triton.next_power_of_2(n)
+    rows = max(1, _TILE // columns)
+    count = cube.shape[0] * cube.shape[1]
+    if count:
+        _rms_norm[(triton.cdiv(count, rows),)](
+            cube, cube if residual is None else residual.contiguous(), weight, total, out, count, cube.shape[1], n,
+            cube.stride(0), cube.stride(1), weight.stride(0) if weight.dim() == 2 else 0, eps,
+            ADD=residual is not None, ROWS=rows, COLUMNS=columns, num_warps=min(16, max(1, rows * columns // 512)),
+        )  # fmt: skip
+    return out, total

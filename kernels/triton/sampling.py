@@ -1,0 +1,196 @@
+"""Drawing tokens: bias and penalties, temperature, top-k, top-p, min-p and the draw, without sorting.
+
+Filters keep the logits that reach a threshold (``engine.sampling``). A float32's bits order as the number does, so the
+threshold is an integer, and it is found by cutting the interval that contains it into eight, again and again: each
+pass over the row counts or weighs what lies above seven cuts. Passes after the first read from the second-level cache.
+
+The draw is an exponential race. Its Gumbel noise is float64, as on the CPU, but is only computed in blocks where a
+bound in float32 says that somebody may overtake the best so far: about as often as records are broken.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from kernels.triton.noise import gumbel_bound, gumbel_noise, hash_noise, noise_stream
+
+_BLOCK = 2048
+_CHANGES = 256
+
+
+@triton.jit
+def _change(LOGITS, STARTS, TOKENS, BIAS, SEEN, COUNTS, SETTINGS, vocab, BLOCK: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    start, end = tl.load(STARTS + row), tl.load(STARTS + row + 1)
+    repetition, frequency = tl.load(SETTINGS + row * 3), tl.load(SETTINGS + row * 3 + 1)
+    presence = tl.load(SETTINGS + row * 3 + 2)
+    for first in range(start, end, BLOCK):
+        place = first + tl.arange(0, BLOCK)
+        inside = place < end
+        token = tl.load(TOKENS + place, mask=inside, other=0)
+        value = tl.load(LOGITS + row * vocab + token, mask=inside, other=0.0)
+        value += tl.load(BIAS + place, mask=inside, other=0.0)
+        repeated = tl.where(value > 0, tl.div_rn(value, repetition), value * repetition)
+        value = tl.where(tl.load(SEEN + place, mask=inside, other=0) != 0, repeated, value)
+        count = tl.load(COUNTS + place, mask=inside, other=0.0)
+        value -= frequency * count + presence * (count > 0).to(tl.float32)
+        tl.store(LOGITS + row * vocab + token, value, mask=inside)
+
+
+@triton.jit
+def _ordered(x):
+    """Integers that order as the floats do."""
+    bits = tl.where(x == 0, 0.0, x).to(tl.int32, bitcast=True)
+    return bits ^ ((bits >> 31) & 0x7FFFFFFF)
+
+
+@triton.jit
+def _unordered(key):
+    return (key ^ ((key >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def _above(X, vocab, key, top, slope, BLOCK: tl.constexpr):
+    """The mass of the logits above a key, that of the likeliest being 1."""
+    total = tl.zeros([BLOCK], tl.float64)
+    for first in range(0, vocab, BLOCK):
+        x = tl.load(X + first + tl.arange(0, BLOCK), mask=first + tl.arange(0, BLOCK) < vocab, other=float("-inf"))
+        total += tl.where(_ordered(x) > key, tl.exp((x - top) * slope), 0.0).to(tl.float64)
+    return tl.sum(total)
+
+
+@triton.jit
+def _threshold(X, vocab, goal, lowest, highest, top, slope, BY_MASS: tl.constexpr, BLOCK: tl.constexpr):
+    """The smallest key among the logits above which there is less than ``goal``, in number or in mass, and how much
+    that is. It is above ``lowest``, and at most ``highest``, the key of the largest logit."""
+    low, high = lowest.to(tl.int64), highest.to(tl.int64)
+    above_high = 0.0
+    step = tl.arange(0, 8)
+    while high - low > 1:
+        cuts = low + ((high - low) * (step + 1).to(tl.int64)) // 8
+        cut = cuts.to(tl.int32)
+        sums = tl.zeros([8, BLOCK], tl.float32)
+        smallest = tl.full([BLOCK], 0x7FFFFFFF, tl.int32)
+        largest = tl.full([BLOCK], -0x7FFFFFFF, tl.int32)
+        for first in range(0, vocab, BLOCK):
+            x = tl.load(X + first + tl.arange(0, BLOCK), mask=first + tl.arange(0, BLOCK) < vocab, other=float("-inf"))
+            inside = first + tl.arange(0, BLOCK) < vocab
+            key = _ordered(x)
+            between = inside & (key > low) & (key <= high)
+            smallest = tl.minimum(smallest, tl.where(between, key, 0x7FFFFFFF))
+            largest = tl.maximum(largest, tl.where(between, key, -0x7FFFFFFF))
+            weight = tl.exp((x - top) * slope) if BY_MASS else inside.to(tl.float32)
+            sums += tl.where(key[None, :] > cut[:, None], weight[None, :], 0.0)
+        above = tl.sum(sums, axis=1)
+        enough = above >= goal
+        # ``above`` falls from cut to cut, and the last cut is ``high``, above which there is too little.
+        passed = tl.minimum(tl.sum(enough.to(tl.int32)), 7)
+        above_high = tl.max(tl.where(step == passed, above, 0.0))
+        high = tl.max(tl.where(step == passed, cuts, -(1 << 40)))
+        low = tl.where(passed == 0, low, tl.max(tl.where(step == passed - 1, cuts, -(1 << 40))))
+        low = tl.maximum(low, tl.min(smallest).to(tl.int64) - 1)
+        high = tl.minimum(high, tl.max(largest).to(tl.int64))
+    return high.to(tl.int32), above_high
+
+
+@triton.jit
+def _draw(
+    LOGITS, TEMPERATURE, TOP_P, MIN_P, TOP_K, SEED, KEY, POSITION, TOKENS, LOGPROBS, vocab,
+    PURPOSE: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64)
+    X = LOGITS + row * vocab
+    lane = tl.arange(0, BLOCK)
+
+    largest = tl.full([BLOCK], float("-inf"), tl.float32)
+    where = tl.zeros([BLOCK], tl.int32)
+    odd = tl.zeros([BLOCK], tl.int32)
+    for first in range(0, vocab, BLOCK):
+        x = tl.load(X + first + lane, mask=first + lane < vocab, other=float("-inf"))
+        where = tl.where(x > largest, first + lane, where)
+        largest = tl.maximum(largest, x)
+        odd |= (x != x).to(tl.int32)
+    top = tl.max(largest)
+    likeliest = tl.min(tl.where(largest == top, where, 0x7FFFFFFF))
+    sound = (tl.max(odd) == 0) & (tl.abs(top) < float("inf"))
+
+    temperature = tl.load(TEMPERATURE + row)
+    greedy = temperature <= 0
+    temperature = tl.where(greedy, 1.0, temperature)
+    slope = tl.minimum(1.0 / temperature, 3e38).to(tl.float32)
+    floor, highest = tl.min(lane * 0) - 0x7FFFFFFF, _ordered(top)
+    if sound & (temperature > 0) & (greedy == 0):
+        top_k, top_p, min_p = tl.load(TOP_K + row), tl.load(TOP_P + row), tl.load(MIN_P + row)
+        limited = (top_k > 0) & (top_k < vocab)
+        mass = 0.0
+        if limited:
+            goal = top_k.to(tl.float32)
+            floor, above = _threshold(X, vocab, goal, floor - 1, highest, top, slope, False, BLOCK)
+            if top_p < 1:
+                # Of the logits that tie with the last one, top-p sees as many as make the number full.
+                last = tl.exp((_unordered(floor) - top) * slope)
+                mass = (_above(X, vocab, floor, top, slope, BLOCK) + (goal - above) * last).to(tl.float32)
+        if top_p < 1:
+            if limited == 0:
+                mass = _above(X, vocab, floor - 1, top, slope, BLOCK).to(tl.float32)
+            goal = (mass * top_p).to(tl.float32)
+            floor, above = _threshold(X, vocab, goal, floor - 1, highest, top, slope, True, BLOCK)
+        if min_p > 0:
+            least = top.to(tl.float64) + temperature * tl.log(min_p)
+            rounded = least.to(tl.float32)
+            key = _ordered(rounded) + (rounded.to(tl.float64) < least).to(tl.int32)
+            floor = tl.maximum(floor, tl.minimum(key, highest))
+
+    stream = noise_stream(tl.load(SEED + row), tl.load(KEY + row), tl.load(POSITION + row), PURPOSE)
+    total = tl.zeros([BLOCK], tl.float64)
+    best = tl.min(lane.to(tl.float64) * 0) + float("-inf")
+    token = likeliest
+    for first in range(0, vocab, BLOCK):
+        x = tl.load(X + first + lane, mask=first + lane < vocab, other=float("-inf"))
+        kept = (first + lane < vocab) & (_ordered(x) >= floor)
+        distance = (x - top) * slope
+        total += tl.where(kept, tl.exp(distance), 0.0).to(tl.float64)
+        bits = hash_noise(stream, first + lane)
+        racing = kept & (distance + gumbel_bound(bits) >= (best - 1e-3).to(tl.float32))
+        if (tl.max(racing.to(tl.int32)) > 0) & (greedy == 0):
+            score = (x.to(tl.float64) - top.to(tl.float64)) / temperature + gumbel_noise(bits)
+            score = tl.where(racing, score, float("-inf"))
+            leading = tl.max(score)
+            if leading > best:
+                best = leading
+                token = tl.min(tl.where(score == leading, first + lane, 0x7FFFFFFF))
+    won = (tl.load(X + token).to(tl.float64) - top.to(tl.float64)) / temperature
+    tl.store(TOKENS + row, tl.where(sound, token, -1).to(tl.int64))
+    tl.store(LOGPROBS + row, tl.where(sound, won - tl.log(tl.sum(total)), float("nan")))
+
+
+def change(
+    logits: Tensor, starts: Tensor, tokens: Tensor, bias: Tensor, seen: Tensor, counts: Tensor, settings: Tensor
+) -> None:
+    """See ``kernels.sampling.change``."""
+    rows, vocab = logits.shape
+    if rows:
+        # Products and sums are rounded one by one, as they are on the CPU.
+        _change[(rows,)](
+            logits, starts, tokens, bias, seen, counts, settings, vocab,
+            BLOCK=_CHANGES, num_warps=4, enable_fp_fusion=False,
+        )  # fmt: skip
+
+
+def draw(
+    logits: Tensor, temperature: Tensor, top_p: Tensor, min_p: Tensor, top_k: Tensor,
+    seed: Tensor, key: Tensor, position: Tensor, purpose: int,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """See ``kernels.sampling.draw``."""
+    rows, vocab = logits.shape
+    tokens = torch.empty(rows, dtype=torch.int64, device=logits.device)
+    logprobs = torch.empty(rows, dtype=torch.float64, device=logits.device)
+    if rows:
+        _draw[(rows,)](
+            logits, temperature, top_p, min_p, top_k, seed, key, position, tokens, logprobs, vocab,
+            PURPOSE=purpose, BLOCK=_BLOCK, num_warps=16,
+        )  # fmt: skip
+    return tokens, logprobs

@@ -1,0 +1,68 @@
+"""Norms, activations, the write of keys and values, sampling and acceptance, compiled for Hopper: nothing spilled,
+whole vectors loaded, and no more registers than let enough warps run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from kernels.triton import acceptance, activation, kv_write, norm, sampling
+from tests.kernels.triton.hopper import compiling
+
+F32, F64, I32, I64, BF16 = torch.float32, torch.float64, torch.int32, torch.int64, torch.bfloat16
+
+
+def empty(*shape: int, dtype: torch.dtype = BF16) -> Tensor:
+    return torch.empty(*shape, dtype=dtype, device="meta")
+
+
+def write(dtype: torch.dtype, limit: float) -> None:
+    scales = empty(2, 8, 64, 16, dtype=F32) if limit else None
+    angles, slots = empty(16, 128, dtype=F32), empty(16, dtype=I64)
+    cache = empty(2, 8, 64, 16, 128, dtype=dtype)
+    kv_write.rotary_write(empty(16, 40, 128), empty(16, 8, 128), angles, angles, slots, cache, scales, limit)
+
+
+def draw() -> None:
+    columns = [empty(8, dtype=dtype) for dtype in (F64, F64, F64, I64, I64, I64, I64)]
+    sampling.draw(empty(8, 128256, dtype=F32), *columns, 0)
+
+
+def accept() -> None:
+    acceptance.accept(*(empty(99, dtype=dtype) for dtype in (I64, I32, I64)), empty(9, dtype=I64), 32)
+
+
+def change() -> None:
+    columns = [empty(99, dtype=dtype) for dtype in (I64, F32, torch.bool, F32)]
+    sampling.change(empty(8, 128256, dtype=F32), empty(9, dtype=I64), *columns, empty(8, 3, dtype=F32))
+
+
+CASES: list[tuple[str, Callable[[], object], int, float, int]] = [
+    ("norm", lambda: norm.rms_norm(empty(16, 4096), empty(4096), 1e-6), 48, 0.5, 2),
+    ("norm of heads", lambda: norm.rms_norm(empty(16, 40, 128), empty(40, 128), 1e-6), 48, 0.5, 2),
+    ("norm of a sum", lambda: norm.add_rms_norm(empty(16, 4096), empty(16, 4096), empty(4096), 1e-6), 48, 0.5, 3),
+    ("silu", lambda: activation.silu_mul(empty(16, 2 * 14336)), 40, 0.75, 2),
+    ("gelu", lambda: activation.gelu_tanh_mul(empty(16, 2 * 14336)), 40, 0.75, 2),
+    ("write", lambda: write(BF16, 0), 56, 0.5, 4),
+    ("write int8", lambda: write(torch.int8, 127), 64, 0.5, 4),
+    ("write float8", lambda: write(torch.float8_e4m3fn, 448), 64, 0.5, 4),
+    ("draw", draw, 128, 0.25, 4),
+    ("change", change, 40, 0.75, 0),
+    ("accept", accept, 48, 0.5, 0),
+]
+
+
+@pytest.mark.parametrize(
+    ("launch", "registers", "occupancy", "wide"), [pytest.param(*case[1:], id=case[0]) for case in CASES]
+)
+def test_what_the_compiler_makes(launch: Callable[[], object], registers: int, occupancy: float, wide: int) -> None:
+    with compiling() as made:
+        launch()
+    [kernel] = made
+    assert kernel.spills == kernel.stack == 0, kernel
+    assert kernel.registers <= registers, kernel
+    assert kernel.occupancy >= occupancy, kernel
+    assert kernel.count("LDG", ".128") >= wide, kernel

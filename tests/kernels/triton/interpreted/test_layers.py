@@ -1,0 +1,131 @@
+"""RMSNorm, gated activations and the write of keys and values against float64, at sizes that no block divides."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from kernels import activation as plain_activation
+from kernels.kv_write import LIMITS, quantize_vectors
+from kernels.kv_write import rotary_write as plain_rotary_write
+from kernels.rotary import frequencies, rotary_tables
+from kernels.triton import activation, norm
+from kernels.triton.kv_write import rotary_write
+from tests.kernels.triton.device import DEVICE
+
+TOLERANCE = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
+"""Two units in the last place, relative: one for the result, one for what was rounded on the way."""
+DTYPES = list(TOLERANCE)
+
+
+def random(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+def close(ours: Tensor, expected: Tensor, tolerance: float) -> None:
+    torch.testing.assert_close(ours.cpu().double(), expected.double(), atol=tolerance, rtol=tolerance)
+
+
+def normalised(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    wide = x.double()
+    return wide / (wide.pow(2).mean(-1, keepdim=True) + eps).sqrt() * weight.double()
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(("rows", "n"), [(1, 2048), (5, 48), (17, 1000)])
+def test_rms_norm_equals_float64(dtype: torch.dtype, rows: int, n: int) -> None:
+    x, weight = random(rows, n, dtype=dtype) * 3, random(n, dtype=dtype, seed=1)
+    ours = norm.rms_norm(x.to(DEVICE), weight.to(DEVICE), 1e-2)
+    assert ours.dtype == dtype
+    close(ours, normalised(x, weight, 1e-2), TOLERANCE[dtype])
+
+
+def test_rms_norm_of_heads_reads_the_heads_of_a_wider_tensor() -> None:
+    """Each with its own weight, in place."""
+    qkv, weight = random(5, 7, 24).to(DEVICE), random(4, 24, seed=1).to(DEVICE)
+    ours = norm.rms_norm(qkv[:, :4], weight, 1e-5)
+    close(ours, normalised(qkv[:, :4].cpu(), weight.cpu(), 1e-5), 1e-5)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_add_rms_norm_normalises_the_rounded_sum(dtype: torch.dtype) -> None:
+    x, residual, weight = (random(6, 300, dtype=dtype, seed=seed) for seed in (1, 2, 3))
+    ours, total = norm.add_rms_norm(x.to(DEVICE), residual.to(DEVICE), weight[0].to(DEVICE), 1e-5)
+    assert torch.equal(total.cpu(), x + residual)
+    close(ours, normalised(x + residual, weight[0], 1e-5), TOLERANCE[dtype])
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("name", ["silu_mul", "gelu_tanh_mul"])
+def test_gated_activations_equal_float64(name: str, dtype: torch.dtype) -> None:
+    x = random(3, 2 * 2050, dtype=dtype) * 4
+    ours: Callable[[Tensor], Tensor] = getattr(activation, name)
+    plain: Callable[[Tensor], Tensor] = getattr(plain_activation, name)
+    close(ours(x.to(DEVICE)), plain(x.double()), TOLERANCE[dtype])
+
+
+PAGES, PAGE, KV_HEADS, HEADS = 3, 5, 2, 6
+SLOTS = torch.tensor([0, 14, -1, 7, 9])
+"""The first and the last there are, padding, and two of one page."""
+
+
+def tokens(dim: int, turned: int, dtype: torch.dtype) -> list[Tensor]:
+    """Queries and keys, values, and the angles of ``SLOTS``."""
+    qkv = random(len(SLOTS), HEADS + 2 * KV_HEADS, dim, dtype=dtype)
+    cos, sin = (table[[3, 0, 49, 7, 21]] for table in rotary_tables(frequencies(turned, 100.0), 50))
+    return [qkv[:, : HEADS + KV_HEADS], qkv[:, HEADS + KV_HEADS :], cos, sin, SLOTS]
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(("dim", "turned"), [(32, 32), (24, 24), (48, 20)])
+def test_queries_are_turned_and_keys_and_values_are_where_they_belong(
+    dim: int, turned: int, dtype: torch.dtype
+) -> None:
+    """Padding is written nowhere, and what other tokens wrote stays."""
+    args = tokens(dim, turned, dtype)
+    cache = random(2, KV_HEADS, PAGES, PAGE, dim, dtype=dtype, seed=2).to(DEVICE)
+    expected = cache.cpu().double()
+    queries = plain_rotary_write(*(x.double() if x.is_floating_point() else x for x in args), expected)
+    ours = rotary_write(*(x.to(DEVICE) for x in args), cache, None, 0.0)
+    close(ours, queries, TOLERANCE[dtype])
+    close(cache, expected, TOLERANCE[dtype])
+    untouched = torch.ones(PAGES * PAGE, dtype=torch.bool)
+    untouched[SLOTS[SLOTS >= 0]] = False
+    before = random(2, KV_HEADS, PAGES, PAGE, dim, dtype=dtype, seed=2)
+    assert torch.equal(cache.cpu().flatten(2, 3)[:, :, untouched], before.flatten(2, 3)[:, :, untouched])
+
+
+@pytest.mark.parametrize("stored", list(LIMITS), ids=str)
+@pytest.mark.parametrize(("dim", "turned"), [(32, 32), (48, 20)])
+def test_a_quantized_cache_holds_the_nearest_numbers(dim: int, turned: int, stored: torch.dtype) -> None:
+    """To the value: every one, times the scale of its token, head and kind, is within half a step of the exact one."""
+    args = tokens(dim, turned, torch.float32)
+    args[1][3, 1] = 0  # a vector of zeros has a scale too
+    exact = torch.zeros(2, KV_HEADS, PAGES, PAGE, dim, dtype=torch.float64)
+    plain_rotary_write(*(x.double() if x.is_floating_point() else x for x in args), exact)
+    cache = torch.zeros(exact.shape, dtype=stored).to(DEVICE)
+    scales = torch.zeros(exact.shape[:-1]).to(DEVICE)
+    rotary_write(*(x.to(DEVICE) for x in args), cache, scales, LIMITS[stored])
+    scales, restored = scales.cpu().double(), cache.cpu().double() * scales.cpu().double()[..., None]
+    largest = exact.abs().amax(-1)
+    close(scales, torch.where(largest > 0, largest, 0) / LIMITS[stored], 1e-6)
+    # float8_e4m3fn has 3 bits after the leading one, and nothing finer than 2**-9.
+    step = scales[..., None] * (1 if stored == torch.int8 else 2**-9)
+    if stored == torch.float8_e4m3fn:
+        step = torch.maximum(step, exact.abs() * 2**-3)
+    assert ((restored - exact).abs() <= step * 0.5001 + 1e-7).all()
+
+
+@pytest.mark.parametrize("stored", list(LIMITS), ids=str)
+def test_the_plain_quantization_rounds_to_the_nearest_number(stored: torch.dtype) -> None:
+    x = random(50, 40) * torch.logspace(-6, 6, 50)[:, None]
+    values, scales = quantize_vectors(x, stored)
+    restored = values.double() * scales.double()[:, None]
+    step = scales.double()[:, None] * (1 if stored == torch.int8 else 2**-9)
+    if stored == torch.float8_e4m3fn:
+        step = torch.maximum(step, x.double().abs() * 2**-3)
+    assert ((restored - x.double()).abs() <= step * 0.5001).all()
+    assert (values.float().abs().amax(-1) == LIMITS[stored]).all()

@@ -1,0 +1,233 @@
+"""The kernels draw the tokens that the engine draws on the CPU, from any law, and walk accepted guesses as it does."""
+
+from __future__ import annotations
+
+import itertools
+from functools import cache
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import pytest
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from engine import sampling as on_cpu
+from engine.penalties import Penalties, penalise
+from engine.speculation.draft import Draft
+from engine.speculation.verify import accepted
+from engine.types import SamplingParams
+from kernels import noise
+from kernels.acceptance import accept as plain_accept
+from kernels.noise import SAMPLE
+from kernels.sampling import Changes, Coordinates, Laws
+from kernels.sampling import change as plain_change
+from kernels.sampling import draw as plain_draw
+from kernels.triton import noise as noise_kernels
+from kernels.triton import sampling
+from kernels.triton.acceptance import accept
+from tests.kernels.triton.device import DEVICE
+from tests.kernels.triton.planted import planted
+
+VOCAB = 2100
+"""More than a block, and not a multiple of one."""
+
+
+def laws() -> tuple[Laws, Coordinates]:
+    """Every kind of temperature with every kind of filter, in a random order."""
+    rng = np.random.default_rng(7)
+    every = [*itertools.product((0.0, 1.0, 0.6, 1e-6, 4.0), (0, 1, 40, VOCAB - 1, 9999), (1.0, 0.9, 0.2), (0.0, 0.1))]
+    temperature, top_k, top_p, min_p = np.array([every[index] for index in rng.permutation(len(every))[:16]]).T
+    law = Laws(*(torch.from_numpy(x.copy()) for x in (temperature, top_p, min_p, top_k.astype(np.int64))))
+    return law, Coordinates(*torch.from_numpy(rng.integers(-(2**63), 2**63 - 1, (3, 16))))
+
+
+def logits() -> Tensor:
+    """Half of the rows rounded to bfloat16, where many logits are equal; some with impossible tokens."""
+    x = torch.randn(16, VOCAB, generator=torch.Generator().manual_seed(3)) * 3
+    x[::2] = x[::2].bfloat16().float()
+    x[1:7, 100:1700] = -torch.inf
+    x[3, :] = torch.where(torch.arange(VOCAB) == 2080, 0.0, -torch.inf)
+    x[5, :] = 0  # equal logits
+    x[8, 50:] = -0.0
+    return x
+
+
+def drawn(x: Tensor, law: Laws, where: Coordinates, module: ModuleType = sampling) -> tuple[Tensor, Tensor]:
+    tokens, logprobs = module.draw(*(y.to(DEVICE) for y in (x, *law, *where)), SAMPLE)
+    return tokens.cpu(), logprobs.cpu()
+
+
+def test_the_kernel_and_its_reference_draw_what_the_engine_draws() -> None:
+    (law, where), x = laws(), logits()
+    columns = on_cpu.Laws(*(y.numpy() for y in law))
+    expected, chances = on_cpu.sample(x, columns, on_cpu.Coordinates(*(y.numpy() for y in where)))
+    for tokens, logprobs in (drawn(x, law, where), plain_draw(x, law, where)):
+        assert tokens.tolist() == expected.tolist()
+        torch.testing.assert_close(logprobs, torch.from_numpy(chances), atol=2e-6, rtol=1e-5)
+
+
+def test_logits_that_are_not_finite_give_no_token() -> None:
+    law, where = laws()
+    x = torch.randn(4, 300, generator=torch.Generator().manual_seed(0))
+    x[0, 7], x[1, 299], x[2, :] = torch.nan, torch.inf, -torch.inf
+    law, where = Laws(*(y[:4] for y in law)), Coordinates(*(y[:4] for y in where))
+    for tokens, logprobs in (drawn(x, law, where), plain_draw(x, law, where)):
+        assert tokens.tolist()[:3] == [-1, -1, -1]
+        assert tokens[3] >= 0
+        assert logprobs.isnan().tolist() == [True, True, True, False]
+
+
+def test_another_position_draws_other_tokens() -> None:
+    """What a wrong counter would not show on the first row: no coordinate is left out."""
+    row = [torch.ones(4, dtype=torch.float64), torch.ones(4, dtype=torch.float64), torch.zeros(4, dtype=torch.float64)]
+    law = Laws(*row, torch.zeros(4, dtype=torch.int64))
+    where = Coordinates(torch.tensor([0, 1, 0, 0]), torch.tensor([0, 0, 1, 0]), torch.tensor([0, 0, 0, 1]))
+    assert len(set(drawn(torch.zeros(4, VOCAB), law, where)[0].tolist())) == 4
+
+
+def test_penalties_change_the_logits_as_the_engine_does_to_the_bit() -> None:
+    rng = np.random.default_rng(1)
+    x = torch.randn(3, 400, generator=torch.Generator().manual_seed(1)) * 5
+    settings = [(1.3, 0.7, 0.1), (1.0, -0.3, 0.0), (0.8, 0.0, 1.9)]
+    penalties = []
+    for repetition, frequency, presence in settings:
+        params = SamplingParams(
+            repetition_penalty=repetition,
+            frequency_penalty=frequency,
+            presence_penalty=presence,
+            logit_bias={3: 1.7, 250: -100.0, 9: 0.3},
+        )
+        one = Penalties(params, rng.integers(0, 400, 300).tolist())
+        for token in rng.integers(0, 400, 350).tolist():
+            one.add(token)
+        penalties.append(one)
+    expected = x.clone().numpy()
+    penalise(expected, range(3), penalties)
+
+    def joined(name: str) -> Tensor:
+        return torch.from_numpy(np.concatenate([getattr(one, name) for one in penalties]))
+
+    starts = torch.tensor([0, *np.cumsum([one.size for one in penalties])])
+    columns = [joined(name) for name in ("tokens", "bias", "seen", "counts")]
+    changes = Changes(starts, *columns, torch.tensor(settings))
+    assert len(columns[0]) > 700
+    ours, plain = x.to(DEVICE, copy=True), x.clone()
+    sampling.change(ours, *(y.to(DEVICE) for y in changes))
+    plain_change(plain, changes)
+    assert np.array_equal(ours.cpu().numpy(), expected)
+    assert np.array_equal(plain.numpy(), expected)
+
+
+@triton.jit
+def _noise(SEED, KEY, POSITION, BITS, NOISE, BOUND, STREAM: tl.constexpr, HASH: tl.constexpr, GUMBEL: tl.constexpr, BOUNDED: tl.constexpr, N: tl.constexpr):  # fmt: skip  # noqa: E501
+    row = tl.program_id(0)
+    place = row * N + tl.arange(0, N)
+    stream = STREAM(tl.load(SEED + row), tl.load(KEY + row), tl.load(POSITION + row), 3)
+    bits = HASH(stream, tl.arange(0, N))
+    tl.store(BITS + place, bits.to(tl.int64))
+    tl.store(NOISE + place, GUMBEL(bits))
+    tl.store(BOUND + place, BOUNDED(bits))
+
+
+def same_noise(module: ModuleType) -> bool:
+    """Whether it is that of ``kernels.noise`` to the bit (the Gumbel noise: to the logarithm's last place), and the
+    bound is one, and close where the noise is large."""
+    rng, n = np.random.default_rng(2), 4096
+    where = rng.integers(-(2**63), 2**63 - 1, (3, 5))
+    streams = noise.noise_streams(*where, 3)[:, None]
+    bits = torch.empty(5, n, dtype=torch.int64, device=DEVICE)
+    drawn, bound = torch.empty(5, n, dtype=torch.float64, device=DEVICE), torch.empty(5, n, device=DEVICE)
+    functions = (module.noise_stream, module.hash_noise, module.gumbel_noise, module.gumbel_bound)
+    _noise[(5,)](*(torch.from_numpy(x.copy()).to(DEVICE) for x in where), bits, drawn, bound, *functions, n)
+    exact, limit = noise.gumbel_noise(streams, np.arange(n)), bound.cpu().numpy()
+    return (
+        np.array_equal(bits.cpu().numpy().view(np.uint64), noise.hash_noise(streams, np.arange(n)))
+        and np.allclose(drawn.cpu().numpy(), exact, atol=1e-14, rtol=1e-14)
+        and bool((limit >= exact - 1e-3).all())
+        and bool((limit <= exact + 0.05)[exact > 3].all())
+    )
+
+
+def test_the_noise_is_that_of_the_cpu() -> None:
+    assert same_noise(noise_kernels)
+
+
+@pytest.mark.skipif(DEVICE != "cpu", reason="bugs are planted in the interpreter")
+@pytest.mark.parametrize(
+    ("right", "wrong"),
+    [
+        ("(tokens.to(tl.uint64) + 1)", "tokens.to(tl.uint64)"),
+        ("(row ^ position.to(tl.uint64))", "(row ^ key.to(tl.uint64))"),
+        ("0xBF58476D1CE4E5B9", "0xBF58476D1CE4E5B8"),
+        ("(bits >> 12)", "(bits >> 11)"),
+        ("0xFFFFFFFFFFFFFFFF", "0"),
+    ],
+)
+def test_bugs_planted_in_the_noise_are_caught(right: str, wrong: str, tmp_path: Path) -> None:
+    assert not same_noise(planted("noise", right, wrong, "noise", tmp_path))
+
+
+@cache
+def ties() -> tuple[Tensor, Laws, Coordinates, Tensor, Tensor]:
+    """Laws whose edges fall on ties, and what is drawn from them."""
+    x = torch.tensor([4.0, 2.0, 2.0, 2.0, 1.0, -0.0]).repeat(6, 100)
+    x[5, ::6] = 0.0
+    full, none = torch.full((6,), 2.0, dtype=torch.float64), torch.zeros(6, dtype=torch.float64)
+    top_p = torch.tensor([0.5, 0.9, 0.97, 1.0, 1.0, 1.0], dtype=torch.float64)
+    law = Laws(full, top_p, none, torch.tensor([150, 0, 150, 100, 101, 402]))
+    where = Coordinates(*(torch.arange(6) * step for step in (0, 3, 5)))
+    return x, law, where, *plain_draw(x, law, where)
+
+
+def draws_ties(module: ModuleType) -> bool:
+    x, law, where, tokens, logprobs = ties()
+    ours, chances = drawn(x, law, where, module)
+    return ours.equal(tokens) and torch.allclose(chances, logprobs, atol=1e-5)
+
+
+def test_all_tokens_that_tie_with_the_last_one_are_kept() -> None:
+    assert draws_ties(sampling)
+
+
+@pytest.mark.skipif(DEVICE != "cpu", reason="bugs are planted in the interpreter")
+@pytest.mark.parametrize(
+    ("right", "wrong"),
+    [
+        ("(step + 1)", "step"),
+        ("above >= goal", "above > goal"),
+        ("tl.where(x == 0, 0.0, x)", "x"),
+        ("(goal - above) * last", "0 * last"),
+        ("_ordered(x) >= floor", "_ordered(x) > floor"),
+        ("tl.load(POSITION + row)", "tl.load(POSITION)"),
+    ],
+)
+def test_bugs_planted_in_the_draw_are_caught(right: str, wrong: str, tmp_path: Path) -> None:
+    """Thresholds that miss a tie or take one more, and a row with the noise of another."""
+    assert not draws_ties(planted("sampling", right, wrong, "sampling", tmp_path))
+
+
+@pytest.mark.parametrize("guesses", [0, 1, 15, 33])
+def test_the_walk_accepts_what_the_engine_accepts(guesses: int) -> None:
+    """Random trees over two tokens, so that many guesses are right, and some twice."""
+    rng = np.random.default_rng(100 + guesses)
+    tokens, parents, drawn, starts, expected = [], [], [], [0], []
+    for branch in range(9):
+        size = int(rng.integers(0, guesses + 1)) if branch else guesses
+        guessed, before = rng.integers(0, 2, size), [int(rng.integers(max(-1, i - 4), i)) for i in range(size)]
+        due = rng.integers(0, 2, size + 1)
+        path = accepted(Draft(tuple(guessed.tolist()), tuple(before), (1.0,) * size), due.tolist())
+        expected.append(([*path], [int(guessed[node]) for node in path] + [int(due[path[-1] + 1 if path else 0])]))
+        tokens += [-7, *guessed]
+        parents += [-1, *before]
+        drawn += due.tolist()
+        starts.append(len(tokens))
+    assert guesses < 2 or max(len(path) for path, _ in expected) > 1
+    args = (torch.tensor(tokens), torch.tensor(parents, dtype=torch.int32), torch.tensor(drawn), torch.tensor(starts))
+    for lengths, paths, out in (accept(*(x.to(DEVICE) for x in args), guesses), plain_accept(*args, guesses)):
+        for branch, (path, made) in enumerate(expected):
+            assert lengths[branch] == len(path)
+            assert paths[branch].tolist() == path + [-1] * (guesses - len(path))
+            assert out[branch].tolist() == made + [-1] * (guesses - len(path))
