@@ -1,0 +1,573 @@
+"""The n-gram drafter offers what a scan of all texts would offer, keeps searches apart, and stays small and quick."""
+
+from __future__ import annotations
+
+import random
+import sys
+import tracemalloc
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from types import FrameType
+from typing import Any, SupportsIndex, cast
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.stats import binom
+
+from engine.cache.kv import KVCache
+from engine.sequence import GenerateSequence, Job
+from engine.speculation import ngram, suffix_index
+from engine.speculation.controller import FixedController
+from engine.speculation.draft import EMPTY, Advance, Draft, Wish
+from engine.speculation.ngram import NgramDrafter
+from engine.types import Branch, SamplingParams
+from tests.engine.conftest import Checkpoints
+from tests.engine.helpers import Harness, generate
+
+NO_STATES = torch.empty(0, 0)
+CACHE = cast(KVCache, None)
+"""The drafter looks at neither."""
+SIZES = (8, 4, 2, 1)
+
+
+def request(prompt: Iterable[int], branches: int = 1, lease: str | None = None, namespace: str | None = None) -> Job:
+    job = Job("r", lambda _: None, lease=lease, namespace=namespace)
+    for index in range(branches):
+        tokens = list(prompt)
+        job.sequences.append(
+            GenerateSequence(
+                job=job,
+                index=index,
+                tokens=tokens,
+                prefix=len(tokens),
+                branch=Branch(0, index, 1000),
+                seed=0,
+                key=index,
+                sampling=SamplingParams(),
+                eos=frozenset(),
+                stop_strings=None,
+                reader=cast(Any, None),
+                written=[],
+                start=0,
+                checked=0,
+                sent=0,
+            )
+        )
+    return job
+
+
+def branches_of(jobs: Iterable[Job]) -> list[GenerateSequence]:
+    return [one for job in jobs for one in job.sequences if isinstance(one, GenerateSequence)]
+
+
+def only(job: Job) -> GenerateSequence:
+    (sequence,) = branches_of([job])
+    return sequence
+
+
+def advances(sequences: Iterable[GenerateSequence]) -> list[Advance]:
+    return [Advance(sequence, len(sequence.tokens) - 1, [0]) for sequence in sequences]
+
+
+def step(
+    drafter: NgramDrafter, drawn: dict[GenerateSequence, list[int]], shape: tuple[int, int] = (4, 4)
+) -> list[Draft]:
+    """One step of the engine, in which each branch has guesses and then gets tokens."""
+    drafts = drafter.propose([Wish(sequence, *shape) for sequence in drawn])
+    for sequence, tokens in drawn.items():
+        sequence.tokens += tokens
+    drafter.advance(advances(drawn), NO_STATES)
+    return drafts
+
+
+def write(drafter: NgramDrafter, job: Job, text: Iterable[int]) -> None:
+    """The branches of a request draw this, and are over."""
+    sequences = branches_of([job])
+    for token in text:
+        step(drafter, {sequence: [token] for sequence in sequences})
+    for sequence in sequences:
+        end(drafter, sequence)
+
+
+def end(drafter: NgramDrafter, sequence: GenerateSequence) -> None:
+    sequence.job.sequences.remove(sequence)
+    drafter.forget(sequence)
+
+
+def chain(drafter: NgramDrafter, sequence: GenerateSequence, depth: int = 4) -> list[int]:
+    (draft,) = drafter.propose([Wish(sequence, depth, depth)])
+    assert draft.is_chain
+    return list(draft.tokens)
+
+
+# What is offered.
+
+
+@dataclass
+class Texts:
+    """The texts of one search, and a slow way to ask them."""
+
+    followed: list[tuple[tuple[int, ...], int]] = field(default_factory=list)
+    """All tokens before a token, and it, in the order in which they were read."""
+    prefixes: set[tuple[int, ...]] = field(default_factory=set)
+
+    def read(self, tokens: list[int], start: int, prefix: int) -> None:
+        for end in range(start + 1, len(tokens) + 1):
+            if end > prefix or tuple(tokens[:end]) not in self.prefixes:
+                self.followed.append((tuple(tokens[: end - 1]), tokens[end - 1]))
+            self.prefixes.add(tuple(tokens[:end]))
+
+    def match(self, before: tuple[int, ...]) -> tuple[int, list[int]]:
+        """The longest size with a match, and all tokens that came after it, oldest first."""
+        for size in SIZES:
+            suffix = before[-size:]
+            found = [token for text, token in self.followed if len(text) >= size and text[-size:] == suffix]
+            if len(suffix) == size and found:
+                return size, found
+        return 0, []
+
+
+@dataclass
+class Scan:
+    """What the drafter has to offer, by scanning all texts for every question."""
+
+    texts: dict[object, Texts] = field(default_factory=dict)
+    judged: list[tuple[tuple[int, int, int], bool]] = field(default_factory=list)
+    done: dict[GenerateSequence, int] = field(default_factory=dict)
+
+    def of(self, sequence: GenerateSequence) -> Texts:
+        job = sequence.job
+        return self.texts.setdefault(job if job.lease is None else (job.namespace, job.lease), Texts())
+
+    def read(self, sequences: Iterable[GenerateSequence]) -> None:
+        for sequence in sequences:
+            self.of(sequence).read(sequence.tokens, self.done.get(sequence, 0), sequence.prefix)
+            self.done[sequence] = len(sequence.tokens)
+
+    def judge(self, sequences: Iterable[GenerateSequence]) -> None:
+        for sequence in sequences:
+            for end in range(self.done[sequence], len(sequence.tokens)):
+                size, found = self.of(sequence).match(tuple(sequence.tokens[:end]))
+                if found:
+                    self.judged.append((kind(size, found), sequence.tokens[end] in found))
+
+    def next(self, texts: Texts, before: tuple[int, ...]) -> dict[int, float]:
+        """Chances of what may come next, the best first."""
+        size, found = texts.match(before)
+        seen = [was for other, was in self.judged if found and other == kind(size, found)]
+        rate = (1 + sum(seen)) / (2 + len(seen))
+        last = {token: place for place, token in enumerate(found)}
+        order = sorted(last, key=lambda token: (found.count(token), last[token]), reverse=True)
+        return {token: rate * found.count(token) / len(found) for token in order}
+
+    def check(self, wish: Wish, draft: Draft) -> None:
+        texts, before = self.of(wish.sequence), tuple(wish.sequence.tokens)
+        paths = [tuple(draft.path(index)) for index in range(len(draft))]
+        chances = dict(zip(paths, draft.chances, strict=True))
+        assert len(chances) == len(draft)
+        if wish.nodes == wish.depth:
+            wanted, path = {}, ()
+            while len(path) < wish.depth and (next_ := self.next(texts, before + path)):
+                path = (*path, next(iter(next_)))
+                wanted[path] = next_[path[-1]]
+            assert draft.is_chain
+            assert chances == pytest.approx(wanted)
+            return
+        possible: dict[tuple[int, ...], tuple[float, float]] = {(): (1.0, 1.0)}
+        for path, (_, whole) in (queue := list(possible.items())):
+            for token, chance in self.next(texts, before + path).items() if len(path) < wish.depth else ():
+                queue.append(((*path, token), (chance, whole * chance)))
+        possible = dict(queue[1:])
+        assert chances == pytest.approx({path: possible[path][0] for path in chances})
+        best = sorted((whole for _, whole in possible.values()), reverse=True)[: wish.nodes]
+        assert sorted((possible[path][1] for path in chances), reverse=True) == pytest.approx(best)
+
+
+def kind(size: int, found: list[int]) -> tuple[int, int, int]:
+    return size, len(f"{len(found):b}"), len(f"{len(set(found)):b}")
+
+
+@settings(max_examples=60, deadline=None)
+@given(rng=st.randoms(use_true_random=False), alphabet=st.integers(2, 5))
+def test_guesses_are_those_of_a_scan_of_all_texts_of_the_search(rng: random.Random, alphabet: int) -> None:
+    drafter, scan = NgramDrafter(), Scan()
+    drafter.reset(CACHE)
+    running: list[Job] = []
+    texts: list[list[int]] = [[0]]
+    for _ in range(rng.randint(3, 25)):
+        if rng.random() < 0.4:
+            old = rng.choice(texts)
+            prompt = old[: rng.randint(1, len(old))] + rng.choices(range(alphabet), k=rng.choice((0, 0, 1, 5)))
+            lease, namespace = rng.choice((None, "a", "a", "b")), rng.choice((None, None, "n"))
+            running.append(request(prompt, rng.randint(1, 4), lease, namespace))
+        sequences = branches_of(running)
+        rng.shuffle(sequences)
+        cut = rng.randint(0, len(sequences))
+        guessed, others = sequences[:cut], sequences[cut:]
+        wishes = [
+            Wish(one, depth, depth + rng.choice((0, 0, 3, 9))) for one in guessed for depth in [rng.randint(1, 3)]
+        ]
+        drafts = drafter.propose(wishes)
+        scan.read(guessed)
+        for wish, draft in zip(wishes, drafts, strict=True):
+            scan.check(wish, draft)
+        for sequence in sequences:
+            sequence.tokens += rng.choices(range(alphabet), k=rng.randint(1, 3))
+        over = [sequence for sequence in guessed if rng.random() < 0.2]
+        scan.judge(guessed)
+        scan.read(guessed)
+        scan.read(others)
+        drafter.advance(advances(one for one in sequences if one not in over), NO_STATES)
+        for sequence in over:
+            end(drafter, sequence)
+            texts.append(sequence.tokens)
+        running = [job for job in running if job.sequences]
+
+
+def test_a_branch_is_offered_what_its_sibling_wrote() -> None:
+    drafter = NgramDrafter()
+    first, second = branches_of([request([1, 2, 3], 2)])
+    for token in (10, 11, 12, 13, 14):
+        step(drafter, {first: [token]})
+    assert chain(drafter, second) == [10, 11, 12, 13]
+    step(drafter, {second: [11, 12]})
+    assert chain(drafter, second) == [13, 14]
+
+
+def test_a_later_request_is_offered_what_earlier_ones_of_its_lease_wrote() -> None:
+    drafter = NgramDrafter()
+    write(drafter, request([1, 2, 3], 2, "search"), [10, 11, 12, 13])
+    assert chain(drafter, only(request([1, 2, 3, 10, 11], lease="search"))) == [12, 13]
+
+
+@pytest.mark.parametrize(("lease", "namespace"), [("other", None), ("search", "other"), (None, None)])
+def test_other_searches_are_offered_nothing(lease: str | None, namespace: str | None) -> None:
+    drafter = NgramDrafter()
+    write(drafter, request([1, 2, 3], 2, "search"), [10, 11, 12, 13])
+    write(drafter, request([1, 2, 3], 2), [20, 21, 22])
+    (draft,) = drafter.propose([Wish(only(request([1, 2, 3], lease=lease, namespace=namespace)), 4, 8)])
+    assert draft == EMPTY
+
+
+def test_the_longest_match_decides_then_frequency_then_the_latest() -> None:
+    drafter = NgramDrafter()
+    assert chain(drafter, only(request([5, 1, 7, 6, 1, 8, 6, 1, 8, 5, 1])), 1) == [7]
+    assert chain(drafter, only(request([1, 7, 1, 8, 1, 8, 1, 7, 1, 8, 1, 9, 1])), 1) == [8]
+    assert chain(drafter, only(request([1, 7, 1, 8, 1])), 1) == [8]
+    assert chain(drafter, only(request([1, 8, 1, 7, 1])), 1) == [7]
+
+
+def test_a_shared_prompt_counts_once_and_each_draw_counts() -> None:
+    drafter = NgramDrafter()
+    first, second, third = branches_of([request([9, 1, 4, 9, 1], 3)])
+    step(drafter, {first: [5, 6], second: [5, 6], third: [9, 1]})
+    (draft,) = drafter.propose([Wish(third, 1, 3)])
+    assert draft.tokens[0] == 5
+    assert set(draft.tokens) == {5, 4, 9}
+    assert draft.chances[0] == pytest.approx(2 * draft.chances[1]) == pytest.approx(2 * draft.chances[2])
+
+
+def test_a_suffix_with_too_many_followers_keeps_the_latest() -> None:
+    index = suffix_index.SuffixIndex(1000)
+    for token in range(100):
+        index.add((7,), token)
+    match = index.find((7,))
+    assert match is not None
+    assert list(match.followers) == list(range(100 - suffix_index.WIDTH, 100))
+
+
+def test_texts_that_nobody_wanted_guesses_for_are_read_little_by_little() -> None:
+    drafter = NgramDrafter()
+    *siblings, last = branches_of([request([1, 2], 9, "search")])
+    for number, sequence in enumerate(siblings):
+        sequence.tokens += [3, *range(100 * number + 100, 100 * number + 140)]
+    drafter.advance(advances([*siblings, last]), NO_STATES)
+    for sequence in siblings:
+        end(drafter, sequence)
+    offered = []
+    for _ in range(7):
+        last.tokens += [3]
+        (draft,) = drafter.propose([Wish(last, 1, 9)])
+        offered.append(len(draft))
+        last.tokens.pop()
+        drafter.advance(advances([last]), NO_STATES)
+    assert offered == sorted(offered)
+    assert offered[0] < len(siblings) == offered[-1]
+
+
+def test_reset_forgets_everything() -> None:
+    drafter = NgramDrafter()
+    write(drafter, request([1, 2, 3], lease="search"), [10, 11])
+    running = request([1, 2, 3], lease="search")
+    step(drafter, {only(running): [10]})
+    drafter.reset(CACHE)
+    assert drafter.propose([Wish(only(request([1, 2, 3], lease="search")), 4, 4)]) == [EMPTY]
+    end(drafter, only(running))
+
+
+def test_a_branch_whose_lease_is_released_goes_on_as_before() -> None:
+    drafter = NgramDrafter()
+    write(drafter, request([1, 2, 3], lease="search"), [10, 11, 12])
+    job = request([1, 2, 3], lease="search")
+    step(drafter, {only(job): [10]})
+    job.lease = None
+    assert chain(drafter, only(job)) == [11, 12]
+    end(drafter, only(job))
+
+
+def test_forgetting_a_branch_that_was_never_seen_is_no_error() -> None:
+    NgramDrafter().forget(only(request([1])))
+
+
+# What it is worth.
+
+
+def test_chances_are_those_with_which_guesses_are_accepted() -> None:
+    """Twelve siblings at a time draw from a random second-order source. In each tenth of the chances, and at each
+    depth, that the true rate is off by more than 0.1 is refuted at p < 0.001."""
+    noise = random.Random(4)
+    law = {(a, b): [noise.expovariate(1) ** 3 for _ in range(12)] for a in range(12) for b in range(12)}
+
+    def draw(tokens: list[int]) -> int:
+        return noise.choices(range(12), law[tokens[-2], tokens[-1]])[0]
+
+    drafter = NgramDrafter()
+    seen: dict[object, list[tuple[float, bool]]] = {}
+    for _ in range(12):
+        sequences = branches_of([request(noise.choices(range(12), k=20), 12)])
+        for _ in range(60):
+            drafts = step(drafter, {sequence: [draw(sequence.tokens)] for sequence in sequences}, (4, 10))
+            for sequence, draft in zip(sequences, drafts, strict=True):
+                # Draws as a step does: until no guess is met.
+                tokens, node = list(sequence.tokens), -1
+                while True:
+                    children = {draft.tokens[i]: i for i, parent in enumerate(draft.parents) if parent == node}
+                    for token, child in children.items():
+                        chance, met = draft.chances[child], token == tokens[-1]
+                        seen.setdefault(int(10 * chance), []).append((chance, met))
+                        seen.setdefault(f"depth {draft.depths[child]}", []).append((chance, met))
+                    if tokens[-1] not in children:
+                        break
+                    node = children[tokens[-1]]
+                    tokens.append(draw(tokens))
+        for sequence in sequences:
+            end(drafter, sequence)
+    tested = {name: pairs for name, pairs in seen.items() if len(pairs) > 500}
+    assert len(tested) >= 8
+    for name, pairs in tested.items():
+        promised, met = sum(chance for chance, _ in pairs) / len(pairs), sum(was for _, was in pairs)
+        assert promised < 0.1 or binom.sf(met - 1, len(pairs), promised - 0.1) < 1e-3, (name, promised, met)
+        assert binom.cdf(met, len(pairs), min(1.0, promised + 0.1)) < 1e-3, (name, promised, met)
+
+
+def test_greedy_and_sampled_answers_are_the_same_and_a_repeated_search_is_guessed(checkpoints: Checkpoints) -> None:
+    folder = checkpoints("qwen3")
+    drafter = NgramDrafter()
+    plain, guessing = Harness(folder), Harness(folder)
+    guessing.core.speculate(drafter, FixedController(4, 8))
+    noise = random.Random(2)
+    for temperature in (0.0, 1.0):
+        prompt = noise.choices(range(3, 300), k=40)
+        asked = generate(
+            prompt,
+            [Branch(seed=1, key=key, max_tokens=40) for key in range(4)],
+            temperature=temperature,
+            lease=f"at {temperature}",
+            ignore_eos=True,
+        )
+        wanted = [one.token_ids for one in plain.complete(asked)]
+        accepted = 0
+        for _ in range(2):
+            before = guessing.core._speculator.accepted
+            assert [one.token_ids for one in guessing.complete(asked)] == wanted
+            accepted = guessing.core._speculator.accepted - before
+        # The second time all was there before; a step for every five tokens at best.
+        assert accepted > 0.7 * sum(map(len, wanted))
+
+
+# What it costs.
+
+
+class Watched(list[int]):
+    """Counts the tokens that are looked at."""
+
+    looks = 0
+
+    def __getitem__(self, place: SupportsIndex | slice) -> Any:
+        found = super().__getitem__(place)
+        Watched.looks += len(found) if isinstance(found, list) else 1
+        return found
+
+    def __iter__(self) -> Iterator[int]:
+        Watched.looks += len(self)
+        return super().__iter__()
+
+
+def operations(work: Callable[[], object]) -> int:
+    """Lines of the drafter that run, and tokens that it looks at."""
+    files, lines = {ngram.__file__, suffix_index.__file__}, 0
+
+    def trace(frame: FrameType, event: str, _: object) -> Any:
+        nonlocal lines
+        lines += event == "line"
+        return trace if frame.f_code.co_filename in files else None
+
+    before, Watched.looks = sys.gettrace(), 0
+    sys.settrace(trace)
+    try:
+        work()
+    finally:
+        sys.settrace(before)
+    return lines + Watched.looks
+
+
+def test_a_step_costs_the_same_however_long_the_texts_are() -> None:
+    noise = random.Random(5)
+
+    def text(length: int) -> list[int]:
+        """Every token has two that may follow, so that longer texts have no longer matches."""
+        tokens = [noise.randrange(20)]
+        while len(tokens) < length:
+            tokens.append((2 * tokens[-1] + noise.randrange(2)) % 20)
+        return tokens
+
+    costs = {}
+    for length in (2000, 16_000):
+        drafter = NgramDrafter()
+        sequences = branches_of([request([1, 2, 3], 4)])
+        for sequence in sequences:
+            sequence.tokens = Watched([*sequence.tokens, *text(length)])
+        step(drafter, {sequence: text(2) for sequence in sequences}, (4, 8))
+        steps = [{sequence: text(2) for sequence in sequences} for _ in range(20)]
+        costs[length] = operations(
+            lambda drafter=drafter, steps=steps: [step(drafter, drawn, (4, 8)) for drawn in steps]
+        )
+    assert costs[16_000] < 1.15 * costs[2000]
+
+
+def test_a_sibling_costs_a_look_at_its_prompt_and_no_indexing() -> None:
+    drafter = NgramDrafter()
+    prompt = random.Random(6).choices(range(1000), k=1500)
+    sequences = branches_of([request(prompt, 2, "search")]) + branches_of([request([*prompt, 3], 1, "search")])
+    for sequence in sequences:
+        sequence.tokens = Watched(sequence.tokens)
+    first, sibling, later = (
+        operations(lambda one=sequence: drafter.propose([Wish(one, 4, 4)])) for sequence in sequences
+    )
+    assert first > 20 * len(prompt)
+    assert sibling < 2 * len(prompt) + 200
+    assert later < 2 * len(prompt) + 200
+
+
+def test_without_wishes_a_step_costs_next_to_nothing_per_branch() -> None:
+    noise = random.Random(7)
+    costs = {}
+    for count in (64, 512):
+        drafter = NgramDrafter()
+        sequences = branches_of([request(noise.choices(range(40), k=30), count)])
+        drafter.advance(advances(sequences), NO_STATES)
+        for sequence in sequences:
+            sequence.tokens.append(noise.randrange(40))
+        costs[count] = operations(lambda drafter=drafter, all_=advances(sequences): drafter.advance(all_, NO_STATES))
+    assert (costs[512] - costs[64]) / (512 - 64) < 12
+
+
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ngram, "_SIZE", 1200)
+    monkeypatch.setattr(ngram, "_SEARCH_SIZE", 600)
+    monkeypatch.setattr(ngram, "_SEARCH_TEXT", 300)
+    monkeypatch.setattr(ngram, "_SEARCHES", 15)
+    monkeypatch.setattr(ngram, "_PREFIX", 30)
+
+
+def growth(work: Callable[[int], object]) -> float:
+    """By which factor the memory that the drafter holds grows from the first rounds to later ones."""
+    files = [tracemalloc.Filter(True, module.__file__) for module in (ngram, suffix_index)]
+    tracemalloc.start()
+    try:
+        sizes = []
+        for number in range(60):
+            work(number)
+            if number in (10, 12, 14, 16, 45, 50, 55, 59):
+                held = tracemalloc.take_snapshot().filter_traces(files)
+                sizes.append(sum(trace.size for trace in held.traces))
+        return max(sizes[4:]) / max(sizes[:4])
+    finally:
+        tracemalloc.stop()
+
+
+def fresh(number: int, length: int) -> list[int]:
+    """Tokens that come in no other text."""
+    return list(range(1000 * number + 1000, 1000 * number + 1000 + length))
+
+
+@pytest.mark.usefixtures("small")
+@pytest.mark.parametrize(
+    "lease", [lambda _: "one", lambda number: f"lease {number}", lambda _: None], ids=["one", "many", "none"]
+)
+def test_memory_is_bounded_for_one_search_and_for_many(lease: Callable[[int], str | None]) -> None:
+    drafter = NgramDrafter()
+
+    def search(number: int) -> None:
+        write(drafter, request(fresh(number, 50), 2, lease(number)), fresh(number, 100)[50:])
+
+    assert growth(search) < 1.2
+
+
+@pytest.mark.usefixtures("small")
+def test_memory_is_bounded_while_all_searches_run() -> None:
+    drafter = NgramDrafter()
+    sequences = [only(request([place, 5], lease=f"lease {place}")) for place in range(30)]
+
+    def go_on(number: int) -> None:
+        step(drafter, {one: fresh(30 * number + one.tokens[0], 5) for one in sequences})
+
+    assert growth(go_on) < 1.2
+
+
+@pytest.mark.usefixtures("small")
+def test_memory_is_bounded_when_nobody_wants_guesses() -> None:
+    drafter = NgramDrafter()
+
+    def arrive_and_leave(number: int) -> None:
+        sequences = branches_of([request(fresh(number, 20), 30, f"lease {number}")])
+        for place, sequence in enumerate(sequences):
+            sequence.tokens += fresh(30 * number + place, 20)
+        drafter.advance(advances(sequences), NO_STATES)
+        for sequence in sequences:
+            end(drafter, sequence)
+
+    assert growth(arrive_and_leave) < 1.2
+
+
+@pytest.mark.usefixtures("small")
+def test_the_search_that_ended_last_is_remembered_longest() -> None:
+    drafter = NgramDrafter()
+    for number in range(30):
+        write(drafter, request(fresh(number, 20), lease=str(number)), fresh(number, 40)[20:])
+        write(drafter, request([1, 2], lease="again"), [3])
+    assert chain(drafter, only(request([1, 2], lease="again"))) == [3]
+    known = [bool(chain(drafter, only(request(fresh(number, 20), lease=str(number))))) for number in range(29, -1, -1)]
+    assert known == sorted(known, reverse=True)
+    assert 3 <= sum(known) < 15
+
+
+@pytest.mark.usefixtures("small")
+def test_a_search_that_runs_is_not_forgotten_for_those_that_are_over() -> None:
+    drafter = NgramDrafter()
+    running = only(request([1, 2, 3, 1, 2], lease="runs"))
+    step(drafter, {running: [3, 1, 2]})
+    for number in range(30):
+        write(drafter, request(fresh(number, 50), lease=str(number)), fresh(number, 100)[50:])
+    assert chain(drafter, running, 2) == [3, 1]
+
+
+@pytest.mark.usefixtures("small")
+def test_of_a_long_prefix_the_end_is_known() -> None:
+    drafter = NgramDrafter()
+    text = fresh(0, 290)
+    assert chain(drafter, only(request([*text, *text[200:210]])), 3) == []
+    assert chain(drafter, only(request([*text, *text[275:285]])), 3) == text[285:288]
