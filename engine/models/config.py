@@ -21,6 +21,8 @@ class ModelConfig:
 
     architecture: str
     vocab: int
+    hidden: int
+    """Width of the final hidden states."""
     context: int
     """Most tokens of one sequence."""
     labels: int
@@ -83,15 +85,16 @@ def read_raw_config(folder: Path) -> RawConfig:
     """Raises ``EngineError`` when the folder is not a checkpoint, or needs what no model of this engine computes."""
     if not folder.is_dir():
         raise EngineError(f"{folder} is not a folder; give the folder of a Hugging Face checkpoint")
-    fields = _read_json(folder / "config.json")
+    fields = read_json(folder / "config.json")
     generation = folder / "generation_config.json"
-    raw = RawConfig(folder, fields, _read_json(generation) if generation.exists() else {})
+    raw = RawConfig(folder, fields, read_json(generation) if generation.exists() else {})
     if raw.fields.get("quantization_config"):
         raise EngineError(f"{folder}: quantization_config is not supported; give an unquantised checkpoint")
     return raw
 
 
-def _read_json(path: Path) -> dict[str, Any]:
+def read_json(path: Path) -> dict[str, Any]:
+    """The object in a checkpoint's file. Raises ``EngineError`` that names the file."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:

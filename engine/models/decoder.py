@@ -98,6 +98,10 @@ class Decoder:
                 hidden = hidden + rms_norm(layer.mlp(normal), layer.mlp_output_norm, config.norm_eps)
         return hidden
 
+    def embed(self, tokens: Tensor) -> Tensor:
+        """See ``Model``."""
+        return self._embedding[tokens]
+
     def read(self, hidden: Tensor, token_ids: Sequence[int] = ()) -> Tensor:
         """See ``Model``."""
         logits = self._head(rms_norm(hidden, self._norm, self.config.norm_eps))

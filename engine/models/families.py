@@ -36,7 +36,6 @@ class ExpertsConfig:
 class DecoderConfig(ModelConfig):
     """The numbers that define a Llama-family decoder."""
 
-    hidden: int
     intermediate: int
     norm_eps: float
     norm_offset: float

@@ -67,6 +67,7 @@ class ForeignModel:
         self.config = ModelConfig(
             architecture=raw.architecture,
             vocab=vocab,
+            hidden=int(text.hidden_size),
             context=context,
             labels=0,
             eos=raw.eos,
@@ -84,6 +85,11 @@ class ForeignModel:
         """See ``Model``."""
         with calls_go_to(PagedCalls(attend)):
             return self._hidden(batch)
+
+    def embed(self, tokens: Tensor) -> Tensor:
+        """See ``Model``."""
+        table: Tensor = self._model.get_input_embeddings().weight
+        return table[tokens]
 
     def read(self, hidden: Tensor, token_ids: Sequence[int] = ()) -> Tensor:
         """See ``Model``."""

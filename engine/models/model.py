@@ -39,6 +39,10 @@ class Model(Protocol):
         """The final hidden states ``[tokens, hidden]``. All earlier tokens of each row must be in the cache."""
         ...
 
+    def embed(self, tokens: Tensor) -> Tensor:
+        """The rows ``[tokens, hidden]`` of the embedding table, as the checkpoint has them."""
+        ...
+
     def read(self, hidden: Tensor, token_ids: Sequence[int] = ()) -> Tensor:
         """Logits ``[rows, vocab]`` (``[rows, labels]`` of a classifier) of chosen rows of ``forward``'s result.
 

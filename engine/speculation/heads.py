@@ -1,0 +1,71 @@
+"""What heads on the target's hidden states have in common: their config, and the states that they start from."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from engine.cache.kv import KVCache, PageTable
+from engine.models.config import read_json
+from engine.models.model import Model
+from engine.speculation.draft import Advance, Wish
+from engine.types import EngineError
+
+
+def read_head_config(folder: Path, kind: str, model: Model, numbers: Sequence[str]) -> dict[str, Any]:
+    """The fields of ``config.json`` of a head of some kind: ``kind``, ``hidden_size``, ``vocab_size`` and ``numbers``.
+
+    Raises ``EngineError`` when it is another kind, has other fields, or does not fit the target, with the two numbers.
+    """
+    path = folder / "config.json"
+    fields = read_json(path)
+    if fields.get("kind") != kind:
+        raise EngineError(f"{path}: the kind is {fields.get('kind')!r}, not {kind!r}")
+    known = {"kind", "hidden_size", "vocab_size", *numbers}
+    if unknown := sorted(fields.keys() - known):
+        raise EngineError(f"{path} has fields that a head of kind {kind!r} does not: {', '.join(unknown)}")
+    for name in sorted(known - {"kind"}):
+        value = fields.get(name)
+        if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
+            raise EngineError(f"{path}: {name} must be a number above 0, but is {value!r}")
+    fits(path, "hidden_size", fields["hidden_size"], model.config.hidden)
+    fits(path, "vocab_size", fields["vocab_size"], model.config.vocab)
+    return fields
+
+
+def fits(path: Path, name: str, ours: int, target: int) -> None:
+    """Raises ``EngineError`` unless a number of the head's config is the target's."""
+    if ours != target:
+        raise EngineError(f"{path}: {name} is {ours}, but the target model's is {target}")
+
+
+class LastStates:
+    """A vector for each running branch, which its latest step left: one row of a table for each row of the cache, so
+    that memory is bounded, and a branch that lost its pages has none until it is computed again."""
+
+    def __init__(self, cache: KVCache, width: int) -> None:
+        rows = len(cache.pages)
+        self._vectors = torch.zeros(rows, width)
+        self._tables: list[PageTable | None] = [None] * rows
+        self._positions = [0] * rows
+
+    def put(self, steps: Sequence[Advance], vectors: Tensor) -> None:
+        """``vectors`` ``[steps, width]`` belong to the last positions that the steps computed."""
+        rows = [step.sequence.pages.row for step in steps]
+        self._vectors[rows] = vectors
+        for row, step in zip(rows, steps, strict=True):
+            self._tables[row] = step.sequence.pages
+            self._positions[row] = step.first + len(step.rows) - 1
+
+    def of(self, wishes: Sequence[Wish]) -> tuple[list[int], Tensor]:
+        """Which wishes have a vector of the position before the last token, and the vectors ``[found, width]``."""
+        found = [index for index, wish in enumerate(wishes) if self._has(wish)]
+        return found, self._vectors[[wishes[index].sequence.pages.row for index in found]]
+
+    def _has(self, wish: Wish) -> bool:
+        table = wish.sequence.pages
+        return self._tables[table.row] is table and self._positions[table.row] == len(wish.sequence.tokens) - 2

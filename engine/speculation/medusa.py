@@ -1,0 +1,129 @@
+"""Medusa: heads that guess the next tokens all at once from one hidden state (Cai et al. 2024,
+https://arxiv.org/abs/2401.10774).
+
+Head ``k`` (from 0) reads the final hidden state ``h`` of the last computed token and the embedding ``e`` of the token
+that was drawn from it, and guesses the token ``k + 1`` places after that one. In the paper the heads read ``h`` alone;
+the drawn token, which ``h`` cannot know when it was sampled, costs one more column block of the same product. With
+``n = h / rms(h)`` the head's own state is ``n + silu(W_k [n; e])``, a block with a residual as in the paper, and the
+target's own head reads it. The ``W_k`` are one stacked matrix, so that all guesses cost a handful of operators.
+
+The heads guess independently of each other: a tree is every combination of their candidates, and the most likely
+combinations are computed.
+
+What it needs of the target: final hidden states, the embedding table and the head (``Model.embed``, ``Model.read``).
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from engine.cache.kv import KVCache
+from engine.models.model import Model
+from engine.models.weights import Weights
+from engine.sequence import GenerateSequence
+from engine.speculation.draft import EMPTY, Advance, Draft, Wish
+from engine.speculation.guess import Guesses
+from engine.speculation.heads import LastStates, read_head_config
+from kernels.linear import Linear
+from kernels.norm import rms_norm
+
+_EPS = 1e-6
+_WIDTH = 6
+"""Candidates of each head for a tree."""
+
+
+def load_medusa(folder: Path, model: Model) -> MedusaDrafter:
+    """The heads in ``folder`` (``config.json``, ``model.safetensors``) for a target.
+
+    Raises ``EngineError`` that names what is missing, damaged, left over, or does not fit the target.
+    """
+    fields = read_head_config(folder, "medusa", model, ("heads", "feature_scale"))
+    hidden, heads = model.config.hidden, int(fields["heads"])
+    weights = Weights(folder)
+    weight = weights.take("heads.weight", heads * hidden, 2 * hidden)
+    weights.finish()
+    return MedusaDrafter(weight, model, scale=fields["feature_scale"])
+
+
+class MedusaDrafter:
+    """A ``Drafter`` that knows one hidden state of each branch; none of a branch that was just preempted or resumed."""
+
+    kind = "medusa"
+    layers = 0
+
+    def __init__(self, weight: Tensor, model: Model, *, scale: float) -> None:
+        """``weight``: ``[heads * hidden, 2 * hidden]``. ``scale``: of the heads' states when the target's head reads
+        them."""
+        self.heads = weight.shape[0] // model.config.hidden
+        self._blocks = Linear(weight)
+        self._ones = torch.ones(model.config.hidden)
+        self._model, self._scale = model, scale
+
+    def reset(self, cache: KVCache) -> None:
+        """See ``Drafter``."""
+        self._last = LastStates(cache, self._model.config.hidden)
+
+    def advance(self, steps: Sequence[Advance], hidden: Tensor) -> None:
+        """See ``Drafter``."""
+        if steps:
+            self._last.put(steps, hidden[[step.rows[-1] for step in steps]])
+
+    def propose(self, wishes: Sequence[Wish]) -> list[Draft]:
+        """See ``Drafter``."""
+        found, states = self._last.of(wishes)
+        drafts = [EMPTY] * len(wishes)
+        if not found:
+            return drafts
+        asked = [wishes[index] for index in found]
+        depth = min(self.heads, max(wish.depth for wish in asked))
+        width = _WIDTH if any(wish.nodes > wish.depth for wish in asked) else 1
+        guesses = Guesses([wish.sequence for wish in asked], depth)
+        branches = np.arange(len(asked)).repeat(depth)
+        ahead = np.tile(np.arange(depth), len(asked))
+        tokens, chances = guesses.best(self._logits(asked, states, depth), branches, ahead, width)
+        shape = (len(asked), depth, -1)
+        rows = zip(found, asked, tokens.reshape(shape).tolist(), chances.reshape(shape).tolist(), strict=True)
+        for index, wish, some, odds in rows:
+            drafts[index] = _combine(some[: wish.depth], odds, wish)
+        return drafts
+
+    def forget(self, sequence: GenerateSequence) -> None:
+        """See ``Drafter``. What is known of a branch goes with its row of the cache."""
+
+    def _logits(self, wishes: Sequence[Wish], states: Tensor, depth: int) -> Tensor:
+        """``[wishes * depth, vocab]``, wish by wish."""
+        drawn = self._model.embed(torch.tensor([wish.sequence.tokens[-1] for wish in wishes]))
+        normal = rms_norm(states, self._ones, _EPS)
+        blocks = F.silu(self._blocks(torch.cat((normal, drawn), dim=1))).view(len(wishes), self.heads, -1)
+        own = (blocks[:, :depth] + normal[:, None]).flatten(0, 1)
+        return self._model.read(own if self._scale == 1 else own * self._scale)
+
+
+def _combine(tokens: list[list[int]], chances: list[list[float]], wish: Wish) -> Draft:
+    """The likeliest combinations of each depth's candidates, which come the best first."""
+    if wish.nodes == wish.depth:
+        return Draft.chain([some[0] for some in tokens], [odds[0] for odds in chances[: len(tokens)]])
+    places: list[tuple[int, int, int]] = []
+    """Of each guess its parent, its depth and its rank among the candidates."""
+    worth = [(-chances[0][0], -1, 0, 0)]
+    while worth and len(places) < wish.nodes:
+        minus, parent, depth, rank = heapq.heappop(worth)
+        if minus == 0:
+            break
+        if rank + 1 < len(tokens[depth]):
+            heapq.heappush(worth, (minus / chances[depth][rank] * chances[depth][rank + 1], parent, depth, rank + 1))
+        if depth + 1 < len(tokens):
+            heapq.heappush(worth, (minus * chances[depth + 1][0], len(places), depth + 1, 0))
+        places.append((parent, depth, rank))
+    return Draft(
+        tuple(tokens[depth][rank] for _, depth, rank in places),
+        tuple(parent for parent, _, _ in places),
+        tuple(chances[depth][rank] for _, depth, rank in places),
+    )

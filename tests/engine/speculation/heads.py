@@ -1,0 +1,159 @@
+"""Random heads, what drafters were asked and answered, and the guesses that follow from logits by definition."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+from transformers import AutoModelForCausalLM
+
+from engine.cache.kv import KVCache
+from engine.sequence import GenerateSequence
+from engine.speculation.draft import Advance, Draft, Drafter, Wish
+from kernels.noise import SAMPLE, gumbel_noise, noise_streams
+
+Floats = npt.NDArray[np.float64]
+
+HIDDEN, VOCAB, HEADS, KV_HEADS, HEAD_DIM, INNER, EPS, THETA = 48, 400, 6, 2, 16, 64, 1e-6, 500.0
+"""The first of them are those of the tests' targets."""
+
+
+def save_head(folder: Path, config: dict[str, Any], tensors: dict[str, Tensor]) -> Path:
+    folder.mkdir(exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(config))
+    save_file(tensors, folder / "model.safetensors")
+    return folder
+
+
+def medusa_parts(heads: int = 3, seed: int = 0) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """Config and weights of heads that say much."""
+    weight = 2 * torch.randn(heads * HIDDEN, 2 * HIDDEN, generator=torch.Generator().manual_seed(seed))
+    config = {"kind": "medusa", "hidden_size": HIDDEN, "vocab_size": VOCAB, "heads": heads, "feature_scale": 1.0}
+    return config, {"heads.weight": weight}
+
+
+def eagle_parts(seed: int = 0) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """Config and weights of a layer to which its context matters."""
+    generator = torch.Generator().manual_seed(seed)
+    keys, queries = KV_HEADS * HEAD_DIM, HEADS * HEAD_DIM
+    matrices = {
+        "fc": (HIDDEN, 2 * HIDDEN),
+        "layer.self_attn.q_proj": (queries, HIDDEN),
+        "layer.self_attn.k_proj": (keys, HIDDEN),
+        "layer.self_attn.v_proj": (keys, HIDDEN),
+        "layer.self_attn.o_proj": (HIDDEN, queries),
+        "layer.mlp.gate_proj": (INNER, HIDDEN),
+        "layer.mlp.up_proj": (INNER, HIDDEN),
+        "layer.mlp.down_proj": (HIDDEN, INNER),
+    }
+    tensors = {f"{name}.weight": torch.randn(*shape, generator=generator) * 0.3 for name, shape in matrices.items()}
+    for name in ("hidden_norm", "layer.input_layernorm", "layer.post_attention_layernorm"):
+        tensors[f"{name}.weight"] = 0.5 + torch.rand(HIDDEN, generator=generator)
+    config = {
+        "kind": "eagle",
+        "hidden_size": HIDDEN,
+        "vocab_size": VOCAB,
+        "intermediate_size": INNER,
+        "num_attention_heads": HEADS,
+        "num_key_value_heads": KV_HEADS,
+        "head_dim": HEAD_DIM,
+        "rms_norm_eps": EPS,
+        "rope_theta": THETA,
+        "feature_scale": 1.0,
+    }
+    return config, tensors
+
+
+class Asked(NamedTuple):
+    """A wish when it was made, and its answer."""
+
+    tokens: list[int]
+    seed: int
+    key: int
+    temperature: float
+    wish: Wish
+    draft: Draft
+
+
+class Recorder:
+    """A drafter that remembers what it was asked."""
+
+    def __init__(self, drafter: Drafter) -> None:
+        self._drafter = drafter
+        self.kind, self.layers = drafter.kind, drafter.layers
+        self.asked: list[Asked] = []
+
+    def reset(self, cache: KVCache) -> None:
+        self._drafter.reset(cache)
+
+    def propose(self, wishes: Sequence[Wish]) -> list[Draft]:
+        drafts = self._drafter.propose(wishes)
+        for wish, draft in zip(wishes, drafts, strict=True):
+            one = wish.sequence
+            self.asked.append(Asked(list(one.tokens), one.seed, one.key, one.sampling.temperature, wish, draft))
+        return drafts
+
+    def advance(self, steps: Sequence[Advance], hidden: Tensor) -> None:
+        self._drafter.advance(steps, hidden)
+
+    def forget(self, sequence: GenerateSequence) -> None:
+        self._drafter.forget(sequence)
+
+
+class Target:
+    """The target by transformers, in float64."""
+
+    def __init__(self, folder: Path) -> None:
+        self._model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float64)
+        self.embedding: Tensor = self._model.get_input_embeddings().weight.detach()
+
+    @torch.inference_mode()
+    def features(self, tokens: Sequence[int]) -> Tensor:
+        """The hidden states before the last norm, ``[tokens, hidden]``."""
+        seen: list[Tensor] = []
+        hook = self._model.model.norm.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
+        self._model(torch.tensor([tokens]))
+        hook.remove()
+        return seen[0][0]
+
+    @torch.inference_mode()
+    def read(self, features: Tensor) -> Floats:
+        logits: Floats = self._model.lm_head(self._model.model.norm(features)).numpy()
+        return logits
+
+
+def rms(x: Tensor) -> Tensor:
+    return x / (x.square().mean(dim=-1, keepdim=True) + EPS).sqrt()
+
+
+def noisy(logits: Floats, asked: Asked, position: int) -> Floats:
+    """A law's logits over the temperature plus the noise of all tokens at a position of a branch."""
+    if asked.temperature == 0:
+        return logits
+    where = (np.array([word], np.int64) for word in (asked.seed, asked.key, position))
+    noise = gumbel_noise(noise_streams(*where, SAMPLE)[:, None], np.arange(len(logits)))[0]
+    scores: Floats = logits / asked.temperature + noise
+    return scores
+
+
+def ranked(logits: Floats, asked: Asked, position: int) -> list[tuple[int, float]]:
+    """The 32 likeliest tokens with their shares of the exponentials of the noisy logits, the largest first."""
+    likeliest = np.argsort(-logits)[:32]
+    scores = noisy(logits, asked, position)[likeliest]
+    weights = np.exp(scores - scores.max())
+    weights /= weights.sum()
+    return sorted(zip(likeliest.tolist(), weights.tolist(), strict=True), key=lambda pair: -pair[1])
+
+
+def paths(draft: Draft) -> Iterator[tuple[int, list[int], int, float]]:
+    """Each guess with its parent, the guesses before it, itself and its chance."""
+    for index, (token, parent, chance) in enumerate(zip(draft.tokens, draft.parents, draft.chances, strict=True)):
+        assert parent < index
+        yield parent, draft.path(parent), token, chance

@@ -1,0 +1,189 @@
+"""EAGLE's guesses are those of the layer over the whole text, whatever was cached, cut, or computed with others."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from engine.core import CoreOptions
+from engine.speculation import eagle
+from engine.speculation.controller import FixedController
+from engine.speculation.draft import EMPTY
+from engine.speculation.eagle import load_eagle
+from engine.types import Branch, EngineError
+from tests.engine.conftest import Checkpoints
+from tests.engine.helpers import SMALL, Harness, generate
+from tests.engine.speculation.heads import (
+    EPS,
+    HEAD_DIM,
+    HEADS,
+    KV_HEADS,
+    THETA,
+    Asked,
+    Floats,
+    Recorder,
+    Target,
+    eagle_parts,
+    paths,
+    ranked,
+    rms,
+    save_head,
+)
+from tests.engine.speculation.test_exact import PROMPTS, answers, completions, requests, same
+
+SHAPES = {"chain": (4, 4), "tree": (3, 10)}
+
+
+def guessing(
+    folder: Path, head: Path, shape: tuple[int, int], options: CoreOptions = SMALL
+) -> tuple[Harness, Recorder]:
+    harness = Harness(folder, options)
+    recorder = Recorder(load_eagle(head, harness.core.model.decoder))
+    harness.core.speculate(recorder, FixedController(*shape))
+    return harness, recorder
+
+
+class Reference:
+    """The layer over a whole text at once, in float64 and without a cache."""
+
+    def __init__(self, folder: Path, tensors: dict[str, Tensor]) -> None:
+        self.target = Target(folder)
+        self._weights = {name.removesuffix(".weight"): tensor.double() for name, tensor in tensors.items()}
+        self._features: dict[tuple[int, ...], Tensor] = {}
+
+    def logits(self, tokens: Sequence[int], guessed: Sequence[int]) -> Floats:
+        """The drafter's logits of the token after the guesses: true features for all tokens but the last, and the
+        layer's own from there on."""
+        key = tuple(tokens)
+        if key not in self._features:
+            self._features = {key: self.target.features(tokens[:-1])}
+        features = self._features[key]
+        text = [*tokens, *guessed]
+        for _ in range(len(guessed) + 1):
+            out = self._layer(features, self.target.embedding[text[1 : len(features) + 1]])
+            features = torch.cat((features, out[-1:]))
+        return self.target.read(features[-1])
+
+    def _layer(self, features: Tensor, embedded: Tensor) -> Tensor:
+        w, n = self._weights, len(features)
+        hidden = torch.cat((rms(features) * w["hidden_norm"], embedded), dim=1) @ w["fc"].T
+        normal = rms(hidden) * w["layer.input_layernorm"]
+        q, k, v = (
+            (normal @ w[f"layer.self_attn.{name}_proj"].T).view(n, heads, HEAD_DIM).transpose(0, 1)
+            for name, heads in (("q", HEADS), ("k", KV_HEADS), ("v", KV_HEADS))
+        )
+        angles = torch.arange(n)[:, None] * THETA ** (-torch.arange(0, HEAD_DIM, 2).double() / HEAD_DIM)
+        turn = torch.polar(torch.ones_like(angles), angles)
+
+        def turned(x: Tensor) -> Tensor:
+            pairs = torch.complex(*x.chunk(2, dim=-1)) * turn
+            return torch.cat((pairs.real, pairs.imag), dim=-1)
+
+        k, v = (each.repeat_interleave(HEADS // KV_HEADS, dim=0) for each in (turned(k), v))
+        mixed = F.scaled_dot_product_attention(turned(q), k, v, is_causal=True)
+        hidden = hidden + mixed.transpose(0, 1).reshape(n, -1) @ w["layer.self_attn.o_proj"].T
+        normal = rms(hidden) * w["layer.post_attention_layernorm"]
+        gate, up = (normal @ w[f"layer.mlp.{name}_proj"].T for name in ("gate", "up"))
+        return hidden + (gate * torch.sigmoid(gate) * up) @ w["layer.mlp.down_proj"].T
+
+
+def check_guesses(reference: Reference, made: Sequence[Asked]) -> None:
+    for one in made:
+        chain = one.wish.nodes == one.wish.depth
+        assert len(one.draft) == one.wish.depth if chain else one.wish.depth <= len(one.draft) <= one.wish.nodes
+        for parent, before, token, chance in paths(one.draft):
+            law = ranked(reference.logits(one.tokens, before), one, len(one.tokens) + len(before))
+            assert dict(law)[token] == pytest.approx(chance, rel=2e-3)
+            best = [t for t, p in zip(one.draft.tokens, one.draft.parents, strict=True) if p == parent]
+            assert best == [token for token, _ in law[: len(best)]]
+
+
+@pytest.mark.parametrize("shape", list(SHAPES))
+@pytest.mark.parametrize("law", ["greedy", "plain"])
+def test_guesses_are_those_of_the_layer_over_the_whole_text(
+    checkpoints: Checkpoints, tmp_path: Path, law: str, shape: str
+) -> None:
+    """Several branches at once, of prompts that are read in chunks."""
+    folder, (config, tensors) = checkpoints("qwen3"), eagle_parts()
+    options = replace(SMALL, step_tokens=32, page_size=8)
+    harness, recorder = guessing(folder, save_head(tmp_path, config, tensors), SHAPES[shape], options)
+    # Branches of their own page tables from the first token on: see the next test.
+    asked = [replace(request, branches=request.branches[:1]) for request in requests(law)]
+    ours = [event for events in answers(harness, asked) for event in events]
+    plain = [event for events in answers(Harness(folder, SMALL), asked) for event in events]
+    assert {one.token_ids for one in ours} == {one.token_ids for one in plain}  # type: ignore[union-attr]
+    made = [one for one in recorder.asked if one.draft != EMPTY]
+    assert len(made) > 0.9 * len(recorder.asked) > 50
+    check_guesses(Reference(folder, tensors), made[::5])
+
+
+def test_a_branch_that_is_continued_finds_its_entries_in_the_cache(checkpoints: Checkpoints, tmp_path: Path) -> None:
+    folder, (config, tensors) = checkpoints("qwen3"), eagle_parts()
+    harness, recorder = guessing(folder, save_head(tmp_path, config, tensors), (3, 3), replace(SMALL, page_size=8))
+    first = harness.complete(generate(PROMPTS[2], [Branch(5, 0, 21)], ignore_eos=True))[0]
+    recorder.asked.clear()
+    again = harness.complete(generate(PROMPTS[2], [Branch(6, 0, 9, first.token_ids[:12])], ignore_eos=True))[0]
+    assert again.cached_tokens == len(PROMPTS[2]) + 11
+    made = [one for one in recorder.asked if one.draft != EMPTY]
+    assert len(made) >= 5
+    check_guesses(Reference(folder, tensors), made)
+
+
+@pytest.mark.parametrize("shape", list(SHAPES))
+def test_branches_that_share_pages_are_answered_exactly(checkpoints: Checkpoints, tmp_path: Path, shape: str) -> None:
+    """Forks, a pool that preempts, and requests that only score, whose tokens have no entries."""
+    folder, asked = checkpoints("qwen3"), [replace(request, lease="a") for request in requests("plain", 40)]
+    plain = completions(answers(Harness(folder), asked))
+    tight = CoreOptions(kv_tokens=160, page_size=8, max_running=6, step_tokens=24)
+    harness, recorder = guessing(folder, save_head(tmp_path, *eagle_parts()), SHAPES[shape], tight)
+    same(completions(answers(harness, asked)), plain)
+    assert harness.core.stats.preemptions > 0
+    assert sum(one.draft != EMPTY for one in recorder.asked) > 0.8 * len(recorder.asked)
+
+
+def test_drafting_in_parts_makes_the_same_guesses(
+    checkpoints: Checkpoints, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    head = save_head(tmp_path, *eagle_parts())
+    drafts = []
+    for floats in (eagle._GATHERED_FLOATS, 5000):
+        monkeypatch.setattr(eagle, "_GATHERED_FLOATS", floats)
+        harness, recorder = guessing(checkpoints("qwen3"), head, SHAPES["tree"])
+        answers(harness, requests("plain"))
+        drafts.append([(one.draft.tokens, one.draft.parents) for one in recorder.asked])
+    assert drafts[0] == drafts[1]
+
+
+CASES: list[tuple[dict[str, Any], str | None, str]] = [
+    ({"hidden_size": 64}, None, "hidden_size is 64, but the target model's is 48"),
+    ({"vocab_size": 401}, None, "vocab_size is 401, but the target model's is 400"),
+    ({"num_key_value_heads": 3}, None, "num_key_value_heads is 3, but the target model's is 2"),
+    ({"head_dim": 32}, None, "head_dim is 32, but the target model's is 16"),
+    ({"num_attention_heads": 5}, None, "5 heads cannot share 2 key-value heads"),
+    ({"rope_theta": "500"}, None, "rope_theta must be a number above 0, but is '500'"),
+    ({"intermediate_size": 65}, None, r"has shape \(64, 48\), its config.json says \(65, 48\)"),
+    ({"sliding_window": 5}, None, "sliding_window"),
+    ({}, "fc.weight", "lacks the tensor 'fc.weight'"),
+    ({}, "fc.bias", "does not use: fc.bias"),
+]
+
+
+@pytest.mark.parametrize(("fields", "tensor", "message"), CASES)
+def test_a_head_that_does_not_fit_is_refused(
+    checkpoints: Checkpoints, tmp_path: Path, fields: dict[str, Any], tensor: str | None, message: str
+) -> None:
+    config, tensors = eagle_parts()
+    if tensor is not None:
+        tensors = {**tensors, tensor: torch.zeros(48)}
+        if tensor == "fc.weight":
+            del tensors[tensor]
+    model = Harness(checkpoints("qwen3")).core.model.decoder
+    with pytest.raises(EngineError, match=message):
+        load_eagle(save_head(tmp_path, config | fields, tensors), model)

@@ -1,0 +1,102 @@
+"""Medusa's guesses are those of the closed form, and heads that do not fit are refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from engine.speculation.controller import FixedController
+from engine.speculation.draft import EMPTY
+from engine.speculation.medusa import load_medusa
+from engine.types import EngineError
+from tests.engine.conftest import Checkpoints
+from tests.engine.helpers import SMALL, Harness
+from tests.engine.speculation.heads import Asked, Recorder, Target, medusa_parts, paths, ranked, rms, save_head
+from tests.engine.speculation.test_exact import answers, completions, requests, same
+
+SHAPES = {"chain": (3, 3), "tree": (3, 12), "more than there are heads": (6, 6)}
+
+
+def guessing(folder: Path, head: Path, shape: tuple[int, int]) -> tuple[Harness, Recorder]:
+    harness = Harness(folder, SMALL)
+    recorder = Recorder(load_medusa(head, harness.core.model.decoder))
+    harness.core.speculate(recorder, FixedController(*shape))
+    return harness, recorder
+
+
+def head_logits(target: Target, weight: Tensor, asked: Asked) -> np.ndarray[Any, np.dtype[np.float64]]:
+    """Every head's logits, ``[heads, vocab]``, from the whole text in float64."""
+    state = rms(target.features(asked.tokens[:-1])[-1])
+    both = torch.cat((state, target.embedding[asked.tokens[-1]]))
+    blocks = (weight.double() @ both).view(-1, len(state))
+    return target.read(state + blocks * torch.sigmoid(blocks))
+
+
+@pytest.mark.parametrize("shape", list(SHAPES))
+@pytest.mark.parametrize("law", ["greedy", "plain"])
+def test_guesses_are_those_of_the_closed_form(checkpoints: Checkpoints, tmp_path: Path, law: str, shape: str) -> None:
+    folder, (config, tensors) = checkpoints("qwen3"), medusa_parts()
+    harness, recorder = guessing(folder, save_head(tmp_path, config, tensors), SHAPES[shape])
+    asked = requests(law)
+    same(completions(answers(harness, asked)), completions(answers(Harness(folder, SMALL), asked)))
+    target = Target(folder)
+    made = [one for one in recorder.asked if one.draft != EMPTY]
+    assert len(made) > 0.9 * len(recorder.asked)
+    for one in made[::9]:
+        logits = head_logits(target, tensors["heads.weight"], one)
+        laws = [ranked(row, one, len(one.tokens) + place) for place, row in enumerate(logits)]
+        for _, before, token, chance in paths(one.draft):
+            assert dict(laws[len(before)])[token] == pytest.approx(chance, rel=1e-3)
+        if one.wish.nodes == one.wish.depth:
+            assert list(one.draft.tokens) == [some[0][0] for some in laws[: one.wish.depth]]
+
+
+def test_a_tree_is_made_of_the_likeliest_combinations(checkpoints: Checkpoints, tmp_path: Path) -> None:
+    harness, recorder = guessing(checkpoints("qwen3"), save_head(tmp_path, *medusa_parts()), SHAPES["tree"])
+    target, weight = Target(checkpoints("qwen3")), medusa_parts()[1]["heads.weight"]
+    answers(harness, requests("plain"))
+    made = [one for one in recorder.asked if one.draft != EMPTY and one.wish.depth == 3]
+    assert len(made) > 100
+    for one in made[::9]:
+        logits = head_logits(target, weight, one)[: one.wish.depth]
+        laws = [ranked(row, one, len(one.tokens) + place)[:6] for place, row in enumerate(logits)]
+        worth = {(): 1.0}
+        for place, some in enumerate(laws):
+            longest = [path for path in worth if len(path) == place]
+            worth |= {(*path, token): worth[path] * chance for path in longest for token, chance in some}
+        del worth[()]
+        chosen = {tuple(one.draft.path(index)) for index in range(len(one.draft))}
+        assert len(chosen) == 12
+        assert min(worth[path] for path in chosen) >= max(worth[path] for path in worth.keys() - chosen) * (1 - 1e-3)
+
+
+@pytest.mark.parametrize(("name", "value", "target"), [("hidden_size", 64, 48), ("vocab_size", 401, 400)])
+def test_heads_of_another_target_are_refused_with_both_numbers(
+    checkpoints: Checkpoints, tmp_path: Path, name: str, value: int, target: int
+) -> None:
+    config, tensors = medusa_parts()
+    model = Harness(checkpoints("qwen3")).core.model.decoder
+    with pytest.raises(EngineError, match=f"{name} is {value}, but the target model's is {target}"):
+        load_medusa(save_head(tmp_path, config | {name: value}, tensors), model)
+
+
+def test_broken_heads_are_refused_by_name(checkpoints: Checkpoints, tmp_path: Path) -> None:
+    config, tensors = medusa_parts()
+    model = Harness(checkpoints("qwen3")).core.model.decoder
+    extra = tensors | {"heads.bias": torch.zeros(3)}
+    cases: list[tuple[dict[str, Any], dict[str, Tensor], str]] = [
+        (config | {"kind": "eagle"}, tensors, "the kind is 'eagle', not 'medusa'"),
+        (config | {"layers": 2}, tensors, "layers"),
+        (config | {"heads": 0}, tensors, "heads must be a number above 0, but is 0"),
+        (config | {"heads": 4}, tensors, r"has shape \(144, 96\), its config.json says \(192, 96\)"),
+        (config, {"other": torch.zeros(3)}, "lacks the tensor 'heads.weight'"),
+        (config, extra, "does not use: heads.bias"),
+    ]
+    for number, (fields, weights, message) in enumerate(cases):
+        with pytest.raises(EngineError, match=message):
+            load_medusa(save_head(tmp_path / str(number), fields, weights), model)
