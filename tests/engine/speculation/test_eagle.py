@@ -21,7 +21,6 @@ from engine.types import Branch, EngineError
 from tests.engine.conftest import Checkpoints
 from tests.engine.helpers import SMALL, Harness, generate
 from tests.engine.speculation.heads import (
-    EPS,
     HEAD_DIM,
     HEADS,
     KV_HEADS,
