@@ -213,7 +213,6 @@ class EngineCore:
             return
         speculator, size = self._speculator, self._options.step_tokens
         work = [Work(*one) for one in schedule.work] if speculator is None else speculator.extend(schedule.work, size)
-        began = time.perf_counter()
         batch, rows, work = build_batch(work, self.cache, self.model.config.attention[0])
         self._attention.prepare(rows)
         hidden = self.model.decoder.forward(batch, self._attention)
@@ -221,7 +220,7 @@ class EngineCore:
         self._commit(work, started)
         outcomes = self._settle(drawn)
         if speculator is not None:
-            speculator.learn(work, outcomes, hidden, time.perf_counter() - began)
+            speculator.learn(work, outcomes, hidden)
 
     def _commit(self, work: list[Work], started: float) -> None:
         """The keys and values of the scheduled tokens are valid now; those of guesses are not yet."""

@@ -29,6 +29,7 @@ class Speculator:
         self._context = context
         self._trees = trees
         self._drafting = 0.0
+        self._began = 0.0
         self._gone: list[GenerateSequence] = []
 
     def reset(self, cache: KVCache) -> None:
@@ -50,12 +51,14 @@ class Speculator:
             for wish, draft in zip(wishes, drafts, strict=True):
                 given[wish.sequence] = fitting = self._fit(wish, draft, left, len(work))
                 left -= len(fitting)
-        self._drafting = time.perf_counter() - started
+        self._began = time.perf_counter()
+        self._drafting = self._began - started
         return [Work(sequence, count, given.get(sequence, EMPTY)) for sequence, count in work]
 
-    def learn(self, work: Items[Work], outcomes: Items[Outcome], hidden: Tensor, seconds: float) -> None:
-        """A step is done: what it computed, in the order of the batch, what became of the guesses, the final hidden
-        states ``[tokens, width]``, and its time apart from drafting."""
+    def learn(self, work: Items[Work], outcomes: Items[Outcome], hidden: Tensor) -> None:
+        """The step that ``extend`` began is done: what it computed, in the order of the batch, what became of the
+        guesses, and the final hidden states ``[tokens, width]``."""
+        seconds = time.perf_counter() - self._began
         kept = {outcome.sequence: outcome.accepted for outcome in outcomes}
         advances: list[Advance] = []
         start = 0
