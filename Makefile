@@ -16,8 +16,9 @@ demo: .venv/.installed
 	@$(BIN)/reasoner demo
 
 test: .venv/.installed-test
-	@echo "Running the tests (a few minutes) ..."
-	@$(BIN)/python -m pytest
+	@echo "Running the tests, two at a time, and then those that need the machine for themselves (some minutes) ..."
+	@$(BIN)/python -m pytest -n 2 --dist loadfile -m "not alone"
+	@$(BIN)/python -m pytest -m alone
 
 check: .venv/.installed-test
 	@echo "Checking style, types and the import contract ..."

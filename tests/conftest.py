@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import os
 import signal
+from pathlib import Path
+
+import pytest
 
 # A run that was started in the background inherits an ignored Ctrl-C, and every process that it starts would ignore it
 # too. Processes inherit what is ignored, but never a handler.
@@ -12,3 +15,12 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 # The models of tests are so small that a second thread has nothing to win, and where other work shares the processors,
 # each of thousands of operators waits for it. Before torch is imported, and for every process that a test starts.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+_ALONE = (Path(__file__).parent / "chaos", Path(__file__).parent / "e2e")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests of whole services need all cores for themselves."""
+    for item in items:
+        if any(folder in item.path.parents for folder in _ALONE):
+            item.add_marker("alone")

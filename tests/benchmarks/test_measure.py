@@ -22,7 +22,7 @@ from benchmarks.engine.process import BenchError, Worker, installed
 from benchmarks.engine.report import document, draw, markdown
 from tests.benchmarks.test_workloads import TINY
 
-pytestmark = pytest.mark.timeout(180)
+pytestmark = [pytest.mark.timeout(180), pytest.mark.alone]
 
 FIELDS = {"case", "metric", "unit", "ours", "peer", "peer_value", "ratio"}
 

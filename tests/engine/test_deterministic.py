@@ -20,6 +20,9 @@ PROMPT = random_tokens(75, 1)
 BRANCHES = [Branch(3, key, 24) for key in range(16)]
 
 
+pytestmark = pytest.mark.alone
+
+
 @pytest.fixture(autouse=True)
 def _two_threads(_one_thread: None) -> Iterator[None]:
     torch.set_num_threads(2)
