@@ -93,6 +93,16 @@ class Piece:
 
 
 @dataclass(frozen=True, slots=True)
+class Shared:
+    """A stretch of keys that several rows share."""
+
+    rows: Ints
+    page: int
+    """The column of the page table where it begins, in each of them."""
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
 class Group:
     """Rows that each read their own keys, padded to one shape."""
 
@@ -160,6 +170,11 @@ class Rows:
     def starts(self) -> Ints:
         """The first flat token of each row."""
         return np.cumsum(self.queries) - self.queries
+
+    def tokens(self, rows: Ints) -> Ints:
+        """The flat tokens of some rows, one row after the other."""
+        starts = self.starts
+        return np.concatenate([np.arange(starts[row], starts[row] + self.queries[row]) for row in rows])
 
     @property
     def head_slots(self) -> Ints:
@@ -238,7 +253,11 @@ class Rows:
 def plan_step(rows: Rows) -> StepPlan:
     """The plan of a step."""
     committed = rows.contexts - rows.queries
-    first, pieces = _share(rows, committed // rows.page_size)
+    first, shared = share_prefixes(rows, committed // rows.page_size)
+    pieces = [
+        Piece(_tokens(rows.tokens(part.rows)), rows.keys(part.rows[:1], np.array([part.page]), part.tokens))
+        for part in shared
+    ]
     starts = rows.starts
     wide = rows.queries >= _WIDE
     wide[list(rows.trees)] = False
@@ -275,15 +294,14 @@ def _in_place(rows: Rows, narrow: Ints, first: Ints, full: Ints) -> list[Piece]:
     return pieces
 
 
-def _share(rows: Rows, full: Ints) -> tuple[Ints, list[Piece]]:
-    """The shared pieces, and for each row the page at which its own part begins.
+def share_prefixes(rows: Rows, full: Ints) -> tuple[Ints, list[Shared]]:
+    """What is worth reading once for several rows, and for each row the page at which its own part begins.
 
     ``full``: ``[rows]`` pages that lie before each row's new tokens. Rows are divided by their pages as in a prefix
     tree; a piece begins where the piece before it on the same path ended.
     """
     begins = np.zeros(len(full), np.int64)
-    pieces: list[Piece] = []
-    starts = rows.starts
+    shared: list[Shared] = []
 
     def divide(members: Ints, depth: int) -> None:
         limit = int(full[members].min())
@@ -292,8 +310,7 @@ def _share(rows: Rows, full: Ints) -> tuple[Ints, list[Piece]]:
         begin = int(begins[members[0]])
         tokens, queries = (split - begin) * rows.page_size, int(rows.queries[members].sum())
         if tokens and rows.cost.shares(tokens, len(members), queries):
-            flat = np.concatenate([np.arange(starts[row], starts[row] + rows.queries[row]) for row in members])
-            pieces.append(Piece(_tokens(flat), rows.keys(members[:1], np.array([begin]), tokens)))
+            shared.append(Shared(members, begin, tokens))
             begins[members] = split
         deeper = members[full[members] > split]
         for page in np.unique(rows.pages[deeper, split]) if len(deeper) > 1 else ():
@@ -306,7 +323,7 @@ def _share(rows: Rows, full: Ints) -> tuple[Ints, list[Piece]]:
         part = able[rows.pages[able, 0] == page]
         if len(part) > 1:
             divide(part, 0)
-    return begins, pieces
+    return begins, shared
 
 
 def _chunked(

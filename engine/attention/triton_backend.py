@@ -1,0 +1,145 @@
+"""Paged attention by one kernel for all rows of a step, for GPUs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from engine.attention import LayerAttention
+from engine.attention.plan import Ints, Rows, share_prefixes
+from kernels.paged_attention import PagedKeys, paged_attention, quantized
+from kernels.paged_work import NO_TREE, Buffers, Plan, Segments, Shape, Work, packed_bits, plan_work
+
+_PER_PROCESSOR = 2
+"""Programs for each of a GPU's multiprocessors: while one waits for its first keys, another computes."""
+_KEPT = 128
+"""Sets of buffers that are kept for steps of the same shape."""
+
+
+class TritonAttention:
+    """``Attend`` on a GPU.
+
+    All index tensors are made once a step, in ``prepare``, and sent without waiting; the layers then only launch
+    kernels. The index tensors of steps in which every row has one new token stay where they are: a CUDA graph that was
+    captured of the layers of one such step computes every other one with the same ``buffers``.
+    """
+
+    def __init__(self, layers: Sequence[LayerAttention], kv: Tensor, scales: Tensor | None = None) -> None:
+        """``kv``: ``[layers, 2, kv_heads, pages, page_size, head_dim]``, keys before values. With 8-bit ``kv``,
+        ``scales``: ``[layers, 2, kv_heads, pages, page_size]`` float32."""
+        self._layers = layers
+        self._kv, self._scales = kv, scales
+        self._caches = [
+            PagedKeys(*layer, *(scales[index] if scales is not None else ())) for index, layer in enumerate(kv)
+        ]
+        self._windows = list(dict.fromkeys(layer.window for layer in layers))
+        self._programs = _PER_PROCESSOR * _processors(kv.device)
+        self._kept: dict[tuple[int | None, Shape], Buffers] = {}
+        self._work: dict[int | None, Work] = {}
+
+    def prepare(self, rows: Rows) -> None:
+        """Plans a step and sends the plan."""
+        decode = int(rows.queries.max()) == 1
+        plans = [self._plan(rows, window) for window in self._windows]
+        self.buffers = tuple(
+            self._take(window, Shape.of(plan, rounded=decode), kept=decode)
+            for window, plan in zip(self._windows, plans, strict=True)
+        )
+        """Of the step that was prepared last; a batch has at most as many tokens as their shapes."""
+        work = [buffers.fill(plan) for buffers, plan in zip(self.buffers, plans, strict=True)]
+        self._work = dict(zip(self._windows, work, strict=True))
+        self._slots = work[0].slots
+
+    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """See ``Attend``."""
+        about = self._layers[layer]
+        for kind, new in enumerate((k, v)):
+            self._write(layer, kind, new.transpose(0, 1))
+        if q.stride(-1) != 1:
+            q = q.contiguous()
+        out = paged_attention(
+            q,
+            self._caches[layer],
+            self._work[about.window],
+            scale=about.scale,
+            window=about.window,
+            softcap=about.softcap,
+        )
+        return out.flatten(1)
+
+    def _write(self, layer: int, kind: int, new: Tensor) -> None:
+        """Puts ``[kv_heads, tokens, head_dim]`` into the step's slots."""
+        target, slots = self._kv[layer, kind].flatten(1, 2), self._slots[: new.shape[1]]
+        if self._scales is None:
+            target.index_copy_(1, slots, new.to(target.dtype))
+            return
+        numbers, scales = quantized(new, target.dtype)
+        # Copied as bytes: torch moves no float8 by index.
+        target.view(torch.uint8).index_copy_(1, slots, numbers.view(torch.uint8))
+        self._scales[layer, kind].flatten(1).index_copy_(1, slots, scales)
+
+    def _plan(self, rows: Rows, window: int | None) -> Plan:
+        segments, positions, sees = _segments(rows, shared=window is None)
+        width = -(-int(rows.contexts.max()) // rows.page_size)
+        return plan_work(
+            segments,
+            rows.pages[:, :width],
+            positions,
+            rows.slots,
+            heads_per_kv=rows.heads_per_kv,
+            kv_heads=rows.kv_heads,
+            programs=self._programs,
+            window=window,
+            sees=sees,
+        )
+
+    def _take(self, window: int | None, shape: Shape, *, kept: bool) -> Buffers:
+        if not kept:
+            return Buffers(shape, self._kv.device)
+        key = window, shape
+        # The one that was not used for longest goes first; a graph that still needs its memory holds it.
+        found = self._kept.pop(key, None) or Buffers(shape, self._kv.device)
+        self._kept[key] = found
+        if len(self._kept) > _KEPT:
+            del self._kept[next(iter(self._kept))]
+        return found
+
+
+def _segments(rows: Rows, *, shared: bool) -> tuple[Segments, Ints, npt.NDArray[np.int32] | None]:
+    """What the rows read each for itself and, with ``shared``, together; each token's position; the trees' masks."""
+    count, committed = len(rows.queries), rows.contexts - rows.queries
+    queries = np.array([len(rows.slots)]) if rows.single else rows.queries
+    positions = np.repeat(committed, queries)
+    if not rows.single:
+        positions += np.arange(len(positions)) - np.repeat(rows.starts, queries)
+    trees, sees = np.full(count, NO_TREE), None
+    if rows.trees:
+        words = -(-max(len(tree.depths) for tree in rows.trees.values()) // 32)
+        sees = np.zeros((len(positions), words), np.int32)
+    for row, tree in rows.trees.items():
+        tokens = slice(int(rows.starts[row]), int(rows.starts[row] + rows.queries[row]))
+        trees[row], positions[tokens] = committed[row], committed[row] + tree.depths
+        assert sees is not None
+        sees[tokens] = packed_bits(tree.sees, sees.shape[1])
+    first, parts = share_prefixes(rows, committed // rows.page_size) if shared else (np.zeros(count, np.int64), [])
+    begins = np.array([part.page for part in parts], np.int64) * rows.page_size
+    together = [rows.tokens(part.rows) for part in parts]
+    segments = Segments(
+        rows=np.concatenate((np.arange(count), [part.rows[0] for part in parts])).astype(np.int64),
+        counts=np.concatenate((queries, [len(tokens) for tokens in together])).astype(np.int64),
+        tokens=np.concatenate((np.arange(len(positions)), *together)),
+        begins=np.concatenate((first * rows.page_size, begins)),
+        ends=np.concatenate((rows.contexts, begins + [part.tokens for part in parts])).astype(np.int64),
+        trees=np.concatenate((trees, np.full(len(parts), NO_TREE))),
+        starts=np.concatenate((rows.starts, np.zeros(len(parts), np.int64))),
+    )
+    return segments, positions, sees
+
+
+def _processors(device: torch.device) -> int:
+    """Multiprocessors of a GPU. Elsewhere a few, so that tests see keys cut."""
+    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 8

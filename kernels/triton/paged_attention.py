@@ -1,0 +1,296 @@
+"""``kernels.paged_attention`` in Triton.
+
+A program computes one tile for one key-value head. Row ``m`` of the tile is query ``m // GROUP`` of head ``m % GROUP``
+of those that share the keys, so that these are read once. Softmax is computed in base 2, which is what the hardware
+has: scores are multiplied by ``log2(e)``, and the log-sum-exps of partial results are to base 2 too.
+
+Keys and values of 8 bits are converted to float16, which holds them exactly. A key's scale multiplies its scores and a
+value's its weights, which are fewer numbers than the keys and values. The queries become float16 as well, each divided
+by its largest number first, so that none is too large.
+
+Reads behind the last key are clamped to the last key instead of being masked: what is read is then always a number
+that the step may read, and a weight of zero makes it nothing.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from kernels.paged_attention import PagedKeys
+from kernels.paged_work import FIELDS, LOW, Work
+
+_FIELDS = tl.constexpr(FIELDS)
+_LOG2_E = tl.constexpr(1.4426950408889634)
+
+
+@triton.jit
+def _half(x):
+    """8-bit numbers as float16. A byte behind the right first byte is the float16 1024 + byte, which is found far more
+    quickly than the hardware converts an integer."""
+    if x.dtype == tl.int8:
+        bits = (x.to(tl.uint8, bitcast=True) ^ 0x80).to(tl.uint16) | 0x6400
+        return bits.to(tl.float16, bitcast=True) - 1152.0
+    else:
+        return x.to(tl.float16)
+
+
+@triton.jit
+def _block(
+    q,
+    top,
+    total,
+    mixed,
+    position,
+    mask_row,
+    start,
+    end,
+    tree,
+    tree_start,
+    keys,
+    values,
+    key_scales,
+    value_scales,
+    pages,
+    positions,
+    scale,
+    softcap,
+    window,
+    PAGE: tl.constexpr,
+    DIM: tl.constexpr,
+    WIDE: tl.constexpr,
+    KEYS: tl.constexpr,
+    QUANTIZED: tl.constexpr,
+    CAPPED: tl.constexpr,
+    WINDOWED: tl.constexpr,
+    TREES: tl.constexpr,
+    MASKED: tl.constexpr,
+):
+    """One step of the online softmax: ``KEYS`` keys from ``start`` on."""
+    key = start + tl.arange(0, KEYS)
+    read = tl.minimum(key, end - 1) if MASKED else key
+    slot = tl.load(pages + read // PAGE) * PAGE + read % PAGE
+    dim = tl.arange(0, WIDE)
+    if WIDE == DIM:
+        k = tl.load(keys + slot[None, :] * DIM + dim[:, None])
+    else:
+        k = tl.load(keys + slot[None, :] * DIM + dim[:, None], mask=dim[:, None] < DIM, other=0.0)
+    if QUANTIZED:
+        k = _half(k)
+    scores = tl.dot(q, k, input_precision="ieee") * scale
+    if QUANTIZED:
+        scores *= tl.load(key_scales + slot)[None, :]
+    if CAPPED:
+        # tanh(x) = 2 * sigmoid(2 * x) - 1
+        scores = softcap * (2 * tl.sigmoid(2 * scores / softcap) - 1)
+    scores *= _LOG2_E
+    if MASKED:
+        visible = (key[None, :] <= position[:, None]) & (key < end)[None, :]
+        place = key
+        if TREES:
+            behind = key - tree
+            guess = (behind >= 0) & (key < end)
+            word = tl.load(mask_row[:, None] + (behind >> 5)[None, :], mask=guess[None, :], other=0)
+            visible = tl.where(guess[None, :], ((word >> (behind & 31)[None, :]) & 1) != 0, visible)
+            if WINDOWED:
+                place = tl.where(guess, tl.load(positions + tree_start + behind, mask=guess, other=0), key)
+        if WINDOWED:
+            visible &= place[None, :] > position[:, None] - window
+        scores = tl.where(visible, scores, float("-inf"))
+    new_top = tl.maximum(top, tl.max(scores, axis=1))
+    # A query that has seen nothing yet has no largest score, and minus infinity minus itself is no number.
+    base = tl.where(new_top == float("-inf"), 0.0, new_top) if MASKED else new_top
+    weights = tl.exp2(scores - base[:, None])
+    kept = tl.exp2(top - base)
+    total = total * kept + tl.sum(weights, axis=1)
+    if WIDE == DIM:
+        v = tl.load(values + slot[:, None] * DIM + dim[None, :])
+    else:
+        v = tl.load(values + slot[:, None] * DIM + dim[None, :], mask=dim[None, :] < DIM, other=0.0)
+    if QUANTIZED:
+        v = _half(v)
+        weights *= tl.load(value_scales + slot)[None, :]
+    mixed = tl.dot(weights.to(v.dtype), v, mixed * kept[:, None], input_precision="ieee")
+    return new_top, total, mixed
+
+
+@triton.jit
+def _attend(
+    q,
+    keys,
+    values,
+    key_scales,
+    value_scales,
+    tiles,
+    tokens,
+    positions,
+    pages,
+    sees,
+    out,
+    partial_out,
+    partial_total,
+    scale,
+    softcap,
+    window,
+    q_token_stride,
+    q_head_stride,
+    key_head_stride,
+    value_head_stride,
+    scale_head_stride,
+    pages_stride,
+    sees_stride,
+    HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    PAGE: tl.constexpr,
+    DIM: tl.constexpr,
+    WIDE: tl.constexpr,
+    ROWS: tl.constexpr,
+    KEYS: tl.constexpr,
+    QUANTIZED: tl.constexpr,
+    CAPPED: tl.constexpr,
+    WINDOWED: tl.constexpr,
+    TREES: tl.constexpr,
+    LOW: tl.constexpr,
+):
+    tile = tiles + tl.program_id(0) * _FIELDS
+    head = tl.program_id(1)
+    count = tl.load(tile + 2)
+    if count == 0:
+        return
+    row, first, begin, end = tl.load(tile), tl.load(tile + 1), tl.load(tile + 3), tl.load(tile + 4)
+    free, tree, tree_start, partial = tl.load(tile + 5), tl.load(tile + 6), tl.load(tile + 7), tl.load(tile + 8)
+    line = tl.arange(0, ROWS)
+    entry, query_head = line // GROUP, head * GROUP + line % GROUP
+    inside = entry < count
+    token = tl.load(tokens + first + entry, mask=inside, other=0)
+    position = tl.load(positions + token, mask=inside, other=0)
+    dim = tl.arange(0, WIDE)
+    there = inside[:, None] & (dim < DIM)[None, :]
+    own = tl.load(
+        q + token.to(tl.int64)[:, None] * q_token_stride + query_head[:, None] * q_head_stride + dim[None, :],
+        mask=there,
+        other=0.0,
+    )
+    factor = tl.full((ROWS, 1), scale, tl.float32)
+    if QUANTIZED:
+        largest = tl.maximum(tl.max(tl.abs(own.to(tl.float32)), axis=1), 1e-30)[:, None]
+        own = (own.to(tl.float32) / largest).to(tl.float16)
+        factor *= largest
+        key_scales += head.to(tl.int64) * scale_head_stride
+        value_scales += head.to(tl.int64) * scale_head_stride
+    keys += head.to(tl.int64) * key_head_stride
+    values += head.to(tl.int64) * value_head_stride
+    pages += row.to(tl.int64) * pages_stride
+    mask_row = sees + token.to(tl.int64) * sees_stride
+    top = tl.full((ROWS,), float("-inf"), tl.float32)
+    total = tl.zeros((ROWS,), tl.float32)
+    mixed = tl.zeros((ROWS, WIDE), tl.float32)
+    masked = begin
+    if not LOW:
+        # Most keys of a prompt are seen by all of a tile's queries. Low tiles wait for memory anyway.
+        masked = begin + (free - begin) // KEYS * KEYS
+        for start in range(begin, masked, KEYS):
+            top, total, mixed = _block(
+                own, top, total, mixed, position, mask_row, start, end, tree, tree_start, keys, values, key_scales,
+                value_scales, pages, positions, factor, softcap, window, PAGE, DIM, WIDE, KEYS, QUANTIZED, CAPPED,
+                WINDOWED, TREES, False,
+            )  # fmt: skip
+    for start in range(masked, end, KEYS):
+        top, total, mixed = _block(
+            own, top, total, mixed, position, mask_row, start, end, tree, tree_start, keys, values, key_scales,
+            value_scales, pages, positions, factor, softcap, window, PAGE, DIM, WIDE, KEYS, QUANTIZED, CAPPED,
+            WINDOWED, TREES, True,
+        )  # fmt: skip
+    total = tl.where(total == 0.0, 1.0, total)  # a query that saw no key here: its largest score says so
+    mixed = mixed / total[:, None]
+    if partial < 0:
+        target = out + (token.to(tl.int64) * HEADS + query_head)[:, None] * DIM + dim[None, :]
+        tl.store(target, mixed.to(out.dtype.element_ty), mask=there)
+    else:
+        place = (partial + entry).to(tl.int64) * HEADS + query_head
+        tl.store(partial_out + place[:, None] * DIM + dim[None, :], mixed, mask=there)
+        tl.store(partial_total + place, top + tl.log2(total), mask=inside)
+
+
+@triton.jit
+def _merge(
+    out,
+    partial_out,
+    partial_total,
+    merged,
+    partials,
+    HEADS: tl.constexpr,
+    DIM: tl.constexpr,
+    WIDE: tl.constexpr,
+    PARTS: tl.constexpr,
+):
+    """Adds up the partial results of one token and head, each weighted by its share of the sum of exponentials."""
+    about = merged + tl.program_id(0) * 3
+    head = tl.program_id(1)
+    count = tl.load(about + 2)
+    if count == 0:
+        return
+    token, first = tl.load(about), tl.load(about + 1)
+    dim = tl.arange(0, WIDE)
+    top = tl.full((), float("-inf"), tl.float32)
+    total = tl.zeros((), tl.float32)
+    mixed = tl.zeros((WIDE,), tl.float32)
+    for begin in range(0, count, PARTS):
+        part = begin + tl.arange(0, PARTS)
+        inside = part < count
+        place = tl.load(partials + first + part, mask=inside, other=0).to(tl.int64) * HEADS + head
+        sums = tl.load(partial_total + place, mask=inside, other=float("-inf"))
+        there = inside[:, None] & (dim < DIM)[None, :]
+        values = tl.load(partial_out + place[:, None] * DIM + dim[None, :], mask=there, other=0.0)
+        new_top = tl.maximum(top, tl.max(sums, axis=0))
+        base = tl.where(new_top == float("-inf"), 0.0, new_top)
+        shares = tl.exp2(sums - base)
+        kept = tl.exp2(top - base)
+        total = total * kept + tl.sum(shares, axis=0)
+        mixed = mixed * kept + tl.sum(shares[:, None] * values, axis=0)
+        top = new_top
+    target = out + (token.to(tl.int64) * HEADS + head) * DIM + dim
+    tl.store(target, (mixed / total).to(out.dtype.element_ty), mask=dim < DIM)
+
+
+def launch(
+    q: Tensor, cache: PagedKeys, work: Work, *, scale: float, window: int | None, softcap: float | None
+) -> Tensor:
+    """See ``kernels.paged_attention.paged_attention``."""
+    tokens, heads, dim = q.shape
+    kv_heads, _, page, _ = cache.keys.shape
+    group, wide = heads // kv_heads, max(16, triton.next_power_of_2(dim))
+    quantized = cache.key_scales is not None
+    scale_stride = 0 if cache.key_scales is None else cache.key_scales.stride(0)
+    out = torch.empty((tokens, heads, dim), dtype=q.dtype, device=q.device)
+    partial_out = torch.empty((work.partial_count, heads, dim), device=q.device)
+    partial_total = torch.empty((work.partial_count, heads), device=q.device)
+    low_height = max(LOW, triton.next_power_of_2(group))
+    for tiles, rows, low in ((work.low, low_height, True), (work.high, work.height, False)):
+        if not len(tiles):
+            continue
+        trees = work.sees is not None and not low
+        sees = work.sees if work.sees is not None else work.tokens
+        _attend[(len(tiles), kv_heads)](
+            q, cache.keys, cache.values, cache.key_scales, cache.value_scales, tiles, work.tokens, work.positions,
+            work.pages, sees, out, partial_out, partial_total, scale, softcap or 1.0,
+            window or 0, q.stride(0), q.stride(1), cache.keys.stride(0), cache.values.stride(0),
+            scale_stride, work.pages.stride(0), sees.stride(0),
+            HEADS=heads, GROUP=group, PAGE=page, DIM=dim, WIDE=wide, ROWS=rows, QUANTIZED=quantized,
+            CAPPED=softcap is not None, WINDOWED=window is not None, TREES=trees, LOW=low,
+            **_tuning(rows, wide, low),
+        )  # fmt: skip
+    if len(work.merged):
+        _merge[(len(work.merged), heads)](
+            out, partial_out, partial_total, work.merged, work.partials, HEADS=heads, DIM=dim, WIDE=wide, PARTS=16,
+            num_warps=2,
+        )  # fmt: skip
+    return out
+
+
+def _tuning(rows: int, wide: int, low: bool) -> dict[str, int]:
+    """Keys of a block, warps, and stages of the pipeline of loads, of which the pages' numbers take two."""
+    stages = 5 if low else 3 if rows < 128 else 2
+    return {"KEYS": 64 if wide <= 128 else 32, "num_warps": 8 if rows >= 128 else 4, "num_stages": stages}

@@ -1,0 +1,89 @@
+"""What the attention backend for GPUs plans, with the kernel's reference in its place: whole steps against dense
+attention in float64."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from engine.attention import LayerAttention
+from engine.attention.plan import CostModel, Rows
+from engine.attention.triton_backend import TritonAttention
+from kernels.paged_attention import quantized
+from kernels.paged_work import COUNT
+from tests.engine.test_attention import ALWAYS, DIM, KV_HEADS, NEVER, PAGE, PER_KV, POOL, USUAL, Step
+
+
+@pytest.mark.parametrize("cost", [ALWAYS, NEVER, USUAL], ids=["always", "never", "usual"])
+@pytest.mark.parametrize(("window", "softcap"), [(None, None), (9, None), (40, 1.5)])
+@pytest.mark.parametrize("trees", [False, True], ids=["chains", "trees"])
+def test_steps_equal_dense_attention_in_float64(
+    cost: CostModel, window: int | None, softcap: float | None, trees: bool
+) -> None:
+    about = LayerAttention(KV_HEADS * PER_KV, KV_HEADS, DIM, 0.4, window, softcap)
+    for seed in range(3):
+        step = Step(seed, cost, trees=trees)
+        ours = step.attend(about, TritonAttention)
+        torch.testing.assert_close(ours.double(), step.expected(about), atol=2e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.float8_e4m3fn], ids=str)
+def test_quantized_keys_are_written_and_read(dtype: torch.dtype) -> None:
+    """Equal to dense attention to the numbers that lie in the cache, which are close to what was written."""
+    about = LayerAttention(KV_HEADS * PER_KV, KV_HEADS, DIM, 0.4)
+    step = Step(2, USUAL)
+    written = step.kv.clone()
+    numbers, scales = quantized(step.kv, dtype)
+    attend = TritonAttention([about], numbers, scales)
+    attend.prepare(step.rows)
+    ours = attend(0, step.q, step.k, step.v)
+    step.kv = numbers.float() * scales[..., None]
+    torch.testing.assert_close(ours.double(), step.expected(about), atol=2e-5, rtol=1e-4)
+    written[0].flatten(2, 3)[:, :, torch.from_numpy(step.rows.slots)] = torch.stack(
+        (step.k.transpose(0, 1), step.v.transpose(0, 1))
+    )
+    held = written < 1e20
+    torch.testing.assert_close(step.kv[held], written[held], atol=0.15, rtol=0.07)
+
+
+def decode(contexts: list[int]) -> Rows:
+    """One new token for each of some sequences without common pages."""
+    lengths = np.array(contexts)
+    pages = np.arange(len(contexts) * 40).reshape(len(contexts), 40)
+    slots = pages[np.arange(len(contexts)), (lengths - 1) // PAGE] * PAGE + (lengths - 1) % PAGE
+    return Rows(pages, slots, np.ones_like(lengths), lengths, PAGE, POOL, KV_HEADS, PER_KV, NEVER)
+
+
+def test_decoding_steps_of_one_shape_use_the_same_memory() -> None:
+    """Of one shape are steps whose sizes round up to the same powers of two."""
+    about = LayerAttention(KV_HEADS * PER_KV, KV_HEADS, DIM, 0.4)
+    attend = TritonAttention([about], torch.zeros(1, 2, KV_HEADS, POOL, PAGE, DIM))
+    attend.prepare(decode([70, 90, 95, 81, 99]))
+    first, work = attend.buffers, attend.buffers[0].work
+    assert int((work.low[:, COUNT] > 0).sum()) == 5
+    attend.prepare(decode([71, 91, 96, 82, 100, 66]))
+    assert attend.buffers == first
+    assert int((work.low[:, COUNT] > 0).sum()) == 6
+    attend.prepare(decode([71, 91, 96]))
+    assert attend.buffers != first
+    attend.prepare(decode([71, 91, 96, 82, 100]))
+    assert attend.buffers == first
+    assert int((work.low[:, COUNT] > 0).sum()) == 5
+
+
+def test_a_padded_batch_repeats_its_last_token() -> None:
+    """The padding's keys go where the last token's go, and the sequences get what they would get alone."""
+    about = LayerAttention(KV_HEADS * PER_KV, KV_HEADS, DIM, 0.4)
+    torch.manual_seed(0)
+    kv = torch.randn(1, 2, KV_HEADS, POOL, PAGE, DIM)
+    q, k, v = (torch.randn(8, heads, DIM) for heads in (about.heads, KV_HEADS, KV_HEADS))
+    for x in (q, k, v):
+        x[5:] = x[4]
+    results = []
+    for tokens in (5, 8):
+        attend = TritonAttention([about], kv.clone())
+        attend.prepare(decode([70, 90, 95, 81, 99]))
+        results.append((attend(0, q[:tokens], k[:tokens], v[:tokens])[:5], attend._kv))
+    for alone, padded in zip(*results, strict=True):
+        torch.testing.assert_close(padded, alone, atol=0, rtol=0)

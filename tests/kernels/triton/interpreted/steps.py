@@ -1,0 +1,129 @@
+"""Steps of sequences with random keys in pages, and what their tokens attend to, in float64."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from kernels.paged_attention import PagedKeys, quantized
+from kernels.paged_work import NO_TREE, Buffers, Segments, Shape, Work, packed_bits, plan_work
+
+
+@dataclass
+class Step:
+    """Rows of ``contexts`` tokens whose last ``queries`` attend. What no token of a row is, is no number at all."""
+
+    contexts: Sequence[int]
+    queries: Sequence[int]
+    group: int = 2
+    kv_heads: int = 2
+    dim: int = 16
+    page: int = 16
+    q_type: torch.dtype = torch.float32
+    kv_type: torch.dtype = torch.float32
+    window: int | None = None
+    softcap: float | None = None
+    shared: int = 0
+    """Pages that all rows begin with, read once."""
+    trees: dict[int, np.ndarray] = field(default_factory=dict)
+    """Of rows: what their queries see of each other."""
+    scale: float = 0.3
+
+    def __post_init__(self) -> None:
+        torch.manual_seed(len(self.contexts) + max(self.contexts))
+        self.starts = np.cumsum(self.queries) - self.queries
+        counts = [-(-context // self.page) for context in self.contexts]
+        own = [count - self.shared for count in counts]
+        order = torch.randperm(self.shared + sum(own) + 2).numpy()
+        self.pages = np.zeros((len(counts), max(counts)), np.int64)
+        first = self.shared
+        for row, count in enumerate(own):
+            self.pages[row, : self.shared] = order[: self.shared]
+            self.pages[row, self.shared : self.shared + count] = order[first : first + count]
+            first += count
+        numbers = torch.full((2, self.kv_heads, len(order), self.page, self.dim), torch.nan)
+        for context, pages in zip(self.contexts, self.pages, strict=True):
+            for position in range(context):
+                slot = numbers[:, :, pages[position // self.page], position % self.page]
+                if slot.isnan().any():
+                    slot.copy_(torch.randn(slot.shape))
+        if self.kv_type.itemsize == 1:
+            stored, scales = quantized(numbers, self.kv_type)
+            self.cache = PagedKeys(*stored, *scales)
+            self.exact = stored.double() * scales[..., None].double()
+        else:
+            stored = numbers.to(self.kv_type)
+            self.cache, self.exact = PagedKeys(*stored), stored.double()
+        self.q = torch.randn(sum(self.queries), self.kv_heads * self.group, self.dim).to(self.q_type)
+
+    def work(self, programs: int = 8) -> Work:
+        rows, queries, contexts = np.arange(len(self.queries)), np.array(self.queries), np.array(self.contexts)
+        tokens = np.arange(queries.sum())
+        committed = contexts - queries
+        positions = np.repeat(committed, queries) + tokens - np.repeat(self.starts, queries)
+        trees, sees = np.full(len(rows), NO_TREE), None
+        if self.trees:
+            sees = np.zeros((len(tokens), -(-max(map(len, self.trees.values())) // 32)), np.int32)
+            for row, mask in self.trees.items():
+                own = slice(self.starts[row], self.starts[row] + len(mask))
+                trees[row], positions[own] = committed[row], committed[row] + mask.sum(axis=1) - 1
+                sees[own] = packed_bits(mask, sees.shape[1])
+        self.positions, prefix = positions, self.shared * self.page
+        segments = Segments(
+            np.append(rows, 0) if self.shared else rows,
+            np.append(queries, queries.sum()) if self.shared else queries,
+            np.append(tokens, tokens) if self.shared else tokens,
+            np.append(np.full(len(rows), prefix), 0) if self.shared else np.zeros_like(rows),
+            np.append(contexts, prefix) if self.shared else contexts,
+            np.append(trees, NO_TREE) if self.shared else trees,
+            np.append(self.starts, 0) if self.shared else self.starts,
+        )
+        plan = plan_work(
+            segments,
+            self.pages,
+            positions,
+            np.zeros_like(positions),
+            heads_per_kv=self.group,
+            kv_heads=self.kv_heads,
+            programs=programs,
+            window=self.window,
+            sees=sees,
+        )
+        return Buffers(Shape.of(plan, rounded=True), "cpu").fill(plan)
+
+    def options(self) -> dict[str, float | int | None]:
+        return {"scale": self.scale, "window": self.window, "softcap": self.softcap}
+
+    def expected(self) -> Tensor:
+        """After ``work``."""
+        out = torch.empty(self.q.shape, dtype=torch.float64)
+        for row, (context, queries) in enumerate(zip(self.contexts, self.queries, strict=True)):
+            position = np.arange(context)
+            slots = torch.from_numpy(self.pages[row, position // self.page] * self.page + position % self.page)
+            k, v = self.exact.flatten(2, 3)[:, :, slots].repeat_interleave(self.group, dim=1)
+            own = slice(self.starts[row], self.starts[row] + queries)
+            place = np.concatenate((position[: context - queries], self.positions[own]))
+            seen = np.arange(context) <= np.arange(context - queries, context)[:, None]
+            if row in self.trees:
+                seen[:, context - queries :] = self.trees[row]
+            if self.window is not None:
+                seen &= place > self.positions[own, None] - self.window
+            scores = torch.einsum("thd,hkd->htk", self.q[own].double(), k) * self.scale
+            if self.softcap is not None:
+                scores = torch.tanh(scores / self.softcap) * self.softcap
+            scores = scores.masked_fill(~torch.from_numpy(seen), -torch.inf)
+            out[own] = torch.einsum("htk,hkd->thd", scores.softmax(-1), v)
+        return out
+
+
+def random_tree(tokens: int, seed: int) -> np.ndarray:
+    """``[tokens, tokens]`` which tokens each of a random tree sees."""
+    rng = np.random.default_rng(seed)
+    sees = np.eye(tokens, dtype=np.bool_)
+    for token in range(1, tokens):
+        sees[token] |= sees[rng.integers(max(0, token - 5), token)]
+    return sees

@@ -1,0 +1,128 @@
+"""Attention to pages agrees with float64, whatever the tiles, the types and the masks, and reads nothing it may not."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from triton.runtime.errors import InterpreterError
+
+from kernels import paged_work
+from kernels.paged_attention import reference
+from kernels.triton import paged_attention as module
+from tests.kernels.triton.interpreted.steps import Step, random_tree
+
+ROUNDING = {torch.float32: 2e-5, torch.float16: 2e-3, torch.bfloat16: 1e-2}
+
+STEPS: dict[str, Callable[..., Step]] = {
+    "decode at the edges of pages": lambda **kind: Step([1, 15, 16, 17, 64, 65], [1] * 6, **kind),
+    "decode of a long context, cut": lambda **kind: Step([300], [1], **kind),
+    "a chunk of a prompt and a token": lambda **kind: Step([83, 17], [50, 1], **kind),
+    "queries that see nothing of a chunk": lambda **kind: Step([70, 129], [10, 1], **kind),
+    "a shared prefix": lambda **kind: Step([70, 81, 97], [1, 2, 1], shared=4, **kind),
+    "trees": lambda **kind: Step([75, 40, 9], [11, 1, 9], trees={0: random_tree(11, 0), 2: random_tree(9, 1)}, **kind),
+}
+
+
+@pytest.fixture(autouse=True)
+def _short_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(paged_work, "_LEAST", 64)
+
+
+def check(step: Step, launch: Callable[..., Any] = module.launch) -> None:
+    ours = launch(step.q, step.cache, step.work(), **step.options())
+    assert ours.dtype == step.q_type
+    rounding = ROUNDING[step.q_type]
+    torch.testing.assert_close(ours.double(), step.expected(), atol=rounding, rtol=rounding)
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_steps_of_every_kind_agree_with_float64(name: str) -> None:
+    check(STEPS[name]())
+    check(STEPS[name](), reference)
+
+
+@pytest.mark.parametrize("name", ["a chunk of a prompt and a token", "trees"])
+@pytest.mark.parametrize("window", [1, 5, 40])
+def test_windows_hide_what_is_behind_them(name: str, window: int) -> None:
+    check(STEPS[name](window=window))
+    check(STEPS[name](window=window), reference)
+
+
+@pytest.mark.parametrize(
+    ("q_type", "kv_type"),
+    [
+        (torch.float16, torch.float16),
+        (torch.bfloat16, torch.bfloat16),
+        (torch.bfloat16, torch.float8_e4m3fn),
+        (torch.bfloat16, torch.int8),
+        (torch.float16, torch.int8),
+    ],
+    ids=str,
+)
+def test_keys_of_every_type_agree_with_float64(q_type: torch.dtype, kv_type: torch.dtype) -> None:
+    check(STEPS["a shared prefix"](q_type=q_type, kv_type=kv_type, softcap=2.0))
+    check(STEPS["trees"](q_type=q_type, kv_type=kv_type))
+
+
+@pytest.mark.parametrize(("group", "dim", "page"), [(1, 64, 1), (3, 80, 7), (7, 8, 32), (24, 16, 16)])
+def test_odd_sizes(group: int, dim: int, page: int) -> None:
+    check(Step([40, 9], [1, 3], group=group, dim=dim, page=page, scale=dim**-0.5))
+
+
+def test_queries_too_large_for_float16_meet_quantized_keys() -> None:
+    step = STEPS["decode of a long context, cut"](q_type=torch.bfloat16, kv_type=torch.int8, scale=1e-6)
+    step.q *= 1e6
+    check(step)
+
+
+def test_padding_is_no_work() -> None:
+    """The tensors are larger than the step, as a captured graph's are."""
+    step = Step([70, 81, 97, 70, 66], [1] * 5, shared=4)
+    work = step.work()
+    assert (work.low[:, paged_work.COUNT] == 0).any()
+    assert (work.merged[:, 2] == 0).any()
+    check(step)
+
+
+BUGS = {
+    "the mask is off by one": ("key[None, :] <= position[:, None]", "key[None, :] < position[:, None]"),
+    "the window is off by one": ("position[:, None] - window", "position[:, None] - window - 1"),
+    "sums are rescaled the wrong way": (
+        "kept = tl.exp2(top - base)\n    total",
+        "kept = tl.exp2(base - top)\n    total",
+    ),
+    "partial sums are natural logarithms": ("top + tl.log2(total)", "top + tl.log(total)"),
+    "the merge is to base e": ("shares = tl.exp2(", "shares = tl.exp("),
+    "heads are taken in turn": ("head * GROUP + line % GROUP", "head + line % GROUP * (HEADS // GROUP)"),
+    "the place in the page is forgotten": ("* PAGE + read % PAGE", "* PAGE + read % PAGE // 2 * 2"),
+    "reads are not clamped": ("tl.minimum(key, end - 1) if MASKED else key", "key"),
+    "a tree's bits are shifted": ("(behind & 31)", "(behind + 1 & 31)"),
+    "the scales of values are forgotten": ("weights *= tl.load(value_scales + slot)[None, :]", "pass"),
+    "the queries' largest number is forgotten": ("factor *= largest", "pass"),
+}
+
+
+def check_all(launch: Callable[..., Any]) -> None:
+    check(STEPS["a shared prefix"](q_type=torch.float16, kv_type=torch.int8), launch)
+    check(STEPS["trees"](window=5), launch)
+
+
+@pytest.mark.parametrize("name", BUGS)
+def test_planted_bugs_are_found(name: str, tmp_path: Path) -> None:
+    right, wrong = BUGS[name]
+    source = Path(module.__file__).read_text()
+    assert right in source
+    broken = tmp_path / "broken.py"
+    broken.write_text(source.replace(right, wrong))
+    spec = importlib.util.spec_from_file_location("broken", broken)
+    assert spec is not None
+    assert spec.loader is not None
+    loaded = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(loaded)
+    with pytest.raises((AssertionError, InterpreterError)):
+        check_all(loaded.launch)

@@ -1,0 +1,22 @@
+"""The engine's attention on a GPU, interpreted: whole steps against dense attention."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from engine.attention import LayerAttention, triton_backend
+from engine.attention.triton_backend import TritonAttention
+from kernels.triton.paged_attention import launch
+from tests.engine.test_attention import ALWAYS, DIM, KV_HEADS, PER_KV, Step
+
+
+@pytest.mark.parametrize(("window", "softcap"), [(None, None), (9, 1.5)])
+def test_steps_equal_dense_attention_in_float64(
+    window: int | None, softcap: float | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(triton_backend, "paged_attention", launch)
+    about = LayerAttention(KV_HEADS * PER_KV, KV_HEADS, DIM, 0.4, window, softcap)
+    step = Step(1, ALWAYS, trees=True)
+    ours = step.attend(about, TritonAttention)
+    torch.testing.assert_close(ours.double(), step.expected(about), atol=2e-5, rtol=1e-4)
