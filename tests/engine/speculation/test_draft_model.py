@@ -1,0 +1,399 @@
+"""A draft model keeps step with the branches, shares what they share, and never gets in the way."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from torch import Tensor
+
+from engine.attention import Attend
+from engine.core import CoreOptions
+from engine.models.load import load_model
+from engine.models.model import Batch, Model
+from engine.sequence import GenerateSequence, Job
+from engine.speculation.controller import FixedController
+from engine.speculation.draft import EMPTY, Draft, Wish
+from engine.speculation.draft_model import DraftModel
+from engine.types import Branch, Completion, GenerateRequest
+from tests.engine.conftest import Checkpoints
+from tests.engine.helpers import SMALL, Harness, generate
+
+CONTEXT = 256
+PROMPT = random.Random(0).choices(range(3, 360), k=70)
+LAW = {"temperature": 0.8, "top_k": 40, "ignore_eos": True}
+PENALISED = {
+    **LAW,
+    "repetition_penalty": 1.3,
+    "frequency_penalty": 0.4,
+    "presence_penalty": 0.3,
+    "logit_bias": ((7, 2.0), (9, -3.0)),
+    "min_tokens": 20,
+    "stop_token_ids": tuple(range(0, 400, 3)),
+}
+TIGHT = CoreOptions(kv_tokens=320, max_running=8, step_tokens=64)
+
+
+class Counted:
+    """A model that counts the tokens of each forward pass."""
+
+    def __init__(self, model: Model) -> None:
+        self._model = model
+        self.config = model.config
+        self.parameters = model.parameters
+        self.passes: list[int] = []
+
+    def forward(self, batch: Batch, attend: Attend) -> Tensor:
+        self.passes.append(len(set(zip(batch.tokens.tolist(), batch.positions.tolist(), strict=True))))
+        return self._model.forward(batch, attend)
+
+    def read(self, hidden: Tensor, token_ids: Sequence[int] = ()) -> Tensor:
+        return self._model.read(hidden, token_ids)
+
+
+def load(folder: Path) -> Counted:
+    return Counted(load_model(folder, lambda _: CONTEXT))
+
+
+def speculating(
+    target: Path, draft: Path, depth: int = 4, nodes: int = 4, options: CoreOptions = SMALL, **limits: int
+) -> tuple[Harness, DraftModel]:
+    harness = Harness(target, options)
+    drafter = DraftModel(load(draft), context=CONTEXT, **limits)
+    # Without a tree no more in all than after each other, also where the end of the branch bounds that.
+    harness.core.speculate(drafter, FixedController(depth, 1 if nodes == depth else nodes))
+    return harness, drafter
+
+
+def counts(harness: Harness) -> tuple[int, int]:
+    """Guesses computed and guesses that were right."""
+    speculator = harness.core._speculator
+    assert speculator is not None
+    return speculator.drafted, speculator.accepted
+
+
+def complete(harness: Harness, drafter: DraftModel, asked: Sequence[GenerateRequest]) -> list[list[Completion]]:
+    """Answers to several requests at once. Both caches are checked at every step, and the drafter's must hold nothing
+    but what branches were."""
+    heard = [harness.submit(request) for request in asked]
+    while harness.core.busy:
+        harness.core.step()
+        harness.core.check()
+        drafter.cache.check()
+    assert drafter.cache.open_tables == 0
+    answers = [
+        sorted((one for one in events if isinstance(one, Completion)), key=lambda one: one.index) for events in heard
+    ]
+    assert [len(some) for some in answers] == [len(request.branches) for request in asked]
+    return answers
+
+
+def texts(request: GenerateRequest, answers: Sequence[Completion]) -> list[tuple[int, ...]]:
+    return [
+        (*request.prompt, *branch.generated, *answer.token_ids)
+        for branch, answer in zip(request.branches, answers, strict=True)
+    ]
+
+
+def cached(drafter: DraftModel, namespace: str | None = None) -> list[tuple[int, ...]]:
+    """The longest token sequences in the drafter's tree."""
+    root = drafter.cache.tree.roots.get(namespace)
+    found: list[tuple[int, ...]] = []
+    stack = [(root, ())] if root is not None else []
+    while stack:
+        node, before = stack.pop()
+        path = before + node.key
+        stack.extend((child, path) for child in node.children.values())
+        if not node.children:
+            found.append(path)
+    return found
+
+
+def plain(folder: Path, asked: Sequence[GenerateRequest], options: CoreOptions = SMALL) -> list[list[tuple[int, ...]]]:
+    harness = Harness(folder, options)
+    return [[one.token_ids for one in harness.complete(request)] for request in asked]
+
+
+def requests(law: dict[str, object], namespace: str | None = None) -> list[GenerateRequest]:
+    """Siblings, a prompt that parts from theirs within a page, a short one, and a branch that was cut."""
+    prompts = [PROMPT, [*PROMPT[:41], *range(200, 230)], PROMPT[:5]]
+    asked = [
+        generate(prompt, [Branch(4, key, 30) for key in range(3)], request_id=str(number), cache_salt=namespace, **law)
+        for number, prompt in enumerate(prompts)
+    ]
+    cut = [Branch(4, 9, 20, generated=tuple(range(100, 150)))]
+    return [*asked, generate(PROMPT, cut, request_id="cut", cache_salt=namespace, **law)]
+
+
+@pytest.mark.parametrize(
+    ("family", "law"),
+    [
+        ("qwen3", LAW),
+        ("qwen3", PENALISED),
+        ("qwen3", LAW | {"temperature": 0.0}),
+        ("mistral", LAW),
+        ("gemma2", LAW),
+        ("mixtral", LAW),
+        ("olmo2", PENALISED),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "penalties" if value is PENALISED else None,
+)
+def test_the_target_as_its_own_draft_is_always_right(
+    checkpoints: Checkpoints, family: str, law: dict[str, object]
+) -> None:
+    folder = checkpoints(family)
+    asked = requests(law | {"stop_token_ids": ()})
+    harness, drafter = speculating(folder, folder, depth=5, nodes=5)
+    answers = complete(harness, drafter, asked)
+    assert [[one.token_ids for one in some] for some in answers] == plain(folder, asked)
+    drafted, accepted = counts(harness)
+    assert drafted == accepted > 150
+
+
+def test_it_is_always_right_under_preemption_and_with_a_pool_of_its_own_that_is_too_small(
+    checkpoints: Checkpoints,
+) -> None:
+    folder = checkpoints("qwen3")
+    asked = [generate(PROMPT[:37], [Branch(5, key, 60) for key in range(8)], **LAW)]
+    expected = plain(folder, asked)
+    for pool_bytes in (1 << 28, 8 * 16 * 512):
+        harness, drafter = speculating(folder, folder, options=TIGHT, pool_bytes=pool_bytes)
+        answers = complete(harness, drafter, asked)
+        assert harness.core.stats.preemptions > 0
+        assert [[one.token_ids for one in some] for some in answers] == expected
+        drafted, accepted = counts(harness)
+        assert drafted == accepted > 20
+
+
+def test_another_draft_changes_no_token_and_is_right_in_part(checkpoints: Checkpoints) -> None:
+    folder = checkpoints("qwen3")
+    asked = requests(LAW) + requests(LAW, "other")
+    expected = plain(folder, asked)
+    chains = speculating(folder, checkpoints("llama"))
+    answers = complete(*chains, asked)
+    assert [[one.token_ids for one in some] for some in answers] == expected
+    trees = speculating(folder, checkpoints("llama"), depth=4, nodes=12)
+    answers = complete(*trees, asked)
+    assert [[one.token_ids for one in some] for some in answers] == expected
+    assert counts(trees[0])[1] > counts(chains[0])[1] > 0
+
+
+def test_only_tokens_of_branches_are_cached_and_only_within_their_namespace(checkpoints: Checkpoints) -> None:
+    harness, drafter = speculating(checkpoints("qwen3"), checkpoints("llama"), depth=6, nodes=6)
+    for namespace in (None, "one", "two"):
+        asked = requests(LAW, namespace)
+        answers = complete(harness, drafter, asked)
+        known = [text for request, some in zip(asked, answers, strict=True) for text in texts(request, some)]
+        found = cached(drafter, namespace)
+        assert found
+        assert all(any(path == text[: len(path)] for text in known) for path in found)
+        # And all of each branch but what its last step drew.
+        assert all(any(path[: len(text) - 7] == text[:-7] for path in found) for text in known)
+    assert drafter.cache.open_tables == 0
+    assert set(drafter.cache.tree.roots) == {None, "one", "two"}
+
+
+# By hand.
+
+
+def branches(harness: Harness, *asked: GenerateRequest) -> list[GenerateSequence]:
+    sequences: list[GenerateSequence] = []
+    for request in asked:
+        job = Job(request.request_id, lambda _: None, namespace=request.cache_salt)
+        harness.core.model.add_branches(request, job)
+        sequences += [one for one in job.sequences if isinstance(one, GenerateSequence)]
+    return sequences
+
+
+def propose(drafter: DraftModel, sequences: Sequence[GenerateSequence], depth: int = 3, nodes: int = 3) -> list[Draft]:
+    drafts = drafter.propose([Wish(one, depth, nodes) for one in sequences])
+    drafter.cache.check()
+    return drafts
+
+
+def passes(drafter: DraftModel) -> list[int]:
+    model = drafter._model
+    assert isinstance(model, Counted)
+    taken, model.passes = model.passes, []
+    return taken
+
+
+def test_a_long_prompt_is_caught_up_in_chunks_while_others_go_on(checkpoints: Checkpoints) -> None:
+    harness, drafter = speculating(checkpoints("qwen3"), checkpoints("llama"), catch_up=32)
+    quick, slow = branches(
+        harness, *(generate(prompt, [Branch(1, 1, 9)], **LAW) for prompt in (PROMPT[:9], PROMPT[::-1]))
+    )
+    for step in range(5):
+        drafts = propose(drafter, [slow, quick])
+        assert len(drafts[1]) == 3
+        # 70 tokens: 32, 32, and what is less than a page.
+        assert (drafts[0] == EMPTY) == (step < 2)
+        assert max(passes(drafter)) <= 32 + 9
+        quick.tokens.append(step)
+
+
+def test_siblings_wait_for_the_first_one_to_compute_what_they_share(checkpoints: Checkpoints) -> None:
+    harness, drafter = speculating(checkpoints("qwen3"), checkpoints("llama"))
+    asked = generate(PROMPT, [Branch(1, key, 9) for key in range(8)], **LAW)
+    siblings = branches(harness, asked)
+    for key, one in enumerate(siblings):
+        one.tokens.append(key)
+    drafts = propose(drafter, siblings)
+    assert [len(draft) for draft in drafts] == [3, *[0] * 7]
+    assert passes(drafter) == [71, 1, 1]
+    drafts = propose(drafter, siblings)
+    assert [len(draft) for draft in drafts] == [3] * 8
+    # Each but the first computes what lies behind the prompt's last full page.
+    assert sum(passes(drafter)[:1]) <= 1 + 7 * (71 - 64)
+    for one in siblings:
+        drafter.forget(one)
+    # A later request finds them to the token; one of another namespace finds nothing.
+    again, *_, stranger = branches(harness, asked, generate(PROMPT, [Branch(1, 1, 9)], cache_salt="x", **LAW))
+    again.tokens.append(3)
+    propose(drafter, [again], depth=1, nodes=1)
+    assert passes(drafter) == [1]
+    propose(drafter, [stranger], depth=1, nodes=1)
+    assert passes(drafter) == [70]
+
+
+def test_after_full_acceptance_it_computes_two_tokens_and_after_none_one(checkpoints: Checkpoints) -> None:
+    harness, drafter = speculating(checkpoints("qwen3"), checkpoints("llama"))
+    [one] = branches(harness, generate(PROMPT[:20], [Branch(1, 1, 90)], **LAW))
+    [draft] = propose(drafter, [one])
+    one.tokens += [*draft.tokens, 5]
+    passes(drafter)
+    [draft] = propose(drafter, [one])
+    assert passes(drafter) == [2, 1, 1]
+    one.tokens += [draft.tokens[0] + 1]
+    [draft] = propose(drafter, [one])
+    assert passes(drafter) == [1, 1, 1]
+    one.tokens += [*draft.tokens[:2], draft.tokens[2] + 1]
+    # Cut short by the controller, guesses beyond the cut may come true as well: the last token still is computed.
+    [draft] = propose(drafter, [one])
+    one.tokens += [*draft.tokens[:1], draft.tokens[1]]
+    passes(drafter)
+    [draft] = propose(drafter, [one])
+    assert passes(drafter) == [1, 1, 1]
+
+
+def test_what_it_guesses_is_a_function_of_the_branch_alone(checkpoints: Checkpoints) -> None:
+    harness, drafter = speculating(checkpoints("qwen3"), checkpoints("llama"))
+    rng = random.Random(3)
+    one, other = branches(harness, generate(PROMPT[:20], [Branch(1, key, 90) for key in range(2)], **LAW))
+    for _ in range(25):
+        drafts = propose(drafter, [one, other], depth=4, nodes=rng.randint(4, 9))
+        fresh = speculating(checkpoints("qwen3"), checkpoints("llama"))[1]
+        nodes = len(drafts[0])
+        [expected] = propose(fresh, [one], depth=4, nodes=max(4, nodes))
+        assert drafts[0].tokens == expected.tokens
+        assert drafts[0].chances == pytest.approx(expected.chances, abs=1e-4)
+        for sequence, draft in zip((one, other), drafts, strict=True):
+            # A runner-up may have been right, and what was drawn after it.
+            right, others = rng.randint(0, 4), rng.randint(1, 2)
+            sequence.tokens += [*draft.tokens[:right], *rng.choices(range(400), k=others)]
+    assert len(one.tokens) > 70
+
+
+def test_trees_are_the_chain_with_the_likeliest_runners_up(checkpoints: Checkpoints) -> None:
+    harness, drafter = speculating(checkpoints("qwen3"), checkpoints("llama"))
+    [one] = branches(harness, generate(PROMPT[:20], [Branch(1, 1, 90)], temperature=1.0, ignore_eos=True))
+    [chain] = propose(drafter, [one], depth=3, nodes=3)
+    [tree] = propose(drafter, [one], depth=3, nodes=8)
+    assert chain.is_chain
+    assert (tree.tokens[:3], tree.parents[:3]) == (chain.tokens, chain.parents)
+    assert tree.chances[:3] == pytest.approx(chain.chances, abs=1e-4)
+    assert len(tree) == 8
+    assert max(tree.depths) == 3
+    assert len(set(zip(tree.parents, tree.tokens, strict=True))) == 8
+    reached = [1.0]
+    for chance in chain.chances:
+        reached.append(reached[-1] * chance)
+    beside = [reached[parent + 1] * tree.chances[index] for index, parent in enumerate(tree.parents) if index > 2]
+    assert beside == sorted(beside, reverse=True)
+    [wide] = propose(drafter, [one], depth=3, nodes=40)
+    left_out = [
+        reached[parent + 1] * wide.chances[index]
+        for index, parent in enumerate(wide.parents)
+        if (parent, wide.tokens[index]) not in set(zip(tree.parents, tree.tokens, strict=True))
+    ]
+    assert max(left_out) <= min(beside)
+    both = drafter.propose([Wish(one, 3, 3), Wish(*branches(harness, generate(PROMPT[:9], [Branch(1, 1, 9)])), 3, 8)])
+    assert [len(draft) for draft in both] == [3, 8]
+
+
+def test_a_chain_ends_with_a_token_that_ends_the_branch(checkpoints: Checkpoints) -> None:
+    harness, drafter = speculating(checkpoints("qwen3"), checkpoints("llama"))
+    free = generate(PROMPT[:20], [Branch(1, 1, 90)], **LAW)
+    [draft] = propose(drafter, branches(harness, free), depth=6, nodes=6)
+    assert len(set(draft.tokens)) > 3
+    stopping = generate(PROMPT[:20], [Branch(1, 1, 90)], **LAW | {"stop_token_ids": (draft.tokens[2],)})
+    # Beside a branch that wants a tree, a chain remains one.
+    one, other = branches(harness, stopping, free)
+    stopped, _ = drafter.propose([Wish(one, 6, 6), Wish(other, 6, 12)])
+    assert stopped.tokens == draft.tokens[: draft.tokens.index(draft.tokens[2]) + 1]
+
+
+def test_short_memory_empties_drafts_and_those_that_have_it_go_on(checkpoints: Checkpoints) -> None:
+    pages = 7
+    harness, drafter = speculating(checkpoints("qwen3"), checkpoints("llama"), pool_bytes=pages * 16 * 512)
+    assert drafter.cache.pool.size == pages
+    prompts = [random.Random(key).choices(range(3, 360), k=40) for key in range(4)]
+    asked = branches(harness, *(generate(prompt, [Branch(1, 1, 90)], **LAW) for prompt in prompts))
+    drafts = propose(drafter, asked)
+    assert [len(draft) > 0 for draft in drafts] == [True, True, False, False]
+    # The first outgrows what is left, gives up, and the third one's turn comes when it stays away.
+    asked[0].tokens += range(60)
+    asked[1].tokens += range(30)
+    drafts = propose(drafter, asked)
+    assert sum(len(draft) > 0 for draft in drafts) == 1
+    drafts = propose(drafter, asked[2:])
+    assert [len(draft) > 0 for draft in drafts] == [True, True]
+    for one in asked:
+        drafter.forget(one)
+    assert drafter.cache.open_tables == 0
+
+
+def test_branches_that_are_not_asked_for_give_up_their_rows_and_find_what_they_had(checkpoints: Checkpoints) -> None:
+    options = CoreOptions(kv_tokens=4096, max_running=2)
+    harness, drafter = speculating(checkpoints("qwen3"), checkpoints("llama"), options=options)
+    asked = branches(harness, *(generate([key, *PROMPT], [Branch(1, 1, 90)], **LAW) for key in range(5)))
+    for _ in range(3):
+        for one in asked:
+            [draft] = propose(drafter, [one])
+            assert len(draft) == 3
+            one.tokens.append(7)
+    assert drafter.cache.open_tables == 2
+    assert all(any(path == tuple(one.tokens[: len(path)]) for one in asked) for path in cached(drafter))
+    assert sum(passes(drafter)) == 5 * (71 + 2) + 2 * 5 * 3
+    drafts = propose(drafter, asked)
+    assert sum(len(draft) > 0 for draft in drafts) == 2
+
+
+def test_a_branch_beyond_the_draft_models_context_gets_no_guesses(checkpoints: Checkpoints) -> None:
+    harness = Harness(checkpoints("qwen3"))
+    drafter = DraftModel(load_model(checkpoints("llama"), lambda _: 32), context=32)
+    drafter.reset(harness.core.cache)
+    [one] = branches(harness, generate(PROMPT[:28], [Branch(1, 1, 90)], **LAW))
+    lengths = []
+    for _ in range(8):
+        [draft] = propose(drafter, [one], depth=4, nodes=4)
+        lengths.append(len(draft))
+        one.tokens.append(1)
+    # Guesses are not computed but the one before each is, at position 31 at most.
+    assert lengths == [4, 4, 3, 2, 1, 0, 0, 0]
+    assert drafter.cache.open_tables == 0
+
+
+def test_a_branch_that_was_never_seen_can_be_forgotten_and_a_reset_forgets_all(checkpoints: Checkpoints) -> None:
+    harness, drafter = speculating(checkpoints("qwen3"), checkpoints("llama"))
+    one, other = branches(harness, generate(PROMPT, [Branch(1, key, 9) for key in range(2)], **LAW))
+    drafter.forget(one)
+    assert propose(drafter, []) == []
+    propose(drafter, [one, other])
+    drafter.reset(harness.core.cache)
+    assert drafter.cache.available == drafter.cache.pool.size
+    drafter.forget(one)
+    [draft] = propose(drafter, [other])
+    assert len(draft) == 3
