@@ -2,12 +2,31 @@
 
 from __future__ import annotations
 
+from typing import Protocol
+
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 _PACKED_FOR = 16
 """Rows that oneDNN lays the weights out for. The layout serves every number of rows; this one loses nowhere."""
+
+
+class Product(Protocol):
+    """A product with fixed weights ``[out, in]``, in whatever layout."""
+
+    @property
+    def parameters(self) -> int:
+        """Number of weights."""
+        ...
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """``x``: ``[rows, in]``. Returns ``[rows, out]``."""
+        ...
+
+    def add(self, x: Tensor, residual: Tensor) -> Tensor:
+        """``residual + self(x)``, in one pass where the hardware allows."""
+        ...
 
 
 class Linear:

@@ -87,10 +87,7 @@ def read_raw_config(folder: Path) -> RawConfig:
         raise EngineError(f"{folder} is not a folder; give the folder of a Hugging Face checkpoint")
     fields = read_json(folder / "config.json")
     generation = folder / "generation_config.json"
-    raw = RawConfig(folder, fields, read_json(generation) if generation.exists() else {})
-    if raw.fields.get("quantization_config"):
-        raise EngineError(f"{folder}: quantization_config is not supported; give an unquantised checkpoint")
-    return raw
+    return RawConfig(folder, fields, read_json(generation) if generation.exists() else {})
 
 
 def read_json(path: Path) -> dict[str, Any]:

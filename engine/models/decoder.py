@@ -18,8 +18,10 @@ from engine.models.families import DecoderConfig
 from engine.models.feed_forward import Experts, GatedMlp
 from engine.models.model import Batch
 from engine.models.weights import Weights
+from engine.quantization.formats import Read
+from engine.quantization.matrix import product
 from kernels.activation import gelu_tanh_mul, silu_mul
-from kernels.linear import Linear
+from kernels.linear import Linear, Product
 from kernels.norm import rms_norm
 from kernels.rotary import rotary
 
@@ -29,11 +31,11 @@ _ACTIVATIONS = {"silu": silu_mul, "gelu_pytorch_tanh": gelu_tanh_mul}
 @dataclass(frozen=True, slots=True)
 class _Layer:
     input_norm: Tensor
-    qkv: Linear
+    qkv: Product
     """``[(heads + 2 kv_heads) * head_dim, hidden]``."""
     qk_norm: Tensor | None
     """``[heads + kv_heads, head_dim]``: the query weight for each head, then the key weight."""
-    output: Linear
+    output: Product
     output_norm: Tensor | None
     mlp_norm: Tensor
     mlp: GatedMlp | Experts
@@ -43,18 +45,18 @@ class _Layer:
 class Decoder:
     """A checkpoint's weights and the forward pass over paged keys and values. float32, CPU. A ``Model``."""
 
-    def __init__(self, config: DecoderConfig, weights: Weights, context: int) -> None:
+    def __init__(self, config: DecoderConfig, weights: Weights, context: int, read: Read) -> None:
         """Takes the weights. Raises ``EngineError`` when they are missing, unreadable or do not fit the config.
 
-        ``context``: most tokens of one sequence that will be served.
+        ``context``: most tokens of one sequence that will be served. ``read``: how the checkpoint holds its matrices.
         """
         self.config = config
-        builder = _Builder(config, weights)
+        builder = _Builder(config, weights, read)
         self._embedding = weights.take("model.embed_tokens.weight", config.vocab, config.hidden)
         self._layers = [builder.layer(index) for index in range(config.layers)]
         self._norm = builder.norm("model.norm")
         if config.labels:
-            self._head = builder.linear("score", config.labels, config.hidden, bias=config.score_bias)
+            self._head: Product = builder.linear("score", config.labels, config.hidden, bias=config.score_bias)
         elif config.tied:
             weights.drop("lm_head.weight")
             self._head = Linear(self._embedding)
@@ -117,9 +119,10 @@ class Decoder:
 class _Builder:
     """Takes a checkpoint's tensors and fuses them. No source tensor outlives the part that it is fused into."""
 
-    def __init__(self, config: DecoderConfig, weights: Weights) -> None:
+    def __init__(self, config: DecoderConfig, weights: Weights, read: Read) -> None:
         self._config = config
         self._weights = weights
+        self._read = read
         self._activation = _ACTIVATIONS[config.activation]
 
     def layer(self, index: int) -> _Layer:
@@ -147,20 +150,21 @@ class _Builder:
         weight = self._weights.take(f"{name}.weight", self._config.hidden if size is None else size)
         return weight + self._config.norm_offset if self._config.norm_offset else weight
 
-    def linear(self, name: str, rows: int, columns: int, *, bias: bool) -> Linear:
-        weight = self._weights.take(f"{name}.weight", rows, columns)
-        return Linear(weight, self._weights.take(f"{name}.bias", rows) if bias else None)
+    def linear(self, name: str, rows: int, columns: int, *, bias: bool) -> Product:
+        return self._product({name: rows}, columns, bias=bias)
 
-    def _fused(self, prefix: str, name: str, parts: dict[str, int], *, bias: bool) -> Linear:
+    def _fused(self, prefix: str, name: str, parts: dict[str, int], *, bias: bool) -> Product:
         """Several products of the same input as one, whether the checkpoint keeps them apart or not."""
-        hidden, total = self._config.hidden, sum(parts.values())
         if self._config.fused:
-            return self.linear(prefix + name, total, hidden, bias=bias)
-        weight = torch.cat([self._weights.take(f"{prefix}{part}.weight", rows, hidden) for part, rows in parts.items()])
+            parts = {name: sum(parts.values())}
+        return self._product({prefix + part: rows for part, rows in parts.items()}, self._config.hidden, bias=bias)
+
+    def _product(self, parts: dict[str, int], columns: int, *, bias: bool) -> Product:
+        """The matrices of those names and rows, one below the other."""
+        matrices = [self._read(self._weights, name, rows, columns) for name, rows in parts.items()]
         if not bias:
-            return Linear(weight)
-        biases = [self._weights.take(f"{prefix}{part}.bias", rows) for part, rows in parts.items()]
-        return Linear(weight, torch.cat(biases))
+            return product(matrices)
+        return product(matrices, torch.cat([self._weights.take(f"{name}.bias", rows) for name, rows in parts.items()]))
 
     def _qk_norm(self, attention: str) -> Tensor:
         config = self._config
@@ -182,7 +186,9 @@ class _Builder:
         if self._weights.has(f"{stacked}gate_up_proj"):
             both = self._weights.take(f"{stacked}gate_up_proj", about.experts, 2 * about.intermediate, hidden)
             downs = self._weights.take(f"{stacked}down_proj", about.experts, hidden, about.intermediate)
-            pairs = [(Linear(gate_up), Linear(down)) for gate_up, down in zip(both, downs, strict=True)]
+            pairs: list[tuple[Product, Product]] = [
+                (Linear(gate_up), Linear(down)) for gate_up, down in zip(both, downs, strict=True)
+            ]
             router = "mlp"
         else:
             router = about.router
@@ -194,11 +200,9 @@ class _Builder:
             normalised=about.normalised,
         )
 
-    def _expert(self, prefix: str) -> tuple[Linear, Linear]:
+    def _expert(self, prefix: str) -> tuple[Product, Product]:
         assert self._config.experts is not None
         about, hidden = self._config.experts, self._config.hidden
         gate, up, down = about.names
-        gate_up = torch.cat(
-            [self._weights.take(f"{prefix}{one}.weight", about.intermediate, hidden) for one in (gate, up)]
-        )
-        return Linear(gate_up), self.linear(f"{prefix}{down}", hidden, about.intermediate, bias=False)
+        gate_up = self._product(dict.fromkeys((prefix + gate, prefix + up), about.intermediate), hidden, bias=False)
+        return gate_up, self.linear(f"{prefix}{down}", hidden, about.intermediate, bias=False)

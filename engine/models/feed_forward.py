@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from kernels.linear import Linear
+from kernels.linear import Product
 
 Activation = Callable[[Tensor], Tensor]
 
@@ -15,7 +15,7 @@ Activation = Callable[[Tensor], Tensor]
 class GatedMlp:
     """``down(activation(gate(x)) * up(x))``, gate and up as one product."""
 
-    def __init__(self, gate_up: Linear, down: Linear, activation: Activation) -> None:
+    def __init__(self, gate_up: Product, down: Product, activation: Activation) -> None:
         """``gate_up``: ``[2 * intermediate, hidden]``, ``down``: ``[hidden, intermediate]``."""
         self._gate_up = gate_up
         self._down = down
@@ -36,7 +36,7 @@ class Experts:
     Tokens are sorted by expert, so that a step costs one product per expert that any token chose.
     """
 
-    def __init__(self, router: Linear, experts: Sequence[GatedMlp], chosen: int, *, normalised: bool) -> None:
+    def __init__(self, router: Product, experts: Sequence[GatedMlp], chosen: int, *, normalised: bool) -> None:
         """``router``: ``[experts, hidden]``. ``normalised``: the weights of the chosen are made to sum to 1."""
         self._router = router
         self._experts = experts

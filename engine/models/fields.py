@@ -15,6 +15,7 @@ READ = {
     *("num_key_value_heads", "head_dim", "hidden_act", "max_position_embeddings", "rms_norm_eps", "rope_theta"),
     *("rope_scaling", "rope_parameters", "partial_rotary_factor", "original_max_position_embeddings"),
     *("tie_word_embeddings", "id2label", "num_labels", "eos_token_id", "token_classification_bias"),
+    "quantization_config",
 }
 """Fields of every family that are read."""
 

@@ -11,6 +11,8 @@ from engine.models.families import decoder_config, is_defined
 from engine.models.foreign import ForeignModel
 from engine.models.model import Model
 from engine.models.weights import Weights
+from engine.quantization.formats import reader
+from engine.types import EngineError
 
 
 def load_model(folder: Path, capacity: Callable[[ModelConfig], int]) -> Model:
@@ -20,7 +22,14 @@ def load_model(folder: Path, capacity: Callable[[ModelConfig], int]) -> Model:
     Raises ``EngineError`` that names what is missing, damaged or not supported.
     """
     raw = read_raw_config(folder)
+    quantized = raw.fields.get("quantization_config")
     if not is_defined(raw.architecture):
+        if quantized:
+            raise EngineError(f"{folder}: quantization_config is not supported for {raw.architecture}")
         return ForeignModel(raw)
     config = decoder_config(raw)
-    return Decoder(config, Weights(folder), min(config.context, capacity(config)))
+    try:
+        read = reader(quantized)
+    except EngineError as error:
+        raise EngineError(f"{folder}: {error}") from None
+    return Decoder(config, Weights(folder), min(config.context, capacity(config)), read)

@@ -42,19 +42,28 @@ class Weights:
 
     def take(self, name: str, *shape: int) -> Tensor:
         """The tensor ``name`` in float32. Raises ``EngineError`` when it is missing or has another shape or kind."""
-        if name not in self._files:
-            raise EngineError(f"{self._folder} lacks the tensor {name!r} that its config.json asks for")
-        path, file = self._files.pop(name)
-        try:
-            tensor: Tensor = file.get_tensor(name)
-        except (OSError, SafetensorError) as error:
-            raise EngineError(f"{path}: {name!r} cannot be read: {error}") from None
+        path, tensor = self._take(name)
         if tuple(tensor.shape) != shape:
             raise EngineError(f"{path}: {name!r} has shape {tuple(tensor.shape)}, its config.json says {shape}")
         if tensor.dtype not in _KINDS:
             raise EngineError(f"{path}: {name!r} is {tensor.dtype}; supported are float32, float16, bfloat16")
-        self.parameters += tensor.numel()
+        self.count(tensor.numel())
         return tensor.to(torch.float32)
+
+    def take_packed(self, name: str, kind: torch.dtype | None, *shape: int) -> Tensor:
+        """A tensor of a quantised matrix as it is. Not counted. Without ``kind`` any, without ``shape`` any."""
+        path, tensor = self._take(name)
+        if shape and tuple(tensor.shape) != shape:
+            raise EngineError(
+                f"{path}: {name!r} has shape {tuple(tensor.shape)}, its config.json and quantization_config say {shape}"
+            )
+        if kind is not None and tensor.dtype != kind:
+            raise EngineError(f"{path}: {name!r} is {tensor.dtype}, its quantization_config says {kind}")
+        return tensor
+
+    def count(self, numbers: int) -> None:
+        """Adds to ``parameters``."""
+        self.parameters += numbers
 
     def drop(self, name: str) -> None:
         """Ignores a tensor that a checkpoint may carry without need."""
@@ -63,6 +72,15 @@ class Weights:
     def has(self, name: str) -> bool:
         """Whether the tensor is there and was not taken."""
         return name in self._files
+
+    def _take(self, name: str) -> tuple[Path, Tensor]:
+        if name not in self._files:
+            raise EngineError(f"{self._folder} lacks the tensor {name!r} that its config.json asks for")
+        path, file = self._files.pop(name)
+        try:
+            return path, file.get_tensor(name)
+        except (OSError, SafetensorError) as error:
+            raise EngineError(f"{path}: {name!r} cannot be read: {error}") from None
 
     def finish(self) -> None:
         """Raises ``EngineError`` when tensors are left over."""

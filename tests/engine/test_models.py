@@ -223,7 +223,7 @@ def test_the_model_info_counts_parameters_as_transformers_does(checkpoints: Chec
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
         ({"num_key_value_heads": 4}, "heads"),
         ({"max_position_embeddings": 0}, "max_position_embeddings"),
-        ({"quantization_config": {"bits": 4}}, "quantization_config"),
+        ({"quantization_config": {"bits": 4}}, "quant_method None is not supported"),
         ({"hidden_size": None}, "wrong kind"),
         ({"hidden_size": 64}, "shape"),
         ({"num_hidden_layers": 3}, "layer_types"),

@@ -1,0 +1,83 @@
+"""AWQ's layout "gemm", as AutoAWQ writes it.
+
+``NAME.qweight`` int32 ``[in, out / 8]`` and ``NAME.qzeros`` int32 ``[groups, out / 8]``, packed along the rows of the
+matrix, eight to a word in the order 0 2 4 6 1 3 5 7; ``NAME.scales`` float16 ``[groups, out]``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from engine.models.weights import Weights
+from engine.quantization.formats.checks import finite, groups_of, only
+from engine.quantization.matrix import GroupedMatrix, Matrix
+from engine.quantization.packing import pack, unpack
+from engine.types import EngineError
+
+_BITS = 4
+_EACH = 8
+_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
+"""Which of eight neighbours stands in the i-th lowest bits."""
+
+
+def reader(config: dict[str, Any]) -> Callable[[Weights, str, int, int], Matrix]:
+    """See ``formats.reader``."""
+    only(config, "bits", _BITS)
+    only({"version": "gemm"} | config, "version", "gemm", "GEMM")
+    only({"zero_point": True} | config, "zero_point", True)
+    size = int(config.get("group_size", 128))
+
+    def read(weights: Weights, name: str, rows: int, columns: int) -> Matrix:
+        if not weights.has(f"{name}.qweight"):
+            return weights.take(f"{name}.weight", rows, columns)
+        groups = groups_of(name, columns, size)
+        if rows % _EACH:
+            raise EngineError(f"{name!r}: {rows} rows do not fill words of {_EACH}")
+        words = weights.take_packed(f"{name}.qweight", torch.int32, columns, rows // _EACH)
+        zeros = weights.take_packed(f"{name}.qzeros", torch.int32, groups, rows // _EACH)
+        scales = weights.take_packed(f"{name}.scales", None, groups, rows)
+        weights.count(rows * columns)
+        return GroupedMatrix(
+            _unpack(words, rows).T.contiguous(),
+            finite(name, scales.T.contiguous()),
+            _unpack(zeros, rows).T.float().contiguous(),
+            _BITS,
+        )
+
+    return read
+
+
+def config(size: int) -> dict[str, Any]:
+    """The ``quantization_config`` of what ``write`` writes."""
+    return {
+        "quant_method": "awq",
+        "bits": _BITS,
+        "group_size": size,
+        "zero_point": True,
+        "version": "gemm",
+        "modules_to_not_convert": ["lm_head"],
+    }
+
+
+def write(name: str, matrix: GroupedMatrix) -> dict[str, Tensor]:
+    """The tensors of a matrix of 4 bits and a multiple of 8 rows."""
+    return {
+        f"{name}.qweight": _pack(matrix.codes.T),
+        f"{name}.qzeros": _pack(matrix.zeros.T),
+        f"{name}.scales": matrix.scales.T.to(torch.float16).contiguous(),
+    }
+
+
+def _pack(codes: Tensor) -> Tensor:
+    eights = codes.reshape(len(codes), -1, _EACH)[..., list(_ORDER)]
+    return pack(eights.flatten(1), _BITS)
+
+
+def _unpack(words: Tensor, count: int) -> Tensor:
+    eights = unpack(words, _BITS, count).view(len(words), -1, _EACH)
+    back = [_ORDER.index(place) for place in range(_EACH)]
+    return eights[..., back].flatten(1)

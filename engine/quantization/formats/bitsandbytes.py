@@ -1,0 +1,101 @@
+"""bitsandbytes' NF4: sixteen levels, the quantiles of a normal distribution, times the largest number of a block.
+
+``NAME.weight`` uint8 ``[out * in / 2, 1]``, row by row, the first of two in the high bits; ``NAME.weight.absmax``
+``[blocks]``; ``NAME.weight.quant_map`` ``[16]``; ``NAME.weight.quant_state.bitsandbytes__nf4``, a JSON of shape and
+block size in bytes. With double quantisation ``absmax`` is uint8, codes of ``nested_quant_map`` times
+``nested_absmax`` plus ``nested_offset``. (Dettmers et al. 2023, https://arxiv.org/abs/2305.14314.)
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from engine.models.weights import Weights
+from engine.quantization.formats.checks import finite, only
+from engine.quantization.matrix import Matrix
+from engine.types import EngineError
+
+BLOCK = 64
+_STATE = "quant_state.bitsandbytes__nf4"
+_LEVELS = 16
+NF4 = (
+    *(-1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635),
+    *(-0.18477343022823334, -0.09105003625154495, 0.0, 0.07958029955625534, 0.16093020141124725),
+    *(0.24611230194568634, 0.33791524171829224, 0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0),
+)
+"""The levels (appendix E of the paper)."""
+
+
+def reader(config: dict[str, Any]) -> Callable[[Weights, str, int, int], Matrix]:
+    """See ``formats.reader``."""
+    only(config, "load_in_4bit", True)
+    only(config, "bnb_4bit_quant_type", "nf4")
+    return _read
+
+
+def config() -> dict[str, Any]:
+    """The ``quantization_config`` of what ``write`` writes."""
+    return {
+        "quant_method": "bitsandbytes",
+        "load_in_4bit": True,
+        "load_in_8bit": False,
+        "bnb_4bit_quant_type": "nf4",
+        "bnb_4bit_use_double_quant": False,
+        "bnb_4bit_compute_dtype": "float32",
+        "bnb_4bit_quant_storage": "uint8",
+        "llm_int8_skip_modules": ["lm_head"],
+    }
+
+
+def write(name: str, weight: Tensor) -> dict[str, Tensor]:
+    """Rounds a float32 matrix ``[out, in]``, whose size must be a multiple of ``BLOCK``."""
+    blocks = weight.reshape(-1, BLOCK)
+    absmax = blocks.abs().amax(1)
+    levels = torch.tensor(NF4)
+    codes = torch.bucketize(blocks / absmax.clamp(min=1e-30)[:, None], (levels[1:] + levels[:-1]) / 2)
+    pairs = codes.to(torch.uint8).view(-1, 2)
+    state = {"quant_type": "nf4", "blocksize": BLOCK, "dtype": "float32", "shape": list(weight.shape)}
+    return {
+        f"{name}.weight": (pairs[:, :1] << 4) | pairs[:, 1:],
+        f"{name}.weight.absmax": absmax,
+        f"{name}.weight.quant_map": levels,
+        f"{name}.weight.{_STATE}": torch.tensor(list(json.dumps(state).encode()), dtype=torch.uint8),
+    }
+
+
+def _read(weights: Weights, name: str, rows: int, columns: int) -> Matrix:
+    if not weights.has(f"{name}.weight.{_STATE}"):
+        return weights.take(f"{name}.weight", rows, columns)
+    state = _state(name, weights.take_packed(f"{name}.weight.{_STATE}", torch.uint8))
+    count, size = rows * columns, state["blocksize"]
+    if state["shape"] != [rows, columns] or count % 2:
+        raise EngineError(f"{name!r} is corrupt: its state says {state['shape']}, config.json {[rows, columns]}")
+    pairs = weights.take_packed(f"{name}.weight", torch.uint8, count // 2, 1)
+    levels = weights.take_packed(f"{name}.weight.quant_map", torch.float32, _LEVELS)
+    absmax = _absmax(weights, f"{name}.weight", state, -(-count // size))
+    codes = torch.cat((pairs >> 4, pairs & 15), dim=1).flatten().int()
+    weights.count(count)
+    return levels[codes].view(rows, columns) * absmax.repeat_interleave(size)[:count].view(rows, columns)
+
+
+def _absmax(weights: Weights, name: str, state: dict[str, Any], blocks: int) -> Tensor:
+    if not weights.has(f"{name}.nested_absmax"):
+        return finite(name, weights.take_packed(f"{name}.absmax", torch.float32, blocks))
+    size = int(state["nested_blocksize"])
+    codes = weights.take_packed(f"{name}.absmax", torch.uint8, blocks).int()
+    levels = weights.take_packed(f"{name}.nested_quant_map", torch.float32, 256)
+    scales = finite(name, weights.take_packed(f"{name}.nested_absmax", torch.float32, -(-blocks // size)))
+    return levels[codes] * scales.repeat_interleave(size)[:blocks] + float(state["nested_offset"])
+
+
+def _state(name: str, data: Tensor) -> dict[str, Any]:
+    try:
+        state: dict[str, Any] = json.loads(bytes(data.tolist()))
+        return state | {"shape": list(state["shape"]), "blocksize": int(state["blocksize"])}
+    except (ValueError, KeyError, TypeError) as error:
+        raise EngineError(f"{name!r} is corrupt: its {_STATE} is not what bitsandbytes writes: {error!r}") from None

@@ -1,0 +1,147 @@
+"""The layouts of compressed-tensors (llm-compressor, vLLM) that are computed here.
+
+- ``int-quantized``: ``NAME.weight`` int8 ``[out, in]``, ``NAME.weight_scale`` ``[out, 1]``; activations are rounded to
+  8 bits token by token (W8A8).
+- ``pack-quantized``: ``NAME.weight_packed`` int32 ``[out, in * bits / 32]`` of codes plus 2^(bits-1),
+  ``NAME.weight_scale`` ``[out, groups]``, ``NAME.weight_shape`` ``[2]``, and where it is not symmetric
+  ``NAME.weight_zero_point`` int32 ``[out * bits / 32, groups]``; with activation order ``NAME.weight_g_idx`` ``[in]``.
+- ``float-quantized``: ``NAME.weight`` float8 e4m3 ``[out, in]``, ``NAME.weight_scale`` ``[out, 1]`` or ``[1]``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from engine.models.weights import Weights
+from engine.quantization.formats.checks import finite, groups_of, only
+from engine.quantization.matrix import GroupedMatrix, Int8Matrix, Matrix
+from engine.quantization.packing import pack, unpack, words_of
+from engine.types import EngineError
+
+_Read = Callable[[Weights, str, int, int], Matrix]
+
+
+def reader(config: dict[str, Any]) -> _Read:
+    """See ``formats.reader``."""
+    layout = only(config, "format", "int-quantized", "pack-quantized", "float-quantized")
+    schemes = list((config.get("config_groups") or {}).values())
+    if len(schemes) != 1:
+        raise EngineError(f"quantization_config: {len(schemes)} config_groups; supported is 1")
+    about = schemes[0].get("weights") or {}
+    activations = schemes[0].get("input_activations")
+    if layout == "int-quantized":
+        only(about, "num_bits", 8)
+        only(about, "symmetric", True)
+        only(about, "strategy", "channel")
+        if activations is not None:
+            only(activations, "num_bits", 8)
+            only(activations, "dynamic", True)
+            only(activations, "strategy", "token")
+        return _int8 if activations is not None else _int8_weights_alone
+    if layout == "float-quantized":
+        only(about, "strategy", "channel", "tensor")
+        return _float8
+    bits = only(about, "num_bits", 4, 8)
+    strategy = only(about, "strategy", "group", "channel")
+    symmetric = only({"symmetric": True} | about, "symmetric", True, False)
+    return _Packed(bits, int(about["group_size"]) if strategy == "group" else -1, symmetric).read
+
+
+def config(bits: int, size: int | None, *, head: bool) -> dict[str, Any]:
+    """The ``quantization_config`` of what ``write`` writes: without ``size`` W8A8, else symmetric weights in groups.
+
+    ``head``: the output projection is quantised too.
+    """
+    weights = {
+        "num_bits": bits,
+        "type": "int",
+        "symmetric": True,
+        "strategy": "channel" if size is None else "group",
+        "group_size": size,
+        "dynamic": False,
+        "observer": "minmax",
+    }
+    activations = {"num_bits": 8, "type": "int", "symmetric": True, "strategy": "token", "dynamic": True}
+    layout = "int-quantized" if size is None else "pack-quantized"
+    return {
+        "quant_method": "compressed-tensors",
+        "format": layout,
+        "quantization_status": "compressed",
+        "ignore": [] if head else ["lm_head"],
+        "config_groups": {
+            "group_0": {
+                "targets": ["Linear"],
+                "weights": weights,
+                "input_activations": activations if size is None else None,
+                "output_activations": None,
+                "format": layout,
+            }
+        },
+    }
+
+
+def write(name: str, matrix: Int8Matrix | GroupedMatrix) -> dict[str, Tensor]:
+    """The tensors of a matrix; groups must be symmetric, of consecutive columns."""
+    if isinstance(matrix, Int8Matrix):
+        return {f"{name}.weight": matrix.codes, f"{name}.weight_scale": matrix.scales[:, None].contiguous()}
+    return {
+        f"{name}.weight_packed": pack(matrix.codes, matrix.bits),
+        f"{name}.weight_scale": matrix.scales,
+        f"{name}.weight_shape": torch.tensor(matrix.codes.shape),
+    }
+
+
+class _Packed:
+    def __init__(self, bits: int, size: int, symmetric: bool) -> None:
+        self._bits, self._size, self._symmetric = bits, size, symmetric
+
+    def read(self, weights: Weights, name: str, rows: int, columns: int) -> Matrix:
+        if not weights.has(f"{name}.weight_packed"):
+            return weights.take(f"{name}.weight", rows, columns)
+        bits, groups = self._bits, groups_of(name, columns, self._size)
+        words = weights.take_packed(f"{name}.weight_packed", torch.int32, rows, words_of(columns, bits))
+        scales = weights.take_packed(f"{name}.weight_scale", None, rows, groups)
+        shape = weights.take_packed(f"{name}.weight_shape", None, 2).tolist()
+        if shape != [rows, columns]:
+            raise EngineError(f"{name!r} is corrupt: weight_shape is {shape}, config.json says {[rows, columns]}")
+        if self._symmetric:
+            zeros = torch.full((rows, groups), float(1 << (bits - 1)))
+        else:
+            packed = weights.take_packed(f"{name}.weight_zero_point", torch.int32, words_of(rows, bits), groups)
+            zeros = unpack(packed.T.contiguous(), bits, rows).T.float().contiguous()
+        group_of = None
+        if weights.has(f"{name}.weight_g_idx"):
+            group_of = weights.take_packed(f"{name}.weight_g_idx", None, columns).long()
+            if int(group_of.min()) < 0 or int(group_of.max()) >= groups:
+                raise EngineError(f"{name!r} is corrupt: weight_g_idx goes beyond its {groups} groups")
+        weights.count(rows * columns)
+        return GroupedMatrix(unpack(words, bits, columns), finite(name, scales), zeros, bits, group_of)
+
+
+def _int8(weights: Weights, name: str, rows: int, columns: int) -> Matrix:
+    if not weights.has(f"{name}.weight_scale"):
+        return weights.take(f"{name}.weight", rows, columns)
+    codes = weights.take_packed(f"{name}.weight", torch.int8, rows, columns)
+    scales = finite(name, weights.take_packed(f"{name}.weight_scale", None, rows, 1))
+    weights.count(rows * columns)
+    return Int8Matrix(codes, scales.flatten())
+
+
+def _int8_weights_alone(weights: Weights, name: str, rows: int, columns: int) -> Matrix:
+    matrix = _int8(weights, name, rows, columns)
+    return matrix.dense() if isinstance(matrix, Int8Matrix) else matrix
+
+
+def _float8(weights: Weights, name: str, rows: int, columns: int) -> Matrix:
+    if not weights.has(f"{name}.weight_scale"):
+        return weights.take(f"{name}.weight", rows, columns)
+    codes = weights.take_packed(f"{name}.weight", torch.float8_e4m3fn, rows, columns)
+    scales = finite(name, weights.take_packed(f"{name}.weight_scale", None))
+    if scales.numel() not in (1, rows):
+        raise EngineError(f"{name!r} is corrupt: {scales.numel()} scales for {rows} rows")
+    weights.count(rows * columns)
+    return codes.float() * scales.view(-1, 1)

@@ -1,0 +1,74 @@
+"""8-bit floats (e4m3) with a scale for each block, DeepSeek's layout, which transformers, vLLM and SGLang read.
+
+``NAME.weight`` float8 e4m3 ``[out, in]``; ``NAME.weight_scale_inv`` float32 ``[ceil(out / 128), ceil(in / 128)]``, by
+which a block's numbers are multiplied. Without ``weight_block_size`` there is one ``NAME.weight_scale`` for a matrix.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from engine.models.weights import Weights
+from engine.quantization.formats.checks import finite, only
+from engine.quantization.matrix import Matrix
+from engine.types import EngineError
+
+BLOCK = 128
+_MOST = 448.0
+"""The largest e4m3 number."""
+
+
+def reader(config: dict[str, Any]) -> Callable[[Weights, str, int, int], Matrix]:
+    """See ``formats.reader``. Activations stay float32."""
+    only({"activation_scheme": "dynamic"} | config, "activation_scheme", "dynamic")
+    only({"fmt": "e4m3"} | config, "fmt", "e4m3")
+    block = config.get("weight_block_size")
+    if block is not None and (len(block) != 2 or min(block) < 1):
+        raise EngineError(f"quantization_config: weight_block_size is {block}; it must be two positive numbers")
+
+    def read(weights: Weights, name: str, rows: int, columns: int) -> Matrix:
+        scale = f"{name}.{'weight_scale' if block is None else 'weight_scale_inv'}"
+        if not weights.has(scale):
+            return weights.take(f"{name}.weight", rows, columns)
+        codes = weights.take_packed(f"{name}.weight", torch.float8_e4m3fn, rows, columns)
+        if block is None:
+            scales = finite(name, weights.take_packed(scale, None))
+            if scales.numel() != 1:
+                raise EngineError(f"{name!r} is corrupt: {scales.numel()} scales, weight_block_size is not given")
+            whole = scales.view(1, 1)
+        else:
+            grid = -(-rows // block[0]), -(-columns // block[1])
+            whole = _spread(finite(name, weights.take_packed(scale, None, *grid)), block, rows, columns)
+        weights.count(rows * columns)
+        return codes.float() * whole
+
+    return read
+
+
+def config() -> dict[str, Any]:
+    """The ``quantization_config`` of what ``write`` writes."""
+    return {
+        "quant_method": "fp8",
+        "activation_scheme": "dynamic",
+        "fmt": "e4m3",
+        "weight_block_size": [BLOCK, BLOCK],
+        "modules_to_not_convert": ["lm_head"],
+    }
+
+
+def write(name: str, weight: Tensor) -> dict[str, Tensor]:
+    """Rounds a float32 matrix ``[out, in]``: each block's largest number becomes e4m3's largest."""
+    rows, columns = weight.shape
+    padded = torch.nn.functional.pad(weight.abs(), (0, -columns % BLOCK, 0, -rows % BLOCK))
+    blocks = padded.view(padded.shape[0] // BLOCK, BLOCK, padded.shape[1] // BLOCK, BLOCK)
+    scales = blocks.amax((1, 3)).clamp(min=1e-12) / _MOST
+    codes = weight / _spread(scales, (BLOCK, BLOCK), rows, columns)
+    return {f"{name}.weight": codes.to(torch.float8_e4m3fn), f"{name}.weight_scale_inv": scales}
+
+
+def _spread(scales: Tensor, block: tuple[int, int], rows: int, columns: int) -> Tensor:
+    return scales.repeat_interleave(block[0], 0).repeat_interleave(block[1], 1)[:rows, :columns]

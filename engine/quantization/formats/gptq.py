@@ -1,0 +1,85 @@
+"""GPTQ's layout, as AutoGPTQ and GPTQModel write it.
+
+``NAME.qweight`` int32 ``[in * bits / 32, out]``, packed down the columns; ``NAME.qzeros`` int32 ``[groups, out * bits /
+32]``; ``NAME.scales`` float16 ``[groups, out]``; ``NAME.g_idx`` int32 ``[in]``, the group of each column. The older
+``checkpoint_format`` "gptq" stores each zero less one, "gptq_v2" as it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from engine.models.weights import Weights
+from engine.quantization.formats.checks import finite, groups_of, only
+from engine.quantization.matrix import GroupedMatrix, Matrix
+from engine.quantization.packing import pack, unpack, words_of
+from engine.types import EngineError
+
+
+def reader(config: dict[str, Any]) -> Callable[[Weights, str, int, int], Matrix]:
+    """See ``formats.reader``."""
+    bits = only(config, "bits", 4, 8)
+    version = only({"checkpoint_format": "gptq"} | config, "checkpoint_format", "gptq", "gptq_v2")
+    size, less = int(config.get("group_size", -1)), 1 if version == "gptq" else 0
+
+    def read(weights: Weights, name: str, rows: int, columns: int) -> Matrix:
+        if not weights.has(f"{name}.qweight"):
+            return weights.take(f"{name}.weight", rows, columns)
+        groups = groups_of(name, columns, size)
+        if rows * bits % 32 or columns * bits % 32:
+            raise EngineError(f"{name!r}: {bits} bits of {rows} rows and {columns} columns do not fill words of 32")
+        words = weights.take_packed(f"{name}.qweight", torch.int32, words_of(columns, bits), rows)
+        zeros = weights.take_packed(f"{name}.qzeros", torch.int32, groups, words_of(rows, bits))
+        scales = weights.take_packed(f"{name}.scales", None, groups, rows)
+        group_of = None
+        if weights.has(f"{name}.g_idx"):
+            group_of = _group_of(name, weights.take_packed(f"{name}.g_idx", torch.int32, columns).long(), groups)
+        weights.count(rows * columns)
+        return GroupedMatrix(
+            unpack(words.T.contiguous(), bits, columns),
+            finite(name, scales.T.contiguous()),
+            (unpack(zeros, bits, rows).float() + less).T.contiguous(),
+            bits,
+            group_of,
+        )
+
+    return read
+
+
+def config(bits: int, size: int, *, act_order: bool) -> dict[str, Any]:
+    """The ``quantization_config`` of what ``write`` writes."""
+    return {
+        "quant_method": "gptq",
+        "checkpoint_format": "gptq",
+        "bits": bits,
+        "group_size": size,
+        "desc_act": act_order,
+        "sym": True,
+        "lm_head": False,
+        "pack_dtype": "int32",
+    }
+
+
+def write(name: str, matrix: GroupedMatrix) -> dict[str, Tensor]:
+    """The tensors of a matrix."""
+    columns, groups = matrix.codes.shape[1], matrix.scales.shape[1]
+    group_of = torch.arange(columns) // (columns // groups) if matrix.group_of is None else matrix.group_of
+    return {
+        f"{name}.qweight": pack(matrix.codes, matrix.bits).T.contiguous(),
+        f"{name}.qzeros": pack((matrix.zeros - 1).long().T, matrix.bits),
+        f"{name}.scales": matrix.scales.T.to(torch.float16).contiguous(),
+        f"{name}.g_idx": group_of.int(),
+    }
+
+
+def _group_of(name: str, group_of: Tensor, groups: int) -> Tensor | None:
+    low, high = int(group_of.min()), int(group_of.max())
+    if low < 0 or high >= groups:
+        raise EngineError(f"{name!r} is corrupt: g_idx has the groups {low} to {high}, but there are {groups}")
+    columns = len(group_of)
+    plain = columns % groups == 0 and torch.equal(group_of, torch.arange(columns) // (columns // groups))
+    return None if plain else group_of

@@ -1,0 +1,1 @@
+"""Tests of weights in fewer bits."""

@@ -1,0 +1,87 @@
+"""Products with weights of few bits against their definitions in float64."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from kernels.linear_int4 import Int4Linear
+from kernels.linear_int8 import Int8Linear
+
+SHAPES = [(50, 128), (400, 64), (512, 1536)]
+ROWS = (1, 2, 3, 4, 5, 8, 15, 16, 17, 33, 64, 129)
+
+
+def int8(out: int, into: int, bias: bool) -> tuple[Int8Linear, torch.Tensor, torch.Tensor]:
+    codes, scales = torch.randint(-127, 128, (out, into), dtype=torch.int8), torch.rand(out) / 100
+    offset = torch.randn(out) if bias else torch.zeros(out)
+    return Int8Linear(codes, scales, offset if bias else None), codes.double() * scales.double()[:, None], offset
+
+
+def int4(out: int, into: int, bias: bool) -> tuple[Int4Linear, torch.Tensor, torch.Tensor]:
+    codes, scales = torch.randint(0, 16, (out, into), dtype=torch.uint8), torch.rand(out, into // 32) / 10
+    scales, zeros = scales.bfloat16().float(), torch.randint(0, 16, scales.shape).float()
+    offset = torch.randn(out) if bias else torch.zeros(out)
+    wide = [one.double().repeat_interleave(32, 1) for one in (scales, zeros)]
+    return Int4Linear(codes, scales, zeros, offset if bias else None), (codes.double() - wide[1]) * wide[0], offset
+
+
+@pytest.mark.parametrize(("out", "into"), SHAPES)
+@pytest.mark.parametrize("bias", [False, True])
+def test_int8_products_are_those_of_rows_rounded_to_127_levels(out: int, into: int, bias: bool) -> None:
+    torch.manual_seed(out)
+    linear, weight, offset = int8(out, into, bias)
+    assert linear.parameters == out * into + (out if bias else 0)
+    for rows in (1, 7, 40):
+        # Rows of 127 levels of very different sizes: each is rounded to itself, if each has a scale of its own.
+        x = torch.randint(-127, 128, (rows, into)).float()
+        x[:, 5] = -127
+        x *= 2.0 ** torch.arange(-20, 20)[:rows, None]
+        residual = torch.randn(rows, out)
+        expected = x.double() @ weight.T + offset
+        torch.testing.assert_close(linear(x).double(), expected, atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(linear.add(x, residual).double(), expected + residual, atol=1e-5, rtol=1e-5)
+    x = torch.randn(40, into)
+    expected = x.double() @ weight.T + offset
+    assert (linear(x) - expected).norm() / expected.norm() < 0.015
+
+
+@pytest.mark.parametrize(("out", "into"), SHAPES)
+@pytest.mark.parametrize("bias", [False, True])
+def test_int4_products_equal_float64_but_for_bfloat16(out: int, into: int, bias: bool) -> None:
+    torch.manual_seed(out)
+    linear, weight, offset = int4(out, into, bias)
+    assert linear.parameters == out * into + (out if bias else 0)
+    for rows in (1, 7, 40):
+        x, residual = torch.randn(rows, into), torch.randn(rows, out)
+        expected = x.double() @ weight.T + offset
+        for found, right in ((linear(x), expected), (linear.add(x, residual), expected + residual)):
+            assert found.dtype == torch.float32
+            assert (found - right).norm() / right.norm() < 5e-3
+
+
+@pytest.mark.parametrize("make", [int8, int4])
+@pytest.mark.parametrize(("out", "into"), SHAPES)
+def test_a_row_of_the_result_does_not_depend_on_the_other_rows(make, out: int, into: int) -> None:  # type: ignore[no-untyped-def]
+    """Bit for bit, wherever the row stands in whatever batch."""
+    torch.manual_seed(into)
+    linear, _, _ = make(out, into, False)
+    x, residual = torch.randn(200, into) * torch.logspace(-2, 2, 200)[:, None], torch.randn(200, out)
+    whole, added = linear(x), linear.add(x, residual)
+    for rows in ROWS:
+        for start in (0, 71 - rows % 7):
+            part = slice(start, start + rows)
+            assert torch.equal(linear(x[part]), whole[part])
+            assert torch.equal(linear.add(x[part], residual[part]), added[part])
+
+
+def test_a_row_of_zeros_gives_zeros() -> None:
+    linear, _, _ = int8(50, 128, False)
+    assert torch.equal(linear(torch.zeros(3, 128)), torch.zeros(3, 50))
+
+
+def test_shapes_that_the_operators_do_not_know_are_refused() -> None:
+    with pytest.raises(ValueError, match="groups of 16 of 64 columns"):
+        Int4Linear(torch.zeros(16, 64, dtype=torch.uint8), torch.ones(16, 4), torch.ones(16, 4))
+    with pytest.raises(ValueError, match="65537 columns"):
+        Int8Linear(torch.zeros(1, 65537, dtype=torch.int8), torch.ones(1))
