@@ -79,16 +79,6 @@ def reference(
     return out.to(q.dtype)
 
 
-def quantized(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """``x`` ``[..., head_dim]`` as 8-bit numbers and a float32 scale for each vector: its largest number becomes the
-    largest of ``dtype`` (int8 or float8_e4m3fn)."""
-    x = x.float()
-    largest = 127 if dtype == torch.int8 else torch.finfo(dtype).max
-    scales = x.abs().amax(dim=-1).clamp_min_(torch.finfo(torch.float32).tiny * largest).div_(largest)
-    x = x / scales[..., None]
-    return (x.round() if dtype == torch.int8 else x).to(dtype), scales
-
-
 def _numbers(x: Tensor, scales: Tensor | None) -> Tensor:
     return x.float() if scales is None else x.float() * scales[..., None]
 

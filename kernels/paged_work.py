@@ -105,6 +105,7 @@ def plan_work(
     *,
     heads_per_kv: int,
     kv_heads: int,
+    head_dim: int,
     programs: int,
     window: int | None = None,
     sees: npt.NDArray[np.int32] | None = None,
@@ -118,7 +119,7 @@ def plan_work(
     """
     low_height = max(LOW, 1 << (heads_per_kv - 1).bit_length())
     is_low = (segments.counts * heads_per_kv <= low_height) & (segments.trees == NO_TREE)
-    height = tile_height(int(segments.counts[~is_low].max(initial=0)) * heads_per_kv, heads_per_kv)
+    height = tile_height(int(segments.counts[~is_low].max(initial=0)) * heads_per_kv, heads_per_kv, head_dim)
     per_tile = np.where(is_low, low_height, height) // heads_per_kv
     tiles, owner = _in_queries(segments, per_tile)
     _bound(tiles, segments, positions, window)
@@ -141,9 +142,11 @@ def plan_work(
     return Plan({name: array.astype(np.int32) for name, array in arrays.items()} | {"slots": slots}, height)
 
 
-def tile_height(rows: int, heads_per_kv: int) -> int:
-    """Rows of a high tile: 64 is one product of a group of four warps, 128 reads keys for twice as many queries."""
-    return max(64 if rows <= 64 else 128, 1 << (heads_per_kv - 1).bit_length())
+def tile_height(rows: int, heads_per_kv: int, head_dim: int) -> int:
+    """Rows of a high tile: 64 is one product of a group of four warps; 128 reads keys for twice as many queries, if
+    the registers hold as many results."""
+    height = 64 if rows <= 64 or head_dim > 128 else 128
+    return max(height, 1 << (heads_per_kv - 1).bit_length())
 
 
 def packed_bits(sees: npt.NDArray[np.bool_], words: int) -> npt.NDArray[np.int32]:

@@ -11,7 +11,8 @@ from torch import Tensor
 
 from engine.attention import LayerAttention
 from engine.attention.plan import Ints, Rows, share_prefixes
-from kernels.paged_attention import PagedKeys, paged_attention, quantized
+from kernels.kv_write import quantize_vectors
+from kernels.paged_attention import PagedKeys, paged_attention
 from kernels.paged_work import NO_TREE, Buffers, Plan, Segments, Shape, Work, packed_bits, plan_work
 
 _PER_PROCESSOR = 2
@@ -77,7 +78,7 @@ class TritonAttention:
         if self._scales is None:
             target.index_copy_(1, slots, new.to(target.dtype))
             return
-        numbers, scales = quantized(new, target.dtype)
+        numbers, scales = quantize_vectors(new, target.dtype)
         # Copied as bytes: torch moves no float8 by index.
         target.view(torch.uint8).index_copy_(1, slots, numbers.view(torch.uint8))
         self._scales[layer, kind].flatten(1).index_copy_(1, slots, scales)
@@ -92,6 +93,7 @@ class TritonAttention:
             rows.slots,
             heads_per_kv=rows.heads_per_kv,
             kv_heads=rows.kv_heads,
+            head_dim=self._kv.shape[-1],
             programs=self._programs,
             window=window,
             sees=sees,

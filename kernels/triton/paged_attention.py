@@ -280,7 +280,7 @@ def launch(
             scale_stride, work.pages.stride(0), sees.stride(0),
             HEADS=heads, GROUP=group, PAGE=page, DIM=dim, WIDE=wide, ROWS=rows, QUANTIZED=quantized,
             CAPPED=softcap is not None, WINDOWED=window is not None, TREES=trees, LOW=low,
-            **_tuning(rows, wide, low),
+            **_tuning(rows, wide, cache.keys.element_size(), low, trees),
         )  # fmt: skip
     if len(work.merged):
         _merge[(len(work.merged), heads)](
@@ -290,7 +290,10 @@ def launch(
     return out
 
 
-def _tuning(rows: int, wide: int, low: bool) -> dict[str, int]:
-    """Keys of a block, warps, and stages of the pipeline of loads, of which the pages' numbers take two."""
-    stages = 5 if low else 3 if rows < 128 else 2
-    return {"KEYS": 64 if wide <= 128 else 32, "num_warps": 8 if rows >= 128 else 4, "num_stages": stages}
+def _tuning(rows: int, wide: int, size: int, low: bool, trees: bool) -> dict[str, int]:
+    """Keys of a block, warps, and stages of the pipeline of loads, of which the pages' numbers take two. With longer
+    keys or the masks of trees there are fewer of them, or registers run out; most of all where 8-bit keys must be
+    converted."""
+    keys = (64 if wide <= 128 else 32 if low or size > 1 else 16) // (2 if trees else 1)
+    stages = 5 if low else 2 if rows >= 128 or keys <= 16 else 3
+    return {"KEYS": max(16, keys), "num_warps": 8 if rows >= 128 else 4, "num_stages": stages}

@@ -10,7 +10,7 @@ import torch
 from engine.attention import LayerAttention
 from engine.attention.plan import CostModel, Rows
 from engine.attention.triton_backend import TritonAttention
-from kernels.paged_attention import quantized
+from kernels.kv_write import quantize_vectors
 from kernels.paged_work import COUNT
 from tests.engine.test_attention import ALWAYS, DIM, KV_HEADS, NEVER, PAGE, PER_KV, POOL, USUAL, Step
 
@@ -34,7 +34,7 @@ def test_quantized_keys_are_written_and_read(dtype: torch.dtype) -> None:
     about = LayerAttention(KV_HEADS * PER_KV, KV_HEADS, DIM, 0.4)
     step = Step(2, USUAL)
     written = step.kv.clone()
-    numbers, scales = quantized(step.kv, dtype)
+    numbers, scales = quantize_vectors(step.kv, dtype)
     attend = TritonAttention([about], numbers, scales)
     attend.prepare(step.rows)
     ours = attend(0, step.q, step.k, step.v)
@@ -87,3 +87,25 @@ def test_a_padded_batch_repeats_its_last_token() -> None:
         results.append((attend(0, q[:tokens], k[:tokens], v[:tokens])[:5], attend._kv))
     for alone, padded in zip(*results, strict=True):
         torch.testing.assert_close(padded, alone, atol=0, rtol=0)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
+def test_a_captured_graph_computes_the_steps_of_its_shape() -> None:
+    about = LayerAttention(KV_HEADS * PER_KV, KV_HEADS, DIM, 0.4)
+    torch.manual_seed(0)
+    kv = torch.randn(1, 2, KV_HEADS, POOL, PAGE, DIM, device="cuda")
+    q, k, v = (torch.randn(6, heads, DIM, device="cuda") for heads in (about.heads, KV_HEADS, KV_HEADS))
+    attend, eager = TritonAttention([about], kv), TritonAttention([about], kv.clone())
+    attend.prepare(decode([70, 90, 95, 81, 99, 66]))
+    attend(0, q, k, v)  # compiles
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = attend(0, q, k, v)
+    buffers = attend.buffers
+    for contexts in ([71, 91, 96, 82, 100, 67], [72, 92, 97, 83, 101, 1]):
+        for backend in (attend, eager):
+            backend.prepare(decode(contexts))
+        assert attend.buffers == buffers
+        graph.replay()
+        torch.testing.assert_close(captured, eager(0, q, k, v), atol=0, rtol=0)

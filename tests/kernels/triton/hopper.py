@@ -30,7 +30,7 @@ _TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
 _INSTRUCTION = re.compile(r"^\s+/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z][A-Z0-9_.]*)", re.MULTILINE)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Compiled:
     """What the compiler made of one launch."""
 
@@ -63,7 +63,7 @@ class Compiled:
             if instruction.split(".")[0] == name and part in instruction
         )
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
         kinds = {
             "LDG.128": self.count("LDG", ".128"),
             **{name: self.count(name) for name in ("LDG", "LDGSTS", "HMMA", "HGMMA", "IMMA", "IGMMA", "QGMMA")},

@@ -9,8 +9,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kernels.paged_attention import PagedKeys, quantized
+from kernels.kv_write import quantize_vectors
+from kernels.paged_attention import PagedKeys
 from kernels.paged_work import NO_TREE, Buffers, Segments, Shape, Work, packed_bits, plan_work
+from tests.kernels.triton.device import DEVICE
 
 
 @dataclass
@@ -52,12 +54,12 @@ class Step:
                 if slot.isnan().any():
                     slot.copy_(torch.randn(slot.shape))
         if self.kv_type.itemsize == 1:
-            stored, scales = quantized(numbers, self.kv_type)
-            self.cache = PagedKeys(*stored, *scales)
+            stored, scales = quantize_vectors(numbers, self.kv_type)
+            self.cache = PagedKeys(*stored.to(DEVICE), *scales.to(DEVICE))
             self.exact = stored.double() * scales[..., None].double()
         else:
             stored = numbers.to(self.kv_type)
-            self.cache, self.exact = PagedKeys(*stored), stored.double()
+            self.cache, self.exact = PagedKeys(*stored.to(DEVICE)), stored.double()
         self.q = torch.randn(sum(self.queries), self.kv_heads * self.group, self.dim).to(self.q_type)
 
     def work(self, programs: int = 8) -> Work:
@@ -89,11 +91,12 @@ class Step:
             np.zeros_like(positions),
             heads_per_kv=self.group,
             kv_heads=self.kv_heads,
+            head_dim=self.dim,
             programs=programs,
             window=self.window,
             sees=sees,
         )
-        return Buffers(Shape.of(plan, rounded=True), "cpu").fill(plan)
+        return Buffers(Shape.of(plan, rounded=True), DEVICE).fill(plan)
 
     def options(self) -> dict[str, float | int | None]:
         return {"scale": self.scale, "window": self.window, "softcap": self.softcap}

@@ -9,6 +9,7 @@ from engine.attention import LayerAttention, triton_backend
 from engine.attention.triton_backend import TritonAttention
 from kernels.triton.paged_attention import launch
 from tests.engine.test_attention import ALWAYS, DIM, KV_HEADS, PER_KV, Step
+from tests.kernels.triton.device import DEVICE
 
 
 @pytest.mark.parametrize(("window", "softcap"), [(None, None), (9, 1.5)])
@@ -18,5 +19,8 @@ def test_steps_equal_dense_attention_in_float64(
     monkeypatch.setattr(triton_backend, "paged_attention", launch)
     about = LayerAttention(KV_HEADS * PER_KV, KV_HEADS, DIM, 0.4, window, softcap)
     step = Step(1, ALWAYS, trees=True)
-    ours = step.attend(about, TritonAttention)
+    attend = TritonAttention([about], step.kv.to(DEVICE))
+    attend.prepare(step.rows)
+    ours = attend(0, *(x.to(DEVICE) for x in (step.q, step.k, step.v))).cpu()
+    step.kv = attend._kv.cpu()
     torch.testing.assert_close(ours.double(), step.expected(about), atol=2e-5, rtol=1e-4)

@@ -1,0 +1,87 @@
+"""What the compiler makes of attention to pages, for a Hopper GPU: everything in registers, products on the matrix
+units, and loads of 16 bytes that arrive in shared memory while others are computed with."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+import torch
+
+from kernels.paged_attention import PagedKeys
+from kernels.paged_work import FIELDS, Work, tile_height
+from kernels.triton.paged_attention import launch
+from tests.kernels.triton.hopper import SHARED_MEMORY, Compiled, compiling
+
+HEADS, KV_HEADS, PAGE = 32, 8, 16
+FLOAT8 = torch.float8_e4m3fn
+
+
+@dataclass
+class Kind:
+    """A specialisation of the kernel, and what it may cost."""
+
+    registers: int
+    product: str
+    kv_type: torch.dtype = torch.bfloat16
+    dim: int = 128
+    queries: int = 1
+    trees: bool = False
+    window: int | None = None
+    softcap: float | None = None
+    occupancy: float = 0.125
+
+
+KINDS = {
+    "decode": Kind(168, "HMMA", occupancy=0.18),
+    "decode, head dim 64": Kind(96, "HMMA", torch.float16, dim=64, occupancy=0.31),
+    "decode, float8": Kind(200, "HMMA", FLOAT8),
+    "decode, int8": Kind(200, "HMMA", torch.int8, window=4096),
+    "some queries": Kind(224, "HGMMA", queries=12),
+    "a prompt": Kind(216, "HGMMA", queries=64, softcap=30.0),
+    "a prompt, int8, head dim 256": Kind(255, "HGMMA", torch.int8, dim=256, queries=64),
+    "a tree": Kind(248, "HGMMA", queries=12, trees=True),
+    "a tree, int8": Kind(248, "HGMMA", torch.int8, queries=12, trees=True, window=4096),
+}
+
+
+def compiled(kind: Kind) -> list[Compiled]:
+    numbers = {"dtype": torch.int32, "device": "meta"}
+    low = kind.queries == 1
+    work = Work(
+        pages=torch.empty(64, 256, **numbers),
+        positions=torch.empty(64, **numbers),
+        slots=torch.empty(64, dtype=torch.int64, device="meta"),
+        tokens=torch.empty(64, **numbers),
+        low=torch.empty(64 if low else 0, FIELDS, **numbers),
+        high=torch.empty(0 if low else 64, FIELDS, **numbers),
+        height=tile_height(kind.queries * HEADS // KV_HEADS, HEADS // KV_HEADS, kind.dim),
+        merged=torch.empty(64 if low else 0, 3, **numbers),
+        partials=torch.empty(64, **numbers),
+        partial_count=64,
+        sees=torch.empty(64, 1, **numbers) if kind.trees else None,
+    )
+    narrow = kind.kv_type.itemsize == 1
+    q = torch.empty(64, HEADS, kind.dim, dtype=torch.bfloat16 if narrow else kind.kv_type, device="meta")
+    kv = torch.empty(2, KV_HEADS, 1024, PAGE, kind.dim, dtype=kind.kv_type, device="meta")
+    scales = torch.empty(2, KV_HEADS, 1024, PAGE, device="meta")
+    cache = PagedKeys(*kv, *(scales if narrow else ()))
+    with compiling() as made:
+        launch(q, cache, work, scale=0.1, window=kind.window, softcap=kind.softcap)
+    return made
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_attention_fits_a_hopper_gpu(name: str) -> None:
+    kind = KINDS[name]
+    attend, *merge = compiled(kind)
+    for kernel in (attend, *merge):
+        assert kernel.spills == kernel.stack == 0, kernel
+        assert kernel.shared <= SHARED_MEMORY, kernel
+    assert attend.registers <= kind.registers, attend
+    assert attend.occupancy >= kind.occupancy, attend
+    assert attend.count(kind.product) > 0, attend
+    assert attend.count("LDGSTS", ".128") > 0, attend
+    for kernel in merge:
+        assert kernel.registers <= 64, kernel
+        assert kernel.count("LDG", ".128") > 0, kernel
