@@ -9,10 +9,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from kernels.quantize import LIMITS, quantize_vectors
 from kernels.rotary import rotary
-
-LIMITS = {torch.int8: 127.0, torch.float8_e4m3fn: 448.0}
-"""The largest number of each type that a cache can be quantized to."""
 
 
 def rotary_write(
@@ -44,12 +42,3 @@ def rotary_write(
         cache.flatten(2, 3).view(torch.int8)[:, :, where] = values.view(torch.int8)
         scales.flatten(2, 3)[:, :, where] = new_scales
     return turned[:, :-kv_heads]
-
-
-def quantize_vectors(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Each vector ``[..., n]`` as numbers of ``dtype`` (int8 or float8_e4m3fn) and a float32 scale ``[...]`` that they
-    are to be multiplied with: the largest in magnitude becomes the type's largest. Rounded to nearest, ties to even."""
-    limit = LIMITS[dtype]
-    scales = x.abs().amax(dim=-1).float().clamp(min=1e-20) / limit
-    values = (x / scales[..., None]).clamp(-limit, limit)
-    return (values.round() if dtype == torch.int8 else values).to(dtype), scales

@@ -9,11 +9,13 @@ import torch
 from torch import Tensor
 
 from kernels import activation as plain_activation
-from kernels.kv_write import LIMITS, quantize_vectors
 from kernels.kv_write import rotary_write as plain_rotary_write
+from kernels.quantize import LIMITS
+from kernels.quantize import quantize_vectors as plain_quantize_vectors
 from kernels.rotary import frequencies, rotary_tables
 from kernels.triton import activation, norm
 from kernels.triton.kv_write import rotary_write
+from kernels.triton.quantize import quantize_vectors
 from tests.kernels.triton.device import DEVICE
 
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
@@ -120,12 +122,19 @@ def test_a_quantized_cache_holds_the_nearest_numbers(dim: int, turned: int, stor
 
 
 @pytest.mark.parametrize("stored", list(LIMITS), ids=str)
-def test_the_plain_quantization_rounds_to_the_nearest_number(stored: torch.dtype) -> None:
-    x = random(50, 40) * torch.logspace(-6, 6, 50)[:, None]
-    values, scales = quantize_vectors(x, stored)
-    restored = values.double() * scales.double()[:, None]
-    step = scales.double()[:, None] * (1 if stored == torch.int8 else 2**-9)
-    if stored == torch.float8_e4m3fn:
-        step = torch.maximum(step, x.double().abs() * 2**-3)
-    assert ((restored - x.double()).abs() <= step * 0.5001).all()
-    assert (values.float().abs().amax(-1) == LIMITS[stored]).all()
+@pytest.mark.parametrize("shape", [(1, 1500), (50, 3, 40)])
+def test_quantized_vectors_are_the_nearest_numbers(shape: tuple[int, ...], stored: torch.dtype) -> None:
+    """Of every magnitude, and with a vector of zeros."""
+    x = random(*shape)
+    x = (x.flatten(0, -2) * torch.logspace(-6, 6, x.shape[:-1].numel())[:, None]).view(shape)
+    x[0, :4] = x[0, :4] * (len(x) == 1)
+    for values, scales in (
+        quantize_vectors(x.to(DEVICE), stored, LIMITS[stored]),
+        plain_quantize_vectors(x, stored),
+    ):
+        step = scales.cpu().double()[..., None] * (1 if stored == torch.int8 else 2**-9)
+        if stored == torch.float8_e4m3fn:
+            step = torch.maximum(step, x.double().abs() * 2**-3)
+        restored = values.cpu().double() * scales.cpu().double()[..., None]
+        assert ((restored - x.double()).abs() <= step * 0.5001).all()
+        assert (values.float().abs().amax(-1).cpu() == LIMITS[stored] * (x != 0).any(-1)).all()

@@ -1,0 +1,51 @@
+"""Products of float8 weights and activations, scaled by tensor, by channel or by block.
+
+The activations are rounded as they come: each row with a scale of its own, or, where the weight has a scale for each
+block of 128 by 128 (DeepSeek-V3, https://arxiv.org/abs/2412.19437, section 3.3.2), each 128 inputs of each row.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from kernels.quantize import quantize_vectors
+
+BLOCK = 128
+
+
+def fp8_linear(x: Tensor, weight: Tensor, scales: Tensor, bias: Tensor | None = None) -> Tensor:
+    """``x @ (weight * scales).T + bias`` for ``x`` ``[rows, in]``, in its type.
+
+    ``weight``: float8_e4m3fn ``[out, in]``, ``in`` a multiple of 32 (of 128 with blocks). ``scales``: float32 ``[]``
+    (or ``[1]``), ``[out]`` (or ``[out, 1]``) or ``[ceil(out / 128), in / 128]``. Raises ``ValueError`` for others.
+    """
+    out, into = weight.shape
+    blocks = -(-out // BLOCK), into // BLOCK
+    if scales.numel() == 1:
+        scales = scales.reshape(1).expand(out)
+    if scales.numel() == out and scales.shape[0] == out and into % 32 == 0:
+        return _product(x, *quantize_vectors(x, weight.dtype), weight, scales.reshape(out), bias)
+    if scales.shape == blocks and into % BLOCK == 0:
+        rows, row_scales = quantize_vectors(x.reshape(len(x), blocks[1], BLOCK), weight.dtype)
+        return _product(x, rows.flatten(1), row_scales, weight, scales, bias)
+    raise ValueError(
+        f"a float8 weight {(out, into)} with scales {tuple(scales.shape)}; expected 1, {out}, or {blocks} with inputs "
+        f"in multiples of {BLOCK}"
+    )
+
+
+def _product(
+    x: Tensor, rows: Tensor, row_scales: Tensor, weight: Tensor, scales: Tensor, bias: Tensor | None
+) -> Tensor:
+    if x.is_cuda:
+        from kernels.triton import scaled as on_gpu
+
+        return on_gpu.scaled(rows, row_scales, weight, scales, bias, x.dtype)
+    wide = weight.float()
+    if scales.dim() == 1:
+        wide, given = wide * scales[:, None], rows.float() * row_scales[:, None]
+    else:
+        spread = scales.repeat_interleave(BLOCK, dim=0)[: len(weight)].repeat_interleave(BLOCK, dim=1)
+        wide, given = wide * spread, rows.float() * row_scales.repeat_interleave(BLOCK, dim=1)
+    products = given @ wide.T
+    return (products if bias is None else products + bias).to(x.dtype)

@@ -1,0 +1,48 @@
+"""Products with weights of 8 bits: activations as they are, or rounded to 8 bits too, row by row as they come."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from kernels.quantize import quantize_vectors
+
+
+def int8_weight_linear(x: Tensor, weight: Tensor, scales: Tensor, bias: Tensor | None = None) -> Tensor:
+    """``x @ (weight * scales).T + bias`` for ``x`` ``[rows, in]``, in its type.
+
+    ``weight``: int8 ``[out, in]``; ``scales``: floats ``[groups, out]``, one for each group of inputs (a multiple of
+    16) and output. Raises ``ValueError`` where the shapes disagree.
+    """
+    (out, into), groups = weight.shape, len(scales)
+    if scales.shape != (groups, out) or groups == 0 or into % groups or into // groups % 16:
+        raise ValueError(
+            f"an int8 weight {(out, into)} with scales {tuple(scales.shape)}; expected [groups, {out}] with groups of "
+            f"a multiple of 16 inputs"
+        )
+    if x.is_cuda:
+        from kernels.triton import weight_only as on_gpu
+
+        return on_gpu.weight_only(x, weight, scales, bias, on_gpu.INT8)
+    wide = weight.float() * scales.float().T.repeat_interleave(into // groups, dim=1)
+    return torch.nn.functional.linear(x, wide.to(x.dtype), bias)
+
+
+def int8_linear(x: Tensor, weight: Tensor, scales: Tensor, bias: Tensor | None = None) -> Tensor:
+    """The same with each row of ``x`` rounded to int8 with a scale of its own; the sums are exact whole numbers.
+
+    ``weight``: int8 ``[out, in]``, ``in`` a multiple of 32; ``scales``: floats ``[out]``. Raises ``ValueError`` where
+    the shapes disagree.
+    """
+    out, into = weight.shape
+    if scales.shape != (out,) or into % 32:
+        raise ValueError(
+            f"an int8 weight {(out, into)} with scales {tuple(scales.shape)}; inputs come in multiples of 32"
+        )
+    rows, row_scales = quantize_vectors(x, torch.int8)
+    if x.is_cuda:
+        from kernels.triton import scaled as on_gpu
+
+        return on_gpu.scaled(rows, row_scales, weight, scales, bias, x.dtype)
+    products = torch._int_mm(rows, weight.T).float() * row_scales[:, None] * scales.float()
+    return (products if bias is None else products + bias).to(x.dtype)

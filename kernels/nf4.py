@@ -1,0 +1,60 @@
+"""Products with weights in NF4 (Dettmers et al. 2023, "QLoRA", https://arxiv.org/abs/2305.14314, section 3): each of 4
+bits names one of 16 quantiles of the normal distribution, scaled by the largest weight of its group of inputs."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+CODES = (
+    -1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635, -0.18477343022823334,
+    -0.09105003625154495, 0.0, 0.07958029955625534, 0.16093020141124725, 0.24611230194568634, 0.33791524171829224,
+    0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0,
+)  # fmt: skip
+"""The paper's appendix E."""
+
+
+class Nf4(NamedTuple):
+    """A weight ``[out, in]``."""
+
+    packed: Tensor
+    """uint8 ``[out, in / 2]``; of two neighbours the first is in the upper half."""
+    scales: Tensor
+    """float32 ``[groups, out]``."""
+
+
+def from_bitsandbytes(packed: Tensor, absmax: Tensor, out: int, into: int) -> Nf4:
+    """A weight as bitsandbytes stores it, row by row: uint8 with two weights each, and the float32 scale of each group
+    (whose own quantization, if any, is undone). Raises ``ValueError`` where sizes disagree or groups leave rows."""
+    groups, rest = divmod(absmax.numel(), out)
+    if packed.numel() * 2 != out * into or rest or groups == 0 or into % groups or into // groups % 16:
+        raise ValueError(
+            f"{packed.numel()} bytes and {absmax.numel()} scales for an NF4 weight {(out, into)}; expected "
+            f"{out * into // 2} bytes, and for each output the same number of groups of a multiple of 16 inputs"
+        )
+    return Nf4(packed.reshape(out, into // 2).contiguous(), absmax.reshape(out, groups).float().T.contiguous())
+
+
+def dequantize(weight: Nf4) -> Tensor:
+    """The weight in float32, ``[out, in]``."""
+    codes = torch.stack((weight.packed >> 4, weight.packed & 15), dim=-1).flatten(1).long()
+    size = codes.shape[1] // len(weight.scales)
+    return _codes(weight.packed.device)[codes] * weight.scales.T.repeat_interleave(size, dim=1)
+
+
+def nf4_linear(x: Tensor, weight: Nf4, bias: Tensor | None = None) -> Tensor:
+    """``x @ dequantize(weight).T + bias`` for ``x`` ``[rows, in]``, in its type. On a GPU the codes are rounded to the
+    type of ``x``, the scales are not."""
+    if x.is_cuda:
+        from kernels.triton import weight_only as on_gpu
+
+        return on_gpu.weight_only(x, weight.packed, weight.scales, bias, on_gpu.NF4, codes=_codes(x.device))
+    return torch.nn.functional.linear(x, dequantize(weight).to(x.dtype), bias)
+
+
+@cache
+def _codes(device: torch.device) -> Tensor:
+    return torch.tensor(CODES, device=device)

@@ -1,0 +1,180 @@
+"""Products of 16-bit activations with weights of 4 or 8 bits, which are widened on their way into the matrix units.
+
+The product is computed transposed, weights first: the matrix units want 64 rows of their first operand and as few as 8
+of the second, and take the first from registers, where the weights have just been widened. Whole numbers stay whole
+numbers there, which 16 bits hold exactly; a group's scale is applied to the float32 sum of its products.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from kernels.triton.split import parts_for, sum_parts
+
+GPTQ, AWQ, INT8, NF4 = 0, 1, 2, 3
+"""Layouts. ``GPTQ``: int32 ``[in / 8, out]``, the nibbles of a word are consecutive inputs. ``AWQ``: int32 ``[in, out /
+8]``, the nibbles are outputs, evens before odds. ``INT8``: ``[out, in]``. ``NF4``: uint8 ``[out, in / 2]``, high nibble
+first."""
+
+
+@triton.jit
+def unpack_gptq(words):
+    """Nibbles of words ``[rows, columns]``, lowest first: ``[rows, 8 * columns]``."""
+    x = tl.interleave(words, words >> 16)
+    x = tl.interleave(x, x >> 8)
+    return tl.interleave(x, x >> 4) & 15
+
+
+@triton.jit
+def unpack_awq(words):
+    """The same for AWQ's order of nibbles: 0 4 1 5 2 6 3 7."""
+    x = tl.interleave(words, words >> 8)
+    x = tl.interleave(x, x >> 4)
+    return tl.interleave(x, x >> 16) & 15
+
+
+@triton.jit
+def _centred(q, zero, DTYPE: tl.constexpr):
+    """``q - zero`` as floats, for integers from 0 to 15. Set below the leading bit of a power of two whose last place
+    is 1, an integer is a float without a conversion; the difference with the same power is exact."""
+    if tl.bfloat16 == DTYPE:
+        centred = (q | 0x4300).to(tl.int16).to(tl.bfloat16, bitcast=True) - (zero + 128).to(tl.bfloat16)
+    elif tl.float16 == DTYPE:
+        centred = (q | 0x6400).to(tl.int16).to(tl.float16, bitcast=True) - (zero + 1024).to(tl.float16)
+    else:
+        centred = (q | 0x4B000000).to(tl.float32, bitcast=True) - (zero + 8388608).to(tl.float32)
+    return centred
+
+
+@triton.jit
+def _weight_only(
+    X, W, SCALES, ZEROS, CODES, ORDER, BIAS, OUT, rows, out, into, group, x_stride, w_stride, steps,
+    LAYOUT: tl.constexpr, HAS_ORDER: tl.constexpr, HAS_BIAS: tl.constexpr, SPLIT: tl.constexpr,
+    M: tl.constexpr, N: tl.constexpr, K: tl.constexpr,
+):  # fmt: skip
+    part = tl.program_id(2)
+    n = tl.program_id(0) * N + tl.arange(0, N)
+    m = tl.program_id(1) * M + tl.arange(0, M)
+    some = n < out
+    dtype: tl.constexpr = X.dtype.element_ty
+    x_rows = X + m.to(tl.int64)[None, :] * x_stride
+    total = tl.zeros([N, M], tl.float32)
+    for step in range(part * steps, tl.minimum((part + 1) * steps, into // K)):
+        k = step * K + tl.arange(0, K)
+        column = tl.load(ORDER + k) if HAS_ORDER else k
+        x = tl.load(x_rows + column[:, None], mask=(m < rows)[None, :], other=0.0)
+        scale = tl.load(SCALES + (step * K // group) * out + n, mask=some, other=0.0).to(tl.float32)
+        if LAYOUT == 0:
+            word = step * (K // 8) + tl.arange(0, K // 8)
+            words = tl.load(W + word[None, :] * w_stride + n[:, None], mask=some[:, None], other=0)
+            q = unpack_gptq(words)
+        elif LAYOUT == 1:
+            word = tl.program_id(0) * (N // 8) + tl.arange(0, N // 8)
+            words = tl.load(W + k[:, None] * w_stride + word[None, :], mask=(word < w_stride)[None, :], other=0)
+            q = tl.trans(unpack_awq(words))
+        elif LAYOUT == 2:
+            q = tl.load(W + n.to(tl.int64)[:, None] * w_stride + k[None, :], mask=some[:, None], other=0)
+        else:
+            pair = step * (K // 2) + tl.arange(0, K // 2)
+            pairs = tl.load(W + n.to(tl.int64)[:, None] * w_stride + pair[None, :], mask=some[:, None], other=0)
+            q = tl.interleave(pairs >> 4, pairs & 15)
+        if LAYOUT < 2:
+            zero = tl.load(ZEROS + (step * K // group) * out + n, mask=some, other=0).to(tl.int32)
+            weight = _centred(q, zero[:, None], dtype)
+        elif LAYOUT == 2:
+            weight = q.to(dtype)
+        else:
+            codes = tl.load(CODES + tl.arange(0, 16)).to(dtype)
+            weight = tl.reshape(tl.gather(codes, tl.reshape(q, [N * K]).to(tl.int32), 0), [N, K])
+        total += tl.dot(weight, x, input_precision="ieee") * scale[:, None]
+    inside = some[:, None] & (m < rows)[None, :]
+    if SPLIT:
+        OUT += part.to(tl.int64) * rows * out
+    elif HAS_BIAS:
+        total += tl.load(BIAS + n, mask=some, other=0.0).to(tl.float32)[:, None]
+    tl.store(OUT + m.to(tl.int64)[None, :] * out + n[:, None], total.to(OUT.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _int4_vector(
+    X, W, SCALES, ZEROS, ORDER, OUT, out, into, group, w_stride, steps,
+    LAYOUT: tl.constexpr, HAS_ORDER: tl.constexpr, N: tl.constexpr, K: tl.constexpr,
+):  # fmt: skip
+    """One row: without the matrix units, which would multiply mostly zeros."""
+    part = tl.program_id(1)
+    n = tl.program_id(0) * N + tl.arange(0, N)
+    some = n < out
+    total = tl.zeros([K // 8 if LAYOUT == 0 else K, N], tl.float32)
+    for step in tl.range(part * steps, tl.minimum((part + 1) * steps, into // K), num_stages=4):
+        scale = tl.load(SCALES + (step * K // group) * out + n, mask=some, other=0.0).to(tl.float32)
+        zero = tl.load(ZEROS + (step * K // group) * out + n, mask=some, other=0).to(tl.int32)
+        if LAYOUT == 0:
+            word = step * (K // 8) + tl.arange(0, K // 8)
+            words = tl.load(W + word[:, None] * w_stride + n[None, :], mask=some[None, :], other=0)
+            sums = tl.zeros([K // 8, N], tl.float32)
+            for nibble in tl.static_range(8):
+                column = tl.load(ORDER + word * 8 + nibble) if HAS_ORDER else word * 8 + nibble
+                x = tl.load(X + column).to(tl.float32)
+                sums += _centred((words >> (4 * nibble)) & 15, zero[None, :], tl.float32) * x[:, None]
+        else:
+            k = step * K + tl.arange(0, K)
+            word = tl.program_id(0) * (N // 8) + tl.arange(0, N // 8)
+            words = tl.load(W + k[:, None] * w_stride + word[None, :], mask=(word < w_stride)[None, :], other=0)
+            x = tl.load(X + k).to(tl.float32)
+            sums = _centred(unpack_awq(words), zero[None, :], tl.float32) * x[:, None]
+        total += sums * scale[None, :]
+    tl.store(OUT + part.to(tl.int64) * out + n, tl.sum(total, axis=0), mask=some)
+
+
+def weight_only(
+    x: Tensor, weight: Tensor, scales: Tensor, bias: Tensor | None, layout: int, *,
+    zeros: Tensor | None = None, codes: Tensor | None = None, order: Tensor | None = None,
+) -> Tensor:  # fmt: skip
+    """``x @ dequantized.T + bias`` for ``x`` ``[rows, in]``. ``scales``: ``[groups, out]``; ``zeros``: uint8, the same,
+    for 4-bit integers; ``codes``: float32 ``[16]``, for NF4; ``order``: int32 ``[in]``, the column of ``x`` that each
+    input of the weight is. ``in`` is a multiple of the group size, and that of 16."""
+    x = x if x.stride(-1) == 1 else x.contiguous()
+    (rows, into), (groups, out) = x.shape, scales.shape
+    group = into // groups
+    result = torch.empty(rows, out, dtype=x.dtype, device=x.device)
+    if rows == 0:
+        return result
+    zeros, codes = weight if zeros is None else zeros, scales if codes is None else codes
+    if rows == 1 and layout in (GPTQ, AWQ):
+        wide, deep = 128, math.gcd(group, 128 if layout == GPTQ else 32)
+        columns, steps = triton.cdiv(out, wide), into // deep
+        parts = parts_for(x, columns, steps, 8)
+        partial = torch.empty(parts, 1, out, dtype=torch.float32, device=x.device)
+        _int4_vector[(columns, parts)](
+            x, weight, scales, zeros, weight if order is None else order, partial, out, into, group,
+            weight.stride(0), triton.cdiv(steps, parts),
+            LAYOUT=layout, HAS_ORDER=order is not None, N=wide, K=deep, num_warps=4,
+        )  # fmt: skip
+        sum_parts(partial, bias, result)
+        return result
+    tall, wide, deep, warps, stages = _tiles(rows, group)
+    grid = triton.cdiv(out, wide), triton.cdiv(rows, tall)
+    steps = into // deep
+    parts = parts_for(x, grid[0] * grid[1], steps, 4)
+    target = result if parts == 1 else torch.empty(parts, rows, out, dtype=torch.float32, device=x.device)
+    _weight_only[(*grid, parts)](
+        x, weight, scales, zeros, codes, weight if order is None else order, scales if bias is None else bias, target,
+        rows, out, into, group, x.stride(0), weight.stride(0), triton.cdiv(steps, parts),
+        LAYOUT=layout, HAS_ORDER=order is not None, HAS_BIAS=bias is not None, SPLIT=parts > 1,
+        M=tall, N=wide, K=deep, num_warps=warps, num_stages=stages,
+    )  # fmt: skip
+    if parts > 1:
+        sum_parts(target, bias, result)
+    return result
+
+
+def _tiles(rows: int, group: int) -> tuple[int, int, int, int, int]:
+    """Rows, outputs and inputs of one tile, warps and pipeline stages."""
+    if rows <= 64:
+        return max(16, triton.next_power_of_2(rows)), 64, math.gcd(group, 128), 4, 4
+    return 128, 128, math.gcd(group, 64), 8, 3

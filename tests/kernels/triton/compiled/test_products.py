@@ -1,0 +1,96 @@
+"""Products with quantized weights, compiled for Hopper at the shapes of an 8B model: nothing spilled, the matrix units
+of the right type, weights on their way while others are multiplied, and room for enough programs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from kernels.triton.quantize import quantize_vectors
+from kernels.triton.scaled import scaled
+from kernels.triton.weight_only import AWQ, GPTQ, INT8, NF4, weight_only
+from tests.kernels.triton.hopper import SHARED_MEMORY, compiling
+
+IN, OUT, GROUPS = 4096, 14336, 32
+F16, F32, I32, U8, BF16 = torch.float16, torch.float32, torch.int32, torch.uint8, torch.bfloat16
+FP8 = torch.float8_e4m3fn
+
+
+def empty(*shape: int, dtype: torch.dtype = BF16) -> Tensor:
+    return torch.empty(*shape, dtype=dtype, device="meta")
+
+
+def int4(rows: int, layout: int) -> None:
+    packed = empty(IN // 8, OUT, dtype=I32) if layout == GPTQ else empty(IN, OUT // 8, dtype=I32)
+    scales, zeros = empty(GROUPS, OUT, dtype=F16), empty(GROUPS, OUT, dtype=U8)
+    weight_only(empty(rows, IN), packed, scales, None, layout, zeros=zeros)
+
+
+def int8(rows: int) -> None:
+    weight_only(empty(rows, IN), empty(OUT, IN, dtype=torch.int8), empty(1, OUT, dtype=F32), None, INT8)
+
+
+def nf4(rows: int) -> None:
+    scales, codes = empty(IN // 64, OUT, dtype=F32), empty(16, dtype=F32)
+    weight_only(empty(rows, IN), empty(OUT, IN // 2, dtype=U8), scales, None, NF4, codes=codes)
+
+
+def eight(rows: int, stored: torch.dtype, *, blocks: bool = False) -> None:
+    row_scales = empty(rows, IN // 128, dtype=F32) if blocks else empty(rows, dtype=F32)
+    scales = empty(OUT // 128, IN // 128, dtype=F32) if blocks else empty(OUT, dtype=F32)
+    scaled(empty(rows, IN, dtype=stored), row_scales, empty(OUT, IN, dtype=stored), scales, None, BF16)
+
+
+CASES: list[tuple[str, Callable[[], object], str, int, float]] = [
+    ("gptq, 16 rows", lambda: int4(16, GPTQ), "HGMMA", 112, 0.25),
+    ("gptq, 256 rows", lambda: int4(256, GPTQ), "HGMMA", 224, 0.12),
+    ("awq, 16 rows", lambda: int4(16, AWQ), "HGMMA", 112, 0.25),
+    ("int8 weights, 16 rows", lambda: int8(16), "HGMMA", 112, 0.25),
+    ("nf4, 16 rows", lambda: nf4(16), "HGMMA", 96, 0.25),
+    ("int8, 16 rows", lambda: eight(16, torch.int8), "IGMMA", 64, 0.25),
+    ("float8, 16 rows", lambda: eight(16, FP8), "QGMMA", 64, 0.25),
+    ("float8 in blocks, 16 rows", lambda: eight(16, FP8, blocks=True), "QGMMA", 64, 0.25),
+    ("float8 in blocks, 256 rows", lambda: eight(256, FP8, blocks=True), "QGMMA", 208, 0.12),
+]
+
+
+@pytest.mark.parametrize(
+    ("launch", "unit", "registers", "occupancy"), [pytest.param(*case[1:], id=case[0]) for case in CASES]
+)
+def test_what_the_compiler_makes(launch: Callable[[], object], unit: str, registers: int, occupancy: float) -> None:
+    with compiling() as made:
+        launch()
+    kernel = made[0]
+    assert kernel.spills == kernel.stack == 0, kernel
+    assert kernel.shared <= SHARED_MEMORY, kernel
+    assert kernel.registers <= registers, kernel
+    assert kernel.occupancy >= occupancy, kernel
+    assert kernel.count(unit) > 0, kernel
+    assert kernel.count("LDGSTS", ".128") > 0, kernel
+
+
+@pytest.mark.parametrize("layout", [GPTQ, AWQ], ids=["gptq", "awq"])
+def test_one_row_needs_no_matrix_units(layout: int) -> None:
+    """But wide loads, and a sum of parts in which nothing spills either."""
+    with compiling() as made:
+        int4(1, layout)
+    vector, total = made
+    for kernel in made:
+        assert kernel.spills == kernel.stack == 0, kernel
+        assert kernel.count("LDG", ".128") + kernel.count("LDGSTS", ".128") > 0, kernel
+    assert vector.registers <= 128, vector
+    assert vector.count("HGMMA") + vector.count("HMMA") == 0, vector
+    assert total.occupancy >= 0.75, total
+
+
+def test_rows_are_quantized_with_wide_loads() -> None:
+    with compiling() as made:
+        quantize_vectors(empty(16, 4096), torch.int8, 127.0)
+        quantize_vectors(empty(16, 32, 128), FP8, 448.0)
+    for kernel in made:
+        assert kernel.spills == kernel.stack == 0, kernel
+        assert kernel.count("LDG", ".128") > 0, kernel
+        assert kernel.occupancy >= 0.75, kernel

@@ -1,0 +1,291 @@
+"""Products with quantized weights against float64, at one row, five and sixteen, at the edges of groups and of tiles.
+
+The weights are packed here, number by number, as the formats are described; the expected products come from the numbers
+that were packed.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import ModuleType
+from typing import NamedTuple
+
+import pytest
+import torch
+from torch import Tensor
+
+from kernels import fp8, int4, int8, nf4
+from kernels.quantize import quantize_vectors
+from kernels.triton import scaled, weight_only
+from tests.kernels.triton.device import DEVICE
+from tests.kernels.triton.planted import planted
+
+TOLERANCE = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
+AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
+"""Which of eight neighbours stands in each nibble of a word, from the lowest on."""
+
+
+def generator(seed: int) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def words(numbers: list[list[int]]) -> Tensor:
+    """int32 words from lists of eight numbers, the lowest nibble first."""
+    packed = [sum(number << 4 * place for place, number in enumerate(eight)) for eight in numbers]
+    return torch.tensor([word - (1 << 32) if word >= 1 << 31 else word for word in packed], dtype=torch.int32)
+
+
+class Checkpoint(NamedTuple):
+    """A weight of 4 bits as a layout stores it, and in float64."""
+
+    weight: int4.Int4
+    wide: Tensor
+    """``[out, in]``."""
+
+
+def checkpoint(layout: str, into: int, out: int, group: int) -> Checkpoint:
+    """``layout``: gptq, gptq with act-order, or awq. Numbers and zeros reach both of their ends."""
+    rng, groups = generator(into + out), into // group
+    numbers = torch.randint(0, 16, (into, out), generator=rng)
+    zeros = torch.randint(1, 16, (groups, out), generator=rng)
+    zeros[:, 0], zeros[:, 1] = 16 if layout != "awq" else 0, 1
+    scales = (torch.rand(groups, out, generator=rng) + 0.1).to(torch.float16) / 8
+    of = torch.arange(into) // group
+    if layout == "gptq order":
+        of = of[torch.randperm(into, generator=rng)]
+    wide = ((numbers - zeros[of]) * scales[of].double()).T
+    n, z = numbers.tolist(), zeros.tolist()
+    if layout == "awq":
+        packed = words([[n[k][c + j] for j in AWQ_ORDER] for k in range(into) for c in range(0, out, 8)])
+        stored = words([[z[g][c + j] for j in AWQ_ORDER] for g in range(groups) for c in range(0, out, 8)])
+        return Checkpoint(int4.from_awq(packed.view(into, -1), stored.view(groups, -1), scales), wide)
+    packed = words([[n[k + j][c] for j in range(8)] for k in range(0, into, 8) for c in range(out)])
+    stored = words([[z[g][c + j] - 1 for j in range(8)] for g in range(groups) for c in range(0, out, 8)])
+    groups_of = of.to(torch.int32) if layout == "gptq order" else None
+    weight = int4.from_gptq(packed.view(-1, out), stored.view(groups, -1), scales, groups_of)
+    return Checkpoint(weight, wide)
+
+
+def activations(rows: int, into: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    return torch.randn(rows, into, generator=generator(rows)).to(dtype)
+
+
+def close(ours: Tensor, expected: Tensor, dtype: torch.dtype) -> None:
+    """Up to the rounding of the result, whose sums cancel: relative to the largest."""
+    assert ours.dtype == dtype
+    size = float(expected.abs().max())
+    torch.testing.assert_close(
+        ours.cpu().double() / size, expected / size, atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype]
+    )
+
+
+def int4_product(x: Tensor, weight: int4.Int4, bias: Tensor | None, module: ModuleType = weight_only) -> Tensor:
+    packed, scales, zeros, layout, order = (y.to(DEVICE) if isinstance(y, Tensor) else y for y in weight)
+    bias = None if bias is None else bias.to(DEVICE)
+    result: Tensor = module.weight_only(x.to(DEVICE), packed, scales, bias, layout.value, zeros=zeros, order=order)
+    return result
+
+
+LAYOUTS = ["gptq", "gptq order", "awq"]
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize(("rows", "into", "out", "group"), [(1, 192, 72, 64), (5, 192, 136, 32), (16, 96, 64, 96)])
+def test_int4_products_equal_float64(layout: str, rows: int, into: int, out: int, group: int) -> None:
+    """Outputs that no tile divides, groups of one step and of the whole, sums in parts."""
+    weight, wide = checkpoint(layout, into, out, group)
+    assert torch.equal(int4.dequantize(weight).double(), wide)
+    x, bias = activations(rows, into), torch.randn(out, generator=generator(1))
+    expected = x.double() @ wide.T + bias
+    close(int4_product(x, weight, bias), expected, torch.float32)
+    close(int4.int4_linear(x, weight, bias), expected, torch.float32)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("rows", [1, 70])
+def test_int4_products_of_16_bits_are_rounded_once(layout: str, rows: int, dtype: torch.dtype) -> None:
+    weight, wide = checkpoint(layout, 128, 72, 128)
+    x = activations(rows, 128, dtype)
+    close(int4_product(x, weight, None), x.double() @ wide.T, dtype)
+
+
+@pytest.mark.parametrize("dtype", list(TOLERANCE), ids=str)
+@pytest.mark.parametrize(("rows", "groups"), [(1, 3), (5, 1), (16, 6)])
+def test_int8_weights_equal_float64(rows: int, groups: int, dtype: torch.dtype) -> None:
+    into, out = 192, 70
+    weight = torch.randint(-127, 128, (out, into), generator=generator(0), dtype=torch.int8)
+    scales = torch.rand(groups, out, generator=generator(1)) + 0.1
+    x = activations(rows, into, dtype)
+    expected = x.double() @ (weight.double() * scales.double().T.repeat_interleave(into // groups, 1)).T
+    ours = weight_only.weight_only(x.to(DEVICE), weight.to(DEVICE), scales.to(DEVICE), None, weight_only.INT8)
+    close(ours, expected, dtype)
+    if dtype == torch.float32:
+        close(int8.int8_weight_linear(x, weight, scales), expected, dtype)
+
+
+@pytest.mark.parametrize("dtype", list(TOLERANCE), ids=str)
+@pytest.mark.parametrize(("rows", "group"), [(1, 64), (5, 32), (16, 192)])
+def test_nf4_products_equal_float64(rows: int, group: int, dtype: torch.dtype) -> None:
+    into, out = 192, 70
+    codes = torch.randint(0, 16, (out * into,), generator=generator(0))
+    absmax = torch.rand(out * into // group, generator=generator(1)) + 0.1
+    packed = (codes[::2] * 16 + codes[1::2]).to(torch.uint8)
+    weight = nf4.from_bitsandbytes(packed[:, None], absmax, out, into)
+    wide = (torch.tensor(nf4.CODES, dtype=torch.float64)[codes].view(-1, group) * absmax.double()[:, None]).view(
+        out, into
+    )
+    x = activations(rows, into, dtype)
+    ours = weight_only.weight_only(
+        x.to(DEVICE), weight.packed.to(DEVICE), weight.scales.to(DEVICE), None, weight_only.NF4,
+        codes=torch.tensor(nf4.CODES, device=DEVICE),
+    )  # fmt: skip
+    close(ours, x.double() @ wide.T, dtype)
+    if dtype == torch.float32:
+        close(nf4.nf4_linear(x, weight), x.double() @ wide.T, dtype)
+
+
+def test_nf4_codes_are_quantiles_of_the_normal_distribution() -> None:
+    """The paper's construction: eight from 0 up and nine from 0 down, the ends trimmed alike, 0 once, then scaled."""
+    offset = 0.5 * ((1 - 1 / (2 * 15)) + (1 - 1 / (2 * 16)))
+    normal = torch.distributions.Normal(0.0, 1.0)
+    up = normal.icdf(torch.linspace(offset, 0.5, 9, dtype=torch.float64)[:-1])
+    down = -normal.icdf(torch.linspace(offset, 0.5, 8, dtype=torch.float64)[:-1])
+    expected = torch.cat((up, torch.zeros(1), down)).sort().values
+    torch.testing.assert_close(torch.tensor(nf4.CODES).double(), expected / expected.max(), atol=1e-6, rtol=0)
+
+
+class Eight(NamedTuple):
+    """A product of 8 bits by 8 bits, its scales, and its value in float64."""
+
+    x: Tensor
+    row_scales: Tensor
+    weight: Tensor
+    scales: Tensor
+    expected: Tensor
+
+
+def eight(stored: torch.dtype, blocks: bool, rows: int, into: int, out: int) -> Eight:
+    x = torch.randn(rows, into // 128 if blocks else 1, 128 if blocks else into, generator=generator(rows))
+    numbers, row_scales = quantize_vectors(x * torch.logspace(-2, 2, rows)[:, None, None], stored)
+    weight, _ = quantize_vectors(torch.randn(out, into, generator=generator(1)), stored)
+    scales = torch.rand(-(-out // 128) if blocks else out, into // 128 if blocks else 1, generator=generator(2)) + 0.1
+    spread = scales.double().repeat_interleave(128 if blocks else 1, 0)[:out]
+    wide = weight.double() * spread.repeat_interleave(128 if blocks else into, 1)
+    expected = (numbers.double() * row_scales.double()[..., None]).flatten(1) @ wide.T
+    if not blocks:
+        row_scales, scales = row_scales.squeeze(1), scales.squeeze(1)
+    return Eight(numbers.flatten(1), row_scales, weight, scales, expected)
+
+
+def eight_product(case: Eight, dtype: torch.dtype, bias: Tensor | None = None, module: ModuleType = scaled) -> Tensor:
+    bias = None if bias is None else bias.to(DEVICE)
+    result: Tensor = module.scaled(*(y.to(DEVICE) for y in case[:4]), bias, dtype)
+    return result
+
+
+EIGHTS = [(torch.int8, False), (torch.float8_e4m3fn, False), (torch.float8_e4m3fn, True)]
+
+
+@pytest.mark.parametrize(("stored", "blocks"), EIGHTS)
+@pytest.mark.parametrize(("rows", "into", "out"), [(1, 256, 70), (5, 384, 200), (16, 128, 64), (70, 128, 130)])
+def test_products_of_8_bits_equal_float64(stored: torch.dtype, blocks: bool, rows: int, into: int, out: int) -> None:
+    """On a GPU the sums of float8 have fewer bits."""
+    case, bias = eight(stored, blocks, rows, into, out), torch.randn(out, generator=generator(3))
+    dtype = torch.float32 if DEVICE == "cpu" or stored == torch.int8 else torch.float16
+    close(eight_product(case, dtype, bias), case.expected + bias, dtype)
+    close(eight_product(case, torch.bfloat16), case.expected, torch.bfloat16)
+
+
+def test_the_plain_products_round_their_rows_and_equal_float64() -> None:
+    x = torch.randn(5, 256, generator=generator(0)) * torch.logspace(-2, 2, 5)[:, None]
+    for stored in (torch.int8, torch.float8_e4m3fn):
+        weight, _ = quantize_vectors(torch.randn(200, 256, generator=generator(1)), stored)
+        numbers, row_scales = quantize_vectors(x, stored)
+        plain = (numbers.double() * row_scales.double()[:, None]) @ weight.double().T
+        scales = torch.rand(200, generator=generator(2))
+        product = int8.int8_linear if stored == torch.int8 else fp8.fp8_linear
+        close(product(x, weight, scales), plain * scales.double(), torch.float32)
+    numbers, row_scales = quantize_vectors(x.view(5, 2, 128), stored)
+    given = (numbers.double() * row_scales.double()[..., None]).flatten(1)
+    blocks = torch.rand(2, 2, generator=generator(3))
+    wide = weight.double() * blocks.double().repeat_interleave(128, 0)[:200].repeat_interleave(128, 1)
+    close(fp8.fp8_linear(x, weight, blocks), given @ wide.T, torch.float32)
+    close(
+        fp8.fp8_linear(x, weight, torch.tensor(0.5)),
+        fp8.fp8_linear(x, weight, torch.full((200, 1), 0.5)).double(),
+        torch.float32,
+    )
+
+
+def test_shapes_that_disagree_are_refused_with_their_numbers() -> None:
+    zeros, scales = torch.zeros(3, 9, dtype=torch.int32), torch.zeros(3, 72)
+    packed = torch.zeros(24, 72, dtype=torch.int32)
+    int4.from_gptq(packed, zeros, scales)
+    with pytest.raises(ValueError, match=r"192 inputs and 72 outputs with scales \(3, 71\)"):
+        int4.from_gptq(packed, zeros, scales[:, :71])
+    with pytest.raises(ValueError, match=r"zeros \(3, 8\)"):
+        int4.from_gptq(packed, zeros[:, :8], scales)
+    with pytest.raises(ValueError, match="160 inputs in 3 groups"):
+        int4.from_gptq(packed[:20], zeros, scales)
+    with pytest.raises(ValueError, match="each of 3 groups for 64 of 192"):
+        int4.from_gptq(packed, zeros, scales, torch.arange(192).clamp(max=2))
+    with pytest.raises(ValueError, match=r"72 outputs with scales \(3, 72\) and zeros \(2, 9\)"):
+        int4.from_awq(torch.zeros(192, 9, dtype=torch.int32), zeros[:2], scales)
+    with pytest.raises(ValueError, match="100 bytes and 4 scales"):
+        nf4.from_bitsandbytes(torch.zeros(100, dtype=torch.uint8), torch.zeros(4), 4, 64)
+    weight = torch.zeros(70, 96, dtype=torch.int8)
+    with pytest.raises(ValueError, match=r"\(70, 96\) with scales \(5, 70\)"):
+        int8.int8_weight_linear(torch.zeros(1, 96), weight, torch.zeros(5, 70))
+    with pytest.raises(ValueError, match=r"\(70, 96\) with scales \(69,\)"):
+        int8.int8_linear(torch.zeros(1, 96), weight, torch.zeros(69))
+    with pytest.raises(ValueError, match=r"\(70, 96\) with scales \(1, 2\)"):
+        fp8.fp8_linear(torch.zeros(1, 96), weight.to(torch.float8_e4m3fn), torch.zeros(1, 2))
+
+
+@pytest.mark.skipif(DEVICE != "cpu", reason="bugs are planted in the interpreter")
+@pytest.mark.parametrize("rows", [1, 5])
+@pytest.mark.parametrize(
+    ("layout", "right", "wrong"),
+    [
+        ("gptq", "zero + 128", "zero + 129"),
+        ("gptq", "zero + 8388608", "zero + 8388609"),
+        ("gptq", "words >> 16", "words >> 8"),
+        ("gptq", "4 * nibble", "4 * (7 - nibble)"),
+        ("awq", "(x, x >> 16)", "(x, x >> 4)"),
+        ("awq", "step * K // group", "0"),
+        ("gptq", "step * K // group", "0"),
+        ("gptq", "(step * K // group) * out + n", "(step * K // group) + n"),
+        ("gptq order", "ORDER + k", "ORDER + tl.arange(0, K)"),
+        ("gptq order", "ORDER + word * 8 + nibble", "ORDER + word * 8"),
+        ("gptq", "part * steps, tl.min", "part * steps + part, tl.min"),
+    ],
+)
+def test_planted_bugs_are_caught(layout: str, right: str, wrong: str, rows: int, tmp_path: Path) -> None:
+    """A zero that is off by one, nibbles, groups, scales and activations in the wrong order, a lost step: each in the
+    path of one row, in that of many, or in both."""
+    weight, wide = checkpoint(layout, 256, 72, 64)
+    dtype = torch.bfloat16 if "128" in right or "129" in wrong else torch.float32
+    x = activations(rows, 256, dtype)
+    ours = int4_product(x, weight, None, planted("weight_only", right, wrong, "weight_only", tmp_path))
+    only = {"zero + 128": 5, "words >> 16": 5, "4 * nibble": 1, "ORDER + k": 5, "ORDER + word * 8 + nibble": 1}
+    expected = x.double() @ wide.T
+    wrong_result = not torch.allclose(ours.double(), expected, atol=0.02 * float(expected.abs().max()))
+    assert wrong_result == (only.get(right, rows) == rows)
+
+
+@pytest.mark.skipif(DEVICE != "cpu", reason="bugs are planted in the interpreter")
+@pytest.mark.parametrize(
+    ("blocks", "right", "wrong"),
+    [
+        (False, "ROW_SCALES + m,", "ROW_SCALES + m * 0,"),
+        (False, "SCALES + n,", "SCALES + n * 0,"),
+        (True, "m * (into // 128) + step", "m * (into // 128)"),
+        (True, "(into // 128) + step)", "(into // 128))"),
+        (True, "(tl.program_id(0) * N // 128)", "tl.program_id(0) * 0"),
+    ],
+)
+def test_planted_scales_of_other_rows_are_caught(blocks: bool, right: str, wrong: str, tmp_path: Path) -> None:
+    case = eight(torch.float8_e4m3fn, blocks, 5, 384, 200)
+    ours = eight_product(case, torch.float32, None, planted("scaled", right, wrong, "scaled", tmp_path))
+    assert not torch.allclose(ours.double(), case.expected, rtol=0.02)
