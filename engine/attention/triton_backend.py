@@ -11,9 +11,9 @@ from torch import Tensor
 
 from engine.attention import LayerAttention
 from engine.attention.plan import Ints, Rows, share_prefixes
-from kernels.kv_write import quantize_vectors
 from kernels.paged_attention import PagedKeys, paged_attention
 from kernels.paged_work import NO_TREE, Buffers, Plan, Segments, Shape, Work, packed_bits, plan_work
+from kernels.quantize import quantize_vectors
 
 _PER_PROCESSOR = 2
 """Programs for each of a GPU's multiprocessors: while one waits for its first keys, another computes."""

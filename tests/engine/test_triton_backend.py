@@ -10,8 +10,8 @@ import torch
 from engine.attention import LayerAttention
 from engine.attention.plan import CostModel, Rows
 from engine.attention.triton_backend import TritonAttention
-from kernels.kv_write import quantize_vectors
 from kernels.paged_work import COUNT
+from kernels.quantize import quantize_vectors
 from tests.engine.test_attention import ALWAYS, DIM, KV_HEADS, NEVER, PAGE, PER_KV, POOL, USUAL, Step
 
 

@@ -9,9 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kernels.kv_write import quantize_vectors
 from kernels.paged_attention import PagedKeys
 from kernels.paged_work import NO_TREE, Buffers, Segments, Shape, Work, packed_bits, plan_work
+from kernels.quantize import quantize_vectors
 from tests.kernels.triton.device import DEVICE
 
 
