@@ -114,7 +114,7 @@ def _draw(
         largest = tl.maximum(largest, x)
         odd |= (x != x).to(tl.int32)
     top = tl.max(largest)
-    likeliest = tl.min(tl.where(largest == top, where, 0x7FFFFFFF))
+    likeliest = tl.minimum(tl.min(tl.where(largest == top, where, 0x7FFFFFFF)), vocab - 1)
     sound = (tl.max(odd) == 0) & (tl.abs(top) < float("inf"))
 
     temperature = tl.load(TEMPERATURE + row)

@@ -1,0 +1,1 @@
+"""The speed of single kernels on a GPU beside torch's own: ``python -m benchmarks.kernels``."""

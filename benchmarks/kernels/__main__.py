@@ -1,0 +1,46 @@
+"""``python -m benchmarks.kernels``: times every kernel on a GPU and writes ``results.json`` and ``table.md``."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import torch
+
+from benchmarks.kernels import linear, norm, sampling
+from benchmarks.kernels.measure import Case, document, markdown
+
+SUITES: dict[str, Callable[[], Iterator[Case]]] = {
+    "norm": norm.cases,
+    "linear": linear.cases,
+    "sampling": sampling.cases,
+}
+
+
+def main() -> int:
+    """Exit status 1 without a GPU."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.kernels", description=__doc__)
+    parser.add_argument("suites", nargs="*", metavar="SUITE", help=f"one of {', '.join(SUITES)} (all)")
+    parser.add_argument("--out", type=Path, default=Path("benchmarks/results/kernels"), help="folder for the results")
+    parser.add_argument("--rounds", type=int, default=5)
+    arguments = parser.parse_args()
+    if unknown := set(arguments.suites) - set(SUITES):
+        parser.error(f"there is no suite {min(unknown)!r}; there are {', '.join(SUITES)}")
+    if not torch.cuda.is_available():
+        print("There is no CUDA device; these kernels are timed on one.", file=sys.stderr)
+        return 1
+    cases = (case for name in arguments.suites or SUITES for case in SUITES[name]())
+    with torch.inference_mode():
+        result = document(cases, rounds=arguments.rounds, progress=lambda name: print(name, file=sys.stderr))
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    (arguments.out / "results.json").write_text(json.dumps(result, indent=1, ensure_ascii=False), encoding="utf-8")
+    (arguments.out / "table.md").write_text(markdown(result), encoding="utf-8")
+    print(markdown(result))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

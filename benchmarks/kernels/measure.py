@@ -1,0 +1,184 @@
+"""How a kernel is timed, and what its time is compared with.
+
+What a kernel reads must come from memory, as it does between the layers of a model: its inputs are there several times
+over, more than twice what the second-level cache holds, and calls take turns among them. Calls are captured in a CUDA
+graph, so that the time is the GPU's alone. Competitors take turns too, in an order that is reversed from round to
+round, and the median of the rounds counts. Before anything is timed, its result is compared with the expected one.
+"""
+
+from __future__ import annotations
+
+import statistics
+import subprocess
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass
+from typing import Any, NamedTuple, ParamSpec, TypeVar
+
+import torch
+from torch import Tensor
+
+Run = Callable[[], Tensor]
+P = ParamSpec("P")
+R = TypeVar("R")
+
+_CALLS = 40
+"""Calls in one graph, about."""
+_SETS = 256
+"""Most sets of inputs."""
+
+
+class Runs(NamedTuple):
+    """A case with one set of inputs."""
+
+    ours: Run
+    peers: dict[str, Run]
+    """Other ways to the same result, by name."""
+    expected: Run
+    """What the result should be; may be slow."""
+    tolerance: float
+    """Largest difference from that, relative to the largest number in it."""
+    alike: bool = True
+    """Whether the peers' results are the expected one too."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """Something to time."""
+
+    name: str
+    moved: int
+    """Bytes that have to be read and written, at the least."""
+    build: Callable[[torch.device], Runs]
+    """New inputs at each call."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One comparison, as ``reasoner bench`` prints them; with ``ratio`` above 1 we are ahead."""
+
+    case: str
+    metric: str
+    unit: str
+    ours: float
+    peer: str
+    peer_value: float
+    ratio: float
+
+
+class WrongResultError(Exception):
+    """A kernel that is to be timed computes something else."""
+
+
+def document(cases: Iterable[Case], *, rounds: int, progress: Callable[[str], None]) -> dict[str, Any]:
+    """Times all cases on the current GPU. Raises ``WrongResultError``."""
+    device = torch.device("cuda")
+    about = torch.cuda.get_device_properties(device)
+    copy = copy_rate(device)
+    rows: list[Row] = []
+    for case in cases:
+        progress(case.name)
+        rows += compare(case, device, copy, rounds)
+    machine = {
+        "gpu": about.name,
+        "multiprocessors": about.multi_processor_count,
+        "second_level_cache_bytes": about.L2_cache_size,
+        "clocks": _clocks(),
+        "copy_gb_s": copy / 1e9,
+        "torch": torch.__version__,
+        "rounds": rounds,
+    }
+    return {"machine": machine, "rows": [asdict(row) for row in rows]}
+
+
+def markdown(document: dict[str, Any]) -> str:
+    """The document as a table."""
+    about = document["machine"]
+    lines = [
+        f"{about['gpu']} ({about['clocks']}), copies {about['copy_gb_s']:.0f} GB/s (read and written); "
+        f"torch {about['torch']}, median of {about['rounds']} rounds.",
+        "",
+        "| case | metric | ours | peer | its value | ratio |",
+        "|---|---|---:|---|---:|---:|",
+    ]
+    for row in (Row(**row) for row in document["rows"]):
+        values = f"{row.ours:.3g} {row.unit} | {row.peer} | {row.peer_value:.3g} {row.unit} | {row.ratio:.2f}"
+        lines.append(f"| {row.case} | {row.metric} | {values} |")
+    return "\n".join(lines) + "\n"
+
+
+def compare(case: Case, device: torch.device, copy: float, rounds: int) -> list[Row]:
+    """A case's rows: its time beside every peer's, and its rate beside that of a copy, in bytes per second."""
+    torch.compiler.reset()  # it gives up on a function that has met many shapes
+    room = 2 * torch.cuda.get_device_properties(device).L2_cache_size
+    sets = [case.build(device) for _ in range(max(2, min(_SETS, -(-room // case.moved) + 1)))]
+    check(case.name, sets[0])
+    names = ["ours", *sets[0].peers]
+    graphs = {name: _captured([one.ours if name == "ours" else one.peers[name] for one in sets]) for name in names}
+    times: dict[str, list[float]] = {name: [] for name in names}
+    for turn in range(rounds):
+        for name in names if turn % 2 else reversed(names):
+            times[name].append(_seconds(*graphs[name]))
+    median = {name: statistics.median(values) for name, values in times.items()}
+    ours = median.pop("ours")
+    rows = [Row(case.name, "time", "µs", ours * 1e6, name, value * 1e6, value / ours) for name, value in median.items()]
+    rate = case.moved / ours
+    rows.append(Row(case.name, "bandwidth", "GB/s", rate / 1e9, "copy", copy / 1e9, rate / copy))
+    return rows
+
+
+def check(name: str, runs: Runs) -> None:
+    """Raises ``WrongResultError`` unless ours and every peer compute what is expected."""
+    expected = runs.expected().double()
+    for who, run in {"ours": runs.ours, **(runs.peers if runs.alike else {})}.items():
+        error = float((run().double() - expected).abs().max() / expected.abs().max().clamp_min(1e-30))
+        if not error <= runs.tolerance:
+            raise WrongResultError(f"{name}: the result of {who} is off by {error:.2g} of the largest number")
+
+
+def copy_rate(device: torch.device) -> float:
+    """Bytes that a copy reads and writes per second."""
+    source = torch.empty(1 << 30, dtype=torch.uint8, device=device)
+    target = torch.empty_like(source)
+    graph, calls = _captured([lambda: target.copy_(source)])
+    return 2 * source.numel() / min(_seconds(graph, calls) for _ in range(5))
+
+
+def compiled(function: Callable[P, R], device: torch.device) -> Callable[P, R]:
+    """``function`` through torch's compiler, on a GPU; elsewhere as it is. It should get all tensors as arguments, so
+    that it is compiled once for all sets of inputs."""
+    fast: Callable[P, R] = torch.compile(function, dynamic=False) if device.type == "cuda" else function
+    return fast
+
+
+def _clocks() -> str:
+    """Of the processors and the memory, under the load that was just there."""
+    command = ["nvidia-smi", "--query-gpu=clocks.sm,clocks.mem", "--format=csv,noheader"]
+    try:
+        answer = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True).stdout
+    except (OSError, subprocess.SubprocessError):
+        return "clocks unknown"
+    return answer.splitlines()[0]
+
+
+def _captured(runs: list[Run]) -> tuple[torch.cuda.CUDAGraph, int]:
+    """A graph of the runs in turn, and how many calls it has."""
+    for run in runs[:3]:  # compiles, and lets libraries choose
+        run()
+    torch.cuda.synchronize()
+    graph, turns = torch.cuda.CUDAGraph(), max(1, _CALLS // len(runs))
+    with torch.cuda.graph(graph):
+        for _ in range(turns):
+            for run in runs:
+                run()
+    return graph, turns * len(runs)
+
+
+def _seconds(graph: torch.cuda.CUDAGraph, calls: int) -> float:
+    """Of one call."""
+    graph.replay()
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+    start.record()
+    graph.replay()
+    end.record()
+    end.synchronize()
+    return float(start.elapsed_time(end)) / 1e3 / calls

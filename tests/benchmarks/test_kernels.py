@@ -1,0 +1,70 @@
+"""The benchmark of the kernels, as far as it goes without a GPU: its cases compute what they say, and it says so if one
+does not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from benchmarks.kernels import __main__ as command
+from benchmarks.kernels import linear, norm, sampling
+from benchmarks.kernels.measure import Case, Runs, WrongResultError, check, markdown
+
+SMALL: dict[str, Iterator[Case]] = {
+    "norm": norm.cases((3,), 64),
+    "linear": linear.cases((1, 5), ((256, 128),)),
+    "sampling": sampling.cases((2,), 300),
+}
+
+
+@pytest.mark.parametrize("suite", SMALL)
+def test_every_case_computes_what_is_expected(suite: str) -> None:
+    torch.manual_seed(0)
+    cases = list(SMALL[suite])
+    assert len({case.name for case in cases}) == len(cases)
+    for case in cases:
+        check(case.name, case.build(torch.device("cpu")))
+        assert case.moved > 0
+
+
+def test_bytes_are_counted_once_read_and_once_written() -> None:
+    """The sum and its norm read two matrices and write two; int4 has 4 bits and a scale and a zero for 128 of them."""
+    assert next(norm.cases((10,), 64)).moved == 4 * 2 * 10 * 64
+    assert next(linear.cases((1,), ((256, 128),))).moved == 256 * 128 // 2 + 2 * 128 * 3 + 2 * (256 + 128)
+
+
+def test_a_wrong_result_is_not_timed() -> None:
+    one, two = torch.ones(4), torch.tensor([1.0, 1.0, 1.0, 1.2])
+    check("right", Runs(lambda: one, {"peer": lambda: one}, lambda: one, 0.01))
+    with pytest.raises(WrongResultError, match=r"case: the result of ours is off by 0\.2"):
+        check("case", Runs(lambda: two, {}, lambda: one, 0.01))
+    with pytest.raises(WrongResultError, match="result of peer"):
+        check("case", Runs(lambda: one, {"peer": lambda: two}, lambda: one, 0.01))
+    with pytest.raises(WrongResultError):
+        check("case", Runs(lambda: one * torch.nan, {}, lambda: one, 0.01))
+
+
+def test_the_table_has_a_line_for_each_row() -> None:
+    row = {"case": "a", "metric": "time", "unit": "µs", "ours": 2.0, "peer": "torch", "peer_value": 5.0, "ratio": 2.5}
+    machine = {"gpu": "G", "clocks": "1 MHz, 2 MHz", "copy_gb_s": 4300.0, "torch": "2", "rounds": 5}
+    table = markdown({"machine": machine, "rows": [row]})
+    assert "| a | time | 2 µs | torch | 5 µs | 2.50 |" in table
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
+def test_without_a_gpu_it_says_so(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr("sys.argv", ["benchmarks.kernels"])
+    assert command.main() == 1
+    assert "no CUDA device" in capsys.readouterr().err
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
+def test_a_case_is_timed_on_a_gpu() -> None:
+    from benchmarks.kernels.measure import document
+
+    result = document([next(norm.cases((16,), 4096))], rounds=1, progress=lambda name: None)
+    assert [row["peer"] for row in result["rows"]] == ["torch", "torch.compile", "copy"]
+    assert all(row["ours"] > 0 and row["ratio"] > 0 for row in result["rows"])
