@@ -56,7 +56,7 @@ def _unordered(key):
 def _above(X, vocab, key, top, slope, BLOCK: tl.constexpr):
     """The mass of the logits above a key, that of the likeliest being 1."""
     total = tl.zeros([BLOCK], tl.float64)
-    for first in range(0, vocab, BLOCK):
+    for first in tl.range(0, vocab, BLOCK, num_stages=3):
         x = tl.load(X + first + tl.arange(0, BLOCK), mask=first + tl.arange(0, BLOCK) < vocab, other=float("-inf"))
         total += tl.where(_ordered(x) > key, tl.exp((x - top) * slope), 0.0).to(tl.float64)
     return tl.sum(total)
@@ -75,7 +75,7 @@ def _threshold(X, vocab, goal, lowest, highest, top, slope, BY_MASS: tl.constexp
         sums = tl.zeros([8, BLOCK], tl.float32)
         smallest = tl.full([BLOCK], 0x7FFFFFFF, tl.int32)
         largest = tl.full([BLOCK], -0x7FFFFFFF, tl.int32)
-        for first in range(0, vocab, BLOCK):
+        for first in tl.range(0, vocab, BLOCK, num_stages=3):
             x = tl.load(X + first + tl.arange(0, BLOCK), mask=first + tl.arange(0, BLOCK) < vocab, other=float("-inf"))
             inside = first + tl.arange(0, BLOCK) < vocab
             key = _ordered(x)
@@ -108,7 +108,7 @@ def _draw(
     largest = tl.full([BLOCK], float("-inf"), tl.float32)
     where = tl.zeros([BLOCK], tl.int32)
     odd = tl.zeros([BLOCK], tl.int32)
-    for first in range(0, vocab, BLOCK):
+    for first in tl.range(0, vocab, BLOCK, num_stages=3):
         x = tl.load(X + first + lane, mask=first + lane < vocab, other=float("-inf"))
         where = tl.where(x > largest, first + lane, where)
         largest = tl.maximum(largest, x)
@@ -148,7 +148,7 @@ def _draw(
     total = tl.zeros([BLOCK], tl.float64)
     best = tl.min(lane.to(tl.float64) * 0) + float("-inf")
     token = likeliest
-    for first in range(0, vocab, BLOCK):
+    for first in tl.range(0, vocab, BLOCK, num_stages=3):
         x = tl.load(X + first + lane, mask=first + lane < vocab, other=float("-inf"))
         kept = (first + lane < vocab) & (_ordered(x) >= floor)
         distance = (x - top) * slope

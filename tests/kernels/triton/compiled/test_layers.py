@@ -65,4 +65,4 @@ def test_what_the_compiler_makes(launch: Callable[[], object], registers: int, o
     assert kernel.spills == kernel.stack == 0, kernel
     assert kernel.registers <= registers, kernel
     assert kernel.occupancy >= occupancy, kernel
-    assert kernel.count("LDG", ".128") >= wide, kernel
+    assert kernel.count("LDG", ".128") + kernel.count("LDGSTS", ".128") >= wide, kernel
