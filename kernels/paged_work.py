@@ -14,7 +14,8 @@ All of this is arithmetic on small integer arrays, done once a step; everything 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
@@ -58,6 +59,18 @@ class Segments:
     what its mask says."""
     starts: Ints
     """``[segments]`` the flat token whose key that is; anything where there is no tree."""
+
+
+def shared_keys(row: int, tokens: Ints, begin: int, end: int) -> Segments:
+    """Of a stretch of a row's keys that lies before all of the tokens."""
+    one = np.ones(1, np.int64)
+    return Segments(row * one, len(tokens) * one, tokens, begin * one, end * one, NO_TREE * one, 0 * one)
+
+
+def joined(segments: Sequence[Segments]) -> Segments:
+    """All segments as one object."""
+    names = [field.name for field in fields(Segments)]
+    return Segments(*(np.concatenate([getattr(part, name) for part in segments]) for name in names))
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,6 +153,12 @@ def plan_work(
     if sees is not None:
         arrays["sees"] = sees
     return Plan({name: array.astype(np.int32) for name, array in arrays.items()} | {"slots": slots}, height)
+
+
+def busy_programs(device: torch.device) -> int:
+    """How many programs keep a GPU busy: two for each of its multiprocessors, so that one waits for its keys while the
+    other computes. Elsewhere a few, so that tests see keys cut."""
+    return 2 * torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 16
 
 
 def tile_height(rows: int, heads_per_kv: int, head_dim: int) -> int:

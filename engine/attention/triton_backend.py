@@ -12,11 +12,21 @@ from torch import Tensor
 from engine.attention import LayerAttention
 from engine.attention.plan import Ints, Rows, share_prefixes
 from kernels.paged_attention import PagedKeys, paged_attention
-from kernels.paged_work import NO_TREE, Buffers, Plan, Segments, Shape, Work, packed_bits, plan_work
+from kernels.paged_work import (
+    NO_TREE,
+    Buffers,
+    Plan,
+    Segments,
+    Shape,
+    Work,
+    busy_programs,
+    joined,
+    packed_bits,
+    plan_work,
+    shared_keys,
+)
 from kernels.quantize import quantize_vectors
 
-_PER_PROCESSOR = 2
-"""Programs for each of a GPU's multiprocessors: while one waits for its first keys, another computes."""
 _KEPT = 128
 """Sets of buffers that are kept for steps of the same shape."""
 
@@ -38,7 +48,7 @@ class TritonAttention:
             PagedKeys(*layer, *(scales[index] if scales is not None else ())) for index, layer in enumerate(kv)
         ]
         self._windows = list(dict.fromkeys(layer.window for layer in layers))
-        self._programs = _PER_PROCESSOR * _processors(kv.device)
+        self._programs = busy_programs(kv.device)
         self._kept: dict[tuple[int | None, Shape], Buffers] = {}
         self._work: dict[int | None, Work] = {}
 
@@ -128,20 +138,18 @@ def _segments(rows: Rows, *, shared: bool) -> tuple[Segments, Ints, npt.NDArray[
         assert sees is not None
         sees[tokens] = packed_bits(tree.sees, sees.shape[1])
     first, parts = share_prefixes(rows, committed // rows.page_size) if shared else (np.zeros(count, np.int64), [])
-    begins = np.array([part.page for part in parts], np.int64) * rows.page_size
-    together = [rows.tokens(part.rows) for part in parts]
-    segments = Segments(
-        rows=np.concatenate((np.arange(count), [part.rows[0] for part in parts])).astype(np.int64),
-        counts=np.concatenate((queries, [len(tokens) for tokens in together])).astype(np.int64),
-        tokens=np.concatenate((np.arange(len(positions)), *together)),
-        begins=np.concatenate((first * rows.page_size, begins)),
-        ends=np.concatenate((rows.contexts, begins + [part.tokens for part in parts])).astype(np.int64),
-        trees=np.concatenate((trees, np.full(len(parts), NO_TREE))),
-        starts=np.concatenate((rows.starts, np.zeros(len(parts), np.int64))),
+    size = rows.page_size
+    own = Segments(
+        rows=np.arange(count),
+        counts=queries,
+        tokens=np.arange(len(positions)),
+        begins=first * size,
+        ends=rows.contexts,
+        trees=trees,
+        starts=rows.starts,
     )
-    return segments, positions, sees
-
-
-def _processors(device: torch.device) -> int:
-    """Multiprocessors of a GPU. Elsewhere a few, so that tests see keys cut."""
-    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 8
+    together = [
+        shared_keys(int(part.rows[0]), rows.tokens(part.rows), part.page * size, part.page * size + part.tokens)
+        for part in parts
+    ]
+    return joined([own, *together]), positions, sees

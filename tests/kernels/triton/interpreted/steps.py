@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from kernels.paged_attention import PagedKeys
-from kernels.paged_work import NO_TREE, Buffers, Segments, Shape, Work, packed_bits, plan_work
+from kernels.paged_work import NO_TREE, Buffers, Segments, Shape, Work, joined, packed_bits, plan_work, shared_keys
 from kernels.quantize import quantize_vectors
 from tests.kernels.triton.device import DEVICE
 
@@ -75,15 +75,9 @@ class Step:
                 trees[row], positions[own] = committed[row], committed[row] + mask.sum(axis=1) - 1
                 sees[own] = packed_bits(mask, sees.shape[1])
         self.positions, prefix = positions, self.shared * self.page
-        segments = Segments(
-            np.append(rows, 0) if self.shared else rows,
-            np.append(queries, queries.sum()) if self.shared else queries,
-            np.append(tokens, tokens) if self.shared else tokens,
-            np.append(np.full(len(rows), prefix), 0) if self.shared else np.zeros_like(rows),
-            np.append(contexts, prefix) if self.shared else contexts,
-            np.append(trees, NO_TREE) if self.shared else trees,
-            np.append(self.starts, 0) if self.shared else self.starts,
-        )
+        segments = Segments(rows, queries, tokens, 0 * rows + prefix, contexts, trees, self.starts)
+        if self.shared:
+            segments = joined([segments, shared_keys(0, tokens, 0, prefix)])
         plan = plan_work(
             segments,
             self.pages,

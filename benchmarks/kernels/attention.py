@@ -1,0 +1,188 @@
+"""Attention to keys in pages: decoding, chunks of prompts, trees of guesses, and prefixes that many sequences share.
+
+Torch's own attention is given what it likes best: each sequence's keys one after the other, of equal lengths, and not
+quantized.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from torch.nn.attention.bias import causal_lower_right
+from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
+
+from benchmarks.kernels.measure import Case, Run, Runs, compiled
+from kernels.paged_attention import PagedKeys, paged_attention
+from kernels.paged_work import (
+    NO_TREE,
+    Buffers,
+    Ints,
+    Segments,
+    Shape,
+    Work,
+    busy_programs,
+    joined,
+    packed_bits,
+    plan_work,
+    shared_keys,
+)
+from kernels.quantize import LIMITS, quantize_vectors
+
+_HEADS, _KV_HEADS, _DIM, _PAGE = 32, 8, 128, 16
+_SCALE = _DIM**-0.5
+_MOST = 1 << 19
+"""Keys, all rows together, so that torch's copies of them in float32 fit as well."""
+_OWN = 64
+"""Tokens of each sequence behind a shared prefix."""
+_TREE = 16
+"""Tokens of a tree of guesses: a binary one."""
+
+
+@dataclass(frozen=True)
+class _Step:
+    rows: int
+    queries: int
+    context: int
+    stored: torch.dtype = torch.bfloat16
+    prefix: int = 0
+    """Tokens that all rows share."""
+    tree: bool = False
+
+
+def cases(
+    batches: tuple[int, ...] = (1, 16, 64), contexts: tuple[int, ...] = (1024, 4096, 32768), prompt: int = 2048
+) -> Iterator[Case]:
+    """Decoding for so many sequences of so many tokens; the other kinds for the second of each."""
+    for stored in (torch.bfloat16, *LIMITS):
+        for rows in batches:
+            for context in contexts:
+                if rows * context > _MOST:
+                    continue
+                name = f"decode, {str(stored).removeprefix('torch.')}, {rows} × {context}"
+                yield _case(name, _Step(rows, 1, context, stored))
+    rows, context = batches[1], contexts[1]
+    yield _case(f"{prompt} tokens of a prompt behind {context}", _Step(1, prompt, context + prompt))
+    yield _case(f"trees of {_TREE} tokens, {rows} × {context}", _Step(rows, _TREE, context, tree=True))
+    for rows in batches[1:]:
+        for prefix in contexts:
+            name = f"{rows} branches of a prefix of {prefix}"
+            yield _case(name, _Step(rows, 1, prefix + _OWN, prefix=prefix))
+
+
+def _case(name: str, step: _Step) -> Case:
+    keys = step.prefix + step.rows * (step.context - step.prefix)
+    of_key = 2 * _KV_HEADS * (_DIM * step.stored.itemsize + (4 if step.stored in LIMITS else 0))
+    moved = keys * of_key + 2 * step.rows * step.queries * _HEADS * _DIM * 2
+    return Case(name, moved, partial(_runs, step=step))
+
+
+def _runs(device: torch.device, step: _Step) -> Runs:
+    pages = _pages(step)
+    count = int(pages.max()) + 1
+    numbers = torch.randn(2, _KV_HEADS, count, _PAGE, _DIM, device=device, dtype=torch.bfloat16)
+    q = torch.randn(step.rows * step.queries, _HEADS, _DIM, device=device, dtype=torch.bfloat16)
+    if step.stored in LIMITS:
+        stored, scales = quantize_vectors(numbers, step.stored)
+        cache = PagedKeys(*stored, *scales)
+        numbers = (stored.float() * scales[..., None]).bfloat16()
+    else:
+        cache = PagedKeys(*numbers)
+    work = _work(device, step, pages, together=step.prefix > 0)
+    if step.prefix:
+        apart = _work(device, step, pages, together=False)
+        peers: dict[str, Run] = {"each for itself": lambda: paged_attention(q, cache, apart, scale=_SCALE)}
+        expected = peers["each for itself"]
+    else:
+        peers, expected = _torch(device, step, q, numbers, pages)
+    return Runs(lambda: paged_attention(q, cache, work, scale=_SCALE), peers, expected, 0.02)
+
+
+def _torch(device: torch.device, step: _Step, q: Tensor, numbers: Tensor, pages: Ints) -> tuple[dict[str, Run], Run]:
+    """Torch's attention to the same keys, ``[rows, heads, keys, dim]`` each, and in float32."""
+    index = torch.from_numpy(pages).to(device)
+    k, v = (x[:, index].transpose(0, 1).flatten(2, 3)[:, :, : step.context].contiguous() for x in numbers)
+    own = q.view(step.rows, step.queries, _HEADS, _DIM).transpose(1, 2).contiguous()
+    mask = None if step.queries == 1 else torch.from_numpy(_seen(step)).to(device)
+    # Torch's fastest kernel takes no mask, but knows this one by name.
+    named = None if step.tree or mask is None else causal_lower_right(step.queries, step.context)
+
+    def dense(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+        out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=_SCALE, enable_gqa=True)
+        return out.transpose(1, 2).flatten(0, 1)
+
+    peers: dict[str, Run] = {"SDPA": lambda: dense(own, k, v, mask if named is None else named)}
+    if device.type == "cuda":
+        fast, blocks = compiled(_flex, device), None if mask is None else _blocks(step, mask)
+        peers["FlexAttention"] = lambda: fast(own, k, v, blocks).transpose(1, 2).flatten(0, 1)
+    return peers, lambda: dense(own.float(), k.float(), v.float(), mask)
+
+
+def _flex(q: Tensor, k: Tensor, v: Tensor, blocks: BlockMask | None) -> Tensor:
+    out: Tensor = flex_attention(q, k, v, block_mask=blocks, scale=_SCALE, enable_gqa=True)
+    return out
+
+
+def _blocks(step: _Step, mask: Tensor) -> BlockMask:
+    def seen(_batch: Tensor, _head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        return mask[query, key]
+
+    return create_block_mask(seen, None, None, step.queries, step.context, device=str(mask.device))
+
+
+def _seen(step: _Step) -> npt.NDArray[np.bool_]:
+    """``[queries, context]``."""
+    before = step.context - step.queries
+    own = _tree() if step.tree else np.tri(step.queries, dtype=np.bool_)
+    return np.concatenate((np.ones((step.queries, before), np.bool_), own), axis=1)
+
+
+def _tree() -> npt.NDArray[np.bool_]:
+    sees = np.eye(_TREE, dtype=np.bool_)
+    for token in range(1, _TREE):
+        sees[token] |= sees[(token - 1) // 2]
+    return sees
+
+
+def _pages(step: _Step) -> Ints:
+    """``[rows, pages]``, in no order."""
+    shared, own = step.prefix // _PAGE, -(-(step.context - step.prefix) // _PAGE)
+    order = np.random.default_rng(0).permutation(shared + step.rows * own)
+    common = np.broadcast_to(order[:shared], (step.rows, shared))
+    return np.concatenate((common, order[shared:].reshape(step.rows, own)), axis=1)
+
+
+def _work(device: torch.device, step: _Step, pages: Ints, *, together: bool) -> Work:
+    """``together``: the shared prefix is read once for all rows."""
+    rows, tokens = np.arange(step.rows), np.arange(step.rows * step.queries)
+    before, ones = step.context - step.queries, np.ones(step.rows, np.int64)
+    depth = _tree().sum(axis=1) - 1 if step.tree else np.arange(step.queries)
+    segments = Segments(
+        rows=rows,
+        counts=ones * step.queries,
+        tokens=tokens,
+        begins=ones * step.prefix * together,
+        ends=ones * step.context,
+        trees=ones * (before if step.tree else NO_TREE),
+        starts=rows * step.queries,
+    )
+    if together:
+        segments = joined([segments, shared_keys(0, tokens, 0, step.prefix)])
+    plan = plan_work(
+        segments,
+        pages,
+        np.tile(before + depth, step.rows),
+        tokens,
+        heads_per_kv=_HEADS // _KV_HEADS,
+        kv_heads=_KV_HEADS,
+        head_dim=_DIM,
+        programs=busy_programs(device),
+        sees=np.tile(packed_bits(_tree(), 1), (step.rows, 1)) if step.tree else None,
+    )
+    return Buffers(Shape.of(plan, rounded=False), device).fill(plan)
