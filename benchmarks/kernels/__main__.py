@@ -10,12 +10,13 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.kernels import linear, norm, sampling
+from benchmarks.kernels import attention, linear, norm, sampling
 from benchmarks.kernels.measure import Case, document, markdown
 
 SUITES: dict[str, Callable[[], Iterator[Case]]] = {
     "norm": norm.cases,
     "linear": linear.cases,
+    "attention": attention.cases,
     "sampling": sampling.cases,
 }
 

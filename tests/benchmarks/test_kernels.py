@@ -9,12 +9,13 @@ import pytest
 import torch
 
 from benchmarks.kernels import __main__ as command
-from benchmarks.kernels import linear, norm, sampling
+from benchmarks.kernels import attention, linear, norm, sampling
 from benchmarks.kernels.measure import Case, Runs, WrongResultError, check, markdown
 
 SMALL: dict[str, Iterator[Case]] = {
     "norm": norm.cases((3,), 64),
     "linear": linear.cases((1, 5), ((256, 128),)),
+    "attention": attention.cases((1, 2), (96, 160), 48),
     "sampling": sampling.cases((2,), 300),
 }
 
@@ -33,6 +34,15 @@ def test_bytes_are_counted_once_read_and_once_written() -> None:
     """The sum and its norm read two matrices and write two; int4 has 4 bits and a scale and a zero for 128 of them."""
     assert next(norm.cases((10,), 64)).moved == 4 * 2 * 10 * 64
     assert next(linear.cases((1,), ((256, 128),))).moved == 256 * 128 // 2 + 2 * 128 * 3 + 2 * (256 + 128)
+
+
+def test_shared_keys_count_once() -> None:
+    """And those of 8 bits are half as long, with a scale of 4 bytes each."""
+    moved = {case.name: case.moved for case in attention.cases((1, 2), (96, 160), 48)}
+    of_queries = 2 * 2 * 32 * 128 * 2
+    assert moved["decode, bfloat16, 2 × 160"] == 2 * 160 * 2 * 8 * 128 * 2 + of_queries
+    assert moved["decode, int8, 2 × 160"] == 2 * 160 * 2 * 8 * (128 + 4) + of_queries
+    assert moved["2 branches of a prefix of 160"] == (160 + 2 * 64) * 2 * 8 * 128 * 2 + of_queries
 
 
 def test_a_wrong_result_is_not_timed() -> None:
