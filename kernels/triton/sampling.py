@@ -69,8 +69,9 @@ def _threshold(X, vocab, goal, lowest, highest, top, slope, BY_MASS: tl.constexp
     low, high = lowest.to(tl.int64), highest.to(tl.int64)
     above_high = 0.0
     step = tl.arange(0, 8)
+    # The first cuts are equally far apart as logits: as bits, half of all numbers are smaller than one.
+    cuts = tl.maximum(_ordered(top - (7 - step).to(tl.float32) * (2.0 / slope)).to(tl.int64), low)
     while high - low > 1:
-        cuts = low + ((high - low) * (step + 1).to(tl.int64)) // 8
         cut = cuts.to(tl.int32)
         sums = tl.zeros([8, BLOCK], tl.float32)
         smallest = tl.full([BLOCK], 0x7FFFFFFF, tl.int32)
@@ -93,6 +94,7 @@ def _threshold(X, vocab, goal, lowest, highest, top, slope, BY_MASS: tl.constexp
         low = tl.where(passed == 0, low, tl.max(tl.where(step == passed - 1, cuts, -(1 << 40))))
         low = tl.maximum(low, tl.min(smallest).to(tl.int64) - 1)
         high = tl.minimum(high, tl.max(largest).to(tl.int64))
+        cuts = low + ((high - low) * (step + 1).to(tl.int64)) // 8
     return high.to(tl.int32), above_high
 
 

@@ -1,0 +1,135 @@
+"""The public functions launch their kernels where they are given tensors of a GPU, and answer in the shapes and types
+of a CPU. Nothing is compiled here: the tensors only say that they are on a GPU, and launches are written down."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from triton.runtime.jit import JITFunction
+
+from kernels.acceptance import accept
+from kernels.activation import gelu_tanh_mul, silu_mul
+from kernels.fp8 import fp8_linear
+from kernels.int4 import Int4, Layout, int4_linear
+from kernels.int8 import int8_linear, int8_weight_linear
+from kernels.kv_write import rotary_write
+from kernels.nf4 import Nf4, nf4_linear
+from kernels.norm import add_rms_norm, rms_norm
+from kernels.quantize import quantize_vectors
+from kernels.sampling import Changes, Coordinates, Laws, change, draw
+
+F32, F64, I32, I64, U8, FP8 = torch.float32, torch.float64, torch.int32, torch.int64, torch.uint8, torch.float8_e4m3fn
+ROWS, IN, OUT = 5, 256, 128
+
+
+class OnGpu(Tensor):
+    """A tensor without memory that passes for one of a GPU, and so does what is made of it."""
+
+    is_cuda = True
+
+
+def like_gpu(shape: tuple[int, ...], dtype: torch.dtype = F32) -> Tensor:
+    return torch.empty(shape, dtype=dtype, device="meta").as_subclass(OnGpu)
+
+
+def zeros(shape: tuple[int, ...], dtype: torch.dtype = F32) -> Tensor:
+    return torch.zeros(shape, dtype=dtype)
+
+
+@pytest.fixture
+def launched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    names: list[str] = []
+
+    def run(self: Any, *args: Any, **options: Any) -> None:
+        names.append(self.fn.__name__)
+
+    monkeypatch.setattr(JITFunction, "run", run)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(multi_processor_count=132))
+    return names
+
+
+Make = Callable[..., Tensor]
+
+
+def int4(make: Make, layout: Layout) -> Tensor:
+    packed = make((IN // 8, OUT) if layout is Layout.GPTQ else (IN, OUT // 8), I32)
+    return int4_linear(make((ROWS, IN)), Int4(packed, make((2, OUT)), make((2, OUT), U8), layout, None), make((OUT,)))
+
+
+def write(make: Make, stored: torch.dtype | None) -> Tensor:
+    cache = make((2, 2, 3, 4, 16), stored) if stored else make((2, 2, 3, 4, 16))
+    scales = make((2, 2, 3, 4), F32) if stored else None
+    angles = make((ROWS, 16), F32)
+    return rotary_write(make((ROWS, 6, 16)), make((ROWS, 2, 16)), angles, angles, make((ROWS,), I64), cache, scales)
+
+
+def drawn(make: Make) -> tuple[Tensor, ...]:
+    laws = Laws(*(make((ROWS,), F64) for _ in range(3)), make((ROWS,), I64))
+    return draw(make((ROWS, 50), F32), laws, Coordinates(*(make((ROWS,), I64) for _ in range(3))))
+
+
+def changed(make: Make) -> Tensor:
+    logits = make((ROWS, 50), F32)
+    columns = [make((0,), dtype) for dtype in (I64, F32, torch.bool, F32)]
+    change(logits, Changes(make((ROWS + 1,), I64), *columns, make((ROWS, 3), F32)))
+    return logits
+
+
+def accepted(make: Make) -> tuple[Tensor, ...]:
+    starts = torch.tensor([0, 2, ROWS])
+    rows = [make((ROWS,), dtype) for dtype in (I64, I32, I64)]
+    return accept(*rows, starts if not rows[0].is_cuda else make((3,), I64), 2)
+
+
+CASES: dict[str, tuple[Callable[[Make], Tensor | tuple[Tensor, ...]], list[str]]] = {
+    "rms_norm": (lambda make: rms_norm(make((ROWS, IN)), make((IN,)), 1e-5), ["_rms_norm"]),
+    "add_rms_norm": (lambda make: add_rms_norm(make((ROWS, IN)), make((ROWS, IN)), make((IN,)), 1e-5), ["_rms_norm"]),
+    "silu_mul": (lambda make: silu_mul(make((ROWS, IN))), ["_gated"]),
+    "gelu_tanh_mul": (lambda make: gelu_tanh_mul(make((ROWS, IN))), ["_gated"]),
+    "rotary_write": (lambda make: write(make, None), ["_rotary_write"]),
+    "rotary_write int8": (lambda make: write(make, torch.int8), ["_rotary_write"]),
+    "rotary_write float8": (lambda make: write(make, FP8), ["_rotary_write"]),
+    "quantize_vectors": (lambda make: quantize_vectors(make((ROWS, 2, 8)), torch.int8), ["_quantize"]),
+    "draw": (drawn, ["_draw"]),
+    "change": (changed, ["_change"]),
+    "accept": (accepted, ["_accept"]),
+    "int4_linear gptq": (lambda make: int4(make, Layout.GPTQ), ["_weight_only"]),
+    "int4_linear awq": (lambda make: int4(make, Layout.AWQ), ["_weight_only"]),
+    "int8_weight_linear": (
+        lambda make: int8_weight_linear(make((ROWS, IN)), make((OUT, IN), torch.int8), make((1, OUT))),
+        ["_weight_only"],
+    ),
+    "nf4_linear": (
+        lambda make: nf4_linear(make((ROWS, IN)), Nf4(make((OUT, IN // 2), U8), make((4, OUT), F32))),
+        ["_weight_only"],
+    ),
+    "int8_linear": (
+        lambda make: int8_linear(make((ROWS, IN)), make((OUT, IN), torch.int8), make((OUT,), F32)),
+        ["_quantize", "_scaled"],
+    ),
+    "fp8_linear": (
+        lambda make: fp8_linear(make((ROWS, IN)), make((OUT, IN), FP8), make((), F32), make((OUT,))),
+        ["_quantize", "_scaled"],
+    ),
+    "fp8_linear blocks": (
+        lambda make: fp8_linear(make((ROWS, IN)), make((OUT, IN), FP8), make((1, 2), F32)),
+        ["_quantize", "_scaled"],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_gpu_gets_kernels_and_the_same_kind_of_result(name: str, launched: list[str]) -> None:
+    call, kernels = CASES[name]
+    expected = call(zeros)
+    assert launched == []
+    result = call(like_gpu)
+    # A sum that is cut is added up by another kernel.
+    assert [kernel for kernel in launched if kernel != "_sum_parts"] == kernels
+    for ours, plain in zip(*(x if isinstance(x, tuple) else (x,) for x in (result, expected)), strict=True):
+        assert (ours.shape, ours.dtype) == (plain.shape, plain.dtype)
