@@ -206,10 +206,14 @@ class NgramDrafter:
         return branch
 
     def _read(self, branch: _Branch, most: int) -> int:
-        before = branch.search.size
-        count = branch.read(most)
-        self._size += branch.search.size - before
-        return count
+        """See ``_Branch.read``; nothing is left to do for a search that was forgotten since."""
+        search = branch.search
+        if self._searches.get(search.key) is not search:
+            return 0
+        before = search.size
+        done = branch.read(most)
+        self._size += search.size - before
+        return done
 
     def _catch_up(self) -> None:
         """Reads some of what nobody hurries to read, oldest first."""
@@ -218,8 +222,7 @@ class NgramDrafter:
         budget = _READ
         while self._unread and budget > 0:
             branch = next(iter(self._unread))
-            if self._searches.get(branch.search.key) is branch.search:
-                budget -= self._read(branch, budget)
+            budget -= self._read(branch, budget)
             if budget > 0:
                 del self._unread[branch]
 

@@ -236,6 +236,14 @@ def test_a_branch_is_offered_what_its_sibling_wrote() -> None:
     assert chain(drafter, second) == [13, 14]
 
 
+def test_a_sibling_that_starts_when_the_others_are_over_is_offered_what_they_wrote() -> None:
+    drafter = NgramDrafter()
+    first, second = branches_of([request([1, 2, 3], 2)])
+    step(drafter, {first: [10, 11, 12]})
+    end(drafter, first)
+    assert chain(drafter, second) == [10, 11, 12]
+
+
 def test_a_later_request_is_offered_what_earlier_ones_of_its_lease_wrote() -> None:
     drafter = NgramDrafter()
     write(drafter, request([1, 2, 3], 2, "search"), [10, 11, 12, 13])
@@ -523,7 +531,7 @@ def test_memory_is_bounded_while_all_searches_run() -> None:
     sequences = [only(request([place, 5], lease=f"lease {place}")) for place in range(30)]
 
     def go_on(number: int) -> None:
-        step(drafter, {one: fresh(30 * number + one.tokens[0], 5) for one in sequences})
+        step(drafter, {one: fresh(30 * number + one.tokens[0], 25) for one in sequences})
 
     assert growth(go_on) < 1.2
 
@@ -533,7 +541,7 @@ def test_memory_is_bounded_when_nobody_wants_guesses() -> None:
     drafter = NgramDrafter()
 
     def arrive_and_leave(number: int) -> None:
-        sequences = branches_of([request(fresh(number, 20), 30, f"lease {number}")])
+        sequences = branches_of([request(fresh(number, 20), 30, "lease")])
         for place, sequence in enumerate(sequences):
             sequence.tokens += fresh(30 * number + place, 20)
         drafter.advance(advances(sequences), NO_STATES)
@@ -558,11 +566,37 @@ def test_the_search_that_ended_last_is_remembered_longest() -> None:
 @pytest.mark.usefixtures("small")
 def test_a_search_that_runs_is_not_forgotten_for_those_that_are_over() -> None:
     drafter = NgramDrafter()
+    write(drafter, request([1, 2], lease="runs"), [3])
     running = only(request([1, 2, 3, 1, 2], lease="runs"))
     step(drafter, {running: [3, 1, 2]})
     for number in range(30):
         write(drafter, request(fresh(number, 50), lease=str(number)), fresh(number, 100)[50:])
     assert chain(drafter, running, 2) == [3, 1]
+    step(drafter, {running: [7, 8, 9]})
+    assert chain(drafter, only(request([*running.tokens, 7], lease="runs")), 2) == [8, 9]
+
+
+@pytest.mark.usefixtures("small")
+def test_a_large_search_leaves_room_for_others() -> None:
+    drafter = NgramDrafter()
+    write(drafter, request([1, 2], lease="small"), [3, 4])
+    large = only(request([5], lease="large"))
+    for number in range(100):
+        step(drafter, {large: fresh(number % 20, 20)})
+    for _ in range(100):
+        step(drafter, {large: [6] * 20})
+    assert chain(drafter, only(request([1, 2], lease="small"))) == [3, 4]
+
+
+@pytest.mark.usefixtures("small")
+def test_memory_is_bounded_for_many_searches_with_next_to_no_text() -> None:
+    drafter = NgramDrafter()
+
+    def searches(number: int) -> None:
+        for place in range(5):
+            write(drafter, request([number], lease=f"lease {number} {place}"), [1])
+
+    assert growth(searches) < 1.2
 
 
 @pytest.mark.usefixtures("small")
