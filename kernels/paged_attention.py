@@ -29,11 +29,15 @@ class PagedKeys:
     value_scales: Tensor | None = None
 
     def __post_init__(self) -> None:
+        """Raises ``ValueError`` where scales and types do not fit, or a head's keys do not follow each other or are
+        more numbers than the kernel counts."""
         narrow = self.keys.element_size() == 1
         if narrow != (self.key_scales is not None) or narrow != (self.value_scales is not None):
             raise ValueError(f"keys of type {self.keys.dtype} {'need' if narrow else 'cannot have'} scales")
+        if not (self.keys[0].is_contiguous() and self.values[0].is_contiguous()):
+            raise ValueError(f"the keys of a head have strides {self.keys.stride()[1:]}: they must follow each other")
         if self.keys[0].numel() >= 1 << 31:
-            raise ValueError(f"a head's keys are {self.keys[0].numel()} numbers, more than the kernel can count")
+            raise ValueError(f"a head has {self.keys[0].numel()} numbers in its keys; the kernel counts to {1 << 31}")
 
 
 def paged_attention(

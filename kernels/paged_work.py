@@ -297,7 +297,7 @@ class Buffers:
         spans = {name: -(-int(np.prod(size)) // 4) * 4 for name, size in sizes.items()}
         cuda = torch.device(device).type == "cuda"
         self._host = torch.zeros(sum(spans.values()), dtype=torch.int32, pin_memory=cuda)
-        self._device = torch.zeros(len(self._host), dtype=torch.int32, device=device)
+        self._device = torch.empty(len(self._host), dtype=torch.int32, device=device)
         self._sent = torch.cuda.Event() if cuda else None  # type: ignore[no-untyped-call]
         views: list[dict[str, Tensor]] = []
         for buffer in (self._host, self._device):

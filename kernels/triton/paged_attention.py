@@ -116,7 +116,8 @@ def _block(
     return new_top, total, mixed
 
 
-@triton.jit
+# What differs from step to step must not be compiled for: a step would wait for seconds.
+@triton.jit(do_not_specialize=["window", "pages_stride", "sees_stride"])
 def _attend(
     q,
     keys,
