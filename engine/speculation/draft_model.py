@@ -17,6 +17,7 @@ from collections.abc import Collection, Mapping
 from collections.abc import Sequence as Items
 from dataclasses import dataclass, field
 
+import numpy as np
 from torch import Tensor
 
 from engine.attention.torch_backend import TorchAttention
@@ -25,8 +26,8 @@ from engine.cache.kv import KVCache
 from engine.cache.tree import Node
 from engine.models.model import Model
 from engine.sequence import GenerateSequence, Sequence
-from engine.speculation.coupling import Coupling, Guess
 from engine.speculation.draft import EMPTY, Advance, Draft, Wish
+from engine.speculation.guess import Guesses
 
 POOL_BYTES = 1 << 28
 """The pool holds as many tokens as the target's, but no more than fit into 256 MiB."""
@@ -66,44 +67,43 @@ class _Growth:
     """Among the branches of the step that are in step."""
     depth: int
     """Most tokens after each other."""
-    chain: list[Guess] = field(default_factory=list)
-    beside: list[tuple[float, int, Guess]] = field(default_factory=list)
-    """Runners-up: the chance that the chain before one and itself are met, how long that chain is, and the token."""
+    tokens: list[int] = field(default_factory=list)
+    """The chain."""
+    chances: list[float] = field(default_factory=list)
+    beside: list[tuple[float, int, int, float]] = field(default_factory=list)
+    """Runners-up: the chance that the chain before one and itself are right, how long that chain is, the token, and its
+    chance."""
     chance: float = 1.0
-    """That the chain is met."""
-
-    def add(self, guesses: list[Guess]) -> bool:
-        """Takes the likeliest as the chain's next token; answers whether the chain goes on from there."""
-        if not guesses:
-            return False
-        best, *others = guesses[: self.width]
-        self.beside += [(self.chance * guess.chance, len(self.chain), guess) for guess in others]
-        self.chain.append(best)
-        self.chance *= best.chance
-        sequence = self.wish.sequence
-        ends = best.token in sequence.eos or best.token in sequence.sampling.stop_token_ids
-        return len(self.chain) < self.depth and not ends
+    """That the chain is right."""
 
     @property
     def width(self) -> int:
         """Most guesses at one token: 1 where a chain is wanted."""
         return 1 + self.wish.nodes - self.wish.depth
 
-    @property
-    def path(self) -> list[int]:
-        """The chain's tokens."""
-        return [guess.token for guess in self.chain]
+    def add(self, tokens: list[int], chances: list[float]) -> bool:
+        """Takes the best guess as the chain's next token; answers whether the chain goes on from there."""
+        # A chance is 0 for what the branch cannot draw, and none where the logits are not finite.
+        guesses = [(token, chance) for token, chance in zip(tokens, chances, strict=True) if chance > 0][: self.width]
+        if not guesses:
+            return False
+        self.beside += [(self.chance * chance, len(self.tokens), token, chance) for token, chance in guesses[1:]]
+        token, chance = guesses[0]
+        self.tokens.append(token)
+        self.chances.append(chance)
+        self.chance *= chance
+        sequence = self.wish.sequence
+        ends = token in sequence.eos or token in sequence.sampling.stop_token_ids
+        return len(self.tokens) < self.depth and not ends
 
     @property
     def draft(self) -> Draft:
         """The chain, and as many runners-up as may be."""
-        chain, left = self.chain, self.wish.nodes - len(self.chain)
-        best = sorted(self.beside, key=lambda one: -one[0])[:left]
-        guesses = [*chain, *(guess for _, _, guess in best)]
+        best = sorted(self.beside, key=lambda one: -one[0])[: self.wish.nodes - len(self.tokens)]
         return Draft(
-            tuple(guess.token for guess in guesses),
-            (*range(-1, len(chain) - 1), *(place - 1 for _, place, _ in best)),
-            tuple(guess.chance for guess in guesses),
+            (*self.tokens, *(token for _, _, token, _ in best)),
+            (*range(-1, len(self.tokens) - 1), *(before - 1 for _, before, _, _ in best)),
+            (*self.chances, *(chance for _, _, _, chance in best)),
         )
 
 
@@ -256,18 +256,22 @@ class DraftModel:
     def _grow(self, growing: list[_Growth], hidden: Tensor, last: Mapping[Sequence, int]) -> None:
         """Draws guesses until every chain has ended. ``hidden``: the final hidden states of the branches' last tokens,
         in the rows ``last``."""
-        coupling = Coupling([one.wish.sequence for one in growing], max(one.depth for one in growing))
-        most = max(one.width for one in growing)
+        guesses = Guesses([one.wish.sequence for one in growing], max(one.depth for one in growing))
+        width = max(one.width for one in growing)
+        ahead = 0
         while True:
             logits = self._model.read(hidden[[last[one.row] for one in growing]])
-            paths = [one.path for one in growing]
-            guesses = coupling.guesses([one.place for one in growing], paths, logits, most)
-            growing = [one for one, some in zip(growing, guesses, strict=True) if one.add(some)]
+            branches = np.array([one.place for one in growing])
+            paths = [one.tokens for one in growing]
+            best = guesses.best(logits, branches, np.full(len(growing), ahead), width, paths)
+            rows = zip(growing, *(array.tolist() for array in best), strict=True)
+            growing = [one for one, tokens, chances in rows if one.add(tokens, chances)]
             if not growing:
                 break
             for one in growing:
-                one.row.tokens.append(one.chain[-1].token)
+                one.row.tokens.append(one.tokens[-1])
             hidden, last = self._forward([Work(one.row, 1) for one in growing])
+            ahead += 1
 
     def _forward(self, work: Items[Work]) -> tuple[Tensor, dict[Sequence, int]]:
         """Computes tokens; answers the final hidden states and, for each row, which of them is its last token's."""

@@ -1,9 +1,16 @@
 """What a drafter guesses, given the logits of its own law for the next token: what the branch would draw from that law.
 
-A guess is made with the very noise that the branch's own draw will have (``engine.speculation`` says why), so it is the
+A guess is made with the very noise that the branch's own draw will have (``engine.speculation`` says why): it is the
 argmax of the law's logits over the temperature plus Gumbel noise, and the runners-up of that argmax are the best other
 candidates for a tree (top-k with shared noise). Only the likeliest tokens of the law are looked at: what lies below is
 hardly ever drawn, and guessing it right even less often.
+
+A drafter knows less than the target, so its law is flatter, and the target's draw depends less on the noise than its
+own would: the noise is counted in part (``NOISE``). Of what the bundled ``policy-large`` draws at temperatures from 0.5
+to 1.3, the draft model then guesses 0.4 to 2.3 of a hundred tokens more right, and the policy, which is hardly flatter,
+at most 0.6 fewer. The chance of a guess is its share of ``exp(logit + NOISE * temperature * noise)``: as if what the
+drafter does not know were noise of the size that a temperature of 1 has. With the draft model that is right to some
+hundredths.
 """
 
 from __future__ import annotations
@@ -16,12 +23,13 @@ from torch import Tensor
 
 from engine.penalties import forbid, penalise
 from engine.sequence import GenerateSequence
+from engine.support import Floats, Ints
+from engine.types import SamplingParams
 from kernels.noise import SAMPLE, gumbel_noise, noise_streams
 
-Ints = npt.NDArray[np.int64]
-Floats = npt.NDArray[np.float64]
-
-_CANDIDATES = 32
+NOISE = 0.75
+"""The part of the noise that is counted; with 1 a drafter that is the target is always right."""
+_CANDIDATES = 64
 """Likeliest tokens of a law that are looked at."""
 
 
@@ -30,48 +38,55 @@ class Guesses:
 
     def __init__(self, sequences: Sequence[GenerateSequence], depth: int) -> None:
         self._sequences = sequences
-        about = [s.sampling for s in sequences]
-        heat = np.array([one.temperature for one in about])
-        self._noisy = heat > 0
-        self._heat = np.where(self._noisy, heat, 1.0)
+        self._temperature = np.array([s.sampling.temperature for s in sequences])
         self._special = [branch for branch, s in enumerate(sequences) if s.penalties or s.forbidden is not None]
-        filters = [(one.top_k or _CANDIDATES, one.top_p, one.min_p) for one in about]
-        self._filters = np.array(filters)
-        self._filtered = any(one != (_CANDIDATES, 1.0, 0.0) for one in filters)
+        self._filters = np.array([_filters(s.sampling) for s in sequences])
+        self._filtered = bool((self._filters != _UNFILTERED).any())
         where = np.array([(s.seed, s.key, len(s.tokens)) for s in sequences], np.int64).repeat(depth, axis=0)
         seed, key, position = where.T
         position = position + np.tile(np.arange(depth), len(sequences))
         self._streams = noise_streams(seed, key, position, SAMPLE).reshape(-1, depth)
 
-    def best(self, logits: Tensor, branches: Ints, ahead: Ints, width: int) -> tuple[Ints, Floats]:
+    def best(
+        self,
+        logits: Tensor,
+        branches: Ints,
+        ahead: Ints,
+        width: int,
+        paths: Sequence[Sequence[int]] | None = None,
+    ) -> tuple[Ints, Floats]:
         """Guesses for rows of a drafter's ``logits`` ``[rows, vocab]`` float32, which it may change.
 
         ``branches``, ``ahead``: ``[rows]`` whose row it is, and how many guesses lie before the one that is made.
-        Returns tokens and the chances that they are right, ``[rows, width]``, the best first. A chance is a token's
-        share of ``exp`` of the noisy logits: as if what the target knows better than the drafter were noise of the size
-        of the sampling noise (for a greedy branch: of temperature 1).
+        ``paths``: these guesses, which penalties count; without them they do not. Returns tokens and the chances that
+        they are right, ``[rows, width]``, the best first. A chance is 0 where the branch's filters leave the token out,
+        and not a number where the logits are not finite.
         """
-        self._change(logits, branches, ahead)
+        self._change(logits, branches, ahead, paths)
         top = logits.topk(min(_CANDIDATES, logits.shape[1]))
-        tokens, values = top.indices.numpy(), top.values.numpy() / self._heat[branches, None]
-        noisy = self._noisy[branches]
-        scores = values
-        if noisy.any():
-            scores = values + gumbel_noise(self._streams[branches, ahead, None], tokens) * noisy[:, None]
-        if self._filtered:
-            scores = np.where(self._kept(values, branches), scores, -np.inf)
-        weights = np.exp(scores - scores.max(axis=1, keepdims=True))
-        order = (
-            weights.argmax(axis=1)[:, None] if width == 1 else np.argsort(-weights, axis=1, kind="stable")[:, :width]
-        )
-        chances = np.take_along_axis(weights, order, axis=1) / weights.sum(axis=1, keepdims=True)
-        return np.take_along_axis(tokens, order, axis=1), chances
+        tokens, values = top.indices.numpy(), top.values.numpy()
+        temperature = self._temperature[branches, None]
+        with np.errstate(over="ignore", under="ignore", invalid="ignore"):
+            scores = values - values[:, :1].astype(np.float64)
+            kept = self._kept(scores, branches) if self._filtered else None
+            if temperature.any():
+                scores += NOISE * temperature * gumbel_noise(self._streams[branches, ahead, None], tokens)
+            if kept is not None:
+                scores = np.where(kept, scores, -np.inf)
+            weights = np.exp(scores - scores.max(axis=1, keepdims=True))
+            weights /= weights.sum(axis=1, keepdims=True)
+        order = scores.argmax(axis=1)[:, None] if width == 1 else np.argsort(-scores, axis=1, kind="stable")[:, :width]
+        return np.take_along_axis(tokens, order, axis=1), np.take_along_axis(weights, order, axis=1)
 
-    def _change(self, logits: Tensor, branches: Ints, ahead: Ints) -> None:
-        """What requests change in their branches' logits, as if the guesses before changed nothing."""
+    def _change(self, logits: Tensor, branches: Ints, ahead: Ints, paths: Sequence[Sequence[int]] | None) -> None:
+        """Applies what requests change in their branches' logits."""
         rows = np.flatnonzero(np.isin(branches, self._special)) if self._special else ()
         owners = [(int(row), self._sequences[branches[row]]) for row in rows]
-        penalties = [(row, s.penalties) for row, s in owners if s.penalties is not None]
+        penalties = [
+            (row, s.penalties.fork(paths[row]) if paths and paths[row] else s.penalties)
+            for row, s in owners
+            if s.penalties is not None
+        ]
         if penalties:
             penalise(logits.numpy(), [row for row, _ in penalties], [one for _, one in penalties])
         short = [
@@ -82,12 +97,23 @@ class Guesses:
         if short:
             forbid(logits.numpy(), [row for row, _ in short], [one for _, one in short])
 
-    def _kept(self, values: Floats, branches: Ints) -> npt.NDArray[np.bool_]:
-        """Which candidates the filters keep; those of a law whose candidates are not all its tokens, nearly. The first
-        is always kept, and greedy rows have no other to lose."""
+    def _kept(self, gaps: Floats, branches: Ints) -> npt.NDArray[np.bool_]:
+        """Which candidates the filters keep; top-p is that of the candidates, nearly the law's.
+
+        ``gaps``: ``[rows, candidates]``, the logits minus the first, descending.
+        """
         top_k, top_p, min_p = self._filters[branches].T[..., None]
-        weights = np.exp(values - values[:, :1])
-        before = weights.cumsum(axis=1) - weights
-        kept: npt.NDArray[np.bool_] = (before < top_p * weights.sum(axis=1, keepdims=True)) & (weights >= min_p)
-        kept &= np.arange(values.shape[1]) < top_k
+        temperature = self._temperature[branches, None]
+        weights = np.exp(gaps / np.where(temperature > 0, temperature, 1))
+        weights[np.arange(weights.shape[1]) >= np.broadcast_to(top_k, weights.shape)] = 0
+        mass = weights.cumsum(axis=1)
+        kept: npt.NDArray[np.bool_] = (mass - weights < top_p * mass[:, -1:]) & (weights >= min_p) & (weights > 0)
         return kept
+
+
+_UNFILTERED = (_CANDIDATES, 1.0, 0.0)
+
+
+def _filters(sampling: SamplingParams) -> tuple[int, float, float]:
+    """Top-k, top-p and min-p; no filter changes a greedy law."""
+    return (sampling.top_k or _CANDIDATES, sampling.top_p, sampling.min_p) if sampling.temperature else _UNFILTERED

@@ -17,6 +17,7 @@ from transformers import AutoModelForCausalLM
 from engine.cache.kv import KVCache
 from engine.sequence import GenerateSequence
 from engine.speculation.draft import Advance, Draft, Drafter, Wish
+from engine.speculation.guess import NOISE
 from kernels.noise import SAMPLE, gumbel_noise, noise_streams
 
 Floats = npt.NDArray[np.float64]
@@ -134,18 +135,18 @@ def rms(x: Tensor) -> Tensor:
 
 
 def noisy(logits: Floats, asked: Asked, position: int) -> Floats:
-    """A law's logits over the temperature plus the noise of all tokens at a position of a branch."""
+    """A law's logits with the noise of all tokens at a position of a branch."""
     if asked.temperature == 0:
         return logits
     where = (np.array([word], np.int64) for word in (asked.seed, asked.key, position))
     noise = gumbel_noise(noise_streams(*where, SAMPLE)[:, None], np.arange(len(logits)))[0]
-    scores: Floats = logits / asked.temperature + noise
+    scores: Floats = logits + NOISE * asked.temperature * noise
     return scores
 
 
 def ranked(logits: Floats, asked: Asked, position: int) -> list[tuple[int, float]]:
-    """The 32 likeliest tokens with their shares of the exponentials of the noisy logits, the largest first."""
-    likeliest = np.argsort(-logits)[:32]
+    """The 64 likeliest tokens with their shares of the exponentials of the noisy logits, the largest first."""
+    likeliest = np.argsort(-logits)[:64]
     scores = noisy(logits, asked, position)[likeliest]
     weights = np.exp(scores - scores.max())
     weights /= weights.sum()

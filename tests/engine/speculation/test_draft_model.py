@@ -116,6 +116,11 @@ def plain(folder: Path, asked: Sequence[GenerateRequest], options: CoreOptions =
     return [[one.token_ids for one in harness.complete(request)] for request in asked]
 
 
+@pytest.fixture
+def _all_noise(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("engine.speculation.guess.NOISE", 1.0)
+
+
 def requests(law: dict[str, object], namespace: str | None = None) -> list[GenerateRequest]:
     """Siblings, a prompt that parts from theirs within a page, a short one, and a branch that was cut."""
     prompts = [PROMPT, [*PROMPT[:41], *range(200, 230)], PROMPT[:5]]
@@ -140,6 +145,7 @@ def requests(law: dict[str, object], namespace: str | None = None) -> list[Gener
     ],
     ids=lambda value: value if isinstance(value, str) else "penalties" if value is PENALISED else None,
 )
+@pytest.mark.usefixtures("_all_noise")
 def test_the_target_as_its_own_draft_is_always_right(
     checkpoints: Checkpoints, family: str, law: dict[str, object]
 ) -> None:
@@ -152,6 +158,7 @@ def test_the_target_as_its_own_draft_is_always_right(
     assert drafted == accepted > 150
 
 
+@pytest.mark.usefixtures("_all_noise")
 def test_it_is_always_right_under_preemption_and_with_a_pool_of_its_own_that_is_too_small(
     checkpoints: Checkpoints,
 ) -> None:

@@ -1,0 +1,171 @@
+"""Guesses are drawn with the branch's own noise, from the law that the branch has."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+from torch import Tensor
+
+from engine.sampling import Coordinates, Laws, sample
+from engine.sequence import GenerateSequence, Job
+from engine.speculation.guess import NOISE, Guesses
+from engine.support import Floats, Ints
+from engine.types import Branch
+from kernels.noise import SAMPLE, gumbel_noise, noise_streams
+from tests.engine.conftest import Checkpoints
+from tests.engine.helpers import Harness, generate
+from tests.engine.test_sampling import closed_form
+
+VOCAB = 400
+LEVEL = 1e-4
+"""Chance that a sound coupling fails a test; the seeds are fixed."""
+LAWS: list[dict[str, float]] = [
+    {},
+    {"temperature": 0.5},
+    {"temperature": 1e-12},  # the law of a greedy one, and the chances too
+    {"temperature": 0.0, "top_k": 1},
+    {"top_k": 7},
+    {"top_p": 0.7},
+    {"top_k": 30, "top_p": 0.9, "min_p": 0.02},
+    {"min_p": 0.2, "temperature": 1.4},
+]
+
+
+@pytest.fixture(scope="module")
+def harness(checkpoints: Checkpoints) -> Harness:
+    return Harness(checkpoints("qwen3"))
+
+
+def branches(harness: Harness, count: int, **law: object) -> list[GenerateSequence]:
+    """Branches of different lengths."""
+    job = Job("r", lambda _: None)
+    asked = [Branch(seed=3, key=key, max_tokens=60, generated=tuple(range(key % 5))) for key in range(count)]
+    harness.core.model.add_branches(generate([1, 2, 3], asked, **law), job)
+    return [one for one in job.sequences if isinstance(one, GenerateSequence)]
+
+
+def random_logits(rows: int, vocab: int, seed: int) -> Tensor:
+    """So peaked that the likeliest 64 tokens have nearly all of the mass."""
+    return torch.randn(rows, vocab, generator=torch.Generator().manual_seed(seed)) * 4
+
+
+def best(sequences: Sequence[GenerateSequence], logits: Tensor, width: int = 1) -> tuple[Ints, Floats]:
+    rows = len(sequences)
+    tokens, chances = Guesses(sequences, 1).best(logits.clone(), np.arange(rows), np.zeros(rows, np.int64), width)
+    assert tokens.shape == chances.shape == (rows, width)
+    return tokens, chances
+
+
+@pytest.fixture
+def _all_noise(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("engine.speculation.guess.NOISE", 1.0)
+
+
+@pytest.mark.usefixtures("_all_noise")
+@pytest.mark.parametrize("law", LAWS, ids=str)
+def test_with_all_of_the_noise_the_best_guess_is_what_the_sampler_draws(
+    harness: Harness, law: dict[str, float]
+) -> None:
+    sequences = branches(harness, 40, **law)
+    paths = [list(range(20, 20 + place % 4)) for place in range(40)]
+    logits = random_logits(40, VOCAB, 1)
+    names = ("temperature", "top_p", "min_p")
+    laws = Laws(
+        *(np.full(40, getattr(sequences[0].sampling, name)) for name in names), np.full(40, law.get("top_k", 0))
+    )
+    position = np.array([len(one.tokens) + len(path) for one, path in zip(sequences, paths, strict=True)])
+    drawn, _ = sample(logits, laws, Coordinates(np.full(40, 3), np.arange(40), position))
+    # In another order than the branches', and not all of them.
+    places = list(range(0, 40, 3))[::-1]
+    ahead = np.array([len(paths[place]) for place in places])
+    tokens, _ = Guesses(sequences, 4).best(
+        logits[places], np.array(places), ahead, 1, [paths[place] for place in places]
+    )
+    assert tokens[:, 0].tolist() == drawn[places].tolist()
+
+
+@pytest.mark.parametrize("law", LAWS, ids=str)
+def test_the_best_are_those_whose_logits_and_noise_sum_to_most_and_the_sums_shares_are_their_chances(
+    harness: Harness, law: dict[str, float]
+) -> None:
+    sequences = branches(harness, 30, **law)
+    logits = random_logits(30, 60, 2)
+    tokens, chances = best(sequences, logits, 4)
+    for place, (sequence, row) in enumerate(zip(sequences, logits, strict=True)):
+        where = (np.array([word]) for word in (sequence.seed, sequence.key, len(sequence.tokens)))
+        noise = gumbel_noise(noise_streams(*where, SAMPLE), np.arange(60))
+        scores = row.numpy() + NOISE * law.get("temperature", 1.0) * noise
+        if law.get("temperature", 1.0) > 1e-3:
+            scores[closed_form(row - row.max(), **law) == 0] = -math.inf  # type: ignore[arg-type]
+        order = np.argsort(-scores)[:4]
+        shares = np.exp(scores - scores.max())
+        assert chances[place] == pytest.approx(shares[order] / shares.sum(), abs=1e-5)
+        possible = int((scores[order] > -math.inf).sum())
+        assert tokens[place, :possible].tolist() == order[:possible].tolist()
+
+
+@pytest.mark.usefixtures("_all_noise")
+def test_two_laws_that_share_the_noise_agree_as_often_as_theory_promises(harness: Harness) -> None:
+    rows = 4000
+    sequences = branches(harness, rows)
+    ours, theirs = random_logits(2, 50, 5).mul_(0.2)
+    distance = float((ours.softmax(0) - theirs.softmax(0)).abs().sum()) / 2
+    drawn = [best(sequences, logits.repeat(rows, 1))[0][:, 0] for logits in (ours, theirs)]
+    agreed = int((drawn[0] == drawn[1]).sum())
+    promised, independent = (1 - distance) / (1 + distance), float(ours.softmax(0) @ theirs.softmax(0))
+    assert 0.2 < distance < 0.7
+    assert stats.binomtest(agreed, rows, promised, alternative="less").pvalue > LEVEL
+    assert stats.binomtest(agreed, rows, 1.5 * independent, alternative="greater").pvalue < LEVEL
+    # Each is a draw from its own law.
+    for tokens, logits in zip(drawn, (ours, theirs), strict=True):
+        likely = logits.softmax(0).double().numpy()
+        assert (likely * rows > 5).all()
+        assert stats.chisquare(np.bincount(tokens, minlength=50), likely / likely.sum() * rows).pvalue > LEVEL
+
+
+def test_a_drafter_that_knows_less_is_right_more_often_with_part_of_the_noise(
+    harness: Harness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its law is the target's on average over what it does not know of the target's logits."""
+    rows, generator = 3000, torch.Generator().manual_seed(9)
+    sequences = branches(harness, rows)
+    known = random_logits(rows, 60, 6).mul_(0.75)
+
+    def target() -> Tensor:
+        return known + 2 * torch.randn(rows, 60, generator=generator)
+
+    drafter = torch.stack([target().softmax(dim=1) for _ in range(200)]).mean(dim=0).log()
+    right = {}
+    logits = target()
+    for noise in (1.0, NOISE):
+        monkeypatch.setattr("engine.speculation.guess.NOISE", noise)
+        guessed, _ = best(sequences, drafter)
+        monkeypatch.setattr("engine.speculation.guess.NOISE", 1.0)
+        right[noise] = guessed == best(sequences, logits)[0]
+    better, worse = int((right[NOISE] & ~right[1.0]).sum()), int((right[1.0] & ~right[NOISE]).sum())
+    assert stats.binomtest(better, better + worse, 0.5, alternative="greater").pvalue < LEVEL
+
+
+def test_penalties_count_the_guesses_before(harness: Harness) -> None:
+    sequences = branches(harness, 5, temperature=0.0, frequency_penalty=2.0)
+    logits = torch.zeros(5, VOCAB)
+    logits[:, 70], logits[:, 80] = 1.5, 1.0
+    where = np.arange(5), np.full(5, 2)
+    guesses = Guesses(sequences, 3)
+    fresh, _ = guesses.best(logits.clone(), *where, 1, [[9, 8]] * 5)
+    again, _ = guesses.best(logits.clone(), *where, 1, [[9, 70]] * 5)
+    assert (fresh[:, 0].tolist(), again[:, 0].tolist()) == ([70] * 5, [80] * 5)
+
+
+def test_logits_that_are_not_finite_have_no_chance(harness: Harness) -> None:
+    logits = random_logits(4, VOCAB, 8)
+    logits[0] = math.nan
+    logits[1, 7] = math.inf
+    logits[2] = -math.inf
+    _, chances = best(branches(harness, 4), logits, 2)
+    assert [bool((some > 0).any()) for some in chances] == [False, False, False, True]
