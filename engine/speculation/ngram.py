@@ -33,7 +33,7 @@ from engine.speculation.draft import EMPTY, Advance, Draft, Wish
 from engine.speculation.suffix_index import REACH, Match, Place, Stretch, SuffixIndex, Window, window
 
 _SIZE = 1 << 18
-"""Suffixes and tokens that are kept in all: about 48 MiB if they never repeat, a twentieth of the default cache."""
+"""Suffixes and tokens that are kept in all: about 40 MiB, a twenty-fifth of the default cache."""
 
 _SEARCH_SIZE = _SIZE // 4
 """Suffixes that one search may have, so that no search drives all others out: 16,000 tokens that never repeat."""
