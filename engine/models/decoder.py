@@ -29,7 +29,9 @@ _ACTIVATIONS = {"silu": silu_mul, "gelu_pytorch_tanh": gelu_tanh_mul}
 
 
 @dataclass(frozen=True, slots=True)
-class _Layer:
+class Layer:
+    """The weights of one layer."""
+
     input_norm: Tensor
     qkv: Product
     """``[(heads + 2 kv_heads) * head_dim, hidden]``."""
@@ -51,7 +53,7 @@ class Decoder:
         ``context``: most tokens of one sequence that will be served. ``read``: how the checkpoint holds its matrices.
         """
         self.config = config
-        builder = _Builder(config, weights, read)
+        builder = LayerBuilder(config, weights, read)
         self._embedding = weights.take("model.embed_tokens.weight", config.vocab, config.hidden)
         self._layers = [builder.layer(index) for index in range(config.layers)]
         self._norm = builder.norm("model.norm")
@@ -75,29 +77,10 @@ class Decoder:
 
     def forward(self, batch: Batch, attend: Attend) -> Tensor:
         """See ``Model``."""
-        config = self.config
-        turning = config.heads + config.kv_heads
         angles = [(cos[batch.positions], sin[batch.positions]) for cos, sin in self._ropes]
-        hidden = self._embedding[batch.tokens]
-        if config.embedding_scale != 1:
-            hidden = hidden * config.embedding_scale
+        hidden = scaled_embedding(self.config, self._embedding[batch.tokens])
         for index, layer in enumerate(self._layers):
-            normal = rms_norm(hidden, layer.input_norm, config.norm_eps)
-            qkv = layer.qkv(normal).view(len(hidden), turning + config.kv_heads, config.head_dim)
-            qk = qkv[:, :turning]
-            if layer.qk_norm is not None:
-                qk = rms_norm(qk, layer.qk_norm, config.norm_eps)
-            qk = rotary(qk, *angles[self._rope_of[index]])
-            mixed = attend(index, qk[:, : config.heads], qk[:, config.heads :], qkv[:, turning:])
-            if layer.output_norm is None:
-                hidden = layer.output.add(mixed, hidden)
-            else:
-                hidden = hidden + rms_norm(layer.output(mixed), layer.output_norm, config.norm_eps)
-            normal = rms_norm(hidden, layer.mlp_norm, config.norm_eps)
-            if layer.mlp_output_norm is None:
-                hidden = layer.mlp.add(normal, hidden)
-            else:
-                hidden = hidden + rms_norm(layer.mlp(normal), layer.mlp_output_norm, config.norm_eps)
+            hidden = layer_forward(self.config, layer, index, hidden, angles[self._rope_of[index]], attend)
         return hidden
 
     def embed(self, tokens: Tensor) -> Tensor:
@@ -116,7 +99,34 @@ class Decoder:
         return logits
 
 
-class _Builder:
+def scaled_embedding(config: DecoderConfig, embedded: Tensor) -> Tensor:
+    """What the first layer takes, of rows of the embedding table."""
+    return embedded if config.embedding_scale == 1 else embedded * config.embedding_scale
+
+
+def layer_forward(
+    config: DecoderConfig, layer: Layer, index: int, hidden: Tensor, angles: tuple[Tensor, Tensor], attend: Attend
+) -> Tensor:
+    """The hidden states ``[tokens, hidden]`` after a layer. ``angles``: cosines and sines of the tokens' positions."""
+    turning = config.heads + config.kv_heads
+    normal = rms_norm(hidden, layer.input_norm, config.norm_eps)
+    qkv = layer.qkv(normal).view(len(hidden), turning + config.kv_heads, config.head_dim)
+    qk = qkv[:, :turning]
+    if layer.qk_norm is not None:
+        qk = rms_norm(qk, layer.qk_norm, config.norm_eps)
+    qk = rotary(qk, *angles)
+    mixed = attend(index, qk[:, : config.heads], qk[:, config.heads :], qkv[:, turning:])
+    if layer.output_norm is None:
+        hidden = layer.output.add(mixed, hidden)
+    else:
+        hidden = hidden + rms_norm(layer.output(mixed), layer.output_norm, config.norm_eps)
+    normal = rms_norm(hidden, layer.mlp_norm, config.norm_eps)
+    if layer.mlp_output_norm is None:
+        return layer.mlp.add(normal, hidden)
+    return hidden + rms_norm(layer.mlp(normal), layer.mlp_output_norm, config.norm_eps)
+
+
+class LayerBuilder:
     """Takes a checkpoint's tensors and fuses them. No source tensor outlives the part that it is fused into."""
 
     def __init__(self, config: DecoderConfig, weights: Weights, read: Read) -> None:
@@ -125,7 +135,8 @@ class _Builder:
         self._read = read
         self._activation = _ACTIVATIONS[config.activation]
 
-    def layer(self, index: int) -> _Layer:
+    def layer(self, index: int) -> Layer:
+        """A layer's weights."""
         config, prefix = self._config, f"model.layers.{index}."
         query, key = config.heads * config.head_dim, config.kv_heads * config.head_dim
         attention, output_norm, mlp_output_norm = f"{prefix}self_attn.", None, None
@@ -135,7 +146,7 @@ class _Builder:
             mlp_output_norm = self.norm(f"{prefix}post_feedforward_layernorm")
             mlp_norm = "pre_feedforward_layernorm"
         parts = {"q_proj": query, "k_proj": key, "v_proj": key}
-        return _Layer(
+        return Layer(
             input_norm=self.norm(f"{prefix}input_layernorm"),
             qkv=self._fused(attention, "qkv_proj", parts, bias=config.qkv_bias),
             qk_norm=self._qk_norm(attention) if config.qk_norm else None,
@@ -147,19 +158,21 @@ class _Builder:
         )
 
     def norm(self, name: str, size: int | None = None) -> Tensor:
+        """A norm's weights as they are multiplied."""
         weight = self._weights.take(f"{name}.weight", self._config.hidden if size is None else size)
         return weight + self._config.norm_offset if self._config.norm_offset else weight
 
     def linear(self, name: str, rows: int, columns: int, *, bias: bool) -> Product:
-        return self._product({name: rows}, columns, bias=bias)
+        """The product with one matrix."""
+        return self.product({name: rows}, columns, bias=bias)
 
     def _fused(self, prefix: str, name: str, parts: dict[str, int], *, bias: bool) -> Product:
         """Several products of the same input as one, whether the checkpoint keeps them apart or not."""
         if self._config.fused:
             parts = {name: sum(parts.values())}
-        return self._product({prefix + part: rows for part, rows in parts.items()}, self._config.hidden, bias=bias)
+        return self.product({prefix + part: rows for part, rows in parts.items()}, self._config.hidden, bias=bias)
 
-    def _product(self, parts: dict[str, int], columns: int, *, bias: bool) -> Product:
+    def product(self, parts: dict[str, int], columns: int, *, bias: bool) -> Product:
         """The matrices of those names and rows, one below the other."""
         matrices = [self._read(self._weights, name, rows, columns) for name, rows in parts.items()]
         if not bias:
@@ -204,5 +217,5 @@ class _Builder:
         assert self._config.experts is not None
         about, hidden = self._config.experts, self._config.hidden
         gate, up, down = about.names
-        gate_up = self._product(dict.fromkeys((prefix + gate, prefix + up), about.intermediate), hidden, bias=False)
+        gate_up = self.product(dict.fromkeys((prefix + gate, prefix + up), about.intermediate), hidden, bias=False)
         return gate_up, self.linear(f"{prefix}{down}", hidden, about.intermediate, bias=False)

@@ -50,6 +50,13 @@ class Weights:
         self.count(tensor.numel())
         return tensor.to(torch.float32)
 
+    def expect(self, name: str, *shape: int) -> None:
+        """Raises as ``take`` does when the tensor is missing or has another shape, without reading it."""
+        path, file = self._where(name)
+        found = tuple(file.get_slice(name).get_shape())
+        if found != shape:
+            raise EngineError(f"{path}: {name!r} has shape {found}, its config.json says {shape}")
+
     def take_packed(self, name: str, kind: torch.dtype | None, *shape: int) -> Tensor:
         """A tensor of a quantised matrix as it is. Not counted. Without ``kind`` any, without ``shape`` any."""
         path, tensor = self._take(name)
@@ -74,13 +81,21 @@ class Weights:
         return name in self._files
 
     def _take(self, name: str) -> tuple[Path, Tensor]:
-        if name not in self._files:
-            raise EngineError(f"{self._folder} lacks the tensor {name!r} that its config.json asks for")
-        path, file = self._files.pop(name)
+        path, file = self._where(name)
+        del self._files[name]
         try:
             return path, file.get_tensor(name)
         except (OSError, SafetensorError) as error:
             raise EngineError(f"{path}: {name!r} cannot be read: {error}") from None
+
+    def names(self) -> list[str]:
+        """The tensors that are there and were not taken, sorted."""
+        return sorted(self._files)
+
+    def _where(self, name: str) -> tuple[Path, Any]:
+        if name not in self._files:
+            raise EngineError(f"{self._folder} lacks the tensor {name!r} that its config.json asks for")
+        return self._files[name]
 
     def finish(self) -> None:
         """Raises ``EngineError`` when tensors are left over."""

@@ -51,7 +51,7 @@ def reader(config: dict[str, Any]) -> Callable[[Weights, str, int, int], Matrix]
     return read
 
 
-def config(size: int) -> dict[str, Any]:
+def config(size: int, left: list[str]) -> dict[str, Any]:
     """The ``quantization_config`` of what ``write`` writes."""
     return {
         "quant_method": "awq",
@@ -59,7 +59,7 @@ def config(size: int) -> dict[str, Any]:
         "group_size": size,
         "zero_point": True,
         "version": "gemm",
-        "modules_to_not_convert": ["lm_head"],
+        "modules_to_not_convert": left,
     }
 
 

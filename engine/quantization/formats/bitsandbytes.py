@@ -38,7 +38,7 @@ def reader(config: dict[str, Any]) -> Callable[[Weights, str, int, int], Matrix]
     return _read
 
 
-def config() -> dict[str, Any]:
+def config(left: list[str]) -> dict[str, Any]:
     """The ``quantization_config`` of what ``write`` writes."""
     return {
         "quant_method": "bitsandbytes",
@@ -48,7 +48,7 @@ def config() -> dict[str, Any]:
         "bnb_4bit_use_double_quant": False,
         "bnb_4bit_compute_dtype": "float32",
         "bnb_4bit_quant_storage": "uint8",
-        "llm_int8_skip_modules": ["lm_head"],
+        "llm_int8_skip_modules": left,
     }
 
 

@@ -51,10 +51,10 @@ def reader(config: dict[str, Any]) -> _Read:
     return _Packed(bits, int(about["group_size"]) if strategy == "group" else -1, symmetric).read
 
 
-def config(bits: int, size: int | None, *, head: bool) -> dict[str, Any]:
+def config(bits: int, size: int | None, left: list[str]) -> dict[str, Any]:
     """The ``quantization_config`` of what ``write`` writes: without ``size`` W8A8, else symmetric weights in groups.
 
-    ``head``: the output projection is quantised too.
+    ``left``: modules that are not quantised.
     """
     weights = {
         "num_bits": bits,
@@ -71,7 +71,7 @@ def config(bits: int, size: int | None, *, head: bool) -> dict[str, Any]:
         "quant_method": "compressed-tensors",
         "format": layout,
         "quantization_status": "compressed",
-        "ignore": [] if head else ["lm_head"],
+        "ignore": left,
         "config_groups": {
             "group_0": {
                 "targets": ["Linear"],

@@ -49,14 +49,14 @@ def reader(config: dict[str, Any]) -> Callable[[Weights, str, int, int], Matrix]
     return read
 
 
-def config() -> dict[str, Any]:
+def config(left: list[str]) -> dict[str, Any]:
     """The ``quantization_config`` of what ``write`` writes."""
     return {
         "quant_method": "fp8",
         "activation_scheme": "dynamic",
         "fmt": "e4m3",
         "weight_block_size": [BLOCK, BLOCK],
-        "modules_to_not_convert": ["lm_head"],
+        "modules_to_not_convert": left,
     }
 
 

@@ -218,16 +218,16 @@ def test_what_is_written_is_read_back(tmp_path: Path, layout: str, bits: int) ->
     if layout == "gptq":
         config, tensors = gptq.config(bits, GROUP, act_order=False), gptq.write("m", matrix)
     elif layout == "awq":
-        config, tensors = awq.config(GROUP), awq.write("m", matrix)
+        config, tensors = awq.config(GROUP, []), awq.write("m", matrix)
     else:
-        config, tensors = compressed_tensors.config(bits, GROUP, head=False), compressed_tensors.write("m", matrix)
+        config, tensors = compressed_tensors.config(bits, GROUP, left=[]), compressed_tensors.write("m", matrix)
     assert torch.equal(dense(read(tmp_path, config, tensors)), matrix.dense())
 
 
 @pytest.mark.parametrize("layout", [fp8, bitsandbytes])
 def test_what_is_rounded_to_floats_of_few_bits_is_close_when_read_back(tmp_path: Path, layout: Any) -> None:
     weight = torch.randn(ROWS, COLUMNS)
-    found = dense(read(tmp_path, layout.config(), layout.write("m", weight)))
+    found = dense(read(tmp_path, layout.config([]), layout.write("m", weight)))
     assert (found - weight).norm() / weight.norm() < (0.04 if layout is fp8 else 0.12)
 
 

@@ -1,0 +1,36 @@
+"""``python -m engine.quantization``: the process in which ``reasoner quantize`` computes.
+
+Its argument is a JSON object of ``model``, ``out``, ``method``, ``bits``, ``group_size`` and ``calibration``. It writes
+JSON lines: ``{"done", "total", "next"}`` as it goes, ``{"error"}`` with exit status 1 when it cannot.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+from engine.quantization.options import options
+from engine.quantization.quantize import quantize
+from engine.types import EngineError
+
+
+def main() -> int:
+    """Returns the exit status."""
+    asked = json.loads(sys.argv[1])
+    calibration = None if asked["calibration"] is None else Path(asked["calibration"])
+    try:
+        chosen = options(asked["method"], asked["bits"], asked["group_size"], calibration)
+        quantize(Path(asked["model"]), Path(asked["out"]), chosen, _tell)
+    except EngineError as error:
+        print(json.dumps({"error": str(error)}), flush=True)
+        return 1
+    return 0
+
+
+def _tell(done: int, total: int, following: str) -> None:
+    print(json.dumps({"done": done, "total": total, "next": following}), flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

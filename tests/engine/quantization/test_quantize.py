@@ -1,0 +1,213 @@
+"""Checkpoints that are made here: how good they are, who can load them, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from scipy.stats import ttest_rel
+from transformers import AutoModelForCausalLM
+
+from benchmarks.quantization.texts import Text
+from engine.quantization.options import options
+from engine.quantization.quality import compare, logits, open_model
+from engine.quantization.quantize import quantize
+from engine.tokenizer import Tokenizer
+from engine.types import EngineError
+from kernels.linear_int4 import Int4Linear
+from kernels.linear_int8 import Int8Linear
+from tests.engine.conftest import CORPUS, Checkpoints, save_random_model
+from tests.engine.quantization.conftest import POLICY
+
+WIDE = {"hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16}
+
+
+def made(folder: Path, out: Path, method: str, bits: int | None, size: int | None, file: Path | None = None) -> Path:
+    quantize(folder, out, options(method, bits, size, file), lambda *_: None)
+    return out
+
+
+def tokens(count: int, seed: int = 0) -> list[int]:
+    return random.Random(seed).choices(range(3, 360), k=count)
+
+
+def divergences(original: Path, model: Path, texts: Sequence[tuple[Sequence[int], int]]) -> np.ndarray:
+    """Of each text."""
+    models = open_model(original), open_model(model)
+    return np.array([compare(*models, [text]).divergence for text in texts])
+
+
+def surely_less(ours: np.ndarray, others: np.ndarray, part: float) -> bool:
+    """The mean is less than ``part`` of the others' mean, and that it is less at all is no accident of the texts."""
+    return ours.mean() < part * others.mean() and ttest_rel(ours, others, alternative="less").pvalue < 0.01
+
+
+def test_gptq_and_awq_beat_rounding_to_the_nearest_on_the_bundled_model(
+    unseen: list[Text], calibration: Path, tmp_path: Path
+) -> None:
+    found = {}
+    for method in ("rtn", "gptq", "awq"):
+        folder = made(POLICY, tmp_path / method, method, 4, 128, calibration)
+        found[method] = divergences(POLICY, folder, [(one.tokens, one.prompt) for one in unseen])
+    assert surely_less(found["gptq"], found["rtn"], 0.5)
+    assert surely_less(found["awq"], found["rtn"], 0.85)
+
+
+@pytest.fixture(scope="module")
+def outliers(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random model in which four channels of what follows each norm are twenty times as large as the others."""
+    folder = tmp_path_factory.mktemp("outliers")
+    save_random_model("LlamaForCausalLM", WIDE | {"initializer_range": 0.05}, folder)
+    weights = load_file(folder / "model.safetensors")
+    for name, weight in weights.items():
+        if "layernorm" in name:
+            weight[[3, 17, 40, 58]] *= 20
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+    return folder
+
+
+def test_gptq_and_awq_beat_rounding_to_the_nearest_where_channels_have_outliers(outliers: Path, tmp_path: Path) -> None:
+    dice, words, file = random.Random(0), " ".join(CORPUS).split(), tmp_path / "text.txt"
+    file.write_text(" ".join(dice.choices(words, k=1500)))
+    tokenizer = Tokenizer(outliers, 400)
+    texts = [(tokenizer.encode(" ".join(dice.choices(words, k=40))), 1) for _ in range(8)]
+    found = {}
+    for method in ("rtn", "gptq", "awq"):
+        found[method] = divergences(outliers, made(outliers, tmp_path / method, method, 4, 32, file), texts)
+    assert surely_less(found["gptq"], found["rtn"], 0.4)
+    assert surely_less(found["awq"], found["rtn"], 0.4)
+
+
+@pytest.mark.filterwarnings("ignore")  # transformers' own
+@pytest.mark.parametrize("bits", [8, 4])
+def test_a_compressed_tensors_checkpoint_gives_the_same_logits_in_transformers(
+    outliers: Path, tmp_path: Path, bits: int
+) -> None:
+    pytest.importorskip("compressed_tensors", reason="transformers needs the package compressed-tensors for these")
+    # Groups of 16 are computed in float32 here, in 4 bits too.
+    folder = made(outliers, tmp_path / "out", "rtn", bits, 16)
+    theirs = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    with torch.no_grad():
+        expected = theirs(torch.tensor([tokens(60)])).logits[0]
+    torch.testing.assert_close(logits(open_model(folder), tokens(60)), expected, atol=1e-4, rtol=0)
+
+
+@pytest.mark.filterwarnings("ignore")  # transformers' own
+@pytest.mark.parametrize("kind", ["llama", "qwen3"])
+def test_an_fp8_checkpoint_gives_the_same_logits_in_transformers(
+    checkpoints: Checkpoints, tmp_path: Path, kind: str
+) -> None:
+    folder = made(checkpoints(kind), tmp_path / "out", "fp8", None, None)
+    theirs = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval().float()
+    with torch.no_grad():
+        expected = theirs(torch.tensor([tokens(60)])).logits[0]
+    torch.testing.assert_close(logits(open_model(folder), tokens(60)), expected, atol=1e-4, rtol=0)
+    assert (expected - logits(open_model(checkpoints(kind)), tokens(60))).abs().max() > 1e-2
+
+
+@pytest.mark.parametrize("kind", ["llama", "mistral", "qwen2", "qwen3_window", "qwen3_moe", "phi3", "gemma2", "gemma3"])
+def test_every_family_is_close_to_the_original_in_8_bits(checkpoints: Checkpoints, tmp_path: Path, kind: str) -> None:
+    folder = made(checkpoints(kind), tmp_path / "out", "rtn", 8, None)
+    original, model = open_model(checkpoints(kind)), open_model(folder)
+    assert model.parameters == original.parameters
+    quality = compare(original, model, [(tokens(100), 1)])
+    assert quality.divergence < 0.05
+    assert quality.agreement > 0.85
+
+
+@pytest.mark.parametrize("kind", ["qwen2", "gemma2"])
+def test_awq_moves_its_factors_through_norms_heads_and_biases(
+    checkpoints: Checkpoints, tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With rounding so fine that it changes nothing, factors far from 1 must cancel exactly."""
+    from engine.quantization import awq
+    from engine.quantization.matrix import GroupedMatrix
+
+    def fine(weight: torch.Tensor, bits: int, size: int, gram: torch.Tensor) -> GroupedMatrix:
+        scales = torch.ones(len(weight), weight.shape[1] // size)
+        kept.append(weight.clone())
+        return GroupedMatrix(torch.zeros_like(weight, dtype=torch.uint8), scales, torch.zeros_like(scales), 4)
+
+    kept: list[torch.Tensor] = []
+    monkeypatch.setattr(awq, "clipped", fine)
+    monkeypatch.setattr(awq.awq, "write", lambda name, matrix: {f"{name}.weight": kept.pop()})
+    monkeypatch.setattr(awq, "search_scales", lambda weights, gram, size, bits, group: torch.exp(size - size.mean()))
+    file = tmp_path / "text.txt"
+    file.write_text("a slow river and an old stone bridge " * 200)
+    folder = made(checkpoints(kind), tmp_path / "out", "awq", 4, 8, file)
+    config = json.loads((folder / "config.json").read_text())
+    del config["quantization_config"]
+    (folder / "config.json").write_text(json.dumps(config))
+    found, expected = (logits(open_model(one), tokens(60)) for one in (folder, checkpoints(kind)))
+    torch.testing.assert_close(found, expected, atol=1e-3, rtol=0)
+
+
+def test_each_layout_is_computed_by_the_product_that_is_made_for_it(outliers: Path, tmp_path: Path) -> None:
+    for name, bits, size, kind in (("w8a8", 8, None, Int8Linear), ("w4", 4, 32, Int4Linear)):
+        model = open_model(made(outliers, tmp_path / name, "rtn", bits, size))
+        assert isinstance(model._layers[0].qkv, kind)  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("method", "bits", "size", "message"),
+    [
+        ("rtn", 4, 24, "'model.layers.0.self_attn.q_proj': a group size of 24 does not divide its 64 columns"),
+        ("gptq", 4, 128, "a group size of 128 does not divide its 64 columns"),
+        ("rtn", 3, None, r"rtn in 3 bits is not supported; supported: \(8, 4\)"),
+        ("awq", 8, None, r"awq in 8 bits is not supported; supported: \(4,\)"),
+        ("fp8", None, 64, "fp8 has blocks of its own"),
+        ("rtn", 4, 0, "the group size is 0"),
+        ("quip", None, None, "method 'quip' is not known; known are rtn, gptq, awq, fp8, nf4"),
+    ],
+)
+def test_what_cannot_be_done_is_refused_before_anything_is_read(
+    outliers: Path, tmp_path: Path, method: str, bits: int | None, size: int | None, message: str
+) -> None:
+    heard: list[str] = []
+    with pytest.raises(EngineError, match=message):
+        quantize(
+            outliers,
+            tmp_path / "out",
+            options(method, bits, size, tmp_path / "not needed yet"),
+            lambda done, total, following: heard.append(following),
+        )
+    assert not heard
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_calibration_file_that_is_missing_broken_or_too_short_is_refused(outliers: Path, tmp_path: Path) -> None:
+    short, broken = tmp_path / "short.txt", tmp_path / "broken.jsonl"
+    short.write_text("a b c")
+    broken.write_text('{"txt": "a"}\n')
+    for path, message in ((short, r"has \d tokens; calibration needs 2048 or more"), (broken, "no calibration file")):
+        with pytest.raises(EngineError, match=message):
+            made(outliers, tmp_path / "out", "gptq", 4, 32, path)
+    with pytest.raises(EngineError, match="no calibration file"):
+        made(outliers, tmp_path / "out", "gptq", 4, 32, tmp_path / "missing.txt")
+    with pytest.raises(EngineError, match="gptq needs a calibration file"):
+        made(outliers, tmp_path / "out", "gptq", 4, 32)
+
+
+def test_a_folder_that_is_there_or_a_model_that_is_quantised_is_refused(outliers: Path, tmp_path: Path) -> None:
+    folder = made(outliers, tmp_path / "out", "rtn", 8, None)
+    with pytest.raises(EngineError, match="out is there already"):
+        made(outliers, folder, "rtn", 8, None)
+    with pytest.raises(EngineError, match="is quantised already"):
+        made(folder, tmp_path / "again", "rtn", 8, None)
+
+
+def test_a_run_that_fails_leaves_nothing_behind(outliers: Path, tmp_path: Path) -> None:
+    source = shutil.copytree(outliers, tmp_path / "source")
+    weights = load_file(source / "model.safetensors")
+    weights["model.layers.1.mlp.down_proj.weight"] = weights["model.layers.1.mlp.down_proj.weight"].to(torch.int8)
+    save_file(weights, source / "model.safetensors", {"format": "pt"})
+    with pytest.raises(EngineError, match="int8"):
+        made(source, tmp_path / "out", "rtn", 8, None)
+    assert [path.name for path in tmp_path.iterdir()] == ["source"]
