@@ -54,7 +54,7 @@ class Coordinates(NamedTuple):
 
 
 def change(logits: Tensor, changes: Changes) -> None:
-    """Applies bias and penalties to float32 logits ``[rows, vocab]``, in place."""
+    """Applies bias and penalties to float32 logits ``[rows, vocab]``, in place. A row's logits stand together."""
     if logits.is_cuda:
         from kernels.triton import sampling as on_gpu
 
@@ -70,7 +70,7 @@ def change(logits: Tensor, changes: Changes) -> None:
 
 
 def draw(logits: Tensor, laws: Laws, where: Coordinates) -> tuple[Tensor, Tensor]:
-    """Draws one token per row from float32 logits ``[rows, vocab]``.
+    """Draws one token per row from float32 logits ``[rows, vocab]``. A row's logits stand together.
 
     Returns int64 token ids and float64 log-probabilities under the law that they were drawn from (greedy: of
     temperature 1), ``[rows]`` each. Nobody waits, so nothing can be raised: where the largest logit is not finite or

@@ -8,7 +8,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from benchmarks.kernels.measure import Case, Runs, compiled
+from benchmarks.kernels.measure import Case, Run, Runs
 from kernels.sampling import Coordinates, Laws, draw
 
 _TEMPERATURE = 0.8
@@ -41,12 +41,8 @@ def _runs(device: torch.device, rows: int, vocab: int, top_k: int, top_p: float,
     def drawn() -> Tensor:
         return draw(logits, law_there, where_there)[0]
 
-    fast = compiled(_sorting, device)
-    peers = {
-        "torch": lambda: _sorting(logits, top_k, top_p, min_p),
-        "torch.compile": lambda: fast(logits, top_k, top_p, min_p),
-    }
-    # With noise of their own the peers draw other tokens.
+    # With noise of its own the peer draws other tokens.
+    peers: dict[str, Run] = {"torch": lambda: _sorting(logits, top_k, top_p, min_p)}
     return Runs(drawn, peers, lambda: draw(logits.cpu(), law, where)[0].to(device), 0.0, alike=False)
 
 

@@ -22,7 +22,7 @@ _CHANGES = 256
 
 
 @triton.jit
-def _change(LOGITS, STARTS, TOKENS, BIAS, SEEN, COUNTS, SETTINGS, vocab, BLOCK: tl.constexpr):
+def _change(LOGITS, STARTS, TOKENS, BIAS, SEEN, COUNTS, SETTINGS, stride, BLOCK: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     start, end = tl.load(STARTS + row), tl.load(STARTS + row + 1)
     repetition, frequency = tl.load(SETTINGS + row * 3), tl.load(SETTINGS + row * 3 + 1)
@@ -31,13 +31,13 @@ def _change(LOGITS, STARTS, TOKENS, BIAS, SEEN, COUNTS, SETTINGS, vocab, BLOCK: 
         place = first + tl.arange(0, BLOCK)
         inside = place < end
         token = tl.load(TOKENS + place, mask=inside, other=0)
-        value = tl.load(LOGITS + row * vocab + token, mask=inside, other=0.0)
+        value = tl.load(LOGITS + row * stride + token, mask=inside, other=0.0)
         value += tl.load(BIAS + place, mask=inside, other=0.0)
         repeated = tl.where(value > 0, tl.div_rn(value, repetition), value * repetition)
         value = tl.where(tl.load(SEEN + place, mask=inside, other=0) != 0, repeated, value)
         count = tl.load(COUNTS + place, mask=inside, other=0.0)
         value -= frequency * count + presence * (count > 0).to(tl.float32)
-        tl.store(LOGITS + row * vocab + token, value, mask=inside)
+        tl.store(LOGITS + row * stride + token, value, mask=inside)
 
 
 @triton.jit
@@ -100,11 +100,11 @@ def _threshold(X, vocab, goal, lowest, highest, top, slope, BY_MASS: tl.constexp
 
 @triton.jit
 def _draw(
-    LOGITS, TEMPERATURE, TOP_P, MIN_P, TOP_K, SEED, KEY, POSITION, TOKENS, LOGPROBS, vocab,
+    LOGITS, TEMPERATURE, TOP_P, MIN_P, TOP_K, SEED, KEY, POSITION, TOKENS, LOGPROBS, vocab, stride,
     PURPOSE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
-    X = LOGITS + row * vocab
+    X = LOGITS + row * stride
     lane = tl.arange(0, BLOCK)
 
     largest = tl.full([BLOCK], float("-inf"), tl.float32)
@@ -173,11 +173,11 @@ def change(
     logits: Tensor, starts: Tensor, tokens: Tensor, bias: Tensor, seen: Tensor, counts: Tensor, settings: Tensor
 ) -> None:
     """See ``kernels.sampling.change``."""
-    rows, vocab = logits.shape
+    rows = len(logits)
     if rows:
         # Products and sums are rounded one by one, as they are on the CPU.
         _change[(rows,)](
-            logits, starts, tokens, bias, seen, counts, settings, vocab,
+            logits, starts, tokens, bias, seen, counts, settings, logits.stride(0),
             BLOCK=_CHANGES, num_warps=4, enable_fp_fusion=False,
         )  # fmt: skip
 
@@ -192,7 +192,7 @@ def draw(
     logprobs = torch.empty(rows, dtype=torch.float64, device=logits.device)
     if rows:
         _draw[(rows,)](
-            logits, temperature, top_p, min_p, top_k, seed, key, position, tokens, logprobs, vocab,
+            logits, temperature, top_p, min_p, top_k, seed, key, position, tokens, logprobs, vocab, logits.stride(0),
             PURPOSE=purpose, BLOCK=_BLOCK, num_warps=16,
         )  # fmt: skip
     return tokens, logprobs

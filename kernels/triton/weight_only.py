@@ -139,6 +139,7 @@ def weight_only(
     for 4-bit integers; ``codes``: float32 ``[16]``, for NF4; ``order``: int32 ``[in]``, the column of ``x`` that each
     input of the weight is. ``in`` is a multiple of the group size, and that of 16."""
     x = x if x.stride(-1) == 1 else x.contiguous()
+    weight, scales = weight.contiguous(), scales.contiguous()
     (rows, into), (groups, out) = x.shape, scales.shape
     group = into // groups
     result = torch.empty(rows, out, dtype=x.dtype, device=x.device)

@@ -45,8 +45,11 @@ def laws() -> tuple[Laws, Coordinates]:
 
 
 def logits() -> Tensor:
-    """Half of the rows rounded to bfloat16, where many logits are equal; some with impossible tokens."""
-    x = torch.randn(16, VOCAB, generator=torch.Generator().manual_seed(3)) * 3
+    """Half of the rows rounded to bfloat16, where many logits are equal; some with impossible tokens. Rows are further
+    apart than they are long, and what is between them would win."""
+    x = torch.randn(16, VOCAB + 3, generator=torch.Generator().manual_seed(3)) * 3
+    x[:, VOCAB:] = 99
+    x = x[:, :VOCAB]
     x[::2] = x[::2].bfloat16().float()
     x[1:7, 100:1700] = -torch.inf
     x[3, :] = torch.where(torch.arange(VOCAB) == 2080, 0.0, -torch.inf)
