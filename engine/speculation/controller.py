@@ -2,12 +2,44 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
+from collections import OrderedDict, deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple, Protocol
 
 from engine.sequence import GenerateSequence
-from engine.speculation.draft import Draft, Wish
+from engine.speculation.acceptance import Acceptance, Skill
+from engine.speculation.costs import Costs, Kind, bucket
+from engine.speculation.draft import EMPTY, Draft, Wish
+from engine.speculation.plan import DEPTHS, FAINT, LEVELS, Plan, Seen, choose, rated, seen, worth
+
+_PLAIN = 3
+"""Steps without guesses that are measured before there are any."""
+_DRAFTS = 64
+"""Drafts that are remembered."""
+_LEASES = 1024
+"""Jobs that are remembered."""
+_SAMPLED, _SHOWN = 32, 4
+"""Branches of a step whose outcomes are learned from, and whose drafts are remembered."""
+_PLANNED = 64
+"""Steps for which a plan holds at most."""
+_PROBE_EVERY = 50
+"""Steps between two tries while guessing does not pay."""
+_VARY_EVERY = 40
+"""Steps between two that guess otherwise than what seems best."""
+_PLAIN_EVERY = 250
+"""Steps after which one goes without guesses, to see what that costs now, times what guessing wins."""
+_PROBES = (2, 4, 1, 6, 3, 8)
+"""Depths that are tried in turn."""
+_SHARE = 0.01
+"""Part of the time that may be lost with tries."""
+_FIRST, _MOST = 8.0, 30.0
+"""In plain steps: what may be lost with tries at first, and what of earlier gains may be lost again."""
+_STOP, _RESUME = -20.0, -12.0
+"""In plain steps: when guessing must stop, whatever is believed of it, and when it may go on."""
+_WORST = 4.0
+"""In plain steps: the most that a single step is believed to have lost."""
 
 
 class Outcome(NamedTuple):
@@ -67,3 +99,260 @@ class FixedController:
 
     def forget(self, _: GenerateSequence, /) -> None:
         """See ``Controller``."""
+
+
+@dataclass(slots=True)
+class _Step:
+    """The step under way."""
+
+    branches: int
+    others: int
+    plan: Plan
+    probe: bool = False
+    wishes: int = 0
+    depth: int = 0
+    """That was asked for."""
+
+
+@dataclass(slots=True)
+class _Planned:
+    """A plan for steps of about one size."""
+
+    plan: Plan
+    until: int
+    """Number of the step that needs a new one."""
+    steps: int
+    """For which it holds."""
+
+
+class AdaptiveController:
+    """As many guesses as bring the most tokens per second, and none where plain decoding is faster.
+
+    Three things are learned from every step: what steps and drafting cost (``Costs``), how far the drafter is to be
+    believed (``Acceptance``), and what its drafts look like (the last few are remembered). ``sizes`` asks for the depth
+    with which those drafts would have brought the most (``choose``); ``trim`` keeps of what comes the guesses that are
+    worth their time (``worth``).
+
+    Where guessing does not pay, it is tried now and then on a few branches. The gain or loss of every step beside a
+    plain one is booked: tries are paid from a hundredth of the time and from earlier gains, and whatever is believed,
+    guessing stops when the account is overdrawn. No clock is read and nothing is random.
+    """
+
+    def __init__(self, depth: int, nodes: int) -> None:
+        """``depth``, ``nodes``: the most guesses after each other, and in all, that are ever asked for."""
+        self._depth, self._nodes = depth, nodes
+        self._costs = Costs()
+        self._acceptance = Acceptance(depth)
+        self._skills: dict[GenerateSequence, Skill] = {}
+        self._leases: OrderedDict[str, Skill] = OrderedDict()
+        """Of the branches that jobs had; the latest used last."""
+        self._usual = 0.5
+        """A branch's first guess is right so often if nothing else is known."""
+        self._drafts: deque[Seen] = deque(maxlen=_DRAFTS)
+        self._deepest = 0
+        """That was ever asked for."""
+        self._least = FAINT
+        """Chance below which guesses need not be looked at: half of what was worth it lately."""
+        self._widest = 0.0
+        """Guesses of one branch that were worth it lately."""
+        self._plans: dict[tuple[int, int], _Planned] = {}
+        self._steps = 0
+        self._varied = self._plain = self._probed = 0
+        """When guessing was last varied, left out, and tried although it does not pay."""
+        self._tries = 0
+        self._lucky = True
+        """Whether the last try paid."""
+        self._credit: float | None = None
+        """Seconds that may be lost; ``None`` before a step was measured."""
+        self._overdrawn = False
+        self._step: _Step | None = None
+
+    def sizes(self, sequences: Sequence[GenerateSequence], others: int, /) -> list[tuple[int, int]]:
+        """See ``Controller``."""
+        self._steps += 1
+        branches = len(sequences)
+        # A few branches without room for guesses do not make it a step with prompts.
+        others = others if 4 * others > branches else 0
+        self._step = step = _Step(branches, others, self._plan(sequences, others))
+        nothing = [(0, 0)] * branches
+        if self._overdrawn or self._costs.plain(branches) < _PLAIN:
+            return nothing
+        if step.plan.depth:
+            plan = self._vary(step.plan, branches)
+            size = (plan.depth, self._size(plan)) if plan.depth else (0, 0)
+            return [size if not plan.level or self._level(one) >= plan.level else (0, 0) for one in sequences]
+        depth, count = self._probe(branches, others)
+        if depth:
+            step.probe = True
+            size = (depth, min(self._nodes, depth * (1 + self._tries % 2)))
+            for place in range(count):
+                nothing[(self._tries * count + place) % branches] = size
+        return nothing
+
+    def trim(self, wishes: Sequence[Wish], drafts: Sequence[Draft], /) -> list[Draft]:
+        """See ``Controller``."""
+        step = self._step
+        if step is None:
+            raise RuntimeError("drafts without a step")
+        step.wishes, step.depth = len(wishes), max(wish.depth for wish in wishes)
+        self._deepest = max(self._deepest, step.depth)
+        everything: list[tuple[float, int, int, bool]] = []
+        for place, (wish, draft) in enumerate(zip(wishes, drafts, strict=True)):
+            skill = self._skill(wish.sequence)
+            guesses = rated(draft, skill, self._acceptance, self._least)
+            if (place - self._steps * _SHOWN) % len(wishes) < _SHOWN:
+                self._drafts.append(seen(self._level(wish.sequence), guesses, wish.depth))
+            first = max(guesses)[0] if guesses else 0.0
+            skill.first += (first - skill.first) / 16
+            self._usual += (first - self._usual) / 64
+            everything += [(-path, place, index, main) for index, (path, _, main) in enumerate(guesses)]
+        if step.probe:
+            return list(drafts)
+        everything.sort()
+        kept: list[list[int]] = [[] for _ in drafts]
+        chosen = self._worth(step, everything)
+        for _, place, index, _ in chosen:
+            kept[place].append(index)
+        self._least = max(FAINT, min(1.1 * self._least, -chosen[-1][0] / 2 if chosen else FAINT))
+        self._widest = max(0.98 * self._widest, *map(len, kept))
+        return [
+            draft if len(indices) == len(draft) else draft.part(sorted(indices)) if indices else EMPTY
+            for draft, indices in zip(drafts, kept, strict=True)
+        ]
+
+    def learn(self, outcomes: Sequence[Outcome], tokens: int, drafting: float, step: float, /) -> None:
+        """See ``Controller``."""
+        now, self._step = self._step, None
+        if now is None:
+            return
+        tree = any(not outcome.draft.is_chain for outcome in outcomes)
+        kind = Kind.MIXED if now.others else Kind.TREE if tree else Kind.CHAIN
+        usual = self._costs.steps(kind, now.branches).at(tokens) * self._costs.pace
+        self._costs.learn_step(kind, now.branches, tokens, step)
+        if not now.others:
+            self._costs.learn_drafting(now.wishes or now.branches, now.depth, drafting)
+            if not outcomes:
+                self._plain = self._steps
+            # That everything stood still for a while is not the guesses' fault.
+            self._book(now, outcomes, drafting + min(step, 2 * usual))
+        apart = 1 + len(outcomes) // (_SAMPLED + 1)
+        for outcome in outcomes[self._steps % apart :: apart]:
+            # What a branch would have drawn after its end is not known.
+            if outcome.sequence.table is not None:
+                self._acceptance.learn(outcome.draft, outcome.accepted, self._skill(outcome.sequence))
+
+    def forget(self, sequence: GenerateSequence, /) -> None:
+        """See ``Controller``."""
+        skill, lease = self._skills.pop(sequence, None), sequence.job.lease
+        if skill is None:
+            return
+        if lease is None:
+            return
+        known = self._leases.setdefault(lease, Skill(skill.weight, skill.first))
+        self._leases.move_to_end(lease)
+        known.weight += (skill.weight - known.weight) / 4
+        known.first += (skill.first - known.first) / 4
+        if len(self._leases) > _LEASES:
+            self._leases.popitem(last=False)
+
+    def _plan(self, sequences: Sequence[GenerateSequence], others: int) -> Plan:
+        place = bucket(len(sequences)), bucket(others)
+        planned = self._plans.get(place)
+        if planned is None or planned.until <= self._steps:
+            rate = self._plan(sequences, 0).rate if others else 0.0
+            counts = [0] * (len(LEVELS) + 1)
+            for sequence in sequences:
+                counts[self._level(sequence)] += 1
+            deepest, last = min(self._depth, max(4, 2 * self._deepest)), 0 if planned is None else planned.plan.depth
+            plan = choose(self._drafts, counts, others, self._costs, deepest, rate, last)
+            # The more branches, the sooner others take their places.
+            most = _PLANNED // min(4, len(sequences))
+            steps = most if not plan.depth else 2 if planned is None else min(most, 2 * planned.steps)
+            planned = self._plans[place] = _Planned(plan, self._steps + steps, steps)
+        return planned.plan
+
+    def _vary(self, plan: Plan, branches: int) -> Plan:
+        """The plan, or now and then another one, to learn what that brings."""
+        if self._steps - self._varied < _VARY_EVERY:
+            return plan
+        self._varied = self._steps
+        self._tries += 1
+        faster = plan.rate * self._costs.steps(Kind.CHAIN, branches).at(branches) / branches
+        if self._steps - self._plain >= _PLAIN_EVERY * faster:
+            return replace(plan, depth=0)
+        depths = (
+            next((depth for depth in DEPTHS if depth > plan.depth), plan.depth),
+            plan.depth,
+            2 * plan.depth,
+            max(depth for depth in DEPTHS if depth < max(plan.depth, 2)),
+        )
+        turn = self._tries % len(depths)
+        return replace(plan, depth=min(self._depth, depths[turn]), tree=plan.tree != (turn == 1), level=0)
+
+    def _probe(self, branches: int, others: int) -> tuple[int, int]:
+        """How deep to guess for how many branches although it does not seem to pay; 0, 0 if it is not the time."""
+        if others or self._credit is None or self._steps - self._probed < (1 if self._lucky else _PROBE_EVERY):
+            return 0, 0
+        depth, count = min(self._depth, _PROBES[self._tries % len(_PROBES)]), max(1, branches // 8)
+        row = self._costs.steps(Kind.CHAIN, branches)
+        price = row.at(branches + count * depth) - row.at(branches) + self._costs.drafting(count, depth)
+        if price * self._costs.pace > self._credit:
+            return 0, 0
+        self._probed = self._steps
+        self._tries += 1
+        return depth, count
+
+    def _size(self, plan: Plan) -> int:
+        """Guesses in all that a branch is asked for."""
+        if not plan.tree:
+            return plan.depth
+        return min(self._nodes, max(2 * plan.depth, int(1.5 * self._widest)))
+
+    def _worth(
+        self, step: _Step, guesses: list[tuple[float, int, int, bool]]
+    ) -> Sequence[tuple[float, int, int, bool]]:
+        """Those of the guesses, sorted by falling chance, that are worth their time: of all, or of the likeliest chain
+        of each branch, which is easier to compute."""
+        costs, branches, tokens = self._costs, step.branches, step.branches + step.others
+        chains = [guess for guess in guesses if guess[3]]
+        kind = Kind.MIXED if step.others else Kind.CHAIN
+        count, value = worth([-guess[0] for guess in chains], costs.steps(kind, branches), tokens, step.plan.rate)
+        if len(chains) < len(guesses):
+            kind = Kind.MIXED if step.others else Kind.TREE
+            row = costs.steps(kind, branches)
+            of_all, with_trees = worth([-guess[0] for guess in guesses], row, tokens, step.plan.rate)
+            if with_trees > value:
+                return guesses[:of_all]
+        return chains[:count]
+
+    def _book(self, step: _Step, outcomes: Sequence[Outcome], seconds: float) -> None:
+        """Books what guessing won or lost beside a plain step, and what may be lost from now on."""
+        costs = self._costs
+        if costs.plain(step.branches) < _PLAIN:
+            return
+        plain = costs.steps(Kind.CHAIN, step.branches).at(step.branches) + costs.drafting(step.branches, 0)
+        plain *= costs.pace
+        if self._credit is None:
+            self._credit = _FIRST * plain
+        if step.wishes:
+            accepted = sum(len(outcome.accepted) for outcome in outcomes)
+            won = max(-_WORST * plain, plain * (1 + accepted / step.branches) - seconds)
+            self._credit += won
+            if step.probe:
+                self._lucky = won > 0
+                planned = self._plans[bucket(step.branches), 0]
+                planned.until = min(planned.until, self._steps + (4 if self._lucky else _PLANNED))
+        self._credit += _SHARE * plain
+        self._credit = min(_MOST * plain, self._credit)
+        self._overdrawn = self._credit < (_RESUME if self._overdrawn else _STOP) * plain
+
+    def _skill(self, sequence: GenerateSequence) -> Skill:
+        skill = self._skills.get(sequence)
+        if skill is None:
+            known = self._leases.get(sequence.job.lease) if sequence.job.lease else None
+            skill = Skill(0.0, self._usual) if known is None else Skill(known.weight, known.first)
+            self._skills[sequence] = skill
+        return skill
+
+    def _level(self, sequence: GenerateSequence) -> int:
+        return bisect_right(LEVELS, self._skill(sequence).first)

@@ -33,7 +33,7 @@ class Draft:
     @property
     def is_chain(self) -> bool:
         """Whether each token follows the one before it."""
-        return all(parent == index - 1 for index, parent in enumerate(self.parents))
+        return self.parents == tuple(range(-1, len(self.parents) - 1))
 
     @property
     def depths(self) -> tuple[int, ...]:

@@ -1,0 +1,301 @@
+"""The adaptive controller on engines that compute nothing, against every fixed depth on the same work."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from engine.sequence import GenerateSequence
+from engine.speculation.controller import AdaptiveController, Controller, FixedController, Outcome
+from engine.speculation.draft import Draft, Wish
+from tests.engine.speculation.simulation import (
+    Branch,
+    Simulation,
+    best_fixed,
+    boastful,
+    honest,
+    informed,
+    mute,
+)
+
+DEPTH, NODES = 16, 48
+FIXED = (1, 2, 3, 4, 6, 8, 12)
+
+
+def small(branches: int, tokens: int) -> float:
+    """A small model: every token costs, and one alone is computed as two."""
+    return 1.2e-3 + 1.2e-4 * max(tokens, 2) + 5e-5 * branches
+
+
+def large(branches: int, tokens: int) -> float:
+    """A large model on a GPU: up to 128 tokens cost what one does."""
+    return 8e-3 + 5e-5 * max(0, tokens - 128) + 2e-5 * branches
+
+
+def bound(branches: int, tokens: int) -> float:
+    """As many tokens, as much time."""
+    return 1e-3 * tokens
+
+
+def lookup(branches: int, depth: int) -> float:
+    """Drafting costs next to nothing."""
+    return 1e-5 + (5e-5 * (1 + branches / 16) if depth else 0)
+
+
+def model(branches: int, depth: int) -> float:
+    """Every guess costs a third of a small model's step."""
+    return 2e-5 + (1e-4 + depth * (5e-4 + 3e-5 * branches) if depth else 0)
+
+
+def always(chance: float) -> Callable[[random.Random], float]:
+    return lambda _: chance
+
+
+def either(rng: random.Random) -> float:
+    return rng.choice((0.3, 0.9))
+
+
+def adaptive() -> AdaptiveController:
+    return AdaptiveController(DEPTH, NODES)
+
+
+def plain(simulation: Simulation, tokens: int) -> float:
+    return replace(simulation).run(FixedController(0, 0), tokens)
+
+
+def fixed(simulation: Simulation, tokens: int) -> float:
+    """The best of all fixed depths, none among them."""
+    depths: list[Controller] = [FixedController(depth, depth) for depth in (0, *FIXED)]
+    return best_fixed(lambda: replace(simulation), depths, tokens)[0]
+
+
+CASES = {
+    "alone, free guesses of one quality": Simulation(small, lookup, always(0.8)),
+    "alone, a drafter that says nothing": Simulation(small, lookup, always(0.6), mute),
+    "alone, a drafter that knows": Simulation(small, lookup, always(0.9), informed),
+    "alone, a drafter that exaggerates": Simulation(small, lookup, always(0.6), boastful),
+    "alone, guesses that cost": Simulation(small, model, always(0.9)),
+    "alone, guesses that cost, known": Simulation(small, model, always(0.9), informed),
+    "alone, seldom any guess": Simulation(small, lookup, always(0.8), offers=0.3),
+    "four, branches of two kinds": Simulation(small, lookup, either, mute, branches=4),
+    "four, a large model": Simulation(large, model, always(0.8), boastful, branches=4),
+    "sixteen": Simulation(small, lookup, always(0.8), informed, branches=16),
+    "sixteen, branches of two kinds": Simulation(small, model, either, informed, branches=16),
+    "sixteen, a large model": Simulation(large, model, either, branches=16),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_it_is_about_as_fast_as_the_best_fixed_depth(case: str) -> None:
+    simulation = CASES[case]
+    tokens = 4000 + 1000 * simulation.branches
+    ours = replace(simulation)
+    controller = adaptive()
+    ours.run(controller, tokens // 2)
+    assert ours.run(controller, tokens) > 0.94 * fixed(simulation, tokens)
+
+
+@pytest.mark.parametrize(
+    "simulation",
+    [
+        Simulation(small, model, always(0.2), honest),
+        Simulation(small, model, always(0.3), boastful),
+        Simulation(small, model, always(0.1), mute, branches=8),
+        Simulation(bound, lookup, always(0.8), honest, branches=4),
+        Simulation(bound, model, always(0.7), honest, branches=64),
+    ],
+    ids=["few are right", "few are right, many are said to be", "eight", "bound by arithmetic", "sixty-four"],
+)
+def test_where_guessing_does_not_pay_there_is_next_to_none_and_nothing_is_lost(simulation: Simulation) -> None:
+    tokens = 2000 * simulation.branches
+    ours = replace(simulation)
+    controller = adaptive()
+    ours.run(controller, tokens // 2)
+    learned = len(ours.sizes)
+    assert ours.run(controller, tokens) > 0.98 * plain(simulation, tokens)
+    guesses = ours.sizes[learned:]
+    assert 0 < sum(guesses) < 0.06 * len(guesses) * simulation.branches
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_it_is_never_slower_than_plain_decoding_in_the_long_run(seed: int) -> None:
+    """Whatever the costs, the chances, and what the drafter says; from the first step on."""
+    rng = random.Random(seed)
+    base, token, branch, knee = (
+        rng.choice(values) for values in ((1e-3, 1e-2), (2e-5, 2e-4, 1e-3), (0, 1e-4), (1, 32))
+    )
+    start, each, few = (rng.choice(values) for values in ((1e-5, 1e-3), (1e-5, 5e-4, 3e-3), (0, 1e-4)))
+    simulation = Simulation(
+        lambda branches, tokens: base + token * max(knee, tokens) + branch * branches,
+        lambda branches, depth: start + depth * (each + few * branches) if depth else 1e-5,
+        rng.choice((always(0.05), always(0.5), always(0.7), either)),
+        rng.choice((honest, mute, informed, boastful)),
+        offers=rng.choice((0.2, 1.0)),
+        branches=rng.choice((1, 2, 5)),
+        length=rng.choice((20, 300)),
+        noise=rng.choice((0.02, 0.1)),
+        seed=seed,
+    )
+    tokens = 8000 * simulation.branches
+    assert replace(simulation).run(adaptive(), tokens) > 0.97 * plain(simulation, tokens)
+
+
+def test_it_begins_when_guesses_become_right_and_ends_when_they_no_longer_are() -> None:
+    simulation = Simulation(small, lookup, always(0.02), mute, length=50)
+    controller = adaptive()
+    simulation.step = lambda branches, tokens: 1e-3 + 4e-4 * tokens
+    simulation.run(controller, 4000)
+    simulation.usual = always(0.9)
+    simulation.run(controller, 3000)
+    ready = replace(simulation)
+    assert simulation.run(controller, 3000) > 0.9 * fixed(ready, 3000) > 1.2 * plain(ready, 3000)
+    simulation.usual = always(0.02)
+    simulation.run(controller, 500)
+    assert simulation.run(controller, 3000) > 0.97 * plain(replace(simulation), 3000)
+
+
+def test_it_follows_the_load() -> None:
+    """Eight branches are bound by arithmetic, one is not; each time it is soon as fast as it can be."""
+    simulation = Simulation(lambda _, tokens: max(4e-3, 1e-3 * tokens), lookup, always(0.8), informed)
+    controller = adaptive()
+    for branches in (1, 8, 1, 8):
+        simulation.branches = branches
+        simulation.run(controller, 1000 * branches)
+        best = fixed(replace(simulation), 2000 * branches)
+        assert simulation.run(controller, 2000 * branches) > 0.93 * best
+
+
+def test_a_machine_that_becomes_slower_changes_no_decision_for_long() -> None:
+    simulation = Simulation(small, model, always(0.9), informed)
+    controller = adaptive()
+    simulation.run(controller, 6000)
+    usual = simulation.run(controller, 4000)
+    simulation.step = lambda branches, tokens: 3 * small(branches, tokens)
+    simulation.draft = lambda branches, depth: 3 * model(branches, depth)
+    simulation.run(controller, 400)
+    assert 3 * simulation.run(controller, 4000) == pytest.approx(usual, rel=0.07)
+
+
+def test_free_arithmetic_is_spent_on_trees() -> None:
+    simulation = Simulation(large, lookup, always(0.5), siblings=3)
+    chains = fixed(replace(simulation, siblings=1), 4000)
+    ours = replace(simulation)
+    controller = adaptive()
+    ours.run(controller, 2000)
+    assert ours.run(controller, 4000) > 1.15 * chains
+
+
+def test_branches_that_the_drafter_guesses_badly_get_fewer_guesses() -> None:
+    """It says the same of both."""
+    simulation = Simulation(small, lookup, lambda rng: rng.choice((0.1, 0.9)), mute, branches=4, length=300)
+    controller = Counting()
+    simulation.run(controller, 8000)
+    good, bad = (controller.mean(chance) for chance in (0.9, 0.1))
+    assert good > 3 * bad
+
+
+def test_a_step_with_a_prompt_has_guesses_only_if_they_are_cheaper_there() -> None:
+    """Alone, the branch has 4 tokens for the time of one; beside a prompt each costs half of that time."""
+    rng, controller = random.Random(0), adaptive()
+    branch = cast(GenerateSequence, Branch(0.8, 1 << 30, rng))
+    guesses: dict[int, list[int]] = {0: [], 300: []}
+    for turn in range(3000):
+        others = 300 if turn % 5 == 0 else 0
+        [size] = controller.sizes([branch], others)
+        draft = Draft.chain([0] * size[0], [0.8] * size[0])
+        if size[0]:
+            [draft] = controller.trim([Wish(branch, *size)], [draft])
+        right = next((place for place in range(len(draft)) if rng.random() > 0.8), len(draft))
+        outcomes = [Outcome(branch, draft, tuple(range(right)))] if draft else []
+        tokens = 1 + others + len(draft)
+        seconds = 4e-3 if tokens <= 4 else 2e-3 * tokens
+        controller.learn(outcomes, tokens, 1e-5, seconds * rng.lognormvariate(0, 0.02))
+        if turn > 1500:
+            guesses[others].append(len(draft))
+    assert sum(guesses[0]) > 2.5 * len(guesses[0])
+    assert sum(guesses[300]) < 0.5 * len(guesses[300])
+
+
+def test_the_same_steps_lead_to_the_same_decisions() -> None:
+    runs = []
+    for _ in range(2):
+        simulation = Simulation(small, model, either, informed, branches=3)
+        simulation.run(adaptive(), 3000)
+        runs.append(simulation.sizes)
+    assert runs[0] == runs[1]
+
+
+def test_nothing_is_kept_of_branches_that_are_over_and_little_of_their_jobs() -> None:
+    controller = adaptive()
+    for number in range(3000):
+        branch = cast(GenerateSequence, Branch(0.5, 1, random.Random(0), job=SimpleNamespace(lease=f"job {number}")))
+        controller.sizes([branch], 0)
+        controller.trim([Wish(branch, 2, 2)], [Draft.chain([1, 2], [0.5, 0.5])])
+        controller.learn([], 1, 1e-4, 1e-3)
+        controller.forget(branch)
+        controller.forget(branch)
+    state: dict[str, Any] = vars(controller)
+    sizes = {name: len(value) for name, value in state.items() if hasattr(value, "__len__")}
+    assert not sizes.pop("_skills")
+    assert max(sizes.values()) <= 1024
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data())
+def test_a_trimmed_draft_is_a_tree_of_what_was_proposed(data: st.DataObject) -> None:
+    controller = adaptive()
+    rng = random.Random(data.draw(st.integers(0, 1 << 20)))
+    branches = [cast(GenerateSequence, Branch(0.5, 1 << 30, rng)) for _ in range(data.draw(st.integers(1, 5)))]
+    for _ in range(40):
+        sizes = controller.sizes(branches, rng.choice((0, 0, 100)))
+        assert all(0 <= depth <= DEPTH and depth <= nodes <= NODES for depth, nodes in sizes)
+        wishes = [Wish(branch, *size) for branch, size in zip(branches, sizes, strict=True) if size[0]]
+        drafts = [_random_tree(rng, wish) for wish in wishes]
+        kept = controller.trim(wishes, drafts) if wishes else []
+        assert len(kept) == len(drafts)
+        for part, whole in zip(kept, drafts, strict=True):
+            ways = {tuple(whole.path(index)) for index in range(len(whole))}
+            assert all(tuple(part.path(index)) in ways for index in range(len(part)))
+            assert all(parent < index for index, parent in enumerate(part.parents))
+        outcomes = [Outcome(wish.sequence, draft, ()) for wish, draft in zip(wishes, kept, strict=True) if draft]
+        tokens = len(branches) + sum(map(len, kept))
+        controller.learn(outcomes, tokens, 1e-5, 1e-3 + 1e-5 * tokens)
+
+
+class Counting(AdaptiveController):
+    """Counts guesses by their branch's chance."""
+
+    def __init__(self) -> None:
+        super().__init__(DEPTH, NODES)
+        self._asked: dict[float, list[int]] = {}
+
+    def learn(self, outcomes: Any, tokens: int, drafting: float, step: float, /) -> None:
+        drafts = {id(outcome.sequence): outcome.draft for outcome in outcomes}
+        for sequence in self._due:
+            self._asked.setdefault(sequence.usual, []).append(len(drafts.get(id(sequence), ())))
+        super().learn(outcomes, tokens, drafting, step)
+
+    def sizes(self, sequences: Any, others: int, /) -> list[tuple[int, int]]:
+        self._due = list(sequences)
+        return super().sizes(sequences, others)
+
+    def mean(self, chance: float) -> float:
+        return sum(self._asked[chance]) / len(self._asked[chance])
+
+
+def _random_tree(rng: random.Random, wish: Wish) -> Draft:
+    """Distinct tokens, each after a random earlier one or the root."""
+    parents: list[int] = []
+    depths: list[int] = []
+    for index in range(rng.randint(0, wish.nodes)):
+        able = [-1, *(place for place, depth in enumerate(depths) if depth < wish.depth)]
+        parents.append(able[-1] if wish.nodes == wish.depth else rng.choice(able))
+        depths.append(1 + (depths[parents[index]] if parents[index] >= 0 else 0))
+    return Draft(tuple(range(len(parents))), tuple(parents), tuple(rng.random() for _ in parents))
