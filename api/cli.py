@@ -31,8 +31,8 @@ Host = Annotated[str | None, typer.Option(help="Address to listen on; beyond loo
 Port = Annotated[int | None, typer.Option(help="Port to listen on.")]
 
 
-def _engine_option(name: str) -> Any:
-    return typer.Option(help=Settings.model_fields[f"engine_{name}"].description)
+def _option(setting: str) -> Any:
+    return typer.Option(help=Settings.model_fields[setting].description)
 
 
 def main() -> None:
@@ -75,14 +75,16 @@ def worker() -> None:
 def engine(
     model: Model = None,
     prm: Prm = None,
-    kv_tokens: Annotated[int | None, _engine_option("kv_tokens")] = None,
-    max_running: Annotated[int | None, _engine_option("max_running")] = None,
-    max_waiting: Annotated[int | None, _engine_option("max_waiting")] = None,
-    step_tokens: Annotated[int | None, _engine_option("step_tokens")] = None,
-    threads: Annotated[int | None, _engine_option("threads")] = None,
-    lease_share: Annotated[float | None, _engine_option("lease_share")] = None,
-    lease_seconds: Annotated[float | None, _engine_option("lease_seconds")] = None,
-    deterministic: Annotated[bool | None, _engine_option("deterministic")] = None,
+    kv_tokens: Annotated[int | None, _option("engine_kv_tokens")] = None,
+    max_running: Annotated[int | None, _option("engine_max_running")] = None,
+    max_waiting: Annotated[int | None, _option("engine_max_waiting")] = None,
+    step_tokens: Annotated[int | None, _option("engine_step_tokens")] = None,
+    threads: Annotated[int | None, _option("engine_threads")] = None,
+    lease_share: Annotated[float | None, _option("engine_lease_share")] = None,
+    lease_seconds: Annotated[float | None, _option("engine_lease_seconds")] = None,
+    draft: Annotated[str | None, _option("draft")] = None,
+    draft_length: Annotated[int | None, _option("draft_length")] = None,
+    deterministic: Annotated[bool | None, _option("engine_deterministic")] = None,
 ) -> None:
     """Run an inference engine alone, with the policy and the verifier. It listens on REASONER_ENGINE_URL.
 
@@ -101,6 +103,8 @@ def engine(
             engine_threads=threads,
             engine_lease_share=lease_share,
             engine_lease_seconds=lease_seconds,
+            draft=draft,
+            draft_length=draft_length,
             engine_deterministic=deterministic,
         )
     )

@@ -226,6 +226,9 @@ def engine_command(settings: Settings, where: Sequence[str]) -> list[str]:
         size = getattr(settings, f"engine_{option}")
         if size is not None:
             command += [f"--{option.replace('_', '-')}", str(size)]
+    command += ["--draft", settings.drafter]
+    if settings.draft_length is not None:
+        command += ["--draft-length", str(settings.draft_length)]
     if settings.engine_deterministic:
         command.append("--deterministic")
     return command

@@ -24,8 +24,9 @@ from engine.outputs import Ending, completion, ending, next_delta, score_result
 from engine.scheduler import Scheduler
 from engine.sequence import GenerateSequence, Job, ScoreSequence, Sequence
 from engine.served import ServedModel
-from engine.speculation.controller import Controller, Outcome
+from engine.speculation.controller import AdaptiveController, Controller, Outcome
 from engine.speculation.draft import Drafter
+from engine.speculation.load import MAX_NODES, check_length, load_drafter
 from engine.speculation.speculator import Speculator
 from engine.speculation.verify import accepted
 from engine.timings import Timings
@@ -54,6 +55,10 @@ class CoreOptions:
     """Part of the pool that leases may pin."""
     lease_seconds: float = 600.0
     """A lease that no request names for so long ends."""
+    draft: str = "off"
+    """Who guesses tokens for generating models, as ``engine.speculation.load.FORMS`` names them."""
+    draft_length: int = 8
+    """Most guesses after each other."""
     deterministic: bool = False
     """A request's tokens are the same bits whatever else runs, however its prompt is cut, cached or recomputed. Slower;
     without it the same holds but for rounding (about 1e-6 of a logit)."""
@@ -99,7 +104,7 @@ class EngineCore:
         self.timings = Timings()
         self._generated = 0
         self._scored = 0
-        self._speculator: Speculator | None = None
+        self._speculator = self._load_speculator(folder)
         try:
             self._start_empty()
         except RuntimeError as error:
@@ -328,6 +333,18 @@ class EngineCore:
                 job.sink(EngineError(f"the engine failed while it worked on this request: {error!r}"))
             else:
                 self.submit(job)
+
+    def _load_speculator(self, folder: Path) -> Speculator | None:
+        """What the options want for this model; classifiers have nothing to guess."""
+        options, context = self._options, self.model.info.context
+        check_length(options.draft_length)
+        if self.model.config.labels:
+            return None
+        drafter = load_drafter(options.draft, folder, self.model.decoder, context=context)
+        if drafter is None:
+            return None
+        controller = AdaptiveController(options.draft_length, MAX_NODES)
+        return Speculator(drafter, controller, context=context, trees=not options.deterministic)
 
     def _capacity(self, config: ModelConfig) -> int:
         """Tokens whose keys and values the pool holds: whole pages, at least one."""

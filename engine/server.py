@@ -29,6 +29,7 @@ from engine.merge import Events, merged
 from engine.metrics import EngineCollector
 from engine.openai import Question, streamed_answer, whole_answer
 from engine.schema import AbortBody, CompletionBody, ReleaseBody, ScoreBody, TokenizeBody
+from engine.speculation.load import FORMS, MAX_LENGTH, SHIPPED
 from engine.types import EngineError
 from engine.wire import error_body, error_to_json
 
@@ -295,6 +296,20 @@ def _parser() -> argparse.ArgumentParser:
         default=_DEFAULTS.lease_seconds,
         metavar="S",
         help="a lease that no request names for so long ends (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--draft",
+        default="auto",
+        metavar="DRAFTER",
+        help=f"who guesses tokens, which never changes a result: {FORMS} (default: %(default)s, what ships in the "
+        f"model's folder {SHIPPED!r}, else ngram)",
+    )
+    parser.add_argument(
+        "--draft-length",
+        type=_positive,
+        default=_DEFAULTS.draft_length,
+        metavar="N",
+        help=f"most guesses after each other, at most {MAX_LENGTH} (default: %(default)s)",
     )
     parser.add_argument("--threads", type=_positive, metavar="N", help="threads for the arithmetic of one step")
     parser.add_argument(

@@ -63,6 +63,14 @@ class Settings(BaseSettings):
     engine_deterministic: bool = Field(
         False, description="A request's numbers are the same bits whatever else runs or is cached; slower."
     )
+    draft: str = Field(
+        "auto",
+        description="Who guesses tokens, which never changes a result: auto, off, ngram, draft_model=, medusa= or eagle= "
+        "and a bundled model or a folder. auto is what ships with the model, else ngram.",
+    )
+    draft_length: Annotated[int, Field(ge=1, le=16)] | None = Field(
+        None, description="Most tokens that are guessed after each other; 8 by default."
+    )
     model: str = Field("policy", description="A bundled model, a model folder, or NAME=FOLDER.")
     prm: str = Field("prm", description="The verifier: a bundled model, a model folder, or NAME=FOLDER.")
     host: str = "127.0.0.1"
@@ -124,6 +132,14 @@ class Settings(BaseSettings):
         file_secret_settings: PydanticBaseSettingsSource,  # noqa: ARG003
     ) -> tuple[PydanticBaseSettingsSource, ...]:
         return init_settings, env_settings, TomlConfigSettingsSource(settings_cls)
+
+    @property
+    def drafter(self) -> str:
+        """``draft`` with the folder that it names, as the engine takes it. Raises ``ConfigError``."""
+        kind, equals, where = self.draft.partition("=")
+        if kind == "draft_model" and equals:
+            return f"{kind}={model_folder(where, 'draft')}"
+        return f"{kind}={Path(where).expanduser().absolute()}" if equals else kind
 
     @property
     def engine_address(self) -> str:

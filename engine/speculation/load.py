@@ -1,0 +1,71 @@
+"""From what an operator writes to a drafter that fits the model it is for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from engine.models.config import read_json
+from engine.models.load import load_model
+from engine.models.model import Model
+from engine.speculation.draft import Drafter
+from engine.speculation.draft_model import DraftModel
+from engine.speculation.eagle import load_eagle
+from engine.speculation.medusa import load_medusa
+from engine.speculation.ngram import NgramDrafter
+from engine.types import EngineError
+
+MAX_LENGTH = 16
+"""Most guesses after each other. Even where nine of ten are right, more would not be met once in six tries."""
+
+MAX_NODES = 24
+"""Most guesses for one branch in a step. Trees are worth it for a few branches at a time, and they are attended to in
+masked groups, which are for short rows."""
+
+SHIPPED = "drafter"
+"""Folder inside a checkpoint's that holds the drafter which is fastest for it."""
+
+FORMS = "auto, off, ngram, draft_model=FOLDER, medusa=FOLDER, eagle=FOLDER"
+
+
+def load_drafter(wanted: str, folder: Path, model: Model, *, context: int) -> Drafter | None:
+    """The drafter that is wanted for the model in ``folder``; ``None`` for none.
+
+    ``wanted``: one of ``FORMS``. ``auto`` is the heads that lie in the checkpoint's folder ``drafter``, else n-grams.
+    ``context``: most tokens of a sequence of the target. Raises ``EngineError`` when there is no such drafter or it does
+    not fit, with the two numbers that disagree.
+    """
+    kind, _, where = wanted.partition("=")
+    if kind == "auto" and not where:
+        shipped = folder / SHIPPED
+        kind, where = (_kind(shipped), str(shipped)) if shipped.is_dir() else ("ngram", "")
+    if kind == "off" and not where:
+        return None
+    if kind == "ngram" and not where:
+        return NgramDrafter()
+    if kind == "medusa" and where:
+        return load_medusa(Path(where), model)
+    if kind == "eagle" and where:
+        return load_eagle(Path(where), model)
+    if kind == "draft_model" and where:
+        return _load_draft_model(Path(where), model, context)
+    raise EngineError(f"there is no drafter {wanted!r}; what there is: {FORMS}")
+
+
+def check_length(length: int) -> None:
+    """Raises ``EngineError`` for a draft length that is never asked for."""
+    if not 1 <= length <= MAX_LENGTH:
+        raise EngineError(f"a draft length of {length} is not between 1 and {MAX_LENGTH}")
+
+
+def _kind(folder: Path) -> str:
+    return str(read_json(folder / "config.json").get("kind"))
+
+
+def _load_draft_model(folder: Path, target: Model, context: int) -> DraftModel:
+    draft = load_model(folder, lambda config: min(config.context, context))
+    if draft.config.labels:
+        raise EngineError(f"{folder} is a classifier; a draft model must generate")
+    ours, theirs = draft.config.vocab, target.config.vocab
+    if ours != theirs:
+        raise EngineError(f"{folder}: the draft model's vocab_size is {ours}, but the target model's is {theirs}")
+    return DraftModel(draft, context=min(draft.config.context, context))
