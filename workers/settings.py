@@ -65,8 +65,8 @@ class Settings(BaseSettings):
     )
     draft: str = Field(
         "auto",
-        description="Who guesses tokens, which never changes a result: auto, off, ngram, draft_model=, medusa= or eagle= "
-        "and a bundled model or a folder. auto is what ships with the model, else ngram.",
+        description="Who guesses tokens, which changes no result: auto (what ships with the model, else ngram), off, "
+        "ngram, draft_model=MODEL, medusa=FOLDER or eagle=FOLDER.",
     )
     draft_length: Annotated[int, Field(ge=1, le=16)] | None = Field(
         None, description="Most tokens that are guessed after each other; 8 by default."

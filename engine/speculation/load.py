@@ -31,8 +31,8 @@ def load_drafter(wanted: str, folder: Path, model: Model, *, context: int) -> Dr
     """The drafter that is wanted for the model in ``folder``; ``None`` for none.
 
     ``wanted``: one of ``FORMS``. ``auto`` is the heads that lie in the checkpoint's folder ``drafter``, else n-grams.
-    ``context``: most tokens of a sequence of the target. Raises ``EngineError`` when there is no such drafter or it does
-    not fit, with the two numbers that disagree.
+    ``context``: most tokens of a sequence of the target. Raises ``EngineError`` when there is no such drafter, or it
+    does not fit, with the two numbers that disagree.
     """
     kind, _, where = wanted.partition("=")
     if kind == "auto" and not where:

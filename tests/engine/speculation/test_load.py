@@ -1,0 +1,97 @@
+"""Which drafter a setting means, and what is refused at load."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file, save_file
+
+from engine.core import EngineCore
+from engine.types import EngineError
+from tests.engine.conftest import Checkpoints
+from tests.engine.helpers import SMALL
+from tests.engine.speculation.heads import eagle_parts, medusa_parts, save_head
+
+
+def kind(folder: Path, wanted: str) -> str | None:
+    speculator = EngineCore("m", folder, replace(SMALL, draft=wanted))._speculator
+    return None if speculator is None else speculator.drafter.kind
+
+
+def test_every_form_names_its_drafter(checkpoints: Checkpoints, tmp_path: Path) -> None:
+    folder = checkpoints("qwen3")
+    medusa = save_head(tmp_path / "medusa", *medusa_parts())
+    eagle = save_head(tmp_path / "eagle", *eagle_parts())
+    forms = {
+        "off": None,
+        "ngram": "ngram",
+        "auto": "ngram",
+        f"draft_model={checkpoints('llama')}": "draft_model",
+        f"medusa={medusa}": "medusa",
+        f"eagle={eagle}": "eagle",
+    }
+    assert {wanted: kind(folder, wanted) for wanted in forms} == forms
+
+
+def test_auto_takes_the_heads_that_ship_with_the_checkpoint(checkpoints: Checkpoints, tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(checkpoints("qwen3"), folder)
+    save_head(folder / "drafter", *eagle_parts())
+    assert kind(folder, "auto") == "eagle"
+    assert kind(folder, "off") is None
+
+
+def test_a_classifier_has_nothing_to_guess(checkpoints: Checkpoints) -> None:
+    assert kind(checkpoints("qwen3_classify"), "ngram") is None
+
+
+def test_a_model_that_transformers_runs_can_be_target_and_draft(checkpoints: Checkpoints) -> None:
+    assert kind(checkpoints("gpt2"), "auto") == "ngram"
+    assert kind(checkpoints("gpt2"), f"draft_model={checkpoints('gpt2')}") == "draft_model"
+
+
+@pytest.mark.parametrize("wanted", ["", "eagles", "ngram=3", "off=1", "auto=x", "medusa", "medusa=", "draft_model"])
+def test_an_unknown_form_is_answered_with_the_known_ones(checkpoints: Checkpoints, wanted: str) -> None:
+    with pytest.raises(EngineError, match="what there is: auto, off, ngram, draft_model=FOLDER"):
+        kind(checkpoints("qwen3"), wanted)
+
+
+def test_a_draft_model_must_have_the_targets_vocabulary(checkpoints: Checkpoints, tmp_path: Path) -> None:
+    other = small_vocabulary(checkpoints("llama"), tmp_path)
+    with pytest.raises(EngineError, match="vocab_size is 399, but the target model's is 400"):
+        kind(checkpoints("qwen3"), f"draft_model={other}")
+
+
+def test_a_classifier_is_no_draft_model(checkpoints: Checkpoints) -> None:
+    with pytest.raises(EngineError, match="classifier; a draft model must generate"):
+        kind(checkpoints("qwen3"), f"draft_model={checkpoints('llama_classify')}")
+
+
+@pytest.mark.parametrize("length", [0, 17])
+def test_a_draft_length_beyond_the_cap_is_refused_with_both_numbers(checkpoints: Checkpoints, length: int) -> None:
+    with pytest.raises(EngineError, match=f"a draft length of {length} is not between 1 and 16"):
+        EngineCore("m", checkpoints("qwen3"), replace(SMALL, draft="ngram", draft_length=length))
+
+
+def test_heads_for_another_width_are_refused_with_both_numbers(checkpoints: Checkpoints, tmp_path: Path) -> None:
+    config, tensors = medusa_parts()
+    head = save_head(tmp_path / "medusa", config | {"hidden_size": 64}, tensors)
+    with pytest.raises(EngineError, match="hidden_size is 64, but the target model's is 48"):
+        kind(checkpoints("qwen3"), f"medusa={head}")
+
+
+def small_vocabulary(folder: Path, tmp_path: Path) -> Path:
+    """A copy of a checkpoint without its last token."""
+    copy = tmp_path / "copy"
+    shutil.copytree(folder, copy)
+    config = json.loads((copy / "config.json").read_text())
+    (copy / "config.json").write_text(json.dumps(config | {"vocab_size": config["vocab_size"] - 1}))
+    tensors = load_file(copy / "model.safetensors")
+    whole = config["vocab_size"]
+    cut = {name: one[:-1].clone() if one.shape[0] == whole else one for name, one in tensors.items()}
+    save_file(cut, copy / "model.safetensors", metadata={"format": "pt"})
+    return copy
