@@ -7,10 +7,10 @@ target's own head reads that. What it needs of the target: final hidden states, 
 ``head_dim``, in its pages: slot ``i`` holds the entry of the hidden state at ``i`` and the token at ``i + 1``. So what
 is shared, forked, copied or evicted of a prefix takes the layer's entries along, and none of that needs code here.
 
-The last slot of a shared page is the exception: its entry names the first token of the next page, and branches that
-share the page may differ there. Whoever wrote it last decides; the others draft with one wrong entry in their context.
-Likewise for tokens that only score requests computed, which have no entries. That may cost acceptance, never more:
-every guess is verified.
+The last slot of a shared prefix is the exception: its entry names the token behind the prefix, and branches that share
+the prefix may differ there. Whoever wrote it last decides; the others draft with one wrong entry in their context.
+Likewise for tokens that only score requests computed and for the last tokens of a branch that ended, which have no
+entries. That may cost acceptance, never more: every guess is verified.
 
 Entries of guesses never go into pages. Drafting copies a branch's entries once and adds those of its guesses behind.
 """
@@ -47,7 +47,7 @@ _GATHERED_FLOATS = 1 << 24
 """Copied keys and values of this many float32 (64 MiB) at once; one branch's may be more."""
 _NUMBERS = (
     *("intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim"),
-    *("rms_norm_eps", "rope_theta", "feature_scale"),
+    *("rms_norm_eps", "rope_theta"),
 )
 
 _Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
@@ -68,22 +68,23 @@ def load_eagle(folder: Path, model: Model) -> EagleDrafter:
         raise EngineError(f"{folder / 'config.json'}: {heads} heads cannot share {target.kv_heads} key-value heads")
     about = LayerAttention(heads, target.kv_heads, target.head_dim, target.head_dim**-0.5)
     layer = _Layer(Weights(folder), about, target.hidden, int(fields["intermediate_size"]), fields["rms_norm_eps"])
-    return EagleDrafter(layer, model, theta=fields["rope_theta"], scale=fields["feature_scale"])
+    return EagleDrafter(layer, model, theta=fields["rope_theta"])
 
 
 class _Layer:
-    """The head's weights, and its forward pass around any attention."""
+    """The head's weights, and its forward pass around any attention. As in the paper's code, attention reads the fused
+    input without a norm between; the two products are one here."""
 
     def __init__(self, weights: Weights, about: LayerAttention, hidden: int, inner: int, eps: float) -> None:
         self.about, self._eps = about, eps
         queries, keys = about.heads * about.head_dim, about.kv_heads * about.head_dim
         take, attention, mlp = weights.take, "layer.self_attn.", "layer.mlp."
         self._hidden_norm = take("hidden_norm.weight", hidden)
-        self._fuse = Linear(take("fc.weight", hidden, 2 * hidden))
-        self._input_norm = take("layer.input_layernorm.weight", hidden)
+        fuse = take("fc.weight", hidden, 2 * hidden)
         parts = {"q_proj": queries, "k_proj": keys, "v_proj": keys}
-        qkv = [take(f"{attention}{name}.weight", rows, hidden) for name, rows in parts.items()]
-        self._qkv = Linear(torch.cat(qkv))
+        qkv = torch.cat([take(f"{attention}{name}.weight", rows, hidden) for name, rows in parts.items()])
+        self._fuse = Linear(torch.cat((fuse, qkv @ fuse)))
+        self._hidden = hidden
         self._output = Linear(take(f"{attention}o_proj.weight", hidden, queries))
         self._mlp_norm = take("layer.post_attention_layernorm.weight", hidden)
         gate_up = [take(f"{mlp}{name}_proj.weight", inner, hidden) for name in ("gate", "up")]
@@ -95,9 +96,10 @@ class _Layer:
         """The next hidden states, from those at some positions and the embeddings of the tokens after them, ``[tokens,
         hidden]`` each."""
         heads, turning = self.about.heads, self.about.heads + self.about.kv_heads
-        hidden = self._fuse(torch.cat((rms_norm(features, self._hidden_norm, self._eps), embedded), dim=1))
-        qkv = self._qkv(rms_norm(hidden, self._input_norm, self._eps))
-        qkv = qkv.view(len(hidden), turning + self.about.kv_heads, self.about.head_dim)
+        both = torch.cat((rms_norm(features, self._hidden_norm, self._eps), embedded), dim=1)
+        fused = self._fuse(both)
+        hidden, qkv = fused[:, : self._hidden], fused[:, self._hidden :]
+        qkv = qkv.view(len(both), turning + self.about.kv_heads, self.about.head_dim)
         qk = rotary(qkv[:, :turning], *angles)
         hidden = self._output.add(attend(qk[:, :heads], qk[:, heads:], qkv[:, turning:]), hidden)
         return self._mlp.add(rms_norm(hidden, self._mlp_norm, self._eps), hidden)
@@ -109,9 +111,9 @@ class EagleDrafter:
     kind = "eagle"
     layers = 1
 
-    def __init__(self, layer: _Layer, model: Model, *, theta: float, scale: float) -> None:
-        """``theta``: base of the rotary embedding. ``scale``: of predicted states when the target's head reads them."""
-        self._layer, self._model, self._theta, self._scale = layer, model, theta, scale
+    def __init__(self, layer: _Layer, model: Model, *, theta: float) -> None:
+        """``theta``: base of the rotary embedding."""
+        self._layer, self._model, self._theta = layer, model, theta
 
     def reset(self, cache: KVCache) -> None:
         """See ``Drafter``."""
@@ -170,12 +172,9 @@ class EagleDrafter:
             positions = entries.append(level)
             embedded = self._model.embed(torch.from_numpy(level.tokens))
             predicted = self._layer(predicted[level.parents], embedded, self._at(positions), entries.attend)
-            return self._read(predicted)
+            return self._model.read(predicted)
 
-        return grow(wishes, self._read(predicted), follow)
-
-    def _read(self, predicted: Tensor) -> Tensor:
-        return self._model.read(predicted if self._scale == 1 else predicted * self._scale)
+        return grow(wishes, self._model.read(predicted), follow)
 
     def _at(self, positions: Ints) -> tuple[Tensor, Tensor]:
         cos, sin = self._angles

@@ -4,13 +4,14 @@ https://arxiv.org/abs/2401.10774).
 Head ``k`` (from 0) reads the final hidden state ``h`` of the last computed token and the embedding ``e`` of the token
 that was drawn from it, and guesses the token ``k + 1`` places after that one. In the paper the heads read ``h`` alone;
 the drawn token, which ``h`` cannot know when it was sampled, costs one more column block of the same product. With
-``n = h / rms(h)`` the head's own state is ``n + silu(W_k [n; e])``, a block with a residual as in the paper, and the
-target's own head reads it. The ``W_k`` are one stacked matrix, so that all guesses cost a handful of operators.
+``n = h / rms(h)`` the head's own state is ``n + silu(W_k [n; e] + b_k)``, a block with a residual as in the paper, and
+the target's own head reads it. The ``W_k`` are one stacked matrix, so that all guesses cost a handful of operators.
 
 The heads guess independently of each other: a tree is every combination of their candidates, and the most likely
 combinations are computed.
 
-What it needs of the target: final hidden states, the embedding table and the head (``Model.embed``, ``Model.read``).
+What it needs of the target: final hidden states, the embedding table and the head (``Model.embed``, ``Model.read``),
+which must normalise what it reads, as the Llama family's does.
 """
 
 from __future__ import annotations
@@ -44,12 +45,14 @@ def load_medusa(folder: Path, model: Model) -> MedusaDrafter:
 
     Raises ``EngineError`` that names what is missing, damaged, left over, or does not fit the target.
     """
-    fields = read_head_config(folder, "medusa", model, ("heads", "feature_scale"))
+    fields = read_head_config(folder, "medusa", model, ("heads",))
     hidden, heads = model.config.hidden, int(fields["heads"])
     weights = Weights(folder)
-    weight = weights.take("heads.weight", heads * hidden, 2 * hidden)
+    blocks = Linear(
+        weights.take("heads.weight", heads * hidden, 2 * hidden), weights.take("heads.bias", heads * hidden)
+    )
     weights.finish()
-    return MedusaDrafter(weight, model, scale=fields["feature_scale"])
+    return MedusaDrafter(blocks, heads, model)
 
 
 class MedusaDrafter:
@@ -58,13 +61,10 @@ class MedusaDrafter:
     kind = "medusa"
     layers = 0
 
-    def __init__(self, weight: Tensor, model: Model, *, scale: float) -> None:
-        """``weight``: ``[heads * hidden, 2 * hidden]``. ``scale``: of the heads' states when the target's head reads
-        them."""
-        self.heads = weight.shape[0] // model.config.hidden
-        self._blocks = Linear(weight)
+    def __init__(self, blocks: Linear, heads: int, model: Model) -> None:
+        """``blocks``: ``[heads * hidden, 2 * hidden]``."""
+        self._blocks, self._heads, self._model = blocks, heads, model
         self._ones = torch.ones(model.config.hidden)
-        self._model, self._scale = model, scale
 
     def reset(self, cache: KVCache) -> None:
         """See ``Drafter``."""
@@ -82,7 +82,7 @@ class MedusaDrafter:
         if not found:
             return drafts
         asked = [wishes[index] for index in found]
-        depth = min(self.heads, max(wish.depth for wish in asked))
+        depth = min(self._heads, max(wish.depth for wish in asked))
         width = _WIDTH if any(wish.nodes > wish.depth for wish in asked) else 1
         guesses = Guesses([wish.sequence for wish in asked], depth)
         branches = np.arange(len(asked)).repeat(depth)
@@ -101,9 +101,8 @@ class MedusaDrafter:
         """``[wishes * depth, vocab]``, wish by wish."""
         drawn = self._model.embed(torch.tensor([wish.sequence.tokens[-1] for wish in wishes]))
         normal = rms_norm(states, self._ones, _EPS)
-        blocks = F.silu(self._blocks(torch.cat((normal, drawn), dim=1))).view(len(wishes), self.heads, -1)
-        own = (blocks[:, :depth] + normal[:, None]).flatten(0, 1)
-        return self._model.read(own if self._scale == 1 else own * self._scale)
+        blocks = F.silu(self._blocks(torch.cat((normal, drawn), dim=1))).view(len(wishes), self._heads, -1)
+        return self._model.read((blocks[:, :depth] + normal[:, None]).flatten(0, 1))
 
 
 def _combine(tokens: list[list[int]], chances: list[list[float]], wish: Wish) -> Draft:

@@ -34,7 +34,7 @@ class Optimizer:
             else:
                 rest.append(p)
         for size, group in self.groups.items():
-            self.buffers[size] = torch.zeros(len(group), *size)
+            self.buffers[size] = group[0].new_zeros(len(group), *size)
         self.adam = torch.optim.AdamW(rest, lr=adam_rate, betas=(0.9, 0.98), weight_decay=0.0)
         self.rest = rest
 
@@ -68,9 +68,10 @@ class Optimizer:
             self.buffers[size].copy_(state[f"muon.{size[0]}x{size[1]}"])
         for i, p in enumerate(self.rest):
             entry = {key.rsplit(".", 1)[1]: value for key, value in state.items() if key.startswith(f"adam.{i}.")}
-            if "step" in entry:
-                entry["step"] = entry["step"].reshape(())
-            self.adam.state[p] = {key: value.clone() for key, value in entry.items()}
+            self.adam.state[p] = {
+                key: value.reshape(()).clone() if key == "step" else value.to(p.device, copy=True)
+                for key, value in entry.items()
+            }
 
 
 def orthogonal(matrices: Tensor) -> Tensor:

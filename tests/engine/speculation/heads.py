@@ -35,9 +35,10 @@ def save_head(folder: Path, config: dict[str, Any], tensors: dict[str, Tensor]) 
 
 def medusa_parts(heads: int = 3, seed: int = 0) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """Config and weights of heads that say much."""
-    weight = 2 * torch.randn(heads * HIDDEN, 2 * HIDDEN, generator=torch.Generator().manual_seed(seed))
-    config = {"kind": "medusa", "hidden_size": HIDDEN, "vocab_size": VOCAB, "heads": heads, "feature_scale": 1.0}
-    return config, {"heads.weight": weight}
+    generator = torch.Generator().manual_seed(seed)
+    weight = 2 * torch.randn(heads * HIDDEN, 2 * HIDDEN, generator=generator)
+    config = {"kind": "medusa", "hidden_size": HIDDEN, "vocab_size": VOCAB, "heads": heads}
+    return config, {"heads.weight": weight, "heads.bias": torch.randn(heads * HIDDEN, generator=generator)}
 
 
 def eagle_parts(seed: int = 0) -> tuple[dict[str, Any], dict[str, Tensor]]:
@@ -55,7 +56,7 @@ def eagle_parts(seed: int = 0) -> tuple[dict[str, Any], dict[str, Tensor]]:
         "layer.mlp.down_proj": (HIDDEN, INNER),
     }
     tensors = {f"{name}.weight": torch.randn(*shape, generator=generator) * 0.3 for name, shape in matrices.items()}
-    for name in ("hidden_norm", "layer.input_layernorm", "layer.post_attention_layernorm"):
+    for name in ("hidden_norm", "layer.post_attention_layernorm"):
         tensors[f"{name}.weight"] = 0.5 + torch.rand(HIDDEN, generator=generator)
     config = {
         "kind": "eagle",
@@ -67,7 +68,6 @@ def eagle_parts(seed: int = 0) -> tuple[dict[str, Any], dict[str, Tensor]]:
         "head_dim": HEAD_DIM,
         "rms_norm_eps": EPS,
         "rope_theta": THETA,
-        "feature_scale": 1.0,
     }
     return config, tensors
 

@@ -73,9 +73,8 @@ class Reference:
     def _layer(self, features: Tensor, embedded: Tensor) -> Tensor:
         w, n = self._weights, len(features)
         hidden = torch.cat((rms(features) * w["hidden_norm"], embedded), dim=1) @ w["fc"].T
-        normal = rms(hidden) * w["layer.input_layernorm"]
         q, k, v = (
-            (normal @ w[f"layer.self_attn.{name}_proj"].T).view(n, heads, HEAD_DIM).transpose(0, 1)
+            (hidden @ w[f"layer.self_attn.{name}_proj"].T).view(n, heads, HEAD_DIM).transpose(0, 1)
             for name, heads in (("q", HEADS), ("k", KV_HEADS), ("v", KV_HEADS))
         )
         angles = torch.arange(n)[:, None] * THETA ** (-torch.arange(0, HEAD_DIM, 2).double() / HEAD_DIM)

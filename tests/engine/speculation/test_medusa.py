@@ -29,11 +29,11 @@ def guessing(folder: Path, head: Path, shape: tuple[int, int]) -> tuple[Harness,
     return harness, recorder
 
 
-def head_logits(target: Target, weight: Tensor, asked: Asked) -> np.ndarray[Any, np.dtype[np.float64]]:
+def head_logits(target: Target, tensors: dict[str, Tensor], asked: Asked) -> np.ndarray[Any, np.dtype[np.float64]]:
     """Every head's logits, ``[heads, vocab]``, from the whole text in float64."""
     state = rms(target.features(asked.tokens[:-1])[-1])
     both = torch.cat((state, target.embedding[asked.tokens[-1]]))
-    blocks = (weight.double() @ both).view(-1, len(state))
+    blocks = (tensors["heads.weight"].double() @ both + tensors["heads.bias"]).view(-1, len(state))
     return target.read(state + blocks * torch.sigmoid(blocks))
 
 
@@ -48,7 +48,7 @@ def test_guesses_are_those_of_the_closed_form(checkpoints: Checkpoints, tmp_path
     made = [one for one in recorder.asked if one.draft != EMPTY]
     assert len(made) > 0.9 * len(recorder.asked)
     for one in made[::9]:
-        logits = head_logits(target, tensors["heads.weight"], one)
+        logits = head_logits(target, tensors, one)
         laws = [ranked(row, one, len(one.tokens) + place) for place, row in enumerate(logits)]
         for _, before, token, chance in paths(one.draft):
             assert dict(laws[len(before)])[token] == pytest.approx(chance, rel=1e-3)
@@ -57,13 +57,14 @@ def test_guesses_are_those_of_the_closed_form(checkpoints: Checkpoints, tmp_path
 
 
 def test_a_tree_is_made_of_the_likeliest_combinations(checkpoints: Checkpoints, tmp_path: Path) -> None:
-    harness, recorder = guessing(checkpoints("qwen3"), save_head(tmp_path, *medusa_parts()), SHAPES["tree"])
-    target, weight = Target(checkpoints("qwen3")), medusa_parts()[1]["heads.weight"]
+    folder, (config, tensors) = checkpoints("qwen3"), medusa_parts()
+    harness, recorder = guessing(folder, save_head(tmp_path, config, tensors), SHAPES["tree"])
+    target = Target(folder)
     answers(harness, requests("plain"))
     made = [one for one in recorder.asked if one.draft != EMPTY and one.wish.depth == 3]
     assert len(made) > 100
     for one in made[::9]:
-        logits = head_logits(target, weight, one)[: one.wish.depth]
+        logits = head_logits(target, tensors, one)[: one.wish.depth]
         laws = [ranked(row, one, len(one.tokens) + place)[:6] for place, row in enumerate(logits)]
         worth = {(): 1.0}
         for place, some in enumerate(laws):
@@ -88,14 +89,14 @@ def test_heads_of_another_target_are_refused_with_both_numbers(
 def test_broken_heads_are_refused_by_name(checkpoints: Checkpoints, tmp_path: Path) -> None:
     config, tensors = medusa_parts()
     model = Harness(checkpoints("qwen3")).core.model.decoder
-    extra = tensors | {"heads.bias": torch.zeros(3)}
+    extra = tensors | {"heads.norm": torch.zeros(3)}
     cases: list[tuple[dict[str, Any], dict[str, Tensor], str]] = [
         (config | {"kind": "eagle"}, tensors, "the kind is 'eagle', not 'medusa'"),
         (config | {"layers": 2}, tensors, "layers"),
         (config | {"heads": 0}, tensors, "heads must be a number above 0, but is 0"),
         (config | {"heads": 4}, tensors, r"has shape \(144, 96\), its config.json says \(192, 96\)"),
         (config, {"other": torch.zeros(3)}, "lacks the tensor 'heads.weight'"),
-        (config, extra, "does not use: heads.bias"),
+        (config, extra, "does not use: heads.norm"),
     ]
     for number, (fields, weights, message) in enumerate(cases):
         with pytest.raises(EngineError, match=message):

@@ -1,0 +1,170 @@
+"""The heads as they are trained: ``engine.speculation.medusa`` and ``engine.speculation.eagle``, over whole texts.
+
+Level ``k`` of a head guesses, at every position ``t`` of a text at once, the token at ``t + 2 + k`` from the hidden
+state at ``t`` and the tokens up to ``t + 1 + k``: what a drafter knows there if its earlier guesses were right.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from recipes.speculation.target import Target
+
+
+class Medusa(nn.Module):
+    """Independent heads; only the first level's token is read."""
+
+    def __init__(self, target: Target, levels: int) -> None:
+        super().__init__()
+        hidden = target.config.hidden
+        self.weight = nn.Parameter(_random(levels * hidden, 2 * hidden) * 0.5)
+        self.bias = nn.Parameter(torch.zeros(levels * hidden))
+        self._levels, self._embedding_scale = levels, target.embedding_scale
+
+    def forward(self, features: Tensor, embedded: Tensor) -> Iterator[Tensor]:
+        """States for the target's head, level by level: ``[texts, positions, hidden]``, where ``features`` and
+        ``embedded`` are ``[texts, tokens, hidden]`` and there is one position less at each level."""
+        tokens = features.shape[1]
+        normal = _normal(features[:, :-1])
+        both = torch.cat((normal, embedded[:, 1:]), dim=-1)
+        blocks = zip(self.weight.chunk(self._levels), self.bias.chunk(self._levels), strict=True)
+        for level, (weight, bias) in enumerate(blocks):
+            some = slice(0, tokens - 1 - level)
+            yield normal[:, some] + F.silu(F.linear(both[:, some], weight, bias))
+
+    def save(self, folder: Path, target: Target) -> None:
+        """The checkpoint for ``engine.speculation.medusa``."""
+        config = {"kind": "medusa", **_sizes(target), "heads": self._levels}
+        tensors = {"heads.weight": _scaled(self.weight, self._embedding_scale), "heads.bias": self.bias}
+        _save(folder, config, tensors)
+
+
+class Eagle(nn.Module):
+    """One decoder layer, unrolled over its own predictions as when it drafts ("training-time test", Li et al. 2025,
+    "EAGLE-3", https://arxiv.org/abs/2503.01840): entries of true hidden states up to ``t``, then of predicted ones."""
+
+    def __init__(self, target: Target, levels: int) -> None:
+        super().__init__()
+        config = target.config
+        hidden, inner = config.hidden, config.intermediate
+        queries, keys = config.heads * config.head_dim, config.kv_heads * config.head_dim
+        # At first the layer repeats the state that it is given.
+        repeat = torch.cat((torch.eye(hidden), torch.zeros(hidden, hidden)), 1)
+        self.fc = nn.Parameter(repeat + 0.3 * _random(hidden, 2 * hidden))
+        self.q, self.k = nn.Parameter(_random(queries, hidden)), nn.Parameter(_random(keys, hidden))
+        self.v, self.o = nn.Parameter(_random(keys, hidden)), nn.Parameter(_random(hidden, queries) * 0.5)
+        self.gate, self.up = nn.Parameter(_random(inner, hidden)), nn.Parameter(_random(inner, hidden))
+        self.down = nn.Parameter(_random(hidden, inner) * 0.5)
+        self.hidden_norm = nn.Parameter(torch.ones(hidden))
+        self.mlp_norm = nn.Parameter(torch.ones(hidden))
+        self._levels, self._config, self._embedding_scale = levels, config, target.embedding_scale
+        self._theta = config.ropes[0].theta
+
+    def forward(self, features: Tensor, embedded: Tensor) -> Iterator[Tensor]:
+        """See ``Medusa``."""
+        config, tokens = self._config, features.shape[1]
+        groups = config.heads // config.kv_heads
+        before = torch.ones(tokens - 1, tokens - 1, dtype=torch.bool, device=features.device).tril()
+        entries: list[tuple[Tensor, Tensor]] = []
+        state = features
+        for level in range(self._levels):
+            count = tokens - 1 - level
+            both = torch.cat(
+                (_normal(state[:, :count]) * self.hidden_norm, embedded[:, 1 + level : 1 + level + count]), -1
+            )
+            hidden = F.linear(both, self.fc)
+            q, k, v = (
+                F.linear(hidden, weight).view(*hidden.shape[:2], -1, config.head_dim).transpose(1, 2)
+                for weight in (self.q, self.k, self.v)
+            )
+            q, k = self._turned(q, level), self._turned(k, level)
+            entries.append((k.repeat_interleave(groups, 1), v.repeat_interleave(groups, 1)))
+            mixed = _attend(q * config.head_dim**-0.5, entries, before[:count])
+            hidden = hidden + F.linear(mixed.transpose(1, 2).flatten(2), self.o)
+            normal = _normal(hidden) * self.mlp_norm
+            state = hidden + F.linear(F.silu(F.linear(normal, self.gate)) * F.linear(normal, self.up), self.down)
+            yield state
+
+    def save(self, folder: Path, target: Target) -> None:
+        """The checkpoint for ``engine.speculation.eagle``."""
+        config = {
+            "kind": "eagle",
+            **_sizes(target),
+            "intermediate_size": target.config.intermediate,
+            "num_attention_heads": target.config.heads,
+            "num_key_value_heads": target.config.kv_heads,
+            "head_dim": target.config.head_dim,
+            "rms_norm_eps": EPS,
+            "rope_theta": self._theta,
+        }
+        names = {
+            **{name: f"layer.self_attn.{name}_proj" for name in "qkvo"},
+            **{name: f"layer.mlp.{name}_proj" for name in ("gate", "up", "down")},
+            "hidden_norm": "hidden_norm",
+            "mlp_norm": "layer.post_attention_layernorm",
+        }
+        tensors = {f"{public}.weight": getattr(self, name) for name, public in names.items()}
+        _save(folder, config, tensors | {"fc.weight": _scaled(self.fc, self._embedding_scale)})
+
+    def _turned(self, x: Tensor, first: int) -> Tensor:
+        """``x`` ``[texts, heads, positions, head_dim]`` rotated by positions from ``first`` on."""
+        dim = x.shape[-1]
+        frequencies = self._theta ** (-torch.arange(0, dim, 2, device=x.device) / dim)
+        angles = torch.arange(first, first + x.shape[2], device=x.device)[:, None] * frequencies
+        cos, sin = angles.cos(), angles.sin()
+        left, right = x.chunk(2, -1)
+        return torch.cat((left * cos - right * sin, left * sin + right * cos), -1)
+
+
+HEADS: dict[str, type[Medusa] | type[Eagle]] = {"medusa": Medusa, "eagle": Eagle}
+EPS = 1e-6
+
+
+def _attend(q: Tensor, entries: list[tuple[Tensor, Tensor]], before: Tensor) -> Tensor:
+    """Each query ``t`` attends to the first level's entries up to ``t`` (``before`` ``[positions, tokens]``), and to
+    its own of each later level."""
+    (keys, values), own = entries[0], entries[1:]
+    count = q.shape[2]
+    scores = (q @ keys.transpose(2, 3)).masked_fill(~before, -torch.inf)
+    scores = torch.cat([scores, *((q * k[:, :, :count]).sum(-1, keepdim=True) for k, _ in own)], -1)
+    weights = scores.softmax(-1)
+    mixed: Tensor = weights[..., : keys.shape[2]] @ values
+    for place, (_, v) in enumerate(own, keys.shape[2]):
+        mixed = mixed + weights[..., place, None] * v[:, :, :count]
+    return mixed
+
+
+def _normal(x: Tensor) -> Tensor:
+    normal: Tensor = F.rms_norm(x, (x.shape[-1],), None, EPS)
+    return normal
+
+
+def _random(rows: int, columns: int) -> Tensor:
+    return torch.randn(rows, columns) / math.sqrt(columns)
+
+
+def _scaled(weight: Tensor, embedding_scale: float) -> Tensor:
+    """The weights of a hidden state and a scaled embedding as those of a hidden state and an embedding."""
+    states, embeddings = weight.chunk(2, dim=1)
+    return torch.cat((states, embeddings * embedding_scale), dim=1)
+
+
+def _sizes(target: Target) -> dict[str, int]:
+    return {"hidden_size": target.config.hidden, "vocab_size": target.config.vocab}
+
+
+def _save(folder: Path, config: dict[str, Any], tensors: dict[str, Tensor]) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+    halves = {name: tensor.detach().to("cpu", torch.float16).contiguous() for name, tensor in tensors.items()}
+    save_file(halves, folder / "model.safetensors", metadata={"format": "pt"})
+    (folder / "model.safetensors").chmod(0o644)

@@ -1,0 +1,87 @@
+"""How many tokens a step of this engine yields with a head.
+
+python -m recipes.speculation.measure --target reasoner/bundled/policy --head reasoner/bundled/policy/drafter
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+
+from engine.core import CoreOptions, EngineCore
+from engine.models.model import Model
+from engine.sequence import Event, Job
+from engine.speculation.controller import FixedController, Outcome
+from engine.speculation.draft import Drafter
+from engine.speculation.eagle import load_eagle
+from engine.speculation.medusa import load_medusa
+from engine.types import Branch, Completion, EngineError, GenerateRequest, SamplingParams
+from recipes.speculation.target import Target
+from recipes.speculation.texts import SEED, Author, Prompts, Text
+
+GRID = ((1, 1), (2, 2), (3, 3), (4, 4), (5, 5), (6, 6), (8, 8), (3, 8), (5, 16), (5, 32))
+"""Guesses after each other and in all."""
+LOADERS: dict[str, Callable[[Path, Model], Drafter]] = {"medusa": load_medusa, "eagle": load_eagle}
+
+
+@dataclass(frozen=True, slots=True)
+class _Counter(FixedController):
+    """Counts the guesses that were right."""
+
+    accepted: list[int] = field(default_factory=list)
+
+    def learn(self, outcomes: Sequence[Outcome], _tokens: int, _drafting: float, _step: float, /) -> None:
+        self.accepted.extend(len(outcome.accepted) for outcome in outcomes)
+
+
+def tokens_per_step(
+    target: Path, head: Path, texts: Sequence[Text], shape: tuple[int, int], *, greedy: bool, limit: int = 256
+) -> float:
+    """Tokens for each step of a branch that writes after the texts' prompts, at their temperatures or greedily.
+
+    ``shape``: guesses after each other, and in all. ``limit``: most tokens of a branch.
+    """
+    core = EngineCore("target", target, CoreOptions(max_running=32))
+    counter = _Counter(*shape)
+    kind = json.loads((head / "config.json").read_text())["kind"]
+    core.speculate(LOADERS[kind](head, core.model.decoder), counter)
+    events: list[Event] = []
+    for number, text in enumerate(texts):
+        job = Job(str(number), events.append)
+        branch = Branch(seed=SEED, key=number, max_tokens=min(limit, core.model.info.context - len(text.prompt)))
+        sampling = SamplingParams(temperature=0.0 if greedy else text.temperature)
+        core.model.add_branches(GenerateRequest(str(number), "target", tuple(text.prompt), (branch,), sampling), job)
+        core.submit(job)
+    while core.busy:
+        core.step()
+    if errors := [event for event in events if isinstance(event, EngineError)]:
+        raise errors[0]
+    tokens = sum(len(event.token_ids) for event in events if isinstance(event, Completion))
+    return tokens / (tokens - sum(counter.accepted))
+
+
+def main() -> None:
+    """See the module."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--target", type=Path, required=True)
+    parser.add_argument("--head", type=Path, required=True)
+    parser.add_argument("--prompts", type=Path, help="as in training")
+    parser.add_argument("--texts", type=int, default=120)
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    author = Author(Target(options.target, "cpu"), limit=1)
+    held_out = Prompts(options.prompts, 1.0).held_out(options.texts)
+    texts = [Text(author.encode(prompt.text), [], prompt.temperature) for prompt in held_out]
+    author.close()
+    for shape in GRID:
+        found = [tokens_per_step(options.target, options.head, texts, shape, greedy=greedy) for greedy in (True, False)]
+        print(f"{shape[0]} deep, {shape[1]} in all: greedy {found[0]:.2f}, sampled {found[1]:.2f}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

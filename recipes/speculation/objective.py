@@ -1,0 +1,66 @@
+"""What a head is asked to say: the target's own law of each token, from what a drafter knows there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from recipes.speculation.heads import Eagle, Medusa
+from recipes.speculation.target import Target
+from recipes.speculation.texts import Text
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Texts that are padded on the right. ``start`` and ``end``: ``[texts, 1]`` the first generated token of each, and
+    the one after its last."""
+
+    ids: Tensor
+    start: Tensor
+    end: Tensor
+
+
+class Level:
+    """What a head says at one level, and what the target says there: the logarithms of two laws, ``[places, vocab]``.
+
+    ``roots``: ``[texts, positions]`` where the head started from.
+    """
+
+    def __init__(self, head: Tensor, target: Tensor, roots: Tensor) -> None:
+        self.head, self.target, self.roots = head, target, roots
+
+    @property
+    def loss(self) -> Tensor:
+        """The mean Kullback-Leibler divergence of the head's law from the target's, in nats."""
+        return (self.target.exp() * (self.target - self.head)).sum(-1).mean()
+
+
+def levels(head: Medusa | Eagle, target: Target, batch: Batch) -> Iterator[Level]:
+    """The levels of a head on a batch, wherever what is guessed was generated and the token before it too."""
+    features = target.features(batch.ids)
+    place = torch.arange(batch.ids.shape[1], device=batch.ids.device)
+    # The token at a position was drawn from the law of the position before.
+    wanted = (place >= batch.start) & (place < batch.end - 1)
+    with torch.no_grad():
+        laws = target.read(features[wanted]).log_softmax(-1)
+    row = (wanted.flatten().cumsum(0) - 1).view_as(wanted)
+    for level, state in enumerate(head(features, target.embed(batch.ids))):
+        count = state.shape[1] - 1
+        roots = (place[:count] >= batch.start - 1) & (place[:count] + 2 + level < batch.end)
+        if not roots.any():
+            return
+        law = row[:, 1 + level : 1 + level + count][roots]
+        yield Level(target.read(state[:, :count][roots]).log_softmax(-1), laws[law], roots)
+
+
+def collate(texts: Sequence[Text], device: str) -> Batch:
+    """The texts as one batch."""
+    rows = [text.prompt + text.tokens for text in texts]
+    ids = torch.zeros(len(rows), max(map(len, rows)), dtype=torch.long)
+    for place, row in enumerate(rows):
+        ids[place, : len(row)] = torch.tensor(row)
+    start, end = torch.tensor([[len(text.prompt) for text in texts], list(map(len, rows))])[..., None]
+    return Batch(ids.to(device), start.to(device), end.to(device))

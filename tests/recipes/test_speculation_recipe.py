@@ -1,0 +1,193 @@
+"""The recipe of drafting heads: what is trained is what drafts, runs resume exactly, and texts are the target's own."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from engine.local import LocalEngine
+from engine.models.model import Model
+from engine.types import Branch, Completion, GenerateRequest, SamplingParams
+from recipes.bundled.train import Plan
+from recipes.speculation import measure, report, texts
+from recipes.speculation import train as training
+from recipes.speculation.heads import HEADS
+from recipes.speculation.measure import LOADERS
+from recipes.speculation.objective import collate, levels
+from recipes.speculation.target import Target
+from recipes.speculation.texts import Author, Prompts, Text
+from tests.engine.speculation.heads import Recorder
+
+POLICY = Path(__file__).parents[2] / "reasoner" / "bundled" / "policy"
+KINDS = sorted(HEADS)
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> None:
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+
+
+@pytest.fixture(scope="module")
+def target() -> Target:
+    return Target(POLICY, "cpu")
+
+
+@pytest.fixture(scope="module")
+def author(target: Target) -> Iterator[Author]:
+    author = Author(target, 40)
+    yield author
+    author.close()
+
+
+@pytest.fixture(scope="module")
+def written(author: Author) -> list[Text]:
+    return author.write(Prompts(None, 1.0).held_out(24), seed=3)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_engine_drafts_what_the_trained_module_says(
+    target: Target, written: list[Text], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    """Greedy chains of the engine from an exported head, and the module's likeliest tokens over the same text."""
+    monkeypatch.setattr(target, "embedding_scale", 4.0)
+    head = HEADS[kind](target, 4)
+    with torch.no_grad():
+        for p in head.parameters():
+            p.copy_((p + 0.1 * torch.randn_like(p)).half())  # what is exported is exactly this
+    head.save(tmp_path, target)
+    recorders: list[Recorder] = []
+
+    def load_recorded(folder: Path, model: Model) -> Recorder:
+        recorders.append(Recorder(LOADERS[kind](folder, model)))
+        return recorders[-1]
+
+    monkeypatch.setattr(measure, "LOADERS", {kind: load_recorded})
+    for text in written[::4]:  # each alone, since the last entry of a shared prefix may be another text's
+        measure.tokens_per_step(POLICY, tmp_path, [text], (4, 4), greedy=True, limit=12)
+    asked = [one for recorder in recorders for one in recorder.asked if one.wish.depth == 4][::3]
+    assert len(asked) >= 10
+    for one in asked:
+        known = len(one.tokens)
+        ids = collate([Text(one.tokens, list(one.draft.tokens), 0.0)], "cpu").ids
+        with torch.no_grad():
+            states = head(target.features(ids), target.embed(ids))
+            said = [int(target.read(state[0, known - 2]).argmax()) for state in states]
+        assert list(one.draft.tokens) == said
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_level_asks_for_the_targets_law_of_the_token_that_it_guesses(
+    target: Target, written: list[Text], kind: str
+) -> None:
+    """Laws and places by their definition, one text at a time without padding."""
+    head = HEADS[kind](target, 3)
+    some = written[:3]
+    batch = collate(some, "cpu")
+    with torch.no_grad():
+        found = list(levels(head, target, batch))
+        for number, level in enumerate(found):
+            expected, roots = [], []
+            for text in some:
+                ids = torch.tensor([text.prompt + text.tokens])
+                laws = target.model(ids).logits[0].log_softmax(-1)
+                # The first generated token is known when the first guess is made.
+                guessed = range(len(text.prompt) + 1 + number, ids.shape[1])
+                expected += [laws[place - 1] for place in guessed]
+                roots.append([place - 2 - number for place in guessed])
+            torch.testing.assert_close(level.target, torch.stack(expected), rtol=1e-3, atol=1e-3)
+            assert [row.nonzero().flatten().tolist() for row in level.roots] == roots
+            share = level.target.exp() * (level.target - level.head)
+            assert float(level.loss) == pytest.approx(float(share.sum(1).mean()), rel=1e-4)
+    assert len(found) == 3
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_run_that_was_stopped_goes_on_exactly(
+    target: Target, written: list[Text], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    monkeypatch.setattr(training, "BATCH_TOKENS", 400)
+
+    def run(folder: Path, stops: tuple[int, ...]) -> dict[str, torch.Tensor]:
+        for stop in stops:
+            torch.manual_seed(1)
+            head = HEADS[kind](target, 2)
+            # The learning rate follows the plan's end, so it is stopped by the clock of the plan and not by its steps.
+            monkeypatch.setattr(Plan, "progress", lambda _, step, seconds, stop=stop: float(step >= stop))
+            assert training.train(head, target, written, Plan(steps=8, warmup=2), folder)["steps"] == stop
+        return {name: p.detach().clone() for name, p in head.named_parameters()}
+
+    whole, resumed = run(tmp_path / "whole", (8,)), run(tmp_path / "resumed", (3, 8))
+    start = dict(HEADS[kind](target, 2).named_parameters())
+    for name, p in whole.items():
+        assert torch.equal(resumed[name], p)
+        assert not torch.equal(start[name], p)
+
+
+def test_heads_learn(target: Target, written: list[Text], tmp_path: Path) -> None:
+    """Fifteen steps on the same few texts; the loss before is that of a head that knows nothing."""
+    head = HEADS["eagle"](target, 2)
+    before = report.held_out(head, target, written)
+    training.train(head, target, written, Plan(steps=15, warmup=3, adam_rate=0.003), tmp_path)
+    after = report.held_out(head, target, written)
+    for one, other in zip(before, after, strict=True):
+        assert other.loss < 0.7 * one.loss
+        assert other.overlap > one.overlap
+        assert 0 <= other.reached <= other.overlap <= 1
+
+
+def test_texts_are_the_targets_own_and_kept(author: Author, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each is what a client would get for its prompt, seed and number; complete shards are only read."""
+    monkeypatch.setattr(texts, "SHARD", 9)
+    prompts = Prompts(None, 1.0)
+    made = author.training(prompts, 500, tmp_path)
+    assert 500 <= sum(len(text.tokens) for text in made) < 500 + 9 * 40
+    assert {text.temperature for text in made} == {0.0, 0.7, 1.0}
+    one = made[10]
+    assert one.prompt == author.encode(prompts.training(10).text)
+    branch = Branch(seed=texts.SEED + 1, key=1, max_tokens=40)
+    request = GenerateRequest("r", "m", tuple(one.prompt), (branch,), SamplingParams(temperature=one.temperature))
+
+    async def ask() -> Completion:
+        engine = LocalEngine({"m": POLICY})
+        async for event in engine.generate(request):
+            await engine.close()
+            assert isinstance(event, Completion)
+            return event
+        raise AssertionError
+
+    assert list(asyncio.run(ask()).token_ids) == one.tokens
+    monkeypatch.setattr(Author, "write", lambda *_: pytest.fail("a complete shard was written again"))
+    assert author.training(prompts, 500, tmp_path) == made
+
+
+def test_held_out_prompts_are_not_trained_on(tmp_path: Path) -> None:
+    suites = Prompts(None, 1.0)
+    known = {suites.training(number).text for number in range(300)}
+    assert not known & {prompt.text for prompt in suites.held_out(100)}
+    file = tmp_path / "prompts.txt"
+    file.write_text("\n".join(f"prompt {number}" for number in range(45)))
+    lines = Prompts(file, 0.8)
+    assert [prompt.text for prompt in lines.held_out(10)] == ["prompt 0", "prompt 20", "prompt 40"]
+    assert {lines.training(number).text for number in range(100)} == {
+        f"prompt {number}" for number in range(45) if number % 20
+    }
+
+
+def test_batches_hold_every_text_once_in_each_epoch(written: list[Text], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(training, "BATCH_TOKENS", 300)
+    stream = training.batches(written, "cpu", 0)
+    ends: list[list[int]] = []
+    for _ in range(2):
+        rows: list[list[int]] = []
+        while len(rows) < len(written):
+            batch = next(stream)
+            assert batch.ids.numel() <= 300
+            rows += [ids[:end].tolist() for ids, end in zip(batch.ids, batch.end.flatten(), strict=True)]
+        assert sorted(rows) == sorted(text.prompt + text.tokens for text in written)
+        ends += rows
+    assert ends[: len(written)] != ends[len(written) :]
