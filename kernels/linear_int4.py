@@ -19,16 +19,19 @@ class Int4Linear:
     the other rows.
     """
 
-    def __init__(self, codes: Tensor, scales: Tensor, zeros: Tensor, bias: Tensor | None = None) -> None:
-        """``codes``: uint8 ``[out, in]`` of 0 … 15, ``scales`` and ``zeros``: float32 ``[out, groups]``. Raises
-        ``ValueError`` where ``supported`` is false."""
+    def __init__(
+        self, codes: Tensor, scales: Tensor, zeros: Tensor, bias: Tensor | None = None, order: Tensor | None = None
+    ) -> None:
+        """``codes``: uint8 ``[out, in]`` of 0 … 15, ``scales`` and ``zeros``: float32 ``[out, groups]``. ``order``:
+        int64 ``[in]``, the columns of ``x`` that the columns of ``codes`` belong to, where they are not in order.
+        Raises ``ValueError`` where ``supported`` is false."""
         rows, columns = codes.shape
         self._group = columns // scales.shape[1]
         if not supported(columns, self._group):
             raise ValueError(f"groups of {self._group} of {columns} columns are not among {_GROUPS}")
         self.parameters = codes.numel() + (0 if bias is None else bias.numel())
         """Number of weights."""
-        self._rows, self._bias = rows, bias
+        self._rows, self._bias, self._order = rows, bias, order
         more = -rows % _ROWS
         codes = F.pad(codes, (0, 0, 0, more)).int()
         self._packed = torch.ops.aten._convert_weight_to_int4pack_for_cpu(codes, 1)
@@ -38,6 +41,8 @@ class Int4Linear:
 
     def __call__(self, x: Tensor) -> Tensor:
         """``x``: ``[rows, in]``. Returns ``[rows, out]``, float32."""
+        if self._order is not None:
+            x = x[:, self._order]
         out: Tensor = torch.ops.aten._weight_int4pack_mm_for_cpu(
             x.to(torch.bfloat16), self._packed, self._group, self._scales
         )

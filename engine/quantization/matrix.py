@@ -72,23 +72,32 @@ def product(parts: Sequence[Matrix], bias: Tensor | None = None) -> Product:
         ints = [part for part in parts if isinstance(part, Int8Matrix)]
         if len(ints) == len(parts):
             return Int8Linear(_stack([part.codes for part in ints]), _stack([part.scales for part in ints]), bias)
-    if isinstance(first, GroupedMatrix):
-        grouped = [part for part in parts if isinstance(part, GroupedMatrix) and _packable(part)]
-        if len(grouped) == len(parts) and len({part.scales.shape[1] for part in grouped}) == 1:
-            return Int4Linear(
-                _stack([part.codes for part in grouped]),
-                _stack([part.scales for part in grouped]),
-                _stack([part.zeros for part in grouped]),
-                bias,
-            )
+    if isinstance(first, GroupedMatrix) and _packable(first):
+        grouped = [part for part in parts if isinstance(part, GroupedMatrix) and _alike(part, first)]
+        if len(grouped) == len(parts):
+            codes, order = _stack([part.codes for part in grouped]), None
+            if first.group_of is not None:
+                order = first.group_of.argsort(stable=True)
+                codes = codes[:, order]
+            scales, zeros = _stack([part.scales for part in grouped]), _stack([part.zeros for part in grouped])
+            return Int4Linear(codes, scales, zeros, bias, order)
     return Linear(_stack([dense(part) for part in parts]), bias)
 
 
 def _packable(matrix: GroupedMatrix) -> bool:
-    columns = matrix.codes.shape[1]
-    if matrix.bits != 4 or matrix.group_of is not None:
+    columns, groups = matrix.codes.shape[1], matrix.scales.shape[1]
+    size = columns // groups
+    equal = matrix.group_of is None or bool((matrix.group_of.bincount(minlength=groups) == size).all())
+    return matrix.bits == 4 and equal and linear_int4.supported(columns, size)
+
+
+def _alike(matrix: GroupedMatrix, other: GroupedMatrix) -> bool:
+    """Whether both have 4 bits and the same columns in each group."""
+    if matrix.bits != other.bits or matrix.scales.shape[1] != other.scales.shape[1]:
         return False
-    return linear_int4.supported(columns, columns // matrix.scales.shape[1])
+    if matrix.group_of is None or other.group_of is None:
+        return matrix.group_of is other.group_of
+    return torch.equal(matrix.group_of, other.group_of)
 
 
 def _stack(tensors: Sequence[Tensor]) -> Tensor:

@@ -19,16 +19,11 @@ from engine.models.weights import Weights
 from engine.quantization.formats.checks import finite, only
 from engine.quantization.matrix import Matrix
 from engine.types import EngineError
+from kernels.nf4 import CODES
 
 BLOCK = 64
 _STATE = "quant_state.bitsandbytes__nf4"
 _LEVELS = 16
-NF4 = (
-    *(-1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635),
-    *(-0.18477343022823334, -0.09105003625154495, 0.0, 0.07958029955625534, 0.16093020141124725),
-    *(0.24611230194568634, 0.33791524171829224, 0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0),
-)
-"""The levels (appendix E of the paper)."""
 
 
 def reader(config: dict[str, Any]) -> Callable[[Weights, str, int, int], Matrix]:
@@ -56,7 +51,7 @@ def write(name: str, weight: Tensor) -> dict[str, Tensor]:
     """Rounds a float32 matrix ``[out, in]``, whose size must be a multiple of ``BLOCK``."""
     blocks = weight.reshape(-1, BLOCK)
     absmax = blocks.abs().amax(1)
-    levels = torch.tensor(NF4)
+    levels = torch.tensor(CODES)
     codes = torch.bucketize(blocks / absmax.clamp(min=1e-30)[:, None], (levels[1:] + levels[:-1]) / 2)
     pairs = codes.to(torch.uint8).view(-1, 2)
     state = {"quant_type": "nf4", "blocksize": BLOCK, "dtype": "float32", "shape": list(weight.shape)}

@@ -17,6 +17,7 @@ from engine.models.weights import Weights
 from engine.quantization.formats import awq, bitsandbytes, compressed_tensors, fp8, gptq, reader
 from engine.quantization.matrix import GroupedMatrix, Int8Matrix, Matrix, dense
 from engine.types import EngineError
+from kernels.nf4 import CODES
 
 ROWS, COLUMNS, GROUP = 16, 64, 32
 _RANDOM = np.random.default_rng(3)
@@ -168,7 +169,7 @@ def nf4_file(*, nested: bool) -> tuple[dict[str, Any], dict[str, Tensor], Tensor
     state: dict[str, Any] = {"quant_type": "nf4", "blocksize": block, "dtype": "bfloat16", "shape": [ROWS, COLUMNS]}
     tensors = {
         "m.weight": torch.tensor([[int(first) * 16 + int(second)] for first, second in codes.reshape(-1, 2)]).byte(),
-        "m.weight.quant_map": torch.tensor(bitsandbytes.NF4),
+        "m.weight.quant_map": torch.tensor(CODES),
         "m.weight.absmax": torch.from_numpy(absmax),
     }
     if nested:
@@ -181,9 +182,7 @@ def nf4_file(*, nested: bool) -> tuple[dict[str, Any], dict[str, Tensor], Tensor
             "m.weight.nested_absmax": torch.tensor([0.5]),
         }
     tensors["m.weight.quant_state.bitsandbytes__nf4"] = torch.tensor(list(json.dumps(state).encode())).byte()
-    expected = np.array(
-        [np.float32(bitsandbytes.NF4[code]) * absmax[index // block] for index, code in enumerate(codes)]
-    )
+    expected = np.array([np.float32(CODES[code]) * absmax[index // block] for index, code in enumerate(codes)])
     config = {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}
     return config, tensors, torch.from_numpy(expected.reshape(ROWS, COLUMNS))
 
@@ -200,7 +199,7 @@ def test_the_levels_of_nf4_are_the_quantiles_of_a_normal_distribution() -> None:
 
     ends = np.linspace(0.9677083, 0.5, 9)[:-1], np.linspace(0.9677083, 0.5, 8)[:-1]
     levels = np.sort(np.concatenate([norm.ppf(ends[0]), [0.0], -norm.ppf(ends[1])]))
-    np.testing.assert_allclose(bitsandbytes.NF4, levels / levels.max(), atol=1e-6)
+    np.testing.assert_allclose(CODES, levels / levels.max(), atol=1e-6)
 
 
 def grouped(bits: int, *, symmetric: bool) -> GroupedMatrix:

@@ -16,11 +16,14 @@ from scipy.stats import ttest_rel
 from transformers import AutoModelForCausalLM
 
 from benchmarks.quantization.texts import Text
+from engine.models import decoder
+from engine.quantization.matrix import dense
 from engine.quantization.options import options
 from engine.quantization.quality import compare, logits, open_model
 from engine.quantization.quantize import quantize
 from engine.tokenizer import Tokenizer
 from engine.types import EngineError
+from kernels.linear import Linear
 from kernels.linear_int4 import Int4Linear
 from kernels.linear_int8 import Int8Linear
 from tests.engine.conftest import CORPUS, Checkpoints, save_random_model
@@ -149,10 +152,34 @@ def test_awq_moves_its_factors_through_norms_heads_and_biases(
     torch.testing.assert_close(found, expected, atol=1e-3, rtol=0)
 
 
-def test_each_layout_is_computed_by_the_product_that_is_made_for_it(outliers: Path, tmp_path: Path) -> None:
-    for name, bits, size, kind in (("w8a8", 8, None, Int8Linear), ("w4", 4, 32, Int4Linear)):
-        model = open_model(made(outliers, tmp_path / name, "rtn", bits, size))
-        assert isinstance(model._layers[0].qkv, kind)  # type: ignore[attr-defined]
+@pytest.mark.parametrize(
+    ("method", "bits", "size", "kind"),
+    [
+        ("rtn", 8, None, Int8Linear),
+        ("rtn", 4, 32, Int4Linear),
+        ("gptq", 4, 32, Int4Linear),
+        ("awq", 4, 32, Int4Linear),
+        ("gptq", 4, 16, Linear),
+    ],
+)
+def test_each_layout_is_computed_by_the_product_that_is_made_for_it(
+    outliers: Path,
+    tmp_path: Path,
+    method: str,
+    bits: int,
+    size: int | None,
+    kind: type,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """And as exactly as activations in 8 bits, or in bfloat16, allow."""
+    file = tmp_path / "text.txt"
+    file.write_text("a slow river and an old stone bridge " * 200)
+    folder = made(outliers, tmp_path / "out", method, bits, size, file)
+    model = open_model(folder)
+    assert isinstance(model._layers[0].qkv, kind)  # type: ignore[attr-defined]
+    monkeypatch.setattr(decoder, "product", lambda parts, bias=None: Linear(torch.cat([*map(dense, parts)]), bias))
+    exact = logits(open_model(folder), tokens(60))
+    assert (logits(model, tokens(60)) - exact).norm() / exact.norm() < 0.1
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,178 @@
+"""The bundled model in every format: what its weights take, what it loses, and how fast it is."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.quantization.texts import texts
+from engine.local import LocalEngine
+from engine.quantization.options import options
+from engine.quantization.quality import compare, open_model
+from engine.quantization.quantize import quantize
+from engine.tokenizer import Tokenizer
+from engine.types import Branch, Completion, GenerateRequest, SamplingParams
+from reasoner.answers import extract_answer
+from reasoner.suites import SUITES, Problem, check, load
+
+ORIGINAL = "float32"
+VARIANTS: dict[str, tuple[str, int, int | None]] = {
+    "int8": ("rtn", 8, None),
+    "int4 rtn": ("rtn", 4, 128),
+    "int4 gptq": ("gptq", 4, 128),
+    "int4 awq": ("awq", 4, 128),
+    "nf4": ("nf4", 4, None),
+    "fp8": ("fp8", 8, None),
+}
+"""Method, bits, group size by the name of the row."""
+_MODEL = "policy"
+_TOKENS = 200
+_WARM_UP = 16
+"""Problems that are solved before the time counts."""
+
+Progress = Callable[[int, int, str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """How much is measured."""
+
+    calibration: int = 128
+    """Texts of training problems."""
+    texts: int = 200
+    """Of held-out problems, for perplexity and divergence."""
+    problems: int = 300
+    """Held-out problems of each suite, for the accuracy."""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One format."""
+
+    weights: str
+    bytes: int
+    """Of all tensors, as stored; 4 for each weight of the original."""
+    perplexity: float
+    """Of solutions."""
+    divergence: float
+    """Kullback-Leibler divergence from the original, nats a token."""
+    accuracy: float
+    """Part of the problems that the likeliest solution solves."""
+    tokens_per_second: float
+    """Generated over the wall time of those solutions, all asked for at once."""
+
+
+def measure(folder: Path, size: Size, progress: Progress) -> list[Row]:
+    """Quantises the model in ``folder`` in every way and measures it."""
+    total = len(VARIANTS) + 1
+    original = open_model(folder)
+    tokenizer = Tokenizer(folder, original.config.vocab)
+    unseen = [(one.tokens, one.prompt) for one in texts(tokenizer, "heldout", size.texts)]
+    problems = [problem for suite in SUITES for problem in load(suite, limit=size.problems)]
+    rows = []
+    with tempfile.TemporaryDirectory(prefix="reasoner-") as name:
+        calibration = Path(name) / "calibration.jsonl"
+        seen = texts(tokenizer, "train", size.calibration)
+        calibration.write_text("".join(json.dumps({"text": one.text}) + "\n" for one in seen))
+        for done, weights in enumerate((ORIGINAL, *VARIANTS)):
+            progress(done, total, weights)
+            if weights == ORIGINAL:
+                variant, stored = folder, 4 * original.parameters
+            else:
+                variant = Path(name) / weights
+                quantize(folder, variant, options(*VARIANTS[weights], calibration), lambda *_: None)
+                index = json.loads((variant / "model.safetensors.index.json").read_text())
+                stored = index["metadata"]["total_size"]
+            quality = compare(original, open_model(variant), unseen)
+            accuracy, speed = asyncio.run(_solve(variant, problems))
+            rows.append(Row(weights, stored, quality.perplexity, quality.divergence, accuracy, speed))
+    progress(total, total, "done")
+    return rows
+
+
+def document(rows: Sequence[Row], size: Size) -> dict[str, Any]:
+    """The JSON document."""
+    return {"model": _MODEL, "settings": asdict(size), "rows": [asdict(row) for row in rows]}
+
+
+def markdown(rows: Sequence[Row]) -> str:
+    """A table."""
+    lines = [
+        "| weights | bytes | perplexity | divergence (nats) | accuracy | tokens/s |",
+        "|---|---:|---:|---:|---:|---:|",
+    ]
+    lines += [
+        f"| {row.weights} | {row.bytes:,} | {row.perplexity:.4f} | {row.divergence:.2g} | {row.accuracy:.3f} "
+        f"| {row.tokens_per_second:.0f} |"
+        for row in rows
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def draw(rows: Sequence[Row], path: Path) -> None:
+    """Writes a PNG: divergence against bytes, and against speed. What no other beats in both is on the line."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(1, 2, figsize=(11, 4.5), layout="constrained", sharey=True)
+    panels: list[tuple[str, list[float], int]] = [
+        ("bytes of all weights", [row.bytes for row in rows], -1),
+        ("generated tokens per second", [row.tokens_per_second for row in rows], 1),
+    ]
+    for plot, (label, values, sign) in zip(axes, panels, strict=True):
+        for value, row in zip(values, rows, strict=True):
+            plot.scatter(value, row.divergence, color="#0072B2", zorder=3)
+            plot.annotate(row.weights, (value, row.divergence), textcoords="offset points", xytext=(5, 4))
+        best = pareto([(sign * value, row.divergence) for value, row in zip(values, rows, strict=True)])
+        plot.plot([sign * gain for gain, _ in best], [loss for _, loss in best], "--", color="#D55E00", zorder=2)
+        plot.set_xlabel(label)
+        # The original's divergence is 0, which a logarithm has no place for.
+        plot.set_yscale("symlog", linthresh=1e-5)
+        plot.set_ylim(bottom=-2e-6)
+        plot.grid(alpha=0.3)
+    axes[0].set_ylabel("divergence from float32, nats a token")
+    figure.savefig(path, dpi=130)
+    pyplot.close(figure)
+
+
+def pareto(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
+    """Those (gain, loss) of which no other has as much gain for less loss, in the order of gain."""
+    best: list[tuple[float, float]] = []
+    for point in sorted(points, key=lambda one: (-one[0], one[1])):
+        if not best or point[1] < best[-1][1]:
+            best.append(point)
+    return best[::-1]
+
+
+async def _solve(folder: Path, problems: Sequence[Problem]) -> tuple[float, float]:
+    """Accuracy and generated tokens per second."""
+    engine = LocalEngine({_MODEL: folder})
+    try:
+        await asyncio.gather(*(_one(engine, index, one) for index, one in enumerate(problems[:_WARM_UP])))
+        await engine.clear_cache()
+        start = time.perf_counter()
+        solved = await asyncio.gather(*(_one(engine, index, one) for index, one in enumerate(problems)))
+        seconds = time.perf_counter() - start
+    finally:
+        await engine.close()
+    right, tokens = (sum(values) for values in zip(*solved, strict=True))
+    return right / len(problems), tokens / seconds
+
+
+async def _one(engine: LocalEngine, index: int, problem: Problem) -> tuple[bool, int]:
+    prompt = await engine.tokenize(_MODEL, [{"role": "user", "content": problem.text}])
+    greedy = SamplingParams(temperature=0.0)
+    request = GenerateRequest(f"problem-{index}", _MODEL, prompt, (Branch(0, index, _TOKENS),), greedy)
+    tokens: tuple[int, ...] = ()
+    async for event in engine.generate(request):
+        if isinstance(event, Completion):
+            tokens = tuple(event.token_ids)
+    return check(problem, extract_answer(engine.tokenizer(_MODEL).decode(tokens))), len(tokens)

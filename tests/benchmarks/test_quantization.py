@@ -1,0 +1,61 @@
+"""The report on quantisation, and the command."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from api.cli import app
+from benchmarks.quantization import report
+from benchmarks.quantization.report import Size, document, draw, markdown, measure, pareto
+from tests.engine.conftest import save_checkpoint
+
+POLICY = Path(__file__).parents[2] / "reasoner" / "bundled" / "policy"
+
+
+def test_a_report_measures_the_original_and_each_format_on_the_same_texts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(report, "VARIANTS", {"int8": ("rtn", 8, None), "int4 rtn": ("rtn", 4, 32)})
+    size, heard = Size(calibration=1, texts=4, problems=2), []
+    rows = measure(POLICY, size, lambda done, total, following: heard.append((done, total, following)))
+    assert heard == [(0, 3, "float32"), (1, 3, "int8"), (2, 3, "int4 rtn"), (3, 3, "done")]
+    original, int8, int4 = rows
+    assert original.divergence == 0
+    assert 0 < int8.divergence < int4.divergence / 4
+    assert original.bytes > 3 * int8.bytes > 3 * int4.bytes
+    assert all(row.tokens_per_second > 0 and 0 <= row.accuracy <= 1 and row.perplexity > 1 for row in rows)
+    told = document(rows, size)
+    assert json.loads(json.dumps(told)) == told
+    assert told["rows"][1] == asdict(int8)
+    assert markdown(rows).count("\n") == 5
+    draw(rows, tmp_path / "chart.png")
+    assert (tmp_path / "chart.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_front_has_what_nothing_beats() -> None:
+    points = [(1.0, 0.5), (2.0, 0.4), (2.0, 0.3), (3.0, 0.35), (4.0, 0.9), (0.5, 0.0)]
+    assert pareto(points) == [(0.5, 0.0), (2.0, 0.3), (3.0, 0.35), (4.0, 0.9)]
+
+
+def test_the_command_writes_a_checkpoint_and_says_in_one_line_why_it_cannot(tmp_path: Path) -> None:
+    source, out = tmp_path / "source", tmp_path / "out"
+    source.mkdir()
+    save_checkpoint("llama", source)
+    command = ["quantize", str(source), str(out), "--method", "rtn"]
+    done = CliRunner().invoke(app, command)
+    assert done.exit_code == 0, done.output
+    assert json.loads((out / "config.json").read_text())["quantization_config"]["format"] == "int-quantized"
+    assert {path.name for path in source.iterdir()} - {path.name for path in out.iterdir()} == {"model.safetensors"}
+    again = CliRunner().invoke(app, command)
+    assert again.exit_code == 1
+    assert again.stderr.strip().endswith(f"reasoner: {out} is there already; name a folder that is not")
+
+
+@pytest.mark.parametrize("wrong", [["MODEL"], ["MODEL", "OUT", "--json"], ["MODEL", "OUT", "--report"]])
+def test_arguments_that_do_not_go_together_are_wrong_usage(wrong: list[str]) -> None:
+    assert CliRunner().invoke(app, ["quantize", *wrong]).exit_code == 2
