@@ -30,7 +30,7 @@ FORMS = "auto, off, ngram, draft_model=FOLDER, medusa=FOLDER, eagle=FOLDER"
 def load_drafter(wanted: str, folder: Path, model: Model, *, context: int) -> Drafter | None:
     """The drafter that is wanted for the model in ``folder``; ``None`` for none.
 
-    ``wanted``: one of ``FORMS``. ``auto`` is the heads that lie in the checkpoint's folder ``drafter``, else n-grams.
+    ``wanted``: one of ``FORMS``. ``auto`` is what lies in the checkpoint's folder ``drafter``, else n-grams.
     ``context``: most tokens of a sequence of the target. Raises ``EngineError`` when there is no such drafter, or it
     does not fit, with the two numbers that disagree.
     """
@@ -48,7 +48,8 @@ def load_drafter(wanted: str, folder: Path, model: Model, *, context: int) -> Dr
         return load_eagle(Path(where), model)
     if kind == "draft_model" and where:
         return _load_draft_model(Path(where), model, context)
-    raise EngineError(f"there is no drafter {wanted!r}; what there is: {FORMS}")
+    found = f" of kind {kind!r}, which {where} says it is" if wanted == "auto" else f" {wanted!r}"
+    raise EngineError(f"there is no drafter{found}; what there is: {FORMS}")
 
 
 def check_length(length: int) -> None:
@@ -58,7 +59,8 @@ def check_length(length: int) -> None:
 
 
 def _kind(folder: Path) -> str:
-    return str(read_json(folder / "config.json").get("kind"))
+    """What lies in a folder: heads say what they are, anything else is a model."""
+    return str(read_json(folder / "config.json").get("kind", "draft_model"))
 
 
 def _load_draft_model(folder: Path, target: Model, context: int) -> DraftModel:

@@ -103,11 +103,11 @@ class Speculator:
         sizes = self.controller.sizes([sequence for sequence, _ in due], tokens - len(due))
         wishes = []
         for (sequence, room), (depth, nodes) in zip(due, sizes, strict=True):
-            depth = min(depth, room)
             # The slots of a tree lie one after the other like a chain's, and within the context too.
-            nodes = min(nodes, self._context - len(sequence.tokens)) if self._trees else depth
+            left = self._context - len(sequence.tokens) if self._trees and nodes > depth else 0
+            depth = min(depth, room)
             if depth > 0:
-                wishes.append(Wish(sequence, depth, max(depth, nodes)))
+                wishes.append(Wish(sequence, depth, max(depth, min(nodes, left))))
         return wishes
 
     def _fit(self, wish: Wish, draft: Draft, left: int, running: int) -> Draft:

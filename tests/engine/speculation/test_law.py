@@ -20,13 +20,16 @@ from engine.attention.plan import Tree
 from engine.cache.kv import KVCache
 from engine.core import EngineCore
 from engine.drawing import Drawn
+from engine.models.load import load_model
 from engine.sampling import Coordinates, Floats, Ints, Laws
 from engine.sequence import GenerateSequence
 from engine.speculation.controller import FixedController, Outcome
 from engine.speculation.draft import Advance, Draft, Drafter, Wish
+from engine.speculation.load import load_drafter
 from engine.types import Branch, Completion
 from tests.engine.conftest import Checkpoints
 from tests.engine.helpers import SMALL, Harness, generate
+from tests.engine.speculation.heads import eagle_parts, medusa_parts, save_head
 
 PROMPT = (17, 5, 90, 41, 5)
 LENGTH = 3
@@ -41,6 +44,7 @@ LAW = {
     "logit_bias": tuple((token, BIAS) for token in VOCABULARY),
     "ignore_eos": True,
 }
+SHAPES = {"chain": (3, 3), "tree": (3, 9)}
 SAMPLES = 3000
 SURELY, HARDLY = 1e-3, 1e-9
 """p-values: a right law stays above the first, a wrong one falls below the second."""
@@ -89,19 +93,21 @@ def p_value(drawn: Counter[tuple[int, ...]], law: Law) -> float:
     return float(chisquare(observed, expected).pvalue)
 
 
-def draw(folder: Path, drafter: Drafter | None, shape: tuple[int, int], first: int = 0) -> Counter[tuple[int, ...]]:
+def draw(folder: Path, drafter: Drafter | None, shape: str = "chain") -> Counter[tuple[int, ...]]:
     """What so many branches with different noise generate."""
     harness = Harness(folder, SMALL)
     if drafter is not None:
-        harness.core.speculate(drafter, FixedController(*shape))
+        harness.core.speculate(drafter, FixedController(*SHAPES[shape]))
     drawn: Counter[tuple[int, ...]] = Counter()
-    for start in range(first, first + SAMPLES, 500):
+    for start in range(0, SAMPLES, 500):
         keys = range(start, start + 500)
         events = harness.submit(generate(PROMPT, [Branch(seed=3, key=key, max_tokens=LENGTH) for key in keys], **LAW))
         while harness.core.busy:
             harness.core.step()
         drawn.update(event.token_ids for event in events if isinstance(event, Completion))
     assert drawn.total() == SAMPLES
+    if drafter is not None:
+        assert harness.core._speculator.accepted > SAMPLES / 10
     return drawn
 
 
@@ -147,23 +153,37 @@ class Likeliest:
         pass
 
 
-SHAPES = {"chain": (3, 3), "tree": (3, 9)}
-
-
 @pytest.fixture(scope="module")
 def law(checkpoints: Checkpoints) -> Law:
     return exact_law(checkpoints("qwen3"))
 
 
 def test_plain_decoding_has_the_exact_law(checkpoints: Checkpoints, law: Law) -> None:
-    assert p_value(draw(checkpoints("qwen3"), None, (1, 1)), law) > SURELY
+    assert p_value(draw(checkpoints("qwen3"), None), law) > SURELY
 
 
 @pytest.mark.parametrize("shape", list(SHAPES))
 def test_sequences_have_the_exact_law_when_the_likeliest_are_guessed(
     checkpoints: Checkpoints, law: Law, shape: str
 ) -> None:
-    assert p_value(draw(checkpoints("qwen3"), Likeliest(law), SHAPES[shape]), law) > SURELY
+    assert p_value(draw(checkpoints("qwen3"), Likeliest(law), shape), law) > SURELY
+
+
+@pytest.mark.parametrize("shape", list(SHAPES))
+@pytest.mark.parametrize("kind", ["ngram", "draft_model", "medusa", "eagle"])
+def test_sequences_have_the_exact_law_whoever_guesses(
+    checkpoints: Checkpoints, law: Law, tmp_path: Path, kind: str, shape: str
+) -> None:
+    parts = {"medusa": medusa_parts, "eagle": eagle_parts}
+    wanted = kind
+    if kind in parts:
+        wanted = f"{kind}={save_head(tmp_path / kind, *parts[kind]())}"
+    elif kind == "draft_model":
+        wanted = f"{kind}={checkpoints('llama')}"
+    folder = checkpoints("qwen3")
+    target = load_model(folder, lambda config: config.context)
+    drafter = load_drafter(wanted, folder, target, context=target.config.context)
+    assert p_value(draw(folder, drafter, shape), law) > SURELY
 
 
 def plant_belief(patch: pytest.MonkeyPatch) -> None:
@@ -223,7 +243,7 @@ def test_a_planted_bug_is_seen(
     shape: str,
 ) -> None:
     plant(monkeypatch)
-    assert p_value(draw(checkpoints("qwen3"), Likeliest(law), SHAPES[shape]), law) < HARDLY
+    assert p_value(draw(checkpoints("qwen3"), Likeliest(law), shape), law) < HARDLY
 
 
 @pytest.mark.parametrize("plant", [plant_no_tree_mask, plant_unmoved_keys])
@@ -231,4 +251,4 @@ def test_a_bug_planted_in_trees_is_seen(
     checkpoints: Checkpoints, law: Law, monkeypatch: pytest.MonkeyPatch, plant: Callable[[pytest.MonkeyPatch], None]
 ) -> None:
     plant(monkeypatch)
-    assert p_value(draw(checkpoints("qwen3"), Likeliest(law), SHAPES["tree"]), law) < HARDLY
+    assert p_value(draw(checkpoints("qwen3"), Likeliest(law), "tree"), law) < HARDLY

@@ -45,6 +45,16 @@ def test_auto_takes_the_heads_that_ship_with_the_checkpoint(checkpoints: Checkpo
     assert kind(folder, "off") is None
 
 
+def test_a_model_may_ship_as_drafter_and_an_unknown_kind_may_not(checkpoints: Checkpoints, tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(checkpoints("qwen3"), folder)
+    shutil.copytree(checkpoints("llama"), folder / "drafter")
+    assert kind(folder, "auto") == "draft_model"
+    (folder / "drafter" / "config.json").write_text('{"kind": "hydra"}')
+    with pytest.raises(EngineError, match=r"no drafter of kind 'hydra', which .*drafter says it is"):
+        kind(folder, "auto")
+
+
 def test_a_classifier_has_nothing_to_guess(checkpoints: Checkpoints) -> None:
     assert kind(checkpoints("qwen3_classify"), "ngram") is None
 
