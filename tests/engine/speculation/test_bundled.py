@@ -1,0 +1,55 @@
+"""Speculation on the models that ship with Reasoner."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+import reasoner
+from engine.core import CoreOptions
+from engine.types import Branch, Completion
+from reasoner.suites import load
+from tests.engine.helpers import Harness, generate
+
+BUNDLED = Path(reasoner.__file__).parent / "bundled"
+OPTIONS = CoreOptions(kv_tokens=40_000, max_running=64)
+
+Answers = list[tuple[int, ...]]
+
+
+@cache
+def problems() -> list[str]:
+    return [problem.text for problem in load("countdown", limit=150) + load("words", limit=50)]
+
+
+def answers(options: CoreOptions, temperature: float) -> tuple[Answers, int]:
+    """What the policy says to 200 problems, and how many tokens were accepted guesses."""
+    harness = Harness(BUNDLED / "policy", options)
+    tokenizer = harness.core.model.tokenizer
+    prompts = [tokenizer.encode_chat([{"role": "user", "content": text}]) for text in problems()]
+    heard = [harness.submit(generate(prompt, [Branch(0, 0, 96)], temperature=temperature)) for prompt in prompts]
+    while harness.core.busy:
+        harness.core.step()
+    harness.core.check()
+    completions = [event for [event] in heard if isinstance(event, Completion)]
+    speculator = harness.core._speculator
+    return [one.token_ids for one in completions], 0 if speculator is None else speculator.accepted
+
+
+@pytest.fixture(scope="module", params=[0.0, 0.7], ids=["greedy", "sampled"])
+def plain(request: pytest.FixtureRequest) -> tuple[float, Answers]:
+    tokens, accepted = answers(OPTIONS, request.param)
+    assert len(tokens) == 200
+    assert accepted == 0
+    return request.param, tokens
+
+
+@pytest.mark.parametrize("draft", ["ngram", f"draft_model={BUNDLED / 'draft'}", "auto"], ids=["ngram", "draft", "auto"])
+def test_200_problems_are_answered_with_the_same_tokens(plain: tuple[float, Answers], draft: str) -> None:
+    temperature, expected = plain
+    tokens, accepted = answers(replace(OPTIONS, draft=draft), temperature)
+    assert tokens == expected
+    assert accepted > 0
