@@ -15,7 +15,16 @@ HTTP_SECONDS = Histogram("reasoner_http_request_seconds", "Time to the end of th
 BUCKETS = ("0.5", "1", "2", "5", "10", "30", "60", "120", "300", "600", "1800")
 """As in ``workers/lua/common.lua``, which counts them."""
 
-TOKEN_KINDS = ("prompt", "cached", "generated", "verifier_computed", "verifier_cached", "pruned")
+TOKEN_KINDS = (
+    "prompt",
+    "cached",
+    "generated",
+    "drafted",
+    "accepted",
+    "verifier_computed",
+    "verifier_cached",
+    "pruned",
+)
 
 
 def exposition(counts: dict[str, int], counters: dict[str, float]) -> bytes:

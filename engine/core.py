@@ -28,6 +28,7 @@ from engine.speculation.controller import AdaptiveController, Controller, Outcom
 from engine.speculation.draft import Drafter
 from engine.speculation.load import MAX_NODES, check_length, load_drafter
 from engine.speculation.speculator import Speculator
+from engine.speculation.tally import Tally
 from engine.speculation.verify import accepted
 from engine.timings import Timings
 from engine.types import EngineError, FinishReason
@@ -80,6 +81,10 @@ class CoreStats:
     prompt_tokens: int
     cached_tokens: int
     generated_tokens: int
+    drafted_tokens: int
+    """Guesses computed."""
+    accepted_tokens: int
+    """Those of them that were right and spared a step."""
     scored_tokens: int
     preemptions: int
 
@@ -120,7 +125,7 @@ class EngineCore:
     @property
     def stats(self) -> CoreStats:
         """Current numbers. May be read from another thread; they are then those of about now."""
-        scheduler = self._scheduler
+        scheduler, tally = self._scheduler, self.tally
         return CoreStats(
             running=len(scheduler.running),
             waiting=scheduler.waiting,
@@ -131,9 +136,16 @@ class EngineCore:
             prompt_tokens=scheduler.prompt_tokens,
             cached_tokens=scheduler.cached_tokens,
             generated_tokens=self._generated,
+            drafted_tokens=0 if tally is None else tally.drafted,
+            accepted_tokens=0 if tally is None else tally.accepted,
             scored_tokens=self._scored,
             preemptions=scheduler.preemptions,
         )
+
+    @property
+    def tally(self) -> Tally | None:
+        """What guessing did, if anybody guesses."""
+        return None if self._speculator is None else self._speculator.tally
 
     def speculate(self, drafter: Drafter, controller: Controller) -> None:
         """Guesses tokens from now on. Only while nothing is left to do; the cache is emptied."""

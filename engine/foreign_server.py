@@ -236,6 +236,8 @@ class ForeignEngine:
             logprob=logprob,
             prompt_tokens=len(request.prompt) + len(branch.generated),
             cached_tokens=answer.cached,
+            drafted_tokens=answer.accepted + answer.rejected,
+            accepted_tokens=answer.accepted,
         )
 
 
@@ -249,6 +251,8 @@ class _Answer:
     stop: str | int | None = None
     logprob: float | None = None
     cached: int = 0
+    accepted: int = 0
+    rejected: int = 0
 
     def take(self, chunk: Json) -> str:
         """Adds a chunk of the stream; answers its text. Raises ``EngineError`` if it tells of one."""
@@ -256,6 +260,9 @@ class _Answer:
             raise error_from_json(500, chunk)
         usage = chunk.get("usage") or {}
         self.cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or self.cached
+        guesses = usage.get("completion_tokens_details") or {}
+        self.accepted = guesses.get("accepted_prediction_tokens") or self.accepted
+        self.rejected = guesses.get("rejected_prediction_tokens") or self.rejected
         if not chunk.get("choices"):
             return ""
         choice = chunk["choices"][0]

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from engine.core import CoreOptions, CoreStats, EngineCore
 from engine.sequence import Event, Job
+from engine.speculation.tally import Tally
 from engine.timings import Timings
 from engine.tokenizer import LONG_TEXT, Tokenizer
 from engine.types import (
@@ -157,6 +158,10 @@ class LocalEngine:
     def timings(self) -> dict[str, Timings]:
         """Waiting times and paces for monitoring, by model."""
         return {name: core.timings for name, core in self._cores.items()}
+
+    def tallies(self) -> dict[str, Tally]:
+        """What guessing did, for monitoring, by model that has a drafter."""
+        return {name: core.tally for name, core in self._cores.items() if core.tally is not None}
 
     async def _completions(
         self, core: EngineCore, job: Job, events: asyncio.Queue[Event], left: int

@@ -24,6 +24,15 @@ _COUNTERS = {
     "scored_tokens": "Tokens forwarded for score requests.",
     "preemptions": "Sequences that lost their pages and started again.",
 }
+_GUESSES = {
+    "drafted": ("drafted_tokens", "Guesses computed, right or wrong."),
+    "accepted": ("accepted_tokens", "Guesses that were right and spared a step."),
+    "seconds": ("drafting_seconds", "Time spent on guessing."),
+}
+_CHOICES = {
+    "sizes": ("draft_size", "Guesses computed for a branch in a step; 0 where there were none."),
+    "lengths": ("accepted_length", "Right guesses of a branch in a step that had any guesses."),
+}
 _HISTOGRAMS = {
     "queue": ("queue_seconds", "From a request's arrival until one of its sequences first runs."),
     "first_token": ("time_to_first_token_seconds", "From a request's arrival until a branch's first token."),
@@ -54,7 +63,22 @@ class EngineCollector(Collector):
             for model, numbers in stats.items():
                 counter.add_metric([model], getattr(numbers, name))
             yield counter
+        yield from self._guessed()
         yield from self._happened()
+
+    def _guessed(self) -> Iterator[Metric]:
+        tallies, labels = self._engine.tallies(), ["model", "drafter"]
+        for name, (unit, text) in _GUESSES.items():
+            counter = CounterMetricFamily(f"reasoner_engine_{unit}", text, labels=labels)
+            for model, tally in tallies.items():
+                counter.add_metric([model, tally.drafter], getattr(tally, name))
+            yield counter
+        for name, (unit, text) in _CHOICES.items():
+            histogram = HistogramMetricFamily(f"reasoner_engine_{unit}", text, labels=labels)
+            for model, tally in tallies.items():
+                counted = getattr(tally, name)
+                histogram.add_metric([model, tally.drafter], counted.cumulative(), counted.total)
+            yield histogram
 
     def _happened(self) -> Iterator[Metric]:
         timings = self._engine.timings()

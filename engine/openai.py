@@ -197,11 +197,17 @@ def _usage(asked: Question, completions: Sequence[Completion]) -> Json:
         prompts[place] = max(prompts.get(place, 0), completion.prompt_tokens)
         cached[place] = min(cached.get(place, completion.cached_tokens), completion.cached_tokens)
     prompt, generated = sum(prompts.values()), sum(len(completion.token_ids) for completion in completions)
+    accepted = sum(completion.accepted_tokens for completion in completions)
+    rejected = sum(completion.drafted_tokens for completion in completions) - accepted
     return {
         "prompt_tokens": prompt,
         "completion_tokens": generated,
         "total_tokens": prompt + generated,
         "prompt_tokens_details": {"cached_tokens": sum(cached.values())},
+        "completion_tokens_details": {
+            "accepted_prediction_tokens": accepted,
+            "rejected_prediction_tokens": rejected,
+        },
     }
 
 

@@ -58,6 +58,8 @@ def completion(sequence: GenerateSequence, reason: Ending) -> tuple[Delta | None
         cached_tokens=sequence.cached or 0,
         logprobs=_tuple(sequence.logprobs),
         prompt_logprobs=_tuple(sequence.prompt_logprobs),
+        drafted_tokens=sequence.drafted,
+        accepted_tokens=sequence.accepted,
     )
     rest = _rest(sequence, text) if sequence.job.stream else None
     return (rest if rest and (rest.text or rest.token_ids) else None), answer

@@ -23,10 +23,10 @@ class Histogram:
         self.total = 0.0
         self._counts = [0] * (len(bounds) + 1)
 
-    def observe(self, value: float) -> None:
-        """Counts a value."""
-        self._counts[bisect_left(self.bounds, value)] += 1
-        self.total += value
+    def observe(self, value: float, times: int = 1) -> None:
+        """Counts a value that came up so many times."""
+        self._counts[bisect_left(self.bounds, value)] += times
+        self.total += value * times
 
     def cumulative(self) -> list[tuple[str, int]]:
         """For each bound, and for infinity, how many values are at most that."""

@@ -144,6 +144,10 @@ class Completion:
     prompt_logprobs: tuple[TokenLogprob | None, ...] | None = None
     """One for each token of the prompt but the first, which nothing precedes, if they were asked for and this is the
     first branch; fewer when the branch ended before the prompt was read."""
+    drafted_tokens: int = 0
+    """Guesses at its tokens that were computed (speculative decoding)."""
+    accepted_tokens: int = 0
+    """Those of them that are among ``token_ids``."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -211,12 +211,15 @@ class Grower:
 
     def _arrival(self, growth: Growth, completion: Completion) -> Arrival:
         promise = self._promises.pop(growth)
-        computed = completion.prompt_tokens - completion.cached_tokens
+        wrong = completion.drafted_tokens - completion.accepted_tokens
+        computed = completion.prompt_tokens - completion.cached_tokens + len(completion.token_ids) + wrong
         spend = Usage(
             prompt=completion.prompt_tokens,
             cached=completion.cached_tokens,
             generated=len(completion.token_ids),
-            flops=2.0 * self._model.parameters * (computed + len(completion.token_ids)),
+            drafted=completion.drafted_tokens,
+            accepted=completion.accepted_tokens,
+            flops=2.0 * self._model.parameters * computed,
         )
         reason = self._reason(growth, completion, promise)
         return Arrival(growth, completion.token_ids, completion.text, completion.logprob, spend, promise, reason)

@@ -121,13 +121,17 @@ class Usage(Strict):
     cached: int = 0
     """Those of ``prompt`` whose KV was in the cache."""
     generated: int = 0
+    drafted: int = 0
+    """Guesses at generated tokens that the model computed. No token budget is held against them."""
+    accepted: int = 0
+    """Those of ``drafted`` that were right: they are among ``generated``."""
     verifier_computed: int = 0
     verifier_cached: int = 0
     pruned: int = 0
     """Generated tokens in branches that the search gave up."""
     seconds: float = 0.0
     flops: float = 0.0
-    """Estimated: two per weight and computed token."""
+    """Estimated: two per weight and computed token, wrong guesses included; a drafter's own are not counted."""
 
     @property
     def total(self) -> int:

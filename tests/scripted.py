@@ -29,9 +29,12 @@ CONTEXT = 256
 
 
 class ScriptedEngine:
-    """``order`` seeds the order in which branches come back; after ``die_after`` answers it is unreachable."""
+    """``order`` seeds the order in which branches come back; after ``die_after`` answers it is unreachable. With
+    ``guesses`` it says that it guessed three tokens for each, and of every other one right."""
 
-    def __init__(self, *, order: int = 0, die_after: int | None = None, warm: bool = True) -> None:
+    def __init__(
+        self, *, order: int = 0, die_after: int | None = None, warm: bool = True, guesses: bool = False
+    ) -> None:
         self.requests: list[GenerateRequest] = []
         self.generated: list[tuple[tuple[int, ...], int, int]] = []
         """(prompt, branch key, position) of every token that was produced: none may appear twice in a job."""
@@ -43,6 +46,7 @@ class ScriptedEngine:
         self._die_after = die_after
         self._answers = 0
         self._warm = warm
+        self._guesses = guesses
         self._seen: set[tuple[object, ...]] = set()
         self._aborted: set[str] = set()
         self.leases: set[str | None] = set()
@@ -143,8 +147,19 @@ class ScriptedEngine:
             reason = "context" if room <= branch.max_tokens else "length"
         self.outstanding -= branch.max_tokens
         self.total += len(ids)
+        prompt = len(request.prompt) + len(branch.generated)
+        drafted, accepted = (3 * len(ids), len(ids) // 2) if self._guesses else (0, 0)
         return Completion(
-            index, tuple(ids), text, reason, stop, -float(len(ids)), len(request.prompt) + len(branch.generated), 0
+            index,
+            tuple(ids),
+            text,
+            reason,
+            stop,
+            -float(len(ids)),
+            prompt,
+            0,
+            drafted_tokens=drafted,
+            accepted_tokens=accepted,
         )
 
 

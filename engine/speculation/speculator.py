@@ -12,6 +12,7 @@ from engine.cache.kv import KVCache
 from engine.sequence import GenerateSequence, Sequence
 from engine.speculation.controller import Controller, Outcome
 from engine.speculation.draft import EMPTY, Advance, Draft, Drafter, Wish
+from engine.speculation.tally import Tally
 
 
 class Speculator:
@@ -21,14 +22,12 @@ class Speculator:
         """``context``: most tokens of a sequence. ``trees``: whether the attention can compute them."""
         self.drafter = drafter
         self.controller = controller
-        self.drafted = 0
-        """Guesses that were computed, and how many of them were right and spared a step."""
-        self.accepted = 0
-        self.seconds = 0.0
-        """Spent on drafting."""
+        self.tally = Tally(drafter.kind)
         self._context = context
         self._trees = trees
         self._drafting = 0.0
+        self._due = 0
+        """Branches of the step under way that might get guesses."""
         self._began = 0.0
         self._gone: list[GenerateSequence] = []
 
@@ -68,13 +67,10 @@ class Speculator:
                 rows = [*range(start, behind), *(behind + guess for guess in kept.get(sequence, ()))]
                 advances.append(Advance(sequence, sequence.computed - len(rows), rows))
             start += count + len(draft)
-        for outcome in outcomes:
-            self.drafted += len(outcome.draft)
-            self.accepted += len(outcome.accepted)
         began = time.perf_counter()
         self.drafter.advance(advances, hidden)
         drafting = self._drafting + time.perf_counter() - began
-        self.seconds += drafting
+        self.tally.count(self._due, outcomes, drafting)
         self.controller.learn(outcomes, start, drafting, seconds)
         self._forget_gone()
 
@@ -98,6 +94,7 @@ class Speculator:
                 room = min(sequence.branch.max_tokens - written, self._context - len(sequence.tokens)) - 1
                 if room > 0:
                     due.append((sequence, room))
+        self._due = len(due)
         if not due:
             return []
         sizes = self.controller.sizes([sequence for sequence, _ in due], tokens - len(due))

@@ -186,7 +186,12 @@ async def test_vllm_is_asked_in_token_ids_one_request_for_each_branch() -> None:
 
     def answer(request: httpx.Request) -> httpx.Response:
         bodies.append(json.loads(request.content))
-        usage = {"prompt_tokens": 3, "completion_tokens": 2, "prompt_tokens_details": {"cached_tokens": 2}}
+        usage = {
+            "prompt_tokens": 3,
+            "completion_tokens": 2,
+            "prompt_tokens_details": {"cached_tokens": 2},
+            "completion_tokens_details": {"accepted_prediction_tokens": 1, "rejected_prediction_tokens": 3},
+        }
         return chunks(
             piece("a", [7], -0.5),
             piece("b\n", [8], -0.25, finish_reason="stop", stop_reason="\n"),
@@ -197,7 +202,7 @@ async def test_vllm_is_asked_in_token_ids_one_request_for_each_branch() -> None:
     branches = [Branch(1, 1, 9), Branch(1, 2, 8, generated=(4,))]
     law = {"top_k": 3, "min_p": 0.1, "stop": ("\n",), "ignore_eos": True, "logit_bias": ((5, 1.0),)}
     first, second = await collect(client, generate((5, 6), branches, **law))
-    assert first == Completion(0, (7, 8), "ab\n", "stop", "\n", -0.75, 2, 2)
+    assert first == Completion(0, (7, 8), "ab\n", "stop", "\n", -0.75, 2, 2, drafted_tokens=4, accepted_tokens=1)
     assert second.prompt_tokens == 3
     by_length = sorted(bodies, key=lambda body: len(body["prompt"]))
     assert [body["prompt"] for body in by_length] == [[5, 6], [5, 6, 4]]

@@ -50,6 +50,22 @@ async def test_no_strategy_ever_asks_for_more_tokens_than_the_budget_has_left(
     assert engine.outstanding == 0
 
 
+@settings(max_examples=30, deadline=None)
+@given(strategy=st.sampled_from(NAMES), seed=st.integers(0, 1000), tokens=st.integers(1, 2500))
+async def test_guesses_are_on_the_bill_but_not_held_against_the_token_budget(
+    strategy: str, seed: int, tokens: int
+) -> None:
+    plain = await run(spec(strategy, seed, tokens), ScriptedEngine())
+    guessing = await run(spec(strategy, seed, tokens), ScriptedEngine(guesses=True))
+    assert guessing.result == plain.result
+    bill = guessing.usage
+    assert (bill.generated, bill.total) == (plain.usage.generated, plain.usage.total)
+    assert (plain.usage.drafted, bill.drafted) == (0, 3 * bill.generated)
+    assert bill.accepted <= bill.generated / 2
+    # The scripted model has 1000 weights; what it guessed wrong it computed all the same.
+    assert bill.flops - plain.usage.flops == pytest.approx(2000 * (bill.drafted - bill.accepted))
+
+
 @settings(max_examples=60, deadline=None)
 @given(strategy=st.sampled_from(NAMES), seed=st.integers(0, 1000), order=st.integers(0, 1000))
 async def test_the_order_of_arrivals_does_not_change_the_result_when_the_budget_does_not_bind(

@@ -69,9 +69,9 @@ def speculating(
 
 def counts(harness: Harness) -> tuple[int, int]:
     """Guesses computed and guesses that were right."""
-    speculator = harness.core._speculator
-    assert speculator is not None
-    return speculator.drafted, speculator.accepted
+    tally = harness.core.tally
+    assert tally is not None
+    return tally.drafted, tally.accepted
 
 
 def complete(harness: Harness, drafter: DraftModel, asked: Sequence[GenerateRequest]) -> list[list[Completion]]:

@@ -388,9 +388,9 @@ def test_greedy_and_sampled_answers_are_the_same_and_a_repeated_search_is_guesse
         wanted = [one.token_ids for one in plain.complete(asked)]
         accepted = 0
         for _ in range(2):
-            before = guessing.core._speculator.accepted
+            before = guessing.core.tally.accepted
             assert [one.token_ids for one in guessing.complete(asked)] == wanted
-            accepted = guessing.core._speculator.accepted - before
+            accepted = guessing.core.tally.accepted - before
         # The second time all was there before; a step for every five tokens at best.
         assert accepted > 0.7 * sum(map(len, wanted))
 
