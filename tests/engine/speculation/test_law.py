@@ -107,7 +107,7 @@ def draw(folder: Path, drafter: Drafter | None, shape: str = "chain") -> Counter
         drawn.update(event.token_ids for event in events if isinstance(event, Completion))
     assert drawn.total() == SAMPLES
     if drafter is not None:
-        assert harness.core._speculator.accepted > SAMPLES / 10
+        assert harness.core.tally.accepted > SAMPLES / 10
     return drawn
 
 
