@@ -9,8 +9,9 @@ import signal
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 from rich.console import Console
@@ -18,7 +19,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 if TYPE_CHECKING:
-    from benchmarks.engine.measure import Measured, Plan
+    from benchmarks.engine.measure import Measured
 
 bench = typer.Typer(help="Measure this machine: our speed beside that of others.", no_args_is_help=True)
 
@@ -50,10 +51,7 @@ def bench_engine(
         from benchmarks.engine.measure import CASES, PEERS, Listener, Plan, measure
         from benchmarks.engine.process import BenchError
     except ModuleNotFoundError as error:
-        if error.name not in ("benchmarks", "benchmarks.engine"):
-            raise
-        console.print("reasoner: the benchmarks are not installed; run this in a checkout after `pip install -e .`")
-        raise typer.Exit(1) from None
+        _not_installed(error, console)
     plan = Plan(
         models=_chosen(model, SIZES, "--model"),
         cases=_chosen(case, CASES, "--case"),
@@ -80,7 +78,52 @@ def bench_engine(
         _print(Console(), report.speed_table(measured.rows), measured)
 
 
-def _measure(measure: Callable[..., Measured], listener: Callable[..., Any], plan: Plan, console: Console) -> Measured:
+@bench.command("kernels")
+def bench_kernels(
+    model: Annotated[str, typer.Option(help="Size of the random checkpoint.")] = "250M",
+    rounds: Annotated[int, typer.Option(min=1, max=100, help="Timed runs of each; medians are shown.")] = 5,
+    threads: Annotated[int | None, typer.Option(min=1, max=1024, help="Default: all cores.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder for results.json and table.md.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")] = False,
+) -> None:
+    """Decoding with quantised weights on the processor, at batch 1 and 16, beside float32.
+
+    On a machine with a GPU, `python -m benchmarks.kernels` times its kernels.
+    """
+    console = Console(stderr=True)
+    try:
+        from benchmarks.engine import report
+        from benchmarks.engine.measure import Listener
+        from benchmarks.engine.process import BenchError
+        from benchmarks.kernels.cpu import CpuPlan, document, markdown, measure_cpu
+    except ModuleNotFoundError as error:
+        _not_installed(error, console)
+    plan = CpuPlan(threads=threads or os.cpu_count() or 1, rounds=rounds)
+    plan = replace(plan, model=_chosen(model, plan.sizes, "--model")[0])
+    try:
+        measured = _measure(measure_cpu, Listener, plan, console)
+    except BenchError as error:
+        console.print(f"reasoner: {error}", markup=False, highlight=False)
+        raise typer.Exit(1) from None
+    told = document(plan, measured)
+    if out is not None:
+        out.mkdir(parents=True, exist_ok=True)
+        (out / "results.json").write_text(json.dumps(told, indent=2) + "\n")
+        (out / "table.md").write_text(markdown(told, shlex.join(["reasoner", *sys.argv[1:]])))
+    if as_json:
+        print(json.dumps(told, indent=2))
+    else:
+        _print(Console(), report.speed_table(measured.rows), measured)
+
+
+def _not_installed(error: ModuleNotFoundError, console: Console) -> NoReturn:
+    if error.name is None or error.name.partition(".")[0] != "benchmarks":
+        raise error
+    console.print("reasoner: the benchmarks are not installed; run this in a checkout after `pip install -e .`")
+    raise typer.Exit(1) from None
+
+
+def _measure(measure: Callable[..., Measured], listener: Callable[..., Any], plan: Any, console: Console) -> Measured:
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with _ended_in_order(), Progress(*columns, console=console) as progress:
         task = progress.add_task("checkpoints", total=None, completed=-1)

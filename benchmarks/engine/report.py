@@ -29,7 +29,7 @@ _METHOD = (
 def document(plan: Plan, measured: Measured) -> dict[str, Any]:
     """The contract's document, with the settings and every single run beside it."""
     return {
-        "machine": machine(plan, measured),
+        "machine": machine(plan.threads, measured),
         "rows": [asdict(row) for row in measured.rows],
         "settings": {
             "models": list(plan.models),
@@ -42,18 +42,20 @@ def document(plan: Plan, measured: Measured) -> dict[str, Any]:
     }
 
 
-def machine(plan: Plan, measured: Measured) -> dict[str, Any]:
-    """Where it ran: processor, versions, and its ceilings."""
-    return {
+def machine(threads: int, measured: Measured) -> dict[str, Any]:
+    """Where it ran: processor, versions, and its ceilings if they were measured."""
+    about: dict[str, Any] = {
         "processor": _processor(),
         "cores": os.cpu_count(),
-        "threads": plan.threads,
+        "threads": threads,
         "system": platform.platform(),
         "python": platform.python_version(),
         "versions": measured.versions,
-        "memory_read_gb_s": measured.ceilings["read"] / 1e9,
-        "float32_product_gflop_s": measured.ceilings["flops"] / 1e9,
     }
+    if measured.ceilings:
+        about["memory_read_gb_s"] = measured.ceilings["read"] / 1e9
+        about["float32_product_gflop_s"] = measured.ceilings["flops"] / 1e9
+    return about
 
 
 def markdown(document: dict[str, Any], command: str) -> str:

@@ -69,6 +69,7 @@ def _call(system: workloads.System, folder: Path, name: str, arguments: dict[str
         "greedy": workloads.greedy,
         "cache_hit": workloads.cache_hit,
         "decode_step": workloads.decode_step,
+        "decode": workloads.decode,
     }
     return timed[name](system=system, **arguments)
 

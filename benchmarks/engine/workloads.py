@@ -116,9 +116,18 @@ def cache_hit(system: System, seed: int) -> dict[str, float]:
 
 
 def decode_step(case: str, system: System, seed: int) -> dict[str, float]:
-    """Mean seconds of a decode step of W1 (16 branches behind 512 tokens) or W4 (one sequence): what 127 more tokens
-    cost, the prompt being cached."""
+    """Mean seconds of a decode step of W1 (16 branches behind 512 tokens) or W4 (one sequence)."""
     prompt, samples = (512, 16) if case == "W1" else (32, 1)
+    return _decode_step(system, seed, prompt, samples)
+
+
+def decode(system: System, batch: int, seed: int) -> dict[str, float]:
+    """Mean seconds of a decode step of so many branches behind 32 tokens: little else than products with weights."""
+    return _decode_step(system, seed, 32, batch)
+
+
+def _decode_step(system: System, seed: int, prompt: int, samples: int) -> dict[str, float]:
+    """What 127 more tokens of each sample cost, the prompt being cached."""
     ids = _prompt(random.Random(seed), prompt)
     with system.session(seed=seed) as generate:
         _ask(generate, [Request(ids, samples, 1)])

@@ -1,0 +1,98 @@
+"""Decoding with quantised weights on the processor, beside float32: the same engine, checkpoint and prompts."""
+
+from __future__ import annotations
+
+import statistics
+import tempfile
+from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from benchmarks.engine.checkpoint import SIZES, Size, cache_folder, checkpoint
+from benchmarks.engine.measure import OURS, Listener, Measured, Row
+from benchmarks.engine.process import Worker, installed
+from benchmarks.engine.quantized import VARIANTS, quantized
+from benchmarks.engine.report import machine
+
+FLOAT = "float32"
+BATCHES = (1, 16)
+
+
+@dataclass(frozen=True, slots=True)
+class CpuPlan:
+    """What to measure."""
+
+    model: str = "250M"
+    rounds: int = 5
+    threads: int = 1
+    sizes: Mapping[str, Size] = field(default_factory=lambda: SIZES)
+    cache: Path = field(default_factory=cache_folder)
+    """Where the checkpoints are kept."""
+
+
+def measure_cpu(plan: CpuPlan, listener: Listener) -> Measured:
+    """Runs the plan: in each round every kind of weights, in an order that is turned around from round to round.
+    Raises ``BenchError``."""
+    folder = checkpoint(plan.model, plan.sizes[plan.model], plan.cache)
+    measured = Measured(versions=installed(("torch", "numpy")))
+    listener.total((1 + len(VARIANTS)) * (1 + len(BATCHES) * (plan.rounds + 1)))
+    with ExitStack() as running:
+        logs = Path(running.enter_context(tempfile.TemporaryDirectory(prefix="reasoner-bench-")))
+        workers = {}
+        for weights in (FLOAT, *VARIANTS):
+            listener.step(f"{weights} loads")
+            own = folder if weights == FLOAT else quantized(folder, weights)
+            worker = Worker(OURS, own, threads=plan.threads, log=logs / f"{weights}.log")
+            workers[weights] = running.enter_context(worker)
+            worker.ready()
+        for batch in BATCHES:
+            _case(batch, workers, plan.rounds, listener, measured)
+    return measured
+
+
+def _case(batch: int, workers: Mapping[str, Worker], rounds: int, listener: Listener, measured: Measured) -> None:
+    speeds: dict[str, list[float]] = {weights: [] for weights in workers}
+    for turn in range(rounds + 1):
+        for weights in workers if turn % 2 else reversed(list(workers)):
+            listener.step(f"batch {batch} {f'round {turn}/{rounds}' if turn else 'warm-up'}: {weights}")
+            seconds = workers[weights].call("decode", batch=batch, seed=turn)["seconds"]
+            if turn:
+                speeds[weights].append(batch / seconds)
+    medians = {weights: statistics.median(values) for weights, values in speeds.items()}
+    for weights, median in medians.items():
+        measured.runs.setdefault(f"decode batch {batch}", {})[weights] = speeds[weights]
+        listener.say(f"batch {batch:2} {weights:8} {median:8.1f} tokens/s ({median / medians[FLOAT]:.2f}×)")
+        if weights != FLOAT:
+            name, floor = f"decode {weights} batch {batch}", medians[FLOAT]
+            measured.rows.append(Row(name, "generated tokens", "tokens/s", median, FLOAT, floor, median / floor))
+
+
+def document(plan: CpuPlan, measured: Measured) -> dict[str, Any]:
+    """The contract's document, with the settings and every single run beside it."""
+    return {
+        "machine": machine(plan.threads, measured),
+        "rows": [asdict(row) for row in measured.rows],
+        "settings": {"model": plan.model, "rounds": plan.rounds, "threads": plan.threads},
+        "runs": measured.runs,
+    }
+
+
+def markdown(document: dict[str, Any], command: str) -> str:
+    """The table of ``table.md``."""
+    about, settings = document["machine"], document["settings"]
+    lines = [
+        f"`{command}`",
+        "",
+        f"{about['processor']}, {about['cores']} cores, {about['threads']} threads; "
+        f"{settings['model']} parameters; medians of {settings['rounds']} runs.",
+        "",
+        "| case | tokens/s | beside | its tokens/s | ratio |",
+        "|---|---:|---|---:|---:|",
+    ]
+    lines += [
+        f"| {row['case']} | {row['ours']:.1f} | {row['peer']} | {row['peer_value']:.1f} | {row['ratio']:.2f} |"
+        for row in document["rows"]
+    ]
+    return "\n".join(lines) + "\n"
