@@ -35,8 +35,7 @@ def answers(options: CoreOptions, temperature: float) -> tuple[Answers, int]:
         harness.core.step()
     harness.core.check()
     completions = [event for [event] in heard if isinstance(event, Completion)]
-    speculator = harness.core._speculator
-    return [one.token_ids for one in completions], 0 if speculator is None else speculator.accepted
+    return [one.token_ids for one in completions], harness.core.stats.accepted_tokens
 
 
 @pytest.fixture(scope="module", params=[0.0, 0.7], ids=["greedy", "sampled"])
