@@ -3,7 +3,7 @@ of score requests."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator
 from itertools import islice
 from typing import NamedTuple
 
@@ -11,9 +11,9 @@ import numpy as np
 from torch import Tensor
 
 from engine.batch import Work
+from engine.changes import Point, change
 from engine.logprobs import log_probabilities, read_prompt
 from engine.models.model import Model
-from engine.penalties import forbid, penalise
 from engine.sampling import Coordinates, Laws, sample
 from engine.sequence import GenerateSequence, ScoreSequence
 from engine.speculation.draft import Draft
@@ -43,13 +43,6 @@ class Drawn(NamedTuple):
     """The token after its last one, and then for each guess of its draft the token that would follow that."""
 
 
-class _Point(NamedTuple):
-    """Where a token is drawn: after a branch and some guesses."""
-
-    sequence: GenerateSequence
-    guessed: Sequence[int]
-
-
 def read_out(work: list[Work], hidden: Tensor, model: Model) -> list[Drawn]:
     """Gives score sequences their values and prompts their log-probabilities, and draws the next token of every branch
     whose tokens are all computed now, and the one after each of its guesses.
@@ -65,9 +58,7 @@ def read_out(work: list[Work], hidden: Tensor, model: Model) -> list[Drawn]:
     if not drawing:
         return []
     rows = [row for drawn in drawing for row in range(drawn.row, drawn.row + 1 + len(drawn.draft))]
-    points = [
-        _Point(drawn.sequence, drawn.draft.path(index)) for drawn in drawing for index in range(-1, len(drawn.draft))
-    ]
+    points = [point for drawn in drawing for point in _points(drawn)]
     draws = iter(_draw(points, model.read(hidden[rows])))
     for drawn in drawing:
         drawn.draws.extend(islice(draws, 1 + len(drawn.draft)))
@@ -96,12 +87,19 @@ def _wanted(work: list[Work], hidden: Tensor, model: Model) -> tuple[list[Drawn]
     return drawing, readings
 
 
-def _draw(points: list[_Point], logits: Tensor) -> list[Draw]:
-    asking = [row for row, (sequence, _) in enumerate(points) if sequence.logprobs is not None]
+def _points(drawn: Drawn) -> Iterator[Point]:
+    """Where a branch draws: after its last token, and after each guess."""
+    for index in range(-1, len(drawn.draft)):
+        path = drawn.draft.path(index)
+        yield Point(drawn.sequence, path, len(path))
+
+
+def _draw(points: list[Point], logits: Tensor) -> list[Draw]:
+    asking = [row for row, (sequence, _, _) in enumerate(points) if sequence.logprobs is not None]
     raw = logits.numpy()[asking] if asking else None
-    _change(points, logits)
-    floats = np.array([(s.sampling.temperature, s.sampling.top_p, s.sampling.min_p) for s, _ in points])
-    places = [(s.sampling.top_k, s.seed, s.key, len(s.tokens) + len(guessed)) for s, guessed in points]
+    change(logits, points)
+    floats = np.array([(s.sampling.temperature, s.sampling.top_p, s.sampling.min_p) for s, _, _ in points])
+    places = [(s.sampling.top_k, s.seed, s.key, len(s.tokens) + ahead) for s, _, ahead in points]
     temperature, top_p, min_p = floats.T
     top_k, seed, key, position = np.array(places, np.int64).T
     laws = Laws(temperature=temperature, top_p=top_p, min_p=min_p, top_k=top_k)
@@ -112,21 +110,3 @@ def _draw(points: list[_Point], logits: Tensor) -> list[Draw]:
         for row, detail in zip(asking, log_probabilities(raw, tokens[asking], counts), strict=True):
             details[row] = detail
     return list(map(Draw, tokens.tolist(), logprobs.tolist(), details))
-
-
-def _change(points: list[_Point], logits: Tensor) -> None:
-    """Applies, in place, what requests change in their branches' logits."""
-    penalties = {
-        row: sequence.penalties.fork(guessed) if guessed else sequence.penalties
-        for row, (sequence, guessed) in enumerate(points)
-        if sequence.penalties is not None
-    }
-    if penalties:
-        penalise(logits.numpy(), list(penalties), list(penalties.values()))
-    short = {
-        row: sequence.forbidden
-        for row, (sequence, guessed) in enumerate(points)
-        if sequence.forbidden is not None and len(sequence.written) + len(guessed) < sequence.sampling.min_tokens
-    }
-    if short:
-        forbid(logits.numpy(), list(short), list(short.values()))

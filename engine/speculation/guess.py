@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
-from engine.penalties import forbid, penalise
+from engine.changes import Point, change
 from engine.sequence import GenerateSequence
 from engine.support import Floats, Ints
 from engine.types import SamplingParams
@@ -39,7 +39,7 @@ class Guesses:
     def __init__(self, sequences: Sequence[GenerateSequence], depth: int) -> None:
         self._sequences = sequences
         self._temperature = np.array([s.sampling.temperature for s in sequences])
-        self._special = [branch for branch, s in enumerate(sequences) if s.penalties or s.forbidden is not None]
+        self._changed = any(s.penalties is not None or s.forbidden is not None for s in sequences)
         self._filters = np.array([_filters(s.sampling) for s in sequences])
         self._filtered = bool((self._filters != _UNFILTERED).any())
         where = np.array([(s.seed, s.key, len(s.tokens)) for s in sequences], np.int64).repeat(depth, axis=0)
@@ -62,7 +62,8 @@ class Guesses:
         they are right, ``[rows, width]``, the best first. A chance is 0 where the branch's filters leave the token out,
         and not a number where the logits are not finite.
         """
-        self._change(logits, branches, ahead, paths)
+        if self._changed:
+            self._change(logits, branches, ahead, paths)
         top = logits.topk(min(_CANDIDATES, logits.shape[1]))
         tokens, values = top.indices.numpy(), top.values.numpy()
         temperature = self._temperature[branches, None]
@@ -80,22 +81,13 @@ class Guesses:
 
     def _change(self, logits: Tensor, branches: Ints, ahead: Ints, paths: Sequence[Sequence[int]] | None) -> None:
         """Applies what requests change in their branches' logits."""
-        rows = np.flatnonzero(np.isin(branches, self._special)) if self._special else ()
-        owners = [(int(row), self._sequences[branches[row]]) for row in rows]
-        penalties = [
-            (row, s.penalties.fork(paths[row]) if paths and paths[row] else s.penalties)
-            for row, s in owners
-            if s.penalties is not None
-        ]
-        if penalties:
-            penalise(logits.numpy(), [row for row, _ in penalties], [one for _, one in penalties])
-        short = [
-            (row, s.forbidden)
-            for row, s in owners
-            if s.forbidden is not None and len(s.written) + ahead[row] < s.sampling.min_tokens
-        ]
-        if short:
-            forbid(logits.numpy(), [row for row, _ in short], [one for _, one in short])
+        change(
+            logits,
+            [
+                Point(self._sequences[branch], paths[row] if paths else (), far)
+                for row, (branch, far) in enumerate(zip(branches.tolist(), ahead.tolist(), strict=True))
+            ],
+        )
 
     def _kept(self, gaps: Floats, branches: Ints) -> npt.NDArray[np.bool_]:
         """Which candidates the filters keep; top-p is that of the candidates, nearly the law's.

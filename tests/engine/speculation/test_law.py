@@ -199,9 +199,9 @@ def plant_belief(patch: pytest.MonkeyPatch) -> None:
 
 
 def plant_stale_penalties(patch: pytest.MonkeyPatch) -> None:
-    original = drawing._change
+    original = drawing.change
     patch.setattr(
-        drawing, "_change", lambda points, logits: original([drawing._Point(s, ()) for s, _ in points], logits)
+        drawing, "change", lambda logits, points: original(logits, [point._replace(guessed=()) for point in points])
     )
 
 

@@ -1,0 +1,40 @@
+"""What requests change in the logits that their branches' next tokens are drawn from, or guessed from."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from torch import Tensor
+
+from engine.penalties import forbid, penalise
+from engine.sequence import GenerateSequence
+
+
+class Point(NamedTuple):
+    """Where a token is drawn or guessed: after a branch and some guesses."""
+
+    sequence: GenerateSequence
+    guessed: Sequence[int]
+    """The guesses before it, as far as they are known; penalties count them."""
+    ahead: int
+    """How many there are."""
+
+
+def change(logits: Tensor, points: Sequence[Point]) -> None:
+    """Applies bias, penalties and ``min_tokens`` in place (``engine.penalties``); a point for each row of ``logits``
+    ``[rows, vocab]``."""
+    penalties = {
+        row: sequence.penalties.fork(guessed) if guessed else sequence.penalties
+        for row, (sequence, guessed, _) in enumerate(points)
+        if sequence.penalties is not None
+    }
+    if penalties:
+        penalise(logits.numpy(), list(penalties), list(penalties.values()))
+    short = {
+        row: sequence.forbidden
+        for row, (sequence, _, ahead) in enumerate(points)
+        if sequence.forbidden is not None and len(sequence.written) + ahead < sequence.sampling.min_tokens
+    }
+    if short:
+        forbid(logits.numpy(), list(short), list(short.values()))
