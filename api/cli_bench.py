@@ -34,6 +34,9 @@ def bench_engine(
     model: Annotated[str, typer.Option(help="Sizes of random checkpoints, separated by commas.")] = "50M,250M",
     case: Annotated[str, typer.Option(help="Cases, separated by commas; default: all.")] = "",
     peer: Annotated[str, typer.Option(help="Peers, separated by commas; default: all that are installed.")] = "",
+    weights: Annotated[
+        str, typer.Option(help="Of our engine: float32, or int8, beside peers with quantised weights.")
+    ] = "float32",
     rounds: Annotated[int, typer.Option(min=1, max=100, help="Timed runs of each; medians are shown.")] = 3,
     threads: Annotated[int | None, typer.Option(min=1, max=1024, help="For every system; default: all cores.")] = None,
     peer_python: Annotated[
@@ -48,7 +51,7 @@ def bench_engine(
     try:
         from benchmarks.engine import report
         from benchmarks.engine.checkpoint import SIZES
-        from benchmarks.engine.measure import CASES, PEERS, Listener, Plan, measure
+        from benchmarks.engine.measure import CASES, PEERS, WEIGHTS, Listener, Plan, measure
         from benchmarks.engine.process import BenchError
     except ModuleNotFoundError as error:
         _not_installed(error, console)
@@ -56,6 +59,7 @@ def bench_engine(
         models=_chosen(model, SIZES, "--model"),
         cases=_chosen(case, CASES, "--case"),
         peers=_chosen(peer, PEERS, "--peer"),
+        weights=_chosen(weights, WEIGHTS, "--weights")[0],
         rounds=rounds,
         threads=threads or os.cpu_count() or 1,
         peer_python=None if peer_python is None else str(peer_python),

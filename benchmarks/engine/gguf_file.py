@@ -26,24 +26,25 @@ _OUTER = {
 }
 
 
-def gguf_file(folder: Path) -> Path:
-    """``model.gguf`` beside the checkpoint's files, written on first use: float32 throughout."""
-    path = folder / "model.gguf"
+def gguf_file(folder: Path, weights: str = "F32") -> Path:
+    """``model.gguf``, or ``model-Q8_0.gguf``, beside the checkpoint's files, written on first use: all matrices in that
+    kind of numbers but, as llama.cpp's own quantiser does, embeddings and output projection never below 8 bits."""
+    path = folder / ("model.gguf" if weights == "F32" else f"model-{weights}.gguf")
     if not path.exists():
-        partial = folder / "model.gguf.partial"
-        _write(folder, partial)
+        partial = path.with_suffix(".partial")
+        _write(folder, partial, weights)
         partial.rename(path)
     return path
 
 
-def _write(folder: Path, path: Path) -> None:
-    from gguf import GGMLQuantizationType, GGUFWriter, LlamaFileType, TokenType
+def _write(folder: Path, path: Path, weights: str) -> None:
+    from gguf import GGMLQuantizationType, GGUFWriter, LlamaFileType, TokenType, quants
     from safetensors.numpy import load_file
 
     config: dict[str, Any] = json.loads((folder / "config.json").read_text())
     writer = GGUFWriter(path, "qwen3")
     writer.add_name(folder.name)
-    writer.add_file_type(LlamaFileType.ALL_F32)
+    writer.add_file_type(LlamaFileType.ALL_F32 if weights == "F32" else LlamaFileType[f"MOSTLY_{weights}"])
     writer.add_context_length(config["max_position_embeddings"])
     writer.add_embedding_length(config["hidden_size"])
     writer.add_block_count(config["num_hidden_layers"])
@@ -69,7 +70,11 @@ def _write(folder: Path, path: Path) -> None:
     writer.add_bos_token_id(config["eos_token_id"])
     writer.add_add_bos_token(False)
     for name, tensor in load_file(folder / "model.safetensors").items():
-        writer.add_tensor(_name(name), tensor, raw_dtype=GGMLQuantizationType.F32)
+        kind = GGMLQuantizationType.F32
+        if tensor.ndim == 2 and weights != "F32":
+            kind = GGMLQuantizationType["Q8_0" if name in _OUTER else weights]
+            tensor = quants.quantize(tensor, kind)
+        writer.add_tensor(_name(name), tensor, raw_dtype=kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

@@ -13,10 +13,13 @@ from pathlib import Path
 
 from benchmarks.engine.checkpoint import SIZES, Size, cache_folder, checkpoint
 from benchmarks.engine.process import BenchError, Worker, installed
+from benchmarks.engine.quantized import quantized
 from benchmarks.engine.workloads import WORKLOADS
 
 OURS = "ours"
 _MADE_OF = ("torch", "numpy")
+FLOAT = "float32"
+WEIGHTS = (FLOAT, "int8")
 CASES = (*WORKLOADS, "cache-hit", "step")
 """The four workloads; a cached prefix against no prefix; a decode step against its matrix products."""
 
@@ -27,14 +30,26 @@ class Peer:
 
     packages: tuple[str, ...]
     advice: str
+    weights: str = FLOAT
+    """What our engine has when it is compared with this one."""
+    system: str = ""
+    """The system that runs it where it is not of the peer's name, and its options."""
+    options: Mapping[str, str] = field(default_factory=dict)
 
 
+_OPENVINO = "openvino-genai (pip install 'reasoner[bench]')"
+_LLAMA = "llama-cpp-python and gguf (pip install 'reasoner[bench-llama]')"
 PEERS = {
     "transformers": Peer(("transformers",), "transformers"),
     "transformers-cb": Peer(("transformers",), "transformers"),
-    "openvino-genai": Peer(("openvino-genai",), "openvino-genai (pip install 'reasoner[bench]')"),
-    "llama-cpp-python": Peer(
-        ("llama-cpp-python", "gguf"), "llama-cpp-python and gguf (pip install 'reasoner[bench-llama]')"
+    "openvino-genai": Peer(("openvino-genai",), _OPENVINO),
+    "llama-cpp-python": Peer(("llama-cpp-python", "gguf"), _LLAMA),
+    "openvino-genai-int8": Peer(("openvino-genai",), _OPENVINO, "int8", "openvino-genai", {"weights": "int8"}),
+    "llama-cpp-python-Q8_0": Peer(
+        ("llama-cpp-python", "gguf"), _LLAMA, "int8", "llama-cpp-python", {"weights": "Q8_0"}
+    ),
+    "llama-cpp-python-Q4_0": Peer(
+        ("llama-cpp-python", "gguf"), _LLAMA, "int8", "llama-cpp-python", {"weights": "Q4_0"}
     ),
 }
 
@@ -46,6 +61,9 @@ class Plan:
     models: tuple[str, ...] = tuple(SIZES)
     cases: tuple[str, ...] = CASES
     peers: tuple[str, ...] = tuple(PEERS)
+    weights: str = FLOAT
+    """Of our engine; peers are those that are compared with such weights, the cases with others than float32 the four
+    workloads."""
     rounds: int = 3
     threads: int = 1
     peer_python: str | None = None
@@ -103,19 +121,20 @@ def measure(plan: Plan, listener: Listener) -> Measured:
         with ExitStack() as running:
             logs = Path(running.enter_context(tempfile.TemporaryDirectory(prefix="reasoner-bench-")))
             workers = {
-                system: running.enter_context(
-                    Worker(system, folder, threads=plan.threads, log=logs / f"{system}.log", python=python)
-                )
-                for system, python in pythons.items()
+                name: running.enter_context(_worker(name, folder, plan, python, logs / f"{name}.log"))
+                for name, python in pythons.items()
             }
             for system, worker in workers.items():
                 listener.step(f"{model}: {system} loads")
                 worker.ready()
-            _compare_models(workers)
+            if plan.weights == FLOAT:
+                _compare_models(workers)
+            else:
+                _tell_agreement(workers, listener)
             if not measured.ceilings:
                 measured.ceilings = workers[OURS].call("ceilings")
             bench = _Bench(model, workers, plan.rounds, listener, measured)
-            for case in plan.cases:
+            for case in _cases(plan):
                 if case in WORKLOADS:
                     bench.workload(case)
                 elif case == "cache-hit":
@@ -203,8 +222,9 @@ class _Bench:
 
 def _steps_ahead(plan: Plan, systems: int) -> int:
     """How often ``measure`` says what comes next."""
-    timed = sum(case in WORKLOADS for case in plan.cases) * systems * (plan.rounds + 1)
-    ours = plan.rounds * (("cache-hit" in plan.cases) + 2 * ("step" in plan.cases))
+    cases = _cases(plan)
+    timed = sum(case in WORKLOADS for case in cases) * systems * (plan.rounds + 1)
+    ours = plan.rounds * (("cache-hit" in cases) + 2 * ("step" in cases))
     return len(plan.models) * (systems + timed + ours)
 
 
@@ -215,9 +235,11 @@ def _interpreters(plan: Plan, listener: Listener) -> tuple[dict[str, str], dict[
     there = installed(packages, plan.peer_python) if plan.peer_python else {}
     pythons = {OURS: sys.executable}
     versions = {name: here[name] for name in _MADE_OF}
-    if not set(plan.cases) & set(WORKLOADS):
+    if not set(_cases(plan)) & set(WORKLOADS):
         return pythons, versions
     for name in plan.peers:
+        if PEERS[name].weights != plan.weights:
+            continue
         needs = PEERS[name].packages
         python, found = (sys.executable, here) if set(needs) <= set(here) else (plan.peer_python, there)
         if python is None or not set(needs) <= set(found):
@@ -228,6 +250,30 @@ def _interpreters(plan: Plan, listener: Listener) -> tuple[dict[str, str], dict[
     if len(pythons) == 1:
         raise BenchError("none of the peers is installed, so there is nothing to compare with")
     return pythons, versions
+
+
+def _cases(plan: Plan) -> tuple[str, ...]:
+    return tuple(case for case in plan.cases if plan.weights == FLOAT or case in WORKLOADS)
+
+
+def _worker(name: str, folder: Path, plan: Plan, python: str, log: Path) -> Worker:
+    if name == OURS:
+        own = folder if plan.weights == FLOAT else quantized(folder, plan.weights)
+        return Worker(OURS, own, threads=plan.threads, log=log, python=python)
+    peer = PEERS[name]
+    return Worker(
+        peer.system or name, folder, threads=plan.threads, log=log, python=python, options=peer.options, name=name
+    )
+
+
+def _tell_agreement(workers: Mapping[str, Worker], listener: Listener) -> None:
+    """Everybody rounds weights in a way of its own, so sequences part sooner or later; unrelated ones do at once."""
+    said = {system: worker.call("greedy") for system, worker in workers.items()}
+    for system, tokens in said.items():
+        same = [first == second for first, second in zip(tokens, said[OURS], strict=True)]
+        length = (*same, False).index(False)
+        if system != OURS:
+            listener.say(f"{system}: its first {length} likeliest tokens of {len(tokens)} are ours")
 
 
 def _compare_models(workers: Mapping[str, Worker]) -> None:

@@ -1,4 +1,4 @@
-"""A Qwen3 checkpoint as an OpenVINO model, in float32 throughout.
+"""A Qwen3 checkpoint as an OpenVINO model, in float32, or with matrices in int8.
 
 The shape of the graph is that of the models which OpenVINO's own exporter writes (keys and values in state variables,
 ``beam_idx`` to reorder them, scaled dot-product attention), since ``ContinuousBatchingPipeline`` recognises it and puts
@@ -16,16 +16,17 @@ Node = Any
 """An ``openvino.Node``; the package ships no types that a checker can follow."""
 
 
-def openvino_model(folder: Path) -> Path:
-    """The folder ``openvino`` beside the checkpoint's files with openvino_model.xml and .bin, written on first use."""
+def openvino_model(folder: Path, weights: str = "float32") -> Path:
+    """The folder ``openvino``, or ``openvino-int8``, beside the checkpoint's files with openvino_model.xml and .bin,
+    written on first use. In int8 each row of a matrix, embeddings too, has a scale, as OpenVINO's own exporter does."""
     import openvino
     from safetensors.numpy import load_file
 
-    out = folder / "openvino"
+    out = folder / ("openvino" if weights == "float32" else f"openvino-{weights}")
     if not out.exists():
         config = json.loads((folder / "config.json").read_text())
-        model = _Builder(config, load_file(folder / "model.safetensors")).model()
-        partial = folder / "openvino.partial"
+        model = _Builder(config, load_file(folder / "model.safetensors"), int8=weights == "int8").model()
+        partial = out.with_suffix(".partial")
         partial.mkdir(exist_ok=True)
         openvino.save_model(model, partial / "openvino_model.xml", compress_to_fp16=False)
         (partial / "config.json").write_text(json.dumps(config))
@@ -46,13 +47,13 @@ class _Inputs:
 
 
 class _Builder:
-    def __init__(self, config: dict[str, Any], tensors: dict[str, Any]) -> None:
+    def __init__(self, config: dict[str, Any], tensors: dict[str, Any], *, int8: bool) -> None:
         import numpy
         import openvino
         from openvino import opset13
 
         self._np, self._ov, self._ops = numpy, openvino, opset13
-        self._config, self._tensors = config, tensors
+        self._config, self._tensors, self._int8 = config, tensors, int8
         self._sinks: list[Node] = []
 
     def model(self) -> Any:
@@ -169,7 +170,12 @@ class _Builder:
         return self._ops.matmul(tensor, self._weight(name), False, True)
 
     def _weight(self, name: str) -> Node:
-        return self._ops.constant(self._tensors[name], name=name)
+        ops, np, weight = self._ops, self._np, self._tensors[name]
+        if not self._int8:
+            return ops.constant(weight, name=name)
+        scales = np.abs(weight).max(axis=1, keepdims=True) / 127
+        codes = ops.constant(np.round(weight / scales).astype(np.int8), name=name)
+        return ops.multiply(ops.convert(codes, "f32"), ops.constant(scales))
 
     def _ints(self, *values: int, shape: tuple[int, ...] | None = None) -> Node:
         array = self._np.array(values if len(values) > 1 else values[0], self._np.int64)

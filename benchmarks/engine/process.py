@@ -8,6 +8,7 @@ import queue
 import subprocess
 import sys
 import threading
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
@@ -38,13 +39,24 @@ class BenchError(Exception):
 class Worker:
     """A system in a process of its own, which ends with this object, and with this process however that ends."""
 
-    def __init__(self, system: str, folder: Path, *, threads: int, log: Path, python: str = sys.executable) -> None:
-        """Starts the process; ``ready`` waits until it has loaded. ``log`` takes what its libraries print."""
-        self.system = system
+    def __init__(
+        self,
+        system: str,
+        folder: Path,
+        *,
+        threads: int,
+        log: Path,
+        python: str = sys.executable,
+        options: Mapping[str, Any] | None = None,
+        name: str | None = None,
+    ) -> None:
+        """Starts the process; ``ready`` waits until it has loaded. ``log`` takes what its libraries print. ``options``
+        are the system's own, ``name`` is what errors call it."""
+        self.system = name or system
         self._log = log
         with log.open("wb") as errors:
             self._process = subprocess.Popen(
-                [python, "-P", "-c", _LAUNCH, system, str(folder), str(threads)],
+                [python, "-P", "-c", _LAUNCH, system, str(folder), str(threads), json.dumps(options or {})],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=errors,

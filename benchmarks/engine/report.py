@@ -18,9 +18,12 @@ _COLOURS = {
     "llama-cpp-python": "#009E73",
     "transformers": "#E69F00",
     "transformers-cb": "#999999",
+    "openvino-genai-int8": "#56B4E9",
+    "llama-cpp-python-Q8_0": "#F0E442",
+    "llama-cpp-python-Q4_0": "#CC79A7",
 }
 _METHOD = (
-    "Random float32 weights and KV, temperature 1 without filters, end of sequence ignored, every system with the same "
+    "Random weights, float32 KV, temperature 1 without filters, end of sequence ignored, every system with the same "
     "prompts and number of threads, in a process of its own that sleeps while others run. Runs take turns; each starts "
     "with a cold cache; the medians are shown. A ratio above 1 means that we are ahead."
 )
@@ -36,6 +39,7 @@ def document(plan: Plan, measured: Measured) -> dict[str, Any]:
             "cases": list(plan.cases),
             "rounds": plan.rounds,
             "threads": plan.threads,
+            "weights": plan.weights,
             "sampling": "temperature 1",
         },
         "runs": measured.runs,
@@ -70,7 +74,7 @@ def markdown(document: dict[str, Any], command: str) -> str:
         f"{about['memory_read_gb_s']:.1f} GB/s, multiplies {about['float32_product_gflop_s']:.0f} GFLOP/s (2048³). "
         f"Python {about['python']}, {versions}.",
         "",
-        f"{_METHOD} Rounds: {document['settings']['rounds']}.",
+        f"{_METHOD} Our weights: {document['settings']['weights']}. Rounds: {document['settings']['rounds']}.",
         "",
     ]
     speeds = speed_table(rows)
@@ -143,7 +147,8 @@ def draw(document: dict[str, Any], path: Path) -> None:
             bars = plot.bar(at, heights, width, yerr=spread, color=_COLOURS[system], label=system)
             plot.bar_label(bars, fmt="%.0f", fontsize=7, padding=2)
         plot.set_xticks(range(len(cases)), [case.partition(" ")[0] for case in cases])
-        plot.set_title(f"{model} parameters, float32, {document['settings']['threads']} threads")
+        settings = document["settings"]
+        plot.set_title(f"{model} parameters, {settings['weights']}, {settings['threads']} threads")
         plot.set_ylabel("generated tokens per second")
         plot.grid(axis="y", alpha=0.3)
         plot.set_axisbelow(True)

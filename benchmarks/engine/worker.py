@@ -34,13 +34,13 @@ _PRODUCTS_SECONDS = 120.0
 
 
 def main() -> None:
-    """Arguments: the system, the checkpoint's folder, the number of threads."""
-    name, folder, threads = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3])
+    """Arguments: the system, the checkpoint's folder, the number of threads, the system's options as JSON."""
+    name, folder, threads, options = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]), json.loads(sys.argv[4])
     answers = _private_output()
     lines: queue.SimpleQueue[str] = queue.SimpleQueue()
     threading.Thread(target=_listen, args=(lines,), daemon=True).start()
     loaded: list[workloads.System] = []
-    answer = _answer(lambda: loaded.append(_load(name, folder, threads)))
+    answer = _answer(lambda: loaded.append(_load(name, folder, threads, options)))
     while True:
         answers.write(json.dumps(answer) + "\n")
         answers.flush()
@@ -48,10 +48,9 @@ def main() -> None:
         answer = _answer(lambda call=call: _call(loaded[0], folder, call["call"], call["arguments"]))  # type: ignore[misc]
 
 
-def _load(name: str, folder: Path, threads: int) -> workloads.System:
-    system: workloads.System = importlib.import_module(f"benchmarks.engine.systems.{MODULES[name]}").load(
-        folder, threads
-    )
+def _load(name: str, folder: Path, threads: int, options: dict[str, Any]) -> workloads.System:
+    module = importlib.import_module(f"benchmarks.engine.systems.{MODULES[name]}")
+    system: workloads.System = module.load(folder, threads, **options)
     return system
 
 

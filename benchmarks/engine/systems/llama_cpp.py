@@ -1,4 +1,4 @@
-"""llama.cpp through llama-cpp-python's low-level interface: float32 weights and KV, one shared pool of KV cells.
+"""llama.cpp through llama-cpp-python's low-level interface: float32 KV, one shared pool of KV cells.
 
 The high-level ``Llama`` serves one sequence at a time. This does what llama.cpp's own parallel examples do: a shared
 prompt is computed once and its cells are lent to every sequence that starts with it.
@@ -23,9 +23,9 @@ _BATCH = 2048
 
 
 class _LlamaCpp:
-    def __init__(self, folder: Path, threads: int) -> None:
+    def __init__(self, folder: Path, threads: int, weights: str) -> None:
         llama_cpp.llama_backend_init()
-        model = llama_cpp.llama_model_load_from_file(str(gguf_file(folder)).encode(), _model_params())
+        model = llama_cpp.llama_model_load_from_file(str(gguf_file(folder, weights)).encode(), _model_params())
         params = llama_cpp.llama_context_default_params()
         params.n_ctx, params.n_batch, params.n_ubatch, params.n_seq_max = _CELLS, _BATCH, 512, _SEQUENCES
         params.n_threads = params.n_threads_batch = threads
@@ -121,6 +121,6 @@ def _common(first: Sequence[int], second: Sequence[int]) -> int:
     return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(first, second, strict=False)))
 
 
-def load(folder: Path, threads: int) -> _LlamaCpp:
-    """The engine with the checkpoint loaded."""
-    return _LlamaCpp(folder, threads)
+def load(folder: Path, threads: int, weights: str = "F32") -> _LlamaCpp:
+    """The engine with the checkpoint loaded. ``weights``: GGUF's name of their kind."""
+    return _LlamaCpp(folder, threads, weights)

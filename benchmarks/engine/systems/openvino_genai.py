@@ -1,4 +1,4 @@
-"""OpenVINO GenAI's continuous batching: float32 weights, arithmetic and KV cache, prefix caching on."""
+"""OpenVINO GenAI's continuous batching: float32 KV cache, prefix caching on."""
 
 from __future__ import annotations
 
@@ -18,12 +18,14 @@ _CACHE_GIGABYTES = 2
 
 
 class _OpenVino:
-    def __init__(self, folder: Path, threads: int) -> None:
+    def __init__(self, folder: Path, threads: int, weights: str) -> None:
         scheduler = openvino_genai.SchedulerConfig()
         scheduler.cache_size = _CACHE_GIGABYTES
         scheduler.enable_prefix_caching = True
         exact = {"INFERENCE_PRECISION_HINT": "f32", "KV_CACHE_PRECISION": "f32", "INFERENCE_NUM_THREADS": threads}
-        self._pipeline = openvino_genai.ContinuousBatchingPipeline(str(openvino_model(folder)), scheduler, "CPU", exact)
+        self._pipeline = openvino_genai.ContinuousBatchingPipeline(
+            str(openvino_model(folder, weights)), scheduler, "CPU", exact
+        )
 
     @contextmanager
     def session(self, *, seed: int, greedy: bool = False) -> Iterator[Generate]:
@@ -49,6 +51,6 @@ def _config(request: Request, greedy: bool, seed: int) -> Any:
     return config
 
 
-def load(folder: Path, threads: int) -> _OpenVino:
-    """The engine with the checkpoint loaded."""
-    return _OpenVino(folder, threads)
+def load(folder: Path, threads: int, weights: str = "float32") -> _OpenVino:
+    """The engine with the checkpoint loaded, its weights in float32 or in int8."""
+    return _OpenVino(folder, threads, weights)
