@@ -86,6 +86,14 @@ def test_peers_that_are_not_installed_are_named_and_without_any_there_is_no_comp
     assert "reasoner[bench-llama]" in said[0]
 
 
+def test_with_quantised_weights_only_peers_with_such_weights_are_asked(tmp_path: Path) -> None:
+    said: list[str] = []
+    listener = Listener(total=lambda _: None, step=lambda _: None, say=said.append)
+    with pytest.raises(BenchError, match="nothing to compare with"):
+        measure(Plan(weights="int8", peers=("transformers", "llama-cpp-python-Q4_0"), cache=tmp_path), listener)
+    assert [line.split(" ")[0] for line in said] == ["llama-cpp-python-Q4_0"]
+
+
 def test_a_worker_that_fails_or_is_slow_or_dies_is_reported_with_its_reason(tmp_path: Path) -> None:
     log = tmp_path / "log"
     with Worker("ours", tmp_path, threads=1, log=log) as worker:
