@@ -498,13 +498,14 @@ def test_every_size_of_the_engine_is_an_option(monkeypatch: pytest.MonkeyPatch) 
         raise EngineError("enough")
 
     monkeypatch.setattr("engine.server.LocalEngine", refuse)
-    wanted = CoreOptions(640, 8, 3, 50, 128, lease_share=0.25, lease_seconds=9.0, deterministic=True, debug=True)
+    switches = {"draft": "ngram", "draft_length": 5, "deterministic": True, "debug": True}
+    wanted = CoreOptions(640, 8, 3, 50, 128, lease_share=0.25, lease_seconds=9.0, **switches)  # type: ignore[arg-type]
     options = [
         f"--{name}" if value is True else f"--{name.replace('_', '-')}={value}"
         for name, value in asdict(wanted).items()
     ]
     assert main(["--model", "m=/nowhere", *options]) == main(["--model", "m=/nowhere"]) == 2
-    assert asked == [wanted, CoreOptions()]
+    assert asked == [wanted, CoreOptions(draft="auto")]
 
 
 @pytest.mark.parametrize(
