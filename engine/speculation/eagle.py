@@ -23,31 +23,28 @@ from pathlib import Path
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from engine.attention import LayerAttention
 from engine.attention.plan import CostModel, Rows
 from engine.attention.torch_backend import TorchAttention
 from engine.cache.kv import KVCache
-from engine.models.feed_forward import GatedMlp
 from engine.models.model import Model
 from engine.models.weights import Weights
 from engine.sequence import GenerateSequence
 from engine.speculation.draft import EMPTY, Advance, Draft, Wish
 from engine.speculation.grow import Level, grow
-from engine.speculation.heads import LastStates, fits, read_head_config
+from engine.speculation.heads import LastStates, Product, fits, read_head_config
 from engine.support import Ints
 from engine.types import EngineError
 from kernels.activation import silu_mul
-from kernels.attention import attention
-from kernels.linear import Linear
-from kernels.norm import rms_norm
 from kernels.rotary import frequencies, rotary, rotary_tables
 
 _GATHERED_FLOATS = 1 << 24
 """Copied keys and values of this many float32 (64 MiB) at once; one branch's may be more."""
 _NUMBERS = (
     *("intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim"),
-    *("rms_norm_eps", "rope_theta"),
+    *("layer_norm_eps", "rope_theta"),
 )
 
 _Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
@@ -67,42 +64,42 @@ def load_eagle(folder: Path, model: Model) -> EagleDrafter:
     if heads % target.kv_heads:
         raise EngineError(f"{folder / 'config.json'}: {heads} heads cannot share {target.kv_heads} key-value heads")
     about = LayerAttention(heads, target.kv_heads, target.head_dim, target.head_dim**-0.5)
-    layer = _Layer(Weights(folder), about, target.hidden, int(fields["intermediate_size"]), fields["rms_norm_eps"])
+    layer = _Layer(Weights(folder), about, target.hidden, int(fields["intermediate_size"]), fields["layer_norm_eps"])
     return EagleDrafter(layer, model, theta=fields["rope_theta"])
 
 
 class _Layer:
-    """The head's weights, and its forward pass around any attention. As in the paper's code, attention reads the fused
-    input without a norm between; the two products are one here."""
+    """The head's weights, and its forward pass around any attention.
+
+    Attention and feed-forward read the same input side by side (Wang & Komatsuzaki 2021, GPT-J), so that a layer is
+    three products and one norm: a small layer's time is the number of its operators. Beside a layer that has them one
+    after the other it guesses as well.
+    """
 
     def __init__(self, weights: Weights, about: LayerAttention, hidden: int, inner: int, eps: float) -> None:
         self.about, self._eps = about, eps
         queries, keys = about.heads * about.head_dim, about.kv_heads * about.head_dim
         take, attention, mlp = weights.take, "layer.self_attn.", "layer.mlp."
-        self._hidden_norm = take("hidden_norm.weight", hidden)
-        fuse = take("fc.weight", hidden, 2 * hidden)
-        parts = {"q_proj": queries, "k_proj": keys, "v_proj": keys}
-        qkv = torch.cat([take(f"{attention}{name}.weight", rows, hidden) for name, rows in parts.items()])
-        self._fuse = Linear(torch.cat((fuse, qkv @ fuse)))
-        self._hidden = hidden
-        self._output = Linear(take(f"{attention}o_proj.weight", hidden, queries))
-        self._mlp_norm = take("layer.post_attention_layernorm.weight", hidden)
-        gate_up = [take(f"{mlp}{name}_proj.weight", inner, hidden) for name in ("gate", "up")]
-        down = take(f"{mlp}down_proj.weight", hidden, inner)
-        self._mlp = GatedMlp(Linear(torch.cat(gate_up)), Linear(down), silu_mul)
+        self._norm = take("hidden_norm.weight", hidden)
+        self._fuse = Product(take("fc.weight", hidden, 2 * hidden))
+        parts = {f"{attention}q_proj": queries, f"{attention}k_proj": keys, f"{attention}v_proj": keys}
+        parts |= {f"{mlp}gate_proj": inner, f"{mlp}up_proj": inner}
+        self._input = Product(torch.cat([take(f"{name}.weight", rows, hidden) for name, rows in parts.items()]))
+        self._heads = queries + 2 * keys
+        sides = take(f"{attention}o_proj.weight", hidden, queries), take(f"{mlp}down_proj.weight", hidden, inner)
+        self._output = Product(torch.cat(sides, dim=1))
         weights.finish()
 
     def __call__(self, features: Tensor, embedded: Tensor, angles: tuple[Tensor, Tensor], attend: _Attend) -> Tensor:
         """The next hidden states, from those at some positions and the embeddings of the tokens after them, ``[tokens,
         hidden]`` each."""
-        heads, turning = self.about.heads, self.about.heads + self.about.kv_heads
-        both = torch.cat((rms_norm(features, self._hidden_norm, self._eps), embedded), dim=1)
-        fused = self._fuse(both)
-        hidden, qkv = fused[:, : self._hidden], fused[:, self._hidden :]
-        qkv = qkv.view(len(both), turning + self.about.kv_heads, self.about.head_dim)
-        qk = rotary(qkv[:, :turning], *angles)
-        hidden = self._output.add(attend(qk[:, :heads], qk[:, heads:], qkv[:, turning:]), hidden)
-        return self._mlp.add(rms_norm(hidden, self._mlp_norm, self._eps), hidden)
+        about, normal = self.about, F.layer_norm(features, features.shape[1:], self._norm, None, self._eps)
+        hidden = self._fuse(torch.cat((normal, embedded), dim=1))
+        inputs = self._input(hidden)
+        qkv = inputs[:, : self._heads].view(len(inputs), -1, about.head_dim)
+        qk = rotary(qkv[:, : about.heads + about.kv_heads], *angles)
+        mixed = attend(qk[:, : about.heads], qk[:, about.heads :], qkv[:, about.heads + about.kv_heads :])
+        return self._output(torch.cat((mixed, silu_mul(inputs[:, self._heads :])), dim=1)).add_(hidden)
 
 
 class EagleDrafter:
@@ -206,15 +203,15 @@ class _Entries:
 
     def append(self, level: Level) -> Ints:
         """Makes room for the entries of a level's guesses; returns their positions."""
-        branches, count = level.branches, len(self._contexts)
-        place = np.arange(len(branches)) - np.searchsorted(branches, branches)
+        branches, rows = level.branches, np.arange(len(level.branches))
+        place = rows - np.searchsorted(branches, branches)
         self._wide = int(place.max()) + 1
         self._places = branches * self._wide + place
-        self._padded = len(branches) < count * self._wide
-        sees = np.zeros((len(branches), self._end + self._wide), np.bool_)
-        sees[:, : self._end] = self._sees[level.parents]
-        sees[np.arange(len(branches)), self._end + place] = True
-        self._sees, self._end, self._level = sees, self._end + self._wide, self._level + 1
+        self._padded = len(branches) < len(self._contexts) * self._wide
+        own = np.zeros((len(branches), self._wide), np.bool_)
+        own[rows, place] = True
+        self._sees = np.concatenate((self._sees[level.parents], own), axis=1)
+        self._end, self._level = self._end + self._wide, self._level + 1
         positions: Ints = self._contexts[branches] + self._level - 1
         return positions
 
@@ -222,12 +219,13 @@ class _Entries:
         """Attention of the level's rows: ``q`` ``[rows, heads, head_dim]``, ``k`` and ``v`` ``[rows, kv_heads,
         head_dim]``."""
         about, count, wide = self._about, len(self._contexts), self._wide
-        new = slice(self._end - wide, self._end)
-        for kind, entries in enumerate((k, v)):
-            self._kv[kind, :, :, new] = self._spread(entries).permute(2, 0, 1, 3)
+        new = self._kv[:, :, :, self._end - wide : self._end]
+        new[0] = self._spread(k).permute(2, 0, 1, 3)
+        new[1] = self._spread(v).permute(2, 0, 1, 3)
         own = self._spread(q).view(count, wide, about.kv_heads, -1, about.head_dim).permute(2, 0, 3, 1, 4)
         keys, values = self._kv[:, :, :, : self._end]
-        mixed = attention(own.flatten(2, 3), keys, values, scale=about.scale, mask=self._mask())
+        mask = None if self._sees.all() else self._mask()
+        mixed = F.scaled_dot_product_attention(own.flatten(2, 3), keys, values, mask, scale=about.scale)
         mixed = mixed.view(about.kv_heads, count, -1, wide, about.head_dim).permute(1, 3, 0, 2, 4)
         mixed = mixed.reshape(count * wide, -1)
         return mixed[self._places] if self._padded else mixed
@@ -241,14 +239,14 @@ class _Entries:
         spread.flatten(0, 1)[self._places] = x
         return spread
 
-    def _mask(self) -> Tensor | None:
-        if self._sees.all():
-            return None
-        shape = (len(self._contexts), 1, self._wide, self._end)
-        mask = np.zeros(shape, np.float32)
-        mask.reshape(-1, self._end)[self._places] = np.where(self._sees, np.float32(0), np.float32(-np.inf))
+    def _mask(self) -> Tensor:
+        """``[1, branches, heads_per_kv * wide, entries]``, as queries and keys lie in ``attend``."""
+        mask = np.zeros((len(self._contexts) * self._wide, self._end), np.bool_)
+        mask[:, 0] = True  # a padded query sees something too
+        mask[self._places] = self._sees
         heads = self._about.heads // self._about.kv_heads
-        return torch.from_numpy(mask).expand(-1, heads, -1, -1).flatten(1, 2)[None]
+        each = torch.from_numpy(mask).view(len(self._contexts), 1, self._wide, self._end)
+        return each.expand(-1, heads, -1, -1).flatten(1, 2)[None]
 
 
 def _layout(steps: Sequence[Advance], cache: KVCache, about: LayerAttention) -> tuple[Rows, Ints]:

@@ -25,7 +25,7 @@ from engine.changes import Point, change
 from engine.sequence import GenerateSequence
 from engine.support import Floats, Ints
 from engine.types import SamplingParams
-from kernels.noise import SAMPLE, gumbel_noise, noise_streams
+from kernels.noise import SAMPLE, Words, gumbel_noise, noise_streams
 
 NOISE = 0.75
 """The part of the noise that is counted; with 1 a drafter that is the target is always right."""
@@ -39,13 +39,11 @@ class Guesses:
     def __init__(self, sequences: Sequence[GenerateSequence], depth: int) -> None:
         self._sequences = sequences
         self._temperature = np.array([s.sampling.temperature for s in sequences])
-        self._changed = any(s.penalties is not None or s.forbidden is not None for s in sequences)
+        self.changed = any(s.penalties is not None or s.forbidden is not None for s in sequences)
+        """Whether a request changes logits."""
         self._filters = np.array([_filters(s.sampling) for s in sequences])
         self._filtered = bool((self._filters != _UNFILTERED).any())
-        where = np.array([(s.seed, s.key, len(s.tokens)) for s in sequences], np.int64).repeat(depth, axis=0)
-        seed, key, position = where.T
-        position = position + np.tile(np.arange(depth), len(sequences))
-        self._streams = noise_streams(seed, key, position, SAMPLE).reshape(-1, depth)
+        self._streams = _streams(sequences, depth) if self._temperature.any() else None
 
     def best(
         self,
@@ -62,22 +60,23 @@ class Guesses:
         they are right, ``[rows, width]``, the best first. A chance is 0 where the branch's filters leave the token out,
         and not a number where the logits are not finite.
         """
-        if self._changed:
+        if self.changed:
             self._change(logits, branches, ahead, paths)
         top = logits.topk(min(_CANDIDATES, logits.shape[1]))
         tokens, values = top.indices.numpy(), top.values.numpy()
-        temperature = self._temperature[branches, None]
         with np.errstate(over="ignore", under="ignore", invalid="ignore"):
             scores = values - values[:, :1].astype(np.float64)
             kept = self._kept(scores, branches) if self._filtered else None
-            if temperature.any():
-                scores += NOISE * temperature * gumbel_noise(self._streams[branches, ahead, None], tokens)
+            if self._streams is not None:
+                noise = gumbel_noise(self._streams[branches, ahead, None], tokens)
+                scores += NOISE * self._temperature[branches, None] * noise
             if kept is not None:
                 scores = np.where(kept, scores, -np.inf)
             weights = np.exp(scores - scores.max(axis=1, keepdims=True))
             weights /= weights.sum(axis=1, keepdims=True)
         order = scores.argmax(axis=1)[:, None] if width == 1 else np.argsort(-scores, axis=1, kind="stable")[:, :width]
-        return np.take_along_axis(tokens, order, axis=1), np.take_along_axis(weights, order, axis=1)
+        rows = np.arange(len(scores))[:, None]
+        return tokens[rows, order], weights[rows, order]
 
     def _change(self, logits: Tensor, branches: Ints, ahead: Ints, paths: Sequence[Sequence[int]] | None) -> None:
         """Applies what requests change in their branches' logits."""
@@ -104,6 +103,14 @@ class Guesses:
 
 
 _UNFILTERED = (_CANDIDATES, 1.0, 0.0)
+
+
+def _streams(sequences: Sequence[GenerateSequence], depth: int) -> Words:
+    """The noise of each branch at its next places, ``[branches, depth]``."""
+    where = np.array([(s.seed, s.key, len(s.tokens)) for s in sequences], np.int64).repeat(depth, axis=0)
+    seed, key, position = where.T
+    position = position + np.tile(np.arange(depth), len(sequences))
+    return noise_streams(seed, key, position, SAMPLE).reshape(-1, depth)
 
 
 def _filters(sampling: SamplingParams) -> tuple[int, float, float]:

@@ -31,8 +31,7 @@ from engine.models.weights import Weights
 from engine.sequence import GenerateSequence
 from engine.speculation.draft import EMPTY, Advance, Draft, Wish
 from engine.speculation.guess import Guesses
-from engine.speculation.heads import LastStates, read_head_config
-from kernels.linear import Linear
+from engine.speculation.heads import LastStates, Product, read_head_config
 from kernels.norm import rms_norm
 
 _EPS = 1e-6
@@ -48,7 +47,7 @@ def load_medusa(folder: Path, model: Model) -> MedusaDrafter:
     fields = read_head_config(folder, "medusa", model, ("heads",))
     hidden, heads = model.config.hidden, int(fields["heads"])
     weights = Weights(folder)
-    blocks = Linear(
+    blocks = Product(
         weights.take("heads.weight", heads * hidden, 2 * hidden), weights.take("heads.bias", heads * hidden)
     )
     weights.finish()
@@ -61,7 +60,7 @@ class MedusaDrafter:
     kind = "medusa"
     layers = 0
 
-    def __init__(self, blocks: Linear, heads: int, model: Model) -> None:
+    def __init__(self, blocks: Product, heads: int, model: Model) -> None:
         """``blocks``: ``[heads * hidden, 2 * hidden]``."""
         self._blocks, self._heads, self._model = blocks, heads, model
         self._ones = torch.ones(model.config.hidden)

@@ -65,7 +65,6 @@ class Eagle(nn.Module):
         self.gate, self.up = nn.Parameter(_random(inner, hidden)), nn.Parameter(_random(inner, hidden))
         self.down = nn.Parameter(_random(hidden, inner) * 0.5)
         self.hidden_norm = nn.Parameter(torch.ones(hidden))
-        self.mlp_norm = nn.Parameter(torch.ones(hidden))
         self._levels, self._config, self._embedding_scale = levels, config, target.embedding_scale
         self._theta = config.ropes[0].theta
 
@@ -78,10 +77,8 @@ class Eagle(nn.Module):
         state = features
         for level in range(self._levels):
             count = tokens - 1 - level
-            both = torch.cat(
-                (_normal(state[:, :count]) * self.hidden_norm, embedded[:, 1 + level : 1 + level + count]), -1
-            )
-            hidden = F.linear(both, self.fc)
+            normal = F.layer_norm(state[:, :count], state.shape[2:], self.hidden_norm, None, EPS)
+            hidden = F.linear(torch.cat((normal, embedded[:, 1 + level : 1 + level + count]), -1), self.fc)
             q, k, v = (
                 F.linear(hidden, weight).view(*hidden.shape[:2], -1, config.head_dim).transpose(1, 2)
                 for weight in (self.q, self.k, self.v)
@@ -89,9 +86,8 @@ class Eagle(nn.Module):
             q, k = self._turned(q, level), self._turned(k, level)
             entries.append((k.repeat_interleave(groups, 1), v.repeat_interleave(groups, 1)))
             mixed = _attend(q * config.head_dim**-0.5, entries, before[:count])
-            hidden = hidden + F.linear(mixed.transpose(1, 2).flatten(2), self.o)
-            normal = _normal(hidden) * self.mlp_norm
-            state = hidden + F.linear(F.silu(F.linear(normal, self.gate)) * F.linear(normal, self.up), self.down)
+            inner = F.silu(F.linear(hidden, self.gate)) * F.linear(hidden, self.up)
+            state = hidden + F.linear(mixed.transpose(1, 2).flatten(2), self.o) + F.linear(inner, self.down)
             yield state
 
     def save(self, folder: Path, target: Target) -> None:
@@ -103,14 +99,13 @@ class Eagle(nn.Module):
             "num_attention_heads": target.config.heads,
             "num_key_value_heads": target.config.kv_heads,
             "head_dim": target.config.head_dim,
-            "rms_norm_eps": EPS,
+            "layer_norm_eps": EPS,
             "rope_theta": self._theta,
         }
         names = {
             **{name: f"layer.self_attn.{name}_proj" for name in "qkvo"},
             **{name: f"layer.mlp.{name}_proj" for name in ("gate", "up", "down")},
             "hidden_norm": "hidden_norm",
-            "mlp_norm": "layer.post_attention_layernorm",
         }
         tensors = {f"{public}.weight": getattr(self, name) for name, public in names.items()}
         _save(folder, config, tensors | {"fc.weight": _scaled(self.fc, self._embedding_scale)})

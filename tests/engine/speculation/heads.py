@@ -56,8 +56,7 @@ def eagle_parts(seed: int = 0) -> tuple[dict[str, Any], dict[str, Tensor]]:
         "layer.mlp.down_proj": (HIDDEN, INNER),
     }
     tensors = {f"{name}.weight": torch.randn(*shape, generator=generator) * 0.3 for name, shape in matrices.items()}
-    for name in ("hidden_norm", "layer.post_attention_layernorm"):
-        tensors[f"{name}.weight"] = 0.5 + torch.rand(HIDDEN, generator=generator)
+    tensors["hidden_norm.weight"] = 0.5 + torch.rand(HIDDEN, generator=generator)
     config = {
         "kind": "eagle",
         "hidden_size": HIDDEN,
@@ -66,7 +65,7 @@ def eagle_parts(seed: int = 0) -> tuple[dict[str, Any], dict[str, Tensor]]:
         "num_attention_heads": HEADS,
         "num_key_value_heads": KV_HEADS,
         "head_dim": HEAD_DIM,
-        "rms_norm_eps": EPS,
+        "layer_norm_eps": EPS,
         "rope_theta": THETA,
     }
     return config, tensors

@@ -72,7 +72,8 @@ class Reference:
 
     def _layer(self, features: Tensor, embedded: Tensor) -> Tensor:
         w, n = self._weights, len(features)
-        hidden = torch.cat((rms(features) * w["hidden_norm"], embedded), dim=1) @ w["fc"].T
+        centred = features - features.mean(dim=1, keepdim=True)
+        hidden = torch.cat((rms(centred) * w["hidden_norm"], embedded), dim=1) @ w["fc"].T
         q, k, v = (
             (hidden @ w[f"layer.self_attn.{name}_proj"].T).view(n, heads, HEAD_DIM).transpose(0, 1)
             for name, heads in (("q", HEADS), ("k", KV_HEADS), ("v", KV_HEADS))
@@ -86,10 +87,9 @@ class Reference:
 
         k, v = (each.repeat_interleave(HEADS // KV_HEADS, dim=0) for each in (turned(k), v))
         mixed = F.scaled_dot_product_attention(turned(q), k, v, is_causal=True)
-        hidden = hidden + mixed.transpose(0, 1).reshape(n, -1) @ w["layer.self_attn.o_proj"].T
-        normal = rms(hidden) * w["layer.post_attention_layernorm"]
-        gate, up = (normal @ w[f"layer.mlp.{name}_proj"].T for name in ("gate", "up"))
-        return hidden + (gate * torch.sigmoid(gate) * up) @ w["layer.mlp.down_proj"].T
+        gate, up = (hidden @ w[f"layer.mlp.{name}_proj"].T for name in ("gate", "up"))
+        inner = (gate * torch.sigmoid(gate) * up) @ w["layer.mlp.down_proj"].T
+        return hidden + mixed.transpose(0, 1).reshape(n, -1) @ w["layer.self_attn.o_proj"].T + inner
 
 
 def check_guesses(reference: Reference, made: Sequence[Asked]) -> None:
