@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from engine.core import CoreOptions
-from engine.speculation import eagle
+from engine.speculation import eagle, grow
 from engine.speculation.controller import FixedController
 from engine.speculation.draft import EMPTY
 from engine.speculation.eagle import load_eagle
@@ -92,6 +94,12 @@ class Reference:
         return hidden + mixed.transpose(0, 1).reshape(n, -1) @ w["layer.self_attn.o_proj"].T + inner
 
 
+@pytest.fixture(autouse=True)
+def _everything_is_followed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guesses of random weights are worth little."""
+    monkeypatch.setattr(grow, "FLOOR", 0.0)
+
+
 def check_guesses(reference: Reference, made: Sequence[Asked]) -> None:
     for one in made:
         chain = one.wish.nodes == one.wish.depth
@@ -144,6 +152,26 @@ def test_branches_that_share_pages_are_answered_exactly(checkpoints: Checkpoints
     same(completions(answers(harness, asked)), plain)
     assert harness.core.stats.preemptions > 0
     assert sum(one.draft != EMPTY for one in recorder.asked) > 0.8 * len(recorder.asked)
+
+
+def test_what_is_hardly_worth_it_or_ends_the_branch_is_not_followed(
+    checkpoints: Checkpoints, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(grow, "FLOOR", 0.3)
+    harness, recorder = guessing(checkpoints("qwen3"), save_head(tmp_path, *eagle_parts()), SHAPES["chain"])
+    # A law of few tokens, one of which ends the branch.
+    law = {"logit_bias": tuple((token, 60.0) for token in (5, 17, 41, 90)), "stop_token_ids": (41,), "min_tokens": 4}
+    harness.complete(generate(PROMPTS[1], [Branch(3, key, 30) for key in range(20)], ignore_eos=True, **law))
+    drafts = [one.draft for one in recorder.asked if one.wish.depth == 4 and one.draft != EMPTY]
+    reasons = Counter[str]()
+    for draft in drafts:
+        worth = np.cumprod(draft.chances)
+        assert (worth[:-1] >= 0.3).all()
+        assert 41 not in draft.tokens[:-1]
+        reasons["ends"] += draft.tokens[-1] == 41 and len(draft) < 4
+        reasons["worth little"] += draft.tokens[-1] != 41 and len(draft) < 4
+        assert len(draft) == 4 or draft.tokens[-1] == 41 or worth[-1] < 0.3
+    assert min(reasons.values()) >= 5
 
 
 def test_drafting_in_parts_makes_the_same_guesses(
