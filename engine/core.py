@@ -157,8 +157,11 @@ class EngineCore:
 
     def submit(self, job: Job) -> None:
         """Starts a job whose sequences ``ServedModel`` made."""
-        self._jobs.append(job)
         self.timings.requests["score" if isinstance(job.sequences[0], ScoreSequence) else "generate"] += 1
+        self._queue(job)
+
+    def _queue(self, job: Job) -> None:
+        self._jobs.append(job)
         self._deadline = min(self._deadline, job.deadline)
         if job.lease is not None:
             self.cache.leases.touch(job.lease)
@@ -269,8 +272,8 @@ class EngineCore:
         now = time.monotonic()
         outcomes: list[Outcome] = []
         for (sequence, draft, _, draws), path in zip(drawn, paths, strict=True):
-            self._append(sequence, draws[0], now)
             sequence.drafted += len(draft)
+            self._append(sequence, draws[0], now)
             for place, guess in enumerate(path):
                 if sequence.table is None:  # it ended
                     path = path[:place]
@@ -343,8 +346,10 @@ class EngineCore:
             # With nobody running, one of those that wait must be the cause: kept, it would fail every step to come.
             if id(job) in running or not running:
                 job.sink(EngineError(f"the engine failed while it worked on this request: {error!r}"))
+                for sequence in job.sequences:
+                    self._forget(sequence)
             else:
-                self.submit(job)
+                self._queue(job)
 
     def _load_speculator(self, folder: Path) -> Speculator | None:
         """What the options want for this model; classifiers have nothing to guess."""
