@@ -55,8 +55,8 @@ class Outcome(NamedTuple):
 class Controller(Protocol):
     """Decides how much is guessed for whom.
 
-    One thread calls it. A step calls ``sizes`` if branches are due, ``trim`` if any of them is to get guesses, and
-    ``learn`` when it is done, whether or not anything was guessed.
+    One thread calls it. A step in which branches are due calls ``sizes``, then ``trim`` if any of them is to get
+    guesses, and ``learn`` when it is done, whether or not anything was guessed; but for steps that fail.
     """
 
     def sizes(self, sequences: Sequence[GenerateSequence], others: int, /) -> list[tuple[int, int]]:
@@ -222,9 +222,9 @@ class AdaptiveController:
 
     def learn(self, outcomes: Sequence[Outcome], tokens: int, drafting: float, step: float, /) -> None:
         """See ``Controller``."""
-        now, self._step = self._step, None
+        now = self._step
         if now is None:
-            return
+            raise RuntimeError("outcomes without a step")
         tree = any(not outcome.draft.is_chain for outcome in outcomes)
         kind = Kind.MIXED if now.others else Kind.TREE if tree else Kind.CHAIN
         usual = self._costs.steps(kind, now.branches).at(tokens) * self._costs.pace

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Sequence as Items
 
@@ -14,9 +15,18 @@ from engine.speculation.controller import Controller, Outcome
 from engine.speculation.draft import EMPTY, Advance, Draft, Drafter, Wish
 from engine.speculation.tally import Tally
 
+_log = logging.getLogger(__name__)
+
+_PAUSE = 64
+"""Steps without guesses after a drafter's first failure; after each other one twice as many as before."""
+
 
 class Speculator:
-    """One model's drafter and its controller."""
+    """One model's drafter and its controller.
+
+    Guesses change nothing but the speed, so a drafter that fails ends no request: its error is logged, it starts anew,
+    and for a while nobody guesses.
+    """
 
     def __init__(self, drafter: Drafter, controller: Controller, *, context: int, trees: bool) -> None:
         """``context``: most tokens of a sequence. ``trees``: whether the attention can compute them."""
@@ -30,6 +40,9 @@ class Speculator:
         """Branches of the step under way that might get guesses."""
         self._began = 0.0
         self._gone: list[GenerateSequence] = []
+        self._pause = _PAUSE
+        self._paused = 0
+        """Steps to go until the drafter is asked again."""
 
     def reset(self, cache: KVCache) -> None:
         """The target's cache is this one now, and empty."""
@@ -40,12 +53,13 @@ class Speculator:
         """The scheduled work with guesses for the branches that are due one token, as far as the step's ``step_tokens``
         and the memory allow: nobody loses its pages to a guess."""
         self._forget_gone()
+        self._paused = max(0, self._paused - 1)
         tokens = sum(count for _, count in work)
         wishes = self._wishes(work, tokens)
         given: dict[Sequence, Draft] = {}
         started = time.perf_counter()
         if wishes:
-            drafts = self.controller.trim(wishes, self.drafter.propose(wishes))
+            drafts = self._drafts(wishes)
             left = step_tokens - tokens
             for wish, draft in zip(wishes, drafts, strict=True):
                 given[wish.sequence] = fitting = self._fit(wish, draft, left, len(work))
@@ -68,10 +82,11 @@ class Speculator:
                 advances.append(Advance(sequence, sequence.computed - len(rows), rows))
             start += count + len(draft)
         began = time.perf_counter()
-        self.drafter.advance(advances, hidden)
+        self._advance(advances, hidden)
         drafting = self._drafting + time.perf_counter() - began
         self.tally.count(self._due, outcomes, drafting)
-        self.controller.learn(outcomes, start, drafting, seconds)
+        if self._due:
+            self.controller.learn(outcomes, start, drafting, seconds)
         self._forget_gone()
 
     def forget(self, sequence: GenerateSequence) -> None:
@@ -79,10 +94,36 @@ class Speculator:
         self._gone.append(sequence)
 
     def _forget_gone(self) -> None:
-        for sequence in self._gone:
-            self.drafter.forget(sequence)
+        gone, self._gone = self._gone, []
+        for sequence in gone:
             self.controller.forget(sequence)
-        self._gone.clear()
+            try:
+                self.drafter.forget(sequence)
+            except Exception:
+                self._start_anew()
+
+    def _drafts(self, wishes: list[Wish]) -> list[Draft]:
+        if self._paused:
+            return [EMPTY] * len(wishes)
+        try:
+            return self.controller.trim(wishes, self.drafter.propose(wishes))
+        except Exception:
+            self._start_anew()
+            return [EMPTY] * len(wishes)
+
+    def _advance(self, advances: list[Advance], hidden: Tensor) -> None:
+        if self._paused:
+            return
+        try:
+            self.drafter.advance(advances, hidden)
+        except Exception:
+            self._start_anew()
+
+    def _start_anew(self) -> None:
+        """The drafter has just failed."""
+        _log.exception("the drafter %s failed; nobody guesses for %d steps", self.drafter.kind, self._pause)
+        self._paused, self._pause = self._pause, 2 * self._pause
+        self.drafter.reset(self._cache)
 
     def _wishes(self, work: Items[tuple[Sequence, int]], tokens: int) -> list[Wish]:
         """What is asked for the branches that are due one token and may write more than that."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,13 @@ TEMPLATE = (
     "{% if add_generation_prompt %}<|assistant|>{% endif %}"
 )
 CORPUS = ["step one: add 3 and 4 to get 7.\n\n", "so the answer is \\boxed{42}\n", "naïve café 你好 🙂🙃 x = 1 + 30"]
+
+@pytest.fixture(autouse=True)
+def _no_drafter_fails_unnoticed(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
+    """The engine outlives a drafter's failure; a test that does not expect one must not."""
+    yield
+    assert not [record for record in caplog.get_records("call") if record.name == "engine.speculation.speculator"]
+
 
 _SIZES = {
     "vocab_size": 400,

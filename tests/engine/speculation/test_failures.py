@@ -1,0 +1,96 @@
+"""A drafter that fails ends no request, and what failed requests left is forgotten."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+from torch import Tensor
+
+from engine.cache.kv import KVCache
+from engine.sequence import GenerateSequence
+from engine.speculation import speculator
+from engine.speculation.controller import AdaptiveController, FixedController
+from engine.speculation.draft import Advance, Draft, Wish
+from engine.types import Completion, EngineError
+from tests.engine.conftest import Checkpoints
+from tests.engine.helpers import Harness
+from tests.engine.speculation.drafters import Oracle
+from tests.engine.speculation.test_exact import VOCAB, answers, completions, requests, same, truth
+
+
+class Fragile(Oracle):
+    """Fails at the first call of one of its methods after some steps."""
+
+    where = ""
+    steps = 0
+    resets = 0
+
+    def reset(self, cache: KVCache) -> None:
+        super().reset(cache)
+        self.resets += 1
+
+    def propose(self, wishes: Sequence[Wish]) -> list[Draft]:
+        self._fail("propose")
+        drafts = super().propose(wishes)
+        if self.where == "trim" and self.resets == 1:
+            drafts[0] = Draft((3,), (-1,), (float("nan"),))
+        return drafts
+
+    def advance(self, steps: Sequence[Advance], hidden: Tensor) -> None:
+        self.steps += 1
+        self._fail("advance")
+        super().advance(steps, hidden)
+
+    def forget(self, sequence: GenerateSequence) -> None:
+        self._fail("forget")
+        super().forget(sequence)
+
+    def _fail(self, where: str) -> None:
+        if self.where == where and self.steps > 3 and self.resets == 1:
+            raise RuntimeError("out of memory")
+
+
+@pytest.mark.parametrize("where", ["propose", "trim", "advance", "forget"])
+def test_a_drafter_that_fails_pauses_and_nobody_else_notices(
+    checkpoints: Checkpoints, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    monkeypatch.setattr(speculator, "_PAUSE", 4)
+    folder, asked = checkpoints("qwen3"), requests("plain")
+    plain = completions(answers(Harness(folder), asked))
+    drafter = Fragile(truth(asked, plain), VOCAB, 0.7)
+    drafter.where = where
+    harness = Harness(folder)
+    harness.core.speculate(drafter, AdaptiveController(4, 8) if where == "trim" else FixedController(4, 8))
+    same(completions(answers(harness, asked)), plain)
+    assert [record.message for record in caplog.records] == ["the drafter oracle failed; nobody guesses for 4 steps"]
+    caplog.clear()
+    before = harness.core.stats.accepted_tokens
+    same(completions(answers(harness, asked)), plain)
+    assert harness.core.stats.accepted_tokens > before
+    assert not drafter.known
+
+
+def test_branches_of_a_step_that_failed_are_forgotten(
+    checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, asked = checkpoints("qwen3"), requests("plain")
+    plain = completions(answers(Harness(folder), asked))
+    oracle, controller = Oracle(truth(asked, plain), VOCAB, 0.7), AdaptiveController(4, 8)
+    harness = Harness(folder)
+    harness.core.speculate(oracle, controller)
+    heard = [harness.submit(request) for request in asked]
+    for _ in range(4):
+        harness.core.step()
+    assert controller._skills
+    with monkeypatch.context() as patch:
+        patch.setattr(harness.core.model.decoder, "read", lambda *_: 1 / 0)
+        harness.core.step()
+    assert not harness.core.busy
+    for events in heard:
+        assert isinstance(events[-1], EngineError)
+        assert not any(isinstance(event, Completion) for event in events)
+    same(completions(answers(harness, asked)), plain)
+    assert not oracle.known
+    assert not controller._skills
+    assert harness.core.timings.requests["generate"] == 2 * len(asked)
