@@ -39,7 +39,10 @@ class Speculator:
         self._due = 0
         """Branches of the step under way that might get guesses."""
         self._began = 0.0
+        self._under_way = False
+        """Whether a step began that nothing was learned from yet."""
         self._gone: list[GenerateSequence] = []
+        """Branches that it ended."""
         self._pause = _PAUSE
         self._paused = 0
         """Steps to go until the drafter is asked again."""
@@ -48,11 +51,12 @@ class Speculator:
         """The target's cache is this one now, and empty."""
         self._cache = cache
         self.drafter.reset(cache)
+        self._forget_gone()
 
     def extend(self, work: Items[tuple[Sequence, int]], step_tokens: int) -> list[Work]:
         """The scheduled work with guesses for the branches that are due one token, as far as the step's ``step_tokens``
         and the memory allow: nobody loses its pages to a guess."""
-        self._forget_gone()
+        self._under_way = True
         self._paused = max(0, self._paused - 1)
         tokens = sum(count for _, count in work)
         wishes = self._wishes(work, tokens)
@@ -92,8 +96,11 @@ class Speculator:
     def forget(self, sequence: GenerateSequence) -> None:
         """A branch is over. What its last step taught is learned before it is forgotten."""
         self._gone.append(sequence)
+        if not self._under_way:
+            self._forget_gone()
 
     def _forget_gone(self) -> None:
+        self._under_way = False
         gone, self._gone = self._gone, []
         for sequence in gone:
             self.controller.forget(sequence)

@@ -26,6 +26,7 @@ TEMPLATE = (
 )
 CORPUS = ["step one: add 3 and 4 to get 7.\n\n", "so the answer is \\boxed{42}\n", "naïve café 你好 🙂🙃 x = 1 + 30"]
 
+
 @pytest.fixture(autouse=True)
 def _no_drafter_fails_unnoticed(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
     """The engine outlives a drafter's failure; a test that does not expect one must not."""

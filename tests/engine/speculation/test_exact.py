@@ -214,6 +214,13 @@ def test_a_cancelled_branch_is_forgotten_with_what_it_has(checkpoints: Checkpoin
         assert one.token_ids == other.token_ids[: len(one.token_ids)]
     same(cut[4:], plain[4:])
     assert not oracle.known
+    harness.submit(asked[0])
+    for _ in range(3):
+        harness.core.step()
+    assert oracle.known
+    harness.core.cancel(lambda _: True)
+    assert not harness.core.busy
+    assert not oracle.known
 
 
 def test_the_accepted_path_is_the_longest_that_follows_the_draws() -> None:
