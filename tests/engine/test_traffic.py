@@ -1,19 +1,31 @@
-"""Random traffic: requests come, stream, are cut, aborted and preempted, and nothing changes anybody's tokens."""
+"""Random traffic: requests come, stream, are cut, aborted and preempted, whoever guesses, and nothing changes anybody's
+tokens."""
 
 from __future__ import annotations
 
 import itertools
 import random
+from collections.abc import Sequence
+from dataclasses import replace
 from functools import cache
+from pathlib import Path
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import Tensor
 
+from engine.cache.kv import KVCache
 from engine.core import CoreOptions
-from engine.sequence import Event
+from engine.sequence import Event, GenerateSequence
+from engine.speculation.controller import AdaptiveController, Outcome
+from engine.speculation.draft import Advance, Draft, Drafter, Wish
+from engine.speculation.draft_model import DraftModel
+from engine.speculation.load import load_drafter
 from engine.types import Branch, Completion, GenerateRequest, ScoreItem, ScoreResult
 from tests.engine.conftest import Checkpoints
 from tests.engine.helpers import Harness, generate, score
+from tests.engine.speculation.heads import eagle_parts, medusa_parts, save_head
 
 LAW = {"temperature": 1.1, "top_k": 50, "ignore_eos": True}
 PROMPTS = [random.Random(length).choices(range(3, 360), k=length) for length in (3, 18, 33, 60)]
@@ -33,7 +45,77 @@ ACTIONS = st.lists(
 )
 
 
-def test_random_traffic_on_a_small_pool_gives_everybody_their_own_tokens(checkpoints: Checkpoints) -> None:
+class Prompted:
+    """A drafter that is told some of the right tokens, and that remembers whom it has not been told to forget."""
+
+    def __init__(self, drafter: Drafter) -> None:
+        self._drafter = drafter
+        self.kind, self.layers = drafter.kind, drafter.layers
+        self._random = random.Random(0)
+        self.known: set[GenerateSequence] = set()
+        self.right: dict[tuple[int, tuple[int, ...]], tuple[int, ...]] = {}
+        """What branches write, by their key and their prompt."""
+
+    def reset(self, cache: KVCache) -> None:
+        self.known.clear()
+        self._drafter.reset(cache)
+
+    def propose(self, wishes: Sequence[Wish]) -> list[Draft]:
+        self.known.update(wish.sequence for wish in wishes)
+        drafts = self._drafter.propose(wishes)
+        return [self._told(wish.sequence, draft) for wish, draft in zip(wishes, drafts, strict=True)]
+
+    def _told(self, sequence: GenerateSequence, draft: Draft) -> Draft:
+        """With the right token in place of some guess of each depth."""
+        written = len(sequence.written)
+        text = self.right[sequence.key, tuple(sequence.tokens[: len(sequence.tokens) - written])]
+        tokens, depths = list(draft.tokens), draft.depths
+        for depth in set(depths):
+            place = self._random.choice([place for place, other in enumerate(depths) if other == depth])
+            if self._random.random() < 0.7 and written + depth <= len(text):
+                tokens[place] = text[written + depth - 1]
+        return replace(draft, tokens=tuple(tokens))
+
+    def advance(self, steps: Sequence[Advance], hidden: Tensor) -> None:
+        self.known.update(step.sequence for step in steps)
+        self._drafter.advance(steps, hidden)
+
+    def forget(self, sequence: GenerateSequence) -> None:
+        self.known.discard(sequence)
+        self._drafter.forget(sequence)
+
+    def check(self) -> None:
+        if isinstance(self._drafter, DraftModel):
+            self._drafter.cache.check()
+            assert self.known or not self._drafter.cache.open_tables
+
+
+class Timed(AdaptiveController):
+    """With a clock of its own: now guesses pay, and now they do not."""
+
+    def learn(self, outcomes: Sequence[Outcome], tokens: int, drafting: float, step: float, /) -> None:
+        costly = self._steps % 400 > 300
+        super().learn(outcomes, tokens, 1e-4, 1e-2 + (1e-2 if costly else 1e-5) * tokens)
+
+    @property
+    def known(self) -> int:
+        return len(self._skills)
+
+
+def drafter_of(kind: str, folder: Path, draft: Path, heads: Path, harness: Harness) -> Prompted:
+    parts = {"medusa": medusa_parts, "eagle": eagle_parts}
+    where = {"draft_model": f"={draft}", "ngram": ""}
+    wanted = kind + (where[kind] if kind in where else f"={save_head(heads, *parts[kind]())}")
+    model = harness.core.model
+    drafter = load_drafter(wanted, folder, model.decoder, context=model.info.context)
+    assert drafter is not None
+    return Prompted(drafter)
+
+
+@pytest.mark.parametrize("kind", ["off", "ngram", "draft_model", "medusa", "eagle"])
+def test_random_traffic_on_a_small_pool_gives_everybody_their_own_tokens(
+    checkpoints: Checkpoints, tmp_path: Path, kind: str
+) -> None:
     folder = checkpoints("qwen3")
     quiet = Harness(folder)
 
@@ -51,12 +133,19 @@ def test_random_traffic_on_a_small_pool_gives_everybody_their_own_tokens(checkpo
     # 160 slots hold the longest branch and little else, so preemption and eviction are the rule.
     options = CoreOptions(kv_tokens=160, page_size=8, max_running=6, step_tokens=24, lease_seconds=4.0)
     busy = Harness(folder, options)
+    drafter, controller = None, Timed(6, 12)
+    if kind != "off":
+        drafter = drafter_of(kind, folder, checkpoints("llama"), tmp_path, busy)
+        drafter.right = {
+            (key, tuple(prompt)): alone(number, key) for number, prompt in enumerate(PROMPTS) for key in range(5)
+        }
+        busy.core.speculate(drafter, controller)
     clock = itertools.count()
     busy.core.cache.leases._clock = lambda: 0.1 * next(clock)
 
     leased: set[int] = set()
 
-    @settings(max_examples=25, deadline=None, derandomize=True)
+    @settings(max_examples=25 if kind == "off" else 15, deadline=None, derandomize=True)
     @given(ACTIONS)
     def traffic(actions: list[Action]) -> None:
         sent: list[tuple[GenerateRequest | None, int, list[Event]]] = []
@@ -91,8 +180,14 @@ def test_random_traffic_on_a_small_pool_gives_everybody_their_own_tokens(checkpo
                 busy.core.step()
                 leased.add(busy.core.stats.leases)
                 busy.core.check()
+                if drafter is not None:
+                    drafter.check()
         busy.run()
         assert busy.core.cache.available == busy.core.cache.pool.size
+        assert not controller.known
+        if drafter is not None:
+            assert not drafter.known
+            drafter.check()
         for request, prompt, events in sent:
             if request is None:
                 scored = [event for event in events if isinstance(event, ScoreResult) and event.values]
@@ -108,6 +203,8 @@ def test_random_traffic_on_a_small_pool_gives_everybody_their_own_tokens(checkpo
                 assert whole or request.request_id in aborted
 
     traffic()
-    assert busy.core.stats.preemptions > 0
-    assert busy.core.stats.cached_tokens > 0
-    assert max(leased) > 1
+    stats = busy.core.stats
+    assert (stats.accepted_tokens > 0.2 * stats.generated_tokens) == (kind != "off")
+    assert stats.preemptions > 0
+    assert stats.cached_tokens > 0
+    assert any(leased)
