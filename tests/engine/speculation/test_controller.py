@@ -143,7 +143,7 @@ def test_it_is_never_slower_than_plain_decoding_in_the_long_run(seed: int) -> No
         noise=rng.choice((0.02, 0.1)),
         seed=seed,
     )
-    tokens = 8000 * simulation.branches
+    tokens = 4000 * simulation.branches
     assert replace(simulation).run(adaptive(), tokens) > 0.97 * plain(simulation, tokens)
 
 
