@@ -63,10 +63,14 @@ class Prompted:
     def propose(self, wishes: Sequence[Wish]) -> list[Draft]:
         self.known.update(wish.sequence for wish in wishes)
         drafts = self._drafter.propose(wishes)
-        return [self._told(wish.sequence, draft) for wish, draft in zip(wishes, drafts, strict=True)]
+        return [self._told(wish, draft) for wish, draft in zip(wishes, drafts, strict=True)]
 
-    def _told(self, sequence: GenerateSequence, draft: Draft) -> Draft:
-        """With the right token in place of some guess of each depth."""
+    def _told(self, wish: Wish, draft: Draft) -> Draft:
+        """With the right token in place of some guess of each depth, and in a tree with another guess before all."""
+        if wish.nodes > max(wish.depth, len(draft)) and draft:
+            parents = (-1, *(parent + 1 if parent >= 0 else -1 for parent in draft.parents))
+            draft = Draft((3, *draft.tokens), parents, (draft.chances[0], *draft.chances))
+        sequence = wish.sequence
         written = len(sequence.written)
         text = self.right[sequence.key, tuple(sequence.tokens[: len(sequence.tokens) - written])]
         tokens, depths = list(draft.tokens), draft.depths
@@ -91,7 +95,11 @@ class Prompted:
 
 
 class Timed(AdaptiveController):
-    """With a clock of its own: now guesses pay, and now they do not."""
+    """With a clock of its own: now guesses pay, and now they do not. Every other step may have trees."""
+
+    def sizes(self, sequences: Sequence[GenerateSequence], others: int, /) -> list[tuple[int, int]]:
+        spare = self._steps % 2
+        return [(depth, (1 + spare) * depth + spare) for depth, _ in super().sizes(sequences, others)]
 
     def learn(self, outcomes: Sequence[Outcome], tokens: int, drafting: float, step: float, /) -> None:
         costly = self._steps % 400 > 300
@@ -145,7 +153,7 @@ def test_random_traffic_on_a_small_pool_gives_everybody_their_own_tokens(
 
     leased: set[int] = set()
 
-    @settings(max_examples=25 if kind == "off" else 15, deadline=None, derandomize=True)
+    @settings(max_examples=25, deadline=None, derandomize=True)
     @given(ACTIONS)
     def traffic(actions: list[Action]) -> None:
         sent: list[tuple[GenerateRequest | None, int, list[Event]]] = []
@@ -204,7 +212,7 @@ def test_random_traffic_on_a_small_pool_gives_everybody_their_own_tokens(
 
     traffic()
     stats = busy.core.stats
-    assert (stats.accepted_tokens > 0.2 * stats.generated_tokens) == (kind != "off")
+    assert (stats.accepted_tokens > 0.1 * stats.generated_tokens) == (kind != "off")
     assert stats.preemptions > 0
     assert stats.cached_tokens > 0
     assert any(leased)
