@@ -174,11 +174,11 @@ class EngineCore:
             self._jobs.remove(job)
             if any(isinstance(sequence, ScoreSequence) for sequence in job.sequences):
                 job.sink(EngineError(f"score request {job.request_id!r} was {reason}"))
-            for sequence in job.sequences:
+            sequences, job.sequences = job.sequences, []
+            for sequence in sequences:
                 if isinstance(sequence, GenerateSequence):
                     self._emit_completion(sequence, (reason, None))
                 self._forget(sequence)
-            job.sequences.clear()
 
     def fail(self, error: EngineError) -> None:
         """Ends all jobs with an error; the engine can do nothing after it."""

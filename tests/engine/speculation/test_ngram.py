@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from scipy.stats import binom
 
 from engine.cache.kv import KVCache
+from engine.core import CoreOptions
 from engine.sequence import GenerateSequence, Job
 from engine.speculation import ngram, suffix_index
 from engine.speculation.controller import FixedController
@@ -429,6 +430,17 @@ def operations(work: Callable[[], object]) -> int:
     finally:
         sys.settrace(before)
     return lines + Watched.looks
+
+
+def test_nothing_is_kept_of_a_request_that_is_cancelled_while_some_branches_wait(checkpoints: Checkpoints) -> None:
+    harness, drafter = Harness(checkpoints("qwen3"), CoreOptions(kv_tokens=4096, max_running=2)), NgramDrafter()
+    harness.core.speculate(drafter, FixedController(3, 3))
+    harness.submit(generate([5, 6, 5, 6, 5], [Branch(1, key, 30) for key in range(4)], ignore_eos=True))
+    for _ in range(4):
+        harness.core.step()
+    assert drafter._searches
+    harness.core.cancel(lambda _: True)
+    assert not drafter._searches
 
 
 def test_a_step_costs_the_same_however_long_the_texts_are() -> None:
