@@ -82,7 +82,7 @@ class Work:
     positions: Tensor
     """``[flat tokens]`` position of each in its sequence."""
     slots: Tensor
-    """``[flat tokens]`` int64, page * page_size + offset: where each token's own keys and values go."""
+    """``[flat tokens]`` int64, page * page_size + offset: where each token's own keys and values go; negative for padding."""
     tokens: Tensor
     """``[entries]`` flat tokens of the tiles' queries."""
     low: Tensor
@@ -327,8 +327,7 @@ class Buffers:
             if name in ("low", "high", "merged"):
                 staged[len(array) :] = 0
             elif name == "slots":
-                # A batch is padded by repeating its last token, which writes the same once more.
-                staged[len(array) :] = array[-1]
+                staged[len(array) :] = -1  # padding, of which nothing is kept
         self._device.copy_(self._host, non_blocking=True)
         if self._sent is not None:
             self._sent.record()

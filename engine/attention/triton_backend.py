@@ -11,6 +11,7 @@ from torch import Tensor
 
 from engine.attention import LayerAttention
 from engine.attention.plan import Ints, Rows, share_prefixes
+from kernels.kv_write import rotary_write
 from kernels.paged_attention import PagedKeys, paged_attention
 from kernels.paged_work import (
     NO_TREE,
@@ -25,7 +26,6 @@ from kernels.paged_work import (
     plan_work,
     shared_keys,
 )
-from kernels.quantize import quantize_vectors
 
 _KEPT = 128
 """Sets of buffers that are kept for steps of the same shape."""
@@ -67,11 +67,20 @@ class TritonAttention:
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """See ``Attend``."""
+        # Turned by no angle.
+        cos = torch.ones(len(q), 2, device=q.device)
+        return self.rotated(layer, torch.cat((q, k), dim=1), v, cos, torch.zeros_like(cos))
+
+    def rotated(self, layer: int, qk: Tensor, v: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        """``__call__`` for queries and keys whose positions are not encoded yet, ``[tokens, heads + kv_heads,
+        head_dim]``: they are turned on their way. ``cos`` and ``sin``: ``[tokens, dim]`` float32, see
+        ``rotary_tables``.
+
+        Tokens behind the step's own are padding: nothing is kept of them, and what they get is undefined.
+        """
         about = self._layers[layer]
-        for kind, new in enumerate((k, v)):
-            self._write(layer, kind, new.transpose(0, 1))
-        if q.stride(-1) != 1:
-            q = q.contiguous()
+        scales = None if self._scales is None else self._scales[layer]
+        q = rotary_write(qk, v, cos, sin, self._slots[: len(qk)], self._kv[layer], scales)
         out = paged_attention(
             q,
             self._caches[layer],
@@ -81,17 +90,6 @@ class TritonAttention:
             softcap=about.softcap,
         )
         return out.flatten(1)
-
-    def _write(self, layer: int, kind: int, new: Tensor) -> None:
-        """Puts ``[kv_heads, tokens, head_dim]`` into the step's slots."""
-        target, slots = self._kv[layer, kind].flatten(1, 2), self._slots[: new.shape[1]]
-        if self._scales is None:
-            target.index_copy_(1, slots, new.to(target.dtype))
-            return
-        numbers, scales = quantize_vectors(new, target.dtype)
-        # Copied as bytes: torch moves no float8 by index.
-        target.view(torch.uint8).index_copy_(1, slots, numbers.view(torch.uint8))
-        self._scales[layer, kind].flatten(1).index_copy_(1, slots, scales)
 
     def _plan(self, rows: Rows, window: int | None) -> Plan:
         segments, positions, sees = _segments(rows, shared=window is None)

@@ -14,6 +14,7 @@ import torch
 from engine.cache.leases import Leases
 from engine.cache.pool import PagePool
 from engine.cache.tree import Match, Node, PrefixTree
+from engine.device import HOST, Placement, sent
 
 
 @dataclass(eq=False, slots=True)
@@ -56,6 +57,7 @@ class KVCache:
         page_size: int,
         rows: int,
         context: int,
+        place: Placement = HOST,
         max_pinned: int = 0,
         lease_seconds: float = math.inf,
         clock: Callable[[], float] = time.monotonic,
@@ -63,7 +65,9 @@ class KVCache:
         """``max_pinned``: pages that leases may pin; they lapse when nobody touches them for ``lease_seconds``."""
         self.page_size = page_size
         # Zeros, not empty: a masked slot still meets its weight of zero, and zero times a stray NaN would be NaN.
-        self.data = torch.zeros(layers, 2, kv_heads, pages, page_size, head_dim)
+        self.data = torch.zeros(
+            layers, 2, kv_heads, pages, page_size, head_dim, dtype=place.dtype, device=place.device
+        )
         self.pages: npt.NDArray[np.int64] = np.zeros((rows, -(-context // page_size)), np.int64)
         self._rows = list(range(rows - 1, -1, -1))
         self._tables: dict[int, PageTable] = {}
@@ -125,8 +129,8 @@ class KVCache:
 
     def move(self, moves: Sequence[tuple[PageTable, int, int]]) -> None:
         """Copies the keys and values of tokens of tables from one position to another, all at once."""
-        source = torch.tensor([self._slot(table, start) for table, start, _ in moves])
-        target = torch.tensor([self._slot(table, end) for table, _, end in moves])
+        places = [(self._slot(table, start), self._slot(table, end)) for table, start, end in moves]
+        source, target = sent(torch.tensor(places), self.data.device).unbind(1)
         slots = self.data.flatten(3, 4)
         slots[:, :, :, target] = slots[:, :, :, source]
 

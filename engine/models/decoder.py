@@ -14,6 +14,8 @@ import torch
 from torch import Tensor
 
 from engine.attention import Attend
+from engine.attention.triton_backend import TritonAttention
+from engine.device import HOST, Placement, sent
 from engine.models.families import DecoderConfig
 from engine.models.feed_forward import Experts, GatedMlp
 from engine.models.model import Batch
@@ -45,16 +47,17 @@ class Layer:
 
 
 class Decoder:
-    """A checkpoint's weights and the forward pass over paged keys and values. float32, CPU. A ``Model``."""
+    """A checkpoint's weights and the forward pass over paged keys and values. A ``Model``."""
 
-    def __init__(self, config: DecoderConfig, weights: Weights, context: int, read: Read) -> None:
+    def __init__(self, config: DecoderConfig, weights: Weights, context: int, read: Read, place: Placement = HOST) -> None:
         """Takes the weights. Raises ``EngineError`` when they are missing, unreadable or do not fit the config.
 
         ``context``: most tokens of one sequence that will be served. ``read``: how the checkpoint holds its matrices.
+        ``place``: where it is computed.
         """
         self.config = config
-        builder = LayerBuilder(config, weights, read)
-        self._embedding = weights.take("model.embed_tokens.weight", config.vocab, config.hidden)
+        builder = LayerBuilder(config, weights, read, place)
+        self._embedding = place.put(weights.take("model.embed_tokens.weight", config.vocab, config.hidden))
         self._layers = [builder.layer(index) for index in range(config.layers)]
         self._norm = builder.norm("model.norm")
         if config.labels:
@@ -67,7 +70,7 @@ class Decoder:
         weights.finish()
         self._parameters = weights.parameters
         tables = {rope: rope.tables(context) for rope in set(config.ropes)}
-        self._ropes = list(tables.values())
+        self._ropes = [(cos.to(place.device), sin.to(place.device)) for cos, sin in tables.values()]
         self._rope_of = [list(tables).index(rope) for rope in config.ropes]
 
     @property
@@ -89,10 +92,12 @@ class Decoder:
 
     def read(self, hidden: Tensor, token_ids: Sequence[int] = ()) -> Tensor:
         """See ``Model``."""
-        logits = self._head(rms_norm(hidden, self._norm, self.config.norm_eps))
+        logits = self._head(rms_norm(hidden, self._norm, self.config.norm_eps)).float()
         if token_ids:
-            logits = logits[:, list(token_ids)]
+            logits = logits[:, sent(torch.tensor(token_ids), logits.device)]
         if self.config.logit_softcap is not None and not self.config.labels:
+            if logits.device.type != "cpu":
+                return torch.tanh(logits / self.config.logit_softcap) * self.config.logit_softcap
             # numpy's tanh, for torch's depends on where in memory a logit stands, and so on the number of rows.
             capped = np.tanh((logits / self.config.logit_softcap).numpy()) * np.float32(self.config.logit_softcap)
             logits = torch.from_numpy(capped)
@@ -114,8 +119,11 @@ def layer_forward(
     qk = qkv[:, :turning]
     if layer.qk_norm is not None:
         qk = rms_norm(qk, layer.qk_norm, config.norm_eps)
-    qk = rotary(qk, *angles)
-    mixed = attend(index, qk[:, : config.heads], qk[:, config.heads :], qkv[:, turning:])
+    if isinstance(attend, TritonAttention):
+        mixed = attend.rotated(index, qk, qkv[:, turning:], *angles)
+    else:
+        qk = rotary(qk, *angles)
+        mixed = attend(index, qk[:, : config.heads], qk[:, config.heads :], qkv[:, turning:])
     if layer.output_norm is None:
         hidden = layer.output.add(mixed, hidden)
     else:
@@ -129,10 +137,11 @@ def layer_forward(
 class LayerBuilder:
     """Takes a checkpoint's tensors and fuses them. No source tensor outlives the part that it is fused into."""
 
-    def __init__(self, config: DecoderConfig, weights: Weights, read: Read) -> None:
+    def __init__(self, config: DecoderConfig, weights: Weights, read: Read, place: Placement = HOST) -> None:
         self._config = config
         self._weights = weights
         self._read = read
+        self._place = place
         self._activation = _ACTIVATIONS[config.activation]
 
     def layer(self, index: int) -> Layer:
@@ -160,7 +169,8 @@ class LayerBuilder:
     def norm(self, name: str, size: int | None = None) -> Tensor:
         """A norm's weights as they are multiplied."""
         weight = self._weights.take(f"{name}.weight", self._config.hidden if size is None else size)
-        return weight + self._config.norm_offset if self._config.norm_offset else weight
+        weight = weight + self._config.norm_offset if self._config.norm_offset else weight
+        return weight.to(self._place.device)  # in float32 everywhere, since it costs next to nothing
 
     def linear(self, name: str, rows: int, columns: int, *, bias: bool) -> Product:
         """The product with one matrix."""
@@ -175,9 +185,8 @@ class LayerBuilder:
     def product(self, parts: dict[str, int], columns: int, *, bias: bool) -> Product:
         """The matrices of those names and rows, one below the other."""
         matrices = [self._read(self._weights, name, rows, columns) for name, rows in parts.items()]
-        if not bias:
-            return product(matrices)
-        return product(matrices, torch.cat([self._weights.take(f"{name}.bias", rows) for name, rows in parts.items()]))
+        added = torch.cat([self._weights.take(f"{name}.bias", rows) for name, rows in parts.items()]) if bias else None
+        return product(matrices, added, self._place)
 
     def _qk_norm(self, attention: str) -> Tensor:
         config = self._config
@@ -200,7 +209,7 @@ class LayerBuilder:
             both = self._weights.take(f"{stacked}gate_up_proj", about.experts, 2 * about.intermediate, hidden)
             downs = self._weights.take(f"{stacked}down_proj", about.experts, hidden, about.intermediate)
             pairs: list[tuple[Product, Product]] = [
-                (Linear(gate_up), Linear(down)) for gate_up, down in zip(both, downs, strict=True)
+                (Linear(self._place.put(gate_up)), Linear(self._place.put(down))) for gate_up, down in zip(both, downs, strict=True)
             ]
             router = "mlp"
         else:

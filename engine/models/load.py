@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+from engine.device import HOST, Placement
 from engine.models.config import ModelConfig, read_raw_config
 from engine.models.decoder import Decoder
 from engine.models.families import decoder_config, is_defined
@@ -15,8 +16,8 @@ from engine.quantization.formats import reader
 from engine.types import EngineError
 
 
-def load_model(folder: Path, capacity: Callable[[ModelConfig], int]) -> Model:
-    """Loads the checkpoint in ``folder``.
+def load_model(folder: Path, capacity: Callable[[ModelConfig], int], place: Placement = HOST) -> Model:
+    """Loads the checkpoint in ``folder`` into ``place``, which is the host for all that transformers runs.
 
     ``capacity``: how many tokens of such a model the memory will hold; no longer sequence is ever computed.
     Raises ``EngineError`` that names what is missing, damaged or not supported.
@@ -32,4 +33,4 @@ def load_model(folder: Path, capacity: Callable[[ModelConfig], int]) -> Model:
         read = reader(quantized)
     except EngineError as error:
         raise EngineError(f"{folder}: {error}") from None
-    return Decoder(config, Weights(folder), min(config.context, capacity(config)), read)
+    return Decoder(config, Weights(folder), min(config.context, capacity(config)), read, place)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from engine.device import HOST, Placement
 from kernels import linear_int4, linear_int8
 from kernels.linear import Linear, Product
 from kernels.linear_int4 import Int4Linear
@@ -59,14 +60,18 @@ def dense(matrix: Matrix) -> Tensor:
     return matrix if isinstance(matrix, Tensor) else matrix.dense()
 
 
-def product(parts: Sequence[Matrix], bias: Tensor | None = None) -> Product:
-    """The product with matrices of the same input, one below the other, in the layout that is fastest on a CPU:
+def product(parts: Sequence[Matrix], bias: Tensor | None = None, place: Placement = HOST) -> Product:
+    """The product with matrices of the same input, one below the other. On a GPU in the type of ``place``, also where the
+    checkpoint has fewer bits; on a CPU in the layout that is fastest there:
 
     - W8A8 in every part: int8, which wins for every shape and number of rows.
     - 4 bits in groups that the operator knows: packed int4, which wins up to 16 rows and costs an eighth of the memory.
     - Anything else: float32. No operator of torch's beats it there without rounding activations that the checkpoint
       does not want rounded.
     """
+    if place.on_gpu:
+        dense_parts = [place.put(dense(part)) for part in parts]
+        return Linear(_stack(dense_parts), None if bias is None else place.put(bias))
     first = parts[0]
     if isinstance(first, Int8Matrix) and linear_int8.supported(first.codes.shape[1]):
         ints = [part for part in parts if isinstance(part, Int8Matrix)]
