@@ -210,7 +210,17 @@ class Supervisor:
             self._old_handler = None
 
 
-ENGINE_OPTIONS = ("kv_tokens", "max_running", "max_waiting", "step_tokens", "threads", "lease_share", "lease_seconds")
+ENGINE_OPTIONS = (
+    "kv_tokens",
+    "max_running",
+    "max_waiting",
+    "step_tokens",
+    "threads",
+    "lease_share",
+    "lease_seconds",
+    "device",
+    "dtype",
+)
 """Options of the engine server that are settings too, with ``engine_`` before their names."""
 
 

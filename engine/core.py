@@ -14,10 +14,15 @@ import torch
 
 from engine.attention.deterministic import DeterministicAttention
 from engine.attention.torch_backend import TorchAttention
+from engine.attention.triton_backend import TritonAttention
 from engine.batch import Work, build_batch
 from engine.cache.kv import KVCache
-from engine.drawing import Draw, Drawn, read_out
-from engine.models.config import ModelConfig
+from engine.device import Placement, find_place
+from engine.device_sampling import sample_on_device
+from engine.drawing import Draw, Drawn, Sampler, read_out, sample_on_host
+from engine.forward import Forward, GpuForward, HostForward
+from engine.models.config import ModelConfig, read_raw_config
+from engine.models.families import is_defined
 from engine.models.foreign import ForeignModel
 from engine.models.load import load_model
 from engine.outputs import Ending, completion, ending, next_delta, score_result
@@ -63,6 +68,10 @@ class CoreOptions:
     deterministic: bool = False
     """A request's tokens are the same bits whatever else runs, however its prompt is cut, cached or recomputed. Slower;
     without it the same holds but for rounding (about 1e-6 of a logit)."""
+    device: str = "auto"
+    """``cpu``, ``cuda``, or ``auto``: a GPU if there is one and the model can be computed there."""
+    dtype: str = "auto"
+    """Of weights, keys and values: ``float32``, ``bfloat16``, or ``auto``: the latter on a GPU. The CPU has float32."""
     debug: bool = False
     """Check every invariant of the cache and the scheduler whenever nothing is left to do."""
 
@@ -96,7 +105,8 @@ class EngineCore:
         """Loads the checkpoint in ``folder``; raises ``EngineError`` that says what is wrong with it."""
         self._options = options
         _keep_freed_memory()
-        model = load_model(folder, self._capacity)
+        self._place = _place(folder, options)
+        model = load_model(folder, self._capacity, self._place)
         if options.deterministic and isinstance(model, ForeignModel):
             raise EngineError(f"{folder}: deterministic mode is not supported for architectures run by transformers")
         # What the pool cannot hold could never run, so it bounds the context too.
@@ -114,7 +124,7 @@ class EngineCore:
             self._start_empty()
         except RuntimeError as error:
             raise EngineError(
-                f"{capacity} tokens of keys and values need {capacity * _token_bytes(model.config)} bytes: {error}"
+                f"{capacity} tokens of keys and values need {capacity * self._token_bytes(model.config)} bytes: {error}"
             ) from None
 
     @property
@@ -234,9 +244,8 @@ class EngineCore:
         speculator, size = self._speculator, self._options.step_tokens
         work = [Work(*one) for one in schedule.work] if speculator is None else speculator.extend(schedule.work, size)
         batch, rows, work = build_batch(work, self.cache, self.model.config.attention[0])
-        self._attention.prepare(rows)
-        hidden = self.model.decoder.forward(batch, self._attention)
-        drawn = read_out(work, hidden, self.model.decoder)
+        hidden = self._forward(batch, rows)
+        drawn = read_out(work, hidden, self.model.decoder, self._sampler)
         self._commit(work, started)
         outcomes = self._settle(drawn)
         if speculator is not None:
@@ -357,7 +366,12 @@ class EngineCore:
         check_length(options.draft_length)
         if self.model.config.labels:
             return None
-        drafter = load_drafter(options.draft, folder, self.model.decoder, context=context)
+        draft = options.draft
+        if self._place.on_gpu and draft.partition("=")[0] not in ("off", "ngram"):
+            if draft != "auto":
+                raise EngineError(f"drafter {draft!r} is computed on the CPU alone: ask for draft ngram or device cpu")
+            draft = "ngram"
+        drafter = load_drafter(draft, folder, self.model.decoder, context=context)
         if drafter is None:
             return None
         controller = AdaptiveController(options.draft_length, MAX_NODES)
@@ -366,8 +380,12 @@ class EngineCore:
     def _capacity(self, config: ModelConfig) -> int:
         """Tokens whose keys and values the pool holds: whole pages, at least one."""
         options = self._options
-        wanted = options.kv_tokens or min(_DEFAULT_KV_TOKENS, _DEFAULT_KV_BYTES // _token_bytes(config))
+        wanted = options.kv_tokens or min(_DEFAULT_KV_TOKENS, _DEFAULT_KV_BYTES // self._token_bytes(config))
         return max(1, wanted // options.page_size) * options.page_size
+
+    def _token_bytes(self, config: ModelConfig) -> int:
+        """Size of one token's keys and values."""
+        return config.layers * config.kv_heads * config.head_dim * 2 * self._place.dtype.itemsize
 
     def _start_empty(self) -> None:
         config, options, speculator = self.model.config, self._options, self._speculator
@@ -379,19 +397,31 @@ class EngineCore:
             page_size=options.page_size,
             rows=options.max_running,
             context=self.model.info.context,
+            place=self._place,
             max_pinned=int(self._pages * options.lease_share),
             lease_seconds=options.lease_seconds,
         )
-        backend = DeterministicAttention if options.deterministic else TorchAttention
-        self._attention = backend(config.attention, self.cache.data[: config.layers])
+        decoder, kv = self.model.decoder, self.cache.data[: config.layers]
+        if self._place.on_gpu:
+            attend = TritonAttention(config.attention, kv)
+            self._forward: Forward = GpuForward(decoder, attend, self._place.device)
+            self._sampler: Sampler = sample_on_device
+        else:
+            backend = DeterministicAttention if options.deterministic else TorchAttention
+            self._forward, self._sampler = HostForward(decoder, backend(config.attention, kv)), sample_on_host
         self._scheduler = Scheduler(self.cache, max_running=options.max_running, step_tokens=options.step_tokens)
         if speculator is not None:
             speculator.reset(self.cache)
 
 
-def _token_bytes(config: ModelConfig) -> int:
-    """Size of one token's keys and values."""
-    return config.layers * config.kv_heads * config.head_dim * 2 * torch.float32.itemsize
+def _place(folder: Path, options: CoreOptions) -> Placement:
+    """Where the model in ``folder`` is computed."""
+    architecture, host_only = read_raw_config(folder).architecture, None
+    if options.deterministic:
+        host_only = "deterministic mode is for the CPU alone"
+    elif not is_defined(architecture):
+        host_only = f"{folder} is a {architecture}, which transformers runs on the CPU alone"
+    return find_place(options.device, options.dtype, host_only=host_only)
 
 
 def _keep_freed_memory() -> None:

@@ -30,7 +30,7 @@ class Placement:
 HOST = Placement(torch.device("cpu"), torch.float32, on_gpu=False)
 
 
-def place(device: str, dtype: str, *, host_only: str | None = None) -> Placement:
+def find_place(device: str, dtype: str, *, host_only: str | None = None) -> Placement:
     """The place that an operator asks for: one of ``DEVICES``, in one of ``DTYPES``.
 
     ``host_only``: why this model runs on the CPU alone; ``auto`` then is that. Raises ``EngineError`` where there is no

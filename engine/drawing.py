@@ -3,18 +3,21 @@ of score requests."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from typing import NamedTuple
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from engine.batch import Work
 from engine.changes import Point, change
+from engine.device import sent
 from engine.logprobs import log_probabilities, read_prompt
 from engine.models.model import Model
-from engine.sampling import Coordinates, Laws, sample
+from engine.penalties import Ints
+from engine.sampling import Coordinates, Floats, Laws, sample
 from engine.sequence import GenerateSequence, ScoreSequence
 from engine.speculation.draft import Draft
 from engine.types import TokenLogprob
@@ -43,7 +46,18 @@ class Drawn(NamedTuple):
     """The token after its last one, and then for each guess of its draft the token that would follow that."""
 
 
-def read_out(work: list[Work], hidden: Tensor, model: Model) -> list[Drawn]:
+Sampler = Callable[[Tensor, Sequence[Point], Laws, Coordinates], tuple[Ints, Floats]]
+"""Applies what requests change in the logits of their points, in place, and draws one token for each. See
+``engine.sampling.sample``."""
+
+
+def sample_on_host(logits: Tensor, points: Sequence[Point], laws: Laws, where: Coordinates) -> tuple[Ints, Floats]:
+    """A ``Sampler`` of logits on the host."""
+    change(logits, points)
+    return sample(logits, laws, where)
+
+
+def read_out(work: list[Work], hidden: Tensor, model: Model, sampler: Sampler = sample_on_host) -> list[Drawn]:
     """Gives score sequences their values and prompts their log-probabilities, and draws the next token of every branch
     whose tokens are all computed now, and the one after each of its guesses.
 
@@ -52,14 +66,14 @@ def read_out(work: list[Work], hidden: Tensor, model: Model) -> list[Drawn]:
     """
     drawing, readings = _wanted(work, hidden, model)
     for token_ids, reads in readings.items():
-        logits = model.read(hidden[[row for _, _, row in reads]], token_ids)
+        logits = model.read(_chosen(hidden, [row for _, _, row in reads]), token_ids)
         for (sequence, position, _), values in zip(reads, logits.tolist(), strict=True):
             sequence.values[position] = tuple(values)
     if not drawing:
         return []
     rows = [row for drawn in drawing for row in range(drawn.row, drawn.row + 1 + len(drawn.draft))]
     points = [point for drawn in drawing for point in _points(drawn)]
-    draws = iter(_draw(points, model.read(hidden[rows])))
+    draws = iter(_draw(points, model.read(_chosen(hidden, rows)), sampler))
     for drawn in drawing:
         drawn.draws.extend(islice(draws, 1 + len(drawn.draft)))
     return drawing
@@ -94,19 +108,23 @@ def _points(drawn: Drawn) -> Iterator[Point]:
         yield Point(drawn.sequence, path, len(path))
 
 
-def _draw(points: list[Point], logits: Tensor) -> list[Draw]:
+def _chosen(rows: Tensor, which: list[int]) -> Tensor:
+    return rows[sent(torch.tensor(which), rows.device)]
+
+
+def _draw(points: list[Point], logits: Tensor, sampler: Sampler) -> list[Draw]:
     asking = [row for row, (sequence, _, _) in enumerate(points) if sequence.logprobs is not None]
-    raw = logits.numpy()[asking] if asking else None
-    change(logits, points)
+    # Complete when the tokens are, which are waited for.
+    raw = _chosen(logits, asking).to("cpu", non_blocking=True) if asking else None
     floats = np.array([(s.sampling.temperature, s.sampling.top_p, s.sampling.min_p) for s, _, _ in points])
     places = [(s.sampling.top_k, s.seed, s.key, len(s.tokens) + ahead) for s, _, ahead in points]
     temperature, top_p, min_p = floats.T
     top_k, seed, key, position = np.array(places, np.int64).T
     laws = Laws(temperature=temperature, top_p=top_p, min_p=min_p, top_k=top_k)
-    tokens, logprobs = sample(logits, laws, Coordinates(seed=seed, key=key, position=position))
+    tokens, logprobs = sampler(logits, points, laws, Coordinates(seed=seed, key=key, position=position))
     details: list[TokenLogprob | None] = [None] * len(points)
     if raw is not None:
         counts = [points[row].sequence.sampling.logprobs or 0 for row in asking]
-        for row, detail in zip(asking, log_probabilities(raw, tokens[asking], counts), strict=True):
+        for row, detail in zip(asking, log_probabilities(raw.numpy(), tokens[asking], counts), strict=True):
             details[row] = detail
     return list(map(Draw, tokens.tolist(), logprobs.tolist(), details))

@@ -24,6 +24,7 @@ from starlette.exceptions import HTTPException as StarletteHTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from engine.core import CoreOptions
+from engine.device import DEVICES, DTYPES
 from engine.local import LocalEngine
 from engine.merge import Events, merged
 from engine.metrics import EngineCollector
@@ -311,6 +312,12 @@ def _parser() -> argparse.ArgumentParser:
         metavar="N",
         help=f"most guesses after each other, at most {MAX_LENGTH} (default: %(default)s)",
     )
+    for name, known, text in (
+        ("device", DEVICES, "where models are computed; auto takes a GPU if there is one"),
+        ("dtype", DTYPES, "of weights, keys and values; auto is bfloat16 on a GPU, and float32 on a CPU"),
+    ):
+        default = getattr(_DEFAULTS, name)
+        parser.add_argument(f"--{name}", choices=known, default=default, help=f"{text} (default: %(default)s)")
     parser.add_argument("--threads", type=_positive, metavar="N", help="threads for the arithmetic of one step")
     parser.add_argument(
         "--deterministic",

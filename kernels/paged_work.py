@@ -82,7 +82,7 @@ class Work:
     positions: Tensor
     """``[flat tokens]`` position of each in its sequence."""
     slots: Tensor
-    """``[flat tokens]`` int64, page * page_size + offset: where each token's own keys and values go; negative for padding."""
+    """``[flat tokens]`` int64, page * page_size + offset: where each token's own keys and values go. Padding has -1."""
     tokens: Tensor
     """``[entries]`` flat tokens of the tiles' queries."""
     low: Tensor

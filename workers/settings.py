@@ -5,7 +5,7 @@ from __future__ import annotations
 import ipaddress
 import os
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
 
 from pydantic import Field, SecretStr, ValidationError, field_validator
@@ -59,6 +59,12 @@ class Settings(BaseSettings):
     )
     engine_lease_seconds: Annotated[float, Field(gt=0)] | None = Field(
         None, description="Seconds after which what a silent job pinned is let go; 600 by default."
+    )
+    engine_device: Literal["auto", "cpu", "cuda"] | None = Field(
+        None, description="Where models are computed: cpu, cuda or auto, a GPU if there is one, which is the default."
+    )
+    engine_dtype: Literal["auto", "float32", "bfloat16"] | None = Field(
+        None, description="Of weights, keys and values; by default bfloat16 on a GPU. The CPU has float32 alone."
     )
     engine_deterministic: bool = Field(
         False, description="A request's numbers are the same bits whatever else runs or is cached; slower."

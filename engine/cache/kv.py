@@ -65,9 +65,7 @@ class KVCache:
         """``max_pinned``: pages that leases may pin; they lapse when nobody touches them for ``lease_seconds``."""
         self.page_size = page_size
         # Zeros, not empty: a masked slot still meets its weight of zero, and zero times a stray NaN would be NaN.
-        self.data = torch.zeros(
-            layers, 2, kv_heads, pages, page_size, head_dim, dtype=place.dtype, device=place.device
-        )
+        self.data = torch.zeros(layers, 2, kv_heads, pages, page_size, head_dim, dtype=place.dtype, device=place.device)
         self.pages: npt.NDArray[np.int64] = np.zeros((rows, -(-context // page_size)), np.int64)
         self._rows = list(range(rows - 1, -1, -1))
         self._tables: dict[int, PageTable] = {}

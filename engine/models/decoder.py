@@ -49,7 +49,9 @@ class Layer:
 class Decoder:
     """A checkpoint's weights and the forward pass over paged keys and values. A ``Model``."""
 
-    def __init__(self, config: DecoderConfig, weights: Weights, context: int, read: Read, place: Placement = HOST) -> None:
+    def __init__(
+        self, config: DecoderConfig, weights: Weights, context: int, read: Read, place: Placement = HOST
+    ) -> None:
         """Takes the weights. Raises ``EngineError`` when they are missing, unreadable or do not fit the config.
 
         ``context``: most tokens of one sequence that will be served. ``read``: how the checkpoint holds its matrices.
@@ -209,7 +211,8 @@ class LayerBuilder:
             both = self._weights.take(f"{stacked}gate_up_proj", about.experts, 2 * about.intermediate, hidden)
             downs = self._weights.take(f"{stacked}down_proj", about.experts, hidden, about.intermediate)
             pairs: list[tuple[Product, Product]] = [
-                (Linear(self._place.put(gate_up)), Linear(self._place.put(down))) for gate_up, down in zip(both, downs, strict=True)
+                (Linear(self._place.put(gate_up)), Linear(self._place.put(down)))
+                for gate_up, down in zip(both, downs, strict=True)
             ]
             router = "mlp"
         else:

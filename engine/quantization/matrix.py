@@ -61,8 +61,8 @@ def dense(matrix: Matrix) -> Tensor:
 
 
 def product(parts: Sequence[Matrix], bias: Tensor | None = None, place: Placement = HOST) -> Product:
-    """The product with matrices of the same input, one below the other. On a GPU in the type of ``place``, also where the
-    checkpoint has fewer bits; on a CPU in the layout that is fastest there:
+    """The product with matrices of the same input, one below the other. On a GPU in the type of ``place``, also where
+    the checkpoint has fewer bits; on a CPU in the layout that is fastest there:
 
     - W8A8 in every part: int8, which wins for every shape and number of rows.
     - 4 bits in groups that the operator knows: packed int4, which wins up to 16 rows and costs an eighth of the memory.

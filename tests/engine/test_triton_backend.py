@@ -72,14 +72,14 @@ def test_decoding_steps_of_one_shape_use_the_same_memory() -> None:
     assert int((work.low[:, COUNT] > 0).sum()) == 5
 
 
-def test_a_padded_batch_repeats_its_last_token() -> None:
-    """The padding's keys go where the last token's go, and the sequences get what they would get alone."""
+def test_nothing_is_kept_of_padding() -> None:
+    """The sequences get what they would get alone, and so does the cache, though the padding is no number."""
     about = LayerAttention(KV_HEADS * PER_KV, KV_HEADS, DIM, 0.4)
     torch.manual_seed(0)
     kv = torch.randn(1, 2, KV_HEADS, POOL, PAGE, DIM)
     q, k, v = (torch.randn(8, heads, DIM) for heads in (about.heads, KV_HEADS, KV_HEADS))
     for x in (q, k, v):
-        x[5:] = x[4]
+        x[5:] = torch.nan
     results = []
     for tokens in (5, 8):
         attend = TritonAttention([about], kv.clone())

@@ -1,0 +1,74 @@
+"""Drawing a step's tokens on the device that has the logits: what ``engine.penalties`` and ``engine.sampling`` do on
+the host. The host waits once, for tokens and log-probabilities together."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from engine.changes import Point, forbidden_at, penalties_of
+from engine.device import sent
+from engine.penalties import Ints, Penalties
+from engine.sampling import Coordinates, Floats, Laws
+from engine.types import EngineError
+from kernels import sampling
+
+
+def sample_on_device(logits: Tensor, points: Sequence[Point], laws: Laws, where: Coordinates) -> tuple[Ints, Floats]:
+    """A ``Sampler`` of logits on a device."""
+    penalties, forbidden = penalties_of(points), forbidden_at(points)
+    if penalties or forbidden:
+        sampling.change(logits, changes(len(logits), penalties, forbidden, logits.device))
+    rows = len(logits)
+    # An even number of columns: each row then begins at a multiple of 16 bytes, and the kernel is compiled once.
+    packed = np.zeros((7, rows + rows % 2), np.int64)
+    floats = packed[:3].view(np.float64)
+    floats[0, :rows], floats[1, :rows], floats[2, :rows] = laws.temperature, laws.top_p, laws.min_p
+    for place, numbers in enumerate((laws.top_k, where.seed, where.key, where.position), 3):
+        packed[place, :rows] = numbers
+    columns = sent(torch.from_numpy(packed), logits.device)[:, :rows]
+    temperature, top_p, min_p = columns[:3].view(torch.float64)
+    top_k, seed, key, position = columns[3:]
+    tokens, logprobs = sampling.draw(
+        logits,
+        sampling.Laws(temperature, top_p, min_p, top_k),
+        sampling.Coordinates(seed, key, position),
+    )
+    drawn = torch.stack((tokens, logprobs.view(torch.int64))).cpu().numpy()
+    if (drawn[0] < 0).any():
+        raise EngineError("the model's logits are not finite")
+    return drawn[0], drawn[1].view(np.float64)
+
+
+def changes(
+    rows: int, penalties: Mapping[int, Penalties], forbidden: Mapping[int, Ints], device: torch.device
+) -> sampling.Changes:
+    """What penalties change, and the tokens that may not be drawn, for each of ``rows`` rows."""
+    sizes = np.zeros(rows, np.int64)
+    settings = np.tile(np.array([1, 0, 0], np.float32), (rows, 1))
+    tokens, bias, seen, counts = [], [], [], []
+    for row in sorted(penalties.keys() | forbidden.keys()):
+        one, never = penalties.get(row), forbidden.get(row, np.empty(0, np.int64))
+        known = np.empty(0, np.int64)
+        if one is not None:
+            known, settings[row] = one.tokens, (one.repetition, one.frequency, one.presence)
+            bias.append(np.where(np.isin(known, never), np.float32(-np.inf), one.bias))
+            seen.append(one.seen)
+            counts.append(one.counts)
+        new = np.setdiff1d(never, known)
+        tokens += [known, new]
+        bias.append(np.full(len(new), -np.inf, np.float32))
+        seen.append(np.zeros(len(new), np.bool_))
+        counts.append(np.zeros(len(new), np.float32))
+        sizes[row] = len(known) + len(new)
+    return sampling.Changes(
+        starts=sent(torch.from_numpy(np.concatenate(([0], sizes.cumsum()))), device),
+        tokens=sent(torch.from_numpy(np.concatenate(tokens)), device),
+        bias=sent(torch.from_numpy(np.concatenate(bias)), device),
+        seen=sent(torch.from_numpy(np.concatenate(seen)), device),
+        counts=sent(torch.from_numpy(np.concatenate(counts)), device),
+        settings=sent(torch.from_numpy(settings), device),
+    )

@@ -1,0 +1,137 @@
+"""One step's way through a model's layers: on the host, or on a GPU with CUDA graphs.
+
+The way of a GPU was never run on one: it is computed by the kernels' references and by Triton's interpreter in tests,
+and its kernels are compiled for Hopper.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from engine.attention.deterministic import DeterministicAttention
+from engine.attention.plan import Rows
+from engine.attention.torch_backend import TorchAttention
+from engine.attention.triton_backend import TritonAttention
+from engine.device import sent
+from engine.models.families import DecoderConfig
+from engine.models.model import Batch, Model
+from kernels.paged_work import Buffers
+
+_KEPT = 64
+"""Graphs, at most; the one that was not used for longest goes first."""
+
+
+class Forward(Protocol):
+    """Final hidden states ``[tokens or more, hidden]`` of a step's ``batch``, which is on the host."""
+
+    def __call__(self, batch: Batch, rows: Rows) -> Tensor: ...
+
+
+class HostForward:
+    """Where the batch is."""
+
+    def __init__(self, model: Model, attend: TorchAttention | DeterministicAttention) -> None:
+        self._model = model
+        self._attend = attend
+
+    def __call__(self, batch: Batch, rows: Rows) -> Tensor:
+        """See ``Forward``."""
+        self._attend.prepare(rows)
+        return self._model.forward(batch, self._attend)
+
+
+class Graph(Protocol):
+    """A captured computation."""
+
+    output: Tensor
+    """What every replay writes."""
+
+    def replay(self) -> None:
+        """Computes it again, of what its inputs hold now."""
+        ...
+
+
+class CudaGraph:
+    """Kernels that a GPU launches without the host. What they allocate stays theirs, in memory that all graphs share:
+    the output of one is valid until another is replayed."""
+
+    _pool: Any = None
+
+    def __init__(self, compute: Callable[[], Tensor]) -> None:
+        """``compute`` must have run before, so that its kernels are compiled. It is captured, not run."""
+        if CudaGraph._pool is None:
+            CudaGraph._pool = torch.cuda.graph_pool_handle()
+        self._graph = torch.cuda.CUDAGraph()
+        # Other threads may use the device meanwhile: it is this one's calls that are captured.
+        with torch.cuda.graph(self._graph, pool=CudaGraph._pool, capture_error_mode="thread_local"):
+            self.output = compute()
+
+    def replay(self) -> None:
+        """See ``Graph``."""
+        self._graph.replay()
+
+
+class GpuForward:
+    """On a GPU, which nothing here waits for.
+
+    Steps in which every sequence has one new token are padded to a multiple of eight (below that to a power of two) and
+    captured when their shape is met for the second time; every later one is a replay. All other steps are launched
+    kernel by kernel, and so are those of mixtures of experts, whose sizes the host must know.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        attend: TritonAttention,
+        device: torch.device,
+        capture: Callable[[Callable[[], Tensor]], Graph] = CudaGraph,
+    ) -> None:
+        self._model = model
+        self._attend = attend
+        self._device = device
+        self._capture = capture
+        self._captures = isinstance(model.config, DecoderConfig) and model.config.experts is None
+        self._inputs: dict[int, Tensor] = {}
+        """Tokens and positions of the steps of one size, where its graphs read them: ``[2, size]``."""
+        self._graphs: dict[tuple[int, tuple[Buffers, ...]], Graph | None] = {}
+        """By size and by the attention's buffers; ``None``: met once."""
+
+    def __call__(self, batch: Batch, rows: Rows) -> Tensor:
+        """See ``Forward``. On return the device may not even have begun."""
+        self._attend.prepare(rows)
+        if not self._captures or int(rows.queries.max()) > 1:
+            tokens, positions = sent(torch.stack((batch.tokens, batch.positions)), self._device)
+            return self._model.forward(Batch(tokens, positions), self._attend)
+        size = padded(len(batch.tokens))
+        inputs = self._fill(batch, size)
+        key = size, self._attend.buffers
+        met = key in self._graphs
+        graph = self._graphs.pop(key, None)
+        if met and graph is None:
+            graph = self._capture(lambda: self._model.forward(Batch(*inputs), self._attend))
+        self._graphs[key] = graph
+        if len(self._graphs) > _KEPT:
+            del self._graphs[next(iter(self._graphs))]
+        if graph is None:
+            return self._model.forward(Batch(*inputs), self._attend)
+        graph.replay()
+        return graph.output
+
+    def _fill(self, batch: Batch, size: int) -> Tensor:
+        """Sends a step's tokens and positions to where the graphs of this size read them."""
+        host = np.zeros((2, size), np.int64)
+        host[0, : len(batch.tokens)], host[1, : len(batch.tokens)] = batch.tokens.numpy(), batch.positions.numpy()
+        inputs = self._inputs.get(size)
+        if inputs is None:
+            inputs = self._inputs[size] = torch.empty(2, size, dtype=torch.int64, device=self._device)
+        return inputs.copy_(sent(torch.from_numpy(host), self._device))
+
+
+def padded(tokens: int) -> int:
+    """The size that a decoding step of so many tokens is computed in."""
+    return 1 << (tokens - 1).bit_length() if tokens < 8 else -(-tokens // 8) * 8

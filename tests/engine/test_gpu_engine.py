@@ -1,0 +1,175 @@
+"""The engine's way of a GPU, computed on the CPU by the kernels' references: the same tokens as the engine of the CPU.
+With a GPU (``pytest -m gpu``) also there."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from engine.core import CoreOptions
+from engine.device import HOST, find_place
+from engine.forward import padded
+from engine.types import Branch, Completion, EngineError, GenerateRequest, ScoreItem
+from tests.engine.conftest import Checkpoints
+from tests.engine.gpu import Replay, pretend
+from tests.engine.helpers import SMALL, Harness, generate, score
+
+_RANDOM = random.Random(0)
+TEXTS = [tuple(_RANDOM.choices(range(3, 360), k=size)) for size in (1, 37, 50, 16)]
+CHANGED = {
+    "repetition_penalty": 1.3,
+    "frequency_penalty": 0.4,
+    "presence_penalty": 0.2,
+    "logit_bias": ((5, 2.0), (9, -50.0)),
+    "min_tokens": 8,
+    "logprobs": 3,
+    "prompt_logprobs": 2,
+}
+FAMILIES = ["qwen3", "qwen3_window", "gemma2", "phi3", "llama_bias", "qwen3_moe"]
+
+
+def requests(size: int = 24) -> list[GenerateRequest]:
+    """Of all kinds of laws."""
+    laws: list[dict[str, object]] = [
+        {"temperature": 0.9, "top_p": 0.9},
+        {"temperature": 0.0} | CHANGED,
+        {"temperature": 1.1, "top_k": 20, "min_p": 0.02} | CHANGED,
+        {"temperature": 1.0},
+    ]
+    return [
+        generate(text, [Branch(seed=row, key=key, max_tokens=size) for key in range(3)], request_id=f"r{row}", **law)
+        for row, (text, law) in enumerate(zip(TEXTS, laws, strict=True))
+    ]
+
+
+def answers(folder: Path, options: CoreOptions = SMALL, size: int = 24) -> list[Completion]:
+    harness = Harness(folder, options)
+    events = [harness.submit(request) for request in requests(size)]
+    harness.run()
+    done = [[event for event in some if isinstance(event, Completion)] for some in events]
+    return [one for some in done for one in sorted(some, key=lambda one: one.index)]
+
+
+def agree(ours: list[Completion], theirs: list[Completion], tolerance: float = 2e-4) -> None:
+    assert [one.token_ids for one in ours] == [one.token_ids for one in theirs]
+    for one, other in zip(ours, theirs, strict=True):
+        assert one.finish_reason == other.finish_reason
+        assert one.logprob == pytest.approx(other.logprob, abs=24 * tolerance)
+        for own, plain in zip(one.logprobs or (), other.logprobs or (), strict=True):
+            assert own.logprob == pytest.approx(plain.logprob, abs=tolerance)
+
+
+@pytest.mark.parametrize("kind", FAMILIES)
+def test_a_gpu_draws_the_tokens_that_the_cpu_draws(
+    kind: str, checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = answers(checkpoints(kind), replace(SMALL, device="cpu"))
+    pretend(monkeypatch)
+    agree(answers(checkpoints(kind)), expected)
+    assert (Replay.replayed > 0) == (kind != "qwen3_moe")
+
+
+def test_and_when_sequences_are_preempted(checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch) -> None:
+    options = CoreOptions(kv_tokens=320, max_running=8, step_tokens=64, device="cpu")
+    expected = answers(checkpoints("qwen3"), options, 40)
+    pretend(monkeypatch)
+    agree(answers(checkpoints("qwen3"), options, 40), expected)
+
+
+def test_and_when_tokens_are_guessed(checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = answers(checkpoints("qwen3"), replace(SMALL, device="cpu"))
+    pretend(monkeypatch)
+    agree(answers(checkpoints("qwen3"), replace(SMALL, draft="ngram")), expected)
+
+
+@pytest.mark.parametrize(("kind", "token_ids"), [("qwen3_classify", ()), ("gemma2", (7, 3))])
+def test_values_are_those_of_the_cpu(
+    kind: str, token_ids: tuple[int, ...], checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = score(*(ScoreItem(text, (0, len(text) - 1)) for text in TEXTS), token_ids=token_ids)
+    expected = Harness(checkpoints(kind), replace(SMALL, device="cpu")).score(asked)
+    pretend(monkeypatch)
+    for ours, theirs in zip(Harness(checkpoints(kind)).score(asked), expected, strict=True):
+        np.testing.assert_allclose(ours.values, theirs.values, atol=1e-4)
+
+
+def test_graphs_are_captured_once_for_each_shape(checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch) -> None:
+    pretend(monkeypatch)
+    harness = Harness(checkpoints("qwen3"))
+    request = generate(TEXTS[1], [Branch(seed=1, key=key, max_tokens=20) for key in range(5)], temperature=1.0)
+    harness.complete(replace(request, sampling=replace(request.sampling, ignore_eos=True)))
+    assert 0 < Replay.captured < Replay.replayed
+    before = Replay.captured, Replay.replayed
+    harness.complete(replace(request, sampling=replace(request.sampling, ignore_eos=True)))
+    assert Replay.captured - before[0] <= 1
+    assert Replay.replayed - before[1] >= 18
+
+
+def test_few_sizes_serve_all_batches() -> None:
+    assert [padded(size) for size in (1, 2, 3, 5, 8, 9, 16, 17, 250)] == [1, 2, 4, 8, 8, 16, 16, 24, 256]
+
+
+def test_logits_that_are_no_numbers_fail_the_request(checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch) -> None:
+    pretend(monkeypatch)
+    harness = Harness(checkpoints("qwen3"))
+    monkeypatch.setattr(harness.core.model.decoder, "_norm", torch.full((48,), torch.nan))
+    events = harness.submit(requests()[0])
+    harness.run()
+    assert isinstance(events[-1], EngineError)
+    assert "not finite" in str(events[-1])
+
+
+@pytest.mark.parametrize("wanted", ["draft_model=x", "eagle=x", "medusa=x"])
+def test_drafters_with_weights_are_refused(
+    wanted: str, checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pretend(monkeypatch)
+    with pytest.raises(EngineError, match=r"CPU alone: ask for draft ngram or device cpu"):
+        Harness(checkpoints("qwen3"), replace(SMALL, draft=wanted))
+
+
+def test_a_gpu_that_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert find_place("auto", "auto") == find_place("cpu", "float32") == HOST
+    for device, dtype, words in (
+        ("cuda", "auto", "no CUDA device"),
+        ("tpu", "auto", "none of auto, cpu, cuda"),
+        ("cpu", "float8", "none of auto, float32, bfloat16"),
+        ("auto", "bfloat16", "float32 alone"),
+    ):
+        with pytest.raises(EngineError, match=words):
+            find_place(device, dtype)
+
+
+def test_a_gpu_is_taken_where_there_is_one_and_it_can_serve(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert (find_place("auto", "auto").device.type, find_place("auto", "auto").dtype) == ("cuda", torch.bfloat16)
+    assert find_place("cuda", "float32").dtype == torch.float32
+    assert find_place("auto", "auto", host_only="it is old") == find_place("cpu", "auto") == HOST
+    with pytest.raises(EngineError, match="it is old"):
+        find_place("cuda", "auto", host_only="it is old")
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "why"), [("qwen3", {"deterministic": True}, "deterministic"), ("olmo2", {}, "transformers")]
+)
+def test_models_for_the_cpu_alone_say_so(
+    kind: str, options: dict[str, bool], why: str, checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    with pytest.raises(EngineError, match=why):
+        Harness(checkpoints(kind), CoreOptions(kv_tokens=64, device="cuda", **options))  # type: ignore[arg-type]
+    assert Harness(checkpoints(kind), CoreOptions(kv_tokens=64, **options)).core.cache.data.is_cpu  # type: ignore[arg-type]
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
+@pytest.mark.parametrize("kind", FAMILIES)
+def test_on_a_gpu_in_float32(kind: str, checkpoints: Checkpoints) -> None:
+    expected = answers(checkpoints(kind), replace(SMALL, device="cpu"))
+    agree(answers(checkpoints(kind), replace(SMALL, device="cuda", dtype="float32")), expected, 2e-3)
