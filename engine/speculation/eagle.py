@@ -34,7 +34,7 @@ from engine.models.weights import Weights
 from engine.sequence import GenerateSequence
 from engine.speculation.draft import EMPTY, Advance, Draft, Wish
 from engine.speculation.grow import Level, grow
-from engine.speculation.heads import LastStates, Product, fits, read_head_config
+from engine.speculation.heads import LastStates, fits, product, read_head_config
 from engine.support import Ints
 from engine.types import EngineError
 from kernels.activation import silu_mul
@@ -81,13 +81,13 @@ class _Layer:
         queries, keys = about.heads * about.head_dim, about.kv_heads * about.head_dim
         take, attention, mlp = weights.take, "layer.self_attn.", "layer.mlp."
         self._norm = take("hidden_norm.weight", hidden)
-        self._fuse = Product(take("fc.weight", hidden, 2 * hidden))
+        self._fuse = product(take("fc.weight", hidden, 2 * hidden))
         parts = {f"{attention}q_proj": queries, f"{attention}k_proj": keys, f"{attention}v_proj": keys}
         parts |= {f"{mlp}gate_proj": inner, f"{mlp}up_proj": inner}
-        self._input = Product(torch.cat([take(f"{name}.weight", rows, hidden) for name, rows in parts.items()]))
+        self._input = product(torch.cat([take(f"{name}.weight", rows, hidden) for name, rows in parts.items()]))
         self._heads = queries + 2 * keys
         sides = take(f"{attention}o_proj.weight", hidden, queries), take(f"{mlp}down_proj.weight", hidden, inner)
-        self._output = Product(torch.cat(sides, dim=1))
+        self._output = product(torch.cat(sides, dim=1))
         weights.finish()
 
     def __call__(self, features: Tensor, embedded: Tensor, angles: tuple[Tensor, Tensor], attend: _Attend) -> Tensor:

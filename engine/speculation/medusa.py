@@ -4,8 +4,9 @@ https://arxiv.org/abs/2401.10774).
 Head ``k`` (from 0) reads the final hidden state ``h`` of the last computed token and the embedding ``e`` of the token
 that was drawn from it, and guesses the token ``k + 1`` places after that one. In the paper the heads read ``h`` alone;
 the drawn token, which ``h`` cannot know when it was sampled, costs one more column block of the same product. With
-``n = h / rms(h)`` the head's own state is ``n + silu(W_k [n; e] + b_k)``, a block with a residual as in the paper, and
-the target's own head reads it. The ``W_k`` are one stacked matrix, so that all guesses cost a handful of operators.
+``n = h / rms(h)`` and a gated hidden layer ``a = silu(G [n; e]) * U [n; e]``, which all heads share, the head's own
+state is ``n + V_k a + b_k``, and the target's own head reads it. So all guesses cost two products and a read-out, and
+the shared layer can be much wider than the paper's one for each head.
 
 The heads guess independently of each other: a tree is every combination of their candidates, and the most likely
 combinations are computed.
@@ -17,13 +18,12 @@ which must normalise what it reads, as the Llama family's does.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from engine.cache.kv import KVCache
 from engine.models.model import Model
@@ -31,7 +31,8 @@ from engine.models.weights import Weights
 from engine.sequence import GenerateSequence
 from engine.speculation.draft import EMPTY, Advance, Draft, Wish
 from engine.speculation.guess import Guesses
-from engine.speculation.heads import LastStates, Product, read_head_config
+from engine.speculation.heads import LastStates, product, read_head_config
+from kernels.activation import silu_mul
 from kernels.norm import rms_norm
 
 _EPS = 1e-6
@@ -44,14 +45,13 @@ def load_medusa(folder: Path, model: Model) -> MedusaDrafter:
 
     Raises ``EngineError`` that names what is missing, damaged, left over, or does not fit the target.
     """
-    fields = read_head_config(folder, "medusa", model, ("heads",))
-    hidden, heads = model.config.hidden, int(fields["heads"])
+    fields = read_head_config(folder, "medusa", model, ("heads", "intermediate_size"))
+    hidden, heads, inner = model.config.hidden, int(fields["heads"]), int(fields["intermediate_size"])
     weights = Weights(folder)
-    blocks = Product(
-        weights.take("heads.weight", heads * hidden, 2 * hidden), weights.take("heads.bias", heads * hidden)
-    )
+    trunk = torch.cat([weights.take(f"trunk.{name}_proj.weight", inner, 2 * hidden) for name in ("gate", "up")])
+    blocks = weights.take("heads.weight", heads * hidden, inner), weights.take("heads.bias", heads * hidden)
     weights.finish()
-    return MedusaDrafter(blocks, heads, model)
+    return MedusaDrafter(product(trunk), product(*blocks), heads, model)
 
 
 class MedusaDrafter:
@@ -60,9 +60,12 @@ class MedusaDrafter:
     kind = "medusa"
     layers = 0
 
-    def __init__(self, blocks: Product, heads: int, model: Model) -> None:
-        """``blocks``: ``[heads * hidden, 2 * hidden]``."""
-        self._blocks, self._heads, self._model = blocks, heads, model
+    def __init__(
+        self, trunk: Callable[[Tensor], Tensor], blocks: Callable[[Tensor], Tensor], heads: int, model: Model
+    ) -> None:
+        """``trunk``: the product with the gate and the other half of the hidden layer, ``blocks``: that with what turns
+        it into the heads' states."""
+        self._trunk, self._blocks, self._heads, self._model = trunk, blocks, heads, model
         self._ones = torch.ones(model.config.hidden)
 
     def reset(self, cache: KVCache) -> None:
@@ -100,7 +103,8 @@ class MedusaDrafter:
         """``[wishes * depth, vocab]``, wish by wish."""
         drawn = self._model.embed(torch.tensor([wish.sequence.tokens[-1] for wish in wishes]))
         normal = rms_norm(states, self._ones, _EPS)
-        blocks = F.silu(self._blocks(torch.cat((normal, drawn), dim=1))).view(len(wishes), self._heads, -1)
+        inner = silu_mul(self._trunk(torch.cat((normal, drawn), dim=1)))
+        blocks = self._blocks(inner).view(len(wishes), self._heads, -1)
         return self._model.read((blocks[:, :depth] + normal[:, None]).flatten(0, 1))
 
 

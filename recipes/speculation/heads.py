@@ -21,12 +21,14 @@ from recipes.speculation.target import Target
 
 
 class Medusa(nn.Module):
-    """Independent heads; only the first level's token is read."""
+    """Independent heads on a shared hidden layer; of the tokens only the first level's is read."""
 
     def __init__(self, target: Target, levels: int) -> None:
         super().__init__()
-        hidden = target.config.hidden
-        self.weight = nn.Parameter(_random(levels * hidden, 2 * hidden) * 0.5)
+        hidden, inner = target.config.hidden, 3 * target.config.hidden
+        self.gate = nn.Parameter(_random(inner, 2 * hidden))
+        self.up = nn.Parameter(_random(inner, 2 * hidden))
+        self.heads = nn.Parameter(_random(levels * hidden, inner) * 0.5)
         self.bias = nn.Parameter(torch.zeros(levels * hidden))
         self._levels, self._embedding_scale = levels, target.embedding_scale
 
@@ -36,16 +38,22 @@ class Medusa(nn.Module):
         tokens = features.shape[1]
         normal = _normal(features[:, :-1])
         both = torch.cat((normal, embedded[:, 1:]), dim=-1)
-        blocks = zip(self.weight.chunk(self._levels), self.bias.chunk(self._levels), strict=True)
-        for level, (weight, bias) in enumerate(blocks):
+        inner = F.silu(F.linear(both, self.gate)) * F.linear(both, self.up)
+        heads = zip(self.heads.chunk(self._levels), self.bias.chunk(self._levels), strict=True)
+        for level, (weight, bias) in enumerate(heads):
             some = slice(0, tokens - 1 - level)
-            yield normal[:, some] + F.silu(F.linear(both[:, some], weight, bias))
+            yield normal[:, some] + F.linear(inner[:, some], weight, bias)
 
     def save(self, folder: Path, target: Target) -> None:
         """The checkpoint for ``engine.speculation.medusa``."""
-        config = {"kind": "medusa", **_sizes(target), "heads": self._levels}
-        tensors = {"heads.weight": _scaled(self.weight, self._embedding_scale), "heads.bias": self.bias}
-        _save(folder, config, tensors)
+        sizes = {"heads": self._levels, "intermediate_size": len(self.gate)}
+        tensors = {
+            "trunk.gate_proj.weight": _scaled(self.gate, self._embedding_scale),
+            "trunk.up_proj.weight": _scaled(self.up, self._embedding_scale),
+            "heads.weight": self.heads,
+            "heads.bias": self.bias,
+        }
+        _save(folder, {"kind": "medusa", **_sizes(target), **sizes}, tensors)
 
 
 class Eagle(nn.Module):

@@ -36,9 +36,14 @@ def save_head(folder: Path, config: dict[str, Any], tensors: dict[str, Tensor]) 
 def medusa_parts(heads: int = 3, seed: int = 0) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """Config and weights of heads that say much."""
     generator = torch.Generator().manual_seed(seed)
-    weight = 2 * torch.randn(heads * HIDDEN, 2 * HIDDEN, generator=generator)
-    config = {"kind": "medusa", "hidden_size": HIDDEN, "vocab_size": VOCAB, "heads": heads}
-    return config, {"heads.weight": weight, "heads.bias": torch.randn(heads * HIDDEN, generator=generator)}
+    tensors = {
+        "trunk.gate_proj.weight": torch.randn(INNER, 2 * HIDDEN, generator=generator) * 0.3,
+        "trunk.up_proj.weight": torch.randn(INNER, 2 * HIDDEN, generator=generator) * 0.3,
+        "heads.weight": torch.randn(heads * HIDDEN, INNER, generator=generator),
+        "heads.bias": torch.randn(heads * HIDDEN, generator=generator),
+    }
+    sizes = {"hidden_size": HIDDEN, "vocab_size": VOCAB, "heads": heads, "intermediate_size": INNER}
+    return {"kind": "medusa", **sizes}, tensors
 
 
 def eagle_parts(seed: int = 0) -> tuple[dict[str, Any], dict[str, Tensor]]:

@@ -33,8 +33,9 @@ def head_logits(target: Target, tensors: dict[str, Tensor], asked: Asked) -> np.
     """Every head's logits, ``[heads, vocab]``, from the whole text in float64."""
     state = rms(target.features(asked.tokens[:-1])[-1])
     both = torch.cat((state, target.embedding[asked.tokens[-1]]))
-    blocks = (tensors["heads.weight"].double() @ both + tensors["heads.bias"]).view(-1, len(state))
-    return target.read(state + blocks * torch.sigmoid(blocks))
+    gate, up = (tensors[f"trunk.{name}_proj.weight"].double() @ both for name in ("gate", "up"))
+    blocks = tensors["heads.weight"].double() @ (gate * torch.sigmoid(gate) * up) + tensors["heads.bias"]
+    return target.read(state + blocks.view(-1, len(state)))
 
 
 @pytest.mark.parametrize("shape", list(SHAPES))
@@ -94,8 +95,8 @@ def test_broken_heads_are_refused_by_name(checkpoints: Checkpoints, tmp_path: Pa
         (config | {"kind": "eagle"}, tensors, "the kind is 'eagle', not 'medusa'"),
         (config | {"layers": 2}, tensors, "layers"),
         (config | {"heads": 0}, tensors, "heads must be a number above 0, but is 0"),
-        (config | {"heads": 4}, tensors, r"has shape \(144, 96\), its config.json says \(192, 96\)"),
-        (config, {"other": torch.zeros(3)}, "lacks the tensor 'heads.weight'"),
+        (config | {"heads": 4}, tensors, r"has shape \(144, 64\), its config.json says \(192, 64\)"),
+        (config, {"other": torch.zeros(3)}, "lacks the tensor 'trunk.gate_proj.weight'"),
         (config, extra, "does not use: heads.norm"),
     ]
     for number, (fields, weights, message) in enumerate(cases):
