@@ -42,40 +42,64 @@ def bench_engine(
     peer_python: Annotated[
         Path | None, typer.Option(help="A Python interpreter that has the peers which this one lacks.")
     ] = None,
+    speculation: Annotated[
+        bool, typer.Option("--speculation", help="Instead: speculative decoding beside plain decoding.")
+    ] = False,
+    head: Annotated[
+        str, typer.Option(help="With --speculation: folders of more drafting heads, separated by commas.")
+    ] = "",
     out: Annotated[Path | None, typer.Option(help="Folder for results.json, table.md and chart.png.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")] = False,
 ) -> None:
     """The engine beside transformers, openvino-genai and llama-cpp-python: W1 best-of-N, W2 mixed serving, W3 tree
-    search, W4 single stream, cache-hit, and step, the gap between a decode step and its matrix products."""
+    search, W4 single stream, cache-hit, and step, the gap between a decode step and its matrix products.
+
+    With --speculation drafters beside plain decoding and transformers' assisted generation: on problems (batch-1,
+    batch-4, batch-16, batch-64), on a large model (250M) and in a tree search (W3).
+    """
     console = Console(stderr=True)
     try:
-        from benchmarks.engine import report
+        from benchmarks.engine import report, speculation_report
+        from benchmarks.engine import speculation as guessing
         from benchmarks.engine.checkpoint import SIZES
         from benchmarks.engine.measure import CASES, PEERS, WEIGHTS, Listener, Plan, measure
         from benchmarks.engine.process import BenchError
     except ModuleNotFoundError as error:
         _not_installed(error, console)
-    plan = Plan(
-        models=_chosen(model, SIZES, "--model"),
-        cases=_chosen(case, CASES, "--case"),
-        peers=_chosen(peer, PEERS, "--peer"),
-        weights=_chosen(weights, WEIGHTS, "--weights")[0],
-        rounds=rounds,
-        threads=threads or os.cpu_count() or 1,
-        peer_python=None if peer_python is None else str(peer_python),
-    )
+    threads = threads or os.cpu_count() or 1
+    if head and not speculation:
+        raise typer.BadParameter("it has a meaning with --speculation only", param_hint="--head")
     try:
-        measured = _measure(measure, Listener, plan, console)
+        if speculation:
+            if peer or peer_python or model != ",".join(SIZES) or weights != WEIGHTS[0]:
+                message = "--model, --peer, --peer-python and --weights have no meaning with it"
+                raise typer.BadParameter(message, param_hint="--speculation")
+            heads = tuple(folder for name in head.split(",") if (folder := name.strip()))
+            cases = _chosen(case, guessing.CASES, "--case")
+            guesses = guessing.SpeculationPlan(cases=cases, heads=heads, rounds=rounds, threads=threads)
+            measured = _measure(guessing.measure, Listener, guesses, console)
+            document = speculation_report.document(guesses, measured)
+        else:
+            plan = Plan(
+                models=_chosen(model, SIZES, "--model"),
+                cases=_chosen(case, CASES, "--case"),
+                peers=_chosen(peer, PEERS, "--peer"),
+                weights=_chosen(weights, WEIGHTS, "--weights")[0],
+                rounds=rounds,
+                threads=threads,
+                peer_python=None if peer_python is None else str(peer_python),
+            )
+            measured = _measure(measure, Listener, plan, console)
+            document = report.document(plan, measured)
     except BenchError as error:
         console.print(f"reasoner: {error}", markup=False, highlight=False)
         raise typer.Exit(1) from None
-    document = report.document(plan, measured)
     if out is not None:
         out.mkdir(parents=True, exist_ok=True)
-        command = shlex.join(["reasoner", *sys.argv[1:]])
+        command, page = shlex.join(["reasoner", *sys.argv[1:]]), speculation_report if speculation else report
         (out / "results.json").write_text(json.dumps(document, indent=2) + "\n")
-        (out / "table.md").write_text(report.markdown(document, command))
-        report.draw(document, out / "chart.png")
+        (out / "table.md").write_text(page.markdown(document, command))
+        page.draw(document, out / "chart.png")
     if as_json:
         print(json.dumps(document, indent=2))
     else:

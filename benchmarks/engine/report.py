@@ -64,6 +64,11 @@ def machine(threads: int, measured: Measured) -> dict[str, Any]:
 
 def markdown(document: dict[str, Any], command: str) -> str:
     """The tables of ``table.md``."""
+    return tables(document, command, f"{_METHOD} Our weights: {document['settings']['weights']}.")
+
+
+def tables(document: dict[str, Any], command: str, method: str) -> str:
+    """A page with the command, the machine, the method and the rows: speeds in one table, the others in another."""
     about = document["machine"]
     versions = ", ".join(f"{name} {version}" for name, version in sorted(about["versions"].items()))
     rows = [Row(**row) for row in document["rows"]]
@@ -74,7 +79,7 @@ def markdown(document: dict[str, Any], command: str) -> str:
         f"{about['memory_read_gb_s']:.1f} GB/s, multiplies {about['float32_product_gflop_s']:.0f} GFLOP/s (2048³). "
         f"Python {about['python']}, {versions}.",
         "",
-        f"{_METHOD} Our weights: {document['settings']['weights']}. Rounds: {document['settings']['rounds']}.",
+        f"{method} Rounds: {document['settings']['rounds']}.",
         "",
     ]
     speeds = speed_table(rows)

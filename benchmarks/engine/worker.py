@@ -20,7 +20,7 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, TextIO
 
-from benchmarks.engine import workloads
+from benchmarks.engine import problems, workloads
 
 MODULES = {
     "ours": "ours",
@@ -28,6 +28,8 @@ MODULES = {
     "transformers-cb": "transformers_cb",
     "openvino-genai": "openvino_genai",
     "llama-cpp-python": "llama_cpp",
+    "guessing": "guessing",
+    "transformers-assisted": "transformers_assisted",
 }
 """Systems, and the modules of ``benchmarks.engine.systems`` that drive them."""
 _PRODUCTS_SECONDS = 120.0
@@ -39,7 +41,7 @@ def main() -> None:
     answers = _private_output()
     lines: queue.SimpleQueue[str] = queue.SimpleQueue()
     threading.Thread(target=_listen, args=(lines,), daemon=True).start()
-    loaded: list[workloads.System] = []
+    loaded: list[Any] = []
     answer = _answer(lambda: loaded.append(_load(name, folder, threads, options)))
     while True:
         answers.write(json.dumps(answer) + "\n")
@@ -48,13 +50,11 @@ def main() -> None:
         answer = _answer(lambda call=call: _call(loaded[0], folder, call["call"], call["arguments"]))  # type: ignore[misc]
 
 
-def _load(name: str, folder: Path, threads: int, options: dict[str, Any]) -> workloads.System:
-    module = importlib.import_module(f"benchmarks.engine.systems.{MODULES[name]}")
-    system: workloads.System = module.load(folder, threads, **options)
-    return system
+def _load(name: str, folder: Path, threads: int, options: dict[str, Any]) -> Any:
+    return importlib.import_module(f"benchmarks.engine.systems.{MODULES[name]}").load(folder, threads, **options)
 
 
-def _call(system: workloads.System, folder: Path, name: str, arguments: dict[str, Any]) -> Any:
+def _call(system: Any, folder: Path, name: str, arguments: dict[str, Any]) -> Any:
     if name in ("products", "ceilings"):
         from benchmarks.engine import products
 
@@ -62,6 +62,10 @@ def _call(system: workloads.System, folder: Path, name: str, arguments: dict[str
         with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
             work = partial(products.products, folder) if name == "products" else products.ceilings
             return pool.submit(work, **arguments).result(timeout=_PRODUCTS_SECONDS)
+    if name in ("tokenize", "imitate"):
+        return getattr(system, name)(**arguments)
+    if name in ("solve", "search"):
+        return problems.call(system, name, **arguments)
     timed: dict[str, Callable[..., Any]] = {
         "run": workloads.run,
         "warm_up": workloads.warm_up,

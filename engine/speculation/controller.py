@@ -16,12 +16,14 @@ from engine.speculation.plan import DEPTHS, FAINT, LEVELS, Plan, Seen, choose, r
 
 _PLAIN = 3
 """Steps without guesses that are measured before there are any."""
-_DRAFTS = 64
+_DRAFTS = 48
 """Drafts that are remembered."""
 _LEASES = 1024
 """Jobs that are remembered."""
 _SAMPLED, _SHOWN = 32, 4
 """Branches of a step whose outcomes are learned from, and whose drafts are remembered."""
+_LOOK_EVERY = 4
+"""Steps of which one is measured while guessing does not pay."""
 _PLANNED = 64
 """Steps for which a plan holds at most."""
 _PROBE_EVERY = 50
@@ -125,6 +127,9 @@ class _Planned:
     """For which it holds."""
 
 
+_NOTHING = Plan(0, False, 0, 0.0, 0.0, 0.0)
+
+
 class AdaptiveController:
     """As many guesses as bring the most tokens per second, and none where plain decoding is faster.
 
@@ -155,7 +160,7 @@ class AdaptiveController:
         """Chance below which guesses need not be looked at: half of what was worth it lately."""
         self._widest = 0.0
         """Guesses of one branch that were worth it lately."""
-        self._plans: dict[tuple[int, int], _Planned] = {}
+        self._plans: dict[int, _Planned] = {}
         self._steps = 0
         self._varied = self._plain = self._probed = 0
         """When guessing was last varied, left out, and tried although it does not pay."""
@@ -173,21 +178,21 @@ class AdaptiveController:
         branches = len(sequences)
         # A few branches without room for guesses do not make it a step with prompts.
         others = others if 4 * others > branches else 0
-        self._step = step = _Step(branches, others, self._plan(sequences, others))
-        nothing = [(0, 0)] * branches
-        if self._overdrawn or self._costs.plain(branches) < _PLAIN:
-            return nothing
-        if step.plan.depth:
-            plan = self._vary(step.plan, branches)
+        known = not self._overdrawn and self._costs.plain(branches) >= _PLAIN
+        plan = self._plan(sequences) if known else _NOTHING
+        self._step = step = _Step(branches, others, plan)
+        if plan.depth and not (others and self._is_late(step)):
+            plan = self._vary(plan, branches)
             size = (plan.depth, self._size(plan)) if plan.depth else (0, 0)
             return [size if not plan.level or self._level(one) >= plan.level else (0, 0) for one in sequences]
-        depth, count = self._probe(branches, others)
+        sizes = [(0, 0)] * branches
+        depth, count = self._probe(branches) if known and not plan.depth and not others else (0, 0)
         if depth:
             step.probe = True
-            size = (depth, min(self._nodes, depth * (1 + self._tries % 2)))
             for place in range(count):
-                nothing[(self._tries * count + place) % branches] = size
-        return nothing
+                size = (depth, min(self._nodes, depth * (1 + self._tries % 2)))
+                sizes[(self._tries * count + place) % branches] = size
+        return sizes
 
     def trim(self, wishes: Sequence[Wish], drafts: Sequence[Draft], /) -> list[Draft]:
         """See ``Controller``."""
@@ -225,6 +230,8 @@ class AdaptiveController:
         now = self._step
         if now is None:
             raise RuntimeError("outcomes without a step")
+        if self._is_usual(now) and self._steps % _LOOK_EVERY:
+            return
         tree = any(not outcome.draft.is_chain for outcome in outcomes)
         kind = Kind.MIXED if now.others else Kind.TREE if tree else Kind.CHAIN
         usual = self._costs.steps(kind, now.branches).at(tokens) * self._costs.pace
@@ -244,9 +251,7 @@ class AdaptiveController:
     def forget(self, sequence: GenerateSequence, /) -> None:
         """See ``Controller``."""
         skill, lease = self._skills.pop(sequence, None), sequence.job.lease
-        if skill is None:
-            return
-        if lease is None:
+        if skill is None or lease is None:
             return
         known = self._leases.setdefault(lease, Skill(skill.weight, skill.first))
         self._leases.move_to_end(lease)
@@ -255,21 +260,31 @@ class AdaptiveController:
         if len(self._leases) > _LEASES:
             self._leases.popitem(last=False)
 
-    def _plan(self, sequences: Sequence[GenerateSequence], others: int) -> Plan:
-        place = bucket(len(sequences)), bucket(others)
+    def _is_usual(self, step: _Step) -> bool:
+        """Whether it was one of many that had no guesses and were not to have any."""
+        return not (step.wishes or step.others or step.plan.depth) and self._costs.plain(step.branches) >= _PLAIN
+
+    def _plan(self, sequences: Sequence[GenerateSequence]) -> Plan:
+        place = bucket(len(sequences))
         planned = self._plans.get(place)
         if planned is None or planned.until <= self._steps:
-            rate = self._plan(sequences, 0).rate if others else 0.0
             counts = [0] * (len(LEVELS) + 1)
             for sequence in sequences:
                 counts[self._level(sequence)] += 1
             deepest, last = min(self._depth, max(4, 2 * self._deepest)), 0 if planned is None else planned.plan.depth
-            plan = choose(self._drafts, counts, others, self._costs, deepest, rate, last)
+            plan = choose(self._drafts, counts, self._costs, deepest, last)
             # The more branches, the sooner others take their places.
             most = _PLANNED // min(4, len(sequences))
-            steps = most if not plan.depth else 2 if planned is None else min(most, 2 * planned.steps)
+            steps = _PLANNED if not plan.depth else 2 if planned is None else min(most, 2 * planned.steps)
             planned = self._plans[place] = _Planned(plan, self._steps + steps, steps)
         return planned.plan
+
+    def _is_late(self, step: _Step) -> bool:
+        """Whether guesses delay a step's prompts by more than they would cost in a step without."""
+        costs, plan, tokens = self._costs, step.plan, step.branches + step.others
+        row = costs.steps(Kind.MIXED, step.branches)
+        seconds = row.at(tokens + plan.guesses) - row.at(tokens) + costs.drafting(step.branches, plan.depth)
+        return plan.gain < plan.rate * seconds
 
     def _vary(self, plan: Plan, branches: int) -> Plan:
         """The plan, or now and then another one, to learn what that brings."""
@@ -289,9 +304,9 @@ class AdaptiveController:
         turn = self._tries % len(depths)
         return replace(plan, depth=min(self._depth, depths[turn]), tree=plan.tree != (turn == 1), level=0)
 
-    def _probe(self, branches: int, others: int) -> tuple[int, int]:
+    def _probe(self, branches: int) -> tuple[int, int]:
         """How deep to guess for how many branches although it does not seem to pay; 0, 0 if it is not the time."""
-        if others or self._credit is None or self._steps - self._probed < (1 if self._lucky else _PROBE_EVERY):
+        if self._credit is None or self._steps - self._probed < (1 if self._lucky else _PROBE_EVERY):
             return 0, 0
         depth, count = min(self._depth, _PROBES[self._tries % len(_PROBES)]), max(1, branches // 8)
         row = self._costs.steps(Kind.CHAIN, branches)
@@ -340,9 +355,9 @@ class AdaptiveController:
             self._credit += won
             if step.probe:
                 self._lucky = won > 0
-                planned = self._plans[bucket(step.branches), 0]
+                planned = self._plans[bucket(step.branches)]
                 planned.until = min(planned.until, self._steps + (4 if self._lucky else _PLANNED))
-        self._credit += _SHARE * plain
+        self._credit += _SHARE * plain * (1 if step.wishes or step.plan.depth else _LOOK_EVERY)
         self._credit = min(_MOST * plain, self._credit)
         self._overdrawn = self._credit < (_RESUME if self._overdrawn else _STOP) * plain
 

@@ -8,17 +8,17 @@ from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum, auto
-from functools import partial
 
 _KNEE = 32.0
 """Before anything is measured, a step is thought to cost as much as this many tokens and each of its own."""
-_FEW = 3
-"""Sizes that must be known of steps to conclude anything about others."""
 _MATURE = 5
 """Measurements after which a mean that forgets replaces their median."""
 _RATE = 1 / 32
 _DOUBTS = 3
 """Measurements of a new size that must agree before it is believed to cost much more than it should."""
+_FIRM = 32
+"""Measurements beyond which more of them do not make one of two sizes more credible than the other."""
+_SMOOTHED = 8
 _AGE = 4000
 """Measurements after which one of another size is forgotten."""
 _PACE_RATE = 1 / 10
@@ -50,9 +50,10 @@ class _Cell:
 class Curve:
     """Seconds as a function of a size, from measurements that are noisy and grow old.
 
-    Between measured sizes it is linear. Beyond them it has a given shape, or goes on as straight as it last went if
-    that is less: what may be cheap must be tried to be known. What was not measured for long is forgotten for the same
-    reason.
+    It rises: where a larger size was measured to cost less than a smaller one, both are taken to cost the mean
+    (isotonic regression by pooling adjacent violators). Between measured sizes it is linear. Beyond them it has a given
+    shape, or goes on as straight as it last went if that is less: what may be cheap must be tried to be known. What was
+    not measured for long is forgotten for the same reason.
     """
 
     def __init__(self, shape: Callable[[float], float], *, exact: int, octave: int, slack: float) -> None:
@@ -62,21 +63,12 @@ class Curve:
         self._shape = shape
         self._exact, self._octave, self._slack = exact, octave, slack
         self._keys: list[int] = []
-        """Of the cells, rising; and what ``at`` needs of them."""
+        """Of the cells, rising; and what ``at`` needs of them, as of a few measurements ago."""
         self._sizes: list[float] = []
         self._seconds: list[float] = []
         self._cells: list[_Cell] = []
         self._doubted: dict[int, list[float]] = {}
         self._measured = 0
-
-    def __len__(self) -> int:
-        """Sizes that are known."""
-        return len(self._keys)
-
-    @property
-    def first(self) -> float:
-        """The smallest size that is known, 0 if none is."""
-        return self._sizes[0] if self._sizes else 0.0
 
     @property
     def last(self) -> float:
@@ -85,23 +77,16 @@ class Curve:
 
     def at(self, size: float) -> float:
         """What a size costs."""
-        sizes = self._sizes
+        sizes, seconds = self._sizes, self._seconds
         if not sizes:
             return self._shape(size)
-        if size > sizes[-1]:
-            return self._beyond(size)
-        if size < sizes[0]:
-            return self._seconds[0] * self._shape(size) / self._shape(sizes[0])
-        return self.inside(size)
-
-    def inside(self, size: float) -> float:
-        """What a size costs, or the nearest size that is known."""
-        sizes, seconds = self._sizes, self._seconds
         place = bisect_left(sizes, size)
         if place == len(sizes):
-            return seconds[-1]
-        if place == 0 or sizes[place] == size:
+            return self._beyond(size)
+        if sizes[place] == size:
             return seconds[place]
+        if place == 0:
+            return seconds[0] * self._shape(size) / self._shape(sizes[0])
         share = (size - sizes[place - 1]) / (sizes[place] - sizes[place - 1])
         return seconds[place - 1] + (seconds[place] - seconds[place - 1]) * share
 
@@ -111,20 +96,21 @@ class Curve:
         self._measured += 1
         if self._measured % _AGE == 0:
             self._forget()
+        elif self._measured % _SMOOTHED == 0:
+            self._smooth()
         key = self._key(size)
         place = bisect_left(self._keys, key)
         if place == len(self._keys) or self._keys[place] != key:
             first = self._doubted.pop(key, [])
             first.append(seconds)
-            if len(first) < _DOUBTS and self and seconds > 1.5 * self.at(size):
+            if len(first) < _DOUBTS and self._keys and seconds > 1.5 * self.at(size):
                 # Whatever runs for the first time may compile, allocate or catch up: it gets another chance.
                 self._doubted[key] = first
                 return 0.0
             cell = _Cell(size, statistics.median_low(first), first, len(first), self._measured)
             self._keys.insert(place, key)
             self._cells.insert(place, cell)
-            self._sizes.insert(place, cell.size)
-            self._seconds.insert(place, cell.seconds)
+            self._smooth()
             return 0.0
         return self._update(place, size, seconds)
 
@@ -141,16 +127,28 @@ class Curve:
         else:
             cell.first.append(seconds)
             cell.seconds = statistics.median_low(cell.first)
-        self._sizes[place], self._seconds[place] = cell.size, cell.seconds
+            self._smooth()
         return surprise
 
     def _forget(self) -> None:
         kept = [place for place, cell in enumerate(self._cells) if self._measured - cell.last < _AGE]
         self._keys = [self._keys[place] for place in kept]
         self._cells = [self._cells[place] for place in kept]
-        self._sizes = [cell.size for cell in self._cells]
-        self._seconds = [cell.seconds for cell in self._cells]
         self._doubted.clear()
+        self._smooth()
+
+    def _smooth(self) -> None:
+        """Brings what ``at`` reads up to date."""
+        self._sizes = [cell.size for cell in self._cells]
+        pools: list[tuple[float, int, int]] = []
+        for cell in self._cells:
+            mean, weight, cells = cell.seconds, min(cell.count, _FIRM), 1
+            while pools and pools[-1][0] > mean:
+                other, more, others = pools.pop()
+                mean = (mean * weight + other * more) / (weight + more)
+                weight, cells = weight + more, cells + others
+            pools.append((mean, weight, cells))
+        self._seconds = [mean for mean, _, cells in pools for _ in range(cells)]
 
     def _beyond(self, size: float) -> float:
         last, seconds = self._sizes[-1], self._seconds[-1]
@@ -187,13 +185,10 @@ class Costs:
         place = kind, 0 if kind is Kind.MIXED else bucket(branches)
         row = self._rows.get(place)
         if row is None:
-            if kind is Kind.CHAIN:
-                row = Curve(partial(self._like, place[1]), exact=16, octave=4, slack=0.2)
-            elif kind is Kind.TREE:
-                row = Curve(self.steps(Kind.CHAIN, branches).at, exact=16, octave=4, slack=0.2)
-            else:
-                row = Curve(partial(self._like, bucket(branches)), exact=1, octave=2, slack=0.2)
-            self._rows[place] = row
+            # Until steps like it were measured, it is taken to cost what branches without prompts or trees do.
+            shape = _affine if kind is Kind.CHAIN else self.steps(Kind.CHAIN, branches).at
+            exact, octave = (1, 2) if kind is Kind.MIXED else (16, 4)
+            row = self._rows[place] = Curve(shape, exact=exact, octave=octave, slack=0.2)
         return row
 
     def drafting(self, branches: int, depth: int) -> float:
@@ -227,16 +222,11 @@ class Costs:
             row = self._drafting[place] = Curve(lambda depth: 1 + depth, exact=64, octave=4, slack=4.0)
         row.learn(depth, seconds / self.pace)
 
-    def _like(self, place: int, tokens: float) -> float:
-        """What a step costs with about as many branches, as far as that was measured."""
-        known = [other for (kind, other), row in self._rows.items() if kind is Kind.CHAIN and len(row) >= _FEW]
-        others = [other for other in known if other != place]
-        if not others:
-            return _KNEE + tokens
-        row = self._rows[Kind.CHAIN, min(others, key=lambda other: abs(other - place))]
-        return row.inside(tokens) * (_KNEE + tokens) / (_KNEE + min(max(tokens, row.first), row.last))
-
 
 def bucket(count: int) -> int:
     """Counts up to 4 apart, larger ones two to a doubling."""
     return count if count <= 4 else 4 + int(2 * math.log2(count / 4))
+
+
+def _affine(tokens: float) -> float:
+    return _KNEE + tokens

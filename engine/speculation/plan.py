@@ -10,11 +10,11 @@ from engine.speculation.acceptance import Acceptance, Skill
 from engine.speculation.costs import Costs, Curve, Kind
 from engine.speculation.draft import Draft
 
-DEPTHS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32)
+DEPTHS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16)
 """Depths that are weighed against each other."""
 LEVELS = (0.3, 0.6, 0.85)
 """Branches whose usual first guess has chances between the same two of these are taken to be alike."""
-_MARGIN = 1.01
+_MARGIN = 1.02
 """How many times as many tokens per second guessing must promise."""
 _FIRM = 1.02
 """How many times as many the depth that was chosen last is credited with."""
@@ -55,7 +55,10 @@ class Plan:
     level: int
     """The lowest of the branches that it is worth for."""
     rate: float
-    """Tokens per (paced) second that it promises in steps without prompts."""
+    """Tokens per (paced) second that it promises."""
+    guesses: float
+    """That it has computed in a step, and how many of them are right."""
+    gain: float
 
 
 def rated(draft: Draft, skill: Skill, acceptance: Acceptance, least: float) -> list[Guess]:
@@ -81,22 +84,12 @@ def seen(level: int, guesses: list[Guess], asked: int) -> Seen:
     return Seen(level, guesses, chain[-1] / chain[-2] if len(chain) > asked else 0.0)
 
 
-def choose(
-    drafts: Sequence[Seen], counts: Sequence[int], others: int, costs: Costs, deepest: int, rate: float, last: int
-) -> Plan:
-    """The best depth, up to ``deepest``, for so many branches of each level if their drafts come out like ``drafts``;
-    the ``last`` one unless another is clearly better.
-
-    Without prompts it is the one with the most tokens per second. In a step that has ``others`` tokens of prompts, time
-    is worth ``rate``, what it brings in steps without: guesses must not delay a prompt when they will be cheaper later.
-    """
+def choose(drafts: Sequence[Seen], counts: Sequence[int], costs: Costs, deepest: int, last: int) -> Plan:
+    """The depth, up to ``deepest``, that brings so many branches of each level the most tokens per second in steps
+    without prompts, if their drafts come out like ``drafts``; the ``last`` one unless another is clearly better."""
     branches = sum(counts)
-    plain = costs.steps(Kind.MIXED if others else Kind.CHAIN, branches)
-    tokens = branches + others
-    least = plain.at(tokens) + costs.drafting(branches, 0)
-    if not others:
-        rate = branches / least
-    best, best_value = Plan(0, False, 0, rate), 0.0 if others else _MARGIN * rate
+    rate = branches / (costs.steps(Kind.CHAIN, branches).at(branches) + costs.drafting(branches, 0))
+    best, best_value = Plan(0, False, 0, rate, 0.0, 0.0), _MARGIN * rate
     guesses = _pooled(drafts, counts, deepest)
     trees = not all(main for (_, _, main), _, _ in guesses)
     for level in (level for level, count in enumerate(counts) if count):
@@ -106,20 +99,17 @@ def choose(
         for depth in (depth for depth in DEPTHS if depth <= deepest):
             drafting = costs.drafting(asked, depth)
             for tree in (False, True) if trees else (False,):
-                row = plain if others else costs.steps(Kind.TREE if tree else Kind.CHAIN, branches)
+                row = costs.steps(Kind.TREE if tree else Kind.CHAIN, branches)
                 pool = [
                     (path * weight, weight)
                     for (path, deep, main), weight, of in guesses
                     if deep <= depth and of >= level and (tree or main)
                 ]
                 for gain, more in _prefixes(pool):
-                    seconds = row.at(tokens + more) + drafting
-                    value = (branches + gain) / seconds
-                    if others:
-                        value = gain - _MARGIN * rate * (seconds - least)
-                    value *= _FIRM if depth == last else 1.0
+                    rate = (branches + gain) / (row.at(branches + more) + drafting)
+                    value = rate * _FIRM if depth == last else rate
                     if value > best_value * (_DEEPER if best.depth and depth > best.depth else 1.0):
-                        best_value, best = value, Plan(depth, tree, lowest, rate if others else value)
+                        best_value, best = value, Plan(depth, tree, lowest, rate, more, gain)
     return best
 
 

@@ -1,0 +1,68 @@
+"""What a run of the benchmark of speculation says: the JSON document, the Markdown table and the picture."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from benchmarks.engine.measure import Measured
+from benchmarks.engine.report import machine, tables
+from benchmarks.engine.speculation import BATCHES, PLAIN, SpeculationPlan
+
+_METHOD = (
+    "The bundled policy on held-out Countdown and word problems, half each, at their suites' temperatures, so many at "
+    "a time; 250M: random weights, prompts of 32 tokens, temperature 1, and a drafter that knows what comes, is right "
+    "so often and costs nothing; W3: rounds of 8 beams on Countdown. Float32, every system with the same prompts and "
+    "number of threads, in a process of its own that sleeps while others run. Runs take turns after one that is not "
+    "timed; each starts with a cold cache; the medians are shown. A ratio above 1 means that guessing is ahead. "
+    "`controller` is the drafter that the policy uses unless told otherwise, `always 4` the same without a "
+    "controller: four guesses for each branch at every step."
+)
+_POLICY, _LARGE = "bundled policy", "250M, simulated"
+
+
+def document(plan: SpeculationPlan, measured: Measured) -> dict[str, Any]:
+    """The contract's document, with the settings and every single run beside it."""
+    return {
+        "machine": machine(plan.threads, measured),
+        "rows": [asdict(row) for row in measured.rows],
+        "settings": {"cases": list(plan.cases), "rounds": plan.rounds, "threads": plan.threads},
+        "runs": measured.runs,
+    }
+
+
+def markdown(document: dict[str, Any], command: str) -> str:
+    """The tables of ``table.md``."""
+    return tables(document, command, _METHOD)
+
+
+def draw(document: dict[str, Any], path: Path) -> None:
+    """Writes a PNG: how many times as fast as plain decoding, by batch; a panel for each model."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    panels: dict[str, dict[str, list[tuple[int, float]]]] = {_POLICY: {}, _LARGE: {}}
+    for row in document["rows"]:
+        words = row["case"].split(" ")
+        if row["unit"] == "tokens/s" and row["peer"] == PLAIN and "batch" in words:
+            batch = int(words[words.index("batch") + 1])
+            panel, name = (_LARGE, f"{words[1]} right") if words[0] == "250M" else (_POLICY, words[2])
+            panels[panel].setdefault(name, []).append((batch, row["ratio"]))
+    figure, axes = pyplot.subplots(1, 2, figsize=(12, 4.5), layout="constrained")
+    for plot, (title, drafters) in zip(axes, panels.items(), strict=True):
+        for name, points in drafters.items():
+            plot.plot(*zip(*points, strict=True), marker="o", label=name)
+        plot.axhline(1.0, color="black", linewidth=0.8)
+        plot.set_xscale("log", base=2)
+        plot.set_xticks(BATCHES, [str(batch) for batch in BATCHES])
+        plot.set_xlabel("branches at a time")
+        plot.set_ylabel("times as fast as plain decoding")
+        plot.set_title(f"{title}, {document['settings']['threads']} threads")
+        plot.grid(alpha=0.3)
+        if drafters:
+            plot.legend(fontsize=8)
+    figure.savefig(path, dpi=130)
+    pyplot.close(figure)

@@ -1,0 +1,162 @@
+"""This repository's engine with a drafter, in-process, with the options that a user gets."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from benchmarks.engine.problems import Prompt, Solved
+from engine.cache.kv import KVCache
+from engine.core import CoreOptions, EngineCore
+from engine.local import LocalEngine
+from engine.sequence import GenerateSequence
+from engine.speculation.controller import AdaptiveController, Controller, FixedController
+from engine.speculation.draft import Advance, Draft, Drafter, Wish
+from engine.speculation.load import MAX_NODES, load_drafter
+from engine.types import Branch, Completion, GenerateRequest, SamplingParams
+
+_BEAMS, _SURVIVORS, _ROUNDS = 8, 4, 8
+
+
+class _Guessing:
+    def __init__(self, folder: Path, draft: str, always: int, kv_tokens: int | None) -> None:
+        self._loop = asyncio.Runner()
+        self._engine = LocalEngine({"model": folder}, CoreOptions(draft=draft, kv_tokens=kv_tokens))
+        self._simulated: dict[float, tuple[_Knowing, Controller]] = {}
+        self._runs = 0
+        if always:
+            core = self._core
+            drafter = load_drafter(draft, folder, core.model.decoder, context=core.model.info.context)
+            if drafter is None:
+                raise ValueError(f"{draft!r} is no drafter")
+            self._speculate(drafter, FixedController(always, always))
+
+    def tokenize(self, problem: str) -> list[int]:
+        messages = [{"role": "user", "content": problem}]
+        return list(self._loop.run(self._engine.tokenize("model", messages)))
+
+    def solve(self, prompts: Sequence[Prompt], batch: int, seed: int) -> Solved:
+        async def work() -> list[list[int]]:
+            places = asyncio.Semaphore(batch)
+
+            async def one(key: int, prompt: Prompt) -> list[int]:
+                async with places:
+                    branch = Branch(seed, key, prompt.tokens)
+                    sampling = SamplingParams(temperature=prompt.temperature, ignore_eos=not prompt.ends)
+                    [completion] = await self._generate(prompt.ids, (branch,), sampling, None)
+                    return list(completion.token_ids)
+
+            return list(await asyncio.gather(*(one(*each) for each in enumerate(prompts))))
+
+        with self._measured() as measured:
+            return measured(self._loop.run(work()))
+
+    def search(self, prompts: Sequence[Prompt], seed: int) -> Solved:
+        with self._measured() as measured:
+            return measured([self._loop.run(self._tree(prompt, seed, place)) for place, prompt in enumerate(prompts)])
+
+    async def _tree(self, prompt: Prompt, seed: int, place: int) -> list[int]:
+        """All that was generated, one part after the other."""
+        noise = random.Random(f"{seed} {place}")
+        sampling = SamplingParams(temperature=prompt.temperature, stop=("\n\n",))
+        lease = f"search {self._runs} {place}"
+        paths, samples = [prompt.ids], _BEAMS
+        parts: list[int] = []
+        for turn in range(_ROUNDS):
+            keys = iter(range(turn * _BEAMS, (turn + 1) * _BEAMS))
+            asked = [tuple(Branch(seed + place, next(keys), prompt.tokens) for _ in range(samples)) for _ in paths]
+            rounds = await asyncio.gather(
+                *(self._generate(path, branches, sampling, lease) for path, branches in zip(paths, asked, strict=True))
+            )
+            parts += [token for some in rounds for one in some for token in one.token_ids]
+            going = [
+                (*path, *one.token_ids)
+                for path, some in zip(paths, rounds, strict=True)
+                for one in some
+                if one.stop == "\n\n"
+            ]
+            if not going:
+                break
+            paths, samples = noise.sample(going, min(_SURVIVORS, len(going))), _BEAMS // _SURVIVORS
+        await self._engine.release(lease)
+        return parts
+
+    async def _generate(
+        self, prompt: tuple[int, ...], branches: tuple[Branch, ...], sampling: SamplingParams, lease: str | None
+    ) -> list[Completion]:
+        self._runs += 1
+        request = GenerateRequest(f"request {self._runs}", "model", prompt, branches, sampling, lease=lease)
+        found = [event async for event in self._engine.generate(request) if isinstance(event, Completion)]
+        return sorted(found, key=lambda one: one.index)
+
+    def imitate(self, texts: list[list[int]], right: float) -> None:
+        if right not in self._simulated:
+            self._simulated[right] = _Knowing(right, self._core.model.info.vocab_size), AdaptiveController(8, MAX_NODES)
+        drafter, controller = self._simulated[right]
+        drafter.texts = texts
+        self._speculate(drafter, controller)
+
+    @property
+    def _core(self) -> EngineCore:
+        return self._engine._cores["model"]
+
+    def _speculate(self, drafter: Drafter, controller: Controller) -> None:
+        """On the thread that does all arithmetic; what is asked of the engine next comes after it."""
+        self._engine._post(partial(self._core.speculate, drafter, controller))
+
+    @contextmanager
+    def _measured(self) -> Iterator[Callable[[list[list[int]]], Solved]]:
+        self._loop.run(self._engine.clear_cache())
+        before, start = self._core.stats, time.perf_counter()
+
+        def measured(texts: list[list[int]]) -> Solved:
+            seconds, after = time.perf_counter() - start, self._core.stats
+            names = ("drafted_tokens", "accepted_tokens", "prompt_tokens", "cached_tokens")
+            return Solved(seconds, texts, *(getattr(after, name) - getattr(before, name) for name in names))
+
+        yield measured
+
+
+class _Knowing:
+    """A drafter that was told the texts, and guesses each token right with a chance that is given. It costs nothing."""
+
+    kind = "simulated"
+    layers = 0
+
+    def __init__(self, right: float, vocab: int) -> None:
+        self.texts: list[list[int]] = []
+        """By the branch's key."""
+        self._right, self._vocab = right, vocab
+        self._noise = random.Random(0)
+
+    def reset(self, cache: KVCache) -> None:
+        pass
+
+    def propose(self, wishes: Sequence[Wish]) -> list[Draft]:
+        return [self._guess(wish.sequence, wish.depth) for wish in wishes]
+
+    def _guess(self, sequence: GenerateSequence, depth: int) -> Draft:
+        done = len(sequence.written)
+        coming = self.texts[sequence.branch.key][done : done + depth]
+        guesses = [one if self._noise.random() < self._right else (one + 1) % self._vocab for one in coming]
+        return Draft.chain(guesses, [self._right] * len(guesses))
+
+    def advance(self, steps: Sequence[Advance], hidden: Tensor) -> None:
+        pass
+
+    def forget(self, sequence: GenerateSequence) -> None:
+        pass
+
+
+def load(folder: Path, threads: int, *, draft: str, always: int = 0, kv_tokens: int | None = None) -> _Guessing:
+    """The engine with the checkpoint loaded and guesses by ``draft``: as many as pay, or ``always`` so many."""
+    torch.set_num_threads(threads)
+    return _Guessing(folder, draft, always, kv_tokens)

@@ -1,0 +1,98 @@
+"""The benchmark of speculation on next to no work: real processes, the bundled policy, a tiny random model."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from api.cli import app
+from benchmarks.engine import speculation
+from benchmarks.engine.measure import Listener, Measured, Row
+from benchmarks.engine.process import BenchError
+from benchmarks.engine.speculation import SpeculationPlan, Work, measure
+from benchmarks.engine.speculation_report import document, draw, markdown
+from tests.benchmarks.test_workloads import TINY
+
+pytestmark = pytest.mark.timeout(240)
+
+
+def test_every_drafter_is_compared_with_plain_decoding_and_with_transformers(tmp_path: Path) -> None:
+    plan = SpeculationPlan(
+        cases=("batch-1", "250M", "W3"),
+        rounds=1,
+        large=TINY,
+        right=(0.8,),
+        work=Work(problems={1: 2}, tokens={4: 24}, searches=1),
+        cache=tmp_path,
+    )
+    totals: list[int] = []
+    steps: list[str] = []
+    said: list[str] = []
+    measured = measure(plan, Listener(total=totals.append, step=steps.append, say=said.append))
+    assert totals == [len(steps)]
+    rows = {(row.case, row.metric, row.peer): row for row in measured.rows}
+    speed = "generated tokens"
+    for drafter in ("draft_model", "ngram", "controller"):
+        assert rows[f"batch 1 {drafter}", speed, "plain"].ours > 0
+        assert rows[f"batch 1 {drafter}", "tokens per branch and step", "plain"].ours >= 1
+    assert rows["batch 1 draft_model", speed, "transformers-assisted"].peer_value > 0
+    assert rows["batch 1 ngram", speed, "transformers-assisted"].peer_value > 0
+    assert rows["batch 1 controller", speed, "always 4"].ours == rows["batch 1 controller", speed, "plain"].ours
+    assert rows["250M 0.8 batch 4", speed, "plain"].ratio > 0
+    assert 50 < rows["250M 0.8 batch 4", "accepted guesses", "all guesses"].ours <= 100
+    assert rows["W3 sibling-ngram", speed, "plain"].ratio > 0
+    # Guesses take no pages from what is cached: the hit rate is the same.
+    assert rows["W3 sibling-ngram", "cache hit rate", "plain"].ratio == pytest.approx(1)
+    for row in measured.rows:
+        assert row.ratio == pytest.approx(row.ours / row.peer_value)
+    told = document(plan, measured)
+    assert json.loads(json.dumps(told)) == told
+    assert "| batch 1 ngram | " in markdown(told, "reasoner bench engine --speculation")
+    draw(told, tmp_path / "chart.png")
+    assert (tmp_path / "chart.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_who_answers_otherwise_than_plain_decoding_is_refused() -> None:
+    truth = [[1, 2]] * 100
+    speculation._compare("eagle", [[1, 2]] * 97 + [[1, 3]] * 3, truth)
+    with pytest.raises(BenchError, match="eagle answers 4 of 100 prompts otherwise"):
+        speculation._compare("eagle", [[1, 2]] * 96 + [[1, 3]] * 4, truth)
+
+
+def test_a_folder_without_a_head_is_named(tmp_path: Path) -> None:
+    listener = Listener(total=lambda _: None, step=lambda _: None, say=lambda _: None)
+    with pytest.raises(BenchError, match="holds no drafting head"):
+        measure(SpeculationPlan(cases=("W3",), heads=(str(tmp_path),)), listener)
+
+
+def test_the_command_runs_the_plan_and_prints_one_document(monkeypatch: pytest.MonkeyPatch) -> None:
+    plans: list[SpeculationPlan] = []
+
+    def instead(plan: SpeculationPlan, listener: Listener) -> Measured:
+        plans.append(plan)
+        row = Row("batch 4 controller", "generated tokens", "tokens/s", 200.0, "plain", 100.0, 2.0)
+        return Measured([row], {}, {"torch": "2.13"}, {"read": 2e10, "flops": 1e11})
+
+    monkeypatch.setattr(speculation, "measure", instead)
+    command = ["bench", "engine", "--speculation", "--case", "batch-4,W3", "--head", "a, b", "--rounds", "2", "--json"]
+    result = CliRunner().invoke(app, command)
+    assert result.exit_code == 0, result.stderr
+    assert [row["case"] for row in json.loads(result.stdout)["rows"]] == ["batch 4 controller"]
+    assert (plans[0].cases, plans[0].heads, plans[0].rounds) == (("batch-4", "W3"), ("a", "b"), 2)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--speculation", "--case", "W1"], "known are batch-1, batch-4, batch-16, batch-64, 250M, W3"),
+        (["--speculation", "--peer", "transformers"], "no meaning with it"),
+        (["--head", "somewhere"], "with --speculation only"),
+    ],
+)
+def test_wrong_usage_says_what_is_right(arguments: list[str], message: str) -> None:
+    result = CliRunner().invoke(app, ["bench", "engine", *arguments], env={"COLUMNS": "250"})
+    assert result.exit_code == 2
+    assert message in result.stderr
