@@ -35,6 +35,7 @@ bench-accuracy: .venv/.installed
 
 bench-engine: .venv/.installed-bench
 	@$(BIN)/reasoner bench engine --out benchmarks/results/engine
+	@$(BIN)/reasoner bench engine --speculation --out benchmarks/results/speculation
 
 .venv/.installed: pyproject.toml constraints.txt
 	@echo "Installing Reasoner into .venv (once; one to two minutes) ..."

@@ -206,6 +206,7 @@ def test_a_step_with_a_prompt_has_guesses_only_if_they_are_cheaper_there() -> No
     rng, controller = random.Random(0), adaptive()
     branch = cast(GenerateSequence, Branch(0.8, 1 << 30, rng))
     guesses: dict[int, list[int]] = {0: [], 300: []}
+    asked: dict[int, int] = {0: 0, 300: 0}
     for turn in range(3000):
         others = 300 if turn % 5 == 0 else 0
         [size] = controller.sizes([branch], others)
@@ -219,8 +220,10 @@ def test_a_step_with_a_prompt_has_guesses_only_if_they_are_cheaper_there() -> No
         controller.learn(outcomes, tokens, 1e-5, seconds * rng.lognormvariate(0, 0.02))
         if turn > 1500:
             guesses[others].append(len(draft))
+            asked[others] += bool(size[0])
     assert sum(guesses[0]) > 2.5 * len(guesses[0])
     assert sum(guesses[300]) < 0.5 * len(guesses[300])
+    assert asked[300] < 0.1 * len(guesses[300])
 
 
 def test_the_same_steps_lead_to_the_same_decisions() -> None:
