@@ -12,15 +12,19 @@ the prefix may differ there. Whoever wrote it last decides; the others draft wit
 Likewise for tokens that only score requests computed and for the last tokens of a branch that ended, which have no
 entries. That may cost acceptance, never more: every guess is verified.
 
-Entries of guesses never go into pages. Drafting copies a branch's entries once and adds those of its guesses behind.
+The entries of a decoding branch's latest tokens are computed when it drafts, or when enough have come together that
+computing them is worth its fixed cost: a branch for which nobody wants guesses pays little. Entries of guesses never go
+into pages. Drafting copies a branch's entries once and adds those of its guesses behind.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -28,20 +32,24 @@ from torch.nn import functional as F
 from engine.attention import LayerAttention
 from engine.attention.plan import CostModel, Rows
 from engine.attention.torch_backend import TorchAttention
-from engine.cache.kv import KVCache
+from engine.cache.kv import KVCache, PageTable
 from engine.models.model import Model
 from engine.models.weights import Weights
 from engine.sequence import GenerateSequence
 from engine.speculation.draft import EMPTY, Advance, Draft, Wish
 from engine.speculation.grow import Level, grow
-from engine.speculation.heads import LastStates, fits, product, read_head_config
+from engine.speculation.heads import fits, product, read_head_config, readout
 from engine.support import Ints
 from engine.types import EngineError
 from kernels.activation import silu_mul
 from kernels.rotary import frequencies, rotary, rotary_tables
 
+Bools = npt.NDArray[np.bool_]
+
 _GATHERED_FLOATS = 1 << 24
 """Copied keys and values of this many float32 (64 MiB) at once; one branch's may be more."""
+_WAITING = 8
+"""Most tokens of a branch whose entries are not computed yet."""
 _NUMBERS = (
     *("intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim"),
     *("layer_norm_eps", "rope_theta"),
@@ -111,6 +119,7 @@ class EagleDrafter:
     def __init__(self, layer: _Layer, model: Model, *, theta: float) -> None:
         """``theta``: base of the rotary embedding."""
         self._layer, self._model, self._theta = layer, model, theta
+        self._read = readout(model)
 
     def reset(self, cache: KVCache) -> None:
         """See ``Drafter``."""
@@ -118,60 +127,95 @@ class EagleDrafter:
         self._attention = TorchAttention([self._layer.about], cache.data[-1:])
         positions = cache.pages.shape[1] * cache.page_size
         self._angles = rotary_tables(frequencies(self._layer.about.head_dim, self._theta), positions)
-        self._predicted = LastStates(cache, self._model.config.hidden)
+        rows = len(cache.pages)
+        self._waiting = torch.zeros(rows, _WAITING, self._model.config.hidden)
+        """For each row of the cache the hidden states whose entries are not computed yet."""
+        self._spans = [_NOTHING] * rows
 
     def advance(self, steps: Sequence[Advance], hidden: Tensor) -> None:
         """See ``Drafter``. Every computed token's successor is known: it is the prompt's, or was just drawn."""
-        if not steps:
-            return
-        # Rows of similar shape lie together, as in the target's own step.
-        steps = sorted(steps, key=lambda step: (len(step.rows), -step.first))
-        rows = [row for step in steps for row in step.rows]
-        counts = [len(step.rows) for step in steps]
-        tokens = [token for one, first, some in steps for token in one.tokens[first + 1 : first + 1 + len(some)]]
-        layout, positions = _layout(steps, self._cache, self._layer.about)
-        last = np.cumsum(counts) - 1
-        if layout.single:
-            rows, tokens = rows * 2, tokens * 2
-        self._attention.prepare(layout)
-        predicted = self._layer(
-            hidden[rows],
-            self._model.embed(torch.tensor(tokens)),
-            self._at(positions),
-            lambda q, k, v: self._attention(0, q, k, v),
-        )
-        self._predicted.put(steps, predicted[last.tolist()])
+        due: list[tuple[Advance, _Span]] = []
+        rows: list[int] = []
+        places: list[int] = []
+        kept: list[int] = []
+        for step in steps:
+            table, new = step.sequence.pages, len(step.rows)
+            span = self._spans[table.row]
+            if span.table is not table or span.first + span.length != step.first:
+                span = _Span(table, step.first, 0)
+            if span.length + new > _WAITING:
+                due.append((step, span))
+                continue
+            self._spans[table.row] = _Span(table, span.first, span.length + new)
+            rows += [table.row] * new
+            places += range(span.length, span.length + new)
+            kept += step.rows
+        if rows:
+            self._waiting[rows, places] = hidden[kept]
+        if due:
+            self._compute(due, hidden)
 
     def propose(self, wishes: Sequence[Wish]) -> list[Draft]:
         """See ``Drafter``."""
-        found, predicted = self._predicted.of(wishes)
         drafts = [EMPTY] * len(wishes)
         size = 2 * self._layer.about.kv_heads * self._layer.about.head_dim
         # Branches of similar length draft together, as many as there is memory for.
-        order = sorted(range(len(found)), key=lambda index: len(wishes[found[index]].sequence.tokens))
-        while order:
-            longest = len(wishes[found[order[-1]]].sequence.tokens)
-            some = order[-max(1, _GATHERED_FLOATS // (longest * size)) :]
-            del order[-len(some) :]
-            asked = [wishes[found[index]] for index in some]
-            for index, draft in zip(some, self._draft(asked, predicted[some]), strict=True):
-                drafts[found[index]] = draft
+        known = [index for index, wish in enumerate(wishes) if self._is_known(wish.sequence)]
+        known.sort(key=lambda index: len(wishes[index].sequence.tokens))
+        while known:
+            longest = len(wishes[known[-1]].sequence.tokens)
+            some = known[-max(1, _GATHERED_FLOATS // (longest * size)) :]
+            del known[-len(some) :]
+            for index, draft in zip(some, self._draft([wishes[index] for index in some]), strict=True):
+                drafts[index] = draft
         return drafts
 
     def forget(self, sequence: GenerateSequence) -> None:
         """See ``Drafter``. What is known of a branch goes with its row of the cache."""
 
-    def _draft(self, wishes: Sequence[Wish], predicted: Tensor) -> list[Draft]:
-        entries = _Entries(wishes, self._cache, self._layer.about)
+    def _is_known(self, sequence: GenerateSequence) -> bool:
+        """Whether the hidden states of the branch's latest tokens are there, all but the last's, which has none yet."""
+        span = self._spans[sequence.pages.row]
+        known = span.table is sequence.pages and span.first + span.length == len(sequence.tokens) - 1
+        return known and span.length > 0
+
+    def _compute(self, due: Sequence[tuple[Advance, _Span]], hidden: Tensor) -> None:
+        """Computes the entries of what waits and of what came, all but the last, which waits for a draft."""
+        features = [
+            torch.cat((self._waiting[span.table.row, : span.length], hidden[step.rows[:-1]])) for step, span in due
+        ]
+        spans = [_Span(span.table, span.first, len(some)) for (_, span), some in zip(due, features, strict=True)]
+        layout, positions = _layout(spans, self._cache, self._layer.about)
+        self._attention.prepare(layout)
+        embedded = self._model.embed(torch.tensor(_successors([step.sequence for step, _ in due], spans)))
+        angles = self._at(positions)
+        self._layer(torch.cat(features), embedded, angles, lambda q, k, v: self._attention(0, q, k, v))
+        rows = [span.table.row for span in spans]
+        self._waiting[rows, 0] = hidden[[step.rows[-1] for step, _ in due]]
+        for row, span in zip(rows, spans, strict=True):
+            self._spans[row] = _Span(span.table, span.first + span.length, 1)
+
+    def _draft(self, wishes: Sequence[Wish]) -> list[Draft]:
+        sequences = [wish.sequence for wish in wishes]
+        spans = [self._spans[one.pages.row] for one in sequences]
+        entries = _Entries(spans, wishes, self._cache, self._layer.about)
+        embedded = self._model.embed(torch.tensor(_successors(sequences, spans)))
+        features = torch.cat([self._waiting[span.table.row, : span.length] for span in spans])
+        predicted = self._layer(features, embedded, self._at(entries.positions), entries.attend)
+        entries.publish(self._cache)
+        for span in spans:
+            self._spans[span.table.row] = _Span(span.table, span.first + span.length, 0)
+        predicted = predicted[entries.last]
 
         def follow(level: Level) -> Tensor:
             nonlocal predicted
-            positions = entries.append(level)
+            entries.append(level)
             embedded = self._model.embed(torch.from_numpy(level.tokens))
-            predicted = self._layer(predicted[level.parents], embedded, self._at(positions), entries.attend)
-            return self._model.read(predicted)
+            angles = self._at(entries.positions)
+            predicted = self._layer(predicted[level.parents], embedded, angles, entries.attend)
+            return self._read(predicted)
 
-        return grow(wishes, self._model.read(predicted), follow)
+        return grow(wishes, self._read(predicted), follow)
 
     def _at(self, positions: Ints) -> tuple[Tensor, Tensor]:
         cos, sin = self._angles
@@ -179,46 +223,89 @@ class EagleDrafter:
         return cos[where], sin[where]
 
 
-class _Entries:
-    """What some branches' guesses attend to: a copy of the branches' own entries, and behind them those of guesses.
+class _Span(NamedTuple):
+    """Consecutive tokens of a branch."""
 
-    A level's rows are the queries of their branches. Branches with fewer of them than others are padded.
+    table: PageTable
+    first: int
+    length: int
+
+
+_NOTHING = _Span(PageTable(-1, [], None, None, 0, 0), 0, 0)
+
+
+def _successors(sequences: Sequence[GenerateSequence], spans: Sequence[_Span]) -> list[int]:
+    """The token after each one of the spans."""
+    return [
+        token
+        for one, (_, first, count) in zip(sequences, spans, strict=True)
+        for token in one.tokens[first + 1 : first + 1 + count]
+    ]
+
+
+class _Entries:
+    """What some branches' guesses attend to: a copy of the branches' entries, then those that were still due, and
+    behind them those of guesses, level by level.
+
+    A level's rows are the queries of their branches, and add an entry each. Branches with fewer of them than others are
+    padded.
     """
 
-    def __init__(self, wishes: Sequence[Wish], cache: KVCache, about: LayerAttention) -> None:
-        self._about = about
-        self._contexts = np.array([len(wish.sequence.tokens) - 1 for wish in wishes])
-        self._end = int(self._contexts.max())
-        self._level = 0
-        self._sees = np.arange(self._end) < self._contexts[:, None]
-        """Which entries each row of the latest level sees, those of the branches first."""
-        depth = max(wish.depth for wish in wishes)
-        wide = max(1 if wish.nodes == wish.depth else wish.nodes for wish in wishes)
-        shape = (2, about.kv_heads, len(wishes), self._end + (depth - 1) * wide, about.head_dim)
-        self._kv = torch.empty(shape)
-        rows = [wish.sequence.pages.row for wish in wishes]
-        pages = torch.from_numpy(cache.pages[rows, : -(-self._end // cache.page_size)].reshape(-1))
-        own = cache.data[-1].index_select(2, pages).view(2, about.kv_heads, len(wishes), -1, about.head_dim)
-        self._kv[:, :, :, : self._end] = own[:, :, :, : self._end]
+    def __init__(self, spans: Sequence[_Span], wishes: Sequence[Wish], cache: KVCache, about: LayerAttention) -> None:
+        """The first level are the spans: chains of entries that are due."""
+        self._about, self._spans, self._count = about, spans, len(spans)
+        rows, firsts, counts = np.array([(span.table.row, span.first, span.length) for span in spans]).T
+        self._ends = firsts + counts
+        self._end = int(firsts.max())
+        depth, wide = max(wish.depth for wish in wishes), max(_width(wish) for wish in wishes)
+        pages = -(-self._end // cache.page_size)
+        room = self._end + int(counts.max()) + (depth - 1) * wide
+        self._kv = torch.empty(2, about.kv_heads, self._count, room, about.head_dim)
+        if pages:
+            chosen = torch.from_numpy(cache.pages[rows, :pages].reshape(-1))
+            own = cache.data[-1].index_select(2, chosen)
+            own = own.view(2, about.kv_heads, self._count, pages * cache.page_size, about.head_dim)
+            self._kv[:, :, :, : self._end] = own[:, :, :, : self._end]
+        branches = np.arange(self._count).repeat(counts)
+        self.last = counts.cumsum() - 1
+        """The row of each branch's last entry that was due."""
+        place = np.arange(len(branches)) - (self.last + 1 - counts)[branches]
+        self.positions: Ints = firsts[branches] + place
+        """Of the latest level's rows."""
+        sees = np.arange(self._end) < firsts[branches, None]
+        self._add(branches, place, sees, place[:, None] >= np.arange(int(counts.max())))
+        self._guessed = 0
 
-    def append(self, level: Level) -> Ints:
-        """Makes room for the entries of a level's guesses; returns their positions."""
-        branches, rows = level.branches, np.arange(len(level.branches))
-        place = rows - np.searchsorted(branches, branches)
-        self._wide = int(place.max()) + 1
+    def append(self, level: Level) -> None:
+        """Makes room for the entries of a level's guesses."""
+        branches = level.branches
+        place = np.arange(len(branches)) - np.searchsorted(branches, branches)
+        self.positions = self._ends[branches] + self._guessed
+        before = self._sees if self._guessed else self._sees[self.last]
+        self._add(branches, place, before[level.parents], place[:, None] == np.arange(int(place.max()) + 1))
+        self._guessed += 1
+
+    def _add(self, branches: Ints, place: Ints, before: Bools, own: Bools) -> None:
+        """``place``: ``[rows]`` which of its branch's rows each is. ``before`` and ``own``: which of the entries that
+        were there and of the level's each sees."""
+        self._wide = own.shape[1]
         self._places = branches * self._wide + place
-        self._padded = len(branches) < len(self._contexts) * self._wide
-        own = np.zeros((len(branches), self._wide), np.bool_)
-        own[rows, place] = True
-        self._sees = np.concatenate((self._sees[level.parents], own), axis=1)
-        self._end, self._level = self._end + self._wide, self._level + 1
-        positions: Ints = self._contexts[branches] + self._level - 1
-        return positions
+        self._padded = len(branches) < self._count * self._wide
+        self._sees = np.concatenate((before, own), axis=1)
+        self._end += self._wide
+
+    def publish(self, cache: KVCache) -> None:
+        """Writes the entries that were due into the branches' pages, after their level was attended to."""
+        size, kv = cache.page_size, self._kv[:, :, :, self._end - self._wide : self._end].flatten(2, 3)
+        rows = np.array([span.table.row for span in self._spans])[self._places // self._wide]
+        page, offset = np.divmod(self.positions, size)
+        slots = torch.from_numpy(cache.pages[rows, page] * size + offset)
+        cache.data[-1].flatten(2, 3)[:, :, slots] = kv[:, :, self._places] if self._padded else kv
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Attention of the level's rows: ``q`` ``[rows, heads, head_dim]``, ``k`` and ``v`` ``[rows, kv_heads,
         head_dim]``."""
-        about, count, wide = self._about, len(self._contexts), self._wide
+        about, count, wide = self._about, self._count, self._wide
         new = self._kv[:, :, :, self._end - wide : self._end]
         new[0] = self._spread(k).permute(2, 0, 1, 3)
         new[1] = self._spread(v).permute(2, 0, 1, 3)
@@ -232,7 +319,7 @@ class _Entries:
 
     def _spread(self, x: Tensor) -> Tensor:
         """``[rows, n, head_dim]`` as ``[branches, wide, n, head_dim]``, zeros where a branch has fewer rows."""
-        shape = (len(self._contexts), self._wide, *x.shape[1:])
+        shape = (self._count, self._wide, *x.shape[1:])
         if not self._padded:
             return x.reshape(shape)
         spread = x.new_zeros(shape)
@@ -241,30 +328,29 @@ class _Entries:
 
     def _mask(self) -> Tensor:
         """``[1, branches, heads_per_kv * wide, entries]``, as queries and keys lie in ``attend``."""
-        mask = np.zeros((len(self._contexts) * self._wide, self._end), np.bool_)
+        mask = np.zeros((self._count * self._wide, self._end), np.bool_)
         mask[:, 0] = True  # a padded query sees something too
         mask[self._places] = self._sees
         heads = self._about.heads // self._about.kv_heads
-        each = torch.from_numpy(mask).view(len(self._contexts), 1, self._wide, self._end)
+        each = torch.from_numpy(mask).view(self._count, 1, self._wide, self._end)
         return each.expand(-1, heads, -1, -1).flatten(1, 2)[None]
 
 
-def _layout(steps: Sequence[Advance], cache: KVCache, about: LayerAttention) -> tuple[Rows, Ints]:
-    """The rows of the steps' entries for the attention, and the entries' positions."""
-    queries = np.array([len(step.rows) for step in steps])
-    contexts = np.array([step.first for step in steps]) + queries
-    rows = np.array([step.sequence.pages.row for step in steps])
-    ends = np.cumsum(queries)
-    row = np.repeat(np.arange(len(steps)), queries)
+def _width(wish: Wish) -> int:
+    """Most guesses of a level."""
+    return 1 if wish.nodes == wish.depth else wish.nodes
+
+
+def _layout(spans: Sequence[_Span], cache: KVCache, about: LayerAttention) -> tuple[Rows, Ints]:
+    """The rows of the spans' entries for the attention, and the entries' positions."""
+    rows, firsts, queries = np.array([(span.table.row, span.first, span.length) for span in spans]).T
+    contexts, ends = firsts + queries, np.cumsum(queries)
+    row = np.repeat(np.arange(len(spans)), queries)
     positions = np.arange(ends[-1]) + (contexts - ends)[row]
     page, offset = np.divmod(positions, cache.page_size)
-    slots = cache.pages[rows[row], page] * cache.page_size + offset
-    if len(positions) == 1:
-        # See ``Rows.single``.
-        positions, slots = positions.repeat(2), slots.repeat(2)
     layout = Rows(
         pages=cache.pages[rows, : -(-int(contexts.max()) // cache.page_size)],
-        slots=slots,
+        slots=cache.pages[rows[row], page] * cache.page_size + offset,
         queries=queries,
         contexts=contexts,
         page_size=cache.page_size,

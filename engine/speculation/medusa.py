@@ -31,7 +31,7 @@ from engine.models.weights import Weights
 from engine.sequence import GenerateSequence
 from engine.speculation.draft import EMPTY, Advance, Draft, Wish
 from engine.speculation.guess import Guesses
-from engine.speculation.heads import LastStates, product, read_head_config
+from engine.speculation.heads import LastStates, product, read_head_config, readout
 from kernels.activation import silu_mul
 from kernels.norm import rms_norm
 
@@ -66,6 +66,7 @@ class MedusaDrafter:
         """``trunk``: the product with the gate and the other half of the hidden layer, ``blocks``: that with what turns
         it into the heads' states."""
         self._trunk, self._blocks, self._heads, self._model = trunk, blocks, heads, model
+        self._read = readout(model)
         self._ones = torch.ones(model.config.hidden)
 
     def reset(self, cache: KVCache) -> None:
@@ -105,7 +106,7 @@ class MedusaDrafter:
         normal = rms_norm(states, self._ones, _EPS)
         inner = silu_mul(self._trunk(torch.cat((normal, drawn), dim=1)))
         blocks = self._blocks(inner).view(len(wishes), self._heads, -1)
-        return self._model.read((blocks[:, :depth] + normal[:, None]).flatten(0, 1))
+        return self._read((blocks[:, :depth] + normal[:, None]).flatten(0, 1))
 
 
 def _combine(tokens: list[list[int]], chances: list[list[float]], wish: Wish) -> Draft:

@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from engine.core import CoreOptions
+from engine.sequence import GenerateSequence
 from engine.speculation import eagle, grow
 from engine.speculation.controller import FixedController
 from engine.speculation.draft import EMPTY
@@ -172,6 +173,27 @@ def test_what_is_hardly_worth_it_or_ends_the_branch_is_not_followed(
         reasons["worth little"] += draft.tokens[-1] != 41 and len(draft) < 4
         assert len(draft) == 4 or draft.tokens[-1] == 41 or worth[-1] < 0.3
     assert min(reasons.values()) >= 5
+
+
+class _Later(FixedController):
+    """Wants guesses once branches have written 21 tokens."""
+
+    def sizes(self, sequences: Sequence[GenerateSequence], others: int, /) -> list[tuple[int, int]]:
+        wanted = FixedController.sizes(self, sequences, others)
+        return [one if len(s.written) > 20 else (0, 0) for s, one in zip(sequences, wanted, strict=True)]
+
+
+@pytest.mark.parametrize("length", [1, 7, 30])
+def test_guesses_that_are_wanted_late_are_the_same(checkpoints: Checkpoints, tmp_path: Path, length: int) -> None:
+    """Until then entries are computed some at a time, for prompts of one token, of few, and of many."""
+    folder, (config, tensors) = checkpoints("qwen3"), eagle_parts()
+    harness = Harness(folder, SMALL)
+    recorder = Recorder(load_eagle(save_head(tmp_path, config, tensors), harness.core.model.decoder))
+    harness.core.speculate(recorder, _Later(3, 3))
+    harness.complete(generate(PROMPTS[3][:length], [Branch(5, 0, 30)], ignore_eos=True))
+    made = [one for one in recorder.asked if one.draft != EMPTY]
+    assert len(made[0].tokens) == length + 21
+    check_guesses(Reference(folder, tensors), made)
 
 
 def test_drafting_in_parts_makes_the_same_guesses(
