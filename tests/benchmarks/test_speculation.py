@@ -16,7 +16,7 @@ from benchmarks.engine.speculation import SpeculationPlan, Work, measure
 from benchmarks.engine.speculation_report import document, draw, markdown
 from tests.benchmarks.test_workloads import TINY
 
-pytestmark = pytest.mark.timeout(240)
+pytestmark = [pytest.mark.timeout(240), pytest.mark.alone]
 
 
 def test_every_drafter_is_compared_with_plain_decoding_and_with_transformers(tmp_path: Path) -> None:
