@@ -17,6 +17,8 @@ from typing import Any, NamedTuple, ParamSpec, TypeVar
 import torch
 from torch import Tensor
 
+from benchmarks.engine.measure import Row
+
 Run = Callable[[], Tensor]
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -50,19 +52,6 @@ class Case:
     """Bytes that have to be read and written, at the least."""
     build: Callable[[torch.device], Runs]
     """New inputs at each call."""
-
-
-@dataclass(frozen=True)
-class Row:
-    """One comparison, as ``reasoner bench`` prints them; with ``ratio`` above 1 we are ahead."""
-
-    case: str
-    metric: str
-    unit: str
-    ours: float
-    peer: str
-    peer_value: float
-    ratio: float
 
 
 class WrongResultError(Exception):
