@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from collections.abc import Sequence as Rows
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
 import torch
 
 from engine.attention import LayerAttention
-from engine.attention.plan import CostModel, Tree
+from engine.attention.plan import CostModel, Ints, Tree
 from engine.attention.plan import Rows as RowTable
 from engine.cache.kv import KVCache
 from engine.models.model import Batch
@@ -42,34 +44,41 @@ def build_batch(work: Rows[Work], cache: KVCache, about: LayerAttention) -> tupl
         ids += sequence.tokens[sequence.computed : sequence.computed + count]
         ids += draft.tokens
     rows = np.array([sequence.pages.row for sequence, _, _ in work])
-    row_of_token = np.repeat(np.arange(len(work)), queries)
+    trees = {row: _tree(draft) for row, (_, _, draft) in enumerate(work) if not draft.is_chain}
+    layout, positions = lay_out(cache, about, rows, queries, contexts, trees)
+    if len(ids) == 1:
+        # See ``Rows.single``.
+        ids, positions = ids * 2, positions.repeat(2)
+        layout = replace(layout, slots=layout.slots.repeat(2))
+    batch = Batch(tokens=torch.tensor(ids), positions=torch.from_numpy(positions))
+    return batch, layout, list(work)
+
+
+def lay_out(
+    cache: KVCache, about: LayerAttention, rows: Ints, queries: Ints, contexts: Ints, trees: Mapping[int, Tree]
+) -> tuple[RowTable, Ints]:
+    """For the attention, the last ``queries`` tokens of ``contexts`` tokens in rows of the cache, ``[rows]`` each; and
+    the positions of these tokens, ``[tokens]``. ``trees``: see ``plan.Rows``."""
+    row_of_token = np.repeat(np.arange(len(rows)), queries)
     ends = np.cumsum(queries)
     positions = np.arange(ends[-1]) + (contexts - ends)[row_of_token]
     page, offset = np.divmod(positions, cache.page_size)
-    slots = cache.pages[rows[row_of_token], page] * cache.page_size + offset
-    trees = {row: _tree(draft) for row, (_, _, draft) in enumerate(work) if not draft.is_chain}
-    for row, tree in trees.items():
-        start = ends[row] - queries[row]
-        positions[start : ends[row]] = positions[start] + tree.depths
-    if len(ids) == 1:
-        # See ``Rows.single``.
-        ids, positions, slots = ids * 2, positions.repeat(2), slots.repeat(2)
-    width = -(-int(contexts.max()) // cache.page_size)
-    batch = Batch(tokens=torch.tensor(ids), positions=torch.from_numpy(positions))
-    token_bytes = 2 * about.kv_heads * about.head_dim * cache.data.element_size()
     layout = RowTable(
-        pages=cache.pages[rows, :width],
-        slots=slots,
+        pages=cache.pages[rows, : -(-int(contexts.max()) // cache.page_size)],
+        slots=cache.pages[rows[row_of_token], page] * cache.page_size + offset,
         queries=queries,
         contexts=contexts,
         page_size=cache.page_size,
         pool_pages=cache.pool.size,
         kv_heads=about.kv_heads,
         heads_per_kv=about.heads // about.kv_heads,
-        cost=CostModel(token_bytes),
+        cost=CostModel(2 * about.kv_heads * about.head_dim * cache.data.element_size()),
         trees=trees,
     )
-    return batch, layout, list(work)
+    for row, tree in trees.items():
+        start = ends[row] - queries[row]
+        positions[start : ends[row]] = positions[start] + tree.depths
+    return layout, positions
 
 
 def _tree(draft: Draft) -> Tree:

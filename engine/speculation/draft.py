@@ -82,7 +82,7 @@ class Advance(NamedTuple):
     """With the tokens that it drew; all but the last are computed."""
     first: int
     """Position of the first token whose hidden state the step computed and keeps."""
-    rows: list[int]
+    rows: Sequence[int]
     """Rows of the step's hidden states, for the positions from ``first`` on."""
 
 

@@ -30,8 +30,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from engine.attention import LayerAttention
-from engine.attention.plan import CostModel, Rows
+from engine.attention.plan import Rows
 from engine.attention.torch_backend import TorchAttention
+from engine.batch import lay_out
 from engine.cache.kv import KVCache, PageTable
 from engine.models.model import Model
 from engine.models.weights import Weights
@@ -344,19 +345,4 @@ def _width(wish: Wish) -> int:
 def _layout(spans: Sequence[_Span], cache: KVCache, about: LayerAttention) -> tuple[Rows, Ints]:
     """The rows of the spans' entries for the attention, and the entries' positions."""
     rows, firsts, queries = np.array([(span.table.row, span.first, span.length) for span in spans]).T
-    contexts, ends = firsts + queries, np.cumsum(queries)
-    row = np.repeat(np.arange(len(spans)), queries)
-    positions = np.arange(ends[-1]) + (contexts - ends)[row]
-    page, offset = np.divmod(positions, cache.page_size)
-    layout = Rows(
-        pages=cache.pages[rows, : -(-int(contexts.max()) // cache.page_size)],
-        slots=cache.pages[rows[row], page] * cache.page_size + offset,
-        queries=queries,
-        contexts=contexts,
-        page_size=cache.page_size,
-        pool_pages=cache.pool.size,
-        kv_heads=about.kv_heads,
-        heads_per_kv=about.heads // about.kv_heads,
-        cost=CostModel(2 * about.kv_heads * about.head_dim * cache.data.element_size()),
-    )
-    return layout, positions
+    return lay_out(cache, about, rows, queries, firsts + queries, {})

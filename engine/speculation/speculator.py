@@ -82,7 +82,8 @@ class Speculator:
         for sequence, count, draft in work:
             if isinstance(sequence, GenerateSequence) and sequence.table is not None:
                 behind = start + count
-                rows = [*range(start, behind), *(behind + guess for guess in kept.get(sequence, ()))]
+                due, right = range(start, behind), kept.get(sequence)
+                rows = [*due, *(behind + guess for guess in right)] if right else due
                 advances.append(Advance(sequence, sequence.computed - len(rows), rows))
             start += count + len(draft)
         began = time.perf_counter()
