@@ -1,0 +1,58 @@
+"""How sure a search may be of its leading answer: from the votes alone, or from the verifier's scores as well.
+
+Pure functions of what the candidates say. What is certain is what a search stops for: see ``JobSpec.confidence``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+TINY = 1e-300
+"""Stands for zero in a denominator of the continued fraction."""
+
+
+def leader_stays(weights: Sequence[float]) -> float:
+    """The posterior probability that the leading answer would stay the leader if sampling went on for ever.
+
+    ``weights``: the votes of each answer, in any order; a vote may be a fraction (a verifier's score). The two largest
+    are compared: under a uniform prior the leader's share p of their votes is Beta(first + 1, second + 1), and the
+    answer is P(p > 1/2). Without any vote it is 0: nothing leads.
+
+    Source: Aggarwal et al. 2023, "Let's Sample Step by Step: Adaptive-Consistency for Efficient Reasoning and Coding
+    with LLMs", section 3.2 (the Beta stopping criterion).
+    """
+    if not weights:
+        return 0.0
+    first, second = sorted((*weights, 0.0), reverse=True)[:2]
+    return 1.0 - beta_cdf(0.5, first + 1.0, second + 1.0)
+
+
+def beta_cdf(x: float, a: float, b: float) -> float:
+    """P(X <= x) for X with the law Beta(a, b); 0 <= x <= 1, a and b positive.
+
+    The regularised incomplete beta function by its continued fraction, about 1e-14 exact.
+    Source: NIST Digital Library of Mathematical Functions, 8.17.4 and 8.17.22, evaluated by Lentz's method.
+    """
+    if not (0.0 <= x <= 1.0 and a > 0.0 and b > 0.0):
+        raise ValueError(f"Beta({a}, {b}) at {x}: x must lie in [0, 1], and a and b must be positive")
+    if x in (0.0, 1.0):
+        return x
+    if x > (a + 1.0) / (a + b + 2.0):  # the fraction converges quickly on the other side
+        return 1.0 - beta_cdf(1.0 - x, b, a)
+    scale = math.exp(math.lgamma(a + b) - math.lgamma(a) - math.lgamma(b) + a * math.log(x) + b * math.log1p(-x))
+    value, c, d = 1.0, 1.0, 0.0
+    for step in range(1000):
+        m = step // 2
+        if step == 0:
+            term = 1.0
+        elif step % 2 == 0:
+            term = m * (b - m) * x / ((a + 2 * m - 1) * (a + 2 * m))
+        else:
+            term = -(a + m) * (a + b + m) * x / ((a + 2 * m) * (a + 2 * m + 1))
+        d = 1.0 / (1.0 + term * d or TINY)
+        c = 1.0 + term / c or TINY
+        value *= c * d
+        if abs(c * d - 1.0) < 1e-15:
+            break
+    return scale * (value - 1.0) / a

@@ -1,0 +1,48 @@
+"""Posteriors: against closed forms, another implementation and a simulation."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats
+
+from reasoner.confidence import beta_cdf, leader_stays
+
+
+@pytest.mark.parametrize(("first", "second"), [(0, 0), (1, 0), (4, 0), (3, 2), (16, 15), (200, 3), (256, 256)])
+def test_whole_votes_have_the_closed_form_of_coin_tosses(first: int, second: int) -> None:
+    # P(Beta(a, b) > 1/2) is the chance of fewer than a heads in a + b - 1 tosses of a fair coin.
+    tosses = first + second + 1
+    exact = sum(math.comb(tosses, heads) for heads in range(first + 1)) / 2**tosses
+    assert leader_stays([second, first]) == pytest.approx(exact, abs=1e-12)
+
+
+@settings(max_examples=300, deadline=None)
+@given(a=st.floats(0.01, 300), b=st.floats(0.01, 300), x=st.floats(0, 1))
+def test_the_beta_law_is_that_of_scipy(a: float, b: float, x: float) -> None:
+    assert beta_cdf(x, a, b) == pytest.approx(stats.beta.cdf(x, a, b), abs=1e-11)
+
+
+@pytest.mark.parametrize(("x", "a", "b"), [(-0.1, 1.0, 1.0), (1.1, 1.0, 1.0), (0.5, 0.0, 1.0), (0.5, 1.0, -1.0)])
+def test_a_law_that_does_not_exist_is_refused(x: float, a: float, b: float) -> None:
+    with pytest.raises(ValueError, match="must lie in"):
+        beta_cdf(x, a, b)
+
+
+def test_the_posterior_is_the_share_of_worlds_with_these_votes_in_which_the_leader_is_ahead() -> None:
+    """A simulation from prior to votes: shares are drawn evenly, then seven votes; kept are worlds with five to two."""
+    rng = np.random.default_rng(0)
+    shares = rng.random(400_000)
+    kept = shares[rng.binomial(7, shares) == 5]
+    ahead = int((kept > 0.5).sum())
+    assert stats.binomtest(ahead, len(kept), leader_stays([2.0, 5.0, 1.0])).pvalue > 0.01
+
+
+def test_nothing_leads_without_a_vote_and_a_tie_is_a_coin() -> None:
+    assert leader_stays([]) == 0.0
+    assert leader_stays([3.0, 3.0]) == pytest.approx(0.5)
+    assert leader_stays([0.9]) < leader_stays([1.0]) < leader_stays([1.0, 0.0, 0.0, 0.0]) + 1e-12
