@@ -1,0 +1,99 @@
+"""What is a loop and what only looks like one."""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from reasoner.repetition import HORIZON, LONGEST, POOR, POOR_SPAN, ROUNDS, SPAN, loops
+
+
+def tokens(text: str) -> list[int]:
+    """Words, numbers digit by digit, and every other character: about what a tokenizer makes of a text."""
+    return [hash(piece) for piece in re.findall(r" ?[A-Za-z]+| ?\d|\s+|.", text)]
+
+
+def loops_by_trying_everything(text: Sequence[int]) -> bool:
+    """The definition: some end of the text is a piece repeated, and long enough for what the piece is made of."""
+    text = text[-HORIZON:]
+    for period in range(1, len(text) // ROUNDS + 1):
+        same = 0
+        while same + period < len(text) and text[-1 - same] == text[-1 - same - period]:
+            same += 1
+        poor = len(set(text[-period:])) <= POOR
+        if same + period >= max(SPAN, ROUNDS * period, POOR_SPAN if poor else 0):
+            return True
+    return False
+
+
+SENTENCE = "Wait, let me check that again: the sum of the two numbers is 12, so the product must be 35. "
+LEGITIMATE = {
+    "a list of zeros": "0 0 0 0 0 0 0 0 " * 20,
+    "a ruler": "-" * 900,
+    "an empty matrix": ("0 & " * 15 + "0 \\\\\n") * 16,
+    "an identity matrix": "\n".join(" ".join("1" if i == j else "0" for j in range(24)) for i in range(24)),
+    "a recurring decimal": "1/7 = 0." + "142857" * 40,
+    "a long division": "".join(f"{10 * r} / 17 = {10 * r // 17} remainder {10 * r % 17}\n" for r in range(1, 17)),
+    "a table of squares": "".join(f"| {i} | {i * i} | {i**3} |\n" for i in range(120)),
+    "a table with one changing column": "".join(f"| {i} | N/A | not applicable | - | 0.0 |\n" for i in range(60)),
+    "steps with a counter": "".join(f"Step {i}: we add 3 to the running total and get {3 * i}.\n" for i in range(60)),
+    "all cases of three coins": "heads, heads, tails; " * 8,
+    "a song": (SENTENCE.upper() + "And on that farm he had a cow, ee i ee i oh. ") * 4,
+    "unrolled code": "    total += values[i]; i += 1\n" * 12,
+}
+LOOPS = {
+    "a sentence": "So. " + SENTENCE * 30,
+    "a short phrase": "Hmm, I think that it must be the other one then. " * 60,
+    "a word for ever": "no " * 2000,
+    "a paragraph": ("Let us try another way. " + SENTENCE * 3) * 12,
+    "a loop after much good text": "".join(f"Step {i}: {i * i}.\n" for i in range(200)) + SENTENCE * 20,
+}
+
+
+@pytest.mark.parametrize("text", LEGITIMATE.values(), ids=LEGITIMATE.keys())
+def test_a_regular_text_is_no_loop_at_any_point_of_its_growth(text: str) -> None:
+    read = tokens(text)
+    assert not any(loops(read[:end]) for end in range(0, len(read) + 1, 7))
+
+
+@pytest.mark.parametrize("text", LOOPS.values(), ids=LOOPS.keys())
+def test_a_loop_is_found_wherever_it_is_cut(text: str) -> None:
+    read = tokens(text.rstrip())
+    assert all(loops(read[: len(read) - cut]) for cut in range(40))
+
+
+def test_a_loop_that_was_left_is_none() -> None:
+    assert not loops(tokens(SENTENCE * 30 + "But that is enough of this."))
+
+
+def test_the_longest_piece_is_found_after_its_last_needed_token_and_no_sooner() -> None:
+    rng = random.Random(7)
+    piece = [rng.randrange(10_000) for _ in range(LONGEST)]
+    text = piece * ROUNDS
+    assert loops([1, 2, 3, *text])
+    assert not loops(text[1:])
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    lead=st.integers(0, 60),
+    alphabet=st.integers(1, 12),
+    period=st.integers(1, 200),
+    rounds=st.integers(1, 40),
+    change=st.one_of(st.none(), st.integers(0, 2000)),
+    seed=st.integers(0, 1000),
+)
+def test_the_answer_is_that_of_trying_every_period(
+    lead: int, alphabet: int, period: int, rounds: int, change: int | None, seed: int
+) -> None:
+    rng = random.Random(seed)
+    piece = [rng.randrange(alphabet) for _ in range(period)]
+    text = [rng.randrange(alphabet) for _ in range(lead)] + (piece * rounds)[:3000]
+    if change is not None and change < len(text):
+        text[change] = -1
+    assert loops(text) == loops_by_trying_everything(text)

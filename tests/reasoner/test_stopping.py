@@ -1,0 +1,104 @@
+"""The stopping rules of a vote: decisions by hand, and the same samples as one at a time in any order, none wasted."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.stats import beta
+
+from reasoner.stopping import Heard, beta_needs, window_needs
+
+Rule = Callable[[Heard, int], int]
+ANSWERS = st.lists(st.sampled_from([0, 0, 0, 1, 1, 2, None]), min_size=1, max_size=40)
+
+
+@pytest.mark.parametrize(
+    ("answers", "needed"),
+    [
+        ([], 4),  # 15/16 after three equal answers, 31/32 after four
+        ([0, 0, 0], 4),
+        ([0, 0, 0, 0], 4),
+        ([0, 0, 0, 1], 7),  # 5:1 is 120/128 = 0.94, 6:1 is 247/256 = 0.965
+        ([0, 0, 0, 0, None], 5),
+        ([None, None], 6),
+        ([0, 1] * 7, 16),
+        ([0, 1] * 8, 16),
+    ],
+)
+def test_beta_asks_for_as_many_samples_as_the_shortest_way_to_its_threshold_takes(
+    answers: list[int | None], needed: int
+) -> None:
+    assert beta_needs(dict(enumerate(answers)), 16, 0.95) == needed
+
+
+def test_a_threshold_of_one_stops_only_when_nothing_can_change_the_winner() -> None:
+    assert beta_needs({}, 16, 1.0) == 9
+    assert beta_needs(dict(enumerate([0] * 8)), 16, 1.0) == 9  # eight more could make it a tie
+    assert beta_needs(dict(enumerate([0] * 9)), 16, 1.0) == 9
+    assert beta_needs(dict(enumerate([0] * 8 + [1])), 16, 1.0) == 10
+
+
+@pytest.mark.parametrize(
+    ("answers", "needed"),
+    [
+        ({}, 4),
+        ({0: 5, 1: 5, 2: 5}, 4),
+        ({0: 5, 1: 5, 2: 5, 3: 5}, 4),
+        ({2: 5, 3: 6}, 8),  # the second window starts as soon as the first cannot agree any more
+        ({3: None}, 8),
+        ({0: 1, 1: 2, 4: 1, 5: 1, 6: 1, 7: 1}, 8),
+        ({0: 1, 1: 2, 4: 1, 5: 2}, 10),
+    ],
+)
+def test_windows_are_asked_for_one_after_the_other_until_one_agrees(answers: Heard, needed: int) -> None:
+    assert window_needs(answers, 10, 4) == needed
+
+
+def test_a_window_that_does_not_fit_is_never_unanimous_before_all_samples_are_in() -> None:
+    assert window_needs({}, 4, 4) == 4
+    assert window_needs({}, 3, 4) == 3
+
+
+@pytest.mark.parametrize("threshold", [0.8, 0.95, 1.0])
+@settings(max_examples=200, deadline=None)
+@given(answers=ANSWERS, seed=st.integers(0, 1000))
+def test_beta_hears_what_one_sample_at_a_time_would_whatever_the_order_and_wastes_none(
+    threshold: float, answers: list[int | None], seed: int
+) -> None:
+    n = len(answers)
+
+    def enough(prefix: Sequence[int | None]) -> bool:
+        counts = sorted((prefix.count(answer) for answer in {*prefix} - {None}), reverse=True)
+        first, second = (*counts, 0, 0)[:2]
+        return beta(first + 1, second + 1).sf(0.5) >= threshold or first - second > n - len(prefix)
+
+    alone = next((size for size in range(n) if enough(answers[:size])), n)
+    assert hear(lambda heard, n: beta_needs(heard, n, threshold), answers, seed) == alone
+
+
+@settings(max_examples=200, deadline=None)
+@given(answers=ANSWERS, seed=st.integers(0, 1000), window=st.integers(1, 8))
+def test_windows_hear_what_one_window_at_a_time_would_whatever_the_order(
+    answers: list[int | None], seed: int, window: int
+) -> None:
+    n = len(answers)
+    windows = [answers[start : start + window] for start in range(0, n, window)]
+    agreed = [index for index, part in enumerate(windows) if len({*part}) == 1 and None not in part]
+    alone = min(n, window * (agreed[0] + 1)) if agreed else n
+    assert hear(lambda heard, n: window_needs(heard, n, window), answers, seed) == alone
+
+
+def hear(rule: Rule, answers: Sequence[int | None], seed: int) -> int:
+    """Starts what the rule is certain to need and lets it arrive in a random order; how many were started in all."""
+    rng, heard, started = random.Random(seed), dict[int, int | None](), 0
+    while (needed := rule(heard, len(answers))) > len(heard):
+        assert needed >= started, "a sample was started that the rule no longer needs"
+        started = needed
+        number = rng.choice([number for number in range(started) if number not in heard])
+        heard[number] = answers[number]
+    assert len(heard) == started
+    return started
