@@ -52,9 +52,10 @@ class Ledger:
         self.usage += spend
         return spend
 
-    def replay(self, spend: Usage, elapsed: float) -> None:
-        """Books what an earlier attempt spent and sets the clock to that moment."""
+    def replay(self, spend: Usage, elapsed: float, withheld: int = 0) -> None:
+        """Books what an earlier attempt spent, and tokens that it promised for good, and sets the clock to then."""
         self.usage += spend
+        self._reserved += withheld
         self._base = elapsed
         self._since = self._clock()
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 
 from engine.types import (
@@ -39,8 +39,11 @@ class Growth:
     op: str
     parent: Node
     path: tuple[int, ...]
+    sampling: SamplingParams
     limit: int
     """Tokens that the branch may have at most: context and the job's own limit."""
+    call: int = 0
+    """Which call of the strategy asked for it, counted within its stream."""
     token_ids: tuple[int, ...] = ()
     text: str = ""
     logprob: float = 0.0
@@ -70,7 +73,7 @@ class Arrival:
 
 
 class Grower:
-    """Runs growths on the engine. ``expected`` is the longest branch seen so far, the size of a sensible promise."""
+    """Runs growths on the engine. ``longest`` holds the longest branch of each operation: a sensible promise."""
 
     def __init__(
         self,
@@ -78,20 +81,22 @@ class Grower:
         model: ModelInfo,
         ledger: Ledger,
         seed: int,
-        sampling: SamplingParams,
-        expected: int | None,
+        longest: Mapping[str, int],
         lease: str,
+        cancelled: asyncio.Event,
     ) -> None:
         self._engine = engine
         self._model = model
         self._ledger = ledger
         self._seed = seed
-        self._sampling = sampling
-        self.expected = expected
+        self._longest = longest
         self._lease = lease
+        self._cancelled = cancelled
         self._requests: dict[str, asyncio.Task[None]] = {}
         self._promises: dict[Growth, int] = {}
-        self._arrived: asyncio.Queue[tuple[Growth, Completion] | Exception] = asyncio.Queue()
+        self._ready: dict[Growth, Completion] = {}
+        self._failure: Exception | None = None
+        self._news = asyncio.Event()
 
     def start(self, growths: Collection[Growth]) -> None:
         """Starts as many of the growths as the budget can promise a sensible length. Those in flight go on."""
@@ -102,51 +107,41 @@ class Grower:
         if not waiting or self._ledger.exhausted:
             return
         available = self._ledger.available()
-        longest = max(growth.room for growth in waiting)
-        sensible = longest if self.expected is None else min(longest, self.expected)
+        sensible = max(min(growth.room, self._longest.get(growth.op, growth.room)) for growth in waiting)
         count = min(len(waiting), available // sensible)
         if count == 0:
             if self._promises:  # wait for what the running ones give back
                 return
             count = 1
         share = available // count
-        by_parent: dict[Node, list[Growth]] = {}
+        requests: dict[tuple[Node, SamplingParams], list[Growth]] = {}
         for growth in waiting[:count]:
             self._promises[growth] = min(growth.room, share)
             self._ledger.reserve(self._promises[growth])
-            by_parent.setdefault(growth.parent, []).append(growth)
-        for parent, siblings in by_parent.items():
-            self._request(parent, siblings)
+            requests.setdefault((growth.parent, growth.sampling), []).append(growth)
+        for siblings in requests.values():
+            self._request(siblings)
 
-    async def arrivals(self, cancelled: asyncio.Event) -> list[Arrival]:
-        """All parts that have arrived, at least one; none when nothing is in flight.
+    async def arrivals(self, *, wave: bool) -> list[Arrival]:
+        """Parts that have arrived, at least one; none when nothing is in flight. With ``wave`` they are all parts in
+        flight of the earliest call, in the order of their paths; else what is there.
 
-        Raises ``JobCancelled`` as soon as ``cancelled`` is set, and the engine's own errors.
+        Raises ``JobCancelled`` as soon as the job is, and the engine's own errors.
         """
-        if cancelled.is_set():
-            raise JobCancelled
-        if not self._promises:
-            return []
-        first = asyncio.ensure_future(self._arrived.get())
-        stop = asyncio.ensure_future(cancelled.wait())
-        try:
-            await asyncio.wait((first, stop), return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            stop.cancel()
-            if not first.done():
-                first.cancel()
-        if not first.done():
-            raise JobCancelled
-        items = [first.result()]
-        while not self._arrived.empty():
-            items.append(self._arrived.get_nowait())
-        arrivals = [self._arrival(*item) for item in items if not isinstance(item, Exception)]
-        failure = next((item for item in items if isinstance(item, Exception)), None)
-        if failure is not None and not arrivals:
-            raise failure
-        if failure is not None:  # what did arrive is booked first; the failure comes up at the next call
-            self._arrived.put_nowait(failure)
-        return arrivals
+        while True:
+            if self._cancelled.is_set():
+                raise JobCancelled
+            ready = list(self._ready)
+            if wave:
+                first = min((growth.call for growth in self._promises), default=0)
+                ready = sorted(
+                    (growth for growth in self._promises if growth.call == first), key=lambda growth: growth.path
+                )
+            if all(growth in self._ready for growth in ready) and (ready or not self._promises):
+                return [self._arrival(growth, self._ready.pop(growth)) for growth in ready]
+            if self._failure is not None:  # what did arrive was handed over before
+                raise self._failure
+            await self._wait()
 
     def cut(self, growths: Collection[Growth]) -> list[Arrival]:
         """Ends the branches that have a part and can get no more: the budget is used up."""
@@ -168,28 +163,37 @@ class Grower:
             for task in late:
                 task.cancel()
         arrivals = []
-        while not self._arrived.empty():
-            item = self._arrived.get_nowait()
-            if not isinstance(item, Exception):
-                arrival = self._arrival(*item)
-                if arrival.reason in (None, "cancelled"):
-                    arrival = replace(arrival, reason="cancelled" if final else None)
-                arrivals.append(arrival)
+        for growth, completion in self._ready.items():
+            arrival = self._arrival(growth, completion)
+            if arrival.reason in (None, "cancelled"):
+                arrival = replace(arrival, reason="cancelled" if final else None)
+            arrivals.append(arrival)
+        self._ready.clear()
         for promise in self._promises.values():
             self._ledger.release(promise)
         self._promises.clear()
         return arrivals
 
-    def _request(self, parent: Node, siblings: list[Growth]) -> None:
+    async def _wait(self) -> None:
+        """Until a branch has arrived, the engine has failed, or the job is cancelled."""
+        self._news.clear()
+        waits = [asyncio.ensure_future(event.wait()) for event in (self._news, self._cancelled)]
+        try:
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for wait in waits:
+                wait.cancel()
+
+    def _request(self, siblings: list[Growth]) -> None:
         request = GenerateRequest(
             request_id=uuid.uuid4().hex,
             model=self._model.id,
-            prompt=parent.prefix,
+            prompt=siblings[0].parent.prefix,
             branches=tuple(
                 Branch(self._seed, branch_key(growth.path), self._promises[growth], growth.token_ids)
                 for growth in siblings
             ),
-            sampling=self._sampling,
+            sampling=siblings[0].sampling,
             timeout=self._ledger.seconds_left(),
             lease=self._lease,
         )
@@ -203,11 +207,13 @@ class Grower:
             async for item in self._engine.generate(request):
                 if isinstance(item, Completion):
                     missing.remove(item.index)
-                    self._arrived.put_nowait((siblings[item.index], item))
+                    self._ready[siblings[item.index]] = item
+                    self._news.set()
             if missing:
                 raise EngineUnavailable("the engine's answer ended before all of its branches had")
         except Exception as error:  # raised again where the search waits
-            self._arrived.put_nowait(error)
+            self._failure = error
+            self._news.set()
 
     def _arrival(self, growth: Growth, completion: Completion) -> Arrival:
         promise = self._promises.pop(growth)
@@ -227,7 +233,7 @@ class Grower:
     def _reason(self, growth: Growth, completion: Completion, promise: int) -> Reason | None:
         match completion.finish_reason:
             case "stop":
-                return "step" if completion.stop in self._sampling.stop else "stop"
+                return "step" if completion.stop in growth.sampling.stop else "stop"
             case "length" if promise == growth.room:
                 return "length" if growth.limit < self._model.context - len(growth.parent.prefix) else "context"
             case "length":

@@ -80,6 +80,9 @@ class JobSpec(Strict):
         "math", description="How answers are compared when they vote: as mathematics, or as text without its spaces."
     )
     seed: Annotated[int, Field(ge=0, lt=2**63)] | None = Field(None, description="Without it one is drawn and echoed.")
+    deterministic: bool = Field(
+        False, description="The same job and seed search the same tree, however quick each branch is; it may be slower."
+    )
     priority: Literal["interactive", "batch"] = "interactive"
     metadata: Annotated[dict[str, Annotated[str, Field(max_length=512)]], Field(max_length=MAX_METADATA_KEYS)] = Field(
         default_factory=dict

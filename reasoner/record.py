@@ -86,4 +86,4 @@ class Record:
     def _book_lost(self) -> None:
         while self._replay and self._replay[0].type == LOST:
             entry = self._replay.popleft()
-            self._ledger.replay(entry.spend, entry.elapsed)
+            self._ledger.replay(entry.spend, entry.elapsed, entry.data.get("withheld", 0))

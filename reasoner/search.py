@@ -9,25 +9,21 @@ and the batches in which they first came, so the strategy decides as it did and 
 from __future__ import annotations
 
 import asyncio
-import uuid
+import random
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
-from engine.types import EngineClient, InvalidRequest, ModelInfo, SamplingParams
+from engine.types import EngineClient, InvalidRequest, ModelInfo
 from prm.aggregate import aggregate
 from prm.scorer import StepScorer
-from reasoner.answers import extract_answer
 from reasoner.budget import Ledger
-from reasoner.growth import Arrival, Grower, Growth
 from reasoner.jobs import JobSpec, Usage
-from reasoner.journal import JobCancelled, Journal
+from reasoner.journal import Journal
 from reasoner.lease import CacheLease
-from reasoner.record import LOST, Answer, Record
+from reasoner.record import Answer, Record
 from reasoner.scoring import BudgetedScorer
-from reasoner.tree import Node, Reason
-
-STEP_SEPARATOR = "\n\n"
+from reasoner.stream import Shared, Stream
+from reasoner.tree import Node
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,15 +54,12 @@ class Search:
         self.spec = spec
         self.ledger = ledger
         self.root = Node(path=(), parent=None, prefix=prompt)
-        self.cut_short = False
-        """Whether the budget kept the search from something that the strategy asked for."""
-        self._seed = spec.seed
         self._models = models
         self._record = record
         self._scorer = scorer
-        self._cancelled = cancelled
-        self._longest: dict[str, int] = {}
-        self._growers: dict[Grower, dict[str, Growth]] = {}
+        self._shared = Shared(
+            spec, spec.seed, models.engine, models.policy, models.lease.name, ledger, record, cancelled
+        )
 
     @classmethod
     async def begin(cls, spec: JobSpec, models: Models, journal: Journal, cancelled: asyncio.Event) -> Search:
@@ -88,19 +81,36 @@ class Search:
 
     # What a strategy asks for.
 
-    def expand(self, parents: Sequence[Node], n: int | Sequence[int]) -> AsyncIterator[list[Node]]:
-        """Continues each parent by one step, ``n`` times (or ``n[i]`` times parent ``i``).
+    @property
+    def cut_short(self) -> bool:
+        """Whether the budget kept the search from something that the strategy asked for."""
+        return self._shared.cut_short
 
-        Yields new nodes as they arrive, all that are ready at once, and ends when every branch has, or when the budget
-        is used up: branches that never started are then missing, and one that was cut says ``budget``.
-        """
-        return self._grow("expand", parents, n, stop=(STEP_SEPARATOR,), greedy=False)
+    def stream(self) -> Stream:
+        """For a strategy that adds work while it listens; see ``Stream``."""
+        return Stream(self._shared)
 
-    def complete(
+    async def expand(
         self, parents: Sequence[Node], n: int | Sequence[int], *, greedy: bool = False
     ) -> AsyncIterator[list[Node]]:
-        """Like ``expand``, to the end of the solution. ``greedy`` takes the likeliest token each time."""
-        return self._grow("complete", parents, n, stop=(), greedy=greedy)
+        """One ``Stream.expand``: yields its nodes as they arrive."""
+        async with self.stream() as stream:
+            stream.expand(parents, n, greedy=greedy)
+            async for nodes in stream:
+                yield nodes
+
+    async def complete(
+        self, parents: Sequence[Node], n: int | Sequence[int], *, greedy: bool = False
+    ) -> AsyncIterator[list[Node]]:
+        """One ``Stream.complete``: yields its nodes as they arrive."""
+        async with self.stream() as stream:
+            stream.complete(parents, n, greedy=greedy)
+            async for nodes in stream:
+                yield nodes
+
+    def rng(self, node: Node, purpose: str = "") -> random.Random:
+        """Randomness for a decision: the same for the same job seed, node and purpose, and no other's."""
+        return random.Random(f"{self._shared.seed}/{node.id}/{purpose}")
 
     async def score(self, nodes: Sequence[Node]) -> None:
         """Gives nodes their verifier score, forwarding only what is new to the verifier.
@@ -113,7 +123,7 @@ class Search:
         while todo:
             landed = await self._score_batch(todo)
             if not landed:
-                self.cut_short = True
+                self._shared.cut_short = True
                 return
             todo = [node for node in todo if node.score is None]
 
@@ -139,138 +149,9 @@ class Search:
         return sorted((node for node in self.root.walk() if node.answer is not None), key=lambda node: node.path)
 
     async def close(self) -> None:
-        """Aborts what is still in flight. Its tokens are on the bill, but a replay does not get them back: they came
-        while the strategy was waiting for something else."""
-        for grower in list(self._growers):
-            del self._growers[grower]
-            arrivals = await grower.stop(final=True)
-            await self._record.write([self._lost(arrival) for arrival in arrivals])
-
-    # Growing.
-
-    async def _grow(
-        self, op: str, parents: Sequence[Node], n: int | Sequence[int], *, stop: tuple[str, ...], greedy: bool
-    ) -> AsyncIterator[list[Node]]:
-        counts = [n] * len(parents) if isinstance(n, int) else n
-        wanted: dict[str, Growth] = {}
-        for parent, count in zip(parents, counts, strict=True):
-            for growth in self._growths(op, parent, count):
-                wanted[growth.key] = growth
-        asked = self.spec.sampling
-        sampling = SamplingParams(
-            temperature=0.0 if greedy else asked.temperature,
-            top_k=asked.top_k,
-            top_p=asked.top_p,
-            min_p=asked.min_p,
-            stop=stop,
-        )
-        models, longest = self._models, self._longest.get(op)
-        lease = models.lease.name
-        grower = Grower(models.engine, models.policy, self.ledger, self._seed, sampling, longest, lease)
-        self._growers[grower] = wanted
-        try:
-            while wanted:
-                landed = await self._next_batch(grower, wanted)
-                if not landed:
-                    self.cut_short = True
-                    break
-                ready = [node for growth, data in landed if (node := self._land(growth, data, wanted)) is not None]
-                if ready:
-                    grower.expected = max(grower.expected or 0, *(node.tokens for node in ready), 1)
-                    self._longest[op] = grower.expected
-                    yield ready
-        except (GeneratorExit, JobCancelled):  # the strategy has heard enough, or nobody wants to hear more
-            await self._stop(grower, final=True)
-            raise
-        except BaseException:  # the engine is gone or this attempt is: the next one goes on from the parts
-            await self._stop(grower, final=False)
-            raise
-        self._growers.pop(grower, None)
-
-    def _growths(self, op: str, parent: Node, count: int) -> list[Growth]:
-        room = self._models.policy.context - len(parent.prefix)
-        if self.spec.sampling.max_tokens is not None:
-            room = min(room, self.spec.sampling.max_tokens - parent.depth_tokens)
-        if room <= 0:
-            return []
-        first = parent.created
-        parent.created += count
-        return [Growth(op, parent, (*parent.path, index), room) for index in range(first, first + count)]
-
-    async def _next_batch(self, grower: Grower, wanted: dict[str, Growth]) -> list[tuple[Growth, dict[str, Any]]]:
-        """The next parts of branches, from the journal or from the engine; nothing when this call is at its end."""
-        if self._record.replaying:
-            entries = self._record.replay(wanted)
-        else:
-            grower.start(wanted.values())
-            arrivals = await grower.arrivals(self._cancelled)
-            if not arrivals:
-                arrivals = grower.cut(wanted.values())
-            entries = await self._record.write([self._answer(arrival) for arrival in arrivals])
-        return [(wanted[entry.key], entry.data) for entry in entries]
-
-    def _answer(self, arrival: Arrival) -> Answer:
-        growth = arrival.growth
-        reason, stated = arrival.reason, None
-        if reason is not None:
-            stated = extract_answer(growth.parent.solution + growth.text + arrival.text)
-            if stated is not None and reason == "step":
-                reason = "answer"
-        data = {
-            "node": ".".join(map(str, growth.path)),
-            "parent": growth.parent.id,
-            "part": growth.part,
-            "text": arrival.text,
-            "token_ids": list(arrival.token_ids),
-            "tokens": len(arrival.token_ids),
-            "cached": arrival.spend.cached,
-            "logprob": arrival.logprob,
-            "final": reason is not None,
-            "reason": reason,
-            "answer": stated,
-        }
-        return Answer(growth.key, "node", data, arrival.spend, arrival.promise)
-
-    @staticmethod
-    def _lost(arrival: Arrival) -> Answer:
-        data = {"node": ".".join(map(str, arrival.growth.path)), "tokens": len(arrival.token_ids)}
-        return Answer(f"lost:{uuid.uuid4().hex}", LOST, data, arrival.spend, arrival.promise)
-
-    def _land(self, growth: Growth, data: dict[str, Any], wanted: dict[str, Growth]) -> Node | None:
-        """Applies a part to its branch; answers the node once the branch has ended."""
-        del wanted[growth.key]
-        growth.token_ids += tuple(data["token_ids"])
-        growth.text += data["text"]
-        growth.logprob += data["logprob"]
-        growth.part += 1
-        reason: Reason | None = data["reason"]
-        if reason is None:
-            wanted[growth.key] = growth
-            return None
-        self.cut_short |= reason in ("budget", "timeout")
-        node = Node(
-            path=growth.path,
-            parent=growth.parent,
-            prefix=growth.parent.prefix + growth.token_ids,
-            text=growth.text,
-            tokens=len(growth.token_ids),
-            logprob=growth.logprob,
-            reason=reason,
-            answer=data["answer"],
-        )
-        growth.parent.children.append(node)
-        return node
-
-    async def _stop(self, grower: Grower, *, final: bool) -> None:
-        """Ends a call to ``_grow`` before its branches have: what they got is booked, and is in the tree."""
-        wanted = self._growers.pop(grower, None)
-        if wanted is None:  # ``close`` was here before: it does not wait for iterators that a failure left behind
-            return
-        entries = self._record.replay(wanted)
-        arrivals = await grower.stop(final=final)
-        entries += await self._record.write([self._answer(arrival) for arrival in arrivals])
-        for entry in entries:
-            self._land(wanted[entry.key], entry.data, wanted)
+        """Aborts what is still in flight, where a failure left a stream open."""
+        for stream in list(self._shared.streams):
+            await stream.abandon()
 
     # Scoring.
 

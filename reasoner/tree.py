@@ -7,10 +7,13 @@ from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Literal
 
-Reason = Literal["step", "answer", "stop", "length", "context", "budget", "timeout", "cancelled", "pruned"]
+Reason = Literal[
+    "step", "answer", "stop", "length", "context", "repetition", "budget", "timeout", "cancelled", "pruned"
+]
 """Why a branch ended. ``step``: at a step separator, so it can be expanded. ``answer``: at a separator, its answer
 stated. ``stop``: the model ended it. ``length``: the job's own limit for one solution. ``context``: the model's context
-is full. ``budget``, ``timeout``: the budget cut it. ``pruned``: the search gave it up."""
+is full. ``repetition``: it only said again what it had said. ``budget``, ``timeout``: the budget cut it. ``cancelled``:
+it was stopped while it grew. ``pruned``: the search gave it up."""
 
 
 @dataclass(slots=True, eq=False)

@@ -1,0 +1,220 @@
+"""Branches that a strategy grows while it listens: add work at any time, hear of every branch as soon as it ends.
+
+A stream writes the journal before the strategy sees anything, so a replay hands over the same batches in the same
+order. In a ``deterministic`` job it hands over waves: the branches of one call together, in path order, the calls in
+the order in which they were made. A wave does not depend on which branch was quick. What is in flight when a stream is
+left then stays out of the tree and is billed as lost, and its promises stay held, so that what is left of a budget is
+the same however far it had come.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any
+
+from engine.types import EngineClient, ModelInfo, SamplingParams
+from reasoner.answers import extract_answer
+from reasoner.budget import Ledger
+from reasoner.growth import Arrival, Grower, Growth
+from reasoner.jobs import JobSpec, Usage
+from reasoner.journal import JobCancelled
+from reasoner.record import LOST, Answer, Record
+from reasoner.tree import Node, Reason
+
+STEP_SEPARATOR = "\n\n"
+
+
+@dataclass(slots=True, eq=False)
+class Shared:
+    """What all streams of one search share."""
+
+    spec: JobSpec
+    seed: int
+    engine: EngineClient
+    policy: ModelInfo
+    lease: str
+    ledger: Ledger
+    record: Record
+    cancelled: asyncio.Event
+    cut_short: bool = False
+    """Whether the budget kept the search from something that the strategy asked for."""
+    longest: dict[str, int] = field(default_factory=dict)
+    """Tokens of the longest branch so far, by operation."""
+    streams: set[Stream] = field(default_factory=set)
+    """Those that are open."""
+
+
+class Stream:
+    """Use it as a context, and iterate over it inside; ``Search.stream`` makes one.
+
+    Iterating yields all new nodes that are ready, at least one, and ends when every branch that was asked for has ended
+    or when the budget is used up: branches that never started are then missing, and one that was cut says ``budget``.
+    More work may be added after that. Leaving the context ends what still runs.
+    """
+
+    def __init__(self, shared: Shared) -> None:
+        self._shared = shared
+        self._wanted: dict[str, Growth] = {}
+        self._calls = 0
+        self._grower = Grower(
+            shared.engine, shared.policy, shared.ledger, shared.seed, shared.longest, shared.lease, shared.cancelled
+        )
+
+    def expand(self, parents: Sequence[Node], n: int | Sequence[int], *, greedy: bool = False) -> None:
+        """Continues each parent by one step, ``n`` times (or ``n[i]`` times parent ``i``).
+
+        ``greedy`` takes the likeliest token each time.
+        """
+        self._add("expand", parents, n, stop=(STEP_SEPARATOR,), greedy=greedy)
+
+    def complete(self, parents: Sequence[Node], n: int | Sequence[int], *, greedy: bool = False) -> None:
+        """Like ``expand``, to the end of the solution."""
+        self._add("complete", parents, n, stop=(), greedy=greedy)
+
+    async def __aenter__(self) -> Stream:
+        self._shared.streams.add(self)
+        return self
+
+    def __aiter__(self) -> Stream:
+        return self
+
+    async def __anext__(self) -> list[Node]:
+        while self._wanted:
+            landed = await self._next_batch()
+            if not landed:
+                self._shared.cut_short = True
+                self._wanted.clear()
+                break
+            ready = [node for growth, data in landed if (node := self._land(growth, data)) is not None]
+            if ready:
+                return ready
+        raise StopAsyncIteration
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self not in self._shared.streams:  # ``Search.close`` was here before
+            return
+        self._shared.streams.discard(self)
+        # The strategy has heard enough, or nobody wants to hear more. With any other error the engine is gone or this
+        # attempt is, and the next one goes on from the parts.
+        final = error is None or isinstance(error, (GeneratorExit, JobCancelled))
+        for entry in self._shared.record.replay(self._wanted):
+            self._land(self._wanted[entry.key], entry.data)
+        in_flight = await self._grower.stop(final=final)
+        answers: list[Answer] = []
+        if self._shared.spec.deterministic:
+            answers = [lost(arrival, withhold=final) for arrival in in_flight]
+            in_flight = []
+        if final and not self._shared.record.replaying:
+            going = {arrival.growth for arrival in in_flight}
+            begun = [growth for growth in self._wanted.values() if growth.part > 0 and growth not in going]
+            in_flight += [Arrival(growth, (), "", 0.0, Usage(), 0, "cancelled") for growth in begun]
+        answers += [self._answer(arrival) for arrival in in_flight]
+        for entry in await self._shared.record.write(answers):
+            if entry.key in self._wanted:
+                self._land(self._wanted[entry.key], entry.data)
+
+    async def abandon(self) -> None:
+        """For a search that ends while this stream is open: ends what runs. Its tokens are on the bill, but a replay
+        does not get them back: they came while the strategy was waiting for something else."""
+        self._shared.streams.discard(self)
+        await self._shared.record.write([lost(arrival) for arrival in await self._grower.stop(final=True)])
+
+    def _add(
+        self, op: str, parents: Sequence[Node], n: int | Sequence[int], *, stop: tuple[str, ...], greedy: bool
+    ) -> None:
+        asked = self._shared.spec.sampling
+        sampling = SamplingParams(
+            temperature=0.0 if greedy else asked.temperature,
+            top_k=asked.top_k,
+            top_p=asked.top_p,
+            min_p=asked.min_p,
+            stop=stop,
+        )
+        counts = [n] * len(parents) if isinstance(n, int) else n
+        for parent, count in zip(parents, counts, strict=True):
+            room = self._shared.policy.context - len(parent.prefix)
+            if asked.max_tokens is not None:
+                room = min(room, asked.max_tokens - parent.depth_tokens)
+            if room <= 0:
+                continue
+            for index in range(parent.created, parent.created + count):
+                growth = Growth(op, parent, (*parent.path, index), sampling, room, self._calls)
+                self._wanted[growth.key] = growth
+            parent.created += count
+        self._calls += 1
+
+    async def _next_batch(self) -> list[tuple[Growth, dict[str, Any]]]:
+        """The next parts of branches, from the journal or from the engine; nothing when the budget is used up."""
+        record = self._shared.record
+        if record.replaying:
+            entries = record.replay(self._wanted)
+        else:
+            self._grower.start(self._wanted.values())
+            arrivals = await self._grower.arrivals(wave=self._shared.spec.deterministic)
+            if not arrivals:
+                arrivals = self._grower.cut(self._wanted.values())
+            entries = await record.write([self._answer(arrival) for arrival in arrivals])
+        return [(self._wanted[entry.key], entry.data) for entry in entries]
+
+    def _answer(self, arrival: Arrival) -> Answer:
+        growth = arrival.growth
+        reason, stated = arrival.reason, None
+        if reason is not None:
+            stated = extract_answer(growth.parent.solution + growth.text + arrival.text)
+            if stated is not None and reason == "step":
+                reason = "answer"
+        data = {
+            "node": ".".join(map(str, growth.path)),
+            "parent": growth.parent.id,
+            "part": growth.part,
+            "text": arrival.text,
+            "token_ids": list(arrival.token_ids),
+            "tokens": len(arrival.token_ids),
+            "cached": arrival.spend.cached,
+            "logprob": arrival.logprob,
+            "final": reason is not None,
+            "reason": reason,
+            "answer": stated,
+        }
+        return Answer(growth.key, "node", data, arrival.spend, arrival.promise)
+
+    def _land(self, growth: Growth, data: dict[str, Any]) -> Node | None:
+        """Applies a part to its branch; answers the node once the branch has ended."""
+        del self._wanted[growth.key]
+        growth.token_ids += tuple(data["token_ids"])
+        growth.text += data["text"]
+        growth.logprob += data["logprob"]
+        growth.part += 1
+        reason: Reason | None = data["reason"]
+        if reason is None:
+            self._wanted[growth.key] = growth
+            return None
+        self._shared.cut_short |= reason in ("budget", "timeout")
+        longest = self._shared.longest
+        longest[growth.op] = max(longest.get(growth.op, 1), len(growth.token_ids))
+        node = Node(
+            path=growth.path,
+            parent=growth.parent,
+            prefix=growth.parent.prefix + growth.token_ids,
+            text=growth.text,
+            tokens=len(growth.token_ids),
+            logprob=growth.logprob,
+            reason=reason,
+            answer=data["answer"],
+        )
+        growth.parent.children.append(node)
+        return node
+
+
+def lost(arrival: Arrival, *, withhold: bool = False) -> Answer:
+    """Tokens that are on the bill and nowhere else. ``withhold`` keeps the rest of their promise from being given out
+    again: how much that is depends on how quick the branch was."""
+    rest = arrival.promise - arrival.spend.total if withhold else 0
+    data = {"node": ".".join(map(str, arrival.growth.path)), "tokens": len(arrival.token_ids), "withheld": rest}
+    return Answer(f"lost:{uuid.uuid4().hex}", LOST, data, arrival.spend, arrival.promise - rest)

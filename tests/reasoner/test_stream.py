@@ -1,0 +1,235 @@
+"""A stream: work added while listening, branches left behind, and trees that do not depend on delays."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+from collections.abc import AsyncIterator, Awaitable, Callable
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from engine.types import Completion, Delta, EngineUnavailable, GenerateRequest
+from reasoner.jobs import JobSpec
+from reasoner.journal import MemoryJournal
+from reasoner.lease import CacheLease
+from reasoner.run import run_job
+from reasoner.search import Models, Search
+from reasoner.strategies import STRATEGIES
+from reasoner.tree import Node
+from tests.scripted import ScriptedEngine
+
+
+class Delayed(ScriptedEngine):
+    """Every branch answers after a random number of turns of the event loop, independently of its siblings."""
+
+    def __init__(self, delays: int, **more: int) -> None:
+        super().__init__(**more)
+        self._delays = random.Random(delays)
+
+    async def generate(self, request: GenerateRequest, *, stream: bool = False) -> AsyncIterator[Completion | Delta]:
+        for _ in range(self._delays.randrange(30)):
+            await asyncio.sleep(0)
+        async for item in super().generate(request, stream=stream):
+            for _ in range(self._delays.randrange(8)):
+                await asyncio.sleep(0)
+            yield item
+
+
+async def search_with(
+    engine: ScriptedEngine,
+    journal: MemoryJournal,
+    strategy: Callable[[Search], Awaitable[None]],
+    **more: object,
+) -> Search:
+    spec = JobSpec.model_validate({"problem": "how?", "seed": 3} | more)
+    policy = (await engine.models())[0]
+    async with CacheLease(engine, "job") as lease:
+        search = await Search.begin(spec, Models(engine, policy, None, lease), journal, asyncio.Event())
+        try:
+            await strategy(search)
+        finally:
+            await search.close()
+    return search
+
+
+def shape(root: Node) -> list[tuple[object, ...]]:
+    """All that a tree says, in the order of paths."""
+    nodes = sorted(root.walk(), key=lambda node: node.path)
+    return [(node.path, node.text, node.reason, node.answer, node.score) for node in nodes]
+
+
+async def chase(search: Search) -> None:
+    """Expands every step twice as soon as it arrives, to depth three, and leaves after nine nodes."""
+    async with search.stream() as stream:
+        stream.expand([search.root], 4)
+        seen = 0
+        async for nodes in stream:
+            for node in nodes:
+                if node.open and len(node.path) < 3:
+                    stream.expand([node], 2)
+            seen += len(nodes)
+            if seen >= 9:
+                break
+
+
+async def test_work_added_while_listening_arrives_in_the_same_stream() -> None:
+    async def strategy(search: Search) -> None:
+        async with search.stream() as stream:
+            stream.expand([search.root], 3)
+            async for nodes in stream:
+                stream.complete([node for node in nodes if node.reason == "step"], 1)
+
+    search = await search_with(ScriptedEngine(), MemoryJournal(), strategy)
+    steps = [node for node in search.root.children if node.reason == "step"]
+    assert steps
+    assert all(len(step.children) == 1 and not step.children[0].open for step in steps)
+
+
+async def test_a_stream_that_ended_takes_more_work() -> None:
+    async def strategy(search: Search) -> None:
+        async with search.stream() as stream:
+            for _ in range(3):
+                stream.complete([search.root], 1)
+                async for nodes in stream:
+                    assert len(nodes) == 1
+
+    search = await search_with(ScriptedEngine(), MemoryJournal(), strategy)
+    assert [node.path for node in search.root.children] == [(0,), (1,), (2,)]
+
+
+async def test_a_slow_branch_holds_up_no_other() -> None:
+    """The first branch answers only when the others have been followed for two more steps."""
+    followed = asyncio.Event()
+
+    class Stubborn(ScriptedEngine):
+        async def generate(
+            self, request: GenerateRequest, *, stream: bool = False
+        ) -> AsyncIterator[Completion | Delta]:
+            slow = None
+            async for item in super().generate(request, stream=stream):
+                if item.index == 0 and len(request.branches) == 4:
+                    slow = item
+                else:
+                    yield item
+            if slow is not None:
+                await followed.wait()
+                yield slow
+
+    async def strategy(search: Search) -> None:
+        async with search.stream() as stream:
+            stream.expand([search.root], 4)
+            async for nodes in stream:
+                stream.expand([node for node in nodes if node.open], 1)
+                if any(len(node.path) == 3 for node in nodes):
+                    followed.set()
+
+    async with asyncio.timeout(20):
+        search = await search_with(Stubborn(), MemoryJournal(), strategy)
+    assert len(search.root.children) == 4
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    delays=st.integers(0, 10_000),
+    kept=st.floats(0, 1),
+    tokens=st.one_of(st.none(), st.integers(1, 600)),
+    deterministic=st.booleans(),
+)
+async def test_a_replay_of_a_stream_makes_the_same_tree(
+    delays: int, kept: float, tokens: int | None, deterministic: bool
+) -> None:
+    journal = MemoryJournal()
+    budget: dict[str, object] = {"budget": {"tokens": tokens}, "deterministic": deterministic}
+    first = await search_with(Delayed(delays), journal, chase, **budget)
+    idle = ScriptedEngine()
+    again = await search_with(idle, MemoryJournal(journal.entries), chase, **budget)
+    assert shape(again.root) == shape(first.root)
+    assert again.ledger.usage == first.ledger.usage
+    assert again.ledger.available() == first.ledger.available()
+    assert idle.total == 0
+    prefix = journal.entries[: int(kept * len(journal.entries))]
+    resumed = MemoryJournal(prefix)
+    await search_with(Delayed(delays + 1), resumed, chase, **budget)
+    assert resumed.entries[: len(prefix)] == prefix
+
+
+@pytest.mark.parametrize("tokens", [None, 150, 40])
+async def test_every_branch_that_began_ends_with_a_reason_also_where_the_stream_is_left(tokens: int | None) -> None:
+    for delays in range(20):
+        journal = MemoryJournal()
+        await search_with(Delayed(delays), journal, chase, budget={"tokens": tokens})
+        begun = {entry.data["node"] for entry in journal.entries if entry.type == "node"}
+        ended = {entry.data["node"] for entry in journal.entries if entry.type == "node" and entry.data["final"]}
+        assert begun == ended
+
+
+@settings(max_examples=100, deadline=None)
+@given(one=st.integers(0, 10_000), other=st.integers(0, 10_000), tokens=st.one_of(st.none(), st.integers(1, 600)))
+async def test_a_deterministic_stream_makes_the_same_tree_whatever_the_delays(
+    one: int, other: int, tokens: int | None
+) -> None:
+    options: dict[str, object] = {"deterministic": True, "budget": {"tokens": tokens}}
+    first = await search_with(Delayed(one), MemoryJournal(), chase, **options)
+    second = await search_with(Delayed(other), MemoryJournal(), chase, **options)
+    assert shape(first.root) == shape(second.root)
+    assert first.ledger.available() == second.ledger.available()
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    strategy=st.sampled_from(sorted(STRATEGIES)),
+    seed=st.integers(0, 1000),
+    one=st.integers(0, 10_000),
+    other=st.integers(0, 10_000),
+    tokens=st.one_of(st.none(), st.integers(1, 2500)),
+    die_after=st.one_of(st.none(), st.integers(0, 40)),
+)
+async def test_a_deterministic_job_has_the_same_tree_and_result_twice_whatever_the_delays_and_crashes(
+    strategy: str, seed: int, one: int, other: int, tokens: int | None, die_after: int | None
+) -> None:
+    params = {} if strategy == "greedy" else {"n": 8}
+    spec = JobSpec.model_validate(
+        {"problem": "how?", "seed": seed, "strategy": {"name": strategy} | params, "deterministic": True}
+        | {"budget": {"tokens": tokens}}
+    )
+    first, second = MemoryJournal(), MemoryJournal()
+    outcome = await run_job(spec, Delayed(one), first)
+    if tokens is None and die_after is not None:  # a crash costs tokens, so a budget that binds ends elsewhere
+        with contextlib.suppress(EngineUnavailable):
+            await run_job(spec, Delayed(other, die_after=die_after), second)
+    again = await run_job(spec, Delayed(other + 1), second)
+    assert again.result == outcome.result
+    assert tree(second) == tree(first)
+
+
+def tree(journal: MemoryJournal) -> dict[str, list[object]]:
+    """What the journal says of every node, in parts as they came."""
+    told: dict[str, list[object]] = {}
+    for entry in journal.entries:
+        if entry.type == "prune":
+            for node in entry.data["nodes"]:
+                told[node].append("pruned")
+        elif entry.type in ("node", "score"):
+            unlike = ("batch", "cached", "computed")
+            told.setdefault(entry.data["node"], []).append(
+                {name: value for name, value in entry.data.items() if name not in unlike}
+            )
+    return told
+
+
+async def test_randomness_depends_on_seed_node_and_purpose_alone() -> None:
+    draws: list[float] = []
+
+    async def strategy(search: Search) -> None:
+        child = Node((0,), search.root, ())
+        for node, purpose in ((search.root, ""), (search.root, "resample"), (child, ""), (child, "resample")):
+            draws.append(search.rng(node, purpose).random())
+
+    await search_with(ScriptedEngine(), MemoryJournal(), strategy)
+    await search_with(ScriptedEngine(order=9), MemoryJournal(), strategy)
+    await search_with(ScriptedEngine(), MemoryJournal(), strategy, seed=4)
+    assert draws[:4] == draws[4:8]
+    assert len(set(draws)) == 8
