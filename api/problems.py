@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from http import HTTPStatus
+from itertools import pairwise
 from typing import Any, get_args
 
 from fastapi import FastAPI, Request
@@ -14,6 +15,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import compile_path
 
 from reasoner.jobs import JobSpec
+from reasoner.verifier_specs import KINDS
 from workers.store import BROKER_DOWN, IdempotencyConflict, JobActive, NoSuchJob, QueueFull
 
 MEDIA_TYPE = "application/problem+json"
@@ -133,7 +135,12 @@ async def _on_validation_error(request: Request, error: Exception) -> Response:
 
 
 def _field(location: Sequence[int | str]) -> str:
-    return ".".join(str(part) for part in location[1:]) or str(location[0])
+    return ".".join(str(part) for part in _without_kinds(location[1:])) or str(location[0])
+
+
+def _without_kinds(location: Sequence[int | str]) -> list[int | str]:
+    """A place in what the client sent: the model of a verifier is told apart by its kind, which is no field."""
+    return [part for before, part in pairwise(("", *location)) if before != "verifier" or part not in KINDS]
 
 
 def _message(error: Mapping[str, Any]) -> str:
@@ -153,6 +160,8 @@ def _known_fields(location: Sequence[int | str]) -> list[str]:
     for name in location[1:-1]:
         if isinstance(name, str) and name in model.model_fields:
             model = _model_in(model.model_fields[name].annotation) or model
+        elif name in KINDS:
+            model = KINDS[str(name)]
     return list(model.model_fields)
 
 

@@ -21,6 +21,7 @@ from api.tree import Tree, fold
 from engine.types import EngineError
 from reasoner.jobs import TERMINAL, Budget, Job, JobSpec, Status, StrategySpec
 from reasoner.strategies import resolve
+from reasoner.verifier_specs import JudgeVerifier, PrmVerifier
 from workers.settings import Settings
 from workers.store import NoSuchJob
 
@@ -162,7 +163,11 @@ async def _effective(spec: JobSpec, settings: Settings, catalog: Catalog) -> dic
     parameters = resolve(spec.strategy.name, spec.strategy.params).model_dump()
     spec.strategy = StrategySpec(name=spec.strategy.name, **parameters)
     spec.model = spec.model or settings.model_name
-    spec.verifier.model = spec.verifier.model or settings.prm_name
+    match spec.verifier:
+        case PrmVerifier():
+            spec.verifier.model = spec.verifier.model or settings.prm_name
+        case JudgeVerifier():
+            spec.verifier.model = spec.verifier.model or spec.model
     if spec.seed is None:
         spec.seed = secrets.randbelow(2**53)  # survives the doubles of JavaScript
     return spec.model_dump()
@@ -170,7 +175,12 @@ async def _effective(spec: JobSpec, settings: Settings, catalog: Catalog) -> dic
 
 async def _check_models(spec: JobSpec, catalog: Catalog) -> None:
     """Refuses models that are not served, if the engine is there to say so; a job may wait for an engine."""
-    asked = [("model", spec.model, "generate"), ("verifier.model", spec.verifier.model, "classify")]
+    asked = [("model", spec.model, "generate")]
+    match spec.verifier:
+        case PrmVerifier(model=name):
+            asked.append(("verifier.model", name, "classify"))
+        case JudgeVerifier(model=name):
+            asked.append(("verifier.model", name, "generate"))
     if all(name is None for _, name, _ in asked):
         return
     try:

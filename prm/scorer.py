@@ -26,9 +26,9 @@ class Chain:
 
 
 @dataclass(frozen=True, slots=True)
-class ChainScore:
-    """``scores``: one probability of being right for each step after ``Chain.scored``; ``None`` when the bound on
-    computation was too small, and ``computed`` then says how many tokens it takes."""
+class Reading:
+    """What a verifier answered. ``scores``: one probability of being right for each step that was asked about; ``None``
+    when the bound on computation was too small, and ``computed`` then says how many tokens it takes."""
 
     scores: tuple[float, ...] | None
     computed: int
@@ -66,7 +66,7 @@ class StepScorer:
 
     async def score(
         self, prompt: tuple[int, ...], chains: Sequence[Chain], *, max_compute: int | None = None
-    ) -> list[ChainScore]:
+    ) -> list[Reading]:
         """Scores all steps after ``Chain.scored`` of every chain, in the order given.
 
         ``max_compute`` bounds the tokens that the engine may forward for one chain.
@@ -82,7 +82,7 @@ class StepScorer:
             ScoreRequest(uuid.uuid4().hex, self.info.id, tuple(items), max_compute=max_compute, lease=self._lease)
         )
         return [
-            ChainScore(
+            Reading(
                 None if result.values is None else tuple(self._probability(row) for row in result.values),
                 result.computed_tokens,
                 result.cached_tokens,

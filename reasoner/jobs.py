@@ -6,6 +6,9 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, field_validator, model_validator
 
+from reasoner.strict import Strict
+from reasoner.verifier_specs import PrmVerifier, Verifier
+
 MAX_PROBLEM_CHARS = 32_000
 MAX_N = 256
 MAX_BUDGET_TOKENS = 10_000_000
@@ -14,12 +17,6 @@ MAX_METADATA_KEYS = 16
 
 Status = Literal["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]
 TERMINAL: frozenset[str] = frozenset({"completed", "incomplete", "failed", "cancelled"})
-
-
-class Strict(BaseModel):
-    """A silently ignored field is a silently ignored budget: everything unknown is an error."""
-
-    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
 
 
 class Message(Strict):
@@ -48,13 +45,6 @@ class Sampling(Strict):
     )
 
 
-class Verifier(Strict):
-    """Which process reward model scores the steps, and how a solution's step scores become one number."""
-
-    model: str | None = Field(None, description="Name of a served verifier; without it the service's own.")
-    aggregation: Literal["last", "min", "prod", "mean", "max"] = "last"
-
-
 class StrategySpec(BaseModel):
     """A strategy's name and its own parameters, side by side; the registry checks the parameters."""
 
@@ -75,7 +65,7 @@ class JobSpec(Strict):
     strategy: StrategySpec = Field(default_factory=lambda: StrategySpec(name="best_of_n"))
     budget: Budget = Field(default_factory=Budget)
     sampling: Sampling = Field(default_factory=Sampling)
-    verifier: Verifier = Field(default_factory=Verifier)
+    verifier: Verifier = Field(default_factory=PrmVerifier)
     answer: Literal["math", "text"] = Field(
         "math", description="How answers are compared when they vote: as mathematics, or as text without its spaces."
     )

@@ -6,14 +6,14 @@ import asyncio
 from dataclasses import dataclass
 from typing import Literal
 
-from engine.types import EngineClient, InvalidRequest, ModelInfo
-from prm.scorer import StepScorer
+from engine.types import EngineClient
 from reasoner.equivalence import Equivalence
 from reasoner.jobs import JobResult, JobSpec, Usage
 from reasoner.journal import Journal
 from reasoner.lease import CacheLease
 from reasoner.search import Models, Search
 from reasoner.strategies import STRATEGIES, Choice, resolve
+from reasoner.verifiers.base import served_model
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,7 @@ class JobOutcome:
 async def run_job(
     spec: JobSpec, engine: EngineClient, journal: Journal, *, cancelled: asyncio.Event | None = None
 ) -> JobOutcome:
-    """Searches for an answer; ``spec.model``, ``spec.verifier.model`` and ``spec.seed`` must be set.
+    """Searches for an answer; ``spec.seed`` must be set, and models where several are served.
 
     Raises ``JobCancelled`` soon after ``cancelled`` is set, ``LeaseLost`` when the journal has another owner,
     ``EngineUnavailable`` when the engine is away (run it again later: the journal holds what is done), and
@@ -50,20 +50,8 @@ async def run_job(
 
 async def _models(spec: JobSpec, engine: EngineClient, lease: CacheLease, needs_verifier: bool) -> Models:
     served = {info.id: info for info in await engine.models()}
-    policy = _served(served, spec.model, "model", "generate")
-    if not needs_verifier:
-        return Models(engine, policy, None, lease)
-    verifier = _served(served, spec.verifier.model, "verifier.model", "classify")
-    return Models(engine, policy, StepScorer(engine, verifier, lease.name), lease)
-
-
-def _served(served: dict[str, ModelInfo], name: str | None, field: str, kind: str) -> ModelInfo:
-    fitting = sorted(info.id for info in served.values() if info.kind == kind)
-    if name is None and len(fitting) == 1:
-        name = fitting[0]
-    if name not in fitting:
-        raise InvalidRequest(f"{field} {name!r} is not served; served are {', '.join(fitting) or 'none'}", field)
-    return served[name]
+    policy = served_model(served, spec.model, "model", "generate")
+    return Models(engine, served, policy, lease, verifies=needs_verifier)
 
 
 def _outcome(search: Search, choice: Choice) -> JobOutcome:

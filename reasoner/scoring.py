@@ -1,102 +1,120 @@
-"""Verifier scores within the budget: a request says how many tokens it may compute, and the engine holds to it."""
+"""What a search asks of a verifier, whichever kind it is, and how one that is a model stays within the budget.
+
+A verifier of a kind is opened for one job and its ledger (``reasoner.verifiers``). From then on it is a ``NodeScorer``:
+which nodes it can say something new of, and their scores. Journal, replay, bill and tree are the search's.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
 
-from prm.scorer import Chain, ChainScore, StepScorer
+from engine.types import ModelInfo
+from prm.scorer import Reading
 from reasoner.budget import Ledger
 from reasoner.jobs import Usage
 from reasoner.tree import Node
 
-SLACK = 16
-"""Tokens by which an estimate may be short: separators, and the part of a cached prefix that is read again."""
-
 
 @dataclass(frozen=True, slots=True)
 class Scored:
-    """A node's new step scores and what they cost."""
+    """A node's score and what it cost. ``promise`` is what its scorer reserved for it and nobody settled yet."""
 
     node: Node
-    scores: tuple[float, ...]
-    spend: Usage
-    promise: int
+    score: float
+    """Of the solution up to and with this node."""
+    steps: tuple[float, ...] = ()
+    """Of the steps that the node added; empty where a verifier judges solutions as a whole."""
+    spend: Usage = field(default_factory=Usage)
+    promise: int = 0
 
 
-class BudgetedScorer:
-    """Scores the nodes of one job against its ledger."""
+class NodeScorer(Protocol):
+    """A verifier at work on one job."""
 
-    def __init__(self, scorer: StepScorer, ledger: Ledger, prompt: tuple[int, ...]) -> None:
-        self._scorer = scorer
-        self._ledger = ledger
-        self._prompt = prompt
-
-    def chain(self, node: Node) -> Chain:
-        """The node's steps, and how many of them an ancestor's score covers."""
-        known: Node | None = node
-        while known is not None and not known.scores:
-            known = known.parent
-        complete = node.reason in ("step", "answer", "stop")
-        return Chain(self._scorer.steps(node.solution, complete=complete), 0 if known is None else len(known.scores))
-
-    def unscored_steps(self, node: Node) -> int:
-        """How many steps a score for this node would add. A node without text of its own adds none."""
-        chain = self.chain(node)
-        return len(chain.steps) - chain.scored
+    def scorable(self, node: Node) -> bool:
+        """Whether it can give the node a score. No node gets one for half a step, or for no text of its own."""
+        ...
 
     async def score(self, nodes: Sequence[Node]) -> list[Scored]:
-        """Scores as many of the nodes, in order, as the budget reaches; each has at least one unscored step.
+        """Scores as many of these scorable nodes, in order, as the budget reaches; none when it reaches none.
 
-        The estimate of a cost is what a warm cache leaves to compute. Where the cache is colder the engine refuses
-        and names the true number, and the node is asked for again with that.
+        It reserves what it may spend and hands the promises over in ``Scored``; when it raises, all are released. Nodes
+        that it leaves out are asked for again. A verifier that computes no tokens needs no promise.
         """
-        cost = {node: self._estimate(node) for node in nodes}
+        ...
+
+
+def known_steps(node: Node) -> tuple[float, ...]:
+    """The step scores from the root to the node's nearest ancestor that has any."""
+    ancestor = node.parent
+    while ancestor is not None and not ancestor.scores:
+        ancestor = ancestor.parent
+    return () if ancestor is None else ancestor.scores
+
+
+def finished_step(node: Node) -> bool:
+    """Whether the node's text ends where a step does, not where a limit cut it."""
+    return node.reason in ("step", "answer", "stop")
+
+
+class BudgetedReader:
+    """Asks a model about nodes within a ledger: a request says how many tokens it may compute, and the engine obeys.
+
+    The estimate of a cost is what a warm cache leaves to compute. Where the cache is colder the engine refuses and
+    names the true number, and the node is asked for again with that.
+    """
+
+    def __init__(self, ledger: Ledger, model: ModelInfo) -> None:
+        self._ledger = ledger
+        self._model = model
+
+    async def read(
+        self,
+        estimates: Mapping[Node, int],
+        ask: Callable[[Sequence[Node], int | None], Awaitable[Sequence[Reading]]],
+    ) -> list[tuple[Node, Reading, int]]:
+        """What the model says of a head of the nodes, with the promise of each; nothing when the budget reaches none.
+
+        ``ask(nodes, bound)`` answers a reading of each node for at most ``bound`` tokens of each.
+        """
+        cost = dict(estimates)
         while True:
-            batch, bound = self._affordable(nodes, cost)
+            batch, bound = self._affordable(cost)
             if not batch:
                 return []
             self._ledger.reserve(bound * len(batch))
             try:
-                limit = None if self._ledger.budget.tokens is None else bound
-                results = await self._scorer.score(
-                    self._prompt, [self.chain(node) for node in batch], max_compute=limit
-                )
+                readings = await ask(batch, None if self._ledger.budget.tokens is None else bound)
             except BaseException:
                 self._ledger.release(bound * len(batch))
                 raise
-            scored = []
-            for node, result in zip(batch, results, strict=True):
-                if result.scores is None:
-                    cost[node] = result.computed
+            answered = []
+            for node, reading in zip(batch, readings, strict=True):
+                if reading.scores is None:
+                    cost[node] = reading.computed
                     self._ledger.release(bound)
                 else:
-                    scored.append(Scored(node, result.scores, self._spend(result), bound))
-            if scored:
-                return scored
+                    answered.append((node, reading, bound))
+            if answered:
+                return answered
 
-    def _affordable(self, nodes: Sequence[Node], cost: dict[Node, int]) -> tuple[list[Node], int]:
+    def spend(self, reading: Reading) -> Usage:
+        """What a reading adds to the bill."""
+        return Usage(
+            verifier_computed=reading.computed,
+            verifier_cached=reading.cached,
+            flops=2.0 * self._model.parameters * reading.computed,
+        )
+
+    def _affordable(self, cost: Mapping[Node, int]) -> tuple[list[Node], int]:
         """The longest head of the nodes that fits into what is left, and the bound for each of them."""
         batch: list[Node] = []
         bound = 0
-        for node in nodes:
-            if max(bound, cost[node]) * (len(batch) + 1) > self._ledger.available() or self._ledger.exhausted:
+        for node, tokens in cost.items():
+            if max(bound, tokens) * (len(batch) + 1) > self._ledger.available() or self._ledger.exhausted:
                 break
-            bound = max(bound, cost[node])
+            bound = max(bound, tokens)
             batch.append(node)
         return batch, bound
-
-    def _estimate(self, node: Node) -> int:
-        tokens = SLACK
-        known: Node | None = node
-        while known is not None and not known.scores:
-            tokens += known.tokens + 1
-            known = known.parent
-        return tokens if known is not None else tokens + len(self._prompt)
-
-    def _spend(self, result: ChainScore) -> Usage:
-        return Usage(
-            verifier_computed=result.computed,
-            verifier_cached=result.cached,
-            flops=2.0 * self._scorer.info.parameters * result.computed,
-        )

@@ -10,30 +10,31 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from engine.types import EngineClient, InvalidRequest, ModelInfo
-from prm.aggregate import aggregate
-from prm.scorer import StepScorer
 from reasoner.budget import Ledger
 from reasoner.jobs import JobSpec, Usage
 from reasoner.journal import Journal
 from reasoner.lease import CacheLease
 from reasoner.record import Answer, Record
-from reasoner.scoring import BudgetedScorer
+from reasoner.scoring import NodeScorer, known_steps
 from reasoner.stream import Shared, Stream
 from reasoner.tree import Node
+from reasoner.verifiers import open_scorer
+from reasoner.verifiers.base import Surroundings
 
 
 @dataclass(frozen=True, slots=True)
 class Models:
-    """What a search runs on. ``scorer`` is ``None`` for strategies that need no verifier."""
+    """What a search runs on. ``verifies``: whether the strategy needs the job's verifier."""
 
     engine: EngineClient
+    served: Mapping[str, ModelInfo]
     policy: ModelInfo
-    scorer: StepScorer | None
     lease: CacheLease
+    verifies: bool
 
 
 class Search:
@@ -45,7 +46,7 @@ class Search:
         models: Models,
         ledger: Ledger,
         record: Record,
-        scorer: BudgetedScorer | None,
+        scorer: NodeScorer | None,
         prompt: tuple[int, ...],
         cancelled: asyncio.Event,
     ) -> None:
@@ -74,8 +75,9 @@ class Search:
             )
         ledger = Ledger(spec.budget)
         scorer = None
-        if models.scorer is not None:
-            scorer = BudgetedScorer(models.scorer, ledger, await models.scorer.prompt(conversation))
+        if models.verifies:
+            around = Surroundings(spec, models.engine, models.served, models.policy, models.lease.name, ledger)
+            scorer = await open_scorer(around)
         record = Record(journal, ledger, await journal.load())
         return cls(spec, models, ledger, record, scorer, prompt, cancelled)
 
@@ -113,13 +115,13 @@ class Search:
         return random.Random(f"{self._shared.seed}/{node.id}/{purpose}")
 
     async def score(self, nodes: Sequence[Node]) -> None:
-        """Gives nodes their verifier score, forwarding only what is new to the verifier.
+        """Gives nodes their verifier's score.
 
-        Nodes without a complete step of their own, and those that the budget does not reach, keep ``score = None``.
+        Nodes that it cannot say anything of, and those that the budget does not reach, keep ``score = None``.
         """
         if self._scorer is None:
             raise ValueError("this search has no verifier")
-        todo = [node for node in nodes if node.score is None and self._scorer.unscored_steps(node)]
+        todo = [node for node in nodes if node.score is None and self._scorer.scorable(node)]
         while todo:
             landed = await self._score_batch(todo)
             if not landed:
@@ -162,14 +164,12 @@ class Search:
         if self._record.replaying:
             entries = self._record.replay(by_key)
         else:
-            scored = await self._scorer.score(todo)
             answers = []
-            for item in scored:
-                steps = self._known_scores(item.node) + item.scores
+            for item in await self._scorer.score(todo):
                 data = {
                     "node": item.node.id,
-                    "scores": list(item.scores),
-                    "score": aggregate(steps, self.spec.verifier.aggregation),
+                    "scores": list(item.steps),
+                    "score": item.score,
                     "computed": item.spend.verifier_computed,
                     "cached": item.spend.verifier_cached,
                 }
@@ -177,13 +177,6 @@ class Search:
             entries = await self._record.write(answers)
         for entry in entries:
             node = by_key[entry.key]
-            node.scores = self._known_scores(node) + tuple(entry.data["scores"])
+            node.scores = known_steps(node) + tuple(entry.data["scores"])
             node.score = entry.data["score"]
         return bool(entries)
-
-    @staticmethod
-    def _known_scores(node: Node) -> tuple[float, ...]:
-        ancestor = node.parent
-        while ancestor is not None and not ancestor.scores:
-            ancestor = ancestor.parent
-        return () if ancestor is None else ancestor.scores

@@ -30,9 +30,10 @@ class Node:
     reason: Reason | None = None
     answer: str | None = None
     scores: tuple[float, ...] = ()
-    """The verifier's scores of all steps from the root through this node, in order; empty until scored."""
+    """The verifier's scores of all steps from the root through this node, in order; empty until scored, and where a
+    verifier judges solutions as a whole."""
     score: float | None = None
-    """``scores`` as one number; ``None`` until scored."""
+    """The verifier's score of the solution up to here; ``None`` until scored."""
     children: list[Node] = field(default_factory=list)
     created: int = 0
     """Children that were ever asked for: the next child's index."""

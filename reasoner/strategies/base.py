@@ -10,8 +10,9 @@ from pydantic import Field
 
 from reasoner.answers import classes, votes
 from reasoner.equivalence import Equivalence
-from reasoner.jobs import MAX_N, Strict, Vote
+from reasoner.jobs import MAX_N, Vote
 from reasoner.search import Search
+from reasoner.strict import Strict
 from reasoner.tree import Node
 
 Samples = Annotated[int, Field(ge=1, le=MAX_N, description="Solutions to sample.")]

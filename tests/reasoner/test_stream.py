@@ -47,7 +47,7 @@ async def search_with(
     spec = JobSpec.model_validate({"problem": "how?", "seed": 3} | more)
     policy = (await engine.models())[0]
     async with CacheLease(engine, "job") as lease:
-        search = await Search.begin(spec, Models(engine, policy, None, lease), journal, asyncio.Event())
+        search = await Search.begin(spec, Models(engine, {}, policy, lease, verifies=False), journal, asyncio.Event())
         try:
             await strategy(search)
         finally:

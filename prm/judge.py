@@ -1,0 +1,98 @@
+"""A language model as a verifier: how sure it is that a solution is right so far.
+
+The judge reads ``TEMPLATE`` as one user message, and its answer is never drawn: the score is the probability of "Yes"
+against "No" as its next token, one forward pass. Question and solution come before the request for a verdict, so that
+all but the solution's new tokens and that request are in the engine's cache when a longer solution is judged.
+
+Source: Kadavath et al. 2022, "Language Models (Mostly) Know What They Know", section 3 (P(True)); as a verifier with
+"Yes" and "No": Zhang et al. 2024, "Generative Verifiers: Reward Modeling as Next-Token Prediction", section 3.1.
+"""
+
+from __future__ import annotations
+
+import math
+import uuid
+from collections.abc import Sequence
+
+from engine.types import EngineClient, EngineError, ModelInfo, ScoreItem, ScoreRequest
+from prm.scorer import Reading
+
+TEMPLATE = (
+    "Check whether a solution is right so far.\n\n"
+    "Problem:\n{question}\n\n"
+    "Solution so far:\n{solution}\n\n"
+    "Is every step of it right? Answer with Yes or No."
+)
+
+
+class Judge:
+    """One question's judge on a served language model."""
+
+    def __init__(
+        self, engine: EngineClient, info: ModelInfo, question: str, verdicts: tuple[int, int], lease: str | None
+    ) -> None:
+        """Use ``open``. ``verdicts``: the tokens of "Yes" and "No"."""
+        self.info = info
+        self.head = 0
+        """Tokens that are read beside the solution."""
+        self._engine = engine
+        self._question = question
+        self._verdicts = verdicts
+        self._lease = lease
+
+    @classmethod
+    async def open(
+        cls, engine: EngineClient, info: ModelInfo, conversation: Sequence[dict[str, str]], lease: str | None = None
+    ) -> Judge:
+        """Raises ``EngineError`` when the model's tokenizer does not tell "Yes" from "No" by their first tokens.
+
+        ``conversation``: the question as chat messages; ``lease``: see ``ScoreRequest``.
+        """
+        nothing = await engine.tokenize(info.id, "")
+        yes, no = [(await engine.tokenize(info.id, word))[len(nothing) :][:1] for word in ("Yes", "No")]
+        if not yes or not no or yes == no:
+            raise EngineError(f"model {info.id!r} cannot judge: its tokenizer does not tell 'Yes' from 'No'")
+        judge = cls(engine, info, as_text(conversation), (yes[0], no[0]), lease)
+        judge.head = len(await judge._prompt(""))
+        return judge
+
+    async def judge(self, solutions: Sequence[str], *, max_compute: int | None = None) -> list[Reading]:
+        """One score for each solution, in their order. ``max_compute`` bounds the tokens forwarded for one of them."""
+        items = []
+        for solution in solutions:
+            items.append(ScoreItem((await self._prompt(solution),), (0,)))
+        results = await self._engine.score(
+            ScoreRequest(
+                uuid.uuid4().hex,
+                self.info.id,
+                tuple(items),
+                token_ids=self._verdicts,
+                max_compute=max_compute,
+                lease=self._lease,
+            )
+        )
+        return [
+            Reading(
+                None if result.values is None else tuple(_probability(*row) for row in result.values),
+                result.computed_tokens,
+                result.cached_tokens,
+            )
+            for result in results
+        ]
+
+    async def _prompt(self, solution: str) -> tuple[int, ...]:
+        text = TEMPLATE.format(question=self._question, solution=solution.strip())
+        return await self._engine.tokenize(self.info.id, [{"role": "user", "content": text}])
+
+
+def as_text(conversation: Sequence[dict[str, str]]) -> str:
+    """Chat messages as one text; a lone user's message is itself."""
+    if len(conversation) == 1:
+        return conversation[0]["content"]
+    return "\n\n".join(f"{message['role'].capitalize()}: {message['content']}" for message in conversation)
+
+
+def _probability(yes: float, no: float) -> float:
+    """Of the first of two logits. Without overflow whichever is the larger."""
+    odds = math.exp(-abs(yes - no))
+    return (1.0 if yes >= no else odds) / (1.0 + odds)

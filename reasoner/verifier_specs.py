@@ -1,0 +1,51 @@
+"""What a job may ask of a verifier: one model for each kind, told apart by ``kind``.
+
+A kind is added here, and what scores for it in ``reasoner.verifiers``. No kind takes an address: which servers are
+asked is for the service's configuration to say, never for a client.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, get_args
+
+from pydantic import Discriminator, Field, Tag
+
+from reasoner.strict import Strict
+
+Aggregation = Literal["last", "min", "prod", "mean", "max"]
+
+
+class PrmVerifier(Strict):
+    """A process reward model scores every step; ``aggregation`` makes one number of a solution's steps."""
+
+    kind: Literal["prm"] = "prm"
+    model: str | None = Field(None, description="Name of a served verifier; without it the service's own.")
+    aggregation: Aggregation = "last"
+
+
+class JudgeVerifier(Strict):
+    """A language model is asked whether the solution is right so far; the score is its probability of "Yes"."""
+
+    kind: Literal["judge"] = "judge"
+    model: str | None = Field(None, description="Name of a served language model; without it the job's own.")
+    aggregation: Aggregation = "last"
+
+
+def kind_of(value: Any) -> str:
+    """Which member of ``Verifier`` a value is meant to be: without a ``kind`` a process reward model."""
+    kind = value.get("kind", "prm") if isinstance(value, dict) else getattr(value, "kind", "prm")
+    return str(kind)
+
+
+_Kinds = Annotated[PrmVerifier, Tag("prm")] | Annotated[JudgeVerifier, Tag("judge")]
+
+KINDS: dict[str, type[Strict]] = {get_args(one)[1].tag: get_args(one)[0] for one in get_args(_Kinds)}
+
+Verifier = Annotated[
+    _Kinds,
+    Discriminator(
+        kind_of,
+        custom_error_type="verifier_kind",
+        custom_error_message=f"unknown kind of verifier; known are {', '.join(KINDS)}",
+    ),
+]

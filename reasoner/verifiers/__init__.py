@@ -1,0 +1,19 @@
+"""The verifiers, by the ``kind`` that a job names (``reasoner.verifier_specs``)."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+
+from reasoner.scoring import NodeScorer
+from reasoner.verifiers import judge, steps
+from reasoner.verifiers.base import Surroundings
+
+OPENERS: Mapping[str, Callable[[Surroundings], Awaitable[NodeScorer]]] = {
+    "prm": steps.open_prm,
+    "judge": judge.open_judge,
+}
+
+
+async def open_scorer(around: Surroundings) -> NodeScorer:
+    """Opens the verifier that the job asks for. Raises ``InvalidRequest`` and ``EngineError`` when it cannot be."""
+    return await OPENERS[around.spec.verifier.kind](around)

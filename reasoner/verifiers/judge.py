@@ -1,0 +1,49 @@
+"""A language model as a verifier of a search: one score for each node, of the solution as far as it goes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from prm.aggregate import aggregate
+from prm.judge import Judge
+from prm.scorer import Reading
+from reasoner.scoring import BudgetedReader, NodeScorer, Scored, finished_step, known_steps
+from reasoner.tree import Node
+from reasoner.verifier_specs import JudgeVerifier
+from reasoner.verifiers.base import Surroundings, new_tokens, served_model
+
+
+async def open_judge(around: Surroundings) -> NodeScorer:
+    """Raises ``InvalidRequest`` when the model is not served, ``EngineError`` when it cannot say Yes or No."""
+    asked = around.spec.verifier
+    assert isinstance(asked, JudgeVerifier)
+    name = around.policy.id if asked.model is None else asked.model
+    model = served_model(around.served, name, "verifier.model", "generate")
+    judge = await Judge.open(around.engine, model, around.spec.conversation(), around.lease)
+    return JudgeScorer(judge, BudgetedReader(around.ledger, model), asked.aggregation)
+
+
+class JudgeScorer:
+    """A ``NodeScorer``: a node is judged if its text ends where a step does."""
+
+    def __init__(self, judge: Judge, reader: BudgetedReader, aggregation: str) -> None:
+        self._judge = judge
+        self._reader = reader
+        self._aggregation = aggregation
+
+    def scorable(self, node: Node) -> bool:
+        """See ``NodeScorer``."""
+        return finished_step(node) and bool(node.text.strip())
+
+    async def score(self, nodes: Sequence[Node]) -> list[Scored]:
+        """See ``NodeScorer``."""
+        estimates = {node: new_tokens(node, self._judge.head) for node in nodes}
+        scored = []
+        for node, reading, promise in await self._reader.read(estimates, self._ask):
+            steps = reading.scores or ()
+            score = aggregate(known_steps(node) + steps, self._aggregation)
+            scored.append(Scored(node, score, steps, self._reader.spend(reading), promise))
+        return scored
+
+    async def _ask(self, nodes: Sequence[Node], bound: int | None) -> Sequence[Reading]:
+        return await self._judge.judge([node.solution for node in nodes], max_compute=bound)

@@ -1,0 +1,54 @@
+"""A process reward model as a verifier: each node's new steps are forwarded on what was read of the node's parent."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from prm.aggregate import aggregate
+from prm.scorer import Chain, Reading, StepScorer
+from reasoner.scoring import BudgetedReader, NodeScorer, Scored, finished_step, known_steps
+from reasoner.tree import Node
+from reasoner.verifier_specs import PrmVerifier
+from reasoner.verifiers.base import Surroundings, new_tokens, served_model
+
+
+async def open_prm(around: Surroundings) -> NodeScorer:
+    """Raises ``InvalidRequest`` when the model is not served, ``EngineError`` when it is no process reward model."""
+    asked = around.spec.verifier
+    assert isinstance(asked, PrmVerifier)
+    model = served_model(around.served, asked.model, "verifier.model", "classify")
+    scorer = StepScorer(around.engine, model, around.lease)
+    prompt = await scorer.prompt(around.spec.conversation())
+    return PrmScorer(scorer, prompt, BudgetedReader(around.ledger, model), asked.aggregation)
+
+
+class PrmScorer:
+    """A ``NodeScorer``. A node that ends within a step is scored up to the last step that is whole."""
+
+    def __init__(self, scorer: StepScorer, prompt: tuple[int, ...], reader: BudgetedReader, aggregation: str) -> None:
+        self._scorer = scorer
+        self._prompt = prompt
+        self._reader = reader
+        self._aggregation = aggregation
+
+    def scorable(self, node: Node) -> bool:
+        """See ``NodeScorer``: whether a whole step of it has no score yet."""
+        chain = self._chain(node)
+        return len(chain.steps) > chain.scored
+
+    async def score(self, nodes: Sequence[Node]) -> list[Scored]:
+        """See ``NodeScorer``."""
+        estimates = {node: new_tokens(node, len(self._prompt)) for node in nodes}
+        scored = []
+        for node, reading, promise in await self._reader.read(estimates, self._ask):
+            steps = reading.scores or ()
+            score = aggregate(known_steps(node) + steps, self._aggregation)
+            scored.append(Scored(node, score, steps, self._reader.spend(reading), promise))
+        return scored
+
+    async def _ask(self, nodes: Sequence[Node], bound: int | None) -> Sequence[Reading]:
+        return await self._scorer.score(self._prompt, [self._chain(node) for node in nodes], max_compute=bound)
+
+    def _chain(self, node: Node) -> Chain:
+        steps = self._scorer.steps(node.solution, complete=finished_step(node))
+        return Chain(steps, len(node.scores or known_steps(node)))

@@ -1,0 +1,124 @@
+"""Verifiers of every kind behind the search: what may be asked for, the budget, the journal, who gets a score."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from engine.types import EngineError, InvalidRequest, ScoreRequest, ScoreResult
+from reasoner.jobs import JobSpec
+from reasoner.journal import MemoryJournal
+from reasoner.run import JobOutcome, run_job
+from tests.scripted import ScriptedEngine
+
+JUDGE = {"kind": "judge"}
+
+
+def spec(strategy: str, verifier: dict[str, Any], seed: int = 0, tokens: int | None = None) -> JobSpec:
+    return JobSpec.model_validate(
+        {
+            "problem": "how?",
+            "seed": seed,
+            "strategy": {"name": strategy, "n": 8},
+            "budget": {"tokens": tokens},
+            "verifier": verifier,
+        }
+    )
+
+
+async def run(job: JobSpec, engine: ScriptedEngine, journal: MemoryJournal | None = None) -> JobOutcome:
+    return await run_job(job, engine, journal or MemoryJournal())
+
+
+class Watching(ScriptedEngine):
+    """Remembers what it was asked to score."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked: list[ScoreRequest] = []
+
+    async def score(self, request: ScoreRequest) -> list[ScoreResult]:
+        self.asked.append(request)
+        return await super().score(request)
+
+
+def test_a_verifier_without_a_kind_is_a_process_reward_model() -> None:
+    plain = JobSpec.model_validate({"problem": "?", "verifier": {"model": "prm", "aggregation": "min"}})
+    named = JobSpec.model_validate({"problem": "?", "verifier": {"kind": "prm", "model": "prm", "aggregation": "min"}})
+    assert plain == named
+    assert JobSpec.model_validate({"problem": "?"}).verifier.kind == "prm"
+    for job in (spec("beam", {"model": "prm"}), spec("beam", JUDGE)):
+        assert JobSpec.model_validate(job.model_dump()) == job
+
+
+@pytest.mark.parametrize(
+    ("verifier", "message"),
+    [
+        ({"kind": "oracle"}, "unknown kind of verifier; known are prm, judge"),
+        ({"kind": ["prm"]}, "unknown kind of verifier"),
+        ({"kind": "judge", "aggregation": "median"}, "'last', 'min', 'prod', 'mean' or 'max'"),
+        ({"kind": "judge", "template": "?"}, "Extra inputs are not permitted"),
+        ({"url": "http://169.254.169.254/"}, "Extra inputs are not permitted"),
+        ("judge", "unknown kind of verifier|valid dictionary"),
+    ],
+)
+def test_what_no_verifier_understands_is_refused(verifier: object, message: str) -> None:
+    with pytest.raises(ValidationError, match=message):
+        JobSpec.model_validate({"problem": "?", "verifier": verifier})
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    strategy=st.sampled_from(["best_of_n", "weighted_vote", "beam"]),
+    seed=st.integers(0, 1000),
+    tokens=st.integers(1, 20_000),
+    order=st.integers(0, 1000),
+)
+async def test_a_judge_keeps_the_budget_to_the_token(strategy: str, seed: int, tokens: int, order: int) -> None:
+    engine = ScriptedEngine(order=order)
+    outcome = await run(spec(strategy, JUDGE, seed, tokens), engine)
+    assert engine.most <= tokens
+    assert engine.total == outcome.usage.total <= tokens
+    assert engine.outstanding == 0
+
+
+async def test_a_judge_is_asked_for_yes_against_no_of_finished_steps_alone() -> None:
+    engine, journal = Watching(), MemoryJournal()
+    outcome = await run(spec("beam", JUDGE), engine, journal)
+    nodes = {entry.data["node"]: entry.data for entry in journal.entries if entry.type == "node"}
+    scored = {entry.data["node"]: entry.data for entry in journal.entries if entry.type == "score"}
+    judged = {name for name, data in nodes.items() if data["text"].strip() and data["reason"] in ("step", "stop")}
+    judged |= {name for name, data in nodes.items() if data["reason"] == "answer"}
+    assert scored.keys() == judged < nodes.keys()
+    assert all(len(data["scores"]) == 1 and 0 < data["score"] < 1 for data in scored.values())
+    verdicts = await engine.tokenize("policy", "YN")  # a token for each character
+    assert {(request.model, request.token_ids) for request in engine.asked} == {("policy", verdicts)}
+    assert outcome.usage.verifier_computed == sum(entry.spend.verifier_computed for entry in journal.entries) > 0
+
+
+@settings(max_examples=20, deadline=None)
+@given(strategy=st.sampled_from(["best_of_n", "beam"]), seed=st.integers(0, 1000))
+async def test_a_replay_asks_no_judge_again(strategy: str, seed: int) -> None:
+    job, journal = spec(strategy, JUDGE, seed), MemoryJournal()
+    first = await run(job, ScriptedEngine(), journal)
+    idle = Watching()
+    again = await run(job, idle, MemoryJournal(journal.entries))
+    assert (again.result, again.usage, idle.asked) == (first.result, first.usage, [])
+
+
+async def test_a_judge_that_is_no_language_model_is_refused_with_those_that_are() -> None:
+    with pytest.raises(InvalidRequest, match=r"verifier.model 'prm' is not served; served are policy"):
+        await run(spec("beam", JUDGE | {"model": "prm"}), ScriptedEngine())
+
+
+async def test_a_judge_whose_tokens_for_yes_and_no_begin_alike_is_refused() -> None:
+    class Mute(ScriptedEngine):
+        async def tokenize(self, model: str, text: Any) -> tuple[int, ...]:
+            return (7,) * len(await super().tokenize(model, text))
+
+    with pytest.raises(EngineError, match="'policy' cannot judge"):
+        await run(spec("beam", JUDGE), Mute())
