@@ -4,13 +4,16 @@ When the budget cannot promise every branch its longest possible solution, branc
 now, the rest when the first ones have ended and given back what they did not need. A branch that was cut by its promise
 continues later with another one. That costs nothing: its prefix is in the engine's cache, and sampling noise depends on
 the position alone, so the parts are exactly the tokens of the whole.
+
+For the same reason the engine is asked for a branch in stretches, and between them somebody may look at it: a branch
+that loops ends there, and so does one that its strategy's ``Watch`` has seen enough of.
 """
 
 from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 
 from engine.types import (
@@ -26,10 +29,35 @@ from engine.types import (
 from reasoner.budget import Ledger
 from reasoner.jobs import Usage
 from reasoner.journal import JobCancelled
+from reasoner.repetition import HORIZON, loops
+from reasoner.token_confidence import token_confidence
 from reasoner.tree import Node, Reason, branch_key
 
 ABORT_PATIENCE = 10.0
 """Seconds to wait for an engine to hand back aborted branches; it does so at its next step."""
+SOON = 0.001
+"""Seconds that a request has at least: when the last stretch used up the time, the next one ends at once."""
+STRETCH = 512
+"""Tokens that a branch is asked for at a time. Asking again costs it about one step of the engine."""
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """A growing branch as a ``Watch`` sees it: what it has beyond its parent."""
+
+    parent: Node
+    text: str
+    confidence: tuple[float, ...]
+    """Of each token, if its call asked for that."""
+
+
+@dataclass(frozen=True, slots=True)
+class Watch:
+    """Looks at a branch whenever its length is a multiple of ``every`` tokens, and ends it with the reason that
+    ``verdict`` answers. It must depend on nothing but what it sees and what the strategy knew when it made it."""
+
+    every: int
+    verdict: Callable[[Seen], Reason | None]
 
 
 @dataclass(slots=True, eq=False)
@@ -44,9 +72,11 @@ class Growth:
     """Tokens that the branch may have at most: context and the job's own limit."""
     call: int = 0
     """Which call of the strategy asked for it, counted within its stream."""
+    watch: Watch | None = None
     token_ids: tuple[int, ...] = ()
     text: str = ""
     logprob: float = 0.0
+    confidence: tuple[float, ...] = ()
     part: int = 0
 
     @property
@@ -56,6 +86,22 @@ class Growth:
     @property
     def room(self) -> int:
         return self.limit - len(self.token_ids)
+
+    def loops(self, more: tuple[int, ...]) -> bool:
+        """Whether the solution would end in a loop if the branch went on with these tokens."""
+        tokens = self.token_ids + more
+        if len(tokens) < HORIZON:
+            tokens = self.parent.written + tokens
+        return loops(tokens)
+
+    def verdict(self, more: Completion) -> Reason | None:
+        """Why the branch should end where it is with this addition, if it should."""
+        if self.loops(more.token_ids):
+            return "repetition"
+        tokens = len(self.token_ids) + len(more.token_ids)
+        if self.watch is None or tokens % self.watch.every:
+            return None
+        return self.watch.verdict(Seen(self.parent, self.text + more.text, self.confidence + confidences(more)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +116,9 @@ class Arrival:
     promise: int
     reason: Reason | None
     """Why the branch ended; ``None`` when it only used up its promise and goes on."""
+    confidence: tuple[float, ...] = ()
+    closed: bool = False
+    """Whether its last token is one that ended the text and is no part of it."""
 
 
 class Grower:
@@ -94,6 +143,10 @@ class Grower:
         self._cancelled = cancelled
         self._requests: dict[str, asyncio.Task[None]] = {}
         self._promises: dict[Growth, int] = {}
+        self._so_far: dict[Growth, Completion] = {}
+        """The stretches of branches in flight that have arrived, joined."""
+        self._verdicts: dict[Growth, Reason] = {}
+        self._stopping = False
         self._ready: dict[Growth, Completion] = {}
         self._failure: Exception | None = None
         self._news = asyncio.Event()
@@ -153,6 +206,7 @@ class Grower:
 
         ``final`` ends the aborted branches as ``cancelled``; otherwise what they got is a part that can be continued.
         """
+        self._stopping = True
         for request_id in list(self._requests):  # requests leave as their branches end
             try:
                 await self._engine.abort(request_id)
@@ -185,21 +239,27 @@ class Grower:
                 wait.cancel()
 
     def _request(self, siblings: list[Growth]) -> None:
+        left = self._ledger.seconds_left()
         request = GenerateRequest(
             request_id=uuid.uuid4().hex,
             model=self._model.id,
             prompt=siblings[0].parent.prefix,
-            branches=tuple(
-                Branch(self._seed, branch_key(growth.path), self._promises[growth], growth.token_ids)
-                for growth in siblings
-            ),
+            branches=tuple(self._branch(growth) for growth in siblings),
             sampling=siblings[0].sampling,
-            timeout=self._ledger.seconds_left(),
+            timeout=None if left is None else max(left, SOON),
             lease=self._lease,
         )
         task = asyncio.create_task(self._listen(request, siblings))
         self._requests[request.request_id] = task
         task.add_done_callback(lambda _: self._requests.pop(request.request_id, None))
+
+    def _branch(self, growth: Growth) -> Branch:
+        """The next stretch of a branch, to where somebody looks at it or its promise ends."""
+        so_far = self._so_far.get(growth)
+        tokens = growth.token_ids + (() if so_far is None else so_far.token_ids)
+        every = STRETCH if growth.watch is None else growth.watch.every
+        left = self._promises[growth] - (len(tokens) - len(growth.token_ids))
+        return Branch(self._seed, branch_key(growth.path), min(left, every - len(tokens) % every), tokens)
 
     async def _listen(self, request: GenerateRequest, siblings: list[Growth]) -> None:
         missing = set(range(len(siblings)))
@@ -207,13 +267,30 @@ class Grower:
             async for item in self._engine.generate(request):
                 if isinstance(item, Completion):
                     missing.remove(item.index)
-                    self._ready[siblings[item.index]] = item
-                    self._news.set()
+                    self._hear(siblings[item.index], item)
             if missing:
                 raise EngineUnavailable("the engine's answer ended before all of its branches had")
-        except Exception as error:  # raised again where the search waits
+        except Exception as error:  # raised again where the search waits, after what did arrive
+            for growth in [siblings[index] for index in missing if siblings[index] in self._so_far]:
+                self._ready[growth] = self._so_far.pop(growth)
             self._failure = error
             self._news.set()
+
+    def _hear(self, growth: Growth, stretch: Completion) -> None:
+        """Adds a stretch to its branch, which goes on, or is ready because it ended or used up its promise."""
+        so_far = self._so_far.pop(growth, None)
+        whole = stretch if so_far is None else joined(so_far, stretch)
+        length = len(whole.token_ids)
+        if stretch.finish_reason == "length" and length < growth.room:
+            verdict = growth.verdict(whole)
+            if verdict is not None:
+                self._verdicts[growth] = verdict
+            elif length < self._promises[growth] and not self._stopping:
+                self._so_far[growth] = whole
+                self._request([growth])
+                return
+        self._ready[growth] = whole
+        self._news.set()
 
     def _arrival(self, growth: Growth, completion: Completion) -> Arrival:
         promise = self._promises.pop(growth)
@@ -227,16 +304,49 @@ class Grower:
             accepted=completion.accepted_tokens,
             flops=2.0 * self._model.parameters * computed,
         )
-        reason = self._reason(growth, completion, promise)
-        return Arrival(growth, completion.token_ids, completion.text, completion.logprob, spend, promise, reason)
+        reason = self._verdicts.pop(growth, None) or self._reason(growth, completion, promise)
+        return Arrival(
+            growth,
+            completion.token_ids,
+            completion.text,
+            completion.logprob,
+            spend,
+            promise,
+            reason,
+            confidences(completion),
+            completion.finish_reason == "stop" and isinstance(completion.stop, int),
+        )
 
     def _reason(self, growth: Growth, completion: Completion, promise: int) -> Reason | None:
         match completion.finish_reason:
+            case "stop" if completion.stop in growth.sampling.stop:
+                return "repetition" if growth.loops(completion.token_ids) else "step"
             case "stop":
-                return "step" if completion.stop in growth.sampling.stop else "stop"
+                return "stop"
             case "length" if promise == growth.room:
                 return "length" if growth.limit < self._model.context - len(growth.parent.prefix) else "context"
             case "length":
                 return None
             case other:
                 return other
+
+
+def joined(first: Completion, then: Completion) -> Completion:
+    """Two stretches of a branch as one: what both added, what both cost, and how the second one ended."""
+    logprobs = None if then.logprobs is None else (*(first.logprobs or ()), *then.logprobs)
+    return replace(
+        then,
+        token_ids=first.token_ids + then.token_ids,
+        text=first.text + then.text,
+        logprob=first.logprob + then.logprob,
+        prompt_tokens=first.prompt_tokens + then.prompt_tokens,
+        cached_tokens=first.cached_tokens + then.cached_tokens,
+        logprobs=logprobs,
+        drafted_tokens=first.drafted_tokens + then.drafted_tokens,
+        accepted_tokens=first.accepted_tokens + then.accepted_tokens,
+    )
+
+
+def confidences(completion: Completion) -> tuple[float, ...]:
+    """Of each token, where the request asked for the likeliest ones."""
+    return tuple(token_confidence(token) for token in completion.logprobs or ())

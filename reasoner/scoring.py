@@ -47,11 +47,8 @@ class NodeScorer(Protocol):
 
 
 def known_steps(node: Node) -> tuple[float, ...]:
-    """The step scores from the root to the node's nearest ancestor that has any."""
-    ancestor = node.parent
-    while ancestor is not None and not ancestor.scores:
-        ancestor = ancestor.parent
-    return () if ancestor is None else ancestor.scores
+    """The step scores of the node's nearest ancestor in its conversation that has any, from the first step on."""
+    return next((ancestor.scores for ancestor in reversed(node.lineage()[:-1]) if ancestor.scores), ())
 
 
 def finished_step(node: Node) -> bool:

@@ -110,6 +110,34 @@ class Search:
             async for nodes in stream:
                 yield nodes
 
+    async def say(self, parent: Node, text: str, *, instead: str = "") -> Node:
+        """A child whose text the search itself adds, so that a branch goes on from there.
+
+        It takes the place of an end of sequence, and of ``instead`` if the parent's own text ends with that. Nothing is
+        generated. A child that leaves no room for a token has ended, by ``context``.
+        """
+        prefix = parent.prefix[:-1] if parent.closed else parent.prefix
+        undone = len(instead) if instead and parent.text.endswith(instead) else 0
+        if undone:
+            tokens = await self.tokenize(instead)
+            if prefix[-len(tokens) :] == tokens:
+                prefix = prefix[: -len(tokens)]
+            else:  # its tokens hold other text as well
+                above = () if parent.parent is None else parent.parent.prefix
+                prefix = above + await self.tokenize(parent.text[:-undone])
+        prefix += await self.tokenize(text)
+        return await self._said(Node(self._next_path(parent), parent, prefix, text, undone=undone))
+
+    async def ask(self, parent: Node, messages: Sequence[dict[str, str]]) -> Node:
+        """A child that begins a conversation of its own, with these messages; its text is the last one's."""
+        prefix = await self._models.engine.tokenize(self._models.policy.id, messages)
+        text = messages[-1]["content"]
+        return await self._said(Node(self._next_path(parent), parent, prefix, text, fresh=True))
+
+    async def tokenize(self, text: str) -> tuple[int, ...]:
+        """The policy's tokens of a plain text. They depend on nothing else, so no journal keeps them."""
+        return await self._models.engine.tokenize(self._models.policy.id, text)
+
     def rng(self, node: Node, purpose: str = "") -> random.Random:
         """Randomness for a decision: the same for the same job seed, node and purpose, and no other's."""
         return random.Random(f"{self._shared.seed}/{node.id}/{purpose}")
@@ -154,6 +182,33 @@ class Search:
         """Aborts what is still in flight, where a failure left a stream open."""
         for stream in list(self._shared.streams):
             await stream.abandon()
+
+    # Text that is not generated.
+
+    @staticmethod
+    def _next_path(parent: Node) -> tuple[int, ...]:
+        parent.created += 1
+        return (*parent.path, parent.created - 1)
+
+    async def _said(self, node: Node) -> Node:
+        assert node.parent is not None
+        node.reason = "context" if len(node.prefix) >= self._models.policy.context else "said"
+        node.parent.children.append(node)
+        data = {
+            "node": node.id,
+            "parent": node.parent.id,
+            "part": 0,
+            "text": node.text,
+            "token_ids": [],
+            "tokens": 0,
+            "cached": 0,
+            "logprob": 0.0,
+            "final": True,
+            "reason": node.reason,
+            "answer": None,
+        }
+        await self._record.note(f"say:{node.id}", "node", data, Usage())
+        return node
 
     # Scoring.
 

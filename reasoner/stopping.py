@@ -37,11 +37,12 @@ def beta_needs(heard: Heard, n: int, threshold: float) -> int:
 def window_needs(heard: Heard, n: int, window: int) -> int:
     """Stops when all samples of one window (the first ``window``, the next, …) give the same answer, or after ``n``.
 
-    A sample without an answer agrees with none. Source: Li et al. 2024, "Escape Sky-high Cost: Early-stopping
-    Self-Consistency for Multi-step Reasoning", section 2.2.
+    A sample without an answer agrees with none. Samples of earlier windows that are still on their way are waited for.
+    Source: Li et al. 2024, "Escape Sky-high Cost: Early-stopping Self-Consistency for Multi-step Reasoning", section
+    2.2.
     """
     for start in range(0, n - window, window):
         answers = {heard[number] for number in range(start, start + window) if number in heard}
         if len(answers) <= 1 and None not in answers:
-            return start + window
+            return len(heard) + sum(number not in heard for number in range(start + window))
     return n

@@ -19,7 +19,7 @@ from typing import Any
 from engine.types import EngineClient, ModelInfo, SamplingParams
 from reasoner.answers import extract_answer
 from reasoner.budget import Ledger
-from reasoner.growth import Arrival, Grower, Growth
+from reasoner.growth import Arrival, Grower, Growth, Watch
 from reasoner.jobs import JobSpec, Usage
 from reasoner.journal import JobCancelled
 from reasoner.record import LOST, Answer, Record
@@ -69,11 +69,27 @@ class Stream:
 
         ``greedy`` takes the likeliest token each time.
         """
-        self._add("expand", parents, n, stop=(STEP_SEPARATOR,), greedy=greedy)
+        self._add("expand", parents, n, (STEP_SEPARATOR,), greedy=greedy)
 
-    def complete(self, parents: Sequence[Node], n: int | Sequence[int], *, greedy: bool = False) -> None:
-        """Like ``expand``, to the end of the solution."""
-        self._add("complete", parents, n, stop=(), greedy=greedy)
+    def complete(
+        self,
+        parents: Sequence[Node],
+        n: int | Sequence[int],
+        *,
+        greedy: bool = False,
+        until: str | None = None,
+        limit: int | None = None,
+        confidence: int | None = None,
+        watch: Watch | None = None,
+    ) -> None:
+        """Like ``expand``, to the end of the solution, or ``until`` this text (the node then ends with it, and as a
+        step), or to ``limit`` tokens at most.
+
+        With ``confidence`` the nodes tell how sure the model was of each token, by this many likeliest tokens. A
+        ``watch`` looks at the branches while they grow; one that it gives up (``pruned``) counts as wasted.
+        """
+        stop = () if until is None else (until,)
+        self._add("complete", parents, n, stop, greedy=greedy, limit=limit, confidence=confidence, watch=watch)
 
     async def __aenter__(self) -> Stream:
         self._shared.streams.add(self)
@@ -126,7 +142,16 @@ class Stream:
         await self._shared.record.write([lost(arrival) for arrival in await self._grower.stop(final=True)])
 
     def _add(
-        self, op: str, parents: Sequence[Node], n: int | Sequence[int], *, stop: tuple[str, ...], greedy: bool
+        self,
+        op: str,
+        parents: Sequence[Node],
+        n: int | Sequence[int],
+        stop: tuple[str, ...],
+        *,
+        greedy: bool,
+        limit: int | None = None,
+        confidence: int | None = None,
+        watch: Watch | None = None,
     ) -> None:
         asked = self._shared.spec.sampling
         sampling = SamplingParams(
@@ -135,16 +160,19 @@ class Stream:
             top_p=asked.top_p,
             min_p=asked.min_p,
             stop=stop,
+            logprobs=confidence,
         )
         counts = [n] * len(parents) if isinstance(n, int) else n
         for parent, count in zip(parents, counts, strict=True):
             room = self._shared.policy.context - len(parent.prefix)
             if asked.max_tokens is not None:
                 room = min(room, asked.max_tokens - parent.depth_tokens)
+            if limit is not None:
+                room = min(room, limit)
             if room <= 0:
                 continue
             for index in range(parent.created, parent.created + count):
-                growth = Growth(op, parent, (*parent.path, index), sampling, room, self._calls)
+                growth = Growth(op, parent, (*parent.path, index), sampling, room, self._calls, watch)
                 self._wanted[growth.key] = growth
             parent.created += count
         self._calls += 1
@@ -169,6 +197,9 @@ class Stream:
             stated = extract_answer(growth.parent.solution + growth.text + arrival.text)
             if stated is not None and reason == "step":
                 reason = "answer"
+        spend = arrival.spend
+        if reason == "pruned":
+            spend = spend + Usage(pruned=len(growth.token_ids) + len(arrival.token_ids))
         data = {
             "node": ".".join(map(str, growth.path)),
             "parent": growth.parent.id,
@@ -181,8 +212,11 @@ class Stream:
             "final": reason is not None,
             "reason": reason,
             "answer": stated,
+            "closed": arrival.closed,
         }
-        return Answer(growth.key, "node", data, arrival.spend, arrival.promise)
+        if growth.sampling.logprobs is not None:
+            data["confidence"] = list(arrival.confidence)
+        return Answer(growth.key, "node", data, spend, arrival.promise)
 
     def _land(self, growth: Growth, data: dict[str, Any]) -> Node | None:
         """Applies a part to its branch; answers the node once the branch has ended."""
@@ -190,6 +224,7 @@ class Stream:
         growth.token_ids += tuple(data["token_ids"])
         growth.text += data["text"]
         growth.logprob += data["logprob"]
+        growth.confidence += tuple(data.get("confidence", ()))
         growth.part += 1
         reason: Reason | None = data["reason"]
         if reason is None:
@@ -207,6 +242,8 @@ class Stream:
             logprob=growth.logprob,
             reason=reason,
             answer=data["answer"],
+            confidence=growth.confidence,
+            closed=data.get("closed", False),
         )
         growth.parent.children.append(node)
         return node

@@ -8,12 +8,13 @@ from hashlib import blake2b
 from typing import Literal
 
 Reason = Literal[
-    "step", "answer", "stop", "length", "context", "repetition", "budget", "timeout", "cancelled", "pruned"
+    "step", "said", "answer", "stop", "length", "context", "repetition", "budget", "timeout", "cancelled", "pruned"
 ]
-"""Why a branch ended. ``step``: at a step separator, so it can be expanded. ``answer``: at a separator, its answer
-stated. ``stop``: the model ended it. ``length``: the job's own limit for one solution. ``context``: the model's context
-is full. ``repetition``: it only said again what it had said. ``budget``, ``timeout``: the budget cut it. ``cancelled``:
-it was stopped while it grew. ``pruned``: the search gave it up."""
+"""Why a branch ended. ``step``: at a step separator, so it can be expanded. ``said``: the search itself wrote it, to be
+continued. ``answer``: its answer is stated. ``stop``: the model ended it. ``length``: the job's own limit for one
+solution, or the strategy's. ``context``: the model's context is full. ``repetition``: it only said again what it had
+said. ``budget``, ``timeout``: the budget cut it. ``cancelled``: it was stopped while it grew. ``pruned``: the search
+gave it up."""
 
 
 @dataclass(slots=True, eq=False)
@@ -34,6 +35,14 @@ class Node:
     verifier judges solutions as a whole."""
     score: float | None = None
     """The verifier's score of the solution up to here; ``None`` until scored."""
+    confidence: tuple[float, ...] = ()
+    """How sure the model was of each of its tokens (``reasoner.token_confidence``), where that was asked for."""
+    fresh: bool = False
+    """Whether it begins a conversation of its own: solutions below start after it."""
+    closed: bool = False
+    """Whether its last token only ended the text: what is said next takes its place."""
+    undone: int = 0
+    """Characters at the end of the text above that this node took back."""
     children: list[Node] = field(default_factory=list)
     created: int = 0
     """Children that were ever asked for: the next child's index."""
@@ -45,24 +54,34 @@ class Node:
     @property
     def open(self) -> bool:
         """Whether the branch can be continued."""
-        return self.reason is None or self.reason == "step"
+        return self.reason in (None, "step", "said")
 
     def lineage(self) -> list[Node]:
-        """The nodes from below the root to this one."""
+        """The nodes of this node's conversation, from below its beginning to this one."""
         nodes = []
         node: Node = self
-        while node.parent is not None:
+        while node.parent is not None and not node.fresh:
             nodes.append(node)
             node = node.parent
         return nodes[::-1]
 
     @property
+    def written(self) -> tuple[int, ...]:
+        """The tokens after the prompt of its conversation."""
+        lineage = self.lineage()
+        beginning = lineage[0].parent if lineage else self
+        return self.prefix[len(beginning.prefix) if beginning is not None else 0 :]
+
+    @property
     def solution(self) -> str:
-        return "".join(node.text for node in self.lineage())
+        text = ""
+        for node in self.lineage():
+            text = text[: len(text) - node.undone] + node.text
+        return text
 
     @property
     def depth_tokens(self) -> int:
-        """Generated tokens from the root through this node."""
+        """Generated tokens of its conversation through this node."""
         return sum(node.tokens for node in self.lineage())
 
     def walk(self) -> Iterator[Node]:

@@ -21,6 +21,7 @@ from engine.types import (
     ModelInfo,
     ScoreRequest,
     ScoreResult,
+    TokenLogprob,
 )
 
 EOS, SEPARATOR, ANSWER = 0, 1, 2
@@ -30,10 +31,18 @@ CONTEXT = 256
 
 class ScriptedEngine:
     """``order`` seeds the order in which branches come back; after ``die_after`` answers it is unreachable. With
-    ``guesses`` it says that it guessed three tokens for each, and of every other one right."""
+    ``guesses`` it says that it guessed three tokens for each, and of every other one right. From position ``loops`` on,
+    every other branch and the greedy ones say the same twelve tokens for ever, one of them the separator."""
 
     def __init__(
-        self, *, order: int = 0, die_after: int | None = None, warm: bool = True, guesses: bool = False
+        self,
+        *,
+        order: int = 0,
+        die_after: int | None = None,
+        warm: bool = True,
+        guesses: bool = False,
+        context: int = CONTEXT,
+        loops: int | None = None,
     ) -> None:
         self.requests: list[GenerateRequest] = []
         self.generated: list[tuple[tuple[int, ...], int, int]] = []
@@ -47,6 +56,8 @@ class ScriptedEngine:
         self._answers = 0
         self._warm = warm
         self._guesses = guesses
+        self._context = context
+        self._loops = loops
         self._seen: set[tuple[object, ...]] = set()
         self._aborted: set[str] = set()
         self.leases: set[str | None] = set()
@@ -56,7 +67,7 @@ class ScriptedEngine:
     async def models(self) -> list[ModelInfo]:
         prm = {"format": "token_classification", "separator": "\n\n", "positive_label": 1}
         return [
-            ModelInfo("policy", "generate", CONTEXT, 100, 1000),
+            ModelInfo("policy", "generate", self._context, 100, 1000),
             ModelInfo("prm", "classify", CONTEXT, 100, 1000, {"reasoner_prm": prm}),
         ]
 
@@ -127,21 +138,24 @@ class ScriptedEngine:
         branch = request.branches[index]
         ids: list[int] = []
         text, reason, stop = "", "length", None
-        room = CONTEXT - len(request.prompt) - len(branch.generated)
+        room = self._context - len(request.prompt) - len(branch.generated)
         for position in range(min(branch.max_tokens, room)):
             if request.request_id in self._aborted:
                 reason = "cancelled"
                 break
             at = len(request.prompt) + len(branch.generated) + position
             token = _token(branch, at, request.sampling.temperature)
+            if self._loops is not None and at >= self._loops and (branch.key % 2 or not request.sampling.temperature):
+                token = 10 + at % 12 if at % 12 else SEPARATOR
             self.generated.append((request.prompt, branch.key, at))
             ids.append(token)
             text += TEXTS.get(token, f"w{token} ") if token != ANSWER else TEXTS[ANSWER] % (at % 3)
             if token == EOS:
                 reason, stop = "stop", EOS
                 break
-            if token == SEPARATOR and "\n\n" in request.sampling.stop:
-                reason, stop = "stop", "\n\n"
+            stop = next((string for string in request.sampling.stop if text.endswith(string)), None)
+            if stop is not None:
+                reason = "stop"
                 break
         else:
             reason = "context" if room <= branch.max_tokens else "length"
@@ -158,9 +172,24 @@ class ScriptedEngine:
             -float(len(ids)),
             prompt,
             0,
+            logprobs=self._logprobs(request, branch, ids),
             drafted_tokens=drafted,
             accepted_tokens=accepted,
         )
+
+    def _logprobs(self, request: GenerateRequest, branch: Branch, ids: list[int]) -> tuple[TokenLogprob, ...] | None:
+        count = request.sampling.logprobs
+        if count is None:
+            return None
+        start = len(request.prompt) + len(branch.generated)
+        sure = [confidence(branch, start + at) for at in range(len(ids))]
+        tops = [tuple((rank, -rank * value) for rank in range(count)) for value in sure]
+        return tuple(TokenLogprob(token, -1.0, top) for token, top in zip(ids, tops, strict=True))
+
+
+def confidence(branch: Branch, position: int) -> float:
+    """From 0 to 4; the more, the further down the next likeliest tokens are."""
+    return 4.0 * _unit("confidence", branch.seed, branch.key, position)
 
 
 def _unit(*parts: object) -> float:

@@ -39,8 +39,8 @@ def served_model(served: Mapping[str, ModelInfo], name: str | None, field: str, 
 def new_tokens(node: Node, head: int) -> int:
     """About how many tokens of a node's text a verifier with a warm cache has not read; ``head``: of the question."""
     tokens = SLACK
-    known: Node | None = node
-    while known is not None and not known.scores:
+    for known in reversed(node.lineage()):
+        if known.scores:
+            return tokens
         tokens += known.tokens + 1
-        known = known.parent
-    return tokens if known is not None else tokens + head
+    return tokens + head

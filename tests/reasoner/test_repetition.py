@@ -15,7 +15,9 @@ from reasoner.repetition import HORIZON, LONGEST, POOR, POOR_SPAN, ROUNDS, SPAN,
 
 def tokens(text: str) -> list[int]:
     """Words, numbers digit by digit, and every other character: about what a tokenizer makes of a text."""
-    return [hash(piece) for piece in re.findall(r" ?[A-Za-z]+| ?\d|\s+|.", text)]
+    pieces = re.findall(r" ?[A-Za-z]+| ?\d|\s+|.", text)
+    known = {piece: number for number, piece in enumerate(dict.fromkeys(pieces))}
+    return [known[piece] for piece in pieces]
 
 
 def loops_by_trying_everything(text: Sequence[int]) -> bool:

@@ -50,6 +50,7 @@ def test_a_threshold_of_one_stops_only_when_nothing_can_change_the_winner() -> N
         ({0: 5, 1: 5, 2: 5, 3: 5}, 4),
         ({2: 5, 3: 6}, 8),  # the second window starts as soon as the first cannot agree any more
         ({3: None}, 8),
+        ({5: 1, 6: 1}, 6),  # started ahead: all of the first window are still needed
         ({0: 1, 1: 2, 4: 1, 5: 1, 6: 1, 7: 1}, 8),
         ({0: 1, 1: 2, 4: 1, 5: 2}, 10),
     ],
