@@ -22,8 +22,10 @@ _LEASES = 1024
 """Jobs that are remembered."""
 _SAMPLED, _SHOWN = 32, 4
 """Branches of a step whose outcomes are learned from, and whose drafts are remembered."""
-_LOOK_EVERY = 4
-"""Steps of which one is measured while guessing does not pay."""
+_REST = 15
+"""Steps after each other that are not looked at while guessing does not pay, at most."""
+_ODD = 0.3
+"""Relative error of an expected cost from which on it is no longer sure that guessing does not pay."""
 _PLANNED = 64
 """Steps for which a plan holds at most."""
 _PROBE_EVERY = 50
@@ -58,7 +60,8 @@ class Controller(Protocol):
     """Decides how much is guessed for whom.
 
     One thread calls it. A step in which branches are due calls ``sizes``, then ``trim`` if any of them is to get
-    guesses, and ``learn`` when it is done, whether or not anything was guessed; but for steps that fail.
+    guesses, and ``learn`` when it is done, whether or not anything was guessed; but for steps that fail, and for those
+    that it wants to hear nothing of.
     """
 
     def sizes(self, sequences: Sequence[GenerateSequence], others: int, /) -> list[tuple[int, int]]:
@@ -70,9 +73,10 @@ class Controller(Protocol):
         """The parts of the drafts that are worth computing, one for each wish."""
         ...
 
-    def learn(self, outcomes: Sequence[Outcome], tokens: int, drafting: float, step: float, /) -> None:
+    def learn(self, outcomes: Sequence[Outcome], tokens: int, drafting: float, step: float, /) -> int:
         """A step with ``tokens`` tokens in all took ``step`` seconds, and drafting ``drafting`` beside it; there is an
-        outcome for each branch that had guesses."""
+        outcome for each branch that had guesses. Answers how many steps from now on are to go without guesses and
+        without a word to the controller."""
         ...
 
     def forget(self, sequence: GenerateSequence, /) -> None:
@@ -96,8 +100,9 @@ class FixedController:
         """See ``Controller``."""
         return list(drafts)
 
-    def learn(self, _outcomes: Sequence[Outcome], _tokens: int, _drafting: float, _step: float, /) -> None:
+    def learn(self, _outcomes: Sequence[Outcome], _tokens: int, _drafting: float, _step: float, /) -> int:
         """See ``Controller``."""
+        return 0
 
     def forget(self, _: GenerateSequence, /) -> None:
         """See ``Controller``."""
@@ -170,6 +175,8 @@ class AdaptiveController:
         self._credit: float | None = None
         """Seconds that may be lost; ``None`` before a step was measured."""
         self._overdrawn = False
+        self._rest = 0
+        """Steps before this one that were not looked at."""
         self._step: _Step | None = None
 
     def sizes(self, sequences: Sequence[GenerateSequence], others: int, /) -> list[tuple[int, int]]:
@@ -225,13 +232,11 @@ class AdaptiveController:
             for draft, indices in zip(drafts, kept, strict=True)
         ]
 
-    def learn(self, outcomes: Sequence[Outcome], tokens: int, drafting: float, step: float, /) -> None:
+    def learn(self, outcomes: Sequence[Outcome], tokens: int, drafting: float, step: float, /) -> int:
         """See ``Controller``."""
         now = self._step
         if now is None:
             raise RuntimeError("outcomes without a step")
-        if self._is_usual(now) and self._steps % _LOOK_EVERY:
-            return
         tree = any(not outcome.draft.is_chain for outcome in outcomes)
         kind = Kind.MIXED if now.others else Kind.TREE if tree else Kind.CHAIN
         usual = self._costs.steps(kind, now.branches).at(tokens) * self._costs.pace
@@ -247,6 +252,10 @@ class AdaptiveController:
             # What a branch would have drawn after its end is not known.
             if outcome.sequence.table is not None:
                 self._acceptance.learn(outcome.draft, outcome.accepted, self._skill(outcome.sequence))
+        odd = not usual * (1 - _ODD) < step < usual * (1 + _ODD)
+        self._rest = min(_REST, 2 * self._rest + 1) if self._is_idle(now) and not odd else 0
+        self._steps += self._rest
+        return self._rest
 
     def forget(self, sequence: GenerateSequence, /) -> None:
         """See ``Controller``."""
@@ -260,8 +269,8 @@ class AdaptiveController:
         if len(self._leases) > _LEASES:
             self._leases.popitem(last=False)
 
-    def _is_usual(self, step: _Step) -> bool:
-        """Whether it was one of many that had no guesses and were not to have any."""
+    def _is_idle(self, step: _Step) -> bool:
+        """Whether it had no guesses and was not to have any, and the next ones will hardly be different."""
         return not (step.wishes or step.others or step.plan.depth) and self._costs.plain(step.branches) >= _PLAIN
 
     def _plan(self, sequences: Sequence[GenerateSequence]) -> Plan:
@@ -357,7 +366,7 @@ class AdaptiveController:
                 self._lucky = won > 0
                 planned = self._plans[bucket(step.branches)]
                 planned.until = min(planned.until, self._steps + (4 if self._lucky else _PLANNED))
-        self._credit += _SHARE * plain * (1 if step.wishes or step.plan.depth else _LOOK_EVERY)
+        self._credit += _SHARE * plain * (1 + self._rest)
         self._credit = min(_MOST * plain, self._credit)
         self._overdrawn = self._credit < (_RESUME if self._overdrawn else _STOP) * plain
 

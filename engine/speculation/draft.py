@@ -97,6 +97,8 @@ class Drafter(Protocol):
     """Its name for people, metrics and options."""
     layers: int
     """Layers of keys and values that it keeps in the target's pages, behind the target's own; usually 0."""
+    watches: bool
+    """Whether ``advance`` must be told of every step. Others read what they missed from the branches' tokens."""
 
     def reset(self, cache: KVCache) -> None:
         """The target's cache is this one now, and empty; no branch is known. Called before anything else."""
@@ -108,7 +110,8 @@ class Drafter(Protocol):
 
     def advance(self, steps: Sequence[Advance], hidden: Tensor) -> None:
         """Learns what a step computed: ``hidden`` ``[rows, width]`` are the target's final hidden states, before its
-        last norm. Called after every step, prompts' chunks included (they may have drawn nothing yet)."""
+        last norm. Called after every step, prompts' chunks included (they may have drawn nothing yet), but see
+        ``watches``."""
         ...
 
     def forget(self, sequence: GenerateSequence) -> None:

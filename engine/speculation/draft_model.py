@@ -112,6 +112,7 @@ class DraftModel:
 
     kind = "draft_model"
     layers = 0
+    watches = False
 
     def __init__(self, model: Model, *, context: int, pool_bytes: int = POOL_BYTES, catch_up: int = CATCH_UP) -> None:
         """``context``: most tokens of a sequence that ``model`` was loaded for."""

@@ -116,6 +116,7 @@ class EagleDrafter:
 
     kind = "eagle"
     layers = 1
+    watches = True
 
     def __init__(self, layer: _Layer, model: Model, *, theta: float) -> None:
         """``theta``: base of the rotary embedding."""

@@ -59,6 +59,7 @@ class MedusaDrafter:
 
     kind = "medusa"
     layers = 0
+    watches = True
 
     def __init__(
         self, trunk: Callable[[Tensor], Tensor], blocks: Callable[[Tensor], Tensor], heads: int, model: Model

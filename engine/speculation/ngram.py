@@ -47,8 +47,8 @@ _SEARCHES = 1024
 _PREFIX = 2048
 """Of a longer prefix the last one to two times as many tokens are indexed: a quarter of a search's suffixes at most."""
 
-_READ = 64
-"""Tokens per step that are read of branches for which nobody wants guesses. While the controller asks for none, as with
+_READ = 128
+"""Tokens per call that are read of branches for which nobody wants guesses. While the controller asks for none, as with
 many branches at once, this bounds what a step pays for guesses that may be wanted later."""
 
 _BACKLOG = 256
@@ -126,6 +126,7 @@ class NgramDrafter:
 
     kind = "ngram"
     layers = 0
+    watches = False
 
     def __init__(self) -> None:
         self._forget_all()
@@ -171,9 +172,11 @@ class NgramDrafter:
 
     def forget(self, sequence: GenerateSequence) -> None:
         """See ``Drafter``. The branch's text stays as long as its search is remembered."""
-        branch = self._branches.pop(sequence, None)
-        if branch is None:
+        branch = self._branches.get(sequence)
+        if branch is None and not sequence.computed:
             return
+        branch = self._branch(sequence)
+        del self._branches[sequence]
         if branch.left:
             self._unread[branch] = None
         search = branch.search

@@ -38,6 +38,8 @@ class Speculator:
         self._drafting = 0.0
         self._due = 0
         """Branches of the step under way that might get guesses."""
+        self._rest = 0
+        """Steps to go in which the controller wants to hear nothing."""
         self._began = 0.0
         self._under_way = False
         """Whether a step began that nothing was learned from yet."""
@@ -58,6 +60,9 @@ class Speculator:
         and the memory allow: nobody loses its pages to a guess."""
         self._under_way = True
         self._paused = max(0, self._paused - 1)
+        if self._rest:
+            self._due = 0
+            return [Work(sequence, count, EMPTY) for sequence, count in work]
         tokens = sum(count for _, count in work)
         wishes = self._wishes(work, tokens)
         given: dict[Sequence, Draft] = {}
@@ -75,6 +80,12 @@ class Speculator:
     def learn(self, work: Items[Work], outcomes: Items[Outcome], hidden: Tensor) -> None:
         """The step that ``extend`` began is done: what it computed, in the order of the batch, what became of the
         guesses, and the final hidden states ``[tokens, width]``."""
+        if self._rest:
+            self._rest -= 1
+            self.tally.idle(sum(count == 1 for _, count, _ in work))
+            if not self.drafter.watches:
+                self._forget_gone()
+                return
         seconds = time.perf_counter() - self._began
         kept = {outcome.sequence: outcome.accepted for outcome in outcomes}
         advances: list[Advance] = []
@@ -91,7 +102,7 @@ class Speculator:
         drafting = self._drafting + time.perf_counter() - began
         self.tally.count(self._due, outcomes, drafting)
         if self._due:
-            self.controller.learn(outcomes, start, drafting, seconds)
+            self._rest = self.controller.learn(outcomes, start, drafting, seconds)
         self._forget_gone()
 
     def forget(self, sequence: GenerateSequence) -> None:

@@ -27,6 +27,10 @@ class Tally:
         self.lengths = Histogram(_SIZES)
         """Right ones among the guesses of a branch in a step, where there were any guesses."""
 
+    def idle(self, due: int) -> None:
+        """Counts a step in which none of ``due`` branches was to have guesses."""
+        self.sizes.observe(0, due)
+
     def count(self, due: int, outcomes: Sequence[Outcome], seconds: float) -> None:
         """Counts a step in which ``due`` branches might have had guesses, and ``seconds`` of drafting."""
         self.seconds += seconds

@@ -129,6 +129,7 @@ class _Knowing:
     """A drafter that was told the texts, and guesses each token right with a chance that is given. It costs nothing."""
 
     kind = "simulated"
+    watches = False
     layers = 0
 
     def __init__(self, right: float, vocab: int) -> None:

@@ -19,6 +19,7 @@ class Oracle:
     """Knows what branches will draw and guesses that with probability ``right``, at a random place of a random tree."""
 
     kind = "oracle"
+    watches = True
     layers = 0
 
     def __init__(self, known: Mapping[Place, int], vocab: int, right: float, seed: int = 0) -> None:

@@ -91,6 +91,8 @@ class Simulation:
         self.born = 0
         self.seconds = 0.0
         self.tokens = 0
+        self.rest = 0
+        """Steps to go in which the controller wants to hear nothing."""
         self.sizes: list[int] = []
         """Guesses by step."""
 
@@ -108,7 +110,7 @@ class Simulation:
             self.running.append(Branch(self.usual(rng), rng.randint(1, 2 * self.length), rng))
             self.born += 1
         rows = cast(list[GenerateSequence], self.running)
-        sizes = controller.sizes(rows, 0)
+        sizes = [(0, 0)] * len(rows) if self.rest else controller.sizes(rows, 0)
         wishes = [Wish(row, *size) for row, size in zip(rows, sizes, strict=True) if size[0]]
         drafting = self.draft(len(wishes), max((wish.depth for wish in wishes), default=0)) * self._noise()
         drafts = controller.trim(wishes, [self._guess(wish) for wish in wishes]) if wishes else []
@@ -126,7 +128,11 @@ class Simulation:
             branch.table = branch.left or None
         guesses = sum(len(outcome.draft) for outcome in outcomes)
         seconds = self.step(len(rows), len(rows) + guesses) * self._noise()
-        controller.learn(outcomes, len(rows) + guesses, drafting, seconds)
+        if self.rest:
+            self.rest -= 1
+            drafting = 0.0
+        else:
+            self.rest = controller.learn(outcomes, len(rows) + guesses, drafting, seconds)
         for branch in [branch for branch in self.running if branch.table is None]:
             controller.forget(cast(GenerateSequence, branch))
             self.running.remove(branch)

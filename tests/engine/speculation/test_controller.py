@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import statistics
 from collections.abc import Callable
 from dataclasses import replace
 from types import SimpleNamespace
@@ -94,12 +95,15 @@ CASES = {
 
 @pytest.mark.parametrize("case", CASES)
 def test_it_is_about_as_fast_as_the_best_fixed_depth(case: str) -> None:
-    simulation = CASES[case]
-    tokens = 4000 + 1000 * simulation.branches
-    ours = replace(simulation)
-    controller = adaptive()
-    ours.run(controller, tokens // 2)
-    assert ours.run(controller, tokens) > 0.94 * fixed(simulation, tokens)
+    ratios = []
+    for seed in range(3):
+        simulation = replace(CASES[case], seed=seed)
+        tokens = 4000 + 1000 * simulation.branches
+        ours = replace(simulation)
+        controller = adaptive()
+        ours.run(controller, tokens // 2)
+        ratios.append(ours.run(controller, tokens) / fixed(simulation, tokens))
+    assert statistics.mean(ratios) > 0.94
 
 
 @pytest.mark.parametrize(
@@ -115,13 +119,16 @@ def test_it_is_about_as_fast_as_the_best_fixed_depth(case: str) -> None:
 )
 def test_where_guessing_does_not_pay_there_is_next_to_none_and_nothing_is_lost(simulation: Simulation) -> None:
     tokens = 2000 * simulation.branches
-    ours = replace(simulation)
-    controller = adaptive()
-    ours.run(controller, tokens // 2)
-    learned = len(ours.sizes)
-    assert ours.run(controller, tokens) > 0.98 * plain(simulation, tokens)
-    guesses = ours.sizes[learned:]
-    assert 0 < sum(guesses) < 0.06 * len(guesses) * simulation.branches
+    shares = []
+    for seed in range(3):
+        ours = replace(simulation, seed=seed)
+        controller = adaptive()
+        ours.run(controller, tokens // 2)
+        learned = len(ours.sizes)
+        assert ours.run(controller, tokens) > 0.98 * plain(replace(simulation, seed=seed), tokens)
+        guesses = ours.sizes[learned:]
+        shares.append(sum(guesses) / len(guesses) / simulation.branches)
+    assert 0 < statistics.mean(shares) < 0.06
 
 
 @pytest.mark.parametrize("seed", range(12))
@@ -279,11 +286,11 @@ class Counting(AdaptiveController):
         super().__init__(DEPTH, NODES)
         self._asked: dict[float, list[int]] = {}
 
-    def learn(self, outcomes: Any, tokens: int, drafting: float, step: float, /) -> None:
+    def learn(self, outcomes: Any, tokens: int, drafting: float, step: float, /) -> int:
         drafts = {id(outcome.sequence): outcome.draft for outcome in outcomes}
         for sequence in self._due:
             self._asked.setdefault(sequence.usual, []).append(len(drafts.get(id(sequence), ())))
-        super().learn(outcomes, tokens, drafting, step)
+        return super().learn(outcomes, tokens, drafting, step)
 
     def sizes(self, sequences: Any, others: int, /) -> list[tuple[int, int]]:
         self._due = list(sequences)

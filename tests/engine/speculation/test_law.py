@@ -115,6 +115,7 @@ class Likeliest:
     """Guesses the likeliest continuations of the exact law, the best first: point guesses, without any noise."""
 
     kind = "likeliest"
+    watches = True
     layers = 0
 
     def __init__(self, law: Law) -> None:
