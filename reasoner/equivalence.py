@@ -1,87 +1,97 @@
-"""Whether two answers are the same mathematics, decided by math-verify in a process of its own.
+"""Whether two answers are the same mathematics, decided by math-verify in a child process that is killed when it is late.
 
-Symbolic simplification can run for ever. The usual cure, an alarm signal, works in the main thread alone and kills
-nothing that is stuck in C code. Here the question goes to a child process that is killed when it is late; "late" means
-"not shown to be equal". The child starts at the first question that needs it.
+"Late" means "not shown to be equal". What depends on the clock would be decided otherwise in a replay, so what the child
+said is settled in the job's journal before anybody acts on it.
 """
 
 from __future__ import annotations
 
-import asyncio
-import json
 import re
-import sys
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
+
+from reasoner.child import Child
 
 PATIENCE = 5.0
 """Seconds for one comparison."""
-START_PATIENCE = 60.0
-"""Seconds for the child to import sympy on a busy machine."""
+MAX_LATE = 6
+"""Comparisons that may be late in one job. From then on forms that differ are different answers."""
+MAX_QUESTIONS = 4096
+"""Comparisons in one job, with the same end."""
+MAX_CHARS = 1000
+"""Longer answers are compared as text."""
 _NUMBER = re.compile(r"-?\d+(/\d+)?")
+_WORD = re.compile(r"[^\W\d_]{4,}")
+
+Settle = Callable[[str, Callable[[], Awaitable[str | None]]], Awaitable[str | None]]
+"""``settle(key, find)`` answers what ``find`` said the first time that the job came to this key."""
+
+
+async def _ask_anew(key: str, find: Callable[[], Awaitable[str | None]]) -> str | None:  # noqa: ARG001
+    return await find()
 
 
 class Equivalence:
-    """Compares answers. Use as an async context manager; comparisons are made one at a time."""
+    """Compares canonical answers. Use as an async context manager; one comparison at a time."""
 
-    def __init__(self) -> None:
-        self._child: asyncio.subprocess.Process | None = None
-        self._known: dict[tuple[str, str], bool] = {}
+    def __init__(self, settle: Settle = _ask_anew) -> None:
+        self._settle = settle
+        self._child = Child("reasoner.equivalence_child")
+        self._known: dict[frozenset[str], bool] = {}
+        self._settled = 0
+        self._questions = 0
+        self._late = 0
 
     async def __aenter__(self) -> Equivalence:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        await self._kill()
+        await self._child.close()
+
+    async def equal(self, a: str, b: str) -> bool:
+        return await self.representative(a, [b]) == b
 
     async def representative(self, answer: str, others: Sequence[str]) -> str:
         """The first of ``others`` that is equivalent to ``answer``, else ``answer`` itself."""
-        for other in others:
-            if await self.equal(other, answer):
+        for index, other in enumerate(others):
+            same = self._at_once(answer, other)
+            if same is None:
+                return await self._representative(answer, others[index:])
+            if same:
                 return other
         return answer
 
-    async def equal(self, a: str, b: str) -> bool:
+    async def _representative(self, answer: str, others: Sequence[str]) -> str:
+        self._settled += 1
+        same = await self._settle(f"same:{self._settled}", lambda: self._first_equal(answer, others))
+        for other in others:
+            self._known[frozenset((answer, other))] = other == same
+            if other == same:
+                return other
+        return answer
+
+    async def _first_equal(self, answer: str, others: Sequence[str]) -> str | None:
+        for other in others:
+            same = self._at_once(answer, other)
+            if same or (same is None and await self._ask(answer, other)):
+                return other
+        return None
+
+    def _at_once(self, a: str, b: str) -> bool | None:
+        """What needs no algebra: ``None`` when it does."""
         if a == b:
             return True
         if _NUMBER.fullmatch(a) and _NUMBER.fullmatch(b):
             return False  # canonical numbers are equal only as strings
-        if (a, b) not in self._known:
-            self._known[a, b] = await self._ask(a, b)
-        return self._known[a, b]
+        if _WORD.fullmatch(a) and _WORD.fullmatch(b):
+            return a.casefold() == b.casefold()  # algebra would read letters to be multiplied, and find anagrams equal
+        if max(len(a), len(b)) > MAX_CHARS:
+            return False
+        return self._known.get(frozenset((a, b)))
 
     async def _ask(self, a: str, b: str) -> bool:
-        if self._child is None:
-            self._child = await asyncio.create_subprocess_exec(
-                sys.executable,
-                "-m",
-                "reasoner.equivalence_child",
-                stdin=asyncio.subprocess.PIPE,
-                stdout=asyncio.subprocess.PIPE,
-            )
-            await self._exchange(None, START_PATIENCE)
-        answer = await self._exchange([a, b], PATIENCE)
+        if self._late >= MAX_LATE or self._questions >= MAX_QUESTIONS:
+            return False
+        self._questions += 1
+        answer = await self._child.ask([a, b], PATIENCE)
+        self._late += answer is None
         return answer is True
-
-    async def _exchange(self, question: list[str] | None, patience: float) -> object:
-        """Sends a question and reads the answer; ``None`` when the child was late or died, and it is killed then."""
-        if self._child is None or self._child.stdin is None or self._child.stdout is None:
-            return None
-        try:
-            if question is not None:
-                self._child.stdin.write(json.dumps(question).encode() + b"\n")
-                await self._child.stdin.drain()
-            async with asyncio.timeout(patience):
-                line = await self._child.stdout.readline()
-        except (TimeoutError, ConnectionError):
-            line = b""
-        if not line:
-            await self._kill()
-            return None
-        return json.loads(line)
-
-    async def _kill(self) -> None:
-        child, self._child = self._child, None
-        if child is not None:
-            if child.returncode is None:
-                child.kill()
-            await child.communicate()

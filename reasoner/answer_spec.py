@@ -1,0 +1,59 @@
+"""Where a solution states its answer, and when two answers are the same: what a job may ask for."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, Discriminator, Field, Tag, model_validator
+
+from reasoner.patterns import check_pattern
+from reasoner.strict import Strict
+
+Compare = Literal["math", "text", "choice", "code"]
+
+
+class RegexExtract(Strict):
+    """The group of a pattern's last match."""
+
+    regex: Annotated[str, AfterValidator(lambda pattern: check_pattern(pattern, groups=1))] = Field(
+        description="A regular expression with one group, in Python's syntax."
+    )
+
+
+class CodeExtract(Strict):
+    """The last fenced block of one language."""
+
+    code: Annotated[str, Field(pattern=r"^[\w+#.-]{1,32}$")] = Field(description="As written behind the fence.")
+
+
+def _kind(value: Any) -> str:
+    if isinstance(value, RegexExtract | CodeExtract):
+        value = value.model_dump()
+    return ("code" if "code" in value else "regex") if isinstance(value, dict) else "name"
+
+
+Extract = Annotated[
+    Annotated[Literal["auto", "boxed", "phrase", "hash", "choice", "code"], Tag("name")]
+    | Annotated[RegexExtract, Tag("regex")]
+    | Annotated[CodeExtract, Tag("code")],
+    Discriminator(_kind),
+]
+
+
+class AnswerSpec(Strict):
+    """A bare word means ``{"compare": word}``."""
+
+    compare: Compare = Field(
+        "math",
+        description="math: as mathematics; text: without its spaces; choice: as one letter; code: line by line.",
+    )
+    extract: Extract = Field(
+        "auto",
+        description="boxed: \\boxed{…}; phrase: 'The answer is …', 'Final answer: …'; hash: '#### …'; choice: a letter "
+        "A to J; code: the last fenced block; auto: what fits 'compare', for math and text boxed, hash, phrase.",
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _word(cls, value: Any) -> Any:
+        return {"compare": value} if isinstance(value, str) else value

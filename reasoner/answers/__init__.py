@@ -1,0 +1,10 @@
+"""Answers: found in a solution's text, brought to a form in which equal ones are equal, and voted on.
+
+A solution without an answer abstains: it is in no class and has no vote.
+"""
+
+from reasoner.answers.canonical import canonical
+from reasoner.answers.extract import Ended, extract_answer
+from reasoner.answers.vote import classes, votes
+
+__all__ = ["Ended", "canonical", "classes", "extract_answer", "votes"]
