@@ -1,7 +1,7 @@
-"""Whether two answers are the same mathematics, decided by math-verify in a child process that is killed when it is late.
+"""Whether two answers are the same mathematics, decided by math-verify in a child process that is killed when late.
 
-"Late" means "not shown to be equal". What depends on the clock would be decided otherwise in a replay, so what the child
-said is settled in the job's journal before anybody acts on it.
+"Late" means "not shown to be equal". What depends on the clock might be decided otherwise in a replay, so what the
+child said is settled in the job's journal before anybody acts on it.
 """
 
 from __future__ import annotations
@@ -40,6 +40,12 @@ class Equivalence:
         self._settled = 0
         self._questions = 0
         self._late = 0
+
+    def settled_by(self, settle: Settle) -> Equivalence:
+        """The same comparisons by the same child, settled elsewhere."""
+        other = Equivalence(settle)
+        other._child = self._child
+        return other
 
     async def __aenter__(self) -> Equivalence:
         return self

@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, field_validator, model_validator
 
+from reasoner.answer_spec import AnswerSpec
 from reasoner.strict import Strict
 from reasoner.verifier_specs import PrmVerifier, Verifier
 
@@ -66,8 +67,8 @@ class JobSpec(Strict):
     budget: Budget = Field(default_factory=Budget)
     sampling: Sampling = Field(default_factory=Sampling)
     verifier: Verifier = Field(default_factory=PrmVerifier)
-    answer: Literal["math", "text"] = Field(
-        "math", description="How answers are compared when they vote: as mathematics, or as text without its spaces."
+    answer: AnswerSpec = Field(
+        default_factory=AnswerSpec, description="Where a solution states its answer, and how answers are compared."
     )
     seed: Annotated[int, Field(ge=0, lt=2**63)] | None = Field(None, description="Without it one is drawn and echoed.")
     deterministic: bool = Field(

@@ -36,22 +36,23 @@ async def run_job(
     """
     strategy = STRATEGIES[spec.strategy.name]
     params = resolve(spec.strategy.name, spec.strategy.params)
-    async with CacheLease(engine, journal.job_id) as lease:
-        models = await _models(spec, engine, lease, strategy.needs_verifier)
+    async with CacheLease(engine, journal.job_id) as lease, Equivalence() as equivalence:
+        models = await _models(spec, engine, lease, equivalence, strategy.needs_verifier)
         search = await Search.begin(spec, models, journal, cancelled or asyncio.Event())
         try:
-            async with Equivalence() as equivalence:
-                choice = await strategy.run(search, params, equivalence)
+            choice = await strategy.run(search, params, equivalence.settled_by(search.settle))
             await search.select(choice.node)
         finally:
             await search.close()
     return _outcome(search, choice)
 
 
-async def _models(spec: JobSpec, engine: EngineClient, lease: CacheLease, needs_verifier: bool) -> Models:
+async def _models(
+    spec: JobSpec, engine: EngineClient, lease: CacheLease, equivalence: Equivalence, needs_verifier: bool
+) -> Models:
     served = {info.id: info for info in await engine.models()}
     policy = served_model(served, spec.model, "model", "generate")
-    return Models(engine, served, policy, lease, verifies=needs_verifier)
+    return Models(engine, served, policy, lease, needs_verifier, equivalence)
 
 
 def _outcome(search: Search, choice: Choice) -> JobOutcome:

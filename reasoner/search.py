@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from engine.types import EngineClient, InvalidRequest, ModelInfo
 from reasoner.budget import Ledger
+from reasoner.equivalence import Equivalence
 from reasoner.jobs import JobSpec, Usage
 from reasoner.journal import Journal
 from reasoner.lease import CacheLease
@@ -35,6 +36,8 @@ class Models:
     policy: ModelInfo
     lease: CacheLease
     verifies: bool
+    equivalence: Equivalence = field(default_factory=Equivalence)
+    """What a verifier compares answers with."""
 
 
 class Search:
@@ -76,8 +79,11 @@ class Search:
         ledger = Ledger(spec.budget)
         scorer = None
         if models.verifies:
-            around = Surroundings(spec, models.engine, models.served, models.policy, models.lease.name, ledger)
-            scorer = await open_scorer(around)
+            scorer = await open_scorer(
+                Surroundings(
+                    spec, models.engine, models.served, models.policy, models.lease.name, ledger, models.equivalence
+                )
+            )
         record = Record(journal, ledger, await journal.load())
         return cls(spec, models, ledger, record, scorer, prompt, cancelled)
 
@@ -169,6 +175,17 @@ class Search:
         ids = [node.id for node in live]
         spend = Usage(pruned=sum(node.tokens for node in live))
         await self._record.note(f"prune:{ids[0]}", "prune", {"nodes": ids}, spend)
+
+    async def settle(self, key: str, find: Callable[[], Awaitable[str | None]]) -> str | None:
+        """What ``find`` said the first time that this job came to ``key``: for what neither the engine nor the seed
+        decides, and another run might decide otherwise."""
+        if self._record.replaying:
+            found = self._record.replay((key,))
+            value: str | None = found[0].data["value"] if found else await find()
+            return value
+        value = await find()
+        await self._record.write([Answer(key, "settled", {"value": value}, Usage())])
+        return value
 
     async def select(self, node: Node | None) -> None:
         """Records the chosen leaf; the last thing that a search does."""

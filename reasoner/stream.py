@@ -11,13 +11,13 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any
 
 from engine.types import EngineClient, ModelInfo, SamplingParams
-from reasoner.answers import extract_answer
+from reasoner.answers import Ended, extract_answer
 from reasoner.budget import Ledger
 from reasoner.growth import Arrival, Grower, Growth, Watch
 from reasoner.jobs import JobSpec, Usage
@@ -26,6 +26,8 @@ from reasoner.record import LOST, Answer, Record
 from reasoner.tree import Node, Reason
 
 STEP_SEPARATOR = "\n\n"
+ENDED: Mapping[Reason, Ended] = {"step": "step", "stop": "end"}
+"""What a branch's end means for the answer that it may be stating; anything else cut it."""
 
 
 @dataclass(slots=True, eq=False)
@@ -194,7 +196,8 @@ class Stream:
         growth = arrival.growth
         reason, stated = arrival.reason, None
         if reason is not None:
-            stated = extract_answer(growth.parent.solution + growth.text + arrival.text)
+            solution = growth.parent.solution + growth.text + arrival.text
+            stated = extract_answer(solution, self._shared.spec.answer, ENDED.get(reason, "inside"))
             if stated is not None and reason == "step":
                 reason = "answer"
         spend = arrival.spend

@@ -13,7 +13,7 @@ _THOUSANDS = re.compile(r"(?<=\d)(?:,|\{,\})(?=\d{3}(\D|$))")
 _TYPESETTING = re.compile(r"\\[,;!:]|\\left(?=[(\[|\\])|\\right(?=[)\]|\\])")
 _WORDS = re.compile(r"\\(?:text|textbf|mathrm|mbox)\{([^{}\\]*)\}")
 _SUPERSCRIPTS = re.compile("[⁰¹²³⁴⁵⁶⁷⁸⁹⁻]+")
-_FRACTION_SIGN = re.compile(r"(?<![\d⁄])[½⅓⅔¼¾⅕⅖⅗⅘⅙⅚⅛⅜⅝⅞]")
+_FRACTION_SIGN = re.compile(r"(?<!\d)[½⅓⅔¼¾⅕⅖⅗⅘⅙⅚⅛⅜⅝⅞]")
 _MAX_DIGITS = 1000
 """Longer numbers are compared as text: arithmetic on them takes time that grows with their square."""
 
@@ -43,9 +43,9 @@ def _plain_characters(text: str) -> str:
     if text.isascii():
         return text
     text = _SUPERSCRIPTS.sub(lambda match: "^{" + unicodedata.normalize("NFKC", match.group()) + "}", text)
-    text = _FRACTION_SIGN.sub(lambda match: unicodedata.normalize("NFKC", match.group()).replace("⁄", "/"), text)
+    text = _FRACTION_SIGN.sub(lambda match: unicodedata.normalize("NFKC", match.group()).replace("\u2044", "/"), text)
     text = "".join(
         unicodedata.normalize("NFKC", char) if unicodedata.decomposition(char).startswith("<wide>") else char
         for char in text
     )
-    return text.replace("−", "-")
+    return text.replace("\u2212", "-")

@@ -22,7 +22,7 @@ Ended = Literal["inside", "step", "end"]
 _S = r"\s{0,20}"  # bounded: a model that has lost its thread may write thousands of spaces
 _BOLD = r"(?:\*\*|__)?"
 _PHRASE = re.compile(
-    rf"(?:\b(?:the|my|our)\s{{1,20}}(?:final\s{{1,20}}|correct\s{{1,20}}|right\s{{1,20}})?answer{_S}(?:is\b|must be\b|=)"
+    rf"(?:\b(?:the|my|our)\s{{1,20}}(?:(?:final|correct|right)\s{{1,20}})?answer{_S}(?:is\b|must be\b|=)"
     rf"|\bfinal\s{{1,20}}answer{_BOLD}{_S}(?:is\b|:|=)"
     rf"|^[ \t*_#]{{0,20}}answer{_BOLD}{_S}:"
     rf"|^[ \t*_#]{{0,20}}final answer[ \t*_]{{0,20}}$)"
@@ -36,12 +36,14 @@ _SENTENCE_END = re.compile(r"[.!?](?=\s|$)|,?\s{1,20}(?:because|since|which|as|s
 _FORMULA_SIGNS = (("\\[", "\\]"), ("$$", "$$"), ("\\(", "\\)"), ("$", "$"))
 _HASH = re.compile(r"^[ \t]{0,20}####[ \t]*(.*)$", re.MULTILINE)
 
-_MATHEMATICS = re.compile(r"[+\-−±]?\s{0,20}(?:[\d\\(\[{π√∞$€£]|\.\d|[A-Za-z](?![A-Za-z]|\s+[A-Za-z]))")
+_MATHEMATICS = re.compile(r"[+\-\u2212±]?\s{0,20}(?:[\d\\(\[{π√∞$€£]|\.\d|[A-Za-z](?![A-Za-z]|\s+[A-Za-z]))")
 _WORD = re.compile(r"(?<![\\A-Za-z{])(?!(?:and|or|to|sin|cos|tan|log|ln|exp|sqrt|pi|mod|max|min)\b)[A-Za-z]{2,}")
 _NUMBER_AFTER_WORD = re.compile(r"(?<![\^_\d.])\d")
 _UNIT_WORDS = 3
 
-_LETTER = rf"(?:\({_S}(?P<in_parens>[A-J]){_S}\)|(?P<bare>[A-J])(?=[).:,;*\]}}$]|{_S}$|\s{{1,20}}(?:because|since|as)\b))"
+_LETTER = (
+    rf"(?:\({_S}(?P<in_parens>[A-J]){_S}\)|(?P<bare>[A-J])(?=[).:,;*\]}}$]|{_S}$|\s{{1,20}}(?:because|since|as)\b))"
+)
 _CHOICE_PHRASE = re.compile(
     rf"\b(?:(?:answer|(?:correct|right|best)\s{{1,20}}(?:option|choice)){_BOLD}{_S}(?:is\b|must be\b|:|=)"
     rf"|(?:choose|select|pick)\b){_S}:?{_S}{_BOLD}\$?{_S}(?:(?:option|choice)\s{{1,20}})?(?:\\text(?:bf)?\{{)?{_S}{_LETTER}",
@@ -93,7 +95,7 @@ def _extract(how: AnswerSpec, text: str, ended: Ended) -> str | None:
 
 
 def _mathematics(text: str, ended: Ended) -> str | None:
-    """Boxed, hash, phrase. Of the last two only what looks like mathematics: "the answer is not obvious" states none."""
+    """Boxed, hash, phrase; of the last two what looks like mathematics: "the answer is not obvious" states none."""
     boxed = _boxed(text)
     if boxed is not None:
         return boxed

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from engine.types import EngineClient, InvalidRequest, ModelInfo
 from reasoner.budget import Ledger
+from reasoner.equivalence import Equivalence
 from reasoner.jobs import JobSpec
 from reasoner.tree import Node
 
@@ -24,6 +25,7 @@ class Surroundings:
     policy: ModelInfo
     lease: str
     ledger: Ledger
+    equivalence: Equivalence
 
 
 def served_model(served: Mapping[str, ModelInfo], name: str | None, field: str, kind: str) -> ModelInfo:

@@ -1,4 +1,4 @@
-"""Answers: extraction, canonical forms, equivalence, votes."""
+"""Answers: canonical forms, equivalence, votes."""
 
 from __future__ import annotations
 
@@ -9,30 +9,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from reasoner import equivalence as equivalence_module
-from reasoner.answers import canonical, classes, extract_answer, votes
+from reasoner.answer_spec import AnswerSpec
+from reasoner.answers import canonical, classes, votes
 from reasoner.equivalence import Equivalence
+from reasoner.jobs import JobSpec
+from reasoner.journal import Entry, MemoryJournal
+from reasoner.run import run_job
 from reasoner.tree import Node
+from tests.scripted import ANSWER, TEXTS, ScriptedEngine
+
+MATH, TEXT = AnswerSpec(compare="math"), AnswerSpec(compare="text")
 
 
 def leaf(index: int, answer: str | None) -> Node:
     return Node(path=(index,), parent=None, prefix=(), answer=answer)
-
-
-@pytest.mark.parametrize(
-    ("text", "answer"),
-    [
-        ("so \\boxed{42}", "42"),
-        ("\\boxed{1} no, \\boxed{2}", "2"),
-        ("\\boxed{\\frac{1}{2}}", "\\frac{1}{2}"),
-        ("\\boxed{7} and then \\boxed{8", "7"),
-        ("\\boxed{ }", None),
-        ("\\boxed{", None),
-        ("42", None),
-        ("", None),
-    ],
-)
-def test_the_last_complete_box_is_the_answer(text: str, answer: str | None) -> None:
-    assert extract_answer(text) == answer
 
 
 @pytest.mark.parametrize("written", ["7", "7.0", "07", "$7$", " 7 ", "14/2", "7.", "+7"])
@@ -57,13 +47,13 @@ def test_division_by_zero_is_an_answer_like_any_other_text() -> None:
 async def test_equal_mathematics_votes_together_and_no_answer_abstains() -> None:
     nodes = [leaf(0, "\\frac{1}{2}"), leaf(1, None), leaf(2, "0.5"), leaf(3, "3"), leaf(4, "\\frac12")]
     async with Equivalence() as equal:
-        groups = await classes(nodes, "math", equal)
+        groups = await classes(nodes, MATH, equal)
     assert [[node.path[0] for node in group] for group in groups] == [[0, 2, 4], [3]]
 
 
 async def test_text_answers_are_compared_without_their_spaces_and_not_calculated() -> None:
     async with Equivalence() as equal:
-        groups = await classes([leaf(0, "3 + 4"), leaf(1, "3+4"), leaf(2, "7")], "text", equal)
+        groups = await classes([leaf(0, "3 + 4"), leaf(1, "3+4"), leaf(2, "7")], TEXT, equal)
     assert [len(group) for group in groups] == [2, 1]
 
 
@@ -75,12 +65,106 @@ def test_the_heaviest_class_wins_and_of_equal_ones_the_first() -> None:
     assert ranked[0][0].answer == "2"
 
 
+@pytest.mark.parametrize(
+    ("a", "b", "same"),
+    [
+        ("10{,}000", "10,000", True),
+        ("\\text{yes}", "Yes", True),
+        ("\\left(1, 2\\right)", "(1,2)", True),
+        ("−5", "-5", True),  # noqa: RUF001
+        ("５", "5", True),  # noqa: RUF001
+        ("½", "1/2", True),
+        ("x²", "x^{2}", True),
+        ("50\\%", "1/2", True),
+        ("\\{1,2\\}", "\\{2,1\\}", True),
+        ("(1,2)", "(2,1)", False),
+        ("[1,2)", "[1,2]", False),
+        ("x=5", "5", True),
+        ("5\\text{ cm}", "5", True),
+        ("\\sin^2 x+\\cos^2 x", "1", True),
+        ("(-\\infty, 3]", "x \\le 3", True),
+        ("study", "dusty", False),
+        ("1/0", "2/0", False),
+        ("10^{10^{10}}", "10^{10^{11}}", False),
+        ("100000!", "1", False),
+        ("9" * 5000, "9" * 5000 + "1", False),
+        ("$" * 50, "1", False),
+        ("\x00", "1", False),
+    ],
+)
+async def test_mathematics_is_compared_the_same_from_both_sides(a: str, b: str, same: bool) -> None:
+    async with Equivalence() as equal:
+        assert await equal.equal(canonical(a), canonical(b)) is same
+        assert await Equivalence.equal(equal, canonical(b), canonical(a)) is same
+
+
+@given(st.text(max_size=300))
+def test_whatever_a_model_writes_has_a_canonical_form_that_stays(text: str) -> None:
+    for compare in ("math", "text", "choice", "code"):
+        once = canonical(text, compare)  # type: ignore[arg-type]
+        assert canonical("9" * 5000 + text, compare)  # type: ignore[arg-type]
+        if compare in ("choice", "code"):
+            assert canonical(once, compare) == once  # type: ignore[arg-type]
+
+
+def test_a_choice_is_its_letter_and_code_its_lines() -> None:
+    assert {canonical(text, "choice") for text in ("(b)", "B", "\\text{B}", "B. Paris")} == {"B"}
+    assert canonical("\n\ndef f():\n    return 1  \n\n", "code") == "def f():\n    return 1"
+    assert canonical("if a:\n  b", "code") != canonical("if a:\n b", "code")
+
+
+async def test_what_differs_plainly_is_not_left_to_algebra() -> None:
+    """All pairs of 64 different forms are told apart; algebra alone would take minutes."""
+    forms = [f"{i}\\sqrt{{{j}}}+x" for i in range(2, 18) for j in (2, 3, 5, 7)]
+    nodes = [leaf(index, form) for index, form in enumerate(forms)]
+    async with Equivalence() as equal:
+        assert len(await classes(nodes, MATH, equal)) == 64
+
+
+async def test_a_job_whose_comparisons_are_late_stops_comparing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(equivalence_module, "PATIENCE", 0.0)
+    monkeypatch.setattr(equivalence_module, "MAX_LATE", 2)
+    starts = 0
+    begin = asyncio.create_subprocess_exec
+
+    async def counted(*args: str, **kwargs: object) -> object:
+        nonlocal starts
+        starts += 1
+        return await begin(*args, **kwargs)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(asyncio, "create_subprocess_exec", counted)
+    async with Equivalence() as equal:
+        for letter in "abcdefgh":
+            assert not await equal.equal(f"{letter}+1", f"1+{letter}")
+    assert starts == 2
+
+
+async def test_a_replay_gets_the_verdicts_of_the_first_run_whatever_the_child_says_now(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(TEXTS, ANSWER, "\\boxed{x+%d}")
+    spec = JobSpec.model_validate({"problem": "?", "strategy": {"name": "self_consistency", "n": 8}, "seed": 1})
+    journal = MemoryJournal()
+    first = await run_job(spec, ScriptedEngine(order=1), journal)
+    settled = [entry for entry in journal.entries if entry.type == "settled"]
+    assert settled
+    assert len(first.result.votes) > 1
+    monkeypatch.setattr(Equivalence, "_first_equal", None)  # asking again would fail
+    again = MemoryJournal(journal.entries[:-1])
+    assert (await run_job(spec, ScriptedEngine(order=2), again)).result == first.result
+    lie = [
+        Entry(e.key, e.type, e.data | {"value": "x"}, e.spend, e.elapsed) if e is settled[0] else e
+        for e in journal.entries
+    ]
+    assert (await run_job(spec, ScriptedEngine(order=2), MemoryJournal(lie[:-1]))).result.votes == first.result.votes
+
+
 async def test_a_comparison_that_never_ends_is_killed_and_the_next_one_still_works(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async with Equivalence() as equal:
         assert await equal.equal("x+1", "1+x")
-        child = equal._child
+        child = equal._child.process
         assert child is not None
         monkeypatch.setattr(equivalence_module, "PATIENCE", 0.3)
         assert not await equal.equal("9^{9^{9^{9^{9}}}}", "8^{8^{8^{8^{8}}}} + y")
@@ -92,12 +176,12 @@ async def test_a_comparison_that_never_ends_is_killed_and_the_next_one_still_wor
 async def test_plain_numbers_never_start_the_child() -> None:
     async with Equivalence() as equal:
         assert not await equal.equal("7", "1/3")
-        assert equal._child is None
+        assert equal._child.process is None
 
 
 async def test_the_child_is_gone_when_the_comparison_is_over() -> None:
     async with Equivalence() as equal:
         await equal.equal("x", "y")
-        child = equal._child
+        child = equal._child.process
     assert child is not None
     assert await asyncio.wait_for(child.wait(), 5) is not None
