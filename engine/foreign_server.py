@@ -155,7 +155,7 @@ class ForeignEngine:
                 f"tell the context of model {entry['id']!r}; name the folder of its tokenizer and config"
             )
         vocab = 0 if self._text is None else self._text.vocab_size
-        return ModelInfo(entry["id"], "generate", int(context), vocab, 0, {"server": self._dialect.name})
+        return ModelInfo(entry["id"], "generate", int(context), vocab, 0, extra={"server": self._dialect.name})
 
     def _check(self, request: GenerateRequest) -> None:
         """Raises ``EngineError`` that names a setting which the server would ignore or refuse."""

@@ -39,6 +39,8 @@ class ServedModel:
             context=min(config.context, max_tokens),
             vocab_size=config.vocab,
             parameters=model.parameters,
+            architecture=config.architecture,
+            bos=self.tokenizer.bos,
             extra=config.extra,
         )
         self._eos = frozenset(config.eos) | (frozenset() if self.tokenizer.eos is None else {self.tokenizer.eos})

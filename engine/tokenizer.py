@@ -41,7 +41,7 @@ class Tokenizer:
         if largest >= vocab:
             raise EngineError(f"{folder}: the tokenizer has token id {largest}, but the model's vocab_size is {vocab}")
         self.eos: int | None = self._wrapper.eos_token_id
-        self._bos: int | None = self._wrapper.bos_token_id
+        self.bos: int | None = self._wrapper.bos_token_id
         self._remembered = lru_cache(_PARTS)(self.encode)
         self.piece = lru_cache(_PARTS)(self._piece)
         """The text of one token alone, special ones too; bytes that are no character as ``token_id:`` and the id."""
@@ -71,7 +71,7 @@ class Tokenizer:
         A text that begins with that token already, as a chat template's does, does not get it twice.
         """
         ids = self._encode(text, special=True)
-        return ids[1:] if ids[:2] == (self._bos, self._bos) else ids
+        return ids[1:] if ids[:2] == (self.bos, self.bos) else ids
 
     def encode_part(self, text: str) -> tuple[int, ...]:
         """The same, remembering the latest short texts."""

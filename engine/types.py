@@ -163,7 +163,7 @@ class ScoreItem:
 class ScoreRequest:
     """Forward sequences through a model and read it at chosen positions, reusing the prefix cache.
 
-    A causal model answers the logits of ``token_ids`` at each position; a token-classification model the logits of its
+    A causal model answers the logits of ``token_ids`` at each position; a classifier or reward model the logits of its
     labels (``token_ids`` must be empty). ``max_compute`` bounds the tokens that one item may forward: an item that
     would need more is not computed and answers ``values=None`` with the number it needs.
     """
@@ -203,6 +203,10 @@ class ModelInfo:
     """Number of weights, for FLOP estimates (2 per weight and token)."""
     extra: dict[str, object] = field(default_factory=dict)
     """The checkpoint's own notes, such as ``reasoner_prm`` from its config.json."""
+    architecture: str = ""
+    """The class that the checkpoint was saved from, such as ``Qwen2ForProcessRewardModel``; empty if nobody knows."""
+    bos: int | None = None
+    """The tokenizer's ``bos_token``, whether or not it puts it before a text by itself."""
 
 
 class EngineClient(Protocol):

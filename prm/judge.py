@@ -10,11 +10,11 @@ Source: Kadavath et al. 2022, "Language Models (Mostly) Know What They Know", se
 
 from __future__ import annotations
 
-import math
 import uuid
 from collections.abc import Sequence
 
 from engine.types import EngineClient, EngineError, ModelInfo, ScoreItem, ScoreRequest
+from prm.formats.base import Conversation, as_text, softmax
 from prm.scorer import Reading
 
 TEMPLATE = (
@@ -42,7 +42,7 @@ class Judge:
 
     @classmethod
     async def open(
-        cls, engine: EngineClient, info: ModelInfo, conversation: Sequence[dict[str, str]], lease: str | None = None
+        cls, engine: EngineClient, info: ModelInfo, conversation: Conversation, lease: str | None = None
     ) -> Judge:
         """Raises ``EngineError`` when the model's tokenizer does not tell "Yes" from "No" by their first tokens.
 
@@ -73,7 +73,7 @@ class Judge:
         )
         return [
             Reading(
-                None if result.values is None else tuple(_probability(*row) for row in result.values),
+                None if result.values is None else tuple(softmax(row, 0) for row in result.values),
                 result.computed_tokens,
                 result.cached_tokens,
             )
@@ -83,16 +83,3 @@ class Judge:
     async def _prompt(self, solution: str) -> tuple[int, ...]:
         text = TEMPLATE.format(question=self._question, solution=solution.strip())
         return await self._engine.tokenize(self.info.id, [{"role": "user", "content": text}])
-
-
-def as_text(conversation: Sequence[dict[str, str]]) -> str:
-    """Chat messages as one text; a lone user's message is itself."""
-    if len(conversation) == 1:
-        return conversation[0]["content"]
-    return "\n\n".join(f"{message['role'].capitalize()}: {message['content']}" for message in conversation)
-
-
-def _probability(yes: float, no: float) -> float:
-    """Of the first of two logits. Without overflow whichever is the larger."""
-    odds = math.exp(-abs(yes - no))
-    return (1.0 if yes >= no else odds) / (1.0 + odds)

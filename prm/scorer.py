@@ -1,20 +1,20 @@
 """Scores for reasoning steps from a process reward model that an engine serves.
 
-The verifier reads prompt, step, separator, step, separator, …; a step's score is read at its separator. Every part is
-tokenised by itself, so a longer chain begins with exactly the token ids of the shorter one, and the engine's prefix
-cache leaves only the new step to compute.
-
-Source of the format: token-classification PRMs as trained by TRL (``PRMTrainer``), one label per step separator.
+Only what is new of a chain is computed (``prm.formats`` says why), and all chains of a call are one batch.
 """
 
 from __future__ import annotations
 
-import math
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from engine.types import EngineClient, EngineError, ModelInfo, ScoreItem, ScoreRequest
+from engine.types import EngineClient, ModelInfo, ScoreItem, ScoreRequest
+from prm.formats import open_format
+from prm.formats.base import Conversation, Pieces, Prompt
+
+_REMEMBERED = 16384
+"""Increments that are remembered: a tree search asks for the same steps many times."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,25 +36,32 @@ class Reading:
 
 
 class StepScorer:
-    """Speaks to a served token-classification PRM. Keep one per model: it remembers the format."""
+    """Speaks to a served process reward model. Keep one for each model and lease: it remembers the latest steps."""
 
-    def __init__(self, engine: EngineClient, info: ModelInfo, lease: str | None = None) -> None:
-        """``lease``: see ``ScoreRequest``."""
-        notes = info.extra.get("reasoner_prm")
-        if info.kind != "classify" or not isinstance(notes, dict):
-            raise EngineError(
-                f"model {info.id!r} is not a process reward model: its config.json needs a token-classification "
-                "architecture and a 'reasoner_prm' entry with 'separator' and 'positive_label'"
-            )
+    def __init__(
+        self, engine: EngineClient, info: ModelInfo, lease: str | None = None, *, format: str | None = None
+    ) -> None:
+        """``lease``: see ``ScoreRequest``. ``format``: for a checkpoint that does not show its own.
+
+        Raises ``EngineError`` when the model is no process reward model, or its format is not known.
+        """
         self.info = info
-        self.separator = str(notes["separator"])
-        self._positive = int(notes["positive_label"])
+        self._format = open_format(engine, info, format)
+        self.separator = self._format.separator
         self._engine = engine
         self._lease = lease
+        self._prepared = False
+        self._increments: dict[tuple[str, int, str], Pieces] = {}
 
-    async def prompt(self, conversation: Sequence[dict[str, str]]) -> tuple[int, ...]:
-        """Token ids of the question in the verifier's own vocabulary."""
-        return await self._engine.tokenize(self.info.id, conversation)
+    async def prompt(self, conversation: Conversation) -> Prompt:
+        """The question as the verifier reads it.
+
+        Raises ``EngineError`` when the verifier's tokenizer lacks a token that its format needs.
+        """
+        if not self._prepared:
+            await self._format.prepare()
+            self._prepared = True
+        return await self._format.prompt(conversation)
 
     def steps(self, text: str, *, complete: bool) -> tuple[str, ...]:
         """The steps of a text. Empty ones never count, and the last one only if it is ``complete`` or a separator
@@ -64,33 +71,45 @@ class StepScorer:
             pieces.pop()
         return tuple(piece.strip() for piece in pieces if piece.strip())
 
-    async def score(
-        self, prompt: tuple[int, ...], chains: Sequence[Chain], *, max_compute: int | None = None
-    ) -> list[Reading]:
+    async def score(self, prompt: Prompt, chains: Sequence[Chain], *, max_compute: int | None = None) -> list[Reading]:
         """Scores all steps after ``Chain.scored`` of every chain, in the order given.
 
         ``max_compute`` bounds the tokens that the engine may forward for one chain.
         """
-        items = []
-        for chain in chains:
-            parts: list[str | tuple[int, ...]] = [prompt]
-            for step in chain.steps:
-                parts += [step, self.separator]
-            read = tuple(2 * i + 2 for i in range(chain.scored, len(chain.steps)))
-            items.append(ScoreItem(tuple(parts), read))
+        items = [await self._item(prompt, chain) for chain in chains]
         results = await self._engine.score(
-            ScoreRequest(uuid.uuid4().hex, self.info.id, tuple(items), max_compute=max_compute, lease=self._lease)
+            ScoreRequest(
+                uuid.uuid4().hex,
+                self.info.id,
+                tuple(items),
+                token_ids=self._format.token_ids,
+                max_compute=max_compute,
+                lease=self._lease,
+            )
         )
         return [
             Reading(
-                None if result.values is None else tuple(self._probability(row) for row in result.values),
+                None if result.values is None else tuple(self._format.probability(row) for row in result.values),
                 result.computed_tokens,
                 result.cached_tokens,
             )
             for result in results
         ]
 
-    def _probability(self, logits: Sequence[float]) -> float:
-        top = max(logits)
-        weights = [math.exp(value - top) for value in logits]
-        return weights[self._positive] / sum(weights)
+    async def _item(self, prompt: Prompt, chain: Chain) -> ScoreItem:
+        parts: list[str | tuple[int, ...]] = [prompt.tokens] if prompt.tokens else []
+        read = []
+        for index, step in enumerate(chain.steps):
+            parts += await self._increment(prompt, index, step)
+            if index >= chain.scored:
+                read.append(len(parts) - 1)
+        return ScoreItem(tuple(parts), tuple(read))
+
+    async def _increment(self, prompt: Prompt, index: int, step: str) -> Pieces:
+        key = (prompt.question if index == 0 else "", index, step)
+        pieces = self._increments.get(key)
+        if pieces is None:
+            pieces = self._increments[key] = await self._format.increment(prompt, index, step)
+            if len(self._increments) > _REMEMBERED:
+                del self._increments[next(iter(self._increments))]
+        return pieces

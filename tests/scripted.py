@@ -72,6 +72,8 @@ class ScriptedEngine:
         ]
 
     async def tokenize(self, model: str, text: str | Sequence[dict[str, str]]) -> tuple[int, ...]:
+        if text == TEXTS[SEPARATOR]:
+            return (SEPARATOR,)
         plain = text if isinstance(text, str) else "".join(message["content"] for message in text)
         return tuple(50 + ord(char) % 50 for char in plain)
 

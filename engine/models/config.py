@@ -26,7 +26,7 @@ class ModelConfig:
     context: int
     """Most tokens of one sequence."""
     labels: int
-    """Labels of a token-classification model; 0 for a language model."""
+    """Numbers that a classifier or a reward model answers at a token; 0 for a language model."""
     eos: tuple[int, ...]
     extra: dict[str, object]
     """Notes that are none of the engine's business but a client's, such as ``reasoner_prm``."""

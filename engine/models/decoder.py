@@ -62,13 +62,10 @@ class Decoder:
         self._embedding = place.put(weights.take("model.embed_tokens.weight", config.vocab, config.hidden))
         self._layers = [builder.layer(index) for index in range(config.layers)]
         self._norm = builder.norm("model.norm")
-        if config.labels:
-            self._head: Product = builder.linear("score", config.labels, config.hidden, bias=config.score_bias)
-        elif config.tied:
+        tied = config.tied and not config.labels
+        if tied or config.head.beside:
             weights.drop("lm_head.weight")
-            self._head = Linear(self._embedding)
-        else:
-            self._head = builder.linear("lm_head", config.vocab, config.hidden, bias=False)
+        self._head: list[Product] = [Linear(self._embedding)] if tied else builder.head()
         weights.finish()
         self._parameters = weights.parameters
         tables = {rope: rope.tables(context) for rope in set(config.ropes)}
@@ -94,7 +91,10 @@ class Decoder:
 
     def read(self, hidden: Tensor, token_ids: Sequence[int] = ()) -> Tensor:
         """See ``Model``."""
-        logits = self._head(rms_norm(hidden, self._norm, self.config.norm_eps)).float()
+        logits = self._head[0](rms_norm(hidden, self._norm, self.config.norm_eps))
+        for matrix in self._head[1:]:
+            logits = matrix(torch.relu(logits))
+        logits = logits.float()
         if token_ids:
             logits = logits[:, sent(torch.tensor(token_ids), logits.device)]
         if self.config.logit_softcap is not None and not self.config.labels:
@@ -167,6 +167,15 @@ class LayerBuilder:
             mlp=self._experts(prefix) if config.experts and index in config.experts.layers else self._mlp(prefix),
             mlp_output_norm=mlp_output_norm,
         )
+
+    def head(self) -> list[Product]:
+        """What makes logits of final hidden states, to be multiplied one after the other."""
+        config, matrices = self._config, self._config.head.matrices
+        rows = [config.hidden] * (len(matrices) - 1) + [config.labels or config.vocab]
+        return [
+            self.linear(name, count, config.hidden, bias=config.head.bias)
+            for name, count in zip(matrices, rows, strict=True)
+        ]
 
     def norm(self, name: str, size: int | None = None) -> Tensor:
         """A norm's weights as they are multiplied."""

@@ -33,6 +33,17 @@ class ExpertsConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class Head:
+    """What makes logits of the final hidden states."""
+
+    matrices: tuple[str, ...]
+    """Names of its matrices, each multiplied with what the one before it made; a ReLU stands between two."""
+    bias: bool
+    beside: bool = False
+    """The checkpoint may hold a language model's head too, which is not read."""
+
+
+@dataclass(frozen=True, slots=True)
 class DecoderConfig(ModelConfig):
     """The numbers that define a Llama-family decoder."""
 
@@ -51,9 +62,9 @@ class DecoderConfig(ModelConfig):
     qkv_bias: bool
     output_bias: bool
     mlp_bias: bool
-    score_bias: bool
+    head: Head
     tied: bool
-    """The output projection is the embedding table."""
+    """A language model's output projection is the embedding table."""
     fused: bool
     """The checkpoint keeps query, key and value in one tensor, gate and up in another."""
     ropes: tuple[Rope, ...]
@@ -119,11 +130,22 @@ _FAMILIES = {
 """By the beginning of the architecture's name."""
 
 
+_REWARD_HEADS = {
+    # https://huggingface.co/Qwen/Qwen2.5-Math-PRM-7B: two layers, labels bad and good.
+    "Qwen2ForProcessRewardModel": (2, Head(("score.0", "score.2"), bias=True, beside=True)),
+    # https://huggingface.co/Skywork/Skywork-o1-Open-PRM-Qwen-2.5-1.5B: TRL's value head.
+    "Qwen2ForPrmModel": (1, Head(("v_head.summary",), bias=True, beside=True)),
+}
+"""Architectures that transformers does not have, with the number of their labels."""
+
+
 def is_defined(architecture: str) -> bool:
     """Whether ``decoder_config`` knows the architecture."""
     prefix, kind = _split(architecture)
-    family = _FAMILIES.get(prefix)
-    return family is not None and (kind == "CausalLM" or (kind == "TokenClassification" and family.classifies))
+    if prefix not in _FAMILIES:
+        return False
+    classifier = kind in ("TokenClassification", "SequenceClassification")
+    return kind == "CausalLM" or architecture in _REWARD_HEADS or (classifier and _FAMILIES[prefix].classifies)
 
 
 def known_fields(architecture: str) -> set[str]:
@@ -144,7 +166,7 @@ def decoder_config(raw: RawConfig) -> DecoderConfig:
 
 
 def _config(raw: RawConfig) -> DecoderConfig:
-    prefix, kind = _split(raw.architecture)
+    prefix, _ = _split(raw.architecture)
     family = _FAMILIES[prefix]
     fields = family.defaults | raw.fields
     refuse_unknown(fields, known_fields(raw.architecture))
@@ -168,12 +190,12 @@ def _config(raw: RawConfig) -> DecoderConfig:
     scale = float(fields["query_pre_attn_scalar"] if family.gemma else head_dim) ** -0.5
     softcap = _softcap(fields, "attn_logit_softcapping")
     attention_bias = bool(fields.get("attention_bias"))
+    labels, head = _head(raw.architecture, fields)
     return DecoderConfig(
         architecture=raw.architecture,
         vocab=int(fields["vocab_size"]),
         context=min(rope.context(positions) for rope in ropes),
-        # transformers leaves the label map out when there are the default two.
-        labels=0 if kind == "CausalLM" else len(fields.get("id2label") or range(fields.get("num_labels", 2))),
+        labels=labels,
         eos=raw.eos,
         extra=raw.extra,
         attention=tuple(
@@ -194,12 +216,25 @@ def _config(raw: RawConfig) -> DecoderConfig:
         qkv_bias=attention_bias or prefix == "Qwen2",
         output_bias=attention_bias,
         mlp_bias=bool(fields.get("mlp_bias")),
-        score_bias=bool(fields.get("token_classification_bias", True)),
+        head=head,
         tied=bool(fields.get("tie_word_embeddings", False)),
         fused=family.fused,
         ropes=tuple(ropes),
         experts=_experts(prefix, fields, layers),
     )
+
+
+def _head(architecture: str, fields: dict[str, Any]) -> tuple[int, Head]:
+    """The number of labels, 0 of a language model, and the head."""
+    if architecture in _REWARD_HEADS:
+        return _REWARD_HEADS[architecture]
+    kind = _split(architecture)[1]
+    if kind == "CausalLM":
+        return 0, Head(("lm_head",), bias=False)
+    # transformers leaves the label map out when there are the default two.
+    labels = len(fields.get("id2label") or range(fields.get("num_labels", 2)))
+    bias = kind == "TokenClassification" and bool(fields.get("token_classification_bias", True))
+    return labels, Head(("score",), bias=bias)
 
 
 def _layer_types(prefix: str, fields: dict[str, Any], layers: int) -> list[str]:

@@ -32,6 +32,7 @@ WITHOUT_INFLUENCE = {
     *("tf_legacy_loss", "use_bfloat16", "chunk_size_feed_forward", "is_decoder"),
     # Training only.
     *("initializer_range", "attention_dropout", "resid_pdrop", "embd_pdrop", "hidden_dropout", "classifier_dropout"),
+    *("summary_dropout_prob",),
     *("router_aux_loss_coef", "router_jitter_noise"),
     # Generation settings that older configs keep; the request says its own.
     *("max_length", "min_length", "do_sample", "early_stopping", "num_beams", "num_beam_groups", "diversity_penalty"),

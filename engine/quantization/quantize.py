@@ -81,7 +81,7 @@ class _Run:
 
     def _format(self) -> dict[str, Any]:
         options = self._options
-        left = [] if self._quantizes_head else ["score" if self._config.labels else "lm_head"]
+        left = [] if self._quantizes_head else list(self._config.head.matrices)
         if self._config.experts:
             left.append("re:.*gate$" if options.method == "rtn" else "gate")
         if options.method == "rtn":

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from prm.aggregate import aggregate
+from prm.formats.base import Prompt
 from prm.scorer import Chain, Reading, StepScorer
 from reasoner.scoring import BudgetedReader, NodeScorer, Scored, finished_step, known_steps
 from reasoner.tree import Node
@@ -25,7 +26,7 @@ async def open_prm(around: Surroundings) -> NodeScorer:
 class PrmScorer:
     """A ``NodeScorer``. A node that ends within a step is scored up to the last step that is whole."""
 
-    def __init__(self, scorer: StepScorer, prompt: tuple[int, ...], reader: BudgetedReader, aggregation: str) -> None:
+    def __init__(self, scorer: StepScorer, prompt: Prompt, reader: BudgetedReader, aggregation: str) -> None:
         self._scorer = scorer
         self._prompt = prompt
         self._reader = reader
@@ -38,7 +39,7 @@ class PrmScorer:
 
     async def score(self, nodes: Sequence[Node]) -> list[Scored]:
         """See ``NodeScorer``."""
-        estimates = {node: new_tokens(node, len(self._prompt)) for node in nodes}
+        estimates = {node: new_tokens(node, self._prompt.size) for node in nodes}
         scored = []
         for node, reading, promise in await self._reader.read(estimates, self._ask):
             steps = reading.scores or ()

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 
 from engine.types import EngineError, ModelInfo, ScoreRequest, ScoreResult
 from prm.aggregate import AGGREGATIONS, aggregate
 from prm.scorer import Chain, StepScorer
-from tests.scripted import ScriptedEngine
+from tests.scripted import SEPARATOR, ScriptedEngine
 
 NOTES = {"format": "token_classification", "separator": "\n\n", "positive_label": 1}
-INFO = ModelInfo("prm", "classify", 512, 100, 1000, {"reasoner_prm": NOTES})
+INFO = ModelInfo("prm", "classify", 512, 100, 1000, extra={"reasoner_prm": NOTES})
+QUESTION = [{"role": "user", "content": "how?"}]
 
 
 class Recording(ScriptedEngine):
@@ -46,10 +48,11 @@ def test_empty_and_unfinished_steps_are_never_steps(text: str, complete: bool, s
 async def test_only_separators_of_new_steps_are_read_and_a_longer_chain_begins_with_the_shorter_one() -> None:
     engine = Recording()
     scorer = StepScorer(engine, INFO)
-    await scorer.score((1, 2), [Chain(("a",)), Chain(("a", "b"), scored=1)], max_compute=9)
+    prompt = await scorer.prompt(QUESTION)
+    await scorer.score(prompt, [Chain(("a",)), Chain(("a", "b"), scored=1)], max_compute=9)
     (request,) = engine.asked
     short, long = request.items
-    assert short.parts == ((1, 2), "a", "\n\n")
+    assert short.parts == (prompt.tokens, "a", (SEPARATOR,))
     assert long.parts[: len(short.parts)] == short.parts
     assert (short.read, long.read) == ((2,), (4,))
     assert request.max_compute == 9
@@ -57,16 +60,37 @@ async def test_only_separators_of_new_steps_are_read_and_a_longer_chain_begins_w
 
 async def test_a_score_is_the_softmax_probability_of_the_positive_label() -> None:
     scorer = StepScorer(Recording(logits=(1000.0, 1001.0)), INFO)
-    (result,) = await scorer.score((1,), [Chain(("a",))])
+    (result,) = await scorer.score(await scorer.prompt(QUESTION), [Chain(("a",))])
     assert result.scores == pytest.approx((1 / (1 + math.exp(-1.0)),))
 
 
 @pytest.mark.parametrize(
-    "info", [ModelInfo("m", "generate", 1, 1, 1, {"reasoner_prm": NOTES}), ModelInfo("m", "classify", 1, 1, 1)]
+    ("kind", "notes", "message"),
+    [
+        ("generate", None, "'m' is not known to be a process reward model.*one of token_classification, qwen_math"),
+        ("classify", None, "'reasoner_prm' in its config.json"),
+        ("generate", NOTES, "is for a model that classifies tokens"),
+        ("classify", {"format": "math_shepherd"}, "is for a causal language model"),
+        ("classify", {"format": "oracle"}, "PRM format 'oracle'; known are token_classification"),
+        ("classify", NOTES | {"softmax": True}, "fields that format 'token_classification' does not know: softmax"),
+        ("classify", {"format": "token_classification", "separator": "\n"}, "needs 'positive_label'"),
+        ("classify", NOTES | {"separator": ""}, "separator must be a text"),
+        ("classify", NOTES | {"positive_label": "good"}, "positive_label the index"),
+    ],
 )
-def test_a_model_that_is_no_step_verifier_is_refused_with_what_is_missing(info: ModelInfo) -> None:
-    with pytest.raises(EngineError, match="reasoner_prm"):
+def test_a_model_that_is_no_step_verifier_is_refused_with_what_is_missing(
+    kind: Any, notes: dict[str, object] | None, message: str
+) -> None:
+    info = ModelInfo("m", kind, 1, 1, 1, extra={} if notes is None else {"reasoner_prm": notes})
+    with pytest.raises(EngineError, match=message):
         StepScorer(ScriptedEngine(), info)
+
+
+async def test_a_label_that_the_model_does_not_have_is_refused() -> None:
+    info = ModelInfo("m", "classify", 512, 100, 1000, extra={"reasoner_prm": NOTES | {"positive_label": 2}})
+    scorer = StepScorer(Recording(), info)
+    with pytest.raises(EngineError, match="positive_label is 2, but it has 2 labels"):
+        await scorer.score(await scorer.prompt(QUESTION), [Chain(("a",))])
 
 
 def test_aggregations_match_their_definitions() -> None:

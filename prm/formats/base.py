@@ -1,0 +1,113 @@
+"""What a process reward model's format is: how a solution is written down for it, and what its logits mean.
+
+A sequence begins with the question and grows by one increment a step; a step's score is read at its increment's last
+token. Increments depend on nothing that comes later, so a longer chain begins with exactly the tokens of the shorter
+one, and the engine's prefix cache leaves the new step alone to compute.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from engine.types import EngineClient, EngineError, ModelInfo
+
+Conversation = Sequence[dict[str, str]]
+Pieces = tuple[str | tuple[int, ...], ...]
+"""Texts, which the engine tokenises one by one, and token ids."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """A question as a verifier reads it."""
+
+    tokens: tuple[int, ...]
+    """What every sequence begins with; empty where the question is a part of the first step."""
+    size: int
+    """About how many tokens the question has."""
+    question: str
+
+
+class Format(ABC):
+    """One public model's way. ``notes``: the ``reasoner_prm`` of its config.json, without ``format``."""
+
+    name: ClassVar[str]
+    kind: ClassVar[str]
+    """Of the served model that it is for: ``generate`` or ``classify``."""
+    separator: str = "\n\n"
+    """What divides a text into steps."""
+    end: str
+    """The token that stands after each step."""
+    token_ids: tuple[int, ...] = ()
+    """Tokens whose logits are read; empty for a model with a head of its own."""
+
+    def __init__(self, engine: EngineClient, info: ModelInfo, notes: Mapping[str, object]) -> None:
+        if notes:
+            raise self.refuse(f"'reasoner_prm' has fields that format {self.name!r} does not know: {', '.join(notes)}")
+        self.engine = engine
+        self.info = info
+        self._around: tuple[int, ...] | None = None
+
+    async def prepare(self) -> None:
+        """Looks up the tokens that the format needs. Raises ``EngineError`` that names one which is missing."""
+        self.end_token = await self.token(self.end, "the separator")
+
+    async def prompt(self, conversation: Conversation) -> Prompt:
+        """The question through the model's chat template."""
+        tokens = await self.engine.tokenize(self.info.id, conversation)
+        return Prompt(tokens, len(tokens), as_text(conversation))
+
+    async def increment(self, prompt: Prompt, index: int, step: str) -> Pieces:  # noqa: ARG002
+        """What the step of that index (from 0) adds. The score is read at the last token."""
+        return step, (self.end_token,)
+
+    @abstractmethod
+    def probability(self, logits: Sequence[float]) -> float:
+        """That the step is right, from the logits at its last token."""
+
+    async def tokens_of(self, text: str) -> tuple[int, ...]:
+        """The tokens of a text, without those that the tokenizer puts around one."""
+        if self._around is None:
+            self._around = await self.engine.tokenize(self.info.id, "")
+        around, tokens = self._around, await self.engine.tokenize(self.info.id, text)
+        pairs = enumerate(zip(around, tokens, strict=False))
+        before = next((at for at, (one, other) in pairs if one != other), len(around))
+        return tokens[before : len(tokens) - len(around) + before]
+
+    async def token(self, text: str, what: str) -> int:
+        """The one token that a text is. Raises ``EngineError`` when the tokenizer has none for it."""
+        tokens = await self.tokens_of(text)
+        # What no vocabulary has shows what the tokenizer makes of the unknown.
+        if len(tokens) != 1 or tokens == await self.tokens_of("\U0010fffd"):
+            raise self.refuse(
+                f"{what} {text!r} is not a token of the tokenizer of model {self.info.id!r}"
+                + (f", which cuts it into {len(tokens)}" if len(tokens) > 1 else "")
+            )
+        return tokens[0]
+
+    def refuse(self, why: str) -> EngineError:
+        """The error of a checkpoint that this format is not for."""
+        return EngineError(f"model {self.info.id!r} cannot score steps as {self.name!r}: {why}")
+
+
+def as_text(conversation: Conversation) -> str:
+    """Chat messages as one text; a lone user's message is itself."""
+    if len(conversation) == 1:
+        return conversation[0]["content"]
+    return "\n\n".join(f"{message['role'].capitalize()}: {message['content']}" for message in conversation)
+
+
+def softmax(logits: Sequence[float], index: int) -> float:
+    """The probability of one of several logits."""
+    top = max(logits)
+    weights = [math.exp(value - top) for value in logits]
+    return weights[index] / sum(weights)
+
+
+def sigmoid(logit: float) -> float:
+    """``1 / (1 + exp(-logit))`` without overflow."""
+    odds = math.exp(-abs(logit))
+    return (1.0 if logit >= 0 else odds) / (1.0 + odds)

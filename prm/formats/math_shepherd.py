@@ -1,0 +1,48 @@
+"""Math-Shepherd (math-shepherd-mistral-7b-prm): a causal model says ``+`` or ``-`` at the tag that ends each step.
+
+Source: https://huggingface.co/peiyi9979/math-shepherd-mistral-7b-prm and Wang et al. 2023, "Math-Shepherd: Verify and
+Reinforce LLMs Step-by-step without Human Annotations". The text is the question and lines ``Step 1: … ки``; the score
+is read at the tag itself, after which the model was trained to say ``+`` or ``-``.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from prm.formats.base import Conversation, Format, Pieces, Prompt, as_text, softmax
+
+_NUMBERED = re.compile(r"Step \d+:")
+
+
+class MathShepherd(Format):
+    """See the module. Tokens of a step are those that it has after the tag of the step before: tokenizers of the Llama
+    family put a space before a text that stands alone."""
+
+    name = "math_shepherd"
+    kind = "generate"
+    end = "ки"
+
+    async def prepare(self) -> None:
+        """See ``Format``."""
+        await super().prepare()
+        self.token_ids = (await self.token("+", "the verdict"), await self.token("-", "the verdict"))
+
+    async def prompt(self, conversation: Conversation) -> Prompt:
+        """See ``Format``: as a plain text, with the token that the tokenizer begins one with."""
+        question = as_text(conversation).strip()
+        tokens = await self.engine.tokenize(self.info.id, question)
+        return Prompt(tokens, len(tokens), question)
+
+    async def increment(self, prompt: Prompt, index: int, step: str) -> Pieces:  # noqa: ARG002
+        """See ``Format``."""
+        line = step if _NUMBERED.match(step) else f"Step {index + 1}: {step}"
+        before = " " if index == 0 else "\n"
+        tokens = await self.tokens_of(f"{self.end}{before}{line} {self.end}")
+        if tokens[0] != self.end_token or tokens[-1] != self.end_token:
+            raise self.refuse(f"its tokenizer merges the separator {self.end!r} with the text around it")
+        return (tokens[1:],)
+
+    def probability(self, logits: Sequence[float]) -> float:
+        """See ``Format``."""
+        return softmax(logits, 0)

@@ -1,0 +1,31 @@
+"""Qwen2.5-Math-PRM (7B, 72B, PRM800K; ReasonFlux-PRM): ``<extra_0>`` ends each step, two labels, bad and good.
+
+Source: https://huggingface.co/Qwen/Qwen2.5-Math-PRM-7B and Zhang et al. 2025, "The Lessons of Developing Process Reward
+Models in Mathematical Reasoning". One chat: system prompt, question, and all steps as the assistant's message.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from prm.formats.base import Conversation, Format, Prompt, softmax
+
+SYSTEM = "Please reason step by step, and put your final answer within \\boxed{}."
+
+
+class QwenMath(Format):
+    """See the module."""
+
+    name = "qwen_math"
+    kind = "classify"
+    end = "<extra_0>"
+
+    async def prompt(self, conversation: Conversation) -> Prompt:
+        """See ``Format``; with the model's own system prompt where there is none."""
+        if conversation[0]["role"] != "system":
+            conversation = [{"role": "system", "content": SYSTEM}, *conversation]
+        return await super().prompt(conversation)
+
+    def probability(self, logits: Sequence[float]) -> float:
+        """See ``Format``."""
+        return softmax(logits, 1)

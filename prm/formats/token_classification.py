@@ -1,0 +1,38 @@
+"""Token-classification PRMs as TRL trains them (``PRMTrainer``): a label at the separator that ends each step.
+
+The checkpoint's ``reasoner_prm`` says the ``separator`` and the index of the ``positive_label``. The question goes
+through the chat template; prompt, steps and separators are tokenised one by one, as in training.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from engine.types import EngineClient, ModelInfo
+from prm.formats.base import Format, softmax
+
+
+class TokenClassification(Format):
+    """See the module."""
+
+    name = "token_classification"
+    kind = "classify"
+
+    def __init__(self, engine: EngineClient, info: ModelInfo, notes: Mapping[str, object]) -> None:
+        left = dict(notes)
+        self.info = info
+        try:
+            separator, label = left.pop("separator"), left.pop("positive_label")
+        except KeyError as missing:
+            raise self.refuse(f"its config.json needs {missing} in 'reasoner_prm'") from None
+        if not isinstance(separator, str) or not separator or not isinstance(label, int) or label < 0:
+            raise self.refuse("in 'reasoner_prm' the separator must be a text and positive_label the index of a label")
+        super().__init__(engine, info, left)
+        self.separator = self.end = separator
+        self._label = label
+
+    def probability(self, logits: Sequence[float]) -> float:
+        """See ``Format``."""
+        if self._label >= len(logits):
+            raise self.refuse(f"positive_label is {self._label}, but it has {len(logits)} labels")
+        return softmax(logits, self._label)

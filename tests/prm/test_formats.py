@@ -1,0 +1,169 @@
+"""Every public PRM's format: scores equal those of one full forward by transformers, and only news is computed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from engine.core import CoreOptions
+from engine.local import LocalEngine
+from engine.types import EngineError
+from prm.formats.base import Prompt
+from prm.scorer import Chain, Reading, StepScorer
+from tests.prm.checkpoints import FORMATS, reference, save_checkpoint
+
+KINDS = sorted(FORMATS)
+QUESTION = "How many apples are 3 and 4?"
+STEPS = ("add 3 and 4 to get 7.", "Step 2: so 7 - 3 = 4,\nas it should.", "so the answer is \\boxed{7}")
+CHAT = [{"role": "user", "content": QUESTION}]
+OPTIONS = CoreOptions(kv_tokens=4096, max_running=32, step_tokens=512)
+
+Folders = Callable[[str], Path]
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> Folders:
+    made: dict[str, Path] = {}
+
+    def make(kind: str) -> Path:
+        if kind not in made:
+            made[kind] = save_checkpoint(kind, tmp_path_factory.mktemp("prm") / kind)
+        return made[kind]
+
+    return make
+
+
+@pytest.fixture
+async def engine(request: pytest.FixtureRequest, folders: Folders) -> AsyncIterator[LocalEngine]:
+    local = LocalEngine({"prm": folders(request.param)}, OPTIONS)
+    yield local
+    await local.close()
+
+
+def every_kind(test: Callable[..., object]) -> object:
+    return pytest.mark.parametrize(("kind", "engine"), [(kind, kind) for kind in KINDS], indirect=["engine"])(test)
+
+
+async def opened(engine: LocalEngine) -> tuple[StepScorer, Prompt]:
+    [info] = await engine.models()
+    scorer = StepScorer(engine, info)
+    return scorer, await scorer.prompt(CHAT)
+
+
+def steps_of(kind: str) -> tuple[str, ...]:
+    """``STEPS`` as the format divides them, and as it numbers them by itself."""
+    if kind == "skywork":
+        return tuple(line for step in STEPS for line in step.split("\n"))
+    return tuple(step.removeprefix("Step 2: ") for step in STEPS) if kind == "math_shepherd" else STEPS
+
+
+def scores(reading: Reading) -> tuple[float, ...]:
+    assert reading.scores is not None
+    return reading.scores
+
+
+@every_kind
+async def test_scores_equal_a_full_forward_by_transformers(kind: str, engine: LocalEngine, folders: Folders) -> None:
+    scorer, prompt = await opened(engine)
+    steps = scorer.steps("\n\n".join(STEPS), complete=True)
+    [reading] = await scorer.score(prompt, [Chain(steps)])
+    expected = reference(kind, folders(kind), QUESTION, steps_of(kind))
+    assert len(set(expected)) == len(steps)
+    assert scores(reading) == pytest.approx(expected, abs=1e-4)
+
+
+@every_kind
+async def test_a_chain_that_grows_gets_the_same_scores_and_every_token_is_computed_once(
+    kind: str, engine: LocalEngine
+) -> None:
+    scorer, prompt = await opened(engine)
+    steps = scorer.steps("\n\n".join(STEPS), complete=True)
+    grown, computed = [], []
+    for count in range(1, len(steps) + 1):
+        [reading] = await scorer.score(prompt, [Chain(steps[:count], scored=count - 1)])
+        grown += scores(reading)
+        computed.append(reading.computed)
+    await engine.clear_cache()
+    [whole] = await scorer.score(prompt, [Chain(steps)])
+    assert grown == pytest.approx(scores(whole), abs=1e-5)
+    assert sum(computed) == whole.computed
+    assert whole.cached == 0
+
+
+@every_kind
+async def test_siblings_share_what_they_have_in_common_within_one_batch(kind: str, engine: LocalEngine) -> None:
+    scorer, prompt = await opened(engine)
+    begun = scorer.steps(STEPS[0], complete=True)
+    await scorer.score(prompt, [Chain(begun)])
+    ends = ("3 + 4 = 7", "4 + 3 = 8", "3 - 4 = 7")
+    chains = [Chain((*begun, end), scored=len(begun)) for end in ends]
+    together = await scorer.score(prompt, chains)
+    await engine.clear_cache()
+    alone = [(await scorer.score(prompt, [Chain(chain.steps)]))[0] for chain in chains]
+    first = alone[0].computed - together[0].computed
+    assert [reading.cached for reading in together] == [first] * 3
+    for reading, whole in zip(together, alone, strict=True):
+        assert scores(reading) == pytest.approx(scores(whole)[-1:], abs=1e-5)
+        assert reading.computed < whole.computed + whole.cached - first + 1
+
+
+@every_kind
+async def test_no_score_for_an_empty_or_trailing_step(kind: str, engine: LocalEngine) -> None:
+    scorer, prompt = await opened(engine)
+    [clean] = await scorer.score(prompt, [Chain(scorer.steps("one is 1\n\ntwo is 2", complete=True))])
+    assert len(scores(clean)) == 2
+    for text in (
+        "one is 1\n\ntwo is 2\n\n",
+        "\n\none is 1\n\n\n\n \n\ntwo is 2\n\n\n\n",
+        "one is 1\n\ntwo is 2\n\nthr",
+    ):
+        [reading] = await scorer.score(prompt, [Chain(scorer.steps(text, complete=False))])
+        assert scores(reading) == pytest.approx(scores(clean), abs=1e-5)
+
+
+@every_kind
+async def test_a_separator_that_a_step_itself_says_makes_no_second_score(kind: str, engine: LocalEngine) -> None:
+    scorer, prompt = await opened(engine)
+    [reading] = await scorer.score(prompt, [Chain(("it says <extra_0> and ки <extra_0>", "then 7"))])
+    assert len(scores(reading)) == 2
+
+
+@every_kind
+async def test_a_bound_on_computation_is_kept_and_the_true_number_is_told(kind: str, engine: LocalEngine) -> None:
+    scorer, prompt = await opened(engine)
+    chain = Chain(("add 3 and 4",))
+    [refused] = await scorer.score(prompt, [chain], max_compute=1)
+    assert refused.scores is None
+    [reading] = await scorer.score(prompt, [chain], max_compute=refused.computed)
+    assert reading.computed == refused.computed
+    assert len(scores(reading)) == 1
+
+
+@pytest.mark.parametrize(
+    ("kind", "missing", "token"),
+    [("qwen_math", "<extra_0>", "<extra_0>"), ("rlhflow_llama", "", "ки")],
+)
+async def test_a_separator_that_the_tokenizer_does_not_have_is_refused_by_name(
+    tmp_path: Path, kind: str, missing: str, token: str
+) -> None:
+    folder = save_checkpoint(kind, tmp_path / kind, special=())
+    tokenizer = json.loads((folder / "tokenizer.json").read_text())
+    for added in tokenizer["added_tokens"]:
+        if added["content"] == missing:
+            added["content"] = "<other>"
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer).replace(f'"{missing}": ', '"<other>": '))
+    local = LocalEngine({"my-prm": folder}, OPTIONS)
+    [info] = await local.models()
+    scorer = StepScorer(local, info, format="math_shepherd" if kind == "rlhflow_llama" else None)
+    with pytest.raises(EngineError, match=rf"separator '{token}' is not a token of the tokenizer of model 'my-prm'"):
+        await scorer.prompt(CHAT)
+    await local.close()
