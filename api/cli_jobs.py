@@ -30,9 +30,12 @@ Url = Annotated[
 ]
 Key = Annotated[str | None, typer.Option(envvar="REASONER_API_KEY", help="API key, where the service asks for one.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout and nothing else there.")]
-Strategy = Annotated[str, typer.Option(help="greedy, self_consistency, best_of_n, weighted_vote or beam.")]
+Strategy = Annotated[str | None, typer.Option(help="greedy, self_consistency, best_of_n, weighted_vote or beam.")]
 Tokens = Annotated[int | None, typer.Option(min=1, help="Budget: generated and verifier tokens.")]
 Seconds = Annotated[float | None, typer.Option(min=0.001, help="Budget: seconds of work.")]
+Flops = Annotated[float | None, typer.Option(min=1, help="Budget: FLOPs, two per weight and computed token.")]
+Cost = Annotated[float | None, typer.Option(min=0, help="Budget: money, by the prices of the service.")]
+Effort = Annotated[str | None, typer.Option(help="Budget by name: minimal, low, medium, high, or the service's own.")]
 Seed = Annotated[int | None, typer.Option(min=0, help="The same seed gives the same search.")]
 Temperature = Annotated[float | None, typer.Option(min=0, max=10, help="Sampling temperature.")]
 Picture = Annotated[Path | None, typer.Option(help="Draw the search tree into this PNG file.")]
@@ -46,9 +49,12 @@ _out = Console()
 def solve(
     context: typer.Context,
     problem: Annotated[str, typer.Argument(help="The question.")],
-    strategy: Strategy = "best_of_n",
+    strategy: Strategy = None,
     tokens: Tokens = None,
     seconds: Seconds = None,
+    flops: Flops = None,
+    cost: Cost = None,
+    effort: Effort = None,
     seed: Seed = None,
     temperature: Temperature = None,
     answer: Answer = None,
@@ -61,7 +67,9 @@ def solve(
 
     Asks the service at --url or on the configured port; when none runs there, starts one for this question alone.
     """
-    spec = _spec(problem, strategy, context.args, tokens, seconds, seed, temperature, answer)
+    spec = _spec(
+        problem, strategy, context.args, _budget(tokens, seconds, flops, cost, effort), seed, temperature, answer
+    )
     settings = load_settings()
     with _service(settings, url, key) as client:
         job = client.submit(spec)
@@ -77,9 +85,12 @@ def solve(
 def submit(
     context: typer.Context,
     problem: Annotated[str, typer.Argument(help="The question.")],
-    strategy: Strategy = "best_of_n",
+    strategy: Strategy = None,
     tokens: Tokens = None,
     seconds: Seconds = None,
+    flops: Flops = None,
+    cost: Cost = None,
+    effort: Effort = None,
     seed: Seed = None,
     temperature: Temperature = None,
     answer: Answer = None,
@@ -88,7 +99,9 @@ def submit(
     as_json: AsJson = False,
 ) -> None:
     """Submit a job and return at once. Parameters of the strategy are options too, such as --n 16."""
-    spec = _spec(problem, strategy, context.args, tokens, seconds, seed, temperature, answer)
+    spec = _spec(
+        problem, strategy, context.args, _budget(tokens, seconds, flops, cost, effort), seed, temperature, answer
+    )
     with _client(url, key) as client:
         _print(client.submit(spec), as_json)
 
@@ -159,23 +172,28 @@ def _print(job: Job, as_json: bool) -> None:
 
 def _spec(
     problem: str,
-    strategy: str,
+    strategy: str | None,
     extra: list[str],
-    tokens: int | None,
-    seconds: float | None,
+    budget: dict[str, Any],
     seed: int | None,
     temperature: float | None,
     answer: str | None,
 ) -> dict[str, Any]:
-    spec: dict[str, Any] = {
-        "problem": problem,
-        "strategy": {"name": strategy} | _strategy_options(extra),
-        "budget": {name: value for name, value in (("tokens", tokens), ("seconds", seconds)) if value is not None},
-    }
+    spec: dict[str, Any] = {"problem": problem, "budget": budget}
+    options = _strategy_options(extra)
+    if strategy is not None or options:  # else the service chooses, by the effort if there is one
+        spec["strategy"] = {"name": strategy or "best_of_n"} | options
     if temperature is not None:
         spec["sampling"] = {"temperature": temperature}
     optional = {"seed": seed, "answer": answer}
     return spec | {name: value for name, value in optional.items() if value is not None}
+
+
+def _budget(
+    tokens: int | None, seconds: float | None, flops: float | None, cost: float | None, effort: str | None
+) -> dict[str, Any]:
+    limits = {"tokens": tokens, "seconds": seconds, "flops": flops, "cost": cost, "effort": effort}
+    return {name: value for name, value in limits.items() if value is not None}
 
 
 def _strategy_options(extra: list[str]) -> dict[str, Any]:

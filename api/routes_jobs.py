@@ -5,24 +5,19 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-import secrets
 from collections.abc import AsyncIterator
-from typing import Annotated, Any
+from typing import Annotated
 
 from fastapi import APIRouter, Depends, Header, Path, Query, Request, Response
 from fastapi.responses import JSONResponse
 from fastapi.sse import EventSourceResponse, ServerSentEvent
 from pydantic import BaseModel
 
-from api.catalog import Catalog
+from api.effective import effective
 from api.problems import Problem, ProblemDocument
 from api.state import State, service
 from api.tree import Tree, fold
-from engine.types import EngineError
-from reasoner.jobs import TERMINAL, Budget, Job, JobSpec, Status, StrategySpec
-from reasoner.strategies import resolve
-from reasoner.verifier_specs import JudgeVerifier, PrmVerifier
-from workers.settings import Settings
+from reasoner.jobs import TERMINAL, Job, JobSpec, Status
 from workers.store import NoSuchJob
 
 MAX_WAIT_SECONDS = 60
@@ -66,11 +61,11 @@ async def submit(
         str | None, Header(min_length=1, max_length=255, description="The same key and body make one job, for a day.")
     ] = None,
 ) -> Response:
-    effective = await _effective(spec, state.settings, state.catalog)
+    accepted = await effective(spec, state.settings, state.catalog)
     idempotency = None
     if idempotency_key is not None:
         idempotency = (idempotency_key, _digest(await request.body()))
-    job, created = await state.store.submit(effective, queue_cap=state.settings.queue_cap, idempotency=idempotency)
+    job, created = await state.store.submit(accepted, queue_cap=state.settings.queue_cap, idempotency=idempotency)
     state.reaper.nudge()
     headers = {"Location": f"/v1/jobs/{job['id']}"}
     if not created:
@@ -153,45 +148,6 @@ async def cancel(job_id: JobId, state: Service) -> Response:
 @router.delete("/{job_id}", status_code=204, summary="Delete a job that has ended")
 async def delete(job_id: JobId, state: Service) -> None:
     await state.store.delete(job_id)
-
-
-async def _effective(spec: JobSpec, settings: Settings, catalog: Catalog) -> dict[str, Any]:
-    """The job as it will run: what the client left open is decided here, once, and echoed."""
-    await _check_models(spec, catalog)
-    if spec.budget == Budget():
-        spec.budget = Budget(tokens=settings.budget_tokens, seconds=settings.budget_seconds)
-    parameters = resolve(spec.strategy.name, spec.strategy.params).model_dump()
-    spec.strategy = StrategySpec(name=spec.strategy.name, **parameters)
-    spec.model = spec.model or settings.model_name
-    match spec.verifier:
-        case PrmVerifier():
-            spec.verifier.model = spec.verifier.model or settings.prm_name
-        case JudgeVerifier():
-            spec.verifier.model = spec.verifier.model or spec.model
-    if spec.seed is None:
-        spec.seed = secrets.randbelow(2**53)  # survives the doubles of JavaScript
-    return spec.model_dump()
-
-
-async def _check_models(spec: JobSpec, catalog: Catalog) -> None:
-    """Refuses models that are not served, if the engine is there to say so; a job may wait for an engine."""
-    asked = [("model", spec.model, "generate")]
-    match spec.verifier:
-        case PrmVerifier(model=name):
-            asked.append(("verifier.model", name, "classify"))
-        case JudgeVerifier(model=name):
-            asked.append(("verifier.model", name, "generate"))
-    if all(name is None for _, name, _ in asked):
-        return
-    try:
-        models = await catalog.models()
-    except EngineError:
-        return
-    for field, name, kind in asked:
-        served = sorted(model.id for model in models if model.kind == kind)
-        if name is not None and name not in served:
-            message = f"{name!r} is not served; served are {', '.join(served) or 'none'}"
-            raise Problem(422, "unknown-model", f"{field}: {message}", errors=[(field, message)])
 
 
 def _digest(body: bytes) -> str:

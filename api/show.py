@@ -81,6 +81,8 @@ def print_job(console: Console, job: Job) -> None:
     parts = f"{usage.generated} generated, {usage.verifier_computed} by the verifier"
     console.print(Text(f"  bill        {usage.total} tokens ({parts}), {usage.seconds:.2f} s"))
     console.print(Text(f"              {usage.pruned} tokens pruned, {usage.cached} prompt tokens from the cache"))
+    if usage.cost:
+        console.print(Text(f"              {usage.flops:.3g} FLOPs, cost {usage.cost:.6g}"))
     if usage.drafted:
         console.print(Text(f"              {usage.accepted} of {usage.drafted} guessed tokens were right"))
 

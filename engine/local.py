@@ -275,6 +275,7 @@ def _job(request: GenerateRequest | ScoreRequest, events: asyncio.Queue[Event]) 
         priority=request.priority,
         namespace=request.cache_salt,
         lease=request.lease,
+        draft=isinstance(request, GenerateRequest) and request.draft,
     )
 
 

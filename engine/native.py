@@ -102,6 +102,7 @@ def _generate_body(request: GenerateRequest, stream: bool) -> Json:
         "stream": stream,
         **{name: value for name, value in sampling.items() if value != _DEFAULTS[name]},
         **_service(request),
+        **({} if request.draft else {"draft": False}),
     }
     return body if request.timeout is None else body | {"timeout": request.timeout}
 

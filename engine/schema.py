@@ -105,6 +105,8 @@ class CompletionBody(_Body):
     """What the request computes stays cached until ``/v1/leases/release``."""
     cache_salt: _Id | None = None
     """As in vLLM: cached prefixes are shared only among requests with the same salt."""
+    draft: bool = True
+    """Whether tokens may be guessed; guessing changes none."""
     stream_choices: bool = False
     """One event for each finished choice, and with ``stream`` also its text as it grows."""
 
@@ -192,6 +194,7 @@ class CompletionBody(_Body):
             priority=self.priority,
             lease=self.lease,
             cache_salt=self.cache_salt,
+            draft=self.draft,
         )
 
 

@@ -33,6 +33,8 @@ class Job:
     """Cached prefixes are shared within a namespace only."""
     lease: str | None = None
     """Pins the pages of the job's sequences when they leave."""
+    draft: bool = True
+    """Whether its tokens may be guessed."""
     sequences: list[Sequence] = field(default_factory=list)
     """Those that are not finished."""
     waiting: list[Sequence] = field(default_factory=list)

@@ -97,6 +97,8 @@ class GenerateRequest:
     job's id. It changes what is fast, never what is answered."""
     cache_salt: str | None = None
     """Cached prefixes are shared only among requests with the same salt."""
+    draft: bool = True
+    """Whether tokens may be guessed. Guessing changes no token, but computes wrong guesses too."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,61 +1,101 @@
 """The ledger of one job: what was spent, what is promised to requests in flight, and what is left.
 
-The rule that keeps a budget to the token: a request never asks for more than is left after all promises, and a promise
-is settled with what the request really took.
+The rule that keeps a budget to the token, the FLOP and the cent: a request never asks for more than is left after all
+promises, and a promise is settled with what the request really took. A promise is the most that a request can take. For
+a branch that is its whole prompt, computed, and all the tokens that it may write: what the cache turns out to hold
+comes back when the branch arrives. Under a limit on FLOPs nobody guesses tokens for the job, since how many guesses go
+wrong cannot be promised.
 """
 
 from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
+from engine.types import ModelInfo
 from reasoner.jobs import Budget, Usage
+from reasoner.prices import NOTHING, TRILLIONTHS, Amount, Prices, Rate
+
+_NAMES = ("tokens", "FLOPs", "trillionths")
 
 
 class Ledger:
-    """Tokens are ``Usage.total``: generated plus computed by the verifier. Seconds are work over all attempts."""
+    """Holds all limits of a budget at once.
 
-    def __init__(self, budget: Budget, clock: Callable[[], float] = time.monotonic) -> None:
+    Tokens are ``Usage.total``: generated plus computed by the verifier. Seconds are work over all attempts.
+    """
+
+    def __init__(
+        self,
+        budget: Budget,
+        prices: Mapping[str, Prices] | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self.budget = budget
         self.usage = Usage()
+        self._prices = prices or {}
+        self._limits = (
+            budget.tokens,
+            None if budget.flops is None else int(budget.flops),
+            None if budget.cost is None else round(budget.cost * TRILLIONTHS),
+        )
         self._clock = clock
-        self._reserved = 0
+        self._spent = NOTHING
+        self._promised = NOTHING
         self._base = 0.0
         self._since = clock()
 
-    def available(self) -> int:
-        """Tokens that are neither spent nor promised; a very large number when tokens are not limited."""
-        if self.budget.tokens is None:
-            return sys.maxsize
-        return self.budget.tokens - self.usage.total - self._reserved
+    def rate(self, model: ModelInfo) -> Rate:
+        """What a token of this model takes in this job."""
+        return Rate.of(model, self._prices)
 
-    def reserve(self, tokens: int) -> None:
-        """Promises tokens to a request. Asking for more than is available is a bug of the caller."""
-        if not 0 <= tokens <= self.available():
-            raise ValueError(f"cannot promise {tokens} tokens: {self.available()} are available")
-        self._reserved += tokens
+    @property
+    def bounded(self) -> bool:
+        """Whether a request must say how much it may take."""
+        return any(limit is not None for limit in self._limits)
 
-    def release(self, promise: int) -> None:
+    def times(self, one: Amount, fixed: Amount = NOTHING) -> int:
+        """How many times ``one`` can be promised beside ``fixed``: not at all when not above 0, a very large number
+        when nothing limits it."""
+        left = self._left(self._spent + self._promised + fixed)
+        return min(
+            have if have == sys.maxsize else have // each if each else (sys.maxsize if have >= 0 else -1)
+            for have, each in zip(left, one, strict=True)
+        )
+
+    def reserve(self, promise: Amount) -> None:
+        """Promises an amount to a request. Asking for more than is left is a bug of the caller."""
+        if min(self._left(self._spent + self._promised + promise)) < 0 or min(promise) < 0:
+            raise ValueError(f"cannot promise {promise}: {self._spent} and {self._promised} of {self._limits} are gone")
+        self._promised += promise
+
+    def release(self, promise: Amount) -> None:
         """Takes a promise back of which nothing was used."""
-        self._reserved -= promise
+        self._promised -= promise
 
-    def settle(self, promise: int, spend: Usage) -> Usage:
+    def settle(self, promise: Amount, spend: Usage) -> Usage:
         """Turns a promise into what was really spent, at most the promise; the rest is available again.
 
         Answers the spend with the working time since the last settlement added.
         """
-        if self.budget.tokens is not None and spend.total > promise:
-            raise ValueError(f"a request that was promised {promise} tokens took {spend.total}")
-        self._reserved -= promise
+        taken = Amount.of(spend)
+        over = [
+            name
+            for name, limit, most, took in zip(_NAMES, self._limits, promise, taken, strict=True)
+            if limit is not None and took > most
+        ]
+        if over:
+            raise ValueError(f"a request that was promised {promise} took {taken}: too many {', '.join(over)}")
+        self._promised -= promise
         spend = spend.model_copy(update={"seconds": self.elapsed() - self.usage.seconds})
-        self.usage += spend
+        self._book(spend)
         return spend
 
-    def replay(self, spend: Usage, elapsed: float, withheld: int = 0) -> None:
-        """Books what an earlier attempt spent, and tokens that it promised for good, and sets the clock to then."""
-        self.usage += spend
-        self._reserved += withheld
+    def replay(self, spend: Usage, elapsed: float, withheld: Amount = NOTHING) -> None:
+        """Books what an earlier attempt spent, and what it promised for good, and sets the clock to then."""
+        self._book(spend)
+        self._promised += withheld
         self._base = elapsed
         self._since = self._clock()
 
@@ -72,4 +112,14 @@ class Ledger:
     @property
     def exhausted(self) -> bool:
         """Whether nothing more may be asked for."""
-        return self.available() <= 0 or self.seconds_left() == 0.0
+        return min(self._left(self._spent + self._promised)) <= 0 or self.seconds_left() == 0.0
+
+    def _left(self, gone: Amount) -> list[int]:
+        """What the limits leave, a very large number where there is none."""
+        return [sys.maxsize if limit is None else limit - used for limit, used in zip(self._limits, gone, strict=True)]
+
+    def _book(self, spend: Usage) -> None:
+        self._spent += Amount.of(spend)
+        # The sums of whole numbers, not of their roundings.
+        exact = {"flops": float(self._spent.flops), "cost": self._spent.money / TRILLIONTHS}
+        self.usage = (self.usage + spend).model_copy(update=exact)

@@ -13,7 +13,8 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import Callable, Collection, Mapping
+from bisect import bisect
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from engine.types import (
@@ -29,6 +30,7 @@ from engine.types import (
 from reasoner.budget import Ledger
 from reasoner.jobs import Usage
 from reasoner.journal import JobCancelled
+from reasoner.prices import NOTHING, Amount
 from reasoner.repetition import HORIZON, loops
 from reasoner.token_confidence import token_confidence
 from reasoner.tree import Node, Reason, branch_key
@@ -87,6 +89,19 @@ class Growth:
     def room(self) -> int:
         return self.limit - len(self.token_ids)
 
+    @property
+    def stretch(self) -> int:
+        """Its requests end where its length is a multiple of this, if not before."""
+        return STRETCH if self.watch is None else self.watch.every
+
+    def read(self, tokens: int) -> int:
+        """Tokens that the requests for so many more of it send, one request for each stretch."""
+        sent, have, end = 0, len(self.token_ids), len(self.token_ids) + tokens
+        while have < end:
+            sent += len(self.parent.prefix) + have
+            have += self.stretch - have % self.stretch
+        return sent
+
     def loops(self, more: tuple[int, ...]) -> bool:
         """Whether the solution would end in a loop if the branch went on with these tokens."""
         tokens = self.token_ids + more
@@ -113,7 +128,7 @@ class Arrival:
     text: str
     logprob: float
     spend: Usage
-    promise: int
+    promise: Amount
     reason: Reason | None
     """Why the branch ended; ``None`` when it only used up its promise and goes on."""
     confidence: tuple[float, ...] = ()
@@ -142,7 +157,9 @@ class Grower:
         self._lease = lease
         self._cancelled = cancelled
         self._requests: dict[str, asyncio.Task[None]] = {}
-        self._promises: dict[Growth, int] = {}
+        self._rate = ledger.rate(model)
+        self._reading = ledger.budget.flops is not None or ledger.budget.cost is not None
+        self._promises: dict[Growth, Amount] = {}
         self._so_far: dict[Growth, Completion] = {}
         """The stretches of branches in flight that have arrived, joined."""
         self._verdicts: dict[Growth, Reason] = {}
@@ -159,18 +176,20 @@ class Grower:
         )
         if not waiting or self._ledger.exhausted:
             return
-        available = self._ledger.available()
         sensible = max(min(growth.room, self._longest.get(growth.op, growth.room)) for growth in waiting)
-        count = min(len(waiting), available // sensible)
-        if count == 0:
-            if self._promises:  # wait for what the running ones give back
-                return
-            count = 1
-        share = available // count
+        count = bisect(range(1, len(waiting) + 1), False, key=lambda count: not self._fit(waiting[:count], sensible))
+        if count == 0 and self._promises:  # better to wait for what the running ones give back
+            return
+        head = waiting[: max(1, count)]
+        longest = max(growth.room for growth in head)
+        share = bisect(range(1, longest + 1), False, key=lambda tokens: not self._fit(head, tokens))
+        if share == 0:
+            return
         requests: dict[tuple[Node, SamplingParams], list[Growth]] = {}
-        for growth in waiting[:count]:
-            self._promises[growth] = min(growth.room, share)
-            self._ledger.reserve(self._promises[growth])
+        for growth in head:
+            promise = self._most([growth], share)
+            self._ledger.reserve(promise)
+            self._promises[growth] = promise
             requests.setdefault((growth.parent, growth.sampling), []).append(growth)
         for siblings in requests.values():
             self._request(siblings)
@@ -199,7 +218,7 @@ class Grower:
     def cut(self, growths: Collection[Growth]) -> list[Arrival]:
         """Ends the branches that have a part and can get no more: the budget is used up."""
         reason: Reason = "timeout" if self._ledger.seconds_left() == 0.0 else "budget"
-        return [Arrival(growth, (), "", 0.0, Usage(), 0, reason) for growth in growths if growth.part > 0]
+        return [Arrival(growth, (), "", 0.0, Usage(), NOTHING, reason) for growth in growths if growth.part > 0]
 
     async def stop(self, *, final: bool) -> list[Arrival]:
         """Aborts what is in flight and answers what it got so far.
@@ -238,6 +257,16 @@ class Grower:
             for wait in waits:
                 wait.cancel()
 
+    def _fit(self, growths: Sequence[Growth], tokens: int) -> bool:
+        """Whether the budget can promise each of the growths so many tokens, or those that it may have."""
+        return self._ledger.times(self._most(growths, tokens)) >= 1
+
+    def _most(self, growths: Sequence[Growth], tokens: int) -> Amount:
+        """The most that so many tokens for each take."""
+        wanted = [min(growth.room, tokens) for growth in growths]
+        read = sum(growth.read(more) for growth, more in zip(growths, wanted, strict=True)) if self._reading else 0
+        return self._rate.branch(read, sum(wanted))
+
     def _request(self, siblings: list[Growth]) -> None:
         left = self._ledger.seconds_left()
         request = GenerateRequest(
@@ -248,6 +277,7 @@ class Grower:
             sampling=siblings[0].sampling,
             timeout=None if left is None else max(left, SOON),
             lease=self._lease,
+            draft=self._ledger.budget.flops is None,
         )
         task = asyncio.create_task(self._listen(request, siblings))
         self._requests[request.request_id] = task
@@ -257,8 +287,8 @@ class Grower:
         """The next stretch of a branch, to where somebody looks at it or its promise ends."""
         so_far = self._so_far.get(growth)
         tokens = growth.token_ids + (() if so_far is None else so_far.token_ids)
-        every = STRETCH if growth.watch is None else growth.watch.every
-        left = self._promises[growth] - (len(tokens) - len(growth.token_ids))
+        every = growth.stretch
+        left = self._promises[growth].tokens - (len(tokens) - len(growth.token_ids))
         return Branch(self._seed, branch_key(growth.path), min(left, every - len(tokens) % every), tokens)
 
     async def _listen(self, request: GenerateRequest, siblings: list[Growth]) -> None:
@@ -285,7 +315,7 @@ class Grower:
             verdict = growth.verdict(whole)
             if verdict is not None:
                 self._verdicts[growth] = verdict
-            elif length < self._promises[growth] and not self._stopping:
+            elif length < self._promises[growth].tokens and not self._stopping:
                 self._so_far[growth] = whole
                 self._request([growth])
                 return
@@ -294,17 +324,14 @@ class Grower:
 
     def _arrival(self, growth: Growth, completion: Completion) -> Arrival:
         promise = self._promises.pop(growth)
-        wrong = completion.drafted_tokens - completion.accepted_tokens
-        computed = completion.prompt_tokens - completion.cached_tokens + len(completion.token_ids) + wrong
-        spend = Usage(
+        spend = self._rate.branch_bill(
             prompt=completion.prompt_tokens,
             cached=completion.cached_tokens,
             generated=len(completion.token_ids),
             drafted=completion.drafted_tokens,
             accepted=completion.accepted_tokens,
-            flops=2.0 * self._model.parameters * computed,
         )
-        reason = self._verdicts.pop(growth, None) or self._reason(growth, completion, promise)
+        reason = self._verdicts.pop(growth, None) or self._reason(growth, completion, promise.tokens)
         return Arrival(
             growth,
             completion.token_ids,

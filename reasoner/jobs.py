@@ -14,6 +14,8 @@ MAX_PROBLEM_CHARS = 32_000
 MAX_N = 256
 MAX_BUDGET_TOKENS = 10_000_000
 MAX_BUDGET_SECONDS = 86_400.0
+MAX_BUDGET_FLOPS = 1e24
+MAX_BUDGET_COST = 1e6
 MAX_METADATA_KEYS = 16
 
 Status = Literal["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]
@@ -33,6 +35,15 @@ class Budget(Strict):
     )
     seconds: Annotated[float, Field(gt=0, le=MAX_BUDGET_SECONDS)] | None = Field(
         None, description="Seconds of work, waiting in the queue not included."
+    )
+    flops: Annotated[float, Field(gt=0, le=MAX_BUDGET_FLOPS)] | None = Field(
+        None, description="Two per weight and computed token, of the model and of the verifier."
+    )
+    cost: Annotated[float, Field(gt=0, le=MAX_BUDGET_COST)] | None = Field(
+        None, description="Money, by the prices that the service is configured with."
+    )
+    effort: Annotated[str, Field(min_length=1, max_length=64)] | None = Field(
+        None, description="Name of a budget that the service is configured with: minimal, low, medium, high, …"
     )
 
 
@@ -126,6 +137,8 @@ class Usage(Strict):
     seconds: float = 0.0
     flops: float = 0.0
     """Estimated: two per weight and computed token, wrong guesses included; a drafter's own are not counted."""
+    cost: float = 0.0
+    """By the service's prices per token; 0 where it has none."""
 
     @property
     def total(self) -> int:
@@ -173,6 +186,8 @@ class Job(Strict):
     attempt: int = 0
     last_seq: int = 0
     """Sequence number of the newest event."""
+    batch: str | None = None
+    """The batch whose budget it shares."""
     spec: JobSpec
     usage: Usage = Field(default_factory=Usage)
     result: JobResult | None = None

@@ -14,6 +14,7 @@ from typing import Any
 from reasoner.budget import Ledger
 from reasoner.jobs import Usage
 from reasoner.journal import Entry, Journal
+from reasoner.prices import NOTHING, Amount
 
 LOST = "lost"
 """The type of entries that only add to the bill: a replay books them where they stand and hands them to nobody."""
@@ -31,7 +32,7 @@ class Answer:
     type: str
     data: dict[str, Any]
     spend: Usage
-    promise: int = 0
+    promise: Amount = NOTHING
 
 
 class Record:
@@ -86,4 +87,4 @@ class Record:
     def _book_lost(self) -> None:
         while self._replay and self._replay[0].type == LOST:
             entry = self._replay.popleft()
-            self._ledger.replay(entry.spend, entry.elapsed, entry.data.get("withheld", 0))
+            self._ledger.replay(entry.spend, entry.elapsed, Amount(*entry.data["withheld"]))

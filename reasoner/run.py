@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -11,6 +12,7 @@ from reasoner.equivalence import Equivalence
 from reasoner.jobs import JobResult, JobSpec, Usage
 from reasoner.journal import Journal
 from reasoner.lease import CacheLease
+from reasoner.prices import Prices
 from reasoner.search import Models, Search
 from reasoner.strategies import STRATEGIES, Choice, resolve
 from reasoner.verifiers.base import served_model
@@ -26,9 +28,14 @@ class JobOutcome:
 
 
 async def run_job(
-    spec: JobSpec, engine: EngineClient, journal: Journal, *, cancelled: asyncio.Event | None = None
+    spec: JobSpec,
+    engine: EngineClient,
+    journal: Journal,
+    *,
+    cancelled: asyncio.Event | None = None,
+    prices: Mapping[str, Prices] | None = None,
 ) -> JobOutcome:
-    """Searches for an answer; ``spec.seed`` must be set, and models where several are served.
+    """Searches for an answer; ``spec.seed`` must be set, and models where several are served. ``prices`` are by model.
 
     Raises ``JobCancelled`` soon after ``cancelled`` is set, ``LeaseLost`` when the journal has another owner,
     ``EngineUnavailable`` when the engine is away (run it again later: the journal holds what is done), and
@@ -37,7 +44,9 @@ async def run_job(
     strategy = STRATEGIES[spec.strategy.name]
     params = resolve(spec.strategy.name, spec.strategy.params)
     async with CacheLease(engine, journal.job_id) as lease, Equivalence() as equivalence:
-        models = await _models(spec, engine, lease, equivalence, strategy.needs_verifier)
+        served = {info.id: info for info in await engine.models()}
+        policy = served_model(served, spec.model, "model", "generate")
+        models = Models(engine, served, policy, lease, strategy.needs_verifier, equivalence, prices or {})
         search = await Search.begin(spec, models, journal, cancelled or asyncio.Event())
         try:
             choice = await strategy.run(search, params, equivalence.settled_by(search.settle))
@@ -45,14 +54,6 @@ async def run_job(
         finally:
             await search.close()
     return _outcome(search, choice)
-
-
-async def _models(
-    spec: JobSpec, engine: EngineClient, lease: CacheLease, equivalence: Equivalence, needs_verifier: bool
-) -> Models:
-    served = {info.id: info for info in await engine.models()}
-    policy = served_model(served, spec.model, "model", "generate")
-    return Models(engine, served, policy, lease, needs_verifier, equivalence)
 
 
 def _outcome(search: Search, choice: Choice) -> JobOutcome:

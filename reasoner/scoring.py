@@ -14,6 +14,7 @@ from engine.types import ModelInfo
 from prm.scorer import Reading
 from reasoner.budget import Ledger
 from reasoner.jobs import Usage
+from reasoner.prices import NOTHING, Amount
 from reasoner.tree import Node
 
 
@@ -27,7 +28,7 @@ class Scored:
     steps: tuple[float, ...] = ()
     """Of the steps that the node added; empty where a verifier judges solutions as a whole."""
     spend: Usage = field(default_factory=Usage)
-    promise: int = 0
+    promise: Amount = NOTHING
 
 
 class NodeScorer(Protocol):
@@ -65,13 +66,13 @@ class BudgetedReader:
 
     def __init__(self, ledger: Ledger, model: ModelInfo) -> None:
         self._ledger = ledger
-        self._model = model
+        self._rate = ledger.rate(model)
 
     async def read(
         self,
         estimates: Mapping[Node, int],
         ask: Callable[[Sequence[Node], int | None], Awaitable[Sequence[Reading]]],
-    ) -> list[tuple[Node, Reading, int]]:
+    ) -> list[tuple[Node, Reading, Amount]]:
         """What the model says of a head of the nodes, with the promise of each; nothing when the budget reaches none.
 
         ``ask(nodes, bound)`` answers a reading of each node for at most ``bound`` tokens of each.
@@ -81,36 +82,34 @@ class BudgetedReader:
             batch, bound = self._affordable(cost)
             if not batch:
                 return []
-            self._ledger.reserve(bound * len(batch))
+            promise = self._rate.verification(bound)
+            self._ledger.reserve(promise * len(batch))
             try:
-                readings = await ask(batch, None if self._ledger.budget.tokens is None else bound)
+                readings = await ask(batch, bound if self._ledger.bounded else None)
             except BaseException:
-                self._ledger.release(bound * len(batch))
+                self._ledger.release(promise * len(batch))
                 raise
             answered = []
             for node, reading in zip(batch, readings, strict=True):
                 if reading.scores is None:
                     cost[node] = reading.computed
-                    self._ledger.release(bound)
+                    self._ledger.release(promise)
                 else:
-                    answered.append((node, reading, bound))
+                    answered.append((node, reading, promise))
             if answered:
                 return answered
 
     def spend(self, reading: Reading) -> Usage:
         """What a reading adds to the bill."""
-        return Usage(
-            verifier_computed=reading.computed,
-            verifier_cached=reading.cached,
-            flops=2.0 * self._model.parameters * reading.computed,
-        )
+        return self._rate.verification_bill(reading.computed, reading.cached)
 
     def _affordable(self, cost: Mapping[Node, int]) -> tuple[list[Node], int]:
         """The longest head of the nodes that fits into what is left, and the bound for each of them."""
         batch: list[Node] = []
         bound = 0
+        most = 0 if self._ledger.exhausted else self._ledger.times(self._rate.verification(1))
         for node, tokens in cost.items():
-            if max(bound, tokens) * (len(batch) + 1) > self._ledger.available() or self._ledger.exhausted:
+            if max(bound, tokens) * (len(batch) + 1) > most:
                 break
             bound = max(bound, tokens)
             batch.append(node)

@@ -19,6 +19,7 @@ from reasoner.equivalence import Equivalence
 from reasoner.jobs import JobSpec, Usage
 from reasoner.journal import Journal
 from reasoner.lease import CacheLease
+from reasoner.prices import Prices, check_budget
 from reasoner.record import Answer, Record
 from reasoner.scoring import NodeScorer, known_steps
 from reasoner.stream import Shared, Stream
@@ -38,6 +39,8 @@ class Models:
     verifies: bool
     equivalence: Equivalence = field(default_factory=Equivalence)
     """What a verifier compares answers with."""
+    prices: Mapping[str, Prices] = field(default_factory=dict)
+    """By model."""
 
 
 class Search:
@@ -76,7 +79,8 @@ class Search:
                 f"{models.policy.context}: shorten it so that room is left for an answer",
                 "problem",
             )
-        ledger = Ledger(spec.budget)
+        check_budget(spec.budget, models.policy.id, models.policy, models.prices)
+        ledger = Ledger(spec.budget, models.prices)
         scorer = None
         if models.verifies:
             scorer = await open_scorer(

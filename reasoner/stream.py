@@ -22,6 +22,7 @@ from reasoner.budget import Ledger
 from reasoner.growth import Arrival, Grower, Growth, Watch
 from reasoner.jobs import JobSpec, Usage
 from reasoner.journal import JobCancelled
+from reasoner.prices import NOTHING, Amount
 from reasoner.record import LOST, Answer, Record
 from reasoner.tree import Node, Reason
 
@@ -131,7 +132,7 @@ class Stream:
         if final and not self._shared.record.replaying:
             going = {arrival.growth for arrival in in_flight}
             begun = [growth for growth in self._wanted.values() if growth.part > 0 and growth not in going]
-            in_flight += [Arrival(growth, (), "", 0.0, Usage(), 0, "cancelled") for growth in begun]
+            in_flight += [Arrival(growth, (), "", 0.0, Usage(), NOTHING, "cancelled") for growth in begun]
         answers += [self._answer(arrival) for arrival in in_flight]
         for entry in await self._shared.record.write(answers):
             if entry.key in self._wanted:
@@ -255,6 +256,6 @@ class Stream:
 def lost(arrival: Arrival, *, withhold: bool = False) -> Answer:
     """Tokens that are on the bill and nowhere else. ``withhold`` keeps the rest of their promise from being given out
     again: how much that is depends on how quick the branch was."""
-    rest = arrival.promise - arrival.spend.total if withhold else 0
-    data = {"node": ".".join(map(str, arrival.growth.path)), "tokens": len(arrival.token_ids), "withheld": rest}
+    rest = arrival.promise - Amount.of(arrival.spend) if withhold else NOTHING
+    data = {"node": ".".join(map(str, arrival.growth.path)), "tokens": len(arrival.token_ids), "withheld": list(rest)}
     return Answer(f"lost:{uuid.uuid4().hex}", LOST, data, arrival.spend, arrival.promise - rest)

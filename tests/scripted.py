@@ -32,7 +32,8 @@ CONTEXT = 256
 class ScriptedEngine:
     """``order`` seeds the order in which branches come back; after ``die_after`` answers it is unreachable. With
     ``guesses`` it says that it guessed three tokens for each, and of every other one right. From position ``loops`` on,
-    every other branch and the greedy ones say the same twelve tokens for ever, one of them the separator."""
+    every other branch and the greedy ones say the same twelve tokens for ever, one of them the separator. Of every
+    prompt the part ``held`` is in its cache."""
 
     def __init__(
         self,
@@ -43,6 +44,7 @@ class ScriptedEngine:
         guesses: bool = False,
         context: int = CONTEXT,
         loops: int | None = None,
+        held: float = 0,
     ) -> None:
         self.requests: list[GenerateRequest] = []
         self.generated: list[tuple[tuple[int, ...], int, int]] = []
@@ -58,6 +60,7 @@ class ScriptedEngine:
         self._guesses = guesses
         self._context = context
         self._loops = loops
+        self._held = held
         self._seen: set[tuple[object, ...]] = set()
         self._aborted: set[str] = set()
         self.leases: set[str | None] = set()
@@ -164,7 +167,7 @@ class ScriptedEngine:
         self.outstanding -= branch.max_tokens
         self.total += len(ids)
         prompt = len(request.prompt) + len(branch.generated)
-        drafted, accepted = (3 * len(ids), len(ids) // 2) if self._guesses else (0, 0)
+        drafted, accepted = (3 * len(ids), len(ids) // 2) if self._guesses and request.draft else (0, 0)
         return Completion(
             index,
             tuple(ids),
@@ -173,7 +176,7 @@ class ScriptedEngine:
             stop,
             -float(len(ids)),
             prompt,
-            0,
+            int(self._held * (prompt - 1)),
             logprobs=self._logprobs(request, branch, ids),
             drafted_tokens=drafted,
             accepted_tokens=accepted,

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import ipaddress
+import json
 import os
 from pathlib import Path
 from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
 
-from pydantic import Field, SecretStr, ValidationError, field_validator
+from pydantic import BaseModel, Field, SecretStr, ValidationError, field_validator
 from pydantic_settings import (
     BaseSettings,
     NoDecode,
@@ -18,7 +19,9 @@ from pydantic_settings import (
     TomlConfigSettingsSource,
 )
 
+from reasoner.effort import DEFAULT_EFFORTS, Effort
 from reasoner.jobs import MAX_BUDGET_SECONDS, MAX_BUDGET_TOKENS
+from reasoner.prices import Prices
 
 CONFIG_FILE = "reasoner.toml"
 DEFAULT_ENGINE_URL = "http://127.0.0.1:8100"
@@ -88,6 +91,12 @@ class Settings(BaseSettings):
     budget_seconds: Annotated[float, Field(gt=0, le=MAX_BUDGET_SECONDS)] = Field(
         300.0, description="Budget of a job that names none."
     )
+    prices: dict[str, Prices] = Field(
+        default_factory=dict, description="By model: what a million tokens cost. A budget in money needs them."
+    )
+    effort: dict[str, Effort] = Field(
+        default_factory=lambda: DEFAULT_EFFORTS, description="Budgets by name; these come on top of the built-in ones."
+    )
     concurrency: Annotated[int, Field(ge=1, le=1024)] = Field(32, description="Jobs that one worker runs at once.")
     max_attempts: Annotated[int, Field(ge=1, le=100)] = Field(
         3, description="Times that a job may lose its worker before it is given up."
@@ -114,6 +123,11 @@ class Settings(BaseSettings):
     @classmethod
     def _absolute(cls, value: Path) -> Path:
         return value.expanduser().absolute()
+
+    @field_validator("effort")
+    @classmethod
+    def _with_built_in(cls, value: dict[str, Effort]) -> dict[str, Effort]:
+        return DEFAULT_EFFORTS | value
 
     @field_validator("api_keys", mode="before")
     @classmethod
@@ -169,6 +183,8 @@ class Settings(BaseSettings):
             value = getattr(self, name)
             if name == "api_keys":
                 value = ",".join(key.get_secret_value() for key in value)
+            if isinstance(value, dict):
+                value = json.dumps({key: part.model_dump(exclude_none=True) for key, part in value.items()})
             if value is not None:
                 values[f"REASONER_{name.upper()}"] = str(value)
         return values
@@ -188,7 +204,8 @@ def load_settings(**overrides: Any) -> Settings:
     except ValidationError as error:
         first = error.errors()[0]
         name = str(first["loc"][0]) if first["loc"] else "?"
-        raise ConfigError(f"{_origin(name, overrides)}: {_explain(first, name)}") from None
+        where = ".".join([_origin(name, overrides), *map(str, first["loc"][1:])])
+        raise ConfigError(f"{where}: {_explain(first, name)}") from None
     except (SettingsError, ValueError) as error:  # a file that is not TOML
         raise ConfigError(f"{CONFIG_FILE}: {error}") from None
 
@@ -236,7 +253,10 @@ def _origin(name: str, overrides: dict[str, Any]) -> str:
 
 def _explain(error: Any, name: str) -> str:
     if error["type"] == "extra_forbidden":
-        return f"no such setting: {name!r}; known are {', '.join(sorted(Settings.model_fields))}"
+        # Tables are by model or by effort: what is unknown in one is a field of that kind.
+        kinds: dict[str, type[BaseModel]] = {"prices": Prices, "effort": Effort}
+        known = kinds[name] if len(error["loc"]) > 1 else Settings
+        return f"no such setting: {error['loc'][-1]!r}; known are {', '.join(sorted(known.model_fields))}"
     message: str = error["msg"]
     shown = "" if name in ("api_keys", "redis_url") else f" (got {error['input']!r})"  # those hold secrets
     return message.removeprefix("Value error, ") + shown

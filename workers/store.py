@@ -30,7 +30,7 @@ JobDocument = dict[str, Any]
 
 RESEND_SECONDS = 5.0
 _LUA = Path(__file__).parent / "lua"
-_SCRIPTS = ("submit", "claim", "heartbeat", "commit", "finish", "release", "cancel", "delete", "list", "reap")
+_SCRIPTS = tuple(sorted(path.stem for path in _LUA.glob("*.lua") if path.stem != "common"))
 _BLOCK_SECONDS = 5.0
 _REAP_LIMIT = 1000
 _CONNECTIONS = 1000
@@ -54,6 +54,14 @@ class JobActive(Exception):
 
 
 @dataclass(frozen=True, slots=True)
+class Share:
+    """What a job may spend of its batch's budget: tokens over all of its life, and whether there will be no more."""
+
+    granted: int
+    closed: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Claim:
     """A worker's right to run a job: every write names the token."""
 
@@ -61,6 +69,8 @@ class Claim:
     token: int
     attempt: int
     spec: dict[str, Any]
+    share: Share | None = None
+    """Of a job of a batch."""
 
 
 Beat = Literal["ok", "cancel", "lost"]
@@ -88,7 +98,7 @@ class JobStore:
 
     async def ping(self) -> None:
         """Raises one of ``BROKER_DOWN`` when the broker does not answer."""
-        await self._call("PING")
+        await self.command("PING")
 
     # Clients.
 
@@ -99,12 +109,10 @@ class JobStore:
 
         Raises ``QueueFull``, ``IdempotencyConflict``.
         """
-        key, digest = idempotency or ("", "")
-        if key:
-            key = "reasoner:idempotency:" + hashlib.sha256(key.encode()).hexdigest()
-        job_id = f"job_{secrets.token_hex(16)}"
+        key, digest = idempotency_record("job", idempotency)
+        job_id = new_id("job")
         body = json.dumps(spec, separators=(",", ":"))
-        outcome, *known = await self._run("submit", job_id, body, spec["priority"], queue_cap, key, digest)
+        outcome, *known = await self.script("submit", job_id, body, spec["priority"], queue_cap, key, digest)
         if outcome == "full":
             raise QueueFull(f"{queue_cap} jobs are waiting")
         if outcome == "conflict":
@@ -113,27 +121,27 @@ class JobStore:
 
     async def get(self, job_id: str) -> JobDocument:
         """Raises ``NoSuchJob``."""
-        fields = await self._call("HGETALL", _job(job_id))
+        fields = await self.command("HGETALL", _job(job_id))
         if not fields:
             raise NoSuchJob(job_id)
         return _document(fields)
 
     async def page(self, *, after: str | None, limit: int, status: str | None) -> list[JobDocument]:
         """Newest first, from before the job ``after``. Raises ``NoSuchJob`` when there is none like that."""
-        rows = await self._run("list", after or "", limit, status or "")
+        rows = await self.script("list", after or "", limit, status or "")
         if rows is None:
             raise NoSuchJob(after)
         return [_document(dict(zip(row[::2], row[1::2], strict=True))) for row in rows]
 
     async def cancel(self, job_id: str) -> JobDocument:
         """Cancels; a job that has ended stays as it is. Raises ``NoSuchJob``."""
-        if await self._run("cancel", job_id) == "gone":
+        if await self.script("cancel", job_id) == "gone":
             raise NoSuchJob(job_id)
         return await self.get(job_id)
 
     async def delete(self, job_id: str) -> None:
         """Raises ``NoSuchJob``, ``JobActive``."""
-        outcome = await self._run("delete", job_id)
+        outcome = await self.script("delete", job_id)
         if outcome == "gone":
             raise NoSuchJob(job_id)
         if outcome == "active":
@@ -141,7 +149,7 @@ class JobStore:
 
     async def events(self, job_id: str, after: int = 0) -> list[Event]:
         """What the job's stream holds now, from the event behind ``after``."""
-        rows = await self._call("XRANGE", f"{_job(job_id)}:log", f"({after}-0", "+")
+        rows = await self.command("XRANGE", f"{_job(job_id)}:log", f"({after}-0", "+")
         return [_event(entry_id, fields) for entry_id, fields in rows]
 
     async def follow(self, job_id: str, after: int = 0) -> AsyncIterator[Event]:
@@ -151,9 +159,9 @@ class JobStore:
         """
         while True:
             try:
-                rows = await self._call("XRANGE", f"{_job(job_id)}:log", f"({after}-0", "+")
+                rows = await self.command("XRANGE", f"{_job(job_id)}:log", f"({after}-0", "+")
                 if not rows:
-                    if not await self._call("EXISTS", _job(job_id)):
+                    if not await self.command("EXISTS", _job(job_id)):
                         return
                     rows = await self._await_events(job_id, after)
             except BROKER_DOWN:
@@ -181,15 +189,16 @@ class JobStore:
 
     async def claim(self, job_id: str, *, lease: float, max_attempts: int, worker: str) -> Claim | None:
         """Takes a job over; ``None`` when there is nothing to do: it has ended, or another worker runs it."""
-        outcome, *claim = await self._run("claim", job_id, round(lease * 1000), max_attempts, worker)
+        outcome, *claim = await self.script("claim", job_id, round(lease * 1000), max_attempts, worker)
         if outcome != "claimed":
             return None
-        token, attempt, spec = claim
-        return Claim(job_id, token, attempt, json.loads(spec))
+        token, attempt, spec, granted, share = claim
+        of_batch = None if granted is None else Share(int(granted), share == "closed")
+        return Claim(job_id, token, attempt, json.loads(spec), of_batch)
 
     async def heartbeat(self, claim: Claim, lease: float) -> Beat:
         """Renews the lease."""
-        beat: Beat = await self._run("heartbeat", claim.job_id, claim.token, round(lease * 1000))
+        beat: Beat = await self.script("heartbeat", claim.job_id, claim.token, round(lease * 1000))
         return beat
 
     async def commit(self, claim: Claim, entries: Sequence[Entry]) -> Beat:
@@ -198,7 +207,7 @@ class JobStore:
         for entry in entries:
             spend = {name: value for name, value in entry.spend.model_dump().items() if value}
             parts += [entry.key, entry.type, _json(entry.data), repr(entry.elapsed), _json(spend)]
-        beat: Beat = await self._run("commit", claim.job_id, claim.token, *parts)
+        beat: Beat = await self.script("commit", claim.job_id, claim.token, *parts)
         return beat
 
     async def finish(
@@ -207,30 +216,30 @@ class JobStore:
         """Ends the job; ``False`` when it has another owner or has ended."""
         result_json = "null" if result is None else result.model_dump_json()
         error_json = "null" if error is None else error.model_dump_json()
-        return bool(await self._run("finish", claim.job_id, claim.token, status, result_json, error_json) == "ok")
+        return bool(await self.script("finish", claim.job_id, claim.token, status, result_json, error_json) == "ok")
 
     async def release(self, claim: Claim, *, reason: str, detail: str, delay: float = 0.0) -> bool:
         """Hands the job back to the queue without using up an attempt."""
-        outcome = await self._run("release", claim.job_id, claim.token, round(delay * 1000), reason, detail)
+        outcome = await self.script("release", claim.job_id, claim.token, round(delay * 1000), reason, detail)
         return bool(outcome == "ok")
 
     async def entries(self, job_id: str) -> list[Entry]:
         """The journal: events that carry a key."""
-        rows = await self._call("XRANGE", f"{_job(job_id)}:log", "-", "+")
+        rows = await self.command("XRANGE", f"{_job(job_id)}:log", "-", "+")
         return [_entry(fields) for _, fields in rows if "key" in fields]
 
     # Reaper and metrics.
 
     async def reap(self, max_attempts: int) -> list[tuple[str, str]]:
         """Jobs that need a wake-up now, with their queues."""
-        rows = await self._run("reap", _REAP_LIMIT, round(RESEND_SECONDS * 1000), max_attempts)
+        rows = await self.script("reap", _REAP_LIMIT, round(RESEND_SECONDS * 1000), max_attempts)
         return [(job_id, queue) for job_id, queue in rows]
 
     async def stats(self) -> tuple[dict[str, int], dict[str, float]]:
         """Number of jobs by status, and the counters over all jobs so far."""
         statuses = ("queued", "in_progress", *sorted(TERMINAL))
-        counts = [await self._call("ZCARD", f"reasoner:jobs:{status}") for status in statuses]
-        counters = await self._call("HGETALL", "reasoner:stats")
+        counts = [await self.command("ZCARD", f"reasoner:jobs:{status}") for status in statuses]
+        counters = await self.command("HGETALL", "reasoner:stats")
         return dict(zip(statuses, counts, strict=True)), {name: float(value) for name, value in counters.items()}
 
     async def _await_events(self, job_id: str, after: int) -> list[Any]:
@@ -242,11 +251,31 @@ class JobStore:
         answer = await asyncio.shield(reading)
         return list(answer[0][1]) if answer else []
 
-    async def _call(self, *command: str | int) -> Any:
+    async def command(self, *command: str | int) -> Any:
+        """One command of Redis."""
         return await _whole(self._redis.execute_command(*command))  # type: ignore[no-untyped-call]
 
-    async def _run(self, script: str, *arguments: str | int) -> Any:
+    async def script(self, script: str, *arguments: str | int) -> Any:
+        """Runs one of ``workers/lua``."""
         return await _whole(self._scripts[script](args=arguments))
+
+
+def new_id(kind: str) -> str:
+    return f"{kind}_{secrets.token_hex(16)}"
+
+
+def idempotency_record(kind: str, idempotency: tuple[str, str] | None) -> tuple[str, str]:
+    """Where a client's key is remembered for this kind of thing, and the body's digest; empty without a key."""
+    if idempotency is None:
+        return "", ""
+    key, digest = idempotency
+    return f"reasoner:idempotency:{kind}:{hashlib.sha256(key.encode()).hexdigest()}", digest
+
+
+def usage_of(fields: dict[str, str]) -> Usage:
+    """The bill in a hash."""
+    usage = {name.removeprefix("usage:"): value for name, value in fields.items() if name.startswith("usage:")}
+    return Usage.model_validate_strings(usage)
 
 
 async def _whole(operation: Coroutine[Any, Any, Any]) -> Any:
@@ -308,7 +337,6 @@ def _document(fields: dict[str, str]) -> JobDocument:
     def moment(name: str) -> float | None:
         return float(fields[name]) if name in fields else None
 
-    usage = {name.removeprefix("usage:"): value for name, value in fields.items() if name.startswith("usage:")}
     return {
         "id": fields["id"],
         "status": fields["status"],
@@ -316,9 +344,10 @@ def _document(fields: dict[str, str]) -> JobDocument:
         "started_at": moment("started"),
         "finished_at": moment("finished"),
         "attempt": int(fields["attempt"]),
+        "batch": fields.get("batch"),
         "last_seq": int(fields["seq"]),
         "spec": json.loads(fields["spec"]),
-        "usage": Usage.model_validate_strings(usage).model_dump(),
+        "usage": usage_of(fields).model_dump(),
         "result": json.loads(fields.get("result", "null")),
         "error": json.loads(fields.get("error", "null")),
     }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -53,8 +54,12 @@ class Draining:
                 self._listeners.discard(listener)
 
 
-def make_worker(settings: Settings, run: RunJob = run_job) -> Celery:
-    """The application with its task. Each job runs on an event loop of its own, in one thread of the pool."""
+def make_worker(settings: Settings, run: RunJob | None = None) -> Celery:
+    """The application with its task. Each job runs on an event loop of its own, in one thread of the pool.
+
+    ``run`` is for tests; without it jobs are searched for answers, at the configured prices.
+    """
+    search: RunJob = run or functools.partial(run_job, prices=settings.prices)
     app = make_celery(settings)
     draining = Draining()
     worker_shutting_down.connect(draining.begin, weak=False)
@@ -71,7 +76,7 @@ def make_worker(settings: Settings, run: RunJob = run_job) -> Celery:
                     job_id,
                     store=store,
                     engine=engine,
-                    run=run,
+                    run=search,
                     draining=stopping,
                     lease=settings.lease_seconds,
                     max_attempts=settings.max_attempts,

@@ -148,7 +148,9 @@ class Speculator:
         """What is asked for the branches that are due one token and may write more than that."""
         due: list[tuple[GenerateSequence, int]] = []
         for sequence, count in work:
-            if count == 1 and isinstance(sequence, GenerateSequence) and sequence.computed + 1 == len(sequence.tokens):
+            if not isinstance(sequence, GenerateSequence) or not sequence.job.draft:
+                continue
+            if count == 1 and sequence.computed + 1 == len(sequence.tokens):
                 written = len(sequence.written) - len(sequence.branch.generated)
                 # The step draws one token more than are guessed right.
                 room = min(sequence.branch.max_tokens - written, self._context - len(sequence.tokens)) - 1

@@ -66,6 +66,7 @@ class Harness:
             priority=request.priority,
             namespace=request.cache_salt,
             lease=request.lease,
+            draft=isinstance(request, GenerateRequest) and request.draft,
         )
         if isinstance(request, GenerateRequest):
             self.core.model.add_branches(request, job)

@@ -2,8 +2,8 @@
 local id, lease, max_attempts, worker = unpack(ARGV)
 local job = job_key(id)
 local now = now_ms()
-local status, expires, attempt, cancel, waiting = unpack(
-  redis.call('HMGET', job, 'status', 'lease', 'attempt', 'cancel', 'waiting'))
+local status, expires, attempt, cancel, waiting, share = unpack(
+  redis.call('HMGET', job, 'status', 'lease', 'attempt', 'cancel', 'waiting', 'share'))
 
 if not status then
   return { 'gone' }
@@ -11,6 +11,8 @@ elseif status == 'in_progress' and number(expires) > now then
   return { 'held' }
 elseif status ~= 'queued' and status ~= 'in_progress' then
   return { 'ended' }
+elseif share == 'waiting' then
+  return { 'waiting' } -- for its batch: the grant that it asked for wakes it
 elseif cancel then
   finish(id, 'cancelled', 'null', 'null')
   return { 'ended' }
@@ -31,4 +33,5 @@ look_at(id, now + lease)
 if not waiting then
   append(id, first and 'job.started' or 'job.resumed', '{"attempt":' .. attempt .. '}')
 end
-return { 'claimed', token, attempt, redis.call('HGET', job, 'spec') }
+local spec, granted = unpack(redis.call('HMGET', job, 'spec', 'granted'))
+return { 'claimed', token, attempt, spec, granted, share }

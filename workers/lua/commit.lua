@@ -2,8 +2,8 @@
 -- so a commit whose answer got lost can be repeated.
 local id, token = ARGV[1], ARGV[2]
 local job = job_key(id)
-local status, current, cancel, waiting, attempt = unpack(
-  redis.call('HMGET', job, 'status', 'token', 'cancel', 'waiting', 'attempt'))
+local status, current, cancel, waiting, attempt, batch = unpack(
+  redis.call('HMGET', job, 'status', 'token', 'cancel', 'waiting', 'attempt', 'batch'))
 if status ~= 'in_progress' or current ~= token then
   return 'lost'
 end
@@ -19,6 +19,9 @@ for i = 3, #ARGV, 5 do
       local amount = string.format('%.17g', value)
       redis.call('HINCRBYFLOAT', job, 'usage:' .. name, amount)
       redis.call('HINCRBYFLOAT', STATS, 'usage:' .. name, amount)
+      if batch then
+        redis.call('HINCRBYFLOAT', batch_key(batch), 'usage:' .. name, amount)
+      end
     end
   end
 end

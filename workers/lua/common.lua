@@ -7,6 +7,12 @@
 --   reasoner:jobs, :STATUS   sorted sets of ids by order of submission: all jobs, and those of one status
 --   reasoner:due             sorted set of unfinished ids by the time (ms) at which the reaper must look at them
 --   reasoner:idempotency:*   hash: job and digest of the body, for a day
+--   reasoner:batch:ID        hash: budget, metadata, times, pool (tokens that no job holds), floors and active (jobs
+--                            that spend their first grant, or a later one), count:STATUS, usage:*, cancel
+--   reasoner:batch:ID:jobs   list of its jobs' ids; each job's hash names the batch, what it was granted, and its share:
+--                            floor, waiting, active, closed
+--   reasoner:batch:ID:waiting  sorted set of jobs that ask for more by the gain that a token promises there
+--   reasoner:batches         sorted set of ids by order of submission
 --   reasoner:stats           hash: counters for /metrics
 
 local JOBS, DUE, STATS = 'reasoner:jobs', 'reasoner:due', 'reasoner:stats'
@@ -22,6 +28,10 @@ end
 
 local function number(value)
   return tonumber(value) or 0
+end
+
+local function batch_key(id)
+  return 'reasoner:batch:' .. id
 end
 
 local function ms(value)
@@ -43,10 +53,58 @@ local function set_status(id, status)
   redis.call('ZREM', JOBS .. ':' .. before, id)
   redis.call('ZADD', JOBS .. ':' .. status, n, id)
   redis.call('HSET', job_key(id), 'status', status)
+  local batch = redis.call('HGET', job_key(id), 'batch')
+  if batch then
+    redis.call('HINCRBY', batch_key(batch), 'count:' .. before, -1)
+    redis.call('HINCRBY', batch_key(batch), 'count:' .. status, 1)
+  end
 end
 
 local function look_at(id, time)
   redis.call('ZADD', DUE, ms(time), id)
+end
+
+-- Hands the pool of a batch out: the rule of reasoner.allocator.Pool. Grants wake their jobs.
+local function deal(batch)
+  local key = batch_key(batch)
+  while true do
+    local pool, floors, active, width, cancel = unpack(
+      redis.call('HMGET', key, 'pool', 'floors', 'active', 'width', 'cancel'))
+    pool, floors, active = number(pool), number(floors), number(active)
+    if floors > 0 or active >= number(width) or cancel then
+      return
+    end
+    local best = redis.call('ZREVRANGE', key .. ':waiting', 0, 0, 'WITHSCORES')
+    if not best[1] then
+      return
+    end
+    local id, gain = best[1], number(best[2])
+    local tokens, share = 0, 'closed'
+    if gain > 0 then
+      if pool == 0 and active > 0 then
+        return -- what the active ones leave may still reach it
+      end
+      tokens = math.min(number(redis.call('HGET', job_key(id), 'asked')), pool)
+    end
+    if tokens > 0 then
+      share = 'active'
+      redis.call('HINCRBY', key, 'active', 1)
+      redis.call('HINCRBY', key, 'pool', -tokens)
+      redis.call('HINCRBY', job_key(id), 'granted', tokens)
+    end
+    redis.call('ZREM', key .. ':waiting', id)
+    redis.call('HSET', job_key(id), 'share', share)
+    look_at(id, now_ms())
+  end
+end
+
+-- A job gives its place up: it asks for more, or has ended.
+local function leave_share(batch, id, share)
+  local place = ({ floor = 'floors', active = 'active' })[share]
+  if place then
+    redis.call('HINCRBY', batch_key(batch), place, -1)
+  end
+  redis.call('ZREM', batch_key(batch) .. ':waiting', id)
 end
 
 local function usage_json(id)
@@ -69,6 +127,17 @@ local function finish(id, status, result, failure)
   redis.call('ZREM', DUE, id)
   redis.call('DEL', job_key(id) .. ':keys')
   append(id, 'job.' .. status, '{"result":' .. result .. ',"error":' .. failure .. ',"usage":' .. usage_json(id) .. '}')
+  local batch, granted, share, generated, verified = unpack(
+    redis.call('HMGET', job_key(id), 'batch', 'granted', 'share', 'usage:generated', 'usage:verifier_computed'))
+  if batch then
+    leave_share(batch, id, share)
+    redis.call('HSET', job_key(id), 'share', 'ended')
+    redis.call('HINCRBY', batch_key(batch), 'pool', number(granted) - number(generated) - number(verified))
+    if redis.call('HINCRBY', batch_key(batch), 'running', -1) == 0 then
+      redis.call('HSET', batch_key(batch), 'finished', seconds(now))
+    end
+    deal(batch)
+  end
   local took = now / 1000 - number(redis.call('HGET', job_key(id), 'created'))
   redis.call('HINCRBY', STATS, 'finished:' .. status, 1)
   redis.call('HINCRBYFLOAT', STATS, 'seconds:sum', string.format('%.3f', took))
@@ -82,4 +151,26 @@ end
 local function give_up(id, attempts)
   local message = 'the job lost its worker ' .. attempts .. ' times and is given up'
   finish(id, 'failed', 'null', cjson.encode({ code = 'max_attempts', message = message }))
+end
+
+local function record(id, spec, priority, now)
+  local n = redis.call('INCR', 'reasoner:submitted')
+  redis.call('HSET', job_key(id), 'id', id, 'n', n, 'spec', spec, 'priority', priority, 'status', 'queued',
+    'created', seconds(now), 'attempt', 0, 'token', 0, 'lease', 0, 'seq', 0)
+  redis.call('ZADD', JOBS, n, id)
+  redis.call('ZADD', JOBS .. ':queued', n, id)
+  append(id, 'job.queued', '{}')
+  look_at(id, now)
+end
+
+local function cancel(id)
+  local status = redis.call('HGET', job_key(id), 'status')
+  if not status then
+    return 'gone'
+  elseif status == 'queued' then
+    finish(id, 'cancelled', 'null', 'null')
+  elseif status == 'in_progress' then
+    redis.call('HSET', job_key(id), 'cancel', 1)
+  end
+  return 'ok'
 end

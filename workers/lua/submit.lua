@@ -15,11 +15,5 @@ if idempotency ~= '' then
   redis.call('HSET', idempotency, 'job', id, 'digest', digest)
   redis.call('EXPIRE', idempotency, 86400)
 end
-local n = redis.call('INCR', 'reasoner:submitted')
-redis.call('HSET', job_key(id), 'id', id, 'n', n, 'spec', spec, 'priority', priority, 'status', 'queued',
-  'created', seconds(now), 'attempt', 0, 'token', 0, 'lease', 0, 'seq', 0)
-redis.call('ZADD', JOBS, n, id)
-redis.call('ZADD', JOBS .. ':queued', n, id)
-append(id, 'job.queued', '{}')
-look_at(id, now)
+record(id, spec, priority, now)
 return { 'created', id }

@@ -116,6 +116,17 @@ def test_every_kind_of_request_is_answered_as_without_guesses(checkpoints: Check
     assert accepted_at[1.0] > 0.5 * tokens
 
 
+def test_a_request_that_wants_no_guesses_gets_none_beside_others_that_do(checkpoints: Checkpoints) -> None:
+    folder = checkpoints("qwen3")
+    asked = requests("plain")
+    plain = completions(answers(Harness(folder), asked))
+    harness = speculating(folder, Oracle(truth(asked, plain), VOCAB, 1.0), "chain")
+    heard = answers(harness, [replace(request, draft=number % 2 == 0) for number, request in enumerate(asked)])
+    same(completions(heard), plain)
+    for number, events in enumerate(heard):
+        assert all((one.drafted_tokens > 0) == (number % 2 == 0) for one in completions([events]))
+
+
 @pytest.mark.parametrize("shape", list(SHAPES))
 @pytest.mark.parametrize("family", ["mistral", "gemma2", "gemma3", "mixtral", "phi3", "gpt2"])
 def test_windows_soft_caps_experts_and_foreign_models_speculate_exactly(

@@ -1,0 +1,92 @@
+"""The job as it will run: what the client left open is decided here, once, and echoed."""
+
+from __future__ import annotations
+
+import secrets
+from typing import Any
+
+from api.catalog import Catalog
+from api.problems import Problem
+from engine.types import EngineError, InvalidRequest, ModelInfo
+from reasoner.effort import apply_effort
+from reasoner.jobs import Budget, JobSpec, StrategySpec
+from reasoner.prices import check_budget
+from reasoner.strategies import resolve
+from reasoner.verifier_specs import JudgeVerifier, PrmVerifier
+from workers.settings import Settings
+
+
+async def effective(spec: JobSpec, settings: Settings, catalog: Catalog) -> dict[str, Any]:
+    """The specification with models, budget, parameters and seed filled in. Raises ``Problem`` for what cannot work."""
+    spec = _budgeted(spec, settings)
+    served = await _served(spec, catalog)
+    _check_models(spec, served)
+    _check_budget(spec, settings, served)
+    parameters = resolve(spec.strategy.name, spec.strategy.params).model_dump()
+    spec.strategy = StrategySpec.model_validate({"name": spec.strategy.name, **parameters})
+    spec.model = spec.model or settings.model_name
+    match spec.verifier:
+        case PrmVerifier():
+            spec.verifier.model = spec.verifier.model or settings.prm_name
+        case JudgeVerifier():
+            spec.verifier.model = spec.verifier.model or spec.model
+    if spec.seed is None:
+        spec.seed = secrets.randbelow(2**53)  # survives the doubles of JavaScript
+    return spec.model_dump()
+
+
+def _budgeted(spec: JobSpec, settings: Settings) -> JobSpec:
+    """The job with the limits that it will be held to."""
+    if spec.budget == Budget():
+        budget = Budget(tokens=settings.budget_tokens, seconds=settings.budget_seconds)
+        return spec.model_copy(update={"budget": budget})
+    try:
+        return apply_effort(spec, settings.effort)
+    except InvalidRequest as error:
+        raise _refusal(error) from None
+
+
+def _named(spec: JobSpec) -> list[tuple[str, str, str]]:
+    """Field, name and kind of the models that the client names."""
+    asked: list[tuple[str, str | None, str]] = [("model", spec.model, "generate")]
+    match spec.verifier:
+        case PrmVerifier(model=name):
+            asked.append(("verifier.model", name, "classify"))
+        case JudgeVerifier(model=name):
+            asked.append(("verifier.model", name, "generate"))
+    return [(field, name, kind) for field, name, kind in asked if name is not None]
+
+
+async def _served(spec: JobSpec, catalog: Catalog) -> list[ModelInfo] | None:
+    """``None`` when nothing depends on it, and while the engine is not there to say: a job may wait for an engine."""
+    if not _named(spec) and spec.budget.flops is None:
+        return None
+    try:
+        return await catalog.models()
+    except EngineError:
+        return None
+
+
+def _check_models(spec: JobSpec, models: list[ModelInfo] | None) -> None:
+    if models is None:
+        return
+    for field, name, kind in _named(spec):
+        served = sorted(model.id for model in models if model.kind == kind)
+        if name not in served:
+            message = f"{name!r} is not served; served are {', '.join(served) or 'none'}"
+            raise Problem(422, "unknown-model", f"{field}: {message}", errors=[(field, message)])
+
+
+def _check_budget(spec: JobSpec, settings: Settings, models: list[ModelInfo] | None) -> None:
+    model = spec.model or settings.model_name
+    info = next((info for info in models or () if info.id == model), None)
+    try:
+        check_budget(spec.budget, model, info, settings.prices)
+    except InvalidRequest as error:
+        raise _refusal(error) from None
+
+
+def _refusal(error: InvalidRequest) -> Problem:
+    field = error.field or "budget"
+    message = str(error).removeprefix(f"{field}: ")
+    return Problem(422, "impossible-budget", f"{field}: {message}", errors=[(field, message)])

@@ -1,0 +1,87 @@
+"""Who gets the next tokens of a budget that several jobs share.
+
+Every job first gets the same floor. A job that has used up what it was granted asks for one more slice and says what it
+expects of it: the gain in its chance of being right. The pool goes to the job that promises the largest gain per token,
+again and again, until it is empty: for gains that diminish this solves the knapsack of all slices (Fox 1966, "Discrete
+Optimization Via Marginal Analysis"; for language models Damani et al. 2024, "Learning How Hard to Think", section 3).
+A job asks for itself, of nothing but its own samples, so the whole decision is a queue by priority.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+FLOOR = 0.25
+"""Of an even share: what every job gets, however little it promises."""
+WIDTH = 16
+"""Jobs that spend a slice beyond their floor at once: more keep the engine busier, fewer compare more before a token is
+spent."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """A slice that a job asks for, and the gain in its chance of a right answer that it expects of it."""
+
+    tokens: int
+    gain: float
+
+    @property
+    def rate(self) -> float:
+        """Gain per token: what asks are compared by."""
+        return self.gain / self.tokens
+
+
+def floor(budget: int, jobs: int) -> int:
+    """The tokens that each of the jobs is granted at the start, at least one; a budget has one for each."""
+    return max(1, int(FLOOR * budget) // jobs)
+
+
+class Pool:
+    """The rule in one process; a batch of the service follows the same one in its store (``workers/lua``).
+
+    Both methods answer what is decided now: tokens for jobs that asked, 0 for one that gets no more.
+    """
+
+    def __init__(self, budget: int, jobs: Sequence[str], width: int = WIDTH) -> None:
+        """Raises ``ValueError`` for less than a token for each job."""
+        if budget < len(jobs):
+            raise ValueError(f"{budget} tokens are less than one for each of {len(jobs)} jobs")
+        self.granted = dict.fromkeys(jobs, floor(budget, len(jobs)))
+        self.unassigned = budget - sum(self.granted.values())
+        self._width = width
+        self._floors = set(jobs)
+        self._active: set[str] = set()
+        self._waiting: dict[str, Ask] = {}
+
+    def ask(self, job: str, ask: Ask) -> dict[str, int]:
+        """A job has used up what it was granted and would go on."""
+        self._leave(job)
+        self._waiting[job] = ask
+        return self._deal()
+
+    def end(self, job: str, spent: int) -> dict[str, int]:
+        """A job has ended; what it leaves is shared again."""
+        self._leave(job)
+        self.unassigned += self.granted[job] - spent
+        return self._deal()
+
+    def _leave(self, job: str) -> None:
+        self._floors.discard(job)
+        self._active.discard(job)
+        self._waiting.pop(job, None)
+
+    def _deal(self) -> dict[str, int]:
+        dealt: dict[str, int] = {}
+        while self._waiting and not self._floors and len(self._active) < self._width:
+            job, ask = max(self._waiting.items(), key=lambda item: (item[1].rate, item[0]))
+            if ask.gain > 0 and self.unassigned == 0 and self._active:
+                break  # what the active ones leave may still reach it
+            tokens = min(ask.tokens, self.unassigned) if ask.gain > 0 else 0
+            if tokens > 0:
+                self._active.add(job)
+                self.unassigned -= tokens
+                self.granted[job] += tokens
+            del self._waiting[job]
+            dealt[job] = tokens
+        return dealt

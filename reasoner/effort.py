@@ -1,0 +1,86 @@
+"""Effort: budgets with names. An operator says what ``low`` or ``high`` may spend; a client only says the name."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Self
+
+from pydantic import Field, field_validator, model_validator
+
+from engine.types import InvalidRequest
+from reasoner.jobs import Budget, JobSpec, StrategySpec
+from reasoner.strategies import resolve
+from reasoner.strict import Strict
+
+LIMITS = ("tokens", "seconds", "flops", "cost")
+
+
+class Effort(Strict):
+    """What a name stands for: limits, and the strategy of jobs that choose none."""
+
+    tokens: int | None = None
+    seconds: float | None = None
+    flops: float | None = None
+    cost: float | None = None
+    strategy: StrategySpec | None = Field(None, description="A name, or a name with parameters.")
+
+    @field_validator("strategy", mode="before")
+    @classmethod
+    def _bare_name(cls, value: Any) -> Any:
+        return {"name": value} if isinstance(value, str) else value
+
+    @model_validator(mode="after")
+    def _makes_sense(self) -> Self:
+        if self.budget == Budget():
+            raise ValueError(f"give at least one of {', '.join(LIMITS)}")
+        if self.strategy is not None:
+            resolve(self.strategy.name, self.strategy.params)
+        return self
+
+    @property
+    def budget(self) -> Budget:
+        """The limits. Raises ``ValidationError`` for one that cannot be."""
+        return Budget(**{name: getattr(self, name) for name in LIMITS})
+
+
+def _default(tokens: int, strategy: str, **params: int) -> Effort:
+    return Effort(tokens=tokens, strategy=StrategySpec.model_validate({"name": strategy, **params}))
+
+
+DEFAULT_EFFORTS: dict[str, Effort] = {
+    "minimal": _default(2_000, "greedy"),
+    "low": _default(5_000, "weighted_vote", n=4),
+    "medium": _default(20_000, "weighted_vote", n=16),
+    "high": _default(80_000, "weighted_vote", n=64),
+}
+
+
+def apply_effort(spec: JobSpec, efforts: Mapping[str, Effort]) -> JobSpec:
+    """The job with its effort's limits, and its strategy if the job chose none. Without an effort, the job as it is.
+
+    Raises ``InvalidRequest`` for a name that nobody knows and for limits that contradict the effort's.
+    """
+    name, given = spec.budget.effort, spec.budget
+    if name is None:
+        return spec
+    if name not in efforts:
+        raise InvalidRequest(
+            f"budget.effort: there is no effort {name!r}; known are {', '.join(efforts)}", "budget.effort"
+        )
+    meant = efforts[name].budget
+    for limit in LIMITS:
+        if getattr(given, limit) not in (None, getattr(meant, limit)):
+            raise InvalidRequest(
+                f"budget.{limit}: effort {name!r} sets the limits ({_told(meant)}): leave out {limit}, or effort",
+                f"budget.{limit}",
+            )
+    changes: dict[str, Any] = {"budget": meant.model_copy(update={"effort": name})}
+    strategy = efforts[name].strategy
+    if strategy is not None and "strategy" not in spec.model_fields_set:
+        changes["strategy"] = strategy
+    return spec.model_copy(update=changes)
+
+
+def _told(budget: Budget) -> str:
+    limits = budget.model_dump(include=set(LIMITS), exclude_none=True)
+    return ", ".join(f"{name} {value:g}" for name, value in limits.items())

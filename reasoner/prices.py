@@ -1,0 +1,148 @@
+"""What a token takes: FLOPs by the size of its model, money by the operator's prices.
+
+Everything is counted in whole numbers, so that sums are exact and a budget is held to the last FLOP and cent. Money is
+counted in trillionths of the currency unit: prices per million tokens are then exact to six decimals.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Annotated
+
+from pydantic import Field
+
+from engine.types import InvalidRequest, ModelInfo
+from reasoner.jobs import Budget, Usage
+from reasoner.strict import Strict
+
+TRILLIONTHS = 10**12
+_FLOPS_PER_WEIGHT = 2
+
+Price = Annotated[float, Field(ge=0, le=1e6)]
+
+
+class Prices(Strict):
+    """Of one model, per million tokens, in whatever currency ``Budget.cost`` is meant in."""
+
+    prompt: Price = Field(0.0, description="Prompt tokens that the model computes.")
+    cached: Price = Field(0.0, description="Prompt tokens that it has in its cache.")
+    generated: Price = Field(0.0, description="Tokens that it generates.")
+    verifier: Price | None = Field(None, description="Tokens that it computes as a verifier; without it as prompt.")
+
+
+@dataclass(frozen=True, slots=True)
+class Amount:
+    """Tokens as a token budget counts them, FLOPs, and trillionths of the currency unit."""
+
+    tokens: int = 0
+    flops: int = 0
+    money: int = 0
+
+    @classmethod
+    def of(cls, usage: Usage) -> Amount:
+        """What a bill holds against a budget."""
+        return cls(usage.total, int(usage.flops), round(usage.cost * TRILLIONTHS))
+
+    def __iter__(self) -> Iterator[int]:
+        return iter((self.tokens, self.flops, self.money))
+
+    def __add__(self, other: Amount) -> Amount:
+        return Amount(self.tokens + other.tokens, self.flops + other.flops, self.money + other.money)
+
+    def __mul__(self, times: int) -> Amount:
+        return Amount(self.tokens * times, self.flops * times, self.money * times)
+
+    def __sub__(self, other: Amount) -> Amount:
+        return Amount(self.tokens - other.tokens, self.flops - other.flops, self.money - other.money)
+
+
+NOTHING = Amount()
+
+
+@dataclass(frozen=True, slots=True)
+class Rate:
+    """What one token of a model takes; money in trillionths."""
+
+    flops: int = 0
+    prompt: int = 0
+    cached: int = 0
+    generated: int = 0
+    verifier: int = 0
+
+    @classmethod
+    def of(cls, model: ModelInfo, prices: Mapping[str, Prices]) -> Rate:
+        listed = prices.get(model.id, Prices())
+        priced = {**listed.model_dump(), "verifier": listed.prompt if listed.verifier is None else listed.verifier}
+        per_token = {name: round(price * (TRILLIONTHS // 10**6)) for name, price in priced.items()}
+        return cls(flops=_FLOPS_PER_WEIGHT * model.parameters, **per_token)
+
+    def branch(self, prompt: int, tokens: int) -> Amount:
+        """The most that a branch takes: nothing of its prompt is cached, or what is costs more than computing it."""
+        dearest = max(self.prompt, self.cached)
+        return Amount(tokens, self.flops * (prompt + tokens), dearest * prompt + self.generated * tokens)
+
+    def verification(self, computed: int) -> Amount:
+        """What a verifier's computed tokens take. Those that it has in its cache are free."""
+        return Amount(computed, self.flops * computed, self.verifier * computed)
+
+    def branch_bill(self, prompt: int, cached: int, generated: int, drafted: int, accepted: int) -> Usage:
+        """What a branch came to: two FLOPs per weight and computed token, wrong guesses included."""
+        computed = prompt - cached + generated + drafted - accepted
+        money = self.prompt * (prompt - cached) + self.cached * cached + self.generated * generated
+        return Usage(
+            prompt=prompt,
+            cached=cached,
+            generated=generated,
+            drafted=drafted,
+            accepted=accepted,
+            flops=float(self.flops * computed),
+            cost=money / TRILLIONTHS,
+        )
+
+    def verification_bill(self, computed: int, cached: int) -> Usage:
+        """What a verifier's answer came to."""
+        amount = self.verification(computed)
+        return Usage(
+            verifier_computed=computed,
+            verifier_cached=cached,
+            flops=float(amount.flops),
+            cost=amount.money / TRILLIONTHS,
+        )
+
+
+def check_budget(budget: Budget, model: str, info: ModelInfo | None, prices: Mapping[str, Prices]) -> None:
+    """Raises ``InvalidRequest`` for a limit that cannot be held or would not pay for a single token.
+
+    ``info`` is ``None`` while nobody can say what is served as ``model``.
+    """
+    if budget.flops is not None and info is not None:
+        if info.parameters == 0:
+            raise InvalidRequest(
+                f"budget.flops: the engine does not tell the size of model {model!r}: give tokens, seconds or cost",
+                "budget.flops",
+            )
+        least = _FLOPS_PER_WEIGHT * info.parameters * 2  # a prompt has a token, and so has an answer
+        if budget.flops < least:
+            raise InvalidRequest(
+                f"budget.flops: {budget.flops:g} is less than model {model!r} needs to read one token and write one: "
+                f"give at least {least:g}",
+                "budget.flops",
+            )
+    if budget.cost is not None:
+        listed = prices.get(model, Prices())
+        if not any(listed.model_dump().values()):
+            priced = ", ".join(sorted(prices)) or "none"
+            raise InvalidRequest(
+                f"budget.cost: model {model!r} has no prices (models with prices: {priced}): write [prices.{model}] "
+                "with prompt, cached and generated, per million tokens, into reasoner.toml, or give tokens, seconds or "
+                "flops",
+                "budget.cost",
+            )
+        least_money = (listed.generated + min(listed.prompt, listed.cached)) / 1e6
+        if budget.cost < least_money:
+            raise InvalidRequest(
+                f"budget.cost: {budget.cost:g} does not pay for one token of model {model!r}: "
+                f"give at least {least_money:g}",
+                "budget.cost",
+            )

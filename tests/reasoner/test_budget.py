@@ -1,0 +1,268 @@
+"""Budgets in tokens, FLOPs and money: held to the last one, whatever the search, the cache and the prices."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, replace
+from fractions import Fraction
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from engine.types import (
+    Completion,
+    Delta,
+    EngineUnavailable,
+    GenerateRequest,
+    InvalidRequest,
+    ModelInfo,
+    ScoreRequest,
+    ScoreResult,
+)
+from reasoner.budget import Ledger
+from reasoner.jobs import Budget, JobSpec, Usage
+from reasoner.journal import MemoryJournal
+from reasoner.prices import NOTHING, Amount, Prices, Rate, check_budget
+from reasoner.run import JobOutcome, run_job
+from reasoner.strategies import STRATEGIES
+from tests.scripted import ScriptedEngine
+
+POLICY, PRM = 700, 1300
+"""Weights."""
+
+
+@dataclass
+class Bill:
+    """Spent and still allowed, in exact arithmetic: what the test counts by itself."""
+
+    flops: int = 0
+    money: Fraction = Fraction(0)
+    most_flops: int = 0
+    most_money: Fraction = Fraction(0)
+
+    def add(self, flops: int, money: Fraction) -> None:
+        self.flops += flops
+        self.money += money
+        self.most_flops = max(self.most_flops, self.flops)
+        self.most_money = max(self.most_money, self.money)
+
+
+class Watching(ScriptedEngine):
+    """Adds up the most that its requests could take while they run, and afterwards what they took."""
+
+    def __init__(self, prices: dict[str, Prices], **options: object) -> None:
+        super().__init__(**options)  # type: ignore[arg-type]
+        self.bill = Bill()
+        self.prices = prices
+
+    async def models(self) -> list[ModelInfo]:
+        policy, prm = await super().models()
+        return [replace(policy, parameters=POLICY), replace(prm, parameters=PRM)]
+
+    def price(self, model: str, kind: str) -> Fraction:
+        return Fraction(str(getattr(self.prices.get(model, Prices()), kind))) / 10**6
+
+    async def generate(self, request: GenerateRequest, *, stream: bool = False) -> AsyncIterator[Completion | Delta]:
+        read, cached, written = (self.price("policy", kind) for kind in ("prompt", "cached", "generated"))
+        bounds = []
+        for branch in request.branches:
+            sent = len(request.prompt) + len(branch.generated)
+            bound = (2 * POLICY * (sent + branch.max_tokens), max(read, cached) * sent + written * branch.max_tokens)
+            bounds.append(bound)
+            self.bill.add(*bound)
+        async for item in super().generate(request, stream=stream):
+            assert isinstance(item, Completion)
+            flops, money = bounds[item.index]
+            fresh, new = item.prompt_tokens - item.cached_tokens, len(item.token_ids)
+            wrong = item.drafted_tokens - item.accepted_tokens
+            took = read * fresh + cached * item.cached_tokens + written * new
+            self.bill.add(2 * POLICY * (fresh + new + wrong) - flops, took - money)
+            yield item
+
+    async def score(self, request: ScoreRequest) -> list[ScoreResult]:
+        price, bound = self.price("prm", "verifier"), request.max_compute
+        if bound is not None:
+            self.bill.add(2 * PRM * bound * len(request.items), price * bound * len(request.items))
+        results = await super().score(request)
+        for result in results:
+            took = 0 if result.values is None else result.computed_tokens
+            self.bill.add(2 * PRM * (took - (bound or 0)), price * (took - (bound or 0)))
+        return results
+
+
+def job(strategy: str, seed: int, **budget: float) -> JobSpec:
+    params = {} if strategy in ("greedy", "budget_forcing") else {"n": 8}
+    known = STRATEGIES[strategy].params.model_fields
+    return JobSpec.model_validate(
+        {
+            "problem": "how?",
+            "seed": seed,
+            "strategy": {"name": strategy, **{name: value for name, value in params.items() if name in known}},
+            "budget": budget,
+        }
+    )
+
+
+per_million = st.integers(0, 5_000_000).map(lambda millionths: millionths / 1e6)
+price_lists = st.builds(Prices, prompt=per_million, cached=per_million, generated=per_million, verifier=per_million)
+limits = st.fixed_dictionaries(
+    {},
+    optional={
+        "tokens": st.integers(1, 2500),
+        "flops": st.integers(4 * POLICY, 4_000_000),
+        "cost": st.integers(10, 8000).map(lambda millionths: millionths / 1e6),
+    },
+)
+
+
+async def run(spec: JobSpec, engine: Watching, journal: MemoryJournal | None = None) -> JobOutcome:
+    return await run_job(spec, engine, journal or MemoryJournal(), prices=engine.prices)
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    strategy=st.sampled_from(sorted(STRATEGIES)),
+    seed=st.integers(0, 1000),
+    budget=limits,
+    policy=price_lists,
+    prm=price_lists,
+    order=st.integers(0, 1000),
+    warm=st.booleans(),
+    guesses=st.booleans(),
+    held=st.sampled_from([0.0, 0.5, 1.0]),
+)
+async def test_no_search_could_ever_take_more_than_any_of_its_limits(
+    strategy: str,
+    seed: int,
+    budget: dict[str, float],
+    policy: Prices,
+    prm: Prices,
+    order: int,
+    warm: bool,
+    guesses: bool,
+    held: float,
+) -> None:
+    engine = Watching({"policy": policy, "prm": prm}, order=order, warm=warm, guesses=guesses, held=held)
+    spec = job(strategy, seed, **budget)
+    try:
+        check_budget(spec.budget, "policy", (await engine.models())[0], engine.prices)
+    except InvalidRequest:
+        with pytest.raises(InvalidRequest):
+            await run(spec, engine)
+        return
+    usage = (await run(spec, engine)).usage
+    assert usage.total == engine.total <= budget.get("tokens", engine.total)
+    assert usage.flops == engine.bill.flops
+    assert round(Fraction(usage.cost), 12) == round(engine.bill.money, 12)
+    if "flops" in budget:
+        assert engine.bill.most_flops <= budget["flops"]
+        assert usage.drafted == 0
+    if "cost" in budget:
+        assert engine.bill.most_money <= Fraction(str(budget["cost"]))
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    strategy=st.sampled_from(sorted(STRATEGIES)),
+    seed=st.integers(0, 1000),
+    budget=limits,
+    die_after=st.integers(0, 30),
+    order=st.integers(0, 1000),
+)
+async def test_a_job_that_dies_and_is_resumed_keeps_to_all_limits_together_and_its_replay_has_the_same_bill(
+    strategy: str, seed: int, budget: dict[str, float], die_after: int, order: int
+) -> None:
+    prices = {"policy": Prices(prompt=0.25, cached=0.05, generated=1.5), "prm": Prices(verifier=0.125)}
+    budget |= {"flops": budget.get("flops", 3_000_000), "cost": max(budget.get("cost", 0.0), 5e-6)}
+    spec, journal = job(strategy, seed, **budget), MemoryJournal()
+    with contextlib.suppress(EngineUnavailable):
+        await run(spec, Watching(prices, order=order, die_after=die_after), journal)
+    outcome = await run(spec, Watching(prices, order=order + 1, held=0.5), journal)
+    assert outcome.usage.flops <= budget["flops"]
+    assert round(outcome.usage.cost, 12) <= budget["cost"]
+    idle = Watching({}, order=order)
+    again = await run_job(spec, idle, MemoryJournal(journal.entries), prices=prices)
+    assert (again.result, again.usage) == (outcome.result, outcome.usage)
+    assert idle.total == 0
+
+
+amounts = st.builds(Amount, st.integers(0, 50), st.integers(0, 50), st.integers(0, 50))
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    limits=st.tuples(*[st.one_of(st.none(), st.integers(1, 100))] * 3),
+    moves=st.lists(st.tuples(st.sampled_from(["settle", "release"]), amounts, st.floats(0, 1)), max_size=30),
+)
+def test_a_ledger_gives_out_what_is_left_and_gets_all_that_is_not_used_back(
+    limits: tuple[int | None, int | None, int | None], moves: list[tuple[str, Amount, float]]
+) -> None:
+    tokens, flops, money = limits
+    ledger = Ledger(Budget(tokens=tokens, flops=flops, cost=None if money is None else money * 1e-12))
+    spent = Amount()
+    for move, amount, part in moves:
+        fits = all(
+            limit is None or gone + more <= limit for limit, gone, more in zip(limits, spent, amount, strict=True)
+        )
+        assert (ledger.times(amount) >= 1) == fits or amount == NOTHING
+        if not fits:
+            with pytest.raises(ValueError, match="cannot promise"):
+                ledger.reserve(amount)
+            continue
+        ledger.reserve(amount)
+        if move == "release":
+            ledger.release(amount)
+        else:
+            took = Amount(*(int(part * each) for each in amount))
+            spend = Usage(generated=took.tokens, flops=took.flops, cost=took.money * 1e-12)
+            ledger.settle(amount, spend)
+            spent += took
+        assert Amount.of(ledger.usage) == spent
+
+
+@pytest.mark.parametrize("part", [0, 1, 2])
+def test_a_request_that_took_more_than_its_promise_is_an_error(part: int) -> None:
+    ledger = Ledger(Budget(tokens=100, flops=100, cost=100e-12))
+    promise = Amount(10, 10, 10)
+    ledger.reserve(promise)
+    more = [10, 10, 10]
+    more[part] += 1
+    with pytest.raises(ValueError, match="was promised"):
+        ledger.settle(promise, Usage(generated=more[0], flops=more[1], cost=more[2] * 1e-12))
+
+
+def test_a_price_is_per_million_tokens() -> None:
+    model = ModelInfo("m", "generate", 100, 100, 7_000_000_000)
+    rate = Rate.of(model, {"m": Prices(prompt=3.0, cached=0.3, generated=15.0)})
+    bill = rate.branch_bill(prompt=1000, cached=600, generated=200, drafted=50, accepted=20)
+    assert bill.cost == pytest.approx((400 * 3.0 + 600 * 0.3 + 200 * 15.0) / 1e6, rel=1e-12)
+    assert bill.flops == 2 * 7e9 * (400 + 200 + 30)
+    assert Rate.of(model, {"m": Prices(verifier=2.0)}).verification_bill(500, 900).cost == pytest.approx(0.001)
+    assert Rate.of(model, {}).branch_bill(1000, 600, 200, 0, 0).cost == 0.0
+
+
+@pytest.mark.parametrize(
+    ("budget", "parameters", "hint"),
+    [
+        ({"flops": 3999.0}, 1000, "give at least 4000"),
+        ({"flops": 1e9}, 0, "does not tell the size"),
+        ({"cost": 1.0}, 1000, "model 'other' has no prices (models with prices: policy): write [prices.other]"),
+    ],
+)
+def test_a_limit_that_cannot_be_held_is_refused_with_what_would_be_right(
+    budget: dict[str, float], parameters: int, hint: str
+) -> None:
+    model = ModelInfo("other", "generate", 100, 100, parameters)
+    with pytest.raises(InvalidRequest) as refused:
+        check_budget(Budget.model_validate(budget), "other", model, {"policy": Prices(generated=1.0)})
+    assert hint in str(refused.value)
+    assert refused.value.field == f"budget.{next(iter(budget))}"
+
+
+def test_money_that_does_not_pay_for_a_token_is_refused_even_while_nobody_serves_the_model() -> None:
+    prices = {"policy": Prices(prompt=1.0, generated=5.0)}
+    check_budget(Budget(cost=6e-6), "policy", None, prices)
+    with pytest.raises(InvalidRequest, match="does not pay for one token"):
+        check_budget(Budget(cost=4e-6), "policy", None, prices)

@@ -1,0 +1,135 @@
+"""Batches in Redis: jobs like any other, and beside them the budget that they share."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any, get_args
+
+from reasoner.allocator import WIDTH, Ask, floor
+from reasoner.jobs import Status
+from workers.store import (
+    Claim,
+    IdempotencyConflict,
+    JobStore,
+    QueueFull,
+    Share,
+    idempotency_record,
+    new_id,
+    usage_of,
+)
+
+BatchDocument = dict[str, Any]
+"""A batch as the API shows it: the JSON of ``reasoner.batches.Batch``."""
+
+
+class NoSuchBatch(Exception):
+    """There is no batch with this id."""
+
+
+class BatchStore:
+    """The batches of a ``JobStore``."""
+
+    def __init__(self, store: JobStore) -> None:
+        self._store = store
+
+    async def submit(
+        self,
+        specs: Sequence[dict[str, Any]],
+        budget: dict[str, Any],
+        metadata: dict[str, str],
+        *,
+        queue_cap: int,
+        idempotency: tuple[str, str] | None = None,
+    ) -> tuple[BatchDocument, bool]:
+        """Records a batch with its jobs; answers it and whether it is new. Raises as ``JobStore.submit``."""
+        key, digest = idempotency_record("batch", idempotency)
+        jobs = [part for spec in specs for part in (new_id("job"), _json(spec), spec["priority"])]
+        share = floor(budget["tokens"], len(specs))
+        arguments = (new_id("batch"), _json(budget), _json(metadata), share, WIDTH, queue_cap, key, digest)
+        outcome, *known = await self._store.script("batch_submit", *arguments, *jobs)
+        if outcome == "full":
+            raise QueueFull(f"with these {len(specs)}, more than {queue_cap} jobs would wait")
+        if outcome == "conflict":
+            raise IdempotencyConflict(f"this key was used for {known[0]} with another body")
+        return await self.get(known[0]), bool(outcome == "created")
+
+    async def get(self, batch_id: str) -> BatchDocument:
+        """The batch with its jobs in short. Raises ``NoSuchBatch``."""
+        fields = await self._store.command("HGETALL", _batch(batch_id))
+        if not fields:
+            raise NoSuchBatch(batch_id)
+        ids = await self._store.command("LRANGE", f"{_batch(batch_id)}:jobs", 0, -1)
+        jobs = []
+        for job_id in ids:
+            status, result, granted, *spent = await self._store.command(
+                "HMGET", f"reasoner:job:{job_id}", "status", "result", "granted", *_SPENT
+            )
+            if status is not None:  # else deleted since
+                jobs.append(_job(job_id, status, result, granted, spent))
+        return _document(fields) | {"jobs": jobs}
+
+    async def page(self, *, after: str | None, limit: int) -> list[BatchDocument]:
+        """Newest first, from before the batch ``after``, without their jobs. Raises ``NoSuchBatch``."""
+        highest: str | int = "+inf"
+        if after is not None:
+            score = await self._store.command("ZSCORE", "reasoner:batches", after)
+            if score is None:
+                raise NoSuchBatch(after)
+            highest = f"({score:.0f}"
+        ids = await self._store.command("ZREVRANGEBYSCORE", "reasoner:batches", highest, "-inf", "LIMIT", 0, limit)
+        found = [await self._store.command("HGETALL", _batch(batch_id)) for batch_id in ids]
+        return [_document(fields) for fields in found if fields]
+
+    async def cancel(self, batch_id: str) -> BatchDocument:
+        """Cancels every job that has not ended. Raises ``NoSuchBatch``."""
+        if await self._store.script("batch_cancel", batch_id) == "gone":
+            raise NoSuchBatch(batch_id)
+        return await self.get(batch_id)
+
+    async def park(self, claim: Claim, ask: Ask) -> Share | None:
+        """Asks for more of the batch's budget. With a share the job goes on at once; without one it has been handed
+        back, or has another owner: this one must stop."""
+        outcome, *share = await self._store.script("park", claim.job_id, claim.token, ask.tokens, repr(ask.rate))
+        return Share(int(share[0]), share[1] == "closed") if outcome == "granted" else None
+
+
+_SPENT = ("usage:generated", "usage:verifier_computed")
+
+
+def _batch(batch_id: str) -> str:
+    return f"reasoner:batch:{batch_id}"
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, separators=(",", ":"), allow_nan=False)
+
+
+def _job(job_id: str, status: str, result: str | None, granted: str, spent: list[str | None]) -> dict[str, Any]:
+    found = json.loads(result or "null")
+    return {
+        "id": job_id,
+        "status": status,
+        "answer": None if found is None else found["answer"],
+        "tokens": sum(int(float(part or 0)) for part in spent),
+        "granted": int(granted),
+    }
+
+
+def _document(fields: dict[str, str]) -> BatchDocument:
+    counts = {status: int(fields.get(f"count:{status}", 0)) for status in get_args(Status)}
+    ended = int(fields["running"]) == 0
+    begun = any(count for status, count in counts.items() if status != "queued") or "usage:seconds" in fields
+    status = ("cancelled" if "cancel" in fields else "completed") if ended else "in_progress" if begun else "queued"
+    return {
+        "id": fields["id"],
+        "status": status,
+        "created_at": float(fields["created"]),
+        "finished_at": float(fields["finished"]) if "finished" in fields else None,
+        "budget": json.loads(fields["budget"]),
+        "metadata": json.loads(fields["metadata"]),
+        "usage": usage_of(fields).model_dump(),
+        "counts": counts,
+        "unassigned": int(fields["pool"]),
+        "jobs": None,
+    }

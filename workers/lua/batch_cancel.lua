@@ -1,0 +1,12 @@
+-- Cancels all jobs of a batch that have not ended: waiting ones at once, running ones through their owners.
+local batch = ARGV[1]
+if redis.call('EXISTS', batch_key(batch)) == 0 then
+  return 'gone'
+end
+if number(redis.call('HGET', batch_key(batch), 'running')) > 0 then
+  redis.call('HSET', batch_key(batch), 'cancel', 1)
+end
+for _, id in ipairs(redis.call('LRANGE', batch_key(batch) .. ':jobs', 0, -1)) do
+  cancel(id)
+end
+return 'ok'

@@ -1,0 +1,31 @@
+-- Records a batch and its jobs, or answers the batch that the same idempotency key made before. Every job gets its floor
+-- of the shared budget at once; the rest is the pool.
+local batch, budget, metadata, floor, width, cap, idempotency, digest = unpack(ARGV, 1, 8)
+local now, key = now_ms(), batch_key(batch)
+local first = 9
+local count = (#ARGV - first + 1) / 3
+
+if idempotency ~= '' then
+  local known, body = unpack(redis.call('HMGET', idempotency, 'job', 'digest'))
+  if known and redis.call('EXISTS', batch_key(known)) == 1 then
+    return { body == digest and 'replayed' or 'conflict', known }
+  end
+end
+if redis.call('ZCARD', JOBS .. ':queued') + count > tonumber(cap) then
+  return { 'full' }
+end
+if idempotency ~= '' then
+  redis.call('HSET', idempotency, 'job', batch, 'digest', digest)
+  redis.call('EXPIRE', idempotency, 86400)
+end
+redis.call('HSET', key, 'id', batch, 'created', seconds(now), 'budget', budget, 'metadata', metadata,
+  'pool', cjson.decode(budget).tokens - floor * count, 'floors', count, 'active', 0, 'running', count, 'width', width,
+  'count:queued', count)
+redis.call('ZADD', 'reasoner:batches', redis.call('INCR', 'reasoner:submitted:batches'), batch)
+for i = first, #ARGV, 3 do
+  local id, spec, priority = unpack(ARGV, i, i + 2)
+  record(id, spec, priority, now)
+  redis.call('HSET', job_key(id), 'batch', batch, 'granted', floor, 'share', 'floor')
+  redis.call('RPUSH', key .. ':jobs', id)
+end
+return { 'created', batch }
