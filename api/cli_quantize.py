@@ -3,20 +3,14 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
-import tempfile
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from workers.processes import stop, tail
-
-_STOP_SECONDS = 5.0
+from api.computing import compute
 
 
 def quantize(
@@ -49,11 +43,11 @@ def quantize(
         raise typer.BadParameter("--json goes with --report")
     asked = {"model": str(model), "out": str(out), "method": method, "bits": bits, "group_size": group_size}
     asked["calibration"] = None if calibration is None else str(calibration)
-    _compute("engine.quantization", asked, console)
+    compute("engine.quantization", asked, console)
 
 
 def _report(out: Path | None, as_json: bool, console: Console) -> None:
-    document = _compute("benchmarks.quantization", {"out": None if out is None else str(out)}, console)
+    document = compute("benchmarks.quantization", {"out": None if out is None else str(out)}, console)
     if as_json:
         print(json.dumps(document, indent=2))
         return
@@ -62,44 +56,3 @@ def _report(out: Path | None, as_json: bool, console: Console) -> None:
     for row in document["rows"]:
         view.add_row(row["weights"], *(f"{row[name]:,.5g}" for name in columns))
     Console().print(view)
-
-
-def _compute(module: str, asked: dict[str, Any], console: Console) -> Any:
-    """Runs ``python -m module`` and shows how far it is. Returns its result; ends the command where it fails."""
-    try:
-        return _watched(module, asked, console)
-    except _FailedError as error:
-        console.print(f"reasoner: {error}", markup=False, highlight=False, soft_wrap=True)
-        raise typer.Exit(1) from None
-
-
-class _FailedError(Exception):
-    """What the process says of why it could not."""
-
-
-def _watched(module: str, asked: dict[str, Any], console: Console) -> Any:
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with tempfile.TemporaryDirectory(prefix="reasoner-") as folder, Progress(*columns, console=console) as progress:
-        task, result, log = progress.add_task("starting", total=None), None, Path(folder) / "log"
-        with log.open("wb") as errors:
-            process = subprocess.Popen(
-                [sys.executable, "-m", module, json.dumps(asked)],
-                stdout=subprocess.PIPE,
-                stderr=errors,
-                start_new_session=True,
-            )
-        try:
-            assert process.stdout is not None
-            with process.stdout as lines:
-                for line in map(json.loads, lines):
-                    if "error" in line:
-                        raise _FailedError(line["error"])
-                    if "result" in line:
-                        result = line["result"]
-                    else:
-                        progress.update(task, completed=line["done"], total=line["total"], description=line["next"])
-            if process.wait() != 0:
-                raise _FailedError(f"the process that computes ended with status {process.returncode}:\n{tail(log)}")
-        finally:
-            stop(process, grace=_STOP_SECONDS)
-    return result

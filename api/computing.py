@@ -1,0 +1,70 @@
+"""Arithmetic in a process of its own, since this one has no torch: started, watched with a progress bar, and ended.
+
+The process writes JSON lines: ``{"done", "total", "next"}`` as it goes, then ``{"result"}``, or ``{"error"}`` where it
+cannot, with ``"usage": true`` where what was asked for is wrong.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from workers.processes import stop, tail
+
+_STOP_SECONDS = 5.0
+
+
+def compute(module: str, asked: dict[str, Any], console: Console, *, grace: float = _STOP_SECONDS) -> Any:
+    """Runs ``python -m module`` and shows how far it is. Returns its result; ends the command where it fails.
+
+    ``grace``: seconds that the process has to end in order after Ctrl-C.
+    """
+    try:
+        return _watched(module, asked, console, grace)
+    except _FailedError as error:
+        console.print(f"reasoner: {error}", markup=False, highlight=False, soft_wrap=True)
+        raise typer.Exit(error.status) from None
+
+
+class _FailedError(Exception):
+    """What the process says of why it could not, and the command's exit status."""
+
+    def __init__(self, message: str, status: int = 1) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+def _watched(module: str, asked: dict[str, Any], console: Console, grace: float) -> Any:
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with tempfile.TemporaryDirectory(prefix="reasoner-") as folder, Progress(*columns, console=console) as progress:
+        task, result, log = progress.add_task("starting", total=None), None, Path(folder) / "log"
+        with log.open("wb") as errors:
+            process = subprocess.Popen(
+                [sys.executable, "-m", module, json.dumps(asked)],
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                start_new_session=True,
+            )
+        try:
+            assert process.stdout is not None
+            with process.stdout as lines:
+                for line in map(json.loads, lines):
+                    if "error" in line:
+                        raise _FailedError(line["error"], 2 if line.get("usage") else 1)
+                    if "result" in line:
+                        result = line["result"]
+                    else:
+                        progress.update(task, completed=line["done"], total=line["total"], description=line["next"])
+            if process.wait() != 0:
+                raise _FailedError(f"the process that computes ended with status {process.returncode}:\n{tail(log)}")
+        finally:
+            stop(process, grace=grace)
+    return result

@@ -1,0 +1,40 @@
+"""``python -m prm``: the process in which ``reasoner prm train`` computes.
+
+Its argument is a JSON object of ``TrainPlan``'s fields. It writes JSON lines: ``{"done", "total", "next"}`` as it goes,
+then ``{"result"}``, or ``{"error", "usage"}`` with exit status 1 when it cannot (``usage``: whether what was asked for
+is wrong). SIGTERM ends it behind the current step, with a checkpoint.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+import threading
+from dataclasses import asdict
+
+from engine.types import EngineError
+from prm.records import BadRecord
+from prm.train import TrainPlan, train
+
+
+def main() -> int:
+    """Returns the exit status."""
+    stopped = threading.Event()
+    signal.signal(signal.SIGTERM, lambda *_: stopped.set())
+    try:
+        trained = train(TrainPlan(**json.loads(sys.argv[1])), _tell, stopped.is_set)
+    except (BadRecord, EngineError) as error:
+        print(json.dumps({"error": str(error), "usage": isinstance(error, BadRecord)}), flush=True)
+        return 1
+    if trained is not None:
+        print(json.dumps({"result": asdict(trained)}), flush=True)
+    return 0
+
+
+def _tell(done: int, total: int, following: str) -> None:
+    print(json.dumps({"done": done, "total": total, "next": following}), flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,260 @@
+"""Step labels by Monte-Carlo rollouts: how often is the answer right when a solution goes on from here?
+
+A policy writes solutions of problems whose answers are known. From the end of each step it completes the solution
+several times. The soft label of the step is the share of right completions, the hard label whether there was any; the
+last step's is whether the solution itself is right.
+
+Source: Wang et al. 2023, "Math-Shepherd", https://arxiv.org/abs/2312.08935, section 3.3.
+
+Every answer of the engine is a line of the output before it is used, so a run that was stopped goes on where it was and
+pays nothing twice. The noise of a branch depends on the seed and its place alone: a resumed run gives the same labels.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator
+from contextlib import aclosing
+from dataclasses import asdict, dataclass
+from hashlib import blake2b
+from pathlib import Path
+from typing import cast
+
+from engine.types import (
+    Branch,
+    Completion,
+    Delta,
+    EngineClient,
+    EngineUnavailable,
+    GenerateRequest,
+    InvalidRequest,
+    SamplingParams,
+)
+from prm.rollout_file import Labelled, Piece, Place, RolloutFile
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """A question whose answer somebody can check."""
+
+    id: str
+    question: str
+
+    @property
+    def key(self) -> str:
+        """A short name that changes with the question."""
+        return blake2b(f"{self.id}\0{self.question}".encode(), digest_size=8).hexdigest()
+
+
+Judge = Callable[[Problem, str], Awaitable[bool]]
+"""Whether a solution's text ends in the right answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What is sampled. Another ``concurrency`` gives the same labels; everything else is a setting of the file."""
+
+    model: str
+    solutions: int = 8
+    """For each problem."""
+    completions: int = 8
+    """For each step but the last."""
+    temperature: float = 1.0
+    max_tokens: int = 1024
+    """Longest solution, completions included."""
+    separator: str = "\n\n"
+    early: bool = False
+    """Hard labels alone, for less: a step's completions end with the first right one, and behind a step that has none
+    no step is asked for: the solution has gone wrong."""
+    seed: int = 0
+    concurrency: int = 16
+    """Solutions at a time."""
+
+
+@dataclass(slots=True)
+class Tally:
+    """How far a run is. Tokens are those of this run; the rest counts what the file holds."""
+
+    solutions: int = 0
+    steps: int = 0
+    good: int = 0
+    """Steps with a good hard label."""
+    generated: int = 0
+    prompt: int = 0
+    """Prompt tokens that were sent, and those of them that were cached."""
+    cached: int = 0
+
+
+async def roll_out(
+    problems: Iterable[Problem],
+    plan: Plan,
+    engine: EngineClient,
+    judge: Judge,
+    path: Path,
+    on_progress: Callable[[Tally], None] = lambda _: None,
+) -> Tally:
+    """Labels solutions of all problems into the file; see ``prm.rollout_file`` for its lines.
+
+    ``problems`` is read as work is begun, never ahead. Raises the engine's errors and ``BadRecord``; after these, and
+    after a cancellation, the same call goes on where it was.
+    """
+    context = await _context(engine, plan.model)
+    settings = {name: value for name, value in asdict(plan).items() if name != "concurrency"}
+    with RolloutFile(path, settings) as file:
+        run = _Run(plan, context, engine, judge, file, on_progress)
+        work = _places(problems, plan.solutions)
+        try:
+            async with asyncio.TaskGroup() as group:
+                for _ in range(plan.concurrency):
+                    group.create_task(run.work(work))
+        except ExceptionGroup as failures:
+            raise failures.exceptions[0] from None
+    return run.tally
+
+
+async def _context(engine: EngineClient, model: str) -> int:
+    served = {info.id: info for info in await engine.models() if info.kind == "generate"}
+    if model not in served:
+        raise InvalidRequest(f"model {model!r} is not served; served are {', '.join(served) or 'none'}", "model")
+    return served[model].context
+
+
+def _places(problems: Iterable[Problem], solutions: int) -> Iterator[tuple[Problem, Place]]:
+    seen: set[str] = set()
+    for problem in problems:
+        if problem.key not in seen:
+            seen.add(problem.key)
+            yield from ((problem, (problem.key, index)) for index in range(solutions))
+
+
+class _Run:
+    def __init__(
+        self,
+        plan: Plan,
+        context: int,
+        engine: EngineClient,
+        judge: Judge,
+        file: RolloutFile,
+        on_progress: Callable[[Tally], None],
+    ) -> None:
+        self.tally = Tally()
+        self._plan = plan
+        self._context = context
+        self._engine = engine
+        self._judge = judge
+        self._file = file
+        self._on_progress = on_progress
+
+    async def work(self, places: Iterator[tuple[Problem, Place]]) -> None:
+        """Labels solutions until none is left; several of these share the iterator."""
+        for problem, place in places:
+            if place not in self._file.done:
+                try:
+                    await self._label(problem, place)
+                except InvalidRequest as error:
+                    raise InvalidRequest(f"problem {problem.id}: {error}", error.field) from None
+            self.tally.solutions += 1
+            self.tally.steps, self.tally.good = self._file.steps, self._file.good
+            self._on_progress(self.tally)
+
+    async def _label(self, problem: Problem, place: Place) -> None:
+        conversation = [{"role": "user", "content": problem.question}]
+        prompt = await self._engine.tokenize(self._plan.model, conversation)
+        lease = f"rollouts-{uuid.uuid4().hex}"  # what the steps' prefixes have in the cache stays there
+        pieces = await self._solve(prompt, place, lease)
+        ends = [index for index, piece in enumerate(pieces) if piece.text.strip()]
+        shares: list[float] = []
+        for step, end in enumerate(ends):
+            so_far = pieces[: end + 1]
+            if step == len(ends) - 1:
+                shares.append(float(await self._judge(problem, _text(pieces))))
+            elif self._plan.early and shares and shares[-1] == 0:
+                shares.append(0.0)
+            else:
+                shares.append(await self._complete(problem, place, step, prompt, so_far, lease))
+        await self._engine.release(lease)
+        steps = tuple(pieces[end].text.removesuffix(self._plan.separator).strip() for end in ends)
+        hard = tuple(int(share > 0) for share in shares)
+        soft = None if self._plan.early else tuple(shares)
+        self._file.finish(place, Labelled(problem.id, problem.question, steps, hard, soft))
+
+    async def _solve(self, prompt: tuple[int, ...], place: Place, lease: str) -> list[Piece]:
+        """A solution step by step, so that each step's end is known in token ids."""
+        pieces = self._file.pieces(place)
+        while not (pieces and pieces[-1].ended):
+            written = _ids(pieces)
+            room = self._room(prompt, written)
+            branch = Branch(self._plan.seed, _noise_key(*place), room)
+            stop = (self._plan.separator,)
+            async with aclosing(self._ask(prompt + written, (branch,), lease, stop=stop)) as completions:
+                async for completion in completions:
+                    ended = completion.stop != self._plan.separator or len(completion.token_ids) == room
+                    self._file.add_piece(place, Piece(completion.text, completion.token_ids, ended))
+            pieces = self._file.pieces(place)
+        return pieces
+
+    async def _complete(
+        self, problem: Problem, place: Place, step: int, prompt: tuple[int, ...], so_far: list[Piece], lease: str
+    ) -> float:
+        """The share of right completions behind a step."""
+        verdicts = self._file.verdicts(place, step)
+        missing = [index for index in range(self._plan.completions) if index not in verdicts]
+        if missing and not (self._plan.early and any(verdicts.values())):
+            written = _ids(so_far)
+            room = self._room(prompt, written)
+            branches = tuple(Branch(self._plan.seed, _noise_key(*place, step, index), room) for index in missing)
+            async with aclosing(self._ask(prompt + written, branches, lease, stop=())) as completions:
+                async for completion in completions:
+                    index = missing[completion.index]
+                    right = await self._judge(problem, _text(so_far) + completion.text)
+                    self._file.add_verdict(place, step, index, right=right, tokens=len(completion.token_ids))
+                    if right and self._plan.early:
+                        break
+            verdicts = self._file.verdicts(place, step)
+        return sum(verdicts.values()) / len(verdicts)
+
+    def _room(self, prompt: tuple[int, ...], written: tuple[int, ...]) -> int:
+        """Tokens that a solution may still get."""
+        room = min(self._plan.max_tokens, self._context - len(prompt)) - len(written)
+        if room <= 0:
+            raise InvalidRequest(f"its prompt of {len(prompt)} tokens fills the context of {self._context}", "prompt")
+        return room
+
+    async def _ask(
+        self, prompt: tuple[int, ...], branches: tuple[Branch, ...], lease: str, *, stop: tuple[str, ...]
+    ) -> AsyncGenerator[Completion, None]:
+        request = GenerateRequest(
+            request_id=uuid.uuid4().hex,
+            model=self._plan.model,
+            prompt=prompt,
+            branches=branches,
+            sampling=SamplingParams(temperature=self._plan.temperature, stop=stop),
+            lease=lease,
+        )
+        left = len(branches)
+        events = cast(AsyncGenerator[Completion | Delta, None], self._engine.generate(request))
+        async with aclosing(events):
+            async for event in events:
+                if isinstance(event, Completion):
+                    if event.finish_reason in ("cancelled", "timeout"):
+                        raise EngineUnavailable(f"the engine ended a branch with {event.finish_reason!r}")
+                    left -= 1
+                    self.tally.generated += len(event.token_ids)
+                    self.tally.prompt += event.prompt_tokens
+                    self.tally.cached += event.cached_tokens
+                    yield event
+        if left:
+            raise EngineUnavailable("the engine's answer ended before all of its branches had")
+
+
+def _text(pieces: list[Piece]) -> str:
+    return "".join(piece.text for piece in pieces)
+
+
+def _ids(pieces: list[Piece]) -> tuple[int, ...]:
+    return tuple(token for piece in pieces for token in piece.ids)
+
+
+def _noise_key(*place: object) -> int:
+    return int.from_bytes(blake2b(repr(place).encode(), digest_size=8).digest(), "big") >> 1

@@ -1,0 +1,247 @@
+"""Train a process reward model: a token-classification head on any causal base, cross-entropy at step separators only.
+
+The model reads what ``prm.scorer`` will send: the question through the chat template, then step, separator, step,
+separator, …, each tokenised by itself. The target at a separator is the label of the step before it, hard or soft.
+
+A run is decided by its settings and its data: batches and noise depend on the seed and the number of the step, so one
+that was stopped goes on from its last checkpoint and ends with the same weights, bit for bit on the CPU.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import shutil
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from engine.tokenizer import Tokenizer
+from prm.checkpoint import resume, save
+from prm.examples import Labels, read_examples
+from prm.records import BadRecord
+from prm.training_data import Batch, Labelled, batches, chosen, encode, split, steps_per_epoch
+from prm.validation import Validation, validate
+
+SAVE_SECONDS = 120.0
+CLIP = 1.0
+"""Largest norm of a gradient."""
+WARMUP = 0.05
+"""Share of the steps in which the learning rate rises; then it falls along a cosine, to zero."""
+POSITIVE = 1
+"""The label whose probability is the score."""
+_TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "chat_template.jinja",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class TrainPlan:
+    """What is trained on what, and how long."""
+
+    base: str
+    """Folder of the model to start from: a causal language model, or a PRM to go on with."""
+    data: str
+    """See ``prm.examples``."""
+    out: str
+    """Folder of the PRM, which must not be there yet; beside it lies the checkpoint while training runs."""
+    labels: Labels = "soft"
+    separator: str = "\n\n"
+    epochs: int = 1
+    batch: int = 32
+    """Solutions in a step of the optimiser."""
+    batch_tokens: int = 8192
+    """Padded tokens that are forwarded at a time, at most (or one solution): what memory allows."""
+    max_tokens: int = 4096
+    """Longer solutions lose their last steps; the model's context is a bound as well."""
+    rate: float = 1e-5
+    weight_decay: float = 0.01
+    seed: int = 0
+    device: str = "cpu"
+
+
+@dataclass(frozen=True, slots=True)
+class Trained:
+    """What came out."""
+
+    out: str
+    steps: int
+    examples: int
+    held_out: int
+    """Examples to validate on."""
+    shortened: int
+    """Examples that lost steps."""
+    seconds: float
+    validation: Validation
+
+
+Tell = Callable[[int, int, str], None]
+"""Hears how many steps of how many are done, and how it is going."""
+
+
+def train(plan: TrainPlan, tell: Tell, stopped: Callable[[], bool] = lambda: False) -> Trained | None:
+    """Trains, validates and exports. ``None`` when it was stopped: the same call goes on from the checkpoint.
+
+    Raises ``BadRecord`` for data and settings, ``EngineError`` for a tokenizer that cannot be used.
+    """
+    out, work = Path(plan.out), Path(f"{plan.out}.work")
+    if out.exists():
+        raise BadRecord(f"{out} is there already: name another folder for the PRM")
+    torch.manual_seed(plan.seed)
+    model = _load(plan)
+    longest = min(plan.max_tokens, getattr(model.config, "max_position_embeddings", plan.max_tokens))
+    tokenizer = Tokenizer(Path(plan.base), model.config.vocab_size)
+    learned, held_out, shortened = _read(plan, tokenizer, longest)
+    settings = _settings(plan)
+    decayed = [weight for weight in model.parameters() if weight.ndim >= 2]
+    others = [weight for weight in model.parameters() if weight.ndim < 2]
+    groups = [{"params": decayed, "weight_decay": plan.weight_decay}, {"params": others, "weight_decay": 0.0}]
+    optimizer = torch.optim.AdamW(groups, lr=plan.rate)
+    state = work / "state.safetensors"
+    step, seconds = resume(state, model, optimizer, settings)
+    total = plan.epochs * steps_per_epoch(len(learned), plan.batch)
+    saved, running = time.monotonic(), 0.0
+    model.train()
+    while step < total:
+        started = time.monotonic()
+        torch.manual_seed(int(hashlib.blake2b(f"{plan.seed}/{step}".encode(), digest_size=7).hexdigest(), 16))
+        group = [learned[index] for index in chosen(step, len(learned), plan.batch, plan.seed)]
+        loss = _backward(model, group, plan)
+        torch.nn.utils.clip_grad_norm_(model.parameters(), CLIP)
+        for options in optimizer.param_groups:
+            options["lr"] = plan.rate * schedule(step, total)
+        optimizer.step()
+        optimizer.zero_grad()
+        step += 1
+        now = time.monotonic()
+        seconds += now - started
+        running = loss if running == 0 else 0.95 * running + 0.05 * loss
+        tell(step, total, f"loss {running:.4f}")
+        ending = stopped()
+        if ending or now - saved > SAVE_SECONDS:
+            save(state, model, optimizer, settings, step, seconds)
+            saved = now
+        if ending:
+            return None
+    tell(total, total, "validating")
+    validation = _validate(model, held_out, plan)
+    _export(model, plan, out, work)
+    shutil.rmtree(work, ignore_errors=True)
+    return Trained(plan.out, total, len(learned), len(held_out), shortened, seconds, validation)
+
+
+def schedule(step: int, total: int) -> float:
+    """The learning rate's factor at a step: a linear rise, then half a cosine."""
+    warmup = max(1, round(WARMUP * total))
+    if step < warmup:
+        return (step + 1) / warmup
+    return 0.5 * (1 + math.cos(math.pi * (step - warmup) / max(1, total - warmup)))
+
+
+def _load(plan: TrainPlan) -> Any:
+    from transformers import AutoModelForTokenClassification
+
+    if plan.device == "cuda" and not torch.cuda.is_available():
+        raise BadRecord("device 'cuda' is asked for, and torch finds none here; 'cpu' is there")
+    try:
+        model = AutoModelForTokenClassification.from_pretrained(
+            plan.base,
+            local_files_only=True,
+            trust_remote_code=False,
+            use_safetensors=True,
+            dtype=torch.float32,
+            id2label={0: "bad", POSITIVE: "good"},
+            label2id={"bad": 0, "good": POSITIVE},
+        )
+    except (OSError, ValueError, KeyError) as error:
+        raise BadRecord(f"{plan.base} is no base for a PRM: {error}") from None
+    if plan.device != "cpu":
+        model.gradient_checkpointing_enable()
+    return model.to(plan.device)
+
+
+def _read(plan: TrainPlan, tokenizer: Tokenizer, longest: int) -> tuple[list[Labelled], list[Labelled], int]:
+    """Examples to learn from and to validate on, and how many were shortened."""
+    encoded, shortened = [], 0
+    for example in read_examples(Path(plan.data), plan.labels):
+        one = encode(example, tokenizer, plan.separator, longest)
+        shortened += len(one.places) < len(example.steps)
+        if one.places:
+            encoded.append(one)
+    learned, held_out = split(encoded)
+    return learned, held_out, shortened
+
+
+def _settings(plan: TrainPlan) -> dict[str, Any]:
+    """What decides the weights: another value is another run."""
+    with open(plan.data, "rb") as file:
+        digest = hashlib.file_digest(file, "blake2b").hexdigest()[:16]
+    return {name: value for name, value in asdict(plan).items() if name != "out"} | {"data": digest}
+
+
+def _backward(model: Any, group: Sequence[Labelled], plan: TrainPlan) -> float:
+    """Adds the gradient of the mean loss over all separators of the group; returns that loss."""
+    count = sum(len(example.labels) for example in group)
+    loss = 0.0
+    for batch in batches(group, plan.batch_tokens, plan.device):
+        part = _loss(_logits(model, batch), batch) / count
+        part.backward()  # type: ignore[no-untyped-call]
+        loss += float(part.detach())
+    return loss
+
+
+def _logits(model: Any, batch: Batch) -> Tensor:
+    """(labels, 2): the head's logits at the separators."""
+    device = batch.ids.device.type
+    with torch.autocast(device, torch.bfloat16, enabled=device != "cpu"):
+        logits: Tensor = model(input_ids=batch.ids, attention_mask=batch.mask).logits
+    return logits.flatten(0, 1)[batch.at].float()
+
+
+def _loss(logits: Tensor, batch: Batch) -> Tensor:
+    return F.cross_entropy(logits, torch.stack((1 - batch.labels, batch.labels), dim=1), reduction="sum")
+
+
+@torch.inference_mode()
+def _validate(model: Any, examples: Sequence[Labelled], plan: TrainPlan) -> Validation:
+    model.eval()
+    loss = 0.0
+    scores: list[float] = []
+    labels: list[float] = []
+    questions: list[str] = []
+    for batch in batches(examples, plan.batch_tokens, plan.device):
+        logits = _logits(model, batch)
+        loss += float(_loss(logits, batch))
+        scores += logits.softmax(1)[:, POSITIVE].tolist()
+        labels += batch.labels.tolist()
+        questions += batch.questions
+    return validate(loss / len(labels), scores, labels, questions)
+
+
+def _export(model: Any, plan: TrainPlan, out: Path, work: Path) -> None:
+    """What the engine serves and transformers loads, in the precision of the base; made aside and renamed."""
+    base = Path(plan.base)
+    notes = json.loads((base / "config.json").read_text())
+    dtype = getattr(torch, str(notes.get("dtype") or notes.get("torch_dtype") or "float32"))
+    model.config.reasoner_prm = {
+        "format": "token_classification",
+        "separator": plan.separator,
+        "positive_label": POSITIVE,
+    }
+    made = work / "export"
+    shutil.rmtree(made, ignore_errors=True)
+    model.to(dtype).save_pretrained(made)
+    for name in _TOKENIZER_FILES:
+        if (base / name).exists():
+            shutil.copy(base / name, made / name)
+    made.rename(out)

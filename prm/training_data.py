@@ -1,0 +1,112 @@
+"""Examples as token ids, and the order in which training reads them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+from random import Random
+
+import torch
+from torch import Tensor
+
+from engine.tokenizer import Tokenizer
+from prm.examples import Example
+from prm.records import BadRecord
+
+VALIDATION_ONE_IN = 10
+"""One question in this many is kept for validation, at least one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Labelled:
+    """Token ids, and the places of separators with the label at each."""
+
+    question: str
+    ids: tuple[int, ...]
+    places: tuple[int, ...]
+    labels: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """``ids`` and ``mask``: (rows, length), padded on the right; ``at``: index of each label in the flattened ids;
+    ``labels``: (labels,)."""
+
+    ids: Tensor
+    mask: Tensor
+    at: Tensor
+    labels: Tensor
+    questions: tuple[str, ...]
+    """The question of each label."""
+
+
+def encode(example: Example, tokenizer: Tokenizer, separator: str, longest: int) -> Labelled:
+    """The example as ``prm.scorer`` sends it; steps that do not fit into ``longest`` tokens are left out."""
+    ids = list(tokenizer.encode_chat([{"role": "user", "content": example.question}]))
+    ending = tokenizer.encode(separator)
+    if not ending:
+        raise BadRecord(f"the separator {separator!r} has no token in this tokenizer: choose another")
+    places, labels = [], []
+    for step, label in zip(example.steps, example.labels, strict=True):
+        added = (*tokenizer.encode(step.strip()), *ending)
+        if len(ids) + len(added) > longest:
+            break
+        ids += added
+        places.append(len(ids) - 1)
+        labels.append(label)
+    return Labelled(example.question, tuple(ids), tuple(places), tuple(labels))
+
+
+def split(examples: Iterable[Labelled]) -> tuple[list[Labelled], list[Labelled]]:
+    """Examples to learn from and to validate on; all examples of a question are on one side, whatever the file's
+    order. Raises ``BadRecord`` where there are not two questions."""
+    by_question: dict[str, list[Labelled]] = {}
+    for example in examples:
+        by_question.setdefault(example.question, []).append(example)
+    if len(by_question) < 2:
+        raise BadRecord("two questions at least are needed, one to learn from and one to validate on")
+    ordered = sorted(by_question, key=lambda question: blake2b(question.encode(), digest_size=8).digest())
+    kept = set(ordered[: max(1, len(ordered) // VALIDATION_ONE_IN)])
+    sides: tuple[list[Labelled], list[Labelled]] = ([], [])
+    for question, group in by_question.items():
+        sides[question in kept].extend(group)
+    return sides
+
+
+def chosen(step: int, count: int, batch: int, seed: int) -> list[int]:
+    """Indices of the examples of a step: every epoch reads all of them once, in an order of its own."""
+    each = steps_per_epoch(count, batch)
+    epoch, place = divmod(step, each)
+    order = Random(f"{seed}/{epoch}").sample(range(count), count)
+    return order[place * batch : (place + 1) * batch]
+
+
+def steps_per_epoch(count: int, batch: int) -> int:
+    """Steps in which all examples are read once; the last may be smaller."""
+    return -(-count // batch)
+
+
+def batches(examples: Sequence[Labelled], most: int, device: str) -> list[Batch]:
+    """The examples by length, in groups of at most ``most`` padded tokens (or one example)."""
+    groups: list[list[Labelled]] = [[]]
+    for example in sorted(examples, key=lambda example: len(example.ids)):
+        if groups[-1] and (len(groups[-1]) + 1) * len(example.ids) > most:
+            groups.append([])
+        groups[-1].append(example)
+    return [_collate(group, device) for group in groups if group]
+
+
+def _collate(examples: Sequence[Labelled], device: str) -> Batch:
+    length = max(len(example.ids) for example in examples)
+    ids = torch.zeros(len(examples), length, dtype=torch.int64)
+    mask = torch.zeros_like(ids)
+    for row, example in enumerate(examples):
+        ids[row, : len(example.ids)] = torch.tensor(example.ids)
+        mask[row, : len(example.ids)] = 1
+    at = [row * length + place for row, example in enumerate(examples) for place in example.places]
+    labels = [label for example in examples for label in example.labels]
+    questions = tuple(example.question for example in examples for _ in example.labels)
+    return Batch(
+        ids.to(device), mask.to(device), torch.tensor(at).to(device), torch.tensor(labels).to(device), questions
+    )

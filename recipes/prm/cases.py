@@ -1,0 +1,115 @@
+"""Cases in ProcessBench's format from held-out problems of the bundled suites, whose checkers label every step exactly.
+
+    python -m recipes.prm.cases --suite countdown --out recipes/prm/work
+
+writes ``countdown.jsonl`` to measure on and ``countdown-fit.jsonl``, of other problems, to fit a threshold on. The
+solutions are a policy's own; of each problem there is at most one with an error and one without.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.progress import Progress
+
+from engine.local import LocalEngine
+from engine.types import Branch, Completion, GenerateRequest, SamplingParams
+from reasoner.suites import SUITES, Problem, check, family, label_steps, load
+from recipes.prm import SHIPPED, WORK
+
+SAMPLES = 16
+"""Solutions of a problem among which its cases are looked for."""
+AT_A_TIME = 16
+"""Problems in flight."""
+SEPARATOR = "\n\n"
+
+
+def write(suite: str, count: int, policy: Path, out: Path, seed: int) -> dict[Path, int]:
+    """Writes both files, of ``count`` problems each; answers how many cases each has."""
+    found = asyncio.run(_find(load(suite, limit=2 * count), policy, seed))
+    out.mkdir(parents=True, exist_ok=True)
+    written = {}
+    for name, part in ((suite, found[:count]), (f"{suite}-fit", found[count:])):
+        lines = [json.dumps(case) + "\n" for group in part for case in group]
+        (out / f"{name}.jsonl").write_text("".join(lines))
+        written[out / f"{name}.jsonl"] = len(lines)
+    return written
+
+
+def cases(problem: Problem, texts: Sequence[str], generator: str) -> Iterator[dict[str, Any]]:
+    """The first solution with an error among the texts and the first without, as ProcessBench has them."""
+    kinds: set[bool] = set()
+    for number, text in enumerate(texts):
+        steps = [step.strip() for step in text.split(SEPARATOR) if step.strip()]
+        if not steps:
+            continue
+        labels = label_steps(problem, steps)
+        if all(labels) not in kinds:
+            kinds.add(all(labels))
+            yield {
+                "id": f"{problem.id}-{number}",
+                "generator": generator,
+                "problem": problem.text,
+                "steps": steps,
+                "final_answer_correct": check(problem, family(problem.suite).boxed(steps[-1])),
+                "label": -1 if all(labels) else labels.index(False),
+            }
+
+
+async def _find(problems: Sequence[Problem], policy: Path, seed: int) -> list[list[dict[str, Any]]]:
+    """The cases of each problem."""
+    engine = LocalEngine({"policy": policy})
+    places = asyncio.Semaphore(AT_A_TIME)
+    try:
+        with Progress(console=Console(stderr=True)) as progress:
+            task = progress.add_task("solutions", total=len(problems))
+
+            async def one(number: int, problem: Problem) -> list[dict[str, Any]]:
+                async with places:
+                    texts = await _solve(engine, problem, seed, number)
+                progress.update(task, advance=1)
+                return list(cases(problem, texts, policy.name))
+
+            return await asyncio.gather(*(one(number, problem) for number, problem in enumerate(problems)))
+    finally:
+        await engine.close()
+
+
+async def _solve(engine: LocalEngine, problem: Problem, seed: int, number: int) -> list[str]:
+    """Texts of the solutions that came to their end, by sample."""
+    prompt = await engine.tokenize("policy", [{"role": "user", "content": problem.text}])
+    [info] = await engine.models()
+    branches = tuple(Branch(seed, number * SAMPLES + each, info.context - len(prompt)) for each in range(SAMPLES))
+    sampling = SamplingParams(temperature=family(problem.suite).TEMPERATURE)
+    texts: dict[int, str] = {}
+    async for event in engine.generate(GenerateRequest(f"case-{number}", "policy", prompt, branches, sampling)):
+        if isinstance(event, Completion) and event.finish_reason == "stop":
+            texts[event.index] = event.text
+    return [texts[index] for index in sorted(texts)]
+
+
+def main() -> None:
+    """See the module."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--suite", choices=SUITES, default="countdown")
+    parser.add_argument("--problems", type=int, default=300, help="in each of the two files")
+    parser.add_argument("--policy", type=Path, default=SHIPPED / "policy", help="who writes the solutions")
+    parser.add_argument("--out", type=Path, default=WORK)
+    parser.add_argument("--seed", type=int, default=0, help="of the sampling noise")
+    parser.add_argument("--threads", type=int, default=1)
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    written = write(options.suite, options.problems, options.policy, options.out, options.seed)
+    for path, count in written.items():
+        print(f"{count} cases -> {path}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,92 @@
+"""``reasoner prm``: rollouts, training and evaluation, each a process as a user starts it, and wrong usage of each."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytestmark = pytest.mark.timeout(300)
+
+WIDE = os.environ | {"COLUMNS": "250"}
+FEW = ("--limit", "3", "--solutions", "2", "--completions", "2")
+CASE = {
+    "id": "x-0",
+    "generator": "somebody",
+    "problem": "Use the numbers 2, 3 and 4, each exactly once, with + - * / to reach 24.",
+    "steps": ["4 * 3 = 12, left 2 12", "12 * 2 = 24, left 24", "\\boxed{(4 * 3) * 2}"],
+    "final_answer_correct": True,
+    "label": -1,
+}
+
+
+def reasoner(*arguments: object) -> Any:
+    command = [sys.executable, "-m", "api.cli", "prm", *map(str, arguments), "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def test_from_problems_to_a_measured_prm(tmp_path: Path) -> None:
+    data, prm, cases = tmp_path / "data.jsonl", tmp_path / "prm", tmp_path / "cases.json"
+    told = reasoner("rollouts", "countdown", data, *FEW)
+    assert told["solutions"] == 6
+    assert told["generated"] > 0
+    assert told["cached"] > told["prompt"] / 2
+    again = reasoner("rollouts", "countdown", data, *FEW)
+    assert (again["generated"], again["steps"]) == (0, told["steps"])
+    trained = reasoner("train", data, prm, "--epochs", 2, "--batch", 2, "--rate", 1e-3)
+    assert trained["examples"] + trained["held_out"] == 6
+    cases.write_text(json.dumps([CASE, CASE | {"label": 1, "steps": ["4 + 3 = 7, left 2 7", "nonsense"]}]))
+    for model in (prm, "prm"):
+        measured = reasoner("evaluate", cases, "--prm", model, "--fit", cases)
+        assert (measured["cases"], measured["erroneous"], measured["fitted_on"]) == (2, 1, str(cases))
+    # The shipped one finds this error and no other.
+    assert measured["f1"] == 1.0
+
+
+def test_ctrl_c_ends_in_order_and_the_same_command_goes_on(tmp_path: Path) -> None:
+    problems, data = tmp_path / "problems.jsonl", tmp_path / "data.jsonl"
+    questions = [f"Use the numbers 2, 3 and {n}, each exactly once, to reach 24." for n in range(40)]
+    problems.write_text("".join(json.dumps({"question": one, "answer": "24"}) + "\n" for one in questions))
+    command = [sys.executable, "-m", "api.cli", "prm", "rollouts", str(problems), str(data), "--json"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as running:
+        assert running.stderr is not None
+        while not data.exists() or data.read_bytes().count(b"\n") < 10:
+            assert running.poll() is None, running.stderr.read()
+        running.send_signal(signal.SIGINT)
+        _, errors = running.communicate(timeout=60)
+    assert running.returncode == 1
+    assert "the same command goes on" in errors
+    assert "Traceback" not in errors
+    told = reasoner("rollouts", problems, data, "--limit", 2)
+    assert told["solutions"] == 16
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["rollouts", "nowhere", "out"], "'nowhere' is neither a suite (countdown, words) nor a file"),
+        (["rollouts", "BAD", "out"], "line 1: 'question' is missing; there are nothing"),
+        (["train", "BAD", "out", "--labels", "silver"], "'silver' is not one of"),
+        (["train", "BAD", "out", "--base", "nowhere"], "base: 'nowhere' is neither a bundled model"),
+        (["train", "BAD", "out"], "line 1: 'steps' is missing"),
+        (["evaluate", "BAD"], "line 1: 'steps' is missing; there are nothing"),
+        (["evaluate", "BAD", "--threshold", "0.1", "--fit", "BAD"], "not both"),
+        (["evaluate", "BAD", "--threshold", "2"], "0<=x<=1"),
+    ],
+)
+def test_wrong_usage_says_what_is_right(tmp_path: Path, arguments: list[str], message: str) -> None:
+    bad = tmp_path / "bad.jsonl"
+    bad.write_text('{"nothing": 1}\n')
+    given = [str(bad) if one == "BAD" else str(tmp_path / one) if one == "out" else one for one in arguments]
+    command = [sys.executable, "-m", "api.cli", "prm", *given]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, env=WIDE)
+    assert done.returncode == 2, done.stderr
+    assert message in " ".join(done.stderr.split())

@@ -1,0 +1,315 @@
+"""Rollouts on an engine whose chances are known exactly: the law of the labels, and runs that are stopped anywhere."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+from collections import defaultdict
+from collections.abc import AsyncGenerator, Iterable, Iterator, Sequence
+from hashlib import blake2b
+from math import comb
+from pathlib import Path
+from typing import Any
+
+import pytest
+from scipy.stats import chi2
+
+from engine.types import (
+    Branch,
+    Completion,
+    Delta,
+    EngineUnavailable,
+    GenerateRequest,
+    InvalidRequest,
+    ModelInfo,
+    ScoreRequest,
+    ScoreResult,
+)
+from prm.examples import Example, read_examples
+from prm.records import BadRecord, read_records
+from prm.rollouts import Plan, Problem, Tally, roll_out
+
+STEPS = 3
+BAD = 0.3
+"""Chance that a step is a bad one."""
+RIGHT = (0.9, 0.4, 0.05, 0.0)
+"""Chance of a right answer, by the number of bad steps."""
+TEXTS = {1: "good\n\n", 2: "bad\n\n", 3: "\\boxed{yes}", 4: "\\boxed{no}"}
+PLAN = Plan("policy", solutions=2, completions=8, max_tokens=64, seed=3, concurrency=5)
+PROBLEMS = [Problem(f"p{i}", f"question {i}") for i in range(12)]
+
+
+class World:
+    """A model of four tokens: steps, good or bad, then an answer. It dies after ``lives`` answers."""
+
+    def __init__(self, lives: int | None = None, context: int = 100) -> None:
+        self.drawn: list[tuple[int, int]] = []
+        """(branch key, position) of every token that was handed out."""
+        self.running = 0
+        self.leases: set[str | None] = set()
+        self._lives = lives
+        self._context = context
+        self._order = random.Random(lives)
+
+    async def models(self) -> list[ModelInfo]:
+        return [ModelInfo("policy", "generate", self._context, 5, 10), ModelInfo("prm", "classify", 100, 5, 10)]
+
+    async def tokenize(self, model: str, text: str | Sequence[dict[str, str]]) -> tuple[int, ...]:
+        return (0,) * 10
+
+    async def generate(self, request: GenerateRequest, *, stream: bool = False) -> AsyncGenerator[Completion | Delta]:
+        self.leases.add(request.lease)
+        self.running += 1
+        try:
+            for index in self._order.sample(range(len(request.branches)), len(request.branches)):
+                for _ in range(self._order.randrange(3)):
+                    await asyncio.sleep(0)
+                if self._lives is not None:
+                    self._lives -= 1
+                    if self._lives < 0:
+                        raise EngineUnavailable("the engine is gone")
+                yield self._complete(request, index)
+        finally:
+            self.running -= 1
+
+    def _complete(self, request: GenerateRequest, index: int) -> Completion:
+        branch, ids = request.branches[index], list(request.prompt[10:])
+        reason, stop = "length", None
+        for _ in range(branch.max_tokens):
+            self.drawn.append((branch.key, len(ids)))
+            ids.append(_draw(branch, ids))
+            if ids[-1] > 2:
+                reason, stop = "stop", 0
+                break
+            if request.sampling.stop:
+                reason, stop = "stop", "\n\n"
+                break
+        new = tuple(ids[len(request.prompt) - 10 :])
+        text = "".join(TEXTS[token] for token in new)
+        return Completion(index, new, text, reason, stop, 0.0, len(request.prompt), 4)
+
+    async def score(self, request: ScoreRequest) -> list[ScoreResult]:
+        raise NotImplementedError
+
+    async def abort(self, request_id: str) -> None:
+        raise NotImplementedError
+
+    async def release(self, lease: str, tokens: Sequence[int] | None = None) -> None:
+        self.leases.discard(lease)
+
+    async def clear_cache(self) -> None:
+        raise NotImplementedError
+
+    async def close(self) -> None:
+        raise NotImplementedError
+
+
+def _draw(branch: Branch, ids: Sequence[int]) -> int:
+    noise = blake2b(f"{branch.seed} {branch.key} {len(ids)}".encode(), digest_size=7).digest()
+    unit = int.from_bytes(noise, "big") / 2**56
+    if len(ids) < STEPS:
+        return 2 if unit < BAD else 1
+    return 3 if unit < RIGHT[sum(token == 2 for token in ids)] else 4
+
+
+async def judge(problem: Problem, text: str) -> bool:
+    await asyncio.sleep(0)
+    return text.endswith("\\boxed{yes}")
+
+
+def chance(steps: int, bad: int) -> float:
+    """Of a right answer, so many steps being written."""
+    left = STEPS - steps
+    return sum(comb(left, k) * BAD**k * (1 - BAD) ** (left - k) * RIGHT[bad + k] for k in range(left + 1))
+
+
+def p_value(groups: Iterable[tuple[float, int, float]]) -> float:
+    """Of (successes, tries, chance of each), by Pearson's statistic over all groups that are large enough."""
+    terms = [
+        (seen - tries * each) ** 2 / (tries * each * (1 - each))
+        for seen, tries, each in groups
+        if min(each, 1 - each) * tries >= 10
+    ]
+    assert len(terms) >= 4
+    return float(chi2.sf(sum(terms), len(terms)))
+
+
+def examples(path: Path) -> dict[str, list[dict[str, Any]]]:
+    """Examples by problem, in the order of their solutions."""
+    found: dict[str, list[dict[str, Any]]] = defaultdict(list)
+    for record in sorted((r.fields for r in read_records(path) if "steps" in r.fields), key=lambda f: f["solution"]):
+        found[record["id"]].append(dict(record))
+    return dict(found)
+
+
+async def test_labels_have_the_law_of_completions(tmp_path: Path) -> None:
+    """Soft labels are binomial shares with the exact chance, hard ones say whether there was any."""
+    problems = [Problem(f"p{i}", f"question {i}") for i in range(400)]
+    await roll_out(problems, PLAN, World(), judge, tmp_path / "out.jsonl")
+    groups: dict[tuple[int, int], list[float]] = defaultdict(list)
+    for example in read_examples(tmp_path / "out.jsonl", "soft"):
+        assert len(example.steps) == STEPS + 1
+        for step in range(1, STEPS + 1):
+            groups[step, example.steps[:step].count("bad")].append(example.labels[step - 1])
+    right = {at: (8 * sum(shares), 8 * len(shares), chance(*at)) for at, shares in groups.items()}
+    none = {at: (shares.count(0.0), len(shares), (1 - chance(*at)) ** 8) for at, shares in groups.items()}
+    assert p_value(right.values()) > 0.01
+    assert p_value(none.values()) > 0.01
+    hard = [example.labels for example in read_examples(tmp_path / "out.jsonl", "hard")]
+    soft = [example.labels for example in read_examples(tmp_path / "out.jsonl", "soft")]
+    assert hard == [tuple(float(share > 0) for share in shares) for shares in soft]
+
+
+async def test_the_last_step_is_labelled_by_the_solution_itself(tmp_path: Path) -> None:
+    await roll_out(PROBLEMS, PLAN, World(), judge, tmp_path / "out.jsonl")
+    for solutions in examples(tmp_path / "out.jsonl").values():
+        for one in solutions:
+            assert one["soft"][-1] == float(one["steps"][-1] == "\\boxed{yes}")
+
+
+@pytest.mark.parametrize("torn", [False, True])
+async def test_a_run_that_dies_again_and_again_ends_with_the_same_labels_and_pays_nothing_twice(
+    tmp_path: Path, torn: bool
+) -> None:
+    whole, broken = tmp_path / "whole.jsonl", tmp_path / "broken.jsonl"
+    undisturbed = World()
+    await roll_out(PROBLEMS, PLAN, undisturbed, judge, whole)
+    noise = random.Random(1)
+    drawn: list[tuple[int, int]] = []
+    deaths = 0
+    while True:
+        world = World(noise.randrange(1, 60))
+        try:
+            await roll_out(PROBLEMS, PLAN, world, judge, broken)
+            break
+        except EngineUnavailable:
+            deaths += 1
+        finally:
+            drawn += world.drawn
+        if torn:  # as a machine that dies in the middle of a write leaves it
+            data = broken.read_bytes()
+            broken.write_bytes(data[: len(data) - noise.randrange(1, 40)])
+    assert deaths > 20
+    assert examples(broken) == examples(whole)
+    if not torn:
+        # Every answer that arrived is in the file. Those that arrived beside the failure are handed out and lost.
+        wasted = len(drawn) - len(set(drawn))
+        assert set(drawn) == set(undisturbed.drawn)
+        assert wasted == 0
+
+
+async def test_a_cancelled_run_stops_the_engine_and_goes_on_later(tmp_path: Path) -> None:
+    path, world = tmp_path / "out.jsonl", World()
+    reached = asyncio.Event()
+
+    def show(tally: Tally) -> None:
+        if tally.solutions >= 5:
+            reached.set()
+
+    task = asyncio.create_task(roll_out(PROBLEMS, PLAN, world, judge, path, show))
+    await reached.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert world.running == 0
+    await roll_out(PROBLEMS, PLAN, World(), judge, path)
+    await roll_out(PROBLEMS, PLAN, World(), judge, tmp_path / "whole.jsonl")
+    assert examples(path) == examples(tmp_path / "whole.jsonl")
+
+
+async def test_a_finished_run_asks_for_nothing_and_more_problems_are_added(tmp_path: Path) -> None:
+    path = tmp_path / "out.jsonl"
+    first = await roll_out(PROBLEMS[:4], PLAN, World(), judge, path)
+    before, again = path.read_bytes(), World()
+    tally = await roll_out(PROBLEMS[:4], PLAN, again, judge, path)
+    assert (again.drawn, path.read_bytes()) == ([], before)
+    assert (tally.solutions, tally.steps, tally.good, tally.generated) == (8, first.steps, first.good, 0)
+    assert (await roll_out(PROBLEMS, PLAN, World(), judge, path)).solutions == 24
+    await roll_out(PROBLEMS, PLAN, World(), judge, tmp_path / "whole.jsonl")
+    assert examples(path) == examples(tmp_path / "whole.jsonl")
+
+
+async def test_ending_early_gives_the_hard_labels_up_to_the_first_bad_step_for_fewer_tokens(tmp_path: Path) -> None:
+    full, early = World(), World()
+    await roll_out(PROBLEMS, PLAN, full, judge, tmp_path / "full.jsonl")
+    plan = Plan("policy", solutions=2, completions=8, max_tokens=64, seed=3, early=True)
+    await roll_out(PROBLEMS, plan, early, judge, tmp_path / "early.jsonl")
+    wholes, settled = examples(tmp_path / "full.jsonl"), examples(tmp_path / "early.jsonl")
+    for name, solutions in wholes.items():
+        for whole, one in zip(solutions, settled[name], strict=True):
+            inner = whole["hard"][:-1]
+            dead = inner.index(0) if 0 in inner else len(inner)
+            assert one["hard"] == [*inner[:dead], *[0] * (len(inner) - dead), whole["hard"][-1]]
+            assert "soft" not in one
+    assert len(early.drawn) < len(full.drawn) / 2
+    with pytest.raises(BadRecord, match="only hard labels"):
+        list(read_examples(tmp_path / "early.jsonl", "soft"))
+
+
+async def test_problems_are_read_as_they_are_begun(tmp_path: Path) -> None:
+    read = finished = ahead = 0
+
+    def problems() -> Iterator[Problem]:
+        nonlocal read, ahead
+        for problem in PROBLEMS:
+            read += 1
+            ahead = max(ahead, read - finished // PLAN.solutions)
+            yield problem
+
+    def show(tally: Tally) -> None:
+        nonlocal finished
+        finished = tally.solutions
+
+    await roll_out(problems(), PLAN, World(), judge, tmp_path / "out.jsonl", show)
+    assert ahead <= PLAN.concurrency + 1
+
+
+async def test_every_lease_is_released_and_every_token_is_counted(tmp_path: Path) -> None:
+    world = World()
+    tally = await roll_out(PROBLEMS, PLAN, world, judge, tmp_path / "out.jsonl")
+    assert world.leases == set()
+    assert tally.generated == len(world.drawn)
+    assert tally.cached == 4 * (len(PROBLEMS) * 2 * (STEPS + 1) + len(PROBLEMS) * 2 * STEPS * 8)
+
+
+async def test_a_solution_that_is_cut_by_its_length_is_wrong_and_has_the_steps_that_it_wrote(tmp_path: Path) -> None:
+    plan = Plan("policy", solutions=1, completions=2, max_tokens=2)
+    await roll_out(PROBLEMS[:3], plan, World(), judge, tmp_path / "out.jsonl")
+    for [one] in examples(tmp_path / "out.jsonl").values():
+        assert (len(one["steps"]), one["hard"]) == (2, [0, 0])
+
+
+async def test_a_problem_that_fills_the_context_is_named(tmp_path: Path) -> None:
+    with pytest.raises(InvalidRequest, match=r"problem p0: .* 10 tokens fills the context of 10"):
+        await roll_out(PROBLEMS[:1], PLAN, World(context=10), judge, tmp_path / "out.jsonl")
+
+
+async def test_a_model_that_does_not_write_is_named(tmp_path: Path) -> None:
+    with pytest.raises(InvalidRequest, match="'prm' is not served; served are policy"):
+        await roll_out(PROBLEMS[:1], Plan("prm"), World(), judge, tmp_path / "out.jsonl")
+
+
+async def test_other_settings_another_writer_and_a_damaged_file_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "out.jsonl"
+    await roll_out(PROBLEMS[:1], PLAN, World(), judge, path)
+    with pytest.raises(BadRecord, match=r"begun with completions 8, and 4 is asked for"):
+        await roll_out(PROBLEMS[:1], Plan("policy", 2, 4, max_tokens=64, seed=3), World(), judge, path)
+    running = asyncio.create_task(roll_out(PROBLEMS, PLAN, World(), judge, path))
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    with pytest.raises(BadRecord, match="being written by another run"):
+        await roll_out(PROBLEMS, PLAN, World(), judge, path)
+    await running
+    path.write_text("{}\n" + path.read_text())
+    with pytest.raises(BadRecord, match="does not begin with 'settings'"):
+        await roll_out(PROBLEMS[:1], PLAN, World(), judge, path)
+
+
+def test_labelled_steps_from_elsewhere_are_examples_too(tmp_path: Path) -> None:
+    path = tmp_path / "mine.jsonl"
+    path.write_text(json.dumps({"question": "q", "steps": ["a", "b"], "labels": [1, 0.25]}) + "\n")
+    assert list(read_examples(path, "soft")) == [Example("q", ("a", "b"), (1.0, 0.25))]
+    path.write_text(json.dumps({"question": "q", "steps": ["a", "b"], "labels": [1]}) + "\n")
+    with pytest.raises(BadRecord, match="line 1: 'labels' is .*list of 2 numbers from 0 to 1, one for each step"):
+        list(read_examples(path, "soft"))
