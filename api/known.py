@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import islice
@@ -26,6 +27,7 @@ class Known:
     _read: Callable[[], Iterator[tuple[Problem, str | suites.Problem]]]
     _answers: dict[str, str | suites.Problem] = field(default_factory=dict)
     _equivalence: Equivalence = field(default_factory=Equivalence)
+    _one_at_a_time: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     @classmethod
     def open(cls, name: str, limit: int | None, seed: int) -> Known:
@@ -61,7 +63,10 @@ class Known:
         stated, answer = extract_answer(text), self._answers[problem.key]
         if isinstance(answer, suites.Problem):
             return suites.check(answer, stated)
-        return stated is not None and await self._equivalence.equal(canonical(answer), canonical(stated))
+        if stated is None:
+            return False
+        async with self._one_at_a_time:
+            return await self._equivalence.equal(canonical(answer), canonical(stated))
 
 
 def _of_suite(name: str, count: int, seed: int) -> Iterator[tuple[Problem, suites.Problem]]:

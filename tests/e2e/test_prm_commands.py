@@ -43,7 +43,7 @@ def test_from_problems_to_a_measured_prm(tmp_path: Path) -> None:
     assert (again["generated"], again["steps"]) == (0, told["steps"])
     trained = reasoner("train", data, prm, "--epochs", 2, "--batch", 2, "--rate", 1e-3)
     assert trained["examples"] + trained["held_out"] == 6
-    cases.write_text(json.dumps([CASE, CASE | {"label": 1, "steps": ["4 + 3 = 7, left 2 7", "nonsense"]}]))
+    cases.write_text(json.dumps([CASE, CASE | {"label": 0, "steps": ["4 + 3 = 7, left 2 7", "nonsense"]}]))
     for model in (prm, "prm"):
         measured = reasoner("evaluate", cases, "--prm", model, "--fit", cases)
         assert (measured["cases"], measured["erroneous"], measured["fitted_on"]) == (2, 1, str(cases))
@@ -79,7 +79,7 @@ def test_ctrl_c_ends_in_order_and_the_same_command_goes_on(tmp_path: Path) -> No
         (["train", "BAD", "out"], "line 1: 'steps' is missing"),
         (["evaluate", "BAD"], "line 1: 'steps' is missing; there are nothing"),
         (["evaluate", "BAD", "--threshold", "0.1", "--fit", "BAD"], "not both"),
-        (["evaluate", "BAD", "--threshold", "2"], "0<=x<=1"),
+        (["evaluate", "BAD", "--threshold", "2"], "should be less than or equal to 1"),
     ],
 )
 def test_wrong_usage_says_what_is_right(tmp_path: Path, arguments: list[str], message: str) -> None:

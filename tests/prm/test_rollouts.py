@@ -311,5 +311,5 @@ def test_labelled_steps_from_elsewhere_are_examples_too(tmp_path: Path) -> None:
     path.write_text(json.dumps({"question": "q", "steps": ["a", "b"], "labels": [1, 0.25]}) + "\n")
     assert list(read_examples(path, "soft")) == [Example("q", ("a", "b"), (1.0, 0.25))]
     path.write_text(json.dumps({"question": "q", "steps": ["a", "b"], "labels": [1]}) + "\n")
-    with pytest.raises(BadRecord, match="line 1: 'labels' is .*list of 2 numbers from 0 to 1, one for each step"):
+    with pytest.raises(BadRecord, match=r"line 1: 'labels' is .*list of 2 numbers from 0 to 1, one for each step"):
         list(read_examples(path, "soft"))

@@ -1,4 +1,4 @@
-"""Training on tiny models: planted labels are learnt, a stopped run ends with the same weights, the engine serves it."""
+"""Training on tiny models: planted labels are learnt, stopped runs end with the same weights, the engine serves it."""
 
 from __future__ import annotations
 
