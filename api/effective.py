@@ -11,6 +11,7 @@ from engine.types import EngineError, InvalidRequest, ModelInfo
 from reasoner.effort import apply_effort
 from reasoner.jobs import Budget, JobSpec, StrategySpec
 from reasoner.prices import check_budget
+from reasoner.served import Wanted, wanted_policy, wanted_verifier
 from reasoner.strategies import resolve
 from reasoner.verifier_specs import JudgeVerifier, PrmVerifier
 from workers.settings import Settings
@@ -27,7 +28,9 @@ async def effective(spec: JobSpec, settings: Settings, catalog: Catalog) -> dict
     spec.model = spec.model or settings.model_name
     match spec.verifier:
         case PrmVerifier():
-            spec.verifier.model = spec.verifier.model or settings.prm_name
+            if spec.verifier.model in (None, settings.prm_name):
+                spec.verifier.model = settings.prm_name
+                spec.verifier.format = spec.verifier.format or settings.prm_format
         case JudgeVerifier():
             spec.verifier.model = spec.verifier.model or spec.model
     if spec.seed is None:
@@ -46,15 +49,10 @@ def _budgeted(spec: JobSpec, settings: Settings) -> JobSpec:
         raise _refusal(error) from None
 
 
-def _named(spec: JobSpec) -> list[tuple[str, str, str]]:
-    """Field, name and kind of the models that the client names."""
-    asked: list[tuple[str, str | None, str]] = [("model", spec.model, "generate")]
-    match spec.verifier:
-        case PrmVerifier(model=name):
-            asked.append(("verifier.model", name, "classify"))
-        case JudgeVerifier(model=name):
-            asked.append(("verifier.model", name, "generate"))
-    return [(field, name, kind) for field, name, kind in asked if name is not None]
+def _named(spec: JobSpec) -> list[Wanted]:
+    """The models that the client names."""
+    asked = (wanted_policy(spec), wanted_verifier(spec.verifier))
+    return [wanted for wanted in asked if wanted is not None and wanted.name is not None]
 
 
 async def _served(spec: JobSpec, catalog: Catalog) -> list[ModelInfo] | None:
@@ -70,11 +68,11 @@ async def _served(spec: JobSpec, catalog: Catalog) -> list[ModelInfo] | None:
 def _check_models(spec: JobSpec, models: list[ModelInfo] | None) -> None:
     if models is None:
         return
-    for field, name, kind in _named(spec):
-        served = sorted(model.id for model in models if model.kind == kind)
-        if name not in served:
-            message = f"{name!r} is not served; served are {', '.join(served) or 'none'}"
-            raise Problem(422, "unknown-model", f"{field}: {message}", errors=[(field, message)])
+    for wanted in _named(spec):
+        try:
+            wanted.find(models)
+        except InvalidRequest as error:
+            raise Problem(422, "unknown-model", str(error), errors=[(wanted.field, str(error))]) from None
 
 
 def _check_budget(spec: JobSpec, settings: Settings, models: list[ModelInfo] | None) -> None:

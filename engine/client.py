@@ -69,9 +69,11 @@ class HttpEngine:
         """See ``EngineClient``."""
         await (await self._server()).release(lease, tokens)
 
-    async def tokenize(self, model: str, text: str | Sequence[dict[str, str]]) -> tuple[int, ...]:
+    async def tokenize(
+        self, model: str, text: str | Sequence[dict[str, str]], *, generation_prompt: bool = True
+    ) -> tuple[int, ...]:
         """See ``EngineClient``."""
-        return await (await self._server()).tokenize(model, text)
+        return await (await self._server()).tokenize(model, text, generation_prompt=generation_prompt)
 
     async def models(self) -> list[ModelInfo]:
         """See ``EngineClient``."""

@@ -119,15 +119,18 @@ class ForeignEngine:
     async def release(self, lease: str, tokens: Sequence[int] | None = None) -> None:
         """Nothing: the server keeps no leases, and what it caches is its own affair."""
 
-    async def tokenize(self, model: str, text: str | Sequence[dict[str, str]]) -> tuple[int, ...]:
+    async def tokenize(
+        self, model: str, text: str | Sequence[dict[str, str]], *, generation_prompt: bool = True
+    ) -> tuple[int, ...]:
         """See ``EngineClient``. By the model's folder if there is one, else by the server."""
         if self._text is not None:
-            return self._text.encode(text if isinstance(text, str) else self._text.chat(text))
+            chat = text if isinstance(text, str) else self._text.chat(text, generation_prompt=generation_prompt)
+            return self._text.encode(chat)
         if not self._dialect.tokenizes:
             raise self._cannot("tokenise; name the folder of its model's tokenizer")
         if not isinstance(text, str) and not self._dialect.chats:
             raise self._cannot("tokenise chat messages; name the folder of its model's tokenizer")
-        content: Json = {"messages": list(text)}
+        content: Json = {"messages": list(text), "add_generation_prompt": generation_prompt}
         if isinstance(text, str):
             content = {"prompt": text, "add_special_tokens": False}
         answer = await self._connection.call("POST", "/tokenize", {"model": model, **content})

@@ -102,11 +102,13 @@ class LocalEngine:
         for core in self._cores.values():
             self._post(partial(core.release, lease, tokens))
 
-    async def tokenize(self, model: str, text: str | Sequence[dict[str, str]]) -> tuple[int, ...]:
+    async def tokenize(
+        self, model: str, text: str | Sequence[dict[str, str]], *, generation_prompt: bool = True
+    ) -> tuple[int, ...]:
         """See ``EngineClient``."""
         tokenizer = self._core(model).model.tokenizer
         if not isinstance(text, str):
-            return tokenizer.encode_chat(text)
+            return tokenizer.encode_chat(text, generation_prompt=generation_prompt)
         if len(text) <= LONG_TEXT:
             return tokenizer.encode_prompt(text)
         return await asyncio.to_thread(tokenizer.encode_prompt, text)

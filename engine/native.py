@@ -68,9 +68,13 @@ class NativeEngine:
         """See ``EngineClient``."""
         await self._connection.call("POST", "/v1/leases/release", {"lease": lease, "tokens": tokens})
 
-    async def tokenize(self, model: str, text: str | Sequence[dict[str, str]]) -> tuple[int, ...]:
+    async def tokenize(
+        self, model: str, text: str | Sequence[dict[str, str]], *, generation_prompt: bool = True
+    ) -> tuple[int, ...]:
         """See ``EngineClient``."""
-        content = {"prompt": text} if isinstance(text, str) else {"messages": list(text)}
+        content: Json = {"prompt": text}
+        if not isinstance(text, str):
+            content = {"messages": list(text), "add_generation_prompt": generation_prompt}
         answer = await self._connection.call("POST", "/tokenize", {"model": model, **content})
         return tuple(answer["tokens"])
 

@@ -258,6 +258,7 @@ class TokenizeBody(_Body):
     model: str
     prompt: _Text | None = None
     messages: Annotated[list[dict[str, _Text]], Field(min_length=1)] | None = None
+    add_generation_prompt: bool = True
 
     @model_validator(mode="after")
     def _exactly_one(self) -> Self:

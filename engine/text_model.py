@@ -38,8 +38,8 @@ class TextModel:
             raise InvalidRequest("the server takes texts only, and these tokens end within a character", "prompt")
         return text
 
-    def chat(self, messages: Sequence[dict[str, str]]) -> str:
-        """The text of chat messages through the model's template, with the generation prompt."""
+    def chat(self, messages: Sequence[dict[str, str]], *, generation_prompt: bool = True) -> str:
+        """The text of chat messages through the model's template."""
         from jinja2 import TemplateError
         from jinja2.sandbox import ImmutableSandboxedEnvironment
 
@@ -52,7 +52,7 @@ class TextModel:
         special = {name: value for name, value in self._settings.items() if name.endswith("_token")}
         try:
             return environment.from_string(template).render(
-                messages=list(messages), add_generation_prompt=True, **special
+                messages=list(messages), add_generation_prompt=generation_prompt, **special
             )
         except TemplateError as error:
             raise InvalidRequest(f"the chat template refused the messages: {error}", "messages") from error

@@ -77,15 +77,17 @@ class Tokenizer:
         """The same, remembering the latest short texts."""
         return self._remembered(text) if len(text) <= LONG_TEXT else self.encode(text)
 
-    def encode_chat(self, messages: Sequence[dict[str, str]]) -> tuple[int, ...]:
-        """Token ids of chat messages through the checkpoint's template, generation prompt included.
+    def encode_chat(self, messages: Sequence[dict[str, str]], *, generation_prompt: bool = True) -> tuple[int, ...]:
+        """Token ids of chat messages through the checkpoint's template.
 
         The template writes all special tokens itself, so none are added to its text.
         """
         if not self._wrapper.chat_template:
             raise InvalidRequest("the model has no chat template; give a plain text instead of messages", "messages")
         try:
-            text = self._wrapper.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True)
+            text = self._wrapper.apply_chat_template(
+                list(messages), tokenize=False, add_generation_prompt=generation_prompt
+            )
         except Exception as error:  # a template is a program and may raise anything
             raise InvalidRequest(f"the chat template refused the messages: {error}", "messages") from error
         return self.encode(text)

@@ -236,9 +236,12 @@ class EngineClient(Protocol):
         is not an error: leases end by themselves when they are not used for long."""
         ...
 
-    async def tokenize(self, model: str, text: str | Sequence[dict[str, str]]) -> tuple[int, ...]:
-        """Token ids of a plain text (no special tokens added), or of chat messages through the model's template
-        with the generation prompt."""
+    async def tokenize(
+        self, model: str, text: str | Sequence[dict[str, str]], *, generation_prompt: bool = True
+    ) -> tuple[int, ...]:
+        """Token ids of a plain text as the model begins one (with the first token that its tokenizer puts there, if it
+        puts one), or of chat messages through the model's template, with the generation prompt unless that is not
+        wanted."""
         ...
 
     async def models(self) -> list[ModelInfo]:

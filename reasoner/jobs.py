@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field, JsonValue, field_validator, m
 
 from reasoner.answer_spec import AnswerSpec
 from reasoner.strict import Strict
-from reasoner.verifier_specs import PrmVerifier, Verifier
+from reasoner.verifier_specs import KINDS, PrmVerifier, Verifier
 
 MAX_PROBLEM_CHARS = 32_000
 MAX_N = 256
@@ -109,6 +109,18 @@ class JobSpec(Strict):
     def _one_question(self) -> Self:
         if (self.problem is None) == (self.messages is None):
             raise ValueError("give either 'problem' or 'messages'")
+        return self
+
+    @model_validator(mode="after")
+    def _verifier_is_of_use(self) -> Self:
+        from reasoner.strategies import STRATEGIES
+
+        if STRATEGIES[self.strategy.name].needs_steps and not self.verifier.scores_steps:
+            fitting = [name for name, kind in KINDS.items() if kind.scores_steps]
+            raise ValueError(
+                f"strategy {self.strategy.name!r} needs a verifier of single steps, and {self.verifier.kind!r} scores "
+                f"finished solutions alone: use one of {', '.join(fitting)}"
+            )
         return self
 
     def conversation(self) -> list[dict[str, str]]:

@@ -14,8 +14,8 @@ from reasoner.journal import Journal
 from reasoner.lease import CacheLease
 from reasoner.prices import Prices
 from reasoner.search import Models, Search
+from reasoner.served import wanted_policy
 from reasoner.strategies import STRATEGIES, Choice, resolve
-from reasoner.verifiers.base import served_model
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ async def run_job(
     params = resolve(spec.strategy.name, spec.strategy.params)
     async with CacheLease(engine, journal.job_id) as lease, Equivalence() as equivalence:
         served = {info.id: info for info in await engine.models()}
-        policy = served_model(served, spec.model, "model", "generate")
+        policy = wanted_policy(spec).find(served.values())
         models = Models(engine, served, policy, lease, strategy.needs_verifier, equivalence, prices or {})
         search = await Search.begin(spec, models, journal, cancelled or asyncio.Event())
         try:

@@ -6,29 +6,50 @@ asked is for the service's configuration to say, never for a client.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, ClassVar, Literal, get_args
 
 from pydantic import Discriminator, Field, Tag
 
 from reasoner.strict import Strict
 
 Aggregation = Literal["last", "min", "prod", "mean", "max"]
+StepFormat = Literal["token_classification", "qwen_math", "skywork", "math_shepherd", "rlhflow"]
+"""The names in ``prm.formats.FORMATS``."""
 
 
-class PrmVerifier(Strict):
+class VerifierSpec(Strict):
+    """What all kinds have."""
+
+    scores_steps: ClassVar[bool] = False
+    """Whether it scores solutions that are not finished."""
+
+
+class PrmVerifier(VerifierSpec):
     """A process reward model scores every step; ``aggregation`` makes one number of a solution's steps."""
 
     kind: Literal["prm"] = "prm"
+    scores_steps: ClassVar[bool] = True
     model: str | None = Field(None, description="Name of a served verifier; without it the service's own.")
+    format: StepFormat | None = Field(
+        None, description="How the model reads steps; without it as its config.json says or its architecture shows."
+    )
     aggregation: Aggregation = "last"
 
 
-class JudgeVerifier(Strict):
+class JudgeVerifier(VerifierSpec):
     """A language model is asked whether the solution is right so far; the score is its probability of "Yes"."""
 
     kind: Literal["judge"] = "judge"
+    scores_steps: ClassVar[bool] = True
     model: str | None = Field(None, description="Name of a served language model; without it the job's own.")
     aggregation: Aggregation = "last"
+
+
+class OutcomeVerifier(VerifierSpec):
+    """An outcome reward model scores finished solutions."""
+
+    kind: Literal["outcome"] = "outcome"
+    model: str | None = Field(None, description="Name of a served outcome reward model; without it the only one.")
 
 
 def kind_of(value: Any) -> str:
@@ -37,9 +58,13 @@ def kind_of(value: Any) -> str:
     return str(kind)
 
 
-_Kinds = Annotated[PrmVerifier, Tag("prm")] | Annotated[JudgeVerifier, Tag("judge")]
+_Kinds = (
+    Annotated[PrmVerifier, Tag("prm")]
+    | Annotated[JudgeVerifier, Tag("judge")]
+    | Annotated[OutcomeVerifier, Tag("outcome")]
+)
 
-KINDS: dict[str, type[Strict]] = {get_args(one)[1].tag: get_args(one)[0] for one in get_args(_Kinds)}
+KINDS: dict[str, type[VerifierSpec]] = {get_args(one)[1].tag: get_args(one)[0] for one in get_args(_Kinds)}
 
 Verifier = Annotated[
     _Kinds,

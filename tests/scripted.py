@@ -74,7 +74,9 @@ class ScriptedEngine:
             ModelInfo("prm", "classify", CONTEXT, 100, 1000, {"reasoner_prm": prm}),
         ]
 
-    async def tokenize(self, model: str, text: str | Sequence[dict[str, str]]) -> tuple[int, ...]:
+    async def tokenize(
+        self, model: str, text: str | Sequence[dict[str, str]], *, generation_prompt: bool = True
+    ) -> tuple[int, ...]:
         if text == TEXTS[SEPARATOR]:
             return (SEPARATOR,)
         plain = text if isinstance(text, str) else "".join(message["content"] for message in text)

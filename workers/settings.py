@@ -22,6 +22,7 @@ from pydantic_settings import (
 from reasoner.effort import DEFAULT_EFFORTS, Effort
 from reasoner.jobs import MAX_BUDGET_SECONDS, MAX_BUDGET_TOKENS
 from reasoner.prices import Prices
+from reasoner.verifier_specs import StepFormat
 
 CONFIG_FILE = "reasoner.toml"
 DEFAULT_ENGINE_URL = "http://127.0.0.1:8100"
@@ -82,6 +83,9 @@ class Settings(BaseSettings):
     )
     model: str = Field("policy", description="A bundled model, a model folder, or NAME=FOLDER.")
     prm: str = Field("prm", description="The verifier: a bundled model, a model folder, or NAME=FOLDER.")
+    prm_format: StepFormat | None = Field(
+        None, description="How the verifier reads steps, where its checkpoint does not show it."
+    )
     host: str = "127.0.0.1"
     port: Annotated[int, Field(ge=1, le=65535)] = 8000
     data_dir: Path = Path(".reasoner")

@@ -42,6 +42,8 @@ class Strategy(Generic[P]):
     params: type[P]
     run: Callable[[Search, P, Equivalence], Awaitable[Choice]]
     needs_verifier: bool
+    needs_steps: bool = False
+    """Whether it lives on scores of solutions that are not finished, which not every verifier gives."""
 
 
 def best_scored(nodes: Sequence[Node]) -> Choice:

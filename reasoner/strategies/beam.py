@@ -73,4 +73,4 @@ def distinct(nodes: list[Node]) -> list[Node]:
     return list(first.values())
 
 
-STRATEGY = Strategy("beam", Beam, run, needs_verifier=True)
+STRATEGY = Strategy("beam", Beam, run, needs_verifier=True, needs_steps=True)

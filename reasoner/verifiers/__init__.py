@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping
 
 from reasoner.scoring import NodeScorer
-from reasoner.verifiers import judge, steps
+from reasoner.verifiers import judge, outcome, steps
 from reasoner.verifiers.base import Surroundings
 
 OPENERS: Mapping[str, Callable[[Surroundings], Awaitable[NodeScorer]]] = {
     "prm": steps.open_prm,
     "judge": judge.open_judge,
+    "outcome": outcome.open_outcome,
 }
 
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from engine.types import EngineClient, InvalidRequest, ModelInfo
+from engine.types import EngineClient, ModelInfo
 from reasoner.budget import Ledger
 from reasoner.equivalence import Equivalence
 from reasoner.jobs import JobSpec
+from reasoner.served import wanted_verifier
 from reasoner.tree import Node
 
 SLACK = 16
@@ -27,15 +28,12 @@ class Surroundings:
     ledger: Ledger
     equivalence: Equivalence
 
-
-def served_model(served: Mapping[str, ModelInfo], name: str | None, field: str, kind: str) -> ModelInfo:
-    """The model of that name, or the only one of the kind. Raises ``InvalidRequest`` that lists what is served."""
-    fitting = sorted(info.id for info in served.values() if info.kind == kind)
-    if name is None and len(fitting) == 1:
-        name = fitting[0]
-    if name not in fitting:
-        raise InvalidRequest(f"{field} {name!r} is not served; served are {', '.join(fitting) or 'none'}", field)
-    return served[name]
+    def verifier_model(self) -> ModelInfo:
+        """The served model that the job's verifier is. Raises ``InvalidRequest`` when there is none of its name."""
+        wanted = wanted_verifier(self.spec.verifier)
+        if wanted is None:
+            raise ValueError(f"a verifier of kind {self.spec.verifier.kind!r} has no model")
+        return wanted.find(self.served.values())
 
 
 def new_tokens(node: Node, head: int) -> int:

@@ -10,15 +10,14 @@ from prm.scorer import Reading
 from reasoner.scoring import BudgetedReader, NodeScorer, Scored, finished_step, known_steps
 from reasoner.tree import Node
 from reasoner.verifier_specs import JudgeVerifier
-from reasoner.verifiers.base import Surroundings, new_tokens, served_model
+from reasoner.verifiers.base import Surroundings, new_tokens
 
 
 async def open_judge(around: Surroundings) -> NodeScorer:
     """Raises ``InvalidRequest`` when the model is not served, ``EngineError`` when it cannot say Yes or No."""
     asked = around.spec.verifier
     assert isinstance(asked, JudgeVerifier)
-    name = around.policy.id if asked.model is None else asked.model
-    model = served_model(around.served, name, "verifier.model", "generate")
+    model = around.policy if asked.model is None else around.verifier_model()
     judge = await Judge.open(around.engine, model, around.spec.conversation(), around.lease)
     return JudgeScorer(judge, BudgetedReader(around.ledger, model), asked.aggregation)
 

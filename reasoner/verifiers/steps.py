@@ -10,15 +10,15 @@ from prm.scorer import Chain, Reading, StepScorer
 from reasoner.scoring import BudgetedReader, NodeScorer, Scored, finished_step, known_steps
 from reasoner.tree import Node
 from reasoner.verifier_specs import PrmVerifier
-from reasoner.verifiers.base import Surroundings, new_tokens, served_model
+from reasoner.verifiers.base import Surroundings, new_tokens
 
 
 async def open_prm(around: Surroundings) -> NodeScorer:
     """Raises ``InvalidRequest`` when the model is not served, ``EngineError`` when it is no process reward model."""
     asked = around.spec.verifier
     assert isinstance(asked, PrmVerifier)
-    model = served_model(around.served, asked.model, "verifier.model", "classify")
-    scorer = StepScorer(around.engine, model, around.lease)
+    model = around.verifier_model()
+    scorer = StepScorer(around.engine, model, around.lease, format=asked.format)
     prompt = await scorer.prompt(around.spec.conversation())
     return PrmScorer(scorer, prompt, BudgetedReader(around.ledger, model), asked.aggregation)
 

@@ -58,7 +58,7 @@ def test_a_verifier_without_a_kind_is_a_process_reward_model() -> None:
 @pytest.mark.parametrize(
     ("verifier", "message"),
     [
-        ({"kind": "oracle"}, "unknown kind of verifier; known are prm, judge"),
+        ({"kind": "oracle"}, "unknown kind of verifier; known are prm, judge, outcome"),
         ({"kind": ["prm"]}, "unknown kind of verifier"),
         ({"kind": "judge", "aggregation": "median"}, "'last', 'min', 'prod', 'mean' or 'max'"),
         ({"kind": "judge", "template": "?"}, "Extra inputs are not permitted"),
@@ -117,7 +117,7 @@ async def test_a_judge_that_is_no_language_model_is_refused_with_those_that_are(
 
 async def test_a_judge_whose_tokens_for_yes_and_no_begin_alike_is_refused() -> None:
     class Mute(ScriptedEngine):
-        async def tokenize(self, model: str, text: Any) -> tuple[int, ...]:
+        async def tokenize(self, model: str, text: Any, **more: Any) -> tuple[int, ...]:
             return (7,) * len(await super().tokenize(model, text))
 
     with pytest.raises(EngineError, match="'policy' cannot judge"):

@@ -1,0 +1,60 @@
+"""Which of the served models a job may mean: one that writes solutions, one that verifies them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from engine.types import InvalidRequest, ModelInfo
+from prm.formats import format_of
+from prm.outcome import scores_solutions
+from reasoner.jobs import JobSpec
+from reasoner.verifier_specs import JudgeVerifier, OutcomeVerifier, PrmVerifier, VerifierSpec
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """A model that a job needs. ``field`` is where it names it, ``name`` is ``None`` where it leaves it open."""
+
+    field: str
+    name: str | None
+    fits: Callable[[ModelInfo], bool]
+
+    def find(self, served: Iterable[ModelInfo]) -> ModelInfo:
+        """The model of that name, or the only one that fits. Raises ``InvalidRequest`` that lists those that do."""
+        fitting = {info.id: info for info in served if self.fits(info)}
+        name = self.name
+        if name is None and len(fitting) == 1:
+            name = next(iter(fitting))
+        if name not in fitting:
+            listed = ", ".join(sorted(fitting)) or "none"
+            raise InvalidRequest(f"{self.field} {name!r} is not served; served are {listed}", self.field)
+        return fitting[name]
+
+
+def wanted_policy(spec: JobSpec) -> Wanted:
+    """The model that writes the solutions."""
+    return Wanted("model", spec.model, _writes)
+
+
+def wanted_verifier(verifier: VerifierSpec) -> Wanted | None:
+    """The model that verifies them; ``None`` where no model does."""
+    match verifier:
+        case PrmVerifier(model=name, format=None):
+            return Wanted("verifier.model", name, _scores_steps)
+        case PrmVerifier(model=name):
+            return Wanted("verifier.model", name, lambda info: info.id == name or _scores_steps(info))
+        case JudgeVerifier(model=name):
+            return Wanted("verifier.model", name, _writes)
+        case OutcomeVerifier(model=name):
+            return Wanted("verifier.model", name, scores_solutions)
+    return None
+
+
+def _writes(info: ModelInfo) -> bool:
+    return info.kind == "generate" and format_of(info) is None
+
+
+def _scores_steps(info: ModelInfo) -> bool:
+    """One that lacks notes on its format may be meant too: the error then says which."""
+    return format_of(info) is not None or info.architecture.endswith("ForTokenClassification")

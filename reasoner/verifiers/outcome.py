@@ -1,0 +1,43 @@
+"""An outcome reward model as a verifier: one score for a solution that is finished, none for a part of one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from prm.outcome import OutcomeScorer
+from prm.scorer import Reading
+from reasoner.scoring import BudgetedReader, NodeScorer, Scored
+from reasoner.tree import Node
+from reasoner.verifiers.base import SLACK, Surroundings
+
+
+async def open_outcome(around: Surroundings) -> NodeScorer:
+    """Raises ``InvalidRequest`` when the model is not served."""
+    model = around.verifier_model()
+    scorer = OutcomeScorer(around.engine, model, around.spec.conversation(), around.lease)
+    return OutcomeVerdicts(scorer, await scorer.head(), BudgetedReader(around.ledger, model))
+
+
+class OutcomeVerdicts:
+    """A ``NodeScorer``. ``head``: about how many tokens are read beside the solution."""
+
+    def __init__(self, scorer: OutcomeScorer, head: int, reader: BudgetedReader) -> None:
+        self._scorer = scorer
+        self._head = head
+        self._reader = reader
+
+    def scorable(self, node: Node) -> bool:
+        """See ``NodeScorer``."""
+        return node.reason in ("answer", "stop") and bool(node.solution.strip())
+
+    async def score(self, nodes: Sequence[Node]) -> list[Scored]:
+        """See ``NodeScorer``."""
+        estimates = {node: self._head + node.depth_tokens + SLACK for node in nodes}
+        return [
+            Scored(node, reading.scores[0], (), self._reader.spend(reading), promise)
+            for node, reading, promise in await self._reader.read(estimates, self._ask)
+            if reading.scores is not None
+        ]
+
+    async def _ask(self, nodes: Sequence[Node], bound: int | None) -> Sequence[Reading]:
+        return await self._scorer.score([node.solution for node in nodes], max_compute=bound)
