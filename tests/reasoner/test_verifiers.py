@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from engine.types import EngineError, InvalidRequest, ScoreRequest, ScoreResult
+from engine.types import EngineError, InvalidRequest, ModelInfo, ScoreRequest, ScoreResult
+from prm.formats import FORMATS
 from reasoner.jobs import JobSpec
 from reasoner.journal import MemoryJournal
 from reasoner.run import JobOutcome, run_job
+from reasoner.verifier_specs import StepFormat
 from tests.scripted import ScriptedEngine
 
 JUDGE = {"kind": "judge"}
+OUTCOME = {"kind": "outcome"}
 
 
 def spec(strategy: str, verifier: dict[str, Any], seed: int = 0, tokens: int | None = None) -> JobSpec:
@@ -35,10 +38,14 @@ async def run(job: JobSpec, engine: ScriptedEngine, journal: MemoryJournal | Non
 
 
 class Watching(ScriptedEngine):
-    """Remembers what it was asked to score."""
+    """Remembers what it was asked to score. Beside the others it serves an outcome reward model of two labels."""
 
-    def __init__(self) -> None:
-        super().__init__()
+    async def models(self) -> list[ModelInfo]:
+        architecture = "LlamaForSequenceClassification"
+        return [*await super().models(), ModelInfo("orm", "classify", 256, 100, 1000, architecture=architecture)]
+
+    def __init__(self, *, order: int = 0) -> None:
+        super().__init__(order=order)
         self.asked: list[ScoreRequest] = []
 
     async def score(self, request: ScoreRequest) -> list[ScoreResult]:
@@ -71,16 +78,18 @@ def test_what_no_verifier_understands_is_refused(verifier: object, message: str)
         JobSpec.model_validate({"problem": "?", "verifier": verifier})
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(
-    strategy=st.sampled_from(["best_of_n", "weighted_vote", "beam"]),
+    asked=st.sampled_from([("best_of_n", JUDGE), ("beam", JUDGE), ("best_of_n", OUTCOME), ("weighted_vote", OUTCOME)]),
     seed=st.integers(0, 1000),
     tokens=st.integers(1, 20_000),
     order=st.integers(0, 1000),
 )
-async def test_a_judge_keeps_the_budget_to_the_token(strategy: str, seed: int, tokens: int, order: int) -> None:
-    engine = ScriptedEngine(order=order)
-    outcome = await run(spec(strategy, JUDGE, seed, tokens), engine)
+async def test_every_model_keeps_the_budget_to_the_token(
+    asked: tuple[str, dict[str, Any]], seed: int, tokens: int, order: int
+) -> None:
+    engine = Watching(order=order)
+    outcome = await run(spec(*asked, seed, tokens), engine)
     assert engine.most <= tokens
     assert engine.total == outcome.usage.total <= tokens
     assert engine.outstanding == 0
@@ -100,11 +109,41 @@ async def test_a_judge_is_asked_for_yes_against_no_of_finished_steps_alone() -> 
     assert outcome.usage.verifier_computed == sum(entry.spend.verifier_computed for entry in journal.entries) > 0
 
 
+async def test_an_outcome_model_scores_finished_solutions_once_and_no_steps() -> None:
+    engine, journal = Watching(), MemoryJournal()
+    outcome = await run(spec("best_of_n", OUTCOME), engine, journal)
+    nodes = {entry.data["node"]: entry.data for entry in journal.entries if entry.type == "node"}
+    scored = {entry.data["node"]: entry.data for entry in journal.entries if entry.type == "score"}
+    finished = {name for name, data in nodes.items() if data["reason"] == "stop" and data["answer"] is not None}
+    assert scored.keys() == finished
+    assert all(data["scores"] == [] and 0 < data["score"] < 1 for data in scored.values())
+    assert {request.model for request in engine.asked} == {"orm"}
+    assert outcome.result.confidence == max(data["score"] for data in scored.values())
+
+
+def test_a_strategy_that_lives_on_steps_refuses_a_verifier_of_whole_solutions() -> None:
+    with pytest.raises(ValidationError, match=r"'beam' needs a verifier of single steps.*use one of prm, judge"):
+        spec("beam", OUTCOME)
+
+
+async def test_the_format_that_a_service_names_is_the_one_that_is_read() -> None:
+    engine = Watching()
+    await run(spec("best_of_n", {"model": "policy", "format": "rlhflow"}), engine)
+    verdicts = await engine.tokenize("policy", "+-")
+    assert {(request.model, request.token_ids) for request in engine.asked} == {("policy", verdicts)}
+
+
+def test_every_format_may_be_named() -> None:
+    assert set(get_args(StepFormat)) == set(FORMATS)
+
+
 @settings(max_examples=20, deadline=None)
-@given(strategy=st.sampled_from(["best_of_n", "beam"]), seed=st.integers(0, 1000))
-async def test_a_replay_asks_no_judge_again(strategy: str, seed: int) -> None:
-    job, journal = spec(strategy, JUDGE, seed), MemoryJournal()
-    first = await run(job, ScriptedEngine(), journal)
+@given(
+    asked=st.sampled_from([("best_of_n", JUDGE), ("beam", JUDGE), ("best_of_n", OUTCOME)]), seed=st.integers(0, 1000)
+)
+async def test_a_replay_asks_no_model_again(asked: tuple[str, dict[str, Any]], seed: int) -> None:
+    job, journal = spec(*asked, seed), MemoryJournal()
+    first = await run(job, Watching(), journal)
     idle = Watching()
     again = await run(job, idle, MemoryJournal(journal.entries))
     assert (again.result, again.usage, idle.asked) == (first.result, first.usage, [])
