@@ -22,6 +22,7 @@ from api.stack import private_engine
 from engine.client import HttpEngine
 from engine.types import EngineClient, EngineError, InvalidRequest
 from prm.evaluate import Case, Result, Scores, evaluate, fit_threshold, read_cases, score_cases
+from prm.formats import FORMATS
 from prm.records import BadRecord
 from prm.rollouts import Plan, Tally, roll_out
 from prm.scorer import Chain, StepScorer
@@ -136,6 +137,10 @@ def evaluate_file(
     model: Annotated[
         str | None, typer.Option("--prm", help="The PRM: a bundled model, a folder, or NAME=FOLDER.")
     ] = None,
+    form: Annotated[
+        str | None,
+        typer.Option("--format", help="Which public PRM it is, where its config.json does not show it."),
+    ] = None,
     threshold: Annotated[
         float | None, typer.Option(min=0, max=1, help="A step that scores below it is wrong; default 0.5.")
     ] = None,
@@ -149,6 +154,8 @@ def evaluate_file(
     console = Console(stderr=True)
     if threshold is not None and fit is not None:
         raise typer.BadParameter("give a threshold or cases to fit it on, not both", param_hint="--threshold")
+    if form is not None and form not in FORMATS:
+        raise typer.BadParameter(f"{form!r} is not known; known are {', '.join(FORMATS)}", param_hint="--format")
     with _bad_records_are_wrong_usage("FILE"):
         cases = read_cases(file)[:limit]
     fitted: list[Case] = []
@@ -157,7 +164,7 @@ def evaluate_file(
             fitted = read_cases(fit)
     settings = _settings(prm=model, engine_device=device)
     with _engine(settings, console) as engine:
-        scores = asyncio.run(_score([*fitted, *cases], engine, settings.prm_name, concurrency, console))
+        scores = asyncio.run(_score([*fitted, *cases], engine, settings.prm_name, form, concurrency, console))
     if fitted:
         try:
             threshold = fit_threshold(fitted, scores[: len(fitted)])
@@ -187,10 +194,12 @@ async def _roll_out(known: Known, plan: Plan, engine: HttpEngine, out: Path, con
         await engine.close()
 
 
-async def _score(cases: list[Case], engine: HttpEngine, name: str, concurrency: int, console: Console) -> list[Scores]:
+async def _score(
+    cases: list[Case], engine: HttpEngine, name: str, form: str | None, concurrency: int, console: Console
+) -> list[Scores]:
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     try:
-        scorer = await _scorer(engine, name)
+        scorer = await _scorer(engine, name, form)
         with Progress(*columns, console=console) as progress:
             task = progress.add_task("cases", total=len(cases))
 
@@ -210,10 +219,10 @@ async def _score(cases: list[Case], engine: HttpEngine, name: str, concurrency: 
         await engine.close()
 
 
-async def _scorer(engine: EngineClient, name: str) -> StepScorer:
+async def _scorer(engine: EngineClient, name: str, form: str | None) -> StepScorer:
     for info in await engine.models():
         if info.id == name:
-            return StepScorer(engine, info)
+            return StepScorer(engine, info, format=form)
     raise EngineError(f"the engine does not serve {name!r}")
 
 

@@ -64,7 +64,7 @@ def test_ctrl_c_ends_in_order_and_the_same_command_goes_on(tmp_path: Path) -> No
         _, errors = running.communicate(timeout=60)
     assert running.returncode == 1
     assert "the same command goes on" in errors
-    assert "Traceback" not in errors
+    assert "KeyboardInterrupt" not in errors
     told = reasoner("rollouts", problems, data, "--limit", 2)
     assert told["solutions"] == 16
 

@@ -157,7 +157,7 @@ async def test_the_engine_serves_the_export_and_scores_as_transformers_does(base
         await engine.close()
     model = AutoModelForTokenClassification.from_pretrained(out, dtype=torch.float32)
     encoded = encode(Example(question, steps, (0.0,) * 3), Tokenizer(out, 826), "\n\n", 256)
-    assert encoded.ids[: len(prompt)] == prompt
+    assert encoded.ids[: len(prompt.tokens)] == prompt.tokens
     with torch.inference_mode():
         logits = model(input_ids=torch.tensor([encoded.ids])).logits[0, list(encoded.places)]
     assert scored.scores == pytest.approx(logits.softmax(1)[:, 1].tolist(), abs=1e-5)
