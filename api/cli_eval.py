@@ -3,140 +3,210 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
-from collections.abc import Sequence
-from dataclasses import asdict
+import shlex
+import sys
+from collections.abc import Iterator
+from hashlib import blake2b
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
 from api.stack import private_engine
 from engine.client import HttpEngine
 from engine.types import EngineError
-from reasoner.evaluation import Plan, Run, evaluate
-from reasoner.statistics import Comparison, Row, comparisons, rows
-from reasoner.strategies import STRATEGIES
-from reasoner.suites import Problem, family, load
-from workers.settings import load_settings
+from reasoner.comparisons import Results
+from reasoner.evaluation import report
+from reasoner.evaluation.measure import Advance, Setting, evaluate, missing
+from reasoner.evaluation.plan import Plan, Stage, parse_cases, parse_counts, split
+from reasoner.evaluation.pool import DRAWS
+from reasoner.evaluation.runs import FILE, DifferentEvaluation, RunFile, flatten
+from reasoner.suites import Suite, SuiteError, open_suite
+from workers.settings import Settings, load_settings, served_name
+
+WIDTH = 140
+"""Characters of a line where no terminal says how wide it is."""
+LINES = 20
+"""Lines of progress for each stage where no terminal shows a bar."""
 
 
 def evaluate_suite(
-    suite: Annotated[str, typer.Argument(help="countdown or words.")],
-    strategy: Annotated[str, typer.Option(help="Strategies, separated by commas.")] = ",".join(STRATEGIES),
+    suite: Annotated[
+        str, typer.Argument(help="countdown, words, a .jsonl file (GSM8K's or MATH's shape) or reasoning-gym:TASK.")
+    ],
+    strategy: Annotated[
+        str, typer.Option(help="Separated by commas: all, or NAME, or NAME:KEY=VALUE:KEY=VALUE.")
+    ] = "all",
     n: Annotated[str, typer.Option("--n", help="Numbers of samples, separated by commas.")] = "1,4,16,64",
+    live_n: Annotated[
+        str | None,
+        typer.Option("--live-n", help="The same for strategies that cannot share a pool of samples; default: --n."),
+    ] = None,
     limit: Annotated[int, typer.Option(min=1, max=5000, help="Problems.")] = 300,
-    seed: Annotated[int, typer.Option(min=0, help="Seed of the sampling noise.")] = 0,
+    seeds: Annotated[int, typer.Option(min=1, max=100, help="Runs of every problem, each with noise of its own.")] = 1,
+    model: Annotated[str | None, typer.Option(help="A bundled model, a model folder, or NAME=FOLDER.")] = None,
+    against: Annotated[
+        list[str] | None, typer.Option(help="Also: this larger model, greedy, compared at equal FLOPs. Repeatable.")
+    ] = None,
     temperature: Annotated[float | None, typer.Option(min=0, max=10, help="Default: the suite's own.")] = None,
     concurrency: Annotated[int, typer.Option(min=1, max=64, help="Problems in flight.")] = 8,
-    out: Annotated[Path | None, typer.Option(help="Folder for results.json, table.md and chart.png.")] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(help=f"Folder for results.json, table.md, chart.png, and {FILE}: a run can be resumed."),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")] = False,
 ) -> None:
-    """Measure strategies on held-out problems: accuracy, tokens (verifier included), 95 % intervals, pass@N."""
+    """Measure strategies on a suite: accuracy, tokens (verifier included), FLOPs, 95 % intervals, the ceiling pass@N.
+
+    Strategies that decide on independent samples share one pool of them for each problem and seed and are resampled
+    from it; the others run live. Ctrl-C is safe with --out: the same command goes on where it was.
+    """
     console = Console(stderr=True)
-    strategies, counts = _strategies(strategy), _counts(n)  # before the problems are made, which takes seconds
+    settings = load_settings() if model is None else load_settings(model=model)
+    plan = _plan(settings, strategy, n, live_n, seeds, against or [])
     try:
-        problems = load(suite, limit=limit)
-    except ValueError as error:
+        opened = open_suite(suite, limit=limit)
+    except SuiteError as error:
         raise typer.BadParameter(str(error), param_hint="SUITE") from None
-    heat: float = family(suite).TEMPERATURE if temperature is None else temperature
-    plan = Plan(strategies, counts, seed, heat, concurrency)
-    settings = load_settings()
+    heat = opened.temperature if temperature is None else temperature
+    told = {"model": plan.model, "prm": settings.prm_name, "seeds": plan.seeds, "temperature": heat, "draws": DRAWS}
+    header = {**told, **_identity(opened), **plan.document()}
     try:
-        with private_engine(settings, console) as url:
-            engine = HttpEngine(url, tokenizer=settings.engine_tokenizer)
-            runs = asyncio.run(_measure(problems, plan, engine, console))
+        with RunFile(header, out) as file:
+            try:
+                if missing(opened, plan, file):
+                    with private_engine(settings, console, against or []) as url, _progress(console, plan) as advance:
+                        asyncio.run(_run(settings, url, opened, plan, heat, concurrency, file, advance))
+            except KeyboardInterrupt:
+                console.print(_stopped(out), markup=False)
+                raise typer.Exit(1) from None
+    except DifferentEvaluation as error:
+        raise typer.BadParameter(str(error), param_hint="--out") from None
     except EngineError as error:
-        console.print(f"reasoner: {error}", markup=False)
+        console.print(f"reasoner: {error}. {_stopped(out)}", markup=False, soft_wrap=True)
         raise typer.Exit(1) from None
-    table, claims = rows(runs), [claim for count in plan.ns for claim in comparisons(runs, count)]
+    failed = {piece.problem: piece.failed for piece in file.pieces if piece.failed is not None}
+    runs = [run for run in flatten(file.pieces) if run.problem not in failed]
+    for problem, reason in failed.items():
+        console.print(f"left out: {problem}: {reason}", markup=False)
+    if not runs:
+        raise typer.Exit(1)
+    results = Results(runs, plan)
     document = {
-        "suite": suite,
-        "problems": len(problems),
-        "rows": [asdict(row) for row in table],
-        "comparisons": [asdict(claim) for claim in claims],
-        "settings": {"seed": seed, "temperature": heat, "model": settings.model, "prm": settings.prm},
+        "suite": opened.name,
+        "problems": len(results.problems),
+        **results.document(),
+        "left_out": [{"problem": problem, "error": reason} for problem, reason in failed.items()],
+        "settings": told,
     }
     if out is not None:
-        _write(out, document, table, claims, suite, len(problems))
+        report.write(out, results, document, shlex.join(["reasoner", *sys.argv[1:]]))
     if as_json:
         print(json.dumps(document, indent=2))
     else:
-        _print(Console(), table, claims)
+        _print(Console() if sys.stdout.isatty() else Console(width=WIDTH), results)
 
 
-async def _measure(problems: Sequence[Problem], plan: Plan, engine: HttpEngine, console: Console) -> list[Run]:
-    stages = plan.stages()
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+def _plan(settings: Settings, strategy: str, n: str, live_n: str | None, seeds: int, against: list[str]) -> Plan:
+    for hint, text in (("--n", n), ("--live-n", n if live_n is None else live_n)):
+        try:
+            parse_counts(text)
+        except ValueError as error:
+            raise typer.BadParameter(str(error), param_hint=hint) from None
     try:
-        with Progress(*columns, console=console) as progress:
-            task = progress.add_task("starting", total=len(problems) * len(stages))
-            return await evaluate(
-                problems, plan, engine, lambda stage, _: progress.update(task, advance=1, description=stage)
-            )
+        pooled, live = split(parse_cases(strategy))
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint="--strategy") from None
+    names = tuple(served_name(value) for value in against)
+    counts = parse_counts(n)
+    return Plan(
+        settings.model_name, pooled, live, counts, counts if live_n is None else parse_counts(live_n), seeds, names
+    )
+
+
+def _identity(suite: Suite) -> dict[str, Any]:
+    """What tells one suite from another: its name, its size and its content."""
+    content = blake2b(digest_size=8)
+    for problem in suite.problems:
+        content.update(repr((problem.id, problem.text, problem.answer)).encode())
+    return {"suite": suite.name, "problems": len(suite.problems), "content": content.hexdigest()}
+
+
+async def _run(
+    settings: Settings,
+    url: str,
+    suite: Suite,
+    plan: Plan,
+    temperature: float,
+    concurrency: int,
+    file: RunFile,
+    advance: Advance,
+) -> None:
+    engine = HttpEngine(url, tokenizer=settings.engine_tokenizer)
+    try:
+        setting = await Setting.of(suite, plan, engine, settings.prm_name, temperature, concurrency)
+        await evaluate(setting, file, advance)
     finally:
         await engine.close()
 
 
-def _strategies(text: str) -> tuple[str, ...]:
-    names = tuple(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
-    unknown = [name for name in names if name not in STRATEGIES]
-    if unknown or not names:
-        raise typer.BadParameter(
-            f"unknown: {', '.join(unknown)}; known are {', '.join(STRATEGIES)}", param_hint="--strategy"
-        )
-    return names
+@contextlib.contextmanager
+def _progress(console: Console, plan: Plan) -> Iterator[Advance]:
+    """A bar on a terminal, and now and then a line elsewhere."""
+    stages = plan.stages()
+    names = {stage: f"{place}/{len(stages)} {_title(stage, plan)}" for place, stage in enumerate(stages, 1)}
+    if not console.is_terminal:
+
+        def tell(stage: Stage, done: int, total: int) -> None:
+            if done == total or done % max(1, total // LINES) == 0:
+                print(f"{names[stage]}: {done} of {total}", file=sys.stderr, flush=True)
+
+        yield tell
+        return
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=console) as bar:
+        task = bar.add_task("starting", total=None)
+        now: Stage | None = None
+
+        def show(stage: Stage, done: int, total: int) -> None:
+            nonlocal now
+            if stage != now:
+                bar.reset(task, total=total, description=names[stage])
+                now = stage
+            bar.update(task, completed=done)
+
+        yield show
 
 
-def _counts(text: str) -> tuple[int, ...]:
-    try:
-        counts = tuple(sorted({int(item) for item in text.split(",")}))
-    except ValueError:
-        counts = ()
-    if not counts or counts[0] < 1 or counts[-1] > 256:
-        raise typer.BadParameter(f"{text!r}: numbers from 1 to 256, separated by commas", param_hint="--n")
-    return counts
+def _title(stage: Stage, plan: Plan) -> str:
+    return stage.name + (f", seed {stage.seed + 1} of {plan.seeds}" if plan.seeds > 1 else "")
 
 
-def _write(
-    out: Path, document: dict[str, Any], table: Sequence[Row], claims: Sequence[Comparison], suite: str, count: int
-) -> None:
-    from reasoner.chart import draw
-
-    out.mkdir(parents=True, exist_ok=True)
-    (out / "results.json").write_text(json.dumps(document, indent=2) + "\n")
-    lines = [
-        "| strategy | N | accuracy | 95 % interval | tokens | of them verifier | seconds |",
-        "|---|---:|---:|---|---:|---:|---:|",
-    ]
-    lines += [
-        f"| {row.strategy} | {row.n} | {row.accuracy:.3f} | {row.low:.3f} – {row.high:.3f} "
-        f"| {row.tokens + row.verifier_tokens:.0f} | {row.verifier_tokens:.0f} | {row.seconds:.2f} |"
-        for row in table
-    ]
-    lines += ["", "| comparison on the same problems | difference | 95 % interval |", "|---|---:|---|"]
-    lines += [f"| {item.name} | {item.difference:+.3f} | {item.low:+.3f} – {item.high:+.3f} |" for item in claims]
-    (out / "table.md").write_text("\n".join(lines) + "\n")
-    draw(table, f"{suite}: {count} held-out problems", out / "chart.png")
+def _stopped(out: Path | None) -> str:
+    if out is None:
+        return "Stopped; without --out nothing of it is kept."
+    return f"Stopped; what is done is in {out / FILE}, and the same command goes on from there."
 
 
-def _print(console: Console, table: Sequence[Row], claims: Sequence[Comparison]) -> None:
-    view = Table("strategy", "N", "accuracy", "95 % interval", "tokens", "verifier", "seconds")
-    for row in table:
-        view.add_row(
-            row.strategy,
-            str(row.n),
-            f"{row.accuracy:.3f}",
-            f"{row.low:.3f} – {row.high:.3f}",
-            f"{row.tokens + row.verifier_tokens:.0f}",
-            f"{row.verifier_tokens:.0f}",
-            f"{row.seconds:.2f}",
-        )
-    console.print(view)
-    view = Table("comparison on the same problems", "difference", "95 % interval")
-    for item in claims:
-        view.add_row(item.name, f"{item.difference:+.3f}", f"{item.low:+.3f} – {item.high:+.3f}")
-    console.print(view)
+def _print(console: Console, results: Results) -> None:
+    for headings, rows in (
+        (report.ROW_HEADINGS, report.row_cells(results.rows())),
+        (report.COMPARISON_HEADINGS, report.comparison_cells(results.comparisons())),
+        (report.SAVING_HEADINGS, report.saving_cells(results.savings())),
+    ):
+        view = Table(*headings, box=SIMPLE_HEAD, pad_edge=False)
+        for row in rows:
+            view.add_row(*row)
+        console.print(view)

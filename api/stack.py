@@ -8,7 +8,7 @@ import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import httpx
@@ -16,7 +16,7 @@ from rich.console import Console
 
 from api.supervisor import StartError, Supervisor, engine_command, free_port
 from workers.processes import spawn, stop, tail
-from workers.settings import Settings
+from workers.settings import Settings, model_folder, served_name
 
 _POLL_SECONDS = 0.1
 _STOP_SECONDS = 10.0
@@ -39,8 +39,11 @@ def private_stack(settings: Settings, console: Console) -> Iterator[str]:
 
 
 @contextlib.contextmanager
-def private_engine(settings: Settings, console: Console) -> Iterator[str]:
-    """The configured engine, else one of our own behind a Unix socket; yields its URL. Raises as ``private_stack``."""
+def private_engine(settings: Settings, console: Console, more: Sequence[str] = ()) -> Iterator[str]:
+    """The configured engine, else one of our own behind a Unix socket; yields its URL. Raises as ``private_stack``.
+
+    ``more`` are models that our own serves besides the policy and the verifier; the configured one must have them.
+    """
     if settings.engine_url is not None:
         yield settings.engine_url
         return
@@ -48,6 +51,8 @@ def private_engine(settings: Settings, console: Console) -> Iterator[str]:
     address, log = folder / "engine.sock", folder / "engine.log"
     try:
         command = engine_command(settings, ["--uds", str(address)])
+        for value in more:
+            command += ["--model", f"{served_name(value)}={model_folder(value, '--against')}"]
         process = spawn(command, log=log, death_signal=signal.SIGKILL)
         try:
             with console.status("starting the engine"):

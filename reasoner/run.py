@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Literal
 
@@ -43,17 +44,32 @@ async def run_job(
     """
     strategy = STRATEGIES[spec.strategy.name]
     params = resolve(spec.strategy.name, spec.strategy.params)
+    async with open_search(spec, engine, journal, cancelled=cancelled, prices=prices) as (search, equivalence):
+        choice = await strategy.run(search, params, equivalence.settled_by(search.settle))
+        await search.select(choice.node)
+    return _outcome(search, choice)
+
+
+@asynccontextmanager
+async def open_search(
+    spec: JobSpec,
+    engine: EngineClient,
+    journal: Journal,
+    *,
+    cancelled: asyncio.Event | None = None,
+    prices: Mapping[str, Prices] | None = None,
+) -> AsyncIterator[tuple[Search, Equivalence]]:
+    """What ``run_job`` hands to the strategy: with a verifier if the strategy needs one. Raises as ``run_job``."""
+    needs_verifier = STRATEGIES[spec.strategy.name].needs_verifier
     async with CacheLease(engine, journal.job_id) as lease, Equivalence() as equivalence:
         served = {info.id: info for info in await engine.models()}
         policy = wanted_policy(spec).find(served.values())
-        models = Models(engine, served, policy, lease, strategy.needs_verifier, equivalence, prices or {})
+        models = Models(engine, served, policy, lease, needs_verifier, equivalence, prices or {})
         search = await Search.begin(spec, models, journal, cancelled or asyncio.Event())
         try:
-            choice = await strategy.run(search, params, equivalence.settled_by(search.settle))
-            await search.select(choice.node)
+            yield search, equivalence
         finally:
             await search.close()
-    return _outcome(search, choice)
 
 
 def _outcome(search: Search, choice: Choice) -> JobOutcome:

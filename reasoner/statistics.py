@@ -1,21 +1,29 @@
-"""The statistics of an evaluation: intervals, pass@N, and comparisons on the same problems."""
+"""The statistics of an evaluation: means over problems, and intervals that hold for other problems and other seeds.
+
+The runs of one problem with several seeds are not independent, since they share the problem: a problem with all its
+seeds is one cluster, and clusters are what is resampled and counted. Seeds of different problems share no noise.
+"""
 
 from __future__ import annotations
 
 import math
-import random
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from reasoner.evaluation import Run
+import numpy as np
+from numpy.typing import NDArray
+
+from reasoner.evaluation.runs import Run
 
 Z = 1.959963984540054
 RESAMPLES = 10_000
 
+Values = NDArray[np.float64]
+
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One line of the table: means over problems, with a 95 % interval of the accuracy."""
+    """One line of the table: means over problems and seeds, with a 95 % interval of the accuracy."""
 
     strategy: str
     n: int
@@ -25,55 +33,60 @@ class Row:
     tokens: float
     verifier_tokens: float
     seconds: float
+    flops: float
+    samples: float
+    answered: float
+    reached: float
+    """Share of the problems with a right candidate: the accuracy if the suite's rule chose."""
+    model: str
+    problems: int
+    seeds: int
 
 
-@dataclass(frozen=True, slots=True)
-class Comparison:
-    """A difference of accuracies on the same problems, with a 95 % interval (paired bootstrap over problems)."""
+class Sheet:
+    """One strategy at one n: a number for each problem, the mean over its seeds."""
 
-    name: str
-    difference: float
-    low: float
-    high: float
+    def __init__(self, runs: Sequence[Run], problems: Sequence[str]) -> None:
+        by_problem: dict[str, list[Run]] = {problem: [] for problem in problems}
+        for run in runs:
+            by_problem[run.problem].append(run)
+        missing = sum(1 for of_problem in by_problem.values() if not of_problem)
+        if missing:
+            raise ValueError(f"{runs[0].strategy if runs else 'a strategy'} has no run of {missing} problems")
+        self._groups = list(by_problem.values())
+        self.runs = runs
+        self.seeds = len({run.seed for run in runs})
 
+    def column(self, name: str) -> Values:
+        """The mean over seeds of this field of ``Run``, problem by problem."""
+        return np.array([sum(getattr(run, name) for run in group) / len(group) for group in self._groups])
 
-def rows(runs: Sequence[Run]) -> list[Row]:
-    """The table: every strategy and n that was run, the tree searches followed by the rule (``beam+rule``), and
-    pass@N, the ceiling of everything that picks among N samples."""
-    table: list[Row] = []
-    for strategy, n in dict.fromkeys((run.strategy, run.n) for run in runs):
-        chosen = _select(runs, strategy, n)
-        table.append(_row(strategy, n, [float(run.correct) for run in chosen], chosen))
-        if strategy == "beam":
-            table.append(_row("beam+rule", n, [float(run.found) for run in chosen], chosen))
-    largest = max((run.n for run in runs if run.strategy == "self_consistency"), default=0)
-    pool = _select(runs, "self_consistency", largest)
-    for n in sorted({run.n for run in runs if run.strategy == "self_consistency"}):
-        values = [pass_at(n, run.samples, run.right) for run in pool]
-        row = _row("pass@n", n, values, pool)
-        table.append(Row("pass@n", n, row.accuracy, row.low, row.high, row.tokens * n / largest, 0.0, row.seconds))
-    return table
+    @property
+    def bill(self) -> Values:
+        """Generated tokens and the verifier's."""
+        return self.column("tokens") + self.column("verifier_tokens")
 
-
-def comparisons(runs: Sequence[Run], n: int) -> list[Comparison]:
-    """What the strategies claim about each other at this ``n``, where the runs hold both sides."""
-    results = []
-    for better, worse in (
-        ("self_consistency", "greedy"),
-        ("weighted_vote", "greedy"),
-        ("best_of_n", "greedy"),
-        ("beam", "greedy"),
-        ("weighted_vote", "self_consistency"),
-        ("best_of_n", "self_consistency"),
-        ("beam", "best_of_n"),
-    ):
-        ours = _select(runs, better, n)
-        theirs = _select(runs, worse, 1 if worse == "greedy" else n)
-        if ours and theirs:
-            pairs = [(float(a.correct), float(b.correct)) for a, b in zip(ours, theirs, strict=True)]
-            results.append(_compare(f"{better} n={n} over {worse}", pairs))
-    equal = _rule_at_equal_tokens(runs, n)
-    return results if equal is None else [*results, equal]
+    def row(self) -> Row:
+        first = self.runs[0]
+        correct = self.column("correct")
+        low, high = clustered_wilson(correct, len(self.runs))
+        means = {
+            name: float(self.column(name).mean())
+            for name in ("tokens", "verifier_tokens", "seconds", "flops", "samples", "answered", "reached")
+        }
+        accuracy = float(correct.mean())
+        problems = len(self._groups)
+        return Row(
+            first.strategy,
+            first.n,
+            accuracy,
+            low,
+            high,
+            **means,
+            model=first.model,
+            problems=problems,
+            seeds=self.seeds,
+        )
 
 
 def pass_at(n: int, samples: int, right: int) -> float:
@@ -87,69 +100,94 @@ def pass_at(n: int, samples: int, right: int) -> float:
     return 1.0 - math.comb(samples - right, n) / math.comb(samples, n)
 
 
-def wilson(successes: float, trials: int) -> tuple[float, float]:
+def wilson(share: float, trials: float) -> tuple[float, float]:
     """95 % score interval of a proportion (Wilson 1927)."""
     if trials == 0:
         return 0.0, 1.0
-    share = successes / trials
     centre = share + Z * Z / (2 * trials)
     spread = Z * math.sqrt(share * (1 - share) / trials + Z * Z / (4 * trials * trials))
     scale = 1 + Z * Z / trials
     return max(0.0, (centre - spread) / scale), min(1.0, (centre + spread) / scale)
 
 
-def _rule_at_equal_tokens(runs: Sequence[Run], n: int) -> Comparison | None:
-    """Beam's candidates checked by the rule, against as many plain samples checked by the rule as cost the same.
+def clustered_wilson(values: Values, runs: int) -> tuple[float, float]:
+    """95 % interval of the mean of shares, one for each problem: Wilson's, with the number of independent trials that
+    would have the variance that the problems show (Korn and Graubard 1998, "Confidence intervals for proportions with
+    small expected number of positive counts estimated from survey data").
 
-    The number of samples is the mean bill of the beam, verifier included, over the mean length of a sample. Between
-    two whole numbers of samples pass@N is interpolated.
+    Unlike a bootstrap it stays honest where nearly all problems are solved. ``runs`` bounds the number of trials.
     """
-    beam = _select(runs, "beam", n)
-    largest = max((run.n for run in runs if run.strategy == "self_consistency"), default=0)
-    pool = _select(runs, "self_consistency", largest)
-    if not beam or not pool:
-        return None
-    bill = sum(run.tokens + run.verifier_tokens for run in beam) / len(beam)
-    length = sum(run.tokens for run in pool) / sum(run.samples for run in pool)
-    samples = bill / length
-    if samples > largest:
-        return None
-    below, part = int(samples), samples - int(samples)
-
-    def reached(run: Run) -> float:
-        lower = pass_at(below, run.samples, run.right) if below else 0.0
-        return lower + part * (pass_at(below + 1, run.samples, run.right) - lower)
-
-    pairs = [(float(a.found), reached(b)) for a, b in zip(beam, pool, strict=True)]
-    return _compare(f"beam+rule n={n} over sampling+rule with {samples:.1f} samples (equal tokens)", pairs)
+    count, share = len(values), float(values.mean())
+    variance = float(values.var(ddof=1)) / count if count > 1 else 0.0
+    trials = min(float(runs), share * (1 - share) / variance) if variance > 0 else float(count)
+    return wilson(share, trials)
 
 
-def _compare(name: str, pairs: Sequence[tuple[float, float]]) -> Comparison:
-    differences = [a - b for a, b in pairs]
-    low, high = _bootstrap(differences, lambda values: sum(values) / len(values))
-    return Comparison(name, sum(differences) / len(differences), low, high)
+class Bootstrap:
+    """Draws of the problems with putting back, the same for everything that is compared.
+
+    Source: Efron and Tibshirani 1993, "An Introduction to the Bootstrap", section 13.3 (percentile intervals); clusters
+    are resampled whole, without a second draw of the seeds inside (Davison and Hinkley 1997, section 3.8).
+    """
+
+    def __init__(self, problems: int, resamples: int = RESAMPLES) -> None:
+        counts = np.random.default_rng(0).multinomial(problems, np.full(problems, 1 / problems), size=resamples)
+        even = np.full((1, problems), 1 / problems)
+        self._weights: Values = np.concatenate([even, counts / problems])
+
+    def means(self, values: Values) -> Values:
+        """The mean over the problems as they are, and then one for each draw."""
+        result: Values = self._weights @ values
+        return result
 
 
-def _bootstrap(values: Sequence[float], statistic: Callable[[Sequence[float]], float]) -> tuple[float, float]:
-    rng = random.Random(0)
-    draws = sorted(statistic(rng.choices(values, k=len(values))) for _ in range(RESAMPLES))
-    return draws[round(0.025 * RESAMPLES)], draws[round(0.975 * RESAMPLES) - 1]
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """A number with its 95 % interval."""
+
+    value: float
+    low: float
+    high: float
+
+    @classmethod
+    def of(cls, draws: Values) -> Estimate:
+        """From ``Bootstrap.means`` or what was computed of them: the first is the estimate, the others its spread."""
+        low, high = np.quantile(draws[1:], (0.025, 0.975))
+        return cls(float(draws[0]), float(low), float(high))
 
 
-def _select(runs: Sequence[Run], strategy: str, n: int) -> list[Run]:
-    return [run for run in runs if run.strategy == strategy and run.n == n]
+class Curve:
+    """What a family of cases reaches for its cost, interpolated between them, in every draw of a bootstrap.
 
+    Costs are interpolated on a logarithmic scale: accuracy grows by about as much with each doubling.
+    """
 
-def _row(strategy: str, n: int, values: Sequence[float], runs: Sequence[Run]) -> Row:
-    count = len(runs)
-    low, high = wilson(sum(values), count)
-    return Row(
-        strategy=strategy,
-        n=n,
-        accuracy=sum(values) / count,
-        low=low,
-        high=high,
-        tokens=sum(run.tokens for run in runs) / count,
-        verifier_tokens=sum(run.verifier_tokens for run in runs) / count,
-        seconds=sum(run.seconds for run in runs) / count,
-    )
+    def __init__(self, points: Sequence[tuple[Values, Values]], bootstrap: Bootstrap) -> None:
+        """``points``: costs and values, problem by problem, of each case, the cheapest first."""
+        self.costs = np.stack([np.log(bootstrap.means(cost)) for cost, _ in points])
+        self.values = np.stack([bootstrap.means(value) for _, value in points])
+
+    def at(self, cost: Values) -> Values:
+        """The values at these costs, one for each draw; beyond an end of the curve the value there."""
+        where: Values = np.log(cost)
+        result: Values = self.values[0]
+        for left in range(len(self.costs) - 1):
+            low, high = self.costs[left], self.costs[left + 1]
+            share = np.clip((where - low) / np.maximum(high - low, 1e-12), 0.0, 1.0)
+            inside = where >= low
+            between = self.values[left] + share * (self.values[left + 1] - self.values[left])
+            result = np.where(inside, between, result)
+        return result
+
+    def cost_of(self, value: Values) -> tuple[Values, Values]:
+        """The least cost at which the curve reaches these values, and whether it does: else the cost at its end."""
+        reached = self.values[0] >= value
+        costs = np.where(reached, self.costs[0], self.costs[-1])
+        for left in range(len(self.costs) - 1):
+            low, high = self.values[left], self.values[left + 1]
+            here = ~reached & (high >= value)
+            share = (value - low) / np.where(high > low, high - low, 1.0)
+            costs = np.where(here, self.costs[left] + share * (self.costs[left + 1] - self.costs[left]), costs)
+            reached |= here
+        found: Values = np.exp(costs)
+        return found, reached

@@ -1,18 +1,41 @@
-"""The two families of problems that ship with Reasoner: generators, exact checkers and held-out sets."""
+"""Suites of problems: the two families that ship with Reasoner, files, and the tasks of reasoning-gym."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import ModuleType
 
+from reasoner.equivalence import Equivalence
 from reasoner.suites import countdown, words
+from reasoner.suites.files import open_file
+from reasoner.suites.gym import PREFIX, open_task
+from reasoner.suites.opened import Suite, SuiteError
 from reasoner.suites.problem import Problem, Split
 
-__all__ = ["SUITES", "Problem", "Split", "check", "family", "label_steps", "load"]
+__all__ = ["SUITES", "Problem", "Split", "Suite", "SuiteError", "check", "family", "label_steps", "load", "open_suite"]
 
 SUITES: tuple[str, ...] = ("countdown", "words")
 DEFAULT_SIZE = 600
 
 _FAMILIES: dict[str, ModuleType] = {"countdown": countdown, "words": words}
+
+
+def open_suite(where: str, *, limit: int, seed: int = 0) -> Suite:
+    """A bundled suite, a ``.jsonl`` file or ``reasoning-gym:TASK``, with at most ``limit`` problems.
+
+    Another ``seed`` makes other problems where they are made; a file has the ones that it has. Raises ``SuiteError``.
+    """
+    if where.startswith(PREFIX):
+        return open_task(where.removeprefix(PREFIX), limit, seed)
+    if where in SUITES:
+        return Suite(where, load(where, limit=limit, seed=seed), _bundled, family(where).TEMPERATURE, "text")
+    if where.endswith((".jsonl", ".json")) or Path(where).exists():
+        return open_file(Path(where), limit)
+    raise SuiteError(f"unknown suite {where!r}: give {', '.join(SUITES)}, a .jsonl file or {PREFIX}TASK")
+
+
+async def _bundled(problem: Problem, answer: str, equal: Equivalence) -> bool:  # noqa: ARG001
+    return check(problem, answer)
 
 
 def family(name: str) -> ModuleType:

@@ -115,22 +115,32 @@ def test_solve_prints_one_json_document_with_answer_and_bill(home: Path) -> None
 
 def test_eval_prints_the_contracts_document_and_draws_the_chart(home: Path) -> None:
     out_folder = home / "out"
-    status, out, err = run("eval", "words", "--limit", "6", "--n", "1,4", "--out", str(out_folder), "--json", home=home)
+    chosen = ("--strategy", "greedy,self_consistency,best_of_n,beam", "--n", "1,4", "--out", str(out_folder), "--json")
+    status, out, err = run("eval", "words", "--limit", "6", *chosen, home=home)
     assert status == 0, err
     document = json.loads(out)
     assert (document["suite"], document["problems"]) == ("words", 6)
     fields = {"strategy", "n", "accuracy", "low", "high", "tokens", "verifier_tokens", "seconds"}
-    assert all(set(row) == fields for row in document["rows"])
+    assert all(set(row) >= fields for row in document["rows"])
     named = {(row["strategy"], row["n"]) for row in document["rows"]}
-    assert {("greedy", 1), ("beam", 4), ("self_consistency", 4), ("pass@n", 4), ("beam+rule", 4)} <= named
+    assert {("greedy", 1), ("beam", 4), ("self_consistency", 4), ("pass@n", 4)} <= named
     assert json.loads((out_folder / "results.json").read_text()) == document
     assert (out_folder / "chart.png").read_bytes().startswith(b"\x89PNG")
+    assert "reasoner eval words --limit 6" in (out_folder / "table.md").read_text()
+    status, again, err = run("eval", "words", "--limit", "6", *chosen, home=home)
+    assert status == 0, err
+    assert json.loads(again) == document
+    assert "starting" not in err
+    status, _, err = run("eval", "words", "--limit", "5", *chosen, home=home)
+    assert status == 2
+    assert "problems is 6 there and 5 here" in re.sub(r"[│\s]+", " ", err)
 
 
 @pytest.mark.parametrize(
     ("arguments", "status", "message"),
     [
-        (("eval", "poems"), 2, "known suites: countdown, words"),
+        (("eval", "poems"), 2, "give countdown, words, a .jsonl file"),
+        (("eval", __file__ + ".jsonl"), 2, "No such file"),
         (("eval", "words", "--strategy", "mtcs"), 2, "known are greedy"),
         (("eval", "words", "--n", "0"), 2, "numbers from 1 to 256"),
         (("solve", QUESTION, "--tokens", "0"), 2, "greater than or equal to 1"),

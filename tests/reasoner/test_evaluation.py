@@ -1,46 +1,179 @@
-"""The evaluation: pools of samples as journals, judged by the suite's own rule."""
+"""The evaluation: pools and draws from them, live searches, and runs that go on where they stopped."""
 
 from __future__ import annotations
 
+import itertools
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
 import pytest
 
-from reasoner.evaluation import Plan, Run, evaluate
-from reasoner.jobs import JobSpec
+from engine.types import EngineUnavailable
+from reasoner.equivalence import Equivalence
+from reasoner.evaluation import measure, pool
+from reasoner.evaluation.measure import Setting, evaluate, missing
+from reasoner.evaluation.plan import Case, Plan, Stage, parse_cases, split
+from reasoner.evaluation.pool import NotInPool, Pool, PoolSearch, decide, draws
+from reasoner.evaluation.runs import FILE, DifferentEvaluation, Piece, Run, RunFile, flatten
+from reasoner.jobs import JobSpec, Usage
 from reasoner.journal import MemoryJournal
-from reasoner.run import run_job
-from reasoner.suites import load
-from tests.scripted import ScriptedEngine
+from reasoner.run import open_search, run_job
+from reasoner.search import Search
+from reasoner.strategies import STRATEGIES, Choice, Params, Strategy
+from reasoner.suites import Suite, load, open_suite
+from reasoner.tree import Node
+from tests.scripted import CONTEXT, ScriptedEngine
 
-PROBLEMS = load("words", limit=5)
+SUITE = open_suite("words", limit=5)
 
 
-async def measure(plan: Plan, engine: ScriptedEngine) -> list[Run]:
-    return await evaluate(PROBLEMS, plan, engine, lambda stage, done: None)
+def plan(strategies: str, *ns: int, seeds: int = 1, live_ns: tuple[int, ...] = (4,)) -> Plan:
+    pooled, live = split(parse_cases(strategies))
+    return Plan("policy", pooled, live, ns, live_ns, seeds)
 
 
-async def test_every_strategy_of_a_pool_decides_as_it_does_alone_and_nothing_is_generated_twice() -> None:
-    plan = Plan(("self_consistency", "best_of_n", "weighted_vote"), (8,), seed=3)
-    engine = ScriptedEngine()
-    runs = await measure(plan, engine)
-    by_case = {(run.strategy, run.problem): run for run in runs}
-    assert len(runs) == len(by_case) == 15
-    assert engine.total == sum(run.tokens + run.verifier_tokens for run in runs if run.strategy == "best_of_n")
-    for problem in PROBLEMS:
-        pooled = {name: by_case[name, problem.id] for name in plan.strategies}
-        assert pooled["self_consistency"].tokens == pooled["best_of_n"].tokens
-        assert pooled["self_consistency"].verifier_tokens == 0 < pooled["best_of_n"].verifier_tokens
-        for name, run in pooled.items():
-            spec = JobSpec.model_validate(
-                {"problem": problem.text, "strategy": {"name": name, "n": 8}, "seed": 3, "answer": "text"}
-            )
+async def measured(
+    wanted: Plan, engine: ScriptedEngine, suite: Suite = SUITE, file: RunFile | None = None
+) -> list[Run]:
+    with file or RunFile({}) as opened:
+        setting = await Setting.of(suite, wanted, engine, "prm", 1.0, 3)
+        await evaluate(setting, opened, lambda stage, done, total: None)
+    return flatten(opened.pieces)
+
+
+def made(answers: str, lengths: Sequence[int] | None = None) -> Pool:
+    """A pool whose samples state these letters; ``a`` is right."""
+    root = Node((), None, (1,))
+    samples = []
+    for place, letter in enumerate(answers):
+        tokens = 5 if lengths is None else lengths[place]
+        node = Node((place,), root, (1, place), letter, tokens, reason="stop", answer=letter)
+        samples.append(pool.Sample(node, letter == "a", "stop", (), None, frozenset({place})))
+    spec = JobSpec.model_validate(
+        {"problem": "?", "strategy": {"name": "self_consistency"}, "answer": "text", "seed": 0}
+    )
+    return Pool(spec, root, tuple(samples), Usage(generated=1), (1, 1), (0.0, 0.0))
+
+
+async def vote(drawn: Pool, order: Sequence[int]) -> bool:
+    """Majority by hand: the most frequent letter, of equals the one that was first."""
+    letters = [drawn.samples[index].node.answer or "" for index in order]
+    return max(dict.fromkeys(letters), key=letters.count) == "a"
+
+
+@pytest.mark.parametrize(("answers", "n"), [("aaabb", 3), ("abbcc", 4), ("aabbc", 2), ("abbb", 1)])
+async def test_the_resampled_accuracy_of_majority_is_that_of_all_ordered_subsets(
+    answers: str, n: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """4000 draws: off by more than 4 standard errors with p < 1e-4 (draws that share an order only vary less)."""
+    monkeypatch.setattr(pool, "DRAWS", 4000)
+    drawn = made(answers)
+    orders = list(itertools.permutations(range(len(answers)), n))
+    exact = sum([await vote(drawn, order) for order in orders]) / len(orders)
+    async with Equivalence() as equal:
+        runs = await decide(drawn, "p", 0, [(Case("sc", "self_consistency"), [n])], [n], equal)
+    by_name = {run.strategy: run for run in runs}
+    assert by_name["sc"].correct == pytest.approx(exact, abs=4 * math.sqrt(exact * (1 - exact) / 4000) + 1e-9)
+    assert by_name["sc"].tokens == 5 * n
+    subsets = list(itertools.combinations(answers, n))
+    assert by_name["pass@n"].correct == pytest.approx(sum("a" in subset for subset in subsets) / len(subsets))
+
+
+def test_draws_are_subsets_without_repetition_and_use_all_samples_alike() -> None:
+    import random
+
+    taken = list(draws(8, 2, random.Random(0)))
+    assert len(taken) == pool.DRAWS
+    assert all(len(set(draw)) == 2 for draw in taken)
+    assert {sum(index in draw for draw in taken) for index in range(8)} == {16}
+    assert len(list(draws(8, 8, random.Random(0)))) == pool.DRAWS_OF_ALL
+
+
+async def test_a_draw_of_the_whole_pool_is_billed_as_the_live_job_was() -> None:
+    runs = await measured(plan("self_consistency,best_of_n,weighted_vote", 2, 8), ScriptedEngine())
+    by_case = {(run.strategy, run.n, run.problem): run for run in runs}
+    for problem in SUITE.problems:
+        stage = Stage("", "policy", 0, None, 8)
+        setting = await Setting.of(SUITE, plan("best_of_n", 8), ScriptedEngine(), "prm", 1.0, 1)
+        for name in ("self_consistency", "best_of_n", "weighted_vote"):
+            spec = measure._spec(setting, stage, problem, Case(name, name))
             alone = await run_job(spec, ScriptedEngine(), MemoryJournal())
-            assert alone.usage.generated == run.tokens
-            assert alone.usage.verifier_computed == run.verifier_tokens
+            run = by_case[name, 8, problem.id]
+            assert (run.tokens, run.verifier_tokens) == (
+                alone.usage.generated,
+                pytest.approx(alone.usage.verifier_computed),
+            )
+            assert by_case[name, 2, problem.id].tokens == pytest.approx(run.tokens / 4)
+
+
+async def test_strategies_of_a_pool_pick_in_a_draw_what_they_pick_alone() -> None:
+    engine, problem = ScriptedEngine(), SUITE.problems[0]
+    setting = await Setting.of(SUITE, plan("best_of_n", 8), engine, "prm", 1.0, 1)
+    for name in ("self_consistency", "best_of_n", "weighted_vote"):
+        spec = measure._spec(setting, Stage("", "policy", 0, None, 8), problem, Case(name, name))
+        async with open_search(spec, engine, MemoryJournal()) as (search, equal):
+            strategy = STRATEGIES[name]
+            alone = await strategy.run(search, strategy.params(), equal)
+            text = None if alone.node is None else alone.node.text
+            drawn = PoolSearch(*_whole(search))
+            pooled = await strategy.run(drawn, strategy.params(), equal)
+        assert (None if pooled.node is None else pooled.node.text) == text
+
+
+def _whole(search: Search) -> tuple[Pool, tuple[pool.Sample, ...]]:
+    whole = Pool.of(search, dict.fromkeys(search.root.children, False), (1, 1))
+    return whole, whole.samples
+
+
+async def test_a_strategy_that_stops_early_pays_for_what_its_other_branches_had_by_then() -> None:
+    class First(Params):
+        n: int = 4
+
+    async def first(search: Search, params: First, equal: Equivalence) -> Choice:
+        async with search.stream() as stream:
+            stream.complete([search.root], params.n)
+            async for nodes in stream:
+                return Choice(nodes[0])
+        return Choice(None)
+
+    drawn = made("babb", lengths=(9, 3, 5, 3))
+    search = PoolSearch(drawn, drawn.samples)
+    choice = await Strategy("first", First, first, needs_verifier=False).run(search, First(), Equivalence())
+    assert choice.node is not None
+    assert choice.node.answer == "a"
+    assert search.tokens == 4 * 3
+
+
+async def test_a_pool_holds_neither_steps_nor_greedy_solutions() -> None:
+    drawn = made("ab")
+    search = PoolSearch(drawn, drawn.samples)
+    with pytest.raises(NotInPool):
+        await anext(search.expand([search.root], 1))
+    with pytest.raises(NotInPool):
+        await anext(search.complete([search.root], 1, greedy=True))
+
+
+async def test_one_pool_serves_all_its_strategies_and_seeds_differ() -> None:
+    engine = ScriptedEngine()
+    runs = await measured(plan("greedy,best_of_n,weighted_vote", 1, 8, seeds=2), engine)
+    pooled = [run for run in runs if run.strategy == "best_of_n" and run.n == 8]
+    greedy = [run for run in runs if run.strategy == "greedy"]
+    assert len(pooled) == 10
+    assert len(greedy) == 5
+    assert engine.total == pytest.approx(
+        sum(run.tokens + run.verifier_tokens for run in pooled) + sum(run.tokens for run in greedy)
+    )
+    first, second = ([run.tokens for run in pooled if run.seed == seed] for seed in (0, 1))
+    assert first != second
 
 
 async def test_a_plan_without_a_verifier_computes_no_verifier_token() -> None:
-    runs = await measure(Plan(("greedy", "self_consistency"), (1, 4)), ScriptedEngine())
-    assert {(run.strategy, run.n) for run in runs} == {("greedy", 1), ("self_consistency", 1), ("self_consistency", 4)}
+    runs = await measured(plan("greedy,self_consistency", 1, 4), ScriptedEngine())
+    cases = {(run.strategy, run.n) for run in runs}
+    assert cases == {("greedy", 1), *(("self_consistency", n) for n in (1, 2, 4)), *(("pass@n", n) for n in (1, 2, 4))}
     assert all(run.verifier_tokens == 0 for run in runs)
 
 
@@ -51,3 +184,98 @@ async def test_beam_of_n_never_has_more_than_n_branches_on_a_level(n: int) -> No
     await run_job(spec, ScriptedEngine(), journal)
     levels = [entry.data["node"].count(".") for entry in journal.entries if entry.type == "node"]
     assert max(levels.count(level) for level in set(levels)) <= n
+
+
+# Resuming.
+
+
+def timeless(runs: list[Run]) -> list[Run]:
+    return sorted((replace(run, seconds=0.0) for run in runs), key=repr)
+
+
+async def test_a_run_that_lost_its_engine_goes_on_where_it_was_and_ends_with_the_same_numbers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(measure, "PAUSES", ())
+    wanted = plan("greedy,best_of_n,beam", 1, 4, seeds=2)
+    whole = await measured(wanted, ScriptedEngine())
+    known = 0
+    for life in range(50):
+        try:
+            runs = await measured(wanted, ScriptedEngine(order=life, die_after=40), file=RunFile({"a": 1}, tmp_path))
+        except EngineUnavailable:
+            with RunFile({"a": 1}, tmp_path) as file:
+                assert len(file.pieces) >= known
+                known = len(file.pieces)
+                assert missing(SUITE, wanted, file)
+        else:
+            break
+    assert life > 2
+    assert timeless(runs) == timeless(whole)
+    lines = (tmp_path / FILE).read_text().splitlines()
+    assert len(lines) == 1 + 5 * (1 + 2 * 2)
+
+
+async def test_an_engine_that_comes_back_is_asked_again_and_its_failure_is_no_wrong_answer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Flaky(ScriptedEngine):
+        def _count_answer(self) -> None:
+            self._answers += 1
+            if self._answers % 40 == 0:
+                raise EngineUnavailable("for a moment")
+
+    monkeypatch.setattr(measure, "PAUSES", (0.0,) * 20)
+    wanted = plan("best_of_n,beam", 4)
+    assert timeless(await measured(wanted, Flaky())) == timeless(await measured(wanted, ScriptedEngine()))
+
+
+async def test_a_problem_that_does_not_fit_into_the_model_is_reported_and_not_counted() -> None:
+    long = replace(SUITE.problems[0], id="long", text="x" * CONTEXT)
+    suite = replace(SUITE, problems=[*load("words", limit=2), long])
+    with RunFile({}) as file:
+        runs = await measured(plan("greedy,best_of_n", 2), ScriptedEngine(), suite, file)
+    failed = [piece for piece in file.pieces if piece.failed]
+    assert {piece.problem for piece in failed} == {"long"}
+    assert "shorten" in (failed[0].failed or "")
+    assert {run.problem for run in runs} == {problem.id for problem in suite.problems[:2]}
+
+
+PIECE = Piece("greedy", 0, "p", (Run("m", "greedy", 1, 0, "p", 1.0, 1.0, 1.0, 1.0, 5.0, 0.0, 10.0, 0.1),))
+
+
+def test_a_torn_last_line_is_dropped_and_the_next_piece_stands_on_a_line_of_its_own(tmp_path: Path) -> None:
+    with RunFile({"n": [1]}, tmp_path) as file:
+        file.add(PIECE)
+        file.add(replace(PIECE, problem="q"))
+    path = tmp_path / FILE
+    path.write_bytes(path.read_bytes()[:-7])
+    with RunFile({"n": [1]}, tmp_path) as file:
+        assert file.pieces == [PIECE]
+        file.add(replace(PIECE, problem="r"))
+    with RunFile({"n": [1]}, tmp_path) as file:
+        assert [piece.problem for piece in file.pieces] == ["p", "r"]
+
+
+def test_another_evaluation_in_the_same_folder_is_refused_with_the_difference(tmp_path: Path) -> None:
+    with RunFile({"suite": "words", "problems": 300, "n": [1, 4]}, tmp_path):
+        pass
+    with (
+        pytest.raises(
+            DifferentEvaluation, match=r"problems is 300 there and 10 here; n is \[1, 4\] there and \[1\] here"
+        ),
+        RunFile({"suite": "words", "problems": 10, "n": [1]}, tmp_path),
+    ):
+        pass
+
+
+def test_a_broken_line_is_named(tmp_path: Path) -> None:
+    for broken in ("{", "[]", json.dumps({"stage": "x"})):
+        (tmp_path / FILE).write_text('{"format":1}\n' + broken + "\n")
+        with pytest.raises(DifferentEvaluation, match="line 2"), RunFile({}, tmp_path):
+            pass
+
+
+def test_two_runs_cannot_write_to_one_folder(tmp_path: Path) -> None:
+    with RunFile({}, tmp_path), pytest.raises(DifferentEvaluation, match="another process"), RunFile({}, tmp_path):
+        pass

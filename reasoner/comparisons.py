@@ -1,0 +1,186 @@
+"""What an evaluation says about its strategies: against greedy decoding, against majority at equal tokens, against
+themselves without a stopping rule, and against a larger model at equal FLOPs. All on the same problems."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from reasoner.evaluation.plan import CEILING, GREEDY, MAJORITY, Case, Plan
+from reasoner.evaluation.runs import Run
+from reasoner.statistics import Bootstrap, Curve, Estimate, Row, Sheet, Values
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """``difference`` of accuracies with a 95 % interval (paired bootstrap over problems), and how many times the
+    baseline's cost it took. ``what`` says what both sides have in common."""
+
+    strategy: str
+    n: int
+    over: str
+    what: str
+    difference: float
+    low: float
+    high: float
+    cost: float
+    """Ours over theirs: tokens, or FLOPs where models differ."""
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Saving:
+    """How many times the strategy's tokens majority needs for the same accuracy, with a 95 % interval.
+
+    ``bound``: majority did not get there with the samples that it had, so the true number is larger.
+    """
+
+    strategy: str
+    n: int
+    times: float
+    low: float
+    high: float
+    bound: bool
+
+
+class Results:
+    """Runs, ordered by model, strategy and n, on the problems that every one of them has."""
+
+    def __init__(self, runs: Sequence[Run], plan: Plan) -> None:
+        self.plan = plan
+        grouped: dict[tuple[str, str, int], list[Run]] = {}
+        for run in runs:
+            grouped.setdefault((run.model, run.strategy, run.n), []).append(run)
+        self.problems = list(dict.fromkeys(run.problem for run in runs))
+        self._sheets = {key: Sheet(found, self.problems) for key, found in grouped.items()}
+        self._bootstrap = Bootstrap(len(self.problems))
+
+    def rows(self) -> list[Row]:
+        """The table: what was asked for, in the order of the plan, the larger models and pass@n, the ceiling."""
+        return [sheet.row() for sheet in self._asked()]
+
+    def comparisons(self) -> list[Comparison]:
+        """Every case against each baseline that the runs hold."""
+        return [claim for case, n, sheet in self._cases() for claim in self._claims(case, n, sheet)] + [
+            claim
+            for model in self.plan.against
+            for case in self._curves()
+            for claim in self._at_equal_flops(case, model)
+        ]
+
+    def savings(self) -> list[Saving]:
+        """The iso-accuracy ratio of tokens of every case but majority itself."""
+        curve = self._curve(MAJORITY, "bill", "correct")
+        if curve is None:
+            return []
+        found = []
+        for case, n, sheet in self._cases():
+            if case.label == MAJORITY or case.name == GREEDY:
+                continue
+            needed, reached = curve.cost_of(self._bootstrap.means(sheet.column("correct")))
+            times = Estimate.of(needed / self._bootstrap.means(sheet.bill))
+            found.append(Saving(case.label, n, times.value, times.low, times.high, bound=not bool(reached[0])))
+        return found
+
+    def document(self) -> dict[str, Any]:
+        return {
+            "rows": [asdict(row) for row in self.rows()],
+            "comparisons": [asdict(claim) for claim in self.comparisons()],
+            "savings": [asdict(saving) for saving in self.savings()],
+        }
+
+    # Which sheets there are.
+
+    def _sheet(self, strategy: str, n: int, model: str | None = None) -> Sheet | None:
+        return self._sheets.get((model or self.plan.model, strategy, n))
+
+    def _cases(self) -> Iterator[tuple[Case, int, Sheet]]:
+        for case in (*self.plan.live, *self.plan.pooled):
+            ns = self.plan.ns if case in self.plan.pooled else self.plan.live_ns
+            for n in ns if case.scales else (1,):
+                if (sheet := self._sheet(case.label, n)) is not None:
+                    yield case, n, sheet
+
+    def _curves(self) -> list[Case]:
+        return [case for case in (*self.plan.live, *self.plan.pooled) if case.name != GREEDY]
+
+    def _asked(self) -> Iterator[Sheet]:
+        yield from (sheet for case, _, sheet in self._cases() if case.name == GREEDY)
+        yield from (sheet for model in self.plan.against if (sheet := self._sheet(GREEDY, 1, model)) is not None)
+        yield from (sheet for case, _, sheet in self._cases() if case.name != GREEDY)
+        yield from (sheet for n in self.plan.ns if (sheet := self._sheet(CEILING, n)) is not None)
+
+    def _curve(self, strategy: str, cost: str, value: str) -> Curve | None:
+        sheets = sorted(
+            (key[2], sheet) for key, sheet in self._sheets.items() if key[:2] == (self.plan.model, strategy)
+        )
+        points = [(sheet.bill if cost == "bill" else sheet.column(cost), sheet.column(value)) for _, sheet in sheets]
+        return Curve(points, self._bootstrap) if points else None
+
+    # What is compared.
+
+    def _claims(self, case: Case, n: int, sheet: Sheet) -> Iterator[Comparison]:
+        greedy = self._sheet(GREEDY, 1)
+        if case.name == GREEDY:
+            return
+        if greedy is not None:
+            yield self._paired(case, n, sheet, greedy, GREEDY, "")
+        if case.label != MAJORITY and (curve := self._curve(MAJORITY, "bill", "correct")) is not None:
+            yield self._at_equal_tokens(case, n, sheet, "correct", curve, MAJORITY)
+        if case in self.plan.live and (curve := self._curve(CEILING, "bill", "correct")) is not None:
+            yield self._at_equal_tokens(case, n, sheet, "reached", curve, "sampling, both ended by the rule")
+        plain = self._sheet(case.name, n)
+        if case.params and plain is not None:
+            yield self._paired(case, n, sheet, plain, case.name, "equal n")
+        if not case.scales:
+            for baseline in (MAJORITY, "best_of_n"):
+                for other in self.plan.ns:
+                    if (theirs := self._sheet(baseline, other)) is not None:
+                        yield self._paired(case, n, sheet, theirs, f"{baseline} n={other}", "")
+
+    def _paired(self, case: Case, n: int, ours: Sheet, theirs: Sheet, over: str, what: str) -> Comparison:
+        difference = Estimate.of(self._bootstrap.means(ours.column("correct") - theirs.column("correct")))
+        cost = float(ours.bill.mean() / theirs.bill.mean())
+        return Comparison(case.label, n, over, what, difference.value, difference.low, difference.high, cost)
+
+    def _at_equal_tokens(self, case: Case, n: int, sheet: Sheet, value: str, curve: Curve, over: str) -> Comparison:
+        bill = self._bootstrap.means(sheet.bill)
+        difference = Estimate.of(self._bootstrap.means(sheet.column(value)) - curve.at(bill))
+        cost, note = _beyond(curve, bill)
+        return Comparison(
+            case.label, n, over, "equal tokens", difference.value, difference.low, difference.high, cost, note
+        )
+
+    def _at_equal_flops(self, case: Case, model: str) -> Iterator[Comparison]:
+        """The small model's strategy, interpolated to the FLOPs of the large model's greedy decoding."""
+        large = self._sheet(GREEDY, 1, model)
+        curve = self._curve(case.label, "flops", "correct")
+        if large is None or curve is None:
+            return
+        flops = self._bootstrap.means(large.column("flops"))
+        difference = Estimate.of(curve.at(flops) - self._bootstrap.means(large.column("correct")))
+        reach, note = _beyond(curve, flops)
+        yield Comparison(
+            case.label,
+            0,
+            f"{GREEDY} of {model}",
+            "equal FLOPs",
+            difference.value,
+            difference.low,
+            difference.high,
+            1 / reach,
+            note,
+        )
+
+
+def _beyond(curve: Curve, cost: Values) -> tuple[float, str]:
+    """How many times the cost of the curve's nearest point this is: 1 where the curve reaches that far."""
+    least, most = float(np.exp(curve.costs[0, 0])), float(np.exp(curve.costs[-1, 0]))
+    if cost[0] > most:
+        return float(cost[0]) / most, "the other side ends before that"
+    if cost[0] < least:
+        return float(cost[0]) / least, "the other side starts above that"
+    return 1.0, ""

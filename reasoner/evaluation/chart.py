@@ -1,0 +1,126 @@
+"""The picture of an evaluation: accuracy against total tokens, one line for each strategy.
+
+Two panels share their axes: choices among the samples of a pool, and searches that ran live. Majority and the ceiling,
+pass@N, are in both, so that a line is never far from what it is to be compared with. Lines are named where they end;
+colours are told apart with any kind of colour vision, and shapes and dashes tell them apart in black and white.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from pathlib import Path
+from typing import Any
+
+from reasoner.evaluation.plan import CEILING, GREEDY, MAJORITY
+from reasoner.statistics import Row
+
+# Okabe and Ito's colours but for yellow, which paper does not show, and black, which greedy decoding has.
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
+MARKERS = "osD^vP*X<>"
+GREY = "#777777"
+GAP = 0.032
+"""Least distance between two names, in heights of the panel."""
+
+
+def draw(rows: Sequence[Row], pooled: Collection[str], title: str, path: Path) -> None:
+    """Writes a PNG. Tokens include the verifier's; the bars are 95 % intervals; ``pooled`` names the left panel's."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+    from matplotlib.ticker import FuncFormatter, PercentFormatter
+
+    main = rows[0].model
+    lines: dict[str, list[Row]] = {}
+    for row in sorted(rows, key=lambda row: row.n):
+        lines.setdefault(row.strategy if row.model == main else f"{row.strategy}, {row.model}", []).append(row)
+    shared = [name for name in (CEILING, MAJORITY) if name in lines]
+    panels = [
+        ("one pool of samples", [name for name in lines if name in pooled and name not in shared]),
+        ("searches", [name for name in lines if name not in pooled and name not in shared]),
+    ]
+    panels = [(heading, [*shared, *names]) for heading, names in panels if names or len(panels) == 1] or [("", shared)]
+    figure, axes = pyplot.subplots(
+        1, len(panels), figsize=(6.6 * len(panels), 5.6), sharex=True, sharey=True, squeeze=False, layout="constrained"
+    )
+    for panel, (heading, names) in zip(axes[0], panels, strict=True):
+        ends = []
+        for place, name in enumerate(names):
+            ends.append(_line(panel, name, lines[name], max(0, place - len(shared))))
+        panel.set_xscale("log")
+        panel.set_ylim(0, 1.02)
+        panel.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
+        panel.yaxis.set_major_formatter(PercentFormatter(1.0))
+        panel.set_xlabel("tokens a problem, generated and verifier")
+        panel.set_title(heading, fontsize=10)
+        panel.grid(alpha=0.25, which="both", linewidth=0.5)
+        panel.spines[["top", "right"]].set_visible(False)
+        panel.ends = ends
+    lowest, highest = axes[0][0].get_xlim()
+    for panel in axes[0]:
+        panel.set_xlim(lowest, highest * (highest / lowest) ** 0.42)  # room for the names
+        _name(panel, panel.ends, highest)
+    axes[0][0].set_ylabel("problems solved")
+    figure.suptitle(title, fontsize=11)
+    figure.savefig(path, dpi=150)
+    pyplot.close(figure)
+
+
+def _line(panel: Any, name: str, line: Sequence[Row], place: int) -> tuple[float, float, str, str]:
+    """Draws one line; answers where it ends, its name and its colour."""
+    colour, style, marker = (
+        COLOURS[place % len(COLOURS)],
+        ("-", "--", ":")[place // len(COLOURS) % 3],
+        MARKERS[place % 10],
+    )
+    if name == CEILING:
+        colour, style, marker = GREY, "dotted", ""
+    elif name == MAJORITY:
+        colour, style, marker = GREY, "-", "o"
+    elif name.startswith(GREEDY):
+        colour, marker = "#000000", "*" if name == GREEDY else "P"
+    tokens = [row.tokens + row.verifier_tokens for row in line]
+    values = [row.accuracy for row in line]
+    if name == CEILING:
+        panel.fill_between(tokens, [row.low for row in line], [row.high for row in line], color=GREY, alpha=0.12, lw=0)
+        panel.plot(tokens, values, linestyle=style, color=colour, lw=1.4)
+    else:
+        errors = [[row.accuracy - row.low for row in line], [row.high - row.accuracy for row in line]]
+        panel.errorbar(
+            tokens,
+            values,
+            yerr=errors,
+            color=colour,
+            linestyle=style,
+            marker=marker,
+            ms=5,
+            lw=1.4,
+            elinewidth=0.8,
+            capsize=2,
+        )
+    label = {CEILING: "pass@N, the ceiling", MAJORITY: "self_consistency (majority)"}.get(name, name)
+    return tokens[-1], values[-1], label, colour
+
+
+def _name(panel: Any, ends: Sequence[tuple[float, float, str, str]], right: float) -> None:
+    """Writes the names beside the ends of their lines, one below the other where they would touch."""
+    places = [y for _, y, _, _ in ends]
+    order = sorted(range(len(ends)), key=lambda index: places[index])
+    least = 0.01
+    for index in order:
+        places[index] = least = max(places[index], least)
+        least += GAP
+    most = 1.0
+    for index in reversed(order):
+        places[index] = most = min(places[index], most)
+        most -= GAP
+    for (x, y, label, colour), place in zip(ends, places, strict=True):
+        panel.annotate(
+            label,
+            (x, y),
+            (right * 1.02, place),
+            color=colour,
+            fontsize=7.5,
+            va="center",
+            arrowprops={"arrowstyle": "-", "color": colour, "lw": 0.4, "alpha": 0.6, "shrinkA": 0, "shrinkB": 3},
+        )

@@ -1,0 +1,206 @@
+"""Runs a plan on the problems of a suite, piece by piece, and goes on where an earlier run of it stopped.
+
+Before each stage the engine's cache is emptied, so that every case pays for itself. An engine that is away or busy is
+asked again, and the job goes on from its journal; nothing that an engine failed at is ever counted as a wrong answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from hashlib import blake2b
+
+from engine.types import EngineClient, EngineUnavailable, InvalidRequest, ModelInfo
+from reasoner.equivalence import Equivalence
+from reasoner.evaluation.plan import MAJORITY, Case, Plan, Stage
+from reasoner.evaluation.pool import Pool, decide
+from reasoner.evaluation.runs import Piece, Run, RunFile
+from reasoner.jobs import JobSpec
+from reasoner.journal import MemoryJournal
+from reasoner.run import open_search, run_job
+from reasoner.strategies import STRATEGIES
+from reasoner.suites import Problem, Suite
+
+PAUSES = (1.0, 2.0, 4.0, 8.0, 16.0)
+"""Seconds between attempts at a piece whose engine is away or busy."""
+
+Advance = Callable[[Stage, int, int], None]
+"""(stage, problems done, problems)"""
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """What all pieces share."""
+
+    suite: Suite
+    plan: Plan
+    engine: EngineClient
+    models: dict[str, ModelInfo]
+    verifier: str | None
+    temperature: float
+    concurrency: int
+    equivalence: Equivalence
+    turn: asyncio.Lock
+
+    @classmethod
+    async def of(
+        cls, suite: Suite, plan: Plan, engine: EngineClient, verifier: str, temperature: float, concurrency: int
+    ) -> Setting:
+        """Asks the engine what it serves. Raises ``InvalidRequest`` where a model of the plan is missing."""
+        models = {info.id: info for info in await engine.models()}
+        needs_verifier = any(STRATEGIES[case.name].needs_verifier for case in (*plan.pooled, *plan.live))
+        for name in (plan.model, *plan.against, *([verifier] if needs_verifier else [])):
+            if name not in models:
+                raise InvalidRequest(f"model {name!r} is not served; served are {', '.join(models)}", "model")
+        return cls(
+            suite,
+            plan,
+            engine,
+            models,
+            verifier if needs_verifier else None,
+            temperature,
+            concurrency,
+            Equivalence(),
+            asyncio.Lock(),
+        )
+
+    async def check(self, problem: Problem, answer: str | None) -> bool:
+        return await self.suite.check(problem, answer, self.equal())
+
+    def equal(self) -> Equivalence:
+        """Comparisons for one piece, which may be late on its own account; one child answers all of them in turn."""
+
+        async def in_turn(key: str, find: Callable[[], Awaitable[str | None]]) -> str | None:  # noqa: ARG001
+            async with self.turn:
+                return await find()
+
+        return self.equivalence.settled_by(in_turn)
+
+
+def missing(suite: Suite, plan: Plan, file: RunFile) -> bool:
+    """Whether the file lacks anything of the plan."""
+    done = file.done()
+    return any(
+        (stage.name, stage.seed, problem.id) not in done for stage in plan.stages() for problem in suite.problems
+    )
+
+
+async def evaluate(setting: Setting, file: RunFile, advance: Advance) -> None:
+    """Adds every piece of the plan to the file that it does not hold yet. Raises the engine's errors: what is done is
+    in the file, and the same call goes on from there."""
+    done = file.done()
+    problems = setting.suite.problems
+    async with setting.equivalence:
+        for stage in setting.plan.stages():
+            todo = [problem for problem in problems if (stage.name, stage.seed, problem.id) not in done]
+            advance(stage, len(problems) - len(todo), len(problems))
+            if todo:
+                await setting.engine.clear_cache()
+                await _stage(setting, stage, todo, file, advance)
+
+
+async def _stage(setting: Setting, stage: Stage, todo: list[Problem], file: RunFile, advance: Advance) -> None:
+    left = iter(todo)
+    total = len(setting.suite.problems)
+    count = total - len(todo)
+
+    async def work() -> None:
+        nonlocal count
+        for problem in left:
+            file.add(await _piece(setting, stage, problem))
+            count += 1
+            advance(stage, count, total)
+
+    try:
+        async with asyncio.TaskGroup() as group:
+            for _ in range(min(setting.concurrency, len(todo))):
+                group.create_task(work())
+    except* Exception as errors:
+        raise errors.exceptions[0] from None
+
+
+async def _piece(setting: Setting, stage: Stage, problem: Problem) -> Piece:
+    journal = MemoryJournal()
+    for pause in (*PAUSES, None):
+        try:
+            runs = await (_pool if stage.case is None else _live)(setting, stage, problem, journal)
+        except EngineUnavailable:
+            if pause is None:
+                raise
+            await asyncio.sleep(pause)
+        except InvalidRequest as error:
+            if error.field != "problem":
+                raise
+            return Piece(stage.name, stage.seed, problem.id, failed=str(error))
+        else:
+            return Piece(stage.name, stage.seed, problem.id, tuple(runs))
+    raise AssertionError("the last attempt returns or raises")
+
+
+async def _live(setting: Setting, stage: Stage, problem: Problem, journal: MemoryJournal) -> list[Run]:
+    assert stage.case is not None
+    outcome = await run_job(_spec(setting, stage, problem, stage.case), setting.engine, journal)
+    answers = [
+        entry.data["answer"]
+        for entry in journal.entries
+        if entry.type == "node" and entry.data["final"] and entry.data["reason"] != "step"
+    ]
+    usage, policy = outcome.usage, setting.models[stage.model]
+    verifier = 0 if setting.verifier is None else setting.models[setting.verifier].parameters
+    computed = usage.prompt - usage.cached + usage.generated
+    answer = outcome.result.answer
+    return [
+        Run(
+            model=stage.model,
+            strategy=stage.case.label,
+            n=stage.n,
+            seed=stage.seed,
+            problem=problem.id,
+            correct=float(await setting.check(problem, answer)),
+            reached=float(any([await setting.check(problem, stated) for stated in {*answers, answer}])),
+            answered=float(answer is not None),
+            samples=float(len(answers)),
+            tokens=float(usage.generated),
+            verifier_tokens=float(usage.verifier_computed),
+            flops=2.0 * policy.parameters * computed + 2.0 * verifier * usage.verifier_computed,
+            seconds=usage.seconds,
+        )
+    ]
+
+
+async def _pool(setting: Setting, stage: Stage, problem: Problem, journal: MemoryJournal) -> list[Run]:
+    plan = setting.plan
+    scored = any(STRATEGIES[case.name].needs_verifier for case in plan.pooled)
+    sampler = Case("", "best_of_n" if scored else MAJORITY)
+    async with open_search(_spec(setting, stage, problem, sampler), setting.engine, journal) as (search, _):
+        async for _ in search.complete([search.root], stage.n):
+            pass
+        if scored:
+            await search.score(search.candidates())
+        right = {node: await setting.check(problem, node.answer) for node in search.root.children}
+        parameters = (setting.models[stage.model].parameters, _parameters(setting))
+        pool = Pool.of(search, right, parameters)
+    cases = [(case, plan.grid() if case.label == MAJORITY else plan.ns) for case in plan.pooled]
+    if not any(case.label == MAJORITY for case in plan.pooled):
+        cases.append((Case(MAJORITY, MAJORITY), plan.grid()))
+    return await decide(pool, problem.id, stage.seed, cases, plan.grid(), setting.equal())
+
+
+def _parameters(setting: Setting) -> int:
+    return 0 if setting.verifier is None else setting.models[setting.verifier].parameters
+
+
+def _spec(setting: Setting, stage: Stage, problem: Problem, case: Case) -> JobSpec:
+    noise = blake2b(f"{stage.seed}/{problem.id}".encode(), digest_size=8)
+    return JobSpec.model_validate(
+        {
+            "problem": problem.text,
+            "model": stage.model,
+            "strategy": case.spec(stage.n),
+            "verifier": {"model": setting.verifier},
+            "sampling": {"temperature": setting.temperature},
+            "answer": setting.suite.answer,
+            "seed": int.from_bytes(noise.digest(), "big") >> 1,
+        }
+    )

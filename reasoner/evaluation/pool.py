@@ -1,0 +1,289 @@
+"""One pool of samples for each problem and seed, and the strategies that decide on draws from it.
+
+Voting and picking the best are different decisions on the same samples. So the samples are made and scored once, at the
+largest n, and each strategy runs on many draws of n of them, without putting back: its own code, on a search that takes
+its branches from the pool. Accuracies at all n and of all strategies then differ by what they decide alone.
+
+A draw is billed as a job of its own. The pool hands branches over as an engine does that decodes all of them in step:
+in order of length, counted from when each was asked for. A strategy that stops early pays for what its other branches
+had by then.
+"""
+
+from __future__ import annotations
+
+import heapq
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Self
+
+from reasoner.budget import Ledger
+from reasoner.equivalence import Equivalence
+from reasoner.evaluation.plan import CEILING, Case
+from reasoner.evaluation.runs import Run
+from reasoner.growth import Watch
+from reasoner.jobs import JobSpec, Usage
+from reasoner.search import Search
+from reasoner.statistics import pass_at
+from reasoner.strategies import STRATEGIES, resolve
+from reasoner.stream import Stream
+from reasoner.tree import Node, Reason
+
+DRAWS = 64
+"""Draws for each strategy and n."""
+DRAWS_OF_ALL = 8
+"""Draws at the pool's own size, which differ in order alone."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """A solution of the pool. ``prefixes`` name the beginnings of its tokens: two samples share as many names as they
+    share first tokens, which is what a verifier computes once."""
+
+    node: Node
+    right: bool
+    reason: Reason | None
+    scores: tuple[float, ...]
+    score: float | None
+    prefixes: frozenset[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Pool:
+    """The samples of one problem with one seed, and what they cost together."""
+
+    spec: JobSpec
+    root: Node
+    samples: tuple[Sample, ...]
+    usage: Usage
+    parameters: tuple[int, int]
+    """Weights of the policy and of the verifier."""
+    verifier_cost: tuple[float, float]
+    """(tokens of the question, part of the tokens shared by samples that its cache spared it). A cache shares whole
+    pages, so it spares less than all; the part is what makes the bill of the whole pool come out."""
+
+    @classmethod
+    def of(cls, search: Search, right: Mapping[Node, bool], parameters: tuple[int, int]) -> Pool:
+        """From a search whose root has only finished children; ``right`` says which of them pass the suite's rule."""
+        names: dict[tuple[int, int], int] = {}
+        nodes = sorted(search.root.children, key=lambda node: node.path)  # not in the order in which they came
+        samples = tuple(
+            Sample(node, right[node], node.reason, node.scores, node.score, _prefixes(node.written, names))
+            for node in nodes
+        )
+        scored = [sample.prefixes for sample in samples if sample.score is not None]
+        length = sum(map(len, scored))
+        shared = length - len(frozenset[int]().union(*scored))
+        usage, question = search.ledger.usage, len(search.root.prefix)
+        if not shared:
+            cost = (float(usage.verifier_computed - length), 0.0)
+        else:
+            cost = (float(question), (question + length - usage.verifier_computed) / shared)
+        return cls(search.spec, search.root, samples, usage, parameters, cost)
+
+
+def _prefixes(tokens: Sequence[int], names: dict[tuple[int, int], int]) -> frozenset[int]:
+    found, at = [], 0
+    for token in tokens:
+        at = names.setdefault((at, token), len(names) + 1)
+        found.append(at)
+    return frozenset(found)
+
+
+class NotInPool(ValueError):
+    """The strategy asked for something that a pool of samples does not hold: it has to run live."""
+
+
+class PoolSearch(Search):
+    """A search whose branches come from a draw of the pool, and whose bill is what they would have cost."""
+
+    def __init__(self, pool: Pool, drawn: Sequence[Sample]) -> None:
+        self.spec = pool.spec
+        self.ledger = Ledger(pool.spec.budget)
+        self.root = Node(path=(), parent=None, prefix=pool.root.prefix)
+        self.tokens = 0
+        self.begun: list[Sample] = []
+        """Those that the strategy asked for."""
+        self._left = list(reversed(drawn))
+        self._of = {sample.node: sample for sample in drawn}
+        self._known: set[int] = set()
+        self._question, self._spared = pool.verifier_cost
+        self._scored_tokens = 0
+
+    @property
+    def verifier_tokens(self) -> float:
+        """What the verifier would have computed for the branches that were scored."""
+        shared = self._scored_tokens - len(self._known)
+        return self._question + self._scored_tokens - self._spared * shared if self._scored_tokens else 0.0
+
+    @property
+    def cut_short(self) -> bool:
+        return False
+
+    def rng(self, node: Node, purpose: str = "") -> random.Random:
+        return random.Random(f"{self.spec.seed}/{node.id}/{purpose}")
+
+    def sample(self, node: Node) -> Sample:
+        return self._of[node]
+
+    def take(self) -> Node | None:
+        """The next branch of the draw, as it was before anything was done to it; ``None`` when all have been begun."""
+        if not self._left:
+            return None
+        sample = self._left.pop()
+        node, index = sample.node, len(self.begun)
+        node.path, node.parent, node.reason = (index,), self.root, sample.reason
+        node.scores, node.score = (), None
+        self.begun.append(sample)
+        return node
+
+    def stream(self) -> Stream:
+        return PoolStream(self)
+
+    async def score(self, nodes: Sequence[Node]) -> None:
+        for node in nodes:
+            sample = self._of[node]
+            if sample.score is not None and node.score is None:
+                node.scores, node.score = sample.scores, sample.score
+                self._known |= sample.prefixes
+                self._scored_tokens += len(sample.prefixes)
+
+    async def prune(self, nodes: Sequence[Node]) -> None:
+        for node in nodes:
+            node.reason = "pruned"
+
+
+class PoolStream(Stream):
+    """Hands over the branches of a draw in the order in which they would end if all were decoded in step."""
+
+    def __init__(self, search: PoolSearch) -> None:
+        self._search = search
+        self._running: list[tuple[int, int, Node]] = []
+        """(time at which it ends, in tokens; order; branch)"""
+        self._now = 0
+
+    def complete(
+        self,
+        parents: Sequence[Node],
+        n: int | Sequence[int],
+        *,
+        greedy: bool = False,
+        until: str | None = None,
+        limit: int | None = None,
+        confidence: int | None = None,
+        watch: Watch | None = None,
+    ) -> None:
+        counts = [n] * len(parents) if isinstance(n, int) else n
+        if greedy or until or limit or watch or any(parent is not self._search.root for parent in parents):
+            raise NotInPool("a pool holds samples of whole solutions that nobody watched")
+        for _ in range(sum(counts)):
+            node = self._search.take()
+            if node is None:
+                return
+            if confidence is not None and node.tokens and not node.confidence:
+                raise NotInPool("the samples of this pool do not tell how sure the model was")
+            heapq.heappush(self._running, (self._now + node.tokens, len(self._search.begun), node))
+
+    def expand(self, parents: Sequence[Node], n: int | Sequence[int], *, greedy: bool = False) -> None:  # noqa: ARG002
+        raise NotInPool("a pool holds whole solutions, not steps")
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> list[Node]:
+        if not self._running:
+            raise StopAsyncIteration
+        self._now, _, node = heapq.heappop(self._running)
+        self._search.root.children.append(node)
+        self._search.tokens += node.tokens
+        return [node]
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for ends, _, node in self._running:
+            self._search.tokens += node.tokens - (ends - self._now)
+        self._running.clear()
+
+
+def draws(size: int, n: int, rng: random.Random) -> Iterator[list[int]]:
+    """Draws of ``n`` out of ``size`` without putting back: neighbours in random orders of all, so that samples are in
+    about equally many."""
+    count = DRAWS if n < size else DRAWS_OF_ALL
+    while True:
+        order = rng.sample(range(size), size)
+        for start in range(0, size - n + 1, n):
+            if count == 0:
+                return
+            count -= 1
+            yield order[start : start + n]
+
+
+async def decide(
+    pool: Pool,
+    problem: str,
+    seed: int,
+    cases: Sequence[tuple[Case, Sequence[int]]],
+    ceiling: Sequence[int],
+    equal: Equivalence,
+) -> list[Run]:
+    """Every case at each of its n on draws from the pool, the same draws for all cases, and pass@n."""
+    model = pool.spec.model or ""
+    runs = [_ceiling(pool, problem, seed, n, model) for n in ceiling]
+    for case, ns in cases:
+        strategy = STRATEGIES[case.name]
+        for n in ns:
+            params = resolve(case.name, {key: value for key, value in case.spec(n).items() if key != "name"})
+            rng = random.Random(f"{seed}/{problem}/{n}")
+            totals = _Totals(pool)
+            for drawn in draws(len(pool.samples), n, rng):
+                search = PoolSearch(pool, [pool.samples[index] for index in drawn])
+                choice = await strategy.run(search, params, equal)
+                totals.add(search, choice.node)
+            runs.append(totals.run(model, case.label, n, seed, problem))
+    return runs
+
+
+class _Totals:
+    """Sums over draws."""
+
+    def __init__(self, pool: Pool) -> None:
+        self._pool = pool
+        self._draws = 0
+        self._sums = dict.fromkeys(("correct", "reached", "answered", "samples", "tokens", "verifier_tokens"), 0.0)
+
+    def add(self, search: PoolSearch, chosen: Node | None) -> None:
+        self._draws += 1
+        sums = self._sums
+        sums["correct"] += chosen is not None and search.sample(chosen).right
+        sums["reached"] += any(search.sample(node).right for node in search.root.children)
+        sums["answered"] += chosen is not None
+        sums["samples"] += len(search.begun)
+        sums["tokens"] += search.tokens
+        sums["verifier_tokens"] += search.verifier_tokens
+
+    def run(self, model: str, strategy: str, n: int, seed: int, problem: str) -> Run:
+        means = {name: total / self._draws for name, total in self._sums.items()}
+        cost = _cost(self._pool, means["tokens"], means["verifier_tokens"])
+        return Run(model, strategy, n, seed, problem, **means, **cost)
+
+
+def _ceiling(pool: Pool, problem: str, seed: int, n: int, model: str) -> Run:
+    size = len(pool.samples)
+    reached = pass_at(n, size, sum(sample.right for sample in pool.samples))
+    answered = pass_at(n, size, sum(sample.node.answer is not None for sample in pool.samples))
+    tokens = n * sum(sample.node.tokens for sample in pool.samples) / size
+    return Run(model, CEILING, n, seed, problem, reached, reached, answered, n, tokens, 0.0, **_cost(pool, tokens, 0.0))
+
+
+def _cost(pool: Pool, tokens: float, verifier_tokens: float) -> dict[str, float]:
+    policy, verifier = pool.parameters
+    share = (tokens + verifier_tokens) / max(1, pool.usage.total)
+    return {
+        "flops": 2.0 * policy * (len(pool.root.prefix) + tokens) + 2.0 * verifier * verifier_tokens,
+        "seconds": pool.usage.seconds * share,
+    }

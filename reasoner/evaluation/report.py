@@ -1,0 +1,105 @@
+"""What an evaluation leaves in its folder: ``results.json``, ``table.md`` and ``chart.png``."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from reasoner.comparisons import Comparison, Results, Saving
+from reasoner.evaluation.chart import draw
+from reasoner.statistics import Row
+
+ROW_HEADINGS = (
+    "strategy",
+    "N",
+    "accuracy",
+    "95 % interval",
+    "reached",
+    "samples",
+    "tokens",
+    "verifier",
+    "MFLOPs",
+    "seconds",
+)
+COMPARISON_HEADINGS = ("strategy", "N", "over", "difference", "95 % interval", "cost")
+SAVING_HEADINGS = ("strategy", "N", "times its tokens", "95 % interval")
+
+
+def write(folder: Path, results: Results, document: dict[str, Any], command: str) -> None:
+    """Writes the three files. ``document`` is what ``--json`` prints."""
+    (folder / "results.json").write_text(json.dumps(document, indent=2) + "\n")
+    rows, settings = results.rows(), document["settings"]
+    told = ", ".join(f"{name} {value}" for name, value in settings.items() if value not in (None, "", []))
+    title = f"{document['suite']}: {document['problems']} problems, {settings['seeds']} seeds"
+    parts = [
+        f"    {command}",
+        f"{title}; {told}. Tokens, FLOPs and seconds are means of one problem; tokens include the verifier's. "
+        "Accuracy is over problems and seeds, its interval is Wilson's for the trials that the spread between problems "
+        "is worth. *Reached* is the accuracy if the suite's rule chose among the candidates.",
+        _markdown(ROW_HEADINGS, row_cells(rows)),
+        "The same problems on both sides; intervals from a bootstrap over problems. *Cost* is ours over theirs, in "
+        "tokens (FLOPs where models differ).",
+        _markdown(COMPARISON_HEADINGS, comparison_cells(results.comparisons())),
+        "How many times the strategy's tokens majority needs for the same accuracy (interpolated; > where majority "
+        "never gets there).",
+        _markdown(SAVING_HEADINGS, saving_cells(results.savings())),
+    ]
+    parts += [f"Left out: {item['problem']} ({item['error']})" for item in document["left_out"]]
+    (folder / "table.md").write_text("\n\n".join(parts) + "\n")
+    draw(rows, {case.label for case in results.plan.pooled}, title, folder / "chart.png")
+
+
+def row_cells(rows: Iterable[Row]) -> list[tuple[str, ...]]:
+    main = None
+    cells: list[tuple[str, ...]] = []
+    for row in rows:
+        main = main or row.model
+        name = row.strategy if row.model == main else f"{row.strategy} of {row.model}"
+        cells.append(
+            (
+                name,
+                str(row.n),
+                f"{row.accuracy:.3f}",
+                f"{row.low:.3f} – {row.high:.3f}",
+                f"{row.reached:.3f}",
+                f"{row.samples:.1f}",
+                f"{row.tokens + row.verifier_tokens:.0f}",
+                f"{row.verifier_tokens:.0f}",
+                f"{row.flops / 1e6:.4g}",
+                f"{row.seconds:.2f}",
+            )
+        )
+    return cells
+
+
+def comparison_cells(comparisons: Iterable[Comparison]) -> list[tuple[str, ...]]:
+    return [
+        (
+            item.strategy,
+            str(item.n or "–"),
+            ", ".join(filter(None, (item.over, item.what, item.note))),
+            f"{item.difference:+.3f}",
+            f"{item.low:+.3f} – {item.high:+.3f}",
+            f"{item.cost:.2f}",
+        )
+        for item in comparisons
+    ]
+
+
+def saving_cells(savings: Iterable[Saving]) -> list[tuple[str, ...]]:
+    return [
+        (
+            item.strategy,
+            str(item.n),
+            f"{'> ' if item.bound else ''}{item.times:.2f}",
+            f"{item.low:.2f} – {item.high:.2f}",
+        )
+        for item in savings
+    ]
+
+
+def _markdown(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    rule = "|" + "|".join("---:" if place else "---" for place in range(len(headings))) + "|"
+    return "\n".join(["| " + " | ".join(headings) + " |", rule, *("| " + " | ".join(row) + " |" for row in rows)])

@@ -1,0 +1,128 @@
+r"""Suites in files: one JSON object a line, in the shape of GSM8K or of MATH.
+
+GSM8K (Cobbe et al. 2021, "Training Verifiers to Solve Math Word Problems"): ``question`` and ``answer``, whose last
+line is ``#### NUMBER``. MATH (Hendrycks et al. 2021, "Measuring Mathematical Problem Solving With the MATH Dataset"):
+``problem``, ``solution`` with the answer in its last ``\boxed{}`` or ``answer`` alone, ``level`` and ``subject`` (or
+``type``). Other fields are left alone. The first line decides which of the two a file has.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+from reasoner.answers import canonical, extract_answer
+from reasoner.equivalence import Equivalence
+from reasoner.jobs import MAX_PROBLEM_CHARS
+from reasoner.suites.opened import Rule, Suite, SuiteError
+from reasoner.suites.problem import Problem
+
+INSTRUCTION = "Reason step by step, and put the final answer in \\boxed{}."
+TEMPERATURE = 0.8
+"""The usual one for sampling solutions of competition problems (Beeching et al. 2024, "Scaling test-time compute")."""
+
+_MARK = re.compile(r"####\s*([-+]?(?:\d[\d,]*)?\.?\d+)\s*$")
+_NUMBER = re.compile(r"[-+]?(?:\d[\d,]*\d|\d)?\.?\d+(?:/\d+)?")
+
+
+def open_file(path: Path, limit: int | None) -> Suite:
+    """The first ``limit`` problems of the file. Raises ``SuiteError`` that names the line and the field."""
+    problems: list[Problem] = []
+    shape = ""
+    try:
+        with path.open("rb") as lines:
+            for number, line in enumerate(lines, 1):
+                if len(problems) == limit:
+                    break
+                if not line.strip():
+                    continue
+                place = f"{path}, line {number}"
+                record = _record(place, line)
+                shape = shape or _shape(place, record)
+                problems.append((_gsm8k if shape == "gsm8k" else _math)(place, f"{path.stem}-{number}", record))
+    except OSError as error:
+        raise SuiteError(f"{path}: {error.strerror}") from None
+    if not problems:
+        raise SuiteError(f"{path} holds no problem: it needs one JSON object a line")
+    rule: Rule = same_number if shape == "gsm8k" else same_mathematics
+    return Suite(path.stem, problems, rule, TEMPERATURE, "math")
+
+
+async def same_number(problem: Problem, answer: str, equal: Equivalence) -> bool:  # noqa: ARG001
+    """Whether the answer states one number and it is the problem's; units and thousands separators do not matter."""
+    numbers = _NUMBER.findall(answer)
+    return len(numbers) == 1 and canonical(numbers[0]) == canonical(problem.answer)
+
+
+async def same_mathematics(problem: Problem, answer: str, equal: Equivalence) -> bool:
+    """Whether the answer is the same mathematics as the problem's."""
+    return await equal.equal(canonical(answer), canonical(problem.answer))
+
+
+def _record(place: str, line: bytes) -> dict[str, Any]:
+    try:
+        record = json.loads(line)
+    except UnicodeDecodeError:
+        raise SuiteError(f"{place}: not UTF-8") from None
+    except ValueError as error:
+        raise SuiteError(f"{place}: not JSON ({error}); each line is one JSON object") from None
+    if not isinstance(record, dict):
+        raise SuiteError(f"{place}: {type(record).__name__} instead of a JSON object with the problem's fields")
+    return record
+
+
+def _shape(place: str, record: dict[str, Any]) -> str:
+    if "question" in record:
+        return "gsm8k"
+    if "problem" in record:
+        return "math"
+    raise SuiteError(
+        f"{place}: neither 'question' (GSM8K's shape: question, answer) nor 'problem' (MATH's: problem, solution or "
+        f"answer, level, subject); its fields are {', '.join(map(repr, record)) or 'none'}"
+    )
+
+
+def _gsm8k(place: str, name: str, record: dict[str, Any]) -> Problem:
+    solution = _text(place, record, "answer", "the worked solution, which ends with '#### NUMBER'")
+    mark = _MARK.search(solution)
+    if mark is None:
+        raise SuiteError(
+            f"{place}, field 'answer': it must end with '#### NUMBER', as in '#### 72'; it ends with {solution[-30:]!r}"
+        )
+    return _problem(place, name, "gsm8k", "", record, "question", mark[1].replace(",", ""))
+
+
+def _math(place: str, name: str, record: dict[str, Any]) -> Problem:
+    if "answer" in record:
+        answer: str | None = _text(place, record, "answer", "the final answer, as it would stand in the box")
+    else:
+        answer = extract_answer(_text(place, record, "solution", "the worked solution with the answer in \\boxed{}"))
+        if answer is None:
+            raise SuiteError(f"{place}, field 'solution': no \\boxed{{}} with an answer; write one, or give 'answer'")
+    assert answer is not None
+    level = record.get("level", "")
+    if not isinstance(level, str | int) or isinstance(level, bool):
+        raise SuiteError(f"{place}, field 'level': {level!r} must be a text or a whole number, as in 'Level 5' or 5")
+    return _problem(place, name, "math", str(level), record, "problem", answer)
+
+
+def _problem(place: str, name: str, suite: str, level: str, record: dict[str, Any], asked: str, answer: str) -> Problem:
+    question = _text(place, record, asked, "the problem's text")
+    text = f"{question.strip()}\n\n{INSTRUCTION}"
+    if len(text) > MAX_PROBLEM_CHARS:
+        raise SuiteError(
+            f"{place}, field {asked!r}: {len(question)} characters; a problem has at most {MAX_PROBLEM_CHARS}"
+        )
+    subject = record.get("subject", record.get("type", ""))
+    return Problem(name, suite, level, text, answer, {"subject": subject} if isinstance(subject, str) else {})
+
+
+def _text(place: str, record: dict[str, Any], field: str, meaning: str) -> str:
+    if field not in record:
+        raise SuiteError(f"{place}: field {field!r} is missing: {meaning}")
+    value = record[field]
+    if not isinstance(value, str) or not value.strip():
+        raise SuiteError(f"{place}, field {field!r}: {value!r} must be a text that is not empty: {meaning}")
+    return value

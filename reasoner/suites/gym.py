@@ -1,0 +1,60 @@
+"""Tasks of reasoning-gym (Stojanovski et al. 2025, "Reasoning Gym: Reasoning Environments for Reinforcement Learning
+with Verifiable Rewards"), when that package is installed. A task makes its problems and scores answers itself."""
+
+from __future__ import annotations
+
+import difflib
+from typing import Any
+
+from reasoner.equivalence import Equivalence
+from reasoner.jobs import MAX_PROBLEM_CHARS
+from reasoner.suites.files import INSTRUCTION, TEMPERATURE
+from reasoner.suites.opened import Suite, SuiteError
+from reasoner.suites.problem import Problem
+
+PREFIX = "reasoning-gym:"
+FULL = 1.0
+"""The score of a right answer. Tasks give less for an answer that is only close, or only has the right form."""
+
+
+def open_task(task: str, limit: int, seed: int) -> Suite:
+    """``limit`` problems of this task. Raises ``SuiteError`` without the package or for an unknown task."""
+    try:
+        from reasoning_gym import create_dataset
+        from reasoning_gym.factory import DATASETS
+    except ImportError as error:
+        raise SuiteError(
+            f"{PREFIX}{task} needs the package reasoning-gym: pip install 'reasoner[gym]' ({error})"
+        ) from None
+    if task not in DATASETS:
+        near = difflib.get_close_matches(task, DATASETS, n=5, cutoff=0.4)
+        raise SuiteError(
+            f"reasoning-gym has no task {task!r}; {'near it: ' + ', '.join(near) if near else _some(DATASETS)}"
+        )
+    try:
+        dataset = create_dataset(task, size=limit, seed=seed)
+    except (AssertionError, ValueError) as error:
+        raise SuiteError(f"{PREFIX}{task} cannot be made with its defaults: {error}") from None
+    entries: dict[str, dict[str, Any]] = {}
+    problems = []
+    for index, entry in enumerate(dataset):
+        text = f"{entry['question'].strip()}\n\n{INSTRUCTION}"
+        if len(text) > MAX_PROBLEM_CHARS:
+            raise SuiteError(f"{PREFIX}{task}, problem {index}: longer than {MAX_PROBLEM_CHARS} characters")
+        answer = entry.get("answer")
+        problem = Problem(f"{task}-{seed}-{index}", PREFIX + task, "", text, "" if answer is None else str(answer), {})
+        entries[problem.id] = entry
+        problems.append(problem)
+
+    async def rule(problem: Problem, answer: str, equal: Equivalence) -> bool:  # noqa: ARG001
+        try:
+            score = dataset.score_answer(answer=answer, entry=entries[problem.id])
+        except Exception:  # some tasks fail at texts that are no answer of theirs
+            return False
+        return float(score) >= FULL
+
+    return Suite(PREFIX + task, problems, rule, TEMPERATURE, "text")
+
+
+def _some(tasks: dict[str, Any]) -> str:
+    return f"it has {len(tasks)}, {', '.join(sorted(tasks)[:5])} among them"

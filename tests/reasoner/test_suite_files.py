@@ -1,0 +1,181 @@
+"""Suites that come from files and from reasoning-gym: what is read, what is right, and what is refused."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import sys
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+
+from reasoner.equivalence import Equivalence
+from reasoner.suites import Problem, Suite, SuiteError, open_suite
+
+GSM8K = Path(__file__).parent / "data" / "gsm8k_head.jsonl"
+MATH = {
+    "problem": "What is $\\frac{1}{2}+\\frac{1}{4}$?",
+    "solution": "Common denominators: $\\frac{2}{4}+\\frac{1}{4}=\\boxed{\\frac{3}{4}}.$",
+    "level": "Level 2",
+    "type": "Prealgebra",
+}
+
+
+async def right(suite: Suite, problem: Problem, answer: str | None) -> bool:
+    async with Equivalence() as equal:
+        return await suite.check(problem, answer, equal)
+
+
+def written(folder: Path, *lines: Any) -> str:
+    path = folder / f"{len(list(folder.iterdir()))}.jsonl"
+    path.write_bytes(
+        b"".join((line if isinstance(line, bytes) else json.dumps(line).encode()) + b"\n" for line in lines)
+    )
+    return str(path)
+
+
+def test_gsm8ks_answers_are_the_published_ones() -> None:
+    suite = open_suite(str(GSM8K), limit=300)
+    assert [problem.answer for problem in suite.problems] == ["18", "3", "70000", "540", "20", "64", "260", "160"]
+    assert suite.problems[0].text.startswith("Janet\u2019s ducks lay 16 eggs per day.")
+    assert "<<" not in suite.problems[0].text
+    assert len({problem.id for problem in suite.problems}) == 8
+    assert len(open_suite(str(GSM8K), limit=3).problems) == 3
+
+
+@pytest.mark.parametrize(
+    "answer", ["70000", "70,000", "$70,000$", "70000.00", "\\$70,000", "70000 \\text{ dollars}", "+70000"]
+)
+async def test_a_number_is_right_however_it_is_written(answer: str) -> None:
+    suite = open_suite(str(GSM8K), limit=3)
+    assert await right(suite, suite.problems[2], answer)
+
+
+@pytest.mark.parametrize(
+    "answer", [None, "", "7000", "70000 or 80000", "7 0000", "seventy thousand", "70000/0", "-70000", "70000.5"]
+)
+async def test_another_number_two_numbers_and_none_are_wrong(answer: str | None) -> None:
+    suite = open_suite(str(GSM8K), limit=3)
+    assert not await right(suite, suite.problems[2], answer)
+
+
+async def test_math_takes_its_answer_from_the_last_box_and_compares_mathematics(tmp_path: Path) -> None:
+    plain = {
+        "problem": "$1+1$?",
+        "solution": "no box",
+        "answer": "2",
+        "subject": "Algebra",
+        "level": 5,
+        "unique_id": "x/1",
+    }
+    suite = open_suite(written(tmp_path, MATH, b"", plain), limit=300)
+    first, second = suite.problems
+    assert (first.answer, first.level, first.data) == ("\\frac{3}{4}", "Level 2", {"subject": "Prealgebra"})
+    assert (second.answer, second.level, second.data) == ("2", "5", {"subject": "Algebra"})
+    assert second.id.endswith("-3")
+    for answer in ("0.75", "\\dfrac34", "3/4", "1-\\frac{1}{4}"):
+        assert await right(suite, first, answer), answer
+    assert not await right(suite, first, "\\frac{4}{3}")
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        (b"{", "line 2: not JSON"),
+        (b'{"question": "\xff"}', "line 2: not UTF-8"),
+        ([1], "line 2: list instead of a JSON object"),
+        ({"question": "q"}, "line 2: field 'answer' is missing"),
+        ({"question": "q", "answer": 4}, "line 2, field 'answer': 4 must be a text"),
+        ({"question": "q", "answer": "four"}, "line 2, field 'answer': it must end with '#### NUMBER'"),
+        ({"question": "q", "answer": "#### four"}, "line 2, field 'answer': it must end with '#### NUMBER'"),
+        ({"question": " ", "answer": "#### 4"}, "line 2, field 'question'"),
+        ({"question": "q" * 40_000, "answer": "#### 4"}, "line 2, field 'question': 40000 characters"),
+        (MATH, "line 2: field 'answer' is missing"),
+    ],
+)
+def test_a_bad_line_of_gsm8ks_shape_names_itself_the_field_and_what_would_be_right(
+    line: Any, said: str, tmp_path: Path
+) -> None:
+    with pytest.raises(SuiteError) as caught:
+        open_suite(written(tmp_path, {"question": "q", "answer": "#### 4"}, line), limit=300)
+    assert said in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"solution": "nothing"}, "line 1, field 'solution': no \\boxed{}"),
+        ({"solution": None}, "line 1, field 'solution': None must be a text"),
+        ({"answer": ""}, "line 1, field 'answer'"),
+        ({"level": [2]}, "line 1, field 'level': [2]"),
+        ({"problem": 1}, "line 1, field 'problem'"),
+    ],
+)
+def test_a_bad_line_of_maths_shape_does_too(change: dict[str, Any], said: str, tmp_path: Path) -> None:
+    with pytest.raises(SuiteError) as caught:
+        open_suite(written(tmp_path, MATH | change), limit=300)
+    assert said in str(caught.value)
+
+
+def test_what_is_no_suite_at_all_is_told_what_suites_there_are(tmp_path: Path) -> None:
+    for where, said in (
+        ("poems", "give countdown, words, a .jsonl file or reasoning-gym:TASK"),
+        (str(tmp_path / "none.jsonl"), "No such file"),
+        (str(tmp_path), "Is a directory"),
+        (written(tmp_path), "holds no problem"),
+        (written(tmp_path, {"text": "?"}), "its fields are 'text'"),
+    ):
+        with pytest.raises(SuiteError) as caught:
+            open_suite(where, limit=1)
+        assert said in str(caught.value)
+
+
+# reasoning-gym: a stand-in of its interface, and the package itself where it is installed.
+
+
+class Dataset:
+    def __init__(self, size: int, seed: int) -> None:
+        self.entries = [
+            {"question": f"{seed}+{index}?", "answer": str(seed + index), "metadata": {}} for index in range(size)
+        ]
+
+    def __iter__(self) -> Any:
+        return iter(self.entries)
+
+    def score_answer(self, answer: str | None, entry: dict[str, Any]) -> float:
+        if answer == "?":
+            raise KeyError(answer)
+        return 1.0 if answer == entry["answer"] else 0.5 if entry["answer"] in (answer or "") else 0.0
+
+
+async def test_a_gym_tasks_own_score_decides_and_only_its_full_score_is_right(monkeypatch: pytest.MonkeyPatch) -> None:
+    module, factory = ModuleType("reasoning_gym"), ModuleType("reasoning_gym.factory")
+    module.__dict__["create_dataset"] = lambda task, size, seed: Dataset(size, seed)
+    factory.__dict__["DATASETS"] = {"sums": SimpleNamespace(), "products": SimpleNamespace()}
+    monkeypatch.setitem(sys.modules, "reasoning_gym", module)
+    monkeypatch.setitem(sys.modules, "reasoning_gym.factory", factory)
+    suite = open_suite("reasoning-gym:sums", limit=3, seed=4)
+    assert [problem.answer for problem in suite.problems] == ["4", "5", "6"]
+    assert await right(suite, suite.problems[1], "5")
+    assert not await right(suite, suite.problems[1], "it is 5")
+    assert not await right(suite, suite.problems[1], "?")
+    with pytest.raises(SuiteError, match="no task 'sum'; near it: sums"):
+        open_suite("reasoning-gym:sum", limit=1)
+
+
+@pytest.mark.skipif(importlib.util.find_spec("reasoning_gym") is not None, reason="the package is installed")
+def test_without_the_package_the_extra_is_named() -> None:
+    with pytest.raises(SuiteError, match=r"pip install 'reasoner\[gym\]'"):
+        open_suite("reasoning-gym:chain_sum", limit=1)
+
+
+@pytest.mark.skipif(importlib.util.find_spec("reasoning_gym") is None, reason="the package is not installed")
+async def test_tasks_of_the_package_find_their_own_answers_right() -> None:
+    for task in ("chain_sum", "leg_counting", "countdown", "basic_arithmetic", "gcd"):
+        suite = open_suite(f"reasoning-gym:{task}", limit=5, seed=1)
+        assert len(suite.problems) == 5
+        for problem in suite.problems:
+            assert await right(suite, problem, problem.answer)
+            assert not await right(suite, problem, "no idea")
