@@ -144,6 +144,53 @@ def bench_kernels(
         _print(Console(), report.speed_table(measured.rows), measured)
 
 
+@bench.command("search")
+def bench_search(
+    case: Annotated[str, typer.Option(help="Cases, separated by commas; default: all.")] = "",
+    model: Annotated[str, typer.Option(help="Size of the random checkpoints.")] = "50M",
+    rounds: Annotated[int, typer.Option(min=1, max=100, help="Timed runs of each; medians are shown.")] = 5,
+    problems: Annotated[int, typer.Option(min=1, max=600, help="Held-out problems of each bundled suite.")] = 40,
+    threads: Annotated[int | None, typer.Option(min=1, max=1024, help="For every system; default: all cores.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder for results.json, table.md and chart.png.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")] = False,
+) -> None:
+    """Search with a verifier: tokens, what it computes for each generated token in beam searches of 16 beams and 8
+    steps; W3, a tree search with scoring beside the same one written on transformers.
+    """
+    console = Console(stderr=True)
+    try:
+        from benchmarks.engine.checkpoint import SIZES
+        from benchmarks.engine.measure import Listener
+        from benchmarks.engine.process import BenchError
+        from benchmarks.engine.report import speed_table
+        from benchmarks.search import measure as searching
+        from benchmarks.search import report
+    except ModuleNotFoundError as error:
+        _not_installed(error, console)
+    plan = searching.SearchPlan(
+        cases=_chosen(case, searching.CASES, "--case"),
+        model=_chosen(model, SIZES, "--model")[0],
+        rounds=rounds,
+        problems=problems,
+        threads=threads or os.cpu_count() or 1,
+    )
+    try:
+        measured = _measure(searching.measure, Listener, plan, console)
+    except BenchError as error:
+        console.print(f"reasoner: {error}", markup=False, highlight=False)
+        raise typer.Exit(1) from None
+    told = report.document(plan, measured)
+    if out is not None:
+        out.mkdir(parents=True, exist_ok=True)
+        (out / "results.json").write_text(json.dumps(told, indent=2) + "\n")
+        (out / "table.md").write_text(report.markdown(told, shlex.join(["reasoner", *sys.argv[1:]])))
+        report.draw(told, out / "chart.png")
+    if as_json:
+        print(json.dumps(told, indent=2))
+    else:
+        _print(Console(), speed_table(measured.rows), measured)
+
+
 def _not_installed(error: ModuleNotFoundError, console: Console) -> NoReturn:
     if error.name is None or error.name.partition(".")[0] != "benchmarks":
         raise error

@@ -22,16 +22,19 @@ from typing import Any, TextIO
 
 from benchmarks.engine import problems, workloads
 
+_SYSTEMS = "benchmarks.engine.systems"
 MODULES = {
-    "ours": "ours",
-    "transformers": "transformers",
-    "transformers-cb": "transformers_cb",
-    "openvino-genai": "openvino_genai",
-    "llama-cpp-python": "llama_cpp",
-    "guessing": "guessing",
-    "transformers-assisted": "transformers_assisted",
+    "ours": f"{_SYSTEMS}.ours",
+    "transformers": f"{_SYSTEMS}.transformers",
+    "transformers-cb": f"{_SYSTEMS}.transformers_cb",
+    "openvino-genai": f"{_SYSTEMS}.openvino_genai",
+    "llama-cpp-python": f"{_SYSTEMS}.llama_cpp",
+    "guessing": f"{_SYSTEMS}.guessing",
+    "transformers-assisted": f"{_SYSTEMS}.transformers_assisted",
+    "search": "benchmarks.search.ours",
+    "search-transformers": "benchmarks.search.plain",
 }
-"""Systems, and the modules of ``benchmarks.engine.systems`` that drive them."""
+"""Systems, and the modules that drive them."""
 _PRODUCTS_SECONDS = 120.0
 
 
@@ -51,7 +54,7 @@ def main() -> None:
 
 
 def _load(name: str, folder: Path, threads: int, options: dict[str, Any]) -> Any:
-    return importlib.import_module(f"benchmarks.engine.systems.{MODULES[name]}").load(folder, threads, **options)
+    return importlib.import_module(MODULES[name]).load(folder, threads, **options)
 
 
 def _call(system: Any, folder: Path, name: str, arguments: dict[str, Any]) -> Any:
@@ -62,7 +65,7 @@ def _call(system: Any, folder: Path, name: str, arguments: dict[str, Any]) -> An
         with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
             work = partial(products.products, folder) if name == "products" else products.ceilings
             return pool.submit(work, **arguments).result(timeout=_PRODUCTS_SECONDS)
-    if name in ("tokenize", "imitate"):
+    if name in ("tokenize", "imitate", "scored_search", "beam_jobs"):
         return getattr(system, name)(**arguments)
     if name in ("solve", "search"):
         return problems.call(system, name, **arguments)

@@ -1,0 +1,1 @@
+"""Search with a verifier: what scoring costs, beside scoring whole solutions and beside plain transformers."""

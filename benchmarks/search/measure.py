@@ -1,0 +1,164 @@
+"""The benchmark's plan and its runs: verifier tokens for each generated one, and W3 with scoring, systems in turn."""
+
+from __future__ import annotations
+
+import statistics
+import tempfile
+import zlib
+from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+import reasoner
+from benchmarks.engine.checkpoint import SIZES, Size, cache_folder, checkpoint
+from benchmarks.engine.measure import OURS, Listener, Measured, Row
+from benchmarks.engine.process import BenchError, Worker, installed
+from benchmarks.search.verifier import verifier
+from benchmarks.search.workload import W3, WIDE, Seen, Shape
+from reasoner import suites
+
+CASES = ("tokens", "W3")
+"""Verifier tokens of beam searches 16 wide and 8 steps deep; the wall clock of a search with scoring."""
+PLAIN, RESCORING = "transformers", "ours, scoring whole solutions"
+FULL = "whole solutions"
+"""What a verifier without a cache would compute: all that it is shown."""
+BUNDLED = Path(reasoner.__file__).parent / "bundled"
+_TOKENS_METRIC = "verifier tokens computed for a generated one"
+
+
+@dataclass(frozen=True, slots=True)
+class SearchPlan:
+    """What to measure."""
+
+    cases: tuple[str, ...] = CASES
+    model: str = "50M"
+    rounds: int = 5
+    problems: int = 40
+    """Of each bundled suite, for the tokens of the strategy ``beam``."""
+    threads: int = 1
+    sizes: Mapping[str, Size] = field(default_factory=lambda: SIZES)
+    timed: Shape = W3
+    wide: Shape = WIDE
+    cache: Path = field(default_factory=cache_folder)
+    """Where the checkpoints are kept."""
+
+
+def measure(plan: SearchPlan, listener: Listener) -> Measured:
+    """Runs the plan. Raises ``BenchError`` when a system fails or scores otherwise than the others."""
+    measured = Measured(versions=installed(("torch", "numpy", "transformers")))
+    listener.total(_steps_ahead(plan))
+    policy = checkpoint(plan.model, plan.sizes[plan.model], plan.cache)
+    prm = verifier(policy)
+    with ExitStack() as running:
+        logs = Path(running.enter_context(tempfile.TemporaryDirectory(prefix="reasoner-bench-")))
+        bench = _Bench(plan, listener, measured, running, logs)
+        ours = bench.worker(OURS, "search", policy, prm)
+        measured.ceilings = ours.call("ceilings")
+        if "tokens" in plan.cases:
+            bench.wide(ours)
+            bench.jobs(bench.worker("bundled models", "search", BUNDLED / "policy", BUNDLED / "prm"))
+        if "W3" in plan.cases:
+            bench.timed(
+                {
+                    OURS: ours,
+                    RESCORING: bench.worker(RESCORING, "search", policy, prm, rescoring=True),
+                    PLAIN: bench.worker(PLAIN, "search-transformers", policy, prm),
+                }
+            )
+    return measured
+
+
+@dataclass(frozen=True, slots=True)
+class _Bench:
+    """The cases; results go to ``measured``."""
+
+    plan: SearchPlan
+    listener: Listener
+    measured: Measured
+    running: ExitStack
+    logs: Path
+
+    def worker(self, name: str, system: str, policy: Path, prm: Path, **options: bool) -> Worker:
+        """A system in a process of its own, with both checkpoints loaded."""
+        self.listener.step(f"{name} loads")
+        log = self.logs / f"{len(list(self.logs.iterdir()))}.log"
+        worker = self.running.enter_context(
+            Worker(system, policy, threads=self.plan.threads, log=log, options={"prm": str(prm)} | options, name=name)
+        )
+        worker.ready()
+        return worker
+
+    def wide(self, worker: Worker) -> None:
+        """Random weights: every beam differs from all others, so nothing is saved but what beams share."""
+        shape = self.plan.wide
+        self.listener.step(f"{shape.beams} beams")
+        self._tokens(f"{shape.beams} × {shape.rounds}, {self.plan.model}", [_search(worker, shape, _seed("wide", 0))])
+
+    def jobs(self, worker: Worker) -> None:
+        """The service's own strategy on real problems."""
+        for name in suites.SUITES:
+            self.listener.step(f"beam on {name}")
+            problems = [problem.text for problem in suites.load(name, limit=self.plan.problems)]
+            seed, heat = _seed(name, 0), suites.family(name).TEMPERATURE
+            told = worker.call("beam_jobs", problems=problems, temperature=heat, seed=seed)
+            self._tokens(f"16 × 8, {name}", [Seen(**told)])
+
+    def timed(self, workers: Mapping[str, Worker]) -> None:
+        """All systems in turn on the same questions."""
+        shape, case = self.plan.timed, f"W3 scored, {self.plan.model}"
+        short = Shape(**asdict(shape) | {"rounds": 2, "tokens": min(8, shape.tokens)})
+        for name, worker in workers.items():
+            self.listener.step(f"warm-up: {name}")
+            _search(worker, short, 0)
+        seen: dict[str, list[Seen]] = {name: [] for name in workers}
+        for turn in range(self.plan.rounds):
+            for name, worker in workers.items():
+                self.listener.step(f"round {turn + 1}/{self.plan.rounds}: {name}")
+                seen[name].append(_search(worker, shape, _seed("W3", turn)))
+        self._tokens(case, seen[OURS])
+        speeds = {name: [one.generated / one.seconds for one in each] for name, each in seen.items()}
+        self.measured.runs[case] = speeds
+        for name in workers:
+            if name != OURS:
+                ours, theirs = (statistics.median(speeds[one]) for one in (OURS, name))
+                self.measured.rows.append(Row(case, "generated tokens", "tokens/s", ours, name, theirs, ours / theirs))
+        waits = {name: statistics.median(one.scoring for one in each) for name, each in seen.items()}
+        for name in workers:
+            if name != OURS:
+                ratio = waits[name] / waits[OURS]
+                row = Row(case, "time in which scores are waited for", "s", waits[OURS], name, waits[name], ratio)
+                self.measured.rows.append(row)
+        for name, each in seen.items():
+            spread = f"{min(speeds[name]):.1f} – {max(speeds[name]):.1f}"
+            seconds = statistics.median(one.seconds for one in each)
+            self.listener.say(
+                f"{case}: {name}: {statistics.median(speeds[name]):.1f} tokens/s ({spread}); "
+                f"{seconds:.2f} s, {waits[name]:.2f} s of them for scores"
+            )
+
+    def _tokens(self, case: str, seen: list[Seen]) -> None:
+        generated = sum(one.generated for one in seen)
+        ours = sum(one.computed for one in seen) / generated
+        full = sum(one.computed + one.cached for one in seen) / generated
+        self.measured.rows.append(Row(case, _TOKENS_METRIC, "tokens", ours, FULL, full, full / ours))
+        self.listener.say(f"{case}: {ours:.2f} verifier tokens for a generated one; whole solutions: {full:.2f}")
+
+
+def _search(worker: Worker, shape: Shape, seed: int) -> Seen:
+    seen = Seen(**worker.call("scored_search", shape=asdict(shape), seed=seed))
+    if seen.generated != shape.rounds * shape.beams * shape.tokens:
+        raise BenchError(f"{worker.system} generated {seen.generated} tokens")
+    return seen
+
+
+def _steps_ahead(plan: SearchPlan) -> int:
+    """How often ``measure`` says what comes next."""
+    tokens = 2 + len(suites.SUITES) if "tokens" in plan.cases else 0
+    timed = 2 + 3 * (1 + plan.rounds) if "W3" in plan.cases else 0
+    return 1 + tokens + timed
+
+
+def _seed(case: str, turn: int) -> int:
+    """Questions of their own for every case and turn, the same for all systems."""
+    return zlib.crc32(f"search {case} {turn}".encode())
