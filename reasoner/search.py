@@ -140,12 +140,22 @@ class Search:
 
     async def ask(self, parent: Node, messages: Sequence[dict[str, str]]) -> Node:
         """A child that begins a conversation of its own, with these messages; its text is the last one's."""
-        prefix = await self._models.engine.tokenize(self._models.policy.id, messages)
+        prefix = await self.tokenize(messages)
         text = messages[-1]["content"]
         return await self._said(Node(self._next_path(parent), parent, prefix, text, fresh=True))
 
-    async def tokenize(self, text: str) -> tuple[int, ...]:
-        """The policy's tokens of a plain text. They depend on nothing else, so no journal keeps them."""
+    def room(self, node: Node) -> int:
+        """Tokens that a continuation of this node may have: what the context and the job's own limit leave."""
+        return self._shared.room(node)
+
+    @property
+    def context(self) -> int:
+        """Tokens that the policy's context holds."""
+        return self._models.policy.context
+
+    async def tokenize(self, text: str | Sequence[dict[str, str]]) -> tuple[int, ...]:
+        """The policy's tokens of a plain text, or of a conversation with what prompts the next turn. They depend on
+        nothing else, so no journal keeps them."""
         return await self._models.engine.tokenize(self._models.policy.id, text)
 
     def rng(self, node: Node, purpose: str = "") -> random.Random:
@@ -213,7 +223,7 @@ class Search:
 
     async def _said(self, node: Node) -> Node:
         assert node.parent is not None
-        node.reason = "context" if len(node.prefix) >= self._models.policy.context else "said"
+        node.reason = "context" if len(node.prefix) >= self.context else "said"
         node.parent.children.append(node)
         data = {
             "node": node.id,
@@ -227,6 +237,8 @@ class Search:
             "final": True,
             "reason": node.reason,
             "answer": None,
+            "fresh": node.fresh,
+            "undone": node.undone,
         }
         await self._record.note(f"say:{node.id}", "node", data, Usage())
         return node

@@ -50,6 +50,12 @@ class Shared:
     streams: set[Stream] = field(default_factory=set)
     """Those that are open."""
 
+    def room(self, node: Node) -> int:
+        """See ``Search.room``."""
+        room = self.policy.context - len(node.prefix)
+        limit = self.spec.sampling.max_tokens
+        return room if limit is None else min(room, limit - node.depth_tokens)
+
 
 class Stream:
     """Use it as a context, and iterate over it inside; ``Search.stream`` makes one.
@@ -167,9 +173,7 @@ class Stream:
         )
         counts = [n] * len(parents) if isinstance(n, int) else n
         for parent, count in zip(parents, counts, strict=True):
-            room = self._shared.policy.context - len(parent.prefix)
-            if asked.max_tokens is not None:
-                room = min(room, asked.max_tokens - parent.depth_tokens)
+            room = self._shared.room(parent)
             if limit is not None:
                 room = min(room, limit)
             if room <= 0:

@@ -24,8 +24,8 @@ from engine.types import (
     TokenLogprob,
 )
 
-EOS, SEPARATOR, ANSWER = 0, 1, 2
-TEXTS = {EOS: "", SEPARATOR: "\n\n", ANSWER: "\\boxed{%d}"}
+EOS, SEPARATOR, ANSWER, THOUGHT = 0, 1, 2, 3
+TEXTS = {EOS: "", SEPARATOR: "\n\n", ANSWER: "\\boxed{%d}", THOUGHT: "</think>"}
 CONTEXT = 256
 
 
@@ -44,6 +44,7 @@ class ScriptedEngine:
         guesses: bool = False,
         context: int = CONTEXT,
         loops: int | None = None,
+        thinks: bool = False,
         held: float = 0,
     ) -> None:
         self.requests: list[GenerateRequest] = []
@@ -60,6 +61,7 @@ class ScriptedEngine:
         self._guesses = guesses
         self._context = context
         self._loops = loops
+        self._thinks = thinks
         self._held = held
         self._seen: set[tuple[object, ...]] = set()
         self._aborted: set[str] = set()
@@ -80,6 +82,8 @@ class ScriptedEngine:
         if text == TEXTS[SEPARATOR]:
             return (SEPARATOR,)
         plain = text if isinstance(text, str) else "".join(message["content"] for message in text)
+        if self._thinks and plain.startswith(TEXTS[THOUGHT]):
+            return (THOUGHT, *await self.tokenize(model, plain.removeprefix(TEXTS[THOUGHT])))
         return tuple(50 + ord(char) % 50 for char in plain)
 
     async def generate(self, request: GenerateRequest, *, stream: bool = False) -> AsyncIterator[Completion | Delta]:
@@ -154,6 +158,8 @@ class ScriptedEngine:
             token = _token(branch, at, request.sampling.temperature)
             if self._loops is not None and at >= self._loops and (branch.key % 2 or not request.sampling.temperature):
                 token = 10 + at % 12 if at % 12 else SEPARATOR
+            if self._thinks and 24 <= token < 32:
+                token = THOUGHT
             self.generated.append((request.prompt, branch.key, at))
             ids.append(token)
             text += TEXTS.get(token, f"w{token} ") if token != ANSWER else TEXTS[ANSWER] % (at % 3)

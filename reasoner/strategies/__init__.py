@@ -6,7 +6,16 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from reasoner.strategies import beam, best_of_n, greedy, self_consistency, weighted_vote
+from reasoner.strategies import (
+    beam,
+    best_of_n,
+    budget_forcing,
+    deepconf,
+    greedy,
+    revise,
+    self_consistency,
+    weighted_vote,
+)
 from reasoner.strategies.base import Choice, Params, Strategy
 
 STRATEGIES: dict[str, Strategy[Any]] = {
@@ -17,6 +26,9 @@ STRATEGIES: dict[str, Strategy[Any]] = {
         best_of_n.STRATEGY,
         weighted_vote.STRATEGY,
         beam.STRATEGY,
+        revise.STRATEGY,
+        budget_forcing.STRATEGY,
+        deepconf.STRATEGY,
     )
 }
 

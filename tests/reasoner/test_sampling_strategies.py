@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+from collections import Counter, defaultdict
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -13,6 +15,8 @@ from engine.types import EngineUnavailable
 from reasoner.jobs import JobSpec
 from reasoner.journal import MemoryJournal
 from reasoner.run import JobOutcome, run_job
+from reasoner.strategies.deepconf import lacking
+from reasoner.tree import branch_key
 from tests.reasoner.test_stream import Delayed, tree
 from tests.scripted import ScriptedEngine
 
@@ -20,6 +24,12 @@ VARIANTS: list[dict[str, Any]] = [
     {"name": "self_consistency", "n": 12, "stop": "beta"},
     {"name": "self_consistency", "n": 12, "stop": "beta", "threshold": 0.8, "ahead": 3},
     {"name": "self_consistency", "n": 12, "stop": "window", "window": 2},
+    {"name": "revise", "n": 7, "chains": 2, "memory": 2, "request": "Again?"},
+    {"name": "budget_forcing", "n": 3, "thinking": 20, "extensions": 2, "marker": "w40 ", "answer": 9},
+    {"name": "budget_forcing", "n": 2, "extensions": 1},
+    {"name": "budget_forcing", "thinking": 0},
+    {"name": "deepconf", "n": 12, "keep": 50, "window": 8, "measure": "tail"},
+    {"name": "deepconf", "n": 16, "mode": "online", "keep": 40, "window": 8, "warmup": 5, "consensus": 0.7, "top": 3},
 ]
 STRATEGIES = st.sampled_from(VARIANTS)
 BUDGETS = st.one_of(st.none(), st.integers(1, 1500))
@@ -30,10 +40,24 @@ def spec(strategy: dict[str, Any], seed: int, tokens: int | None = None, **more:
     return JobSpec.model_validate(base | more)
 
 
-async def solve(strategy: dict[str, Any], seed: int, **more: Any) -> tuple[JobOutcome, MemoryJournal]:
+async def solve(
+    strategy: dict[str, Any], seed: int, engine: ScriptedEngine | None = None, **more: Any
+) -> tuple[JobOutcome, MemoryJournal]:
     journal = MemoryJournal()
-    outcome = await run_job(spec(strategy, seed, **more), Delayed(seed), journal)
+    outcome = await run_job(spec(strategy, seed, **more), engine or Delayed(seed), journal)
     return outcome, journal
+
+
+def told(journal: MemoryJournal) -> dict[str, dict[str, Any]]:
+    """What the journal says of each node, its parts joined."""
+    nodes: dict[str, dict[str, Any]] = {}
+    for entry in journal.entries:
+        if entry.type == "node":
+            data = entry.data
+            known = nodes.setdefault(data["node"], {"text": "", "tokens": 0, "confidence": []})
+            parts = {"text": known["text"] + data["text"], "tokens": known["tokens"] + data["tokens"]}
+            nodes[data["node"]] = dict(data) | parts | {"confidence": known["confidence"] + data.get("confidence", [])}
+    return nodes
 
 
 @settings(max_examples=100, deadline=None)
@@ -103,11 +127,7 @@ async def test_max_tokens_bounds_what_is_generated_for_a_solution(strategy: dict
 
 def solutions(journal: MemoryJournal) -> list[list[dict[str, Any]]]:
     """The entries of every node and of those above it, down from where its conversation begins."""
-    by_id: dict[str, dict[str, Any]] = {}
-    for entry in journal.entries:
-        if entry.type == "node":
-            known = by_id.setdefault(entry.data["node"], dict(entry.data) | {"tokens": 0})
-            known["tokens"] += entry.data["tokens"]
+    by_id = told(journal)
     found = []
     for node in by_id.values():
         above = [node]
@@ -148,3 +168,174 @@ async def test_samples_that_were_started_ahead_are_cancelled_when_the_vote_is_ov
         over = [one["answer"] == other["answer"] is not None for one, other in windows]
         assert any(over) or len(nodes) == 16
     assert cancelled > 0
+
+
+# Revision.
+
+
+@pytest.mark.parametrize("seed", range(8))
+async def test_every_attempt_sees_the_last_ones_of_its_chain_and_all_of_them_vote(seed: int) -> None:
+    engine = ScriptedEngine(context=4000, order=seed)
+    strategy = {"name": "revise", "n": 7, "chains": 2, "memory": 2, "request": "Again?"}
+    outcome, journal = await solve(strategy, seed, engine)
+    nodes = told(journal)
+    attempts = {node: data for node, data in nodes.items() if data["reason"] != "said"}
+    prompts = {request.prompt for request in engine.requests}
+    lengths = []
+    for chain in ("0", "1"):
+        texts = [data["text"] for node, data in attempts.items() if node.split(".")[0] == chain]
+        lengths.append(len(texts))
+        for seen in range(1, len(texts)):
+            shown = [part for text in texts[max(0, seen - 2) : seen] for part in (text, "Again?")]
+            assert await engine.tokenize("policy", "how?" + "".join(shown)) in prompts
+    assert lengths == [4, 3]
+    counts = Counter(data["answer"] for data in attempts.values() if data["answer"] is not None)
+    assert counts[outcome.result.answer] == max(counts.values(), default=0)
+    assert sum(vote.count for vote in outcome.result.votes) == sum(counts.values())
+
+
+async def test_a_conversation_that_does_not_fit_loses_its_oldest_attempts_and_starts_anew_without_any() -> None:
+    shown = Counter[int]()
+    for seed in range(24):
+        engine = ScriptedEngine(context=420 if seed % 2 else 160)
+        _, journal = await solve({"name": "revise", "n": 5, "chains": 1, "request": "Again?"}, seed, engine)
+        assert len([data for data in told(journal).values() if data["reason"] != "said"]) == 5
+        again = await engine.tokenize("policy", "Again?")
+        for prompt in {request.prompt for request in engine.requests}:
+            assert len(prompt) < 420
+            shown[sum(prompt[at : at + len(again)] == again for at in range(len(prompt)))] += 1
+    assert shown[0] > 24  # more than the first attempts
+    assert min(shown[1], shown[2]) > 0
+
+
+# Budget forcing.
+
+
+@pytest.mark.parametrize("thinks", [True, False])
+@pytest.mark.parametrize("seed", range(12))
+async def test_a_thinking_is_extended_and_then_ended_at_its_cap_and_the_answer_asked_for(
+    seed: int, thinks: bool
+) -> None:
+    engine = ScriptedEngine(order=seed, thinks=thinks)
+    strategy = {"name": "budget_forcing", "n": 4, "thinking": 24, "extensions": 2, "answer": 20}
+    _, journal = await solve(strategy, seed, engine)
+    nodes = told(journal)
+    marker = "</think>" if thinks else ""
+    final = marker + "\n\nFinal answer: \\boxed{"
+    for chain in map(str, range(4)):
+        line = [data for node, data in nodes.items() if node.split(".")[0] == chain]
+        thinking, waits = 0, 0
+        for at, data in enumerate(line[:-1]):
+            following = line[at + 1]
+            assert following["parent"] == data["node"]
+            if data["reason"] == "said":
+                continue
+            thinking += data["tokens"]
+            marked = thinks and data["text"].endswith(marker)
+            if (marked or data["reason"] == "stop") and waits < 2 and thinking < 24:
+                assert (following["reason"], following["text"]) == ("said", "Wait")
+                assert following["undone"] == (len(marker) if marked else 0)
+                waits += 1
+            elif marked:
+                assert following["reason"] != "said"  # the model writes its answer by itself
+            else:
+                assert (following["reason"], following["text"]) == ("said", final)
+                assert thinking == 24 or data["reason"] == "stop"
+        assert thinking <= 24
+        last = line[-1]
+        if line[-2:-1] and line[-2]["text"] == final:
+            assert last["tokens"] <= 20
+        elif not (len(line) > 1 and thinks and line[-2]["text"].endswith(marker)):
+            assert last["reason"] == "stop"
+            assert last["answer"] is not None
+
+
+async def test_a_prompt_that_tells_a_model_to_wait_holds_no_end_of_its_thinking() -> None:
+    for seed in range(6):
+        engine = ScriptedEngine(thinks=True)
+        _, journal = await solve({"name": "budget_forcing", "extensions": 3}, seed, engine)
+        waits = [data for data in told(journal).values() if data["text"] == "Wait"]
+        wait = await engine.tokenize("policy", "Wait")
+        said = [request.prompt for request in engine.requests if request.prompt[-len(wait) :] == wait]
+        assert len(waits) > 0
+        assert all(not {0, 3} & set(prompt) for prompt in said)
+
+
+async def test_a_budget_that_binds_still_ends_with_an_answer_that_was_asked_for() -> None:
+    for tokens in (60, 150):
+        engine = ScriptedEngine(loops=4, context=5000)  # branches that loop never end by themselves
+        strategy = {"name": "budget_forcing", "n": 3, "answer": 10}
+        outcome, journal = await solve(strategy, 1, engine, tokens=tokens)
+        nodes = told(journal)
+        looping = [name for name in ("0", "1", "2") if branch_key((int(name),)) % 2]
+        assert looping
+        for name in looping:
+            assert (nodes[name]["reason"], nodes[name]["tokens"]) == ("length", tokens // 3 - 10)
+            assert nodes[f"{name}.0"]["text"].endswith("\\boxed{")
+            assert nodes[f"{name}.0.0"]["tokens"] == 10
+        assert outcome.usage.generated <= tokens
+
+
+# Confidence.
+
+
+@pytest.mark.parametrize("measure", ["bottom", "tail", "lowest", "mean"])
+@pytest.mark.parametrize("seed", range(6))
+async def test_the_solutions_that_were_written_most_confidently_vote_with_their_confidence(
+    seed: int, measure: str
+) -> None:
+    strategy = {"name": "deepconf", "n": 16, "keep": 50, "window": 6, "measure": measure}
+    outcome, journal = await solve(strategy, seed)
+    heights: dict[str, float] = {}
+    for name, data in told(journal).items():
+        values = np.array(data["confidence"])
+        windows = np.convolve(values, np.ones(6) / 6, "valid") if len(values) >= 6 else values.mean(keepdims=True)
+        lowest = np.sort(windows)[: max(1, len(windows) // 10)]
+        by = {"bottom": lowest.mean(), "tail": windows[-1], "lowest": windows.min(), "mean": values.mean()}
+        if data["answer"] is not None:
+            heights[name] = float(by[measure])
+    bar = np.percentile(list(heights.values()), 50)
+    weights: dict[str, float] = defaultdict(float)
+    for name, height in heights.items():
+        if height >= bar - 1e-12:
+            weights[told(journal)[name]["answer"]] += height
+    assert outcome.result.answer == max(weights, key=lambda answer: weights[answer])
+    assert {vote.answer: vote.weight for vote in outcome.result.votes} == pytest.approx(dict(weights))
+
+
+@pytest.mark.parametrize("seed", range(12))
+async def test_online_a_solution_ends_where_a_window_falls_below_the_bar_and_consensus_ends_the_vote(seed: int) -> None:
+    strategy = {"name": "deepconf", "n": 24, "mode": "online", "keep": 60, "window": 4, "warmup": 8, "consensus": 0.8}
+    outcome, journal = await solve(strategy, seed)
+    nodes = told(journal)
+
+    def windows(values: list[float]) -> list[float]:
+        size = min(4, len(values))
+        return [sum(values[at : at + size]) / size for at in range(len(values) - size + 1)]
+
+    warm = [nodes[str(number)] for number in range(8)]
+    assert all(node["reason"] != "pruned" for node in warm)
+    bar = np.percentile([min(windows(node["confidence"])) for node in warm if node["answer"] is not None], 40)
+    weights: dict[str, float] = defaultdict(float)
+    for name, node in nodes.items():
+        values = node["confidence"]
+        looks = [at for at in range(8, len(values) + 1, 8) if min(windows(values[:at])) < bar]
+        if node["reason"] == "pruned":
+            assert int(name) >= 8
+            assert looks == [len(values)]
+        elif int(name) >= 8 and node["reason"] != "cancelled":
+            assert not [at for at in looks if at < len(values)]
+        if node["answer"] is not None and node["reason"] != "pruned" and min(windows(values)) >= bar - 1e-12:
+            weights[node["answer"]] += min(windows(values))
+    assert {vote.answer: vote.weight for vote in outcome.result.votes} == pytest.approx(dict(weights))
+    assert len(nodes) == 24 or max(weights.values()) >= 0.8 * sum(weights.values())
+    assert outcome.usage.pruned == sum(node["tokens"] for node in nodes.values() if node["reason"] == "pruned")
+
+
+def test_as_many_more_votes_are_lacking_as_the_leader_needs_for_the_consensus() -> None:
+    assert lacking([], 0.9) == 1
+    assert lacking([[1.0, 1.0]], 0.9) == 0
+    assert lacking([[1.0] * 8, [1.0]], 0.9) == 1  # 9 of 10
+    assert lacking([[1.0] * 8, [2.0]], 0.9) == 5  # 18 of 20: five more of weight 2
+    assert lacking([[1.0], [1.0]], 0.75) == 2
+    assert lacking([[1.0], [1.0]], 1.0) > 10**9

@@ -245,5 +245,6 @@ async def test_max_tokens_bounds_a_whole_solution_in_every_strategy(limit: int) 
         lengths: dict[str, int] = {"": 0}
         for entry in journal.entries:
             if entry.type == "node":
-                lengths[entry.data["node"]] = lengths[entry.data["parent"]] + entry.data["tokens"]
+                above = 0 if entry.data.get("fresh") else lengths[entry.data["parent"]]
+                lengths[entry.data["node"]] = above + entry.data["tokens"]
         assert max(lengths.values()) <= limit

@@ -1,0 +1,130 @@
+"""Deep think with confidence: votes weigh what the model's own confidence says, and doubtful solutions have none.
+
+Source: Fu et al. 2025, "Deep Think with Confidence", sections 3.2 (offline) and 3.3 (online). Offline, all solutions
+are sampled, and the ``keep`` per cent that were written with the highest confidence vote. Online, a warm-up sets the
+bar that so many of its solutions pass; a later solution ends where a window of it falls below, and the vote is over
+when the leading answer has the share ``consensus`` of the weight. Two things differ: solutions of the warm-up below the
+bar have no vote either, and after the warm-up only as many grow at once as may complete the consensus, so that few are
+cancelled.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Sequence
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from reasoner.answers import classes
+from reasoner.equivalence import Equivalence
+from reasoner.growth import Watch
+from reasoner.search import Search
+from reasoner.strategies.base import Choice, Params, Samples, Strategy, majority
+from reasoner.token_confidence import MEASURES, Measure, groups, keeps, lowest
+from reasoner.tree import Node, Reason
+
+LEAST, MOST = 8, 256
+"""Bounds of how often a growing solution is looked at, in tokens; between them an eighth of the window."""
+
+
+ROUNDING = 1e-9
+"""By which a share may be off."""
+
+
+class DeepConf(Params):
+    n: Samples = 16
+    mode: Annotated[
+        Literal["offline", "online"], Field(description="Judge solutions when all are there, or while they grow.")
+    ] = "offline"
+    keep: Annotated[float, Field(gt=0, le=100, description="Per cent of the solutions that may vote.")] = 90
+    measure: Annotated[
+        Measure,
+        Field(
+            description="A solution's weight: mean of its lowest tenth of windows, its last window, its lowest window, "
+            "or the mean of all tokens. Online, the bar is for the lowest window in any case."
+        ),
+    ] = "lowest"
+    window: Annotated[int, Field(ge=1, le=65536, description="Tokens of a window.")] = 2048
+    top: Annotated[int, Field(ge=1, le=20, description="Likeliest tokens that a token's confidence looks at.")] = 20
+    warmup: Annotated[int, Field(ge=1, le=256, description="Online: solutions of the warm-up.")] = 16
+    consensus: Annotated[float, Field(gt=0.5, le=1, description="Online: share of the weight that ends the vote.")] = (
+        0.95
+    )
+
+
+async def run(search: Search, params: DeepConf, equivalence: Equivalence) -> Choice:
+    """Samples up to n solutions; those that the model was sure of vote, weighted by how sure it was."""
+    first = params.n if params.mode == "offline" else min(params.warmup, params.n)
+    async with search.stream() as stream:
+        stream.complete([search.root], first, confidence=params.top)
+        heard = [node async for nodes in stream for node in nodes]
+        values = [_height(node, params) for node in heard if _speaks(node)]
+        bar = keeps(values, params.keep) if values else 0.0
+        watch = Watch(_stretch(params.window), lambda seen: doubtful(seen.confidence, params.window, bar))
+        started = first
+        while True:
+            shares = await _shares(search, _voters(heard, params, bar), equivalence)
+            more = min(lacking(shares, params.consensus), params.n - len(heard))
+            if more <= 0:
+                break
+            new = max(0, len(heard) + more - started)
+            stream.complete([search.root], new, confidence=params.top, watch=watch)
+            started += new
+            try:
+                heard += await anext(stream)
+            except StopAsyncIteration:  # the budget is used up
+                break
+    weights = _voters(heard, params, bar)
+    return await majority(search, list(weights), weights, equivalence)
+
+
+def doubtful(confidence: Sequence[float], window: int, bar: float) -> Reason | None:
+    """Gives a solution up when a window that ends in its newest stretch is below the bar."""
+    newest = confidence[-(window - 1 + _stretch(window)) :]
+    return "pruned" if len(newest) >= window and min(groups(newest, window)) < bar else None
+
+
+def lacking(votes: Sequence[Sequence[float]], consensus: float) -> int:
+    """How many more votes the leading answer needs for the consensus if each has the largest weight so far.
+
+    ``votes``: the weights for each answer.
+    """
+    if not votes:
+        return 1
+    total, leader = sum(map(sum, votes)), max(map(sum, votes))
+    gap = consensus * total - leader
+    if gap <= ROUNDING:
+        return 0
+    step = (1.0 - consensus) * max(map(max, votes))
+    return max(1, math.ceil(gap / step - ROUNDING)) if step > 0.0 else sys.maxsize
+
+
+def _stretch(window: int) -> int:
+    return min(MOST, max(LEAST, window // 8))
+
+
+def _speaks(node: Node) -> bool:
+    return node.answer is not None and node.reason != "pruned" and len(node.confidence) > 0
+
+
+def _height(node: Node, params: DeepConf) -> float:
+    """What is held against the bar."""
+    measure = lowest if params.mode == "online" else MEASURES[params.measure]
+    return measure(node.confidence, params.window)
+
+
+def _voters(heard: Sequence[Node], params: DeepConf, bar: float) -> dict[Node, float]:
+    """The solutions that may vote, in the order of their paths, with their weights."""
+    passed = [node for node in heard if _speaks(node) and _height(node, params) >= bar]
+    weight = MEASURES[params.measure]
+    return {node: weight(node.confidence, params.window) for node in sorted(passed, key=lambda node: node.path)}
+
+
+async def _shares(search: Search, weights: dict[Node, float], equivalence: Equivalence) -> list[list[float]]:
+    same = await classes(list(weights), search.spec.answer, equivalence)
+    return [[weights[node] for node in group] for group in same]
+
+
+STRATEGY = Strategy("deepconf", DeepConf, run, needs_verifier=False)

@@ -1,0 +1,64 @@
+"""Sequential revision: every attempt sees earlier ones and may correct them; several chains of attempts side by side.
+
+Source: Snell et al. 2024, "Scaling LLM Test-Time Compute Optimally", section 6: up to four earlier attempts in the
+context, and the answer chosen among all attempts by a vote or by a verifier. Their model was trained to revise. Here
+the attempts are turns of a conversation, each followed by the request to check it, which a chat model understands to
+the degree that it was trained on such conversations.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import Annotated
+
+from pydantic import Field
+
+from reasoner.equivalence import Equivalence
+from reasoner.search import Search
+from reasoner.strategies.base import Choice, Params, Samples, Strategy, majority
+from reasoner.tree import Node
+
+REQUEST = (
+    "Check the solution above. If there is a mistake in it, find and correct it. "
+    "Give the whole solution again, with the final answer in \\boxed{}."
+)
+
+
+class Revise(Params):
+    n: Samples = 16
+    chains: Annotated[int, Field(ge=1, le=64, description="Chains of attempts; each has about n / chains.")] = 4
+    memory: Annotated[int, Field(ge=1, le=16, description="Earlier attempts that an attempt sees at most.")] = 4
+    request: Annotated[str, Field(min_length=1, max_length=2000, description="What is said to an attempt.")] = REQUEST
+
+
+async def run(search: Search, params: Revise, equivalence: Equivalence) -> Choice:
+    """Samples n attempts in chains, each seeing the last ones of its chain; the most frequent answer wins."""
+    attempts: dict[int, list[Node]] = defaultdict(list)
+    width = min(params.chains, params.n)
+    async with search.stream() as stream:
+        stream.complete([search.root], width)
+        async for nodes in stream:
+            for node in nodes:
+                chain = node.path[0]
+                attempts[chain].append(node)
+                if len(attempts[chain]) < len(range(chain, params.n, width)):
+                    stream.complete([await ask(search, params, attempts[chain])], 1)
+    candidates = search.candidates()
+    return await majority(search, candidates, dict.fromkeys(candidates, 1.0), equivalence)
+
+
+async def ask(search: Search, params: Revise, attempts: list[Node]) -> Node:
+    """The conversation in which the next attempt is made: as many of the last attempts as leave room for one as long
+    as the longest of them. Where they leave none, or said nothing, the chain starts anew."""
+    longest = max(attempt.tokens for attempt in attempts)
+    shown = [attempt for attempt in attempts[-params.memory :] if attempt.text.strip()]
+    while True:
+        messages = search.spec.conversation()
+        for attempt in shown:
+            messages += [{"role": "assistant", "content": attempt.text}, {"role": "user", "content": params.request}]
+        if not shown or len(await search.tokenize(messages)) + longest <= search.context:
+            return await search.ask(attempts[-1], messages)
+        shown = shown[1:]
+
+
+STRATEGY = Strategy("revise", Revise, run, needs_verifier=False)
