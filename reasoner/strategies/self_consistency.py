@@ -35,7 +35,7 @@ class SelfConsistency(Params):
     threshold: Annotated[
         float, Field(gt=0.5, le=1, description="How sure for 'beta'; 1 waits until nothing can change the winner.")
     ] = 0.95
-    window: Annotated[int, Field(ge=2, le=64, description="Samples of a window.")] = 5
+    window: Annotated[int, Field(ge=2, le=64, description="Samples of a window.")] = 4
     ahead: Annotated[
         int, Field(ge=0, le=256, description="Samples in flight beyond those that are certain to be needed.")
     ] = 0
