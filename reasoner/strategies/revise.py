@@ -8,6 +8,7 @@ the degree that it was trained on such conversations.
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from typing import Annotated
 
@@ -26,7 +27,9 @@ REQUEST = (
 
 class Revise(Params):
     n: Samples = 16
-    chains: Annotated[int, Field(ge=1, le=64, description="Chains of attempts; each has about n / chains.")] = 4
+    chains: Annotated[
+        int | None, Field(ge=1, le=256, description="Chains of about n / chains attempts; default: the root of n.")
+    ] = None
     memory: Annotated[int, Field(ge=1, le=16, description="Earlier attempts that an attempt sees at most.")] = 4
     request: Annotated[str, Field(min_length=1, max_length=2000, description="What is said to an attempt.")] = REQUEST
 
@@ -34,7 +37,7 @@ class Revise(Params):
 async def run(search: Search, params: Revise, equivalence: Equivalence) -> Choice:
     """Samples n attempts in chains, each seeing the last ones of its chain; the most frequent answer wins."""
     attempts: dict[int, list[Node]] = defaultdict(list)
-    width = min(params.chains, params.n)
+    width = min(params.chains or math.isqrt(params.n), params.n)
     async with search.stream() as stream:
         stream.complete([search.root], width)
         async for nodes in stream:
