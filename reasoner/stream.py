@@ -73,12 +73,13 @@ class Stream:
             shared.engine, shared.policy, shared.ledger, shared.seed, shared.longest, shared.lease, shared.cancelled
         )
 
-    def expand(self, parents: Sequence[Node], n: int | Sequence[int], *, greedy: bool = False) -> None:
+    def expand(self, parents: Sequence[Node], n: int | Sequence[int], *, greedy: bool = False) -> int:
         """Continues each parent by one step, ``n`` times (or ``n[i]`` times parent ``i``).
 
-        ``greedy`` takes the likeliest token each time.
+        ``greedy`` takes the likeliest token each time. Answers how many branches that makes: a parent that fills the
+        context or the job's own limit has none.
         """
-        self._add("expand", parents, n, (STEP_SEPARATOR,), greedy=greedy)
+        return self._add("expand", parents, n, (STEP_SEPARATOR,), greedy=greedy)
 
     def complete(
         self,
@@ -90,7 +91,7 @@ class Stream:
         limit: int | None = None,
         confidence: int | None = None,
         watch: Watch | None = None,
-    ) -> None:
+    ) -> int:
         """Like ``expand``, to the end of the solution, or ``until`` this text (the node then ends with it, and as a
         step), or to ``limit`` tokens at most.
 
@@ -98,7 +99,7 @@ class Stream:
         ``watch`` looks at the branches while they grow; one that it gives up (``pruned``) counts as wasted.
         """
         stop = () if until is None else (until,)
-        self._add("complete", parents, n, stop, greedy=greedy, limit=limit, confidence=confidence, watch=watch)
+        return self._add("complete", parents, n, stop, greedy=greedy, limit=limit, confidence=confidence, watch=watch)
 
     async def __aenter__(self) -> Stream:
         self._shared.streams.add(self)
@@ -161,7 +162,7 @@ class Stream:
         limit: int | None = None,
         confidence: int | None = None,
         watch: Watch | None = None,
-    ) -> None:
+    ) -> int:
         asked = self._shared.spec.sampling
         sampling = SamplingParams(
             temperature=0.0 if greedy else asked.temperature,
@@ -171,6 +172,7 @@ class Stream:
             stop=stop,
             logprobs=confidence,
         )
+        before = len(self._wanted)
         counts = [n] * len(parents) if isinstance(n, int) else n
         for parent, count in zip(parents, counts, strict=True):
             room = self._shared.room(parent)
@@ -183,6 +185,7 @@ class Stream:
                 self._wanted[growth.key] = growth
             parent.created += count
         self._calls += 1
+        return len(self._wanted) - before
 
     async def _next_batch(self) -> list[tuple[Growth, dict[str, Any]]]:
         """The next parts of branches, from the journal or from the engine; nothing when the budget is used up."""

@@ -11,7 +11,12 @@ from reasoner.strategies import (
     best_of_n,
     budget_forcing,
     deepconf,
+    dvts,
     greedy,
+    lookahead,
+    mcts,
+    particle,
+    rebase,
     revise,
     self_consistency,
     weighted_vote,
@@ -29,6 +34,11 @@ STRATEGIES: dict[str, Strategy[Any]] = {
         revise.STRATEGY,
         budget_forcing.STRATEGY,
         deepconf.STRATEGY,
+        dvts.STRATEGY,
+        lookahead.STRATEGY,
+        rebase.STRATEGY,
+        mcts.STRATEGY,
+        particle.STRATEGY,
     )
 }
 

@@ -16,6 +16,7 @@ from reasoner.strict import Strict
 from reasoner.tree import Node
 
 Samples = Annotated[int, Field(ge=1, le=MAX_N, description="Solutions to sample.")]
+Steps = Annotated[int, Field(ge=1, le=256, description="Steps after which the search ends.")]
 
 
 class Params(Strict):

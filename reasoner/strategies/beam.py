@@ -9,13 +9,14 @@ One thing is different: a beam gets its M samples only when the first of them le
 from __future__ import annotations
 
 import math
+from collections.abc import Awaitable, Callable
 from typing import Annotated
 
 from pydantic import Field
 
 from reasoner.equivalence import Equivalence
 from reasoner.search import Search
-from reasoner.strategies.base import Choice, Params, Samples, Strategy, best_scored
+from reasoner.strategies.base import Choice, Params, Samples, Steps, Strategy, best_scored
 from reasoner.tree import Node
 
 CERTAIN = math.log(0.9)
@@ -25,11 +26,20 @@ CERTAIN = math.log(0.9)
 class Beam(Params):
     n: Samples = 16
     expansions: Annotated[int, Field(ge=1, le=64, description="Continuations of each kept beam (M).")] = 4
-    max_steps: Annotated[int, Field(ge=1, le=256, description="Steps after which the search ends.")] = 40
+    max_steps: Steps = 40
 
 
 async def run(search: Search, params: Beam, equivalence: Equivalence) -> Choice:  # noqa: ARG001
     """Grows n beams step by step, keeps the n/expansions that the verifier likes best; the best finished one wins."""
+
+    async def scores(rivals: list[Node]) -> dict[Node, float]:
+        return {node: node.score for node in rivals if node.score is not None}
+
+    return await climb(search, params, scores)
+
+
+async def climb(search: Search, params: Beam, value: Callable[[list[Node]], Awaitable[dict[Node, float]]]) -> Choice:
+    """A beam search that keeps the rivals of the highest value; those without one are given up."""
     expansions = min(params.expansions, params.n)
     width = params.n // expansions
     beams, share = [search.root], params.n
@@ -37,8 +47,8 @@ async def run(search: Search, params: Beam, equivalence: Equivalence) -> Choice:
         level = await grow(search, beams, 1)
         settled = {node.parent for node in level if settles(node)}
         level += await grow(search, [beam for beam in beams if beam not in settled], share - 1)
-        rivals = sorted(distinct(level), key=lambda node: (-(node.score or 0.0), node.path))
-        kept = [node for node in rivals[:width] if node.score is not None]
+        values = await value(distinct(level))
+        kept = sorted(values, key=lambda node: (-values[node], node.path))[:width]
         await search.prune([node for node in level if node.open and node not in kept])
         beams = [node for node in kept if node.open]
         width -= len(kept) - len(beams)  # a finished beam keeps its place: its share is not given to the others

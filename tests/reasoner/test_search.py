@@ -19,6 +19,8 @@ from reasoner.strategies import STRATEGIES
 from tests.scripted import ScriptedEngine
 
 NAMES = sorted(STRATEGIES)
+REACTS = {"mcts"}
+"""Strategies that decide by what arrived first, unless the job is ``deterministic``."""
 
 
 def spec(strategy: str, seed: int = 0, tokens: int | None = None, **more: object) -> JobSpec:
@@ -67,7 +69,11 @@ async def test_guesses_are_on_the_bill_but_not_held_against_the_token_budget(
 
 
 @settings(max_examples=60, deadline=None)
-@given(strategy=st.sampled_from(NAMES), seed=st.integers(0, 1000), order=st.integers(0, 1000))
+@given(
+    strategy=st.sampled_from([name for name in NAMES if name not in REACTS]),
+    seed=st.integers(0, 1000),
+    order=st.integers(0, 1000),
+)
 async def test_the_order_of_arrivals_does_not_change_the_result_when_the_budget_does_not_bind(
     strategy: str, seed: int, order: int
 ) -> None:
@@ -88,7 +94,7 @@ async def test_the_order_of_arrivals_does_not_change_the_result_when_the_budget_
 async def test_a_job_resumed_after_a_crash_ends_like_an_undisturbed_one_and_pays_no_token_twice(
     strategy: str, seed: int, tokens: int | None, die_after: int, order: int
 ) -> None:
-    job = spec(strategy, seed, tokens)
+    job = spec(strategy, seed, tokens, deterministic=strategy in REACTS)
     journal = MemoryJournal()
     dying = ScriptedEngine(order=order, die_after=die_after)
     with contextlib.suppress(EngineUnavailable):

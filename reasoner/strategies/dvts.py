@@ -1,0 +1,72 @@
+"""Diverse verifier tree search: several beams of width one that never look at each other.
+
+Source: Beeching, Tunstall and Rush 2024, "Scaling test-time compute with open models", section "DVTS": n / M
+independent subtrees; in each, of M next steps the one that the verifier likes best goes on. Nothing is compared across
+subtrees, so each goes on as soon as its own steps are there.
+
+As in ``beam``, the other samples of a step are drawn only when the first leaves doubt.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Annotated
+
+from pydantic import Field
+
+from reasoner.equivalence import Equivalence
+from reasoner.search import Search
+from reasoner.strategies.base import Choice, Params, Samples, Steps, Strategy, best_scored
+from reasoner.strategies.beam import settles
+from reasoner.tree import Node
+
+
+class Dvts(Params):
+    n: Samples = 16
+    expansions: Annotated[int, Field(ge=1, le=64, description="Samples of each step of a subtree (M).")] = 4
+    max_steps: Steps = 40
+
+
+@dataclass(slots=True)
+class Subtree:
+    """``tip`` is where it grows, ``rivals`` are the next steps so far, of ``asked``."""
+
+    tip: Node
+    width: int
+    asked: int
+    rivals: list[Node] = field(default_factory=list)
+
+
+async def run(search: Search, params: Dvts, equivalence: Equivalence) -> Choice:  # noqa: ARG001
+    """Grows n/expansions independent subtrees, each by its best-scored step; the best finished solution wins."""
+    width = min(params.expansions, params.n)
+    starts = range(0, params.n, width)
+    subtrees = [Subtree(search.root, each, each) for each in (min(width, params.n - start) for start in starts)]
+    async with search.stream() as stream:
+        for subtree in subtrees:
+            stream.expand([search.root], subtree.width)
+        async for arrived in stream:
+            await search.score(arrived)
+            for node in arrived:
+                subtree = subtrees[node.path[0] // width]
+                subtree.rivals.append(node)
+                if len(subtree.rivals) < subtree.asked:
+                    continue
+                if subtree.asked < subtree.width and not settles(node):
+                    stream.expand([subtree.tip], subtree.width - subtree.asked)
+                    subtree.asked = subtree.width
+                    continue
+                best = best_of(subtree.rivals)
+                await search.prune([rival for rival in subtree.rivals if rival.open and rival is not best])
+                if best.open and best.score is not None and len(best.path) < params.max_steps:
+                    subtree.tip, subtree.asked, subtree.rivals = best, 1, []
+                    stream.expand([best], 1)
+    return best_scored(search.candidates())
+
+
+def best_of(rivals: list[Node]) -> Node:
+    """The one that the verifier likes best; of equals the first in the order of paths."""
+    return max(sorted(rivals, key=lambda node: node.path), key=lambda node: -1.0 if node.score is None else node.score)
+
+
+STRATEGY = Strategy("dvts", Dvts, run, needs_verifier=True)

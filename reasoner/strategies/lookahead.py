@@ -1,0 +1,50 @@
+"""Lookahead search: a beam whose steps are valued by where they lead.
+
+Source: Snell et al. 2024, "Scaling LLM Test-Time Compute Optimally", section 5.2: each rival is continued greedily for
+k steps, and the verifier's score at the end of that roll-out is its value. ``beam`` is the case k = 0.
+
+Roll-outs do not wait for each other. One that reaches the end of a solution is a candidate like any other; the others
+are given up. Steps without a complete roll-out (the budget ended) count with the score that they reached.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field
+
+from reasoner.equivalence import Equivalence
+from reasoner.search import Search
+from reasoner.strategies.base import Choice, Strategy
+from reasoner.strategies.beam import Beam, climb
+from reasoner.tree import Node
+
+
+class Lookahead(Beam):
+    lookahead: Annotated[int, Field(ge=1, le=64, description="Steps that a roll-out looks ahead (k).")] = 1
+
+
+async def run(search: Search, params: Lookahead, equivalence: Equivalence) -> Choice:  # noqa: ARG001
+    """A beam search in which a step's value is the verifier's score of where it leads greedily in k steps."""
+
+    async def ahead(rivals: list[Node]) -> dict[Node, float]:
+        values = {node: node.score for node in rivals if node.score is not None}
+        origin = {node.path: node for node in values}
+        async with search.stream() as stream:
+            stream.expand([node for node in values if node.open], 1, greedy=True)
+            async for arrived in stream:
+                await search.score(arrived)
+                for node in arrived:
+                    looked = next(k for k in range(len(node.path)) if node.path[: len(node.path) - k] in origin)
+                    if node.score is not None:
+                        values[origin[node.path[: len(node.path) - looked]]] = node.score
+                    if node.open and node.score is not None and looked < params.lookahead:
+                        stream.expand([node], 1, greedy=True)
+                    else:
+                        await search.prune([node] if node.open else [])
+        return values
+
+    return await climb(search, params, ahead)
+
+
+STRATEGY = Strategy("lookahead", Lookahead, run, needs_verifier=True)

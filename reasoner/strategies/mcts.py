@@ -1,0 +1,129 @@
+"""Monte-Carlo tree search: PUCT over steps, with the verifier's scores as values.
+
+Sources: Silver et al. 2017, "Mastering the game of Go without human knowledge", methods (PUCT, virtual loss); Couëtoux
+et al. 2011, "Continuous Upper Confidence Trees" (the more often a node is visited, the more children are drawn).
+
+At each node the search chooses among the steps that it has seen there and drawing another one. The prior of a step is
+the policy's own probability of it, and that of another draw is the probability that is left: where the policy is
+certain, nothing is drawn twice. Equal steps are one child.
+
+Several simulations run at once. Each counts as a visit without value until it ends, so that they part ways. The order
+in which they end decides how the tree grows; a replay takes it from the journal.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from reasoner.equivalence import Equivalence
+from reasoner.search import Search
+from reasoner.strategies.base import Choice, Params, Samples, Steps, Strategy, best_scored
+from reasoner.tree import Node
+
+RARE = 0.002
+"""Probability below which what is left to draw at a node is not worth a draw."""
+
+
+class Mcts(Params):
+    n: Samples = 16
+    draws: Annotated[int, Field(ge=1, le=64, description="Simulations for each of the n; each draws one step.")] = 4
+    exploration: Annotated[float, Field(ge=0, le=100, description="Weight of the prior against the value (c).")] = 1.0
+    value: Annotated[
+        Literal["verifier", "rollout"],
+        Field(description="A step's worth: the verifier's score of it, or of a solution completed from it."),
+    ] = "verifier"
+    in_flight: Annotated[int, Field(ge=1, le=256, description="Simulations at once.")] = 4
+    max_steps: Steps = 40
+
+
+@dataclass(slots=True, eq=False)
+class Place:
+    """A node with its statistics. ``total`` is the sum of the values of its ``visits``, ``prior`` its probability."""
+
+    node: Node
+    above: Place | None = None
+    prior: float = 1.0
+    visits: int = 0
+    total: float = 0.0
+    draws: int = 0
+    below: dict[str, Place] = field(default_factory=dict)
+    closed: bool = False
+    """Nothing is left to find here."""
+
+    def line(self) -> Iterator[Place]:
+        """From here up to the root."""
+        place: Place | None = self
+        while place is not None:
+            yield place
+            place = place.above
+
+    def visit(self, count: int) -> None:
+        for place in self.line():
+            place.visits += count
+
+    def descend(self, exploration: float) -> Place | None:
+        """Where to draw the next step, here or below; ``None`` when there is nothing left."""
+        while not self.closed:
+            scale = exploration * math.sqrt(self.visits + 1)
+            left = 1.0 - sum(child.prior for child in self.below.values())
+            best, worth = None, -1.0
+            for child in self.below.values():
+                value = child.total / child.visits + scale * child.prior / (1 + child.visits)
+                if not child.closed and value > worth:
+                    best, worth = child, value
+            if (left > RARE or not self.below) and scale * left / (1 + self.draws) > worth:
+                return self
+            if best is None:
+                self.closed = True
+            elif (found := best.descend(exploration)) is not None:
+                return found
+        return None
+
+
+async def run(search: Search, params: Mcts, equivalence: Equivalence) -> Choice:  # noqa: ARG001
+    """Draws n * draws steps where value and prior promise most; the best-scored finished solution wins."""
+    root = Place(search.root)
+    places, rollouts = {root.node.path: root}, dict[tuple[int, ...], Place]()
+    left, running, arrived = params.n * params.draws, 0, list[Node]()
+    async with search.stream() as stream:
+        while True:
+            ended: dict[Node, Place] = {}
+            for node in sorted(arrived, key=lambda node: node.path):
+                child = rollouts.get(node.path)
+                if child is None:
+                    above = places[node.path[:-1]]
+                    if node.text in above.below:
+                        running -= 1
+                        above.visit(-1)
+                        await search.prune([node] if node.open else [])
+                        continue
+                    child = above.below[node.text] = places[node.path] = Place(node, above, math.exp(node.logprob), 1)
+                    child.closed = not node.open or len(node.path) >= params.max_steps
+                    if params.value == "rollout" and node.open and stream.complete([node], 1):
+                        rollouts[*node.path, 0] = child
+                        continue
+                ended[node] = child
+            await search.score(list(ended))
+            for node, child in ended.items():
+                running -= 1
+                for passed in child.line():
+                    passed.total += node.score or 0.0
+            while running < params.in_flight and left > 0 and (place := root.descend(params.exploration)) is not None:
+                place.draws += 1
+                if stream.expand([place.node], 1) == 0:  # the context is full
+                    place.closed = True
+                    continue
+                place.visit(1)
+                left, running = left - 1, running + 1
+            arrived = await anext(stream, [])
+            if not arrived:
+                break
+    return best_scored(search.candidates())
+
+
+STRATEGY = Strategy("mcts", Mcts, run, needs_verifier=True)

@@ -1,0 +1,68 @@
+"""Particle filtering: n solutions grow step by step and are resampled by their weights after each step.
+
+Source: Puri et al. 2025, "A Probabilistic Inference Approach to Inference-Time Scaling of LLMs using Particle-Based
+Monte Carlo Methods", algorithm 1; the resampling is systematic (Kitagawa 1996), which adds the least noise. A
+particle's weight is the odds of its score. Resampling is a barrier by definition.
+
+Different from there: a finished particle keeps its place and is neither copied nor lost, so the filter ends with n
+solutions and not with n copies of the first; the place of one that died without an answer goes to the living.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Sequence
+
+from reasoner.equivalence import Equivalence
+from reasoner.search import Search
+from reasoner.strategies.base import Choice, Params, Samples, Steps, Strategy, best_scored
+from reasoner.tree import Node
+
+SURE = 1e-4
+"""How far from 0 and 1 a score is taken to be at least: the odds of a certain step would take every place."""
+
+
+class Particle(Params):
+    n: Samples = 16
+    max_steps: Steps = 40
+
+
+async def run(search: Search, params: Particle, equivalence: Equivalence) -> Choice:  # noqa: ARG001
+    """Grows n particles, resampled after each step by the odds that the verifier gives; the best finished one wins."""
+    parents, copies, places = [search.root], [params.n], params.n
+    for step in range(params.max_steps):
+        level: list[Node] = []
+        async for arrived in search.expand(parents, copies):
+            await search.score(arrived)
+            level += arrived
+        places -= sum(node.answer is not None for node in level)
+        live = sorted((node for node in level if node.open and node.score is not None), key=lambda node: node.path)
+        counts = systematic([odds(node.score or 0.0) for node in live], places, search.rng(search.root, f"step {step}"))
+        chosen = [(node, count) for node, count in zip(live, counts, strict=True) if count > 0]
+        parents, copies = [node for node, _ in chosen], [count for _, count in chosen]
+        await search.prune([node for node in level if node.open and node not in parents])
+        if not parents:
+            break
+    return best_scored(search.candidates())
+
+
+def odds(score: float) -> float:
+    """p / (1 - p)."""
+    probability = min(max(score, SURE), 1.0 - SURE)
+    return probability / (1.0 - probability)
+
+
+def systematic(weights: Sequence[float], places: int, rng: random.Random) -> list[int]:
+    """How often each is drawn in ``places`` draws: its expected number, rounded up or down by one common offset."""
+    counts, reached, drawn = [], 0.0, 0
+    offset, total = rng.random(), sum(weights)
+    for weight in weights:
+        reached += places * weight / total
+        upto = max(drawn, min(places, math.ceil(reached - offset)))  # draws at offset, offset + 1, … below ``reached``
+        counts.append(upto - drawn)
+        drawn = upto
+    return counts
+
+
+STRATEGY = Strategy("particle", Particle, run, needs_verifier=True)

@@ -1,0 +1,63 @@
+"""REBASE: a level's width goes to its nodes in proportion to exp(score / temperature).
+
+Source: Wu et al. 2024, "Inference Scaling Laws: An Empirical Analysis of Compute-Optimal Inference for LLM
+Problem-Solving", section 3.2. A level is a barrier by definition: its nodes share one width. A solution that is
+finished keeps its place in the width; the finished ones vote with their scores (section 2.1, weighted majority).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Annotated
+
+from pydantic import Field
+
+from reasoner.equivalence import Equivalence
+from reasoner.search import Search
+from reasoner.strategies.base import Choice, Params, Samples, Steps, Strategy, majority
+from reasoner.tree import Node
+
+
+class Rebase(Params):
+    n: Samples = 16
+    temperature: Annotated[float, Field(gt=0, le=100, description="Small: all to the best node; large: even.")] = 0.2
+    max_steps: Steps = 40
+
+
+async def run(search: Search, params: Rebase, equivalence: Equivalence) -> Choice:
+    """Grows n branches step by step; at each level they go where the verifier's scores are; finished ones vote."""
+    parents, shares, width = [search.root], [params.n], params.n
+    for _ in range(params.max_steps):
+        level: list[Node] = []
+        async for arrived in search.expand(parents, shares):
+            await search.score(arrived)
+            level += arrived
+        width -= sum(node.answer is not None for node in level)
+        live = sorted((node for node in level if node.open and node.score is not None), key=lambda node: node.path)
+        counts = balanced([node.score or 0.0 for node in live], width, params.temperature)
+        chosen = [(node, count) for node, count in zip(live, counts, strict=True) if count > 0]
+        parents, shares = [node for node, _ in chosen], [count for _, count in chosen]
+        await search.prune([node for node in level if node.open and node not in parents])
+        if not parents:
+            break
+    candidates = search.candidates()
+    return await majority(search, candidates, {node: node.score or 0.0 for node in candidates}, equivalence)
+
+
+def balanced(scores: Sequence[float], width: int, temperature: float) -> list[int]:
+    """``width`` split in proportion to exp(score / temperature), in whole numbers (largest remainders) that add up to
+    it. Of equal remainders the first is served first."""
+    if not scores:
+        return []
+    top = max(scores)
+    weights = [math.exp((score - top) / temperature) for score in scores]
+    exact = [width * weight / sum(weights) for weight in weights]
+    counts = [math.floor(share) for share in exact]
+    by_remainder = sorted(range(len(exact)), key=lambda i: counts[i] - exact[i])
+    for i in by_remainder[: width - sum(counts)]:
+        counts[i] += 1
+    return counts
+
+
+STRATEGY = Strategy("rebase", Rebase, run, needs_verifier=True)

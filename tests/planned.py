@@ -1,0 +1,59 @@
+"""A scripted engine whose branches read what a test wrote down."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass
+
+from engine.types import Completion, Delta, GenerateRequest, ScoreRequest, ScoreResult
+from reasoner.tree import branch_key
+from tests.scripted import ScriptedEngine
+
+Path = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """A branch: what it says (a step ends with the separator), how the verifier likes it, and its probability."""
+
+    text: str
+    score: float = 0.5
+    probability: float = 0.1
+
+
+NOWHERE = Planned("and so on", 0.01, 0.001)
+
+
+class PlannedEngine(ScriptedEngine):
+    """``plan`` holds branches by their paths; their other children lead nowhere. One with an event in ``slow`` waits."""
+
+    def __init__(self, plan: Mapping[Path, Planned], slow: Mapping[Path, asyncio.Event] | None = None) -> None:
+        super().__init__()
+        self.asked: list[Path] = []
+        """Branches in the order in which they were asked for."""
+        self._plan = plan
+        known = [(*parent, index) for parent in {(), *plan} for index in range(64)]
+        self._paths = {branch_key(path): path for path in known}
+        self._slow = slow or {}
+        self._scores = {planned.text.strip(): planned.score for planned in plan.values()}
+
+    async def generate(self, request: GenerateRequest, *, stream: bool = False) -> AsyncIterator[Completion | Delta]:
+        paths = [self._paths[branch.key] for branch in request.branches]
+        self.asked += paths
+        for index in sorted(range(len(paths)), key=lambda index: paths[index] in self._slow):
+            if paths[index] in self._slow:
+                await self._slow[paths[index]].wait()
+            planned = self._plan.get(paths[index], NOWHERE)
+            stop: str | int = "\n\n" if planned.text.endswith("\n\n") else 0
+            length = len(request.prompt)
+            yield Completion(index, (3,), planned.text, "stop", stop, math.log(planned.probability), length, 0)
+
+    async def score(self, request: ScoreRequest) -> list[ScoreResult]:
+        results = []
+        for index, item in enumerate(request.items):
+            scores = [self._scores.get(str(item.parts[read - 1]), NOWHERE.score) for read in item.read]
+            values = tuple((0.0, math.log(score / (1 - score))) for score in scores)
+            results.append(ScoreResult(index, values, len(item.read), 0))
+        return results

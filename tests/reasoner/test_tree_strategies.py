@@ -1,0 +1,323 @@
+"""What the tree searches decide, on branches and scores that were written down beforehand."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import random
+from collections.abc import Mapping, Sequence
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from reasoner.jobs import JobSpec
+from reasoner.journal import MemoryJournal
+from reasoner.run import JobOutcome, run_job
+from reasoner.strategies.mcts import Place
+from reasoner.strategies.particle import odds, systematic
+from reasoner.strategies.rebase import balanced
+from reasoner.tree import Node
+from tests.planned import Path, Planned, PlannedEngine
+
+
+def step(name: str, score: float = 0.5, probability: float = 0.1) -> Planned:
+    return Planned(f"step {name}\n\n", score, probability)
+
+
+def end(name: str, score: float = 0.5, probability: float = 0.1) -> Planned:
+    return Planned(f"so \\boxed{{{name}}}", score, probability)
+
+
+async def search(
+    plan: Mapping[Path, Planned],
+    strategy: dict[str, object],
+    slow: Mapping[Path, asyncio.Event] | None = None,
+    seed: int = 0,
+) -> tuple[JobOutcome, list[Path], set[str]]:
+    """The outcome, the branches in the order in which they were asked for, and what was given up."""
+    engine, journal = PlannedEngine(plan, slow), MemoryJournal()
+    spec = JobSpec.model_validate({"problem": "how?", "seed": seed, "strategy": strategy, "answer": "text"})
+    async with asyncio.timeout(30):
+        outcome = await run_job(spec, engine, journal)
+    pruned = {node for entry in journal.entries if entry.type == "prune" for node in entry.data["nodes"]}
+    return outcome, engine.asked, pruned
+
+
+SUBTREES = {
+    (0,): step("a", 0.9),
+    (1,): step("b", 0.2),
+    (2,): step("c", 0.1),
+    (3,): step("d", 0.3),
+    (0, 0): end("first", 0.95),
+    (3, 0): end("second", 0.2),
+    (3, 1): end("third", 0.8),
+}
+
+
+async def test_dvts_follows_the_best_step_of_each_subtree_and_compares_nothing_across() -> None:
+    outcome, asked, pruned = await search(SUBTREES, {"name": "dvts", "n": 4, "expansions": 2})
+    # The second subtree goes on from d (0.3), though b (0.2) and d are both far below a (0.9) of the first.
+    assert set(asked) == set(SUBTREES)
+    assert pruned == {"1", "2"}
+    assert outcome.result.answer == "first"
+    assert outcome.result.confidence == pytest.approx(0.95)
+
+
+async def test_dvts_draws_siblings_only_where_the_first_sample_leaves_doubt() -> None:
+    _, asked, _ = await search(SUBTREES, {"name": "dvts", "n": 4, "expansions": 2})
+    assert (0, 1) not in asked  # 0.95 after 0.9: no doubt
+    assert (3, 1) in asked  # 0.2 after 0.3
+
+
+async def test_dvts_gives_subtrees_that_do_not_divide_n_the_rest_of_the_width() -> None:
+    plan = {(index,): end(str(index), 0.1 * (index + 1)) for index in range(5)}
+    outcome, asked, _ = await search(plan, {"name": "dvts", "n": 5, "expansions": 2})
+    assert sorted(asked) == [(index,) for index in range(5)]
+    assert outcome.result.answer == "4"
+
+
+async def test_a_slow_subtree_of_dvts_holds_up_no_other() -> None:
+    """The first step of the first subtree arrives only once the second subtree has grown to its end."""
+    released = asyncio.Event()
+
+    class Watching(PlannedEngine):
+        async def score(self, request):  # type: ignore[no-untyped-def]
+            if "third" in str(request.items):
+                released.set()
+            return await super().score(request)
+
+    engine = Watching(SUBTREES, {(0,): released})
+    spec = JobSpec.model_validate(
+        {"problem": "how?", "seed": 0, "strategy": {"name": "dvts", "n": 4, "expansions": 2}, "answer": "text"}
+    )
+    async with asyncio.timeout(30):
+        outcome = await run_job(spec, engine, MemoryJournal())
+    assert outcome.result.answer == "first"
+
+
+async def test_lookahead_keeps_the_step_that_leads_somewhere_not_the_one_that_looks_best() -> None:
+    plan = {
+        (0,): step("bait", 0.9),
+        (1,): step("plain", 0.5),
+        (0, 0): step("cliff", 0.1),
+        (1, 0): end("greedy", 0.8),
+        (1, 1): end("sampled", 0.85),
+    }
+    outcome, asked, pruned = await search(plan, {"name": "lookahead", "n": 2, "expansions": 2, "lookahead": 1})
+    assert set(asked) == set(plan)
+    assert pruned == {"0", "0.0"}
+    assert outcome.result.answer == "sampled"
+
+
+async def test_lookahead_looks_k_steps_ahead() -> None:
+    plan = {
+        (0,): step("bait", 0.9),
+        (1,): step("plain", 0.5),
+        (0, 0): step("still good", 0.9),
+        (1, 0): step("still poor", 0.4),
+        (0, 0, 0): step("cliff", 0.1),
+        (1, 0, 0): step("summit", 0.95),
+        (1, 1): end("found", 0.9),
+    }
+    _, _, pruned = await search(plan, {"name": "lookahead", "n": 2, "expansions": 2, "lookahead": 2, "max_steps": 2})
+    assert "0" in pruned
+    assert "1" not in pruned
+
+
+async def test_rebase_spreads_its_width_by_the_exponential_of_the_scores_and_finished_ones_vote() -> None:
+    # exp(0.5 / T) = 3 for the pair: of the three places left one goes to 0.3 and two (2.25 rounded) to 0.8.
+    plan = {
+        (0,): step("high", 0.8),
+        (1,): step("low", 0.3),
+        (2,): end("done", 0.6),
+        (3,): step("none", 0.001),
+        (0, 0): end("x", 0.5),
+        (0, 1): Planned("thus \\boxed{x}", 0.4),
+        (1, 0): end("y", 0.7),
+    }
+    temperature = 0.5 / math.log(3)
+    outcome, asked, pruned = await search(plan, {"name": "rebase", "n": 4, "temperature": temperature})
+    assert set(asked) == set(plan)
+    assert pruned == {"3"}
+    assert outcome.result.answer == "x"  # 0.9 against 0.7 and 0.6
+    assert outcome.result.confidence == pytest.approx(0.9 / 2.2)
+    assert {vote.answer: vote.count for vote in outcome.result.votes} == {"x": 2, "y": 1, "done": 1}
+
+
+@given(
+    scores=st.lists(st.floats(0, 1), min_size=1, max_size=20),
+    width=st.integers(0, 64),
+    temperature=st.floats(0.01, 10),
+)
+def test_balanced_shares_add_up_and_are_the_exact_ones_rounded_up_or_down(
+    scores: list[float], width: int, temperature: float
+) -> None:
+    counts = balanced(scores, width, temperature)
+    total = sum(math.exp(score / temperature) for score in scores)
+    assert sum(counts) == width
+    for score, count in zip(scores, counts, strict=True):
+        exact = width * math.exp(score / temperature) / total
+        assert math.floor(exact - 1e-6) <= count <= math.ceil(exact + 1e-6)
+
+
+class Offset(random.Random):
+    """Draws what it was told."""
+
+    def __init__(self, value: float) -> None:
+        super().__init__()
+        self._value = value
+
+    def random(self) -> float:
+        return self._value
+
+
+@settings(deadline=None)
+@given(weights=st.lists(st.floats(0.001, 100), min_size=1, max_size=12), places=st.integers(1, 32))
+def test_systematic_resampling_draws_each_as_often_as_expected_rounded_up_or_down(
+    weights: list[float], places: int
+) -> None:
+    sums = [0] * len(weights)
+    grid = [(index + 0.5) / 500 for index in range(500)]
+    for offset in grid:
+        counts = systematic(weights, places, Offset(offset))
+        assert sum(counts) == places
+        for weight, count in zip(weights, counts, strict=True):
+            exact = places * weight / sum(weights)
+            assert math.floor(exact - 1e-6) <= count <= math.ceil(exact + 1e-6)
+        sums = [have + count for have, count in zip(sums, counts, strict=True)]
+    for weight, have in zip(weights, sums, strict=True):
+        assert have / len(grid) == pytest.approx(places * weight / sum(weights), abs=2 / len(grid))
+
+
+async def test_a_finished_particle_keeps_its_place_and_a_dead_ones_goes_to_the_living() -> None:
+    plan = {
+        (0,): end("done", 0.9),
+        (1,): step("live", 0.5),
+        (2,): Planned("it just stops", 0.5),
+        (3,): step("live too", 0.5),
+        **{(parent, index): end(f"{parent}{index}", 0.3) for parent in (1, 3) for index in range(3)},
+    }
+    outcome, asked, _ = await search(plan, {"name": "particle", "n": 4})
+    second = [path for path in asked if len(path) == 2]
+    assert len(second) == 3  # four places, one finished; the dead one's place is used again
+    assert {path[0] for path in second} == {1, 3}
+    assert outcome.result.answer == "done"
+
+
+async def test_particles_go_where_the_odds_are() -> None:
+    """Odds of 4 against 1/4: of 17 places 16 go to the first."""
+    plan = {(0,): step("good", 0.8), (1,): step("bad", 0.2), **{(i,): Planned("dead", 0.5) for i in range(2, 17)}}
+    plan |= {(parent, index): end(f"{parent}.{index}", 0.3) for parent in (0, 1) for index in range(17)}
+    for seed in range(5):
+        _, asked, _ = await search(plan, {"name": "particle", "n": 17}, seed=seed)
+        counts = [sum(path[0] == first for path in asked if len(path) == 2) for first in (0, 1)]
+        assert counts == [16, 1]
+    assert odds(0.8) / odds(0.2) == pytest.approx(16)
+
+
+def place(above: Place | None, name: str, prior: float, visits: int, value: float) -> Place:
+    made = Place(Node((0,), None, (), name), above, prior, visits, visits * value)
+    if above is not None:
+        above.below[name] = made
+    return made
+
+
+def test_puct_chooses_by_value_plus_prior_as_computed_by_hand() -> None:
+    # sqrt(8 + 1) = 3. With c = 1: a: 0.5 + 3 * 0.2 / 5 = 0.62; b: 0.1 + 3 * 0.6 / 5 = 0.46; another draw: 3 * 0.2 / 3.
+    root = Place(Node((), None, ()), visits=8, draws=2)
+    a, b = place(root, "a", 0.2, 4, 0.5), place(root, "b", 0.6, 4, 0.1)
+    assert root.descend(1.0) is a
+    # c = 3: a: 0.5 + 0.36 = 0.86; b: 0.1 + 1.08 = 1.18; another draw: 0.6.
+    assert root.descend(3.0) is b
+    # b was drawn often and is worth nothing: another draw is worth more than either.
+    a.total, b.visits, root.draws = 0.0, 100, 0
+    assert root.descend(1.0) is root
+
+
+def test_puct_draws_nothing_more_where_the_policy_is_certain_and_leaves_closed_places() -> None:
+    root = Place(Node((), None, ()), visits=3, draws=1)
+    only = place(root, "only", 0.999, 1, 0.0)
+    assert root.descend(1.0) is only
+    only.closed = True
+    assert root.descend(1.0) is None
+    assert root.closed
+
+
+def test_a_simulation_in_flight_sends_the_next_one_elsewhere() -> None:
+    root = Place(Node((), None, ()), visits=2, draws=2)
+    a, b = place(root, "a", 0.5, 1, 0.5), place(root, "b", 0.5, 1, 0.45)
+    assert root.descend(1.0) is a
+    a.visit(1)
+    assert (a.visits, root.visits) == (2, 3)
+    assert root.descend(1.0) is b
+
+
+MCTS = {
+    (0,): step("poor", 0.13, 0.3),
+    (1,): step("poor", 0.13, 0.3),
+    (2,): step("rich", 0.9, 0.3),
+    (2, 0): end("right", 0.95, 0.999),
+    (0, 0): end("wrong", 0.05, 0.999),
+    **{(index,): step("poor", 0.13, 0.3) for index in range(3, 20)},
+}
+
+
+async def test_mcts_counts_twins_once_and_goes_where_the_value_is() -> None:
+    outcome, asked, pruned = await search(MCTS, {"name": "mcts", "n": 1, "draws": 5, "in_flight": 1})
+    # After (0) another draw is worth 1.41 * 0.7 / 2, the first step 0.13 + 1.41 * 0.3 / 2. After its twin (1), which is
+    # no visit, another draw is worth 1.41 * 0.7 / 3 and thus less.
+    assert asked == [(0,), (1,), (0, 0), (2,), (2, 0)]
+    assert pruned == {"1"}
+    assert outcome.result.answer == "right"
+
+
+async def test_mcts_ends_when_nothing_is_left_to_find() -> None:
+    plan = {(0,): step("only way", 0.5, 0.9999), (0, 0): end("there", 0.5, 0.9999)}
+    outcome, asked, _ = await search(plan, {"name": "mcts", "n": 16, "in_flight": 1})
+    assert asked == [(0,), (0, 0)]
+    assert outcome.result.finish_reason == "answer"
+
+
+async def test_mcts_values_a_step_by_a_solution_completed_from_it() -> None:
+    plan = {
+        (0,): step("bait", 0.9, 0.4),
+        (0, 0): end("wrong", 0.05, 0.9),
+        (1,): step("plain", 0.1, 0.55),
+        (1, 0): end("right", 0.9, 0.9),
+        (1, 1): end("right again", 0.9, 0.9999),
+    }
+    params = {"name": "mcts", "n": 3, "draws": 1, "in_flight": 1, "value": "rollout"}
+    outcome, asked, _ = await search(plan, params)
+    assert asked == [(0,), (0, 0), (1,), (1, 0), (1, 1)]
+    assert outcome.result.answer == "right"
+
+
+async def test_a_slow_simulation_of_mcts_holds_up_no_other() -> None:
+    """The first step arrives only once another branch has grown to a solution."""
+    released = asyncio.Event()
+
+    class Watching(PlannedEngine):
+        async def score(self, request):  # type: ignore[no-untyped-def]
+            if "right" in str(request.items):
+                released.set()
+            return await super().score(request)
+
+    engine = Watching(MCTS, {(0,): released})
+    spec = JobSpec.model_validate(
+        {"problem": "how?", "seed": 0, "strategy": {"name": "mcts", "n": 2, "in_flight": 3}, "answer": "text"}
+    )
+    async with asyncio.timeout(30):
+        outcome = await run_job(spec, engine, MemoryJournal())
+    assert outcome.result.answer == "right"
+
+
+NAMES: Sequence[str] = ("beam", "dvts", "lookahead", "rebase", "mcts", "particle")
+
+
+@pytest.mark.parametrize("name", NAMES)
+async def test_every_tree_search_ends_without_an_answer_when_no_branch_leads_anywhere(name: str) -> None:
+    plan = {(index,): Planned("nothing", 0.5) for index in range(64)}
+    outcome, _, _ = await search(plan, {"name": name, "n": 4})
+    assert outcome.status == "incomplete"
+    assert outcome.result.finish_reason == "no_answer"
