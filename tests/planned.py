@@ -27,7 +27,7 @@ NOWHERE = Planned("and so on", 0.01, 0.001)
 
 
 class PlannedEngine(ScriptedEngine):
-    """``plan`` holds branches by their paths; their other children lead nowhere. One with an event in ``slow`` waits."""
+    """``plan`` holds branches by their paths; their other children lead nowhere. Those in ``slow`` wait."""
 
     def __init__(self, plan: Mapping[Path, Planned], slow: Mapping[Path, asyncio.Event] | None = None) -> None:
         super().__init__()

@@ -173,19 +173,20 @@ class PoolStream(Stream):
         limit: int | None = None,
         confidence: int | None = None,
         watch: Watch | None = None,
-    ) -> None:
+    ) -> int:
         counts = [n] * len(parents) if isinstance(n, int) else n
         if greedy or until or limit or watch or any(parent is not self._search.root for parent in parents):
             raise NotInPool("a pool holds samples of whole solutions that nobody watched")
-        for _ in range(sum(counts)):
+        for begun in range(sum(counts)):
             node = self._search.take()
             if node is None:
-                return
+                return begun
             if confidence is not None and node.tokens and not node.confidence:
                 raise NotInPool("the samples of this pool do not tell how sure the model was")
             heapq.heappush(self._running, (self._now + node.tokens, len(self._search.begun), node))
+        return sum(counts)
 
-    def expand(self, parents: Sequence[Node], n: int | Sequence[int], *, greedy: bool = False) -> None:  # noqa: ARG002
+    def expand(self, parents: Sequence[Node], n: int | Sequence[int], *, greedy: bool = False) -> int:  # noqa: ARG002
         raise NotInPool("a pool holds whole solutions, not steps")
 
     async def __aenter__(self) -> Self:
