@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator
 from fastapi import FastAPI
 from starlette.middleware import Middleware
 
-from api import problems, routes_jobs, routes_service
+from api import problems, routes_batches, routes_jobs, routes_service
 from api.catalog import Catalog
 from api.middleware import LimitBody, Observe, RequireKey
 from api.state import State
@@ -56,5 +56,6 @@ def create_app(settings: Settings, engine: EngineClient | None = None) -> FastAP
     )
     problems.install(app)
     app.include_router(routes_jobs.router)
+    app.include_router(routes_batches.router)
     app.include_router(routes_service.router)
     return app

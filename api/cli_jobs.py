@@ -102,7 +102,7 @@ def submit(
     spec = _spec(
         problem, strategy, context.args, _budget(tokens, seconds, flops, cost, effort), seed, temperature, answer
     )
-    with _client(url, key) as client:
+    with client_of(url, key) as client:
         _print(client.submit(spec), as_json)
 
 
@@ -116,7 +116,7 @@ def list_jobs(
     as_json: AsJson = False,
 ) -> None:
     """List jobs, newest first."""
-    with _client(url, key) as client:
+    with client_of(url, key) as client:
         page = client.list(limit=limit, after=after, status=status)
     if as_json:
         print(json.dumps(page, indent=2))
@@ -134,7 +134,7 @@ def list_jobs(
 @jobs.command()
 def show(job_id: str, picture: Picture = None, url: Url = None, key: Key = None, as_json: AsJson = False) -> None:
     """Show a job with its search tree."""
-    with _client(url, key) as client:
+    with client_of(url, key) as client:
         job, tree = client.get(job_id), client.tree(job_id)
     _show(job, tree, picture, as_json)
 
@@ -142,7 +142,7 @@ def show(job_id: str, picture: Picture = None, url: Url = None, key: Key = None,
 @jobs.command()
 def watch(job_id: str, url: Url = None, key: Key = None, as_json: AsJson = False) -> None:
     """Follow a job until it ends."""
-    with _client(url, key) as client:
+    with client_of(url, key) as client:
         follow(client, client.get(job_id), _progress)
         _print(client.get(job_id), as_json)
 
@@ -150,7 +150,7 @@ def watch(job_id: str, url: Url = None, key: Key = None, as_json: AsJson = False
 @jobs.command()
 def cancel(job_id: str, url: Url = None, key: Key = None, as_json: AsJson = False) -> None:
     """Cancel a job; what it has spent stays on its bill."""
-    with _client(url, key) as client:
+    with client_of(url, key) as client:
         _print(client.cancel(job_id), as_json)
 
 
@@ -180,7 +180,7 @@ def _spec(
     answer: str | None,
 ) -> dict[str, Any]:
     spec: dict[str, Any] = {"problem": problem, "budget": budget}
-    options = _strategy_options(extra)
+    options = strategy_options(extra)
     if strategy is not None or options:  # else the service chooses, by the effort if there is one
         spec["strategy"] = {"name": strategy or "best_of_n"} | options
     if temperature is not None:
@@ -196,7 +196,7 @@ def _budget(
     return {name: value for name, value in limits.items() if value is not None}
 
 
-def _strategy_options(extra: list[str]) -> dict[str, Any]:
+def strategy_options(extra: list[str]) -> dict[str, Any]:
     """``--n 16 --max-steps=8`` as parameters; the service knows which ones a strategy has."""
     words = [word for argument in extra for word in (argument.split("=", 1) if argument[:2] == "--" else [argument])]
     if len(words) % 2 or not all(word.startswith("--") for word in words[::2]):
@@ -210,7 +210,7 @@ def _strategy_options(extra: list[str]) -> dict[str, Any]:
     return options
 
 
-def _client(url: str | None, key: str | None) -> ServiceClient:
+def client_of(url: str | None, key: str | None) -> ServiceClient:
     return ServiceClient(url or _configured_url(load_settings()), key)
 
 

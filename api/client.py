@@ -9,6 +9,7 @@ from typing import Any
 
 import httpx
 
+from reasoner.batches import Batch
 from reasoner.jobs import TERMINAL, Event, Job
 
 CONNECT_SECONDS = 5.0
@@ -58,6 +59,18 @@ class ServiceClient:
 
     def tree(self, job_id: str) -> dict[str, Any]:
         return self._json("GET", f"/v1/jobs/{job_id}/tree")
+
+    def submit_batch(self, spec: dict[str, Any]) -> Batch:
+        return Batch.model_validate(self._json("POST", "/v1/batches", json=spec))
+
+    def batch(self, batch_id: str) -> Batch:
+        return Batch.model_validate(self._json("GET", f"/v1/batches/{batch_id}"))
+
+    def list_batches(self, *, limit: int, after: str | None) -> dict[str, Any]:
+        return self._json("GET", "/v1/batches", params={"limit": limit} | ({} if after is None else {"after": after}))
+
+    def cancel_batch(self, batch_id: str) -> Batch:
+        return Batch.model_validate(self._json("POST", f"/v1/batches/{batch_id}/cancel"))
 
     def events(self, job_id: str, after: int = 0) -> Iterator[Event]:
         """The job's events from number ``after + 1`` to the terminal one; goes on by itself after a lost connection."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import secrets
 from typing import Any
 
@@ -19,7 +21,29 @@ from workers.settings import Settings
 
 async def effective(spec: JobSpec, settings: Settings, catalog: Catalog) -> dict[str, Any]:
     """The specification with models, budget, parameters and seed filled in. Raises ``Problem`` for what cannot work."""
-    spec = _budgeted(spec, settings)
+    if spec.budget == Budget():
+        budget = Budget(tokens=settings.budget_tokens, seconds=settings.budget_seconds)
+        spec = spec.model_copy(update={"budget": budget})
+    return await _filled(spec, settings, catalog)
+
+
+async def effective_in_batch(spec: JobSpec, place: int, settings: Settings, catalog: Catalog) -> dict[str, Any]:
+    """The same for a job that shares a budget: one of its own is a cap, and it is in no hurry unless it says so.
+
+    ``place``: of the job in its batch, for the fields that a ``Problem`` names.
+    """
+    if "priority" not in spec.model_fields_set:
+        spec = spec.model_copy(update={"priority": "batch"})
+    try:
+        return await _filled(spec, settings, catalog)
+    except Problem as problem:
+        errors = [(f"jobs.{place}.{error.field}", error.message) for error in problem.errors]
+        detail = f"jobs.{place}: {problem.detail}"
+        raise Problem(problem.status_code, problem.code, detail, errors=errors) from None
+
+
+async def _filled(spec: JobSpec, settings: Settings, catalog: Catalog) -> dict[str, Any]:
+    spec = _with_effort(spec, settings)
     served = await _served(spec, catalog)
     _check_models(spec, served)
     _check_budget(spec, settings, served)
@@ -38,11 +62,7 @@ async def effective(spec: JobSpec, settings: Settings, catalog: Catalog) -> dict
     return spec.model_dump()
 
 
-def _budgeted(spec: JobSpec, settings: Settings) -> JobSpec:
-    """The job with the limits that it will be held to."""
-    if spec.budget == Budget():
-        budget = Budget(tokens=settings.budget_tokens, seconds=settings.budget_seconds)
-        return spec.model_copy(update={"budget": budget})
+def _with_effort(spec: JobSpec, settings: Settings) -> JobSpec:
     try:
         return apply_effort(spec, settings.effort)
     except InvalidRequest as error:
@@ -88,3 +108,9 @@ def _refusal(error: InvalidRequest) -> Problem:
     field = error.field or "budget"
     message = str(error).removeprefix(f"{field}: ")
     return Problem(422, "impossible-budget", f"{field}: {message}", errors=[(field, message)])
+
+
+def body_digest(body: bytes) -> str:
+    """Of what the client said, not of how it was spelled."""
+    canonical = json.dumps(json.loads(body), sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(canonical.encode()).hexdigest()

@@ -14,8 +14,10 @@ from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse, Response
 from starlette.routing import compile_path
 
+from reasoner.batches import BatchSpec
 from reasoner.jobs import JobSpec
 from reasoner.verifier_specs import KINDS
+from workers.batches import NoSuchBatch
 from workers.store import BROKER_DOWN, IdempotencyConflict, JobActive, NoSuchJob, QueueFull
 
 MEDIA_TYPE = "application/problem+json"
@@ -74,7 +76,7 @@ def install(app: FastAPI) -> None:
     """Makes every error of an application a problem document."""
     app.add_exception_handler(HTTPException, _on_http_exception)
     app.add_exception_handler(RequestValidationError, _on_validation_error)
-    for kind in (NoSuchJob, JobActive, QueueFull, IdempotencyConflict, *BROKER_DOWN):
+    for kind in (NoSuchJob, NoSuchBatch, JobActive, QueueFull, IdempotencyConflict, *BROKER_DOWN):
         app.add_exception_handler(kind, _on_store_error)
 
 
@@ -107,6 +109,10 @@ async def _on_store_error(request: Request, error: Exception) -> Response:
     match error:
         case NoSuchJob():
             problem = Problem(404, "no-such-job", f"there is no job {str(error)!r}; GET /v1/jobs lists those there are")
+        case NoSuchBatch():
+            problem = Problem(
+                404, "no-such-batch", f"there is no batch {str(error)!r}; GET /v1/batches lists those there are"
+            )
         case JobActive():
             problem = Problem(409, "job-active", "only a job that has ended can be deleted: cancel it first")
         case QueueFull():
@@ -129,7 +135,8 @@ async def _on_validation_error(request: Request, error: Exception) -> Response:
         return _answer(
             request, Problem(400, "malformed-json", f"the body is not JSON: {reason} at character {position}")
         )
-    errors = [(_field(part["loc"]), _message(part)) for part in found]
+    body = BatchSpec if request.url.path.startswith("/v1/batches") else JobSpec
+    errors = [(_field(part["loc"]), _message(part, body)) for part in found]
     detail = "; ".join(f"{field}: {message}" for field, message in errors)
     return _answer(request, Problem(422, "invalid-request", detail, errors=errors))
 
@@ -143,20 +150,20 @@ def _without_kinds(location: Sequence[int | str]) -> list[int | str]:
     return [part for before, part in pairwise(("", *location)) if before != "verifier" or part not in KINDS]
 
 
-def _message(error: Mapping[str, Any]) -> str:
+def _message(error: Mapping[str, Any], body: type[BaseModel]) -> str:
     location: Sequence[int | str] = error["loc"]
     if location == ("body",) and error["type"] != "value_error":
         return "send a JSON object, with Content-Type: application/json"
     if error["type"] == "extra_forbidden":
-        known = ", ".join(_known_fields(location))
+        known = ", ".join(_known_fields(location, body))
         return f"there is no such field; known here are {known}"
     message: str = error["msg"]
     return message.removeprefix("Value error, ")
 
 
-def _known_fields(location: Sequence[int | str]) -> list[str]:
-    """Names that would be right where an unknown one was found, in the body of a job."""
-    model: type[BaseModel] = JobSpec
+def _known_fields(location: Sequence[int | str], body: type[BaseModel]) -> list[str]:
+    """Names that would be right where an unknown one was found in the body."""
+    model = body
     for name in location[1:-1]:
         if isinstance(name, str) and name in model.model_fields:
             model = _model_in(model.model_fields[name].annotation) or model

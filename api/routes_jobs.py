@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
 from collections.abc import AsyncIterator
@@ -13,7 +12,7 @@ from fastapi.responses import JSONResponse
 from fastapi.sse import EventSourceResponse, ServerSentEvent
 from pydantic import BaseModel
 
-from api.effective import effective
+from api.effective import body_digest, effective
 from api.problems import Problem, ProblemDocument
 from api.state import State, service
 from api.tree import Tree, fold
@@ -64,7 +63,7 @@ async def submit(
     accepted = await effective(spec, state.settings, state.catalog)
     idempotency = None
     if idempotency_key is not None:
-        idempotency = (idempotency_key, _digest(await request.body()))
+        idempotency = (idempotency_key, body_digest(await request.body()))
     job, created = await state.store.submit(accepted, queue_cap=state.settings.queue_cap, idempotency=idempotency)
     state.reaper.nudge()
     headers = {"Location": f"/v1/jobs/{job['id']}"}
@@ -148,12 +147,6 @@ async def cancel(job_id: JobId, state: Service) -> Response:
 @router.delete("/{job_id}", status_code=204, summary="Delete a job that has ended")
 async def delete(job_id: JobId, state: Service) -> None:
     await state.store.delete(job_id)
-
-
-def _digest(body: bytes) -> str:
-    """Of what the client said, not of how it was spelled."""
-    canonical = json.dumps(json.loads(body), sort_keys=True, separators=(",", ":"))
-    return hashlib.sha256(canonical.encode()).hexdigest()
 
 
 def _bad_start(field: str, message: str) -> Problem:

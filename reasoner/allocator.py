@@ -9,6 +9,7 @@ A job asks for itself, of nothing but its own samples, so the whole decision is 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -17,6 +18,28 @@ FLOOR = 0.25
 WIDTH = 16
 """Jobs that spend a slice beyond their floor at once: more keep the engine busier, fewer compare more before a token is
 spent."""
+
+
+TRUST = 0.8
+"""The most that one verdict of a model is believed; two that agree are believed more."""
+
+RULES = frozenset({"exact", "numeric", "math", "regex", "json_schema", "python"})
+"""Kinds of verifiers that know: their verdicts are believed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """What a job knows: the answers of its finished solutions in a form in which equal ones are equal, each with the
+    verifier's score if it has one, and the tokens that it took."""
+
+    samples: Sequence[tuple[str | None, float | None]]
+    spent: int
+    trust: float = TRUST
+
+    def ask(self) -> Ask:
+        """What the job asks for next: about one more solution."""
+        each = math.ceil(self.spent / max(1, len(self.samples)))
+        return Ask(max(1, each), expected_gain(self.samples, self.trust))
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +53,31 @@ class Ask:
     def rate(self) -> float:
         """Gain per token: what asks are compared by."""
         return self.gain / self.tokens
+
+
+def expected_gain(samples: Sequence[tuple[str | None, float | None]], trust: float) -> float:
+    """The gain in the chance of a right answer that one more solution promises: that the answer which leads now is
+    wrong, times that a new one is right although it is.
+
+    Solutions that agree are taken for independent evidence, each believed by its score, up to ``trust``; one without a
+    score by half. The chance of a new one is the posterior mean of the scores outside of the leading class, from a
+    uniform prior: it starts at 1/2 and falls with every solution that did not convince, so that hopeless problems do
+    not eat the budget. For one leader this is the expected improvement of Bayesian optimisation (Jones et al. 1998).
+    """
+    odds: dict[str, float] = {}
+    doubt: dict[str, float] = {}
+    for answer, score in samples:
+        if answer is not None:
+            doubt[answer] = doubt.get(answer, 1.0) * (1.0 - min(trust, 0.5 if score is None else score))
+    for answer, wrong in doubt.items():
+        if wrong <= 0.0:
+            return 0.0  # somebody knows
+        odds[answer] = 1.0 / wrong - 1.0
+    leader = max(odds, key=lambda answer: odds[answer], default=None)
+    right = 0.0 if leader is None else odds[leader] / (1.0 + sum(odds.values()))
+    others = [0.5 if score is None else score for answer, score in samples if answer is not None and answer != leader]
+    rivals = sum(1 for answer, _ in samples if answer is None or answer != leader)
+    return (1.0 - right) * (sum(others) + 1.0) / (rivals + 2.0)
 
 
 def floor(budget: int, jobs: int) -> int:

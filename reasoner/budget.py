@@ -31,12 +31,16 @@ class Ledger:
         budget: Budget,
         prices: Mapping[str, Prices] | None = None,
         clock: Callable[[], float] = time.monotonic,
+        *,
+        by_grants: bool = False,
     ) -> None:
+        """``by_grants``: beside its own limits the job has the tokens that ``grant`` brings, at first none."""
         self.budget = budget
         self.usage = Usage()
         self._prices = prices or {}
-        self._limits = (
-            budget.tokens,
+        self._granted = 0 if by_grants else None
+        self._limits: tuple[int | None, ...] = (
+            0 if by_grants else budget.tokens,
             None if budget.flops is None else int(budget.flops),
             None if budget.cost is None else round(budget.cost * TRILLIONTHS),
         )
@@ -69,6 +73,22 @@ class Ledger:
         if min(self._left(self._spent + self._promised + promise)) < 0 or min(promise) < 0:
             raise ValueError(f"cannot promise {promise}: {self._spent} and {self._promised} of {self._limits} are gone")
         self._promised += promise
+
+    def grant(self, tokens: int) -> None:
+        """Raises the limit of a job that lives by grants, up to its own limit."""
+        if self._granted is None:
+            raise ValueError("this job has a budget of its own")
+        self._granted += tokens
+        cap = self._granted if self.budget.tokens is None else min(self._granted, self.budget.tokens)
+        self._limits = (cap, *self._limits[1:])
+
+    def grant_helps(self, enough: int) -> bool:
+        """Whether it is for want of a grant that the job cannot go on: it has less than ``enough`` tokens left of what
+        it was granted, and its own limits leave it something."""
+        if self._granted is None or (self.budget.tokens is not None and self.budget.tokens <= self._granted):
+            return False
+        tokens, *others = self._left(self._spent + self._promised)
+        return tokens < enough and min(others) > 0 and self.seconds_left() != 0.0
 
     def release(self, promise: Amount) -> None:
         """Takes a promise back of which nothing was used."""

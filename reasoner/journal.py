@@ -9,9 +9,12 @@ from __future__ import annotations
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from reasoner.jobs import Usage
+
+if TYPE_CHECKING:
+    from reasoner.allowance import Allowance
 
 
 class JobCancelled(Exception):
@@ -40,6 +43,8 @@ class Entry:
 class Journal(Protocol):
     job_id: str
     """The job that it belongs to."""
+    allowance: Allowance | None
+    """Where the job gets tokens from, if it shares a budget."""
 
     async def load(self) -> list[Entry]:
         """All entries of earlier attempts, oldest first."""
@@ -57,8 +62,9 @@ class Journal(Protocol):
 class MemoryJournal:
     """A journal for a search that runs inside one process: evaluation and tests."""
 
-    def __init__(self, entries: Sequence[Entry] = ()) -> None:
+    def __init__(self, entries: Sequence[Entry] = (), allowance: Allowance | None = None) -> None:
         self.job_id = uuid.uuid4().hex
+        self.allowance = allowance
         self.entries = list(entries)
 
     async def load(self) -> list[Entry]:

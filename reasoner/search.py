@@ -14,6 +14,9 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequenc
 from dataclasses import dataclass, field
 
 from engine.types import EngineClient, InvalidRequest, ModelInfo
+from reasoner.allocator import RULES, TRUST, Ask, Standing
+from reasoner.allowance import Grants
+from reasoner.answers import canonical
 from reasoner.budget import Ledger
 from reasoner.equivalence import Equivalence
 from reasoner.jobs import JobSpec, Usage
@@ -80,7 +83,7 @@ class Search:
                 "problem",
             )
         check_budget(spec.budget, models.policy.id, models.policy, models.prices)
-        ledger = Ledger(spec.budget, models.prices)
+        ledger = Ledger(spec.budget, models.prices, by_grants=journal.allowance is not None)
         scorer = None
         if models.verifies:
             scorer = await open_scorer(
@@ -89,7 +92,10 @@ class Search:
                 )
             )
         record = Record(journal, ledger, await journal.load())
-        return cls(spec, models, ledger, record, scorer, prompt, cancelled)
+        search = cls(spec, models, ledger, record, scorer, prompt, cancelled)
+        if journal.allowance is not None:
+            search._shared.grants = Grants(journal.allowance, ledger, record, search._ask)
+        return search
 
     # What a strategy asks for.
 
@@ -172,6 +178,8 @@ class Search:
         todo = [node for node in nodes if node.score is None and self._scorer.scorable(node)]
         while todo:
             landed = await self._score_batch(todo)
+            if not landed and await self._shared.more():
+                continue
             if not landed:
                 self._shared.cut_short = True
                 return
@@ -242,6 +250,17 @@ class Search:
         }
         await self._record.note(f"say:{node.id}", "node", data, Usage())
         return node
+
+    def _ask(self) -> Ask:
+        """What a job that shares a budget asks for: by the solutions that have ended."""
+        compare = self.spec.answer.compare
+        samples = [
+            (None if leaf.answer is None else canonical(leaf.answer, compare), leaf.score)
+            for leaf in self.root.walk()
+            if leaf.parent is not None and not leaf.open and leaf.reason != "pruned"
+        ]
+        trust = 1.0 if self.spec.verifier.kind in RULES else TRUST
+        return Standing(samples, self.ledger.usage.total, trust).ask()
 
     # Scoring.
 

@@ -17,6 +17,7 @@ from types import TracebackType
 from typing import Any
 
 from engine.types import EngineClient, ModelInfo, SamplingParams
+from reasoner.allowance import Grants
 from reasoner.answers import Ended, extract_answer
 from reasoner.budget import Ledger
 from reasoner.growth import Arrival, Grower, Growth, Watch
@@ -49,6 +50,12 @@ class Shared:
     """Tokens of the longest branch so far, by operation."""
     streams: set[Stream] = field(default_factory=set)
     """Those that are open."""
+    grants: Grants | None = None
+    """Of a job that shares a budget."""
+
+    async def more(self) -> bool:
+        """For what the budget did not reach: whether it may be worth trying again."""
+        return self.grants is not None and await self.grants.more()
 
     def room(self, node: Node) -> int:
         """See ``Search.room``."""
@@ -192,9 +199,13 @@ class Stream:
         record = self._shared.record
         if record.replaying:
             entries = record.replay(self._wanted)
+            if not entries and await self._shared.more():
+                return await self._next_batch()
         else:
             self._grower.start(self._wanted.values())
             arrivals = await self._grower.arrivals(wave=self._shared.spec.deterministic)
+            if not arrivals and await self._shared.more():
+                return await self._next_batch()
             if not arrivals:
                 arrivals = self._grower.cut(self._wanted.values())
             entries = await record.write([self._answer(arrival) for arrival in arrivals])

@@ -6,15 +6,18 @@ import asyncio
 import os
 import socket
 from collections.abc import Awaitable
+from dataclasses import replace
 from typing import Protocol
 
 import structlog
 from pydantic import ValidationError
 
 from engine.types import EngineClient, EngineError, EngineUnavailable, InvalidRequest
+from reasoner.allowance import Parked
 from reasoner.jobs import JobError, JobSpec
 from reasoner.journal import JobCancelled, Journal, LeaseLost
 from reasoner.run import JobOutcome
+from workers.batches import BatchStore
 from workers.journal import RedisJournal
 from workers.store import BROKER_DOWN, Claim, JobStore
 
@@ -58,7 +61,9 @@ async def execute(
     logger = log.bind(job=job_id, attempt=claim.attempt)
     logger.info("job claimed")
     try:
-        await _record(claim, store, _search(claim, store, engine, run, draining, lease))
+        going: Claim | None = claim
+        while going is not None:
+            going = await _record(going, store, _search(going, store, engine, run, draining, lease))
     except LeaseLost:
         logger.warning("lease lost: another worker has the job")
     except BROKER_DOWN as error:
@@ -66,8 +71,8 @@ async def execute(
         logger.error("broker lost: the job is left to its lease", error=type(error).__name__)
 
 
-async def _record(claim: Claim, store: JobStore, search: Awaitable[JobOutcome]) -> None:
-    """Awaits the search and writes how it ended."""
+async def _record(claim: Claim, store: JobStore, search: Awaitable[JobOutcome]) -> Claim | None:
+    """Awaits the search and writes how it ended; answers a claim to go on with when it only asked for more."""
     logger = log.bind(job=claim.job_id, attempt=claim.attempt)
     try:
         outcome = await search
@@ -76,6 +81,11 @@ async def _record(claim: Claim, store: JobStore, search: Awaitable[JobOutcome]) 
     except JobCancelled:
         await store.finish(claim, "cancelled")
         logger.info("job cancelled")
+    except Parked as parked:
+        share = await BatchStore(store).park(claim, parked.ask)
+        if share is not None:
+            return replace(claim, share=share)
+        logger.info("job waits for its share")
     except HandBack:
         await store.release(claim, reason="shutdown", detail="the worker was asked to stop")
         logger.info("job handed back")
@@ -89,6 +99,7 @@ async def _record(claim: Claim, store: JobStore, search: Awaitable[JobOutcome]) 
     else:
         await store.finish(claim, outcome.status, result=outcome.result)
         logger.info("job ended", status=outcome.status, tokens=outcome.usage.total)
+    return None
 
 
 async def _search(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from reasoner.allowance import Allowance, Granted
 from reasoner.journal import Entry, JobCancelled, LeaseLost
 from workers.store import Claim, JobStore
 
@@ -15,6 +16,8 @@ class RedisJournal:
         self._store = store
         self._claim = claim
         self.job_id = claim.job_id
+        share = claim.share
+        self.allowance: Allowance | None = None if share is None else Granted(share.granted, share.closed)
 
     async def load(self) -> list[Entry]:
         return await self._store.entries(self._claim.job_id)

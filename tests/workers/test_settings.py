@@ -125,3 +125,55 @@ def test_settings_cannot_change_under_a_running_service() -> None:
     settings: Settings = load_settings()
     with pytest.raises(ValueError, match="frozen"):
         settings.port = 1  # type: ignore[misc]
+
+
+TABLES = """
+[prices.policy]
+prompt = 0.1
+generated = 0.5
+
+[effort.low]
+tokens = 77
+strategy = "greedy"
+
+[effort.huge]
+seconds = 10
+strategy = {name = "beam", n = 4}
+"""
+
+
+def test_prices_and_efforts_are_tables_and_built_in_efforts_stay(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "reasoner.toml").write_text(TABLES)
+    settings = load_settings()
+    assert (settings.prices["policy"].prompt, settings.prices["policy"].generated) == (0.1, 0.5)
+    assert list(settings.effort) == ["minimal", "low", "medium", "high", "huge"]
+    assert (settings.effort["low"].tokens, settings.effort["huge"].seconds) == (77, 10.0)
+    for name, value in settings.environment().items():
+        monkeypatch.setenv(name, value)
+    (tmp_path / "reasoner.toml").unlink()
+    assert load_settings() == settings
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "hint"),
+    [
+        (
+            "REASONER_EFFORT",
+            '{"low": {"tokenz": 3}}',
+            "REASONER_EFFORT.low.tokenz: no such setting: 'tokenz'; known are",
+        ),
+        ("REASONER_EFFORT", '{"low": {"tokens": 0}}', "REASONER_EFFORT.low.tokens: Input should be greater"),
+        ("REASONER_EFFORT", '{"low": {}}', "REASONER_EFFORT.low: give at least one of"),
+        ("REASONER_PRICES", '{"policy": {"prompt": -1}}', "REASONER_PRICES.policy.prompt: Input should be greater"),
+        ("REASONER_PRICES", '{"policy": {"output": 1}}', "known are cached, generated, prompt, verifier"),
+    ],
+)
+def test_a_wrong_entry_of_a_table_is_named_with_its_place(
+    monkeypatch: pytest.MonkeyPatch, variable: str, value: str, hint: str
+) -> None:
+    monkeypatch.setenv(variable, value)
+    with pytest.raises(ConfigError) as caught:
+        load_settings()
+    assert hint in str(caught.value)

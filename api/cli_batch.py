@@ -1,0 +1,142 @@
+"""``reasoner batch``: many problems under one budget, from a terminal."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+from rich.text import Text
+
+from api.cli_jobs import EXTRA, AsJson, Key, Strategy, Url, client_of, strategy_options
+from api.client import ServiceClient
+from reasoner.batches import Batch
+from reasoner.jobs import TERMINAL
+
+POLL_SECONDS = 0.5
+_LINE_CHARS = 80
+
+batch = typer.Typer(no_args_is_help=True)
+_progress = Console(stderr=True)
+_out = Console()
+
+
+@batch.command(context_settings=EXTRA)
+def submit(
+    context: typer.Context,
+    file: Annotated[Path, typer.Argument(help='JSON lines: a job each, at least {"problem": …}.')],
+    tokens: Annotated[int, typer.Option(min=1, help="What all jobs together may spend.")],
+    strategy: Strategy = None,
+    wait: Annotated[bool, typer.Option("--wait", help="Follow the batch to its end.")] = False,
+    url: Url = None,
+    key: Key = None,
+    as_json: AsJson = False,
+) -> None:
+    """Submit the jobs of a file. --strategy and its parameters, such as --n 64, are for lines that name none."""
+    jobs = _read(file)
+    options = strategy_options(context.args)
+    if strategy is not None or options:
+        usual = {"name": strategy or "best_of_n"} | options
+        jobs = [{"strategy": usual} | job for job in jobs]
+    with client_of(url, key) as client:
+        found = client.submit_batch({"jobs": jobs, "budget": {"tokens": tokens}})
+        _print(_follow(client, found) if wait else found, as_json)
+
+
+@batch.command("list")
+def list_batches(
+    limit: Annotated[int, typer.Option(min=1, max=100)] = 20,
+    after: Annotated[str | None, typer.Option(help="Id of the last batch of the previous page.")] = None,
+    url: Url = None,
+    key: Key = None,
+    as_json: AsJson = False,
+) -> None:
+    """List batches, newest first."""
+    with client_of(url, key) as client:
+        page = client.list_batches(limit=limit, after=after)
+    if as_json:
+        print(json.dumps(page, indent=2))
+        return
+    table = Table("batch", "status", "jobs", "tokens", "of", box=None)
+    for found in (Batch.model_validate(item) for item in page["data"]):
+        count = sum(found.counts.values())
+        table.add_row(found.id, found.status, str(count), str(found.usage.total), str(found.budget.tokens))
+    _out.print(table)
+
+
+@batch.command()
+def show(batch_id: str, url: Url = None, key: Key = None, as_json: AsJson = False) -> None:
+    """Show a batch and its jobs."""
+    with client_of(url, key) as client:
+        _print(client.batch(batch_id), as_json)
+
+
+@batch.command()
+def watch(batch_id: str, url: Url = None, key: Key = None, as_json: AsJson = False) -> None:
+    """Follow a batch until all of its jobs have ended."""
+    with client_of(url, key) as client:
+        _print(_follow(client, client.batch(batch_id)), as_json)
+
+
+@batch.command()
+def cancel(batch_id: str, url: Url = None, key: Key = None, as_json: AsJson = False) -> None:
+    """Cancel all jobs of a batch; what they have spent stays on their bills."""
+    with client_of(url, key) as client:
+        _print(_follow(client, client.cancel_batch(batch_id)), as_json)
+
+
+def _read(file: Path) -> list[dict[str, Any]]:
+    """The jobs of a file. Empty lines are skipped; a bad one is named."""
+    try:
+        lines = file.read_text().splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise typer.BadParameter(f"{file}: {error}", param_hint="FILE") from None
+    jobs = []
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        try:
+            job = json.loads(line)
+        except json.JSONDecodeError as error:
+            job = str(error)
+        if not isinstance(job, dict):
+            shown = line if len(line) <= _LINE_CHARS else line[:_LINE_CHARS] + "…"
+            message = f'{file}, line {number}: not a job, which is a JSON object like {{"problem": …}}: {shown}'
+            raise typer.BadParameter(message, param_hint="FILE")
+        jobs.append(job)
+    if not jobs:
+        raise typer.BadParameter(f"{file} holds no jobs: write one JSON object a line", param_hint="FILE")
+    return jobs
+
+
+def _follow(client: ServiceClient, found: Batch) -> Batch:
+    """Shows the progress until all jobs have ended."""
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=_progress, transient=True) as progress:
+        task = progress.add_task("", total=sum(found.counts.values()))
+        while True:
+            ended = sum(count for status, count in found.counts.items() if status in TERMINAL)
+            spent = f"{found.status}: {found.usage.total} of {found.budget.tokens} tokens"
+            progress.update(task, completed=ended, description=spent)
+            if found.finished_at is not None:
+                return found
+            time.sleep(POLL_SECONDS)
+            found = client.batch(found.id)
+
+
+def _print(found: Batch, as_json: bool) -> None:
+    if as_json:
+        print(found.model_dump_json(indent=2))
+        return
+    counts = ", ".join(f"{count} {status}" for status, count in found.counts.items() if count)
+    _out.print(Text(f"{found.id}  {found.status}: {counts}", style="bold"))
+    _out.print(Text(f"  {found.usage.total} of {found.budget.tokens} tokens, {found.unassigned} unassigned"))
+    table = Table("job", "status", "tokens", "granted", "answer", box=None)
+    for job in found.jobs or ():
+        table.add_row(job.id, job.status, str(job.tokens), str(job.granted), Text(job.answer or ""))
+    _out.print(table)

@@ -1,0 +1,141 @@
+"""Who gets the next tokens of a shared budget."""
+
+from __future__ import annotations
+
+import heapq
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from reasoner.allocator import FLOOR, TRUST, Ask, Pool, Standing, expected_gain, floor
+
+Samples = list[tuple[str | None, float | None]]
+
+
+def gain(samples: Samples) -> float:
+    return expected_gain(samples, TRUST)
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    spare=st.integers(0, 3000),
+    width=st.integers(1, 5),
+    wants=st.lists(
+        st.lists(st.tuples(st.integers(1, 200), st.integers(0, 20), st.floats(0, 1)), max_size=8),
+        min_size=1,
+        max_size=8,
+    ),
+    order=st.randoms(use_true_random=False),
+)
+def test_no_token_is_given_twice_every_job_has_its_floor_and_every_job_ends(
+    spare: int, width: int, wants: list[list[tuple[int, int, float]]], order: object
+) -> None:
+    """Each job goes through its asks (tokens, gain, part that it really spends), in any order of the others'."""
+    names = [f"job{number}" for number in range(len(wants))]
+    budget = len(names) + spare
+    pool = Pool(budget, names, width)
+    asks = dict(zip(names, map(list, wants), strict=True))
+    spent = dict.fromkeys(names, 0)
+    running = set(names)
+    while running:
+        job = order.choice(sorted(running))  # type: ignore[attr-defined]
+        running.discard(job)
+        if asks[job]:
+            tokens, worth, part = asks[job].pop(0)
+            spent[job] += int(part * (pool.granted[job] - spent[job]))
+            dealt = pool.ask(job, Ask(tokens, worth / 20))
+        else:
+            dealt = pool.end(job, spent[job])
+            del asks[job]
+        for name, tokens in dealt.items():
+            running.add(name)
+            if tokens == 0:
+                asks[name].clear()
+        held = sum(pool.granted[name] if name in asks else spent[name] for name in names)
+        assert held + pool.unassigned == budget
+        assert pool.unassigned >= 0
+    assert not asks
+    assert all(granted >= floor(budget, len(names)) for granted in pool.granted.values())
+    assert sum(spent.values()) <= budget
+
+
+@settings(max_examples=100, deadline=None)
+@given(curves=st.lists(st.lists(st.integers(1, 1000), min_size=1, max_size=12), min_size=2, max_size=6))
+def test_slices_of_diminishing_gains_are_bought_as_the_best_knapsack_buys_them(curves: list[list[int]]) -> None:
+    """Equal slices with falling gains: the best set of so many slices is the largest gains of all."""
+    size = 10
+    offers = {f"job{number}": sorted(gains, reverse=True) for number, gains in enumerate(curves)}
+    budget = 4 * len(offers) * size
+    pool = Pool(budget, list(offers), width=1)
+    affordable = pool.unassigned // size
+    bought: list[int] = []
+    asked = dict.fromkeys(offers, 0)
+    todo = list(offers)
+    while todo:
+        job = todo.pop(0)
+        if asked[job] == len(offers[job]):
+            dealt = pool.end(job, pool.granted[job])
+        else:
+            dealt = pool.ask(job, Ask(size, offers[job][asked[job]] / 1000))
+        for name, tokens in dealt.items():
+            if tokens == size:
+                bought.append(offers[name][asked[name]])
+                asked[name] += 1
+                todo.append(name)
+            elif name in offers:
+                pool.end(name, pool.granted[name])
+    best = heapq.nlargest(affordable, [each for gains in offers.values() for each in gains])
+    assert sum(bought[:affordable]) == sum(best)
+
+
+def test_nobody_gets_more_before_all_have_used_their_floor() -> None:
+    pool = Pool(400, ["a", "b"])
+    assert pool.granted == {"a": 50, "b": 50} == dict.fromkeys("ab", int(FLOOR * 400) // 2)
+    assert pool.ask("a", Ask(10, 1.0)) == {}
+    assert pool.ask("b", Ask(10, 0.5)) == {"a": 10, "b": 10}
+
+
+def test_a_job_that_gains_nothing_is_closed_and_what_another_leaves_goes_on() -> None:
+    pool = Pool(8, ["a", "b", "c"], width=1)
+    assert (pool.granted["a"], pool.unassigned) == (1, 5)
+    pool.ask("a", Ask(5, 0.9))
+    pool.ask("b", Ask(5, 0.5))
+    assert pool.ask("c", Ask(5, 0.0)) == {"a": 5}
+    assert pool.end("a", 2) == {"b": 4}  # what a left of its 6
+    assert pool.end("b", 5) == {"c": 0}
+    with pytest.raises(ValueError, match="less than one for each of 3 jobs"):
+        Pool(2, ["a", "b", "c"])
+
+
+def test_a_solution_more_promises_less_where_two_agree_and_nothing_where_a_rule_said_right() -> None:
+    one, agreeing, rivals = [("7", 0.9)], [("7", 0.9), ("7", 0.9)], [("7", 0.9), ("8", 0.9)]
+    assert gain(agreeing) < gain(one) < gain(rivals)
+    assert gain([]) == 0.5
+    assert expected_gain([("7", 1.0)], trust=1.0) == 0.0
+    assert expected_gain([("7", 0.0)], trust=1.0) > 0.0
+
+
+def test_a_problem_that_convinces_nobody_is_given_up_slowly() -> None:
+    gains = [gain([(str(number), 0.02) for number in range(count)]) for count in range(30)]
+    assert gains == sorted(gains, reverse=True)
+    assert gains[29] < 0.2 * gains[0]
+    hopeful: Samples = [(str(number), 0.3) for number in range(29)]
+    assert gain(hopeful) > 2 * gains[29]
+
+
+@given(st.lists(st.tuples(st.sampled_from([None, "1", "2", "3"]), st.one_of(st.none(), st.floats(0, 1))), max_size=20))
+def test_a_gain_is_a_chance(samples: Samples) -> None:
+    assert 0.0 <= gain(samples) <= 1.0
+
+
+def test_without_scores_votes_decide() -> None:
+    torn: Samples = [("1", None)] * 3 + [("2", None)] * 3
+    sure: Samples = [("1", None)] * 6
+    assert gain(sure) < 0.1 * gain(torn)
+
+
+def test_a_slice_is_about_one_solution() -> None:
+    assert Standing([("1", 0.5)] * 4, 410).ask().tokens == 103
+    assert Standing([], 50).ask().tokens == 50
+    assert Standing([], 0).ask().tokens == 1

@@ -1,0 +1,70 @@
+"""Effort names stand for limits and a strategy."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from engine.types import InvalidRequest
+from reasoner.effort import DEFAULT_EFFORTS, Effort, apply_effort
+from reasoner.jobs import JobSpec
+
+EFFORTS = DEFAULT_EFFORTS | {
+    "thrifty": Effort.model_validate({"tokens": 500, "cost": 0.5, "strategy": {"name": "beam", "n": 4}}),
+    "quick": Effort(seconds=2.5),
+}
+
+
+def spec(effort: str, **more: Any) -> JobSpec:
+    budget = {"effort": effort} | more.pop("budget", {})
+    return JobSpec.model_validate({"problem": "?", "budget": budget} | more)
+
+
+def test_an_effort_brings_its_limits_and_a_strategy_for_jobs_that_choose_none() -> None:
+    job = apply_effort(spec("thrifty"), EFFORTS)
+    assert job.budget.model_dump(exclude_none=True) == {"tokens": 500, "cost": 0.5, "effort": "thrifty"}
+    assert (job.strategy.name, job.strategy.params["n"]) == ("beam", 4)
+    chosen = apply_effort(spec("thrifty", strategy={"name": "greedy"}), EFFORTS)
+    assert chosen.strategy.name == "greedy"
+    assert apply_effort(spec("quick"), EFFORTS).strategy == spec("quick").strategy
+
+
+def test_what_is_echoed_can_be_sent_again() -> None:
+    job = apply_effort(spec("thrifty"), EFFORTS)
+    assert apply_effort(JobSpec.model_validate(job.model_dump()), EFFORTS) == JobSpec.model_validate(job.model_dump())
+
+
+def test_more_effort_is_more_tokens() -> None:
+    tokens = [DEFAULT_EFFORTS[name].tokens or 0 for name in ("minimal", "low", "medium", "high")]
+    assert tokens == sorted(set(tokens))
+
+
+def test_a_name_that_nobody_knows_is_answered_with_those_that_are_known() -> None:
+    with pytest.raises(InvalidRequest, match="no effort 'epic'; known are minimal, low, medium, high, thrifty, quick"):
+        apply_effort(spec("epic"), EFFORTS)
+
+
+@pytest.mark.parametrize(("limit", "value"), [("tokens", 501), ("seconds", 9.0), ("flops", 1e12), ("cost", 0.6)])
+def test_limits_that_contradict_the_effort_are_named_with_what_it_says(limit: str, value: float) -> None:
+    with pytest.raises(InvalidRequest) as refused:
+        apply_effort(spec("thrifty", budget={limit: value}), EFFORTS)
+    assert refused.value.field == f"budget.{limit}"
+    assert "tokens 500, cost 0.5" in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("values", "hint"),
+    [
+        ({}, "at least one of tokens, seconds, flops, cost"),
+        ({"strategy": "greedy"}, "at least one of"),
+        ({"tokens": 0}, "greater than or equal to 1"),
+        ({"tokens": 5, "strategy": "oracle"}, "unknown strategy 'oracle'"),
+        ({"tokens": 5, "strategy": {"name": "greedy", "n": 3}}, "its parameters: none"),
+        ({"tokens": 5, "tempo": 3}, "Extra inputs"),
+    ],
+)
+def test_an_effort_that_cannot_be_meant_is_refused(values: dict[str, Any], hint: str) -> None:
+    with pytest.raises(ValidationError, match=hint):
+        Effort.model_validate(values)

@@ -1,0 +1,156 @@
+"""Jobs that share a budget, on the scripted engine: never over it, and a replay of any of them decides the same."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from engine.types import EngineUnavailable
+from reasoner.allocator import Ask
+from reasoner.allowance import Granted, Parked, SharedBudget
+from reasoner.budget import Ledger
+from reasoner.jobs import Budget, JobSpec
+from reasoner.journal import MemoryJournal
+from reasoner.run import JobOutcome, run_job
+from reasoner.strategies import STRATEGIES
+from tests.scripted import ScriptedEngine
+
+NAMES = sorted(STRATEGIES)
+
+
+def spec(strategy: str, seed: int, **budget: float) -> JobSpec:
+    known = STRATEGIES[strategy].params.model_fields
+    params = {"n": 8} if "n" in known else {}
+    return JobSpec.model_validate(
+        {"problem": f"how? {seed}", "seed": seed, "strategy": {"name": strategy} | params, "budget": budget}
+    )
+
+
+async def run_batch(
+    specs: list[JobSpec], budget: int, engine: ScriptedEngine
+) -> tuple[SharedBudget, list[JobOutcome], list[MemoryJournal]]:
+    names = [str(number) for number in range(len(specs))]
+    shared = SharedBudget(budget, names, width=2)
+    journals = [MemoryJournal(allowance=shared.member(name)) for name in names]
+
+    async def one(job: JobSpec, name: str, journal: MemoryJournal) -> JobOutcome:
+        try:
+            outcome = await run_job(job, engine, journal)
+        finally:
+            shared.end(name, sum(entry.spend.total for entry in journal.entries))
+        return outcome
+
+    jobs = zip(specs, names, journals, strict=True)
+    return shared, await asyncio.gather(*(one(*job) for job in jobs)), journals
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    strategies=st.lists(st.sampled_from(NAMES), min_size=1, max_size=5),
+    seed=st.integers(0, 1000),
+    budget=st.integers(5, 6000),
+    order=st.integers(0, 1000),
+    cap=st.one_of(st.none(), st.integers(1, 500)),
+)
+async def test_a_batch_never_asks_for_more_than_its_budget_and_each_job_keeps_to_its_cap(
+    strategies: list[str], seed: int, budget: int, order: int, cap: int | None
+) -> None:
+    engine = ScriptedEngine(order=order)
+    limits: dict[str, float] = {} if cap is None else {"tokens": cap}
+    specs = [spec(name, seed + number, **limits) for number, name in enumerate(strategies)]
+    shared, outcomes, journals = await run_batch(specs, budget, engine)
+    assert engine.most <= budget
+    assert engine.total == sum(outcome.usage.total for outcome in outcomes) <= budget
+    assert shared.pool.unassigned == budget - engine.total
+    for job, outcome, journal in zip(specs, outcomes, journals, strict=True):
+        assert cap is None or outcome.usage.total <= cap
+        idle = ScriptedEngine()
+        replay = MemoryJournal(journal.entries, Granted(0, closed=False))
+        again = await run_job(job, idle, replay)
+        assert (again.result, again.usage) == (outcome.result, outcome.usage)
+        assert idle.total == 0
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    strategy=st.sampled_from(NAMES),
+    seed=st.integers(0, 1000),
+    grants=st.lists(st.integers(1, 400), min_size=1, max_size=8),
+    order=st.integers(0, 1000),
+    die_after=st.one_of(st.none(), st.integers(0, 10)),
+)
+async def test_a_job_that_is_parked_and_dies_on_the_way_spends_its_grants_and_no_more(
+    strategy: str, seed: int, grants: list[int], order: int, die_after: int | None
+) -> None:
+    """As a worker does it: run, park, run again from the journal with more; with crashes in between."""
+    job, journal, granted = spec(strategy, seed), MemoryJournal(), 0
+    outcome: JobOutcome | None = None
+    for number, grant in enumerate(grants):
+        granted += grant
+        journal.allowance = Granted(granted, closed=False)
+        with contextlib.suppress(Parked, EngineUnavailable):
+            outcome = await run_job(job, ScriptedEngine(order=order + number, die_after=die_after), journal)
+        assert sum(entry.spend.total for entry in journal.entries) <= granted
+        if outcome is not None:
+            break
+    if outcome is None:
+        journal.allowance = Granted(granted, closed=True)
+        outcome = await run_job(job, ScriptedEngine(order=order), journal)
+    assert outcome.usage.total <= granted
+    keys = [entry.key for entry in journal.entries]
+    assert len(set(keys)) == len(keys)
+    idle = ScriptedEngine()
+    again = await run_job(job, idle, MemoryJournal(journal.entries, Granted(0, closed=False)))
+    assert (again.result, again.usage, idle.total) == (outcome.result, outcome.usage, 0)
+
+
+async def test_a_job_with_all_the_grants_it_wants_finds_what_it_finds_alone() -> None:
+    alone = await run_job(spec("weighted_vote", 3), ScriptedEngine(), MemoryJournal())
+    _, [shared], [journal] = await run_batch([spec("weighted_vote", 3)], 100_000, ScriptedEngine())
+    assert shared.result == alone.result
+    assert sum(entry.type == "grant" for entry in journal.entries) == 1
+
+
+async def test_a_job_that_is_closed_answers_with_the_best_it_has() -> None:
+    roomy = await run_job(spec("self_consistency", 3), ScriptedEngine(), MemoryJournal())
+    half = roomy.usage.total // 2
+    journal = MemoryJournal(allowance=Granted(half, closed=False))
+    with pytest.raises(Parked) as parked:
+        await run_job(spec("self_consistency", 3), ScriptedEngine(), journal)
+    assert parked.value.ask.tokens > 0
+    journal.allowance = Granted(half, closed=True)
+    outcome = await run_job(spec("self_consistency", 3), ScriptedEngine(), journal)
+    assert (outcome.status, outcome.result.finish_reason, outcome.usage.total) == ("completed", "budget", half)
+
+
+async def test_a_job_that_ends_while_it_waits_leaves_its_turn_to_others() -> None:
+    shared = SharedBudget(100, ["a", "b"], width=1)
+    first = asyncio.create_task(shared.member("a").more(12, Ask(30, 0.9)))
+    second = asyncio.create_task(shared.member("b").more(12, Ask(30, 0.1)))
+    assert await first == 30
+    again = asyncio.create_task(shared.member("a").more(42, Ask(30, 0.9)))
+    assert await again == 30
+    again = asyncio.create_task(shared.member("a").more(72, Ask(30, 0.05)))
+    assert await second == 16
+    again.cancel()
+    shared.end("a", 72)
+    shared.end("b", 0)
+    assert shared.pool.unassigned == 28
+
+
+@pytest.mark.parametrize(
+    ("limits", "helps"),
+    [({}, True), ({"tokens": 100}, True), ({"tokens": 50}, False), ({"flops": 1e6}, True), ({"seconds": 5.0}, True)],
+)
+def test_only_for_want_of_a_grant_is_one_asked_for(limits: dict[str, float], helps: bool) -> None:
+    now = 0.0
+    ledger = Ledger(Budget.model_validate(limits), clock=lambda: now, by_grants=True)
+    ledger.grant(50)
+    assert ledger.grant_helps(60) is helps
+    assert not ledger.grant_helps(50)
+    now = 6.0
+    assert ledger.grant_helps(60) is (helps and "seconds" not in limits)
