@@ -59,7 +59,7 @@ BatchId = Annotated[str, Depends(batch_id_of)]
 
 @router.post("", status_code=202, response_model=Batch, summary="Submit jobs that share a budget")
 async def submit(
-    spec: Annotated[BatchSpec, Body(openapi_examples={"batch": EXAMPLE})],  # type: ignore[typeddict-item]
+    spec: Annotated[BatchSpec, Body(openapi_examples={"batch": EXAMPLE})],
     request: Request,
     state: Service,
     idempotency_key: Annotated[
