@@ -18,6 +18,8 @@ from reasoner.prices import NOTHING, Amount
 
 LOST = "lost"
 """The type of entries that only add to the bill: a replay books them where they stand and hands them to nobody."""
+EARLY = "early"
+"""Marks entries that came when an attempt ended, while the strategy may have waited for something else."""
 
 
 class ReplayMismatch(Exception):
@@ -42,8 +44,9 @@ class Record:
         self._journal = journal
         self._ledger = ledger
         self._replay = deque(replay)
+        self._early: dict[str, Entry] = {}
         self._batch = 0
-        self._book_lost()
+        self._pass_over()
 
     @property
     def replaying(self) -> bool:
@@ -62,7 +65,14 @@ class Record:
             self._ledger.replay(entry.spend, entry.elapsed)
             entries.append(entry)
             self._batch = entry.data["batch"] + 1
-            self._book_lost()
+            self._pass_over()
+        return entries
+
+    def early(self, wanted: Container[str]) -> list[Entry]:
+        """What is wanted now and came when an earlier attempt ended: the strategy had not asked for it then."""
+        entries = [entry for key, entry in self._early.items() if key in wanted]
+        for entry in entries:
+            del self._early[entry.key]
         return entries
 
     async def write(self, answers: Sequence[Answer]) -> list[Entry]:
@@ -84,7 +94,10 @@ class Record:
         elif not self.replay((key,)):
             raise ReplayMismatch(f"the journal goes on with {self._replay[0].key!r}, the strategy with {key!r}")
 
-    def _book_lost(self) -> None:
-        while self._replay and self._replay[0].type == LOST:
+    def _pass_over(self) -> None:
+        """Books entries that nobody asked for where they stand: lost ones, and early ones, which are kept."""
+        while self._replay and (self._replay[0].type == LOST or self._replay[0].data.get(EARLY)):
             entry = self._replay.popleft()
-            self._ledger.replay(entry.spend, entry.elapsed, Amount(*entry.data["withheld"]))
+            self._ledger.replay(entry.spend, entry.elapsed, Amount(*entry.data.get("withheld", ())))
+            if entry.type != LOST:
+                self._early[entry.key] = entry

@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import uuid
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import TracebackType
 from typing import Any
 
@@ -24,7 +24,7 @@ from reasoner.growth import Arrival, Grower, Growth, Watch
 from reasoner.jobs import JobSpec, Usage
 from reasoner.journal import JobCancelled
 from reasoner.prices import NOTHING, Amount
-from reasoner.record import LOST, Answer, Record
+from reasoner.record import EARLY, LOST, Answer, Record
 from reasoner.tree import Node, Reason
 
 STEP_SEPARATOR = "\n\n"
@@ -148,15 +148,20 @@ class Stream:
             begun = [growth for growth in self._wanted.values() if growth.part > 0 and growth not in going]
             in_flight += [Arrival(growth, (), "", 0.0, Usage(), NOTHING, "cancelled") for growth in begun]
         answers += [self._answer(arrival) for arrival in in_flight]
-        for entry in await self._shared.record.write(answers):
-            if entry.key in self._wanted:
+        entries = await self._shared.record.write(answers if final else [early(answer) for answer in answers])
+        for entry in entries:
+            if final and entry.key in self._wanted:
                 self._land(self._wanted[entry.key], entry.data)
 
     async def abandon(self) -> None:
-        """For a search that ends while this stream is open: ends what runs. Its tokens are on the bill, but a replay
-        does not get them back: they came while the strategy was waiting for something else."""
+        """For a search that ends while this stream is open: ends what runs. The next attempt goes on from the parts,
+        but in a deterministic job, where they would not come in waves: there they are lost."""
         self._shared.streams.discard(self)
-        await self._shared.record.write([lost(arrival) for arrival in await self._grower.stop(final=True)])
+        in_flight = await self._grower.stop(final=False)
+        if self._shared.spec.deterministic:
+            await self._shared.record.write([lost(arrival) for arrival in in_flight])
+        else:
+            await self._shared.record.write([early(self._answer(arrival)) for arrival in in_flight])
 
     def _add(
         self,
@@ -197,11 +202,12 @@ class Stream:
     async def _next_batch(self) -> list[tuple[Growth, dict[str, Any]]]:
         """The next parts of branches, from the journal or from the engine; nothing when the budget is used up."""
         record = self._shared.record
-        if record.replaying:
+        entries = record.early(self._wanted)
+        if not entries and record.replaying:
             entries = record.replay(self._wanted)
             if not entries and await self._shared.more():
                 return await self._next_batch()
-        else:
+        elif not entries:
             self._grower.start(self._wanted.values())
             arrivals = await self._grower.arrivals(wave=self._shared.spec.deterministic)
             if not arrivals and await self._shared.more():
@@ -269,6 +275,11 @@ class Stream:
         )
         growth.parent.children.append(node)
         return node
+
+
+def early(answer: Answer) -> Answer:
+    """An answer that comes while the strategy may wait for something else; see ``Record.early``."""
+    return replace(answer, data=answer.data | {EARLY: True})
 
 
 def lost(arrival: Arrival, *, withhold: bool = False) -> Answer:

@@ -57,7 +57,6 @@ def check_problem(response: httpx.Response, status: int) -> dict[str, Any]:
         ({"problem": "?", "sampling": {"temperature": -1}}, "sampling.temperature", "greater than or equal to 0"),
         ({"problem": "?", "seed": -1}, "seed", "greater than or equal to 0"),
         ({"problem": "?", "seed": 2**63}, "seed", "less than"),
-        ({"problem": "?", "budget": {"tokens": 0}}, "budget.tokens", "greater than or equal to 1"),
         ({"problem": "?", "budget": {"flops": 0}}, "budget.flops", "greater than 0"),
         ({"problem": "?", "budget": {"flops": 3999}}, "budget.flops", "give at least 4000"),
         ({"problem": "?", "budget": {"cost": 1}}, "budget.cost", "write [prices.policy]"),

@@ -103,6 +103,7 @@ async def test_a_job_that_is_parked_and_dies_on_the_way_spends_its_grants_and_no
     assert outcome.usage.total <= granted
     keys = [entry.key for entry in journal.entries]
     assert len(set(keys)) == len(keys)
+    assert not [entry for entry in journal.entries if entry.type == "lost"]
     idle = ScriptedEngine()
     again = await run_job(job, idle, MemoryJournal(journal.entries, Granted(0, closed=False)))
     assert (again.result, again.usage, idle.total) == (outcome.result, outcome.usage, 0)
