@@ -3,13 +3,14 @@ PYTHON ?= python3
 BIN := .venv/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check bench bench-accuracy bench-engine clean
+.PHONY: help demo test check bench bench-accuracy bench-engine bench-search clean
 
 help:
 	@echo "make demo    solve sample problems with every part of the service running on this machine"
 	@echo "make test    run the tests"
 	@echo "make check   lint, types, import contract"
-	@echo "make bench   every table of the README: bench-accuracy (about 20 minutes), bench-engine (about an hour)"
+	@echo "make bench   every table of the README: bench-accuracy (about 20 minutes), bench-engine (about an hour),"
+	@echo "             bench-search (some minutes)"
 	@echo "make clean   remove .venv and what the tools left"
 
 demo: .venv/.installed
@@ -27,7 +28,7 @@ check: .venv/.installed-test
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports
 
-bench: bench-accuracy bench-engine
+bench: bench-accuracy bench-engine bench-search
 
 bench-accuracy: .venv/.installed
 	@$(BIN)/reasoner eval countdown --limit 300 --out benchmarks/results/countdown
@@ -36,6 +37,9 @@ bench-accuracy: .venv/.installed
 bench-engine: .venv/.installed-bench
 	@$(BIN)/reasoner bench engine --out benchmarks/results/engine
 	@$(BIN)/reasoner bench engine --speculation --out benchmarks/results/speculation
+
+bench-search: .venv/.installed
+	@$(BIN)/reasoner bench search --out benchmarks/results/search
 
 .venv/.installed: pyproject.toml constraints.txt
 	@echo "Installing Reasoner into .venv (once; one to two minutes) ..."
