@@ -13,9 +13,9 @@ from api import problems, routes_batches, routes_jobs, routes_service
 from api.catalog import Catalog
 from api.middleware import LimitBody, Observe, RequireKey
 from api.state import State
-from engine.client import HttpEngine
 from engine.types import EngineClient
 from workers.embedded import broker_url
+from workers.engines import connect
 from workers.messages import make_celery
 from workers.reaper import Reaper
 from workers.settings import Settings
@@ -31,7 +31,7 @@ def create_app(settings: Settings, engine: EngineClient | None = None) -> FastAP
     @contextlib.asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         store = JobStore(broker_url(settings))
-        client = engine or HttpEngine(settings.engine_address, tokenizer=settings.engine_tokenizer)
+        client = engine or connect(settings)
         reaper = Reaper(store, make_celery(settings), max_attempts=settings.max_attempts)
         app.state.service = State(settings, store, Catalog(client), reaper)
         reaping = asyncio.create_task(reaper.run())

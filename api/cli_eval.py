@@ -19,7 +19,6 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from api.stack import private_engine
-from engine.client import HttpEngine
 from engine.types import EngineError
 from reasoner.comparisons import Results
 from reasoner.evaluation import report
@@ -28,6 +27,7 @@ from reasoner.evaluation.plan import Plan, Stage, parse_cases, parse_counts, spl
 from reasoner.evaluation.pool import DRAWS
 from reasoner.evaluation.runs import FILE, DifferentEvaluation, RunFile, flatten
 from reasoner.suites import Suite, SuiteError, open_suite
+from workers.engines import connect
 from workers.settings import Settings, load_settings, served_name
 
 WIDTH = 140
@@ -148,7 +148,7 @@ async def _run(
     file: RunFile,
     advance: Advance,
 ) -> None:
-    engine = HttpEngine(url, tokenizer=settings.engine_tokenizer)
+    engine = connect(settings, url)
     try:
         setting = await Setting.of(suite, plan, engine, settings.prm_name, temperature, concurrency)
         await evaluate(setting, file, advance)

@@ -19,13 +19,13 @@ from rich.table import Table
 from api.computing import compute
 from api.known import Known
 from api.stack import private_engine
-from engine.client import HttpEngine
 from engine.types import EngineClient, EngineError, InvalidRequest
 from prm.evaluate import Case, Result, Scores, evaluate, fit_threshold, read_cases, score_cases
 from prm.formats import FORMATS
 from prm.records import BadRecord
 from prm.rollouts import Plan, Tally, roll_out
 from prm.scorer import Chain, StepScorer
+from workers.engines import connect
 from workers.settings import Settings, load_settings, model_folder
 
 prm = typer.Typer(help="Make a process reward model, and measure one.", no_args_is_help=True)
@@ -178,7 +178,7 @@ def evaluate_file(
         _print_result(result, fitted_on)
 
 
-async def _roll_out(known: Known, plan: Plan, engine: HttpEngine, out: Path, console: Console) -> Tally:
+async def _roll_out(known: Known, plan: Plan, engine: EngineClient, out: Path, console: Console) -> Tally:
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
     try:
         with Progress(*columns, TimeElapsedColumn(), TimeRemainingColumn(), console=console) as progress:
@@ -195,7 +195,7 @@ async def _roll_out(known: Known, plan: Plan, engine: HttpEngine, out: Path, con
 
 
 async def _score(
-    cases: list[Case], engine: HttpEngine, name: str, form: str | None, concurrency: int, console: Console
+    cases: list[Case], engine: EngineClient, name: str, form: str | None, concurrency: int, console: Console
 ) -> list[Scores]:
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     try:
@@ -231,12 +231,12 @@ def _settings(**overrides: Any) -> Settings:
 
 
 @contextmanager
-def _engine(settings: Settings, console: Console) -> Iterator[HttpEngine]:
+def _engine(settings: Settings, console: Console) -> Iterator[EngineClient]:
     """The configured engine or one of our own. What it refuses ends the command; Ctrl-C and SIGTERM do in order."""
     earlier = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         with private_engine(settings, console) as url:
-            yield HttpEngine(url, tokenizer=settings.engine_tokenizer)
+            yield connect(settings, url)
     except EngineError as error:
         console.print(f"reasoner: {error}", markup=False, highlight=False, soft_wrap=True)
         raise typer.Exit(1) from None

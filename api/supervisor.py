@@ -227,10 +227,10 @@ ENGINE_OPTIONS = (
 def engine_command(settings: Settings, where: Sequence[str]) -> list[str]:
     """The command line of an engine server with the configured models. Raises ``ConfigError``."""
     command = [sys.executable, "-m", "engine.server", *where]
-    for name, value, setting in (
-        (settings.model_name, settings.model, "model"),
-        (settings.prm_name, settings.prm, "prm"),
-    ):
+    served = [(settings.model_name, settings.model, "model")]
+    if settings.prm_url is None:
+        served.append((settings.prm_name, settings.prm, "prm"))
+    for name, value, setting in served:
         command += ["--model", f"{name}={model_folder(value, setting)}"]
     for option in ENGINE_OPTIONS:
         size = getattr(settings, f"engine_{option}")

@@ -70,10 +70,16 @@ class HttpEngine:
         await (await self._server()).release(lease, tokens)
 
     async def tokenize(
-        self, model: str, text: str | Sequence[dict[str, str]], *, generation_prompt: bool = True
+        self,
+        model: str,
+        text: str | Sequence[dict[str, str]],
+        *,
+        special: bool = True,
+        generation_prompt: bool = True,
     ) -> tuple[int, ...]:
         """See ``EngineClient``."""
-        return await (await self._server()).tokenize(model, text, generation_prompt=generation_prompt)
+        server = await self._server()
+        return await server.tokenize(model, text, special=special, generation_prompt=generation_prompt)
 
     async def models(self) -> list[ModelInfo]:
         """See ``EngineClient``."""

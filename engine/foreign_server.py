@@ -4,7 +4,7 @@ What of ``EngineClient`` holds there, and what does not: a branch is drawn from 
 a server that honours seeds repeats itself, but its tokens are not those of our engine. Leases and priorities are
 promises about speed and are left out. Log-probabilities are those that the server reports, under the law that it
 reports. Where it reports texts only, their token ids are those of the tokenizer, of which there may be more than the
-server drew. Scoring and emptying the cache have no counterpart and raise ``EngineError``.
+server drew. Emptying the cache has no counterpart and raises ``EngineError``.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any, Literal, Self, TypeVar
 
 from engine.connection import Connection
+from engine.foreign_scores import ForeignScores
 from engine.merge import Events, merged
 from engine.text_model import TextModel
 from engine.types import (
@@ -34,6 +35,7 @@ from engine.types import (
     InvalidRequest,
     ModelInfo,
     SamplingParams,
+    ScoreItem,
     ScoreRequest,
     ScoreResult,
 )
@@ -58,6 +60,8 @@ class Dialect:
     """Whether it has ``/tokenize``."""
     chats: bool
     """Whether that takes messages."""
+    likeliest: int
+    """How many log-probabilities it reports of one place at most."""
 
 
 DIALECTS = {
@@ -69,9 +73,12 @@ DIALECTS = {
             {"include_stop_str_in_output": True, "return_token_ids": True, "logprobs": 0},
             tokenizes=True,
             chats=True,
+            likeliest=20,
         ),
-        Dialect("sglang", _OPENAI | _MORE, {"no_stop_trim": True, "logprobs": 0}, tokenizes=True, chats=False),
-        Dialect("openai", _OPENAI, {}, tokenizes=False, chats=False),
+        Dialect(
+            "sglang", _OPENAI | _MORE, {"no_stop_trim": True, "logprobs": 0}, tokenizes=True, chats=False, likeliest=20
+        ),
+        Dialect("openai", _OPENAI, {}, tokenizes=False, chats=False, likeliest=5),
     )
 }
 
@@ -86,6 +93,8 @@ class ForeignEngine:
         self._dialect = dialect
         self._text = None if tokenizer is None else TextModel(tokenizer)
         self._speaks_text = self._text is not None and dialect.name == "openai"
+        extensions = {"return_tokens_as_token_ids": True} if dialect.name == "vllm" else {}
+        self._scores = ForeignScores(connection, extensions, dialect.likeliest)
         self._running: dict[str, set[asyncio.Event]] = {}
 
     async def generate(
@@ -108,8 +117,42 @@ class ForeignEngine:
                 del self._running[request.request_id]
 
     async def score(self, request: ScoreRequest) -> list[ScoreResult]:
-        """Raises ``EngineError``: logits at chosen positions are no part of OpenAI's API."""
-        raise self._cannot(f"score (request {request.request_id!r}); serve the verifier with `reasoner engine`")
+        """See ``EngineClient`` and ``engine.foreign_scores``. A server computes an item as a whole, or says what it
+        had cached; ``max_compute`` is held against the whole."""
+        return list(await asyncio.gather(*(self._score(request, *one) for one in enumerate(request.items))))
+
+    async def _score(self, request: ScoreRequest, index: int, item: ScoreItem) -> ScoreResult:
+        tokens: list[int] = []
+        ends: list[int] = []
+        for part in item.parts:
+            tokens += await self.tokenize(request.model, part, special=False) if isinstance(part, str) else part
+            ends.append(len(tokens) - 1)
+        reads = [ends[part] for part in item.read]
+        prompts = [tokens[: position + 1] for position in reads]
+        # Of a causal model the token after each position is asked for, and is drawn.
+        needed = sum(len(prompt) + 1 for prompt in prompts) if request.token_ids else max(reads) + 1
+        if request.max_compute is not None and needed > request.max_compute:
+            return ScoreResult(index, None, needed, 0)
+        if request.token_ids:
+            names = [self._name(token) for token in request.token_ids]
+            texts = [self._prompt(prompt) for prompt in prompts]
+            result = await self._scores.logits(index, request.model, texts, names)
+        else:
+            result = await self._scores.rows(index, request.model, tokens[: max(reads) + 1], reads)
+        if request.max_compute is not None and result.computed_tokens > request.max_compute:
+            raise self._cannot(f"be held to a budget: it reports {result.computed_tokens} tokens for {needed}")
+        return result
+
+    def _name(self, token: int) -> str:
+        """What the server calls a token where it lists log-probabilities."""
+        if self._dialect.name == "vllm":
+            return f"token_id:{token}"
+        if self._text is None:
+            raise self._cannot("tell tokens apart; name the folder of its model's tokenizer")
+        return self._text.piece(token)
+
+    def _prompt(self, tokens: list[int]) -> str | list[int]:
+        return self._text.decode(tokens) if self._speaks_text and self._text is not None else tokens
 
     async def abort(self, request_id: str) -> None:
         """Ends the branches that this client has running, with what they got."""
@@ -120,19 +163,25 @@ class ForeignEngine:
         """Nothing: the server keeps no leases, and what it caches is its own affair."""
 
     async def tokenize(
-        self, model: str, text: str | Sequence[dict[str, str]], *, generation_prompt: bool = True
+        self,
+        model: str,
+        text: str | Sequence[dict[str, str]],
+        *,
+        special: bool = True,
+        generation_prompt: bool = True,
     ) -> tuple[int, ...]:
         """See ``EngineClient``. By the model's folder if there is one, else by the server."""
         if self._text is not None:
-            chat = text if isinstance(text, str) else self._text.chat(text, generation_prompt=generation_prompt)
-            return self._text.encode(chat)
+            if isinstance(text, str):
+                return self._text.encode(text, special=special)
+            return self._text.encode(self._text.chat(text, generation_prompt=generation_prompt))
         if not self._dialect.tokenizes:
             raise self._cannot("tokenise; name the folder of its model's tokenizer")
         if not isinstance(text, str) and not self._dialect.chats:
             raise self._cannot("tokenise chat messages; name the folder of its model's tokenizer")
         content: Json = {"messages": list(text), "add_generation_prompt": generation_prompt}
         if isinstance(text, str):
-            content = {"prompt": text, "add_special_tokens": False}
+            content = {"prompt": text, "add_special_tokens": special}
         answer = await self._connection.call("POST", "/tokenize", {"model": model, **content})
         return tuple(answer["tokens"])
 
@@ -157,8 +206,13 @@ class ForeignEngine:
             raise self._cannot(
                 f"tell the context of model {entry['id']!r}; name the folder of its tokenizer and config"
             )
-        vocab = 0 if self._text is None else self._text.vocab_size
-        return ModelInfo(entry["id"], "generate", int(context), vocab, 0, extra={"server": self._dialect.name})
+        server: dict[str, object] = {"server": self._dialect.name}
+        if self._text is None:
+            return ModelInfo(entry["id"], "generate", int(context), 0, 0, server)
+        text = self._text
+        return ModelInfo(
+            entry["id"], text.kind, int(context), text.vocab_size, 0, server | text.notes, text.architecture, text.bos
+        )
 
     def _check(self, request: GenerateRequest) -> None:
         """Raises ``EngineError`` that names a setting which the server would ignore or refuse."""
@@ -183,7 +237,7 @@ class ForeignEngine:
             settings["logit_bias"] = {str(token): bias for token, bias in request.sampling.logit_bias}
         return {
             "model": request.model,
-            "prompt": self._text.decode(tokens) if self._speaks_text and self._text is not None else tokens,
+            "prompt": self._prompt(tokens),
             "max_tokens": branch.max_tokens,
             "seed": branch_seed(branch),
             "temperature": request.sampling.temperature,
@@ -221,7 +275,7 @@ class ForeignEngine:
     ) -> Completion:
         ids = tuple(answer.ids)
         if not ids and answer.text:
-            ids = await self.tokenize(request.model, answer.text)
+            ids = await self.tokenize(request.model, answer.text, special=False)
         stop = answer.stop
         if stop is None and reason == "stop":
             stop = next((one for one in request.sampling.stop if answer.text.endswith(one)), None)

@@ -103,15 +103,19 @@ class LocalEngine:
             self._post(partial(core.release, lease, tokens))
 
     async def tokenize(
-        self, model: str, text: str | Sequence[dict[str, str]], *, generation_prompt: bool = True
+        self,
+        model: str,
+        text: str | Sequence[dict[str, str]],
+        *,
+        special: bool = True,
+        generation_prompt: bool = True,
     ) -> tuple[int, ...]:
         """See ``EngineClient``."""
         tokenizer = self._core(model).model.tokenizer
         if not isinstance(text, str):
             return tokenizer.encode_chat(text, generation_prompt=generation_prompt)
-        if len(text) <= LONG_TEXT:
-            return tokenizer.encode_prompt(text)
-        return await asyncio.to_thread(tokenizer.encode_prompt, text)
+        encode = tokenizer.encode_prompt if special else tokenizer.encode
+        return encode(text) if len(text) <= LONG_TEXT else await asyncio.to_thread(encode, text)
 
     async def tokenize_prompt(self, model: str, text: str) -> tuple[int, ...]:
         """Token ids of a text that is to be continued. Raises ``InvalidRequest`` when it is surely too long."""

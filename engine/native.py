@@ -69,10 +69,15 @@ class NativeEngine:
         await self._connection.call("POST", "/v1/leases/release", {"lease": lease, "tokens": tokens})
 
     async def tokenize(
-        self, model: str, text: str | Sequence[dict[str, str]], *, generation_prompt: bool = True
+        self,
+        model: str,
+        text: str | Sequence[dict[str, str]],
+        *,
+        special: bool = True,
+        generation_prompt: bool = True,
     ) -> tuple[int, ...]:
         """See ``EngineClient``."""
-        content: Json = {"prompt": text}
+        content: Json = {"prompt": text, "add_special_tokens": special}
         if not isinstance(text, str):
             content = {"messages": list(text), "add_generation_prompt": generation_prompt}
         answer = await self._connection.call("POST", "/tokenize", {"model": model, **content})

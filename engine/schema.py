@@ -258,6 +258,8 @@ class TokenizeBody(_Body):
     model: str
     prompt: _Text | None = None
     messages: Annotated[list[dict[str, _Text]], Field(min_length=1)] | None = None
+    add_special_tokens: bool = True
+    """Of a prompt; a chat's template writes them itself."""
     add_generation_prompt: bool = True
 
     @model_validator(mode="after")

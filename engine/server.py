@@ -92,7 +92,9 @@ def create_app(engine: LocalEngine) -> FastAPI:
     @app.post("/tokenize")
     async def tokenize(body: TokenizeBody) -> dict[str, object]:
         text = body.prompt if body.prompt is not None else body.messages or []
-        tokens = await engine.tokenize(body.model, text, generation_prompt=body.add_generation_prompt)
+        tokens = await engine.tokenize(
+            body.model, text, special=body.add_special_tokens, generation_prompt=body.add_generation_prompt
+        )
         return {"tokens": tokens, "count": len(tokens)}
 
     @app.get("/v1/models")

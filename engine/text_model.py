@@ -5,9 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from engine.types import EngineError, InvalidRequest
+
+_CLASSIFIERS = ("TokenClassification", "SequenceClassification", "ForProcessRewardModel", "ForPrmModel")
+"""How the names of architectures end that answer labels, not tokens."""
 
 
 class TextModel:
@@ -26,10 +29,22 @@ class TextModel:
         config = _read(folder / "config.json")
         self.context: int | None = config.get("max_position_embeddings")
         self.vocab_size: int = config.get("vocab_size") or self._fast.get_vocab_size()
+        self.architecture = str(next(iter(config.get("architectures") or []), ""))
+        self.kind: Literal["generate", "classify"] = (
+            "classify" if self.architecture.endswith(_CLASSIFIERS) else "generate"
+        )
+        self.notes: dict[str, object] = {name: value for name, value in config.items() if name.startswith("reasoner_")}
+        first = self._settings.get("bos_token")
+        self.bos: int | None = self._fast.token_to_id(first["content"] if isinstance(first, dict) else first or "")
 
-    def encode(self, text: str) -> tuple[int, ...]:
-        """Token ids of a text; no special tokens are added."""
-        return tuple(self._fast.encode(text, add_special_tokens=False).ids)
+    def encode(self, text: str, *, special: bool = False) -> tuple[int, ...]:
+        """Token ids of a text, with ``special`` as the tokenizer begins one."""
+        return tuple(self._fast.encode(text, add_special_tokens=special).ids)
+
+    def piece(self, token: int) -> str:
+        """The text of one token alone, as servers name it where they list log-probabilities."""
+        text: str = self._fast.decode([token], skip_special_tokens=False)
+        return text
 
     def decode(self, tokens: Sequence[int]) -> str:
         """The text of the tokens, special ones too. Raises ``InvalidRequest`` when they are no whole text."""

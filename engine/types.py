@@ -237,11 +237,18 @@ class EngineClient(Protocol):
         ...
 
     async def tokenize(
-        self, model: str, text: str | Sequence[dict[str, str]], *, generation_prompt: bool = True
+        self,
+        model: str,
+        text: str | Sequence[dict[str, str]],
+        *,
+        special: bool = True,
+        generation_prompt: bool = True,
     ) -> tuple[int, ...]:
-        """Token ids of a plain text as the model begins one (with the first token that its tokenizer puts there, if it
-        puts one), or of chat messages through the model's template, with the generation prompt unless that is not
-        wanted."""
+        """Token ids of a plain text, or of chat messages through the model's template.
+
+        ``special``: a plain text begins as the tokenizer begins one (Llama and Gemma: with a first token); without it
+        the text is a piece of another one. ``generation_prompt``: what tells the model to speak follows the messages.
+        """
         ...
 
     async def models(self) -> list[ModelInfo]:

@@ -48,8 +48,7 @@ class Judge:
 
         ``conversation``: the question as chat messages; ``lease``: see ``ScoreRequest``.
         """
-        nothing = await engine.tokenize(info.id, "")
-        yes, no = [(await engine.tokenize(info.id, word))[len(nothing) :][:1] for word in ("Yes", "No")]
+        yes, no = [(await engine.tokenize(info.id, word, special=False))[:1] for word in ("Yes", "No")]
         if not yes or not no or yes == no:
             raise EngineError(f"model {info.id!r} cannot judge: its tokenizer does not tell 'Yes' from 'No'")
         judge = cls(engine, info, as_text(conversation), (yes[0], no[0]), lease)

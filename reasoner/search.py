@@ -162,7 +162,7 @@ class Search:
     async def tokenize(self, text: str | Sequence[dict[str, str]]) -> tuple[int, ...]:
         """The policy's tokens of a plain text, or of a conversation with what prompts the next turn. They depend on
         nothing else, so no journal keeps them."""
-        return await self._models.engine.tokenize(self._models.policy.id, text)
+        return await self._models.engine.tokenize(self._models.policy.id, text, special=False)
 
     def rng(self, node: Node, purpose: str = "") -> random.Random:
         """Randomness for a decision: the same for the same job seed, node and purpose, and no other's."""

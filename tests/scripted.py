@@ -77,7 +77,12 @@ class ScriptedEngine:
         ]
 
     async def tokenize(
-        self, model: str, text: str | Sequence[dict[str, str]], *, generation_prompt: bool = True
+        self,
+        model: str,
+        text: str | Sequence[dict[str, str]],
+        *,
+        special: bool = True,
+        generation_prompt: bool = True,
     ) -> tuple[int, ...]:
         if text == TEXTS[SEPARATOR]:
             return (SEPARATOR,)

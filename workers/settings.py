@@ -83,6 +83,12 @@ class Settings(BaseSettings):
     )
     model: str = Field("policy", description="A bundled model, a model folder, or NAME=FOLDER.")
     prm: str = Field("prm", description="The verifier: a bundled model, a model folder, or NAME=FOLDER.")
+    prm_url: str | None = Field(
+        None, description="A server that serves the verifier under its name: ours, vLLM or one like OpenAI's."
+    )
+    prm_tokenizer: Path | None = Field(
+        None, description="Folder of the model behind prm_url (config and tokenizer), if that server is not ours."
+    )
     prm_format: StepFormat | None = Field(
         None, description="How the verifier reads steps, where its checkpoint does not show it."
     )
@@ -112,11 +118,11 @@ class Settings(BaseSettings):
     body_cap: Annotated[int, Field(ge=1024)] = Field(1 << 20, description="Largest request body in bytes.")
     api_keys: Annotated[tuple[SecretStr, ...], NoDecode] = Field((), description="Bearer keys; none: no keys needed.")
 
-    @field_validator("redis_url", "engine_url")
+    @field_validator("redis_url", "engine_url", "prm_url")
     @classmethod
     def _known_scheme(cls, value: str | None, info: Any) -> str | None:
-        known = {"redis_url": ("redis://", "rediss://", "unix://"), "engine_url": ("http://", "https://", "unix://")}
-        schemes = known[info.field_name]
+        redis = info.field_name == "redis_url"
+        schemes = ("redis://", "rediss://", "unix://") if redis else ("http://", "https://", "unix://")
         if value is not None and not value.startswith(schemes):
             raise ValueError(f"must start with one of {', '.join(schemes)}")
         if value is not None:

@@ -12,9 +12,9 @@ from typing import Any
 from celery import Celery
 from celery.signals import setup_logging, worker_shutting_down
 
-from engine.client import HttpEngine
 from reasoner.run import run_job
 from workers.embedded import broker_url
+from workers.engines import connect
 from workers.execution import RunJob, execute
 from workers.logs import configure_logging
 from workers.messages import QUEUES, RUN_TASK, make_celery
@@ -67,7 +67,7 @@ def make_worker(settings: Settings, run: RunJob | None = None) -> Celery:
 
     async def wake(job_id: str) -> None:
         store = JobStore(broker_url(settings), patience=BROKER_PATIENCE)
-        engine = HttpEngine(settings.engine_address, tokenizer=settings.engine_tokenizer)
+        engine = connect(settings)
         try:
             with draining.listen() as stopping:
                 if stopping.is_set():

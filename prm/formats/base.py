@@ -49,7 +49,6 @@ class Format(ABC):
             raise self.refuse(f"'reasoner_prm' has fields that format {self.name!r} does not know: {', '.join(notes)}")
         self.engine = engine
         self.info = info
-        self._around: tuple[int, ...] | None = None
 
     async def prepare(self) -> None:
         """Looks up the tokens that the format needs. Raises ``EngineError`` that names one which is missing."""
@@ -69,13 +68,8 @@ class Format(ABC):
         """That the step is right, from the logits at its last token."""
 
     async def tokens_of(self, text: str) -> tuple[int, ...]:
-        """The tokens of a text, without those that the tokenizer puts around one."""
-        if self._around is None:
-            self._around = await self.engine.tokenize(self.info.id, "")
-        around, tokens = self._around, await self.engine.tokenize(self.info.id, text)
-        pairs = enumerate(zip(around, tokens, strict=False))
-        before = next((at for at, (one, other) in pairs if one != other), len(around))
-        return tokens[before : len(tokens) - len(around) + before]
+        """The tokens of a text, without those that the tokenizer begins one with."""
+        return await self.engine.tokenize(self.info.id, text, special=False)
 
     async def token(self, text: str, what: str) -> int:
         """The one token that a text is. Raises ``EngineError`` when the tokenizer has none for it."""

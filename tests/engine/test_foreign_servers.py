@@ -138,7 +138,7 @@ async def test_what_a_foreign_server_cannot_do_is_named(foreign: HttpEngine, tra
         with pytest.raises(EngineError, match=message):
             await collect(foreign, generate(prompt, [Branch(1, 1, 3)], model=str(POLICY), **law))
     with pytest.raises(EngineError, match="cannot score"):
-        await foreign.score(score(ScoreItem((prompt,), (0,)), token_ids=(1,)))
+        await foreign.score(score(ScoreItem((prompt,), (0,)), token_ids=(1,), model=str(POLICY)))
     with pytest.raises(EngineError, match="cannot empty"):
         await foreign.clear_cache()
     await foreign.release("job")

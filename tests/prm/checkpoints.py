@@ -172,9 +172,7 @@ def reference(kind: str, folder: Path, question: str, steps: Sequence[str]) -> l
                 add_generation_prompt=False,
             )
             ids = tokenizer.encode(text)
-            hidden, weights = _hidden(folder, ids), load_file(folder / "model.safetensors")
-            hidden = torch.relu(nn.functional.linear(hidden, weights["score.0.weight"], weights["score.0.bias"]))
-            logits = nn.functional.linear(hidden, weights["score.2.weight"], weights["score.2.bias"])
+            logits = label_logits(kind, folder, ids)
             mask = torch.tensor(ids) == tokenizer.convert_tokens_to_ids("<extra_0>")
             return [float(score) for score in logits.softmax(-1)[mask][:, 1]]
         case "skywork":
@@ -183,9 +181,7 @@ def reference(kind: str, folder: Path, question: str, steps: Sequence[str]) -> l
             for step in steps:
                 ids += [*tokenizer.encode(step), tokenizer.encode("\n")[-1]]
                 ends.append(len(ids) - 1)
-            weights = load_file(folder / "model.safetensors")
-            head = weights["v_head.summary.weight"], weights["v_head.summary.bias"]
-            rewards = torch.sigmoid(nn.functional.linear(_hidden(folder, ids), *head))[:, 0]
+            rewards = torch.sigmoid(label_logits(kind, folder, ids))[:, 0]
             return [float(rewards[end]) for end in ends]
         case "math_shepherd":
             model = AutoModelForCausalLM.from_pretrained(folder).eval()
@@ -218,3 +214,24 @@ def _hidden(folder: Path, ids: Sequence[int]) -> Tensor:
     model.load_state_dict(body)
     hidden: Tensor = model(torch.tensor([ids])).last_hidden_state[0]
     return hidden
+
+
+@torch.no_grad()
+def label_logits(kind: str, folder: Path, ids: Sequence[int]) -> Tensor:
+    """What a reward model's head answers at every token, ``[tokens, labels]``."""
+    weights = load_file(folder / "model.safetensors")
+    hidden = _hidden(folder, ids)
+    if kind == "skywork":
+        return nn.functional.linear(hidden, weights["v_head.summary.weight"], weights["v_head.summary.bias"])
+    if kind == "outcome_two":
+        return nn.functional.linear(hidden, weights["score.weight"])
+    hidden = torch.relu(nn.functional.linear(hidden, weights["score.0.weight"], weights["score.0.bias"]))
+    return nn.functional.linear(hidden, weights["score.2.weight"], weights["score.2.bias"])
+
+
+@torch.no_grad()
+def next_logprobs(folder: Path, ids: Sequence[int], tokens: Sequence[int]) -> list[float]:
+    """Of some tokens after a text."""
+    model = AutoModelForCausalLM.from_pretrained(folder).eval()
+    logprobs: list[float] = model(torch.tensor([ids])).logits[0, -1].log_softmax(-1)[list(tokens)].tolist()
+    return logprobs

@@ -1,0 +1,115 @@
+"""Reading models of other people's servers at chosen positions.
+
+A reward model is asked through vLLM's ``/pooling``, in token ids: the server answers a row for every token, or for
+those of its own step tag alone (pooling type ``STEP``), as logits or as probabilities. A causal model is asked for one
+token after each position, with the log-probabilities of the likeliest, which OpenAI's completions report; a token that
+is not among them counts as the least likely that is.
+
+Source: https://docs.vllm.ai/en/latest/models/pooling_models/ and vLLM's ``PoolingParams``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Sequence
+
+from engine.connection import Connection
+from engine.types import EngineError, ScoreResult
+from engine.wire import Json
+
+_AT_ONCE = 16
+"""Items that are asked for side by side."""
+Row = tuple[float, ...]
+
+
+class ForeignScores:
+    """Scores on one server."""
+
+    def __init__(self, connection: Connection, extensions: Json, likeliest: int) -> None:
+        """``extensions``: what is sent with a completion. ``likeliest``: how many log-probabilities it reports."""
+        self._connection = connection
+        self._extensions = extensions
+        self._likeliest = likeliest
+        self._slots = asyncio.Semaphore(_AT_ONCE)
+
+    async def rows(self, index: int, model: str, tokens: Sequence[int], reads: Sequence[int]) -> ScoreResult:
+        """The labels of a reward model at the positions ``reads`` of one sequence. It is read as a whole."""
+        body = {"model": model, "input": list(tokens), "encoding_format": "float"}
+        # What vLLM calls it now, and what it was called: logits, if there is a choice.
+        raw = {"use_activation": False, "activation": False}
+        async with self._slots:
+            answer = await self._connection.call("POST", "/pooling", body | raw)
+        rows = _rows(answer, tokens, reads)
+        computed, cached = _bill(answer)
+        return ScoreResult(index, tuple(_logits(row) for row in rows), computed, cached)
+
+    async def logits(
+        self, index: int, model: str, prompts: Sequence[str | Sequence[int]], wanted: Sequence[str]
+    ) -> ScoreResult:
+        """The log-probabilities of tokens, by the names that the server gives them, after each of some texts."""
+        values, computed, cached = [], 0, 0
+        for prompt in prompts:
+            body = {
+                "model": model,
+                "prompt": prompt,
+                "max_tokens": 1,
+                "temperature": 0.0,
+                **self._extensions,
+                "logprobs": self._likeliest,
+            }
+            async with self._slots:
+                answer = await self._connection.call("POST", "/v1/completions", body)
+            values.append(_logprobs(answer, wanted))
+            new, known = _bill(answer)
+            computed, cached = computed + new, cached + known
+        return ScoreResult(index, tuple(values), computed, cached)
+
+
+def _rows(answer: Json, tokens: Sequence[int], reads: Sequence[int]) -> list[Row]:
+    """The rows at ``reads``, of all that the server answered."""
+    try:
+        data = answer["data"][0]["data"]
+        found = [tuple(map(float, row)) for row in (data if isinstance(data[0], list) else [data])]
+    except (KeyError, IndexError, TypeError, ValueError) as error:
+        raise EngineError(f"the answer of /pooling is not understood: {error!r}") from error
+    if len(found) == len(tokens):
+        return [found[position] for position in reads]
+    tags = {tokens[position] for position in reads}
+    marked = [position for position, token in enumerate(tokens) if token in tags]
+    if len(tags) == 1 and len(found) == len(marked):
+        return [found[marked.index(position)] for position in reads]
+    if len(found) == 1 and list(reads) == [len(tokens) - 1]:
+        return found
+    raise EngineError(
+        f"/pooling answered {len(found)} rows for {len(tokens)} tokens, {len(marked)} of them like those to be read: "
+        "serve the model with pooling type ALL, or STEP with its own step tag"
+    )
+
+
+def _logits(row: Row) -> Row:
+    """Probabilities as logits that have them as softmax; logits as they are."""
+    if len(row) > 1 and min(row) >= 0 and abs(math.fsum(row) - 1) < 1e-3:
+        return tuple(math.log(max(value, 1e-30)) for value in row)
+    return row
+
+
+def _logprobs(answer: Json, wanted: Sequence[str]) -> Row:
+    try:
+        likeliest: dict[str, float] = answer["choices"][0]["logprobs"]["top_logprobs"][0]
+    except (KeyError, IndexError, TypeError) as error:
+        raise EngineError("the server reports no log-probabilities, and so it cannot score") from error
+    if not likeliest.keys() & set(wanted):
+        raise EngineError(f"none of {', '.join(map(repr, wanted))} is among the likeliest tokens where one is due")
+    least = min(likeliest.values())
+    return tuple(likeliest.get(token, least) for token in wanted)
+
+
+def _bill(answer: Json) -> tuple[int, int]:
+    """Tokens computed and cached, as the server reports them."""
+    usage = answer.get("usage") or {}
+    read = usage.get("prompt_tokens")
+    if not isinstance(read, int):
+        raise EngineError("the server does not report prompt_tokens, which a budget is held against")
+    cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
+    return read - cached + (usage.get("completion_tokens") or 0), cached
