@@ -69,4 +69,4 @@ def best_of(rivals: list[Node]) -> Node:
     return max(sorted(rivals, key=lambda node: node.path), key=lambda node: -1.0 if node.score is None else node.score)
 
 
-STRATEGY = Strategy("dvts", Dvts, run, needs_verifier=True)
+STRATEGY = Strategy("dvts", Dvts, run, needs_verifier=True, needs_steps=True)

@@ -47,4 +47,4 @@ async def run(search: Search, params: Lookahead, equivalence: Equivalence) -> Ch
     return await climb(search, params, ahead)
 
 
-STRATEGY = Strategy("lookahead", Lookahead, run, needs_verifier=True)
+STRATEGY = Strategy("lookahead", Lookahead, run, needs_verifier=True, needs_steps=True)

@@ -65,4 +65,4 @@ def systematic(weights: Sequence[float], places: int, rng: random.Random) -> lis
     return counts
 
 
-STRATEGY = Strategy("particle", Particle, run, needs_verifier=True)
+STRATEGY = Strategy("particle", Particle, run, needs_verifier=True, needs_steps=True)
