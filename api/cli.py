@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from api import cli_batch, cli_bench, cli_eval, cli_jobs, cli_prm, cli_quantize, demo
+from api import cli_batch, cli_bench, cli_calibrate, cli_eval, cli_jobs, cli_prm, cli_quantize, demo
 from api.client import ServiceError
 from api.supervisor import StartError
 from workers.settings import ConfigError, Settings, load_settings
@@ -21,6 +21,7 @@ app = typer.Typer(
 )
 app.command("solve", context_settings=cli_jobs.EXTRA)(cli_jobs.solve)
 app.command("eval")(cli_eval.evaluate_suite)
+app.command("calibrate")(cli_calibrate.calibrate_suite)
 app.command("quantize")(cli_quantize.quantize)
 app.command("demo")(demo.demo)
 app.add_typer(cli_jobs.jobs, name="jobs", help="Submit, list, show, watch and cancel jobs of a running service.")

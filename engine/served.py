@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from engine.detokenize import StopStrings, TextReader, text_of
+from engine.fingerprint import fingerprint
 from engine.limits import check_generate, check_score, check_tokens
 from engine.models.model import Model
 from engine.penalties import Penalties
@@ -42,6 +43,7 @@ class ServedModel:
             architecture=config.architecture,
             bos=self.tokenizer.bos,
             extra=config.extra,
+            fingerprint=fingerprint(folder),
         )
         self._eos = frozenset(config.eos) | (frozenset() if self.tokenizer.eos is None else {self.tokenizer.eos})
         self._max_sequences = max_sequences

@@ -209,6 +209,8 @@ class ModelInfo:
     """The class that the checkpoint was saved from, such as ``Qwen2ForProcessRewardModel``; empty if nobody knows."""
     bos: int | None = None
     """The tokenizer's ``bos_token``, whether or not it puts it before a text by itself."""
+    fingerprint: str = ""
+    """Tells checkpoints apart (``engine.fingerprint``); empty where the server does not say."""
 
 
 class EngineClient(Protocol):

@@ -58,7 +58,7 @@ def score_from_json(value: Json) -> ScoreResult:
 
 def model_from_json(value: Json) -> ModelInfo:
     """A served model, from an entry of ``/v1/models``."""
-    fields = ("id", "kind", "context", "vocab_size", "parameters", "architecture", "bos", "extra")
+    fields = ("id", "kind", "context", "vocab_size", "parameters", "architecture", "bos", "extra", "fingerprint")
     return ModelInfo(**{name: value[name] for name in fields})
 
 

@@ -7,7 +7,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
+FARTHEST = 6.0
+"""Log-odds beyond this are taken for this: probabilities of 0.0025 and 0.9975."""
 TINY = 1e-300
 """Stands for zero in a denominator of the continued fraction."""
 
@@ -56,3 +59,45 @@ def beta_cdf(x: float, a: float, b: float) -> float:
         if abs(c * d - 1.0) < 1e-15:
             break
     return scale * (value - 1.0) / a
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """What speaks for one answer: its candidates, and the best verifier score among them (``None`` without any)."""
+
+    votes: int
+    score: float | None
+
+
+FEATURES = ("constant", "score", "rival_score", "votes", "rival_votes")
+
+
+def features(answers: Sequence[Evidence], index: int) -> tuple[float, ...]:
+    """What decides how probable it is that ``answers[index]`` is right, in the order of ``FEATURES``.
+
+    Scores are log-odds, of this answer and of the best other one; votes are logarithms, of this answer's count and of
+    one more than the largest other count. An answer without a score counts as one that the verifier is sure is wrong.
+    """
+    own = answers[index]
+    rivals = [other for place, other in enumerate(answers) if place != index]
+    return (
+        1.0,
+        log_odds(own.score),
+        max((log_odds(rival.score) for rival in rivals), default=-FARTHEST),
+        math.log(own.votes),
+        math.log1p(max((rival.votes for rival in rivals), default=0)),
+    )
+
+
+def log_odds(probability: float | None) -> float:
+    """log(p / (1 - p)), at most ``FARTHEST`` from 0; the lowest for ``None``."""
+    if not probability:
+        return -FARTHEST
+    return (
+        FARTHEST if probability >= 1.0 else max(-FARTHEST, min(FARTHEST, math.log(probability / (1.0 - probability))))
+    )
+
+
+def logistic(value: float) -> float:
+    """1 / (1 + e^-value)."""
+    return 1.0 / (1.0 + math.exp(-value)) if value >= 0.0 else 1.0 - 1.0 / (1.0 + math.exp(value))

@@ -81,6 +81,11 @@ class JobSpec(Strict):
     answer: AnswerSpec = Field(
         default_factory=AnswerSpec, description="Where a solution states its answer, and how answers are compared."
     )
+    confidence: Annotated[float, Field(ge=0, le=1)] | None = Field(
+        None,
+        description="Stop as soon as the answer is right, or stays the leader, with this probability. For strategies "
+        "that stop by it: see stops_when_sure of GET /v1/strategies.",
+    )
     seed: Annotated[int, Field(ge=0, lt=2**63)] | None = Field(None, description="Without it one is drawn and echoed.")
     deterministic: bool = Field(
         False, description="The same job and seed search the same tree, however quick each branch is; it may be slower."
@@ -121,6 +126,15 @@ class JobSpec(Strict):
                 f"strategy {self.strategy.name!r} needs a verifier of single steps, and {self.verifier.kind!r} scores "
                 f"finished solutions alone: use one of {', '.join(fitting)}"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _confidence_is_heard(self) -> Self:
+        from reasoner.strategies import STRATEGIES
+
+        if self.confidence is not None and not STRATEGIES[self.strategy.name].stops_when_sure:
+            able = ", ".join(name for name, strategy in STRATEGIES.items() if strategy.stops_when_sure)
+            raise ValueError(f"'confidence' means nothing to strategy {self.strategy.name!r}; it stops {able}")
         return self
 
     def conversation(self) -> list[dict[str, str]]:

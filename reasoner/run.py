@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Literal
 
-from engine.types import EngineClient
+from engine.types import EngineClient, ModelInfo
+from reasoner.calibration import Calibration, shipped_calibration
 from reasoner.equivalence import Equivalence
 from reasoner.jobs import JobResult, JobSpec, Usage
 from reasoner.journal import Journal
 from reasoner.lease import CacheLease
 from reasoner.prices import Prices
 from reasoner.search import Models, Search
-from reasoner.served import wanted_policy
+from reasoner.served import wanted_policy, wanted_verifier
 from reasoner.strategies import STRATEGIES, Choice, resolve
+from reasoner.verifier_specs import PrmVerifier
+
+log = logging.getLogger("reasoner.run")
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,8 +41,10 @@ async def run_job(
     *,
     cancelled: asyncio.Event | None = None,
     prices: Mapping[str, Prices] | None = None,
+    calibration: Calibration | None = None,
 ) -> JobOutcome:
     """Searches for an answer; ``spec.seed`` must be set, and models where several are served. ``prices`` are by model.
+    ``calibration``, by default that of the bundled models, is used if it was fitted for the job's models.
 
     Raises ``JobCancelled`` soon after ``cancelled`` is set, ``LeaseLost`` when the journal has another owner,
     ``EngineUnavailable`` when the engine is away (run it again later: the journal holds what is done), and
@@ -44,7 +52,8 @@ async def run_job(
     """
     strategy = STRATEGIES[spec.strategy.name]
     params = resolve(spec.strategy.name, spec.strategy.params)
-    async with open_search(spec, engine, journal, cancelled=cancelled, prices=prices) as (search, equivalence):
+    opened = open_search(spec, engine, journal, cancelled=cancelled, prices=prices, calibration=calibration)
+    async with opened as (search, equivalence):
         choice = await strategy.run(search, params, equivalence.settled_by(search.settle))
         await search.select(choice.node)
     return _outcome(search, choice)
@@ -58,18 +67,48 @@ async def open_search(
     *,
     cancelled: asyncio.Event | None = None,
     prices: Mapping[str, Prices] | None = None,
+    calibration: Calibration | None = None,
 ) -> AsyncIterator[tuple[Search, Equivalence]]:
-    """What ``run_job`` hands to the strategy: with a verifier if the strategy needs one. Raises as ``run_job``."""
-    needs_verifier = STRATEGIES[spec.strategy.name].needs_verifier
+    """What ``run_job`` hands to the strategy: with a verifier if the strategy takes one. Raises as ``run_job``."""
+    strategy = STRATEGIES[spec.strategy.name]
     async with CacheLease(engine, journal.job_id) as lease, Equivalence() as equivalence:
         served = {info.id: info for info in await engine.models()}
         policy = wanted_policy(spec).find(served.values())
-        models = Models(engine, served, policy, lease, needs_verifier, equivalence, prices or {})
-        search = await Search.begin(spec, models, journal, cancelled or asyncio.Event())
+        verifies = strategy.needs_verifier or (strategy.welcomes_verifier and _has_verifier(spec, served))
+        models = Models(engine, served, policy, lease, verifies, equivalence, prices or {})
+        table = None
+        if strategy.stops_when_sure and verifies:
+            table = _fitting(calibration or shipped_calibration(), spec, models)
+        search = await Search.begin(spec, models, journal, cancelled or asyncio.Event(), table)
         try:
             yield search, equivalence
         finally:
             await search.close()
+
+
+def _has_verifier(spec: JobSpec, served: Mapping[str, ModelInfo]) -> bool:
+    """Whether the job names a verifier, or its kind needs no model, or one that fits is served."""
+    wanted = wanted_verifier(spec.verifier)
+    return wanted is None or wanted.name is not None or any(wanted.fits(info) for info in served.values())
+
+
+def _fitting(calibration: Calibration, spec: JobSpec, models: Models) -> Calibration | None:
+    """The table, if it holds for what this job runs on; a warning names both sides if it does not."""
+    wanted = wanted_verifier(spec.verifier)
+    if spec.verifier == PrmVerifier(model=None if wanted is None else wanted.name) and wanted is not None:
+        wrong = calibration.mismatch(models.policy, wanted.find(models.served.values()))
+    else:
+        wrong = f"the calibration was fitted for {PrmVerifier()!r}, and this job has {spec.verifier!r}"
+    if wrong is None:
+        return calibration
+    _warn(f"{wrong}: it is left out, and agreement alone makes sure; 'reasoner calibrate' fits another")
+    return None
+
+
+@lru_cache(64)
+def _warn(message: str) -> None:
+    """Once for each message: every job of a service says the same."""
+    log.warning(message)
 
 
 def _outcome(search: Search, choice: Choice) -> JobOutcome:

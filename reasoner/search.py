@@ -9,15 +9,19 @@ and the batches in which they first came, so the strategy decides as it did and 
 from __future__ import annotations
 
 import asyncio
+import json
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from hashlib import blake2b
+from typing import Any
 
 from engine.types import EngineClient, InvalidRequest, ModelInfo
 from reasoner.allocator import RULES, TRUST, Ask, Standing
 from reasoner.allowance import Grants
 from reasoner.answers import canonical
 from reasoner.budget import Ledger
+from reasoner.calibration import Calibration
 from reasoner.equivalence import Equivalence
 from reasoner.jobs import JobSpec, Usage
 from reasoner.journal import Journal
@@ -58,12 +62,15 @@ class Search:
         scorer: NodeScorer | None,
         prompt: tuple[int, ...],
         cancelled: asyncio.Event,
+        calibration: Calibration | None = None,
     ) -> None:
         if spec.seed is None:
             raise ValueError("a search needs a seed: draw one when the job is accepted")
         self.spec = spec
         self.ledger = ledger
         self.root = Node(path=(), parent=None, prefix=prompt)
+        self.calibration = calibration
+        """What scores and votes mean for the job's models; ``None`` where nobody measured it."""
         self._models = models
         self._record = record
         self._scorer = scorer
@@ -72,7 +79,14 @@ class Search:
         )
 
     @classmethod
-    async def begin(cls, spec: JobSpec, models: Models, journal: Journal, cancelled: asyncio.Event) -> Search:
+    async def begin(
+        cls,
+        spec: JobSpec,
+        models: Models,
+        journal: Journal,
+        cancelled: asyncio.Event,
+        calibration: Calibration | None = None,
+    ) -> Search:
         """Tokenises the question and loads what earlier attempts left in the journal."""
         conversation = spec.conversation()
         prompt = await models.engine.tokenize(models.policy.id, conversation)
@@ -92,7 +106,7 @@ class Search:
                 )
             )
         record = Record(journal, ledger, await journal.load())
-        search = cls(spec, models, ledger, record, scorer, prompt, cancelled)
+        search = cls(spec, models, ledger, record, scorer, prompt, cancelled, calibration)
         if journal.allowance is not None:
             search._shared.grants = Grants(journal.allowance, ledger, record, search._ask)
         return search
@@ -208,6 +222,17 @@ class Search:
         value = await find()
         await self._record.write([Answer(key, "settled", {"value": value}, Usage())])
         return value
+
+    @property
+    def verifies(self) -> bool:
+        """Whether there is a verifier."""
+        return self._scorer is not None
+
+    async def decide(self, key: str, data: dict[str, Any]) -> None:
+        """Writes a decision where the client and a replay can see it. A replay that decides something else, because it
+        is other code or another table, raises ``ReplayMismatch``: what it decided is part of the key."""
+        digest = blake2b(json.dumps(data, sort_keys=True).encode(), digest_size=6).hexdigest()
+        await self._record.note(f"decide:{key}:{digest}", "decision", data, Usage())
 
     async def select(self, node: Node | None) -> None:
         """Records the chosen leaf; the last thing that a search does."""

@@ -19,6 +19,7 @@ from pydantic_settings import (
     TomlConfigSettingsSource,
 )
 
+from reasoner.calibration import Calibration, CalibrationError, read_calibration
 from reasoner.effort import DEFAULT_EFFORTS, Effort
 from reasoner.jobs import MAX_BUDGET_SECONDS, MAX_BUDGET_TOKENS
 from reasoner.prices import Prices
@@ -91,6 +92,9 @@ class Settings(BaseSettings):
     )
     prm_format: StepFormat | None = Field(
         None, description="How the verifier reads steps, where its checkpoint does not show it."
+    )
+    calibration: Path | None = Field(
+        None, description="Table of 'reasoner calibrate' for the strategy auto; without it that of the bundled models."
     )
     host: str = "127.0.0.1"
     port: Annotated[int, Field(ge=1, le=65535)] = 8000
@@ -170,6 +174,15 @@ class Settings(BaseSettings):
         if kind == "draft_model" and equals:
             return f"{kind}={model_folder(where, 'draft')}"
         return f"{kind}={Path(where).expanduser().absolute()}" if equals else kind
+
+    def read_calibration(self) -> Calibration | None:
+        """The configured table. Raises ``ConfigError`` for one that cannot be used."""
+        if self.calibration is None:
+            return None
+        try:
+            return read_calibration(self.calibration.expanduser())
+        except CalibrationError as error:
+            raise ConfigError(str(error)) from None
 
     @property
     def engine_address(self) -> str:

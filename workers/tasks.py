@@ -57,9 +57,10 @@ class Draining:
 def make_worker(settings: Settings, run: RunJob | None = None) -> Celery:
     """The application with its task. Each job runs on an event loop of its own, in one thread of the pool.
 
-    ``run`` is for tests; without it jobs are searched for answers, at the configured prices.
+    ``run`` is for tests; without it jobs are searched for answers, at the configured prices and with the
+    configured calibration. Raises ``ConfigError`` when that cannot be used.
     """
-    search: RunJob = run or functools.partial(run_job, prices=settings.prices)
+    search: RunJob = run or functools.partial(run_job, prices=settings.prices, calibration=settings.read_calibration())
     app = make_celery(settings)
     draining = Draining()
     worker_shutting_down.connect(draining.begin, weak=False)

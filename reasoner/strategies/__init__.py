@@ -7,7 +7,9 @@ from typing import Any
 from pydantic import ValidationError
 
 from reasoner.strategies import (
+    auto,
     beam,
+    best_first,
     best_of_n,
     budget_forcing,
     deepconf,
@@ -39,6 +41,8 @@ STRATEGIES: dict[str, Strategy[Any]] = {
         rebase.STRATEGY,
         mcts.STRATEGY,
         particle.STRATEGY,
+        best_first.STRATEGY,
+        auto.STRATEGY,
     )
 }
 
@@ -67,6 +71,7 @@ def schemas() -> dict[str, dict[str, Any]]:
         name: {
             "summary": (strategy.run.__doc__ or "").strip().split("\n")[0],
             "needs_verifier": strategy.needs_verifier,
+            "stops_when_sure": strategy.stops_when_sure,
             "parameters": strategy.params.model_json_schema(),
         }
         for name, strategy in STRATEGIES.items()

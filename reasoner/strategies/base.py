@@ -45,6 +45,10 @@ class Strategy(Generic[P]):
     needs_verifier: bool
     needs_steps: bool = False
     """Whether it lives on scores of solutions that are not finished, which not every verifier gives."""
+    welcomes_verifier: bool = False
+    """Whether it takes a verifier where there is one, and does without otherwise."""
+    stops_when_sure: bool = False
+    """Whether it stops by ``JobSpec.confidence``."""
 
 
 def best_scored(nodes: Sequence[Node]) -> Choice:

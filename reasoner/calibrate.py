@@ -1,0 +1,91 @@
+"""Makes the table of ``auto``: measures, fits the curve, measures the strategies that stop by it, fits the stages."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from engine.types import EngineClient
+from reasoner.calibration import Bin, Calibration, Curve, Mark, Reliability
+from reasoner.fitting import TREES, Measured, fit_curve, fit_stages, gather, reliability
+from reasoner.jobs import JobSpec, StrategySpec
+from reasoner.served import wanted_policy, wanted_verifier
+from reasoner.trials import POOL, TrialFile, measure, problems_to_fit
+from reasoner.verifier_specs import PrmVerifier
+
+CONFIDENCE = 0.95
+WORTH = 20_000
+"""Tokens that one more right answer may cost."""
+
+
+async def calibrate(
+    suites: Sequence[str],
+    engine: EngineClient,
+    measurements: Path,
+    command: str,
+    *,
+    limit: int,
+    seed: int,
+    concurrency: int,
+    progress: Callable[[int, int], None],
+) -> Calibration:
+    """The table for the engine's only policy and its only verifier; ``progress(done, total)`` counts runs.
+
+    The curve is fitted on the pools, the strategies run with it, and it is fitted again with what they found. How well
+    it holds is measured on the half of the problems that a curve of the other half has not seen. Raises ``ValueError``
+    for an unknown suite, ``CalibrationError`` for measurements of something else, and the engine's errors.
+    """
+    served = await engine.models()
+    verifies = wanted_verifier(PrmVerifier())
+    assert verifies is not None
+    policy = Mark.of(wanted_policy(JobSpec(problem="any")).find(served))
+    verifier = Mark.of(verifies.find(served))
+    problems = [problem for suite in suites for problem in problems_to_fit(suite, limit)]
+    setting = {"policy": policy.model_dump(), "verifier": verifier.model_dump(), "seed": seed, "confidence": CONFIDENCE}
+    file = TrialFile(measurements, setting)
+    total, done = len(problems) * (1 + len(TREES)), 0
+
+    def advance() -> None:
+        nonlocal done
+        done += 1
+        progress(done, total)
+
+    def table(curve: Curve, probe: int, bins: list[Bin], held: Reliability) -> Calibration:
+        return Calibration(
+            version=1,
+            command=command,
+            suites=list(suites),
+            problems=len(problems),
+            policy=policy,
+            verifier=verifier,
+            confidence=CONFIDENCE,
+            probe=probe,
+            curve=curve,
+            bins=bins,
+            reliability=held,
+        )
+
+    async def run(stages: Sequence[StrategySpec], stop: Calibration | None) -> list[Measured]:
+        await engine.clear_cache()
+        await measure(
+            problems,
+            stages,
+            engine,
+            file,
+            seed=seed if stop is None else seed + 1,  # the noise of the pool would bring the pool's solutions again
+            concurrency=concurrency,
+            calibration=stop,
+            progress=advance,
+        )
+        wanted = {problem.id for problem in problems}
+        return gather(trial for trial in file.trials.values() if trial.problem in wanted)
+
+    curve = fit_curve(await run([POOL], None))
+    nothing = Reliability(answers=0, ece=0.0, brier=0.0, bins=[])
+    stop = table(curve, 1, [Bin(below=1.0, stages=[], problems=0, accuracy=0.0, tokens=0.0)], nothing)
+    measured = await run(TREES, stop)
+    one, other = measured[::2], measured[1::2]
+    held = reliability(fit_curve(one), other)
+    curve = fit_curve(measured)
+    probe, bins = fit_stages(measured, curve, confidence=CONFIDENCE, worth=WORTH)
+    return table(curve, probe, bins, held)

@@ -1,0 +1,261 @@
+"""Fits the table of ``auto`` to trials: the curve of what is right, and the stages for each difficulty.
+
+What ``auto`` would have done with some stages is simulated on the trials, by the same rules: the probe is the head of a
+problem's pool, a vote takes the pool's next samples, another strategy brings the candidates and the bill of its own
+trial, and after each stage the curve says whether to stop. For each bin of difficulty the stages are chosen that are
+worth most: a right answer is worth ``worth`` tokens.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from statistics import median
+
+import numpy as np
+from numpy.typing import NDArray
+
+from reasoner.calibration import Bin, Curve, Reliability
+from reasoner.confidence import FEATURES, Evidence, features
+from reasoner.jobs import StrategySpec
+from reasoner.trials import POOL, Candidate, Trial, stage_name
+
+Stages = tuple[StrategySpec, ...]
+Array = NDArray[np.float64]
+
+EDGES = (0.02, 0.1, 0.3, 0.6, 1.0)
+"""Difficulties that a table tells apart: the probability, after the probe, that the answer is right."""
+LAST = 0.999999
+"""Probabilities up to 1 are in the last bin."""
+FEWEST = 12
+"""Problems that a bin must have; a smaller one is joined to the next."""
+PROBES = (1, 2, 3)
+PREFIXES = (1, 2, 3, 4, 6, 8, 12, 16)
+"""Sizes of the parts of a pool that the curve is fitted on."""
+RIDGE = 1e-4
+
+
+def stage(name: str, n: int, **params: int) -> StrategySpec:
+    return StrategySpec.model_validate({"name": name, "n": n, **params})
+
+
+VOTES: Stages = tuple(stage("self_consistency", n) for n in (1, 1, 1, 1, 2, 2, 4))
+TREES: tuple[StrategySpec, ...] = (
+    stage("best_first", 8),
+    stage("best_first", 16),
+    stage("beam", 16, expansions=4),
+)
+"""Each is run on every problem of the fit."""
+MENU: tuple[Stages, ...] = (
+    (),
+    VOTES[:2],
+    VOTES[:4],
+    VOTES,
+    *((tree,) for tree in TREES),
+    *((*VOTES[:2], tree) for tree in TREES),
+    (TREES[0], TREES[1]),
+)
+"""What a bin may choose from."""
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """All trials of one problem."""
+
+    suite: str
+    pool: tuple[Candidate, ...]
+    head: float
+    """Tokens that the verifier reads of the question, once."""
+    each: float
+    """Tokens that it reads of one solution."""
+    stages: dict[str, Trial]
+
+
+@dataclass(frozen=True, slots=True)
+class Path:
+    """What came of some stages on one problem."""
+
+    right: bool
+    tokens: float
+
+
+def gather(trials: Iterable[Trial]) -> list[Measured]:
+    """The trials by problem; problems without a pool are left out."""
+    by_problem: dict[str, dict[str, Trial]] = defaultdict(dict)
+    for trial in trials:
+        by_problem[trial.problem][trial.stage] = trial
+    measured = []
+    for found in by_problem.values():
+        pool = found.get(stage_name(POOL))
+        if pool is None:
+            continue
+        costs = [one.verified for one in pool.candidates if one.score is not None] or [0]
+        measured.append(Measured(pool.suite, tuple(pool.candidates), max(costs) - median(costs), median(costs), found))
+    return measured
+
+
+# The curve.
+
+
+def fit_curve(problems: Sequence[Measured]) -> Curve:
+    """Logistic regression on every answer of every part of the pools and of the stages' candidates.
+
+    Each suite has the same weight, each problem of a suite, and each set of candidates of a problem.
+    """
+    rows, right, weight = examples(problems)
+    values = _newton(rows, right, weight)
+    return Curve.model_validate(dict(zip(FEATURES, map(float, values), strict=True)))
+
+
+def examples(problems: Sequence[Measured]) -> tuple[Array, Array, Array]:
+    """Features, whether the answer is right, and weights that sum to 1."""
+    rows, right, weight = [], [], []
+    of_suite = Counter(problem.suite for problem in problems)
+    for problem in problems:
+        sets = [believed(veiled(problem.pool[:size])) for size in PREFIXES if size <= len(problem.pool)]
+        sets += [believed(trial.candidates) for name, trial in problem.stages.items() if name != stage_name(POOL)]
+        for answers in sets:
+            for place, (_, good) in enumerate(answers):
+                rows.append(features([evidence for evidence, _ in answers], place))
+                right.append(float(good))
+                weight.append(1.0 / (len(of_suite) * of_suite[problem.suite] * len(sets) * len(answers)))
+    return np.array(rows), np.array(right), np.array(weight) / np.sum(weight)
+
+
+def believed(candidates: Sequence[Candidate]) -> list[tuple[Evidence, bool]]:
+    """The answers of some candidates, each with what speaks for it, and whether it is right."""
+    groups: dict[str, list[Candidate]] = defaultdict(list)
+    for candidate in candidates:
+        if candidate.answer is not None:
+            groups[candidate.answer].append(candidate)
+    return [
+        (Evidence(len(group), max((one.score for one in group if one.score is not None), default=None)), group[0].right)
+        for group in groups.values()
+    ]
+
+
+def veiled(pool: Sequence[Candidate], known: Iterable[str | None] = ()) -> list[Candidate]:
+    """Samples as ``auto`` sees them: one of each answer has a score, and none of an answer that has one already."""
+    seen = set(known)
+    shown = []
+    for one in pool:
+        shown.append(one.model_copy(update={"score": None}) if one.answer in seen else one)
+        seen.add(one.answer)
+    return shown
+
+
+def reliability(curve: Curve, problems: Sequence[Measured]) -> Reliability:
+    """How the curve does on these problems."""
+    rows, right, weight = examples(problems)
+    odds = rows @ np.array([getattr(curve, name) for name in FEATURES])
+    predicted = 1.0 / (1.0 + np.exp(-odds))
+    bins, error = [], 0.0
+    for low in range(10):
+        inside = (predicted >= low / 10) & ((predicted < (low + 1) / 10) | (low == 9))
+        if (mass := float(weight[inside].sum())) > 0:
+            mean = float(np.average(predicted[inside], weights=weight[inside]))
+            share = float(np.average(right[inside], weights=weight[inside]))
+            bins.append((mean, share, mass))
+            error += mass * abs(mean - share)
+    brier = float(np.average((predicted - right) ** 2, weights=weight))
+    return Reliability(answers=len(right), ece=error, brier=brier, bins=bins)
+
+
+def _newton(rows: Array, right: Array, weight: Array) -> Array:
+    values = np.zeros(rows.shape[1])
+    for _ in range(100):
+        predicted = 1.0 / (1.0 + np.exp(-rows @ values))
+        gradient = rows.T @ (weight * (predicted - right)) + RIDGE * values
+        hessian = (rows * (weight * predicted * (1.0 - predicted))[:, None]).T @ rows + RIDGE * np.eye(len(values))
+        change = np.linalg.solve(hessian, gradient)
+        values -= change
+        if np.abs(change).max() < 1e-10:
+            break
+    return values
+
+
+# The stages.
+
+
+def fit_stages(problems: Sequence[Measured], curve: Curve, *, confidence: float, worth: float) -> tuple[int, list[Bin]]:
+    """The probe and the bins that are worth most together."""
+    fits = []
+    for probe in PROBES:
+        bins, value = [], 0.0
+        for below, members in _bins(problems, curve, probe):
+            weights = _weights(members, problems)
+            ways = [(stages, [simulate(one, stages, curve, probe, confidence) for one in members]) for stages in MENU]
+            stages, paths = max(ways, key=lambda way: _value(way[1], weights, worth))
+            value += _value(paths, weights, worth)
+            bins.append(
+                Bin(
+                    below=below,
+                    stages=list(stages),
+                    problems=len(members),
+                    accuracy=sum(path.right for path in paths) / len(members),
+                    tokens=sum(path.tokens for path in paths) / len(members),
+                )
+            )
+        fits.append((value, -probe, bins))
+    _, probe, bins = max(fits, key=lambda fit: fit[:2])
+    return -probe, bins
+
+
+def simulate(problem: Measured, stages: Stages, curve: Curve, probe: int, confidence: float) -> Path:
+    """What ``auto`` would have done with these stages."""
+    drawn = min(probe, len(problem.pool))
+    have = veiled(problem.pool[:drawn])
+    tokens = problem.head + _cost(problem, have)
+    for step in stages:
+        if _belief(curve, have)[0] >= confidence:
+            break
+        if step.name == "self_consistency":
+            more = veiled(problem.pool[drawn : drawn + step.params["n"]], [one.answer for one in have])
+            drawn += len(more)
+            tokens += _cost(problem, more)
+        else:
+            trial = problem.stages[stage_name(step)]
+            more = trial.candidates
+            tokens += trial.tokens - problem.head
+        have += more
+    return Path(_belief(curve, have)[1], tokens)
+
+
+def _cost(problem: Measured, samples: Sequence[Candidate]) -> float:
+    return sum(one.generated + problem.each * (one.score is not None) for one in samples)
+
+
+def _belief(curve: Curve, candidates: Sequence[Candidate]) -> tuple[float, bool]:
+    """The probability of the likeliest answer, and whether it is right."""
+    answers = believed(candidates)
+    evidence = [one for one, _ in answers]
+    return max(
+        ((curve.right(evidence, place), good) for place, (_, good) in enumerate(answers)),
+        key=lambda pair: pair[0],
+        default=(0.0, False),
+    )
+
+
+def _bins(problems: Sequence[Measured], curve: Curve, probe: int) -> list[tuple[float, list[Measured]]]:
+    """The problems by difficulty; a small bin is joined to the next easier one, or at the end to the one before."""
+    chances = [_belief(curve, veiled(one.pool[:probe]))[0] for one in problems]
+    bins: list[tuple[float, list[Measured]]] = []
+    members: list[Measured] = []
+    for low, below in pairwise((0.0, *EDGES)):
+        members += [one for one, chance in zip(problems, chances, strict=True) if low <= min(chance, LAST) < below]
+        if len(members) >= FEWEST or (not bins and below == 1.0):
+            bins.append((below, members))
+            members = []
+    before = bins.pop()
+    return [*bins, (1.0, before[1] + members)]
+
+
+def _weights(members: Sequence[Measured], problems: Sequence[Measured]) -> list[float]:
+    suites = [one.suite for one in problems]
+    return [1.0 / (len(set(suites)) * suites.count(one.suite)) for one in members]
+
+
+def _value(paths: Sequence[Path], weights: Sequence[float], worth: float) -> float:
+    return sum(w * (worth * path.right - path.tokens) for path, w in zip(paths, weights, strict=True))

@@ -1,0 +1,80 @@
+"""Auto: finds out how hard the question is, does what helps for such questions, and stops when it is sure.
+
+A few samples are the probe. How probable it is then that the best answer is right says how hard the question is, and a
+table that ``reasoner calibrate`` fitted says what to do next: strategies, one after another, each with its amount, on
+the same tree. The probe and every stage before count as candidates. Sources: Snell et al. 2024, "Scaling LLM Test-Time
+Compute Optimally", section 3 (the strategy and its amount by estimated difficulty); Weitzman 1979, "Optimal Search for
+the Best Alternative" (each next amount is bought only while what is in hand is not good enough).
+"""
+
+from __future__ import annotations
+
+from reasoner.answers import classes
+from reasoner.equivalence import Equivalence
+from reasoner.jobs import StrategySpec
+from reasoner.search import Search
+from reasoner.strategies.base import Choice, Params, Samples, Strategy
+from reasoner.strategies.belief import believe, certain
+
+PROBE = 2
+
+
+class Auto(Params):
+    n: Samples = 16
+    """No strategy is called with more than this."""
+
+
+async def run(search: Search, params: Auto, equivalence: Equivalence) -> Choice:
+    """Probes, picks strategies and amounts for a question of this difficulty, and stops when the answer is certain."""
+    from reasoner.strategies import STRATEGIES, resolve
+
+    table = search.calibration
+    probe = min(params.n, PROBE if table is None else table.probe)
+    await walk(search, probe)
+    choice = await judge(search, equivalence)
+    stages = doubling(search, probe, params.n) if table is None else table.stages(choice.confidence or 0.0)
+    await search.decide(
+        "plan",
+        {
+            "calibrated": table is not None,
+            "confidence": choice.confidence,
+            "stages": [stage.model_dump() for stage in stages],
+        },
+    )
+    for stage in stages:
+        if certain(search, choice) or search.cut_short:
+            break
+        amount = stage.params | ({"n": min(params.n, stage.params["n"])} if "n" in stage.params else {})
+        await STRATEGIES[stage.name].run(search, resolve(stage.name, amount), equivalence)
+        choice = await judge(search, equivalence)
+    return choice
+
+
+async def walk(search: Search, count: int) -> None:
+    """Samples solutions step by step, so that a tree search can go on from any of their steps."""
+    async with search.stream() as stream:
+        stream.expand([search.root], count)
+        async for nodes in stream:
+            stream.expand([node for node in nodes if node.open], 1)
+
+
+async def judge(search: Search, equivalence: Equivalence) -> Choice:
+    """What the search believes, once each answer has a score: one of its candidates is enough."""
+    if search.verifies:
+        groups = await classes(search.candidates(), search.spec.answer, equivalence)
+        await search.score([group[0] for group in groups if all(node.score is None for node in group)])
+    return await believe(search, equivalence)
+
+
+def doubling(search: Search, done: int, n: int) -> list[StrategySpec]:
+    """Without a table: votes, weighted by the verifier if there is one, with twice the samples each time up to ``n``.
+    No more is claimed of unknown models than that agreement is evidence."""
+    name, stages = "weighted_vote" if search.verifies else "self_consistency", []
+    while done < n:
+        more = min(done, n - done)
+        stages.append(StrategySpec.model_validate({"name": name, "n": more}))
+        done += more
+    return stages
+
+
+STRATEGY = Strategy("auto", Auto, run, needs_verifier=False, welcomes_verifier=True, stops_when_sure=True)

@@ -1,0 +1,52 @@
+"""What a search believes of the answers that it has."""
+
+from __future__ import annotations
+
+from reasoner.answers import classes
+from reasoner.confidence import Evidence, leader_stays
+from reasoner.equivalence import Equivalence
+from reasoner.jobs import Vote
+from reasoner.search import Search
+from reasoner.strategies.base import Choice
+from reasoner.tree import Node
+
+CONFIDENCE = 0.95
+"""Where a search that stops when it is sure stops, if neither the job nor a table says."""
+
+
+async def believe(search: Search, equivalence: Equivalence) -> Choice:
+    """The likeliest answer among all candidates, and how probable it is that it is right.
+
+    With a table that holds for the job's models the probability is the table's, from scores and votes. Without one it
+    is the posterior that the leader stays the leader, each candidate voting with its score if it has one. That is
+    careful: a single candidate is never certain, however high its score.
+    """
+    groups = await classes(search.candidates(), search.spec.answer, equivalence)
+    if not groups:
+        return Choice(None)
+    chosen = [max(group, key=lambda node: -1.0 if node.score is None else node.score) for group in groups]
+    table = search.calibration
+    if table is not None:
+        evidence = [Evidence(len(group), best.score) for group, best in zip(groups, chosen, strict=True)]
+        weights = [table.curve.right(evidence, place) for place in range(len(groups))]
+        confidence = max(weights)
+    else:
+        weights = [sum(_ballot(node) for node in group) for group in groups]
+        confidence = leader_stays(weights)
+    votes = [
+        Vote(answer=group[0].answer or "", count=len(group), weight=w) for group, w in zip(groups, weights, strict=True)
+    ]
+    leader = max(range(len(groups)), key=lambda place: weights[place])
+    return Choice(chosen[leader], confidence, sorted(votes, key=lambda vote: -vote.weight))
+
+
+def certain(search: Search, choice: Choice) -> bool:
+    """Whether the choice passes the confidence that the job asks for, else the table's, else ``CONFIDENCE``."""
+    goal = search.spec.confidence
+    if goal is None:
+        goal = CONFIDENCE if search.calibration is None else search.calibration.confidence
+    return choice.confidence is not None and choice.confidence >= goal
+
+
+def _ballot(node: Node) -> float:
+    return 1.0 if node.score is None else node.score

@@ -1,0 +1,102 @@
+"""Best first: one step at a time from wherever it is worth most, until an answer is certain enough.
+
+A box is a node that can be continued; opening it costs a sampled step and its score. The search always opens the box
+whose index is highest and ends when an answer in hand passes the job's confidence. Source: Weitzman 1979, "Optimal
+Search for the Best Alternative" (Pandora's boxes and their reservation prices), where boxes may be opened again and a
+price is replaced by the odds below, since an answer is right or wrong.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping
+from typing import Annotated
+
+from pydantic import Field
+
+from reasoner.equivalence import Equivalence
+from reasoner.jobs import MAX_N
+from reasoner.search import Search
+from reasoner.strategies.base import Choice, Params, Strategy
+from reasoner.strategies.belief import believe, certain
+from reasoner.tree import Node
+
+HOPE = 0.25
+"""How often a step from a state that can still be won keeps it so, before anything is known of the question."""
+ROOT = 0.9
+"""The chance that the policy can solve the question at all."""
+DEEPEST = 100
+"""Levels that count; the powers of more are no numbers any longer."""
+SUREST = 0.999
+"""A verifier's score counts for no more: what was tried often enough in vain must fall back."""
+
+
+class BestFirst(Params):
+    n: Annotated[
+        int, Field(ge=1, le=MAX_N, description="Steps that are sampled: as many as this many solutions take.")
+    ] = 16
+    width: Annotated[int, Field(ge=1, le=64, description="Steps that are sampled at once.")] = 4
+
+
+async def run(search: Search, params: BestFirst, equivalence: Equivalence) -> Choice:
+    """Samples single steps where the verifier sees most promise, goes back when it fades, stops when sure."""
+    there = [node for node in search.root.walk() if node.open and node.parent is not None]  # another stage was here
+    await search.score(there)
+    boxes = {box: index(box) for box in [search.root, *(node for node in there if can_open(node))]}
+    sampled, deepest = 0, 0
+    choice = await believe(search, equivalence)
+    while (left := params.n * (deepest + 1) - sampled) > 0 and not certain(search, choice):
+        picks = pick(boxes, min(params.width, left))
+        arrived: list[Node] = []
+        async for nodes in search.expand(list(picks), list(picks.values())):
+            await search.score(nodes)
+            arrived += nodes
+        if not arrived:
+            break
+        sampled += len(arrived)
+        deepest = max(deepest, *(len(node.path) for node in arrived))
+        boxes |= {box: index(box) for box in [*picks, *(node for node in arrived if can_open(node))]}
+        if any(node.answer is not None for node in arrived):
+            choice = await believe(search, equivalence)
+    return choice
+
+
+def pick(boxes: Mapping[Node, float], width: int) -> Counter[Node]:
+    """The boxes to open next, by their indices, the best first. One that was never opened gives one sample, then one,
+    two, four, …: the first is often all that is needed."""
+    now, picks = dict(boxes), Counter[Node]()
+    while now and picks.total() < width:
+        best = max(now, key=lambda box: (now[box], box.path))
+        picks[best] += 1
+        if best.parent is not None and picks[best] >= max(1, len(best.children)):
+            del now[best]
+        else:
+            now[best] = index(best, picks[best])
+    return picks
+
+
+def index(box: Node, pending: int = 0) -> float:
+    """The chance that a box can still be won, given what came out of it, and that the next sample is a new one, over
+    the chance that luck would have come as deep: a child is worth more than its parent when it is likelier good than
+    another sample there. The share of samples that came once estimates how often the next one is new (Good 1953,
+    "The Population Frequencies of Species and the Estimation of Population Parameters")."""
+    heard = Counter(child.text for child in box.children)
+    new = (1 + sum(count == 1 for count in heard.values())) / (1 + len(box.children))
+    prior = ROOT if box.parent is None else min(box.score or 0.0, SUREST)
+    scores = sorted([child.score or 0.0 for child in box.children])  # the product must not depend on who came first
+    failed = math.prod(1.0 - HOPE * (1.0 - score) for score in [*scores, *[0.0] * pending])
+    return new * prior * failed / (prior * failed + 1.0 - prior) / HOPE ** min(len(box.path), DEEPEST)
+
+
+def can_open(node: Node) -> bool:
+    """Whether the verifier knows the node, it can be continued, and no earlier sample of its parent said the same."""
+    return (
+        node.parent is not None
+        and node.open
+        and node.score is not None
+        and not any(other.text == node.text and other.path < node.path for other in node.parent.children)
+    )
+
+
+STRATEGY = Strategy("best_first", BestFirst, run, needs_verifier=True, stops_when_sure=True)
