@@ -26,8 +26,6 @@ HOPE = 0.25
 """How often a step from a state that can still be won keeps it so, before anything is known of the question."""
 ROOT = 0.9
 """The chance that the policy can solve the question at all."""
-DEEPEST = 100
-"""Levels that count; the powers of more are no numbers any longer."""
 SUREST = 0.999
 """A verifier's score counts for no more: what was tried often enough in vain must fall back."""
 
@@ -36,6 +34,7 @@ class BestFirst(Params):
     n: Annotated[
         int, Field(ge=1, le=MAX_N, description="Steps that are sampled: as many as this many solutions take.")
     ] = 16
+    max_steps: Annotated[int, Field(ge=1, le=256, description="Steps that a solution may have.")] = 40
     width: Annotated[int, Field(ge=1, le=64, description="Steps that are sampled at once.")] = 4
 
 
@@ -43,10 +42,10 @@ async def run(search: Search, params: BestFirst, equivalence: Equivalence) -> Ch
     """Samples single steps where the verifier sees most promise, goes back when it fades, stops when sure."""
     there = [node for node in search.root.walk() if node.open and node.parent is not None]  # another stage was here
     await search.score(there)
-    boxes = {box: index(box) for box in [search.root, *(node for node in there if can_open(node))]}
-    sampled, deepest = 0, 0
+    boxes = {box: index(box) for box in [search.root, *(node for node in there if can_open(node, params.max_steps))]}
+    sampled, length = 0, 1
     choice = await believe(search, equivalence)
-    while (left := params.n * (deepest + 1) - sampled) > 0 and not certain(search, choice):
+    while (left := params.n * length - sampled) > 0 and not certain(search, choice):
         picks = pick(boxes, min(params.width, left))
         arrived: list[Node] = []
         async for nodes in search.expand(list(picks), list(picks.values())):
@@ -55,8 +54,9 @@ async def run(search: Search, params: BestFirst, equivalence: Equivalence) -> Ch
         if not arrived:
             break
         sampled += len(arrived)
-        deepest = max(deepest, *(len(node.path) for node in arrived))
-        boxes |= {box: index(box) for box in [*picks, *(node for node in arrived if can_open(node))]}
+        ended = [len(node.path) for node in search.candidates() if len(node.path) > 1]
+        length = min(ended, default=max(length, *(len(node.path) + 1 for node in arrived)))
+        boxes |= {box: index(box) for box in [*picks, *(node for node in arrived if can_open(node, params.max_steps))]}
         if any(node.answer is not None for node in arrived):
             choice = await believe(search, equivalence)
     return choice
@@ -86,14 +86,15 @@ def index(box: Node, pending: int = 0) -> float:
     prior = ROOT if box.parent is None else min(box.score or 0.0, SUREST)
     scores = sorted([child.score or 0.0 for child in box.children])  # the product must not depend on who came first
     failed = math.prod(1.0 - HOPE * (1.0 - score) for score in [*scores, *[0.0] * pending])
-    return new * prior * failed / (prior * failed + 1.0 - prior) / HOPE ** min(len(box.path), DEEPEST)
+    return new * prior * failed / (prior * failed + 1.0 - prior) / HOPE ** len(box.path)
 
 
-def can_open(node: Node) -> bool:
+def can_open(node: Node, max_steps: int) -> bool:
     """Whether the verifier knows the node, it can be continued, and no earlier sample of its parent said the same."""
     return (
         node.parent is not None
         and node.open
+        and len(node.path) < max_steps
         and node.score is not None
         and not any(other.text == node.text and other.path < node.path for other in node.parent.children)
     )
