@@ -197,7 +197,7 @@ class Search:
             if not landed:
                 self._shared.cut_short = True
                 return
-            todo = [node for node in todo if node.score is None]
+            todo = [node for node in todo if node.score is None and self._scorer.scorable(node)]
 
     async def prune(self, nodes: Sequence[Node]) -> None:
         """Gives branches up: they are marked, and their tokens count as wasted."""

@@ -1,0 +1,338 @@
+"""Auto, best_first and the table that they decide by."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import math
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from engine.types import EngineUnavailable, ModelInfo
+from reasoner.calibration import Calibration, CalibrationError, Curve, read_calibration, shipped_calibration
+from reasoner.confidence import Evidence, features, leader_stays, log_odds
+from reasoner.jobs import JobSpec
+from reasoner.journal import MemoryJournal
+from reasoner.record import ReplayMismatch
+from reasoner.run import JobOutcome, run_job
+from reasoner.strategies.best_first import HOPE, ROOT, index, pick
+from reasoner.tree import Node
+from tests.scripted import ScriptedEngine
+
+CURVE = {"constant": 0.0, "score": 0.0, "rival_score": 0.0, "votes": 0.0, "rival_votes": 0.0}
+VOTE = {"name": "self_consistency", "n": 2}
+TREE = {"name": "best_first", "n": 2}
+BEAM = {"name": "beam", "n": 4, "expansions": 2}
+
+
+def document(curve: dict[str, float] | None = None, **more: Any) -> dict[str, Any]:
+    """A table for the scripted engine: half sure of everything, unless the curve says otherwise."""
+    part = {"below": 1.0, "stages": [VOTE, TREE], "problems": 1, "accuracy": 0.5, "tokens": 10.0}
+    return {
+        "version": 1,
+        "command": "reasoner calibrate countdown",
+        "suites": ["countdown"],
+        "problems": 1,
+        "policy": {"id": "policy", "parameters": 1000, "vocab_size": 100, "fingerprint": ""},
+        "verifier": {"id": "prm", "parameters": 1000, "vocab_size": 100, "fingerprint": ""},
+        "confidence": 0.9,
+        "probe": 3,
+        "curve": CURVE | (curve or {}),
+        "bins": [part],
+        "reliability": {"answers": 0, "ece": 0.0, "brier": 0.0, "bins": []},
+    } | more
+
+
+def bins(*parts: tuple[float, list[dict[str, Any]]]) -> list[dict[str, Any]]:
+    return [{"below": b, "stages": stages, "problems": 1, "accuracy": 0.5, "tokens": 1.0} for b, stages in parts]
+
+
+async def solve(
+    table: dict[str, Any], *, seed: int = 0, n: int = 8, strategy: str = "auto", **more: Any
+) -> tuple[JobOutcome, MemoryJournal]:
+    journal = MemoryJournal()
+    spec = JobSpec.model_validate(
+        {"problem": "how?", "strategy": {"name": strategy, "n": n}, "seed": seed, "answer": "text"} | more
+    )
+    outcome = await run_job(spec, ScriptedEngine(order=seed), journal, calibration=Calibration.model_validate(table))
+    return outcome, journal
+
+
+def roots(journal: MemoryJournal) -> set[str]:
+    """The first steps that were sampled from the question."""
+    return {entry.data["node"] for entry in journal.entries if entry.type == "node" and entry.data["parent"] == ""}
+
+
+def plan(journal: MemoryJournal) -> dict[str, Any]:
+    return next(entry.data for entry in journal.entries if entry.type == "decision")
+
+
+# The decisions of auto.
+
+
+@pytest.mark.parametrize("seed", range(6))
+async def test_a_sure_probe_is_all_that_is_spent(seed: int) -> None:
+    outcome, journal = await solve(document({"constant": 9.0}), seed=seed)
+    probed = {entry.data["answer"] for entry in journal.entries if entry.type == "node"} - {None}
+    if probed:
+        assert roots(journal) == {"0", "1", "2"}
+        assert outcome.result.confidence == pytest.approx(1 / (1 + math.exp(-9)))
+        scored = [entry.data["node"] for entry in journal.entries if entry.type == "score"]
+        assert len(scored) == len(probed)  # one solution of each answer
+
+
+@pytest.mark.parametrize("seed", range(6))
+async def test_an_unsure_probe_is_followed_by_every_stage_of_its_bin_on_the_same_tree(seed: int) -> None:
+    table = document(bins=bins((0.4, [BEAM]), (1.0, [VOTE, VOTE, TREE])))
+    outcome, journal = await solve(table, seed=seed)
+    chosen = plan(journal)
+    assert chosen["stages"][0]["name"] == ("beam" if (chosen["confidence"] or 0.0) < 0.4 else "self_consistency")
+    if chosen["stages"][0]["name"] == "self_consistency":
+        assert {"3", "4", "5", "6"} <= roots(journal)  # two votes after a probe of three
+        answers = Counter(
+            entry.data["answer"] for entry in journal.entries if entry.type == "node" and entry.data["answer"]
+        )
+        assert {vote.answer: vote.count for vote in outcome.result.votes} == answers
+
+
+async def test_no_stage_gets_more_than_the_job_allows() -> None:
+    table = document(probe=1, bins=bins((1.0, [{"name": "self_consistency", "n": 50}])))
+    _, journal = await solve(table, n=4)
+    assert roots(journal) == {"0", "1", "2", "3", "4"}
+
+
+async def test_the_job_s_confidence_wins_over_the_table_s() -> None:
+    table = document({"constant": 1.0}, bins=bins((1.0, [VOTE, VOTE])))
+    _, eager = await solve(table, confidence=0.7)
+    _, careful = await solve(table, confidence=0.75)
+    assert 1 / (1 + math.exp(-1.0)) == pytest.approx(0.731, abs=1e-3)
+    assert (len(roots(eager)), len(roots(careful))) == (3, 7)
+
+
+async def test_the_answer_is_the_one_that_the_curve_finds_likeliest() -> None:
+    votes, _ = await solve(document({"votes": 5.0}, bins=bins((1.0, [{"name": "self_consistency", "n": 8}]))), seed=4)
+    assert votes.result.votes[0].count == max(vote.count for vote in votes.result.votes)
+    scores, journal = await solve(document({"score": 1.0}, bins=bins((1.0, [{"name": "best_of_n", "n": 8}]))), seed=4)
+    best = max((entry for entry in journal.entries if entry.type == "score"), key=lambda entry: entry.data["score"])
+    assert scores.result.node == best.data["node"]
+
+
+async def test_without_a_verifier_auto_votes_in_growing_rounds_until_the_leader_is_safe() -> None:
+    class Mute(ScriptedEngine):
+        async def models(self) -> list[ModelInfo]:
+            return (await super().models())[:1]
+
+    for seed in range(8):
+        journal = MemoryJournal()
+        spec = JobSpec.model_validate(
+            {"problem": "how?", "strategy": {"name": "auto", "n": 16}, "seed": seed, "answer": "text"}
+        )
+        outcome = await run_job(spec, Mute(order=seed), journal)
+        assert [stage["name"] for stage in plan(journal)["stages"]] == ["self_consistency"] * 3
+        assert len(roots(journal)) in (2, 4, 8, 16)
+        counts = [float(vote.count) for vote in outcome.result.votes]
+        assert outcome.result.confidence == pytest.approx(leader_stays(counts))
+        assert len(roots(journal)) == 16 or leader_stays(counts) >= 0.95
+
+
+async def test_a_table_of_other_models_is_left_out_with_a_warning_that_names_both(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    table = document({"constant": 9.0})
+    table["verifier"]["parameters"] = 7
+    with caplog.at_level(logging.WARNING, "reasoner.run"):
+        _, journal = await solve(table)
+    assert not plan(journal)["calibrated"]
+    assert "prm (7 weights" in caplog.text
+    assert "prm (1000 weights" in caplog.text
+
+
+async def test_a_table_is_left_out_where_the_verifier_s_scores_are_put_together_otherwise() -> None:
+    _, journal = await solve(document({"constant": 9.0}), verifier={"aggregation": "min"})
+    assert not plan(journal)["calibrated"]
+
+
+def test_a_model_is_told_by_its_fingerprint_where_both_sides_have_one() -> None:
+    table = Calibration.model_validate(document())
+    table.policy.fingerprint = "ab"
+    verifier = ModelInfo("prm", "classify", 256, 100, 1000)
+    assert table.mismatch(ModelInfo("other-name", "generate", 9, 100, 1000, fingerprint="ab"), verifier) is None
+    assert "cd" in str(table.mismatch(ModelInfo("policy", "generate", 256, 100, 1000, fingerprint="cd"), verifier))
+    assert table.mismatch(ModelInfo("policy", "generate", 256, 100, 1000), verifier) is not None
+
+
+# Replay and budget.
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    seed=st.integers(0, 1000),
+    tokens=st.one_of(st.none(), st.integers(1, 1500)),
+    die_after=st.integers(0, 40),
+    constant=st.floats(-1, 3),
+)
+async def test_auto_with_a_table_goes_on_after_a_crash_and_keeps_every_budget(
+    seed: int, tokens: int | None, die_after: int, constant: float
+) -> None:
+    table = Calibration.model_validate(
+        document({"constant": constant, "score": 1.0}, bins=bins((0.5, [TREE, BEAM]), (1.0, [VOTE, TREE])))
+    )
+    job = JobSpec.model_validate(
+        {"problem": "how?", "strategy": {"name": "auto", "n": 8}, "seed": seed, "answer": "text"}
+        | {"budget": {"tokens": tokens}}
+    )
+    journal = MemoryJournal()
+    with contextlib.suppress(EngineUnavailable):
+        await run_job(job, ScriptedEngine(order=seed, die_after=die_after), journal, calibration=table)
+    before = list(journal.entries)
+    engine = ScriptedEngine(order=seed + 1)
+    resumed = await run_job(job, engine, journal, calibration=table)
+    assert journal.entries[: len(before)] == before
+    if tokens is None:
+        fresh = await run_job(job, ScriptedEngine(order=seed + 2), MemoryJournal(), calibration=table)
+        assert resumed.result == fresh.result
+    else:
+        assert resumed.usage.total <= tokens
+        assert engine.most <= tokens
+    idle = ScriptedEngine()
+    again = await run_job(job, idle, MemoryJournal(journal.entries), calibration=table)
+    assert (again.result, idle.total) == (resumed.result, 0)
+
+
+async def test_a_replay_under_another_table_is_refused_instead_of_deciding_otherwise() -> None:
+    _, journal = await solve(document())
+    spec = JobSpec.model_validate(
+        {"problem": "how?", "strategy": {"name": "auto", "n": 8}, "seed": 0, "answer": "text"}
+    )
+    other = Calibration.model_validate(document(bins=bins((1.0, [BEAM]))))
+    with pytest.raises(ReplayMismatch, match="decide:plan"):
+        await run_job(spec, ScriptedEngine(), MemoryJournal(journal.entries), calibration=other)
+
+
+# Tables.
+
+
+@pytest.mark.parametrize(
+    ("change", "field"),
+    [
+        ({"probe": 0}, "probe"),
+        ({"version": 2}, "version"),
+        ({"colour": "red"}, "colour"),
+        ({"confidence": 1.5}, "confidence"),
+        ({"curve": CURVE | {"votes": "many"}}, "curve.votes"),
+        ({"bins": bins((1.0, [{"name": "beem"}]))}, "bins.0.stages: unknown strategy 'beem'"),
+        ({"bins": bins((0.5, []), (1.0, [{"name": "beam", "width": 3}]))}, "bins.1.stages: strategy 'beam': width"),
+        ({"bins": bins((1.0, [{"name": "auto"}]))}, "auto cannot be a stage of itself"),
+        ({"bins": bins((0.5, []), (0.3, []))}, "must rise and end at 1"),
+        ({"bins": []}, "bins"),
+    ],
+)
+def test_a_bad_table_is_refused_with_the_file_and_the_field(tmp_path: Path, change: dict[str, Any], field: str) -> None:
+    path = tmp_path / "table.json"
+    path.write_text(json.dumps(document() | change))
+    with pytest.raises(CalibrationError) as error:
+        read_calibration(path)
+    assert str(path) in str(error.value)
+    assert field in str(error.value)
+
+
+def test_a_table_that_is_not_there_or_no_json_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(CalibrationError, match="No such file"):
+        read_calibration(tmp_path / "none.json")
+    (tmp_path / "broken.json").write_text("{")
+    with pytest.raises(CalibrationError, match="Invalid JSON"):
+        read_calibration(tmp_path / "broken.json")
+
+
+def test_the_shipped_table_is_valid_and_was_fitted_for_what_ships_with_it() -> None:
+    from engine.fingerprint import fingerprint
+
+    table = shipped_calibration()
+    folder = Path(__file__).parents[2] / "reasoner" / "bundled"
+    assert table.policy.fingerprint == fingerprint(folder / "policy")
+    assert table.verifier.fingerprint == fingerprint(folder / "prm")
+
+
+def test_a_fingerprint_tells_training_runs_apart(tmp_path: Path) -> None:
+    from engine.fingerprint import fingerprint
+
+    (tmp_path / "config.json").write_text("{}")
+    weights = bytearray(300_000)
+    (tmp_path / "model.safetensors").write_bytes(weights)
+    first = fingerprint(tmp_path)
+    weights[150_001] = 1
+    (tmp_path / "model.safetensors").write_bytes(weights)
+    assert fingerprint(tmp_path) != first
+    weights[150_001] = 0
+    (tmp_path / "model.safetensors").write_bytes(weights)
+    assert fingerprint(tmp_path) == first
+
+
+def test_the_curve_is_the_logistic_function_of_what_was_written_out_by_hand() -> None:
+    answers = [Evidence(3, 0.9), Evidence(2, None), Evidence(1, 0.8)]
+    assert features(answers, 0) == pytest.approx((1, math.log(9), math.log(4), math.log(3), math.log(3)))
+    assert features(answers, 1) == pytest.approx((1, -6, math.log(9), math.log(2), math.log(4)))
+    curve = Curve(constant=-1.0, score=0.5, rival_score=-0.25, votes=2.0, rival_votes=-1.0)
+    odds = -1.0 + 0.5 * math.log(9) - 0.25 * math.log(4) + 2 * math.log(3) - math.log(3)
+    assert curve.right(answers, 0) == pytest.approx(1 / (1 + math.exp(-odds)))
+    assert features([Evidence(1, 0.5)], 0) == pytest.approx((1, 0, -6, 0, 0))
+    assert [log_odds(p) for p in (None, 0.0, 1.0, 1e-9)] == [-6, -6, 6, -6]
+
+
+# Which box is opened next.
+
+
+def box(path: tuple[int, ...], parent: Node | None, score: float | None) -> Node:
+    node = Node(path, parent, (), text=f"{path}", reason="step", score=score)
+    if parent is not None:
+        parent.children.append(node)
+    return node
+
+
+def test_an_index_is_the_chance_of_a_win_over_what_luck_gives() -> None:
+    root = box((), None, None)
+    assert index(root) == pytest.approx(ROOT)
+    bad, good = box((0,), root, 0.0), box((1,), root, 0.8)
+    # Two samples, each the only one of its kind: all of what comes is new.
+    failed = (1 - HOPE) * (1 - HOPE * 0.2)
+    assert index(root) == pytest.approx(ROOT * failed / (ROOT * failed + 1 - ROOT))
+    assert index(good) == pytest.approx(0.8 / HOPE)
+    assert index(bad) == 0.0
+    twin = box((2,), root, 0.0)
+    twin.text = bad.text
+    failed *= 1 - HOPE
+    assert index(root) == pytest.approx(2 / 4 * ROOT * failed / (ROOT * failed + 1 - ROOT))
+
+
+def test_a_box_that_was_never_opened_gives_one_sample_at_first_and_the_question_as_many_as_it_takes() -> None:
+    root = box((), None, None)
+    assert pick({root: index(root)}, 4) == {root: 4}
+    good = box((0,), root, 0.9)
+    assert pick({root: index(root), good: index(good)}, 4) == {good: 1, root: 3}
+    box((0, 0), good, 0.0)
+    box((0, 1), good, 0.0)
+    assert pick({root: index(root), good: index(good)}, 4) == {good: 2, root: 2}
+
+
+@pytest.mark.parametrize("seed", range(6))
+async def test_best_first_ends_with_the_first_answer_that_is_sure_enough(seed: int) -> None:
+    outcome, journal = await solve(document({"score": 1.0}), seed=seed, strategy="best_first", confidence=0.7)
+    scored = [entry for entry in journal.entries if entry.type == "score"]
+    finished = {entry.data["node"] for entry in journal.entries if entry.type == "node" and entry.data["answer"]}
+    sure = [entry for entry in scored if entry.data["node"] in finished and entry.data["score"] >= 0.7]
+    if sure:
+        assert outcome.result.confidence is not None
+        assert outcome.result.confidence >= 0.7
+        rounds = [entry.data["batch"] for entry in journal.entries]
+        assert sum(batch > sure[0].data["batch"] for batch in rounds) <= 2 * 4 + 1  # the rest of its round, the choice
+
+
+def test_a_confidence_that_a_strategy_would_not_hear_is_refused_with_those_that_do() -> None:
+    with pytest.raises(ValueError, match=r"means nothing to strategy 'greedy'; it stops .*auto"):
+        JobSpec.model_validate({"problem": "how?", "strategy": {"name": "greedy"}, "confidence": 0.9})
