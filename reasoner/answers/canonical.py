@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import unicodedata
 from fractions import Fraction
+from functools import lru_cache
 
 from reasoner.answer_spec import Compare
 
@@ -18,6 +19,7 @@ _MAX_DIGITS = 1000
 """Longer numbers are compared as text: arithmetic on them takes time that grows with their square."""
 
 
+@lru_cache(maxsize=4096)
 def canonical(answer: str, compare: Compare = "math") -> str:
     """Equal plain numbers are equal strings (7, 7.0, 14/2, $7$, 1,000), for ``math`` and ``text``; everything else
     loses its white space and, for ``math``, how it is typeset. A choice is its letter, and code its lines."""

@@ -13,7 +13,8 @@ from hashlib import blake2b
 
 from engine.types import EngineClient, EngineUnavailable, InvalidRequest, ModelInfo
 from reasoner.equivalence import Equivalence
-from reasoner.evaluation.plan import MAJORITY, Case, Plan, Stage
+from reasoner.evaluation.lean import LeanEngine
+from reasoner.evaluation.plan import DEEPCONF, MAJORITY, Case, Plan, Stage
 from reasoner.evaluation.pool import Pool, decide
 from reasoner.evaluation.runs import Piece, Run, RunFile
 from reasoner.jobs import JobSpec
@@ -48,6 +49,7 @@ class Setting:
         cls, suite: Suite, plan: Plan, engine: EngineClient, verifier: str, temperature: float, concurrency: int
     ) -> Setting:
         """Asks the engine what it serves. Raises ``InvalidRequest`` where a model of the plan is missing."""
+        engine = LeanEngine(engine)
         models = {info.id: info for info in await engine.models()}
         needs_verifier = any(STRATEGIES[case.name].needs_verifier for case in (*plan.pooled, *plan.live))
         for name in (plan.model, *plan.against, *([verifier] if needs_verifier else [])):
@@ -172,10 +174,13 @@ async def _live(setting: Setting, stage: Stage, problem: Problem, journal: Memor
 async def _pool(setting: Setting, stage: Stage, problem: Problem, journal: MemoryJournal) -> list[Run]:
     plan = setting.plan
     scored = any(STRATEGIES[case.name].needs_verifier for case in plan.pooled)
+    confidence = STRATEGIES[DEEPCONF].params().top if any(case.name == DEEPCONF for case in plan.pooled) else None
     sampler = Case("", "best_of_n" if scored else MAJORITY)
     async with open_search(_spec(setting, stage, problem, sampler), setting.engine, journal) as (search, _):
-        async for _ in search.complete([search.root], stage.n):
-            pass
+        async with search.stream() as stream:
+            stream.complete([search.root], stage.n, confidence=confidence)
+            async for _ in stream:
+                pass
         if scored:
             await search.score(search.candidates())
         right = {node: await setting.check(problem, node.answer) for node in search.root.children}

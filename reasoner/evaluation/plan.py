@@ -17,6 +17,8 @@ CEILING = "pass@n"
 POOL = "pool"
 POOLED = frozenset({"self_consistency", "best_of_n", "weighted_vote"})
 """Strategies that ask for nothing but n independent samples and their scores."""
+DEEPCONF = "deepconf"
+"""One of them when it judges finished solutions, by the default number of likeliest tokens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,8 +124,13 @@ def _case(item: str) -> Case:
 
 def split(cases: Sequence[Case]) -> tuple[tuple[Case, ...], tuple[Case, ...]]:
     """The cases that decide on a pool of samples, and those that run live."""
-    pooled = tuple(case for case in cases if case.name in POOLED and case.scales)
+    pooled = tuple(case for case in cases if case.scales and _decides_on_samples(case))
     return pooled, tuple(case for case in cases if case not in pooled)
+
+
+def _decides_on_samples(case: Case) -> bool:
+    asked = dict(case.params)
+    return case.name in POOLED or (case.name == DEEPCONF and "top" not in asked and asked.get("mode") != "online")
 
 
 def parse_counts(text: str) -> tuple[int, ...]:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.types import EngineUnavailable
+from engine.types import Completion, EngineUnavailable, GenerateRequest, TokenLogprob
 from reasoner.equivalence import Equivalence
 from reasoner.evaluation import measure, pool
 from reasoner.evaluation.measure import Setting, evaluate, missing
@@ -168,6 +168,36 @@ async def test_one_pool_serves_all_its_strategies_and_seeds_differ() -> None:
     )
     first, second = ([run.tokens for run in pooled if run.seed == seed] for seed in (0, 1))
     assert first != second
+
+
+async def test_an_evaluation_holds_no_leases() -> None:
+    engine = ScriptedEngine()
+    await measured(plan("beam,best_of_n", 4), engine)
+    assert engine.leases == {None}
+    assert engine.pruned == []
+
+
+async def test_deepconf_on_finished_solutions_shares_the_pool_and_decides_as_alone() -> None:
+    class Sure(ScriptedEngine):
+        """Tells log-probabilities."""
+
+        def _complete(self, request: GenerateRequest, index: int) -> Completion:
+            done = super()._complete(request, index)
+            if request.sampling.logprobs is None:
+                return done
+            told = tuple(TokenLogprob(token, -0.1, ((token, -0.1 - token / 10), (9, -3.0))) for token in done.token_ids)
+            return replace(done, logprobs=told)
+
+    wanted = plan("deepconf:keep=50,deepconf:mode=online,deepconf:top=3", 2, 8)
+    assert [case.label for case in wanted.pooled] == ["deepconf:keep=50"]
+    runs = await measured(replace(wanted, live=()), Sure())
+    setting = await Setting.of(SUITE, wanted, Sure(), "prm", 1.0, 1)
+    for problem in SUITE.problems:
+        spec = measure._spec(setting, Stage("", "policy", 0, None, 8), problem, wanted.pooled[0])
+        alone = await run_job(spec, Sure(), MemoryJournal())
+        (run,) = [run for run in runs if (run.strategy, run.n, run.problem) == ("deepconf:keep=50", 8, problem.id)]
+        assert run.tokens == alone.usage.generated
+        assert run.answered == (alone.result.answer is not None)
 
 
 async def test_a_plan_without_a_verifier_computes_no_verifier_token() -> None:
