@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field
 
+from engine.types import InvalidRequest
 from reasoner.equivalence import Equivalence
 from reasoner.search import Search
-from reasoner.strategies.base import Choice, Params, Samples, Strategy, majority
+from reasoner.strategies.base import Choice, Params, Samples, Strategy, best_scored, majority
 from reasoner.tree import Node
 
 REQUEST = (
@@ -31,22 +32,31 @@ class Revise(Params):
         int | None, Field(ge=1, le=256, description="Chains of about n / chains attempts; default: the root of n.")
     ] = None
     memory: Annotated[int, Field(ge=1, le=16, description="Earlier attempts that an attempt sees at most.")] = 4
+    by: Annotated[
+        Literal["majority", "verifier"], Field(description="What chooses among all attempts: a vote, or the verifier.")
+    ] = "majority"
     request: Annotated[str, Field(min_length=1, max_length=2000, description="What is said to an attempt.")] = REQUEST
 
 
 async def run(search: Search, params: Revise, equivalence: Equivalence) -> Choice:
-    """Samples n attempts in chains, each seeing the last ones of its chain; the most frequent answer wins."""
+    """Samples n attempts in chains, each seeing the last ones of its chain; a vote or the verifier chooses."""
+    if params.by == "verifier" and not search.verifies:
+        raise InvalidRequest("no verifier is served: let the majority choose", "strategy.by")
     attempts: dict[int, list[Node]] = defaultdict(list)
     width = min(params.chains or math.isqrt(params.n), params.n)
     async with search.stream() as stream:
         stream.complete([search.root], width)
         async for nodes in stream:
+            if params.by == "verifier":
+                await search.score([node for node in nodes if node.answer is not None])
             for node in nodes:
                 chain = node.path[0]
                 attempts[chain].append(node)
                 if len(attempts[chain]) < len(range(chain, params.n, width)):
                     stream.complete([await ask(search, params, attempts[chain])], 1)
     candidates = search.candidates()
+    if params.by == "verifier":
+        return best_scored(candidates)
     return await majority(search, candidates, dict.fromkeys(candidates, 1.0), equivalence)
 
 
@@ -64,4 +74,4 @@ async def ask(search: Search, params: Revise, attempts: list[Node]) -> Node:
         shown = shown[1:]
 
 
-STRATEGY = Strategy("revise", Revise, run, needs_verifier=False)
+STRATEGY = Strategy("revise", Revise, run, needs_verifier=False, welcomes_verifier=True)

@@ -54,6 +54,8 @@ async def test_a_branch_asked_for_in_stretches_is_the_branch_asked_for_as_a_whol
         assert tree(parts) == tree(whole)
         assert second.result == first.result
         assert second.usage.generated == first.usage.generated == len(set(engine.generated))
+        sent = sum(len(request.prompt) + len(one.generated) for request in engine.requests for one in request.branches)
+        assert second.usage.prompt == sent
 
 
 @pytest.mark.usefixtures("short")

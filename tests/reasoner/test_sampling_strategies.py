@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.types import EngineUnavailable
+from engine.types import EngineUnavailable, InvalidRequest, ModelInfo
 from reasoner.jobs import JobSpec
 from reasoner.journal import MemoryJournal
 from reasoner.run import JobOutcome, run_job
@@ -25,6 +25,7 @@ VARIANTS: list[dict[str, Any]] = [
     {"name": "self_consistency", "n": 12, "stop": "beta", "threshold": 0.8, "ahead": 3},
     {"name": "self_consistency", "n": 12, "stop": "window", "window": 2},
     {"name": "revise", "n": 7, "chains": 2, "memory": 2, "request": "Again?"},
+    {"name": "revise", "n": 6, "by": "verifier", "request": "Again?"},
     {"name": "budget_forcing", "n": 3, "thinking": 20, "extensions": 2, "marker": "w40 ", "answer": 9},
     {"name": "budget_forcing", "n": 2, "extensions": 1},
     {"name": "budget_forcing", "thinking": 0},
@@ -206,6 +207,30 @@ async def test_a_conversation_that_does_not_fit_loses_its_oldest_attempts_and_st
             shown[sum(prompt[at : at + len(again)] == again for at in range(len(prompt)))] += 1
     assert shown[0] > 24  # more than the first attempts
     assert min(shown[1], shown[2]) > 0
+
+
+@pytest.mark.parametrize("seed", range(6))
+async def test_a_verifier_chooses_among_all_attempts_and_reads_each_without_those_before_it(seed: int) -> None:
+    engine = ScriptedEngine(context=4000)
+    outcome, journal = await solve({"name": "revise", "n": 6, "by": "verifier", "request": "Again?"}, seed, engine)
+    scores = {entry.data["node"]: entry.data["score"] for entry in journal.entries if entry.type == "score"}
+    assert outcome.result.node == max(scores, key=lambda node: scores[node], default=None)
+    nodes = told(journal)
+    for entry in journal.entries:
+        if entry.type == "score":
+            text = nodes[entry.data["node"]]["text"]
+            assert len(entry.data["scores"]) <= text.count("\n\n") + 1
+
+
+async def test_choosing_by_a_verifier_where_none_is_served_says_what_would_be_right() -> None:
+    class Alone(ScriptedEngine):
+        async def models(self) -> list[ModelInfo]:
+            return (await super().models())[:1]
+
+    with pytest.raises(InvalidRequest, match="let the majority choose"):
+        await solve({"name": "revise", "by": "verifier"}, 1, Alone())
+    outcome, _ = await solve({"name": "revise", "n": 4}, 1, Alone())
+    assert outcome.usage.generated > 0
 
 
 # Budget forcing.
