@@ -1,0 +1,115 @@
+"""Runs the same problems twice with the same tokens: every problem an even share of its own, or all of them one budget.
+
+A problem has the same seed in both, so it draws the same solutions, only more or fewer of them. Before each run the
+engine's cache is emptied: what the verifier reads is on the bill.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from engine.types import EngineClient
+from reasoner.allocator import WIDTH, Ask
+from reasoner.allowance import Allowance, SharedBudget
+from reasoner.answer_spec import AnswerSpec
+from reasoner.jobs import Budget, JobSpec, Sampling, StrategySpec
+from reasoner.journal import MemoryJournal
+from reasoner.run import run_job
+from reasoner.suites import SUITES, Problem, check, family, load
+
+Way = Literal["even", "shared"]
+WAYS: tuple[Way, ...] = ("even", "shared")
+STRATEGY = {"name": "weighted_vote", "n": 64}
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """``tokens``: budgets, per problem on average."""
+
+    problems: int
+    tokens: tuple[int, ...]
+    seeds: tuple[int, ...]
+
+    @property
+    def runs(self) -> int:
+        """Searches in all."""
+        return self.problems * len(self.tokens) * len(self.seeds) * 2
+
+
+@dataclass(frozen=True, slots=True)
+class Solved:
+    """One problem in one run."""
+
+    way: Way
+    tokens: int
+    seed: int
+    suite: str
+    problem: str
+    correct: bool
+    spent: int
+
+
+def mixed(count: int) -> list[Problem]:
+    """Held-out problems, the suites in turn."""
+    each = [load(name, limit=-(-count // len(SUITES))) for name in SUITES]
+    return [problem for group in zip(*each, strict=True) for problem in group][:count]
+
+
+async def measure(plan: Plan, engine: EngineClient, done: Callable[[str], None]) -> list[Solved]:
+    """All runs of the plan; ``done(what)`` is called after each search. Raises the engine's errors."""
+    problems = mixed(plan.problems)
+    found: list[Solved] = []
+    for tokens in plan.tokens:
+        for seed in plan.seeds:
+            for way in WAYS:
+                await engine.clear_cache()
+                found += await _run(way, tokens, seed, problems, engine, done)
+    return found
+
+
+async def _run(
+    way: Way, tokens: int, seed: int, problems: Sequence[Problem], engine: EngineClient, done: Callable[[str], None]
+) -> list[Solved]:
+    slots = asyncio.Semaphore(WIDTH)
+    names = [str(number) for number in range(len(problems))]
+    shared = SharedBudget(tokens * len(problems), names) if way == "shared" else None
+
+    async def one(problem: Problem, name: str) -> Solved:
+        budget = Budget(tokens=tokens) if shared is None else Budget()
+        allowance = None if shared is None else _Polite(shared.member(name), slots)
+        spec = JobSpec(
+            problem=problem.text,
+            strategy=StrategySpec.model_validate(STRATEGY),
+            budget=budget,
+            sampling=Sampling(temperature=family(problem.suite).TEMPERATURE),
+            answer=AnswerSpec(compare="text"),
+            seed=seed,
+        )
+        async with slots:
+            outcome = await run_job(spec, engine, MemoryJournal(allowance=allowance))
+        if shared is not None:
+            shared.end(name, outcome.usage.total)
+        done(f"{tokens} tokens, {way}")
+        right = check(problem, outcome.result.answer)
+        return Solved(way, tokens, seed, problem.suite, problem.id, right, outcome.usage.total)
+
+    return await asyncio.gather(*(one(*pair) for pair in zip(problems, names, strict=True)))
+
+
+class _Polite:
+    """Gives its slot to another search while it waits for its turn."""
+
+    def __init__(self, allowance: Allowance, slots: asyncio.Semaphore) -> None:
+        self._allowance = allowance
+        self._slots = slots
+
+    async def more(self, granted: int, ask: Ask) -> int:
+        """See ``Allowance``."""
+        self._slots.release()
+        try:
+            return await self._allowance.more(granted, ask)
+        finally:
+            await self._slots.acquire()
