@@ -20,6 +20,7 @@ from api.client import ServiceClient
 from api.show import follow, print_job, print_tree
 from api.stack import private_stack
 from reasoner.jobs import Job
+from reasoner.strategies import STRATEGIES
 from reasoner.tree_picture import draw_tree
 from workers.settings import Settings, load_settings
 
@@ -30,13 +31,16 @@ Url = Annotated[
 ]
 Key = Annotated[str | None, typer.Option(envvar="REASONER_API_KEY", help="API key, where the service asks for one.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout and nothing else there.")]
-Strategy = Annotated[str | None, typer.Option(help="greedy, self_consistency, best_of_n, weighted_vote or beam.")]
+Strategy = Annotated[str | None, typer.Option(help=f"One of {', '.join(STRATEGIES)}.")]
 Tokens = Annotated[int | None, typer.Option(min=1, help="Budget: generated and verifier tokens.")]
 Seconds = Annotated[float | None, typer.Option(min=0.001, help="Budget: seconds of work.")]
 Flops = Annotated[float | None, typer.Option(min=1, help="Budget: FLOPs, two per weight and computed token.")]
 Cost = Annotated[float | None, typer.Option(min=0, help="Budget: money, by the prices of the service.")]
 Effort = Annotated[str | None, typer.Option(help="Budget by name: minimal, low, medium, high, or the service's own.")]
 Seed = Annotated[int | None, typer.Option(min=0, help="The same seed gives the same search.")]
+Deterministic = Annotated[
+    bool, typer.Option("--deterministic", help="With the same seed the same tree, however quick each branch is.")
+]
 Temperature = Annotated[float | None, typer.Option(min=0, max=10, help="Sampling temperature.")]
 Picture = Annotated[Path | None, typer.Option(help="Draw the search tree into this PNG file.")]
 Answer = Annotated[str | None, typer.Option(help="How answers are compared when they vote: math or text.")]
@@ -56,6 +60,7 @@ def solve(
     cost: Cost = None,
     effort: Effort = None,
     seed: Seed = None,
+    deterministic: Deterministic = False,
     temperature: Temperature = None,
     answer: Answer = None,
     picture: Picture = None,
@@ -67,9 +72,8 @@ def solve(
 
     Asks the service at --url or on the configured port; when none runs there, starts one for this question alone.
     """
-    spec = _spec(
-        problem, strategy, context.args, _budget(tokens, seconds, flops, cost, effort), seed, temperature, answer
-    )
+    budget = _budget(tokens, seconds, flops, cost, effort)
+    spec = _spec(problem, strategy, context.args, budget, seed, temperature, answer, deterministic)
     settings = load_settings()
     with _service(settings, url, key) as client:
         job = client.submit(spec)
@@ -92,6 +96,7 @@ def submit(
     cost: Cost = None,
     effort: Effort = None,
     seed: Seed = None,
+    deterministic: Deterministic = False,
     temperature: Temperature = None,
     answer: Answer = None,
     url: Url = None,
@@ -99,9 +104,8 @@ def submit(
     as_json: AsJson = False,
 ) -> None:
     """Submit a job and return at once. Parameters of the strategy are options too, such as --n 16."""
-    spec = _spec(
-        problem, strategy, context.args, _budget(tokens, seconds, flops, cost, effort), seed, temperature, answer
-    )
+    budget = _budget(tokens, seconds, flops, cost, effort)
+    spec = _spec(problem, strategy, context.args, budget, seed, temperature, answer, deterministic)
     with client_of(url, key) as client:
         _print(client.submit(spec), as_json)
 
@@ -178,6 +182,7 @@ def _spec(
     seed: int | None,
     temperature: float | None,
     answer: str | None,
+    deterministic: bool,
 ) -> dict[str, Any]:
     spec: dict[str, Any] = {"problem": problem, "budget": budget}
     options = strategy_options(extra)
@@ -185,7 +190,7 @@ def _spec(
         spec["strategy"] = {"name": strategy or "best_of_n"} | options
     if temperature is not None:
         spec["sampling"] = {"temperature": temperature}
-    optional = {"seed": seed, "answer": answer}
+    optional = {"seed": seed, "answer": answer, "deterministic": deterministic or None}
     return spec | {name: value for name, value in optional.items() if value is not None}
 
 

@@ -88,7 +88,9 @@ class JobSpec(Strict):
     )
     seed: Annotated[int, Field(ge=0, lt=2**63)] | None = Field(None, description="Without it one is drawn and echoed.")
     deterministic: bool = Field(
-        False, description="The same job and seed search the same tree, however quick each branch is; it may be slower."
+        False,
+        description="The same job and seed search the same tree, however quick each branch is; it may be slower. Of "
+        "all limits only one in tokens ends the search at the same place.",
     )
     priority: Literal["interactive", "batch"] = "interactive"
     metadata: Annotated[dict[str, Annotated[str, Field(max_length=512)]], Field(max_length=MAX_METADATA_KEYS)] = Field(
