@@ -230,3 +230,12 @@ async def test_listing_pages_through_all_jobs(client: httpx.AsyncClient) -> None
     assert [job["id"] for job in first["data"] + second["data"]] == ids[::-1]
     assert (first["has_more"], second["has_more"]) == (True, False)
     assert (await client.get("/v1/jobs", params={"status": "completed"})).json()["data"] == []
+
+
+async def test_an_effort_is_echoed_as_the_budget_and_the_strategy_that_it_stands_for(client: httpx.AsyncClient) -> None:
+    response = await client.post("/v1/jobs", json={"problem": "?", "budget": {"effort": "medium"}})
+    spec = response.json()["spec"]
+    assert (spec["budget"]["effort"], spec["budget"]["tokens"], spec["budget"]["seconds"]) == ("medium", 20_000, None)
+    assert (spec["strategy"]["name"], spec["strategy"]["n"]) == ("weighted_vote", 16)
+    again = await client.post("/v1/jobs", json=spec)  # what was echoed can be sent again
+    assert again.json()["spec"] == spec

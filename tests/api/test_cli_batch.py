@@ -1,0 +1,118 @@
+"""``reasoner batch`` against a service that only answers."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from typer.testing import CliRunner, Result
+
+from api import cli_batch
+from api.cli import app
+from api.client import ServiceClient
+
+BATCH: dict[str, Any] = {
+    "id": "batch_1",
+    "status": "queued",
+    "created_at": 1.0,
+    "finished_at": None,
+    "budget": {"tokens": 500},
+    "metadata": {},
+    "usage": {},
+    "counts": {"queued": 2},
+    "unassigned": 375,
+    "jobs": [
+        {"id": "job_1", "status": "queued", "answer": None, "tokens": 0, "granted": 62},
+        {"id": "job_2", "status": "queued", "answer": "[bold]7", "tokens": 0, "granted": 62},
+    ],
+}
+ENDED = BATCH | {"status": "completed", "finished_at": 2.0, "counts": {"completed": 2}, "usage": {"generated": 480}}
+
+
+class Service:
+    """Answers in turn, and remembers what it was asked."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.answers: list[dict[str, Any]] = [BATCH]
+        self.asked: list[tuple[str, Any]] = []
+        monkeypatch.setattr(cli_batch, "client_of", self._client)
+        monkeypatch.setattr(cli_batch, "POLL_SECONDS", 0.0)
+
+    def _client(self, url: str | None, key: str | None) -> ServiceClient:
+        client = ServiceClient("http://service")
+        client._http = httpx.Client(base_url="http://service", transport=httpx.MockTransport(self._answer))
+        return client
+
+    def _answer(self, request: httpx.Request) -> httpx.Response:
+        self.asked.append((f"{request.method} {request.url.path}", json.loads(request.content or "null")))
+        return httpx.Response(200, json=self.answers.pop(0) if len(self.answers) > 1 else self.answers[0])
+
+
+@pytest.fixture
+def service(monkeypatch: pytest.MonkeyPatch) -> Service:
+    return Service(monkeypatch)
+
+
+def batch(*arguments: str) -> Result:
+    return CliRunner().invoke(app, ["batch", *arguments], env={"COLUMNS": "160"})
+
+
+def test_a_file_becomes_a_batch_and_lines_keep_their_own_strategy(service: Service, tmp_path: Path) -> None:
+    file = tmp_path / "jobs.jsonl"
+    file.write_text('{"problem": "1?"}\n\n{"problem": "2?", "strategy": {"name": "greedy"}}\n')
+    result = batch("submit", str(file), "--tokens", "500", "--strategy", "weighted_vote", "--n", "64", "--json")
+    assert result.exit_code == 0, result.output
+    assert json.loads(result.stdout)["id"] == "batch_1"
+    [(call, body)] = service.asked
+    assert call == "POST /v1/batches"
+    assert body == {
+        "jobs": [
+            {"problem": "1?", "strategy": {"name": "weighted_vote", "n": 64}},
+            {"problem": "2?", "strategy": {"name": "greedy"}},
+        ],
+        "budget": {"tokens": 500},
+    }
+
+
+def test_waiting_follows_a_batch_to_its_end(service: Service, tmp_path: Path) -> None:
+    file = tmp_path / "jobs.jsonl"
+    file.write_text('{"problem": "1?"}')
+    service.answers = [BATCH, BATCH | {"status": "in_progress"}, ENDED]
+    result = batch("submit", str(file), "--tokens", "500", "--wait", "--json")
+    assert json.loads(result.stdout)["status"] == "completed"
+    assert [call for call, _ in service.asked] == ["POST /v1/batches", *["GET /v1/batches/batch_1"] * 2]
+
+
+def test_a_batch_is_shown_with_its_jobs_and_model_text_as_text(service: Service) -> None:
+    service.answers = [ENDED]
+    shown = batch("show", "batch_1").stdout
+    assert "2 completed" in shown
+    assert "480 of 500 tokens, 375 unassigned" in shown
+    assert "[bold]7" in shown
+    cancelled = batch("cancel", "batch_1", "--json")
+    assert json.loads(cancelled.stdout)["id"] == "batch_1"
+    assert service.asked[-1][0] == "POST /v1/batches/batch_1/cancel"
+
+
+@pytest.mark.parametrize(
+    ("text", "hint"),
+    [
+        ('{"problem": "1?"}\n{"problem"\n', "line 2: not a job"),
+        ('{"problem": "1?"}\n\n"2?"\n', "line 3: not a job"),
+        ("\n", "holds no jobs"),
+        (None, "No such file"),
+    ],
+)
+def test_a_file_that_holds_something_else_is_told_where(
+    service: Service, tmp_path: Path, text: str | None, hint: str
+) -> None:
+    file = tmp_path / "jobs.jsonl"
+    if text is not None:
+        file.write_text(text)
+    result = batch("submit", str(file), "--tokens", "500")
+    assert result.exit_code == 2
+    assert hint in " ".join(result.output.replace("│", " ").split())
+    assert not service.asked
