@@ -1,0 +1,67 @@
+"""The first code of solver and tester: ``python -I -S main.py``, with what to do as one JSON document on stdin.
+
+Limits first, then the imports that the foreign code will want, then the lock, then the foreign code.
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import importlib
+import json
+import os
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+from reasoner.sandbox.lock import CannotLock, limit, lock
+from reasoner.sandbox.solver import solve
+from reasoner.sandbox.tester import test
+from reasoner.sandbox.wire import Pipe
+
+_NEEDED_LATER = ("_strptime", "encodings.idna", "encodings.latin_1", "encodings.ascii", "encodings.utf_16")
+"""What the standard library imports when it is first used."""
+_WITH_EFFECTS = frozenset({"antigravity", "idlelib", "turtle", "turtledemo", "tkinter", "this", "test", "ensurepip"})
+
+
+def main() -> None:
+    task = json.loads(sys.stdin.buffer.read())
+    limit(task["seconds"], task["memory_bytes"])
+    sources = [task["code"]] if task["role"] == "solver" else task["tests"]
+    for source in sources:
+        preload(source)
+    del sys.path[0]
+    if task["locked"]:
+        try:
+            lock()
+        except CannotLock as error:
+            if task["role"] == "tester":  # what holds for one holds for the other, and the tester is the one to tell
+                os.write(task["results"], json.dumps({"refused": str(error)}).encode() + b"\n")
+            os._exit(1)
+    pipe = Pipe(task["reads"], task["writes"])
+    if task["role"] == "solver":
+        solve(task["code"], pipe)
+    else:
+        test(task["tests"], pipe, task["results"])
+    os._exit(0)
+
+
+def preload(source: str) -> None:
+    """Imports the modules of the standard library that a source names, and no other module's code."""
+    wanted = set(_NEEDED_LATER)
+    with contextlib.suppress(SyntaxError, ValueError, RecursionError, MemoryError):
+        for node in ast.walk(ast.parse(source)):
+            if isinstance(node, ast.Import):
+                wanted |= {alias.name for alias in node.names}
+            elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+                wanted |= {node.module} | {f"{node.module}.{alias.name}" for alias in node.names}
+    for name in sorted(wanted):
+        root = name.partition(".")[0]
+        if root in sys.stdlib_module_names and root not in _WITH_EFFECTS:
+            with contextlib.suppress(ImportError):  # also the names of functions in modules
+                importlib.import_module(name)
+
+
+if __name__ == "__main__":
+    main()

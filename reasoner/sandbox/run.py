@@ -1,0 +1,138 @@
+"""Starts solver and tester, waits at most so long, ends both."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+MAX_LINE = 1 << 16
+"""Bytes of one result."""
+_MAIN = Path(__file__).with_name("main.py")
+START_SECONDS = 20.0
+"""For two interpreters to start on a busy machine; the time of the tests begins then."""
+
+
+class SandboxRefused(Exception):
+    """This system cannot lock a process, and the configuration does not allow less."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """``seconds``: of wall-clock time for all tests of one answer, and of processor time for each of two processes."""
+
+    seconds: float = 10.0
+    memory_bytes: int = 512 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """Which tests passed, in order; ``reasons`` says of each why not, with ``None`` for those that did."""
+
+    reasons: tuple[str | None, ...]
+
+    @property
+    def share(self) -> float:
+        return sum(reason is None for reason in self.reasons) / len(self.reasons)
+
+
+async def run_tests(code: str, tests: Sequence[str], limits: Limits, *, locked: bool = True) -> Verdict:
+    """Tests an answer's code. A test that never came to its end has failed.
+
+    ``locked=False`` leaves out the lock: time, memory and file sizes are still limited and the environment is empty,
+    but the code then reads what this user may read, uses the network, and could find the tester's pipe to cheat.
+    Raises ``SandboxRefused`` when locking is asked for and cannot be had.
+    """
+    to_solver, to_tester, results = os.pipe(), os.pipe(), os.pipe()
+    shared = {"seconds": limits.seconds, "memory_bytes": limits.memory_bytes, "locked": locked}
+    solver = shared | {"role": "solver", "code": code, "reads": to_solver[0], "writes": to_tester[1]}
+    tester = shared | {"role": "tester", "tests": list(tests), "reads": to_tester[0], "writes": to_solver[1]}
+    tester["results"] = results[1]
+    ours = {*to_solver, *to_tester, *results}
+    processes: list[asyncio.subprocess.Process] = []
+    transport: asyncio.BaseTransport | None = None
+    lines: list[dict[str, Any] | None] = []
+    with tempfile.TemporaryDirectory(prefix="reasoner-") as folder:
+        try:
+            for task in (solver, tester):
+                fds = tuple(int(task[name]) for name in ("reads", "writes", "results") if name in task)
+                processes.append(await _start(fds, folder))
+                for fd in fds:
+                    os.close(fd)
+                    ours.discard(fd)
+            reader, transport = await _reader(results[0])
+            ours.discard(results[0])
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(START_SECONDS):
+                    await asyncio.gather(*(_tell(*pair) for pair in zip(processes, (solver, tester), strict=True)))
+                    lines.append(await _line(reader))
+                async with asyncio.timeout(limits.seconds):
+                    while lines[-1] is not None and len(lines) <= len(tests):
+                        lines.append(await _line(reader))
+        finally:
+            for fd in ours:
+                os.close(fd)
+            for process in processes:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)  # each leads a group of its own
+            for process in processes:
+                await process.wait()
+            if transport is not None:
+                transport.close()
+    return _verdict(lines, len(tests))
+
+
+async def _start(fds: tuple[int, ...], folder: str) -> asyncio.subprocess.Process:
+    return await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-I",
+        "-S",
+        str(_MAIN),
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.DEVNULL,
+        stderr=asyncio.subprocess.DEVNULL,
+        env={"LANG": "C.UTF-8", "PYTHONHASHSEED": "0"},
+        cwd=folder,
+        pass_fds=fds,
+        start_new_session=True,
+    )
+
+
+async def _tell(process: asyncio.subprocess.Process, task: dict[str, Any]) -> None:
+    assert process.stdin is not None
+    with contextlib.suppress(ConnectionError):  # it died: its results will be missing
+        process.stdin.write(json.dumps(task).encode())
+        process.stdin.close()
+        await process.stdin.wait_closed()
+
+
+async def _reader(fd: int) -> tuple[asyncio.StreamReader, asyncio.BaseTransport]:
+    loop = asyncio.get_running_loop()
+    reader = asyncio.StreamReader(limit=MAX_LINE)
+    transport, _ = await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(fd, "rb"))
+    return reader, transport
+
+
+async def _line(reader: asyncio.StreamReader) -> dict[str, Any] | None:
+    """The tester's next line; ``None`` at the end, and for what no tester writes: its tests are code, too."""
+    try:
+        document = json.loads(await reader.readline())
+    except ValueError:
+        return None
+    return document if isinstance(document, dict) else None
+
+
+def _verdict(lines: Sequence[dict[str, Any] | None], count: int) -> Verdict:
+    told = [line for line in lines if line is not None]
+    if told and "refused" in told[0]:
+        raise SandboxRefused(str(told[0]["refused"]))
+    reasons = [None if line.get("passed") is True else str(line.get("reason")) for line in told[1 : count + 1]]
+    return Verdict((*reasons, *["it did not end in time, or its process died"] * (count - len(reasons))))

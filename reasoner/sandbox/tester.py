@@ -1,0 +1,147 @@
+"""The process that runs a client's tests. Names that they take from the answer are stand-ins for the solver's."""
+
+from __future__ import annotations
+
+import builtins
+import inspect
+import json
+import os
+import symtable
+from typing import Any
+
+from reasoner.sandbox.wire import Closed, Pipe, decode, encode
+
+
+class AnswerFailed(Exception):
+    """The answer's code raised something that is no built-in exception, or could not be run."""
+
+
+def test(tests: list[str], pipe: Pipe, results: int) -> None:
+    """Runs the tests in order; tells that it begins, and then each result, on a line of ``results``."""
+    _tell(results, {"begun": True})
+    try:
+        broken = _error(pipe.receive())
+    except Exception:  # it ended, or sent something else: whatever a hostile answer may think of
+        broken = AnswerFailed("the answer's process ended")
+    for source in tests:
+        reason = str(broken) if broken else _run(source, pipe)
+        _tell(results, {"passed": reason is None, "reason": reason})
+
+
+def _tell(results: int, document: dict[str, Any]) -> None:
+    line = json.dumps(document).encode() + b"\n"
+    while line:
+        line = line[os.write(results, line) :]
+
+
+def foreign_names(source: str) -> list[str]:
+    """Global names that a test uses and neither binds itself nor has from Python."""
+    module = symtable.symtable(source, "<test>", "exec")
+    bound = {symbol.get_name() for symbol in module.get_symbols() if symbol.is_assigned() or symbol.is_imported()}
+    used: set[str] = set()
+    tables = [module]
+    while tables:
+        table = tables.pop()
+        tables += table.get_children()
+        top = table is module
+        used |= {s.get_name() for s in table.get_symbols() if s.is_referenced() and (top or s.is_global())}
+    return sorted(name for name in used - bound if not hasattr(builtins, name) and not name.startswith("__"))
+
+
+def _run(source: str, pipe: Pipe) -> str | None:
+    """Why the test failed; ``None`` when it passed."""
+    names: dict[str, Any] = {"__name__": "tests"}
+    try:
+        for name in foreign_names(source):
+            try:
+                names[name] = _ask(pipe, {"do": "global", "name": name})
+            except KeyError:
+                continue  # the test meets a NameError where it uses it
+        exec(compile(source, "<test>", "exec", dont_inherit=True, optimize=0), names)
+        for name, value in list(names.items()):
+            if name.startswith("test") and inspect.isfunction(value):
+                value()
+    except BaseException as error:  # a test that exits has not passed
+        return f"{type(error).__name__}: {error}"[:500]
+    return None
+
+
+class Remote:
+    """Something of the solver's that is not plain data. It can be used and read, and never says what it equals."""
+
+    __slots__ = ("_id", "_pipe")
+    __hash__ = None  # type: ignore[assignment]
+
+    def __init__(self, pipe: Pipe, number: int) -> None:
+        object.__setattr__(self, "_pipe", pipe)
+        object.__setattr__(self, "_id", number)
+
+    def __call__(self, *args: Any, **named: Any) -> Any:
+        sent = {name: encode(value, _refer) for name, value in named.items()}
+        return self._do("call", *args, named=sent)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return self._do("get", name=name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        raise TypeError("a test cannot change the answer's objects from outside: call their methods")
+
+    def __len__(self) -> int:
+        return int(self._do("len"))
+
+    def __getitem__(self, key: Any) -> Any:
+        return self._do("item", key)
+
+    def __contains__(self, value: Any) -> bool:
+        return self._do("contains", value) is True
+
+    def __iter__(self) -> Any:
+        return iter(self._do("list"))
+
+    def __eq__(self, other: object) -> bool:
+        raise TypeError("the answer returned an object where a test compares: only plain data is compared")
+
+    __ne__ = __lt__ = __le__ = __gt__ = __ge__ = __eq__  # type: ignore[assignment]
+
+    def __bool__(self) -> bool:
+        raise TypeError("the answer returned an object where a test asks for a truth value")
+
+    def _do(self, what: str, *args: Any, **more: Any) -> Any:
+        sent = [encode(value, _refer) for value in args]
+        return _ask(self._pipe, {"do": what, "of": self._id, "args": sent} | more)
+
+
+def _refer(value: Any) -> int:
+    if isinstance(value, Remote):
+        number: int = value._id
+        return number
+    raise TypeError(f"a test can give the answer plain data and its own objects, not {type(value).__name__}")
+
+
+def _ask(pipe: Pipe, request: dict[str, Any]) -> Any:
+    pipe.send(request)
+    try:
+        reply = pipe.receive()
+    except Closed:
+        raise AnswerFailed("the answer's process ended") from None
+    error = _error(reply)
+    if error is not None:
+        raise error
+    return decode(reply["value"], lambda number: Remote(pipe, number))
+
+
+def _error(reply: Any) -> Exception | None:
+    """The nearest built-in exception that a reply names; one that is no ``Exception`` would end the test's own loop."""
+    if "error" not in reply:
+        return None
+    text = str(reply.get("text", ""))
+    for name in reply["error"]:
+        kind = getattr(builtins, str(name), None)
+        if isinstance(kind, type) and issubclass(kind, Exception) and kind is not Exception:
+            try:
+                return kind(text)
+            except TypeError:  # UnicodeDecodeError and its like want more than a text
+                continue
+    return AnswerFailed(f"{reply['error'][0]}: {text}")

@@ -1,0 +1,87 @@
+"""Plain data between solver and tester: JSON lines that hold values of built-in types, and numbers for objects.
+
+Decoding makes exact built-in types and nothing else. An object of the solver's becomes whatever ``adopt`` makes of its
+number.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from typing import Any
+
+MAX_LINE = 1 << 20
+_PLAIN = (bool, float, str, type(None))
+
+
+class Closed(Exception):
+    """The other side is gone."""
+
+
+class Pipe:
+    """One JSON document a line, at most ``MAX_LINE`` bytes."""
+
+    def __init__(self, reads: int, writes: int) -> None:
+        self._reads, self._writes = reads, writes
+        self._rest = b""
+
+    def send(self, document: Any) -> None:
+        data = json.dumps(document).encode() + b"\n"
+        if len(data) > MAX_LINE:
+            raise ValueError(f"more than {MAX_LINE} bytes of data in one value")
+        while data:
+            data = data[os.write(self._writes, data) :]
+
+    def receive(self) -> Any:
+        while b"\n" not in self._rest:
+            part = os.read(self._reads, 1 << 16)
+            if not part or len(self._rest) + len(part) > MAX_LINE + (1 << 16):
+                raise Closed
+            self._rest += part
+        line, self._rest = self._rest.split(b"\n", 1)
+        return json.loads(line)
+
+
+def encode(value: Any, refer: Callable[[Any], int]) -> Any:
+    """Data as it is, by copy; anything else by the number that ``refer`` gives it (or raises ``TypeError``)."""
+    if isinstance(value, _PLAIN):
+        return {"v": value if isinstance(value, bool) or value is None else _exact(value)}
+    if isinstance(value, int):
+        return {"i": hex(value)}
+    if isinstance(value, complex):
+        return {"c": [value.real, value.imag]}
+    if isinstance(value, bytes):
+        return {"b": value.hex()}
+    if isinstance(value, dict):
+        return {"d": [[encode(key, refer), encode(item, refer)] for key, item in value.items()]}
+    for tag, kind in (("l", list), ("t", tuple), ("s", set), ("f", frozenset)):
+        if isinstance(value, kind):
+            return {tag: [encode(item, refer) for item in value]}
+    return {"o": refer(value)}
+
+
+def decode(document: Any, adopt: Callable[[int], Any]) -> Any:
+    """The value; raises ``ValueError``, ``TypeError`` and the like for what is none."""
+    ((tag, body),) = document.items()
+    match tag:
+        case "v" if isinstance(body, _PLAIN):
+            return body
+        case "i":
+            return int(body, 16)
+        case "c":
+            return complex(float(body[0]), float(body[1]))
+        case "b":
+            return bytes.fromhex(body)
+        case "d":
+            return {decode(key, adopt): decode(item, adopt) for key, item in body}
+        case "l" | "t" | "s" | "f":
+            return {"l": list, "t": tuple, "s": set, "f": frozenset}[tag](decode(item, adopt) for item in body)
+        case "o":
+            return adopt(int(body))
+    raise ValueError(f"no value: {tag!r}")
+
+
+def _exact(value: Any) -> Any:
+    """Without a subclass's ideas of itself, such as an enumeration's of its name."""
+    return float(value) if isinstance(value, float) else str.__str__(value)
