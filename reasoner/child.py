@@ -29,21 +29,26 @@ class Child:
     def __init__(self, module: str) -> None:
         self._module = module
         self.process: asyncio.subprocess.Process | None = None
+        self._turn = asyncio.Lock()
 
     async def ask(self, question: Any, patience: float) -> Any:
-        """The child's answer; ``None`` when it was late or died, and the next question goes to a new one."""
-        if self.process is None:
-            self.process = await asyncio.create_subprocess_exec(
-                sys.executable,
-                "-m",
-                self._module,
-                stdin=asyncio.subprocess.PIPE,
-                stdout=asyncio.subprocess.PIPE,
-                limit=MAX_LINE,
-            )
-            if await self._exchange(None, START_PATIENCE) is None:
-                return None
-        return await self._exchange(question, patience)
+        """The child's answer; ``None`` when it was late or died, and the next question goes to a new one.
+
+        Questions that come together take turns.
+        """
+        async with self._turn:
+            if self.process is None:
+                self.process = await asyncio.create_subprocess_exec(
+                    sys.executable,
+                    "-m",
+                    self._module,
+                    stdin=asyncio.subprocess.PIPE,
+                    stdout=asyncio.subprocess.PIPE,
+                    limit=MAX_LINE,
+                )
+                if await self._exchange(None, START_PATIENCE) is None:
+                    return None
+            return await self._exchange(question, patience)
 
     async def close(self) -> None:
         """Ends the child."""

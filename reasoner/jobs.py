@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, field_validator, model_validator
 
-from reasoner.answer_spec import AnswerSpec
+from reasoner.answer_spec import AnswerSpec, CodeExtract
 from reasoner.strict import Strict
 from reasoner.verifier_specs import KINDS, PrmVerifier, Verifier
 
@@ -128,6 +128,13 @@ class JobSpec(Strict):
                 f"strategy {self.strategy.name!r} needs a verifier of single steps, and {self.verifier.kind!r} scores "
                 f"finished solutions alone: use one of {', '.join(fitting)}"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _answer_is_what_is_tested(self) -> Self:
+        language = {"python": "python", "json_schema": "json"}.get(self.verifier.kind)
+        if "answer" not in self.model_fields_set and language is not None:
+            self.answer = AnswerSpec(compare="code", extract=CodeExtract(code=language))
         return self
 
     @model_validator(mode="after")

@@ -42,9 +42,11 @@ async def run_job(
     cancelled: asyncio.Event | None = None,
     prices: Mapping[str, Prices] | None = None,
     calibration: Calibration | None = None,
+    unlocked_tests: bool = False,
 ) -> JobOutcome:
     """Searches for an answer; ``spec.seed`` must be set, and models where several are served. ``prices`` are by model.
     ``calibration``, by default that of the bundled models, is used if it was fitted for the job's models.
+    ``unlocked_tests`` allows a client's Python tests where no sandbox holds them.
 
     Raises ``JobCancelled`` soon after ``cancelled`` is set, ``LeaseLost`` when the journal has another owner,
     ``EngineUnavailable`` when the engine is away (run it again later: the journal holds what is done), and
@@ -52,7 +54,15 @@ async def run_job(
     """
     strategy = STRATEGIES[spec.strategy.name]
     params = resolve(spec.strategy.name, spec.strategy.params)
-    opened = open_search(spec, engine, journal, cancelled=cancelled, prices=prices, calibration=calibration)
+    opened = open_search(
+        spec,
+        engine,
+        journal,
+        cancelled=cancelled,
+        prices=prices,
+        calibration=calibration,
+        unlocked_tests=unlocked_tests,
+    )
     async with opened as (search, equivalence):
         choice = await strategy.run(search, params, equivalence.settled_by(search.settle))
         await search.select(choice.node)
@@ -68,6 +78,7 @@ async def open_search(
     cancelled: asyncio.Event | None = None,
     prices: Mapping[str, Prices] | None = None,
     calibration: Calibration | None = None,
+    unlocked_tests: bool = False,
 ) -> AsyncIterator[tuple[Search, Equivalence]]:
     """What ``run_job`` hands to the strategy: with a verifier if the strategy takes one. Raises as ``run_job``."""
     strategy = STRATEGIES[spec.strategy.name]
@@ -75,7 +86,7 @@ async def open_search(
         served = {info.id: info for info in await engine.models()}
         policy = wanted_policy(spec).find(served.values())
         verifies = strategy.needs_verifier or (strategy.welcomes_verifier and _has_verifier(spec, served))
-        models = Models(engine, served, policy, lease, verifies, equivalence, prices or {})
+        models = Models(engine, served, policy, lease, verifies, equivalence, prices or {}, unlocked_tests)
         table = None
         if strategy.stops_when_sure and verifies:
             table = _fitting(calibration or shipped_calibration(), spec, models)

@@ -48,6 +48,8 @@ class Models:
     """What a verifier compares answers with."""
     prices: Mapping[str, Prices] = field(default_factory=dict)
     """By model."""
+    unlocked_tests: bool = False
+    """Whether Python tests may run where no sandbox holds them."""
 
 
 class Search:
@@ -102,7 +104,14 @@ class Search:
         if models.verifies:
             scorer = await open_scorer(
                 Surroundings(
-                    spec, models.engine, models.served, models.policy, models.lease.name, ledger, models.equivalence
+                    spec,
+                    models.engine,
+                    models.served,
+                    models.policy,
+                    models.lease.name,
+                    ledger,
+                    models.equivalence,
+                    models.unlocked_tests,
                 )
             )
         record = Record(journal, ledger, await journal.load())

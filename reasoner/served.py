@@ -9,7 +9,8 @@ from engine.types import InvalidRequest, ModelInfo
 from prm.formats import format_of
 from prm.outcome import scores_solutions
 from reasoner.jobs import JobSpec
-from reasoner.verifier_specs import JudgeVerifier, OutcomeVerifier, PrmVerifier, VerifierSpec
+from reasoner.strict import VerifierSpec
+from reasoner.verifier_specs import JudgeVerifier, OutcomeVerifier, PrmVerifier
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,18 +10,19 @@ from typing import Annotated, Any, ClassVar, Literal, get_args
 
 from pydantic import Discriminator, Field, Tag
 
-from reasoner.strict import Strict
+from reasoner.rule_specs import (
+    ExactVerifier,
+    JsonSchemaVerifier,
+    MathVerifier,
+    NumericVerifier,
+    PythonVerifier,
+    RegexVerifier,
+)
+from reasoner.strict import VerifierSpec
 
 Aggregation = Literal["last", "min", "prod", "mean", "max"]
 StepFormat = Literal["token_classification", "qwen_math", "skywork", "math_shepherd", "rlhflow"]
 """The names in ``prm.formats.FORMATS``."""
-
-
-class VerifierSpec(Strict):
-    """What all kinds have."""
-
-    scores_steps: ClassVar[bool] = False
-    """Whether it scores solutions that are not finished."""
 
 
 class PrmVerifier(VerifierSpec):
@@ -62,6 +63,12 @@ _Kinds = (
     Annotated[PrmVerifier, Tag("prm")]
     | Annotated[JudgeVerifier, Tag("judge")]
     | Annotated[OutcomeVerifier, Tag("outcome")]
+    | Annotated[ExactVerifier, Tag("exact")]
+    | Annotated[NumericVerifier, Tag("numeric")]
+    | Annotated[MathVerifier, Tag("math")]
+    | Annotated[RegexVerifier, Tag("regex")]
+    | Annotated[JsonSchemaVerifier, Tag("json_schema")]
+    | Annotated[PythonVerifier, Tag("python")]
 )
 
 KINDS: dict[str, type[VerifierSpec]] = {get_args(one)[1].tag: get_args(one)[0] for one in get_args(_Kinds)}

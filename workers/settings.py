@@ -111,6 +111,10 @@ class Settings(BaseSettings):
     effort: dict[str, Effort] = Field(
         default_factory=lambda: DEFAULT_EFFORTS, description="Budgets by name; these come on top of the built-in ones."
     )
+    unlocked_tests: bool = Field(
+        False,
+        description="Run a client's Python tests where no sandbox can hold them: they could do what a worker may.",
+    )
     concurrency: Annotated[int, Field(ge=1, le=1024)] = Field(32, description="Jobs that one worker runs at once.")
     max_attempts: Annotated[int, Field(ge=1, le=100)] = Field(
         3, description="Times that a job may lose its worker before it is given up."

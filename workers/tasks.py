@@ -60,7 +60,12 @@ def make_worker(settings: Settings, run: RunJob | None = None) -> Celery:
     ``run`` is for tests; without it jobs are searched for answers, at the configured prices and with the
     configured calibration. Raises ``ConfigError`` when that cannot be used.
     """
-    search: RunJob = run or functools.partial(run_job, prices=settings.prices, calibration=settings.read_calibration())
+    search: RunJob = run or functools.partial(
+        run_job,
+        prices=settings.prices,
+        calibration=settings.read_calibration(),
+        unlocked_tests=settings.unlocked_tests,
+    )
     app = make_celery(settings)
     draining = Draining()
     worker_shutting_down.connect(draining.begin, weak=False)

@@ -1,9 +1,9 @@
 """How a process gives up everything but computing. Standard library alone: this runs in an interpreter of its own.
 
-On Linux (x86-64 and ARM64, with or without root) a seccomp filter leaves the calls that computing, sleeping, and reading
-and writing open pipes need. Every other call fails with EPERM: no file is opened, for reading or writing, no socket, no
-process or thread started, no signal sent, handled or blocked, no limit raised, no other process looked into. Modules of the standard library
-have to be imported before.
+On Linux (x86-64 and ARM64, with or without root) a seccomp filter leaves the calls that computing, sleeping, and
+reading and writing open pipes need. Every other call fails with EPERM: no file is opened, for reading or writing, no
+socket, no process or thread started, no signal sent, handled or blocked, no limit raised, no other process looked into.
+Modules of the standard library have to be imported before.
 
 Source of the filter's form: Linux, Documentation/userspace-api/seccomp_filter.rst.
 """

@@ -52,7 +52,7 @@ async def run_tests(code: str, tests: Sequence[str], limits: Limits, *, locked: 
     Raises ``SandboxRefused`` when locking is asked for and cannot be had.
     """
     to_solver, to_tester, results = os.pipe(), os.pipe(), os.pipe()
-    shared = {"seconds": limits.seconds, "memory_bytes": limits.memory_bytes, "locked": locked}
+    shared: dict[str, Any] = {"seconds": limits.seconds, "memory_bytes": limits.memory_bytes, "locked": locked}
     solver = shared | {"role": "solver", "code": code, "reads": to_solver[0], "writes": to_tester[1]}
     tester = shared | {"role": "tester", "tests": list(tests), "reads": to_tester[0], "writes": to_solver[1]}
     tester["results"] = results[1]

@@ -1,4 +1,4 @@
-"""The process that holds an answer's code: runs it once, then does what the tester asks of its functions and objects."""
+"""The process that holds an answer's code: runs it once, then does what the tester asks of what it defined."""
 
 from __future__ import annotations
 

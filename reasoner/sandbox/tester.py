@@ -103,7 +103,7 @@ class Remote:
     def __eq__(self, other: object) -> bool:
         raise TypeError("the answer returned an object where a test compares: only plain data is compared")
 
-    __ne__ = __lt__ = __le__ = __gt__ = __ge__ = __eq__  # type: ignore[assignment]
+    __ne__ = __lt__ = __le__ = __gt__ = __ge__ = __eq__
 
     def __bool__(self) -> bool:
         raise TypeError("the answer returned an object where a test asks for a truth value")

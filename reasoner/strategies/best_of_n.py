@@ -16,9 +16,16 @@ class BestOfN(Params):
 
 
 async def run(search: Search, params: BestOfN, equivalence: Equivalence) -> Choice:  # noqa: ARG001
-    """Samples n solutions, scores each as it arrives; the highest score wins and is the confidence."""
-    async for arrived in search.complete([search.root], params.n):
-        await search.score([node for node in arrived if node.answer is not None])
+    """Samples n solutions, scores each as it arrives; the highest score wins and is the confidence.
+
+    With a rule for a verifier the first solution that is right ends it, and the rest is cancelled.
+    """
+    async with search.stream() as stream:
+        stream.complete([search.root], params.n)
+        async for arrived in stream:
+            await search.score([node for node in arrived if node.answer is not None])
+            if search.spec.verifier.certain and any(node.score == 1.0 for node in arrived):
+                break
     return best_scored(search.candidates())
 
 

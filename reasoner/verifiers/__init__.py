@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
 
+from reasoner.rule_specs import RuleSpec
 from reasoner.scoring import NodeScorer
-from reasoner.verifiers import judge, outcome, steps
+from reasoner.verifier_specs import KINDS
+from reasoner.verifiers import judge, outcome, rules, steps
 from reasoner.verifiers.base import Surroundings
 
 OPENERS: Mapping[str, Callable[[Surroundings], Awaitable[NodeScorer]]] = {
     "prm": steps.open_prm,
     "judge": judge.open_judge,
     "outcome": outcome.open_outcome,
+    **{kind: rules.open_rule for kind, spec in KINDS.items() if issubclass(spec, RuleSpec)},
 }
 
 

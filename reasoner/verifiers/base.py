@@ -27,6 +27,8 @@ class Surroundings:
     lease: str
     ledger: Ledger
     equivalence: Equivalence
+    unlocked_tests: bool = False
+    """Whether Python tests may run where no sandbox holds them."""
 
     def verifier_model(self) -> ModelInfo:
         """The served model that the job's verifier is. Raises ``InvalidRequest`` when there is none of its name."""

@@ -173,6 +173,12 @@ async def test_a_comparison_that_never_ends_is_killed_and_the_next_one_still_wor
         assert await equal.equal("y+1", "1+y")
 
 
+async def test_comparisons_that_come_together_take_turns() -> None:
+    async with Equivalence() as equal:
+        pairs = [(f"{letter}+1", f"1+{letter}") for letter in "abcd"] + [("x+1", "x+2")]
+        assert await asyncio.gather(*(equal.equal(a, b) for a, b in pairs)) == [True] * 4 + [False]
+
+
 async def test_plain_numbers_never_start_the_child() -> None:
     async with Equivalence() as equal:
         assert not await equal.equal("7", "1/3")

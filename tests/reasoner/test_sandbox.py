@@ -9,7 +9,6 @@ import asyncio
 import contextlib
 import os
 import socket
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -37,10 +36,14 @@ def children(parent: int) -> list[int]:
     return found
 
 
+def alive() -> set[int]:
+    return {int(folder.name) for folder in Path("/proc").glob("[0-9]*")}
+
+
 async def until_started(parent: int) -> list[int]:
     """Both processes of a check."""
     async with asyncio.timeout(30):
-        while len(started := children(parent)) < 2:
+        while len(started := children(parent)) < 2:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
     return started
 
@@ -124,11 +127,13 @@ async def test_the_standard_library_is_there_and_nothing_else() -> None:
         "def f(x):\n    raise SystemExit(0)",
         "def f(x):\n    raise KeyboardInterrupt",
         "print('{\"begun\": true}\\n{\"passed\": true, \"reason\": null}', flush=True)\nimport os\nos._exit(0)",
-        "import os\nfor fd in range(64):\n    try:\n        os.write(fd, b'{\"passed\": true, \"reason\": null}\\n' * 9)\n"
+        "import os\nfor fd in range(64):\n    try:\n"
+        "        os.write(fd, b'{\"passed\": true, \"reason\": null}\\n' * 9)\n"
         "    except OSError:\n        pass",
-        "class Equal:\n    def __eq__(self, other): return True\n    __req__ = __eq__\n    __bool__ = lambda self: True\n"
+        "class Equal:\n    def __eq__(self, other): return True\n    __bool__ = lambda self: True\n"
         "def f(x):\n    return Equal()",
-        "class Four(int):\n    def __eq__(self, other): return True\n    __hash__ = int.__hash__\ndef f(x):\n    return Four(5)",
+        "class Four(int):\n    def __eq__(self, other): return True\n    __hash__ = int.__hash__\n"
+        "def f(x):\n    return Four(5)",
         "import builtins\nbuiltins.AssertionError = SystemExit\nassert_ = lambda *a: True\n",
         "def AssertionError(*a): pass\ndef exec(*a): pass\ndef f(x):\n    return 5",
         "import unittest\nunittest.TestCase.assertEqual = lambda *a: None\ndef f(x):\n    return 5",
@@ -245,7 +250,7 @@ async def test_what_is_not_computing_is_refused(module: str, attempt: str, tmp_p
         code = TRIES.format(module=module, attempt=attempt.format(**names))
         result = await run_tests(code, ["assert tried() in ('refused', 'OSError', 'ValueError'), tried()"], QUICK)
     assert result.reasons == (None,)
-    assert not os.path.lexists(marker)
+    assert os.listdir(tmp_path) == [victim.name]
     assert victim.read_text() == "secret"
     assert victim.stat().st_mode & 0o777 == 0o644
 
@@ -371,10 +376,10 @@ async def test_an_orphaned_sandbox_ends_by_itself() -> None:
         "import asyncio\nfrom reasoner.sandbox.run import Limits, run_tests\n"
         f"asyncio.run(run_tests('{code}', ['f()'], Limits(1.0)))"
     )
-    parent = subprocess.Popen([sys.executable, "-c", script])
+    parent = await asyncio.create_subprocess_exec(sys.executable, "-c", script)
     started = await until_started(parent.pid)
     parent.kill()
-    parent.wait()
+    await parent.wait()
     async with asyncio.timeout(60):
-        while any(Path(f"/proc/{pid}").exists() for pid in started):
+        while set(started) & alive():  # noqa: ASYNC110
             await asyncio.sleep(0.05)
