@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check bench bench-accuracy bench-engine bench-search clean
+.PHONY: help demo test check bench bench-accuracy bench-countdown bench-words bench-engine bench-search clean
 
 help:
 	@echo "make demo    solve sample problems with every part of the service running on this machine"
@@ -30,9 +30,19 @@ check: .venv/.installed-test
 
 bench: bench-accuracy bench-engine bench-search
 
+# Two suites side by side, a core each. What was interrupted goes on; what is done is measured anew the next time.
+POOLED := greedy,self_consistency,self_consistency:stop=beta,self_consistency:stop=window,best_of_n,weighted_vote,deepconf
+SEARCHES := beam,dvts,lookahead,rebase,mcts,particle,revise,budget_forcing,auto
+LIVE_N := 16
+EVAL := TTY_COMPATIBLE=0 OMP_NUM_THREADS=1 REASONER_ENGINE_THREADS=1 $(BIN)/reasoner eval
+
 bench-accuracy: .venv/.installed
-	@$(BIN)/reasoner eval countdown --limit 300 --out benchmarks/results/countdown
-	@$(BIN)/reasoner eval words --limit 300 --out benchmarks/results/words
+	@$(MAKE) --no-print-directory -j 2 bench-countdown bench-words
+
+bench-countdown bench-words: bench-%: .venv/.installed
+	@$(EVAL) $* --strategy $(POOLED),$(SEARCHES) --n 1,4,16,64 --live-n $(LIVE_N) --seeds 3 --limit 300 \
+		--against policy-large --max-tokens 200 --concurrency 16 --out benchmarks/results/$* > /dev/null
+	@rm benchmarks/results/$*/runs.jsonl
 
 bench-engine: .venv/.installed-bench
 	@$(BIN)/reasoner bench engine --out benchmarks/results/engine

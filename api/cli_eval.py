@@ -26,6 +26,7 @@ from reasoner.evaluation.measure import Advance, Setting, evaluate, missing
 from reasoner.evaluation.plan import Plan, Stage, parse_cases, parse_counts, split
 from reasoner.evaluation.pool import DRAWS
 from reasoner.evaluation.runs import FILE, DifferentEvaluation, RunFile, flatten
+from reasoner.jobs import Sampling
 from reasoner.suites import Suite, SuiteError, open_suite
 from workers.engines import connect
 from workers.settings import Settings, load_settings, served_name
@@ -55,6 +56,9 @@ def evaluate_suite(
         list[str] | None, typer.Option(help="Also: this larger model, greedy, compared at equal FLOPs. Repeatable.")
     ] = None,
     temperature: Annotated[float | None, typer.Option(min=0, max=10, help="Default: the suite's own.")] = None,
+    max_tokens: Annotated[
+        int | None, typer.Option(min=1, help="Longest solution; default: the model's context.")
+    ] = None,
     concurrency: Annotated[int, typer.Option(min=1, max=64, help="Problems in flight.")] = 8,
     out: Annotated[
         Path | None,
@@ -75,14 +79,25 @@ def evaluate_suite(
     except SuiteError as error:
         raise typer.BadParameter(str(error), param_hint="SUITE") from None
     heat = opened.temperature if temperature is None else temperature
-    told = {"model": plan.model, "prm": settings.prm_name, "seeds": plan.seeds, "temperature": heat, "draws": DRAWS}
+    sampling = Sampling(temperature=heat, max_tokens=max_tokens)
+    told = {
+        "model": plan.model,
+        "prm": settings.prm_name,
+        "seeds": plan.seeds,
+        "temperature": heat,
+        "max_tokens": max_tokens,
+        "draws": DRAWS,
+    }
     header = {**told, **_identity(opened), **plan.document()}
     try:
         with RunFile(header, out) as file:
             try:
                 if missing(opened, plan, file):
-                    with private_engine(settings, console, against or []) as url, _progress(console, plan) as advance:
-                        asyncio.run(_run(settings, url, opened, plan, heat, concurrency, file, advance))
+                    with (
+                        private_engine(settings, console, against or []) as url,
+                        _progress(console, opened, plan) as advance,
+                    ):
+                        asyncio.run(_run(settings, url, opened, plan, sampling, concurrency, file, advance))
             except KeyboardInterrupt:
                 console.print(_stopped(out), markup=False)
                 raise typer.Exit(1) from None
@@ -143,24 +158,26 @@ async def _run(
     url: str,
     suite: Suite,
     plan: Plan,
-    temperature: float,
+    sampling: Sampling,
     concurrency: int,
     file: RunFile,
     advance: Advance,
 ) -> None:
     engine = connect(settings, url)
     try:
-        setting = await Setting.of(suite, plan, engine, settings.prm_name, temperature, concurrency)
+        setting = await Setting.of(suite, plan, engine, settings.prm_name, sampling, concurrency)
         await evaluate(setting, file, advance)
     finally:
         await engine.close()
 
 
 @contextlib.contextmanager
-def _progress(console: Console, plan: Plan) -> Iterator[Advance]:
+def _progress(console: Console, suite: Suite, plan: Plan) -> Iterator[Advance]:
     """A bar on a terminal, and now and then a line elsewhere."""
     stages = plan.stages()
-    names = {stage: f"{place}/{len(stages)} {_title(stage, plan)}" for place, stage in enumerate(stages, 1)}
+    names = {
+        stage: f"{suite.name} {place}/{len(stages)} {_title(stage, plan)}" for place, stage in enumerate(stages, 1)
+    }
     if not console.is_terminal:
 
         def tell(stage: Stage, done: int, total: int) -> None:

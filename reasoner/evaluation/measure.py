@@ -17,7 +17,7 @@ from reasoner.evaluation.lean import LeanEngine
 from reasoner.evaluation.plan import DEEPCONF, MAJORITY, Case, Plan, Stage
 from reasoner.evaluation.pool import Pool, decide
 from reasoner.evaluation.runs import Piece, Run, RunFile
-from reasoner.jobs import JobSpec
+from reasoner.jobs import JobSpec, Sampling
 from reasoner.journal import MemoryJournal
 from reasoner.run import open_search, run_job
 from reasoner.strategies import STRATEGIES
@@ -39,14 +39,14 @@ class Setting:
     engine: EngineClient
     models: dict[str, ModelInfo]
     verifier: str | None
-    temperature: float
+    sampling: Sampling
     concurrency: int
     equivalence: Equivalence
     turn: asyncio.Lock
 
     @classmethod
     async def of(
-        cls, suite: Suite, plan: Plan, engine: EngineClient, verifier: str, temperature: float, concurrency: int
+        cls, suite: Suite, plan: Plan, engine: EngineClient, verifier: str, sampling: Sampling, concurrency: int
     ) -> Setting:
         """Asks the engine what it serves. Raises ``InvalidRequest`` where a model of the plan is missing."""
         engine = LeanEngine(engine)
@@ -61,7 +61,7 @@ class Setting:
             engine,
             models,
             verifier if needs_verifier else None,
-            temperature,
+            sampling,
             concurrency,
             Equivalence(),
             asyncio.Lock(),
@@ -204,7 +204,7 @@ def _spec(setting: Setting, stage: Stage, problem: Problem, case: Case) -> JobSp
             "model": stage.model,
             "strategy": case.spec(stage.n),
             "verifier": {"model": setting.verifier},
-            "sampling": {"temperature": setting.temperature},
+            "sampling": setting.sampling,
             "answer": setting.suite.answer,
             "seed": int.from_bytes(noise.digest(), "big") >> 1,
         }

@@ -18,7 +18,7 @@ from reasoner.evaluation.measure import Setting, evaluate, missing
 from reasoner.evaluation.plan import Case, Plan, Stage, parse_cases, split
 from reasoner.evaluation.pool import NotInPool, Pool, PoolSearch, decide, draws
 from reasoner.evaluation.runs import FILE, DifferentEvaluation, Piece, Run, RunFile, flatten
-from reasoner.jobs import JobSpec, Usage
+from reasoner.jobs import JobSpec, Sampling, Usage
 from reasoner.journal import MemoryJournal
 from reasoner.run import open_search, run_job
 from reasoner.search import Search
@@ -39,7 +39,7 @@ async def measured(
     wanted: Plan, engine: ScriptedEngine, suite: Suite = SUITE, file: RunFile | None = None
 ) -> list[Run]:
     with file or RunFile({}) as opened:
-        setting = await Setting.of(suite, wanted, engine, "prm", 1.0, 3)
+        setting = await Setting.of(suite, wanted, engine, "prm", Sampling(), 3)
         await evaluate(setting, opened, lambda stage, done, total: None)
     return flatten(opened.pieces)
 
@@ -97,7 +97,7 @@ async def test_a_draw_of_the_whole_pool_is_billed_as_the_live_job_was() -> None:
     by_case = {(run.strategy, run.n, run.problem): run for run in runs}
     for problem in SUITE.problems:
         stage = Stage("", "policy", 0, None, 8)
-        setting = await Setting.of(SUITE, plan("best_of_n", 8), ScriptedEngine(), "prm", 1.0, 1)
+        setting = await Setting.of(SUITE, plan("best_of_n", 8), ScriptedEngine(), "prm", Sampling(), 1)
         for name in ("self_consistency", "best_of_n", "weighted_vote"):
             spec = measure._spec(setting, stage, problem, Case(name, name))
             alone = await run_job(spec, ScriptedEngine(), MemoryJournal())
@@ -111,7 +111,7 @@ async def test_a_draw_of_the_whole_pool_is_billed_as_the_live_job_was() -> None:
 
 async def test_strategies_of_a_pool_pick_in_a_draw_what_they_pick_alone() -> None:
     engine, problem = ScriptedEngine(), SUITE.problems[0]
-    setting = await Setting.of(SUITE, plan("best_of_n", 8), engine, "prm", 1.0, 1)
+    setting = await Setting.of(SUITE, plan("best_of_n", 8), engine, "prm", Sampling(), 1)
     for name in ("self_consistency", "best_of_n", "weighted_vote"):
         spec = measure._spec(setting, Stage("", "policy", 0, None, 8), problem, Case(name, name))
         async with open_search(spec, engine, MemoryJournal()) as (search, equal):
@@ -191,7 +191,7 @@ async def test_deepconf_on_finished_solutions_shares_the_pool_and_decides_as_alo
     wanted = plan("deepconf:keep=50,deepconf:mode=online,deepconf:top=3", 2, 8)
     assert [case.label for case in wanted.pooled] == ["deepconf:keep=50"]
     runs = await measured(replace(wanted, live=()), Sure())
-    setting = await Setting.of(SUITE, wanted, Sure(), "prm", 1.0, 1)
+    setting = await Setting.of(SUITE, wanted, Sure(), "prm", Sampling(), 1)
     for problem in SUITE.problems:
         spec = measure._spec(setting, Stage("", "policy", 0, None, 8), problem, wanted.pooled[0])
         alone = await run_job(spec, Sure(), MemoryJournal())
