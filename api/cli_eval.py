@@ -99,7 +99,7 @@ def evaluate_suite(
                     ):
                         asyncio.run(_run(settings, url, opened, plan, sampling, concurrency, file, advance))
             except KeyboardInterrupt:
-                console.print(_stopped(out), markup=False)
+                console.print(_stopped(out), markup=False, soft_wrap=True)
                 raise typer.Exit(1) from None
     except DifferentEvaluation as error:
         raise typer.BadParameter(str(error), param_hint="--out") from None
