@@ -10,7 +10,8 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from engine.types import ModelInfo
+from engine.types import InvalidRequest, ModelInfo
+from prm.aggregate import aggregate
 from prm.scorer import Reading
 from reasoner.budget import Ledger
 from reasoner.jobs import Usage
@@ -57,11 +58,33 @@ def finished_step(node: Node) -> bool:
     return node.reason in ("step", "answer", "stop")
 
 
+def score_of(steps: Sequence[float], aggregation: str) -> float:
+    """One number for the scores of steps. A solution of which a verifier could read nothing, since it is too long for
+    it, counts as wrong; one that outgrew it keeps the score that it had."""
+    return aggregate(steps, aggregation) if steps else 0.0
+
+
+def fits_context(model: ModelInfo, tokens: int) -> None:
+    """Raises ``InvalidRequest`` when the question alone is too long for a verifier."""
+    if tokens >= model.context:
+        raise InvalidRequest(
+            f"the problem has {tokens} tokens, and the context of verifier {model.id!r} holds {model.context}",
+            "problem",
+        )
+
+
+ReadNodes = Callable[[Sequence[Node], int | None], Awaitable[Sequence[Reading]]]
+"""Reads nodes, for at most so many computed tokens of each."""
+TOO_LONG = "items.parts"
+"""The field that an engine names when an item does not fit into the model's context."""
+
+
 class BudgetedReader:
     """Asks a model about nodes within a ledger: a request says how many tokens it may compute, and the engine obeys.
 
     The estimate of a cost is what a warm cache leaves to compute. Where the cache is colder the engine refuses and
-    names the true number, and the node is asked for again with that.
+    names the true number, and the node is asked for again with that. What is too long for the model's context has no
+    scores in its reading.
     """
 
     def __init__(self, ledger: Ledger, model: ModelInfo) -> None:
@@ -71,7 +94,7 @@ class BudgetedReader:
     async def read(
         self,
         estimates: Mapping[Node, int],
-        ask: Callable[[Sequence[Node], int | None], Awaitable[Sequence[Reading]]],
+        ask: ReadNodes,
     ) -> list[tuple[Node, Reading, Amount]]:
         """What the model says of a head of the nodes, with the promise of each; nothing when the budget reaches none.
 
@@ -85,7 +108,7 @@ class BudgetedReader:
             promise = self._rate.verification(bound)
             self._ledger.reserve(promise * len(batch))
             try:
-                readings = await ask(batch, bound if self._ledger.bounded else None)
+                readings = await _each(ask, batch, bound if self._ledger.bounded else None)
             except BaseException:
                 self._ledger.release(promise * len(batch))
                 raise
@@ -114,3 +137,15 @@ class BudgetedReader:
             bound = max(bound, tokens)
             batch.append(node)
         return batch, bound
+
+
+async def _each(read: ReadNodes, nodes: Sequence[Node], bound: int | None) -> Sequence[Reading]:
+    """A reading of each node. A request that is refused since one of them is too long is made for each by itself."""
+    try:
+        return await read(nodes, bound)
+    except InvalidRequest as error:
+        if error.field != TOO_LONG:
+            raise
+    if len(nodes) == 1:
+        return [Reading((), 0, 0)]
+    return [reading for node in nodes for reading in await _each(read, [node], bound)]

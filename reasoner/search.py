@@ -306,7 +306,10 @@ class Search:
             entries = self._record.replay(by_key)
         else:
             answers = []
-            for item in await self._scorer.score(todo):
+            # A node whose ancestor is here too comes after it, and adds to what that one's score covers.
+            here = set(todo)
+            ready = [node for node in todo if here.isdisjoint(node.lineage()[:-1])]
+            for item in await self._scorer.score(ready):
                 data = {
                     "node": item.node.id,
                     "scores": list(item.steps),

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from prm.aggregate import aggregate
 from prm.judge import Judge
 from prm.scorer import Reading
-from reasoner.scoring import BudgetedReader, NodeScorer, Scored, finished_step, known_steps
+from reasoner.scoring import BudgetedReader, NodeScorer, Scored, finished_step, fits_context, known_steps, score_of
 from reasoner.tree import Node
 from reasoner.verifier_specs import JudgeVerifier
 from reasoner.verifiers.base import Surroundings, new_tokens
@@ -19,6 +18,7 @@ async def open_judge(around: Surroundings) -> NodeScorer:
     assert isinstance(asked, JudgeVerifier)
     model = around.policy if asked.model is None else around.verifier_model()
     judge = await Judge.open(around.engine, model, around.spec.conversation(), around.lease)
+    fits_context(model, judge.head)
     return JudgeScorer(judge, BudgetedReader(around.ledger, model), asked.aggregation)
 
 
@@ -40,7 +40,7 @@ class JudgeScorer:
         scored = []
         for node, reading, promise in await self._reader.read(estimates, self._ask):
             steps = reading.scores or ()
-            score = aggregate(known_steps(node) + steps, self._aggregation)
+            score = score_of(known_steps(node) + steps, self._aggregation)
             scored.append(Scored(node, score, steps, self._reader.spend(reading), promise))
         return scored
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from prm.outcome import OutcomeScorer
 from prm.scorer import Reading
-from reasoner.scoring import BudgetedReader, NodeScorer, Scored
+from reasoner.scoring import BudgetedReader, NodeScorer, Scored, fits_context, score_of
 from reasoner.tree import Node
 from reasoner.verifiers.base import SLACK, Surroundings
 
@@ -15,7 +15,9 @@ async def open_outcome(around: Surroundings) -> NodeScorer:
     """Raises ``InvalidRequest`` when the model is not served."""
     model = around.verifier_model()
     scorer = OutcomeScorer(around.engine, model, around.spec.conversation(), around.lease)
-    return OutcomeVerdicts(scorer, await scorer.head(), BudgetedReader(around.ledger, model))
+    head = await scorer.head()
+    fits_context(model, head)
+    return OutcomeVerdicts(scorer, head, BudgetedReader(around.ledger, model))
 
 
 class OutcomeVerdicts:
@@ -34,9 +36,8 @@ class OutcomeVerdicts:
         """See ``NodeScorer``."""
         estimates = {node: self._head + node.depth_tokens + SLACK for node in nodes}
         return [
-            Scored(node, reading.scores[0], (), self._reader.spend(reading), promise)
+            Scored(node, score_of(reading.scores or (), "last"), (), self._reader.spend(reading), promise)
             for node, reading, promise in await self._reader.read(estimates, self._ask)
-            if reading.scores is not None
         ]
 
     async def _ask(self, nodes: Sequence[Node], bound: int | None) -> Sequence[Reading]:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from prm.aggregate import aggregate
 from prm.formats.base import Prompt
 from prm.scorer import Chain, Reading, StepScorer
-from reasoner.scoring import BudgetedReader, NodeScorer, Scored, finished_step, known_steps
+from reasoner.scoring import BudgetedReader, NodeScorer, Scored, finished_step, fits_context, known_steps, score_of
 from reasoner.tree import Node
 from reasoner.verifier_specs import PrmVerifier
 from reasoner.verifiers.base import Surroundings, new_tokens
@@ -20,6 +19,7 @@ async def open_prm(around: Surroundings) -> NodeScorer:
     model = around.verifier_model()
     scorer = StepScorer(around.engine, model, around.lease, format=asked.format)
     prompt = await scorer.prompt(around.spec.conversation())
+    fits_context(model, prompt.size)
     return PrmScorer(scorer, prompt, BudgetedReader(around.ledger, model), asked.aggregation)
 
 
@@ -43,7 +43,7 @@ class PrmScorer:
         scored = []
         for node, reading, promise in await self._reader.read(estimates, self._ask):
             steps = reading.scores or ()
-            score = aggregate(known_steps(node) + steps, self._aggregation)
+            score = score_of(known_steps(node) + steps, self._aggregation)
             scored.append(Scored(node, score, steps, self._reader.spend(reading), promise))
         return scored
 

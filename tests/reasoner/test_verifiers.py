@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+from dataclasses import replace
 from typing import Any, get_args
 
 import pytest
@@ -13,7 +15,9 @@ from engine.types import EngineError, InvalidRequest, ModelInfo, ScoreRequest, S
 from prm.formats import FORMATS
 from reasoner.jobs import JobSpec
 from reasoner.journal import MemoryJournal
+from reasoner.lease import CacheLease
 from reasoner.run import JobOutcome, run_job
+from reasoner.search import Models, Search
 from reasoner.verifier_specs import StepFormat
 from tests.scripted import ScriptedEngine
 
@@ -161,3 +165,72 @@ async def test_a_judge_whose_tokens_for_yes_and_no_begin_alike_is_refused() -> N
 
     with pytest.raises(EngineError, match="'policy' cannot judge"):
         await run(spec("beam", JUDGE), Mute())
+
+
+class Narrow(Watching):
+    """Its verifiers hold so many tokens."""
+
+    def __init__(self, holds: int) -> None:
+        super().__init__()
+        self._holds = holds
+
+    async def score(self, request: ScoreRequest) -> list[ScoreResult]:
+        for item in request.items:
+            if sum(max(1, len(part) // 4) if isinstance(part, str) else len(part) for part in item.parts) > self._holds:
+                raise InvalidRequest("an item has too many tokens", "items.parts")
+        return await super().score(request)
+
+
+async def test_a_solution_that_outgrows_the_verifier_keeps_its_score_and_fails_no_job() -> None:
+    narrow = MemoryJournal()
+    outcome = await run(spec("beam", {}), Narrow(14), narrow)
+    assert outcome.status in ("completed", "incomplete")
+    scored = {entry.data["node"]: entry.data for entry in narrow.entries if entry.type == "score"}
+    outgrown = [data for data in scored.values() if not data["scores"]]
+    assert outgrown
+    assert any(data["scores"] for data in scored.values())
+    for data in outgrown:
+        above = data["node"].rpartition(".")[0]
+        assert data["score"] == (scored[above]["score"] if above else 0.0)
+        assert data["computed"] == 0
+    idle = Narrow(0)
+    again = await run(spec("beam", {}), idle, MemoryJournal(narrow.entries))
+    assert (again.result, idle.asked) == (outcome.result, [])
+
+
+async def test_a_question_that_is_too_long_for_the_verifier_is_refused_with_both_numbers() -> None:
+    class Small(ScriptedEngine):
+        async def models(self) -> list[ModelInfo]:
+            return [replace(info, context=4) if info.id == "prm" else info for info in await super().models()]
+
+    with pytest.raises(InvalidRequest, match=r"4 tokens, and the context of verifier 'prm' holds 4"):
+        await run(spec("beam", {}), Small())
+
+
+@pytest.mark.parametrize("verifier", [{}, JUDGE])
+async def test_a_node_and_its_parent_in_one_call_are_scored_as_one_after_the_other(verifier: dict[str, Any]) -> None:
+    found: list[list[tuple[float, ...]]] = []
+
+    async def grow(search: Search, *, together: bool) -> None:
+        line = [search.root]
+        while len(line) < 4:
+            async for nodes in search.expand([line[-1]], 1):
+                line += nodes
+        line = [node for node in line[1:] if node.text.strip()]
+        if together:
+            await search.score(line[::-1])
+        else:
+            for node in line:
+                await search.score([node])
+        found.append([node.scores for node in line])
+
+    for together in (True, False):
+        engine, job = ScriptedEngine(), spec("beam", verifier, seed=8)
+        served = {info.id: info for info in await engine.models()}
+        async with CacheLease(engine, "job") as lease:
+            models = Models(engine, served, served["policy"], lease, verifies=True)
+            search = await Search.begin(job, models, MemoryJournal(), asyncio.Event())
+            await grow(search, together=together)
+            await search.close()
+    assert found[0] == found[1]
+    assert len(found[0][-1]) == len(found[0]) > 1
