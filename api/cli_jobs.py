@@ -43,7 +43,12 @@ Deterministic = Annotated[
 ]
 Temperature = Annotated[float | None, typer.Option(min=0, max=10, help="Sampling temperature.")]
 Picture = Annotated[Path | None, typer.Option(help="Draw the search tree into this PNG file.")]
-Answer = Annotated[str | None, typer.Option(help="How answers are compared when they vote: math or text.")]
+Answer = Annotated[
+    str | None, typer.Option(help="How answers are compared: math, text, choice or code; or the field as JSON.")
+]
+Verifier = Annotated[
+    str | None, typer.Option(help='Who scores: a kind, or the field as JSON: \'{"kind": "numeric", "expected": 4}\'.')
+]
 
 jobs = typer.Typer(no_args_is_help=True)
 _progress = Console(stderr=True)
@@ -63,6 +68,7 @@ def solve(
     deterministic: Deterministic = False,
     temperature: Temperature = None,
     answer: Answer = None,
+    verifier: Verifier = None,
     picture: Picture = None,
     url: Url = None,
     key: Key = None,
@@ -73,7 +79,7 @@ def solve(
     Asks the service at --url or on the configured port; when none runs there, starts one for this question alone.
     """
     budget = _budget(tokens, seconds, flops, cost, effort)
-    spec = _spec(problem, strategy, context.args, budget, seed, temperature, answer, deterministic)
+    spec = _spec(problem, strategy, context.args, budget, seed, temperature, answer, verifier, deterministic)
     settings = load_settings()
     with _service(settings, url, key) as client:
         job = client.submit(spec)
@@ -99,13 +105,14 @@ def submit(
     deterministic: Deterministic = False,
     temperature: Temperature = None,
     answer: Answer = None,
+    verifier: Verifier = None,
     url: Url = None,
     key: Key = None,
     as_json: AsJson = False,
 ) -> None:
     """Submit a job and return at once. Parameters of the strategy are options too, such as --n 16."""
     budget = _budget(tokens, seconds, flops, cost, effort)
-    spec = _spec(problem, strategy, context.args, budget, seed, temperature, answer, deterministic)
+    spec = _spec(problem, strategy, context.args, budget, seed, temperature, answer, verifier, deterministic)
     with client_of(url, key) as client:
         _print(client.submit(spec), as_json)
 
@@ -182,6 +189,7 @@ def _spec(
     seed: int | None,
     temperature: float | None,
     answer: str | None,
+    verifier: str | None,
     deterministic: bool,
 ) -> dict[str, Any]:
     spec: dict[str, Any] = {"problem": problem, "budget": budget}
@@ -190,8 +198,24 @@ def _spec(
         spec["strategy"] = {"name": strategy or "best_of_n"} | options
     if temperature is not None:
         spec["sampling"] = {"temperature": temperature}
-    optional = {"seed": seed, "answer": answer, "deterministic": deterministic or None}
+    optional = {
+        "seed": seed,
+        "answer": _word_or_json("answer", answer),
+        "verifier": _word_or_json("verifier", verifier),
+        "deterministic": deterministic or None,
+    }
+    if isinstance(optional["verifier"], str):
+        optional["verifier"] = {"kind": verifier}
     return spec | {name: value for name, value in optional.items() if value is not None}
+
+
+def _word_or_json(option: str, text: str | None) -> Any:
+    if text is None or not text.lstrip().startswith("{"):
+        return text
+    try:
+        return json.loads(text)
+    except ValueError as error:
+        raise typer.BadParameter(f"not JSON: {error}", param_hint=f"--{option}") from None
 
 
 def _budget(

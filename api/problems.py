@@ -146,8 +146,9 @@ def _field(location: Sequence[int | str]) -> str:
 
 
 def _without_kinds(location: Sequence[int | str]) -> list[int | str]:
-    """A place in what the client sent: the model of a verifier is told apart by its kind, which is no field."""
-    return [part for before, part in pairwise(("", *location)) if before != "verifier" or part not in KINDS]
+    """A place in what the client sent: verifiers and extractions are told apart by their kind, which is no field."""
+    kinds = {"verifier": KINDS, "extract": ("name", "regex", "code")}
+    return [part for before, part in pairwise(("", *location)) if part not in kinds.get(str(before), ())]
 
 
 def _message(error: Mapping[str, Any], body: type[BaseModel]) -> str:
