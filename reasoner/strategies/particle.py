@@ -5,7 +5,9 @@ Monte Carlo Methods", algorithm 1; the resampling is systematic (Kitagawa 1996),
 particle's weight is the odds of its score. Resampling is a barrier by definition.
 
 Different from there: a finished particle keeps its place and is neither copied nor lost, so the filter ends with n
-solutions and not with n copies of the first; the place of one that died without an answer goes to the living.
+solutions and not with n copies of the first; the place of one that died without an answer goes to the living. The
+particles vote for their answers, as a filter's estimate is a mean over its particles; a vote weighs what its last score
+says, since nothing was resampled after it.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from collections.abc import Sequence
 
 from reasoner.equivalence import Equivalence
 from reasoner.search import Search
-from reasoner.strategies.base import Choice, Params, Samples, Steps, Strategy, best_scored
+from reasoner.strategies.base import Choice, Params, Samples, Steps, Strategy, majority
 from reasoner.tree import Node
 
 SURE = 1e-4
@@ -28,8 +30,8 @@ class Particle(Params):
     max_steps: Steps = 40
 
 
-async def run(search: Search, params: Particle, equivalence: Equivalence) -> Choice:  # noqa: ARG001
-    """Grows n particles, resampled after each step by the odds that the verifier gives; the best finished one wins."""
+async def run(search: Search, params: Particle, equivalence: Equivalence) -> Choice:
+    """Grows n particles, resampled after each step by the odds that the verifier gives; finished ones vote."""
     parents, copies, places = [search.root], [params.n], params.n
     for step in range(params.max_steps):
         level: list[Node] = []
@@ -44,7 +46,8 @@ async def run(search: Search, params: Particle, equivalence: Equivalence) -> Cho
         await search.prune([node for node in level if node.open and node not in parents])
         if not parents:
             break
-    return best_scored(search.candidates())
+    candidates = search.candidates()
+    return await majority(search, candidates, {node: node.score or 0.0 for node in candidates}, equivalence)
 
 
 def odds(score: float) -> float:

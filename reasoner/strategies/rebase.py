@@ -21,7 +21,7 @@ from reasoner.tree import Node
 
 class Rebase(Params):
     n: Samples = 16
-    temperature: Annotated[float, Field(gt=0, le=100, description="Small: all to the best node; large: even.")] = 0.2
+    temperature: Annotated[float, Field(gt=0, le=100, description="Small: all to the best node; large: even.")] = 0.1
     max_steps: Steps = 40
 
 
