@@ -56,7 +56,7 @@ def rollouts(
         bool, typer.Option("--early", help="Hard labels alone, for fewer tokens: stop where a label is settled.")
     ] = False,
     seed: Annotated[int, typer.Option(min=0, help="Of problems and noise.")] = 0,
-    concurrency: Annotated[int, typer.Option(min=1, max=1024, help="Solutions at a time.")] = 16,
+    concurrency: Annotated[int, typer.Option(min=1, max=256, help="Solutions at a time.")] = 16,
     device: Annotated[Literal["cpu", "cuda"] | None, typer.Option(help=_DEVICE)] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")] = False,
 ) -> None:
@@ -146,7 +146,7 @@ def evaluate_file(
     ] = None,
     fit: Annotated[Path | None, typer.Option(help="Cases on which the best threshold is found instead.")] = None,
     limit: Annotated[int | None, typer.Option(min=1, help="The first so many cases of FILE.")] = None,
-    concurrency: Annotated[int, typer.Option(min=1, max=1024, help="Cases at a time.")] = 16,
+    concurrency: Annotated[int, typer.Option(min=1, max=256, help="Cases at a time.")] = 16,
     device: Annotated[Literal["cpu", "cuda"] | None, typer.Option(help=_DEVICE)] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")] = False,
 ) -> None:
