@@ -87,6 +87,7 @@ def evaluate_suite(
         "temperature": heat,
         "max_tokens": max_tokens,
         "draws": DRAWS,
+        "calibration": None if settings.calibration is None else str(settings.calibration),
     }
     header = {**told, **_identity(opened), **plan.document()}
     try:
@@ -165,7 +166,9 @@ async def _run(
 ) -> None:
     engine = connect(settings, url)
     try:
-        setting = await Setting.of(suite, plan, engine, settings.prm_name, sampling, concurrency)
+        setting = await Setting.of(
+            suite, plan, engine, settings.prm_name, sampling, concurrency, settings.read_calibration()
+        )
         await evaluate(setting, file, advance)
     finally:
         await engine.close()

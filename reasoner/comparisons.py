@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from reasoner.evaluation.plan import CEILING, GREEDY, MAJORITY, Case, Plan
+from reasoner.evaluation.plan import BEST_OF_N, CEILING, GREEDY, MAJORITY, Case, Plan
 from reasoner.evaluation.runs import Run
 from reasoner.statistics import Bootstrap, Curve, Estimate, Row, Sheet, Values
 
@@ -135,11 +135,10 @@ class Results:
         plain = self._sheet(case.name, n)
         if case.params and plain is not None:
             yield self._paired(case, n, sheet, plain, case.name, "equal n")
-        if not case.scales:
-            for baseline in (MAJORITY, "best_of_n"):
-                for other in self.plan.ns:
-                    if (theirs := self._sheet(baseline, other)) is not None:
-                        yield self._paired(case, n, sheet, theirs, f"{baseline} n={other}", "")
+        for other in (n,) if case.scales else self.plan.ns:
+            best = self._sheet(BEST_OF_N, other)
+            if best is not None and case.name != BEST_OF_N:
+                yield self._paired(case, n, sheet, best, BEST_OF_N, "equal n" if case.scales else f"n={other}")
 
     def _paired(self, case: Case, n: int, ours: Sheet, theirs: Sheet, over: str, what: str) -> Comparison:
         difference = Estimate.of(self._bootstrap.means(ours.column("correct") - theirs.column("correct")))

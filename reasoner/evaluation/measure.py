@@ -12,9 +12,10 @@ from dataclasses import dataclass
 from hashlib import blake2b
 
 from engine.types import EngineClient, EngineUnavailable, InvalidRequest, ModelInfo
+from reasoner.calibration import Calibration
 from reasoner.equivalence import Equivalence
 from reasoner.evaluation.lean import LeanEngine
-from reasoner.evaluation.plan import DEEPCONF, MAJORITY, Case, Plan, Stage
+from reasoner.evaluation.plan import BEST_OF_N, DEEPCONF, MAJORITY, Case, Plan, Stage
 from reasoner.evaluation.pool import Pool, decide
 from reasoner.evaluation.runs import Piece, Run, RunFile
 from reasoner.jobs import JobSpec, Sampling
@@ -41,28 +42,40 @@ class Setting:
     verifier: str | None
     sampling: Sampling
     concurrency: int
+    calibration: Calibration | None
+    """For ``auto``; by default that of the bundled models."""
     equivalence: Equivalence
     turn: asyncio.Lock
 
     @classmethod
     async def of(
-        cls, suite: Suite, plan: Plan, engine: EngineClient, verifier: str, sampling: Sampling, concurrency: int
+        cls,
+        suite: Suite,
+        plan: Plan,
+        engine: EngineClient,
+        verifier: str,
+        sampling: Sampling,
+        concurrency: int,
+        calibration: Calibration | None = None,
     ) -> Setting:
         """Asks the engine what it serves. Raises ``InvalidRequest`` where a model of the plan is missing."""
         engine = LeanEngine(engine)
         models = {info.id: info for info in await engine.models()}
-        needs_verifier = any(STRATEGIES[case.name].needs_verifier for case in (*plan.pooled, *plan.live))
-        for name in (plan.model, *plan.against, *([verifier] if needs_verifier else [])):
+        strategies = [STRATEGIES[case.name] for case in (*plan.pooled, *plan.live)]
+        needed = any(strategy.needs_verifier for strategy in strategies)
+        for name in (plan.model, *plan.against, *([verifier] if needed else [])):
             if name not in models:
                 raise InvalidRequest(f"model {name!r} is not served; served are {', '.join(models)}", "model")
+        wanted = needed or any(strategy.welcomes_verifier for strategy in strategies)
         return cls(
             suite,
             plan,
             engine,
             models,
-            verifier if needs_verifier else None,
+            verifier if wanted and verifier in models else None,
             sampling,
             concurrency,
+            calibration,
             Equivalence(),
             asyncio.Lock(),
         )
@@ -142,7 +155,8 @@ async def _piece(setting: Setting, stage: Stage, problem: Problem) -> Piece:
 
 async def _live(setting: Setting, stage: Stage, problem: Problem, journal: MemoryJournal) -> list[Run]:
     assert stage.case is not None
-    outcome = await run_job(_spec(setting, stage, problem, stage.case), setting.engine, journal)
+    spec = _spec(setting, stage, problem, stage.case)
+    outcome = await run_job(spec, setting.engine, journal, calibration=setting.calibration)
     answers = [
         entry.data["answer"]
         for entry in journal.entries
@@ -175,7 +189,7 @@ async def _pool(setting: Setting, stage: Stage, problem: Problem, journal: Memor
     plan = setting.plan
     scored = any(STRATEGIES[case.name].needs_verifier for case in plan.pooled)
     confidence = STRATEGIES[DEEPCONF].params().top if any(case.name == DEEPCONF for case in plan.pooled) else None
-    sampler = Case("", "best_of_n" if scored else MAJORITY)
+    sampler = Case("", BEST_OF_N if scored else MAJORITY)
     async with open_search(_spec(setting, stage, problem, sampler), setting.engine, journal) as (search, _):
         async with search.stream() as stream:
             stream.complete([search.root], stage.n, confidence=confidence)
@@ -206,6 +220,7 @@ def _spec(setting: Setting, stage: Stage, problem: Problem, case: Case) -> JobSp
             "verifier": {"model": setting.verifier},
             "sampling": setting.sampling,
             "answer": setting.suite.answer,
+            "confidence": case.confidence,
             "seed": int.from_bytes(noise.digest(), "big") >> 1,
         }
     )

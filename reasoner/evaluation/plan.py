@@ -12,6 +12,7 @@ from reasoner.strategies import STRATEGIES, resolve
 MAJORITY = "self_consistency"
 """The strategy that all others are compared with at equal tokens."""
 GREEDY = "greedy"
+BEST_OF_N = "best_of_n"
 CEILING = "pass@n"
 """The chance that one of n samples is right: no choice among them can do better."""
 POOL = "pool"
@@ -28,6 +29,8 @@ class Case:
     label: str
     name: str
     params: tuple[tuple[str, Any], ...] = ()
+    confidence: float | None = None
+    """The job's, for strategies that stop by it: written like a parameter, ``auto:confidence=0.9``."""
 
     @property
     def scales(self) -> bool:
@@ -118,8 +121,13 @@ def _case(item: str) -> Case:
             params[key] = json.loads(value)
         except ValueError:
             params[key] = value
+    confidence = None
+    if name in STRATEGIES and STRATEGIES[name].stops_when_sure:
+        confidence = params.pop("confidence", None)
+    if confidence is not None and not (isinstance(confidence, int | float) and 0 <= confidence <= 1):
+        raise ValueError(f"{item!r}: confidence {confidence!r} must be a number from 0 to 1")
     resolve(name, params)
-    return Case(item, name, tuple(params.items()))
+    return Case(item, name, tuple(params.items()), confidence)
 
 
 def split(cases: Sequence[Case]) -> tuple[tuple[Case, ...], tuple[Case, ...]]:

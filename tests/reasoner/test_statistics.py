@@ -162,15 +162,20 @@ def test_a_small_models_strategy_meets_a_large_models_greedy_answer_at_the_same_
     assert [row.model for row in results.rows()] == ["large", "policy", "policy", "policy"]
 
 
-def test_a_stopping_rule_is_held_against_its_strategy_without_one() -> None:
-    label = "best_of_n:n=4"
-    runs = [
-        run(name, n, problem, 0.5, tokens=tokens)
-        for name, n, tokens in ((label, 1, 6), ("best_of_n", 4, 24))
-        for problem in range(3)
+def test_searches_are_held_against_best_of_n_with_as_many_samples() -> None:
+    cases = (("beam", 0.75, 10), ("best_of_n", 0.5, 40))
+    runs = [run(name, 4, problem, share, tokens=tokens) for name, share, tokens in cases for problem in range(3)]
+    claims = [item for item in Results(runs, plan("best_of_n,beam", 4)).comparisons() if item.what == "equal n"]
+    assert [(item.strategy, item.over, item.difference, item.cost) for item in claims] == [
+        ("beam", "best_of_n", 0.25, 0.25)
     ]
-    claims = Results(runs, plan(f"best_of_n,{label}", 4)).comparisons()
-    (claim,) = [item for item in claims if item.strategy == label and item.over == "best_of_n n=4"]
+
+
+def test_a_stopping_rule_is_held_against_its_strategy_without_one() -> None:
+    plain, stops = "self_consistency", "self_consistency:stop=beta"
+    runs = [run(name, 4, problem, 0.5, tokens=cost) for name, cost in ((stops, 6), (plain, 24)) for problem in range(3)]
+    claims = Results(runs, plan(f"{plain},{stops}", 4)).comparisons()
+    (claim,) = [item for item in claims if (item.strategy, item.over, item.what) == (stops, plain, "equal n")]
     assert (claim.difference, claim.low, claim.high, claim.cost) == (0.0, 0.0, 0.0, 0.25)
 
 
@@ -184,12 +189,16 @@ def test_cases_are_read_with_their_parameters() -> None:
     assert parse_cases("beam:expansions=2:max_steps=9")[0] == Case(
         "beam:expansions=2:max_steps=9", "beam", (("expansions", 2), ("max_steps", 9))
     )
+    (sure,) = parse_cases("auto:n=8:confidence=0.9")
+    assert (sure.params, sure.confidence) == ((("n", 8),), 0.9)
     assert {case.label for case in parse_cases("all,beam:n=8")} > {"greedy", "beam", "beam:n=8"}
     for text, said in (
         ("mtcs", "known are greedy"),
         ("beam:expansion=2", "expansions"),
         ("beam:expansions", "KEY=VALUE"),
         (",", "no strategy"),
+        ("auto:confidence=2", "from 0 to 1"),
+        ("beam:confidence=0.5", "confidence"),
         ("beam:expansions=0", "expansions"),
     ):
         with pytest.raises(ValueError, match=said):
