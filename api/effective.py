@@ -52,9 +52,7 @@ async def _filled(spec: JobSpec, settings: Settings, catalog: Catalog) -> dict[s
     spec.model = spec.model or settings.model_name
     match spec.verifier:
         case PrmVerifier():
-            if spec.verifier.model in (None, settings.prm_name):
-                spec.verifier.model = settings.prm_name
-                spec.verifier.format = spec.verifier.format or settings.prm_format
+            spec.verifier.model = spec.verifier.model or settings.prm_name
         case JudgeVerifier():
             spec.verifier.model = spec.verifier.model or spec.model
     if spec.seed is None:

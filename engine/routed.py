@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import replace
 
 from engine.types import (
     Completion,
@@ -20,10 +21,17 @@ from engine.types import (
 class RoutedEngine:
     """``EngineClient``. Models that are not named elsewhere are the main engine's."""
 
-    def __init__(self, main: EngineClient, elsewhere: Mapping[str, EngineClient]) -> None:
-        """``elsewhere``: the engine of each model that has one of its own, by the name that it serves it under."""
+    def __init__(
+        self,
+        main: EngineClient,
+        elsewhere: Mapping[str, EngineClient],
+        notes: Mapping[str, Mapping[str, object]] | None = None,
+    ) -> None:
+        """``elsewhere``: the engine of each model that has one of its own, by the name that it serves it under.
+        ``notes``: what the configuration says of models, in place of their checkpoints' own ``ModelInfo.extra``."""
         self._main = main
         self._elsewhere = dict(elsewhere)
+        self._notes = dict(notes or {})
 
     def generate(self, request: GenerateRequest, *, stream: bool = False) -> AsyncIterator[Completion | Delta]:
         """See ``EngineClient``."""
@@ -62,7 +70,7 @@ class RoutedEngine:
                 others = ", ".join(info.id for info in served) or "nothing"
                 raise EngineError(f"the server that is configured for model {name!r} does not serve it, but {others}")
             models += found
-        return models
+        return [replace(info, extra={**info.extra, **self._notes.get(info.id, {})}) for info in models]
 
     async def clear_cache(self) -> None:
         """See ``EngineClient``."""

@@ -41,10 +41,8 @@ def wanted_policy(spec: JobSpec) -> Wanted:
 def wanted_verifier(verifier: VerifierSpec) -> Wanted | None:
     """The model that verifies them; ``None`` where no model does."""
     match verifier:
-        case PrmVerifier(model=name, format=None):
-            return Wanted("verifier.model", name, _scores_steps)
         case PrmVerifier(model=name):
-            return Wanted("verifier.model", name, lambda info: info.id == name or _scores_steps(info))
+            return Wanted("verifier.model", name, _scores_steps)
         case JudgeVerifier(model=name):
             return Wanted("verifier.model", name, _writes)
         case OutcomeVerifier(model=name):

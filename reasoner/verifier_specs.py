@@ -21,8 +21,6 @@ from reasoner.rule_specs import (
 from reasoner.strict import VerifierSpec
 
 Aggregation = Literal["last", "min", "prod", "mean", "max"]
-StepFormat = Literal["token_classification", "qwen_math", "skywork", "math_shepherd", "rlhflow"]
-"""The names in ``prm.formats.FORMATS``."""
 
 
 class PrmVerifier(VerifierSpec):
@@ -31,9 +29,6 @@ class PrmVerifier(VerifierSpec):
     kind: Literal["prm"] = "prm"
     scores_steps: ClassVar[bool] = True
     model: str | None = Field(None, description="Name of a served verifier; without it the service's own.")
-    format: StepFormat | None = Field(
-        None, description="How the model reads steps; without it as its config.json says or its architecture shows."
-    )
     aggregation: Aggregation = "last"
 
 

@@ -14,6 +14,9 @@ def connect(settings: Settings, url: str | None = None) -> EngineClient:
     Does not connect yet.
     """
     main = HttpEngine(url or settings.engine_address, tokenizer=settings.engine_tokenizer)
-    if settings.prm_url is None:
-        return main
-    return RoutedEngine(main, {settings.prm_name: HttpEngine(settings.prm_url, tokenizer=settings.prm_tokenizer)})
+    elsewhere, notes = {}, {}
+    if settings.prm_url is not None:
+        elsewhere[settings.prm_name] = HttpEngine(settings.prm_url, tokenizer=settings.prm_tokenizer)
+    if settings.prm_format is not None:
+        notes[settings.prm_name] = {"reasoner_prm": settings.prm_format}
+    return RoutedEngine(main, elsewhere, notes) if elsewhere or notes else main

@@ -19,11 +19,11 @@ from pydantic_settings import (
     TomlConfigSettingsSource,
 )
 
+from prm.formats import FormatName
 from reasoner.calibration import Calibration, CalibrationError, read_calibration
 from reasoner.effort import DEFAULT_EFFORTS, Effort
 from reasoner.jobs import MAX_BUDGET_SECONDS, MAX_BUDGET_TOKENS
 from reasoner.prices import Prices
-from reasoner.verifier_specs import StepFormat
 
 CONFIG_FILE = "reasoner.toml"
 DEFAULT_ENGINE_URL = "http://127.0.0.1:8100"
@@ -90,7 +90,7 @@ class Settings(BaseSettings):
     prm_tokenizer: Path | None = Field(
         None, description="Folder of the model behind prm_url (config and tokenizer), if that server is not ours."
     )
-    prm_format: StepFormat | None = Field(
+    prm_format: FormatName | None = Field(
         None, description="How the verifier reads steps, where its checkpoint does not show it."
     )
     calibration: Path | None = Field(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Literal
 
 from engine.types import EngineClient, EngineError, ModelInfo
 from prm.formats.base import Format
@@ -15,6 +16,8 @@ from prm.formats.token_classification import TokenClassification
 FORMATS: Mapping[str, type[Format]] = {
     one.name: one for one in (TokenClassification, QwenMath, Skywork, MathShepherd, RLHFlow)
 }
+FormatName = Literal["token_classification", "qwen_math", "skywork", "math_shepherd", "rlhflow"]
+"""Their names, for those who configure one."""
 _ARCHITECTURES = {"Qwen2ForProcessRewardModel": QwenMath.name, "Qwen2ForPrmModel": Skywork.name}
 """Architectures that nothing else has."""
 

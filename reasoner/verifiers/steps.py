@@ -17,7 +17,7 @@ async def open_prm(around: Surroundings) -> NodeScorer:
     asked = around.spec.verifier
     assert isinstance(asked, PrmVerifier)
     model = around.verifier_model()
-    scorer = StepScorer(around.engine, model, around.lease, format=asked.format)
+    scorer = StepScorer(around.engine, model, around.lease)
     prompt = await scorer.prompt(around.spec.conversation())
     fits_context(model, prompt.size)
     return PrmScorer(scorer, prompt, BudgetedReader(around.ledger, model), asked.aggregation)

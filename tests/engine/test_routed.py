@@ -56,6 +56,11 @@ async def test_each_model_is_asked_where_it_is_served() -> None:
     assert other.calls == ["tokenize prm False True", "abort g", "clear", "close"]
 
 
+async def test_what_the_configuration_says_of_a_model_takes_the_place_of_its_own_notes() -> None:
+    engine = RoutedEngine(Named("policy", "prm"), {}, {"prm": {"reasoner_prm": "rlhflow"}})
+    assert [info.extra for info in await engine.models()] == [{}, {"reasoner_prm": "rlhflow"}]
+
+
 async def test_a_server_that_does_not_serve_its_model_is_named_with_what_it_serves() -> None:
     engine = RoutedEngine(Named("policy"), {"prm": Named("a", "b")})
     with pytest.raises(EngineError, match="configured for model 'prm' does not serve it, but a, b"):

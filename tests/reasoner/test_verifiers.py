@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
-from typing import Any, get_args
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -12,13 +12,11 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from engine.types import EngineError, InvalidRequest, ModelInfo, ScoreRequest, ScoreResult
-from prm.formats import FORMATS
 from reasoner.jobs import JobSpec
 from reasoner.journal import MemoryJournal
 from reasoner.lease import CacheLease
 from reasoner.run import JobOutcome, run_job
 from reasoner.search import Models, Search
-from reasoner.verifier_specs import StepFormat
 from tests.scripted import ScriptedEngine
 
 JUDGE = {"kind": "judge"}
@@ -130,15 +128,17 @@ def test_a_strategy_that_lives_on_steps_refuses_a_verifier_of_whole_solutions() 
         spec("beam", OUTCOME)
 
 
-async def test_the_format_that_a_service_names_is_the_one_that_is_read() -> None:
-    engine = Watching()
-    await run(spec("best_of_n", {"model": "policy", "format": "rlhflow"}), engine)
-    verdicts = await engine.tokenize("policy", "+-")
-    assert {(request.model, request.token_ids) for request in engine.asked} == {("policy", verdicts)}
+async def test_a_causal_model_that_is_a_verifier_by_its_format_is_one_and_writes_nothing() -> None:
+    class Causal(Watching):
+        async def models(self) -> list[ModelInfo]:
+            named = {"reasoner_prm": "rlhflow"}
+            return [(await super().models())[0], ModelInfo("judge", "generate", 256, 100, 1000, named)]
 
-
-def test_every_format_may_be_named() -> None:
-    assert set(get_args(StepFormat)) == set(FORMATS)
+    engine = Causal()
+    await run(spec("best_of_n", {}), engine)
+    verdicts = await engine.tokenize("judge", "+-")
+    assert {(request.model, request.token_ids) for request in engine.asked} == {("judge", verdicts)}
+    assert {request.model for request in engine.requests} == {"policy"}
 
 
 @settings(max_examples=20, deadline=None)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import get_args
+
 import pytest
 
 from api.supervisor import engine_command
 from engine.client import HttpEngine
 from engine.routed import RoutedEngine
+from prm.formats import FORMATS, FormatName
 from workers.engines import connect
 from workers.settings import ConfigError, load_settings
 
@@ -28,6 +31,13 @@ async def test_a_verifier_with_an_address_of_its_own_is_asked_there_and_not_load
     await engine.close()
     command = engine_command(settings, [])
     assert [part.partition("=")[0] for part in command if "=" in part and "bundled" in part] == ["policy"]
+
+
+def test_every_format_may_be_named_and_comes_with_the_model() -> None:
+    assert set(get_args(FormatName)) == set(FORMATS)
+    engine = connect(load_settings(prm_format="rlhflow", prm="policy"))
+    assert isinstance(engine, RoutedEngine)
+    assert engine._notes == {"policy": {"reasoner_prm": "rlhflow"}}
 
 
 @pytest.mark.parametrize(
