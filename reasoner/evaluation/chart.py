@@ -1,8 +1,9 @@
 """The picture of an evaluation: accuracy against total tokens, one line for each strategy.
 
-Two panels share their axes: choices among the samples of a pool, and searches that ran live. Majority and the ceiling,
-pass@N, are in both, so that a line is never far from what it is to be compared with. Lines are named where they end;
-colours are told apart with any kind of colour vision, and shapes and dashes tell them apart in black and white.
+Two panels share their axes: choices among the samples of a pool, and searches that ran live. Greedy decoding, majority
+and the ceiling, pass@N, are in both, so that a line is never far from what it is to be compared with. Lines are named
+where they end; colours are told apart with any kind of colour vision, and shapes and dashes tell them apart in black
+and white.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ def draw(rows: Sequence[Row], pooled: Collection[str], title: str, path: Path) -
     lines: dict[str, list[Row]] = {}
     for row in sorted(rows, key=lambda row: row.n):
         lines.setdefault(row.strategy if row.model == main else f"{row.strategy}, {row.model}", []).append(row)
-    shared = [name for name in (CEILING, MAJORITY) if name in lines]
+    shared = [name for name in lines if name in (CEILING, MAJORITY) or name.startswith(GREEDY)]
     panels = [
         ("one pool of samples", [name for name in lines if name in pooled and name not in shared]),
         ("searches", [name for name in lines if name not in pooled and name not in shared]),
@@ -46,7 +47,11 @@ def draw(rows: Sequence[Row], pooled: Collection[str], title: str, path: Path) -
     for panel, (heading, names) in zip(axes[0], panels, strict=True):
         ends = []
         for place, name in enumerate(names):
-            ends.append(_line(panel, name, lines[name], max(0, place - len(shared))))
+            end = _line(panel, name, lines[name], max(0, place - len(shared)))
+            if name.startswith(GREEDY):  # nothing is near it
+                panel.annotate(name, end[:2], (6, 5), textcoords="offset points", fontsize=7.5)
+            else:
+                ends.append(end)
         panel.set_xscale("log")
         panel.set_ylim(0, 1.02)
         panel.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
