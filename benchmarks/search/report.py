@@ -62,7 +62,6 @@ def draw(document: dict[str, Any], path: Path) -> None:
     left.set_xticks(range(len(rows)), [row["case"] for row in rows], fontsize=8)
     left.set_ylabel("verifier tokens computed for a generated one")
     if rows:
-        left.set_yscale("log")
         left.legend(fontsize=8)
     for case, runs in document["runs"].items():
         for place, (system, values) in enumerate(runs.items()):

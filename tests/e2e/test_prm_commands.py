@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -11,10 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
+
+from api.cli import app
+from workers.settings import ConfigError
 
 pytestmark = pytest.mark.timeout(300)
 
-WIDE = os.environ | {"COLUMNS": "250"}
 FEW = ("--limit", "3", "--solutions", "2", "--completions", "2")
 CASE = {
     "id": "x-0",
@@ -75,7 +77,6 @@ def test_ctrl_c_ends_in_order_and_the_same_command_goes_on(tmp_path: Path) -> No
         (["rollouts", "nowhere", "out"], "'nowhere' is neither a suite (countdown, words) nor a file"),
         (["rollouts", "BAD", "out"], "line 1: 'question' is missing; there are nothing"),
         (["train", "BAD", "out", "--labels", "silver"], "'silver' is not one of"),
-        (["train", "BAD", "out", "--base", "nowhere"], "base: 'nowhere' is neither a bundled model"),
         (["train", "BAD", "out"], "line 1: 'steps' is missing"),
         (["evaluate", "BAD"], "line 1: 'steps' is missing; there are nothing"),
         (["evaluate", "BAD", "--threshold", "0.1", "--fit", "BAD"], "not both"),
@@ -86,7 +87,16 @@ def test_wrong_usage_says_what_is_right(tmp_path: Path, arguments: list[str], me
     bad = tmp_path / "bad.jsonl"
     bad.write_text('{"nothing": 1}\n')
     given = [str(bad) if one == "BAD" else str(tmp_path / one) if one == "out" else one for one in arguments]
-    command = [sys.executable, "-m", "api.cli", "prm", *given]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, env=WIDE)
-    assert done.returncode == 2, done.stderr
-    assert message in " ".join(done.stderr.split())
+    result = CliRunner().invoke(app, ["prm", *given], env={"COLUMNS": "250"})
+    assert result.exit_code == 2, result.stderr
+    assert message in " ".join(result.stderr.split())
+
+
+def test_a_base_that_is_not_there_is_named(tmp_path: Path) -> None:
+    (tmp_path / "data.jsonl").write_text("")
+    with pytest.raises(ConfigError, match="base: 'nowhere' is neither a bundled model"):
+        CliRunner().invoke(
+            app,
+            ["prm", "train", str(tmp_path / "data.jsonl"), str(tmp_path / "out"), "--base", "nowhere"],
+            catch_exceptions=False,
+        )
