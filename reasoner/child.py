@@ -19,7 +19,9 @@ START_PATIENCE = 60.0
 MEMORY_BYTES = 2 << 30
 MAX_LINE = 1 << 20
 """Bytes of one answer."""
-_ORPHANED_SECONDS = 60.0
+_WAITING = 6.0
+"""Times its patience that a parent waits, for a child that gets a sixth of a processor."""
+_ORPHANED_SECONDS = 120.0
 """Longest time for one question in a child whose parent is no longer there to kill it."""
 
 
@@ -34,6 +36,7 @@ class Child:
     async def ask(self, question: Any, patience: float) -> Any:
         """The child's answer; ``None`` when it was late or died, and the next question goes to a new one.
 
+        ``patience``: seconds of processor time, so that a busy machine does not change what is late.
         Questions that come together take turns.
         """
         async with self._turn:
@@ -48,7 +51,7 @@ class Child:
                 )
                 if await self._exchange(None, START_PATIENCE) is None:
                     return None
-            return await self._exchange(question, patience)
+            return await self._exchange([patience, question], patience * _WAITING)
 
     async def close(self) -> None:
         """Ends the child."""
@@ -58,15 +61,15 @@ class Child:
                 process.kill()
             await process.communicate()
 
-    async def _exchange(self, question: Any, patience: float) -> Any:
+    async def _exchange(self, message: Any, patience: float) -> Any:
         assert self.process is not None
         assert self.process.stdin is not None
         assert self.process.stdout is not None
         line = b""
         try:
             async with asyncio.timeout(patience):
-                if question is not None:
-                    self.process.stdin.write(json.dumps(question).encode() + b"\n")
+                if message is not None:
+                    self.process.stdin.write(json.dumps(message).encode() + b"\n")
                     await self.process.stdin.drain()
                 line = await self.process.stdout.readline()
         except (TimeoutError, ConnectionError, ValueError):  # ValueError: an answer longer than ``MAX_LINE``
@@ -84,11 +87,14 @@ def serve(answer: Callable[[Any], Any]) -> None:
     _limit_memory()
     print("true", file=out, flush=True)  # ready
     for line in sys.stdin:
-        signal.setitimer(signal.ITIMER_REAL, _ORPHANED_SECONDS)  # nobody handles it: the system ends the process
+        patience, question = json.loads(line)
+        signal.setitimer(signal.ITIMER_PROF, patience)  # nobody handles these signals: the system ends the process
+        signal.setitimer(signal.ITIMER_REAL, _ORPHANED_SECONDS)
         try:
-            reply = answer(json.loads(line))
+            reply = answer(question)
         except Exception:  # whatever the question does to the libraries, it is not shown to hold
             reply = False
+        signal.setitimer(signal.ITIMER_PROF, 0)
         signal.setitimer(signal.ITIMER_REAL, 0)
         print(json.dumps(reply), file=out, flush=True)
 

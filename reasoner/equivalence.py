@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from reasoner.child import Child
 
 PATIENCE = 5.0
-"""Seconds for one comparison."""
+"""Seconds of processor time for one comparison."""
 MAX_LATE = 6
 """Comparisons that may be late in one job. From then on forms that differ are different answers."""
 MAX_QUESTIONS = 4096

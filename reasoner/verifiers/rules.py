@@ -27,7 +27,7 @@ from reasoner.tree import Node
 from reasoner.verifiers.base import Surroundings
 
 SCHEMA_PATIENCE = 5.0
-"""Seconds for one answer; a schema whose patterns backtrack for longer is not met."""
+"""Seconds of processor time for one answer; a schema whose patterns backtrack for longer is not met."""
 AT_ONCE = min(4, os.cpu_count() or 1)
 """Answers of one job that are tested at the same time."""
 _NUMBER = re.compile(
