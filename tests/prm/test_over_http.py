@@ -1,0 +1,45 @@
+"""A verifier behind our own server: the format's questions and its scores are the same over HTTP."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from engine.client import HttpEngine
+from engine.core import CoreOptions
+from engine.local import LocalEngine
+from engine.routed import RoutedEngine
+from prm.scorer import Chain, StepScorer
+from tests.engine.serving import served
+from tests.prm.checkpoints import save_checkpoint
+
+CHAT = [{"role": "user", "content": "How many are 3 and 4?"}]
+STEPS = ("add 3 and 4 to get 7.", "so it is 7")
+
+
+async def test_scores_and_tokens_over_http_are_those_of_the_engine_itself(tmp_path: Path) -> None:
+    torch.set_num_threads(1)
+    folder = save_checkpoint("math_shepherd", tmp_path / "prm")
+    local = LocalEngine({"prm": folder}, CoreOptions(kv_tokens=2048, max_running=8, step_tokens=256))
+    with served(local, tmp_path / "engine.sock") as url:
+        http = RoutedEngine(HttpEngine(url), {"prm": HttpEngine(url)})
+        assert await http.models() == await local.models()
+        for special in (True, False):
+            expected = await local.tokenize("prm", "add 3", special=special)
+            assert await http.tokenize("prm", "add 3", special=special) == expected
+        assert expected != await local.tokenize("prm", "add 3")
+        said = [*CHAT, {"role": "assistant", "content": "7"}]
+        for generation_prompt in (True, False):
+            expected = await local.tokenize("prm", said, generation_prompt=generation_prompt)
+            assert await http.tokenize("prm", said, generation_prompt=generation_prompt) == expected
+        readings = []
+        for engine in (local, http):
+            [info] = await engine.models()
+            scorer = StepScorer(engine, info)
+            readings += await scorer.score(await scorer.prompt(CHAT), [Chain(STEPS)])
+        assert readings[0].scores == pytest.approx(readings[1].scores, abs=1e-6)
+        assert (readings[0].cached, readings[1].computed + readings[1].cached) == (0, readings[0].computed)
+        await http.close()
+    await local.close()
