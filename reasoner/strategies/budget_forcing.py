@@ -13,6 +13,7 @@ from typing import Annotated
 
 from pydantic import Field
 
+from reasoner.answer_spec import AnswerSpec
 from reasoner.answers import extract_answer
 from reasoner.equivalence import Equivalence
 from reasoner.growth import Seen, Watch
@@ -54,6 +55,8 @@ async def run(search: Search, params: BudgetForcing, equivalence: Equivalence) -
         marker = MARKER
     cap = await _cap(search, params, marker)
     extended, ends = Counter[int](), dict[int, Node]()
+    # Where the request opens a box, nothing short of its end is an answer.
+    form = AnswerSpec(extract="boxed") if "\\boxed{" in params.final else search.spec.answer
     writing: set[Node] = set()
     """Nodes whose continuation is the answer."""
     async with search.stream() as stream:
@@ -65,7 +68,7 @@ async def run(search: Search, params: BudgetForcing, equivalence: Equivalence) -
 
         def answered(seen: Seen) -> Reason | None:
             told = seen.parent.text + seen.text
-            return None if extract_answer(told, search.spec.answer, "inside") is None else "answer"
+            return None if extract_answer(told, form, "inside") is None else "answer"
 
         if cap > 0:
             stream.complete([search.root], params.n, until=marker, limit=cap)

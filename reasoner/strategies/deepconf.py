@@ -106,7 +106,8 @@ def _stretch(window: int) -> int:
 
 
 def _speaks(node: Node) -> bool:
-    return node.answer is not None and node.reason != "pruned" and len(node.confidence) > 0
+    """Whether it could vote. One that was given up stays below the bar."""
+    return node.answer is not None and len(node.confidence) > 0
 
 
 def _height(node: Node, params: DeepConf) -> float:

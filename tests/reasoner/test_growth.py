@@ -168,6 +168,8 @@ async def test_a_watch_looks_at_the_same_places_however_a_budget_cuts_the_branch
         assert whole[node.path].text.startswith(node.text)
         if node.reason not in ("budget", "cancelled"):
             assert (node.reason, node.text) == (whole[node.path].reason, whole[node.path].text)
+    given_up = [node.tokens for node in tight.root.children if node.reason == "pruned"]
+    assert tight.ledger.usage.pruned == sum(given_up)
 
 
 @pytest.mark.usefixtures("short")
