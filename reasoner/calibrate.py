@@ -31,8 +31,8 @@ async def calibrate(
 ) -> Calibration:
     """The table for the engine's only policy and its only verifier; ``progress(done, total)`` counts runs.
 
-    The curve is fitted on the pools, the strategies run with it, and it is fitted again with what they found. How well
-    it holds is measured on the half of the problems that a curve of the other half has not seen. Raises ``ValueError``
+    The curve is fitted on the pools, and the strategies run with it. How well it holds is measured on the half of the
+    problems that a curve of the other half has not seen. Raises ``ValueError``
     for an unknown suite, ``CalibrationError`` for measurements of something else, and the engine's errors.
     """
     served = await engine.models()
@@ -84,8 +84,6 @@ async def calibrate(
     nothing = Reliability(answers=0, ece=0.0, brier=0.0, bins=[])
     stop = table(curve, 1, [Bin(below=1.0, stages=[], problems=0, accuracy=0.0, tokens=0.0)], nothing)
     measured = await run(TREES, stop)
-    one, other = measured[::2], measured[1::2]
-    held = reliability(fit_curve(one), other)
-    curve = fit_curve(measured)
+    held = reliability(fit_curve(measured[::2]), measured[1::2])
     probe, bins = fit_stages(measured, curve, confidence=CONFIDENCE, worth=WORTH)
     return table(curve, probe, bins, held)

@@ -41,7 +41,7 @@ def stage(name: str, n: int, **params: int) -> StrategySpec:
     return StrategySpec.model_validate({"name": name, "n": n, **params})
 
 
-VOTES: Stages = tuple(stage("self_consistency", n) for n in (1, 1, 1, 1, 2, 2, 4))
+VOTES: Stages = tuple(stage("self_consistency", n) for n in (1, 1, 1, 1, 2, 4, 4))
 TREES: tuple[StrategySpec, ...] = (
     stage("best_first", 8),
     stage("best_first", 16),
@@ -50,12 +50,13 @@ TREES: tuple[StrategySpec, ...] = (
 """Each is run on every problem of the fit."""
 MENU: tuple[Stages, ...] = (
     (),
+    VOTES[:1],
     VOTES[:2],
     VOTES[:4],
+    VOTES[:5],
     VOTES,
     *((tree,) for tree in TREES),
     *((*VOTES[:2], tree) for tree in TREES),
-    (TREES[0], TREES[1]),
 )
 """What a bin may choose from."""
 
@@ -100,9 +101,9 @@ def gather(trials: Iterable[Trial]) -> list[Measured]:
 
 
 def fit_curve(problems: Sequence[Measured]) -> Curve:
-    """Logistic regression on every answer of every part of the pools and of the stages' candidates.
+    """Logistic regression on every answer of every part of the pools, whose samples vote independently.
 
-    Each suite has the same weight, each problem of a suite, and each set of candidates of a problem.
+    Each suite has the same weight, each problem of a suite, and each part of its pool.
     """
     rows, right, weight = examples(problems)
     values = _newton(rows, right, weight)
@@ -115,7 +116,6 @@ def examples(problems: Sequence[Measured]) -> tuple[Array, Array, Array]:
     of_suite = Counter(problem.suite for problem in problems)
     for problem in problems:
         sets = [believed(veiled(problem.pool[:size])) for size in PREFIXES if size <= len(problem.pool)]
-        sets += [believed(trial.candidates) for name, trial in problem.stages.items() if name != stage_name(POOL)]
         for answers in sets:
             for place, (_, good) in enumerate(answers):
                 rows.append(features([evidence for evidence, _ in answers], place))

@@ -100,4 +100,4 @@ def can_open(node: Node, max_steps: int) -> bool:
     )
 
 
-STRATEGY = Strategy("best_first", BestFirst, run, needs_verifier=True, stops_when_sure=True)
+STRATEGY = Strategy("best_first", BestFirst, run, needs_verifier=True, needs_steps=True, stops_when_sure=True)

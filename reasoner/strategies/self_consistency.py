@@ -32,6 +32,7 @@ class SelfConsistency(Params):
             "a window agree."
         ),
     ] = "none"
+    # A job's ``confidence`` asks for ``beta`` with that threshold.
     threshold: Annotated[
         float, Field(gt=0.5, le=1, description="How sure for 'beta'; 1 waits until nothing can change the winner.")
     ] = 0.95
@@ -60,15 +61,17 @@ async def run(search: Search, params: SelfConsistency, equivalence: Equivalence)
 
 async def _needed(search: Search, params: SelfConsistency, arrived: list[Node], equivalence: Equivalence) -> int:
     """Samples in all that the vote is certain to need."""
-    if params.stop == "none":
+    # As a stage of another strategy it gives what it is asked for: that one decides when to stop.
+    sure = search.spec.confidence if search.spec.strategy.name == STRATEGY.name else None
+    if params.stop == "none" and sure is None:
         return params.n
     ordered = sorted(arrived, key=lambda node: node.path)
     groups = await classes(ordered, search.spec.answer, equivalence)
     said = {node: index for index, group in enumerate(groups) for node in group}
     heard = {node.path[-1]: said.get(node) for node in ordered}
-    if params.stop == "beta":
-        return beta_needs(heard, params.n, params.threshold)
-    return window_needs(heard, params.n, params.window)
+    if params.stop == "window" and sure is None:
+        return window_needs(heard, params.n, params.window)
+    return beta_needs(heard, params.n, params.threshold if sure is None else sure)
 
 
-STRATEGY = Strategy("self_consistency", SelfConsistency, run, needs_verifier=False)
+STRATEGY = Strategy("self_consistency", SelfConsistency, run, needs_verifier=False, stops_when_sure=True)

@@ -333,6 +333,15 @@ async def test_best_first_ends_with_the_first_answer_that_is_sure_enough(seed: i
         assert sum(batch > sure[0].data["batch"] for batch in rounds) <= 2 * 4 + 1  # the rest of its round, the choice
 
 
+async def test_a_vote_stops_at_the_job_s_confidence_that_its_leader_stays() -> None:
+    for seed in range(8):
+        outcome, journal = await solve(document(), seed=seed, n=16, strategy="self_consistency", confidence=0.9)
+        counts = [float(vote.count) for vote in outcome.result.votes]
+        left = 16 - len(roots(journal))
+        lead = counts[0] - (counts[1] if len(counts) > 1 else 0.0)
+        assert leader_stays(counts) >= 0.9 or left == 0 or lead > left
+
+
 def test_a_confidence_that_a_strategy_would_not_hear_is_refused_with_those_that_do() -> None:
     with pytest.raises(ValueError, match=r"means nothing to strategy 'greedy'; it stops .*auto"):
         JobSpec.model_validate({"problem": "how?", "strategy": {"name": "greedy"}, "confidence": 0.9})
