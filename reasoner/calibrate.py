@@ -7,14 +7,14 @@ from pathlib import Path
 
 from engine.types import EngineClient
 from reasoner.calibration import Bin, Calibration, Curve, Mark, Reliability
-from reasoner.fitting import TREES, Measured, fit_curve, fit_stages, gather, reliability
+from reasoner.fitting import PROBE, TREES, Measured, fit_curve, fit_stages, gather, reliability
 from reasoner.jobs import JobSpec, StrategySpec
 from reasoner.served import wanted_policy, wanted_verifier
 from reasoner.trials import POOL, TrialFile, measure, problems_to_fit
 from reasoner.verifier_specs import PrmVerifier
 
-CONFIDENCE = 0.95
-WORTH = 20_000
+CONFIDENCE = 0.9
+WORTH = 5_000
 """Tokens that one more right answer may cost."""
 
 
@@ -50,7 +50,7 @@ async def calibrate(
         done += 1
         progress(done, total)
 
-    def table(curve: Curve, probe: int, bins: list[Bin], held: Reliability) -> Calibration:
+    def table(curve: Curve, bins: list[Bin], held: Reliability) -> Calibration:
         return Calibration(
             version=1,
             command=command,
@@ -59,7 +59,7 @@ async def calibrate(
             policy=policy,
             verifier=verifier,
             confidence=CONFIDENCE,
-            probe=probe,
+            probe=PROBE,
             curve=curve,
             bins=bins,
             reliability=held,
@@ -82,8 +82,8 @@ async def calibrate(
 
     curve = fit_curve(await run([POOL], None))
     nothing = Reliability(answers=0, ece=0.0, brier=0.0, bins=[])
-    stop = table(curve, 1, [Bin(below=1.0, stages=[], problems=0, accuracy=0.0, tokens=0.0)], nothing)
+    stop = table(curve, [Bin(below=1.0, stages=[], problems=0, accuracy=0.0, tokens=0.0)], nothing)
     measured = await run(TREES, stop)
     held = reliability(fit_curve(measured[::2]), measured[1::2])
-    probe, bins = fit_stages(measured, curve, confidence=CONFIDENCE, worth=WORTH)
-    return table(curve, probe, bins, held)
+    bins = fit_stages(measured, curve, confidence=CONFIDENCE, worth=WORTH)
+    return table(curve, bins, held)

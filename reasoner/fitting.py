@@ -31,7 +31,8 @@ LAST = 0.999999
 """Probabilities up to 1 are in the last bin."""
 FEWEST = 12
 """Problems that a bin must have; a smaller one is joined to the next."""
-PROBES = (1, 2, 3)
+PROBE = 2
+"""Two samples are the least that can agree. A tree search goes on from their steps."""
 PREFIXES = (1, 2, 3, 4, 6, 8, 12, 16)
 """Sizes of the parts of a pool that the curve is fitted on."""
 RIDGE = 1e-4
@@ -41,18 +42,15 @@ def stage(name: str, n: int, **params: int) -> StrategySpec:
     return StrategySpec.model_validate({"name": name, "n": n, **params})
 
 
-VOTES: Stages = tuple(stage("self_consistency", n) for n in (1, 1, 1, 1, 2, 4, 4))
+VOTES: Stages = tuple(stage("self_consistency", n) for n in (1, 1, 1, 1, 2, 2, 4, 4))
 TREES: tuple[StrategySpec, ...] = (
-    stage("best_first", 8),
-    stage("best_first", 16),
+    stage("best_first", 12),
     stage("beam", 16, expansions=4),
 )
 """Each is run on every problem of the fit."""
 MENU: tuple[Stages, ...] = (
     (),
-    VOTES[:1],
     VOTES[:2],
-    VOTES[:4],
     VOTES[:5],
     VOTES,
     *((tree,) for tree in TREES),
@@ -179,33 +177,28 @@ def _newton(rows: Array, right: Array, weight: Array) -> Array:
 # The stages.
 
 
-def fit_stages(problems: Sequence[Measured], curve: Curve, *, confidence: float, worth: float) -> tuple[int, list[Bin]]:
-    """The probe and the bins that are worth most together."""
-    fits = []
-    for probe in PROBES:
-        bins, value = [], 0.0
-        for below, members in _bins(problems, curve, probe):
-            weights = _weights(members, problems)
-            ways = [(stages, [simulate(one, stages, curve, probe, confidence) for one in members]) for stages in MENU]
-            stages, paths = max(ways, key=lambda way: _value(way[1], weights, worth))
-            value += _value(paths, weights, worth)
-            bins.append(
-                Bin(
-                    below=below,
-                    stages=list(stages),
-                    problems=len(members),
-                    accuracy=sum(path.right for path in paths) / len(members),
-                    tokens=sum(path.tokens for path in paths) / len(members),
-                )
+def fit_stages(problems: Sequence[Measured], curve: Curve, *, confidence: float, worth: float) -> list[Bin]:
+    """The bins, each with the stages that are worth most there."""
+    bins = []
+    for below, members in _bins(problems, curve):
+        weights = _weights(members, problems)
+        ways = [(stages, [simulate(one, stages, curve, confidence) for one in members]) for stages in MENU]
+        stages, paths = max(ways, key=lambda way: _value(way[1], weights, worth))
+        bins.append(
+            Bin(
+                below=below,
+                stages=list(stages),
+                problems=len(members),
+                accuracy=sum(path.right for path in paths) / len(members),
+                tokens=sum(path.tokens for path in paths) / len(members),
             )
-        fits.append((value, -probe, bins))
-    _, probe, bins = max(fits, key=lambda fit: fit[:2])
-    return -probe, bins
+        )
+    return bins
 
 
-def simulate(problem: Measured, stages: Stages, curve: Curve, probe: int, confidence: float) -> Path:
+def simulate(problem: Measured, stages: Stages, curve: Curve, confidence: float) -> Path:
     """What ``auto`` would have done with these stages."""
-    drawn = min(probe, len(problem.pool))
+    drawn = min(PROBE, len(problem.pool))
     have = veiled(problem.pool[:drawn])
     tokens = problem.head + _cost(problem, have)
     for step in stages:
@@ -238,9 +231,9 @@ def _belief(curve: Curve, candidates: Sequence[Candidate]) -> tuple[float, bool]
     )
 
 
-def _bins(problems: Sequence[Measured], curve: Curve, probe: int) -> list[tuple[float, list[Measured]]]:
+def _bins(problems: Sequence[Measured], curve: Curve) -> list[tuple[float, list[Measured]]]:
     """The problems by difficulty; a small bin is joined to the next easier one, or at the end to the one before."""
-    chances = [_belief(curve, veiled(one.pool[:probe]))[0] for one in problems]
+    chances = [_belief(curve, veiled(one.pool[:PROBE]))[0] for one in problems]
     bins: list[tuple[float, list[Measured]]] = []
     members: list[Measured] = []
     for low, below in pairwise((0.0, *EDGES)):

@@ -1,0 +1,147 @@
+"""What a calibration makes of its trials: planted laws come back, and simulated runs cost what they would."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from reasoner.calibration import CalibrationError, Curve
+from reasoner.confidence import FEATURES, Evidence
+from reasoner.fitting import (
+    TREES,
+    VOTES,
+    Measured,
+    believed,
+    examples,
+    fit_curve,
+    fit_stages,
+    reliability,
+    simulate,
+    veiled,
+)
+from reasoner.suites import load
+from reasoner.trials import POOL, Candidate, Trial, TrialFile, problems_to_fit, stage_name
+
+FLAT = Curve(constant=0.0, score=0.0, rival_score=0.0, votes=0.0, rival_votes=0.0)
+
+
+def candidate(answer: str | None, *, right: bool = False, score: float | None = 0.5) -> Candidate:
+    return Candidate(answer=answer, score=score if answer else None, right=right, generated=10, verified=7)
+
+
+def trial(problem: str, stage: str, candidates: list[Candidate], tokens: int = 100, suite: str = "a") -> Trial:
+    return Trial(suite=suite, problem=problem, stage=stage, candidates=candidates, tokens=tokens)
+
+
+def measured(pool: list[Candidate], suite: str = "a", **trees: Trial) -> Measured:
+    return Measured(suite, tuple(pool), head=20.0, each=7.0, stages=dict(trees))
+
+
+def test_a_probe_costs_its_samples_one_score_for_each_answer_and_the_question_once() -> None:
+    one = measured([candidate("1"), candidate("1"), candidate("2", right=True), candidate(None)])
+    path = simulate(one, (), FLAT, 0.95)
+    assert path.tokens == 20 + 2 * 10 + 1 * 7
+    further = simulate(one, VOTES[:2], FLAT, 0.95)
+    assert further.tokens == path.tokens + 2 * 10 + 1 * 7  # the third answers something new, the fourth nothing
+
+
+def test_a_simulated_search_stops_when_it_is_sure_and_counts_other_strategies_bills_but_for_the_question() -> None:
+    tree = stage_name(TREES[0])
+    found = trial("p", tree, [candidate("3", right=True, score=0.99)], tokens=300)
+    one = Measured("a", (candidate("1"), candidate("2")), 20.0, 7.0, {tree: found})
+    trusting = FLAT.model_copy(update={"score": 1.0})
+    assert simulate(one, (TREES[0],), trusting, 0.9) == simulate(one, (TREES[0], *VOTES), trusting, 0.9)
+    assert simulate(one, (TREES[0],), trusting, 0.9).right
+    assert simulate(one, (TREES[0],), trusting, 0.9).tokens == 20 + 2 * 10 + 2 * 7 + 280
+    assert simulate(one, (TREES[0],), trusting, 0.4).tokens == 20 + 2 * 10 + 2 * 7
+
+
+def test_one_candidate_of_each_answer_shows_its_score() -> None:
+    pool = [candidate("1", score=0.1), candidate("1", score=0.9), candidate(None), candidate("2", score=0.3)]
+    assert believed(veiled(pool)) == [(Evidence(2, 0.1), False), (Evidence(1, 0.3), False)]
+    assert believed(veiled(pool, known=["2"]))[1] == (Evidence(1, None), False)
+
+
+def planted(count: int, seed: int) -> list[Measured]:
+    """Problems with one sample each, right with the probability that its score says, twice as sure as it should be."""
+    rng = random.Random(seed)
+    problems = []
+    for _ in range(count):
+        odds = rng.uniform(-5, 5)
+        right = rng.random() < 1 / (1 + np.exp(-0.5 * odds))
+        problems.append(measured([candidate("1", right=right, score=float(1 / (1 + np.exp(-odds))))]))
+    return problems
+
+
+def test_the_curve_finds_a_planted_law_and_says_that_it_holds() -> None:
+    curve = fit_curve(planted(4000, 1))
+    fresh = planted(4000, 2)
+    rows, right, _ = examples(fresh)
+    predicted = 1 / (1 + np.exp(-rows @ np.array([getattr(curve, name) for name in FEATURES])))
+    # The number that is right, against the sum of the predicted chances: z has the standard normal law.
+    z = (right.sum() - predicted.sum()) / np.sqrt((predicted * (1 - predicted)).sum())
+    assert 2 * stats.norm.sf(abs(z)) > 0.01
+    assert curve.score == pytest.approx(0.5, abs=0.05)
+    held = reliability(curve, fresh)
+    assert held.ece < 0.03
+    assert held.brier == pytest.approx(float(np.mean((predicted - right) ** 2)))
+    overconfident = curve.model_copy(update={"score": 1.0})
+    assert reliability(overconfident, fresh).ece > 0.05
+
+
+def test_each_difficulty_gets_what_helps_there() -> None:
+    """Questions with high scores are settled by votes, questions with low ones by the first tree search alone."""
+    problems = []
+    for number in range(40):
+        easy = number % 2 == 0
+        score = 0.9 if easy else 0.001
+        pool = [candidate(str(i), score=score) for i in range(2)]
+        pool += [candidate("7", right=easy, score=score) for _ in range(14)]
+        trees = {
+            stage_name(tree): trial(
+                "p", stage_name(tree), [candidate("9", right=not easy and tree is TREES[0], score=0.99)], tokens=500
+            )
+            for tree in TREES
+        }
+        problems.append(Measured("a", tuple(pool), 20.0, 7.0, trees))
+    curve = Curve(constant=-1.0, score=0.5, rival_score=0.0, votes=1.0, rival_votes=0.0)
+    hard, easy_bin = fit_stages(problems, curve, confidence=0.99, worth=10_000)
+    assert hard.stages == [TREES[0]]
+    assert {stage.name for stage in easy_bin.stages} == {"self_consistency"}
+    assert (hard.accuracy, easy_bin.accuracy, hard.problems, easy_bin.problems) == (1.0, 1.0, 20, 20)
+    assert easy_bin.below == 1.0
+
+
+def test_problems_of_a_fit_are_none_that_an_evaluation_reports_on_and_every_level_has_its_share() -> None:
+    problems = problems_to_fit("countdown", 30)
+    reported = {problem.id for problem in load("countdown")}
+    assert not reported & {problem.id for problem in problems}
+    assert len({problem.id for problem in problems}) == 30
+    assert {level: sum(problem.level == level for problem in problems) for level in ("n3", "n4", "n5")} == {
+        "n3": 10,
+        "n4": 10,
+        "n5": 10,
+    }
+
+
+def test_measurements_go_on_where_they_were_and_are_refused_for_another_setting(tmp_path: Path) -> None:
+    path = tmp_path / "trials.jsonl"
+    file = TrialFile(path, {"seed": 1})
+    file.add(trial("p", stage_name(POOL), [candidate("1"), candidate(None)]))
+    file.add(trial("q", stage_name(POOL), [candidate("2")]))
+    assert TrialFile(path, {"seed": 1}).trials == file.trials
+    path.write_text(path.read_text()[:-20])  # the power went
+    torn = TrialFile(path, {"seed": 1})
+    assert set(torn.trials) == {("p", stage_name(POOL))}
+    torn.add(trial("q", stage_name(POOL), [candidate("2")]))
+    assert TrialFile(path, {"seed": 1}).trials == file.trials
+    with pytest.raises(CalibrationError, match="other measurements"):
+        TrialFile(path, {"seed": 2})
+    lines = path.read_text().splitlines()
+    path.write_text("\n".join([lines[0], "nonsense", *lines[1:]]) + "\n")
+    with pytest.raises(CalibrationError, match="line 2: not a measurement"):
+        TrialFile(path, {"seed": 1})
