@@ -17,9 +17,9 @@ CONFIDENCE = 0.95
 async def believe(search: Search, equivalence: Equivalence) -> Choice:
     """The likeliest answer among all candidates, and how probable it is that it is right.
 
-    With a table that holds for the job's models the probability is the table's, from scores and votes. Without one it
-    is the posterior that the leader stays the leader, each candidate voting with its score if it has one. That is
-    careful: a single candidate is never certain, however high its score.
+    A rule knows: its score is the probability. With a table that holds for the job's models the probability is the
+    table's, from scores and votes. Else it is the posterior that the leader stays the leader, each candidate voting
+    with its score if it has one. That is careful: a single candidate is never certain, however high its score.
     """
     groups = await classes(search.candidates(), search.spec.answer, equivalence)
     if not groups:
@@ -29,6 +29,9 @@ async def believe(search: Search, equivalence: Equivalence) -> Choice:
     if table is not None:
         evidence = [Evidence(len(group), best.score) for group, best in zip(groups, chosen, strict=True)]
         weights = [table.curve.right(evidence, place) for place in range(len(groups))]
+        confidence = max(weights)
+    elif search.verifies and search.spec.verifier.certain:
+        weights = [best.score or 0.0 for best in chosen]
         confidence = max(weights)
     else:
         weights = [sum(_ballot(node) for node in group) for group in groups]

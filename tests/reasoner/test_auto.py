@@ -167,6 +167,15 @@ def test_a_model_is_told_by_its_fingerprint_where_both_sides_have_one() -> None:
     assert table.mismatch(ModelInfo("policy", "generate", 256, 100, 1000), verifier) is not None
 
 
+async def test_a_rule_that_calls_an_answer_right_makes_sure_without_a_table() -> None:
+    verifier = {"kind": "exact", "expected": "1"}
+    for seed in range(8):
+        outcome, journal = await solve(document(), seed=seed, n=16, verifier=verifier)
+        found = any(entry.data["answer"] == "1" for entry in journal.entries if entry.type == "node")
+        assert (outcome.result.answer == "1", outcome.result.confidence == 1.0) == (found, found)
+        assert found or len(roots(journal)) == 16
+
+
 # Replay and budget.
 
 
