@@ -177,12 +177,17 @@ class Grower:
         if not waiting or self._ledger.exhausted:
             return
         sensible = max(min(growth.room, self._longest.get(growth.op, growth.room)) for growth in waiting)
-        count = bisect(range(1, len(waiting) + 1), False, key=lambda count: not self._fit(waiting[:count], sensible))
+        aside = [self._verification(waiting[:count], sensible) for count in range(len(waiting) + 1)]
+        count = bisect(
+            range(1, len(waiting) + 1),
+            False,
+            key=lambda count: not self._fit(waiting[:count], sensible, aside[count]),
+        )
         if count == 0 and self._promises:  # better to wait for what the running ones give back
             return
         head = waiting[: max(1, count)]
         longest = max(growth.room for growth in head)
-        share = bisect(range(1, longest + 1), False, key=lambda tokens: not self._fit(head, tokens))
+        share = bisect(range(1, longest + 1), False, key=lambda tokens: not self._fit(head, tokens, aside[count]))
         if share == 0:
             return
         requests: dict[tuple[Node, SamplingParams], list[Growth]] = {}
@@ -257,9 +262,24 @@ class Grower:
             for wait in waits:
                 wait.cancel()
 
-    def _fit(self, growths: Sequence[Growth], tokens: int) -> bool:
-        """Whether the budget can promise each of the growths so many tokens, or those that it may have."""
-        return self._ledger.times(self._most(growths, tokens)) >= 1
+    def _fit(self, growths: Sequence[Growth], tokens: int, aside: Amount) -> bool:
+        """Whether the budget can promise each of the growths so many tokens, or those that it may have, and leave
+        ``aside`` untouched."""
+        return self._ledger.times(self._most(growths, tokens) + aside) >= 1
+
+    def _verification(self, growths: Sequence[Growth], sensible: int) -> Amount:
+        """About what the verifier will want for these growths and for those in flight, by what it took so far: a
+        branch that there is nothing left to score is worth little. Nothing for no growths: then it is the rest that
+        is used up."""
+        usage = self._ledger.usage
+        if not growths or not usage.verifier_computed:
+            return NOTHING
+        going = sum(
+            min(promise.tokens, self._longest.get(growth.op, promise.tokens))
+            for growth, promise in self._promises.items()
+        )
+        wanted = going + sum(min(growth.room, sensible) for growth in growths)
+        return Amount(tokens=wanted * usage.verifier_computed // max(1, usage.generated))
 
     def _most(self, growths: Sequence[Growth], tokens: int) -> Amount:
         """The most that so many tokens for each take."""

@@ -266,3 +266,17 @@ def test_money_that_does_not_pay_for_a_token_is_refused_even_while_nobody_serves
     check_budget(Budget(cost=6e-6), "policy", None, prices)
     with pytest.raises(InvalidRequest, match="does not pay for one token"):
         check_budget(Budget(cost=4e-6), "policy", None, prices)
+
+
+async def test_a_tight_budget_leaves_the_verifier_its_part() -> None:
+    answers = unscored = 0
+    for seed in range(40):
+        journal = MemoryJournal()
+        await run(job("weighted_vote", seed, tokens=600), Watching({}), journal)
+        scored = {entry.data["node"] for entry in journal.entries if entry.type == "score"}
+        nodes = [entry.data for entry in journal.entries if entry.type == "node" and entry.data["final"]]
+        stated = [node["node"] for node in nodes if node["answer"] is not None]
+        answers += len(stated)
+        unscored += sum(node not in scored for node in stated)
+    assert answers > 200
+    assert unscored < 0.04 * answers  # where nothing is set aside they are twice as many
