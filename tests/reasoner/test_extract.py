@@ -184,7 +184,7 @@ FORMS = st.sampled_from(
 @given(st.lists(FORMS, min_size=1, max_size=3), st.sampled_from(["math", "choice", "code"]), st.data())
 def test_no_prefix_states_what_the_whole_does_not(forms: list[str], compare: str, data: st.DataObject) -> None:
     """Cut anywhere, a text states one of the answers that are in it, never a part of one."""
-    text = "So ".join(forms)
+    text = "So\n".join(forms)
     cut = data.draw(st.integers(0, len(text)))
     stated = extract_answer(text[:cut], spec(compare=compare), "inside")
     assert stated in {"math": {"12", "12.5", "125"}, "choice": {"C"}, "code": {"x = 12"}}[compare] | {None}
