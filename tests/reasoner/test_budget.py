@@ -272,7 +272,7 @@ async def test_a_tight_budget_leaves_the_verifier_its_part() -> None:
     answers = unscored = 0
     for seed in range(40):
         journal = MemoryJournal()
-        await run(job("weighted_vote", seed, tokens=600), Watching({}), journal)
+        await run_job(job("weighted_vote", seed, tokens=600), ScriptedEngine(), journal)
         scored = {entry.data["node"] for entry in journal.entries if entry.type == "score"}
         nodes = [entry.data for entry in journal.entries if entry.type == "node" and entry.data["final"]]
         stated = [node["node"] for node in nodes if node["answer"] is not None]
