@@ -5,7 +5,10 @@ et al. 2011, "Continuous Upper Confidence Trees" (the more often a node is visit
 
 At each node the search chooses among the steps that it has seen there and drawing another one. The prior of a step is
 the policy's own probability of it, and that of another draw is the probability that is left: where the policy is
-certain, nothing is drawn twice. Equal steps are one child.
+certain, nothing is drawn twice. Another draw is worth what the steps seen there are worth on average. Equal steps are
+one child. Values are compared on the scale from the lowest to the highest score so far (Schrittwieser et al. 2020,
+"Mastering Atari, Go, chess and shogi by planning with a learned model", appendix B): where everything is doubtful,
+small differences are all that there is.
 
 Several simulations run at once. Each counts as a visit without value until it ends, so that they part ways. The order
 in which they end decides how the tree grows; a replay takes it from the journal.
@@ -32,13 +35,27 @@ RARE = 0.002
 class Mcts(Params):
     n: Samples = 16
     draws: Annotated[int, Field(ge=1, le=64, description="Simulations for each of the n; each draws one step.")] = 4
-    exploration: Annotated[float, Field(ge=0, le=100, description="Weight of the prior against the value (c).")] = 1.0
+    exploration: Annotated[float, Field(ge=0, le=100, description="Weight of the prior against the value (c).")] = 0.5
     value: Annotated[
         Literal["verifier", "rollout"],
         Field(description="A step's worth: the verifier's score of it, or of a solution completed from it."),
     ] = "verifier"
     in_flight: Annotated[int, Field(ge=1, le=256, description="Simulations at once.")] = 4
     max_steps: Steps = 40
+
+
+@dataclass(slots=True)
+class Scale:
+    """The lowest and the highest value so far."""
+
+    low: float = 1.0
+    high: float = 0.0
+
+    def see(self, value: float) -> None:
+        self.low, self.high = min(self.low, value), max(self.high, value)
+
+    def of(self, value: float) -> float:
+        return (value - self.low) / (self.high - self.low) if self.high > self.low else value
 
 
 @dataclass(slots=True, eq=False)
@@ -66,28 +83,33 @@ class Place:
         for place in self.line():
             place.visits += count
 
-    def descend(self, exploration: float) -> Place | None:
+    def descend(self, exploration: float, scale: Scale) -> Place | None:
         """Where to draw the next step, here or below; ``None`` when there is nothing left."""
         while not self.closed:
-            scale = exploration * math.sqrt(self.visits + 1)
-            left = 1.0 - sum(child.prior for child in self.below.values())
-            best, worth = None, -1.0
-            for child in self.below.values():
-                value = child.total / child.visits + scale * child.prior / (1 + child.visits)
-                if not child.closed and value > worth:
-                    best, worth = child, value
-            if (left > RARE or not self.below) and scale * left / (1 + self.draws) > worth:
-                return self
-            if best is None:
+            urge = exploration * math.sqrt(self.visits + 1)
+            worths = {child: scale.of(child.total / child.visits) for child in self.below.values()}
+            options = [
+                (worth + urge * child.prior / (1 + child.visits), child)
+                for child, worth in worths.items()
+                if not child.closed
+            ]
+            left = 1.0 - sum(child.prior for child in worths)
+            if left > RARE or not worths:
+                average = sum(worths.values()) / max(1, len(worths))
+                options.append((average + urge * left / (1 + self.draws), self))
+            if not options:
                 self.closed = True
-            elif (found := best.descend(exploration)) is not None:
+                break
+            best = max(options, key=lambda option: option[0])[1]  # of equals the one that was seen first
+            found = self if best is self else best.descend(exploration, scale)
+            if found is not None:
                 return found
         return None
 
 
 async def run(search: Search, params: Mcts, equivalence: Equivalence) -> Choice:  # noqa: ARG001
     """Draws n * draws steps where value and prior promise most; the best-scored finished solution wins."""
-    root = Place(search.root)
+    root, scale = Place(search.root), Scale()
     places, rollouts = {root.node.path: root}, dict[tuple[int, ...], Place]()
     left, running, arrived = params.n * params.draws, 0, list[Node]()
     async with search.stream() as stream:
@@ -111,9 +133,13 @@ async def run(search: Search, params: Mcts, equivalence: Equivalence) -> Choice:
             await search.score(list(ended))
             for node, child in ended.items():
                 running -= 1
+                scale.see(node.score or 0.0)
                 for passed in child.line():
                     passed.total += node.score or 0.0
-            while running < params.in_flight and left > 0 and (place := root.descend(params.exploration)) is not None:
+            while running < params.in_flight and left > 0:
+                place = root.descend(params.exploration, scale)
+                if place is None:
+                    break
                 place.draws += 1
                 if stream.expand([place.node], 1) == 0:  # the context is full
                     place.closed = True

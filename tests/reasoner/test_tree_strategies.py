@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from reasoner.jobs import JobSpec
 from reasoner.journal import MemoryJournal
 from reasoner.run import JobOutcome, run_job
-from reasoner.strategies.mcts import Place
+from reasoner.strategies.mcts import Place, Scale
 from reasoner.strategies.particle import odds, systematic
 from reasoner.strategies.rebase import balanced
 from reasoner.tree import Node
@@ -224,33 +224,43 @@ def place(above: Place | None, name: str, prior: float, visits: int, value: floa
 
 
 def test_puct_chooses_by_value_plus_prior_as_computed_by_hand() -> None:
-    # sqrt(8 + 1) = 3. With c = 1: a: 0.5 + 3 * 0.2 / 5 = 0.62; b: 0.1 + 3 * 0.6 / 5 = 0.46; another draw: 3 * 0.2 / 3.
+    # sqrt(8 + 1) = 3. With c = 1: a: 0.5 + 3 * 0.2 / 5 = 0.62; b: 0.1 + 3 * 0.6 / 5 = 0.46; another draw, worth the
+    # average of both: 0.3 + 3 * 0.2 / 3 = 0.5.
     root = Place(Node((), None, ()), visits=8, draws=2)
     a, b = place(root, "a", 0.2, 4, 0.5), place(root, "b", 0.6, 4, 0.1)
-    assert root.descend(1.0) is a
-    # c = 3: a: 0.5 + 0.36 = 0.86; b: 0.1 + 1.08 = 1.18; another draw: 0.6.
-    assert root.descend(3.0) is b
-    # b was drawn often and is worth nothing: another draw is worth more than either.
-    a.total, b.visits, root.draws = 0.0, 100, 0
-    assert root.descend(1.0) is root
+    assert root.descend(1.0, Scale()) is a
+    # c = 3: a: 0.5 + 0.36 = 0.86; b: 0.1 + 1.08 = 1.18; another draw: 0.9.
+    assert root.descend(3.0, Scale()) is b
+    # Neither is worth anything and b was visited often: a: 0.12; b: 0.02; another draw: 0.6.
+    a.total, b.total, b.visits, root.draws = 0.0, 0.0, 100, 0
+    assert root.descend(1.0, Scale()) is root
+
+
+def test_puct_compares_values_on_the_scale_of_what_it_has_seen() -> None:
+    # On [0, 1] the prior decides: 0.02 + 0.3 * 3 * 0.3 / 5 against 0.01 + 0.3 * 3 * 0.7 / 5. On [0.01, 0.02] the value
+    # does: 1 + 0.054 against 0 + 0.126.
+    root = Place(Node((), None, ()), visits=8, draws=8)
+    a, b = place(root, "a", 0.3, 4, 0.02), place(root, "b", 0.7, 4, 0.01)
+    assert root.descend(0.3, Scale(0.0, 1.0)) is b
+    assert root.descend(0.3, Scale(0.01, 0.02)) is a
 
 
 def test_puct_draws_nothing_more_where_the_policy_is_certain_and_leaves_closed_places() -> None:
     root = Place(Node((), None, ()), visits=3, draws=1)
     only = place(root, "only", 0.999, 1, 0.0)
-    assert root.descend(1.0) is only
+    assert root.descend(1.0, Scale()) is only
     only.closed = True
-    assert root.descend(1.0) is None
+    assert root.descend(1.0, Scale()) is None
     assert root.closed
 
 
 def test_a_simulation_in_flight_sends_the_next_one_elsewhere() -> None:
     root = Place(Node((), None, ()), visits=2, draws=2)
     a, b = place(root, "a", 0.5, 1, 0.5), place(root, "b", 0.5, 1, 0.45)
-    assert root.descend(1.0) is a
+    assert root.descend(1.0, Scale()) is a
     a.visit(1)
     assert (a.visits, root.visits) == (2, 3)
-    assert root.descend(1.0) is b
+    assert root.descend(1.0, Scale()) is b
 
 
 MCTS = {
@@ -263,13 +273,32 @@ MCTS = {
 }
 
 
-async def test_mcts_counts_twins_once_and_goes_where_the_value_is() -> None:
-    outcome, asked, pruned = await search(MCTS, {"name": "mcts", "n": 1, "draws": 5, "in_flight": 1})
-    # After (0) another draw is worth 1.41 * 0.7 / 2, the first step 0.13 + 1.41 * 0.3 / 2. After its twin (1), which is
-    # no visit, another draw is worth 1.41 * 0.7 / 3 and thus less.
-    assert asked == [(0,), (1,), (0, 0), (2,), (2, 0)]
-    assert pruned == {"1"}
+async def test_mcts_goes_where_the_value_is() -> None:
+    outcome, asked, pruned = await search(MCTS, {"name": "mcts", "n": 1, "draws": 4, "in_flight": 1})
+    assert asked == [(0,), (1,), (2,), (2, 0)]
+    assert pruned == {"1"}  # the twin of (0,)
     assert outcome.result.answer == "right"
+
+
+async def test_mcts_sees_small_differences_where_all_values_are_small() -> None:
+    plan = {(0,): step("better", 0.02, 0.4), (1,): step("likelier", 0.01, 0.6)}
+    _, asked, _ = await search(plan, {"name": "mcts", "n": 1, "draws": 3, "in_flight": 1})
+    assert asked == [(0,), (1,), (0, 0)]
+
+
+async def test_a_twin_is_no_visit_of_mcts() -> None:
+    """If it were, the two visits of "better" would be worth 0.4 on average, and "worse" would be gone on with."""
+    plan = {
+        (0,): step("better", 0.6, 0.4),
+        (1,): step("worse", 0.5, 0.6),
+        (0, 0): step("on", 0.6, 0.45),
+        (0, 1): step("on", 0.6, 0.45),
+        (0, 0, 0): end("there", 0.6, 0.999),
+    }
+    params = {"name": "mcts", "n": 1, "draws": 5, "in_flight": 1, "exploration": 0.01}
+    _, asked, pruned = await search(plan, params)
+    assert asked == [(0,), (1,), (0, 0), (0, 1), (0, 0, 0)]
+    assert pruned == {"0.1"}
 
 
 async def test_mcts_ends_when_nothing_is_left_to_find() -> None:
