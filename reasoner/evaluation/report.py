@@ -32,7 +32,9 @@ def write(folder: Path, results: Results, document: dict[str, Any], command: str
     (folder / "results.json").write_text(json.dumps(document, indent=2) + "\n")
     rows, settings = results.rows(), document["settings"]
     told = ", ".join(f"{name} {value}" for name, value in settings.items() if value not in (None, "", []))
-    title = f"{document['suite']}: {document['problems']} problems, {settings['seeds']} seeds"
+    title = (
+        f"{document['suite']}: {document['problems']} problems, {settings['seeds']} seed{'s' * (settings['seeds'] > 1)}"
+    )
     parts = [
         f"    {command}",
         f"{title}; {told}. Tokens, FLOPs and seconds are means of one problem; tokens include the verifier's. "
