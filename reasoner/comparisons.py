@@ -148,9 +148,9 @@ class Results:
     def _at_equal_tokens(self, case: Case, n: int, sheet: Sheet, value: str, curve: Curve, over: str) -> Comparison:
         bill = self._bootstrap.means(sheet.bill)
         difference = Estimate.of(self._bootstrap.means(sheet.column(value)) - curve.at(bill))
-        cost, note = _beyond(curve, bill)
+        cost, note = _beyond(curve, bill, over)
         return Comparison(
-            case.label, n, over, "equal tokens", difference.value, difference.low, difference.high, cost, note
+            case.label, n, over, _nearest("tokens", note), difference.value, difference.low, difference.high, cost, note
         )
 
     def _at_equal_flops(self, case: Case, model: str) -> Iterator[Comparison]:
@@ -161,12 +161,12 @@ class Results:
             return
         flops = self._bootstrap.means(large.column("flops"))
         difference = Estimate.of(curve.at(flops) - self._bootstrap.means(large.column("correct")))
-        reach, note = _beyond(curve, flops)
+        reach, note = _beyond(curve, flops, case.label)
         yield Comparison(
             case.label,
             0,
             f"{GREEDY} of {model}",
-            "equal FLOPs",
+            _nearest("FLOPs", note),
             difference.value,
             difference.low,
             difference.high,
@@ -175,11 +175,15 @@ class Results:
         )
 
 
-def _beyond(curve: Curve, cost: Values) -> tuple[float, str]:
+def _beyond(curve: Curve, cost: Values, name: str) -> tuple[float, str]:
     """How many times the cost of the curve's nearest point this is: 1 where the curve reaches that far."""
     least, most = float(np.exp(curve.costs[0, 0])), float(np.exp(curve.costs[-1, 0]))
     if cost[0] > most:
-        return float(cost[0]) / most, "the other side ends before that"
+        return float(cost[0]) / most, f"{name} ends before that"
     if cost[0] < least:
-        return float(cost[0]) / least, "the other side starts above that"
+        return float(cost[0]) / least, f"{name} starts above that"
     return 1.0, ""
+
+
+def _nearest(what: str, note: str) -> str:
+    return f"nearest {what}" if note else f"equal {what}"
