@@ -154,7 +154,10 @@ async def _run(
             parents.add(entry.data["parent"])
         elif entry.type == "score":
             ended[entry.data["node"]].update(score=entry.data["score"], verified=entry.data["computed"])
-    leaves = [node for path, node in sorted(ended.items(), key=lambda item: _path(item[0])) if path not in parents]
+    leaves: dict[tuple[int, str | None], dict[str, Any]] = {}
+    for path, node in sorted(ended.items(), key=lambda item: _path(item[0])):
+        if path not in parents:  # of one first step an answer counts once, as in ``auto``
+            leaves.setdefault((_path(path)[0], node["answer"]), node)
     return Trial(
         suite=problem.suite,
         problem=problem.id,
@@ -163,7 +166,7 @@ async def _run(
             Candidate(**node | {"answer": canonical(node["answer"]), "right": check(problem, node["answer"])})
             if node["answer"] is not None
             else Candidate(**node, right=False)
-            for node in leaves
+            for node in leaves.values()
         ],
         tokens=outcome.usage.total,
     )

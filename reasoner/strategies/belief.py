@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from reasoner.answers import classes
 from reasoner.confidence import Evidence, leader_stays
 from reasoner.equivalence import Equivalence
@@ -27,7 +29,7 @@ async def believe(search: Search, equivalence: Equivalence) -> Choice:
     chosen = [max(group, key=lambda node: -1.0 if node.score is None else node.score) for group in groups]
     table = search.calibration
     if table is not None:
-        evidence = [Evidence(len(group), best.score) for group, best in zip(groups, chosen, strict=True)]
+        evidence = [Evidence(independent(group), best.score) for group, best in zip(groups, chosen, strict=True)]
         weights = [table.curve.right(evidence, place) for place in range(len(groups))]
         confidence = max(weights)
     elif search.verifies and search.spec.verifier.certain:
@@ -41,6 +43,12 @@ async def believe(search: Search, equivalence: Equivalence) -> Choice:
     ]
     leader = max(range(len(groups)), key=lambda place: weights[place])
     return Choice(chosen[leader], confidence, sorted(votes, key=lambda vote: -vote.weight))
+
+
+def independent(group: Sequence[Node]) -> int:
+    """How many of an answer's candidates part at the question. Branches of one first step repeat each other: they are
+    no votes of their own."""
+    return len({node.path[0] for node in group})
 
 
 def certain(search: Search, choice: Choice) -> bool:

@@ -82,7 +82,7 @@ def index(box: Node, pending: int = 0) -> float:
     another sample there. The share of samples that came once estimates how often the next one is new (Good 1953,
     "The Population Frequencies of Species and the Estimation of Population Parameters")."""
     heard = Counter(child.text for child in box.children)
-    new = (1 + sum(count == 1 for count in heard.values())) / (1 + len(box.children))
+    new = sum(count == 1 for count in heard.values()) / len(box.children) if box.children else 1.0
     prior = ROOT if box.parent is None else min(box.score or 0.0, SUREST)
     scores = sorted([child.score or 0.0 for child in box.children])  # the product must not depend on who came first
     failed = math.prod(1.0 - HOPE * (1.0 - score) for score in [*scores, *[0.0] * pending])

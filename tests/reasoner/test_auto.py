@@ -316,7 +316,7 @@ def test_an_index_is_the_chance_of_a_win_over_what_luck_gives() -> None:
     twin = box((2,), root, 0.0)
     twin.text = bad.text
     failed *= 1 - HOPE
-    assert index(root) == pytest.approx(2 / 4 * ROOT * failed / (ROOT * failed + 1 - ROOT))
+    assert index(root) == pytest.approx(1 / 3 * ROOT * failed / (ROOT * failed + 1 - ROOT))
 
 
 def test_a_box_that_was_never_opened_gives_one_sample_at_first_and_the_question_as_many_as_it_takes() -> None:
