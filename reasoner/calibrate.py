@@ -13,8 +13,8 @@ from reasoner.served import wanted_policy, wanted_verifier
 from reasoner.trials import POOL, TrialFile, measure, problems_to_fit
 from reasoner.verifier_specs import PrmVerifier
 
-CONFIDENCE = 0.9
-WORTH = 5_000
+CONFIDENCE = 0.8
+WORTH = 3_000
 """Tokens that one more right answer may cost."""
 
 

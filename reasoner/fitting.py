@@ -44,7 +44,7 @@ def stage(name: str, n: int, **params: int) -> StrategySpec:
 
 VOTES: Stages = tuple(stage("self_consistency", n) for n in (1, 1, 1, 1, 2, 2, 4, 4))
 TREES: tuple[StrategySpec, ...] = (
-    stage("best_first", 12),
+    stage("best_first", 8),
     stage("beam", 16, expansions=4),
 )
 """Each is run on every problem of the fit."""

@@ -285,8 +285,10 @@ def test_a_fingerprint_tells_training_runs_apart(tmp_path: Path) -> None:
 
 def test_the_curve_is_the_logistic_function_of_what_was_written_out_by_hand() -> None:
     answers = [Evidence(3, 0.9), Evidence(2, None), Evidence(1, 0.8)]
-    assert features(answers, 0) == pytest.approx((1, math.log(9), math.log(4), math.log(3), math.log(3)))
-    assert features(answers, 1) == pytest.approx((1, -6, math.log(9), math.log(2), math.log(4)))
+    assert features(answers, 0) == pytest.approx(
+        (1, math.log(9), math.log(4), math.log(3), math.log(3))
+    )  # the two unscored
+    assert features(answers, 1) == pytest.approx((1, -6, math.log(9), math.log(2), math.log(3.7)))
     curve = Curve(constant=-1.0, score=0.5, rival_score=-0.25, votes=2.0, rival_votes=-1.0)
     odds = -1.0 + 0.5 * math.log(9) - 0.25 * math.log(4) + 2 * math.log(3) - math.log(3)
     assert curve.right(answers, 0) == pytest.approx(1 / (1 + math.exp(-odds)))
