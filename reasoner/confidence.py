@@ -76,7 +76,8 @@ def features(answers: Sequence[Evidence], index: int) -> tuple[float, ...]:
     """What decides how probable it is that ``answers[index]`` is right, in the order of ``FEATURES``.
 
     Scores are log-odds, of this answer and of the best other one; votes are logarithms, of this answer's count and of
-    one more than the largest other count, in which a vote counts as much as the verifier believes it. An answer without a score counts as one that the verifier is sure is wrong.
+    one more than the largest other count, in which a vote counts as much as the verifier believes it. An answer without
+    a score counts as one that the verifier is sure is wrong, its votes in full.
     """
     own = answers[index]
     rivals = [other for place, other in enumerate(answers) if place != index]

@@ -54,7 +54,6 @@ MENU: tuple[Stages, ...] = (
     VOTES[:5],
     VOTES,
     *((tree,) for tree in TREES),
-    *((*VOTES[:2], tree) for tree in TREES),
 )
 """What a bin may choose from."""
 
