@@ -42,7 +42,7 @@ def test_windows_are_read_from_the_masks_of_a_model(
         ("BertLMHeadModel", {}, "a mask that is neither causal"),
         ("DiffLlamaForCausalLM", {}, "4 calls of attention in 2 layers"),
         ("GPTJForCausalLM", {"n_embd": 48, "n_layer": 2, "n_head": 6, "rotary_dim": 8}, "do not call attention"),
-        ("LlamaForSequenceClassification", {}, "would load LlamaForCausalLM"),
+        ("LlamaForQuestionAnswering", {}, "would load LlamaForCausalLM"),
     ],
 )
 def test_what_paged_attention_cannot_do_is_refused_by_name(
