@@ -125,8 +125,6 @@ def _refusal(response: httpx.Response) -> ServiceError:
     try:
         problem = json.loads(response.content)
         message = problem.get("detail") or problem["title"]
-        for item in problem.get("errors", []):
-            message += f"\n  {item['field']}: {item['message']}"
     except (ValueError, KeyError, TypeError, AttributeError):
         message = f"HTTP {response.status_code} from {response.request.url}"
     return ServiceError(message, response.status_code)
