@@ -48,7 +48,8 @@ def main() -> None:
         sys.exit(2)
     except (ServiceError, StartError) as error:
         print(f"reasoner: {error}", file=sys.stderr)
-        sys.exit(1)
+        refused = isinstance(error, ServiceError) and error.status == 422
+        sys.exit(2 if refused else 1)
 
 
 @app.command()

@@ -122,6 +122,20 @@ class BudgetedReader:
             if answered:
                 return answered
 
+    async def score_steps(
+        self,
+        estimates: Mapping[Node, int],
+        ask: Callable[[Sequence[Node], int | None], Awaitable[Sequence[Reading]]],
+        aggregation: str,
+    ) -> list[Scored]:
+        """``read``, where a reading is of the steps that a node adds: each score is over all steps up to the node."""
+        scored = []
+        for node, reading, promise in await self.read(estimates, ask):
+            steps = reading.scores or ()
+            score = score_of(known_steps(node) + steps, aggregation)
+            scored.append(Scored(node, score, steps, self.spend(reading), promise))
+        return scored
+
     def spend(self, reading: Reading) -> Usage:
         """What a reading adds to the bill."""
         return self._rate.verification_bill(reading.computed, reading.cached)

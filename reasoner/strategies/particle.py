@@ -18,8 +18,8 @@ from collections.abc import Sequence
 
 from reasoner.equivalence import Equivalence
 from reasoner.search import Search
-from reasoner.strategies.base import Choice, Params, Samples, Steps, Strategy, majority
-from reasoner.tree import Node
+from reasoner.strategies.base import Choice, Params, Samples, Steps, Strategy
+from reasoner.strategies.dealt import climb
 
 SURE = 1e-4
 """How far from 0 and 1 a score is taken to be at least: the odds of a certain step would take every place."""
@@ -32,22 +32,11 @@ class Particle(Params):
 
 async def run(search: Search, params: Particle, equivalence: Equivalence) -> Choice:
     """Grows n particles, resampled after each step by the odds that the verifier gives; finished ones vote."""
-    parents, copies, places = [search.root], [params.n], params.n
-    for step in range(params.max_steps):
-        level: list[Node] = []
-        async for arrived in search.expand(parents, copies):
-            await search.score(arrived)
-            level += arrived
-        places -= sum(node.answer is not None for node in level)
-        live = sorted((node for node in level if node.open and node.score is not None), key=lambda node: node.path)
-        counts = systematic([odds(node.score or 0.0) for node in live], places, search.rng(search.root, f"step {step}"))
-        chosen = [(node, count) for node, count in zip(live, counts, strict=True) if count > 0]
-        parents, copies = [node for node, _ in chosen], [count for _, count in chosen]
-        await search.prune([node for node in level if node.open and node not in parents])
-        if not parents:
-            break
-    candidates = search.candidates()
-    return await majority(search, candidates, {node: node.score or 0.0 for node in candidates}, equivalence)
+
+    def deal(step: int, scores: Sequence[float], places: int) -> list[int]:
+        return systematic([odds(score) for score in scores], places, search.rng(search.root, f"step {step}"))
+
+    return await climb(search, params.n, params.max_steps, deal, equivalence)
 
 
 def odds(score: float) -> float:

@@ -15,8 +15,8 @@ from pydantic import Field
 
 from reasoner.equivalence import Equivalence
 from reasoner.search import Search
-from reasoner.strategies.base import Choice, Params, Samples, Steps, Strategy, majority
-from reasoner.tree import Node
+from reasoner.strategies.base import Choice, Params, Samples, Steps, Strategy
+from reasoner.strategies.dealt import climb
 
 
 class Rebase(Params):
@@ -27,22 +27,11 @@ class Rebase(Params):
 
 async def run(search: Search, params: Rebase, equivalence: Equivalence) -> Choice:
     """Grows n branches step by step; at each level they go where the verifier's scores are; finished ones vote."""
-    parents, shares, width = [search.root], [params.n], params.n
-    for _ in range(params.max_steps):
-        level: list[Node] = []
-        async for arrived in search.expand(parents, shares):
-            await search.score(arrived)
-            level += arrived
-        width -= sum(node.answer is not None for node in level)
-        live = sorted((node for node in level if node.open and node.score is not None), key=lambda node: node.path)
-        counts = balanced([node.score or 0.0 for node in live], width, params.temperature)
-        chosen = [(node, count) for node, count in zip(live, counts, strict=True) if count > 0]
-        parents, shares = [node for node, _ in chosen], [count for _, count in chosen]
-        await search.prune([node for node in level if node.open and node not in parents])
-        if not parents:
-            break
-    candidates = search.candidates()
-    return await majority(search, candidates, {node: node.score or 0.0 for node in candidates}, equivalence)
+
+    def deal(_: int, scores: Sequence[float], places: int) -> list[int]:
+        return balanced(scores, places, params.temperature)
+
+    return await climb(search, params.n, params.max_steps, deal, equivalence)
 
 
 def balanced(scores: Sequence[float], width: int, temperature: float) -> list[int]:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from prm.judge import Judge
 from prm.scorer import Reading
-from reasoner.scoring import BudgetedReader, NodeScorer, Scored, finished_step, fits_context, known_steps, score_of
+from reasoner.scoring import BudgetedReader, NodeScorer, Scored, finished_step, fits_context
 from reasoner.tree import Node
 from reasoner.verifier_specs import JudgeVerifier
 from reasoner.verifiers.base import Surroundings, new_tokens
@@ -37,12 +37,7 @@ class JudgeScorer:
     async def score(self, nodes: Sequence[Node]) -> list[Scored]:
         """See ``NodeScorer``."""
         estimates = {node: new_tokens(node, self._judge.head) for node in nodes}
-        scored = []
-        for node, reading, promise in await self._reader.read(estimates, self._ask):
-            steps = reading.scores or ()
-            score = score_of(known_steps(node) + steps, self._aggregation)
-            scored.append(Scored(node, score, steps, self._reader.spend(reading), promise))
-        return scored
+        return await self._reader.score_steps(estimates, self._ask, self._aggregation)
 
     async def _ask(self, nodes: Sequence[Node], bound: int | None) -> Sequence[Reading]:
         return await self._judge.judge([node.solution for node in nodes], max_compute=bound)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from prm.formats.base import Prompt
 from prm.scorer import Chain, Reading, StepScorer
-from reasoner.scoring import BudgetedReader, NodeScorer, Scored, finished_step, fits_context, known_steps, score_of
+from reasoner.scoring import BudgetedReader, NodeScorer, Scored, finished_step, fits_context, known_steps
 from reasoner.tree import Node
 from reasoner.verifier_specs import PrmVerifier
 from reasoner.verifiers.base import Surroundings, new_tokens
@@ -40,12 +40,7 @@ class PrmScorer:
     async def score(self, nodes: Sequence[Node]) -> list[Scored]:
         """See ``NodeScorer``."""
         estimates = {node: new_tokens(node, self._prompt.size) for node in nodes}
-        scored = []
-        for node, reading, promise in await self._reader.read(estimates, self._ask):
-            steps = reading.scores or ()
-            score = score_of(known_steps(node) + steps, self._aggregation)
-            scored.append(Scored(node, score, steps, self._reader.spend(reading), promise))
-        return scored
+        return await self._reader.score_steps(estimates, self._ask, self._aggregation)
 
     async def _ask(self, nodes: Sequence[Node], bound: int | None) -> Sequence[Reading]:
         return await self._scorer.score(self._prompt, [self._chain(node) for node in nodes], max_compute=bound)
