@@ -145,6 +145,7 @@ def test_eval_prints_the_contracts_document_and_draws_the_chart(home: Path) -> N
         (("eval", "words", "--n", "0"), 2, "numbers from 1 to 256"),
         (("solve", QUESTION, "--tokens", "0"), 2, "greater than or equal to 1"),
         (("solve", QUESTION, "--n"), 2, "--name value"),
+        (("solve", QUESTION, "--strategy", "beem"), 2, "unknown strategy 'beem'; known are greedy"),
         (("serve", "--model", "/nowhere"), 2, "neither a bundled model"),
         (("serve", "--host", "0.0.0.0"), 2, "REASONER_API_KEYS"),
         (("jobs", "show", "job_x", "--url", "http://127.0.0.1:9"), 1, "no service answers"),
