@@ -35,7 +35,7 @@ class Shape:
 
 SHAPES = {
     "policy": Shape(width=128, layers=4, heads=4, kv_heads=2, inner=256),
-    "policy-large": Shape(width=128, layers=8, heads=4, kv_heads=2, inner=640),
+    "policy-large": Shape(width=128, layers=12, heads=4, kv_heads=2, inner=1536),
     "draft": Shape(width=64, layers=1, heads=2, kv_heads=1, inner=128),
     "prm": Shape(width=128, layers=5, heads=4, kv_heads=2, inner=320),
 }

@@ -38,9 +38,8 @@ def numbers(tokenizer: Tokenizer) -> dict[int, int]:
 def fresh(kind: str, tokenizer: Tokenizer) -> model.Backbone:
     backbone = model.Backbone(model.shape_of(kind, tokenizer.get_vocab_size()))
     model.initialise(backbone, numbers(tokenizer), SEED)
-    if kind == "policy-large" and (WORK / "policy" / "state.safetensors").exists():
-        small = model.Backbone(model.shape_of("policy", tokenizer.get_vocab_size()))
-        resume(WORK / "policy" / "state.safetensors", small)
+    if kind == "policy-large":
+        small, _ = model.load(SHIPPED / "policy")
         model.grow(small, backbone)
     return backbone
 
@@ -75,8 +74,10 @@ def main() -> None:
     backbone = fresh(options.kind, tokenizer)
     folder = WORK / options.kind
 
+    seed = SEED + (options.kind == "policy-large")  # what it grew from has read the others
+
     def examples(first: int, count: int, _: float) -> list[Example]:
-        return [policy_example(tokenizer, SEED, index) for index in range(first, first + count)]
+        return [policy_example(tokenizer, seed, index) for index in range(first, first + count)]
 
     def loss_of(batch: Batch) -> dict[str, Tensor]:
         hidden = backbone(batch.ids).flatten(0, 1)[batch.target_at]
