@@ -11,7 +11,7 @@ from starlette.middleware import Middleware
 
 from api import problems, routes_batches, routes_jobs, routes_service
 from api.catalog import Catalog
-from api.middleware import LimitBody, Observe, RequireKey
+from api.middleware import Authenticate, LimitBody, Observe
 from api.state import State
 from engine.types import EngineClient
 from workers.embedded import broker_url
@@ -50,7 +50,7 @@ def create_app(settings: Settings, engine: EngineClient | None = None) -> FastAP
         lifespan=lifespan,
         middleware=[
             Middleware(Observe),
-            Middleware(RequireKey, settings=settings),
+            Middleware(Authenticate, settings=settings),
             Middleware(LimitBody, settings=settings),
         ],
     )

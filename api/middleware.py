@@ -12,6 +12,7 @@ import structlog
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from api.caller import CONFIGURED, LOCAL, Caller
 from api.metrics import HTTP_REQUESTS, HTTP_SECONDS
 from api.problems import Problem, problem_response
 from workers.settings import Settings
@@ -64,15 +65,20 @@ class Observe:
             logger.info("request", status=status, ms=round(seconds * 1000, 1))
 
 
-class RequireKey:
-    """Asks for one of the configured bearer keys. Only their hashes are kept and compared."""
+class Authenticate:
+    """Finds out who calls, by one of the configured bearer keys. Only their hashes are kept and compared."""
 
     def __init__(self, app: ASGIApp, settings: Settings) -> None:
         self._app = app
         self._digests = [_digest(key.get_secret_value()) for key in settings.api_keys]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or not self._digests or scope["path"] in OPEN_PATHS or self._known(scope):
+        if scope["type"] != "http" or scope["path"] in OPEN_PATHS:
+            await self._app(scope, receive, send)
+            return
+        found = self._caller(scope)
+        if found is not None:
+            scope["state"]["caller"] = found
             await self._app(scope, receive, send)
             return
         problem = Problem(
@@ -83,11 +89,13 @@ class RequireKey:
         )
         await problem_response(problem, scope["state"]["request_id"])(scope, receive, send)
 
-    def _known(self, scope: Scope) -> bool:
+    def _caller(self, scope: Scope) -> Caller | None:
+        if not self._digests:
+            return LOCAL
         scheme, _, key = Headers(scope=scope).get("authorization", "").partition(" ")
         digest = _digest(key.strip())
         matches = [hmac.compare_digest(digest, known) for known in self._digests]  # all of them: equal time
-        return scheme.lower() == "bearer" and any(matches)
+        return CONFIGURED if scheme.lower() == "bearer" and any(matches) else None
 
 
 class LimitBody:

@@ -9,9 +9,11 @@ from fastapi import APIRouter, Body, Depends, Header, Path, Query, Request, Resp
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel
 
-from api.effective import body_digest, effective_in_batch
+from api.caller import Known, Reader, Writer
+from api.effective import body_digest
 from api.problems import Problem, ProblemDocument
 from api.state import State, service
+from api.submission import submit_batch
 from reasoner.batches import Batch, BatchSpec
 from workers.batches import BatchStore, NoSuchBatch
 
@@ -47,10 +49,15 @@ class BatchPage(BaseModel):
     has_more: bool
 
 
-def batch_id_of(batch_id: Annotated[str, Path(description="What POST /v1/batches answered as 'id'.")]) -> str:
-    """Only what looks like an id may become part of a key in the store."""
+async def batch_id_of(
+    batch_id: Annotated[str, Path(description="What POST /v1/batches answered as 'id'.")],
+    state: Service,
+    caller: Known,
+) -> str:
+    """As ``api.routes_jobs.job_id_of``."""
     if not _BATCH_ID.fullmatch(batch_id):
         raise NoSuchBatch(batch_id)
+    await BatchStore(state.store).check_owner(batch_id, caller.sees)
     return batch_id
 
 
@@ -62,6 +69,7 @@ async def submit(
     spec: Annotated[BatchSpec, Body(openapi_examples={"batch": EXAMPLE})],
     request: Request,
     state: Service,
+    caller: Writer,
     idempotency_key: Annotated[
         str | None, Header(min_length=1, max_length=255, description="The same key and body make one batch, for a day.")
     ] = None,
@@ -70,16 +78,10 @@ async def submit(
     the largest gain per token; all together never spend more than the budget. The jobs are jobs like any other:
     ``GET /v1/jobs/{id}`` and its events and tree show them. A job's own budget caps its part.
     """
-    jobs = [
-        await effective_in_batch(job, number, state.settings, state.catalog) for number, job in enumerate(spec.jobs)
-    ]
     idempotency = None
     if idempotency_key is not None:
         idempotency = (idempotency_key, body_digest(await request.body()))
-    batch, created = await BatchStore(state.store).submit(
-        jobs, spec.budget.model_dump(), spec.metadata, queue_cap=state.settings.queue_cap, idempotency=idempotency
-    )
-    state.reaper.nudge()
+    batch, created = await submit_batch(spec, caller, state, idempotency=idempotency)
     headers = {"Location": f"/v1/batches/{batch['id']}"}
     if not created:
         headers["Idempotency-Replayed"] = "true"
@@ -89,11 +91,12 @@ async def submit(
 @router.get("", response_model=BatchPage, summary="List batches, newest first, without their jobs")
 async def page(
     state: Service,
+    caller: Reader,
     after: Annotated[str | None, Query(description="The 'last_id' of the page before.")] = None,
     limit: Annotated[int, Query(ge=1, le=100)] = 20,
 ) -> Response:
     try:
-        batches = await BatchStore(state.store).page(after=after, limit=limit + 1)
+        batches = await BatchStore(state.store).page(owner=caller.sees, after=after, limit=limit + 1)
     except NoSuchBatch:
         message = f"there is no batch {after!r}: give the 'last_id' of the page before"
         raise Problem(400, "unknown-cursor", message, errors=[("after", message)]) from None
@@ -103,12 +106,12 @@ async def page(
 
 
 @router.get("/{batch_id}", response_model=Batch, summary="Look at a batch and its jobs")
-async def show(batch_id: BatchId, state: Service) -> Response:
+async def show(batch_id: BatchId, state: Service, _: Reader) -> Response:
     return JSONResponse(await BatchStore(state.store).get(batch_id))
 
 
 @router.post("/{batch_id}/cancel", response_model=Batch, summary="Cancel all jobs of a batch")
-async def cancel(batch_id: BatchId, state: Service) -> Response:
+async def cancel(batch_id: BatchId, state: Service, _: Writer) -> Response:
     """200 when all have ended, 202 while workers are being told."""
     batch = await BatchStore(state.store).cancel(batch_id)
     return JSONResponse(batch, 200 if batch["finished_at"] is not None else 202)

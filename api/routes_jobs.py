@@ -12,9 +12,11 @@ from fastapi.responses import JSONResponse
 from fastapi.sse import EventSourceResponse, ServerSentEvent
 from pydantic import BaseModel
 
-from api.effective import body_digest, effective
+from api.caller import Known, Reader, Writer
+from api.effective import body_digest
 from api.problems import Problem, ProblemDocument
 from api.state import State, service
+from api.submission import submit_job
 from api.tree import Tree, fold
 from reasoner.jobs import TERMINAL, Job, JobSpec, Status
 from workers.store import NoSuchJob
@@ -38,10 +40,14 @@ class JobPage(BaseModel):
     has_more: bool
 
 
-def job_id_of(job_id: Annotated[str, Path(description="What POST /v1/jobs answered as 'id'.")]) -> str:
-    """Only what looks like an id may become part of a key in the store."""
+async def job_id_of(
+    job_id: Annotated[str, Path(description="What POST /v1/jobs answered as 'id'.")], state: Service, caller: Known
+) -> str:
+    """The one way of an id into a route: only what looks like one may become part of a key in the store, and a job
+    that the caller may not see is a job that there is not."""
     if not _JOB_ID.fullmatch(job_id):
         raise NoSuchJob(job_id)
+    await state.store.check_owner(job_id, caller.sees)
     return job_id
 
 
@@ -53,6 +59,7 @@ async def submit(
     spec: JobSpec,
     request: Request,
     state: Service,
+    caller: Writer,
     prefer: Annotated[
         str | None, Header(description="'wait=N' answers when the job has ended or after N seconds.")
     ] = None,
@@ -60,12 +67,10 @@ async def submit(
         str | None, Header(min_length=1, max_length=255, description="The same key and body make one job, for a day.")
     ] = None,
 ) -> Response:
-    accepted = await effective(spec, state.settings, state.catalog)
     idempotency = None
     if idempotency_key is not None:
         idempotency = (idempotency_key, body_digest(await request.body()))
-    job, created = await state.store.submit(accepted, queue_cap=state.settings.queue_cap, idempotency=idempotency)
-    state.reaper.nudge()
+    job, created = await submit_job(spec, caller, state, idempotency=idempotency)
     headers = {"Location": f"/v1/jobs/{job['id']}"}
     if not created:
         headers["Idempotency-Replayed"] = "true"
@@ -80,12 +85,13 @@ async def submit(
 @router.get("", response_model=JobPage, summary="List jobs, newest first")
 async def page(
     state: Service,
+    caller: Reader,
     after: Annotated[str | None, Query(description="The 'last_id' of the page before.")] = None,
     limit: Annotated[int, Query(ge=1, le=100)] = 20,
     status: Annotated[Status | None, Query()] = None,
 ) -> Response:
     try:
-        jobs = await state.store.page(after=after, limit=limit + 1, status=status)
+        jobs = await state.store.page(owner=caller.sees, after=after, limit=limit + 1, status=status)
     except NoSuchJob:
         message = f"there is no job {after!r}: give the 'last_id' of the page before"
         raise Problem(400, "unknown-cursor", message, errors=[("after", message)]) from None
@@ -95,7 +101,7 @@ async def page(
 
 
 @router.get("/{job_id}", response_model=Job, summary="Look at a job, or wait for its end")
-async def show(job_id: JobId, state: Service, wait: Wait = 0) -> Response:
+async def show(job_id: JobId, state: Service, _: Reader, wait: Wait = 0) -> Response:
     return JSONResponse(await state.store.wait(job_id, wait))
 
 
@@ -123,7 +129,7 @@ async def _starting_point(
 
 @router.get("/{job_id}/events", response_class=EventSourceResponse, summary="Follow a job")
 async def events(
-    job_id: JobId, state: Service, after: Annotated[int, Depends(_starting_point)]
+    job_id: JobId, state: Service, _: Reader, after: Annotated[int, Depends(_starting_point)]
 ) -> AsyncIterator[ServerSentEvent]:
     """Server-sent events with ``id`` = sequence number, gapless, resumable anywhere, ending with the job's end."""
     async for event in state.store.follow(job_id, after):
@@ -132,20 +138,20 @@ async def events(
 
 
 @router.get("/{job_id}/tree", summary="The search tree so far")
-async def tree(job_id: JobId, state: Service) -> Tree:
+async def tree(job_id: JobId, state: Service, _: Reader) -> Tree:
     await state.store.get(job_id)
     return fold(job_id, await state.store.events(job_id))
 
 
 @router.post("/{job_id}/cancel", response_model=Job, summary="Cancel a job")
-async def cancel(job_id: JobId, state: Service) -> Response:
+async def cancel(job_id: JobId, state: Service, _: Writer) -> Response:
     """200 when the job has ended (also when it had before), 202 while its worker is being told."""
     job = await state.store.cancel(job_id)
     return JSONResponse(job, 200 if job["status"] in TERMINAL else 202)
 
 
 @router.delete("/{job_id}", status_code=204, summary="Delete a job that has ended")
-async def delete(job_id: JobId, state: Service) -> None:
+async def delete(job_id: JobId, state: Service, _: Writer) -> None:
     await state.store.delete(job_id)
 
 

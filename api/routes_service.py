@@ -8,6 +8,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Depends, Response
 from fastapi.responses import JSONResponse
 
+from api.caller import Known, MetricsReader
 from api.metrics import exposition
 from api.problems import RETRY_AFTER, Problem, ProblemDocument
 from api.state import State, service
@@ -21,12 +22,12 @@ router = APIRouter(tags=["service"], responses={"default": {"model": ProblemDocu
 
 
 @router.get("/v1/strategies", summary="Strategies and the JSON schemas of their parameters")
-async def strategies() -> dict[str, Any]:
+async def strategies(_: Known) -> dict[str, Any]:
     return {"data": [{"name": name, **schema} for name, schema in schemas().items()]}
 
 
 @router.get("/v1/models", summary="Models that the engine serves")
-async def models(state: Service) -> dict[str, Any]:
+async def models(state: Service, _: Known) -> dict[str, Any]:
     try:
         served = await state.catalog.models()
     except EngineError as error:
@@ -58,5 +59,5 @@ async def readyz(state: Service) -> Response:
 
 
 @router.get("/metrics", summary="Prometheus metrics")
-async def metrics(state: Service) -> Response:
+async def metrics(state: Service, _: MetricsReader) -> Response:
     return Response(exposition(*await state.store.stats()), media_type="text/plain; version=0.0.4; charset=utf-8")

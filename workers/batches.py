@@ -39,20 +39,26 @@ class BatchStore:
         budget: dict[str, Any],
         metadata: dict[str, str],
         *,
+        owner: str,
         queue_cap: int,
         idempotency: tuple[str, str] | None = None,
     ) -> tuple[BatchDocument, bool]:
         """Records a batch with its jobs; answers it and whether it is new. Raises as ``JobStore.submit``."""
-        key, digest = idempotency_record("batch", idempotency)
+        key, digest = idempotency_record("batch", owner, idempotency)
         jobs = [part for spec in specs for part in (new_id("job"), _json(spec), spec["priority"])]
         share = floor(budget["tokens"], len(specs))
-        arguments = (new_id("batch"), _json(budget), _json(metadata), share, WIDTH, queue_cap, key, digest)
+        arguments = (new_id("batch"), _json(budget), _json(metadata), share, WIDTH, owner, queue_cap, key, digest)
         outcome, *known = await self._store.script("batch_submit", *arguments, *jobs)
         if outcome == "full":
             raise QueueFull(f"with these {len(specs)}, more than {queue_cap} jobs would wait")
         if outcome == "conflict":
             raise IdempotencyConflict(f"this key was used for {known[0]} with another body")
         return await self.get(known[0]), bool(outcome == "created")
+
+    async def check_owner(self, batch_id: str, owner: str | None) -> None:
+        """Raises ``NoSuchBatch`` for a batch of somebody else, as ``JobStore.check_owner`` does."""
+        if owner is not None and await self._store.command("HGET", _batch(batch_id), "owner") != owner:
+            raise NoSuchBatch(batch_id)
 
     async def get(self, batch_id: str) -> BatchDocument:
         """The batch with its jobs in short. Raises ``NoSuchBatch``."""
@@ -69,15 +75,17 @@ class BatchStore:
                 jobs.append(_job(job_id, status, result, granted, spent))
         return _document(fields) | {"jobs": jobs}
 
-    async def page(self, *, after: str | None, limit: int) -> list[BatchDocument]:
-        """Newest first, from before the batch ``after``, without their jobs. Raises ``NoSuchBatch``."""
+    async def page(self, *, owner: str | None, after: str | None, limit: int) -> list[BatchDocument]:
+        """Newest first, from before the batch ``after``, without their jobs: an owner's, or with ``None`` everybody's.
+        Raises ``NoSuchBatch``."""
+        index = "reasoner:batches" if owner is None else f"reasoner:batches:of:{owner}"
         highest: str | int = "+inf"
         if after is not None:
-            score = await self._store.command("ZSCORE", "reasoner:batches", after)
+            score = await self._store.command("ZSCORE", index, after)
             if score is None:
                 raise NoSuchBatch(after)
             highest = f"({score:.0f}"
-        ids = await self._store.command("ZREVRANGEBYSCORE", "reasoner:batches", highest, "-inf", "LIMIT", 0, limit)
+        ids = await self._store.command("ZREVRANGEBYSCORE", index, highest, "-inf", "LIMIT", 0, limit)
         found = [await self._store.command("HGETALL", _batch(batch_id)) for batch_id in ids]
         return [_document(fields) for fields in found if fields]
 

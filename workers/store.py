@@ -103,21 +103,30 @@ class JobStore:
     # Clients.
 
     async def submit(
-        self, spec: dict[str, Any], *, queue_cap: int, idempotency: tuple[str, str] | None = None
+        self, spec: dict[str, Any], *, owner: str, queue_cap: int, idempotency: tuple[str, str] | None = None
     ) -> tuple[JobDocument, bool]:
         """Records a job; answers it and whether it is new. ``idempotency`` is a client's key and its body's digest.
 
         Raises ``QueueFull``, ``IdempotencyConflict``.
         """
-        key, digest = idempotency_record("job", idempotency)
+        key, digest = idempotency_record("job", owner, idempotency)
         job_id = new_id("job")
         body = json.dumps(spec, separators=(",", ":"))
-        outcome, *known = await self.script("submit", job_id, body, spec["priority"], queue_cap, key, digest)
+        outcome, *known = await self.script("submit", job_id, body, spec["priority"], owner, queue_cap, key, digest)
         if outcome == "full":
             raise QueueFull(f"{queue_cap} jobs are waiting")
         if outcome == "conflict":
             raise IdempotencyConflict(f"this key was used for {known[0]} with another body")
         return await self.get(known[0]), bool(outcome == "created")
+
+    async def check_owner(self, job_id: str, owner: str | None) -> None:
+        """Raises ``NoSuchJob`` for a job of somebody else; ``None`` may see everybody's.
+
+        Methods that take a job's id trust it: whoever gets one from a client asks here first. An owner never changes,
+        so the answer stays true.
+        """
+        if owner is not None and await self.command("HGET", _job(job_id), "owner") != owner:
+            raise NoSuchJob(job_id)
 
     async def get(self, job_id: str) -> JobDocument:
         """Raises ``NoSuchJob``."""
@@ -126,9 +135,12 @@ class JobStore:
             raise NoSuchJob(job_id)
         return _document(fields)
 
-    async def page(self, *, after: str | None, limit: int, status: str | None) -> list[JobDocument]:
-        """Newest first, from before the job ``after``. Raises ``NoSuchJob`` when there is none like that."""
-        rows = await self.script("list", after or "", limit, status or "")
+    async def page(self, *, owner: str | None, after: str | None, limit: int, status: str | None) -> list[JobDocument]:
+        """Newest first, from before the job ``after``. Raises ``NoSuchJob`` when there is none like that.
+
+        ``owner``: whose; ``None`` for everybody's.
+        """
+        rows = await self.script("list", owner or "", after or "", limit, status or "")
         if rows is None:
             raise NoSuchJob(after)
         return [_document(dict(zip(row[::2], row[1::2], strict=True))) for row in rows]
@@ -264,12 +276,12 @@ def new_id(kind: str) -> str:
     return f"{kind}_{secrets.token_hex(16)}"
 
 
-def idempotency_record(kind: str, idempotency: tuple[str, str] | None) -> tuple[str, str]:
-    """Where a client's key is remembered for this kind of thing, and the body's digest; empty without a key."""
+def idempotency_record(kind: str, owner: str, idempotency: tuple[str, str] | None) -> tuple[str, str]:
+    """Where an owner's key is remembered for this kind of thing, and the body's digest; empty without a key."""
     if idempotency is None:
         return "", ""
     key, digest = idempotency
-    return f"reasoner:idempotency:{kind}:{hashlib.sha256(key.encode()).hexdigest()}", digest
+    return f"reasoner:idempotency:{kind}:{owner}:{hashlib.sha256(key.encode()).hexdigest()}", digest
 
 
 def usage_of(fields: dict[str, str]) -> Usage:

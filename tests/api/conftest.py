@@ -36,7 +36,7 @@ async def serving(settings: Settings, engine: EngineClient) -> AsyncIterator[htt
     transport = httpx.ASGITransport(app=app, raise_app_exceptions=False)
     async with (
         app.router.lifespan_context(app),
-        httpx.AsyncClient(transport=transport, base_url="http://reasoner") as client,
+        httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client,
     ):
         yield client
 

@@ -26,7 +26,12 @@ RESULT = JobResult(answer="2", text="\\boxed{2}", confidence=None, finish_reason
 
 async def submit(store: JobStore, count: int, tokens: int, **options: Any) -> tuple[str, list[str]]:
     made, _ = await BatchStore(store).submit(
-        [SPEC] * count, {"tokens": tokens}, {"a": "b"}, queue_cap=options.pop("queue_cap", 1000), **options
+        [SPEC] * count,
+        {"tokens": tokens},
+        {"a": "b"},
+        owner=options.pop("owner", "local"),
+        queue_cap=options.pop("queue_cap", 1000),
+        **options,
     )
     return str(made["id"]), [job["id"] for job in made["jobs"]]
 
@@ -159,24 +164,24 @@ async def test_the_same_idempotency_key_makes_one_batch(store: JobStore) -> None
     assert await submit(store, 2, 10, idempotency=("key", "digest")) == (first, jobs)
     with pytest.raises(IdempotencyConflict):
         await submit(store, 2, 10, idempotency=("key", "other"))
-    await store.submit(SPEC, queue_cap=10, idempotency=("key", "other"))  # a job's keys are other keys
+    await store.submit(SPEC, owner="local", queue_cap=10, idempotency=("key", "other"))  # a job's keys are other keys
 
 
 async def test_a_batch_that_does_not_fit_into_the_queue_is_refused_whole(store: JobStore) -> None:
     await submit(store, 3, 10, queue_cap=5)
     with pytest.raises(QueueFull):
         await submit(store, 3, 10, queue_cap=5)
-    assert len(await store.page(after=None, limit=10, status=None)) == 3
+    assert len(await store.page(owner=None, after=None, limit=10, status=None)) == 3
 
 
 async def test_pages_of_batches_are_newest_first(store: JobStore) -> None:
     ids = [(await submit(store, 1, 10))[0] for _ in range(5)]
     batches = BatchStore(store)
-    first = await batches.page(after=None, limit=2)
-    rest = await batches.page(after=first[-1]["id"], limit=10)
+    first = await batches.page(owner=None, after=None, limit=2)
+    rest = await batches.page(owner=None, after=first[-1]["id"], limit=10)
     assert [batch["id"] for batch in first + rest] == ids[::-1]
     with pytest.raises(NoSuchBatch):
-        await batches.page(after="batch_" + "0" * 32, limit=2)
+        await batches.page(owner=None, after="batch_" + "0" * 32, limit=2)
 
 
 async def test_a_batch_goes_with_the_last_of_its_jobs(store: JobStore, url: str) -> None:
@@ -206,7 +211,7 @@ async def test_workers_run_a_batch_to_its_end_within_its_budget_also_when_they_d
         specs.append(
             JobSpec.model_validate({"problem": f"{number}?", "strategy": strategy, "seed": number}).model_dump()
         )
-    made, _ = await BatchStore(store).submit(specs, {"tokens": budget}, {}, queue_cap=1000)
+    made, _ = await BatchStore(store).submit(specs, {"tokens": budget}, {}, owner="local", queue_cap=1000)
     engines: list[ScriptedEngine] = []
 
     async def run(spec: JobSpec, engine: EngineClient, journal: Journal, *, cancelled: asyncio.Event) -> JobOutcome:

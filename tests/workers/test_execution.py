@@ -28,7 +28,7 @@ def entry(key: str) -> Entry:
 
 
 async def submit(store: JobStore, spec: dict[str, Any] = SPEC) -> str:
-    job, _ = await store.submit(spec, queue_cap=10)
+    job, _ = await store.submit(spec, owner="local", queue_cap=10)
     return str(job["id"])
 
 

@@ -17,7 +17,9 @@ RESULT = JobResult(answer="2", text="\\boxed{2}", confidence=None, finish_reason
 
 
 async def submit(store: JobStore, **options: Any) -> str:
-    job, _ = await store.submit(SPEC, queue_cap=options.pop("queue_cap", 1000), **options)
+    job, _ = await store.submit(
+        SPEC, owner=options.pop("owner", "local"), queue_cap=options.pop("queue_cap", 1000), **options
+    )
     return str(job["id"])
 
 
@@ -193,14 +195,14 @@ async def test_a_failure_keeps_its_code_and_message(store: JobStore) -> None:
 
 
 async def test_the_same_idempotency_key_makes_one_job(store: JobStore) -> None:
-    first, created = await store.submit(SPEC, queue_cap=10, idempotency=("key", "digest"))
-    again, created_again = await store.submit(SPEC, queue_cap=10, idempotency=("key", "digest"))
+    first, created = await store.submit(SPEC, owner="local", queue_cap=10, idempotency=("key", "digest"))
+    again, created_again = await store.submit(SPEC, owner="local", queue_cap=10, idempotency=("key", "digest"))
     assert (first["id"], created, created_again) == (again["id"], True, False)
     with pytest.raises(IdempotencyConflict):
-        await store.submit(SPEC, queue_cap=10, idempotency=("key", "other"))
+        await store.submit(SPEC, owner="local", queue_cap=10, idempotency=("key", "other"))
     await store.cancel(first["id"])
     await store.delete(first["id"])
-    assert (await store.submit(SPEC, queue_cap=10, idempotency=("key", "other")))[1]
+    assert (await store.submit(SPEC, owner="local", queue_cap=10, idempotency=("key", "other")))[1]
 
 
 async def test_a_full_queue_refuses(store: JobStore) -> None:
@@ -236,7 +238,7 @@ async def test_pages_are_newest_first_and_complete(store: JobStore) -> None:
 
     async def walk(status: str | None) -> list[str]:
         seen: list[str] = []
-        while page := await store.page(after=seen[-1] if seen else None, limit=2, status=status):
+        while page := await store.page(owner=None, after=seen[-1] if seen else None, limit=2, status=status):
             seen += [job["id"] for job in page]
         return seen
 
@@ -244,7 +246,7 @@ async def test_pages_are_newest_first_and_complete(store: JobStore) -> None:
     assert await walk("cancelled") == ids[::2][::-1]
     assert await walk("queued") == ids[1::2][::-1]
     with pytest.raises(NoSuchJob):
-        await store.page(after="job_" + "0" * 32, limit=2, status=None)
+        await store.page(owner=None, after="job_" + "0" * 32, limit=2, status=None)
 
 
 async def test_a_new_job_is_sent_once_and_again_only_when_its_message_must_be_lost(store: JobStore, url: str) -> None:

@@ -77,7 +77,7 @@ class Jobs(RuleBasedStateMachine):
     @precondition(lambda self: sum(not known.ended for known in self.known.values()) < 2)
     @rule()
     def submit(self) -> None:
-        job, created = self.runner.run(self.store.submit(SPEC, queue_cap=100))
+        job, created = self.runner.run(self.store.submit(SPEC, owner="local", queue_cap=100))
         assert created
         self.known[job["id"]] = Known()
 

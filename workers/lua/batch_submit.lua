@@ -1,8 +1,8 @@
 -- Records a batch and its jobs, or answers the batch that the same idempotency key made before. Every job gets its floor
 -- of the shared budget at once; the rest is the pool.
-local batch, budget, metadata, floor, width, cap, idempotency, digest = unpack(ARGV, 1, 8)
+local batch, budget, metadata, floor, width, owner, cap, idempotency, digest = unpack(ARGV, 1, 9)
 local now, key = now_ms(), batch_key(batch)
-local first = 9
+local first = 10
 local count = (#ARGV - first + 1) / 3
 
 if idempotency ~= '' then
@@ -18,13 +18,15 @@ if idempotency ~= '' then
   redis.call('HSET', idempotency, 'job', batch, 'digest', digest)
   redis.call('EXPIRE', idempotency, 86400)
 end
-redis.call('HSET', key, 'id', batch, 'created', seconds(now), 'budget', budget, 'metadata', metadata,
+redis.call('HSET', key, 'id', batch, 'owner', owner, 'created', seconds(now), 'budget', budget, 'metadata', metadata,
   'pool', cjson.decode(budget).tokens - floor * count, 'floors', count, 'active', 0, 'running', count, 'width', width,
   'count:queued', count)
-redis.call('ZADD', 'reasoner:batches', redis.call('INCR', 'reasoner:submitted:batches'), batch)
+local n = redis.call('INCR', 'reasoner:submitted:batches')
+redis.call('ZADD', 'reasoner:batches', n, batch)
+redis.call('ZADD', 'reasoner:batches:of:' .. owner, n, batch)
 for i = first, #ARGV, 3 do
   local id, spec, priority = unpack(ARGV, i, i + 2)
-  record(id, spec, priority, now)
+  record(id, spec, priority, owner, now)
   redis.call('HSET', job_key(id), 'batch', batch, 'granted', floor, 'share', 'floor')
   redis.call('RPUSH', key .. ':jobs', id)
 end

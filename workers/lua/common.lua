@@ -1,18 +1,19 @@
 -- Prepended to every script. The keys, the clock, and the two changes that several scripts make: an entry in a job's
 -- stream and a change of its status. A script runs alone, so whatever it does is one step to everybody else.
 --
---   reasoner:job:ID          hash: spec, status, times, attempt, token (fencing), lease (its end), seq, cancel, usage:*
+--   reasoner:job:ID          hash: spec, owner, status, times, attempt, token (fencing), lease (its end), seq, cancel, usage:*
 --   reasoner:job:ID:log      stream: the journal and the events, entry ids are SEQ-0
 --   reasoner:job:ID:keys     set: keys of the journal's entries, until the job ends
 --   reasoner:jobs, :STATUS   sorted sets of ids by order of submission: all jobs, and those of one status
+--   reasoner:jobs:of:OWNER, :of:OWNER:STATUS   the same of one owner
 --   reasoner:due             sorted set of unfinished ids by the time (ms) at which the reaper must look at them
 --   reasoner:idempotency:*   hash: job and digest of the body, for a day
---   reasoner:batch:ID        hash: budget, metadata, times, pool (tokens that no job holds), floors and active (jobs
+--   reasoner:batch:ID        hash: owner, budget, metadata, times, pool (tokens that no job holds), floors and active (jobs
 --                            that spend their first grant, or a later one), count:STATUS, usage:*, cancel
 --   reasoner:batch:ID:jobs   list of its jobs' ids; each job's hash names the batch, what it was granted, and its share:
 --                            floor, waiting, active, closed
 --   reasoner:batch:ID:waiting  sorted set of jobs that ask for more by the gain that a token promises there
---   reasoner:batches         sorted set of ids by order of submission
+--   reasoner:batches, :of:OWNER   sorted sets of ids by order of submission: all batches, and those of one owner
 --   reasoner:stats           hash: counters for /metrics
 
 local JOBS, DUE, STATS = 'reasoner:jobs', 'reasoner:due', 'reasoner:stats'
@@ -34,6 +35,10 @@ local function batch_key(id)
   return 'reasoner:batch:' .. id
 end
 
+local function owned(owner)
+  return JOBS .. ':of:' .. owner
+end
+
 local function ms(value)
   return string.format('%.0f', value)
 end
@@ -49,11 +54,12 @@ local function append(id, kind, data, ...)
 end
 
 local function set_status(id, status)
-  local before, n = unpack(redis.call('HMGET', job_key(id), 'status', 'n'))
-  redis.call('ZREM', JOBS .. ':' .. before, id)
-  redis.call('ZADD', JOBS .. ':' .. status, n, id)
+  local before, n, owner, batch = unpack(redis.call('HMGET', job_key(id), 'status', 'n', 'owner', 'batch'))
+  for _, index in ipairs({ JOBS, owned(owner) }) do
+    redis.call('ZREM', index .. ':' .. before, id)
+    redis.call('ZADD', index .. ':' .. status, n, id)
+  end
   redis.call('HSET', job_key(id), 'status', status)
-  local batch = redis.call('HGET', job_key(id), 'batch')
   if batch then
     redis.call('HINCRBY', batch_key(batch), 'count:' .. before, -1)
     redis.call('HINCRBY', batch_key(batch), 'count:' .. status, 1)
@@ -153,12 +159,14 @@ local function give_up(id, attempts)
   finish(id, 'failed', 'null', cjson.encode({ code = 'max_attempts', message = message }))
 end
 
-local function record(id, spec, priority, now)
+local function record(id, spec, priority, owner, now)
   local n = redis.call('INCR', 'reasoner:submitted')
-  redis.call('HSET', job_key(id), 'id', id, 'n', n, 'spec', spec, 'priority', priority, 'status', 'queued',
+  redis.call('HSET', job_key(id), 'id', id, 'n', n, 'owner', owner, 'spec', spec, 'priority', priority, 'status', 'queued',
     'created', seconds(now), 'attempt', 0, 'token', 0, 'lease', 0, 'seq', 0)
-  redis.call('ZADD', JOBS, n, id)
-  redis.call('ZADD', JOBS .. ':queued', n, id)
+  for _, index in ipairs({ JOBS, owned(owner) }) do
+    redis.call('ZADD', index, n, id)
+    redis.call('ZADD', index .. ':queued', n, id)
+  end
   append(id, 'job.queued', '{}')
   look_at(id, now)
 end

@@ -1,13 +1,15 @@
 -- Forgets a job that has ended.
 local id = ARGV[1]
-local status, n = unpack(redis.call('HMGET', job_key(id), 'status', 'n'))
+local status, owner = unpack(redis.call('HMGET', job_key(id), 'status', 'owner'))
 if not status then
   return 'gone'
 elseif status == 'queued' or status == 'in_progress' then
   return 'active'
 end
-redis.call('ZREM', JOBS, id)
-redis.call('ZREM', JOBS .. ':' .. status, id)
+for _, index in ipairs({ JOBS, owned(owner) }) do
+  redis.call('ZREM', index, id)
+  redis.call('ZREM', index .. ':' .. status, id)
+end
 local batch = redis.call('HGET', job_key(id), 'batch')
 redis.call('DEL', job_key(id), job_key(id) .. ':log')
 if batch then
@@ -15,6 +17,7 @@ if batch then
   if redis.call('EXISTS', batch_key(batch) .. ':jobs') == 0 then -- the last of its jobs: the batch goes with it
     redis.call('DEL', batch_key(batch))
     redis.call('ZREM', 'reasoner:batches', batch)
+    redis.call('ZREM', 'reasoner:batches:of:' .. owner, batch)
   end
 end
 return 'ok'

@@ -1,5 +1,5 @@
 -- Records a job and puts it in the outbox, or answers the job that the same idempotency key made before.
-local id, spec, priority, cap, idempotency, digest = unpack(ARGV)
+local id, spec, priority, owner, cap, idempotency, digest = unpack(ARGV)
 local now = now_ms()
 
 if idempotency ~= '' then
@@ -15,5 +15,5 @@ if idempotency ~= '' then
   redis.call('HSET', idempotency, 'job', id, 'digest', digest)
   redis.call('EXPIRE', idempotency, 86400)
 end
-record(id, spec, priority, now)
+record(id, spec, priority, owner, now)
 return { 'created', id }
