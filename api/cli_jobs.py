@@ -165,6 +165,13 @@ def cancel(job_id: str, url: Url = None, key: Key = None, as_json: AsJson = Fals
         _print(client.cancel(job_id), as_json)
 
 
+@jobs.command()
+def retry(job_id: str, url: Url = None, key: Key = None, as_json: AsJson = False) -> None:
+    """Run a failed job again; it goes on from its journal and pays for nothing twice."""
+    with client_of(url, key) as client:
+        _print(client.retry(job_id), as_json)
+
+
 def _show(job: Job, tree: dict[str, Any], picture: Path | None, as_json: bool) -> None:
     if picture is not None:
         title = f"{job.spec.strategy.name}: {job.usage.total} tokens"

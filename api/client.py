@@ -57,6 +57,9 @@ class ServiceClient:
     def cancel(self, job_id: str) -> Job:
         return Job.model_validate(self._json("POST", f"/v1/jobs/{job_id}/cancel"))
 
+    def retry(self, job_id: str) -> Job:
+        return Job.model_validate(self._json("POST", f"/v1/jobs/{job_id}/retry"))
+
     def tree(self, job_id: str) -> dict[str, Any]:
         return self._json("GET", f"/v1/jobs/{job_id}/tree")
 
@@ -74,14 +77,15 @@ class ServiceClient:
 
     def events(self, job_id: str, after: int = 0) -> Iterator[Event]:
         """The job's events from number ``after + 1`` to the terminal one; goes on by itself after a lost connection."""
-        failures = 0
+        failures, ended = 0, False
         while True:
             try:
                 for event in self._stream(job_id, after):
                     failures, after = 0, event.seq
+                    ended = event.type.removeprefix("job.") in TERMINAL
                     yield event
-                    if event.type.removeprefix("job.") in TERMINAL:
-                        return
+                if ended:  # and the service has nothing more to say: a retried job would go on
+                    return
             except httpx.TransportError as error:
                 if failures == RECONNECTS:
                     raise ServiceError(f"lost the event stream of {self.url}: {error}") from None
@@ -99,6 +103,8 @@ class ServiceClient:
         timeout = httpx.Timeout(SILENCE_SECONDS, connect=CONNECT_SECONDS)
         params = {"starting_after": after}
         with self._http.stream("GET", f"/v1/jobs/{job_id}/events", params=params, timeout=timeout) as response:
+            if response.status_code == httpx.codes.NO_CONTENT:  # it has ended, with the last event that we have
+                return
             if response.status_code != httpx.codes.OK:
                 response.read()
                 raise _refusal(response)

@@ -9,6 +9,8 @@ from prometheus_client import REGISTRY, CollectorRegistry, Counter, Histogram, g
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from workers.store import DEAD
+
 HTTP_REQUESTS = Counter("reasoner_http_requests", "HTTP requests.", ["method", "route", "status"])
 HTTP_SECONDS = Histogram("reasoner_http_request_seconds", "Time to the end of the answer.", ["method", "route"])
 
@@ -40,8 +42,12 @@ def _job_metrics(counts: dict[str, int], counters: dict[str, float]) -> Iterator
 
     by_status = GaugeMetricFamily("reasoner_jobs", "Jobs in the store.", labels=["status"])
     for status, count in counts.items():
-        by_status.add_metric([status], count)
+        if status != DEAD:  # they are among the failed ones
+            by_status.add_metric([status], count)
     yield by_status
+    yield GaugeMetricFamily(
+        "reasoner_dead_jobs", "Failed jobs in the store that lost their worker too often.", value=counts[DEAD]
+    )
 
     finished = CounterMetricFamily(
         "reasoner_jobs_finished", "Jobs that ended, deleted ones included.", labels=["status"]

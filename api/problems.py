@@ -18,7 +18,7 @@ from reasoner.batches import BatchSpec
 from reasoner.jobs import JobSpec
 from reasoner.verifier_specs import KINDS
 from workers.batches import NoSuchBatch
-from workers.store import BROKER_DOWN, IdempotencyConflict, JobActive, NoSuchJob, QueueFull
+from workers.store import BROKER_DOWN, IdempotencyConflict, JobActive, NoSuchJob, NotRetryable, QueueFull
 
 MEDIA_TYPE = "application/problem+json"
 RETRY_AFTER = {"Retry-After": "1"}
@@ -76,7 +76,7 @@ def install(app: FastAPI) -> None:
     """Makes every error of an application a problem document."""
     app.add_exception_handler(HTTPException, _on_http_exception)
     app.add_exception_handler(RequestValidationError, _on_validation_error)
-    for kind in (NoSuchJob, NoSuchBatch, JobActive, QueueFull, IdempotencyConflict, *BROKER_DOWN):
+    for kind in (NoSuchJob, NoSuchBatch, JobActive, NotRetryable, QueueFull, IdempotencyConflict, *BROKER_DOWN):
         app.add_exception_handler(kind, _on_store_error)
 
 
@@ -115,6 +115,8 @@ async def _on_store_error(request: Request, error: Exception) -> Response:
             )
         case JobActive():
             problem = Problem(409, "job-active", "only a job that has ended can be deleted: cancel it first")
+        case NotRetryable():
+            problem = Problem(409, "not-retryable", f"{error}: submit a new job")
         case QueueFull():
             problem = Problem(
                 503, "queue-full", f"{error}, as many as may: try again later", headers={"Retry-After": "10"}

@@ -1,11 +1,11 @@
-"""``/v1/jobs``: submit, look, wait, follow, cancel, delete."""
+"""``/v1/jobs``: submit, look, wait, follow, cancel, retry, delete."""
 
 from __future__ import annotations
 
 import json
 import re
 from collections.abc import AsyncIterator
-from typing import Annotated
+from typing import Annotated, Literal
 
 from fastapi import APIRouter, Depends, Header, Path, Query, Request, Response
 from fastapi.responses import JSONResponse
@@ -88,7 +88,10 @@ async def page(
     caller: Reader,
     after: Annotated[str | None, Query(description="The 'last_id' of the page before.")] = None,
     limit: Annotated[int, Query(ge=1, le=100)] = 20,
-    status: Annotated[Status | None, Query()] = None,
+    status: Annotated[
+        Literal[Status, "dead"] | None,
+        Query(description="'dead' are the failed jobs that lost their worker too often."),
+    ] = None,
 ) -> Response:
     try:
         jobs = await state.store.page(owner=caller.sees, after=after, limit=limit + 1, status=status)
@@ -148,6 +151,14 @@ async def cancel(job_id: JobId, state: Service, _: Writer) -> Response:
     """200 when the job has ended (also when it had before), 202 while its worker is being told."""
     job = await state.store.cancel(job_id)
     return JSONResponse(job, 200 if job["status"] in TERMINAL else 202)
+
+
+@router.post("/{job_id}/retry", status_code=202, response_model=Job, summary="Run a failed job again")
+async def retry(job_id: JobId, state: Service, _: Writer) -> Response:
+    """It goes on from its journal: what it paid for is not paid for again. Its events go on behind its failure."""
+    job = await state.store.retry(job_id, queue_cap=state.settings.queue_cap)
+    state.reaper.nudge()
+    return JSONResponse(job, 202)
 
 
 @router.delete("/{job_id}", status_code=204, summary="Delete a job that has ended")

@@ -25,6 +25,8 @@ BROKER_DOWN: Final = (exceptions.ConnectionError, exceptions.TimeoutError)
 """What the Redis client raises while the broker cannot answer."""
 
 TERMINAL_EVENTS: Final = frozenset(f"job.{status}" for status in TERMINAL)
+DEAD: Final = "dead"
+"""What a list of jobs takes beside a status: failed jobs that lost their worker too often."""
 JobDocument = dict[str, Any]
 """A job as the API shows it: the JSON of ``reasoner.jobs.Job``, not validated again when it is read."""
 
@@ -51,6 +53,10 @@ class NoSuchJob(Exception):
 
 class JobActive(Exception):
     """Only a job that has ended can be deleted."""
+
+
+class NotRetryable(Exception):
+    """The job has not failed, or what it would need has gone; the message says which."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,6 +165,23 @@ class JobStore:
         if outcome == "active":
             raise JobActive(job_id)
 
+    async def retry(self, job_id: str, *, queue_cap: int) -> JobDocument:
+        """Queues a failed job again, with the journal that it has. Raises ``NoSuchJob``, ``NotRetryable``,
+        ``QueueFull``."""
+        match await self.script("retry", job_id, queue_cap):
+            case "ok":
+                return await self.get(job_id)
+            case "gone":
+                raise NoSuchJob(job_id)
+            case "full":
+                raise QueueFull(f"{queue_cap} jobs are waiting")
+            case "shared":
+                raise NotRetryable(
+                    "its batch was cancelled, or what it had of the shared budget has gone to other jobs"
+                )
+            case status:
+                raise NotRetryable(f"only a failed job can be retried, and this one is {status}")
+
     async def events(self, job_id: str, after: int = 0) -> list[Event]:
         """What the job's stream holds now, from the event behind ``after``."""
         rows = await self.command("XRANGE", f"{_job(job_id)}:log", f"({after}-0", "+")
@@ -167,13 +190,14 @@ class JobStore:
     async def follow(self, job_id: str, after: int = 0) -> AsyncIterator[Event]:
         """Events behind ``after`` as they come, to the terminal one. Outlasts a broker that is away.
 
-        Ends early when the job is deleted.
+        Ends early when the job is deleted. A terminal event behind which a retried job went on is one among others.
         """
+        ended = False
         while True:
             try:
                 rows = await self.command("XRANGE", f"{_job(job_id)}:log", f"({after}-0", "+")
                 if not rows:
-                    if not await self.command("EXISTS", _job(job_id)):
+                    if ended or not await self.command("EXISTS", _job(job_id)):
                         return
                     rows = await self._await_events(job_id, after)
             except BROKER_DOWN:
@@ -182,9 +206,8 @@ class JobStore:
             for entry_id, fields in rows:
                 event = _event(entry_id, fields)
                 after = event.seq
+                ended = event.type in TERMINAL_EVENTS
                 yield event
-                if event.type in TERMINAL_EVENTS:
-                    return
 
     async def wait(self, job_id: str, seconds: float) -> JobDocument:
         """The job as it is when it has ended or when the time is over. Raises ``NoSuchJob``."""
@@ -248,8 +271,8 @@ class JobStore:
         return [(job_id, queue) for job_id, queue in rows]
 
     async def stats(self) -> tuple[dict[str, int], dict[str, float]]:
-        """Number of jobs by status, and the counters over all jobs so far."""
-        statuses = ("queued", "in_progress", *sorted(TERMINAL))
+        """Number of jobs by status, of dead ones too, and the counters over all jobs so far."""
+        statuses = ("queued", "in_progress", *sorted(TERMINAL), DEAD)
         counts = [await self.command("ZCARD", f"reasoner:jobs:{status}") for status in statuses]
         counters = await self.command("HGETALL", "reasoner:stats")
         return dict(zip(statuses, counts, strict=True)), {name: float(value) for name, value in counters.items()}

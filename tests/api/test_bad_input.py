@@ -147,7 +147,8 @@ async def test_an_oversized_body_is_refused_whether_or_not_it_admits_its_length(
 
 @pytest.mark.parametrize("job_id", ["job_" + "0" * 32, "x", "job_x:log", "%00", "é", "job_" + "0" * 32 + ":log"])
 @pytest.mark.parametrize(
-    ("method", "suffix"), [("GET", ""), ("GET", "/events"), ("GET", "/tree"), ("POST", "/cancel"), ("DELETE", "")]
+    ("method", "suffix"),
+    [("GET", ""), ("GET", "/events"), ("GET", "/tree"), ("POST", "/cancel"), ("POST", "/retry"), ("DELETE", "")],
 )
 async def test_an_unknown_job_is_not_found(client: httpx.AsyncClient, job_id: str, method: str, suffix: str) -> None:
     check_problem(await client.request(method, f"/v1/jobs/{job_id}{suffix}"), 404)

@@ -32,6 +32,7 @@ class Known:
     live: bool = False
     """Whether its worker has been heard of within the lease."""
     cancelled: bool = False
+    retries: int = 0
     spent: dict[str, int] = field(default_factory=dict)
     claims: list[Claim] = field(default_factory=list)
 
@@ -159,6 +160,17 @@ class Jobs(RuleBasedStateMachine):
             elif job_id in due:
                 assert job_id in woken
 
+    @precondition(lambda self: any(known.status == "failed" for known in self.known.values()))
+    @rule(which=Which)
+    def retry(self, which: int) -> None:
+        failed = [job_id for job_id, known in self.known.items() if known.status == "failed"]
+        job_id = failed[which % len(failed)]
+        known = self.known[job_id]
+        assert self.runner.run(self.store.retry(job_id, queue_cap=100))["error"] is None
+        known.status, known.attempt, known.cancelled = "queued", 0, False
+        known.retries += 1
+        self.seen["retries"] += 1
+
     @precondition(lambda self: self.known)
     @rule(
         how=st.sampled_from(["finish", "finish", "release", "release", "cancel", "delete"]), which=Which, stale=Seldom
@@ -198,13 +210,14 @@ class Jobs(RuleBasedStateMachine):
             assert job["usage"]["generated"] == sum(known.spent.values())
 
     @invariant()
-    def the_stream_is_gapless_holds_each_key_once_and_ends_once(self) -> None:
+    def the_stream_is_gapless_holds_each_key_once_and_ends_once_a_retry(self) -> None:
         for job_id, known in self.known.items():
             events = self.runner.run(self.store.events(job_id))
             assert [event.seq for event in events] == list(range(1, len(events) + 1))
             assert sorted(event.key for event in events if event.key is not None) == sorted(known.spent)
             ends = [event.seq for event in events if event.type.removeprefix("job.") in TERMINAL]
-            assert ends == ([len(events)] if known.ended else [])
+            assert len(ends) == known.retries + known.ended
+            assert (ends[-1:] == [len(events)]) == known.ended
 
     @invariant()
     def unfinished_jobs_are_never_forgotten(self) -> None:
@@ -216,6 +229,10 @@ class Jobs(RuleBasedStateMachine):
         for status in ("queued", "in_progress", *TERMINAL):
             listed = set(self.redis.zrange(f"reasoner:jobs:{status}", 0, -1))
             assert listed == {job_id for job_id, known in self.known.items() if known.status == status}
+            if status == "failed":  # here nothing else fails a job
+                assert set(self.redis.zrange("reasoner:jobs:dead", 0, -1)) == listed
+        ended = {job_id for job_id, known in self.known.items() if known.ended}
+        assert set(self.redis.zrange("reasoner:jobs:ended", 0, -1)) == ended
 
 
 def test_no_history_breaks_a_promise(url: str) -> None:
@@ -232,4 +249,4 @@ def test_no_history_breaks_a_promise(url: str) -> None:
             suppress_health_check=list(HealthCheck),
         ),
     )
-    assert len(Jobs.seen) == 7, Jobs.seen
+    assert len(Jobs.seen) == 8, Jobs.seen

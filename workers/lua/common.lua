@@ -3,9 +3,11 @@
 --
 --   reasoner:job:ID          hash: spec, owner, status, times, attempt, token (fencing), lease (its end), seq, cancel, usage:*
 --   reasoner:job:ID:log      stream: the journal and the events, entry ids are SEQ-0
---   reasoner:job:ID:keys     set: keys of the journal's entries, until the job ends
+--   reasoner:job:ID:keys     set: keys of the journal's entries, until the job ends for good: a failed one may be retried
 --   reasoner:jobs, :STATUS   sorted sets of ids by order of submission: all jobs, and those of one status
---   reasoner:jobs:of:OWNER, :of:OWNER:STATUS   the same of one owner
+--   reasoner:jobs:dead       likewise: failed jobs that lost their worker too often
+--   reasoner:jobs:ended      sorted set of ids of ended jobs by the time (ms) of their end
+--   reasoner:jobs:of:OWNER, :of:OWNER:*   the same of one owner
 --   reasoner:due             sorted set of unfinished ids by the time (ms) at which the reaper must look at them
 --   reasoner:idempotency:*   hash: job and digest of the body, for a day
 --   reasoner:batch:ID        hash: owner, budget, metadata, times, pool (tokens that no job holds), floors and active (jobs
@@ -63,6 +65,17 @@ local function set_status(id, status)
   if batch then
     redis.call('HINCRBY', batch_key(batch), 'count:' .. before, -1)
     redis.call('HINCRBY', batch_key(batch), 'count:' .. status, 1)
+  end
+end
+
+-- Puts a job into one of the lists beside those of its status, or takes it out.
+local function list(id, kind, score)
+  for _, index in ipairs({ JOBS, owned(redis.call('HGET', job_key(id), 'owner')) }) do
+    if score then
+      redis.call('ZADD', index .. kind, score, id)
+    else
+      redis.call('ZREM', index .. kind, id)
+    end
   end
 end
 
@@ -131,7 +144,10 @@ local function finish(id, status, result, failure)
   set_status(id, status)
   redis.call('HSET', job_key(id), 'finished', seconds(now), 'result', result, 'error', failure, 'lease', 0)
   redis.call('ZREM', DUE, id)
-  redis.call('DEL', job_key(id) .. ':keys')
+  list(id, ':ended', ms(now))
+  if status ~= 'failed' then
+    redis.call('DEL', job_key(id) .. ':keys')
+  end
   append(id, 'job.' .. status, '{"result":' .. result .. ',"error":' .. failure .. ',"usage":' .. usage_json(id) .. '}')
   local batch, granted, share, generated, verified = unpack(
     redis.call('HMGET', job_key(id), 'batch', 'granted', 'share', 'usage:generated', 'usage:verifier_computed'))
@@ -156,7 +172,27 @@ end
 
 local function give_up(id, attempts)
   local message = 'the job lost its worker ' .. attempts .. ' times and is given up'
+  list(id, ':dead', redis.call('HGET', job_key(id), 'n'))
   finish(id, 'failed', 'null', cjson.encode({ code = 'max_attempts', message = message }))
+end
+
+-- Removes every trace of a job that has ended.
+local function forget(id)
+  local status, owner, batch = unpack(redis.call('HMGET', job_key(id), 'status', 'owner', 'batch'))
+  for _, index in ipairs({ JOBS, owned(owner) }) do
+    for _, kind in ipairs({ '', ':' .. status, ':dead', ':ended' }) do
+      redis.call('ZREM', index .. kind, id)
+    end
+  end
+  redis.call('DEL', job_key(id), job_key(id) .. ':log', job_key(id) .. ':keys')
+  if batch then
+    redis.call('LREM', batch_key(batch) .. ':jobs', 1, id)
+    if redis.call('EXISTS', batch_key(batch) .. ':jobs') == 0 then -- the last of its jobs: the batch goes with it
+      redis.call('DEL', batch_key(batch))
+      redis.call('ZREM', 'reasoner:batches', batch)
+      redis.call('ZREM', 'reasoner:batches:of:' .. owner, batch)
+    end
+  end
 end
 
 local function record(id, spec, priority, owner, now)

@@ -1,0 +1,33 @@
+-- Queues a failed job again. Its journal stays, so what it paid for is not paid for again; its attempts count anew.
+local id, cap = unpack(ARGV)
+local job = job_key(id)
+local status, batch, granted, generated, verified = unpack(
+  redis.call('HMGET', job, 'status', 'batch', 'granted', 'usage:generated', 'usage:verifier_computed'))
+if not status then
+  return 'gone'
+elseif status ~= 'failed' then
+  return status
+elseif redis.call('ZCARD', JOBS .. ':queued') >= tonumber(cap) then
+  return 'full'
+end
+if batch then
+  -- It needs back what its end left to the others.
+  local pool, cancelled = unpack(redis.call('HMGET', batch_key(batch), 'pool', 'cancel'))
+  local back = number(granted) - number(generated) - number(verified)
+  if cancelled or number(pool) < back then
+    return 'shared'
+  end
+  redis.call('HINCRBY', batch_key(batch), 'pool', -back)
+  redis.call('HINCRBY', batch_key(batch), 'running', 1)
+  redis.call('HINCRBY', batch_key(batch), 'active', 1)
+  redis.call('HDEL', batch_key(batch), 'finished')
+  redis.call('HSET', job, 'share', 'active')
+end
+redis.call('HSET', job, 'attempt', 0)
+redis.call('HDEL', job, 'finished', 'result', 'error', 'cancel', 'waiting', 'sent')
+list(id, ':dead')
+list(id, ':ended')
+set_status(id, 'queued')
+append(id, 'job.queued', '{"reason":"retry"}')
+look_at(id, now_ms())
+return 'ok'
