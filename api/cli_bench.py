@@ -18,6 +18,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from workers.processes import StartError
+
 if TYPE_CHECKING:
     from benchmarks.engine.measure import Measured
 
@@ -191,6 +193,43 @@ def bench_search(
         _print(Console(), speed_table(measured.rows), measured)
 
 
+@bench.command("service")
+def bench_service(
+    case: Annotated[str, typer.Option(help="Cases, separated by commas; default: all.")] = "",
+    rounds: Annotated[int, typer.Option(min=1, max=100, help="Timed runs of each; medians are shown.")] = 5,
+    out: Annotated[Path | None, typer.Option(help="Folder for results.json and table.md.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")] = False,
+) -> None:
+    """The service on an engine without a model, beside Celery alone.
+
+    submit: latency; throughput: short jobs in a second, and memory; overhead: a search of some seconds beside the same
+    one in-process; load: 500 queued jobs and 200 open streams.
+    """
+    console = Console(stderr=True)
+    try:
+        from benchmarks.engine.measure import Listener
+        from benchmarks.engine.process import BenchError
+        from benchmarks.service import measure as serving
+        from benchmarks.service import report
+    except ModuleNotFoundError as error:
+        _not_installed(error, console)
+    plan = serving.ServicePlan(cases=_chosen(case, serving.CASES, "--case"), rounds=rounds)
+    try:
+        measured = _measure(serving.measure, Listener, plan, console)
+    except (BenchError, StartError) as error:
+        console.print(f"reasoner: {error}", markup=False, highlight=False)
+        raise typer.Exit(1) from None
+    told = report.document(plan, measured)
+    if out is not None:
+        out.mkdir(parents=True, exist_ok=True)
+        (out / "results.json").write_text(json.dumps(told, indent=2) + "\n")
+        (out / "table.md").write_text(report.markdown(told, shlex.join(["reasoner", *sys.argv[1:]])))
+    if as_json:
+        print(json.dumps(told, indent=2))
+    else:
+        _print(Console(), [], measured)
+
+
 def _not_installed(error: ModuleNotFoundError, console: Console) -> NoReturn:
     if error.name is None or error.name.partition(".")[0] != "benchmarks":
         raise error
@@ -241,7 +280,11 @@ def _print(console: Console, speeds: list[list[str]], measured: Measured) -> Non
     view = Table("case", "metric", "unit", "ours", "beside", "its value", "ratio")
     for row in measured.rows:
         if row.unit != "tokens/s":
-            values = f"{row.ours:.2f}", row.peer, f"{row.peer_value:.2f}", f"{row.ratio:.2f}"
+            values = _shown(row.ours), row.peer, _shown(row.peer_value), f"{row.ratio:.2f}"
             view.add_row(row.case, row.metric, row.unit, *values)
     if view.row_count:
         console.print(view)
+
+
+def _shown(value: float) -> str:
+    return f"{value:.2f}" if value >= 1 else f"{value:.3f}"

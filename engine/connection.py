@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import json
+import ssl
 from collections.abc import AsyncGenerator
 from typing import Any
 
@@ -32,10 +34,12 @@ class Connection:
         """Does not connect yet. Raises ``InvalidRequest`` for a URL of another kind."""
         self.url = url
         if url.startswith("unix://"):
-            transport = httpx.AsyncHTTPTransport(uds=url.removeprefix("unix://"), limits=_LIMITS)
+            transport = httpx.AsyncHTTPTransport(uds=url.removeprefix("unix://"), limits=_LIMITS, verify=False)
             base = "http://engine"
         elif url.startswith(("http://", "https://")):
-            transport, base = httpx.AsyncHTTPTransport(limits=_LIMITS), url
+            # To read the certificates takes longer than a short job, and each job has connections of its own.
+            trust = _trust() if url.startswith("https://") else False
+            transport, base = httpx.AsyncHTTPTransport(limits=_LIMITS, verify=trust), url
         else:
             raise InvalidRequest(f"engine URL {url!r} must be http://host:port or unix:///path/to/socket", "url")
         self._http = httpx.AsyncClient(base_url=base, transport=transport, timeout=_TIMEOUT)
@@ -89,6 +93,12 @@ class Connection:
     def _unavailable(self, error: Exception) -> EngineUnavailable:
         reason = str(error) or type(error).__name__
         return EngineUnavailable(f"the engine at {self.url} could not be reached: {reason}")
+
+
+@functools.cache
+def _trust() -> ssl.SSLContext:
+    """Whom a server may have its certificate from."""
+    return httpx.create_ssl_context()
 
 
 def _parse(status: int, content: bytes) -> Any:

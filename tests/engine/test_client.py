@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import ssl
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable
@@ -13,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from engine.client import HttpEngine
+from engine.connection import _trust
 from engine.types import Branch, Completion, EngineBusy, EngineError, EngineUnavailable, InvalidRequest
 from tests.engine.helpers import generate
 
@@ -147,3 +149,21 @@ def test_a_url_of_another_kind_is_refused() -> None:
 def test_the_client_loads_neither_torch_nor_transformers() -> None:
     code = "import sys, engine.client, engine.types; sys.exit('torch' in sys.modules or 'transformers' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_certificates_are_read_once_and_only_for_servers_that_have_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    contexts: list[ssl.SSLContext] = []
+    load = ssl.SSLContext.load_verify_locations
+
+    def loading(context: ssl.SSLContext, *where: str | None, **named: str | None) -> None:
+        contexts.append(context)
+        load(context, *where, **named)
+
+    _trust.cache_clear()
+    monkeypatch.setattr(ssl.SSLContext, "load_verify_locations", loading)
+    for url in ("unix:///nowhere", "http://127.0.0.1:1"):
+        HttpEngine(url)
+    assert contexts == []
+    for _ in range(3):
+        HttpEngine("https://127.0.0.1:1")
+    assert [(context.verify_mode, context.check_hostname) for context in contexts] == [(ssl.CERT_REQUIRED, True)]

@@ -1,0 +1,1 @@
+"""What the service adds to a search, and what it bears: durable jobs beside Celery alone and beside no service."""

@@ -1,0 +1,158 @@
+"""The systems as processes: a broker and a null engine, and on them our service and Celery alone."""
+
+from __future__ import annotations
+
+import json
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from os import environ
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import httpx
+import redis
+
+from api.supervisor import free_port
+from benchmarks.engine.process import BenchError
+from benchmarks.service.null_engine import POLICY, VERIFIER
+from workers.embedded import EmbeddedBroker
+from workers.processes import spawn, stop, tail
+from workers.settings import Settings, load_settings
+
+OURS, PLAIN = "ours", "Celery alone"
+_MODULES = {OURS: "api.serve", PLAIN: "benchmarks.service.plain"}
+_PATIENCE = 120.0
+_PAUSE = 0.05
+
+
+class Deployment:
+    """A context manager around a broker and a null engine in a folder of their own; ``start`` adds systems to them."""
+
+    def __init__(self, seconds: float, *, concurrency: int) -> None:
+        """``seconds``: what the engine takes for a token. ``concurrency``: jobs that a worker runs at once."""
+        self._seconds = seconds
+        self._concurrency = concurrency
+        self._running = ExitStack()
+        self._processes: dict[str, subprocess.Popen[bytes]] = {}
+        self._ports: dict[str, int] = {}
+        self.pids: dict[tuple[str, str], int] = {}
+        """Process ids by system and role."""
+
+    def __enter__(self) -> Self:
+        try:
+            self._begin()
+        except BaseException:
+            self._running.close()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._running.close()
+
+    def _begin(self) -> None:
+        self.folder = Path(self._running.enter_context(tempfile.TemporaryDirectory(prefix="reasoner-bench-")))
+        broker = self._running.enter_context(EmbeddedBroker(self.folder))
+        self.broker_url = broker.url
+        self.redis: redis.Redis = self._running.enter_context(redis.Redis.from_url(broker.url, decode_responses=True))
+        address = self.folder / "engine.sock"
+        self.engine_url = f"unix://{address}"
+        self._launch("engine", ["benchmarks.service.null_engine", str(address), str(self._seconds)])
+        self.until(lambda: _listens(address), "the engine listens")
+        transport = httpx.HTTPTransport(uds=str(address))
+        self.engine = self._running.enter_context(httpx.Client(transport=transport, base_url="http://engine"))
+
+    def start(self, system: str, role: str) -> int:
+        """Starts the ``api`` or the ``worker`` of a system; answers its process id, an API's once that answers."""
+        settings = self._settings(system)
+        process = self._launch(f"{role} ({system})", [_MODULES[system], role], settings.environment())
+        if role == "api":
+            with httpx.Client(base_url=self.url(system)) as client:
+                self.until(lambda: _answers(client, "/readyz"), f"the API answers ({system})")
+        self.pids[system, role] = process.pid
+        return process.pid
+
+    def url(self, system: str) -> str:
+        """Where a system's API is."""
+        return f"http://127.0.0.1:{self._ports.setdefault(system, free_port())}"
+
+    def asked(self) -> dict[str, int]:
+        """What the engine was asked for so far: branches, and scores."""
+        counts: dict[str, int] = self.engine.get("/asked").raise_for_status().json()
+        return counts
+
+    def until(self, condition: Callable[[], Any], what: str) -> None:
+        """Waits. Raises ``BenchError`` when a process dies, or when it takes too long."""
+        pause, deadline = threading.Event(), time.monotonic() + _PATIENCE
+        while not condition():
+            for name, process in self._processes.items():
+                if process.poll() is not None:
+                    raise BenchError(f"the {name} ended:\n{tail(self._log(name))}")
+            if time.monotonic() > deadline:
+                raise BenchError(f"not within {_PATIENCE:.0f} seconds: {what}")
+            pause.wait(_PAUSE)
+
+    def complaints(self) -> list[str]:
+        """What the processes of our service logged as an error, and tracebacks that went past the log."""
+        lines = [line for name in self._processes if OURS in name for line in self._log(name).read_text().splitlines()]
+        return [
+            line
+            for line in lines
+            if line.startswith("Traceback") or (line.startswith("{") and json.loads(line)["level"] in _BAD)
+        ]
+
+    def _settings(self, system: str) -> Settings:
+        return load_settings(
+            redis_url=self.broker_url,
+            engine_url=self.engine_url,
+            model=POLICY,
+            prm=VERIFIER,
+            data_dir=self.folder,
+            host="127.0.0.1",
+            port=int(self.url(system).rpartition(":")[2]),
+            concurrency=self._concurrency,
+            api_keys=(),
+        )
+
+    def _launch(self, name: str, module: Sequence[str], env: dict[str, str] | None = None) -> subprocess.Popen[bytes]:
+        command = [sys.executable, "-m", *module]
+        process = spawn(command, log=self._log(name), env=environ | (env or {}), death_signal=signal.SIGKILL)
+        self._running.callback(stop, process, grace=15.0)
+        self._processes[name] = process
+        return process
+
+    def _log(self, name: str) -> Path:
+        return self.folder / f"{name}.log"
+
+
+_BAD = ("error", "critical")
+
+
+def _listens(address: Path) -> bool:
+    with socket.socket(socket.AF_UNIX) as probe:
+        return probe.connect_ex(str(address)) == 0
+
+
+def _answers(client: httpx.Client, path: str) -> bool:
+    try:
+        return client.get(path).is_success
+    except httpx.TransportError:
+        return False
+
+
+def proportional_mib(pid: int) -> float | None:
+    """The memory of a process (PSS: what it shares is divided by those who share it); ``None`` where nobody says."""
+    try:
+        lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+    except OSError:
+        return None
+    return sum(int(line.split()[1]) for line in lines if line.startswith("Pss:")) / 1024

