@@ -63,13 +63,18 @@ _ALIASES = {"py": "python", "python3": "python", "js": "javascript", "ts": "type
 def extract_answer(text: str, how: AnswerSpec | None = None, ended: Ended = "end") -> str | None:
     """The answer of a solution, or of what there is of it; ``None`` when it states none."""
     how = how or AnswerSpec()
+    stated = without_thought(text)
+    answer = None if stated is None else _extract(how, stated, ended)
+    return answer if answer and len(answer) <= MAX_CHARS else None
+
+
+def without_thought(text: str) -> str | None:
+    """What a solution states: all that comes after its thoughts, ``None`` while it is still thinking. What a thought
+    tries out is not stated."""
     thought = text.rfind("</think>")
     if thought >= 0:
-        text = text[thought + len("</think>") :]
-    elif "<think>" in text:
-        return None  # still thinking: what a thought tries out is not stated
-    answer = _extract(how, text, ended)
-    return answer if answer and len(answer) <= MAX_CHARS else None
+        return text[thought + len("</think>") :]
+    return None if "<think>" in text else text
 
 
 def _extract(how: AnswerSpec, text: str, ended: Ended) -> str | None:

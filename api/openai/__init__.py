@@ -1,0 +1,1 @@
+"""OpenAI's routes: a job behind every completion and every response."""

@@ -1,0 +1,119 @@
+"""The body of ``POST /v1/responses``."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
+
+from api.openai.asked import Asked, Summary, Tokens
+from api.openai.chat_body import as_message
+from api.openai.texts import Nothing, Text
+from api.openai.unsupported import RESPONSES, without_neutral
+from reasoner.jobs import MAX_PROBLEM_CHARS, Message
+from reasoner.strict import Strict
+
+
+class InputMessage(Strict):
+    """A turn; what a response said comes back as it was said."""
+
+    type: Literal["message"] = "message"
+    role: Literal["system", "developer", "user", "assistant"]
+    content: Text
+    id: str | None = None
+    status: Literal["in_progress", "completed", "incomplete"] | None = None
+    phase: Literal["commentary", "final_answer"] | None = None
+
+
+class SummaryText(Strict):
+    type: Literal["summary_text"]
+    text: str
+
+
+class InputReasoning(Strict):
+    """What an earlier response told of its search. The model is not shown it."""
+
+    type: Literal["reasoning"]
+    summary: list[SummaryText]
+    id: str | None = None
+    status: Literal["in_progress", "completed", "incomplete"] | None = None
+    content: Nothing = None
+    encrypted_content: None = None
+
+
+def _kind(item: Any) -> str:
+    kind = item.get("type", "message") if isinstance(item, dict) else getattr(item, "type", "message")
+    return str(kind)
+
+
+InputItem = Annotated[
+    Annotated[InputMessage, Tag("message")] | Annotated[InputReasoning, Tag("reasoning")],
+    Discriminator(
+        _kind,
+        custom_error_type="input_kind",
+        custom_error_message="unknown kind of input; known are message and reasoning",
+    ),
+]
+
+
+def _items(value: Any) -> Any:
+    return [{"role": "user", "content": value}] if isinstance(value, str) else value
+
+
+Input = Annotated[
+    list[InputItem],
+    Field(min_length=1, max_length=64),
+    BeforeValidator(_items, json_schema_input_type=str | list[InputItem]),
+]
+
+
+class ResponseStreamOptions(Strict):
+    include_obfuscation: Literal[False] | None = None
+
+
+class Form(Strict):
+    """What of the question is no part of the job and comes back with every look at the response."""
+
+    background: bool = False
+    instructions: str | None = None
+    max_output_tokens: int | None = None
+    effort: str | None = None
+    summary: Summary = "auto"
+
+
+class ResponseBody(Asked):
+    """A question, in OpenAI's words."""
+
+    input: Input
+    instructions: Annotated[str, Field(min_length=1, max_length=MAX_PROBLEM_CHARS)] | None = Field(
+        None, description="A system message before the input."
+    )
+    max_output_tokens: Tokens | None = Field(None, description="Bounds the job's tokens.")
+    background: bool | None = Field(None, description="Answer at once. The job then runs on without its client.")
+    stream_options: ResponseStreamOptions | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _supported(cls, body: Any) -> Any:
+        return without_neutral(body, RESPONSES)
+
+    def conversation(self) -> list[Message]:
+        """See ``Asked``."""
+        head = [] if self.instructions is None else [Message(role="system", content=self.instructions)]
+        return head + [as_message(item.role, item.content) for item in self.input if isinstance(item, InputMessage)]
+
+    def bounds(self) -> list[int]:
+        """See ``Asked``."""
+        own = [] if self.max_output_tokens is None else [self.max_output_tokens]
+        return own + super().bounds()
+
+    @property
+    def form(self) -> Form:
+        """What to keep beside the job."""
+        return Form(
+            background=bool(self.background),
+            instructions=self.instructions,
+            max_output_tokens=self.max_output_tokens,
+            effort=next(iter(self.efforts().values()), None),
+            summary=(self.reasoning and self.reasoning.summary) or "auto",
+        )

@@ -1,0 +1,165 @@
+"""A search told in words: a job's events, folded into lines for people and into the numbers of the answer.
+
+What is told depends on the events alone, so whoever reads them again, on another day in another process, tells the same.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from reasoner.answers import canonical, without_thought
+from reasoner.jobs import TERMINAL, Event, JobError, JobResult, JobSpec, Usage
+
+LONGEST_ANSWER = 80
+"""Characters of an answer that fit in a line."""
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """How a job ended. ``content``: the chosen solution without its thoughts; ``visible``: about how many tokens it has."""
+
+    status: str
+    at: float
+    result: JobResult | None
+    error: JobError | None
+    usage: Usage
+    content: str
+    visible: int
+
+
+@dataclass(slots=True)
+class _Said:
+    """What is known of one answer."""
+
+    shown: str
+    count: int = 0
+    score: float | None = None
+
+
+class Story:
+    """One job's. ``concise`` leaves out single branches."""
+
+    def __init__(self, spec: JobSpec, *, concise: bool = False) -> None:
+        self.end: End | None = None
+        """Once the job has ended."""
+        self._spec = spec
+        self._concise = concise
+        self._tokens: dict[str, int] = {}
+        self._fresh: set[str] = set()
+        self._answers: dict[str, str] = {}
+        """Classes of answers by node."""
+        self._said: dict[str, _Said] = {}
+        self._leader: str | None = None
+        self._deepest = 1
+
+    def take(self, event: Event) -> str:
+        """What there is to tell of an event, in whole lines; mostly nothing."""
+        data: dict[str, Any] = event.data
+        match event.type:
+            case "job.started":
+                return self._beginning()
+            case "job.queued" if "detail" in data:
+                return f"Waiting: {data['detail']}.\n"
+            case "job.resumed":
+                return "Going on.\n"
+            case "node":
+                return self._grown(data)
+            case "score":
+                return self._scored(data)
+            case "prune" if not self._concise:
+                return f"{_count(len(data['nodes']), 'branch', 'branches')} given up.\n"
+            case "decision" if not self._concise and "stages" in data:
+                return _plan(data)
+        status = event.type.removeprefix("job.")
+        if event.type.startswith("job.") and status in TERMINAL:
+            return self._ending(status, event)
+        return ""
+
+    def _beginning(self) -> str:
+        strategy, limits = self._spec.strategy, self._spec.budget.model_dump(exclude={"effort"}, exclude_none=True)
+        width = f" of {strategy.params['n']}" if "n" in strategy.params else ""
+        told = " and ".join(f"{value:g} {name}" for name, value in limits.items())
+        return f"Searching by {strategy.name}{width}" + (f", for at most {told}.\n" if told else ".\n")
+
+    def _grown(self, data: dict[str, Any]) -> str:
+        node: str = data["node"]
+        self._tokens[node] = self._tokens.get(node, 0) + data["tokens"]
+        if data.get("fresh"):
+            self._fresh.add(node)
+        if not data["final"]:
+            return ""
+        told = ""
+        depth = node.count(".") + 1
+        if depth > self._deepest:
+            self._deepest = depth
+            told = "" if self._concise else f"Step {depth} reached, {sum(self._tokens.values())} tokens so far.\n"
+        if data["answer"] is None:
+            return told
+        answer: str = data["answer"]
+        self._answers[node] = key = canonical(answer, self._spec.answer.compare)
+        self._said.setdefault(key, _Said(_short(answer))).count += 1
+        if not self._concise:
+            told += f"Branch {node} answers {self._said[key].shown}.\n"
+        return told + self._lead()
+
+    def _scored(self, data: dict[str, Any]) -> str:
+        key = self._answers.get(data["node"])
+        if key is None:
+            return ""
+        said = self._said[key]
+        said.score = data["score"] if said.score is None else max(said.score, data["score"])
+        return self._lead()
+
+    def _lead(self) -> str:
+        """Says so when another answer is ahead: by its best score, then by how many gave it, then by who came first."""
+        key, said = max(self._said.items(), key=lambda item: (item[1].score or 0.0, item[1].count))
+        if key == self._leader:
+            return ""
+        self._leader = key
+        score = "" if said.score is None else f", scored {said.score:.2f}"
+        return f"In the lead: {said.shown}{score}, given by {said.count} of {len(self._answers)}.\n"
+
+    def _ending(self, status: str, event: Event) -> str:
+        data: Any = event.data
+        result = None if data["result"] is None else JobResult.model_validate(data["result"])
+        error = None if data["error"] is None else JobError.model_validate(data["error"])
+        text = (result and result.text) or ""
+        content = without_thought(text) or ""
+        visible = 0 if not text else round(self._length(result) * len(content) / len(text))
+        usage = Usage.model_validate(data["usage"])
+        self.end = End(status, event.at, result, error, usage, content, visible)
+        return self._closing(self.end)
+
+    def _length(self, result: JobResult | None) -> int:
+        """Tokens of the chosen solution."""
+        node, length = result.node if result and result.node else "", 0
+        while node and node not in self._fresh:
+            length += self._tokens.get(node, 0)
+            node = node.rpartition(".")[0]
+        return length
+
+    def _closing(self, end: End) -> str:
+        spent = f"{end.usage.total} tokens, {end.usage.verifier_computed} of them the verifier's"
+        if end.error is not None:
+            return f"Failed: {end.error.message}.\n"
+        if end.result is None:
+            return f"Cancelled, after {spent}.\n"
+        if end.result.answer is None:
+            return f"No branch stated an answer; {spent}.\n"
+        sure = "" if end.result.confidence is None else f", with confidence {end.result.confidence:.2f}"
+        return f"Chosen: {_short(end.result.answer)}{sure}; {spent}.\n"
+
+
+def _plan(data: dict[str, Any]) -> str:
+    stages = ", then ".join(str(stage["name"]) for stage in data["stages"])
+    return f"Plan after a probe: {stages}.\n" if stages else "The probe was enough.\n"
+
+
+def _count(number: int, one: str, many: str) -> str:
+    return f"{number} {one if number == 1 else many}"
+
+
+def _short(answer: str) -> str:
+    line = " ".join(answer.split())
+    return line if len(line) <= LONGEST_ANSWER else line[: LONGEST_ANSWER - 1] + "…"

@@ -1,0 +1,37 @@
+"""Texts as OpenAI's clients send them: plain, or in parts."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field, TypeAdapter
+
+from reasoner.jobs import MAX_PROBLEM_CHARS
+from reasoner.strict import Strict
+
+Nothing = Annotated[list[Any], Field(max_length=0)] | None
+"""For what a client sends back as it got it."""
+
+
+class TextPart(Strict):
+    """A part of a text. There are no parts of other kinds: neither images, nor sound, nor files."""
+
+    type: Literal["text", "input_text", "output_text"]
+    text: str
+    annotations: Nothing = None
+    logprobs: Nothing = None
+
+
+_PARTS = TypeAdapter(list[TextPart])
+
+
+def _joined(value: Any) -> Any:
+    return "\n".join(part.text for part in _PARTS.validate_python(value)) if isinstance(value, list) else value
+
+
+Text = Annotated[
+    str,
+    Field(min_length=1, max_length=MAX_PROBLEM_CHARS),
+    BeforeValidator(_joined, json_schema_input_type=str | list[TextPart]),
+]
+"""Parts are lines of one text."""
