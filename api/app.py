@@ -12,6 +12,8 @@ from starlette.middleware import Middleware
 from api import problems, routes_batches, routes_jobs, routes_service
 from api.catalog import Catalog
 from api.middleware import Authenticate, LimitBody, Observe
+from api.openai import routes_chat
+from api.openai.errors import OpenAIErrors
 from api.state import State
 from engine.types import EngineClient
 from workers.embedded import broker_url
@@ -49,6 +51,7 @@ def create_app(settings: Settings, engine: EngineClient | None = None) -> FastAP
         version="1",
         lifespan=lifespan,
         middleware=[
+            Middleware(OpenAIErrors),
             Middleware(Observe),
             Middleware(Authenticate, settings=settings),
             Middleware(LimitBody, settings=settings),
@@ -57,5 +60,6 @@ def create_app(settings: Settings, engine: EngineClient | None = None) -> FastAP
     problems.install(app)
     app.include_router(routes_jobs.router)
     app.include_router(routes_batches.router)
+    app.include_router(routes_chat.router)
     app.include_router(routes_service.router)
     return app

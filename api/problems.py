@@ -14,8 +14,6 @@ from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse, Response
 from starlette.routing import compile_path
 
-from reasoner.batches import BatchSpec
-from reasoner.jobs import JobSpec
 from reasoner.verifier_specs import KINDS
 from workers.batches import NoSuchBatch
 from workers.store import BROKER_DOWN, IdempotencyConflict, JobActive, NoSuchJob, NotRetryable, QueueFull
@@ -137,7 +135,8 @@ async def _on_validation_error(request: Request, error: Exception) -> Response:
         return _answer(
             request, Problem(400, "malformed-json", f"the body is not JSON: {reason} at character {position}")
         )
-    body = BatchSpec if request.url.path.startswith("/v1/batches") else JobSpec
+    field = getattr(request.scope.get("route"), "body_field", None)
+    body = None if field is None else _model_in(field.field_info.annotation)
     errors = [(_field(part["loc"]), _message(part, body)) for part in found]
     detail = "; ".join(f"{field}: {message}" for field, message in errors)
     return _answer(request, Problem(422, "invalid-request", detail, errors=errors))
@@ -153,11 +152,11 @@ def _without_kinds(location: Sequence[int | str]) -> list[int | str]:
     return [part for before, part in pairwise(("", *location)) if part not in kinds.get(str(before), ())]
 
 
-def _message(error: Mapping[str, Any], body: type[BaseModel]) -> str:
+def _message(error: Mapping[str, Any], body: type[BaseModel] | None) -> str:
     location: Sequence[int | str] = error["loc"]
     if location == ("body",) and error["type"] != "value_error":
         return "send a JSON object, with Content-Type: application/json"
-    if error["type"] == "extra_forbidden":
+    if error["type"] == "extra_forbidden" and body is not None:
         known = ", ".join(_known_fields(location, body))
         return f"there is no such field; known here are {known}"
     message: str = error["msg"]

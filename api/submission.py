@@ -12,16 +12,21 @@ from workers.store import JobDocument
 
 
 async def submit_job(
-    spec: JobSpec, caller: Caller, state: State, *, idempotency: tuple[str, str] | None = None
+    spec: JobSpec,
+    caller: Caller,
+    state: State,
+    *,
+    idempotency: tuple[str, str] | None = None,
+    form: str = "",
 ) -> tuple[JobDocument, bool]:
     """Records the job as it will run; answers it and whether it is new.
 
-    ``idempotency`` is a client's key and its body's digest. Raises ``Problem`` for what cannot work or is not allowed,
-    and what ``JobStore.submit`` raises.
+    ``idempotency`` is a client's key and its body's digest, ``form`` as in ``JobStore.submit``. Raises ``Problem`` for
+    what cannot work or is not allowed, and what ``JobStore.submit`` raises.
     """
     accepted = await effective(spec, state.settings, state.catalog)
     job, created = await state.store.submit(
-        accepted, owner=caller.owner, queue_cap=state.settings.queue_cap, idempotency=idempotency
+        accepted, owner=caller.owner, queue_cap=state.settings.queue_cap, idempotency=idempotency, form=form
     )
     state.reaper.nudge()
     return job, created

@@ -109,16 +109,25 @@ class JobStore:
     # Clients.
 
     async def submit(
-        self, spec: dict[str, Any], *, owner: str, queue_cap: int, idempotency: tuple[str, str] | None = None
+        self,
+        spec: dict[str, Any],
+        *,
+        owner: str,
+        queue_cap: int,
+        idempotency: tuple[str, str] | None = None,
+        form: str = "",
     ) -> tuple[JobDocument, bool]:
-        """Records a job; answers it and whether it is new. ``idempotency`` is a client's key and its body's digest.
+        """Records a job; answers it and whether it is new. ``idempotency`` is a client's key and its body's digest,
+        ``form`` what the route wants to know of the request later.
 
         Raises ``QueueFull``, ``IdempotencyConflict``.
         """
         key, digest = idempotency_record("job", owner, idempotency)
         job_id = new_id("job")
         body = json.dumps(spec, separators=(",", ":"))
-        outcome, *known = await self.script("submit", job_id, body, spec["priority"], owner, queue_cap, key, digest)
+        outcome, *known = await self.script(
+            "submit", job_id, body, spec["priority"], owner, queue_cap, key, digest, form
+        )
         if outcome == "full":
             raise QueueFull(f"{queue_cap} jobs are waiting")
         if outcome == "conflict":
@@ -140,6 +149,11 @@ class JobStore:
         if not fields:
             raise NoSuchJob(job_id)
         return _document(fields)
+
+    async def form(self, job_id: str) -> str | None:
+        """What ``submit`` was given as such; ``None`` for nothing, and for a job that there is not."""
+        form: str | None = await self.command("HGET", _job(job_id), "form")
+        return form
 
     async def page(self, *, owner: str | None, after: str | None, limit: int, status: str | None) -> list[JobDocument]:
         """Newest first, from before the job ``after``. Raises ``NoSuchJob`` when there is none like that.

@@ -36,7 +36,7 @@ class ChatBody(Asked):
 
     messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=64)]
     max_completion_tokens: Tokens | None = Field(None, description="Bounds the job's tokens.")
-    max_tokens: Tokens | None = Field(None, description="The same.", deprecated=True)
+    max_tokens: Tokens | None = Field(None, description="The same.")
     reasoning_effort: str | None = Field(None, description="The same as reasoning.effort.")
     stream_options: StreamOptions | None = None
 

@@ -1,6 +1,6 @@
 """A search told in words: a job's events, folded into lines for people and into the numbers of the answer.
 
-What is told depends on the events alone, so whoever reads them again, on another day in another process, tells the same.
+What is told depends on the events alone: whoever reads them again, in another process on another day, tells the same.
 """
 
 from __future__ import annotations
@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from reasoner.answers import canonical, without_thought
-from reasoner.jobs import TERMINAL, Event, JobError, JobResult, JobSpec, Usage
+from reasoner.effort import LIMITS
+from reasoner.jobs import TERMINAL, Event, JobError, JobResult, Usage
 
 LONGEST_ANSWER = 80
 """Characters of an answer that fit in a line."""
@@ -17,7 +18,8 @@ LONGEST_ANSWER = 80
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """How a job ended. ``content``: the chosen solution without its thoughts; ``visible``: about how many tokens it has."""
+    """How a job ended. ``content`` is the chosen solution without its thoughts, ``visible`` its length in tokens: where
+    there were thoughts, by its share of the characters."""
 
     status: str
     at: float
@@ -38,9 +40,11 @@ class _Said:
 
 
 class Story:
-    """One job's. ``concise`` leaves out single branches."""
+    """One job's, by its specification as it is stored. ``concise`` leaves out single branches."""
 
-    def __init__(self, spec: JobSpec, *, concise: bool = False) -> None:
+    def __init__(self, spec: dict[str, Any], *, concise: bool = False) -> None:
+        self.text = ""
+        """All that was told."""
         self.end: End | None = None
         """Once the job has ended."""
         self._spec = spec
@@ -54,7 +58,12 @@ class Story:
         self._deepest = 1
 
     def take(self, event: Event) -> str:
-        """What there is to tell of an event, in whole lines; mostly nothing."""
+        """What there is to tell of the next event, in whole lines; mostly nothing."""
+        told = self._told(event)
+        self.text += told
+        return told
+
+    def _told(self, event: Event) -> str:
         data: dict[str, Any] = event.data
         match event.type:
             case "job.started":
@@ -77,10 +86,10 @@ class Story:
         return ""
 
     def _beginning(self) -> str:
-        strategy, limits = self._spec.strategy, self._spec.budget.model_dump(exclude={"effort"}, exclude_none=True)
-        width = f" of {strategy.params['n']}" if "n" in strategy.params else ""
-        told = " and ".join(f"{value:g} {name}" for name, value in limits.items())
-        return f"Searching by {strategy.name}{width}" + (f", for at most {told}.\n" if told else ".\n")
+        strategy, budget = self._spec["strategy"], self._spec["budget"]
+        width = f" of {strategy['n']}" if "n" in strategy else ""
+        limits = [f"{budget[name]:g} {name}" for name in LIMITS if budget[name] is not None]
+        return f"Searching by {strategy['name']}{width}, for at most {' and '.join(limits) or 'what it takes'}.\n"
 
     def _grown(self, data: dict[str, Any]) -> str:
         node: str = data["node"]
@@ -97,7 +106,7 @@ class Story:
         if data["answer"] is None:
             return told
         answer: str = data["answer"]
-        self._answers[node] = key = canonical(answer, self._spec.answer.compare)
+        self._answers[node] = key = canonical(answer, self._spec["answer"]["compare"])
         self._said.setdefault(key, _Said(_short(answer))).count += 1
         if not self._concise:
             told += f"Branch {node} answers {self._said[key].shown}.\n"

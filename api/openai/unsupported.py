@@ -1,4 +1,4 @@
-"""What OpenAI's routes know and a search has nothing for. It is refused by name; only values that ask for nothing pass."""
+"""What OpenAI's routes know and a search has nothing for: refused by name, but for values that ask for nothing."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _CACHE = "prefixes are cached by themselves"
 _LOGPROBS = "GET /v1/jobs/{id}/tree has the log-probability of every branch"
 _HISTORY = "send the whole conversation"
 
-COMMON: Mapping[str, Unsupported] = {
+_COMMON: dict[str, Unsupported] = {
     "moderation": Unsupported((), "nothing is moderated here"),
     "parallel_tool_calls": Unsupported((True, False), _TOOLS),
     "prompt_cache_key": Unsupported((), _CACHE),
@@ -35,7 +35,7 @@ COMMON: Mapping[str, Unsupported] = {
     "top_logprobs": Unsupported((0,), _LOGPROBS),
 }
 
-CHAT: Mapping[str, Unsupported] = COMMON | {
+CHAT: dict[str, Unsupported] = _COMMON | {
     "audio": Unsupported((), "answers are text"),
     "frequency_penalty": Unsupported((0,), _SAMPLING),
     "function_call": Unsupported(("auto", "none"), _TOOLS),
@@ -55,7 +55,7 @@ CHAT: Mapping[str, Unsupported] = COMMON | {
     "web_search_options": Unsupported((), _TOOLS),
 }
 
-RESPONSES: Mapping[str, Unsupported] = COMMON | {
+RESPONSES: dict[str, Unsupported] = _COMMON | {
     "background_options": Unsupported((), "'priority' is 'interactive' or 'batch'"),
     "context_management": Unsupported(([],), _HISTORY),
     "conversation": Unsupported((), _HISTORY),

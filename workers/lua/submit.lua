@@ -1,5 +1,5 @@
 -- Records a job and puts it in the outbox, or answers the job that the same idempotency key made before.
-local id, spec, priority, owner, cap, idempotency, digest = unpack(ARGV)
+local id, spec, priority, owner, cap, idempotency, digest, form = unpack(ARGV)
 local now = now_ms()
 
 if idempotency ~= '' then
@@ -16,4 +16,7 @@ if idempotency ~= '' then
   redis.call('EXPIRE', idempotency, 86400)
 end
 record(id, spec, priority, owner, now)
+if form ~= '' then
+  redis.call('HSET', job_key(id), 'form', form)
+end
 return { 'created', id }

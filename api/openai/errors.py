@@ -1,0 +1,85 @@
+"""Errors in OpenAI's shape: on its routes every problem document becomes what OpenAI's clients read."""
+
+from __future__ import annotations
+
+import json
+from http import HTTPStatus
+from typing import Any
+
+from pydantic import BaseModel
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from api.problems import MEDIA_TYPE
+
+PATHS = ("/v1/chat/", "/v1/responses")
+_STATUS = {HTTPStatus.UNPROCESSABLE_ENTITY: HTTPStatus.BAD_REQUEST}
+_TYPES = {
+    HTTPStatus.UNAUTHORIZED: "authentication_error",
+    HTTPStatus.FORBIDDEN: "permission_error",
+    HTTPStatus.TOO_MANY_REQUESTS: "rate_limit_error",
+}
+_CODES = {"unknown-model": "model_not_found", "unauthorized": "invalid_api_key", "rate-limited": "rate_limit_exceeded"}
+
+
+class ErrorBody(BaseModel):
+    """What was wrong. ``param`` is the field, where it is one."""
+
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class ErrorDocument(BaseModel):
+    """The body of every error."""
+
+    error: ErrorBody
+
+
+class OpenAIErrors:
+    """Translates problem documents, whichever part of the application sent them."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or not scope["path"].startswith(PATHS):
+            await self._app(scope, receive, send)
+            return
+        start: Message | None = None
+        document = b""
+
+        async def translated(message: Message) -> None:
+            nonlocal start, document
+            if message["type"] == "http.response.start" and Headers(scope=message).get("content-type") == MEDIA_TYPE:
+                start = message
+                return
+            if start is None:
+                await send(message)
+                return
+            document += message.get("body", b"")
+            if not message.get("more_body", False):
+                await _send_error(start, json.loads(document), send)
+
+        await self._app(scope, receive, translated)
+
+
+async def _send_error(start: Message, problem: dict[str, Any], send: Send) -> None:
+    status, code = HTTPStatus(problem["status"]), problem["type"].rpartition(":")[2]
+    server = status >= HTTPStatus.INTERNAL_SERVER_ERROR
+    error = ErrorBody(
+        message=problem["detail"],
+        type="server_error" if server else _TYPES.get(status, "invalid_request_error"),
+        param=next((part["field"] for part in problem.get("errors", ())), None),
+        code=_CODES.get(code, code.replace("-", "_")),
+    )
+    body = ErrorDocument(error=error).model_dump_json().encode()
+    if code == "unknown-model":
+        status = HTTPStatus.NOT_FOUND
+    headers = MutableHeaders(scope=start)
+    headers["content-type"], headers["content-length"] = "application/json", str(len(body))
+    if status == HTTPStatus.CONFLICT:
+        headers["x-should-retry"] = "false"  # OpenAI's clients repeat those by themselves
+    await send({**start, "status": int(_STATUS.get(status, status))})
+    await send({"type": "http.response.body", "body": body, "more_body": False})

@@ -1,0 +1,94 @@
+"""``/v1/chat/completions``: a job, and its client on the line until it ends."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from functools import partial
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Body, Depends, Request, Response
+from fastapi.responses import JSONResponse
+
+from api.caller import Writer
+from api.openai.chat_answer import ChatCompletion, chunks, completion
+from api.openai.chat_body import ChatBody
+from api.openai.errors import ErrorDocument
+from api.openai.following import ClientGone, EventStream, ended, let_go
+from api.openai.story import End, Story
+from api.problems import Problem
+from api.state import State, service
+from api.submission import submit_job
+
+Service = Annotated[State, Depends(service)]
+
+router = APIRouter(prefix="/v1", tags=["openai"], responses={"default": {"model": ErrorDocument}})
+
+PROBLEM = "Use the numbers 3, 7, 8 and 12, each exactly once, with + - * / to reach 45."
+EXAMPLES: dict[str, Any] = {
+    "plain": {
+        "summary": "A question, with an effort",
+        "value": {
+            "model": "policy",
+            "messages": [{"role": "user", "content": PROBLEM}],
+            "reasoning_effort": "medium",
+            "max_completion_tokens": 4000,
+        },
+    },
+    "search": {
+        "summary": "A search of one's own, as a stream",
+        "value": {
+            "model": "policy",
+            "messages": [{"role": "user", "content": PROBLEM}],
+            "strategy": {"name": "beam", "n": 16},
+            "budget": {"tokens": 4000, "seconds": 20},
+            "stream": True,
+            "stream_options": {"include_usage": True},
+        },
+    },
+}
+STREAM: dict[int | str, dict[str, Any]] = {
+    200: {"content": {"text/event-stream": {"schema": {"type": "string"}}}, "description": "With 'stream': events."}
+}
+
+
+@router.post(
+    "/chat/completions", response_model=ChatCompletion, responses=STREAM, summary="Ask, in OpenAI's words, and wait"
+)
+async def complete(
+    body: Annotated[ChatBody, Body(openapi_examples=EXAMPLES)], request: Request, state: Service, caller: Writer
+) -> Response:
+    """A search stands behind every completion: ``reasoning_content`` tells what it does, ``reasoner`` has the job. The
+    job is ``job_`` and the digits of the completion's id. A client that goes away cancels it.
+
+    All of max_completion_tokens, reasoning.max_tokens and thinking.budget_tokens bound the job's tokens, and the
+    smallest holds; an effort is a budget and a strategy by name. strategy, budget, verifier, answer, confidence,
+    deterministic and priority are those of ``POST /v1/jobs``.
+    """
+    job, _ = await submit_job(body.to_job(state.settings.effort), caller, state)
+    summary = body.reasoning.summary if body.reasoning else None
+    story = Story(job["spec"], concise=summary == "concise")
+    if body.stream:
+        usage = bool(body.stream_options and body.stream_options.include_usage)
+        told = chunks(job, story, state.store.follow(job["id"]), usage=usage)
+        return EventStream(_as_events(told), partial(let_go, state.store, job["id"], story))
+    try:
+        end = await ended(request, state.store, job["id"], story)
+    except ClientGone:
+        return Response(status_code=499)
+    if end is None or end.result is None:
+        raise _failure(end)
+    return JSONResponse(completion(job, story, end).model_dump())
+
+
+async def _as_events(data: AsyncIterator[str]) -> AsyncIterator[str]:
+    async for part in data:
+        yield f"data: {part}\n\n"
+
+
+def _failure(end: End | None) -> Problem:
+    """OpenAI's clients repeat what failed by itself; a search that was paid for is not to be repeated unasked."""
+    headers = {"x-should-retry": "false"}
+    if end is None or end.error is None:
+        return Problem(409, "cancelled", "the job was cancelled or deleted while it ran", headers=headers)
+    status = 422 if end.error.code == "invalid_request" else 500
+    return Problem(status, end.error.code.replace("_", "-"), end.error.message, headers=headers)

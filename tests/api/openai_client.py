@@ -1,0 +1,102 @@
+"""OpenAI's own client, the application on a real port, and a worker, all in one event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import contextlib
+import json
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable
+
+import httpx
+import pytest
+import uvicorn
+from openai import AsyncOpenAI
+from redis.asyncio import Redis
+
+from api.app import create_app
+from engine.types import EngineClient
+from reasoner.run import run_job
+from tests.scripted import ScriptedEngine
+from workers.execution import execute
+from workers.settings import Settings
+from workers.store import JobStore
+
+MODEL = "policy"
+QUESTION = [{"role": "user", "content": "1 + 1?"}]
+
+Run = Callable[..., Awaitable[object]]
+
+
+@contextlib.asynccontextmanager
+async def listening(settings: Settings, engine: EngineClient | None = None) -> AsyncIterator[str]:
+    """The application's address."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        app = create_app(settings, engine or ScriptedEngine())
+        server = uvicorn.Server(uvicorn.Config(app, lifespan="on", log_config=None, timeout_graceful_shutdown=5))
+        serving = asyncio.create_task(server.serve(sockets=[listener]))
+        try:
+            yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+        finally:
+            server.should_exit = True
+            await serving
+
+
+@contextlib.asynccontextmanager
+async def working(url: str, store: JobStore, run: Run = run_job) -> AsyncIterator[None]:
+    """A worker: does what the messages in the queues ask for, one after the other."""
+
+    async def work() -> None:
+        async with Redis.from_url(url) as queues:
+            while True:
+                _, message = await queues.blpop(["interactive", "batch"])
+                (job_id, *_), *_ = json.loads(base64.b64decode(json.loads(message)["body"]))
+                await execute(
+                    job_id,
+                    store=store,
+                    engine=ScriptedEngine(),
+                    run=run,
+                    draining=asyncio.Event(),
+                    lease=30,
+                    max_attempts=3,
+                )
+
+    worker = asyncio.create_task(work())
+    try:
+        yield
+    finally:
+        worker.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await worker
+
+
+@pytest.fixture
+async def address(settings: Settings) -> AsyncIterator[str]:
+    async with listening(settings) as address:
+        yield address
+
+
+@pytest.fixture
+async def ai(address: str) -> AsyncIterator[AsyncOpenAI]:
+    async with AsyncOpenAI(base_url=f"{address}/v1", api_key="none", max_retries=0) as client:
+        yield client
+
+
+@pytest.fixture
+async def http(address: str) -> AsyncIterator[httpx.AsyncClient]:
+    async with httpx.AsyncClient(base_url=address) as client:
+        yield client
+
+
+@pytest.fixture
+async def worker(url: str, store: JobStore) -> AsyncIterator[None]:
+    async with working(url, store):
+        yield
+
+
+def job_of(answer_id: str) -> str:
+    """The job behind an answer."""
+    return "job_" + answer_id.rpartition("_")[2].rpartition("-")[2]
