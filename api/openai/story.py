@@ -59,6 +59,7 @@ class Story:
 
     def take(self, event: Event) -> str:
         """What there is to tell of the next event, in whole lines; mostly nothing."""
+        self.end = None  # a failed job may be retried
         told = self._told(event)
         self.text += told
         return told

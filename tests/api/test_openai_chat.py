@@ -6,13 +6,11 @@ import asyncio
 from typing import Any
 
 import httpx
-import openai
 import pytest
 from openai import AsyncOpenAI
 
 from reasoner.jobs import Usage
-from tests.api.openai_client import MODEL, QUESTION, address, ai, http, job_of, listening, worker, working
-from workers.settings import Settings
+from tests.api.openai_client import MODEL, QUESTION, address, ai, http, job_of, worker, working
 from workers.store import JobStore
 
 __all__ = ["address", "ai", "http", "worker"]
