@@ -16,6 +16,7 @@ from reasoner.prices import check_budget
 from reasoner.served import Wanted, wanted_policy, wanted_verifier
 from reasoner.strategies import resolve
 from reasoner.verifier_specs import JudgeVerifier, PrmVerifier
+from workers.outbound import ForbiddenAddress, check_address
 from workers.settings import Settings
 
 
@@ -43,6 +44,7 @@ async def effective_in_batch(spec: JobSpec, place: int, settings: Settings, cata
 
 
 async def _filled(spec: JobSpec, settings: Settings, catalog: Catalog) -> dict[str, Any]:
+    _check_webhook(spec, settings)
     spec = _with_effort(spec, settings)
     served = await _served(spec, catalog)
     _check_models(spec, served)
@@ -100,6 +102,17 @@ def _check_budget(spec: JobSpec, settings: Settings, models: list[ModelInfo] | N
         check_budget(spec.budget, model, info, settings.prices)
     except InvalidRequest as error:
         raise _refusal(error) from None
+
+
+def _check_webhook(spec: JobSpec, settings: Settings) -> None:
+    if spec.webhook is None:
+        return
+    try:
+        if settings.webhook_secret is None:
+            raise ForbiddenAddress("this service has no secret to sign webhooks with: its operator has to set one")
+        check_address(spec.webhook, settings.webhook_allow)
+    except ForbiddenAddress as error:
+        raise Problem(422, "impossible-webhook", f"webhook: {error}", errors=[("webhook", str(error))]) from None
 
 
 def _refusal(error: InvalidRequest) -> Problem:

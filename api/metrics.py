@@ -66,6 +66,11 @@ def _job_metrics(counts: dict[str, int], counters: dict[str, float]) -> Iterator
         "reasoner_lease_reclaims", "Jobs taken over from a worker that fell silent.", value=counter("lease_reclaims")
     )
 
+    webhooks = CounterMetricFamily("reasoner_webhooks", "Attempts at telling the end of a job.", labels=["outcome"])
+    for outcome in ("delivered", "pending", "failed"):
+        webhooks.add_metric([outcome], counter(f"webhooks:{outcome}"))
+    yield webhooks
+
     total = sum(counter(f"finished:{status}") for status in ("completed", "incomplete", "failed", "cancelled"))
     took = HistogramMetricFamily("reasoner_job_seconds", "From submission to end.")
     took.add_metric(

@@ -17,6 +17,7 @@ MAX_BUDGET_SECONDS = 86_400.0
 MAX_BUDGET_FLOPS = 1e24
 MAX_BUDGET_COST = 1e6
 MAX_METADATA_KEYS = 16
+MAX_ADDRESS_CHARS = 2048
 
 Status = Literal["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]
 TERMINAL: frozenset[str] = frozenset({"completed", "incomplete", "failed", "cancelled"})
@@ -93,6 +94,9 @@ class JobSpec(Strict):
         "all limits only one in tokens ends the search at the same place.",
     )
     priority: Literal["interactive", "batch"] = "interactive"
+    webhook: Annotated[str, Field(max_length=MAX_ADDRESS_CHARS)] | None = Field(
+        None, description="An https address that is told how the job ended, signed as Standard Webhooks says."
+    )
     metadata: Annotated[dict[str, Annotated[str, Field(max_length=512)]], Field(max_length=MAX_METADATA_KEYS)] = Field(
         default_factory=dict
     )
@@ -210,6 +214,15 @@ class JobError(Strict):
     message: str
 
 
+class Delivery(Strict):
+    """What became of a job's webhook."""
+
+    state: Literal["pending", "delivered", "failed"]
+    attempts: int
+    error: str | None
+    """Of the last attempt that failed."""
+
+
 class Job(Strict):
     """A job as the API shows it. Times are seconds since the epoch."""
 
@@ -227,6 +240,8 @@ class Job(Strict):
     usage: Usage = Field(default_factory=Usage)
     result: JobResult | None = None
     error: JobError | None = None
+    delivery: Delivery | None = None
+    """Of a job that has ended and has a webhook."""
 
 
 class Event(Strict):

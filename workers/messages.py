@@ -13,7 +13,9 @@ from workers.embedded import broker_url
 from workers.settings import Settings
 
 RUN_TASK: Final = "reasoner.run"
-QUEUES: Final = ("interactive", "batch")
+WEBHOOK_TASK: Final = "reasoner.webhook"
+WEBHOOKS: Final = "webhooks"
+QUEUES: Final = ("interactive", WEBHOOKS, "batch")
 """In the order in which a free slot looks into them."""
 
 
@@ -51,7 +53,8 @@ def make_celery(settings: Settings) -> Celery:
 
 def send_wakeup(app: Celery, job_id: str, queue: str) -> None:
     """Publishes one message, without retries: a reaper comes back to a job whose message did not get out."""
-    app.send_task(RUN_TASK, args=[job_id], queue=queue, ignore_result=True, retry=False)
+    task = WEBHOOK_TASK if queue == WEBHOOKS else RUN_TASK
+    app.send_task(task, args=[job_id], queue=queue, ignore_result=True, retry=False)
 
 
 def celery_url(redis_url: str) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import binascii
 import ipaddress
 import json
 import os
@@ -28,6 +30,9 @@ from reasoner.prices import Prices
 CONFIG_FILE = "reasoner.toml"
 DEFAULT_ENGINE_URL = "http://127.0.0.1:8100"
 MIN_KEY_CHARS = 16
+
+
+_SECRETS = ("api_keys", "redis_url", "webhook_secret", "webhook_secrets")
 
 
 class ConfigError(Exception):
@@ -126,6 +131,19 @@ class Settings(BaseSettings):
     body_cap: Annotated[int, Field(ge=1024)] = Field(1 << 20, description="Largest request body in bytes.")
     api_keys: Annotated[tuple[SecretStr, ...], NoDecode] = Field((), description="Bearer keys; none: no keys needed.")
 
+    retention_seconds: Annotated[float, Field(gt=0)] = Field(
+        30 * 86_400.0, description="How long a job is kept after its end; then it vanishes with its journal."
+    )
+    webhook_secret: SecretStr | None = Field(
+        None, description="Signs webhooks: 'whsec_' and 24 to 64 bytes in base64. Without it no webhook is taken."
+    )
+    webhook_secrets: dict[str, SecretStr] = Field(
+        default_factory=dict, description="By owner of a key: what signs the webhooks of this owner's jobs instead."
+    )
+    webhook_allow: Annotated[tuple[str, ...], NoDecode] = Field(
+        (), description="Hosts to which webhooks go although they are private, and without TLS where they ask for it."
+    )
+
     @field_validator("redis_url", "engine_url", "prm_url")
     @classmethod
     def _known_scheme(cls, value: str | None, info: Any) -> str | None:
@@ -147,7 +165,26 @@ class Settings(BaseSettings):
     def _with_built_in(cls, value: dict[str, Effort]) -> dict[str, Effort]:
         return DEFAULT_EFFORTS | value
 
-    @field_validator("api_keys", mode="before")
+    @field_validator("webhook_secret")
+    @classmethod
+    def _a_secret(cls, value: SecretStr | None) -> SecretStr | None:
+        if value is not None:
+            webhook_secret_bytes(value.get_secret_value())
+        return value
+
+    @field_validator("webhook_secrets")
+    @classmethod
+    def _secrets(cls, value: dict[str, SecretStr]) -> dict[str, SecretStr]:
+        for secret in value.values():
+            webhook_secret_bytes(secret.get_secret_value())
+        return value
+
+    @field_validator("webhook_allow")
+    @classmethod
+    def _as_compared(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple(host.lower() for host in value)
+
+    @field_validator("api_keys", "webhook_allow", mode="before")
     @classmethod
     def _comma_list(cls, value: Any) -> Any:
         keys = value.split(",") if isinstance(value, str) else value
@@ -208,10 +245,12 @@ class Settings(BaseSettings):
         values: dict[str, str] = {}
         for name in type(self).model_fields:
             value = getattr(self, name)
-            if name == "api_keys":
-                value = ",".join(key.get_secret_value() for key in value)
+            if isinstance(value, tuple):
+                value = ",".join(map(_plain, value))
             if isinstance(value, dict):
-                value = json.dumps({key: part.model_dump(exclude_none=True) for key, part in value.items()})
+                value = json.dumps({key: _plain(part) for key, part in value.items()})
+            if isinstance(value, SecretStr):
+                value = _plain(value)
             if value is not None:
                 values[f"REASONER_{name.upper()}"] = str(value)
         return values
@@ -235,6 +274,24 @@ def load_settings(**overrides: Any) -> Settings:
         raise ConfigError(f"{where}: {_explain(first, name)}") from None
     except (SettingsError, ValueError) as error:  # a file that is not TOML
         raise ConfigError(f"{CONFIG_FILE}: {error}") from None
+
+
+def _plain(value: Any) -> Any:
+    """A part of a setting as the environment has it."""
+    if isinstance(value, SecretStr):
+        return value.get_secret_value()
+    return value.model_dump(exclude_none=True) if isinstance(value, BaseModel) else value
+
+
+def webhook_secret_bytes(text: str) -> bytes:
+    """What ``whsec_…`` stands for. Raises ``ValueError``."""
+    try:
+        secret = base64.b64decode(text.removeprefix("whsec_"), validate=True)
+    except binascii.Error:
+        secret = b""
+    if not text.startswith("whsec_") or not 24 <= len(secret) <= 64:
+        raise ValueError("a webhook secret is 'whsec_' and 24 to 64 random bytes in base64")
+    return secret
 
 
 def served_name(value: str) -> str:
@@ -285,5 +342,5 @@ def _explain(error: Any, name: str) -> str:
         known = kinds[name] if len(error["loc"]) > 1 else Settings
         return f"no such setting: {error['loc'][-1]!r}; known are {', '.join(sorted(known.model_fields))}"
     message: str = error["msg"]
-    shown = "" if name in ("api_keys", "redis_url") else f" (got {error['input']!r})"  # those hold secrets
+    shown = "" if name in _SECRETS else f" (got {error['input']!r})"  # those hold secrets
     return message.removeprefix("Value error, ") + shown

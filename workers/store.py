@@ -382,6 +382,16 @@ def _entry(fields: dict[str, str]) -> Entry:
     return Entry(fields["key"], fields["type"], json.loads(fields["data"]), spend, float(fields["elapsed"]))
 
 
+def _delivery(fields: dict[str, str]) -> dict[str, Any] | None:
+    if "webhook:state" not in fields:
+        return None
+    return {
+        "state": fields["webhook:state"],
+        "attempts": int(fields["webhook:attempt"]),
+        "error": fields["webhook:error"] or None,
+    }
+
+
 def _document(fields: dict[str, str]) -> JobDocument:
     def moment(name: str) -> float | None:
         return float(fields[name]) if name in fields else None
@@ -399,4 +409,5 @@ def _document(fields: dict[str, str]) -> JobDocument:
         "usage": usage_of(fields).model_dump(),
         "result": json.loads(fields.get("result", "null")),
         "error": json.loads(fields.get("error", "null")),
+        "delivery": _delivery(fields),
     }

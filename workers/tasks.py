@@ -1,4 +1,4 @@
-"""The one Celery task, and how a worker process starts and stops."""
+"""The two Celery tasks, and how a worker process starts and stops."""
 
 from __future__ import annotations
 
@@ -17,9 +17,10 @@ from workers.embedded import broker_url
 from workers.engines import connect
 from workers.execution import RunJob, execute
 from workers.logs import configure_logging
-from workers.messages import QUEUES, RUN_TASK, make_celery
+from workers.messages import QUEUES, RUN_TASK, WEBHOOK_TASK, make_celery
 from workers.settings import Settings
 from workers.store import JobStore
+from workers.webhooks import deliver
 
 BROKER_PATIENCE = 10.0
 """Seconds that a running job outlasts a broker that is away."""
@@ -55,7 +56,7 @@ class Draining:
 
 
 def make_worker(settings: Settings, run: RunJob | None = None) -> Celery:
-    """The application with its task. Each job runs on an event loop of its own, in one thread of the pool.
+    """The application with its tasks. Each job runs on an event loop of its own, in one thread of the pool.
 
     ``run`` is for tests; without it jobs are searched for answers, at the configured prices and with the
     configured calibration. Raises ``ConfigError`` when that cannot be used.
@@ -94,7 +95,18 @@ def make_worker(settings: Settings, run: RunJob | None = None) -> Celery:
     def task(job_id: str) -> None:
         asyncio.run(wake(job_id))
 
+    async def tell(job_id: str) -> None:
+        store = JobStore(broker_url(settings), patience=BROKER_PATIENCE)
+        try:
+            await deliver(job_id, store=store, settings=settings)
+        finally:
+            await store.close()
+
+    def webhook_task(job_id: str) -> None:
+        asyncio.run(tell(job_id))
+
     app.task(task, name=RUN_TASK)
+    app.task(webhook_task, name=WEBHOOK_TASK)
     return app
 
 

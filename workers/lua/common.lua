@@ -10,6 +10,8 @@
 --   reasoner:jobs:ended      sorted set of ids of ended jobs by the time (ms) of their end
 --   reasoner:jobs:of:OWNER, :of:OWNER:*   the same of one owner
 --   reasoner:due             sorted set of unfinished ids by the time (ms) at which the reaper must look at them
+--   reasoner:webhooks        likewise for ids of ended jobs whose end is still to be told; their hashes have webhook (its
+--                            address) and webhook:state, :attempt, :token, :at (not before), :seq (of the end), :error
 --   reasoner:idempotency:*   hash: job and digest of the body, for a day
 --   reasoner:batch:ID        hash: owner, budget, metadata, times, pool (tokens that no job holds), floors and active (jobs
 --                            that spend their first grant, or a later one), count:STATUS, usage:*, cancel
@@ -19,7 +21,7 @@
 --   reasoner:batches, :of:OWNER   sorted sets of ids by order of submission: all batches, and those of one owner
 --   reasoner:stats           hash: counters for /metrics
 
-local JOBS, DUE, STATS = 'reasoner:jobs', 'reasoner:due', 'reasoner:stats'
+local JOBS, DUE, WEBHOOKS, STATS = 'reasoner:jobs', 'reasoner:due', 'reasoner:webhooks', 'reasoner:stats'
 
 local function now_ms()
   local time = redis.call('TIME')
@@ -82,6 +84,13 @@ end
 
 local function look_at(id, time)
   redis.call('ZADD', DUE, ms(time), id)
+end
+
+-- The end of a job is to be told, not before a time.
+local function tell_at(id, time)
+  redis.call('HSET', job_key(id), 'webhook:at', ms(time))
+  redis.call('HDEL', job_key(id), 'webhook:sent')
+  redis.call('ZADD', WEBHOOKS, ms(time), id)
 end
 
 -- Hands the pool of a batch out: the rule of reasoner.allocator.Pool. Grants wake their jobs.
@@ -149,7 +158,13 @@ local function finish(id, status, result, failure)
   if status ~= 'failed' then
     redis.call('DEL', job_key(id) .. ':keys')
   end
-  append(id, 'job.' .. status, '{"result":' .. result .. ',"error":' .. failure .. ',"usage":' .. usage_json(id) .. '}')
+  local seq = append(
+    id, 'job.' .. status, '{"result":' .. result .. ',"error":' .. failure .. ',"usage":' .. usage_json(id) .. '}')
+  if redis.call('HEXISTS', job_key(id), 'webhook') == 1 then
+    redis.call('HSET', job_key(id), 'webhook:state', 'pending', 'webhook:attempt', 0, 'webhook:seq', seq,
+      'webhook:error', '')
+    tell_at(id, now)
+  end
   local batch, granted, share, generated, verified = unpack(
     redis.call('HMGET', job_key(id), 'batch', 'granted', 'share', 'usage:generated', 'usage:verifier_computed'))
   if batch then
@@ -185,6 +200,7 @@ local function forget(id)
       redis.call('ZREM', index .. kind, id)
     end
   end
+  redis.call('ZREM', WEBHOOKS, id)
   redis.call('DEL', job_key(id), job_key(id) .. ':log', job_key(id) .. ':keys')
   if batch then
     redis.call('LREM', batch_key(batch) .. ':jobs', 1, id)
@@ -203,6 +219,10 @@ local function record(id, spec, priority, owner, now)
   for _, index in ipairs({ JOBS, owned(owner) }) do
     redis.call('ZADD', index, n, id)
     redis.call('ZADD', index .. ':queued', n, id)
+  end
+  local webhook = cjson.decode(spec).webhook
+  if type(webhook) == 'string' then
+    redis.call('HSET', job_key(id), 'webhook', webhook)
   end
   append(id, 'job.queued', '{}')
   look_at(id, now)

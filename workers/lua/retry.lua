@@ -27,6 +27,8 @@ redis.call('HSET', job, 'attempt', 0)
 redis.call('HDEL', job, 'finished', 'result', 'error', 'cancel', 'waiting', 'sent')
 list(id, ':dead')
 list(id, ':ended')
+redis.call('ZREM', WEBHOOKS, id) -- that end was none
+redis.call('HDEL', job, 'webhook:state')
 set_status(id, 'queued')
 append(id, 'job.queued', '{"reason":"retry"}')
 look_at(id, now_ms())

@@ -1,0 +1,412 @@
+"""The end of a job is told: signed, until it is heard, and to nobody inside of the network."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import contextlib
+import hashlib
+import hmac
+import json
+import shutil
+import socket
+import ssl
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+
+from reasoner.jobs import JobError
+from tests.workers.test_store import RESULT, SPEC, claim, expire
+from workers import outbound
+from workers.outbound import ForbiddenAddress, SendFailed, check_address, post
+from workers.settings import ConfigError, Settings, load_settings, webhook_secret_bytes
+from workers.store import JobStore
+from workers.webhooks import PAUSES, deliver, signature
+
+KEY = bytes(range(32))
+SECRET = "whsec_" + base64.b64encode(KEY).decode()
+
+
+class Receiver(ThreadingHTTPServer):
+    """A client's server: notes what it gets and answers what it is told to."""
+
+    def __init__(self) -> None:
+        self.got: list[tuple[str, dict[str, str], bytes]] = []
+        self.answers: list[int] = []
+        self.headers: dict[str, str] = {}
+        super().__init__(("127.0.0.1", 0), _Handler)
+
+    @property
+    def port(self) -> int:
+        return int(self.server_address[1])
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}/ended?who=me"
+
+
+class _Handler(BaseHTTPRequestHandler):
+    def do_POST(self) -> None:
+        server = self.server
+        assert isinstance(server, Receiver)
+        body = self.rfile.read(int(self.headers["Content-Length"]))
+        server.got.append((self.path, {name.lower(): value for name, value in self.headers.items()}, body))
+        self.send_response(server.answers.pop(0) if server.answers else 200)
+        for name, value in server.headers.items():
+            self.send_header(name, value)
+        self.end_headers()
+
+    def log_message(self, format: str, *args: Any) -> None:
+        pass
+
+
+@contextlib.contextmanager
+def served(server: Receiver) -> Iterator[Receiver]:
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
+    thread.start()
+    try:
+        yield server
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+@pytest.fixture
+def receiver() -> Iterator[Receiver]:
+    with served(Receiver()) as server:
+        yield server
+
+
+@pytest.fixture
+def settings(url: str, tmp_path: Path) -> Settings:
+    return load_settings(redis_url=url, data_dir=tmp_path, webhook_secret=SECRET, webhook_allow=["127.0.0.1"])
+
+
+async def ended(store: JobStore, address: str, owner: str = "me") -> str:
+    """A job with a webhook that has ended."""
+    spec = SPEC | {"webhook": address, "metadata": {"course": "½"}}
+    job, _ = await store.submit(spec, owner=owner, queue_cap=10)
+    held = await claim(store, job["id"])
+    assert (await store.get(job["id"]))["delivery"] is None
+    await store.finish(held, "completed", result=RESULT)
+    return str(job["id"])
+
+
+def its_time_has_come(url: str, job_id: str) -> None:
+    with redis.Redis.from_url(url) as client:
+        client.hset(f"reasoner:job:{job_id}", "webhook:at", 1)
+        client.zadd("reasoner:webhooks", {job_id: 1})
+
+
+async def delivery(store: JobStore, job_id: str) -> tuple[str, int, str | None]:
+    found = (await store.get(job_id))["delivery"]
+    return found["state"], found["attempts"], found["error"]
+
+
+def test_the_signature_is_the_one_of_the_standards_own_example() -> None:
+    secret = webhook_secret_bytes("whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw")
+    signed = signature(secret, "msg_p5jXN8AQM9LWM0D4loKWxJek", "1614265330", b'{"test": 2432232314}')
+    assert signed == "v1,g0hM9SsE+OTPJTGt/tmIKtSyZlE3uFJELVlNIOLJ1OE="
+
+
+async def test_the_end_of_a_job_is_told_once_and_signed(
+    store: JobStore, settings: Settings, receiver: Receiver
+) -> None:
+    job_id = await ended(store, receiver.url)
+    assert await store.reap(3) == [(job_id, "webhooks")]
+    assert await store.reap(3) == []
+    for _ in range(2):  # the second message finds nothing to do
+        await deliver(job_id, store=store, settings=settings)
+    ((path, headers, body),) = receiver.got
+    assert path == "/ended?who=me"
+    signed = f"{headers['webhook-id']}.{headers['webhook-timestamp']}.".encode() + body
+    expected = base64.b64encode(hmac.digest(KEY, signed, hashlib.sha256)).decode()
+    assert headers["webhook-signature"] == f"v1,{expected}"
+    assert abs(int(headers["webhook-timestamp"]) - time.time()) < 300
+    told, job = json.loads(body), await store.get(job_id)
+    assert told["type"] == "job.completed"
+    assert told["data"]["result"] == job["result"]
+    assert (told["data"]["id"], told["data"]["metadata"]) == (job_id, {"course": "½"})
+    assert await delivery(store, job_id) == ("delivered", 1, None)
+    assert await store.reap(3) == []
+
+
+async def test_an_owner_may_have_a_secret_of_its_own(store: JobStore, settings: Settings, receiver: Receiver) -> None:
+    own = bytes(reversed(KEY))
+    secrets = {"her": "whsec_" + base64.b64encode(own).decode()}
+    settings = load_settings(**settings.model_dump() | {"webhook_secrets": secrets})
+    for owner, key in (("her", own), ("him", KEY)):
+        await deliver(await ended(store, receiver.url, owner), store=store, settings=settings)
+        _, headers, body = receiver.got.pop()
+        signed = signature(key, headers["webhook-id"], headers["webhook-timestamp"], body)
+        assert headers["webhook-signature"] == signed
+
+
+async def test_what_is_not_heard_is_told_again_under_the_same_id_and_in_the_end_given_up(
+    store: JobStore, settings: Settings, receiver: Receiver, url: str
+) -> None:
+    job_id = await ended(store, receiver.url)
+    receiver.answers = [500] * (len(PAUSES) + 1)
+    for attempt in range(1, len(PAUSES) + 1):
+        await deliver(job_id, store=store, settings=settings)
+        assert await delivery(store, job_id) == ("pending", attempt, "the answer was 500")
+        await deliver(job_id, store=store, settings=settings)  # too early: a duplicate message changes nothing
+        assert len(receiver.got) == attempt
+        with redis.Redis.from_url(url) as client:
+            pause = client.zscore("reasoner:webhooks", job_id) / 1000 - time.time()
+        assert 0.7 * PAUSES[attempt - 1] - 5 < pause < 1.3 * PAUSES[attempt - 1]
+        assert await store.reap(3) == []
+        its_time_has_come(url, job_id)
+        assert await store.reap(3) == [(job_id, "webhooks")]
+    await deliver(job_id, store=store, settings=settings)
+    assert await delivery(store, job_id) == ("failed", len(PAUSES) + 1, "the answer was 500")
+    assert len({headers["webhook-id"] for _, headers, _ in receiver.got}) == 1
+    its_time = await store.reap(3)
+    assert its_time == []
+
+
+async def test_a_delivery_whose_worker_died_is_tried_by_another_and_its_late_word_counts_for_nothing(
+    store: JobStore, settings: Settings, receiver: Receiver, url: str
+) -> None:
+    job_id = await ended(store, receiver.url)
+    assert (await store.script("webhook_claim", job_id, 30_000, 7))[0] == "claimed"  # and never heard of again
+    await deliver(job_id, store=store, settings=settings)
+    assert receiver.got == []
+    its_time_has_come(url, job_id)
+    assert await store.reap(3) == [(job_id, "webhooks")]
+    await deliver(job_id, store=store, settings=settings)
+    assert await delivery(store, job_id) == ("delivered", 2, None)
+    assert await store.script("webhook_settle", job_id, 1, "pending", "", 0) == "lost"
+    assert await delivery(store, job_id) == ("delivered", 2, None)
+
+
+async def test_a_delivery_that_kills_its_workers_is_given_up(
+    store: JobStore, settings: Settings, receiver: Receiver, url: str
+) -> None:
+    job_id = await ended(store, receiver.url)
+    for _ in range(len(PAUSES) + 1):
+        assert (await store.script("webhook_claim", job_id, 30_000, len(PAUSES) + 1))[0] == "claimed"
+        its_time_has_come(url, job_id)
+    await deliver(job_id, store=store, settings=settings)
+    assert receiver.got == []
+    assert await delivery(store, job_id) == ("failed", len(PAUSES) + 1, "lost its worker")
+    assert await store.reap(3) == []
+
+
+async def test_a_message_that_got_lost_is_sent_again_when_the_queue_is_empty(store: JobStore, url: str) -> None:
+    job_id = await ended(store, "https://example.com")
+    assert await store.reap(3) == [(job_id, "webhooks")]
+    with redis.Redis.from_url(url) as client:
+        client.lpush("webhooks", "a message")
+        its_time_has_come(url, job_id)
+        assert await store.reap(3) == []  # it may be this one
+        client.delete("webhooks")
+    its_time_has_come(url, job_id)
+    assert await store.reap(3) == [(job_id, "webhooks")]
+
+
+async def test_who_is_gone_is_not_asked_again(store: JobStore, settings: Settings, receiver: Receiver) -> None:
+    job_id = await ended(store, receiver.url)
+    receiver.answers = [410]
+    await deliver(job_id, store=store, settings=settings)
+    assert await delivery(store, job_id) == ("failed", 1, "the answer was 410")
+
+
+async def test_a_redirect_is_not_followed(store: JobStore, settings: Settings, receiver: Receiver) -> None:
+    job_id = await ended(store, receiver.url)
+    receiver.answers, receiver.headers = [302], {"Location": f"http://127.0.0.1:{receiver.port}/inside"}
+    await deliver(job_id, store=store, settings=settings)
+    assert await delivery(store, job_id) == ("pending", 1, "the answer was 302: redirects are not followed")
+    assert [path for path, _, _ in receiver.got] == ["/ended?who=me"]
+
+
+async def test_a_job_that_is_retried_tells_its_second_end_only(
+    store: JobStore, settings: Settings, receiver: Receiver, url: str
+) -> None:
+    job, _ = await store.submit(SPEC | {"webhook": receiver.url, "metadata": {}}, owner="me", queue_cap=10)
+    job_id = job["id"]
+    await store.finish(await claim(store, job_id), "failed", error=JobError(code="engine_error", message="no"))
+    assert await delivery(store, job_id) == ("pending", 0, None)
+    retried = await store.retry(job_id, queue_cap=10)
+    assert retried["delivery"] is None
+    await deliver(job_id, store=store, settings=settings)
+    assert receiver.got == []
+    await store.finish(await claim(store, job_id), "completed", result=RESULT)
+    await deliver(job_id, store=store, settings=settings)
+    assert [json.loads(body)["type"] for _, _, body in receiver.got] == ["job.completed"]
+
+
+async def test_a_deleted_job_tells_nothing(store: JobStore, settings: Settings, receiver: Receiver, url: str) -> None:
+    job_id = await ended(store, receiver.url)
+    await store.delete(job_id)
+    assert await store.reap(3) == []
+    await deliver(job_id, store=store, settings=settings)
+    assert receiver.got == []
+    with redis.Redis.from_url(url) as client:
+        assert sorted(client.keys("reasoner:*")) == [b"reasoner:stats", b"reasoner:submitted"]
+
+
+async def test_a_dead_worker_is_no_reason_to_tell_a_job_that_goes_on(store: JobStore, url: str) -> None:
+    job, _ = await store.submit(SPEC | {"webhook": "https://example.com"}, owner="me", queue_cap=10)
+    await claim(store, job["id"])
+    expire(url, job["id"])
+    assert await store.reap(3) == [(job["id"], "interactive")]
+
+
+INSIDE = [
+    "127.0.0.1",
+    "10.1.2.3",
+    "192.168.0.1",
+    "169.254.169.254",
+    "100.64.0.1",
+    "0.0.0.0",
+    "224.0.0.1",
+    "255.255.255.255",
+    "::1",
+    "::",
+    "fe80::1",
+    "fd00::1",
+    "ff02::1",
+    "::ffff:127.0.0.1",
+    "::ffff:169.254.169.254",
+    "64:ff9b::7f00:1",
+    "64:ff9b::a9fe:a9fe",
+    "2002:7f00:1::",
+    "2001:0:7f00:1::",
+]
+
+
+@pytest.mark.parametrize("address", INSIDE)
+async def test_no_address_inside_of_the_network_is_called_whether_named_or_looked_up(
+    monkeypatch: pytest.MonkeyPatch, address: str
+) -> None:
+    host = f"[{address}]" if ":" in address else address
+    with pytest.raises(ForbiddenAddress, match="not a public address"):
+        check_address(f"https://{host}/hook", ())
+
+    async def looked_up(*_: object, **__: object) -> list[Any]:
+        family = socket.AF_INET6 if ":" in address else socket.AF_INET
+        return [
+            (socket.AF_INET, socket.SOCK_STREAM, 6, "", ("93.184.216.34", 443)),
+            (family, socket.SOCK_STREAM, 6, "", (address, 443)),
+        ]
+
+    monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", looked_up)
+    with pytest.raises(ForbiddenAddress, match=r"hooks\.example is not a public address"):
+        await post("https://hooks.example/", b"", {}, allowed=())
+
+
+@pytest.mark.parametrize("host", ["2130706433", "0x7f.1", "127.1", "localhost", "localhost."])
+async def test_a_number_or_a_name_for_this_machine_is_found_out(host: str) -> None:
+    with pytest.raises((ForbiddenAddress, SendFailed)):
+        await post(f"https://{host}/", b"", {}, allowed=())
+
+
+@pytest.mark.parametrize(
+    ("address", "message"),
+    [
+        ("http://example.com/", "only https://"),
+        ("ftp://example.com/", "only https://"),
+        ("ftp://127.0.0.1/", "cannot be called"),
+        ("https:///path", "names no host"),
+        ("hooks", "names no host"),
+        ("https://user:word@example.com/", "password"),
+        ("https://exa mple.com/", "no name of a host"),
+        (f"https://{'x' * 64}.com/", "no name of a host"),
+        ("https://a..b/", "no name of a host"),
+        (f"https://{'x.' * 127}com/", "no name of a host"),
+        ("https://example.com:99999/", "no port 99999"),
+        ("https://example.com:x/", "not an address"),
+    ],
+)
+def test_an_address_that_cannot_be_called_is_told_why(address: str, message: str) -> None:
+    with pytest.raises(ForbiddenAddress, match=message):
+        check_address(address, ["127.0.0.1"])
+
+
+async def test_a_name_is_looked_up_once_and_the_connection_goes_to_what_was_checked(
+    monkeypatch: pytest.MonkeyPatch, receiver: Receiver
+) -> None:
+    asked: list[str] = []
+
+    async def looked_up(host: str, port: int, **_: object) -> list[Any]:
+        asked.append(host)
+        where = "127.0.0.1" if len(asked) == 1 else "127.0.0.2"  # a name that changes its mind
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (where, port))]
+
+    monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", looked_up)
+    await post(f"http://hooks.test:{receiver.port}/", b"{}", {}, allowed=["hooks.test"])
+    assert [headers["host"] for _, headers, _ in receiver.got] == [f"hooks.test:{receiver.port}"]
+    assert asked.count("hooks.test") == 1
+
+
+@pytest.fixture
+def certificate(tmp_path: Path) -> tuple[Path, Path]:
+    """A certificate of ``hooks.test``, and its key."""
+    certificate, key = tmp_path / "certificate.pem", tmp_path / "key.pem"
+    command = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 2 -subj /CN=hooks.test"
+    more = ["-addext", "subjectAltName=DNS:hooks.test", "-keyout", str(key), "-out", str(certificate)]
+    subprocess.run([*command.split(), *more], check=True, capture_output=True)
+    return certificate, key
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl makes the certificate")
+async def test_the_certificate_must_be_of_the_name_although_an_address_is_called(
+    monkeypatch: pytest.MonkeyPatch, certificate: tuple[Path, Path]
+) -> None:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(*certificate)
+
+    async def looked_up(host: str, port: int, **_: object) -> list[Any]:
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.0.1", port))]
+
+    monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", looked_up)
+    monkeypatch.setenv("SSL_CERT_FILE", str(certificate[0]))
+    server = Receiver()
+    server.socket = context.wrap_socket(server.socket, server_side=True)
+    with served(server):
+        address = f"https://{{}}:{server.port}/"
+        await post(address.format("hooks.test"), b"{}", {}, allowed=["hooks.test"])
+        with pytest.raises(SendFailed, match=r"(?i)certificate"):
+            await post(address.format("other.test"), b"{}", {}, allowed=["other.test"])
+    assert [headers["host"] for _, headers, _ in server.got] == [f"hooks.test:{server.port}"]
+
+
+async def test_who_never_answers_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(outbound, "TIMEOUT_SECONDS", 0.2)
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        silent.listen()
+        with pytest.raises(SendFailed, match=r"0\.2 s|Timeout"):
+            await post(f"http://127.0.0.1:{silent.getsockname()[1]}/", b"", {}, allowed=["127.0.0.1"])
+
+
+async def test_the_proxies_of_the_environment_are_not_used(monkeypatch: pytest.MonkeyPatch, receiver: Receiver) -> None:
+    for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
+        monkeypatch.setenv(name, "http://127.0.0.1:1/")
+    await post(receiver.url, b"{}", {}, allowed=["127.0.0.1"])
+    assert len(receiver.got) == 1
+
+
+def test_the_settings_reach_every_role_and_a_secret_that_cannot_be_is_told_and_not_shown(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    settings = load_settings(webhook_secret=SECRET, webhook_secrets={"her": SECRET}, webhook_allow="A.test, 10.0.0.1")
+    assert settings.webhook_allow == ("a.test", "10.0.0.1")
+    for name, value in settings.environment().items():
+        monkeypatch.setenv(name, value)
+    assert load_settings() == settings
+    assert base64.b64encode(KEY).decode() not in repr(settings)
+    for wrong in ("whsec_c2hvcnQ=", "whsec_" + "!" * 40, base64.b64encode(KEY).decode()):
+        with pytest.raises(ConfigError, match="24 to 64 random bytes") as caught:
+            load_settings(webhook_secret=wrong)
+        assert wrong not in str(caught.value)

@@ -1,0 +1,124 @@
+"""Requests to addresses that clients name. The service must not become a way into the network that it runs in.
+
+An address is https, or its host is one that the operator allows. Its name is looked up once, every address that it
+stands for must be a public one, and the connection goes to exactly what was checked. Redirects are not followed, no
+proxy of the environment is used, and nothing of the answer is read but its status.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import re
+import socket
+from collections.abc import Collection, Mapping
+
+import httpx
+
+TIMEOUT_SECONDS = 10.0
+"""For all of a request: looking the name up, connecting, sending and the head of the answer."""
+_LABEL = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?")
+_NAT64 = ipaddress.ip_network("64:ff9b::/96")
+
+
+class ForbiddenAddress(ValueError):
+    """This service does not send to this address; the message says what would be right."""
+
+
+class SendFailed(Exception):
+    """The request did not arrive, or was not answered with success."""
+
+    def __init__(self, message: str, status: int | None = None) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+def check_address(address: str, allowed: Collection[str]) -> httpx.URL:
+    """The address as it will be used. ``allowed`` are hosts that may be private and without TLS.
+
+    Raises ``ForbiddenAddress`` for what can be told without looking the name up.
+    """
+    try:
+        url = httpx.URL(address)
+    except httpx.InvalidURL as error:
+        raise ForbiddenAddress(f"not an address: {error}") from None
+    host = url.raw_host.decode("ascii").removesuffix(".")
+    if not host:
+        raise ForbiddenAddress("the address names no host: use https://HOST/PATH")
+    if _literal(host) is None and not (len(host) <= 253 and all(map(_LABEL.fullmatch, host.split(".")))):
+        raise ForbiddenAddress(f"{url.host!r} is no name of a host")
+    if not 1 <= (url.port or 443) <= 65535:
+        raise ForbiddenAddress(f"there is no port {url.port}: ports go up to 65535")
+    if url.userinfo:
+        raise ForbiddenAddress("the address must not hold a user or a password: verify the signature instead")
+    if url.host.lower() in allowed:
+        if url.scheme not in ("http", "https"):
+            raise ForbiddenAddress(f"{url.scheme!r} addresses cannot be called: use https://")
+    elif url.scheme != "https":
+        raise ForbiddenAddress("only https:// addresses are called")
+    elif (literal := _literal(url.host)) is not None:
+        check_public(literal, url.host)
+    return url
+
+
+def check_public(address: ipaddress.IPv4Address | ipaddress.IPv6Address, host: str) -> None:
+    """Raises ``ForbiddenAddress`` for everything that is not one machine in the public internet, also inside of the
+    ways in which IPv6 carries IPv4."""
+    inner = [address]
+    if isinstance(address, ipaddress.IPv6Address):
+        carried = [address.ipv4_mapped, address.sixtofour, *(address.teredo or ())]
+        if address in _NAT64:
+            carried.append(ipaddress.IPv4Address(int(address) & 0xFFFFFFFF))
+        inner += [each for each in carried if each is not None]
+    for each in inner:
+        if not each.is_global or each.is_multicast or each.is_reserved:
+            raise ForbiddenAddress(f"{host} is not a public address")
+
+
+async def post(address: str, body: bytes, headers: Mapping[str, str], *, allowed: Collection[str]) -> None:
+    """Sends one request. Raises ``ForbiddenAddress`` and ``SendFailed``."""
+    url = check_address(address, allowed)
+    try:
+        async with asyncio.timeout(TIMEOUT_SECONDS):
+            pinned = await _pinned(url, private=url.host.lower() in allowed)
+            # A transport of one's own: its certificates may be the environment's, its proxies may not.
+            transport = httpx.AsyncHTTPTransport(retries=0)
+            async with httpx.AsyncClient(transport=transport, timeout=TIMEOUT_SECONDS, trust_env=False) as client:
+                request = client.build_request(
+                    "POST",
+                    url.copy_with(host=pinned),
+                    content=body,
+                    headers={**headers, "Host": url.netloc.decode("ascii")},
+                    extensions={"sni_hostname": url.raw_host.decode("ascii")},
+                )
+                answer = await client.send(request, stream=True, follow_redirects=False)
+                await answer.aclose()
+    except TimeoutError:
+        raise SendFailed(f"no answer within {TIMEOUT_SECONDS:g} s") from None
+    except httpx.HTTPError as error:
+        raise SendFailed(f"{type(error).__name__}: {error}".rstrip(": ")) from None
+    if not answer.is_success:
+        redirect = ": redirects are not followed" if answer.is_redirect else ""
+        raise SendFailed(f"the answer was {answer.status_code}{redirect}", answer.status_code)
+
+
+async def _pinned(url: httpx.URL, *, private: bool) -> str:
+    """The IP address to connect to. One private address among several spoils the name."""
+    try:
+        found = await asyncio.get_running_loop().getaddrinfo(
+            url.host, url.port or {"http": 80, "https": 443}[url.scheme], type=socket.SOCK_STREAM
+        )
+    except OSError as error:
+        raise SendFailed(f"{url.host} cannot be looked up: {error.strerror}") from None
+    addresses = [str(where[0]) for *_, where in found]
+    if not private:
+        for each in addresses:
+            check_public(ipaddress.ip_address(each.partition("%")[0]), url.host)
+    return addresses[0]
+
+
+def _literal(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    try:
+        return ipaddress.ip_address(host)
+    except ValueError:
+        return None
