@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator
 from fastapi import FastAPI
 from starlette.middleware import Middleware
 
-from api import problems, routes_batches, routes_jobs, routes_service
+from api import problems, routes_batches, routes_export, routes_jobs, routes_service
 from api.catalog import Catalog
 from api.middleware import Authenticate, LimitBody, Observe
 from api.openai import routes_chat
@@ -34,7 +34,12 @@ def create_app(settings: Settings, engine: EngineClient | None = None) -> FastAP
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         store = JobStore(broker_url(settings))
         client = engine or connect(settings)
-        reaper = Reaper(store, make_celery(settings), max_attempts=settings.max_attempts)
+        reaper = Reaper(
+            store,
+            make_celery(settings),
+            max_attempts=settings.max_attempts,
+            retention=settings.retention_seconds,
+        )
         app.state.service = State(settings, store, Catalog(client), reaper)
         reaping = asyncio.create_task(reaper.run())
         try:
@@ -58,6 +63,7 @@ def create_app(settings: Settings, engine: EngineClient | None = None) -> FastAP
         ],
     )
     problems.install(app)
+    app.include_router(routes_export.router)  # before the one that takes any word for an id
     app.include_router(routes_jobs.router)
     app.include_router(routes_batches.router)
     app.include_router(routes_chat.router)

@@ -63,6 +63,19 @@ class ServiceClient:
     def tree(self, job_id: str) -> dict[str, Any]:
         return self._json("GET", f"/v1/jobs/{job_id}/tree")
 
+    def export(self, *, since: float = 0.0, status: str | None = None, journal: bool = False) -> Iterator[str]:
+        """Jobs that have ended, a line of JSON each, as they come."""
+        asked = {"since": since, "status": status, "journal": journal}
+        params = {key: value for key, value in asked.items() if value is not None}
+        try:
+            with self._http.stream("GET", "/v1/jobs/export", params=params) as response:
+                if response.is_error:
+                    response.read()
+                    raise _refusal(response)
+                yield from response.iter_lines()
+        except httpx.TransportError as error:
+            raise ServiceError(f"the export from {self.url} broke off: {error}") from None
+
     def submit_batch(self, spec: dict[str, Any]) -> Batch:
         return Batch.model_validate(self._json("POST", "/v1/batches", json=spec))
 

@@ -1,4 +1,4 @@
-"""The outbox and the rescue service: sends the wake-up of every job that needs one.
+"""The outbox and the rescue service: sends the wake-up of every job that needs one, and clears old ones away.
 
 It runs in every API process and is the only sender of messages. A job that was just recorded, one whose message got
 lost and one whose worker died are the same case: their time in ``reasoner:due`` has come.
@@ -24,10 +24,12 @@ log = structlog.get_logger("reasoner.reaper")
 class Reaper:
     """Runs until ``stop``. ``nudge`` makes it look at once, for a job that was just recorded."""
 
-    def __init__(self, store: JobStore, app: Celery, *, max_attempts: int) -> None:
+    def __init__(self, store: JobStore, app: Celery, *, max_attempts: int, retention: float) -> None:
+        """``retention``: seconds that an ended job is kept."""
         self._store = store
         self._app = app
         self._max_attempts = max_attempts
+        self._retention = retention
         self._nudged = asyncio.Event()
         self._stopping = False
 
@@ -59,4 +61,5 @@ class Reaper:
         wake = await self._store.reap(self._max_attempts)
         for job_id, queue in wake:
             await asyncio.to_thread(send_wakeup, self._app, job_id, queue)
+        await self._store.expire(self._retention)
         return len(wake)

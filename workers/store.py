@@ -7,6 +7,7 @@ import contextlib
 import functools
 import hashlib
 import json
+import math
 import secrets
 from collections.abc import AsyncIterator, Coroutine, Sequence
 from dataclasses import dataclass
@@ -35,6 +36,8 @@ _LUA = Path(__file__).parent / "lua"
 _SCRIPTS = tuple(sorted(path.stem for path in _LUA.glob("*.lua") if path.stem != "common"))
 _BLOCK_SECONDS = 5.0
 _REAP_LIMIT = 1000
+_EXPIRE_LIMIT = 100
+_PAGE = 100
 _CONNECTIONS = 1000
 """At most, of each kind: every client that follows a job holds one."""
 
@@ -196,6 +199,30 @@ class JobStore:
             case status:
                 raise NotRetryable(f"only a failed job can be retried, and this one is {status}")
 
+    async def now(self) -> float:
+        """The broker's clock, by which all times of jobs are: seconds since the epoch."""
+        seconds, micros = await self.command("TIME")
+        return int(seconds) + int(micros) / 1e6
+
+    async def ended(self, owner: str | None, since: float, until: float) -> AsyncIterator[str]:
+        """Ids of jobs that ended in this time, in the order of their ends: an owner's, or with ``None`` everybody's.
+
+        Each comes once, whatever ends or is deleted meanwhile.
+        """
+        lowest, last = round(since * 1000), math.floor(until * 1000)
+        seen: set[str] = set()  # of those that ended in the lowest millisecond: many may, when a batch is cancelled
+        while True:
+            rows = await self.script("ended", owner or "", lowest, last, len(seen) + _PAGE)
+            pairs = zip(rows[::2], map(int, rows[1::2]), strict=True)
+            fresh = [(job_id, ended) for job_id, ended in pairs if job_id not in seen]
+            for job_id, ended in fresh:
+                if ended > lowest:
+                    lowest, seen = ended, set()
+                seen.add(job_id)
+                yield job_id
+            if not fresh:
+                return
+
     async def events(self, job_id: str, after: int = 0) -> list[Event]:
         """What the job's stream holds now, from the event behind ``after``."""
         rows = await self.command("XRANGE", f"{_job(job_id)}:log", f"({after}-0", "+")
@@ -283,6 +310,10 @@ class JobStore:
         """Jobs that need a wake-up now, with their queues."""
         rows = await self.script("reap", _REAP_LIMIT, round(RESEND_SECONDS * 1000), max_attempts)
         return [(job_id, queue) for job_id, queue in rows]
+
+    async def expire(self, keep: float) -> int:
+        """Forgets jobs that ended more than ``keep`` seconds ago, not all of them at once; answers how many."""
+        return int(await self.script("expire", round(keep * 1000), _EXPIRE_LIMIT))
 
     async def stats(self) -> tuple[dict[str, int], dict[str, float]]:
         """Number of jobs by status, of dead ones too, and the counters over all jobs so far."""

@@ -1,0 +1,152 @@
+"""What has ended can be taken out, whole and in order, before it vanishes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import httpx
+import pytest
+import redis
+
+from api.client import ServiceClient
+from tests.api.conftest import serving, submitted
+from tests.scripted import ScriptedEngine
+from tests.workers.test_dead_letters import give_up
+from tests.workers.test_store import RESULT, SPEC, claim, entry, submit
+from workers import store as store_module
+from workers.messages import make_celery
+from workers.reaper import Reaper
+from workers.settings import Settings
+from workers.store import JobStore
+
+Work = Callable[[str], Awaitable[None]]
+
+
+async def exported(client: httpx.AsyncClient, **parameters: Any) -> list[dict[str, Any]]:
+    response = await client.get("/v1/jobs/export", params=parameters)
+    assert response.status_code == 200, response.text
+    assert response.headers["content-type"] == "application/x-ndjson"
+    return [json.loads(line) for line in response.text.splitlines()]
+
+
+async def test_every_ended_job_is_a_line_as_the_api_shows_it_in_the_order_of_ends(
+    client: httpx.AsyncClient, store: JobStore, work: Work
+) -> None:
+    first, second, waiting, third = [await submitted(client) for _ in range(4)]
+    for job_id in (second, first, third):
+        await work(job_id)
+    lines = await exported(client)
+    assert [line["id"] for line in lines] == [second, first, third]
+    assert lines == [(await client.get(f"/v1/jobs/{job_id}")).json() for job_id in (second, first, third)]
+    await client.post(f"/v1/jobs/{waiting}/cancel")
+    assert [line["id"] for line in await exported(client, status="cancelled")] == [waiting]
+
+
+async def test_with_the_journal_it_holds_all_that_a_stream_would_have_told(
+    client: httpx.AsyncClient, store: JobStore, work: Work
+) -> None:
+    job_id = await submitted(client, strategy={"name": "beam", "n": 4})
+    await work(job_id)
+    (line,) = await exported(client, journal=True)
+    assert line["events"] == [event.model_dump() for event in await store.events(job_id)]
+    assert len(line["events"]) == line["last_seq"]
+    assert "events" not in (await exported(client))[0]
+
+
+async def test_an_export_goes_on_where_the_last_one_stopped(client: httpx.AsyncClient, work: Work) -> None:
+    jobs = [await submitted(client) for _ in range(3)]
+    await work(jobs[0])
+    await work(jobs[1])
+    before = await exported(client)
+    await work(jobs[2])
+    after = await exported(client, since=before[-1]["finished_at"])
+    assert [line["id"] for line in after] == jobs[1:]
+    assert await exported(client, since=after[-1]["finished_at"] + 1) == []
+
+
+async def test_jobs_that_ended_at_once_come_once_each_over_any_number_of_pages(
+    store: JobStore, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(store_module, "_PAGE", 3)
+    jobs = [await submit(store) for _ in range(20)]
+    for job_id in jobs:
+        await store.cancel(job_id)
+    with redis.Redis.from_url(url) as client:  # all but the ends in one millisecond
+        client.zadd("reasoner:jobs:ended", dict.fromkeys(jobs[2:18], 5_000) | {jobs[0]: 1_000, jobs[1]: 4_999})
+        client.zadd("reasoner:jobs:ended", {jobs[18]: 5_001, jobs[19]: 9_000})
+    seen = []
+    async for job_id in store.ended(None, 1.0, 8.0):
+        seen.append(job_id)
+        if len(seen) == 5:
+            await store.delete(seen[3])
+            await store.delete(seen[1])
+    assert seen == [jobs[0], jobs[1], *sorted(jobs[2:18]), jobs[18]]
+
+
+async def test_an_owner_exports_its_own_jobs_only(store: JobStore) -> None:
+    ids = {}
+    for owner in ("her", "him"):
+        job, _ = await store.submit(SPEC, owner=owner, queue_cap=10)
+        await store.cancel(job["id"])
+        ids[owner] = job["id"]
+    until = await store.now()
+    assert [job_id async for job_id in store.ended("her", 0, until)] == [ids["her"]]
+    assert [job_id async for job_id in store.ended(None, 0, until)] == [ids["her"], ids["him"]]
+
+
+async def test_a_retried_job_has_not_ended(client: httpx.AsyncClient, store: JobStore, url: str) -> None:
+    job_id = await submitted(client)
+    await give_up(store, url, job_id)
+    assert [line["id"] for line in await exported(client)] == [job_id]
+    await client.post(f"/v1/jobs/{job_id}/retry")
+    assert await exported(client) == []
+
+
+@pytest.mark.parametrize(("query", "field"), [("since=x", "since"), ("since=-1", "since"), ("status=done", "status")])
+async def test_a_wrong_question_is_named(client: httpx.AsyncClient, query: str, field: str) -> None:
+    response = await client.get(f"/v1/jobs/export?{query}")
+    assert (response.status_code, response.json()["errors"][0]["field"]) == (422, field)
+
+
+async def test_without_a_broker_it_is_said_before_the_first_line(settings: Settings) -> None:
+    away = settings.model_copy(update={"redis_url": "unix:///nowhere.sock"})
+    async with serving(away, ScriptedEngine()) as client:
+        assert (await client.get("/v1/jobs/export")).status_code == 503
+
+
+async def test_jobs_vanish_whole_when_their_time_is_over_and_not_before(
+    store: JobStore, settings: Settings, url: str
+) -> None:
+    kept, old, running = await submit(store), await submit(store), await submit(store)
+    held = await claim(store, old)
+    await store.commit(held, [entry("a")])
+    await store.finish(held, "completed", result=RESULT)
+    await store.cancel(kept)
+    await claim(store, running)
+    with redis.Redis.from_url(url) as client:
+        long_ago = (await store.now() - 61) * 1000
+        for index in ("reasoner:jobs:ended", "reasoner:jobs:of:local:ended"):
+            assert client.zadd(index, {old: long_ago}, xx=True, ch=True) == 1
+        reaper = Reaper(store, make_celery(settings), max_attempts=3, retention=60)
+        await reaper.sweep()
+        keys = [key for key in client.scan_iter("reasoner:*") if old.encode() in key]
+        assert keys == []
+        lists = list(client.scan_iter("reasoner:jobs*"))
+        assert lists
+        for key in lists:
+            assert client.zscore(key, old) is None
+    for job_id in (kept, running):
+        await store.get(job_id)
+
+
+def test_the_command_lines_client_gets_the_lines_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    def answer(request: httpx.Request) -> httpx.Response:
+        assert dict(request.url.params) == {"since": "5.0", "journal": "true"}
+        return httpx.Response(200, content=b'{"id":"a"}\n{"id":"b"}\n')
+
+    real = httpx.Client
+    monkeypatch.setattr("api.client.httpx.Client", lambda **more: real(transport=httpx.MockTransport(answer), **more))
+    with ServiceClient("http://service") as client:
+        assert list(client.export(since=5.0, journal=True)) == ['{"id":"a"}', '{"id":"b"}']

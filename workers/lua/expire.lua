@@ -1,0 +1,7 @@
+-- Forgets jobs whose end is longer ago than they are to be kept; answers how many.
+local keep, limit = unpack(ARGV)
+local old = redis.call('ZRANGEBYSCORE', JOBS .. ':ended', '-inf', ms(now_ms() - keep), 'LIMIT', 0, limit)
+for _, id in ipairs(old) do
+  forget(id)
+end
+return #old
