@@ -9,11 +9,13 @@ from collections.abc import AsyncIterator
 from fastapi import FastAPI
 from starlette.middleware import Middleware
 
-from api import problems, routes_batches, routes_export, routes_jobs, routes_service
+from api import problems, routes_batches, routes_export, routes_jobs, routes_keys, routes_service
+from api.authentication import Authenticate
 from api.catalog import Catalog
-from api.middleware import Authenticate, LimitBody, Observe
+from api.middleware import LimitBody, Observe
 from api.openai import routes_chat
 from api.openai.errors import OpenAIErrors
+from api.security_headers import Harden
 from api.state import State
 from engine.types import EngineClient
 from workers.embedded import broker_url
@@ -54,8 +56,11 @@ def create_app(settings: Settings, engine: EngineClient | None = None) -> FastAP
         title="Reasoner",
         summary="Turns a hard question and a compute budget into the best answer that the budget can buy.",
         version="1",
+        docs_url=None,
+        redoc_url=None,
         lifespan=lifespan,
         middleware=[
+            Middleware(Harden),
             Middleware(OpenAIErrors),
             Middleware(Observe),
             Middleware(Authenticate, settings=settings),
@@ -67,5 +72,6 @@ def create_app(settings: Settings, engine: EngineClient | None = None) -> FastAP
     app.include_router(routes_jobs.router)
     app.include_router(routes_batches.router)
     app.include_router(routes_chat.router)
+    app.include_router(routes_keys.router)
     app.include_router(routes_service.router)
     return app

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from api import cli_batch, cli_bench, cli_calibrate, cli_eval, cli_jobs, cli_prm, cli_quantize, demo
+from api import cli_batch, cli_bench, cli_calibrate, cli_eval, cli_jobs, cli_keys, cli_prm, cli_quantize, demo
 from api.client import ServiceError
 from api.supervisor import StartError
 from workers.settings import ConfigError, Settings, load_settings
@@ -26,6 +26,7 @@ app.command("quantize")(cli_quantize.quantize)
 app.command("demo")(demo.demo)
 app.add_typer(cli_jobs.jobs, name="jobs", help="Submit, list, show, watch and cancel jobs of a running service.")
 app.add_typer(cli_batch.batch, name="batch", help="Many problems under one budget of a running service.")
+app.add_typer(cli_keys.keys, name="keys", help="Make, list and revoke the API keys of a service.")
 app.add_typer(cli_prm.prm, name="prm")
 app.add_typer(cli_bench.bench, name="bench")
 

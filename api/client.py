@@ -11,6 +11,7 @@ import httpx
 
 from reasoner.batches import Batch
 from reasoner.jobs import TERMINAL, Event, Job
+from workers.keys import Key, NewKey
 
 CONNECT_SECONDS = 5.0
 ANSWER_SECONDS = 30.0
@@ -87,6 +88,15 @@ class ServiceClient:
 
     def cancel_batch(self, batch_id: str) -> Batch:
         return Batch.model_validate(self._json("POST", f"/v1/batches/{batch_id}/cancel"))
+
+    def create_key(self, spec: dict[str, Any]) -> NewKey:
+        return NewKey.model_validate(self._json("POST", "/v1/keys", json=spec))
+
+    def list_keys(self, *, limit: int, after: str | None) -> dict[str, Any]:
+        return self._json("GET", "/v1/keys", params={"limit": limit} | ({} if after is None else {"after": after}))
+
+    def revoke_key(self, key_id: str) -> Key:
+        return Key.model_validate(self._json("DELETE", f"/v1/keys/{key_id}"))
 
     def events(self, job_id: str, after: int = 0) -> Iterator[Event]:
         """The job's events from number ``after + 1`` to the terminal one; goes on by itself after a lost connection."""

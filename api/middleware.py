@@ -1,9 +1,7 @@
-"""What happens to every request before and after its route: an id, a log line, a count, the key, the size limit."""
+"""What happens to every request before and after its route: an id, a log line, a count, the size limit."""
 
 from __future__ import annotations
 
-import hashlib
-import hmac
 import re
 import time
 import uuid
@@ -12,12 +10,10 @@ import structlog
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from api.caller import CONFIGURED, LOCAL, Caller
 from api.metrics import HTTP_REQUESTS, HTTP_SECONDS
-from api.problems import Problem, problem_response
+from api.problems import Problem, problem_response, refuse
 from workers.settings import Settings
 
-OPEN_PATHS = frozenset({"/healthz", "/readyz"})
 _SANE_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
 
 log = structlog.get_logger("reasoner.api")
@@ -65,39 +61,6 @@ class Observe:
             logger.info("request", status=status, ms=round(seconds * 1000, 1))
 
 
-class Authenticate:
-    """Finds out who calls, by one of the configured bearer keys. Only their hashes are kept and compared."""
-
-    def __init__(self, app: ASGIApp, settings: Settings) -> None:
-        self._app = app
-        self._digests = [_digest(key.get_secret_value()) for key in settings.api_keys]
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["path"] in OPEN_PATHS:
-            await self._app(scope, receive, send)
-            return
-        found = self._caller(scope)
-        if found is not None:
-            scope["state"]["caller"] = found
-            await self._app(scope, receive, send)
-            return
-        problem = Problem(
-            401,
-            "unauthorized",
-            "send one of this service's keys as 'Authorization: Bearer KEY'",
-            headers={"WWW-Authenticate": "Bearer"},
-        )
-        await problem_response(problem, scope["state"]["request_id"])(scope, receive, send)
-
-    def _caller(self, scope: Scope) -> Caller | None:
-        if not self._digests:
-            return LOCAL
-        scheme, _, key = Headers(scope=scope).get("authorization", "").partition(" ")
-        digest = _digest(key.strip())
-        matches = [hmac.compare_digest(digest, known) for known in self._digests]  # all of them: equal time
-        return CONFIGURED if scheme.lower() == "bearer" and any(matches) else None
-
-
 class LimitBody:
     """Refuses bodies over the cap, whether or not they admit their length."""
 
@@ -111,7 +74,7 @@ class LimitBody:
             return
         length = Headers(scope=scope).get("content-length", "0")
         if length.isdigit() and int(length) > self._cap:
-            await problem_response(self._problem(), scope["state"]["request_id"])(scope, receive, send)
+            await refuse(scope, self._problem())(scope, receive, send)
             return
         received = 0
 
@@ -127,7 +90,3 @@ class LimitBody:
 
     def _problem(self) -> Problem:
         return Problem(413, "body-too-large", f"the body may have {self._cap} bytes at most")
-
-
-def _digest(key: str) -> bytes:
-    return hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()

@@ -13,9 +13,11 @@ from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse, Response
 from starlette.routing import compile_path
+from starlette.types import Scope
 
 from reasoner.verifier_specs import KINDS
 from workers.batches import NoSuchBatch
+from workers.keys import NoSuchKey
 from workers.store import BROKER_DOWN, IdempotencyConflict, JobActive, NoSuchJob, NotRetryable, QueueFull
 
 MEDIA_TYPE = "application/problem+json"
@@ -57,6 +59,9 @@ class Problem(HTTPException):
         self.errors = [FieldProblem(field=field, message=message) for field, message in errors]
 
 
+BROKER_UNAVAILABLE = Problem(503, "broker-unavailable", "the job store cannot be reached", headers=RETRY_AFTER)
+
+
 def problem_response(problem: Problem, request_id: str | None) -> JSONResponse:
     document = ProblemDocument(
         type=f"urn:reasoner:problem:{problem.code}",
@@ -70,11 +75,25 @@ def problem_response(problem: Problem, request_id: str | None) -> JSONResponse:
     return JSONResponse(content, problem.status_code, problem.headers, MEDIA_TYPE)
 
 
+def refuse(scope: Scope, problem: Problem) -> Response:
+    """What a middleware answers that lets a request go no further."""
+    return problem_response(problem, scope["state"]["request_id"])
+
+
 def install(app: FastAPI) -> None:
     """Makes every error of an application a problem document."""
     app.add_exception_handler(HTTPException, _on_http_exception)
     app.add_exception_handler(RequestValidationError, _on_validation_error)
-    for kind in (NoSuchJob, NoSuchBatch, JobActive, NotRetryable, QueueFull, IdempotencyConflict, *BROKER_DOWN):
+    for kind in (
+        NoSuchJob,
+        NoSuchBatch,
+        NoSuchKey,
+        JobActive,
+        NotRetryable,
+        QueueFull,
+        IdempotencyConflict,
+        *BROKER_DOWN,
+    ):
         app.add_exception_handler(kind, _on_store_error)
 
 
@@ -111,6 +130,8 @@ async def _on_store_error(request: Request, error: Exception) -> Response:
             problem = Problem(
                 404, "no-such-batch", f"there is no batch {str(error)!r}; GET /v1/batches lists those there are"
             )
+        case NoSuchKey():
+            problem = Problem(404, "no-such-key", f"there is no key {str(error)!r}; GET /v1/keys lists those there are")
         case JobActive():
             problem = Problem(409, "job-active", "only a job that has ended can be deleted: cancel it first")
         case NotRetryable():
@@ -122,7 +143,7 @@ async def _on_store_error(request: Request, error: Exception) -> Response:
         case IdempotencyConflict():
             problem = Problem(422, "idempotency-conflict", f"{error}: use a new Idempotency-Key for a new job")
         case _:
-            problem = Problem(503, "broker-unavailable", "the job store cannot be reached", headers=RETRY_AFTER)
+            problem = BROKER_UNAVAILABLE
     return _answer(request, problem)
 
 

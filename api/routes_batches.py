@@ -106,12 +106,12 @@ async def page(
 
 
 @router.get("/{batch_id}", response_model=Batch, summary="Look at a batch and its jobs")
-async def show(batch_id: BatchId, state: Service, _: Reader) -> Response:
+async def show(_: Reader, batch_id: BatchId, state: Service) -> Response:
     return JSONResponse(await BatchStore(state.store).get(batch_id))
 
 
 @router.post("/{batch_id}/cancel", response_model=Batch, summary="Cancel all jobs of a batch")
-async def cancel(batch_id: BatchId, state: Service, _: Writer) -> Response:
+async def cancel(_: Writer, batch_id: BatchId, state: Service) -> Response:
     """200 when all have ended, 202 while workers are being told."""
     batch = await BatchStore(state.store).cancel(batch_id)
     return JSONResponse(batch, 200 if batch["finished_at"] is not None else 202)

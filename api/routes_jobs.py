@@ -104,7 +104,7 @@ async def page(
 
 
 @router.get("/{job_id}", response_model=Job, summary="Look at a job, or wait for its end")
-async def show(job_id: JobId, state: Service, _: Reader, wait: Wait = 0) -> Response:
+async def show(_: Reader, job_id: JobId, state: Service, wait: Wait = 0) -> Response:
     return JSONResponse(await state.store.wait(job_id, wait))
 
 
@@ -132,7 +132,7 @@ async def _starting_point(
 
 @router.get("/{job_id}/events", response_class=EventSourceResponse, summary="Follow a job")
 async def events(
-    job_id: JobId, state: Service, _: Reader, after: Annotated[int, Depends(_starting_point)]
+    _: Reader, job_id: JobId, state: Service, after: Annotated[int, Depends(_starting_point)]
 ) -> AsyncIterator[ServerSentEvent]:
     """Server-sent events with ``id`` = sequence number, gapless, resumable anywhere, ending with the job's end."""
     async for event in state.store.follow(job_id, after):
@@ -141,13 +141,13 @@ async def events(
 
 
 @router.get("/{job_id}/tree", summary="The search tree so far")
-async def tree(job_id: JobId, state: Service, _: Reader) -> Tree:
+async def tree(_: Reader, job_id: JobId, state: Service) -> Tree:
     await state.store.get(job_id)
     return fold(job_id, await state.store.events(job_id))
 
 
 @router.post("/{job_id}/cancel", response_model=Job, summary="Cancel a job")
-async def cancel(job_id: JobId, state: Service, _: Writer) -> Response:
+async def cancel(_: Writer, job_id: JobId, state: Service) -> Response:
     """200 when the job has ended (also when it had before), 202 while its worker is being told."""
     job = await state.store.cancel(job_id)
     return JSONResponse(job, 200 if job["status"] in TERMINAL else 202)
@@ -162,7 +162,7 @@ async def retry(job_id: JobId, state: Service, _: Writer) -> Response:
 
 
 @router.delete("/{job_id}", status_code=204, summary="Delete a job that has ended")
-async def delete(job_id: JobId, state: Service, _: Writer) -> None:
+async def delete(_: Writer, job_id: JobId, state: Service) -> None:
     await state.store.delete(job_id)
 
 

@@ -11,6 +11,7 @@ from fastapi.responses import JSONResponse
 from api.caller import Known, MetricsReader
 from api.metrics import exposition
 from api.problems import RETRY_AFTER, Problem, ProblemDocument
+from api.security_headers import docs_page
 from api.state import State, service
 from engine.types import EngineError
 from reasoner.strategies import schemas
@@ -33,6 +34,11 @@ async def models(state: Service, _: Known) -> dict[str, Any]:
     except EngineError as error:
         raise Problem(503, "engine-unavailable", str(error), headers=RETRY_AFTER) from None
     return {"object": "list", "data": [{"object": "model", **asdict(model)} for model in served]}
+
+
+@router.get("/docs", include_in_schema=False)
+async def docs() -> Response:
+    return docs_page("Reasoner")
 
 
 @router.get("/healthz", summary="Whether this process is alive")

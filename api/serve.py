@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 import uvicorn
 
 from api.app import create_app
-from api.supervisor import Supervisor, check_port, engine_command
+from api.supervisor import Supervisor, check_bind, check_port, engine_command
 from workers.embedded import EmbeddedBroker
 from workers.logs import configure_logging
 from workers.settings import ConfigError, Settings, load_settings
@@ -24,10 +24,10 @@ GRACEFUL_SECONDS = 3
 
 def run_api(settings: Settings) -> None:
     """Serves HTTP until SIGTERM or Ctrl-C."""
-    settings.check_bind()
     check_port(settings.host, settings.port)
     configure_logging()
     with _broker(settings):
+        check_bind(settings)
         uvicorn.run(
             create_app(settings),
             host=settings.host,

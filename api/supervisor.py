@@ -21,10 +21,11 @@ from types import FrameType, TracebackType
 
 import httpx
 
-from workers.embedded import EmbeddedBroker, socket_path
+from workers.embedded import EmbeddedBroker, broker_url, socket_path
+from workers.keys import stored_keys
 from workers.processes import StartError as StartError
 from workers.processes import private_folder, spawn, stop, tail
-from workers.settings import ConfigError, Settings, model_folder
+from workers.settings import ConfigError, Settings, is_loopback, model_folder
 
 STOP_SECONDS = 10.0
 STEADY_SECONDS = 60.0
@@ -121,7 +122,6 @@ class Supervisor:
         socket_folder = socket_path(settings.data_dir).parent
         engine_socket = socket_folder / f"engine-{os.getpid()}.sock"
         self._janitor = _hire_janitor([settings.data_dir, socket_folder] if self._ephemeral else [engine_socket])
-        settings.check_bind()
         check_port(settings.host, settings.port)
         local_engine = settings.engine_url is None
         engine = engine_command(settings, ["--uds", str(engine_socket)]) if local_engine else []
@@ -134,6 +134,7 @@ class Supervisor:
             self._broker = EmbeddedBroker(settings.data_dir)
             self._broker.start()
             redis_url = self._broker.url
+        check_bind(settings)
         known = {"redis_url": redis_url, "engine_url": settings.engine_url or f"unix://{engine_socket}"}
         env = os.environ | settings.model_copy(update=known).environment()
         if local_engine:
@@ -256,6 +257,12 @@ def _reachable(host: str) -> str:
     """How this machine calls a server that listens on ``host``, in a URL."""
     host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
     return f"[{host}]" if ":" in host else host
+
+
+def check_bind(settings: Settings) -> None:
+    """Raises ``ConfigError`` when other machines would be served without keys. The broker has to run."""
+    if not is_loopback(settings.host):
+        settings.check_bind(stored_keys=stored_keys(broker_url(settings)))
 
 
 def check_port(host: str, port: int) -> None:

@@ -129,7 +129,9 @@ class Settings(BaseSettings):
     )
     queue_cap: Annotated[int, Field(ge=1)] = Field(10_000, description="Waiting jobs; more are refused with 503.")
     body_cap: Annotated[int, Field(ge=1024)] = Field(1 << 20, description="Largest request body in bytes.")
-    api_keys: Annotated[tuple[SecretStr, ...], NoDecode] = Field((), description="Bearer keys; none: no keys needed.")
+    api_keys: Annotated[tuple[SecretStr, ...], NoDecode] = Field(
+        (), description="Bearer keys that may do everything; more are made with 'reasoner keys'."
+    )
 
     retention_seconds: Annotated[float, Field(gt=0)] = Field(
         30 * 86_400.0, description="How long a job is kept after its end; then it vanishes with its journal."
@@ -255,11 +257,12 @@ class Settings(BaseSettings):
                 values[f"REASONER_{name.upper()}"] = str(value)
         return values
 
-    def check_bind(self) -> None:
-        """Refuses to serve other machines without keys."""
-        if not is_loopback(self.host) and not self.api_keys:
+    def check_bind(self, *, stored_keys: bool) -> None:
+        """Refuses to serve other machines without keys: configured ones, or ones in the store."""
+        if not is_loopback(self.host) and not self.api_keys and not stored_keys:
             raise ConfigError(
-                f"host {self.host!r} is reachable from other machines: set REASONER_API_KEYS, or bind 127.0.0.1"
+                f"host {self.host!r} is reachable from other machines: make a key with 'reasoner keys create --direct'"
+                ", set REASONER_API_KEYS, or bind 127.0.0.1"
             )
 
 

@@ -91,10 +91,11 @@ def test_other_machines_are_served_only_with_keys(options: dict[str, Any], allow
     settings = load_settings(**options)
     assert is_loopback(settings.host) == (settings.host not in ("0.0.0.0", "example.org"))
     if allowed:
-        settings.check_bind()
+        settings.check_bind(stored_keys=False)
     else:
         with pytest.raises(ConfigError, match="REASONER_API_KEYS"):
-            settings.check_bind()
+            settings.check_bind(stored_keys=False)
+    settings.check_bind(stored_keys=True)
 
 
 def test_keys_do_not_show_in_what_is_printed() -> None:

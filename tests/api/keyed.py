@@ -1,0 +1,25 @@
+"""A service with keys, for tests: who calls it, and what each may do."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import httpx
+
+from workers.keys import KeySpec, KeyStore, Scope
+from workers.store import JobStore
+
+CLIENT: tuple[Scope, ...] = ("jobs:read", "jobs:write")
+
+
+async def header(store: JobStore, owner: str, *scopes: Scope, **more: Any) -> dict[str, str]:
+    """The header of a new key."""
+    spec = KeySpec(name=f"{owner}'s", owner=owner, scopes=list(scopes or CLIENT), **more)
+    return {"Authorization": f"Bearer {(await KeyStore(store).create(spec)).key}"}
+
+
+async def submitted(client: httpx.AsyncClient, headers: dict[str, str], **spec: Any) -> str:
+    """A new job's id."""
+    response = await client.post("/v1/jobs", json={"problem": "1 + 1?", **spec}, headers=headers)
+    assert response.status_code == 202, response.text
+    return str(response.json()["id"])

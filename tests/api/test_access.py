@@ -1,0 +1,198 @@
+"""Every route of the OpenAPI document is held against keys that may not use it and owners who do not own: a new route
+without its checks, or of a kind that this file does not know, fails here."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import httpx
+import pytest
+
+from api.app import create_app
+from tests.api.conftest import serving
+from tests.api.keyed import header, submitted
+from tests.scripted import ScriptedEngine
+from workers.keys import SCOPES, KeySpec, KeyStore
+from workers.settings import Settings, load_settings
+from workers.store import JobStore
+
+OPEN = {("GET", "/healthz"), ("GET", "/readyz")}
+"""What anybody may call."""
+ANY_KEY = {("GET", "/v1/strategies"), ("GET", "/v1/models")}
+"""What any key may call: it is the same for everybody."""
+ADMIN = "/v1/keys"
+SECRET = "what-ann-asked"
+
+OPERATIONS: dict[tuple[str, str], dict[str, Any]] = {
+    (method.upper(), path): operation
+    for path, item in create_app(load_settings()).openapi()["paths"].items()
+    for method, operation in item.items()
+}
+
+
+def needed(operation: tuple[str, str]) -> set[str]:
+    """The scopes that the document asks for."""
+    return {scope for way in OPERATIONS[operation].get("security", ()) for scopes in way.values() for scope in scopes}
+
+
+async def owned(client: httpx.AsyncClient, ann: dict[str, str], parameter: str) -> str:
+    """Something of Ann's that has ended, for a parameter in a path."""
+    match parameter:
+        case "job_id":
+            job_id = await submitted(client, ann, problem=SECRET)
+            assert (await client.post(f"/v1/jobs/{job_id}/cancel", headers=ann)).status_code == 200
+            return job_id
+        case "batch_id":
+            body = {"jobs": [{"problem": SECRET}], "budget": {"tokens": 9}}
+            return str((await client.post("/v1/batches", json=body, headers=ann)).json()["id"])
+        case "key_id":
+            return "key_" + "0" * 16
+    raise AssertionError(f"teach this test whose {{{parameter}}} is")
+
+
+async def call(client: httpx.AsyncClient, operation: tuple[str, str], path: str, headers: Any) -> httpx.Response:
+    method, _ = operation
+    body = {} if "requestBody" in OPERATIONS[operation] else None
+    return await client.request(method, path, json=body, headers=headers)
+
+
+@pytest.fixture
+def settings(settings: Settings) -> Settings:
+    return settings.model_copy(update={"queue_cap": 1000})
+
+
+@pytest.mark.parametrize("operation", sorted(OPERATIONS), ids=" ".join)
+async def test_without_a_key_nothing_is_answered_but_what_is_open(
+    client: httpx.AsyncClient, store: JobStore, operation: tuple[str, str]
+) -> None:
+    await header(store, "ann")
+    response = await call(client, operation, operation[1].replace("{", "").replace("}", ""), {})
+    if operation in OPEN:
+        assert response.status_code in (200, 503)
+    else:
+        assert response.status_code == 401
+        assert response.headers["www-authenticate"] == "Bearer"
+
+
+@pytest.mark.parametrize("operation", sorted(OPERATIONS.keys() - OPEN - ANY_KEY), ids=" ".join)
+async def test_a_key_without_the_scope_that_the_document_names_is_refused(
+    client: httpx.AsyncClient, store: JobStore, operation: tuple[str, str]
+) -> None:
+    scopes = needed(operation)
+    assert scopes, "the route asks for no scope: give it one of api.caller's dependencies"
+    assert scopes <= SCOPES
+    writes = operation[0] not in ("GET", "HEAD")
+    assert ("admin" if operation[1].startswith(ADMIN) else "jobs:write") in scopes or not writes
+    ann = await header(store, "ann")
+    template, parameter = operation[1], operation[1].partition("{")[2].partition("}")[0]
+    path = template.replace(f"{{{parameter}}}", await owned(client, ann, parameter)) if parameter else template
+    for scope in scopes:
+        others = await header(store, "ann", *(SCOPES - {scope}))
+        response = await call(client, operation, path, others)
+        assert response.status_code == 403, response.text
+        assert f'scope="{scope}"' in response.headers["www-authenticate"]
+        assert scope in response.text
+
+
+@pytest.mark.parametrize(
+    "operation", sorted(op for op in OPERATIONS if "{" in op[1] and not op[1].startswith(ADMIN)), ids=" ".join
+)
+async def test_what_belongs_to_somebody_is_not_there_for_others(
+    client: httpx.AsyncClient, store: JobStore, operation: tuple[str, str]
+) -> None:
+    ann, bob, admin = [
+        await header(store, owner, "jobs:read", "jobs:write", *more)  # type: ignore[arg-type]
+        for owner, more in (("ann", ()), ("bob", ()), ("eve", ("admin",)))
+    ]
+    _, template = operation
+    parameter = template.partition("{")[2].partition("}")[0]
+    for allowed in (ann, admin):
+        path = template.replace(f"{{{parameter}}}", await owned(client, ann, parameter))
+        before = (await client.get("/v1/jobs", headers=ann)).json()
+        refused = await call(client, operation, path, bob)
+        assert refused.status_code == 404, refused.text
+        assert SECRET not in refused.text
+        unknown = await call(client, operation, path[:-40] + path[-40:].replace("a", "b").replace("0", "1"), bob)
+        assert unknown.status_code == 404, "a foreign thing and none must look the same"
+        assert (await client.get("/v1/jobs", headers=ann)).json() == before
+        answer = await call(client, operation, path, allowed)
+        assert answer.status_code not in (401, 403, 404), answer.text
+
+
+@pytest.mark.parametrize("path", sorted(path for method, path in OPERATIONS if method == "GET" and "{" not in path))
+async def test_nothing_of_anybody_elses_is_in_any_list(client: httpx.AsyncClient, store: JobStore, path: str) -> None:
+    ann, bob = await header(store, "ann"), await header(store, "bob", *(SCOPES - {"admin"}))
+    ids = [await owned(client, ann, parameter) for parameter in ("job_id", "batch_id")]
+    response = await client.get(path, headers=bob)
+    assert response.status_code == (403 if path.startswith(ADMIN) else 200), response.text
+    assert not [word for word in (SECRET, *ids) if word in response.text]
+
+
+async def test_lists_show_what_is_ones_own_and_an_admin_everything(client: httpx.AsyncClient, store: JobStore) -> None:
+    ann, bob = await header(store, "ann"), await header(store, "bob")
+    also_ann, admin = await header(store, "ann"), await header(store, "eve", "jobs:read", "admin")
+    mine, others = await submitted(client, ann), await submitted(client, bob)
+
+    async def listed(headers: dict[str, str]) -> list[str]:
+        return [job["id"] for job in (await client.get("/v1/jobs", headers=headers)).json()["data"]]
+
+    assert await listed(ann) == await listed(also_ann) == [mine]
+    assert await listed(bob) == [others]
+    assert await listed(admin) == [others, mine]
+
+
+async def test_two_owners_idempotency_keys_are_different_keys(client: httpx.AsyncClient, store: JobStore) -> None:
+    ann, bob = await header(store, "ann"), await header(store, "bob")
+    key = {"Idempotency-Key": "k"}
+    first = await client.post("/v1/jobs", json={"problem": "a"}, headers=ann | key)
+    second = await client.post("/v1/jobs", json={"problem": "b"}, headers=bob | key)
+    again = await client.post("/v1/jobs", json={"problem": "a"}, headers=ann | key)
+    assert (first.status_code, second.status_code) == (202, 202)
+    assert again.json()["id"] == first.json()["id"] != second.json()["id"]
+
+
+async def test_a_configured_key_may_do_everything(settings: Settings, store: JobStore) -> None:
+    ann = await header(store, "ann")
+    config = {"Authorization": "Bearer configured-key-of-an-operator"}
+    locked = load_settings(redis_url=settings.redis_url, api_keys="configured-key-of-an-operator")
+    async with serving(locked, ScriptedEngine()) as client:
+        job_id = await submitted(client, ann)
+        assert (await client.get(f"/v1/jobs/{job_id}", headers=config)).status_code == 200
+        made = await client.post("/v1/keys", json={"name": "x"}, headers=config)
+        assert made.status_code == 201
+
+
+async def test_the_page_of_the_documentation_runs_no_script_but_its_own(client: httpx.AsyncClient) -> None:
+    page = await client.get("/docs")
+    policy = page.headers["content-security-policy"]
+    scripts = policy.partition("script-src ")[2].partition(";")[0]
+    assert "default-src 'self'" in policy
+    assert "unsafe" not in scripts
+    assert "sha256-" in scripts
+    for address in [part for part in page.text.split('"') if part.startswith("https://")]:
+        assert address.startswith("https://cdn.jsdelivr.net/npm/swagger-ui-dist@5/")
+
+
+@pytest.mark.parametrize("path", ["/v1/jobs", "/healthz", "/nowhere", "/v1/jobs/x", "/metrics"])
+async def test_every_answer_carries_the_security_headers(client: httpx.AsyncClient, path: str) -> None:
+    headers = (await client.get(path)).headers
+    assert headers["content-security-policy"].startswith("default-src 'self';")
+    assert "unsafe" not in headers["content-security-policy"]
+    assert headers["x-content-type-options"] == "nosniff"
+    assert headers["x-frame-options"] == "DENY"
+    assert headers["referrer-policy"] == "no-referrer"
+    assert ("no-store" in headers.get("cache-control", "")) == path.startswith("/v1/")
+
+
+async def test_no_key_is_in_any_answer_but_the_one_that_makes_it(client: httpx.AsyncClient, store: JobStore) -> None:
+    admin = await header(store, "eve", "admin")
+    made = (await client.post("/v1/keys", json={"name": "x"}, headers=admin)).json()
+    secret = made["key"].rpartition("_")[2]
+    for path in ("/v1/keys", f"/v1/keys/{made['id']}"):
+        assert secret not in (await client.get(path, headers=admin)).text
+    assert secret not in (await client.delete(f"/v1/keys/{made['id']}", headers=admin)).text
+    stored = json.dumps(await store.command("HGETALL", f"reasoner:key:{made['id']}"))
+    assert secret not in stored
+    assert len(secret) * 4 == 256
+    assert (await KeyStore(store).create(KeySpec(name="x"))).key != made["key"]
