@@ -9,9 +9,11 @@ import uuid
 import structlog
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from structlog.contextvars import bound_contextvars
 
 from api.metrics import HTTP_REQUESTS, HTTP_SECONDS
 from api.problems import Problem, problem_response, refuse
+from workers.origin import ORIGIN, Origin
 from workers.settings import Settings
 
 _SANE_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
@@ -36,6 +38,7 @@ class Observe:
         request_id = asked if _SANE_ID.fullmatch(asked) else uuid.uuid4().hex
         scope.setdefault("state", {})["request_id"] = request_id
         started, status = time.perf_counter(), 0
+        origin = ORIGIN.set(Origin(request_id))
 
         async def observed_send(message: Message) -> None:
             nonlocal status
@@ -44,21 +47,23 @@ class Observe:
                 MutableHeaders(scope=message)["X-Request-ID"] = request_id
             await send(message)
 
-        logger = log.bind(request_id=request_id, method=scope["method"], path=scope["path"])
-        try:
-            await self._app(scope, receive, observed_send)
-        except Exception:
-            logger.exception("request failed")
-            if status:  # the client has half an answer: only a broken connection tells it so
-                raise
-            problem = Problem(500, "internal", "this is our fault; the log has the details under this request id")
-            await problem_response(problem, request_id)(scope, receive, observed_send)
-        finally:
-            seconds = time.perf_counter() - started
-            route = getattr(scope.get("route"), "path", "unknown")
-            HTTP_REQUESTS.labels(scope["method"], route, str(status)).inc()
-            HTTP_SECONDS.labels(scope["method"], route).observe(seconds)
-            logger.info("request", status=status, ms=round(seconds * 1000, 1))
+        about = {"method": scope["method"], "path": scope["path"]}
+        with bound_contextvars(request_id=request_id):
+            try:
+                await self._app(scope, receive, observed_send)
+            except Exception:
+                log.exception("request failed", **about)
+                if status:  # the client has half an answer: only a broken connection tells it so
+                    raise
+                problem = Problem(500, "internal", "this is our fault; the log has the details under this request id")
+                await problem_response(problem, request_id)(scope, receive, observed_send)
+            finally:
+                ORIGIN.reset(origin)
+                seconds = time.perf_counter() - started
+                route = getattr(scope.get("route"), "path", "unknown")
+                HTTP_REQUESTS.labels(scope["method"], route, str(status)).inc()
+                HTTP_SECONDS.labels(scope["method"], route).observe(seconds)
+                log.info("request", **about, status=status, ms=round(seconds * 1000, 1))
 
 
 class LimitBody:

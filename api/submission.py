@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import structlog
+
 from api.caller import Caller
 from api.effective import effective, effective_in_batch
 from api.state import State
@@ -9,6 +11,8 @@ from reasoner.batches import BatchSpec
 from reasoner.jobs import JobSpec
 from workers.batches import BatchDocument, BatchStore
 from workers.store import JobDocument
+
+log = structlog.get_logger("reasoner.api")
 
 
 async def submit_job(
@@ -29,6 +33,7 @@ async def submit_job(
         accepted, owner=caller.owner, queue_cap=state.settings.queue_cap, idempotency=idempotency, form=form
     )
     state.reaper.nudge()
+    log.info("job submitted" if created else "job submitted again", job=job["id"], key=caller.key_id)
     return job, created
 
 
@@ -48,4 +53,5 @@ async def submit_batch(
         idempotency=idempotency,
     )
     state.reaper.nudge()
+    log.info("batch submitted" if created else "batch submitted again", batch=batch["id"], key=caller.key_id)
     return batch, created

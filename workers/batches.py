@@ -8,6 +8,7 @@ from typing import Any, get_args
 
 from reasoner.allocator import WIDTH, Ask, floor
 from reasoner.jobs import Status
+from workers.origin import ORIGIN
 from workers.store import (
     Claim,
     IdempotencyConflict,
@@ -47,7 +48,8 @@ class BatchStore:
         key, digest = idempotency_record("batch", owner, idempotency)
         jobs = [part for spec in specs for part in (new_id("job"), _json(spec), spec["priority"])]
         share = floor(budget["tokens"], len(specs))
-        arguments = (new_id("batch"), _json(budget), _json(metadata), share, WIDTH, owner, queue_cap, key, digest)
+        about = (new_id("batch"), _json(budget), _json(metadata), share, WIDTH, owner, ORIGIN.get().to_json())
+        arguments = (*about, queue_cap, key, digest)
         outcome, *known = await self._store.script("batch_submit", *arguments, *jobs)
         if outcome == "full":
             raise QueueFull(f"with these {len(specs)}, more than {queue_cap} jobs would wait")

@@ -11,6 +11,7 @@ from typing import Protocol
 
 import structlog
 from pydantic import ValidationError
+from structlog.contextvars import bound_contextvars
 
 from engine.types import EngineClient, EngineError, EngineUnavailable, InvalidRequest
 from reasoner.allowance import Parked
@@ -58,47 +59,47 @@ async def execute(
     claim = await store.claim(job_id, lease=lease, max_attempts=max_attempts, worker=worker)
     if claim is None:
         return
-    logger = log.bind(job=job_id, attempt=claim.attempt)
-    logger.info("job claimed")
-    try:
-        going: Claim | None = claim
-        while going is not None:
-            going = await _record(going, store, _search(going, store, engine, run, draining, lease))
-    except LeaseLost:
-        logger.warning("lease lost: another worker has the job")
-    except BROKER_DOWN as error:
-        # What the journal holds is safe; whoever claims the job after its lease goes on from there.
-        logger.error("broker lost: the job is left to its lease", error=type(error).__name__)
+    # Whatever is logged on the way, here or in the search, says which job it was and which request submitted it.
+    with bound_contextvars(job=job_id, attempt=claim.attempt, request_id=claim.origin.request_id):
+        log.info("job claimed")
+        try:
+            going: Claim | None = claim
+            while going is not None:
+                going = await _record(going, store, _search(going, store, engine, run, draining, lease))
+        except LeaseLost:
+            log.warning("lease lost: another worker has the job")
+        except BROKER_DOWN as error:
+            # What the journal holds is safe; whoever claims the job after its lease goes on from there.
+            log.error("broker lost: the job is left to its lease", error=type(error).__name__)
 
 
 async def _record(claim: Claim, store: JobStore, search: Awaitable[JobOutcome]) -> Claim | None:
     """Awaits the search and writes how it ended; answers a claim to go on with when it only asked for more."""
-    logger = log.bind(job=claim.job_id, attempt=claim.attempt)
     try:
         outcome = await search
     except (LeaseLost, *BROKER_DOWN):
         raise
     except JobCancelled:
         await store.finish(claim, "cancelled")
-        logger.info("job cancelled")
+        log.info("job cancelled")
     except Parked as parked:
         share = await BatchStore(store).park(claim, parked.ask)
         if share is not None:
             return replace(claim, share=share)
-        logger.info("job waits for its share")
+        log.info("job waits for its share")
     except HandBack:
         await store.release(claim, reason="shutdown", detail="the worker was asked to stop")
-        logger.info("job handed back")
+        log.info("job handed back")
     except EngineUnavailable as error:
         await store.release(claim, reason="engine_unavailable", detail=str(error), delay=ENGINE_RETRY_SECONDS)
-        logger.warning("engine unavailable: job handed back", error=str(error))
+        log.warning("engine unavailable: job handed back", error=str(error))
     except Exception as error:
         failure = _failure(error)
         await store.finish(claim, "failed", error=failure)
-        logger.error("job failed", code=failure.code, exc_info=failure.code == "internal_error")
+        log.error("job failed", code=failure.code, exc_info=failure.code == "internal_error")
     else:
         await store.finish(claim, outcome.status, result=outcome.result)
-        logger.info("job ended", status=outcome.status, tokens=outcome.usage.total)
+        log.info("job ended", status=outcome.status, tokens=outcome.usage.total)
     return None
 
 

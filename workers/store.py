@@ -10,7 +10,7 @@ import json
 import math
 import secrets
 from collections.abc import AsyncIterator, Coroutine, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -21,6 +21,7 @@ from redis.backoff import ExponentialBackoff, NoBackoff
 
 from reasoner.jobs import TERMINAL, Event, JobError, JobResult, Usage
 from reasoner.journal import Entry
+from workers.origin import ORIGIN, Origin
 
 BROKER_DOWN: Final = (exceptions.ConnectionError, exceptions.TimeoutError)
 """What the Redis client raises while the broker cannot answer."""
@@ -78,6 +79,7 @@ class Claim:
     token: int
     attempt: int
     spec: dict[str, Any]
+    origin: Origin = field(default_factory=Origin)
     share: Share | None = None
     """Of a job of a batch."""
 
@@ -128,8 +130,9 @@ class JobStore:
         key, digest = idempotency_record("job", owner, idempotency)
         job_id = new_id("job")
         body = json.dumps(spec, separators=(",", ":"))
+        origin = ORIGIN.get().to_json()
         outcome, *known = await self.script(
-            "submit", job_id, body, spec["priority"], owner, queue_cap, key, digest, form
+            "submit", job_id, body, spec["priority"], owner, origin, queue_cap, key, digest, form
         )
         if outcome == "full":
             raise QueueFull(f"{queue_cap} jobs are waiting")
@@ -268,9 +271,9 @@ class JobStore:
         outcome, *claim = await self.script("claim", job_id, round(lease * 1000), max_attempts, worker)
         if outcome != "claimed":
             return None
-        token, attempt, spec, granted, share = claim
+        token, attempt, spec, origin, granted, share = claim
         of_batch = None if granted is None else Share(int(granted), share == "closed")
-        return Claim(job_id, token, attempt, json.loads(spec), of_batch)
+        return Claim(job_id, token, attempt, json.loads(spec), Origin.from_json(origin or "{}"), of_batch)
 
     async def heartbeat(self, claim: Claim, lease: float) -> Beat:
         """Renews the lease."""

@@ -1,8 +1,8 @@
 -- Records a batch and its jobs, or answers the batch that the same idempotency key made before. Every job gets its floor
 -- of the shared budget at once; the rest is the pool.
-local batch, budget, metadata, floor, width, owner, cap, idempotency, digest = unpack(ARGV, 1, 9)
+local batch, budget, metadata, floor, width, owner, origin, cap, idempotency, digest = unpack(ARGV, 1, 10)
 local now, key = now_ms(), batch_key(batch)
-local first = 10
+local first = 11
 local count = (#ARGV - first + 1) / 3
 
 if idempotency ~= '' then
@@ -26,7 +26,7 @@ redis.call('ZADD', 'reasoner:batches', n, batch)
 redis.call('ZADD', 'reasoner:batches:of:' .. owner, n, batch)
 for i = first, #ARGV, 3 do
   local id, spec, priority = unpack(ARGV, i, i + 2)
-  record(id, spec, priority, owner, now)
+  record(id, spec, priority, owner, origin, now)
   redis.call('HSET', job_key(id), 'batch', batch, 'granted', floor, 'share', 'floor')
   redis.call('RPUSH', key .. ':jobs', id)
 end

@@ -33,5 +33,5 @@ look_at(id, now + lease)
 if not waiting then
   append(id, first and 'job.started' or 'job.resumed', '{"attempt":' .. attempt .. '}')
 end
-local spec, granted = unpack(redis.call('HMGET', job, 'spec', 'granted'))
-return { 'claimed', token, attempt, spec, granted, share }
+local spec, origin, granted = unpack(redis.call('HMGET', job, 'spec', 'origin', 'granted'))
+return { 'claimed', token, attempt, spec, origin, granted, share }

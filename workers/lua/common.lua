@@ -1,8 +1,8 @@
 -- Prepended to every script. The keys, the clock, and the two changes that several scripts make: an entry in a job's
 -- stream and a change of its status. A script runs alone, so whatever it does is one step to everybody else.
 --
---   reasoner:job:ID          hash: spec, owner, status, times, attempt, token (fencing), lease (its end), seq, cancel, usage:*,
---                            form (what a route keeps of the request beside the spec)
+--   reasoner:job:ID          hash: spec, owner, origin, status, times, attempt, token (fencing), lease (its end), seq, cancel,
+--                            usage:*, form (what a route keeps of the request beside the spec)
 --   reasoner:job:ID:log      stream: the journal and the events, entry ids are SEQ-0
 --   reasoner:job:ID:keys     set: keys of the journal's entries, until the job ends for good: a failed one may be retried
 --   reasoner:jobs, :STATUS   sorted sets of ids by order of submission: all jobs, and those of one status
@@ -212,10 +212,10 @@ local function forget(id)
   end
 end
 
-local function record(id, spec, priority, owner, now)
+local function record(id, spec, priority, owner, origin, now)
   local n = redis.call('INCR', 'reasoner:submitted')
-  redis.call('HSET', job_key(id), 'id', id, 'n', n, 'owner', owner, 'spec', spec, 'priority', priority, 'status', 'queued',
-    'created', seconds(now), 'attempt', 0, 'token', 0, 'lease', 0, 'seq', 0)
+  redis.call('HSET', job_key(id), 'id', id, 'n', n, 'owner', owner, 'origin', origin, 'spec', spec, 'priority', priority,
+    'status', 'queued', 'created', seconds(now), 'attempt', 0, 'token', 0, 'lease', 0, 'seq', 0)
   for _, index in ipairs({ JOBS, owned(owner) }) do
     redis.call('ZADD', index, n, id)
     redis.call('ZADD', index .. ':queued', n, id)

@@ -1,5 +1,5 @@
 -- Records a job and puts it in the outbox, or answers the job that the same idempotency key made before.
-local id, spec, priority, owner, cap, idempotency, digest, form = unpack(ARGV)
+local id, spec, priority, owner, origin, cap, idempotency, digest, form = unpack(ARGV)
 local now = now_ms()
 
 if idempotency ~= '' then
@@ -15,7 +15,7 @@ if idempotency ~= '' then
   redis.call('HSET', idempotency, 'job', id, 'digest', digest)
   redis.call('EXPIRE', idempotency, 86400)
 end
-record(id, spec, priority, owner, now)
+record(id, spec, priority, owner, origin, now)
 if form ~= '' then
   redis.call('HSET', job_key(id), 'form', form)
 end
