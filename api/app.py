@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator
 from fastapi import FastAPI
 from starlette.middleware import Middleware
 
-from api import problems, routes_batches, routes_export, routes_jobs, routes_keys, routes_service
+from api import problems, routes_batches, routes_dashboard, routes_export, routes_jobs, routes_keys, routes_service
 from api.authentication import Authenticate
 from api.catalog import Catalog
 from api.middleware import LimitBody, Observe
@@ -74,4 +74,5 @@ def create_app(settings: Settings, engine: EngineClient | None = None) -> FastAP
     app.include_router(routes_chat.router)
     app.include_router(routes_keys.router)
     app.include_router(routes_service.router)
+    app.include_router(routes_dashboard.router)
     return app

@@ -252,3 +252,5 @@ class Event(Strict):
     at: float
     key: str | None = None
     data: dict[str, JsonValue]
+    spend: dict[str, float] = Field(default_factory=dict)
+    """What it added to the bill: the fields of ``Usage`` that are not 0. All of a job's add up to its ``usage``."""

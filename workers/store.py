@@ -408,6 +408,7 @@ def _event(entry_id: str, fields: dict[str, str]) -> Event:
         at=float(fields["at"]),
         key=fields.get("key"),
         data=json.loads(fields["data"]),
+        spend=json.loads(fields.get("spend", "{}")),
     )
 
 

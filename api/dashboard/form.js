@@ -1,0 +1,119 @@
+// A new job: the strategies and their parameters are what GET /v1/strategies says.
+
+import { byId, el, put, write } from "./dom.js";
+import { Refusal, call } from "./service.js";
+
+const LONG_TEXT = 200; // characters from which a text gets more than one line
+
+export class SubmitForm {
+  constructor(onSubmitted) {
+    this.dialog = byId("form");
+    this.form = this.dialog.querySelector("form");
+    this.refused = this.dialog.querySelector(".refused");
+    this.choice = byId("strategies");
+    this.strategies = new Map();
+    this.onSubmitted = onSubmitted;
+    this.choice.addEventListener("change", () => this.#choose());
+    this.form.addEventListener("submit", (event) => {
+      event.preventDefault();
+      this.#submit();
+    });
+    byId("problem").addEventListener("keydown", (event) => {
+      if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) this.form.requestSubmit();
+    });
+  }
+
+  async open() {
+    if (!this.strategies.size) {
+      const { data } = await call("GET", "/v1/strategies");
+      this.strategies = new Map(data.map((strategy) => [strategy.name, strategy]));
+      this.choice.replaceChildren(...data.map(({ name }) => el("option", { value: name }, name.replaceAll("_", " "))));
+      this.choice.value = this.strategies.has("beam") ? "beam" : data[0].name;
+      this.#choose();
+    }
+    this.#refuse("", []);
+    this.dialog.showModal();
+    byId("problem").focus();
+  }
+
+  #choose() {
+    const strategy = this.strategies.get(this.choice.value);
+    write(byId("about"), strategy.summary);
+    byId("sure").hidden = !strategy.stops_when_sure;
+    const fields = Object.entries(strategy.parameters.properties).map(([name, schema]) => field(name, schema));
+    byId("parameters").replaceChildren(...fields);
+  }
+
+  /** The job as the form says it; what is left alone is left to the service. */
+  spec() {
+    const spec = { problem: byId("problem").value, strategy: { name: this.choice.value } };
+    const { properties } = this.strategies.get(this.choice.value).parameters;
+    for (const input of byId("parameters").querySelectorAll("[name]")) {
+      const value = valueOf(input);
+      if (value !== null && value !== properties[input.name].default) spec.strategy[input.name] = value;
+    }
+    const budget = filled(byId("budget"));
+    if (Object.keys(budget).length) spec.budget = budget;
+    const { temperature, confidence, deterministic, ...more } = filled(byId("more"));
+    if (temperature !== undefined) spec.sampling = { temperature };
+    if (confidence !== undefined && !byId("sure").hidden) spec.confidence = confidence;
+    if (deterministic) spec.deterministic = true;
+    return { ...spec, ...more };
+  }
+
+  async #submit() {
+    const button = this.form.querySelector("[type=submit]");
+    button.disabled = true;
+    try {
+      const job = await call("POST", "/v1/jobs", this.spec());
+      this.dialog.close();
+      this.onSubmitted(job);
+    } catch (error) {
+      this.#refuse(error instanceof Refusal ? error.message : `no answer: ${error.message}`, error.errors ?? []);
+    } finally {
+      button.disabled = false;
+    }
+  }
+
+  /** Says what was wrong, and where. */
+  #refuse(message, errors) {
+    write(this.refused, message);
+    for (const part of this.form.querySelectorAll("[data-field]")) {
+      const wrong = errors.some(({ field: name }) => name === part.dataset.field || `strategy.${name}` === part.dataset.field);
+      put(part.querySelector("input, select, textarea"), "aria-invalid", wrong);
+    }
+  }
+}
+
+function field(name, schema) {
+  const plain = schema.anyOf?.find((option) => option.type !== "null") ?? schema;
+  const value = schema.default ?? "";
+  const common = { name, "data-type": plain.type, title: schema.description };
+  let input;
+  if (plain.enum) {
+    input = el("select", common, plain.enum.map((option) => el("option", { selected: option === value }, option)));
+  } else if (plain.type === "boolean") {
+    input = el("input", { ...common, type: "checkbox", checked: value === true });
+  } else if (plain.type === "integer" || plain.type === "number") {
+    const least = plain.minimum ?? plain.exclusiveMinimum;
+    const step = plain.type === "integer" ? 1 : "any";
+    input = el("input", { ...common, type: "number", min: least, max: plain.maximum, step, value, placeholder: "automatic" });
+  } else if ((plain.maxLength ?? 0) > LONG_TEXT) {
+    input = el("textarea", { ...common, rows: 2 }, value);
+  } else {
+    input = el("input", { ...common, type: "text", value, placeholder: "automatic" });
+  }
+  const wide = input.tagName === "TEXTAREA" ? "wide" : null;
+  return el("label", { "data-field": `strategy.${name}`, class: wide }, name.replaceAll("_", " "), input, el("small", {}, schema.description));
+}
+
+function valueOf(input) {
+  if (input.type === "checkbox") return input.checked;
+  if (input.value === "") return null;
+  return input.type === "number" ? Number(input.value) : input.value;
+}
+
+function filled(box) {
+  const values = [...box.querySelectorAll("[name]")].map((input) => [input.name, valueOf(input)]);
+  return Object.fromEntries(values.filter(([, value]) => value !== null && value !== false));
+}

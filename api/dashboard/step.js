@@ -1,0 +1,87 @@
+// The selected step: its score, the solution up to it step by step, and what was tried from there.
+
+import { el, fill } from "./dom.js";
+import { steps } from "./replay.js";
+import { REASON, line, score, whole } from "./words.js";
+
+const MOST_SHOWN = 40; // continuations
+
+export function drawStep(box, moment, id, onPick) {
+  const node = moment.nodes.get(id);
+  if (!node) {
+    const hint = moment.nodes.size ? "Click a branch of the tree, or walk it with the arrow keys." : "The first branches will show here.";
+    fill(box, el("p", { class: "hint" }, hint));
+    return;
+  }
+  const lineage = moment.lineage(id);
+  fill(box, crumbs(node, onPick), head(node, moment), text(lineage, node, onPick), continuations(node, moment, onPick));
+}
+
+function crumbs(node, onPick) {
+  const parts = node.id.split(".");
+  const links = parts.map((part, index) => {
+    const id = parts.slice(0, index + 1).join(".");
+    const here = id === node.id;
+    return el("li", {}, el("button", { type: "button", "aria-current": here, click: () => onPick(id), title: `step ${id}` }, part));
+  });
+  return el("ol", { class: "crumbs", "aria-label": "Path of the step" }, el("li", {}, "problem"), links);
+}
+
+function head(node, moment) {
+  const known = node.score !== null;
+  const mean = node.tokens ? Math.exp(node.logprob / node.tokens) : null;
+  const state = moment.onFrontier(node) ? "frontier" : node.state;
+  const why = moment.onBestPath(node.id) && node.id === moment.best ? "the chosen solution" : (REASON[node.state] ?? node.state);
+  return el(
+    "div", { class: "head" },
+    el("div", { class: known ? "value" : "value none", style: { "--s": node.score ?? 0 } }, el("b", {}, score(node.score)), el("span", {}, known ? "score" : "no score")),
+    el(
+      "dl", {},
+      el("div", {}, el("dt", {}, "state"), el("dd", { class: "state", "data-state": state }, why)),
+      el("div", {}, el("dt", {}, "tokens"), el("dd", {}, whole(node.tokens))),
+      mean === null ? null : el("div", {}, el("dt", {}, "mean probability"), el("dd", {}, mean.toFixed(2))),
+      node.answer === null ? null : el("div", { class: "says" }, el("dt", {}, "answer"), el("dd", {}, node.answer)),
+    ),
+  );
+}
+
+/** The solution as one reads it, each step with its score in the margin; what came before the step is quieter. */
+function text(lineage, selected, onPick) {
+  const rows = [];
+  for (const node of lineage) {
+    const parts = steps(node);
+    parts.forEach((part, index) => {
+      const known = part.score !== null;
+      const shown = part.text.replace(/^\n+|\s+$/g, "");
+      const row = el(
+        "li", { class: `${node === selected ? "mine" : ""} ${known ? "scored" : "unscored"}`, style: { "--s": part.score ?? 0 } },
+        el("button", { type: "button", class: "margin", title: `step ${node.id}`, click: () => onPick(node.id) }, known ? score(part.score) : "·"),
+        el("p", {}, shown || "(nothing)"),
+      );
+      if (node === selected && index === 0) row.dataset.first = "";
+      rows.push(row);
+    });
+  }
+  return el("section", { class: "solution" }, el("h3", {}, "Solution up to here"), el("ol", {}, rows));
+}
+
+function continuations(node, moment, onPick) {
+  const below = [...moment.nodes.values()].filter((other) => other.parent === node.id);
+  if (!below.length) return null;
+  below.sort((a, b) => (b.score ?? -1) - (a.score ?? -1));
+  const rows = below.slice(0, MOST_SHOWN).map((child) =>
+    el(
+      "li", { class: `${child.state === "pruned" ? "pruned" : ""} ${moment.onBestPath(child.id) ? "best" : ""}` },
+      el(
+        "button", { type: "button", click: () => onPick(child.id) },
+        el("span", { class: child.score === null ? "chip none" : "chip", style: { "--s": child.score ?? 0 } }, score(child.score)),
+        el("span", { class: "words" }, line(child.text, 90) || "(nothing)"),
+      ),
+    ),
+  );
+  const rest = below.length - rows.length;
+  return el(
+    "section", { class: "below" }, el("h3", {}, `${below.length === 1 ? "One continuation" : `${below.length} continuations`}`),
+    el("ol", {}, rows), rest > 0 ? el("p", { class: "hint" }, `and ${whole(rest)} more`) : null,
+  );
+}

@@ -1,0 +1,100 @@
+// Numbers, times and events in words.
+
+const WHOLE = new Intl.NumberFormat("en", { maximumFractionDigits: 0 });
+const SHORT = new Intl.NumberFormat("en", { notation: "compact", maximumSignificantDigits: 3 });
+
+export const STATUS = {
+  queued: "queued", in_progress: "running", completed: "completed",
+  incomplete: "incomplete", failed: "failed", cancelled: "cancelled",
+};
+export const TERMINAL = new Set(["completed", "incomplete", "failed", "cancelled"]);
+
+/** Why a branch ended, in a few words. */
+export const REASON = {
+  step: "a step; it can go on",
+  said: "written by the search itself",
+  answer: "states its answer",
+  stop: "the model ended it",
+  length: "as long as a solution may be",
+  context: "the context is full",
+  repetition: "only repeats itself",
+  budget: "cut by the budget",
+  timeout: "cut by the clock",
+  cancelled: "stopped while it grew",
+  pruned: "given up by the search",
+  live: "still growing",
+};
+
+export const whole = (value) => WHOLE.format(value);
+export const short = (value) => (Math.abs(value) < 10_000 ? WHOLE.format(value) : SHORT.format(value));
+export const score = (value) => (value === null || value === undefined ? "–" : value.toFixed(2));
+
+export function seconds(value) {
+  if (value < 10) return `${value.toFixed(1)} s`;
+  if (value < 100) return `${value.toFixed(0)} s`;
+  if (value < 6000) return `${Math.floor(value / 60)} min ${Math.round(value % 60)} s`;
+  return `${(value / 3600).toFixed(1)} h`;
+}
+
+export const flops = (value) => (value === 0 ? "0" : value.toExponential(1).replace("e+", "e"));
+export const money = (value) => (value === 0 ? "0" : value < 0.01 ? value.toPrecision(2) : value.toFixed(2));
+
+export function age(since) {
+  const passed = Math.max(0, Date.now() / 1000 - since);
+  if (passed < 60) return "now";
+  if (passed < 3600) return `${Math.floor(passed / 60)} min`;
+  if (passed < 86_400) return `${Math.floor(passed / 3600)} h`;
+  return `${Math.floor(passed / 86_400)} d`;
+}
+
+/** The first words of a text, on one line. */
+export function line(text, most = 120) {
+  const flat = text.split(/\s+/).filter(Boolean).join(" ");
+  return flat.length <= most ? flat : `${flat.slice(0, Math.max(1, most - 1))}…`;
+}
+
+export function question(spec) {
+  return spec.problem ?? spec.messages.findLast((message) => message.role === "user")?.content ?? "(no question)";
+}
+
+/** A strategy with its parameters: "beam  n 16 · expansions 4". */
+export function parameters(strategy) {
+  const named = Object.entries(strategy).filter(([name, value]) => name !== "name" && value !== null);
+  return named.map(([name, value]) => `${name.replaceAll("_", " ")} ${line(String(value), 24)}`).join(" · ");
+}
+
+/** What an event says, for the line beside the scrubber. */
+export function event({ type, data }) {
+  switch (type) {
+    case "node":
+      return `${data.node} ${data.part ? "goes on" : "arrives"}: ${whole(data.tokens)} tokens${data.final ? `, ${data.reason}` : ""}`;
+    case "score":
+      return `${data.node} scores ${score(data.score)}`;
+    case "prune":
+      return data.nodes.length === 1 ? `gives up ${data.nodes[0]}` : `gives up ${data.nodes.length} branches`;
+    case "select":
+      return data.node === null ? "chooses no answer" : `chooses ${data.node}`;
+    case "decision":
+      return `decides: ${line(decision(data), 80)}`;
+    case "job.queued":
+      return data.detail ?? "waits for a worker";
+    case "job.started":
+      return "a worker takes the job";
+    case "job.resumed":
+      return `a worker goes on with the job (attempt ${data.attempt})`;
+    case "lost":
+      return `${whole(data.tokens)} tokens were lost in flight`;
+    default:
+      return type.startsWith("job.") ? `the job is ${STATUS[type.slice(4)] ?? type.slice(4)}` : type;
+  }
+}
+
+export function decision(data) {
+  const told = Object.entries(data).filter(([name, value]) => name !== "batch" && value !== null);
+  return told.map(([name, value]) => `${name.replaceAll("_", " ")} ${plain(value)}`).join(", ");
+}
+
+function plain(value) {
+  if (typeof value === "number") return Number.isInteger(value) ? String(value) : value.toPrecision(2);
+  return typeof value === "string" ? value : JSON.stringify(value);
+}
