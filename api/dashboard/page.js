@@ -126,7 +126,7 @@ async function open(id, selected = null) {
 
 async function listen(current) {
   try {
-    await follow(current.job.id, 0, {
+    await follow(current.job.id, current.replay.length, {
       signal: current.stop.signal,
       take(event) {
         current.replay.take(event);
@@ -161,6 +161,7 @@ function draw() {
   const ended = TERMINAL.has(newest.status) || TERMINAL.has(job.status);
   byId("cancel").hidden = ended;
   byId("delete").hidden = !ended;
+  byId("retry").hidden = job.status !== "failed" || newest.status !== "failed";
   drawAnswer(byId("answer"), job, shown, pick);
   drawVotes(byId("votes"), job, shown, pick);
   burn.draw(job, replay);
@@ -243,6 +244,16 @@ async function cancel() {
   if (TERMINAL.has(job.status) || !(await sure("Cancel this job?", "What it has spent stays on its bill.", "Cancel the job"))) return;
   byId("cancel").disabled = true;
   if (!(await attempt(() => call("POST", `/v1/jobs/${job.id}/cancel`)))) byId("cancel").disabled = false;
+}
+
+/** A failed job goes on from its journal: what it paid for is not paid for again. */
+async function retry() {
+  const current = opened;
+  const job = await attempt(() => call("POST", `/v1/jobs/${current.job.id}/retry`));
+  if (!job) return;
+  current.job = job;
+  byId("cancel").disabled = false;
+  await attempt(() => listen(current));
 }
 
 async function remove() {
@@ -378,6 +389,7 @@ function wire() {
   click("curl", copy);
   click("json", download);
   click("cancel", cancel);
+  click("retry", retry);
   click("delete", remove);
   click("closer", () => drawing.zoom(1.3));
   click("wider", () => drawing.zoom(1 / 1.3));

@@ -28,9 +28,10 @@ export async function call(method, path, body) {
   return response.status === 204 ? null : response.json();
 }
 
-/** Hands every event of a job behind number `after` to `take`, to the terminal one, over any number of connections. */
+/** Hands every event of a job behind number `after` to `take`, until it has ended, over any number of connections. */
 export async function follow(jobId, after, { take, signal, onConnection }) {
   let pause = 500;
+  let ended = false; // a job that failed and is tried again ends more than once: the service closes at the last end
   for (;;) {
     try {
       const path = `/v1/jobs/${jobId}/events?starting_after=${after}`;
@@ -40,9 +41,10 @@ export async function follow(jobId, after, { take, signal, onConnection }) {
       for await (const event of messages(response, signal)) {
         after = event.seq;
         pause = 500;
+        ended = TERMINAL.has(event.type.replace("job.", ""));
         take(event);
-        if (TERMINAL.has(event.type.replace("job.", ""))) return;
       }
+      if (ended) return;
     } catch (error) {
       if (signal.aborted || (error instanceof Refusal && error.status < 500 && error.status !== 429)) throw error;
       onConnection(false);
