@@ -13,7 +13,7 @@ from api import problems, routes_batches, routes_dashboard, routes_export, route
 from api.authentication import Authenticate
 from api.catalog import Catalog
 from api.middleware import LimitBody, Observe
-from api.openai import routes_chat
+from api.openai import routes_chat, routes_responses
 from api.openai.errors import OpenAIErrors
 from api.security_headers import Harden
 from api.state import State
@@ -72,6 +72,7 @@ def create_app(settings: Settings, engine: EngineClient | None = None) -> FastAP
     app.include_router(routes_jobs.router)
     app.include_router(routes_batches.router)
     app.include_router(routes_chat.router)
+    app.include_router(routes_responses.router)
     app.include_router(routes_keys.router)
     app.include_router(routes_service.router)
     app.include_router(routes_dashboard.router)

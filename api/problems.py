@@ -170,7 +170,12 @@ def _field(location: Sequence[int | str]) -> str:
 def _without_kinds(location: Sequence[int | str]) -> list[int | str]:
     """A place in what the client sent: verifiers and extractions are told apart by their kind, which is no field."""
     kinds = {"verifier": KINDS, "extract": ("name", "regex", "code")}
-    return [part for before, part in pairwise(("", *location)) if part not in kinds.get(str(before), ())]
+    items = ("message", "reasoning")
+    return [
+        part
+        for before, part in pairwise(("", *location))
+        if part not in (items if isinstance(before, int) else kinds.get(before, ()))
+    ]
 
 
 def _message(error: Mapping[str, Any], body: type[BaseModel] | None) -> str:

@@ -50,7 +50,7 @@ async def working(url: str, store: JobStore, run: Run = run_job) -> AsyncIterato
     """A worker: does what the messages in the queues ask for, one after the other."""
 
     async def work() -> None:
-        async with Redis.from_url(url) as queues:
+        async with Redis.from_url(url, socket_timeout=None) as queues:
             while True:
                 _, message = await queues.blpop(["interactive", "batch"])
                 (job_id, *_), *_ = json.loads(base64.b64decode(json.loads(message)["body"]))

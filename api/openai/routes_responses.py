@@ -1,0 +1,164 @@
+"""``/v1/responses``: a job, with or without its client on the line, in the words of OpenAI's Responses."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import AsyncIterator
+from functools import partial
+from typing import Annotated, Any, Literal
+
+from fastapi import APIRouter, Body, Depends, Path, Query, Request
+from fastapi import Response as HttpResponse
+from fastapi.responses import JSONResponse
+from pydantic import BaseModel, Field
+
+from api.caller import Known, Reader, Writer
+from api.openai.errors import ErrorDocument
+from api.openai.following import ClientGone, EventStream, ended, let_go
+from api.openai.response import Response, response_id
+from api.openai.response_body import Form, ResponseBody
+from api.openai.response_events import ResponseEvents, behind, newest_number
+from api.openai.routes_chat import PROBLEM, STREAM
+from api.openai.story import Story
+from api.problems import Problem
+from api.state import State, service
+from api.submission import submit_job
+from reasoner.jobs import TERMINAL
+from reasoner.strict import Strict
+from workers.store import JobDocument, NoSuchJob
+
+_RESPONSE_ID = re.compile(r"resp_[0-9a-f]{32}")
+EXAMPLES: dict[str, Any] = {
+    "plain": {
+        "summary": "A question, with an effort",
+        "value": {"model": "policy", "input": PROBLEM, "reasoning": {"effort": "medium"}},
+    },
+    "background": {
+        "summary": "A search that runs on without its client",
+        "value": {
+            "model": "policy",
+            "input": [{"role": "user", "content": PROBLEM}],
+            "background": True,
+            "max_output_tokens": 4000,
+            "strategy": {"name": "beam", "n": 16},
+        },
+    },
+}
+
+Service = Annotated[State, Depends(service)]
+
+router = APIRouter(prefix="/v1/responses", tags=["openai"], responses={"default": {"model": ErrorDocument}})
+
+
+class Retrieve(Strict):
+    """How to look at a response."""
+
+    stream: bool = Field(False, description="As events: from the first, or behind 'starting_after'.")
+    starting_after: Annotated[int, Field(ge=0)] | None = Field(None, description="Number of the last event you have.")
+    include_obfuscation: Literal[False] | None = None
+
+
+class Deleted(BaseModel):
+    id: str
+    object: Literal["response"] = "response"
+    deleted: Literal[True] = True
+
+
+async def job_behind(
+    response_id: Annotated[str, Path(description="What POST /v1/responses answered as 'id'.")],
+    state: Service,
+    caller: Known,
+) -> str:
+    """As ``api.routes_jobs.job_id_of``: every job can be looked at as a response, the digits of their ids are the
+    same."""
+    job_id = f"job_{response_id.removeprefix('resp_')}"
+    try:
+        if not _RESPONSE_ID.fullmatch(response_id):
+            raise NoSuchJob(response_id)
+        await state.store.check_owner(job_id, caller.sees)
+        await state.store.get(job_id)
+    except NoSuchJob:
+        raise Problem(404, "no-such-response", f"there is no response {response_id!r}") from None
+    return job_id
+
+
+JobId = Annotated[str, Depends(job_behind)]
+
+
+@router.post("", response_model=Response, responses=STREAM, summary="Ask, in OpenAI's words")
+async def create(
+    body: Annotated[ResponseBody, Body(openapi_examples=EXAMPLES)], request: Request, state: Service, caller: Writer
+) -> HttpResponse:
+    """The job behind a response is ``job_`` and the digits of its id. With ``background`` the answer comes at once and
+    the job runs on by itself; without, a client that goes away cancels it. Bounds, efforts and what is not OpenAI's are
+    as in ``POST /v1/chat/completions``. A response lives as long as its job.
+    """
+    form = body.form
+    job, _ = await submit_job(body.to_job(state.settings.effort), caller, state, form=form.model_dump_json())
+    if body.stream:
+        stream = ResponseEvents(job, form)
+        leave = None if form.background else partial(let_go, state.store, job["id"], stream.story)
+        return EventStream(_as_events(behind(None, stream, state.store.follow(job["id"]))), leave)
+    story = Story(job["spec"], concise=form.summary == "concise")
+    if not form.background:
+        try:
+            if await ended(request, state.store, job["id"], story) is None:
+                raise Problem(409, "deleted", "the response was deleted while it was made")
+        except ClientGone:
+            return HttpResponse(status_code=499)
+    return JSONResponse(Response.of(job, form, story).model_dump())
+
+
+@router.get("/{response_id}", response_model=Response, responses=STREAM, summary="Look at a response, or follow it")
+async def retrieve(job_id: JobId, query: Annotated[Retrieve, Query()], state: Service, _: Reader) -> HttpResponse:
+    """A stream may be read from its beginning or behind any of its events, as often as you like, while the response
+    is being made and later."""
+    job, form = await state.store.get(job_id), await _form(state, job_id)
+    after = query.starting_after
+    if query.stream:
+        if after is not None:
+            newest = newest_number(ResponseEvents(job, form), await state.store.events(job_id))
+            if after > newest:
+                raise _bad_start(f"event {after} has not happened: the newest is {newest}")
+        return EventStream(_as_events(behind(after, ResponseEvents(job, form), state.store.follow(job_id))))
+    if after is not None:
+        raise _bad_start("it belongs to streams: add 'stream=true'")
+    return JSONResponse((await _as_it_is(state, job, form)).model_dump())
+
+
+@router.post("/{response_id}/cancel", response_model=Response, summary="Cancel a response")
+async def cancel(job_id: JobId, state: Service, _: Writer) -> HttpResponse:
+    """One that has ended stays as it is. While its worker is being told, its status is the old one."""
+    job = await state.store.cancel(job_id)
+    return JSONResponse((await _as_it_is(state, job, await _form(state, job_id))).model_dump())
+
+
+@router.delete("/{response_id}", summary="Delete a response that has ended, and its job")
+async def delete(job_id: JobId, state: Service, _: Writer) -> Deleted:
+    await state.store.delete(job_id)
+    return Deleted(id=response_id(job_id))
+
+
+async def _form(state: State, job_id: str) -> Form:
+    """What is kept beside the job; a job that came by another route has nothing."""
+    kept = await state.store.form(job_id)
+    return Form() if kept is None else Form.model_validate_json(kept)
+
+
+async def _as_it_is(state: State, job: JobDocument, form: Form) -> Response:
+    story = Story(job["spec"], concise=form.summary == "concise")
+    if job["status"] in TERMINAL:
+        for event in await state.store.events(job["id"]):
+            story.take(event)
+    return Response.of(job, form, story)
+
+
+async def _as_events(found: AsyncIterator[dict[str, Any]]) -> AsyncIterator[str]:
+    async for event in found:
+        # In ASCII: many clients end a line at U+2028 or U+0085 too, which a text may contain.
+        yield f"event: {event['type']}\ndata: {json.dumps(event)}\n\n"
+
+
+def _bad_start(message: str) -> Problem:
+    return Problem(400, "bad-start", f"starting_after: {message}", errors=[("starting_after", message)])

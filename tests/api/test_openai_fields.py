@@ -1,0 +1,255 @@
+"""What OpenAI's fields mean for the job, and what is refused: by name, in OpenAI's shape."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+from openai import AsyncOpenAI
+
+from api.openai.unsupported import CHAT, RESPONSES, Unsupported
+from engine.types import InvalidRequest, ModelInfo
+from reasoner.effort import DEFAULT_EFFORTS
+from tests.api.conftest import serving
+from tests.api.openai_client import MODEL, QUESTION, address, ai, http, job_of, worker, working
+from tests.scripted import ScriptedEngine
+from workers.settings import Settings, load_settings
+from workers.store import JobStore
+
+__all__ = ["address", "ai", "http", "worker"]
+
+CHAT_BODY: dict[str, Any] = {"model": MODEL, "messages": QUESTION}
+RESPONSE_BODY: dict[str, Any] = {"model": MODEL, "input": "1 + 1?", "background": True}
+LOW = DEFAULT_EFFORTS["low"]
+
+
+async def spec_of(client: httpx.AsyncClient, **fields: Any) -> dict[str, Any]:
+    """Of the job behind a response with these fields."""
+    response = await client.post("/v1/responses", json=RESPONSE_BODY | fields)
+    assert response.status_code == 200, response.text
+    job = await client.get(f"/v1/jobs/{job_of(response.json()['id'])}")
+    return dict(job.json()["spec"])
+
+
+@pytest.mark.parametrize(
+    ("fields", "tokens"),
+    [
+        ({"max_output_tokens": 70}, 70),
+        ({"reasoning": {"max_tokens": 71}}, 71),
+        ({"thinking": {"type": "enabled", "budget_tokens": 72}}, 72),
+        ({"budget": {"tokens": 73}}, 73),
+        ({"max_output_tokens": 90, "budget": {"tokens": 80}, "reasoning": {"max_tokens": 85}}, 80),
+        ({"max_output_tokens": 90, "budget": {"seconds": 5}}, 90),
+        ({"reasoning": {"effort": "low"}}, LOW.tokens),
+        ({"budget": {"effort": "low"}}, LOW.tokens),
+        ({"reasoning": {"effort": "low"}, "max_output_tokens": 100}, 100),
+        ({"reasoning": {"effort": "low"}, "max_output_tokens": 1_000_000}, LOW.tokens),
+    ],
+)
+async def test_the_smallest_bound_holds(client: httpx.AsyncClient, fields: dict[str, Any], tokens: int) -> None:
+    assert (await spec_of(client, **fields))["budget"]["tokens"] == tokens
+
+
+async def test_bounds_of_a_chat_are_the_same(
+    client: httpx.AsyncClient, ai: AsyncOpenAI, http: httpx.AsyncClient
+) -> None:
+    for field in ("max_completion_tokens", "max_tokens"):
+        stream = await ai.chat.completions.create(
+            model=MODEL, messages=QUESTION, stream=True, reasoning_effort="low", extra_body={field: 123}
+        )
+        first = await anext(aiter(stream))
+        spec = (await http.get(f"/v1/jobs/{job_of(first.id)}")).json()["spec"]
+        assert (spec["budget"]["tokens"], spec["strategy"]["name"]) == (123, "weighted_vote")
+        await stream.close()
+
+
+async def test_without_a_bound_the_services_own_budget_holds(client: httpx.AsyncClient, settings: Settings) -> None:
+    budget = (await spec_of(client))["budget"]
+    assert (budget["tokens"], budget["seconds"]) == (settings.budget_tokens, settings.budget_seconds)
+
+
+async def test_an_effort_chooses_the_strategy_unless_the_client_does(client: httpx.AsyncClient) -> None:
+    effort = {"reasoning": {"effort": "low"}}
+    assert (await spec_of(client, **effort))["strategy"]["n"] == 4
+    bounded = await spec_of(client, **effort, max_output_tokens=100)
+    assert (bounded["strategy"]["name"], bounded["strategy"]["n"]) == ("weighted_vote", 4)
+    assert (await spec_of(client, **effort, strategy={"name": "beam"}))["strategy"]["name"] == "beam"
+
+
+async def test_what_is_asked_arrives_in_the_job(client: httpx.AsyncClient) -> None:
+    spec = await spec_of(
+        client,
+        temperature=0.3,
+        top_p=0.7,
+        seed=11,
+        user="u-1",
+        safety_identifier="s-1",
+        metadata={"a": "b"},
+        verifier={"kind": "numeric", "expected": 2},
+        answer="text",
+        deterministic=True,
+        priority="batch",
+        strategy={"name": "auto", "n": 4},
+        confidence=0.9,
+    )
+    assert (spec["sampling"]["temperature"], spec["sampling"]["top_p"], spec["seed"]) == (0.3, 0.7, 11)
+    assert spec["metadata"] == {"a": "b", "user": "u-1", "safety_identifier": "s-1"}
+    assert (spec["verifier"]["kind"], spec["answer"]["compare"]) == ("numeric", "text")
+    assert (spec["deterministic"], spec["priority"], spec["confidence"]) == (True, "batch", 0.9)
+    assert (spec["strategy"]["name"], spec["strategy"]["n"]) == ("auto", 4)
+
+
+async def test_a_response_says_what_was_asked_of_it(client: httpx.AsyncClient) -> None:
+    body = RESPONSE_BODY | {"reasoning": {"effort": "low", "summary": "concise"}, "user": "u", "max_output_tokens": 9}
+    response = (await client.post("/v1/responses", json=body)).json()
+    assert response["reasoning"] == {"effort": "low", "summary": "concise"}
+    assert (response["user"], response["max_output_tokens"]) == ("u", 9)
+    assert response["reasoner"]["budget"]["tokens"] == 9
+
+
+def refused(response: httpx.Response, status: int) -> dict[str, Any]:
+    """The error, whose form is OpenAI's whatever went wrong."""
+    assert response.status_code == status, response.text
+    assert response.headers["content-type"] == "application/json"
+    (error,) = response.json().values()
+    assert set(error) == {"message", "type", "param", "code"}
+    return dict(error)
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "unsupported"),
+    [("/v1/chat/completions", CHAT_BODY, CHAT), ("/v1/responses", RESPONSE_BODY, RESPONSES)],
+)
+async def test_what_cannot_be_done_is_refused_by_name(
+    client: httpx.AsyncClient, path: str, body: dict[str, Any], unsupported: dict[str, Unsupported]
+) -> None:
+    for name, what in unsupported.items():
+        error = refused(await client.post(path, json=body | {name: "something"}), 400)
+        assert (error["param"], error["type"]) == (name, "invalid_request_error")
+        assert what.instead in error["message"]
+
+
+async def test_values_that_ask_for_nothing_pass(client: httpx.AsyncClient) -> None:
+    fields = {name: what.neutral[-1] if what.neutral else None for name, what in RESPONSES.items()}
+    await spec_of(client, **fields)
+    assert not set(CHAT) & set(
+        (await client.get("/openapi.json")).json()["components"]["schemas"]["ChatBody"]["properties"]
+    )
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "hint"),
+    [
+        ({"temperature": 3}, "temperature", "less than or equal to 2"),
+        ({"seed": -1}, "seed", "greater than or equal to 0"),
+        ({"max_completion_tokens": 0}, "max_completion_tokens", "greater than or equal to 1"),
+        ({"top_k": 5}, "top_k", "known here are model"),
+        ({"messages": []}, "messages", "at least 1"),
+        ({"messages": [{"role": "tool", "content": "x"}]}, "messages.0.role", "'developer'"),
+        ({"messages": [{"role": "user", "content": ""}]}, "messages.0.content", "at least 1"),
+        ({"messages": [{"role": "user", "content": None}]}, "messages.0.content", "string"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]},
+            "messages.0.content.0.type",
+            "'text'",
+        ),
+        ({"messages": [*QUESTION, {"role": "assistant", "content": "x", "name": "y"}]}, "messages.1.name", "known"),
+        ({"reasoning_effort": "enormous"}, "reasoning_effort", "minimal, low, medium, high"),
+        ({"reasoning": {"effort": "enormous"}}, "reasoning.effort", "minimal, low, medium, high"),
+        ({"reasoning_effort": "low", "reasoning": {"effort": "high"}}, "reasoning.effort", "give one"),
+        ({"reasoning": {"tokens": 5}}, "reasoning.tokens", "known here are effort, max_tokens"),
+        ({"thinking": {"type": "disabled"}}, "thinking.type", "'enabled'"),
+        ({"budget": {"effort": "low", "tokens": 7}, "max_tokens": 5}, "budget.tokens", "leave out tokens"),
+        ({"budget": {"effort": "low", "tokens": 7}}, "budget.tokens", "leave out tokens"),
+        ({"strategy": {"name": "magic"}}, "strategy", "best_of_n"),
+        ({"strategy": {"name": "beam", "n": 0}}, "strategy", "n: Input should be greater than or equal to"),
+        ({"strategy": {"name": "beam"}, "verifier": {"kind": "exact", "expected": "4"}}, "body", "single steps"),
+        ({"metadata": {"user": "a"}, "user": "b"}, "body", "either 'user'"),
+        ({"metadata": {"a": "x" * 513}}, "metadata.a", "at most 512"),
+        ({"stream_options": {"include_obfuscation": True}}, "stream_options.include_obfuscation", "False"),
+        ({"model": None}, "model", "string"),
+    ],
+)
+async def test_a_wrong_field_is_named_with_what_would_be_right(
+    client: httpx.AsyncClient, fields: dict[str, Any], param: str, hint: str
+) -> None:
+    error = refused(await client.post("/v1/chat/completions", json=CHAT_BODY | fields), 400)
+    assert error["param"] == param, error
+    assert hint in error["message"], error
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "hint"),
+    [
+        ({"input": []}, "input", "at least 1"),
+        ({"input": [{"type": "function_call_output"}]}, "input.0", "message and reasoning"),
+        ({"input": [{"type": "reasoning", "summary": [], "id": "rs_1"}]}, "messages", "at least 1"),
+        ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input.0.content.0.type", "'input_text'"),
+        ({"instructions": ""}, "instructions", "at least 1"),
+        ({"max_output_tokens": 10**9}, "max_output_tokens", "10000000"),
+    ],
+)
+async def test_a_wrong_field_of_a_response_is_named_too(
+    client: httpx.AsyncClient, fields: dict[str, Any], param: str, hint: str
+) -> None:
+    error = refused(await client.post("/v1/responses", json=RESPONSE_BODY | fields), 400)
+    assert error["param"] == param, error
+    assert hint in error["message"], error
+
+
+async def test_an_unknown_model_is_not_found(ai: AsyncOpenAI) -> None:
+    with pytest.raises(openai.NotFoundError) as found:
+        await ai.chat.completions.create(model="gpt-9", messages=QUESTION)
+    assert (found.value.code, found.value.param) == ("model_not_found", "model")
+    assert "policy" in found.value.message
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/responses"])
+async def test_every_other_error_has_openais_shape(settings: Settings, tmp_path: Path, path: str) -> None:
+    body = CHAT_BODY if "chat" in path else RESPONSE_BODY
+    full = settings.model_copy(update={"queue_cap": 1})
+    async with serving(full, ScriptedEngine()) as client:
+        json = {"headers": {"Content-Type": "application/json"}}
+        assert refused(await client.post(path, content=b"{", **json), 400)["code"] == "malformed_json"
+        refused(await client.post(path, content=b"x" * (settings.body_cap + 1), **json), 413)
+        refused(await client.put(path), 405)
+        refused(await client.get(f"{path}/x"), 404)
+        assert (await client.post("/v1/jobs", json={"problem": "?"})).status_code == 202
+        response = await client.post(path, json=body)
+        assert refused(response, 503)["type"] == "server_error"
+        assert int(response.headers["retry-after"]) > 0
+    locked = load_settings(redis_url=settings.redis_url, api_keys="a-key-of-many-characters")
+    async with serving(locked, ScriptedEngine()) as client:
+        error = refused(await client.post(path, json=body), 401)
+        assert (error["type"], error["code"]) == ("authentication_error", "invalid_api_key")
+    async with serving(load_settings(data_dir=tmp_path / "nothing"), ScriptedEngine()) as client:
+        assert refused(await client.post(path, json=body), 503)["code"] == "broker_unavailable"
+
+    class Broken(ScriptedEngine):
+        async def models(self) -> list[ModelInfo]:
+            raise ZeroDivisionError("secret")
+
+    async with serving(settings, Broken()) as client:
+        assert "secret" not in str(refused(await client.post(path, json=body), 500))
+
+
+async def failing(*_: Any, **__: Any) -> Any:
+    raise InvalidRequest("the problem has 999 tokens", "problem")
+
+
+async def test_a_search_that_fails_says_why_on_each_route(ai: AsyncOpenAI, url: str, store: JobStore) -> None:
+    async with working(url, store, failing):
+        with pytest.raises(openai.BadRequestError, match="999 tokens") as refusal:
+            await ai.chat.completions.create(model=MODEL, messages=QUESTION)
+        assert refusal.value.response.headers["x-should-retry"] == "false"  # it was paid for
+        stream = await ai.chat.completions.create(model=MODEL, messages=QUESTION, stream=True)
+        with pytest.raises(openai.APIError, match="999 tokens"):
+            async for _ in stream:
+                pass
+        response = await ai.responses.create(model=MODEL, input="?")
+        assert response.status == "failed"
+        assert response.error is not None
+        assert (response.error.code, "999 tokens" in response.error.message) == ("invalid_prompt", True)

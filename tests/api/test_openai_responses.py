@@ -1,0 +1,186 @@
+"""Responses as OpenAI's own client sees them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import httpx
+import openai
+import pytest
+from openai import AsyncOpenAI
+
+from reasoner.jobs import Usage
+from tests.api.openai_client import MODEL, address, ai, http, job_of, listening, worker, working
+from workers.settings import Settings
+from workers.store import JobStore
+
+__all__ = ["address", "ai", "http", "worker"]
+
+BEAM: dict[str, Any] = {"strategy": {"name": "beam", "n": 8, "expansions": 2, "max_steps": 3}, "seed": 5}
+ASKED: dict[str, Any] = {
+    "model": MODEL,
+    "input": "1 + 1?",
+    "instructions": "Think.",
+    "max_output_tokens": 400,
+    "metadata": {"course": "sums"},
+    "extra_body": BEAM,
+}
+
+
+async def heard(stream: AsyncIterator[Any]) -> list[dict[str, Any]]:
+    return [event.model_dump(exclude_unset=True) async for event in stream]
+
+
+async def test_a_response_is_the_chosen_solution_and_what_was_asked(
+    ai: AsyncOpenAI, http: httpx.AsyncClient, worker: None
+) -> None:
+    response = await ai.responses.create(**ASKED)
+    job = (await http.get(f"/v1/jobs/{job_of(response.id)}")).json()
+    assert response.status == job["status"] == "completed"
+    assert response.output_text == job["result"]["text"]
+    assert [item.type for item in response.output] == ["reasoning", "message"]
+    assert (response.instructions, response.max_output_tokens) == ("Think.", 400)
+    assert (response.metadata, response.background) == ({"course": "sums"}, False)
+    assert job["spec"]["messages"] == [
+        {"role": "system", "content": "Think."},
+        {"role": "user", "content": "1 + 1?"},
+    ]
+    assert job["spec"]["budget"]["tokens"] == 400
+    usage = Usage.model_validate(job["usage"])
+    assert response.usage is not None
+    assert (response.usage.input_tokens, response.usage.output_tokens) == (usage.prompt, usage.total)
+    assert response.usage.output_tokens_details.reasoning_tokens < usage.total <= 400
+    assert (await ai.responses.retrieve(response.id)) == response
+
+
+async def test_a_stream_ends_with_the_response_that_it_told(ai: AsyncOpenAI, worker: None) -> None:
+    """OpenAI's client puts the pieces together by itself: what it arrives at is what was sent whole."""
+    async with ai.responses.stream(**ASKED) as stream:
+        told = [event.delta async for event in stream if event.type == "response.reasoning_summary_text.delta"]
+        final = await stream.get_final_response()
+    whole = await ai.responses.retrieve(final.id)
+    assert final.output_text == whole.output_text != ""
+    assert whole.output[0] == final.output[0]
+    assert "".join(told) == whole.output[0].summary[0].text  # type: ignore[union-attr]
+    assert any("branches given up" in line for line in told)
+
+
+async def test_events_are_numbered_without_a_gap_and_every_item_is_closed(ai: AsyncOpenAI, worker: None) -> None:
+    events = await heard(await ai.responses.create(**ASKED, stream=True))
+    assert [event["sequence_number"] for event in events] == list(range(len(events)))
+    names = [event["type"].removeprefix("response.") for event in events]
+    assert names[:4] == ["created", "queued", "in_progress", "output_item.added"]
+    assert names[-1] == "completed"
+    for opened, closed in [("output_item.added", "output_item.done"), ("content_part.added", "content_part.done")]:
+        assert names.count(opened) == names.count(closed) > 0
+    text = "".join(event["delta"] for event in events if event["type"] == "response.output_text.delta")
+    assert text == events[-1]["response"]["output"][1]["content"][0]["text"]
+
+
+async def test_a_background_response_goes_on_alone_and_its_stream_resumes_at_every_number_after_a_restart(
+    settings: Settings, url: str, store: JobStore
+) -> None:
+    async with listening(settings) as address, AsyncOpenAI(base_url=f"{address}/v1", api_key="none") as ai:
+        stream = await ai.responses.create(**ASKED, background=True, stream=True)
+        first = await anext(aiter(stream))
+        await stream.close()  # before anybody has worked on it
+        response_id = first.response.id  # type: ignore[union-attr]
+        assert (await ai.responses.retrieve(response_id)).status == "queued"
+    async with working(url, store):
+        await store.wait(job_of(response_id), 60)
+    async with listening(settings) as address, AsyncOpenAI(base_url=f"{address}/v1", api_key="none") as ai:
+        whole = await heard(await ai.responses.retrieve(response_id, stream=True))
+        assert [event["sequence_number"] for event in whole] == list(range(len(whole)))
+        assert whole[0] == first.model_dump(exclude_unset=True)
+        for after in range(len(whole)):
+            rest = await ai.responses.retrieve(response_id, stream=True, starting_after=after)
+            assert await heard(rest) == whole[after + 1 :]
+        again = await ai.responses.retrieve(response_id)
+        assert again.to_dict() == whole[-1]["response"]
+        assert (again.background, again.instructions) == (True, "Think.")
+
+
+async def test_a_stream_that_is_read_while_it_is_made_has_the_numbers_that_it_has_later(
+    ai: AsyncOpenAI, worker: None
+) -> None:
+    live = await heard(await ai.responses.create(**ASKED, stream=True))
+    assert await heard(await ai.responses.retrieve(live[0]["response"]["id"], stream=True)) == live
+
+
+async def test_a_background_response_is_polled_cancelled_and_deleted(ai: AsyncOpenAI, http: httpx.AsyncClient) -> None:
+    response = await ai.responses.create(**ASKED, background=True)
+    assert (response.status, response.output, response.usage) == ("queued", [], None)
+    with pytest.raises(openai.ConflictError):
+        await ai.responses.delete(response.id)
+    cancelled = await ai.responses.cancel(response.id)
+    assert (cancelled.status, cancelled.output_text) == ("cancelled", "")
+    assert await ai.responses.cancel(response.id) == cancelled
+    events = await heard(await ai.responses.retrieve(response.id, stream=True))
+    assert (events[-1]["type"], events[-1]["response"]["status"]) == ("response.failed", "cancelled")
+    await ai.responses.delete(response.id)
+    with pytest.raises(openai.NotFoundError):
+        await ai.responses.retrieve(response.id)
+    assert (await http.get(f"/v1/jobs/{job_of(response.id)}")).status_code == 404
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_client_that_goes_away_takes_its_response_with_it(
+    ai: AsyncOpenAI, http: httpx.AsyncClient, stream: bool
+) -> None:
+    async def ask_for_ever() -> None:
+        async for _ in await ai.responses.create(**ASKED, stream=stream):
+            pass
+
+    asking = asyncio.create_task(ask_for_ever())
+    jobs: list[dict[str, Any]] = []
+    while not jobs:
+        jobs = (await http.get("/v1/jobs")).json()["data"]
+    asking.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await asking
+    ended = (await http.get(f"/v1/jobs/{jobs[0]['id']}", params={"wait": 30})).json()
+    assert ended["status"] == "cancelled"
+
+
+async def test_a_job_of_another_route_can_be_looked_at_as_a_response(
+    ai: AsyncOpenAI, http: httpx.AsyncClient, worker: None
+) -> None:
+    job = (
+        await http.post("/v1/jobs", json={"problem": "1 + 1?", "seed": 1}, headers={"Prefer": "wait=30"}, timeout=60)
+    ).json()
+    response = await ai.responses.retrieve(job["id"].replace("job_", "resp_"))
+    assert (response.status, response.output_text) == (job["status"], job["result"]["text"])
+
+
+async def test_a_conversation_goes_on_with_what_a_response_said(
+    ai: AsyncOpenAI, http: httpx.AsyncClient, worker: None
+) -> None:
+    first = await ai.responses.create(**ASKED)
+    history: list[Any] = [{"role": "user", "content": [{"type": "input_text", "text": "1 + 1?"}]}]
+    history += [item.to_dict() for item in first.output]
+    history += [{"role": "developer", "content": "Be short."}, {"role": "user", "content": "And 1 + 2?"}]
+    second = await ai.responses.create(model=MODEL, input=history, max_output_tokens=100)
+    spec = (await http.get(f"/v1/jobs/{job_of(second.id)}")).json()["spec"]
+    assert [(turn["role"], turn["content"]) for turn in spec["messages"]] == [
+        ("user", "1 + 1?"),
+        ("assistant", first.output_text),
+        ("system", "Be short."),
+        ("user", "And 1 + 2?"),
+    ]
+
+
+@pytest.mark.parametrize("query", [{"stream": True, "starting_after": 10_000}, {"starting_after": 0}])
+async def test_a_stream_cannot_start_where_nothing_is(ai: AsyncOpenAI, query: dict[str, Any]) -> None:
+    response = await ai.responses.create(**ASKED, background=True)
+    with pytest.raises(openai.BadRequestError) as refused:
+        await ai.responses.retrieve(response.id, **query)
+    assert refused.value.param == "starting_after"
+
+
+@pytest.mark.parametrize("response_id", ["resp_" + "0" * 32, "resp_x", "job_" + "0" * 32, "é"])
+async def test_an_unknown_response_is_not_found(ai: AsyncOpenAI, response_id: str) -> None:
+    for call in (ai.responses.retrieve, ai.responses.cancel, ai.responses.delete):
+        with pytest.raises(openai.NotFoundError):
+            await call(response_id)
