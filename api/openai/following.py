@@ -48,9 +48,9 @@ async def let_go(store: JobStore, job_id: str, story: Story) -> None:
         try:
             await store.cancel(job_id)
         except NoSuchJob:
-            log.info("a job that nobody waits for was deleted", job_id=job_id)
+            log.info("a job that nobody waits for was deleted", job=job_id)
         except BROKER_DOWN as error:  # its budget ends it
-            log.warning("a job that nobody waits for runs on", job_id=job_id, reason=type(error).__name__)
+            log.warning("a job that nobody waits for runs on", job=job_id, reason=type(error).__name__)
 
 
 class EventStream(StreamingResponse):
