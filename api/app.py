@@ -17,6 +17,7 @@ from api.openai import routes_chat, routes_responses
 from api.openai.errors import OpenAIErrors
 from api.security_headers import Harden
 from api.state import State
+from engine.health import Health
 from engine.types import EngineClient
 from workers.embedded import broker_url
 from workers.engines import connect
@@ -35,14 +36,15 @@ def create_app(settings: Settings, engine: EngineClient | None = None) -> FastAP
     @contextlib.asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         store = JobStore(broker_url(settings))
-        client = engine or connect(settings)
+        health = Health()
+        client = engine or connect(settings, health=health)
         reaper = Reaper(
             store,
             make_celery(settings),
             max_attempts=settings.max_attempts,
             retention=settings.retention_seconds,
         )
-        app.state.service = State(settings, store, Catalog(client), reaper)
+        app.state.service = State(settings, store, Catalog(client, health), reaper)
         reaping = asyncio.create_task(reaper.run())
         try:
             yield

@@ -1,10 +1,11 @@
-"""What the engine serves, remembered for a moment, so that an engine that is slow or away never slows the API."""
+"""What the engines serve, remembered for a moment, so that one that is slow or away never slows the API."""
 
 from __future__ import annotations
 
 import asyncio
 import time
 
+from engine.health import Health, Standing
 from engine.types import EngineClient, EngineError, EngineUnavailable, ModelInfo
 
 FRESH_SECONDS = 5.0
@@ -12,20 +13,25 @@ PATIENCE_SECONDS = 0.8
 
 
 class Catalog:
-    """Asks the engine for its models."""
+    """Asks the engines for their models. ``health`` is what the client ``engine`` knows of each of them."""
 
-    def __init__(self, engine: EngineClient) -> None:
+    def __init__(self, engine: EngineClient, health: Health) -> None:
         self._engine = engine
+        self._health = health
         self._asked_at = float("-inf")
         self._answer: list[ModelInfo] | EngineError = EngineUnavailable("not asked yet")
 
     async def models(self) -> list[ModelInfo]:
-        """Raises ``EngineError`` when the engine does not answer in time."""
+        """Raises ``EngineError`` when no engine answers in time."""
         if time.monotonic() - self._asked_at > FRESH_SECONDS:
             await self.refresh()
         if isinstance(self._answer, EngineError):
             raise self._answer
         return self._answer
+
+    def engines(self) -> list[Standing]:
+        """How each of them is."""
+        return self._health.standings()
 
     async def refresh(self) -> None:
         try:

@@ -14,12 +14,12 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from api.stack import private_engine
-from engine.client import HttpEngine
 from engine.types import EngineError
 from reasoner.calibrate import calibrate
 from reasoner.calibration import Calibration, CalibrationError
 from reasoner.suites import SUITES
 from reasoner.trials import stage_name
+from workers.engines import connect
 from workers.settings import load_settings
 
 
@@ -46,11 +46,11 @@ def calibrate_suite(
     command = " ".join(["reasoner", *sys.argv[1:]])
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     try:
-        with private_engine(settings, console) as url, Progress(*columns, console=console) as progress:
+        with private_engine(settings, console) as urls, Progress(*columns, console=console) as progress:
             task = progress.add_task("measuring")
 
             async def run() -> Calibration:
-                engine = HttpEngine(url, tokenizer=settings.engine_tokenizer)
+                engine = connect(settings, urls)
                 try:
                     return await calibrate(
                         suites,

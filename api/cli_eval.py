@@ -95,10 +95,10 @@ def evaluate_suite(
             try:
                 if missing(opened, plan, file):
                     with (
-                        private_engine(settings, console, against or []) as url,
+                        private_engine(settings, console, against or []) as urls,
                         _progress(console, opened, plan) as advance,
                     ):
-                        asyncio.run(_run(settings, url, opened, plan, sampling, concurrency, file, advance))
+                        asyncio.run(_run(settings, urls, opened, plan, sampling, concurrency, file, advance))
             except KeyboardInterrupt:
                 console.print(_stopped(out), markup=False, soft_wrap=True)
                 raise typer.Exit(1) from None
@@ -156,7 +156,7 @@ def _identity(suite: Suite) -> dict[str, Any]:
 
 async def _run(
     settings: Settings,
-    url: str,
+    urls: tuple[str, ...],
     suite: Suite,
     plan: Plan,
     sampling: Sampling,
@@ -164,7 +164,7 @@ async def _run(
     file: RunFile,
     advance: Advance,
 ) -> None:
-    engine = connect(settings, url)
+    engine = connect(settings, urls)
     try:
         setting = await Setting.of(
             suite, plan, engine, settings.prm_name, sampling, concurrency, settings.read_calibration()

@@ -235,8 +235,8 @@ def _engine(settings: Settings, console: Console) -> Iterator[EngineClient]:
     """The configured engine or one of our own. What it refuses ends the command; Ctrl-C and SIGTERM do in order."""
     earlier = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        with private_engine(settings, console) as url:
-            yield connect(settings, url)
+        with private_engine(settings, console) as urls:
+            yield connect(settings, urls)
     except EngineError as error:
         console.print(f"reasoner: {error}", markup=False, highlight=False, soft_wrap=True)
         raise typer.Exit(1) from None

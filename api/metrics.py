@@ -3,12 +3,13 @@ what is about HTTP is this process's own."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 from prometheus_client import REGISTRY, CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from engine.health import Standing
 from workers.store import DEAD
 
 HTTP_REQUESTS = Counter("reasoner_http_requests", "HTTP requests.", ["method", "route", "status"])
@@ -29,11 +30,11 @@ TOKEN_KINDS = (
 )
 
 
-def exposition(counts: dict[str, int], counters: dict[str, float]) -> bytes:
-    """The text of ``/metrics`` from ``JobStore.stats``."""
-    jobs = CollectorRegistry()
-    jobs.register(_Fixed(_job_metrics(counts, counters)))
-    return generate_latest(REGISTRY) + generate_latest(jobs)
+def exposition(counts: dict[str, int], counters: dict[str, float], engines: Sequence[Standing]) -> bytes:
+    """The text of ``/metrics`` from ``JobStore.stats`` and from what this process knows of the engines."""
+    read = CollectorRegistry()
+    read.register(_Fixed((*_job_metrics(counts, counters), *_engine_metrics(counters, engines))))
+    return generate_latest(REGISTRY) + generate_latest(read)
 
 
 def _job_metrics(counts: dict[str, int], counters: dict[str, float]) -> Iterator[Metric]:
@@ -77,6 +78,19 @@ def _job_metrics(counts: dict[str, int], counters: dict[str, float]) -> Iterator
         [], [*((edge, counter(f"seconds:{edge}")) for edge in BUCKETS), ("+Inf", total)], counter("seconds:sum")
     )
     yield took
+
+
+def _engine_metrics(counters: dict[str, float], engines: Sequence[Standing]) -> Iterator[Metric]:
+    up = GaugeMetricFamily("reasoner_engine_up", "Whether this process hears from the engine.", labels=["engine"])
+    for known in engines:
+        up.add_metric([known.name], known.state == "up")
+    yield up
+    for what, meaning in (("requests", "Requests that it answered."), ("failures", "Requests that it failed.")):
+        family = CounterMetricFamily(f"reasoner_engine_{what}", f"{meaning} Counted as jobs end.", labels=["engine"])
+        for name, count in counters.items():
+            if name.startswith(f"engine:{what}:"):
+                family.add_metric([name.removeprefix(f"engine:{what}:")], count)
+        yield family
 
 
 class _Fixed(Collector):

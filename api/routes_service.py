@@ -27,7 +27,7 @@ async def strategies(_: Known) -> dict[str, Any]:
     return {"data": [{"name": name, **schema} for name, schema in schemas().items()]}
 
 
-@router.get("/v1/models", summary="Models that the engine serves")
+@router.get("/v1/models", summary="Models that the engines serve")
 async def models(state: Service, _: Known) -> dict[str, Any]:
     try:
         served = await state.catalog.models()
@@ -61,9 +61,20 @@ async def readyz(state: Service) -> Response:
     if failures:
         detail = "; ".join(f"{name}: {message}" for name, message in failures)
         raise Problem(503, "not-ready", detail, errors=failures, headers=RETRY_AFTER)
-    return JSONResponse({"status": "ready", "broker": "ok", "engine": "ok"})
+    return JSONResponse({"status": "ready", "broker": "ok", "engine": "ok", "engines": _engines(state)})
 
 
 @router.get("/metrics", summary="Prometheus metrics")
 async def metrics(state: Service, _: MetricsReader) -> Response:
-    return Response(exposition(*await state.store.stats()), media_type="text/plain; version=0.0.4; charset=utf-8")
+    return Response(
+        exposition(*await state.store.stats(), state.catalog.engines()),
+        media_type="text/plain; version=0.0.4; charset=utf-8",
+    )
+
+
+def _engines(state: State) -> list[dict[str, str]]:
+    """Each engine with its state, and why it is away. One is enough to be ready."""
+    return [
+        {"engine": known.name, "state": known.state} | ({} if known.error is None else {"reason": str(known.error)})
+        for known in state.catalog.engines()
+    ]

@@ -47,14 +47,16 @@ def run_worker(settings: Settings) -> None:
 
 def run_engine(settings: Settings) -> None:
     """Becomes the engine server: this process never holds torch, the one that replaces it does."""
-    address = urlsplit(settings.engine_address)
+    if len(settings.engine_addresses) > 1:
+        raise ConfigError("REASONER_ENGINE_URL: these are several engines; give the address of this one alone")
+    address = urlsplit(settings.engine_addresses[0])
     if address.scheme == "unix":
         where = ["--uds", address.path]
     elif address.scheme == "http" and address.hostname and address.port:
         where = ["--host", address.hostname, "--port", str(address.port)]
     else:
         raise ConfigError(
-            f"REASONER_ENGINE_URL: an engine cannot listen on {settings.engine_address!r}; "
+            f"REASONER_ENGINE_URL: an engine cannot listen on {settings.engine_addresses[0]!r}; "
             "give http://HOST:PORT or unix:///PATH"
         )
     command = engine_command(settings, where)

@@ -39,12 +39,12 @@ def private_stack(settings: Settings, console: Console) -> Iterator[str]:
 
 
 @contextlib.contextmanager
-def private_engine(settings: Settings, console: Console, more: Sequence[str] = ()) -> Iterator[str]:
-    """The configured engine, else one of our own behind a Unix socket; yields its URL. Raises as ``private_stack``.
+def private_engine(settings: Settings, console: Console, more: Sequence[str] = ()) -> Iterator[tuple[str, ...]]:
+    """The configured engines, else one of our own behind a Unix socket; yields their URLs. Raises as ``private_stack``.
 
-    ``more`` are models that our own serves besides the policy and the verifier; the configured one must have them.
+    ``more`` are models that our own serves besides the policy and the verifier; a configured one must have them.
     """
-    if settings.engine_url is not None:
+    if settings.engine_url:
         yield settings.engine_url
         return
     folder = Path(tempfile.mkdtemp(prefix="reasoner-"))
@@ -57,7 +57,7 @@ def private_engine(settings: Settings, console: Console, more: Sequence[str] = (
         try:
             with console.status("starting the engine"):
                 _await_engine(process, address, log)
-            yield f"unix://{address}"
+            yield (f"unix://{address}",)
         finally:
             stop(process, grace=_STOP_SECONDS)
     finally:

@@ -123,7 +123,7 @@ class Supervisor:
         engine_socket = socket_folder / f"engine-{os.getpid()}.sock"
         self._janitor = _hire_janitor([settings.data_dir, socket_folder] if self._ephemeral else [engine_socket])
         check_port(settings.host, settings.port)
-        local_engine = settings.engine_url is None
+        local_engine = not settings.engine_url
         engine = engine_command(settings, ["--uds", str(engine_socket)]) if local_engine else []
         self.log_dir.mkdir(parents=True, exist_ok=True)
         private_folder(socket_folder)
@@ -135,7 +135,7 @@ class Supervisor:
             self._broker.start()
             redis_url = self._broker.url
         check_bind(settings)
-        known = {"redis_url": redis_url, "engine_url": settings.engine_url or f"unix://{engine_socket}"}
+        known = {"redis_url": redis_url, "engine_url": settings.engine_url or (f"unix://{engine_socket}",)}
         env = os.environ | settings.model_copy(update=known).environment()
         if local_engine:
             self._say(f"starting the engine with {settings.model_name} and {settings.prm_name}")
@@ -229,7 +229,7 @@ def engine_command(settings: Settings, where: Sequence[str]) -> list[str]:
     """The command line of an engine server with the configured models. Raises ``ConfigError``."""
     command = [sys.executable, "-m", "engine.server", *where]
     served = [(settings.model_name, settings.model, "model")]
-    if settings.prm_url is None:
+    if not settings.prm_url:
         served.append((settings.prm_name, settings.prm, "prm"))
     for name, value, setting in served:
         command += ["--model", f"{name}={model_folder(value, setting)}"]

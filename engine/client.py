@@ -34,15 +34,18 @@ class HttpEngine:
     Belongs to the event loop that it is first used in. Raises the exceptions of ``engine.types`` only.
     """
 
-    def __init__(self, url: str, *, tokenizer: Path | None = None, dialect: str | None = None) -> None:
+    def __init__(
+        self, url: str, *, tokenizer: Path | None = None, dialect: str | None = None, patient: bool = True
+    ) -> None:
         """Does not connect yet. Raises ``InvalidRequest`` for a URL of another kind.
 
         ``tokenizer``: the folder of a foreign server's model, for one that takes no token ids or cannot tokenise.
         ``dialect``: ``reasoner``, ``vllm``, ``sglang`` or ``openai``, for a server that is not to be asked.
+        ``patient``: waits a second or two for a server that cannot be reached; not needed where another can stand in.
         """
         if dialect is not None and dialect not in (NATIVE, *DIALECTS):
             raise InvalidRequest(f"dialect {dialect!r} must be one of {', '.join((NATIVE, *DIALECTS))}", "dialect")
-        self._connection = Connection(url)
+        self._connection = Connection(url, patient=patient)
         self._tokenizer = tokenizer
         self._dialect = dialect
         self._engine: NativeEngine | ForeignEngine | None = None

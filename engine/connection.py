@@ -30,9 +30,11 @@ class Connection:
     Belongs to the event loop that it is first used in. Raises the exceptions of ``engine.types`` only.
     """
 
-    def __init__(self, url: str) -> None:
-        """Does not connect yet. Raises ``InvalidRequest`` for a URL of another kind."""
+    def __init__(self, url: str, *, patient: bool = True) -> None:
+        """Does not connect yet. Raises ``InvalidRequest`` for a URL of another kind. Without ``patient`` a request is
+        sent again only once, as for a connection that had grown stale."""
         self.url = url
+        self._backoff = _BACKOFF if patient else _BACKOFF[:1]
         if url.startswith("unix://"):
             transport = httpx.AsyncHTTPTransport(uds=url.removeprefix("unix://"), limits=_LIMITS, verify=False)
             base = "http://engine"
@@ -77,7 +79,7 @@ class Connection:
 
     async def _send(self, method: str, path: str, body: Json | None) -> httpx.Response:
         """The response with its headers read, after as many attempts as it takes to reach the engine."""
-        attempts = len(_BACKOFF)
+        attempts = len(self._backoff)
         for attempt in range(attempts + 1):
             request = self._http.build_request(method, path, json=body)
             try:
@@ -85,7 +87,7 @@ class Connection:
             except _RETRIED as error:
                 if attempt == attempts:
                     raise self._unavailable(error) from error
-                await asyncio.sleep(_BACKOFF[attempt])
+                await asyncio.sleep(self._backoff[attempt])
             except httpx.HTTPError as error:
                 raise self._unavailable(error) from error
         raise AssertionError("the last attempt returns or raises")

@@ -2,21 +2,39 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from pathlib import Path
+from urllib.parse import urlsplit
+
 from engine.client import HttpEngine
+from engine.fleet import FleetEngine
+from engine.health import Health
 from engine.routed import RoutedEngine
 from engine.types import EngineClient
 from workers.settings import Settings
 
 
-def connect(settings: Settings, url: str | None = None) -> EngineClient:
-    """A client of the engine at ``url``, by default the configured one, and of the verifier's own if it has one.
+def connect(settings: Settings, urls: Sequence[str] = (), *, health: Health | None = None) -> EngineClient:
+    """A client of the engines at ``urls``, by default the configured ones, and of the verifier's own if it has some.
 
-    Does not connect yet.
+    Does not connect yet. ``health`` is what this process knows of them.
     """
-    main = HttpEngine(url or settings.engine_address, tokenizer=settings.engine_tokenizer)
+    health = health or Health()
+    main = _fleet(urls or settings.engine_addresses, settings.engine_tokenizer, health)
     elsewhere, notes = {}, {}
-    if settings.prm_url is not None:
-        elsewhere[settings.prm_name] = HttpEngine(settings.prm_url, tokenizer=settings.prm_tokenizer)
+    if settings.prm_url:
+        elsewhere[settings.prm_name] = _fleet(settings.prm_url, settings.prm_tokenizer, health)
     if settings.prm_format is not None:
         notes[settings.prm_name] = {"reasoner_prm": settings.prm_format}
     return RoutedEngine(main, elsewhere, notes) if elsewhere or notes else main
+
+
+def engine_name(url: str) -> str:
+    """An engine's address as it may be shown: without a password."""
+    login, at, _ = urlsplit(url).netloc.rpartition("@")
+    return url.replace(login + at, "", 1)
+
+
+def _fleet(urls: Sequence[str], tokenizer: Path | None, health: Health) -> FleetEngine:
+    alone = len(urls) == 1  # nobody can stand in for it: wait for it
+    return FleetEngine({engine_name(url): HttpEngine(url, tokenizer=tokenizer, patient=alone) for url in urls}, health)

@@ -45,9 +45,11 @@ class Settings(BaseSettings):
     model_config = SettingsConfigDict(env_prefix="REASONER_", extra="forbid", toml_file=CONFIG_FILE, frozen=True)
 
     redis_url: str | None = Field(None, description="Broker and store; without it an embedded one in data_dir.")
-    engine_url: str | None = Field(None, description="A running engine; without it the one of this machine.")
+    engine_url: Annotated[tuple[str, ...], NoDecode] = Field(
+        (), description="Running engines that can stand in for each other; without any the one of this machine."
+    )
     engine_tokenizer: Path | None = Field(
-        None, description="Folder of the model behind engine_url, if that server takes no token ids or cannot tokenise."
+        None, description="Folder of the model behind engine_url, where they take no token ids or cannot tokenise."
     )
     engine_kv_tokens: Annotated[int, Field(ge=1)] | None = Field(
         None, description="Tokens whose keys and values each model keeps; by default what 1 GiB holds, at most 131072."
@@ -89,8 +91,8 @@ class Settings(BaseSettings):
     )
     model: str = Field("policy", description="A bundled model, a model folder, or NAME=FOLDER.")
     prm: str = Field("prm", description="The verifier: a bundled model, a model folder, or NAME=FOLDER.")
-    prm_url: str | None = Field(
-        None, description="A server that serves the verifier under its name: ours, vLLM or one like OpenAI's."
+    prm_url: Annotated[tuple[str, ...], NoDecode] = Field(
+        (), description="Servers of the verifier under its name, which can stand in for each other: see engine_url."
     )
     prm_tokenizer: Path | None = Field(
         None, description="Folder of the model behind prm_url (config and tokenizer), if that server is not ours."
@@ -146,16 +148,17 @@ class Settings(BaseSettings):
         (), description="Hosts to which webhooks go although they are private, and without TLS where they ask for it."
     )
 
-    @field_validator("redis_url", "engine_url", "prm_url")
+    @field_validator("redis_url")
     @classmethod
-    def _known_scheme(cls, value: str | None, info: Any) -> str | None:
-        redis = info.field_name == "redis_url"
-        schemes = ("redis://", "rediss://", "unix://") if redis else ("http://", "https://", "unix://")
-        if value is not None and not value.startswith(schemes):
-            raise ValueError(f"must start with one of {', '.join(schemes)}")
-        if value is not None:
-            _ = urlsplit(value).port  # raises for a port or an address that cannot be
-        return value
+    def _broker(cls, value: str | None) -> str | None:
+        return None if value is None else _address(value, ("redis://", "rediss://", "unix://"))
+
+    @field_validator("engine_url", "prm_url")
+    @classmethod
+    def _servers(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        if len(set(value)) < len(value):
+            raise ValueError("names a server twice")
+        return tuple(_address(url, ("http://", "https://", "unix://")) for url in value)
 
     @field_validator("data_dir")
     @classmethod
@@ -186,11 +189,11 @@ class Settings(BaseSettings):
     def _as_compared(cls, value: tuple[str, ...]) -> tuple[str, ...]:
         return tuple(host.lower() for host in value)
 
-    @field_validator("api_keys", "webhook_allow", mode="before")
+    @field_validator("api_keys", "engine_url", "prm_url", "webhook_allow", mode="before")
     @classmethod
     def _comma_list(cls, value: Any) -> Any:
-        keys = value.split(",") if isinstance(value, str) else value
-        return [key.strip() for key in keys if key.strip()] if isinstance(keys, list) else keys
+        parts = value.split(",") if isinstance(value, str) else value
+        return [part.strip() for part in parts if part.strip()] if isinstance(parts, list) else parts
 
     @field_validator("api_keys")
     @classmethod
@@ -228,9 +231,9 @@ class Settings(BaseSettings):
             raise ConfigError(str(error)) from None
 
     @property
-    def engine_address(self) -> str:
-        """The engine to talk to: the configured one, or the one that ``reasoner engine`` is on this machine."""
-        return self.engine_url or DEFAULT_ENGINE_URL
+    def engine_addresses(self) -> tuple[str, ...]:
+        """The engines to talk to: the configured ones, or the one that ``reasoner engine`` is on this machine."""
+        return self.engine_url or (DEFAULT_ENGINE_URL,)
 
     @property
     def model_name(self) -> str:
@@ -329,6 +332,13 @@ def is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return False
+
+
+def _address(url: str, schemes: tuple[str, ...]) -> str:
+    if not url.startswith(schemes):
+        raise ValueError(f"must start with one of {', '.join(schemes)}")
+    _ = urlsplit(url).port  # raises for a port or an address that cannot be
+    return url
 
 
 def _origin(name: str, overrides: dict[str, Any]) -> str:

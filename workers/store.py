@@ -9,7 +9,7 @@ import hashlib
 import json
 import math
 import secrets
-from collections.abc import AsyncIterator, Coroutine, Sequence
+from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -324,6 +324,11 @@ class JobStore:
         counts = [await self.command("ZCARD", f"reasoner:jobs:{status}") for status in statuses]
         counters = await self.command("HGETALL", "reasoner:stats")
         return dict(zip(statuses, counts, strict=True)), {name: float(value) for name, value in counters.items()}
+
+    async def count(self, counters: Mapping[str, int]) -> None:
+        """Adds to the counters of ``stats``."""
+        for name, count in counters.items():
+            await self.command("HINCRBY", "reasoner:stats", name, count)
 
     async def _await_events(self, job_id: str, after: int) -> list[Any]:
         log, start, block = f"{_job(job_id)}:log", f"{after}-0", round(_BLOCK_SECONDS * 1000)

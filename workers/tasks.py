@@ -12,6 +12,7 @@ from typing import Any
 from celery import Celery
 from celery.signals import setup_logging, worker_shutting_down
 
+from engine.health import Health
 from reasoner.run import run_job
 from workers.embedded import broker_url
 from workers.engines import connect
@@ -19,7 +20,7 @@ from workers.execution import RunJob, execute
 from workers.logs import configure_logging
 from workers.messages import QUEUES, RUN_TASK, WEBHOOK_TASK, make_celery
 from workers.settings import Settings
-from workers.store import JobStore
+from workers.store import BROKER_DOWN, JobStore
 from workers.webhooks import deliver
 
 BROKER_PATIENCE = 10.0
@@ -68,13 +69,14 @@ def make_worker(settings: Settings, run: RunJob | None = None) -> Celery:
         unlocked_tests=settings.unlocked_tests,
     )
     app = make_celery(settings)
+    health = Health()
     draining = Draining()
     worker_shutting_down.connect(draining.begin, weak=False)
     setup_logging.connect(configure_logging, weak=False)
 
     async def wake(job_id: str) -> None:
         store = JobStore(broker_url(settings), patience=BROKER_PATIENCE)
-        engine = connect(settings)
+        engine = connect(settings, health=health)
         try:
             with draining.listen() as stopping:
                 if stopping.is_set():
@@ -90,6 +92,10 @@ def make_worker(settings: Settings, run: RunJob | None = None) -> Celery:
                 )
         finally:
             await engine.close()
+            with contextlib.suppress(*BROKER_DOWN):  # these counts are then lost; nothing depends on them
+                await store.count(
+                    {f"engine:{what}:{name}": count for (name, what), count in health.take_counts().items()}
+                )
             await store.close()
 
     def task(job_id: str) -> None:

@@ -15,7 +15,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from api.stack import private_engine
 from benchmarks.batch.measure import Plan, Solved, measure
 from benchmarks.batch.report import document, markdown
-from engine.client import HttpEngine
+from engine.types import EngineClient
+from workers.engines import connect
 from workers.settings import load_settings
 
 
@@ -34,8 +35,8 @@ def main() -> None:
     )
     console = Console(stderr=True)
     settings = load_settings()
-    with private_engine(settings, console) as url:
-        found = asyncio.run(_measure(plan, HttpEngine(url, tokenizer=settings.engine_tokenizer), console))
+    with private_engine(settings, console) as urls:
+        found = asyncio.run(_measure(plan, connect(settings, urls), console))
     told = document(plan, found, shlex.join(["python", "-m", "benchmarks.batch", *sys.argv[1:]]))
     if arguments.out is not None:
         arguments.out.mkdir(parents=True, exist_ok=True)
@@ -44,7 +45,7 @@ def main() -> None:
     print(markdown(told))
 
 
-async def _measure(plan: Plan, engine: HttpEngine, console: Console) -> list[Solved]:
+async def _measure(plan: Plan, engine: EngineClient, console: Console) -> list[Solved]:
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     try:
         with Progress(*columns, console=console) as progress:

@@ -35,7 +35,7 @@ def make_worker(settings: Settings) -> Celery:
     store = redis.Redis.from_url(str(settings.redis_url))
 
     async def search(spec: dict[str, Any]) -> str:
-        engine = HttpEngine(settings.engine_address)
+        engine = HttpEngine(settings.engine_addresses[0])
         try:
             outcome = await run_job(JobSpec.model_validate(spec), engine, MemoryJournal())
         finally:

@@ -31,7 +31,7 @@ def _quiet() -> None:
 
 
 @contextlib.asynccontextmanager
-async def serving(settings: Settings, engine: EngineClient) -> AsyncIterator[httpx.AsyncClient]:
+async def serving(settings: Settings, engine: EngineClient | None = None) -> AsyncIterator[httpx.AsyncClient]:
     app = create_app(settings, engine)
     transport = httpx.ASGITransport(app=app, raise_app_exceptions=False)
     async with (

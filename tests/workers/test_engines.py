@@ -7,30 +7,72 @@ from typing import get_args
 import pytest
 
 from api.supervisor import engine_command
-from engine.client import HttpEngine
+from engine.fleet import FleetEngine, first
+from engine.health import Health
 from engine.routed import RoutedEngine
 from prm.formats import FORMATS, FormatName
-from workers.engines import connect
-from workers.settings import ConfigError, load_settings
+from reasoner.jobs import JobSpec
+from reasoner.journal import MemoryJournal
+from reasoner.run import run_job
+from tests.scripted import ScriptedEngine
+from workers.engines import connect, engine_name
+from workers.settings import DEFAULT_ENGINE_URL, ConfigError, load_settings
 
 
 async def test_without_an_address_of_its_own_the_verifier_is_the_engines() -> None:
-    engine = connect(load_settings())
-    assert isinstance(engine, HttpEngine)
+    health = Health()
+    engine = connect(load_settings(), health=health)
+    assert isinstance(engine, FleetEngine)
+    assert [known.name for known in health.standings()] == [DEFAULT_ENGINE_URL]
     await engine.close()
     command = engine_command(load_settings(), [])
     assert [part.partition("=")[0] for part in command if "=" in part and "bundled" in part] == ["policy", "prm"]
 
 
 async def test_a_verifier_with_an_address_of_its_own_is_asked_there_and_not_loaded_here() -> None:
-    settings = load_settings(prm_url="http://127.0.0.1:9", prm="Qwen/Qwen2.5-Math-PRM-7B")
-    engine = connect(settings)
+    settings = load_settings(prm_url="http://127.0.0.1:9, http://127.0.0.1:10", prm="Qwen/Qwen2.5-Math-PRM-7B")
+    health = Health()
+    engine = connect(settings, health=health)
     assert isinstance(engine, RoutedEngine)
-    assert isinstance(engine._of("Qwen/Qwen2.5-Math-PRM-7B"), HttpEngine)
-    assert engine._of("Qwen/Qwen2.5-Math-PRM-7B") is not engine._of("policy")
+    assert list(engine._elsewhere) == ["Qwen/Qwen2.5-Math-PRM-7B"]
+    assert [known.name for known in health.standings()] == [DEFAULT_ENGINE_URL, *settings.prm_url]
     await engine.close()
     command = engine_command(settings, [])
     assert [part.partition("=")[0] for part in command if "=" in part and "bundled" in part] == ["policy"]
+
+
+async def test_engines_are_a_list_and_are_shown_without_their_passwords() -> None:
+    urls = "http://me:secret@a:1/v1,unix:///b.sock , https://[::1]:2"
+    health = Health()
+    engine = connect(load_settings(engine_url=urls), health=health)
+    assert [known.name for known in health.standings()] == ["http://a:1/v1", "unix:///b.sock", "https://[::1]:2"]
+    assert engine_name("http://a:secret@@b:1") == "http://b:1"
+    await engine.close()
+
+
+@pytest.mark.parametrize("dies_after", [0, 1, 2, 3, 5, 8, 13, 21, 34, 1000])
+async def test_a_search_whose_engine_dies_at_any_moment_ends_as_if_it_had_not(dies_after: int) -> None:
+    spec = JobSpec.model_validate(
+        {
+            "problem": "1 + 1?",
+            "strategy": {"name": "beam", "n": 12, "max_steps": 6},
+            "budget": {"tokens": 100_000},
+            "seed": 5,
+            "deterministic": True,
+        }
+    )
+    undisturbed = ScriptedEngine()
+    expected = await run_job(spec, undisturbed, MemoryJournal())
+    journal = MemoryJournal()
+    home, other = ScriptedEngine(die_after=dies_after), ScriptedEngine(order=1)
+    names = ("http://a", "http://b")
+    engine = FleetEngine({name: home if name == first(names, journal.job_id) else other for name in names})
+    outcome = await run_job(spec, engine, journal)
+    await engine.close()
+    assert outcome.result == expected.result
+    assert outcome.usage.generated == expected.usage.generated  # what was lost with the engine is on no bill
+    assert bool(other._answers) == (dies_after < undisturbed._answers)
+    assert other.leases == set()
 
 
 def test_every_format_may_be_named_and_comes_with_the_model() -> None:
@@ -44,6 +86,8 @@ def test_every_format_may_be_named_and_comes_with_the_model() -> None:
     ("setting", "message"),
     [
         ({"prm_url": "file:///etc/passwd"}, "--prm_url|--prm-url.*must start with one of http://, https://, unix://"),
+        ({"engine_url": "http://a,b"}, "--url.*must start with one of http://, https://, unix://"),
+        ({"engine_url": ["http://a", "http://a"]}, "--url.*names a server twice"),
         ({"prm_format": "oracle"}, "'token_classification', 'qwen_math'"),
     ],
 )

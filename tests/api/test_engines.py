@@ -1,0 +1,139 @@
+"""A service with several engines: what it says of them, and where its jobs go."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from benchmarks.service.null_engine import POLICY, VERIFIER, NullEngine
+from engine.fleet import first
+from engine.health import Health
+from reasoner.run import run_job
+from tests.api.conftest import serving, submitted
+from tests.listening import listening
+from workers.engines import connect
+from workers.execution import execute
+from workers.settings import Settings
+from workers.store import JobStore
+
+SPEC = {"strategy": {"name": "beam", "n": 8}, "seed": 3, "deterministic": True}
+
+
+class Engines:
+    """Two engines behind sockets, by their addresses; ``stop`` ends one."""
+
+    def __init__(self, folder: Path) -> None:
+        self.running = contextlib.ExitStack()
+        self.engines: dict[str, NullEngine] = {}
+        self.stops: dict[str, contextlib.ExitStack] = {}
+        for name in ("a", "b"):
+            engine, stop = NullEngine(0.0), contextlib.ExitStack()
+            url = stop.enter_context(listening(engine.app, folder / f"{name}.sock"))
+            self.engines[url], self.stops[url] = engine, stop
+            self.running.enter_context(stop)
+
+    async def stop(self, url: str) -> None:
+        await asyncio.to_thread(self.stops[url].close)
+
+
+@pytest.fixture(autouse=True)
+def _asked_every_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("FRESH_SECONDS", "FIRST_PAUSE", "LONGEST_PAUSE"):
+        monkeypatch.setattr(f"engine.health.{name}", 0.0)
+
+
+@pytest.fixture
+async def engines(tmp_path: Path) -> AsyncIterator[Engines]:
+    engines = Engines(tmp_path)
+    yield engines
+    await asyncio.to_thread(engines.running.close)
+
+
+@pytest.fixture
+def several(settings: Settings, engines: Engines) -> Settings:
+    return settings.model_copy(update={"engine_url": tuple(engines.engines), "model": POLICY, "prm": VERIFIER})
+
+
+@pytest.fixture
+async def client(several: Settings) -> AsyncIterator[httpx.AsyncClient]:
+    async with serving(several) as client:
+        yield client
+
+
+async def work(job_id: str, store: JobStore, settings: Settings, health: Health) -> None:
+    engine = connect(settings, health=health)
+    try:
+        await execute(
+            job_id, store=store, engine=engine, run=run_job, draining=asyncio.Event(), lease=30, max_attempts=3
+        )
+    finally:
+        await engine.close()
+
+
+async def result(client: httpx.AsyncClient, job_id: str) -> Any:
+    job = (await client.get(f"/v1/jobs/{job_id}")).json()
+    assert job["status"] == "completed", job
+    return job["result"]
+
+
+async def samples(client: httpx.AsyncClient, name: str) -> dict[str, float]:
+    families = text_string_to_metric_families((await client.get("/metrics")).text)
+    found = [sample for family in families for sample in family.samples if sample.name == name]
+    return {sample.labels["engine"]: sample.value for sample in found}
+
+
+async def test_it_is_ready_with_one_engine_and_says_which_are_away(client: httpx.AsyncClient, engines: Engines) -> None:
+    gone, left = engines.engines
+    ready = (await client.get("/readyz")).json()
+    assert ready["engines"] == [{"engine": url, "state": "up"} for url in (gone, left)]
+    await engines.stop(gone)
+    answer = await client.get("/readyz")
+    assert answer.status_code == 200
+    away, up = answer.json()["engines"]
+    assert (away["engine"], away["state"], up) == (gone, "away", {"engine": left, "state": "up"})
+    assert "could not be reached" in away["reason"]
+    assert await samples(client, "reasoner_engine_up") == {gone: 0, left: 1}
+    assert [model["id"] for model in (await client.get("/v1/models")).json()["data"]] == [POLICY, VERIFIER]
+
+    await engines.stop(left)
+    answer = await client.get("/readyz")
+    assert answer.status_code == 503
+    (error,) = answer.json()["errors"]
+    assert error["field"] == "engine"
+    assert gone in error["message"]
+    assert left in error["message"]
+
+
+async def test_a_job_runs_where_its_id_leads_and_elsewhere_to_the_same_end(
+    client: httpx.AsyncClient, engines: Engines, several: Settings, store: JobStore
+) -> None:
+    health = Health()
+    job_id = await submitted(client, **SPEC)
+    home = first(engines.engines, job_id)
+    (other,) = set(engines.engines) - {home}
+    await work(job_id, store, several, health)
+    expected = await result(client, job_id)
+    assert engines.engines[home].asked["branches"] > 0
+    assert engines.engines[other].asked == {"branches": 0, "scores": 0}
+    assert set(health.take_counts()) == {(home, "requests")}
+
+    await engines.stop(home)
+    while first(engines.engines, job_id := await submitted(client, **SPEC)) != home:
+        await client.post(f"/v1/jobs/{job_id}/cancel")
+    await work(job_id, store, several, health)
+    assert await result(client, job_id) == expected
+    assert engines.engines[other].asked["branches"] > 0
+
+
+async def test_what_workers_asked_of_engines_is_counted_for_all(client: httpx.AsyncClient, store: JobStore) -> None:
+    await store.count({"engine:requests:http://a:1": 3, "engine:failures:http://a:1": 1})
+    await store.count({"engine:requests:http://a:1": 2, "engine:requests:unix:///b": 1})
+    assert await samples(client, "reasoner_engine_requests_total") == {"http://a:1": 5, "unix:///b": 1}
+    assert await samples(client, "reasoner_engine_failures_total") == {"http://a:1": 1}
