@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from prometheus_client import REGISTRY, CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
@@ -14,6 +14,7 @@ from workers.store import DEAD
 
 HTTP_REQUESTS = Counter("reasoner_http_requests", "HTTP requests.", ["method", "route", "status"])
 HTTP_SECONDS = Histogram("reasoner_http_request_seconds", "Time to the end of the answer.", ["method", "route"])
+HTTP_STREAMS = Gauge("reasoner_open_streams", "Event streams that clients read now.")
 
 BUCKETS = ("0.5", "1", "2", "5", "10", "30", "60", "120", "300", "600", "1800")
 """As in ``workers/lua/common.lua``, which counts them."""
@@ -72,12 +73,16 @@ def _job_metrics(counts: dict[str, int], counters: dict[str, float]) -> Iterator
         webhooks.add_metric([outcome], counter(f"webhooks:{outcome}"))
     yield webhooks
 
-    total = sum(counter(f"finished:{status}") for status in ("completed", "incomplete", "failed", "cancelled"))
-    took = HistogramMetricFamily("reasoner_job_seconds", "From submission to end.")
-    took.add_metric(
-        [], [*((edge, counter(f"seconds:{edge}")) for edge in BUCKETS), ("+Inf", total)], counter("seconds:sum")
-    )
-    yield took
+    reasons = CounterMetricFamily("reasoner_results", "Why searches ended that have a result.", labels=["reason"])
+    for reason in ("answer", "budget", "no_answer"):
+        reasons.add_metric([reason], counter(f"reason:{reason}"))
+    yield reasons
+
+    for name, about in (("job", "From submission to end."), ("queue_wait", "From submission to the first worker.")):
+        took = HistogramMetricFamily(f"reasoner_{name}_seconds", about)
+        edges = [*((edge, counter(f"{name}:{edge}")) for edge in BUCKETS), ("+Inf", counter(f"{name}:count"))]
+        took.add_metric([], edges, counter(f"{name}:sum"))
+        yield took
 
 
 def _engine_metrics(counters: dict[str, float], engines: Sequence[Standing]) -> Iterator[Metric]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import time
 import uuid
@@ -11,11 +12,13 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from structlog.contextvars import bound_contextvars
 
-from api.metrics import HTTP_REQUESTS, HTTP_SECONDS
+from api.metrics import HTTP_REQUESTS, HTTP_SECONDS, HTTP_STREAMS
 from api.problems import Problem, problem_response, refuse
+from workers import tracing
 from workers.origin import ORIGIN, Origin
 from workers.settings import Settings
 
+_PROBES = frozenset({"/healthz", "/readyz", "/metrics"})
 _SANE_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
 
 log = structlog.get_logger("reasoner.api")
@@ -38,17 +41,22 @@ class Observe:
         request_id = asked if _SANE_ID.fullmatch(asked) else uuid.uuid4().hex
         scope.setdefault("state", {})["request_id"] = request_id
         started, status = time.perf_counter(), 0
-        origin = ORIGIN.set(Origin(request_id))
+
+        open_stream = contextlib.ExitStack()
 
         async def observed_send(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                MutableHeaders(scope=message)["X-Request-ID"] = request_id
+                headers = MutableHeaders(scope=message)
+                headers["X-Request-ID"] = request_id
+                if headers.get("content-type", "").startswith("text/event-stream"):
+                    open_stream.enter_context(HTTP_STREAMS.track_inprogress())
             await send(message)
 
         about = {"method": scope["method"], "path": scope["path"]}
-        with bound_contextvars(request_id=request_id):
+        with bound_contextvars(request_id=request_id), _span(scope, request_id):
+            origin = ORIGIN.set(Origin(request_id, tracing.traceparent()))
             try:
                 await self._app(scope, receive, observed_send)
             except Exception:
@@ -58,12 +66,23 @@ class Observe:
                 problem = Problem(500, "internal", "this is our fault; the log has the details under this request id")
                 await problem_response(problem, request_id)(scope, receive, observed_send)
             finally:
+                open_stream.close()
                 ORIGIN.reset(origin)
                 seconds = time.perf_counter() - started
                 route = getattr(scope.get("route"), "path", "unknown")
+                told = {tracing.ROUTE: route, tracing.HTTP_STATUS: status}
+                tracing.describe(told, name=f"{scope['method']} {route}")
                 HTTP_REQUESTS.labels(scope["method"], route, str(status)).inc()
                 HTTP_SECONDS.labels(scope["method"], route).observe(seconds)
                 log.info("request", **about, status=status, ms=round(seconds * 1000, 1))
+
+
+def _span(scope: Scope, request_id: str) -> contextlib.AbstractContextManager[None]:
+    """Of a request that does something: those who only look whether we are well would fill every trace."""
+    if scope["path"] in _PROBES:
+        return contextlib.nullcontext()
+    about = {tracing.METHOD: scope["method"], tracing.REQUEST_ID: request_id}
+    return tracing.span(scope["method"], "server", about, Headers(scope=scope).get("traceparent", ""))
 
 
 class LimitBody:

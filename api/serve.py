@@ -18,6 +18,7 @@ from workers.logs import configure_logging
 from workers.settings import ConfigError, Settings, load_settings
 from workers.tasks import make_worker
 from workers.tasks import serve as serve_worker
+from workers.tracing import start_tracing
 
 GRACEFUL_SECONDS = 3
 
@@ -26,6 +27,7 @@ def run_api(settings: Settings) -> None:
     """Serves HTTP until SIGTERM or Ctrl-C."""
     check_port(settings.host, settings.port)
     configure_logging()
+    start_tracing(settings, "api")
     with _broker(settings):
         check_bind(settings)
         uvicorn.run(
@@ -42,6 +44,7 @@ def run_api(settings: Settings) -> None:
 def run_worker(settings: Settings) -> None:
     """Takes jobs until SIGTERM or Ctrl-C, then hands back those that it has."""
     with _broker(settings):
+        start_tracing(settings, "worker")
         serve_worker(make_worker(settings))
 
 

@@ -18,6 +18,7 @@ from reasoner.allowance import Parked
 from reasoner.jobs import JobError, JobSpec
 from reasoner.journal import JobCancelled, Journal, LeaseLost
 from reasoner.run import JobOutcome
+from workers import tracing
 from workers.batches import BatchStore
 from workers.journal import RedisJournal
 from workers.store import BROKER_DOWN, Claim, JobStore
@@ -60,7 +61,16 @@ async def execute(
     if claim is None:
         return
     # Whatever is logged on the way, here or in the search, says which job it was and which request submitted it.
-    with bound_contextvars(job=job_id, attempt=claim.attempt, request_id=claim.origin.request_id):
+    about: dict[str, tracing.Attribute] = {
+        tracing.JOB_ID: job_id,
+        tracing.ATTEMPT: claim.attempt,
+        tracing.REQUEST_ID: claim.origin.request_id,
+        tracing.STRATEGY: str(claim.spec["strategy"]["name"]),
+    }
+    with (
+        bound_contextvars(job=job_id, attempt=claim.attempt, request_id=claim.origin.request_id),
+        tracing.span("job", "consumer", about, claim.origin.traceparent),
+    ):
         log.info("job claimed")
         try:
             going: Claim | None = claim
@@ -82,6 +92,7 @@ async def _record(claim: Claim, store: JobStore, search: Awaitable[JobOutcome]) 
     except JobCancelled:
         await store.finish(claim, "cancelled")
         log.info("job cancelled")
+        tracing.describe({tracing.STATUS: "cancelled"})
     except Parked as parked:
         share = await BatchStore(store).park(claim, parked.ask)
         if share is not None:
@@ -97,9 +108,11 @@ async def _record(claim: Claim, store: JobStore, search: Awaitable[JobOutcome]) 
         failure = _failure(error)
         await store.finish(claim, "failed", error=failure)
         log.error("job failed", code=failure.code, exc_info=failure.code == "internal_error")
+        tracing.describe({tracing.STATUS: "failed"})
     else:
         await store.finish(claim, outcome.status, result=outcome.result)
         log.info("job ended", status=outcome.status, tokens=outcome.usage.total)
+        tracing.describe({tracing.STATUS: outcome.status})
     return None
 
 

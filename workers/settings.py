@@ -135,6 +135,9 @@ class Settings(BaseSettings):
         (), description="Bearer keys that may do everything; more are made with 'reasoner keys'."
     )
 
+    otlp_url: str | None = Field(
+        None, description="Collector that takes traces over OTLP/HTTP, such as http://127.0.0.1:4318. Without it none."
+    )
     retention_seconds: Annotated[float, Field(gt=0)] = Field(
         30 * 86_400.0, description="How long a job is kept after its end; then it vanishes with its journal."
     )
@@ -159,6 +162,13 @@ class Settings(BaseSettings):
         if len(set(value)) < len(value):
             raise ValueError("names a server twice")
         return tuple(_address(url, ("http://", "https://", "unix://")) for url in value)
+
+    @field_validator("otlp_url")
+    @classmethod
+    def _over_http(cls, value: str | None) -> str | None:
+        if value is not None and not (value.startswith(("http://", "https://")) and urlsplit(value).hostname):
+            raise ValueError("must be http://HOST:PORT or https://HOST:PORT of a collector")
+        return value
 
     @field_validator("data_dir")
     @classmethod

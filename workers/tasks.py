@@ -21,6 +21,7 @@ from workers.logs import configure_logging
 from workers.messages import QUEUES, RUN_TASK, WEBHOOK_TASK, make_celery
 from workers.settings import Settings
 from workers.store import BROKER_DOWN, JobStore
+from workers.tracing import traced
 from workers.webhooks import deliver
 
 BROKER_PATIENCE = 10.0
@@ -76,7 +77,7 @@ def make_worker(settings: Settings, run: RunJob | None = None) -> Celery:
 
     async def wake(job_id: str) -> None:
         store = JobStore(broker_url(settings), patience=BROKER_PATIENCE)
-        engine = connect(settings, health=health)
+        engine = traced(connect(settings, health=health))
         try:
             with draining.listen() as stopping:
                 if stopping.is_set():

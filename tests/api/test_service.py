@@ -6,7 +6,10 @@ from collections.abc import Awaitable, Callable
 
 import httpx
 from prometheus_client.parser import text_string_to_metric_families
+from starlette.types import Receive, Scope, Send
 
+from api.metrics import HTTP_STREAMS
+from api.middleware import Observe
 from tests.api.conftest import submitted
 
 
@@ -37,6 +40,10 @@ async def test_metrics_agree_with_what_happened(
     assert sum(value for name, value in samples.items() if name[0] == "reasoner_jobs_finished_total") == 1
     assert samples["reasoner_tokens_total", "generated"] == usage["generated"] > 0
     assert samples["reasoner_job_seconds_count",] == samples["reasoner_job_seconds_bucket", "+Inf"] == 1
+    assert samples["reasoner_queue_wait_seconds_count",] == samples["reasoner_queue_wait_seconds_bucket", "+Inf"] == 1
+    assert samples["reasoner_queue_wait_seconds_sum",] <= samples["reasoner_job_seconds_sum",] < 60
+    assert sum(value for name, value in samples.items() if name[0] == "reasoner_results_total") == 1
+    assert samples["reasoner_dead_jobs",] == samples["reasoner_open_streams",] == 0
     assert samples["reasoner_lease_reclaims_total",] == 0
     assert samples["reasoner_http_requests_total", "GET", "/v1/jobs/{job_id}", "200"] >= 1
 
@@ -53,3 +60,20 @@ async def test_the_description_names_every_route_and_its_errors(client: httpx.As
     assert {"/v1/jobs", "/v1/jobs/{job_id}/events", "/v1/strategies", "/readyz"} <= set(paths)
     assert "default" in paths["/v1/jobs"]["post"]["responses"]
     assert (await client.get("/docs")).status_code == 200
+
+
+async def test_an_open_stream_is_counted_while_it_is_read() -> None:
+    opened: list[float] = []
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        kind = dict(scope["headers"])[b"accept"]
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-type", kind)]})
+        opened.append(HTTP_STREAMS._value.get())
+        await send({"type": "http.response.body", "body": b""})
+
+    before = HTTP_STREAMS._value.get()
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(Observe(app)), base_url="http://reasoner") as client:
+        for kind in ("text/event-stream; charset=utf-8", "application/json"):
+            await client.get("/v1/jobs/x/events", headers={"Accept": kind})
+    assert opened == [before + 1, before]
+    assert HTTP_STREAMS._value.get() == before

@@ -26,6 +26,9 @@ end
 attempt = redis.call('HINCRBY', job, 'attempt', 1)
 local token = redis.call('HINCRBY', job, 'token', 1)
 local first = redis.call('HSETNX', job, 'started', seconds(now)) == 1
+if first then
+  count_time(id, 'queue_wait', now)
+end
 redis.call('HSET', job, 'lease', ms(now + lease), 'worker', worker)
 set_status(id, 'in_progress')
 look_at(id, now + lease)

@@ -148,6 +148,18 @@ local function usage_json(id)
   return '{' .. table.concat(parts, ',') .. '}'
 end
 
+-- Adds the time since a job's submission to one of the histograms of /metrics.
+local function count_time(id, name, now)
+  local took = now / 1000 - number(redis.call('HGET', job_key(id), 'created'))
+  redis.call('HINCRBY', STATS, name .. ':count', 1)
+  redis.call('HINCRBYFLOAT', STATS, name .. ':sum', string.format('%.3f', took))
+  for _, bucket in ipairs({ 0.5, 1, 2, 5, 10, 30, 60, 120, 300, 600, 1800 }) do
+    if took <= bucket then
+      redis.call('HINCRBY', STATS, name .. ':' .. bucket, 1)
+    end
+  end
+end
+
 -- The one place where a job ends. result and error are JSON; the terminal event carries all that a client waits for.
 local function finish(id, status, result, failure)
   local now = now_ms()
@@ -176,14 +188,11 @@ local function finish(id, status, result, failure)
     end
     deal(batch)
   end
-  local took = now / 1000 - number(redis.call('HGET', job_key(id), 'created'))
   redis.call('HINCRBY', STATS, 'finished:' .. status, 1)
-  redis.call('HINCRBYFLOAT', STATS, 'seconds:sum', string.format('%.3f', took))
-  for _, bucket in ipairs({ 0.5, 1, 2, 5, 10, 30, 60, 120, 300, 600, 1800 }) do
-    if took <= bucket then
-      redis.call('HINCRBY', STATS, 'seconds:' .. bucket, 1)
-    end
+  if result ~= 'null' then
+    redis.call('HINCRBY', STATS, 'reason:' .. cjson.decode(result).finish_reason, 1)
   end
+  count_time(id, 'job', now)
 end
 
 local function give_up(id, attempts)

@@ -1,0 +1,201 @@
+"""One trace from a request to the engine calls of its job; and nothing at all where none is wanted."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+
+import pytest
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from opentelemetry.trace import StatusCode
+
+from engine.types import Branch, EngineUnavailable, GenerateRequest
+from reasoner.run import run_job
+from tests.scripted import ScriptedEngine
+from workers import tracing
+from workers.execution import execute
+from workers.origin import ORIGIN, Origin
+from workers.settings import ConfigError, load_settings
+from workers.store import JobStore
+
+SPEC = {
+    "problem": "the quick brown problem",
+    "model": "policy",
+    "verifier": {"kind": "prm", "model": "prm"},
+    "strategy": {"name": "best_of_n", "n": 2},
+    "seed": 1,
+    "priority": "interactive",
+}
+
+
+@pytest.fixture
+def spans() -> Iterator[InMemorySpanExporter]:
+    provider, exporter = TracerProvider(), InMemorySpanExporter()
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    tracing.trace_with(provider)
+    yield exporter
+    tracing.trace_with(None)
+    provider.shutdown()
+
+
+async def run(store: JobStore, engine: ScriptedEngine) -> str:
+    """Submits a job inside a request's span, and runs it outside of it, as another process does."""
+    with tracing.span("POST", "server", {}):
+        token = ORIGIN.set(Origin("r1", tracing.traceparent()))
+        job, _ = await store.submit(SPEC, owner="local", queue_cap=10)
+        ORIGIN.reset(token)
+        tracing.describe({tracing.HTTP_STATUS: 202}, name="POST /v1/jobs")
+    await execute(
+        job["id"],
+        store=store,
+        engine=tracing.traced(engine),
+        run=run_job,
+        draining=asyncio.Event(),
+        lease=30,
+        max_attempts=3,
+    )
+    return str(job["id"])
+
+
+async def test_a_jobs_engine_calls_stand_below_the_request_that_submitted_it(
+    store: JobStore, spans: InMemorySpanExporter
+) -> None:
+    job_id = await run(store, ScriptedEngine())
+    job = await store.get(job_id)
+    found = {span.name: span for span in spans.get_finished_spans()}
+    request, work, call = (found[name] for name in ("POST /v1/jobs", "job", "text_completion policy"))
+    assert {span.context.trace_id for span in spans.get_finished_spans() if span.context} == {_id(request)[0]}
+    assert request.parent is None
+    assert (_parent(work), _parent(call), _parent(found["score prm"])) == (_id(request), _id(work), _id(work))
+    assert work.attributes is not None
+    assert (work.attributes[tracing.JOB_ID], work.attributes[tracing.REQUEST_ID]) == (job_id, "r1")
+    assert work.attributes[tracing.STATUS] == job["status"] == "completed"
+    calls = [span for span in spans.get_finished_spans() if span.name == call.name]
+    tokens = sum(int(str((span.attributes or {})["gen_ai.usage.output_tokens"])) for span in calls)
+    assert tokens == job["usage"]["generated"] > 0
+    assert "quick" not in "".join(span.to_json() for span in spans.get_finished_spans())
+
+
+async def test_an_engine_that_fails_shows_in_its_span_by_kind_and_without_its_words(
+    spans: InMemorySpanExporter,
+) -> None:
+    engine = tracing.traced(ScriptedEngine(die_after=0))
+    request = GenerateRequest("r", "policy", (5,), (Branch(1, 1, 4),))
+    with pytest.raises(EngineUnavailable):
+        [event async for event in engine.generate(request)]
+    (span,) = spans.get_finished_spans()
+    assert (span.attributes or {})["error.type"] == "EngineUnavailable"
+    assert span.status.status_code == StatusCode.ERROR
+    assert "gone" not in span.to_json()
+
+
+async def test_a_traced_engine_answers_like_the_one_behind_it(spans: InMemorySpanExporter) -> None:
+    plain, request = ScriptedEngine(), GenerateRequest("r", "policy", (5,), (Branch(1, 1, 4), Branch(1, 2, 4)))
+    engine = tracing.traced(ScriptedEngine())
+    assert [event async for event in engine.generate(request)] == [event async for event in plain.generate(request)]
+    assert await engine.models() == await plain.models()
+    assert await engine.tokenize("policy", "1 + 1?") == await plain.tokenize("policy", "1 + 1?")
+
+
+def test_without_traces_the_engine_is_the_engine_and_a_request_has_no_place_in_any() -> None:
+    engine = ScriptedEngine()
+    assert tracing.traced(engine) is engine
+    with tracing.span("POST", "server", {}):
+        assert tracing.traceparent() == ""
+
+
+def test_a_place_in_a_trace_that_makes_no_sense_begins_a_new_one(spans: InMemorySpanExporter) -> None:
+    for sent in ("nonsense", "00-0-0-0", "00-" + "0" * 32 + "-" + "0" * 16 + "-01"):
+        with tracing.span("POST", "server", {}, parent=sent):
+            assert tracing.traceparent()
+    assert [span.parent for span in spans.get_finished_spans()] == [None] * 3
+
+
+def test_what_is_left_when_a_process_ends_reaches_the_collector() -> None:
+    with _Collector() as collector:
+        program = (
+            "import sys; from workers import tracing; from workers.settings import load_settings\n"
+            "tracing.start_tracing(load_settings(otlp_url=sys.argv[1]), 'worker')\n"
+            "with tracing.span('job', 'consumer', {}): pass"
+        )
+        subprocess.run([sys.executable, "-c", program, collector.url], check=True, timeout=60)
+    (path, body) = collector.received[0]
+    assert path == "/v1/traces"
+    (resource,) = ExportTraceServiceRequest.FromString(body).resource_spans
+    names = {one.key: one.value.string_value for one in resource.resource.attributes}
+    assert names["service.name"] == "reasoner-worker"
+    assert [span.name for scope in resource.scope_spans for span in scope.spans] == ["job"]
+
+
+@pytest.mark.parametrize("installed", [True, False])
+def test_without_a_collector_nothing_of_the_extra_is_imported_nor_needed(installed: bool) -> None:
+    # FastAPI brings OpenTelemetry's interface along, redis-py the metrics if they are there: what is ours are spans.
+    program = (
+        f"import sys; sys.modules.update({{}} if {installed} else {{'opentelemetry.sdk': None}})\n"
+        "import api.serve; from workers.tracing import start_tracing; from workers.settings import load_settings\n"
+        "start_tracing(load_settings(), 'api')\n"
+        "parts = ('opentelemetry.sdk.trace', 'opentelemetry.exporter')\n"
+        "print([name for name in sys.modules if name.startswith(parts)])"
+    )
+    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)
+    assert run.stdout.strip() == "[]"
+
+
+def test_a_collector_without_the_extra_is_told_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "opentelemetry.exporter.otlp.proto.http.trace_exporter", None)
+    with pytest.raises(ConfigError, match=r"reasoner\[otel\]"):
+        tracing.start_tracing(load_settings(otlp_url="http://127.0.0.1:4318"), "api")
+
+
+@pytest.mark.parametrize("url", ["collector:4318", "grpc://collector:4317", "http://", "http:///v1/traces"])
+def test_a_collector_at_no_http_address_is_refused(url: str) -> None:
+    with pytest.raises(ConfigError, match="http://HOST:PORT"):
+        load_settings(otlp_url=url)
+
+
+class _Collector:
+    """Takes what is sent over OTLP/HTTP."""
+
+    def __init__(self) -> None:
+        self.received: list[tuple[str, bytes]] = []
+        received = self.received
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                received.append((self.path, self.rfile.read(int(self.headers["content-length"]))))
+                self.send_response(200)
+                self.send_header("content-length", "0")
+                self.end_headers()
+
+            def log_message(self, format: str, *_: object) -> None:
+                pass
+
+        self._server = HTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self._server.server_port}"
+        self._thread = threading.Thread(target=self._server.serve_forever)
+
+    def __enter__(self) -> _Collector:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._server.shutdown()
+        self._thread.join()
+        self._server.server_close()
+
+
+def _id(span: ReadableSpan) -> tuple[int, int]:
+    assert span.context is not None
+    return span.context.trace_id, span.context.span_id
+
+
+def _parent(span: ReadableSpan) -> tuple[int, int]:
+    assert span.parent is not None
+    return span.parent.trace_id, span.parent.span_id

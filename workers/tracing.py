@@ -1,0 +1,211 @@
+"""Traces (OpenTelemetry): a request, the jobs that it submits, what these ask of the engine.
+
+Off, and nothing of OpenTelemetry is imported, until ``start_tracing`` finds a collector configured. A job's trace goes
+on where its request's did, in whatever process: its ``Origin`` carries the way. No span holds a problem or an answer.
+
+Engine calls are named after the GenAI semantic conventions, which are still in development: all names are here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Literal
+
+from engine.types import (
+    Completion,
+    Delta,
+    EngineClient,
+    GenerateRequest,
+    ModelInfo,
+    ScoreRequest,
+    ScoreResult,
+)
+from workers.settings import ConfigError, Settings
+
+if TYPE_CHECKING:
+    from opentelemetry.sdk.trace import TracerProvider
+    from opentelemetry.trace import Span, Tracer
+
+Attribute = str | int | float | bool
+Kind = Literal["server", "consumer", "client"]
+
+REQUEST_ID, JOB_ID, ATTEMPT, STRATEGY, STATUS = (
+    "reasoner.request_id",
+    "reasoner.job.id",
+    "reasoner.job.attempt",
+    "reasoner.job.strategy",
+    "reasoner.job.status",
+)
+METHOD, ROUTE, HTTP_STATUS = "http.request.method", "http.route", "http.response.status_code"
+_OPERATION, _MODEL = "gen_ai.operation.name", "gen_ai.request.model"
+_INPUT, _OUTPUT, _CACHED = (
+    "gen_ai.usage.input_tokens",
+    "gen_ai.usage.output_tokens",
+    "gen_ai.usage.cache_read.input_tokens",
+)
+_BRANCHES = "reasoner.branches"
+_ERROR = "error.type"
+
+_tracer: Tracer | None = None
+
+
+def start_tracing(settings: Settings, role: str) -> None:
+    """From now on sends this process's spans to the configured collector, if there is one, in batches from a thread of
+    their own; what is left is sent at exit. The SDK's own ``OTEL_*`` variables (sampling, headers, …) hold.
+
+    Raises ``ConfigError`` when the extra ``reasoner[otel]`` is not installed.
+    """
+    if settings.otlp_url is None:
+        return
+    try:
+        from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+        from opentelemetry.sdk.resources import SERVICE_NAME, Resource
+        from opentelemetry.sdk.trace import TracerProvider
+        from opentelemetry.sdk.trace.export import BatchSpanProcessor
+    except ModuleNotFoundError:
+        raise ConfigError("otlp_url: traces need more packages: pip install 'reasoner[otel]'") from None
+    provider = TracerProvider(resource=Resource.create({SERVICE_NAME: f"reasoner-{role}"}))
+    exporter = OTLPSpanExporter(endpoint=f"{settings.otlp_url.rstrip('/')}/v1/traces")
+    provider.add_span_processor(BatchSpanProcessor(exporter))
+    trace_with(provider)
+
+
+def trace_with(provider: TracerProvider | None) -> None:
+    """Where spans go from now on; ``None`` for nowhere."""
+    global _tracer
+    _tracer = None if provider is None else provider.get_tracer("reasoner")
+
+
+@contextlib.contextmanager
+def span(name: str, kind: Kind, attributes: Mapping[str, Attribute], parent: str = "") -> Iterator[None]:
+    """What happens inside is a span of this name, below ``parent`` (a ``traceparent``) or else the current one."""
+    if _tracer is None:
+        yield
+        return
+    from opentelemetry.trace import use_span
+
+    begun = _begin(_tracer, name, kind, attributes, parent)
+    with _ending(begun), use_span(begun, record_exception=False, set_status_on_exception=False):
+        yield
+
+
+def describe(attributes: Mapping[str, Attribute], name: str | None = None) -> None:
+    """Says of the current span what was not known at its begin."""
+    if _tracer is None:
+        return
+    from opentelemetry.trace import get_current_span
+
+    get_current_span().set_attributes(attributes)
+    if name is not None:
+        get_current_span().update_name(name)
+
+
+def traceparent() -> str:
+    """Where in its trace the current span is; empty without one."""
+    if _tracer is None:
+        return ""
+    from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+    carrier: dict[str, str] = {}
+    TraceContextTextMapPropagator().inject(carrier)
+    return carrier.get("traceparent", "")
+
+
+def traced(engine: EngineClient) -> EngineClient:
+    """The same engine, with a span for each call that it computes for; the engine itself while there are no traces."""
+    return engine if _tracer is None else _TracedEngine(engine, _tracer)
+
+
+class _TracedEngine:
+    """``EngineClient``."""
+
+    def __init__(self, engine: EngineClient, tracer: Tracer) -> None:
+        self._engine = engine
+        self._tracer = tracer
+
+    async def generate(
+        self, request: GenerateRequest, *, stream: bool = False
+    ) -> AsyncGenerator[Completion | Delta, None]:
+        """See ``EngineClient``. The span is never the current one: its caller has the control between two events."""
+        about: dict[str, Attribute] = {
+            _OPERATION: "text_completion",
+            _MODEL: request.model,
+            _BRANCHES: len(request.branches),
+        }
+        spent = dict.fromkeys((_INPUT, _CACHED, _OUTPUT), 0)
+        begun = _begin(self._tracer, f"text_completion {request.model}", "client", about)
+        with _ending(begun):
+            try:
+                async for event in self._engine.generate(request, stream=stream):
+                    if isinstance(event, Completion):
+                        spent[_INPUT] += event.prompt_tokens
+                        spent[_CACHED] += event.cached_tokens
+                        spent[_OUTPUT] += len(event.token_ids)
+                    yield event
+            finally:
+                begun.set_attributes(spent)
+
+    async def score(self, request: ScoreRequest) -> list[ScoreResult]:
+        """See ``EngineClient``."""
+        about: dict[str, Attribute] = {_OPERATION: "score", _MODEL: request.model, _BRANCHES: len(request.items)}
+        begun = _begin(self._tracer, f"score {request.model}", "client", about)
+        with _ending(begun):
+            results = await self._engine.score(request)
+            cached = sum(result.cached_tokens for result in results)
+            begun.set_attributes({_CACHED: cached, _INPUT: cached + sum(result.computed_tokens for result in results)})
+            return results
+
+    async def abort(self, request_id: str) -> None:
+        """See ``EngineClient``."""
+        await self._engine.abort(request_id)
+
+    async def release(self, lease: str, tokens: Sequence[int] | None = None) -> None:
+        """See ``EngineClient``."""
+        await self._engine.release(lease, tokens)
+
+    async def tokenize(
+        self,
+        model: str,
+        text: str | Sequence[dict[str, str]],
+        *,
+        special: bool = True,
+        generation_prompt: bool = True,
+    ) -> tuple[int, ...]:
+        """See ``EngineClient``."""
+        return await self._engine.tokenize(model, text, special=special, generation_prompt=generation_prompt)
+
+    async def models(self) -> list[ModelInfo]:
+        """See ``EngineClient``."""
+        return await self._engine.models()
+
+    async def clear_cache(self) -> None:
+        """See ``EngineClient``."""
+        await self._engine.clear_cache()
+
+    async def close(self) -> None:
+        """See ``EngineClient``."""
+        await self._engine.close()
+
+
+def _begin(tracer: Tracer, name: str, kind: Kind, attributes: Mapping[str, Attribute], parent: str = "") -> Span:
+    from opentelemetry.trace import SpanKind
+    from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+    context = TraceContextTextMapPropagator().extract({"traceparent": parent}) if parent else None
+    return tracer.start_span(name, context, SpanKind[kind.upper()], attributes)
+
+
+@contextlib.contextmanager
+def _ending(begun: Span) -> Iterator[None]:
+    """Ends a span, with the kind of what went wrong: an error's words may be a client's."""
+    from opentelemetry.trace import StatusCode
+
+    try:
+        yield
+    except Exception as error:
+        begun.set_attribute(_ERROR, type(error).__name__)
+        begun.set_status(StatusCode.ERROR)
+        raise
+    finally:
+        begun.end()
