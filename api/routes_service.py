@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Depends, Response
+from fastapi import APIRouter, Depends, Path, Response
 from fastapi.responses import JSONResponse
 
 from api.caller import Known, MetricsReader
@@ -29,11 +29,16 @@ async def strategies(_: Known) -> dict[str, Any]:
 
 @router.get("/v1/models", summary="Models that the engines serve")
 async def models(state: Service, _: Known) -> dict[str, Any]:
-    try:
-        served = await state.catalog.models()
-    except EngineError as error:
-        raise Problem(503, "engine-unavailable", str(error), headers=RETRY_AFTER) from None
-    return {"object": "list", "data": [{"object": "model", **asdict(model)} for model in served]}
+    return {"object": "list", "data": list((await _models(state)).values())}
+
+
+@router.get("/v1/models/{model:path}", summary="One of them")
+async def model(model: Annotated[str, Path(description="Its name.")], state: Service, _: Known) -> dict[str, Any]:
+    served = await _models(state)
+    if model not in served:
+        known = ", ".join(served) or "none"
+        raise Problem(404, "unknown-model", f"there is no model {model!r}; served are {known}")
+    return served[model]
 
 
 @router.get("/docs", include_in_schema=False)
@@ -70,6 +75,16 @@ async def metrics(state: Service, _: MetricsReader) -> Response:
         exposition(*await state.store.stats(), state.catalog.engines()),
         media_type="text/plain; version=0.0.4; charset=utf-8",
     )
+
+
+async def _models(state: State) -> dict[str, dict[str, Any]]:
+    """By name, with what OpenAI's clients look for: a model is as old as this process knows it to be."""
+    try:
+        served = await state.catalog.models()
+    except EngineError as error:
+        raise Problem(503, "engine-unavailable", str(error), headers=RETRY_AFTER) from None
+    common = {"object": "model", "created": int(state.started_at), "owned_by": "reasoner"}
+    return {info.id: common | asdict(info) for info in served}
 
 
 def _engines(state: State) -> list[dict[str, str]]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import time
+from dataclasses import dataclass, field
 
 from fastapi import Request
 
@@ -18,6 +19,7 @@ class State:
     store: JobStore
     catalog: Catalog
     reaper: Reaper
+    started_at: float = field(default_factory=time.time)
 
 
 def service(request: Request) -> State:

@@ -12,7 +12,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from api.problems import MEDIA_TYPE
 
-PATHS = ("/v1/chat/", "/v1/responses")
+PATHS = ("/v1/chat/", "/v1/responses", "/v1/models/")
 _STATUS = {HTTPStatus.UNPROCESSABLE_ENTITY: HTTPStatus.BAD_REQUEST}
 _TYPES = {
     HTTPStatus.UNAUTHORIZED: "authentication_error",

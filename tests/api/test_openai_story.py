@@ -1,0 +1,184 @@
+"""How a search is told, against journals written by hand."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from itertools import count
+from typing import Any
+
+import pytest
+
+from api.openai import following
+from api.openai.response_body import Form
+from api.openai.response_events import ResponseEvents
+from api.openai.story import Story
+from reasoner.jobs import Event, JobResult, JobSpec, Usage
+
+SPEC = JobSpec.model_validate(
+    {
+        "problem": "?",
+        "strategy": {"name": "weighted_vote", "n": 3},
+        "budget": {"tokens": 900, "seconds": 1.5},
+        "seed": 1,
+    }
+).model_dump()
+JOB: dict[str, Any] = {"id": "job_" + "a" * 32, "status": "queued", "created_at": 1.0, "spec": SPEC | {"model": "m"}}
+
+
+class Journal:
+    """Writes events as the store keeps them."""
+
+    def __init__(self) -> None:
+        self._seq = count(1)
+
+    def event(self, kind: str, **data: Any) -> Event:
+        return Event(seq=next(self._seq), type=kind, at=2.0, data=data)
+
+    def node(self, node: str, answer: str | None = None, tokens: int = 10, **more: Any) -> Event:
+        parts = {"parent": node.rpartition(".")[0], "text": "", "final": True, "reason": "stop"}
+        return self.event("node", node=node, answer=answer, tokens=tokens, **(parts | more))
+
+    def score(self, node: str, score: float) -> Event:
+        return self.event("score", node=node, scores=[score], score=score, computed=1, cached=0)
+
+    def end(self, status: str = "completed", **result: Any) -> Event:
+        fields = {"answer": None, "text": None, "confidence": None, "finish_reason": "answer", "node": None} | result
+        usage = Usage(generated=100, verifier_computed=20).model_dump()
+        whole = JobResult(**fields).model_dump() if result else None
+        error = {"code": "engine_error", "message": "it broke"} if status == "failed" else None
+        return self.event(f"job.{status}", result=whole, error=error, usage=usage)
+
+
+def told(events: list[Event], **how: Any) -> str:
+    story = Story(SPEC, **how)
+    return "".join(story.take(event) for event in events)
+
+
+def a_vote() -> list[Event]:
+    write = Journal()
+    return [
+        write.event("job.queued"),
+        write.event("job.started", attempt=1),
+        write.node("0", "4"),
+        write.node("1", "5"),
+        write.node("2", "4.0"),
+        write.score("0", 0.25),
+        write.score("1", 0.75),
+        write.score("2", 0.875),
+        write.event("prune", nodes=["1"]),
+        write.end(answer="4", text="so 4", node="2", confidence=0.5),
+    ]
+
+
+def test_every_branch_and_every_change_of_the_lead_is_told() -> None:
+    assert told(a_vote()).splitlines() == [
+        "Searching by weighted_vote of 3, for at most 900 tokens and 1.5 seconds.",
+        "Branch 0 answers 4.",
+        "In the lead: 4, given by 1 of 1.",
+        "Branch 1 answers 5.",
+        "Branch 2 answers 4.",
+        "In the lead: 5, scored 0.75, given by 1 of 3.",
+        "In the lead: 4, scored 0.88, given by 2 of 3.",
+        "1 branch given up.",
+        "Chosen: 4, with confidence 0.50; 120 tokens, 20 of them the verifier's.",
+    ]
+
+
+def test_a_concise_story_leaves_single_branches_out() -> None:
+    whole, concise = told(a_vote()).splitlines(), told(a_vote(), concise=True).splitlines()
+    assert concise == [line for line in whole if not line.startswith(("Branch", "1 branch"))]
+
+
+def test_a_deeper_step_is_told_once_and_an_interruption_each_time() -> None:
+    write = Journal()
+    events = [
+        write.event("job.started", attempt=1),
+        write.node("0", final=False),
+        write.node("0", reason="step"),
+        write.node("0.0", reason="step"),
+        write.event("job.queued", reason="engine_unavailable", detail="the engine is away"),
+        write.event("job.resumed", attempt=1),
+        write.node("0.1", reason="step"),
+    ]
+    assert told(events).splitlines()[1:] == [
+        "Step 2 reached, 30 tokens so far.",
+        "Waiting: the engine is away.",
+        "Going on.",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("end", "line"),
+    [
+        (Journal().end("failed"), "Failed: it broke.\n"),
+        (Journal().end("cancelled"), "Cancelled, after 120 tokens, 20 of them the verifier's.\n"),
+        (Journal().end("incomplete", finish_reason="budget"), "No branch stated an answer; 120 tokens"),
+    ],
+)
+def test_each_end_is_told(end: Event, line: str) -> None:
+    assert told([end]).startswith(line)
+
+
+def test_only_what_the_chosen_solution_says_is_visible() -> None:
+    write = Journal()
+    story = Story(SPEC)
+    for event in [
+        write.node("0", tokens=7, fresh=True),
+        write.node("0.0", tokens=30, reason="step"),
+        write.node("0.0.0", "4", tokens=10),
+        write.node("0.0.1", "5", tokens=13),
+        write.end(answer="4", text="<think>" + "x" * 22 + "</think>It is 4.", node="0.0.0"),
+    ]:
+        story.take(event)
+    assert story.end is not None
+    assert story.end.content == "It is 4."
+    assert story.end.visible == round(40 * len("It is 4.") / len("<think></think>It is 4." + "x" * 22))
+
+
+def test_a_number_never_means_two_events_even_when_a_failed_job_is_tried_again() -> None:
+    write = Journal()
+    first = [write.event("job.queued"), write.event("job.started", attempt=1), write.end("failed")]
+    then = [
+        write.event("job.queued", reason="retry", detail="tried again"),
+        write.event("job.resumed", attempt=2),
+        write.end(answer="4", text="so 4", node=None),
+    ]
+    before, after = ResponseEvents(JOB, Form()), ResponseEvents(JOB, Form())
+    failed = [found for event in first for found in before.take(event)] + before.close()
+    whole = [found for event in first + then for found in after.take(event)] + after.close()
+    assert (failed[-1]["type"], whole[-1]["type"]) == ("response.failed", "response.completed")
+    by_number = {found["sequence_number"]: found for found in whole}
+    assert all(by_number.get(found["sequence_number"], found) == found for found in failed)
+    assert len(by_number) == len(whole)
+    assert [found["type"] for found in whole].count("response.failed") == 0
+
+
+async def test_a_silent_stream_is_kept_alive(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(following, "KEEP_ALIVE_SECONDS", 0.001)
+    reached, sent = asyncio.Event(), []
+
+    async def events() -> AsyncIterator[str]:
+        yield "data: 1\n\n"
+        await reached.wait()  # set by the second comment
+        yield "data: 2\n\n"
+
+    async def send(message: Any) -> None:
+        sent.append(message.get("body", b"").decode())
+        if sent.count(": keep-alive\n\n") == 2:
+            reached.set()
+
+    stream = following.EventStream(events())
+    async with asyncio.timeout(60):
+        await stream({"type": "http", "asgi": {"spec_version": "2.4"}}, _never, send)
+    assert [part for part in sent if part.startswith("data")] == ["data: 1\n\n", "data: 2\n\n"]
+
+
+async def _never() -> Any:
+    await asyncio.Event().wait()
+
+
+def test_a_story_is_the_same_after_its_events_were_stored() -> None:
+    stored = [Event.model_validate(json.loads(json.dumps(event.model_dump()))) for event in a_vote()]
+    assert told(stored) == told(a_vote())
