@@ -19,7 +19,7 @@ from reasoner.verifier_specs import Verifier
 
 Tokens = Annotated[int, Field(ge=1, le=MAX_BUDGET_TOKENS)]
 Summary = Literal["auto", "concise", "detailed"]
-_EXTENSION = ("strategy", "verifier", "answer", "confidence", "deterministic", "priority")
+_EXTENSION = ("strategy", "verifier", "answer", "confidence", "deterministic", "priority", "webhook")
 
 
 class Reasoning(Strict):
@@ -59,6 +59,7 @@ class Asked(Strict):
     confidence: Annotated[float, Field(ge=0, le=1)] | None = None
     deterministic: bool | None = None
     priority: Literal["interactive", "batch"] | None = None
+    webhook: str | None = None
 
     @model_validator(mode="after")
     def _marks_are_free(self) -> Self:

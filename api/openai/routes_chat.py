@@ -62,7 +62,7 @@ async def complete(
 
     All of max_completion_tokens, reasoning.max_tokens and thinking.budget_tokens bound the job's tokens, and the
     smallest holds; an effort is a budget and a strategy by name. strategy, budget, verifier, answer, confidence,
-    deterministic and priority are those of ``POST /v1/jobs``.
+    deterministic, priority and webhook are those of ``POST /v1/jobs``.
     """
     job, _ = await submit_job(body.to_job(state.settings.effort), caller, state)
     summary = body.reasoning.summary if body.reasoning else None

@@ -200,6 +200,18 @@ async def test_a_wrong_field_of_a_response_is_named_too(
     assert hint in error["message"], error
 
 
+async def test_models_are_listed_as_openais_client_expects(ai: AsyncOpenAI) -> None:
+    models = (await ai.models.list()).data
+    assert [(model.id, model.object, model.owned_by) for model in models] == [
+        ("policy", "model", "reasoner"),
+        ("prm", "model", "reasoner"),
+    ]
+    assert await ai.models.retrieve("prm") == models[1]
+    with pytest.raises(openai.NotFoundError, match="policy, prm") as found:
+        await ai.models.retrieve("gpt-9")
+    assert found.value.code == "model_not_found"
+
+
 async def test_an_unknown_model_is_not_found(ai: AsyncOpenAI) -> None:
     with pytest.raises(openai.NotFoundError) as found:
         await ai.chat.completions.create(model="gpt-9", messages=QUESTION)
