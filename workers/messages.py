@@ -9,6 +9,7 @@ from typing import Final
 
 from celery import Celery
 
+from workers.doorbell import Doorbell
 from workers.embedded import broker_url
 from workers.settings import Settings
 
@@ -21,13 +22,13 @@ QUEUES: Final = ("interactive", WEBHOOKS, "batch")
 
 def make_celery(settings: Settings) -> Celery:
     """The application that senders and workers share."""
-    app = Celery("reasoner", broker=celery_url(broker_url(settings)))
+    app = Celery("reasoner", broker=celery_url(broker_url(settings)), amqp=Doorbell)
     app.conf.update(
         task_serializer="json",
         accept_content=["json"],
         result_accept_content=["json"],
         task_ignore_result=True,
-        task_acks_late=True,
+        task_acks_late=True,  # a worker takes as many messages as it has slots, and leaves the others to others
         task_default_queue=QUEUES[0],
         task_create_missing_queues=True,
         worker_prefetch_multiplier=1,
@@ -40,8 +41,6 @@ def make_celery(settings: Settings) -> Celery:
         broker_connection_max_retries=None,
         broker_connection_timeout=2.0,
         broker_transport_options={
-            # Far above any job: redelivery by Redis would run a long job twice. The reaper is what recovers.
-            "visibility_timeout": 24 * 3600,
             "queue_order_strategy": "priority",
             # Without it a publish or a poll on a connection that died silently would wait for ever.
             "socket_timeout": 5.0,

@@ -228,7 +228,8 @@ async def test_only_ended_jobs_are_deleted_and_nothing_of_them_stays(store: JobS
         with pytest.raises(NoSuchJob):
             await act(job_id)
     with redis.Redis.from_url(url) as client:
-        assert sorted(client.keys("reasoner:*")) == [b"reasoner:stats", b"reasoner:submitted"]
+        assert not {key for key in client.keys("reasoner:*") if job_id.encode() in key}
+        assert {client.type(key) for key in client.keys("reasoner:*")} <= {b"string", b"hash"}  # counters
 
 
 async def test_pages_are_newest_first_and_complete(store: JobStore) -> None:
@@ -260,6 +261,20 @@ async def test_a_new_job_is_sent_once_and_again_only_when_its_message_must_be_lo
         client.delete("interactive")
         client.zadd("reasoner:due", {job_id: 1})
         assert await store.reap(3) == [(job_id, "interactive")]  # no queue holds it, and nobody claimed it
+
+
+async def test_a_message_that_a_dead_worker_took_is_sent_again_although_others_wait_in_the_queue(
+    store: JobStore, url: str
+) -> None:
+    jobs = [await submit(store) for _ in range(3)]
+    assert [job_id for job_id, _ in await store.reap(3)] == jobs
+    with redis.Redis.from_url(url) as client:
+        for turn in range(2):
+            client.delete("interactive")
+            client.lpush("interactive", *["a message"] * 2)  # of the three that were sent the first has been taken
+            client.zadd("reasoner:due", dict.fromkeys(jobs, 1))
+            assert await store.reap(3) == [(jobs[turn], "interactive")]
+            # Its new message is the last in the queue now, and the next one's is the first.
 
 
 async def test_the_job_of_a_silent_worker_is_woken_and_that_of_a_live_one_is_not(store: JobStore, url: str) -> None:

@@ -12,6 +12,7 @@
 --   reasoner:due             sorted set of unfinished ids by the time (ms) at which the reaper must look at them
 --   reasoner:webhooks        likewise for ids of ended jobs whose end is still to be told; their hashes have webhook (its
 --                            address) and webhook:state, :attempt, :token, :at (not before), :seq (of the end), :error
+--   reasoner:sent            hash: how many messages each queue was sent so far
 --   reasoner:idempotency:*   hash: job and digest of the body, for a day
 --   reasoner:batch:ID        hash: owner, budget, metadata, times, pool (tokens that no job holds), floors and active (jobs
 --                            that spend their first grant, or a later one), count:STATUS, usage:*, cancel
@@ -21,7 +22,7 @@
 --   reasoner:batches, :of:OWNER   sorted sets of ids by order of submission: all batches, and those of one owner
 --   reasoner:stats           hash: counters for /metrics
 
-local JOBS, DUE, WEBHOOKS, STATS = 'reasoner:jobs', 'reasoner:due', 'reasoner:webhooks', 'reasoner:stats'
+local JOBS, DUE, WEBHOOKS, SENT, STATS = 'reasoner:jobs', 'reasoner:due', 'reasoner:webhooks', 'reasoner:sent', 'reasoner:stats'
 
 local function now_ms()
   local time = redis.call('TIME')

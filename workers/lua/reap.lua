@@ -3,9 +3,24 @@
 -- any number of processes.
 local limit, resend, max_attempts = unpack(ARGV)
 local now = now_ms()
--- While messages wait in the queues, a waiting job's own is most likely among them.
-local backlog = redis.call('LLEN', 'interactive') + redis.call('LLEN', 'batch') > 0
 local wake = {}
+
+-- A queue keeps its order: when as many messages have left it as were sent up to a job's own, that one has left it too.
+-- If the job still waits then, whoever took its message is dead.
+local gone = {}
+for _, queue in ipairs({ 'interactive', 'batch', 'webhooks' }) do
+  gone[queue] = number(redis.call('HGET', SENT, queue)) - redis.call('LLEN', queue)
+end
+
+local function unsent_or_lost(queue, sent)
+  return not sent or tonumber(sent) <= gone[queue]
+end
+
+local function send(id, queue)
+  wake[#wake + 1] = { id, queue }
+  return redis.call('HINCRBY', SENT, queue, 1)
+end
+
 for _, id in ipairs(redis.call('ZRANGEBYSCORE', DUE, '-inf', ms(now), 'LIMIT', 0, limit)) do
   local job = job_key(id)
   local status, attempt, cancel, sent, priority = unpack(
@@ -16,19 +31,15 @@ for _, id in ipairs(redis.call('ZRANGEBYSCORE', DUE, '-inf', ms(now), 'LIMIT', 0
     give_up(id, number(attempt))
   else
     look_at(id, now + resend)
-    if status == 'in_progress' or not (sent and backlog and now - number(sent) < 60000) then
-      redis.call('HSET', job, 'sent', ms(now))
-      wake[#wake + 1] = { id, priority }
+    if status == 'in_progress' or unsent_or_lost(priority, sent) then
+      redis.call('HSET', job, 'sent', send(id, priority))
     end
   end
 end
--- An end that is to be told is sent once, and again only when no message of its queue is left.
-local told = redis.call('LLEN', 'webhooks') == 0
 for _, id in ipairs(redis.call('ZRANGEBYSCORE', WEBHOOKS, '-inf', ms(now), 'LIMIT', 0, limit)) do
   redis.call('ZADD', WEBHOOKS, ms(now + resend), id)
-  if told or redis.call('HEXISTS', job_key(id), 'webhook:sent') == 0 then
-    redis.call('HSET', job_key(id), 'webhook:sent', 1)
-    wake[#wake + 1] = { id, 'webhooks' }
+  if unsent_or_lost('webhooks', redis.call('HGET', job_key(id), 'webhook:sent')) then
+    redis.call('HSET', job_key(id), 'webhook:sent', send(id, 'webhooks'))
   end
 end
 return wake
