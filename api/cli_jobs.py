@@ -15,9 +15,11 @@ import httpx
 import typer
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from api.client import ServiceClient
-from api.show import follow, print_job, print_tree
+from api.show import follow, plain, print_job, print_tree
+from api.show import watch as draw_live
 from api.stack import private_stack
 from reasoner.jobs import Job
 from reasoner.strategies import STRATEGIES
@@ -138,7 +140,8 @@ def list_jobs(
     for job in (Job.model_validate(item) for item in page["data"]):
         found = job.result.answer if job.result is not None else None
         usage = job.usage
-        table.add_row(job.id, job.status, job.spec.strategy.name, str(usage.total), f"{usage.seconds:.1f}", found or "")
+        answer = Text(plain(found or ""))
+        table.add_row(job.id, job.status, job.spec.strategy.name, str(usage.total), f"{usage.seconds:.1f}", answer)
     _out.print(table)
 
 
@@ -152,10 +155,11 @@ def show(job_id: str, picture: Picture = None, url: Url = None, key: Key = None,
 
 @jobs.command()
 def watch(job_id: str, url: Url = None, key: Key = None, as_json: AsJson = False) -> None:
-    """Follow a job until it ends."""
+    """Watch a job's search tree grow until it ends."""
     with client_of(url, key) as client:
-        follow(client, client.get(job_id), _progress)
-        _print(client.get(job_id), as_json)
+        draw_live(client, client.get(job_id), _progress)
+        job, tree = client.get(job_id), client.tree(job_id)
+    _show(job, tree, None, as_json)
 
 
 @jobs.command()
@@ -170,6 +174,38 @@ def retry(job_id: str, url: Url = None, key: Key = None, as_json: AsJson = False
     """Run a failed job again; it goes on from its journal and pays for nothing twice."""
     with client_of(url, key) as client:
         _print(client.retry(job_id), as_json)
+
+
+@jobs.command()
+def delete(
+    job_ids: Annotated[list[str], typer.Argument(metavar="JOB_ID...")],
+    url: Url = None,
+    key: Key = None,
+    as_json: AsJson = False,
+) -> None:
+    """Delete jobs that have ended, with their results and trees."""
+    with client_of(url, key) as client:
+        for job_id in job_ids:
+            client.delete(job_id)
+            _progress.print(f"deleted {job_id}", markup=False)
+    if as_json:
+        print(json.dumps({"deleted": job_ids}, indent=2))
+
+
+@jobs.command()
+def export(
+    since: Annotated[
+        float, typer.Option(min=0, help="Jobs that ended at this time (seconds since 1970) or later.")
+    ] = 0,
+    status: Annotated[str | None, typer.Option(help="Only jobs that ended like this.")] = None,
+    journal: Annotated[bool, typer.Option("--journal", help="With all events of each job.")] = False,
+    url: Url = None,
+    key: Key = None,
+) -> None:
+    """Print jobs that have ended, a line of JSON each, in the order of their ends."""
+    with client_of(url, key) as client:
+        for line in client.export(since=since, status=status, journal=journal):
+            print(line)
 
 
 def _show(job: Job, tree: dict[str, Any], picture: Path | None, as_json: bool) -> None:

@@ -55,6 +55,9 @@ class ServiceClient:
         asked = {"limit": limit, "after": after, "status": status}
         return self._json("GET", "/v1/jobs", params={key: value for key, value in asked.items() if value is not None})
 
+    def delete(self, job_id: str) -> None:
+        self._answer("DELETE", f"/v1/jobs/{job_id}")
+
     def cancel(self, job_id: str) -> Job:
         return Job.model_validate(self._json("POST", f"/v1/jobs/{job_id}/cancel"))
 
@@ -136,6 +139,10 @@ class ServiceClient:
                     yield Event.model_validate_json(line.removeprefix("data:").strip())
 
     def _json(self, method: str, path: str, **kwargs: Any) -> dict[str, Any]:
+        body: dict[str, Any] = self._answer(method, path, **kwargs).json()
+        return body
+
+    def _answer(self, method: str, path: str, **kwargs: Any) -> httpx.Response:
         try:
             response = self._http.request(method, path, **kwargs)
         except httpx.TransportError as error:
@@ -145,8 +152,7 @@ class ServiceClient:
             ) from None
         if response.is_error:
             raise _refusal(response)
-        body: dict[str, Any] = response.json()
-        return body
+        return response
 
 
 def _refusal(response: httpx.Response) -> ServiceError:

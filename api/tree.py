@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, cast
 
 from pydantic import BaseModel
 
@@ -35,12 +35,15 @@ class Tree(BaseModel):
     best: str | None = None
 
 
-def fold(job_id: str, events: Iterable[Event]) -> Tree:
-    """Plays a job's events, in their order, into the tree that they describe."""
-    nodes: dict[str, TreeNode] = {}
-    best: str | None = None
-    for event in events:
-        data: dict[str, Any] = event.data
+class GrowingTree:
+    """The tree that a job's events describe, taken one by one in their order."""
+
+    def __init__(self) -> None:
+        self._nodes: dict[str, TreeNode] = {}
+        self._best: str | None = None
+
+    def take(self, event: Event) -> None:
+        nodes, data = self._nodes, cast(dict[str, Any], event.data)
         match event.type:
             case "node":
                 node = nodes.setdefault(data["node"], TreeNode(id=data["node"], parent=data["parent"]))
@@ -57,5 +60,15 @@ def fold(job_id: str, events: Iterable[Event]) -> Tree:
                 for pruned in data["nodes"]:
                     nodes[pruned].state = "pruned"
             case "select":
-                best = data["node"]
-    return Tree(job=job_id, nodes=list(nodes.values()), best=best)
+                self._best = data["node"]
+
+    def of(self, job_id: str) -> Tree:
+        return Tree(job=job_id, nodes=list(self._nodes.values()), best=self._best)
+
+
+def fold(job_id: str, events: Iterable[Event]) -> Tree:
+    """Plays a job's events, in their order, into the tree that they describe."""
+    growing = GrowingTree()
+    for event in events:
+        growing.take(event)
+    return growing.of(job_id)

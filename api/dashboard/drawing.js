@@ -7,7 +7,7 @@ import { line, score } from "./words.js";
 const MOVE = 280; // milliseconds
 const PICK = 22; // pixels from a node within which a pointer means it
 const LEFT = 34;
-const EDGE = 16;
+const EDGE = 20;
 const LABELS = 200; // pixels that leaves of the last column have for words
 const CHARACTER = 6.1;
 const WIDEST = 190; // a column

@@ -22,7 +22,7 @@ function crumbs(node, onPick) {
   const links = parts.map((part, index) => {
     const id = parts.slice(0, index + 1).join(".");
     const here = id === node.id;
-    return el("li", {}, el("button", { type: "button", "aria-current": here, click: () => onPick(id), title: `step ${id}` }, part));
+    return el("li", {}, el("button", { type: "button", "aria-current": String(here), click: () => onPick(id), title: `step ${id}` }, part));
   });
   return el("ol", { class: "crumbs", "aria-label": "Path of the step" }, el("li", {}, "problem"), links);
 }

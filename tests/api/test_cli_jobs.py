@@ -1,15 +1,21 @@
-"""What ``reasoner solve`` and ``reasoner jobs submit`` send of their options."""
+"""What ``reasoner solve`` and ``reasoner jobs`` send of their options, and what they draw."""
 
 from __future__ import annotations
 
+import io
 import json
-from typing import Any
+from collections.abc import Iterator
+from typing import Any, cast
 
 import pytest
+from rich.console import Console
 from typer.testing import CliRunner
 
 from api import cli_jobs
 from api.cli import app
+from api.client import ServiceClient
+from api.show import print_tree, watch
+from reasoner.jobs import Event, Job, JobSpec
 
 
 class Sent(Exception):
@@ -51,3 +57,83 @@ def test_what_begins_like_json_and_is_none_is_wrong_usage() -> None:
     assert result.exit_code == 2
     assert "--verifier" in result.output
     assert "not JSON" in result.output
+
+
+def node(name: str, text: str, score: float | None = None, state: str = "step") -> dict[str, Any]:
+    parent = name.rpartition(".")[0]
+    return {"id": name, "parent": parent, "text": text, "score": score, "state": state}
+
+
+def printed(tree: dict[str, Any], most: int = 40) -> str:
+    console = Console(file=io.StringIO(), width=120, color_system=None)
+    print_tree(console, tree, most=most)
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue()
+
+
+def test_a_drawn_tree_shows_what_a_terminal_would_obey_and_takes_no_markup() -> None:
+    drawn = printed({"nodes": [node("0", "[red]a[/red]\x1b[2J\x07\u202eb\n\nc")], "best": None})
+    assert "[red]a[/red]" in drawn
+    assert "b | c" in drawn
+    assert not {"\x1b", "\x07", "\u202e"} & set(drawn)
+
+
+def test_a_tree_that_is_too_long_keeps_the_chosen_path_then_what_counts_and_says_what_is_missing() -> None:
+    pruned = [node(str(index), f"pruned{index}", 0.9, "pruned") for index in range(20)]
+    nodes = [*pruned, node("20", "start", 0.1), node("20.0", "end", 0.2, "answer"), node("21", "open", 0.5)]
+    drawn = printed({"nodes": nodes, "best": "20.0"}, most=4)
+    assert [word for word in ("start", "end", "open") if word in drawn] == ["start", "end", "open"]
+    assert drawn.count("pruned)") == 1
+    assert "19 more nodes" in drawn
+
+
+def test_watching_draws_the_tree_of_the_events_as_they_come_within_the_lines_of_the_terminal() -> None:
+    part = {"token_ids": [], "cached": 0, "answer": None, "logprob": -1.0, "part": 0, "tokens": 5, "final": True}
+    steps = [
+        Event(
+            seq=seq,
+            type="node",
+            at=0.0,
+            data={"node": str(seq), "parent": "", "text": f"s{seq}", "reason": "step"} | part,
+        )
+        for seq in range(2, 60)
+    ]
+    score = Event(
+        seq=60, type="score", at=0.0, data={"node": "59", "scores": [0.9], "score": 0.9, "computed": 3, "cached": 0}
+    )
+    started = Event(seq=1, type="job.started", at=0.0, data={"attempt": 1})
+    console = Console(file=io.StringIO(), width=80, height=20, force_terminal=True, color_system=None)
+    heights: list[int] = []
+
+    class Client:
+        def events(self, job_id: str) -> Iterator[Event]:
+            yield from (started, *steps, score)
+            live = console._live_stack[-1]
+            heights.append(len(console.render_lines(live.get_renderable())))
+
+    job = Job(id="job_1", status="in_progress", created_at=0.0, spec=JobSpec(problem="?"))
+    watch(cast(ServiceClient, Client()), job, console)
+    assert isinstance(console.file, io.StringIO)
+    assert heights[0] < 20
+    shown = console.file.getvalue()
+    assert "0.90 s59 …" in shown
+    assert "58 branches" in shown
+
+
+def test_deleting_answers_one_document(monkeypatch: pytest.MonkeyPatch) -> None:
+    gone: list[str] = []
+
+    class Client:
+        def __enter__(self) -> Client:
+            return self
+
+        def __exit__(self, *_: object) -> None:
+            return None
+
+        def delete(self, job_id: str) -> None:
+            gone.append(job_id)
+
+    monkeypatch.setattr(cli_jobs, "client_of", lambda url, key: Client())
+    result = CliRunner().invoke(app, ["jobs", "delete", "job_1", "job_2", "--json"])
+    assert result.exit_code == 0, result.output
+    assert json.loads(result.stdout) == {"deleted": gone} == {"deleted": ["job_1", "job_2"]}
