@@ -21,6 +21,7 @@ from engine.health import Health
 from engine.types import EngineClient
 from workers.embedded import broker_url
 from workers.engines import connect
+from workers.live import LiveSettings
 from workers.messages import make_celery
 from workers.reaper import Reaper
 from workers.settings import Settings
@@ -44,7 +45,7 @@ def create_app(settings: Settings, engine: EngineClient | None = None) -> FastAP
             max_attempts=settings.max_attempts,
             retention=settings.retention_seconds,
         )
-        app.state.service = State(settings, store, Catalog(client, health), reaper)
+        app.state.service = State(LiveSettings(settings), store, Catalog(client, health), reaper)
         reaping = asyncio.create_task(reaper.run())
         try:
             yield

@@ -70,11 +70,18 @@ def api(host: Host = None, port: Port = None) -> None:
 
 
 @app.command()
-def worker() -> None:
-    """Run a worker alone: it takes jobs from the broker and searches on the engine."""
+def worker(
+    queues: Annotated[str | None, _option("queues")] = None,
+    slots: Annotated[int | None, _option("concurrency")] = None,
+) -> None:
+    """Run a worker alone: it takes jobs from the broker and searches on the engines.
+
+    A job's priority is its queue: a worker with "--queues interactive" and one with "--queues batch,webhooks" keep
+    slots for each.
+    """
     from api.serve import run_worker
 
-    run_worker(_settings())
+    run_worker(_settings(queues=queues, concurrency=slots))
 
 
 @app.command()

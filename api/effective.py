@@ -7,9 +7,12 @@ import json
 import secrets
 from typing import Any
 
+from pydantic import ValidationError
+
 from api.catalog import Catalog
 from api.problems import Problem
 from engine.types import EngineError, InvalidRequest, ModelInfo
+from reasoner.defaults import apply_defaults
 from reasoner.effort import apply_effort
 from reasoner.jobs import Budget, JobSpec, StrategySpec
 from reasoner.prices import check_budget
@@ -22,6 +25,7 @@ from workers.settings import Settings
 
 async def effective(spec: JobSpec, settings: Settings, catalog: Catalog) -> dict[str, Any]:
     """The specification with models, budget, parameters and seed filled in. Raises ``Problem`` for what cannot work."""
+    spec = _with_defaults(spec, settings)
     if spec.budget == Budget():
         budget = Budget(tokens=settings.budget_tokens, seconds=settings.budget_seconds)
         spec = spec.model_copy(update={"budget": budget})
@@ -36,6 +40,7 @@ async def effective_in_batch(spec: JobSpec, place: int, settings: Settings, cata
     if "priority" not in spec.model_fields_set:
         spec = spec.model_copy(update={"priority": "batch"})
     try:
+        spec = _with_defaults(spec, settings).model_copy(update={"budget": spec.budget})
         return await _filled(spec, settings, catalog)
     except Problem as problem:
         errors = [(f"jobs.{place}.{error.field}", error.message) for error in problem.errors]
@@ -60,6 +65,18 @@ async def _filled(spec: JobSpec, settings: Settings, catalog: Catalog) -> dict[s
     if spec.seed is None:
         spec.seed = secrets.randbelow(2**53)  # survives the doubles of JavaScript
     return spec.model_dump()
+
+
+def _with_defaults(spec: JobSpec, settings: Settings) -> JobSpec:
+    defaults = settings.models.get(spec.model or settings.model_name)
+    if defaults is None:
+        return spec
+    try:
+        return apply_defaults(spec, defaults, settings.effort)
+    except ValidationError as error:
+        reason = error.errors()[0]["msg"].removeprefix("Value error, ")
+        message = f"{reason}; this strategy is the model's default here: name another one"
+        raise Problem(422, "invalid-request", f"strategy: {message}", errors=[("strategy", message)]) from None
 
 
 def _with_effort(spec: JobSpec, settings: Settings) -> JobSpec:

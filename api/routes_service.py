@@ -66,7 +66,8 @@ async def readyz(state: Service) -> Response:
     if failures:
         detail = "; ".join(f"{name}: {message}" for name, message in failures)
         raise Problem(503, "not-ready", detail, errors=failures, headers=RETRY_AFTER)
-    return JSONResponse({"status": "ready", "broker": "ok", "engine": "ok", "engines": _engines(state)})
+    told = {"status": "ready", "broker": "ok", "engine": "ok", "configuration": state.live.problem or "ok"}
+    return JSONResponse(told | {"engines": _engines(state)})
 
 
 @router.get("/metrics", summary="Prometheus metrics")

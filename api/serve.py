@@ -45,7 +45,7 @@ def run_worker(settings: Settings) -> None:
     """Takes jobs until SIGTERM or Ctrl-C, then hands back those that it has."""
     with _broker(settings):
         start_tracing(settings, "worker")
-        serve_worker(make_worker(settings))
+        serve_worker(make_worker(settings), settings.queues)
 
 
 def run_engine(settings: Settings) -> None:

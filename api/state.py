@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from fastapi import Request
 
 from api.catalog import Catalog
+from workers.live import LiveSettings
 from workers.reaper import Reaper
 from workers.settings import Settings
 from workers.store import JobStore
@@ -15,11 +16,16 @@ from workers.store import JobStore
 
 @dataclass(frozen=True, slots=True)
 class State:
-    settings: Settings
+    live: LiveSettings
     store: JobStore
     catalog: Catalog
     reaper: Reaper
     started_at: float = field(default_factory=time.time)
+
+    @property
+    def settings(self) -> Settings:
+        """As they are now."""
+        return self.live.now
 
 
 def service(request: Request) -> State:

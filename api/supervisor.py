@@ -25,7 +25,7 @@ from workers.embedded import EmbeddedBroker, broker_url, socket_path
 from workers.keys import stored_keys
 from workers.processes import StartError as StartError
 from workers.processes import private_folder, spawn, stop, tail
-from workers.settings import ConfigError, Settings, is_loopback, model_folder
+from workers.settings import QUEUES, ConfigError, Settings, is_loopback, model_folder
 
 STOP_SECONDS = 10.0
 STEADY_SECONDS = 60.0
@@ -141,7 +141,9 @@ class Supervisor:
             self._say(f"starting the engine with {settings.model_name} and {settings.prm_name}")
             self._launch("engine", engine, env)
         self._say("starting the worker and the API")
-        self._launch("worker", [sys.executable, "-m", "api.serve", "worker"], env)
+        for name, slots, queues in worker_pools(settings):
+            pool = {"REASONER_QUEUES": ",".join(queues), "REASONER_CONCURRENCY": str(slots)}
+            self._launch(name, [sys.executable, "-m", "api.serve", "worker"], env | pool)
         self._launch("api", [sys.executable, "-m", "api.serve", "api"], env)
         self._await_ready()
         self._watcher.start()
@@ -209,6 +211,13 @@ class Supervisor:
         if self._old_handler is not None:
             signal.signal(signal.SIGTERM, self._old_handler)  # type: ignore[arg-type]
             self._old_handler = None
+
+
+def worker_pools(settings: Settings) -> list[tuple[str, int, tuple[str, ...]]]:
+    """The worker processes of one machine: name, slots and queues of each. No queue is without one."""
+    own = [(f"worker-{queue}", slots, (queue,)) for queue, slots in settings.pools.items()]
+    rest = tuple(queue for queue in QUEUES if queue not in settings.pools)
+    return [("worker", settings.concurrency, rest), *own] if rest else [*own]
 
 
 ENGINE_OPTIONS = (

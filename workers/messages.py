@@ -11,13 +11,11 @@ from celery import Celery
 
 from workers.doorbell import Doorbell
 from workers.embedded import broker_url
-from workers.settings import Settings
+from workers.settings import QUEUES, Settings
 
 RUN_TASK: Final = "reasoner.run"
 WEBHOOK_TASK: Final = "reasoner.webhook"
 WEBHOOKS: Final = "webhooks"
-QUEUES: Final = ("interactive", WEBHOOKS, "batch")
-"""In the order in which a free slot looks into them."""
 
 
 def make_celery(settings: Settings) -> Celery:

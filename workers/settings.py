@@ -7,11 +7,12 @@ import binascii
 import ipaddress
 import json
 import os
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Final, Literal, Self
 from urllib.parse import urlsplit
 
-from pydantic import BaseModel, Field, SecretStr, ValidationError, field_validator
+from pydantic import BaseModel, Field, PrivateAttr, SecretStr, ValidationError, field_validator
 from pydantic_settings import (
     BaseSettings,
     NoDecode,
@@ -23,16 +24,37 @@ from pydantic_settings import (
 
 from prm.formats import FormatName
 from reasoner.calibration import Calibration, CalibrationError, read_calibration
+from reasoner.defaults import ModelDefaults
 from reasoner.effort import DEFAULT_EFFORTS, Effort
 from reasoner.jobs import MAX_BUDGET_SECONDS, MAX_BUDGET_TOKENS
 from reasoner.prices import Prices
 
+QueueName = Literal["interactive", "webhooks", "batch"]
+QUEUES: Final[tuple[QueueName, ...]] = ("interactive", "webhooks", "batch")
+"""In the order in which a free slot looks into them. A job's priority is the name of its queue."""
 CONFIG_FILE = "reasoner.toml"
 DEFAULT_ENGINE_URL = "http://127.0.0.1:8100"
 MIN_KEY_CHARS = 16
 
 
 _SECRETS = ("api_keys", "redis_url", "webhook_secret", "webhook_secrets")
+
+
+LIVE: Final = frozenset(
+    {
+        "budget_seconds",
+        "budget_tokens",
+        "effort",
+        "limits",
+        "models",
+        "prices",
+        "queue_cap",
+        "webhook_allow",
+        "webhook_secret",
+        "webhook_secrets",
+    }
+)
+"""Settings that change with the file while a process runs (``workers.live``)."""
 
 
 class ConfigError(Exception):
@@ -115,6 +137,9 @@ class Settings(BaseSettings):
     prices: dict[str, Prices] = Field(
         default_factory=dict, description="By model: what a million tokens cost. A budget in money needs them."
     )
+    models: dict[str, ModelDefaults] = Field(
+        default_factory=dict, description="By model: sampling, budget and strategy of jobs that do not say."
+    )
     effort: dict[str, Effort] = Field(
         default_factory=lambda: DEFAULT_EFFORTS, description="Budgets by name; these come on top of the built-in ones."
     )
@@ -123,6 +148,13 @@ class Settings(BaseSettings):
         description="Run a client's Python tests where no sandbox can hold them: they could do what a worker may.",
     )
     concurrency: Annotated[int, Field(ge=1, le=1024)] = Field(32, description="Jobs that one worker runs at once.")
+    queues: Annotated[tuple[QueueName, ...], NoDecode, Field(min_length=1)] = Field(
+        QUEUES, description="What a worker takes its jobs from, the first ones first: interactive, webhooks, batch."
+    )
+    pools: dict[QueueName, Annotated[int, Field(ge=1, le=1024)]] = Field(
+        default_factory=dict,
+        description="By queue: slots of a worker process of its own under 'reasoner serve'; one worker has the others.",
+    )
     max_attempts: Annotated[int, Field(ge=1, le=100)] = Field(
         3, description="Times that a job may lose its worker before it is given up."
     )
@@ -150,6 +182,8 @@ class Settings(BaseSettings):
     webhook_allow: Annotated[tuple[str, ...], NoDecode] = Field(
         (), description="Hosts to which webhooks go although they are private, and without TLS where they ask for it."
     )
+
+    _given: frozenset[str] = PrivateAttr(frozenset())
 
     @field_validator("redis_url")
     @classmethod
@@ -199,7 +233,12 @@ class Settings(BaseSettings):
     def _as_compared(cls, value: tuple[str, ...]) -> tuple[str, ...]:
         return tuple(host.lower() for host in value)
 
-    @field_validator("api_keys", "engine_url", "prm_url", "webhook_allow", mode="before")
+    @field_validator("queues")
+    @classmethod
+    def _each_once(cls, value: tuple[QueueName, ...]) -> tuple[QueueName, ...]:
+        return tuple(dict.fromkeys(value))
+
+    @field_validator("api_keys", "engine_url", "prm_url", "queues", "webhook_allow", mode="before")
     @classmethod
     def _comma_list(cls, value: Any) -> Any:
         parts = value.split(",") if isinstance(value, str) else value
@@ -255,11 +294,28 @@ class Settings(BaseSettings):
         """What jobs and the engine call the verifier."""
         return served_name(self.prm)
 
+    @property
+    def given(self) -> dict[str, Any]:
+        """Those that this process was given beside the environment and the file: by a command line, or by itself."""
+        return {name: getattr(self, name) for name in self._given}
+
+    def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
+        """As every model's; what is changed counts as given."""
+        copy = super().model_copy(update=update, deep=deep)
+        copy._given = self._given | (update or {}).keys()
+        return copy
+
+    def renewed(self, changes: Mapping[str, Any]) -> Self:
+        """With what the file says now."""
+        return super().model_copy(update=changes)
+
     def environment(self) -> dict[str, str]:
-        """These settings as environment variables: how a parent hands them to a role that it starts."""
+        """What was given as environment variables: how a parent hands its settings to a role that it starts.
+
+        The role inherits the environment and reads the file itself, and goes on reading it.
+        """
         values: dict[str, str] = {}
-        for name in type(self).model_fields:
-            value = getattr(self, name)
+        for name, value in self.given.items():
             if isinstance(value, tuple):
                 value = ",".join(map(_plain, value))
             if isinstance(value, dict):
@@ -282,7 +338,7 @@ class Settings(BaseSettings):
 def load_settings(**overrides: Any) -> Settings:
     """Reads the configuration; ``overrides`` (a command line's) win over everything. Raises ``ConfigError``."""
     try:
-        return Settings(**overrides)
+        settings = Settings(**overrides)
     except ValidationError as error:
         first = error.errors()[0]
         name = str(first["loc"][0]) if first["loc"] else "?"
@@ -290,13 +346,15 @@ def load_settings(**overrides: Any) -> Settings:
         raise ConfigError(f"{where}: {_explain(first, name)}") from None
     except (SettingsError, ValueError) as error:  # a file that is not TOML
         raise ConfigError(f"{CONFIG_FILE}: {error}") from None
+    settings._given = frozenset(overrides)
+    return settings
 
 
 def _plain(value: Any) -> Any:
     """A part of a setting as the environment has it."""
     if isinstance(value, SecretStr):
         return value.get_secret_value()
-    return value.model_dump(exclude_none=True) if isinstance(value, BaseModel) else value
+    return value.model_dump(exclude_none=True, exclude_unset=True) if isinstance(value, BaseModel) else value
 
 
 def webhook_secret_bytes(text: str) -> bytes:
@@ -361,8 +419,10 @@ def _origin(name: str, overrides: dict[str, Any]) -> str:
 def _explain(error: Any, name: str) -> str:
     if error["type"] == "extra_forbidden":
         # Tables are by model or by effort: what is unknown in one is a field of that kind.
-        kinds: dict[str, type[BaseModel]] = {"prices": Prices, "effort": Effort}
-        known = kinds[name] if len(error["loc"]) > 1 else Settings
+        kinds: dict[str, type[BaseModel]] = {"prices": Prices, "effort": Effort, "models": ModelDefaults}
+        known: Any = kinds[name] if len(error["loc"]) > 1 else Settings
+        for part in error["loc"][2:-1]:  # behind the table's own name and the model's
+            known = known.model_fields[part].annotation
         return f"no such setting: {error['loc'][-1]!r}; known are {', '.join(sorted(known.model_fields))}"
     message: str = error["msg"]
     shown = "" if name in _SECRETS else f" (got {error['input']!r})"  # those hold secrets

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import functools
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from celery import Celery
@@ -17,8 +17,9 @@ from reasoner.run import run_job
 from workers.embedded import broker_url
 from workers.engines import connect
 from workers.execution import RunJob, execute
+from workers.live import LiveSettings
 from workers.logs import configure_logging
-from workers.messages import QUEUES, RUN_TASK, WEBHOOK_TASK, make_celery
+from workers.messages import RUN_TASK, WEBHOOK_TASK, make_celery
 from workers.settings import Settings
 from workers.store import BROKER_DOWN, JobStore
 from workers.tracing import traced
@@ -63,12 +64,8 @@ def make_worker(settings: Settings, run: RunJob | None = None) -> Celery:
     ``run`` is for tests; without it jobs are searched for answers, at the configured prices and with the
     configured calibration. Raises ``ConfigError`` when that cannot be used.
     """
-    search: RunJob = run or functools.partial(
-        run_job,
-        prices=settings.prices,
-        calibration=settings.read_calibration(),
-        unlocked_tests=settings.unlocked_tests,
-    )
+    calibration = settings.read_calibration()
+    live = LiveSettings(settings)
     app = make_celery(settings)
     health = Health()
     draining = Draining()
@@ -78,6 +75,9 @@ def make_worker(settings: Settings, run: RunJob | None = None) -> Celery:
     async def wake(job_id: str) -> None:
         store = JobStore(broker_url(settings), patience=BROKER_PATIENCE)
         engine = traced(connect(settings, health=health))
+        search: RunJob = run or functools.partial(
+            run_job, prices=live.now.prices, calibration=calibration, unlocked_tests=settings.unlocked_tests
+        )
         try:
             with draining.listen() as stopping:
                 if stopping.is_set():
@@ -105,7 +105,7 @@ def make_worker(settings: Settings, run: RunJob | None = None) -> Celery:
     async def tell(job_id: str) -> None:
         store = JobStore(broker_url(settings), patience=BROKER_PATIENCE)
         try:
-            await deliver(job_id, store=store, settings=settings)
+            await deliver(job_id, store=store, settings=live.now)
         finally:
             await store.close()
 
@@ -117,14 +117,14 @@ def make_worker(settings: Settings, run: RunJob | None = None) -> Celery:
     return app
 
 
-def serve(app: Celery) -> None:
-    """Works until SIGTERM or Ctrl-C."""
+def serve(app: Celery, queues: Sequence[str]) -> None:
+    """Works for these queues, the first ones first, until SIGTERM or Ctrl-C."""
     app.worker_main(
         [
             "--quiet",
             "worker",
             "--pool=threads",
-            f"--queues={','.join(QUEUES)}",
+            f"--queues={','.join(queues)}",
             "--without-gossip",
             "--without-mingle",
             "--without-heartbeat",

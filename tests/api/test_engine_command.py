@@ -1,14 +1,14 @@
-"""The engine's sizes on their way from the settings to its command line."""
+"""What of the settings reaches the processes: the engine's sizes, and the workers' queues."""
 
 from __future__ import annotations
 
 import pytest
 
-from api.supervisor import ENGINE_OPTIONS, engine_command
+from api.supervisor import ENGINE_OPTIONS, engine_command, worker_pools
 from engine.core import CoreOptions
 from engine.server import main
 from engine.types import EngineError
-from workers.settings import load_settings
+from workers.settings import QUEUES, load_settings
 
 
 def test_configured_sizes_reach_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -34,3 +34,13 @@ def test_sizes_that_nobody_configured_are_the_engines_own() -> None:
     command = engine_command(load_settings(), ["--port", "0"])
     assert "--deterministic" not in command
     assert not [word for word in command if word.removeprefix("--").replace("-", "_") in ENGINE_OPTIONS]
+
+
+def test_every_queue_has_a_worker_process_whatever_pools_are_configured() -> None:
+    def pools(**settings: object) -> list[tuple[str, int, tuple[str, ...]]]:
+        return worker_pools(load_settings(concurrency=5, **settings))
+
+    assert pools() == [("worker", 5, QUEUES)]
+    assert pools(pools={"batch": 2}) == [("worker", 5, ("interactive", "webhooks")), ("worker-batch", 2, ("batch",))]
+    every = {"interactive": 1, "batch": 2, "webhooks": 3}
+    assert pools(pools=every) == [(f"worker-{queue}", slots, (queue,)) for queue, slots in every.items()]

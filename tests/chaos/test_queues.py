@@ -21,3 +21,19 @@ def test_interactive_jobs_go_before_batch_jobs_that_came_earlier(service: Servic
     service.start_workers(1)
     started = {job_id: service.ended(job_id)["started_at"] for job_id in jobs}
     assert sorted(jobs, key=lambda job_id: started[job_id]) == [jobs[2], jobs[3], jobs[0], jobs[1]]
+
+
+def test_a_pool_takes_the_jobs_of_its_own_queue_alone(service: Service) -> None:
+    service.start_api()
+    service.settings = service.settings.model_copy(update={"queues": ("batch",)})
+    service.start_workers(1)
+    jobs = {}
+    for priority in ("interactive", "batch"):
+        spec = {"problem": "1 + 1?", "strategy": {"name": "greedy"}, "priority": priority}
+        jobs[priority] = service.client.post("/v1/jobs", json=spec).json()["id"]
+    service.ended(jobs["batch"])
+    assert service.get(f"/v1/jobs/{jobs['interactive']}")["status"] == "queued"
+    service.settings = service.settings.model_copy(update={"queues": ("interactive", "webhooks")})
+    service.start_workers(1)
+    service.ended(jobs["interactive"])
+    assert service.holder(jobs["interactive"]) != service.holder(jobs["batch"])

@@ -36,7 +36,7 @@ def test_settings_survive_the_way_through_an_environment(tmp_path: Path, monkeyp
     for name, value in settings.environment().items():
         monkeypatch.setenv(name, value)
     monkeypatch.chdir("/")
-    assert load_settings() == settings
+    assert load_settings().model_dump() == settings.model_dump()
     assert settings.data_dir == tmp_path / "here"
 
 
@@ -151,15 +151,42 @@ def test_prices_and_efforts_are_tables_and_built_in_efforts_stay(
     assert (settings.prices["policy"].prompt, settings.prices["policy"].generated) == (0.1, 0.5)
     assert list(settings.effort) == ["minimal", "low", "medium", "high", "huge"]
     assert (settings.effort["low"].tokens, settings.effort["huge"].seconds) == (77, 10.0)
+
+
+def test_a_role_is_handed_what_was_given_and_reads_the_rest_itself(tmp_path: Path) -> None:
+    (tmp_path / "reasoner.toml").write_text(TABLES + "\n[models.policy]\nstrategy = 'greedy'\n")
+    settings = load_settings(port=1234, queues="batch").model_copy(update={"engine_url": ("http://a", "unix:///b")})
+    assert settings.environment() == {
+        "REASONER_PORT": "1234",
+        "REASONER_QUEUES": "batch",
+        "REASONER_ENGINE_URL": "http://a,unix:///b",
+    }
+
+
+def test_tables_may_be_given_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    given = {
+        "effort": {"huge": {"seconds": 10, "strategy": "greedy"}},
+        "prices": {"policy": {"prompt": 1}},
+        "models": {"policy": {"sampling": {"top_k": 3}, "budget": {"effort": "huge"}, "strategy": {"name": "beam"}}},
+        "pools": {"batch": 3},
+    }
+    settings = load_settings(**given)
     for name, value in settings.environment().items():
         monkeypatch.setenv(name, value)
-    (tmp_path / "reasoner.toml").unlink()
-    assert load_settings() == settings
+    read = load_settings()
+    assert read.model_dump() == settings.model_dump()
+    assert read.models["policy"].sampling.model_fields_set == {"top_k"}
 
 
 @pytest.mark.parametrize(
     ("variable", "value", "hint"),
     [
+        ("REASONER_QUEUES", "batch,fast", "Input should be 'interactive', 'webhooks' or 'batch'"),
+        ("REASONER_QUEUES", "", "at least 1 item"),
+        ("REASONER_POOLS", '{"batch": 0}', "REASONER_POOLS.batch: Input should be greater"),
+        ("REASONER_MODELS", '{"m": {"sampling": {"t": 1}}}', "'t'; known are max_tokens, min_p, temperature, top_k"),
+        ("REASONER_MODELS", '{"m": {"smapling": {}}}', "REASONER_MODELS.m.smapling: no such setting: 'smapling'"),
+        ("REASONER_MODELS", '{"m": {"strategy": "clever"}}', "REASONER_MODELS.m: "),
         (
             "REASONER_EFFORT",
             '{"low": {"tokenz": 3}}',

@@ -1,0 +1,47 @@
+"""Defaults by model: what an operator knows to be good for a model, for jobs that say nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Self
+
+from pydantic import Field, field_validator, model_validator
+
+from reasoner.effort import Effort
+from reasoner.jobs import Budget, JobSpec, Sampling, StrategySpec
+from reasoner.strategies import resolve
+from reasoner.strict import Strict
+
+
+class ModelDefaults(Strict):
+    """Of one model. What a job says itself goes before it, one setting of ``sampling`` at a time."""
+
+    sampling: Sampling = Field(default_factory=Sampling)
+    budget: Budget = Field(default_factory=Budget)
+    strategy: StrategySpec | None = Field(None, description="A name, or a name with parameters.")
+
+    @field_validator("strategy", mode="before")
+    @classmethod
+    def _bare_name(cls, value: Any) -> Any:
+        return {"name": value} if isinstance(value, str) else value
+
+    @model_validator(mode="after")
+    def _makes_sense(self) -> Self:
+        if self.strategy is not None:
+            resolve(self.strategy.name, self.strategy.params)
+        return self
+
+
+def apply_defaults(spec: JobSpec, defaults: ModelDefaults, efforts: Mapping[str, Effort]) -> JobSpec:
+    """The job with what it left open. An effort that the job names brings its own strategy, if it has one.
+
+    Raises ``ValidationError`` where the default strategy does not go with what the job says.
+    """
+    said = spec.sampling.model_dump(exclude_unset=True)
+    changes: dict[str, Any] = {"sampling": defaults.sampling.model_dump(exclude_unset=True) | said}
+    named = efforts.get(spec.budget.effort or "")
+    if defaults.strategy is not None and "strategy" not in spec.model_fields_set and not (named and named.strategy):
+        changes["strategy"] = defaults.strategy.model_dump()
+    if spec.budget == Budget():
+        changes["budget"] = defaults.budget.model_dump(exclude_unset=True)
+    return JobSpec.model_validate(spec.model_dump(exclude_unset=True) | changes)
