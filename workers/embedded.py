@@ -49,8 +49,10 @@ def socket_path(data_dir: Path) -> Path:
 class EmbeddedBroker:
     """A context manager around the broker of one data folder. Leaves nothing but the append-only file behind."""
 
-    def __init__(self, data_dir: Path) -> None:
+    def __init__(self, data_dir: Path, program: str | None = None) -> None:
+        """``program``: the server, by default what ``find_server`` finds."""
         self.data_dir = data_dir
+        self._program = program
         self.socket = socket_path(data_dir)
         self.process: subprocess.Popen[bytes] | None = None
         """The server, when this object started it and not another process."""
@@ -119,7 +121,7 @@ class EmbeddedBroker:
             "maxmemory-policy": "noeviction",
             "daemonize": "no",
         }
-        return [find_server(), *(part for name, value in options.items() for part in (f"--{name}", value))]
+        return [self._program or find_server(), *(part for name, value in options.items() for part in (f"--{name}", value))]
 
     def _answers(self) -> bool:
         client = redis.Redis(unix_socket_path=str(self.socket), socket_timeout=1, retry=Retry(NoBackoff(), 0))

@@ -86,7 +86,7 @@ class Deployment:
         return f"http://127.0.0.1:{self._ports.setdefault(system, free_port())}"
 
     def asked(self) -> dict[str, int]:
-        """What the engine was asked for so far: branches, and scores."""
+        """What the engine was asked for so far: branches, their tokens, and scores."""
         counts: dict[str, int] = self.engine.get("/asked").raise_for_status().json()
         return counts
 

@@ -34,11 +34,11 @@ _PRM = {"reasoner_prm": {"format": "token_classification", "separator": "\n\n", 
 
 
 class NullEngine:
-    """``app`` serves it; ``asked`` counts branches and scores, and ``GET /asked`` tells them."""
+    """``app`` serves it; ``asked`` counts branches, their tokens and scores, and ``GET /asked`` tells them."""
 
     def __init__(self, seconds: float) -> None:
         """``seconds``: what a token takes."""
-        self.asked = {"branches": 0, "scores": 0}
+        self.asked = {"branches": 0, "tokens": 0, "scores": 0}
         self._seconds = seconds
         self.app = Starlette(
             routes=[
@@ -79,6 +79,7 @@ class NullEngine:
     async def _finished(self, body: dict[str, Any]) -> AsyncIterator[str]:
         """The branches as they end: the shorter the earlier."""
         completions = [_completion(index, body) for index in range(len(body["branches"]))]
+        self.asked["tokens"] += sum(len(completion.token_ids) for completion in completions)
         now = 0
         for completion in sorted(completions, key=lambda completion: len(completion.token_ids)):
             await asyncio.sleep((len(completion.token_ids) - now) * self._seconds)

@@ -1,0 +1,63 @@
+"""A job that loses its worker again and again is given up; retried, it ends as if nothing had been."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.chaos import processes
+from tests.chaos.fleet import NULL_ENGINE, Client, Fleet, alone, check, until
+
+JOB = {
+    "problem": "?",
+    "strategy": {"name": "beam", "n": 4, "expansions": 2},
+    "budget": {"tokens": 100_000},
+    "seed": 3,
+    "deterministic": True,
+}
+ATTEMPTS = 2
+
+pytestmark = pytest.mark.timeout(400)
+
+
+async def test_a_poison_job_is_dead_lettered_and_a_retry_pays_for_nothing_but_what_was_in_flight(
+    tmp_path: Path,
+) -> None:
+    in_flight = 0
+    with Fleet(tmp_path, workers=1, apis=1, token_seconds=0.03, concurrency=1, max_attempts=ATTEMPTS) as fleet:
+
+        def journaled() -> int:
+            return int(float(fleet.redis.hget(f"reasoner:job:{job_id}", "usage:generated") or 0))
+
+        def unwritten() -> int:
+            """Tokens that the engine was asked for and no journal has."""
+            return fleet.asked()["tokens"] - journaled()
+
+        async with Client(fleet) as client:
+            job_id = await client.submit(JOB, key="poison")
+            for _ in range(ATTEMPTS):
+                known, lost = journaled(), in_flight
+                await until(lambda known=known, lost=lost: journaled() > known and unwritten() > lost, "it goes on")
+                fleet.kill("worker")
+                in_flight = unwritten()
+                fleet.restart("worker")
+            assert [event["type"] for event in await client.follow(job_id)][-1] == "job.failed"
+            (dead,) = (await client.call("GET", "/v1/jobs?status=dead"))["data"]
+            assert (dead["id"], dead["error"]["code"]) == (job_id, "max_attempts")
+
+            assert (await client.call("POST", f"/v1/jobs/{job_id}/retry"))["status"] == "queued"
+            events = await client.follow(job_id)
+            job = await client.call("GET", f"/v1/jobs/{job_id}")
+            asked = fleet.asked()["tokens"]
+        check(job, fleet.log(job_id), events)
+        assert [event["type"] for event in events].count("job.failed") == 1
+
+    socket = tmp_path / "quick.sock"
+    with processes.process([*NULL_ENGINE, str(socket), "0"], tmp_path / "quick.log"):
+        processes.until(socket.exists, "the engine listens")
+        undisturbed = await alone(f"unix://{socket}", job)
+    assert (job["status"], job["result"]) == (undisturbed.status, undisturbed.result.model_dump())
+    assert job["usage"]["generated"] == undisturbed.usage.generated
+    # What was in flight when a worker died is all that was asked for twice.
+    assert 0 <= asked - undisturbed.usage.generated <= in_flight
