@@ -121,7 +121,8 @@ class EmbeddedBroker:
             "maxmemory-policy": "noeviction",
             "daemonize": "no",
         }
-        return [self._program or find_server(), *(part for name, value in options.items() for part in (f"--{name}", value))]
+        program = self._program or find_server()
+        return [program, *(part for name, value in options.items() for part in (f"--{name}", value))]
 
     def _answers(self) -> bool:
         client = redis.Redis(unix_socket_path=str(self.socket), socket_timeout=1, retry=Retry(NoBackoff(), 0))

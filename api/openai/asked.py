@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self
 
@@ -68,10 +67,6 @@ class Asked(Strict):
                 raise ValueError(f"give either {name!r} or a {name!r} in 'metadata'")
         return self
 
-    @abstractmethod
-    def conversation(self) -> list[Message]:
-        """What the model gets to read."""
-
     def efforts(self) -> dict[str, str]:
         """Names of efforts by the fields that give one."""
         given = {
@@ -88,13 +83,16 @@ class Asked(Strict):
         )
         return [tokens for tokens in given if tokens is not None]
 
-    def to_job(self, efforts: Mapping[str, Effort]) -> JobSpec:
-        """The job. An effort's tokens may be bounded further. Raises what becomes a 4xx that names the field."""
+    def to_job(self, conversation: list[Message], efforts: Mapping[str, Effort]) -> JobSpec:
+        """The job, with what the model gets to read. An effort's tokens may be bounded further.
+
+        Raises what becomes a 4xx that names the field.
+        """
         budget = (self.budget or Budget()).model_copy(update={"effort": self._effort(efforts)})
         sampling = {"temperature": self.temperature, "top_p": self.top_p}
         fields: dict[str, Any] = {
             "model": self.model,
-            "messages": self.conversation(),
+            "messages": conversation,
             "seed": self.seed,
             "budget": None if budget == Budget() else budget,
             "sampling": {name: value for name, value in sampling.items() if value is not None},

@@ -46,7 +46,7 @@ class ChatBody(Asked):
         return without_neutral(body, CHAT)
 
     def conversation(self) -> list[Message]:
-        """See ``Asked``."""
+        """What the model gets to read."""
         return [as_message(message.role, message.content) for message in self.messages]
 
     def efforts(self) -> dict[str, str]:

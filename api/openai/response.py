@@ -92,7 +92,7 @@ class Response(BaseModel):
     metadata: dict[str, str]
     output: list[ReasoningItem | MessageItem]
     parallel_tool_calls: bool = False
-    previous_response_id: None = None
+    previous_response_id: str | None
     reasoning: ReasoningAsked
     service_tier: Literal["default"] = "default"
     store: Literal[True] = True
@@ -123,6 +123,7 @@ class Response(BaseModel):
             max_output_tokens=form.max_output_tokens,
             metadata=spec["metadata"],
             output=_output(job["id"], story),
+            previous_response_id=form.previous_response_id,
             reasoning=ReasoningAsked(effort=form.effort, summary=form.summary),
             temperature=spec["sampling"]["temperature"],
             top_p=spec["sampling"]["top_p"],

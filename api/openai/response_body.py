@@ -79,6 +79,7 @@ class Form(Strict):
     max_output_tokens: int | None = None
     effort: str | None = None
     summary: Summary = "auto"
+    previous_response_id: str | None = None
 
 
 class ResponseBody(Asked):
@@ -89,6 +90,9 @@ class ResponseBody(Asked):
         None, description="A system message before the input."
     )
     max_output_tokens: Tokens | None = Field(None, description="Bounds the job's tokens.")
+    previous_response_id: str | None = Field(
+        None, description="A completed response whose conversation goes on, without its instructions."
+    )
     background: bool | None = Field(None, description="Answer at once. The job then runs on without its client.")
     stream_options: ResponseStreamOptions | None = None
 
@@ -97,10 +101,11 @@ class ResponseBody(Asked):
     def _supported(cls, body: Any) -> Any:
         return without_neutral(body, RESPONSES)
 
-    def conversation(self) -> list[Message]:
-        """See ``Asked``."""
+    def conversation(self, history: list[Message]) -> list[Message]:
+        """What the model gets to read: the instructions, what came before, the input."""
         head = [] if self.instructions is None else [Message(role="system", content=self.instructions)]
-        return head + [as_message(item.role, item.content) for item in self.input if isinstance(item, InputMessage)]
+        turns = [as_message(item.role, item.content) for item in self.input if isinstance(item, InputMessage)]
+        return head + history + turns
 
     def bounds(self) -> list[int]:
         """See ``Asked``."""
@@ -116,4 +121,5 @@ class ResponseBody(Asked):
             max_output_tokens=self.max_output_tokens,
             effort=next(iter(self.efforts().values()), None),
             summary=(self.reasoning and self.reasoning.summary) or "auto",
+            previous_response_id=self.previous_response_id,
         )

@@ -64,7 +64,7 @@ async def complete(
     smallest holds; an effort is a budget and a strategy by name. strategy, budget, verifier, answer, confidence,
     deterministic, priority and webhook are those of ``POST /v1/jobs``.
     """
-    job, _ = await submit_job(body.to_job(state.settings.effort), caller, state)
+    job, _ = await submit_job(body.to_job(body.conversation(), state.settings.effort), caller, state)
     summary = body.reasoning.summary if body.reasoning else None
     story = Story(job["spec"], concise=summary == "concise")
     if body.stream:

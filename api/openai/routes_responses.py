@@ -13,7 +13,7 @@ from fastapi import Response as HttpResponse
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel, Field
 
-from api.caller import Known, Reader, Writer
+from api.caller import Caller, Known, Reader, Writer
 from api.openai.errors import ErrorDocument
 from api.openai.following import ClientGone, EventStream, ended, let_go
 from api.openai.response import Response, response_id
@@ -24,7 +24,8 @@ from api.openai.story import Story
 from api.problems import Problem
 from api.state import State, service
 from api.submission import submit_job
-from reasoner.jobs import TERMINAL
+from reasoner.answers import without_thought
+from reasoner.jobs import TERMINAL, JobSpec, Message
 from reasoner.strict import Strict
 from workers.store import JobDocument, NoSuchJob
 
@@ -72,15 +73,7 @@ async def job_behind(
 ) -> str:
     """As ``api.routes_jobs.job_id_of``: every job can be looked at as a response, the digits of their ids are the
     same."""
-    job_id = f"job_{response_id.removeprefix('resp_')}"
-    try:
-        if not _RESPONSE_ID.fullmatch(response_id):
-            raise NoSuchJob(response_id)
-        await state.store.check_owner(job_id, caller.sees)
-        await state.store.get(job_id)
-    except NoSuchJob:
-        raise Problem(404, "no-such-response", f"there is no response {response_id!r}") from None
-    return job_id
+    return str((await _job_behind(response_id, state, caller))["id"])
 
 
 JobId = Annotated[str, Depends(job_behind)]
@@ -95,7 +88,9 @@ async def create(
     as in ``POST /v1/chat/completions``. A response lives as long as its job.
     """
     form = body.form
-    job, _ = await submit_job(body.to_job(state.settings.effort), caller, state, form=form.model_dump_json())
+    history = [] if body.previous_response_id is None else await _history(body.previous_response_id, state, caller)
+    spec = body.to_job(body.conversation(history), state.settings.effort)
+    job, _ = await submit_job(spec, caller, state, form=form.model_dump_json())
     if body.stream:
         stream = ResponseEvents(job, form)
         leave = None if form.background else partial(let_go, state.store, job["id"], stream.story)
@@ -138,6 +133,33 @@ async def cancel(job_id: JobId, state: Service, _: Writer) -> HttpResponse:
 async def delete(job_id: JobId, state: Service, _: Writer) -> Deleted:
     await state.store.delete(job_id)
     return Deleted(id=response_id(job_id))
+
+
+async def _job_behind(response_id: str, state: State, caller: Caller) -> JobDocument:
+    job_id = f"job_{response_id.removeprefix('resp_')}"
+    try:
+        if not _RESPONSE_ID.fullmatch(response_id):
+            raise NoSuchJob(response_id)
+        await state.store.check_owner(job_id, caller.sees)
+        return await state.store.get(job_id)
+    except NoSuchJob:
+        raise Problem(404, "no-such-response", f"there is no response {response_id!r}") from None
+
+
+async def _history(response_id: str, state: State, caller: Caller) -> list[Message]:
+    """The conversation that a response ended."""
+    field = "previous_response_id"
+    try:
+        job = await _job_behind(response_id, state, caller)
+    except Problem as problem:
+        raise Problem(problem.status_code, problem.code, problem.detail, errors=[(field, problem.detail)]) from None
+    said = without_thought((job["result"] or {}).get("text") or "")
+    if not said:
+        message = f"{response_id} is {job['status']} and has said nothing: there is nothing to go on from"
+        raise Problem(422, "invalid-request", f"{field}: {message}", errors=[(field, message)])
+    turns = [Message.model_validate(turn) for turn in JobSpec.model_validate(job["spec"]).conversation()]
+    instructed = (await _form(state, job["id"])).instructions is not None
+    return [*turns[instructed:], Message(role="assistant", content=said)]
 
 
 async def _form(state: State, job_id: str) -> Form:

@@ -14,6 +14,8 @@ from reasoner.jobs import TERMINAL, Event, JobError, JobResult, Usage
 
 LONGEST_ANSWER = 80
 """Characters of an answer that fit in a line."""
+FIRST_WIDTH = 8
+"""Branches that are worth a line of their own; then twice as many each time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +57,9 @@ class Story:
         """Classes of answers by node."""
         self._said: dict[str, _Said] = {}
         self._leader: str | None = None
+        self._branches = 0
         self._deepest = 1
+        self._widest = FIRST_WIDTH
 
     def take(self, event: Event) -> str:
         """What there is to tell of the next event, in whole lines; mostly nothing."""
@@ -69,8 +73,8 @@ class Story:
         match event.type:
             case "job.started":
                 return self._beginning()
-            case "job.queued" if "detail" in data:
-                return f"Waiting: {data['detail']}.\n"
+            case "job.queued" if "reason" in data:  # its detail may name addresses of this service
+                return f"Waiting: {data['reason'].replace('_', ' ')}.\n"
             case "job.resumed":
                 return "Going on.\n"
             case "node":
@@ -99,11 +103,7 @@ class Story:
             self._fresh.add(node)
         if not data["final"]:
             return ""
-        told = ""
-        depth = node.count(".") + 1
-        if depth > self._deepest:
-            self._deepest = depth
-            told = "" if self._concise else f"Step {depth} reached, {sum(self._tokens.values())} tokens so far.\n"
+        told = "" if self._concise else self._progress(node)
         if data["answer"] is None:
             return told
         answer: str = data["answer"]
@@ -112,6 +112,18 @@ class Story:
         if not self._concise:
             told += f"Branch {node} answers {self._said[key].shown}.\n"
         return told + self._lead()
+
+    def _progress(self, node: str) -> str:
+        """Says so when the search gets a step deeper, or twice as wide."""
+        self._branches += 1
+        depth = node.count(".") + 1
+        if depth <= self._deepest and self._branches < self._widest:
+            return ""
+        self._deepest = max(self._deepest, depth)
+        while self._widest <= self._branches:
+            self._widest *= 2
+        branches = _count(self._branches, "branch", "branches")
+        return f"{branches}, {self._deepest} deep, {sum(self._tokens.values())} tokens so far.\n"
 
     def _scored(self, data: dict[str, Any]) -> str:
         key = self._answers.get(data["node"])
@@ -127,7 +139,7 @@ class Story:
         if key == self._leader:
             return ""
         self._leader = key
-        score = "" if said.score is None else f", scored {said.score:.2f}"
+        score = "" if said.score is None else f", scored {said.score:.2g}"
         return f"In the lead: {said.shown}{score}, given by {said.count} of {len(self._answers)}.\n"
 
     def _ending(self, status: str, event: Event) -> str:
@@ -157,7 +169,7 @@ class Story:
             return f"Cancelled, after {spent}.\n"
         if end.result.answer is None:
             return f"No branch stated an answer; {spent}.\n"
-        sure = "" if end.result.confidence is None else f", with confidence {end.result.confidence:.2f}"
+        sure = "" if end.result.confidence is None else f", with confidence {end.result.confidence:.2g}"
         return f"Chosen: {_short(end.result.answer)}{sure}; {spent}.\n"
 
 

@@ -21,7 +21,7 @@ _SAMPLING = "a search samples by temperature and top_p"
 _TOOLS = "there are no tools here"
 _CACHE = "prefixes are cached by themselves"
 _LOGPROBS = "GET /v1/jobs/{id}/tree has the log-probability of every branch"
-_HISTORY = "send the whole conversation"
+_HISTORY = "send the whole conversation, or 'previous_response_id'"
 
 _COMMON: dict[str, Unsupported] = {
     "moderation": Unsupported((), "nothing is moderated here"),
@@ -62,7 +62,6 @@ RESPONSES: dict[str, Unsupported] = _COMMON | {
     "image": Unsupported((), "there are no images here"),
     "include": Unsupported(([],), "the answer holds all that there is; GET /v1/jobs/{id}/tree has the search"),
     "max_tool_calls": Unsupported((), _TOOLS),
-    "previous_response_id": Unsupported((), _HISTORY),
     "prompt": Unsupported((), "there are no stored prompts: write 'instructions' and 'input'"),
     "store": Unsupported((True,), "a response lives until it is deleted: DELETE /v1/responses/{id}"),
     "text": Unsupported(

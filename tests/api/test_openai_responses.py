@@ -171,6 +171,36 @@ async def test_a_conversation_goes_on_with_what_a_response_said(
     ]
 
 
+async def test_a_response_goes_on_from_the_one_before_it_without_its_instructions(
+    ai: AsyncOpenAI, http: httpx.AsyncClient, worker: None
+) -> None:
+    first = await ai.responses.create(**ASKED)
+    second = await ai.responses.create(
+        **(ASKED | {"input": "And 1 + 2?", "instructions": "Be short."}), previous_response_id=first.id
+    )
+    third = await ai.responses.create(
+        model=MODEL, input="And 1 + 3?", previous_response_id=second.id, max_output_tokens=1, background=True
+    )
+    spec = (await http.get(f"/v1/jobs/{job_of(second.id)}")).json()["spec"]
+    told = [("user", "1 + 1?"), ("assistant", first.output_text), ("user", "And 1 + 2?")]
+    assert [(turn["role"], turn["content"]) for turn in spec["messages"]] == [("system", "Be short."), *told]
+    spec = (await http.get(f"/v1/jobs/{job_of(third.id)}")).json()["spec"]
+    assert [(turn["role"], turn["content"]) for turn in spec["messages"]] == [
+        *told,
+        ("assistant", second.output_text),
+        ("user", "And 1 + 3?"),
+    ]
+    assert (await ai.responses.retrieve(third.id)).previous_response_id == second.id
+
+
+async def test_a_response_cannot_go_on_from_one_that_said_nothing(ai: AsyncOpenAI) -> None:
+    waiting = await ai.responses.create(**ASKED, background=True)
+    for response_id, refusal in ((waiting.id, openai.BadRequestError), ("resp_" + "0" * 32, openai.NotFoundError)):
+        with pytest.raises(refusal) as refused:
+            await ai.responses.create(**ASKED, previous_response_id=response_id)
+        assert refused.value.param == "previous_response_id"
+
+
 @pytest.mark.parametrize("query", [{"stream": True, "starting_after": 10_000}, {"starting_after": 0}])
 async def test_a_stream_cannot_start_where_nothing_is(ai: AsyncOpenAI, query: dict[str, Any]) -> None:
     response = await ai.responses.create(**ASKED, background=True)

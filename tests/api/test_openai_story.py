@@ -82,7 +82,7 @@ def test_every_branch_and_every_change_of_the_lead_is_told() -> None:
         "In the lead: 5, scored 0.75, given by 1 of 3.",
         "In the lead: 4, scored 0.88, given by 2 of 3.",
         "1 branch given up.",
-        "Chosen: 4, with confidence 0.50; 120 tokens, 20 of them the verifier's.",
+        "Chosen: 4, with confidence 0.5; 120 tokens, 20 of them the verifier's.",
     ]
 
 
@@ -91,22 +91,28 @@ def test_a_concise_story_leaves_single_branches_out() -> None:
     assert concise == [line for line in whole if not line.startswith(("Branch", "1 branch"))]
 
 
-def test_a_deeper_step_is_told_once_and_an_interruption_each_time() -> None:
+def test_a_deeper_step_is_told_once_and_an_interruption_without_its_address() -> None:
     write = Journal()
     events = [
         write.event("job.started", attempt=1),
         write.node("0", final=False),
         write.node("0", reason="step"),
         write.node("0.0", reason="step"),
-        write.event("job.queued", reason="engine_unavailable", detail="the engine is away"),
+        write.event("job.queued", reason="engine_unavailable", detail="http://10.0.0.7 is away"),
         write.event("job.resumed", attempt=1),
         write.node("0.1", reason="step"),
     ]
     assert told(events).splitlines()[1:] == [
-        "Step 2 reached, 30 tokens so far.",
-        "Waiting: the engine is away.",
+        "2 branches, 2 deep, 30 tokens so far.",
+        "Waiting: engine unavailable.",
         "Going on.",
     ]
+
+
+def test_a_search_that_gets_wider_is_told_each_time_it_doubles() -> None:
+    write = Journal()
+    lines = told([write.node(str(place)) for place in range(40)]).splitlines()
+    assert lines == [f"{n} branches, 1 deep, {10 * n} tokens so far." for n in (8, 16, 32)]
 
 
 @pytest.mark.parametrize(
