@@ -108,6 +108,7 @@ def submit(
     temperature: Temperature = None,
     answer: Answer = None,
     verifier: Verifier = None,
+    webhook: Annotated[str | None, typer.Option(help="An https address that is told how the job ended.")] = None,
     url: Url = None,
     key: Key = None,
     as_json: AsJson = False,
@@ -115,6 +116,8 @@ def submit(
     """Submit a job and return at once. Parameters of the strategy are options too, such as --n 16."""
     budget = _budget(tokens, seconds, flops, cost, effort)
     spec = _spec(problem, strategy, context.args, budget, seed, temperature, answer, verifier, deterministic)
+    if webhook is not None:
+        spec["webhook"] = webhook
     with client_of(url, key) as client:
         _print(client.submit(spec), as_json)
 

@@ -8,6 +8,7 @@ import httpx
 import pytest
 
 from tests.api.conftest import serving
+from tests.api.test_cli_jobs import sent
 from tests.scripted import ScriptedEngine
 from workers.settings import Settings
 
@@ -47,3 +48,7 @@ async def test_one_that_can_be_is_echoed_and_has_no_delivery_before_the_end(sett
         assert (job["spec"]["webhook"], job["delivery"]) == ("https://example.com/hook", None)
         ended: httpx.Response = await client.post(f"/v1/jobs/{job['id']}/cancel")
     assert ended.json()["delivery"] == {"state": "pending", "attempts": 0, "error": None}
+
+
+def test_the_command_line_names_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert sent(monkeypatch, "--webhook", "https://example.com/hook")["webhook"] == "https://example.com/hook"
