@@ -12,6 +12,7 @@ from starlette.middleware import Middleware
 from api import problems, routes_batches, routes_dashboard, routes_export, routes_jobs, routes_keys, routes_service
 from api.authentication import Authenticate
 from api.catalog import Catalog
+from api.limits import LimitCallers
 from api.middleware import LimitBody, Observe
 from api.openai import routes_chat, routes_responses
 from api.openai.errors import OpenAIErrors
@@ -67,6 +68,7 @@ def create_app(settings: Settings, engine: EngineClient | None = None) -> FastAP
             Middleware(OpenAIErrors),
             Middleware(Observe),
             Middleware(Authenticate, settings=settings),
+            Middleware(LimitCallers),
             Middleware(LimitBody, settings=settings),
         ],
     )

@@ -9,10 +9,10 @@ import re
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from api.caller import CONFIGURED, LOCAL, Caller
+from api.caller import LOCAL, Caller
 from api.problems import BROKER_UNAVAILABLE, Problem, refuse
 from api.state import State
-from workers.keys import KeyStore
+from workers.keys import SCOPES, KeyStore
 from workers.settings import Settings, is_loopback
 from workers.store import BROKER_DOWN
 
@@ -53,8 +53,8 @@ class Authenticate:
         keys = KeyStore(state.store)
         scheme, _, key = Headers(scope=scope).get("authorization", "").partition(" ")
         text = key.strip() if scheme.lower() == "bearer" else ""
-        if self._configured(text):
-            return CONFIGURED
+        if (configured := self._configured(text)) is not None:
+            return configured
         if (found := await keys.find(text)) is not None:
             if (refusal := found.refusal()) is not None:
                 raise _unauthorized(f"{refusal}: use another, or have one made with 'reasoner keys create'")
@@ -64,10 +64,10 @@ class Authenticate:
         _check_host(scope)
         return LOCAL
 
-    def _configured(self, text: str) -> bool:
+    def _configured(self, text: str) -> Caller | None:
         digest = _digest(text)
         matches = [hmac.compare_digest(digest, known) for known in self._digests]  # all of them: equal time
-        return any(matches)
+        return Caller(f"config_{digest.hex()[:16]}", "config", SCOPES) if any(matches) else None
 
 
 def _check_host(scope: Scope) -> None:

@@ -30,8 +30,6 @@ class Caller:
 
 LOCAL: Final = Caller("local", "local", SCOPES)
 """Who calls a service that has no keys."""
-CONFIGURED: Final = Caller("config", "config", SCOPES)
-"""Who calls with one of ``REASONER_API_KEYS``."""
 
 
 def caller(request: Request, needed: SecurityScopes, _: Annotated[object, Depends(_bearer)] = None) -> Caller:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import secrets
+from collections.abc import Iterator
 from typing import Any
 
 from pydantic import ValidationError
@@ -32,16 +34,19 @@ async def effective(spec: JobSpec, settings: Settings, catalog: Catalog) -> dict
     return await _filled(spec, settings, catalog)
 
 
-async def effective_in_batch(spec: JobSpec, place: int, settings: Settings, catalog: Catalog) -> dict[str, Any]:
-    """The same for a job that shares a budget: one of its own is a cap, and it is in no hurry unless it says so.
-
-    ``place``: of the job in its batch, for the fields that a ``Problem`` names.
-    """
+async def effective_in_batch(spec: JobSpec, settings: Settings, catalog: Catalog) -> dict[str, Any]:
+    """The same for a job that shares a budget: one of its own is a cap, and it is in no hurry unless it says so."""
     if "priority" not in spec.model_fields_set:
         spec = spec.model_copy(update={"priority": "batch"})
+    spec = _with_defaults(spec, settings).model_copy(update={"budget": spec.budget})
+    return await _filled(spec, settings, catalog)
+
+
+@contextlib.contextmanager
+def in_batch(place: int) -> Iterator[None]:
+    """A ``Problem`` that is raised in here names the fields of a batch's job: ``place`` is its number."""
     try:
-        spec = _with_defaults(spec, settings).model_copy(update={"budget": spec.budget})
-        return await _filled(spec, settings, catalog)
+        yield
     except Problem as problem:
         errors = [(f"jobs.{place}.{error.field}", error.message) for error in problem.errors]
         detail = f"jobs.{place}: {problem.detail}"

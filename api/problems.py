@@ -18,6 +18,7 @@ from starlette.types import Scope
 from reasoner.verifier_specs import KINDS
 from workers.batches import NoSuchBatch
 from workers.keys import NoSuchKey
+from workers.limits import QuotaExceeded
 from workers.store import BROKER_DOWN, IdempotencyConflict, JobActive, NoSuchJob, NotRetryable, QueueFull
 
 MEDIA_TYPE = "application/problem+json"
@@ -92,6 +93,7 @@ def install(app: FastAPI) -> None:
         NotRetryable,
         QueueFull,
         IdempotencyConflict,
+        QuotaExceeded,
         *BROKER_DOWN,
     ):
         app.add_exception_handler(kind, _on_store_error)
@@ -140,6 +142,9 @@ async def _on_store_error(request: Request, error: Exception) -> Response:
             problem = Problem(
                 503, "queue-full", f"{error}, as many as may: try again later", headers={"Retry-After": "10"}
             )
+        case QuotaExceeded():
+            headers = {"Retry-After": str(error.retry_after)}
+            problem = Problem(429, "quota-exceeded", f"{error}: try again later", headers=headers)
         case IdempotencyConflict():
             problem = Problem(422, "idempotency-conflict", f"{error}: use a new Idempotency-Key for a new job")
         case _:

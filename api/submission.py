@@ -5,7 +5,8 @@ from __future__ import annotations
 import structlog
 
 from api.caller import Caller
-from api.effective import effective, effective_in_batch
+from api.effective import effective, effective_in_batch, in_batch
+from api.limits import batch_within, bookable, within
 from api.state import State
 from reasoner.batches import BatchSpec
 from reasoner.jobs import JobSpec
@@ -28,9 +29,16 @@ async def submit_job(
     ``idempotency`` is a client's key and its body's digest, ``form`` as in ``JobStore.submit``. Raises ``Problem`` for
     what cannot work or is not allowed, and what ``JobStore.submit`` raises.
     """
-    accepted = await effective(spec, state.settings, state.catalog)
+    settings, asked = state.settings, spec.budget
+    limits = settings.limits.of(caller.owner)
+    accepted = within(await effective(spec, settings, state.catalog), asked, limits)
     job, created = await state.store.submit(
-        accepted, owner=caller.owner, queue_cap=state.settings.queue_cap, idempotency=idempotency, form=form
+        bookable(accepted, limits, settings),
+        owner=caller.owner,
+        queue_cap=settings.queue_cap,
+        idempotency=idempotency,
+        form=form,
+        quota=limits.quota,
     )
     state.reaper.nudge()
     log.info("job submitted" if created else "job submitted again", job=job["id"], key=caller.key_id)
@@ -41,16 +49,22 @@ async def submit_batch(
     spec: BatchSpec, caller: Caller, state: State, *, idempotency: tuple[str, str] | None = None
 ) -> tuple[BatchDocument, bool]:
     """The same for a batch."""
-    jobs = [
-        await effective_in_batch(job, number, state.settings, state.catalog) for number, job in enumerate(spec.jobs)
-    ]
+    settings = state.settings
+    limits = settings.limits.of(caller.owner)
+    batch_within(spec.budget.model_dump(), len(spec.jobs), limits)
+    jobs = []
+    for place, job in enumerate(spec.jobs):
+        with in_batch(place):
+            asked = job.budget
+            jobs.append(within(await effective_in_batch(job, settings, state.catalog), asked, limits))
     batch, created = await BatchStore(state.store).submit(
         jobs,
         spec.budget.model_dump(),
         spec.metadata,
         owner=caller.owner,
-        queue_cap=state.settings.queue_cap,
+        queue_cap=settings.queue_cap,
         idempotency=idempotency,
+        quota=limits.quota,
     )
     state.reaper.nudge()
     log.info("batch submitted" if created else "batch submitted again", batch=batch["id"], key=caller.key_id)

@@ -8,6 +8,7 @@ from typing import Any, get_args
 
 from reasoner.allocator import WIDTH, Ask, floor
 from reasoner.jobs import Status
+from workers.limits import Quota
 from workers.origin import ORIGIN
 from workers.store import (
     Claim,
@@ -43,16 +44,20 @@ class BatchStore:
         owner: str,
         queue_cap: int,
         idempotency: tuple[str, str] | None = None,
+        quota: Quota | None = None,
     ) -> tuple[BatchDocument, bool]:
         """Records a batch with its jobs; answers it and whether it is new. Raises as ``JobStore.submit``."""
         key, digest = idempotency_record("batch", owner, idempotency)
         jobs = [part for spec in specs for part in (new_id("job"), _json(spec), spec["priority"])]
         share = floor(budget["tokens"], len(specs))
         about = (new_id("batch"), _json(budget), _json(metadata), share, WIDTH, owner, ORIGIN.get().to_json())
-        arguments = (*about, queue_cap, key, digest)
+        allowed = quota or Quota()
+        arguments = (*about, queue_cap, key, digest, allowed.to_json())
         outcome, *known = await self._store.script("batch_submit", *arguments, *jobs)
         if outcome == "full":
             raise QueueFull(f"with these {len(specs)}, more than {queue_cap} jobs would wait")
+        if outcome in ("jobs", "tokens"):
+            raise allowed.exceeded(outcome, *map(int, known))
         if outcome == "conflict":
             raise IdempotencyConflict(f"this key was used for {known[0]} with another body")
         return await self.get(known[0]), bool(outcome == "created")

@@ -28,6 +28,7 @@ from reasoner.defaults import ModelDefaults
 from reasoner.effort import DEFAULT_EFFORTS, Effort
 from reasoner.jobs import MAX_BUDGET_SECONDS, MAX_BUDGET_TOKENS
 from reasoner.prices import Prices
+from workers.limits import Limits, LimitsTable
 
 QueueName = Literal["interactive", "webhooks", "batch"]
 QUEUES: Final[tuple[QueueName, ...]] = ("interactive", "webhooks", "batch")
@@ -172,6 +173,10 @@ class Settings(BaseSettings):
     )
     retention_seconds: Annotated[float, Field(gt=0)] = Field(
         30 * 86_400.0, description="How long a job is kept after its end; then it vanishes with its journal."
+    )
+    limits: LimitsTable = Field(
+        default_factory=LimitsTable,
+        description="Of what everybody may use, and in [limits.OWNER] of what one owner may.",
     )
     webhook_secret: SecretStr | None = Field(
         None, description="Signs webhooks: 'whsec_' and 24 to 64 bytes in base64. Without it no webhook is taken."
@@ -322,6 +327,8 @@ class Settings(BaseSettings):
                 value = json.dumps({key: _plain(part) for key, part in value.items()})
             if isinstance(value, SecretStr):
                 value = _plain(value)
+            if isinstance(value, BaseModel):
+                value = value.model_dump_json(exclude_unset=True)
             if value is not None:
                 values[f"REASONER_{name.upper()}"] = str(value)
         return values
@@ -419,7 +426,12 @@ def _origin(name: str, overrides: dict[str, Any]) -> str:
 def _explain(error: Any, name: str) -> str:
     if error["type"] == "extra_forbidden":
         # Tables are by model or by effort: what is unknown in one is a field of that kind.
-        kinds: dict[str, type[BaseModel]] = {"prices": Prices, "effort": Effort, "models": ModelDefaults}
+        kinds: dict[str, type[BaseModel]] = {
+            "prices": Prices,
+            "effort": Effort,
+            "models": ModelDefaults,
+            "limits": Limits,
+        }
         known: Any = kinds[name] if len(error["loc"]) > 1 else Settings
         for part in error["loc"][2:-1]:  # behind the table's own name and the model's
             known = known.model_fields[part].annotation

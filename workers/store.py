@@ -21,6 +21,7 @@ from redis.backoff import ExponentialBackoff, NoBackoff
 
 from reasoner.jobs import TERMINAL, Event, JobError, JobResult, Usage
 from reasoner.journal import Entry
+from workers.limits import Quota
 from workers.origin import ORIGIN, Origin
 
 BROKER_DOWN: Final = (exceptions.ConnectionError, exceptions.TimeoutError)
@@ -121,21 +122,25 @@ class JobStore:
         queue_cap: int,
         idempotency: tuple[str, str] | None = None,
         form: str = "",
+        quota: Quota | None = None,
     ) -> tuple[JobDocument, bool]:
         """Records a job; answers it and whether it is new. ``idempotency`` is a client's key and its body's digest,
-        ``form`` what the route wants to know of the request later.
+        ``form`` what the route wants to know of the request later, ``quota`` what the owner's jobs may take: one of
+        tokens needs a budget of tokens.
 
-        Raises ``QueueFull``, ``IdempotencyConflict``.
+        Raises ``QueueFull``, ``IdempotencyConflict``, ``QuotaExceeded``.
         """
         key, digest = idempotency_record("job", owner, idempotency)
         job_id = new_id("job")
         body = json.dumps(spec, separators=(",", ":"))
-        origin = ORIGIN.get().to_json()
+        origin, allowed = ORIGIN.get().to_json(), quota or Quota()
         outcome, *known = await self.script(
-            "submit", job_id, body, spec["priority"], owner, origin, queue_cap, key, digest, form
+            "submit", job_id, body, spec["priority"], owner, origin, queue_cap, key, digest, form, allowed.to_json()
         )
         if outcome == "full":
             raise QueueFull(f"{queue_cap} jobs are waiting")
+        if outcome in ("jobs", "tokens"):
+            raise allowed.exceeded(outcome, *map(int, known))
         if outcome == "conflict":
             raise IdempotencyConflict(f"this key was used for {known[0]} with another body")
         return await self.get(known[0]), bool(outcome == "created")

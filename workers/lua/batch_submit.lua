@@ -1,8 +1,8 @@
 -- Records a batch and its jobs, or answers the batch that the same idempotency key made before. Every job gets its floor
 -- of the shared budget at once; the rest is the pool.
-local batch, budget, metadata, floor, width, owner, origin, cap, idempotency, digest = unpack(ARGV, 1, 10)
+local batch, budget, metadata, floor, width, owner, origin, cap, idempotency, digest, quota = unpack(ARGV, 1, 11)
 local now, key = now_ms(), batch_key(batch)
-local first = 11
+local first = 12
 local count = (#ARGV - first + 1) / 3
 
 if idempotency ~= '' then
@@ -13,6 +13,10 @@ if idempotency ~= '' then
 end
 if redis.call('ZCARD', JOBS .. ':queued') + count > tonumber(cap) then
   return { 'full' }
+end
+local refusal = book(key, owner, quota, count, cjson.decode(budget), now)
+if refusal then
+  return refusal
 end
 if idempotency ~= '' then
   redis.call('HSET', idempotency, 'job', batch, 'digest', digest)

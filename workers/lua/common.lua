@@ -14,6 +14,11 @@
 --                            address) and webhook:state, :attempt, :token, :at (not before), :seq (of the end), :error
 --   reasoner:sent            hash: how many messages each queue was sent so far
 --   reasoner:idempotency:*   hash: job and digest of the body, for a day
+--   reasoner:quota:OWNER:DAY   tokens that the owner's jobs of that day (since the epoch) spent, and that unfinished ones
+--                            have booked: a job's or a batch's hash has its quota, and how much it has booked there
+--   reasoner:key:ID          hash: name, owner, scopes, digest, created, expires, revoked
+--   reasoner:keys            sorted set of ids of keys by order of creation
+--   reasoner:bucket:KEY      when (ms) the bucket of a key's requests is full again
 --   reasoner:batch:ID        hash: owner, budget, metadata, times, pool (tokens that no job holds), floors and active (jobs
 --                            that spend their first grant, or a later one), count:STATUS, usage:*, cancel
 --   reasoner:batch:ID:jobs   list of its jobs' ids; each job's hash names the batch, what it was granted, and its share:
@@ -137,6 +142,42 @@ local function leave_share(batch, id, share)
   redis.call('ZREM', batch_key(batch) .. ':waiting', id)
 end
 
+-- Whether an owner may have so many jobs more, with a budget of tokens, by a quota (JSON; empty: none). Books the tokens
+-- on the holder, the hash of a job or a batch, until its end; or answers what is in the way.
+local function book(holder, owner, quota, count, budget, now)
+  if quota == '' then
+    return nil
+  end
+  local most = cjson.decode(quota)
+  if most.jobs then
+    local active = redis.call('ZCARD', owned(owner) .. ':queued') + redis.call('ZCARD', owned(owner) .. ':in_progress')
+    if active + count > most.jobs then
+      return { 'jobs', active, 0 }
+    end
+  end
+  if most.tokens_a_day then
+    local day = math.floor(now / 86400000)
+    local key = 'reasoner:quota:' .. owner .. ':' .. day
+    local booked = number(redis.call('GET', key))
+    if booked + budget.tokens > most.tokens_a_day then
+      return { 'tokens', booked, (day + 1) * 86400 - math.floor(now / 1000) }
+    end
+    redis.call('INCRBY', key, ms(budget.tokens))
+    redis.call('EXPIRE', key, 172800)
+    redis.call('HSET', holder, 'quota', key, 'booked', ms(budget.tokens))
+  end
+end
+
+-- What was booked becomes what was spent. Right for every end of a job that is retried, too.
+local function settle(holder, spent)
+  local quota, booked = unpack(redis.call('HMGET', holder, 'quota', 'booked'))
+  if quota then
+    redis.call('INCRBY', quota, ms(spent - number(booked)))
+    redis.call('EXPIRE', quota, 172800)
+    redis.call('HSET', holder, 'booked', ms(spent))
+  end
+end
+
 local function usage_json(id)
   local fields = redis.call('HGETALL', job_key(id))
   local parts = {}
@@ -180,12 +221,17 @@ local function finish(id, status, result, failure)
   end
   local batch, granted, share, generated, verified = unpack(
     redis.call('HMGET', job_key(id), 'batch', 'granted', 'share', 'usage:generated', 'usage:verifier_computed'))
+  local spent = number(generated) + number(verified)
+  settle(job_key(id), spent)
   if batch then
     leave_share(batch, id, share)
     redis.call('HSET', job_key(id), 'share', 'ended')
-    redis.call('HINCRBY', batch_key(batch), 'pool', number(granted) - number(generated) - number(verified))
+    redis.call('HINCRBY', batch_key(batch), 'pool', number(granted) - spent)
     if redis.call('HINCRBY', batch_key(batch), 'running', -1) == 0 then
       redis.call('HSET', batch_key(batch), 'finished', seconds(now))
+      generated, verified = unpack(
+        redis.call('HMGET', batch_key(batch), 'usage:generated', 'usage:verifier_computed'))
+      settle(batch_key(batch), number(generated) + number(verified))
     end
     deal(batch)
   end

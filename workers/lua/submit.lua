@@ -1,5 +1,5 @@
 -- Records a job and puts it in the outbox, or answers the job that the same idempotency key made before.
-local id, spec, priority, owner, origin, cap, idempotency, digest, form = unpack(ARGV)
+local id, spec, priority, owner, origin, cap, idempotency, digest, form, quota = unpack(ARGV)
 local now = now_ms()
 
 if idempotency ~= '' then
@@ -10,6 +10,10 @@ if idempotency ~= '' then
 end
 if redis.call('ZCARD', JOBS .. ':queued') >= tonumber(cap) then
   return { 'full' }
+end
+local refusal = book(job_key(id), owner, quota, 1, cjson.decode(spec).budget, now)
+if refusal then
+  return refusal
 end
 if idempotency ~= '' then
   redis.call('HSET', idempotency, 'job', id, 'digest', digest)

@@ -1,0 +1,176 @@
+"""Callers are held to their limits, and told what would be right."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from types import SimpleNamespace
+from typing import Any
+
+import httpx
+import pytest
+
+from api.caller import Caller
+from api.limits import LimitCallers
+from tests.api.conftest import serving, submitted
+from tests.api.keyed import header
+from tests.api.test_bad_input import check_problem
+from tests.scripted import ScriptedEngine
+from workers.keys import SCOPES
+from workers.limits import LimitsTable
+from workers.settings import Settings
+from workers.store import JobStore
+
+
+def limited(settings: Settings, **table: Any) -> Settings:
+    return settings.model_copy(update={"limits": LimitsTable.model_validate(table), "queue_cap": 1000})
+
+
+async def test_a_key_that_calls_too_often_is_told_when_to_come_back(settings: Settings, store: JobStore) -> None:
+    ann, bob = await header(store, "ann"), await header(store, "bob")
+    rare = limited(settings, ann={"requests_per_second": 0.001, "burst": 3})
+    async with serving(rare, ScriptedEngine()) as client:
+        for left in (2, 1, 0):
+            response = await client.get("/v1/jobs", headers=ann)
+            assert response.status_code == 200
+            assert response.headers["ratelimit-policy"] == '"requests";q=3;w=3000'
+            assert response.headers["ratelimit"].startswith(f'"requests";r={left};t=')
+        refused = await client.get("/v1/jobs", headers=ann)
+        assert check_problem(refused, 429)["type"].endswith(":rate-limited")
+        assert 900 < int(refused.headers["retry-after"]) <= 1000
+        assert refused.headers["ratelimit"].startswith('"requests";r=0;t=')
+        assert (await client.get("/healthz", headers=ann)).status_code == 200
+        free = await client.get("/v1/jobs", headers=bob)
+        assert free.status_code == 200
+        assert "ratelimit" not in free.headers
+        assert (await client.get("/v1/jobs", headers=await header(store, "ann"))).status_code == 200  # another bucket
+
+
+async def test_openais_clients_read_the_refusal_in_their_words(settings: Settings, store: JobStore) -> None:
+    ann = await header(store, "ann")
+    async with serving(limited(settings, requests_per_second=0.001), ScriptedEngine()) as client:
+        await client.get("/v1/jobs", headers=ann)
+        response = await client.post("/v1/chat/completions", json={}, headers=ann)
+        assert response.status_code == 429
+        assert response.json()["error"]["type"] == "rate_limit_error"
+        assert int(response.headers["retry-after"]) > 0
+
+
+async def test_open_requests_of_a_key_are_counted_and_given_back(settings: Settings) -> None:
+    opened, go_on = asyncio.Semaphore(0), asyncio.Event()
+
+    async def slow(scope: Any, receive: Any, send: Any) -> None:
+        opened.release()
+        await go_on.wait()
+        if scope["path"] == "/breaks":
+            raise ZeroDivisionError
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body"})
+
+    service = SimpleNamespace(state=SimpleNamespace(service=SimpleNamespace(settings=limited(settings, streams=2))))
+    limit = LimitCallers(slow)
+
+    async def call(key: str, path: str = "/") -> httpx.Response:
+        async def app(scope: Any, receive: Any, send: Any) -> None:
+            state = {"caller": Caller(key, "ann", SCOPES), "request_id": "r"}
+            await limit({**scope, "app": service, "state": state}, receive, send)
+
+        transport = httpx.ASGITransport(app=app, raise_app_exceptions=False)
+        async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
+            return await client.get(path)
+
+    open_ = [asyncio.create_task(call("a", path)) for path in ("/", "/breaks")]
+    for _ in open_:
+        await opened.acquire()
+    refused = await call("a")
+    assert (refused.status_code, refused.headers["retry-after"]) == (429, "1")
+    assert "2 requests of this key are open" in refused.json()["detail"]
+    other = asyncio.create_task(call("b"))
+    await opened.acquire()
+    go_on.set()
+    assert [(await each).status_code for each in (*open_, other)] == [200, 500, 200]
+    assert (await call("a")).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("limits", "body", "field", "hint"),
+    [
+        ({"tokens": 100}, {"budget": {"tokens": 101}}, "budget.tokens", "101 is more than your limit of 100"),
+        ({"tokens": 100}, {"budget": {"effort": "low"}}, "budget.tokens", "5000 is more"),
+        ({"seconds": 1.5}, {"budget": {"seconds": 2}}, "budget.seconds", "more than your limit of 1.5"),
+        ({"n": 8}, {"strategy": {"name": "best_of_n", "n": 9}}, "strategy.n", "9 is more than your limit of 8"),
+        ({"n": 8}, {}, "strategy.n", "16 is more than your limit of 8"),
+        ({"depth": 5}, {"strategy": {"name": "beam", "max_steps": 6}}, "strategy.max_steps", "6 is more"),
+    ],
+)
+async def test_a_job_that_asks_for_more_than_it_may_is_refused_and_not_cut(
+    settings: Settings, limits: dict[str, Any], body: dict[str, Any], field: str, hint: str
+) -> None:
+    async with serving(limited(settings, **limits), ScriptedEngine()) as client:
+        response = await client.post("/v1/jobs", json={"problem": "?"} | body)
+        problem = check_problem(response, 422)
+        assert hint in {error["field"]: error["message"] for error in problem["errors"]}[field]
+        jobs = [{"problem": "?"}, {"problem": "?"} | body]
+        response = await client.post("/v1/batches", json={"jobs": jobs, "budget": {"tokens": 90}})
+        assert f"jobs.1.{field}" in str(check_problem(response, 422)["errors"]) or field == "strategy.n"
+        assert (await client.get("/v1/jobs")).json()["data"] == []
+
+
+async def test_what_a_client_leaves_open_is_filled_within_the_limits_and_echoed(settings: Settings) -> None:
+    async with serving(limited(settings, tokens=100, seconds=9.0), ScriptedEngine()) as client:
+        for asked, expected in (
+            ({}, (100, 9.0)),
+            ({"budget": {"tokens": 7}}, (7, 9.0)),
+            ({"budget": {"seconds": 2}}, (100, 2.0)),
+        ):
+            spec = (await client.post("/v1/jobs", json={"problem": "?"} | asked)).json()["spec"]
+            assert (spec["budget"]["tokens"], spec["budget"]["seconds"]) == expected
+
+
+async def test_a_batch_may_have_the_budgets_of_its_jobs(settings: Settings) -> None:
+    jobs = [{"problem": "?"}] * 2
+    async with serving(limited(settings, tokens=100), ScriptedEngine()) as client:
+        response = await client.post("/v1/batches", json={"jobs": jobs, "budget": {"tokens": 201}})
+        assert check_problem(response, 422)["errors"][0]["field"] == "budget.tokens"
+        batch = (await client.post("/v1/batches", json={"jobs": jobs, "budget": {"tokens": 200}})).json()
+        job = (await client.get(f"/v1/jobs/{batch['jobs'][0]['id']}")).json()
+        assert job["spec"]["budget"]["tokens"] == 100
+
+
+async def test_an_owner_has_so_many_jobs_and_no_more_until_one_ends(settings: Settings, store: JobStore) -> None:
+    ann, also_ann, bob = [await header(store, owner) for owner in ("ann", "ann", "bob")]
+    async with serving(limited(settings, jobs=2), ScriptedEngine()) as client:
+        for headers in (ann, also_ann):
+            response = await client.post("/v1/jobs", json={"problem": "?"}, headers=headers)
+            assert response.status_code == 202
+        refused = await client.post("/v1/jobs", json={"problem": "?"}, headers=ann)
+        assert "2 jobs have not ended, and 2 may" in check_problem(refused, 429)["detail"]
+        assert int(refused.headers["retry-after"]) > 0
+        assert (await client.post("/v1/jobs", json={"problem": "?"}, headers=bob)).status_code == 202
+        await client.post(f"{response.headers['location']}/cancel", headers=ann)
+        assert (await client.post("/v1/jobs", json={"problem": "?"}, headers=ann)).status_code == 202
+
+
+async def test_a_days_tokens_are_booked_and_settled(settings: Settings, work: Callable[[str], Awaitable[None]]) -> None:
+    async with serving(limited(settings, tokens_a_day=1000), ScriptedEngine()) as client:
+        first = await submitted(client, budget={"tokens": 900}, strategy={"name": "greedy"}, seed=1)
+
+        async def status(tokens: int) -> httpx.Response:
+            return await client.post("/v1/jobs", json={"problem": "?", "budget": {"tokens": tokens}})
+
+        refused = await status(101)
+        assert "900 of 1000 tokens" in check_problem(refused, 429)["detail"]
+        assert 0 < int(refused.headers["retry-after"]) <= 86_400
+        await work(first)
+        spent = (await client.get(f"/v1/jobs/{first}")).json()["usage"]
+        left = 1000 - spent["generated"] - spent["verifier_computed"]
+        assert left > 101
+        assert (await status(left + 1)).status_code == 429
+        assert (await status(left)).status_code == 202
+
+
+async def test_a_job_without_a_budget_of_tokens_gets_one_where_tokens_are_counted(settings: Settings) -> None:
+    async with serving(limited(settings, tokens_a_day=1000), ScriptedEngine()) as client:
+        response = await client.post("/v1/jobs", json={"problem": "?", "budget": {"seconds": 5}})
+        assert response.json()["spec"]["budget"]["tokens"] == 1000
+        check_problem(await client.post("/v1/jobs", json={"problem": "?", "budget": {"seconds": 5}}), 429)
