@@ -1,13 +1,18 @@
-"""A job that loses its worker again and again is given up; retried, it ends as if nothing had been."""
+"""A job that loses its worker again and again is given up; retried, it ends as if nothing had been. Its client is told
+of both ends."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
 from tests.chaos import processes
 from tests.chaos.fleet import NULL_ENGINE, Client, Fleet, alone, check, until
+from tests.workers.test_webhooks import SECRET, Receiver, receiver
+
+__all__ = ["receiver"]
 
 JOB = {
     "problem": "?",
@@ -22,10 +27,14 @@ pytestmark = pytest.mark.timeout(400)
 
 
 async def test_a_poison_job_is_dead_lettered_and_a_retry_pays_for_nothing_but_what_was_in_flight(
-    tmp_path: Path,
+    tmp_path: Path, receiver: Receiver
 ) -> None:
     in_flight = 0
-    with Fleet(tmp_path, workers=1, apis=1, token_seconds=0.03, concurrency=1, max_attempts=ATTEMPTS) as fleet:
+    settings = {"concurrency": 1, "max_attempts": ATTEMPTS, "webhook_secret": SECRET, "webhook_allow": "127.0.0.1"}
+    with Fleet(tmp_path, workers=1, apis=1, token_seconds=0.03, **settings) as fleet:
+
+        def told() -> list[str]:
+            return [json.loads(body)["type"] for _, _, body in receiver.got]
 
         def journaled() -> int:
             return int(float(fleet.redis.hget(f"reasoner:job:{job_id}", "usage:generated") or 0))
@@ -35,7 +44,7 @@ async def test_a_poison_job_is_dead_lettered_and_a_retry_pays_for_nothing_but_wh
             return fleet.asked()["tokens"] - journaled()
 
         async with Client(fleet) as client:
-            job_id = await client.submit(JOB, key="poison")
+            job_id = await client.submit(JOB | {"webhook": receiver.url}, key="poison")
             for _ in range(ATTEMPTS):
                 known, lost = journaled(), in_flight
                 await until(lambda known=known, lost=lost: journaled() > known and unwritten() > lost, "it goes on")
@@ -46,8 +55,11 @@ async def test_a_poison_job_is_dead_lettered_and_a_retry_pays_for_nothing_but_wh
             (dead,) = (await client.call("GET", "/v1/jobs?status=dead"))["data"]
             assert (dead["id"], dead["error"]["code"]) == (job_id, "max_attempts")
 
+            await until(lambda: told() == ["job.failed"], "its client has been told")
+
             assert (await client.call("POST", f"/v1/jobs/{job_id}/retry"))["status"] == "queued"
             events = await client.follow(job_id)
+            await until(lambda: told() == ["job.failed", "job.completed"], "its client has been told again")
             job = await client.call("GET", f"/v1/jobs/{job_id}")
             asked = fleet.asked()["tokens"]
         check(job, fleet.log(job_id), events)
