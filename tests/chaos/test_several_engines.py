@@ -1,0 +1,73 @@
+"""Two engines, and a search whose own one stops answering, or dies, in its middle."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engine.fleet import first
+from tests.chaos.conftest import Service, same
+from tests.chaos.processes import engine, until
+from tests.chaos.slow_engine import SlowEngine
+from workers.settings import load_settings
+
+RECOVERY_SECONDS = 10.0
+
+pytestmark = pytest.mark.timeout(300)
+
+
+def states(service: Service) -> dict[str, str]:
+    return {known["engine"]: known["state"] for known in service.get("/readyz")["engines"]}
+
+
+def job_at(home: str, urls: tuple[str, ...], service: Service) -> str:
+    """A job that runs at this engine as long as it answers."""
+    while first(urls, job_id := service.submit()) != home:
+        service.client.post(f"/v1/jobs/{job_id}/cancel")
+    return job_id
+
+
+def test_a_search_goes_on_at_another_engine_when_its_own_falls_silent_or_is_killed(
+    service: Service, undisturbed: dict[str, Any], tmp_path: Path
+) -> None:
+    socket, elsewhere = tmp_path / "engine.sock", service.slow
+    with (
+        engine(load_settings(), socket, tmp_path / "engine.log") as victim,
+        SlowEngine(tmp_path / "slow.sock", socket, seconds=0.3) as home,
+    ):
+        urls = (home.url, elsewhere.url)
+        service.settings = service.settings.model_copy(update={"engine_url": urls})
+        service.start_api()
+        until(lambda: set(states(service).values()) == {"up"}, "both engines answer")
+
+        for how in (signal.SIGSTOP, signal.SIGKILL):
+            home.asked.clear()
+            elsewhere.asked.clear()
+            job_id = job_at(home.url, urls, service)
+            if not service.workers:
+                service.start_workers(1)
+            service.search_is_running(job_id)
+            assert not elsewhere.asked
+            os.kill(victim.pid, how)
+            struck_at, arrived = time.time(), len(service.nodes(job_id))
+            job = service.ended(job_id)
+            assert same(job["result"], undisturbed)
+            assert job["attempt"] == 1
+            assert not [entry for entry in service.log(job_id) if "engine_unavailable" in entry["data"]]
+
+            # What had arrived was not asked for again, and what had not was, once.
+            moved = set(home.asked) & set(elsewhere.asked)
+            assert len(moved) <= len(home.asked) - arrived
+            assert len(elsewhere.asked) == len(set(elsewhere.asked))
+            until(lambda: states(service) == {home.url: "away", elsewhere.url: "up"}, "the API knows which is away")
+            if how == signal.SIGSTOP:
+                os.kill(victim.pid, signal.SIGCONT)
+                until(lambda: set(states(service).values()) == {"up"}, "it is back")
+            else:
+                later = [float(entry["at"]) for entry in service.nodes(job_id)[arrived:]]
+                assert later[0] - struck_at < RECOVERY_SECONDS
