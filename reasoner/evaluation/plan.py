@@ -37,6 +37,10 @@ class Case:
         """Whether it takes n samples and leaves n to the evaluation."""
         return "n" in STRATEGIES[self.name].params.model_fields and "n" not in dict(self.params)
 
+    def counts(self, ns: Sequence[int]) -> Sequence[int]:
+        """At which n it runs: at those, or at its own."""
+        return ns if self.scales else (dict(self.params).get("n", 1),)
+
     def spec(self, n: int) -> dict[str, Any]:
         """The job's ``strategy``."""
         return {"name": self.name, **dict(self.params), **({"n": n} if self.scales else {})}
@@ -77,7 +81,7 @@ class Plan:
             if self.pooled:
                 stages.append(Stage(POOL, self.model, seed, None, self.ns[-1]))
             for case in (case for case in self.live if case.name != GREEDY):
-                for n in self.live_ns if case.scales else (1,):
+                for n in case.counts(self.live_ns):
                     stages.append(
                         Stage(f"{case.label} n={n}" if case.scales else case.label, self.model, seed, case, n)
                     )

@@ -87,8 +87,8 @@ def results(suite: str) -> str:
 
 ABOUT = {
     "policy": "The policy that searches run on: it writes solutions step by step.",
-    "policy-large": "A larger sibling for comparisons, grown from the finished policy and trained a little further; "
-    "the cost below comes on top of the policy's.",
+    "policy-large": "A sibling of eleven times the size for comparisons, grown from the finished policy and trained "
+    "further on the same kind of data; the cost below comes on top of the policy's.",
     "draft": "The draft model for speculative decoding of the policy: the same data and tokenizer.",
     "prm": "The process reward model: what a partial solution is worth after each step, from 0 (cannot become right) "
     "to 1. On Countdown a step in between is worth the cube root of the chance that random moves lead on from it.",

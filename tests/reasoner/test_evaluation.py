@@ -170,6 +170,17 @@ async def test_one_pool_serves_all_its_strategies_and_seeds_differ() -> None:
     assert first != second
 
 
+def test_a_case_with_an_n_of_its_own_runs_at_that_one_and_says_so() -> None:
+    stages = plan("beam,beam:n=2,budget_forcing:thinking=5", 1, live_ns=(4, 8)).stages()
+    assert [(stage.name, stage.n) for stage in stages] == [
+        ("beam n=4", 4),
+        ("beam n=8", 8),
+        ("beam:n=2", 2),
+        ("budget_forcing:thinking=5 n=4", 4),
+        ("budget_forcing:thinking=5 n=8", 8),
+    ]
+
+
 async def test_an_evaluation_holds_no_leases() -> None:
     engine = ScriptedEngine()
     await measured(plan("beam,best_of_n", 4), engine)
