@@ -1,0 +1,45 @@
+"""Keys in the store, on a real server."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+
+from workers.keys import KeySpec, KeyStore, stored_keys
+from workers.store import JobStore
+
+
+async def test_a_key_is_found_by_its_secret_alone(store: JobStore) -> None:
+    keys = KeyStore(store)
+    made, other = await keys.create(KeySpec(name="a", owner="ann")), await keys.create(KeySpec(name="b"))
+    _, public, secret = made.key.split("_")
+    found = await keys.find(made.key)
+    assert found is not None
+    assert (found.id, found.owner) == (f"key_{public}", "ann")
+    assert await store.command("HGET", f"reasoner:key:key_{public}", "digest") == (
+        hashlib.sha256(secret.encode()).hexdigest()
+    )
+    for text in (f"rk_{public}_{other.key.split('_')[2]}", f"{made.key}0", made.key.upper(), made.key + "\n", ""):
+        assert await keys.find(text) is None
+
+
+async def test_revoking_at_once_from_everywhere_gives_one_time(store: JobStore) -> None:
+    keys = KeyStore(store)
+    made = await keys.create(KeySpec(name="a"))
+    revoked = await asyncio.gather(*(keys.revoke(made.id) for _ in range(5)))
+    assert len({key.revoked_at for key in revoked}) == 1
+    assert (await keys.revoke(made.id)).revoked_at == revoked[0].revoked_at is not None
+
+
+def test_whether_there_are_keys_is_told_also_of_revoked_ones_and_of_none_while_the_store_is_away(url: str) -> None:
+    assert not stored_keys(url)
+
+    async def make() -> None:
+        store = JobStore(url)
+        made = await KeyStore(store).create(KeySpec(name="a"))
+        await KeyStore(store).revoke(made.id)
+        await store.close()
+
+    asyncio.run(make())
+    assert stored_keys(url)
+    assert not stored_keys("unix:///nowhere.sock")
