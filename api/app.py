@@ -9,7 +9,16 @@ from collections.abc import AsyncIterator
 from fastapi import FastAPI
 from starlette.middleware import Middleware
 
-from api import problems, routes_batches, routes_dashboard, routes_export, routes_jobs, routes_keys, routes_service
+from api import (
+    openapi,
+    problems,
+    routes_batches,
+    routes_dashboard,
+    routes_export,
+    routes_jobs,
+    routes_keys,
+    routes_service,
+)
 from api.authentication import Authenticate
 from api.catalog import Catalog
 from api.limits import LimitCallers
@@ -73,6 +82,7 @@ def create_app(settings: Settings, engine: EngineClient | None = None) -> FastAP
         ],
     )
     problems.install(app)
+    openapi.install(app)
     app.include_router(routes_export.router)  # before the one that takes any word for an id
     app.include_router(routes_jobs.router)
     app.include_router(routes_batches.router)

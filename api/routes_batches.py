@@ -110,7 +110,12 @@ async def show(_: Reader, batch_id: BatchId, state: Service) -> Response:
     return JSONResponse(await BatchStore(state.store).get(batch_id))
 
 
-@router.post("/{batch_id}/cancel", response_model=Batch, summary="Cancel all jobs of a batch")
+@router.post(
+    "/{batch_id}/cancel",
+    response_model=Batch,
+    responses={202: {"model": Batch, "description": "Workers are being told"}},
+    summary="Cancel all jobs of a batch",
+)
 async def cancel(_: Writer, batch_id: BatchId, state: Service) -> Response:
     """200 when all have ended, 202 while workers are being told."""
     batch = await BatchStore(state.store).cancel(batch_id)

@@ -54,7 +54,13 @@ async def job_id_of(
 JobId = Annotated[str, Depends(job_id_of)]
 
 
-@router.post("", status_code=202, response_model=Job, summary="Submit a job")
+@router.post(
+    "",
+    status_code=202,
+    response_model=Job,
+    responses={200: {"model": Job, "description": "With 'Prefer: wait=N', when it has ended by then"}},
+    summary="Submit a job",
+)
 async def submit(
     spec: JobSpec,
     request: Request,
@@ -130,7 +136,12 @@ async def _starting_point(
     return after
 
 
-@router.get("/{job_id}/events", response_class=EventSourceResponse, summary="Follow a job")
+@router.get(
+    "/{job_id}/events",
+    response_class=EventSourceResponse,
+    responses={204: {"description": "The job has ended, and you have its last event"}},
+    summary="Follow a job",
+)
 async def events(
     _: Reader, job_id: JobId, state: Service, after: Annotated[int, Depends(_starting_point)]
 ) -> AsyncIterator[ServerSentEvent]:
@@ -146,7 +157,12 @@ async def tree(_: Reader, job_id: JobId, state: Service) -> Tree:
     return fold(job_id, await state.store.events(job_id))
 
 
-@router.post("/{job_id}/cancel", response_model=Job, summary="Cancel a job")
+@router.post(
+    "/{job_id}/cancel",
+    response_model=Job,
+    responses={202: {"model": Job, "description": "Its worker is being told"}},
+    summary="Cancel a job",
+)
 async def cancel(_: Writer, job_id: JobId, state: Service) -> Response:
     """200 when the job has ended (also when it had before), 202 while its worker is being told."""
     job = await state.store.cancel(job_id)

@@ -6,10 +6,11 @@ from dataclasses import asdict
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Path, Response
-from fastapi.responses import JSONResponse
+from fastapi.responses import JSONResponse, PlainTextResponse
 
 from api.caller import Known, MetricsReader
 from api.metrics import exposition
+from api.openai.errors import ErrorDocument
 from api.problems import RETRY_AFTER, Problem, ProblemDocument
 from api.security_headers import docs_page
 from api.state import State, service
@@ -32,7 +33,7 @@ async def models(state: Service, _: Known) -> dict[str, Any]:
     return {"object": "list", "data": list((await _models(state)).values())}
 
 
-@router.get("/v1/models/{model:path}", summary="One of them")
+@router.get("/v1/models/{model:path}", responses={"default": {"model": ErrorDocument}}, summary="One of them")
 async def model(model: Annotated[str, Path(description="Its name.")], state: Service, _: Known) -> dict[str, Any]:
     served = await _models(state)
     if model not in served:
@@ -70,7 +71,7 @@ async def readyz(state: Service) -> Response:
     return JSONResponse(told | {"engines": _engines(state)})
 
 
-@router.get("/metrics", summary="Prometheus metrics")
+@router.get("/metrics", response_class=PlainTextResponse, summary="Prometheus metrics")
 async def metrics(state: Service, _: MetricsReader) -> Response:
     return Response(
         exposition(*await state.store.stats(), state.catalog.engines()),

@@ -1,0 +1,53 @@
+"""The OpenAPI document: what FastAPI derives from the routes, with errors under their media type, and with examples."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from fastapi import FastAPI
+
+from api import examples
+from api.openai.errors import PATHS as OPENAI_PATHS
+from api.problems import MEDIA_TYPE
+
+Document = dict[str, Any]
+
+
+def install(app: FastAPI) -> None:
+    """Completes the document that the application serves."""
+    app.openapi = _once(app.openapi)  # type: ignore[method-assign]  # FastAPI's own way to extend it
+
+
+def _once(build: Callable[[], Document]) -> Callable[[], Document]:
+    document: Document = {}
+
+    def completed() -> Document:
+        if not document:
+            document.update(build())
+            for path, item in document["paths"].items():
+                for method, operation in item.items():
+                    _complete(method.upper(), path, operation)
+        return document
+
+    return completed
+
+
+def _complete(method: str, path: str, operation: Document) -> None:
+    call = f"{method} {path}"
+    responses = operation["responses"]
+    error = next(iter(responses["default"]["content"].values()))
+    responses["default"]["description"] = "What was wrong, where, and what would be right"
+    if path.startswith(OPENAI_PATHS):
+        responses["default"]["content"] = {"application/json": error | {"example": examples.OPENAI_ERROR}}
+    else:
+        responses["default"]["content"] = {MEDIA_TYPE: error | {"example": examples.PROBLEM}}
+    for parameter in operation.get("parameters", ()):
+        if parameter["in"] == "path":
+            parameter["example"] = examples.IDS.get(parameter["name"])
+    for content in operation.get("requestBody", {}).get("content", {}).values():
+        if "examples" not in content:
+            content["examples"] = examples.BODIES.get(call, {})
+    for status, example in examples.ANSWERS.get(call, {}).items():
+        for content in responses[str(status)]["content"].values():
+            content["example"] = example

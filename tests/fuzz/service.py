@@ -1,0 +1,82 @@
+"""The API on a loopback port, and a worker beside it that does every job at once with an engine that has no model."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import uvicorn
+
+from api.app import create_app
+from engine.types import EngineClient, EngineError
+from reasoner.jobs import JobSpec
+from reasoner.journal import Journal
+from reasoner.run import JobOutcome, run_job
+from tests.scripted import ScriptedEngine
+from workers.execution import execute
+from workers.settings import Settings
+from workers.store import JobStore
+
+JOB_SECONDS = 1.0
+"""A generated job may be a large one; what it finds is nothing to this test."""
+
+
+async def _run(spec: JobSpec, engine: EngineClient, journal: Journal, *, cancelled: asyncio.Event) -> JobOutcome:
+    try:
+        async with asyncio.timeout(JOB_SECONDS):
+            return await run_job(spec, engine, journal, cancelled=cancelled)
+    except TimeoutError:
+        raise EngineError("the job is too large for this test") from None
+
+
+@contextlib.contextmanager
+def served(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """The API's URL while it runs in a thread of its own; jobs run on its event loop."""
+    ready = threading.Event()
+    app = create_app(settings, ScriptedEngine())
+    server = _Server(uvicorn.Config(app, port=0, log_level="error", timeout_graceful_shutdown=1), ready)
+
+    async def serve() -> None:
+        loop, store = asyncio.get_running_loop(), JobStore(str(settings.redis_url))
+
+        def wake(_: object, job_id: str, queue: str) -> None:
+            work = execute(
+                job_id,
+                store=store,
+                engine=ScriptedEngine(),
+                run=_run,
+                draining=asyncio.Event(),
+                lease=60,
+                max_attempts=3,
+            )
+            asyncio.run_coroutine_threadsafe(work, loop)
+
+        monkeypatch.setattr("workers.reaper.send_wakeup", wake)
+        try:
+            await server.serve()
+        finally:
+            await store.close()
+
+    thread = threading.Thread(target=asyncio.run, args=(serve(),))
+    thread.start()
+    try:
+        assert ready.wait(60)
+        port: Any = server.servers[0].sockets[0].getsockname()[1]
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        server.should_exit = True
+        thread.join()
+
+
+class _Server(uvicorn.Server):
+    def __init__(self, config: uvicorn.Config, ready: threading.Event) -> None:
+        super().__init__(config)
+        self._ready = ready
+
+    async def startup(self, sockets: list[Any] | None = None) -> None:
+        await super().startup(sockets)
+        self._ready.set()
