@@ -108,20 +108,24 @@ async def _on_http_exception(request: Request, error: Exception) -> Response:
     if error.status_code == HTTPStatus.NO_CONTENT:
         return Response(status_code=error.status_code)
     if not isinstance(error, Problem):
-        code = HTTPStatus(error.status_code).phrase.lower().replace(" ", "-")
-        error = Problem(error.status_code, code, _plain_detail(request, error), headers=error.headers)
+        error = _plain(request, error)
     return _answer(request, error)
 
 
-def _plain_detail(request: Request, error: HTTPException) -> str:
+def _plain(request: Request, error: HTTPException) -> Problem:
+    """The problem behind an error that the framework found."""
+    path = request.url.path
     if error.status_code == HTTPStatus.NOT_FOUND:
-        return f"there is nothing at {request.url.path}; /docs lists what there is"
+        return Problem(404, "not-found", f"there is nothing at {path}; /docs lists what there is")
     if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
         known = request.app.openapi()["paths"]
-        fitting = [item for path, item in known.items() if compile_path(path)[0].match(request.url.path)]
-        allowed = ", ".join(sorted({method.upper() for item in fitting for method in item})) or "another method"
-        return f"{request.url.path} does not take {request.method}; it takes {allowed}"
-    return error.detail
+        fitting = [item for template, item in known.items() if compile_path(template)[0].match(path)]
+        # The framework names the methods of one route, and every method of a path is a route of its own.
+        allowed = ", ".join(sorted({method.upper() for item in fitting for method in item})) or "GET"
+        detail = f"{path} does not take {request.method}; it takes {allowed}"
+        return Problem(405, "method-not-allowed", detail, headers={"Allow": allowed})
+    code = HTTPStatus(error.status_code).phrase.lower().replace(" ", "-")
+    return Problem(error.status_code, code, error.detail, headers=error.headers)
 
 
 async def _on_store_error(request: Request, error: Exception) -> Response:

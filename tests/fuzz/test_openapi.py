@@ -69,6 +69,8 @@ def _aim(case: schemathesis.Case, service: httpx.Client) -> None:
 
 def _made(parameter: str, service: httpx.Client) -> str:
     job: dict[str, Any] = {"problem": "1 + 1?", "strategy": {"name": "greedy"}, "seed": 1}
+    if parameter == "model":
+        return "policy"
     path, body = {
         "job_id": ("/v1/jobs", job),
         "batch_id": ("/v1/batches", {"jobs": [job], "budget": {"tokens": 100}}),
