@@ -215,3 +215,18 @@ ANSWERS: dict[str, dict[int, Any]] = {
     "GET /readyz": {200: {"status": "ready", "broker": "ok", "engine": "ok", "engines": []}},
 }
 """By call and status."""
+
+_CHUNK = {
+    **{name: _CHAT[name] for name in ("id", "created", "model")},
+    "object": "chat.completion.chunk",
+    "choices": [{"index": 0, "delta": {"role": "assistant", "content": ""}, "finish_reason": None}],
+}
+_WAITING = Response.of(_QUEUED.model_dump(), Form(), Story(_SPEC.model_dump())).model_dump()
+_FIRST = {"type": "response.queued", "sequence_number": 1, "response": _WAITING}
+_FIRST_EVENT = f"event: response.queued\ndata: {json.dumps(_FIRST)}\n\n"
+STREAMS = {
+    "POST /v1/chat/completions": f"data: {json.dumps(_CHUNK)}\n\ndata: [DONE]\n\n",
+    "POST /v1/responses": _FIRST_EVENT,
+    "GET /v1/responses/{response_id}": _FIRST_EVENT,
+}
+"""How a stream begins, for calls that also answer without one."""

@@ -49,5 +49,5 @@ def _complete(method: str, path: str, operation: Document) -> None:
         if "examples" not in content:
             content["examples"] = examples.BODIES.get(call, {})
     for status, example in examples.ANSWERS.get(call, {}).items():
-        for content in responses[str(status)]["content"].values():
-            content["example"] = example
+        for kind, content in responses[str(status)]["content"].items():
+            content["example"] = examples.STREAMS.get(call, example) if kind == "text/event-stream" else example

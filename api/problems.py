@@ -120,6 +120,7 @@ def _plain(request: Request, error: HTTPException) -> Problem:
     if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
         known = request.app.openapi()["paths"]
         fitting = [item for template, item in known.items() if compile_path(template)[0].match(path)]
+        fitting = [known[path]] if path in known else fitting
         # The framework names the methods of one route, and every method of a path is a route of its own.
         allowed = ", ".join(sorted({method.upper() for item in fitting for method in item})) or "GET"
         detail = f"{path} does not take {request.method}; it takes {allowed}"

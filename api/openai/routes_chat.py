@@ -46,8 +46,9 @@ EXAMPLES: dict[str, Any] = {
         },
     },
 }
+EVENT = {"type": "object", "properties": {"event": {"type": "string"}, "data": {"type": "string"}}}
 STREAM: dict[int | str, dict[str, Any]] = {
-    200: {"content": {"text/event-stream": {"schema": {"type": "string"}}}, "description": "With 'stream': events."}
+    200: {"content": {"text/event-stream": {"itemSchema": EVENT}}, "description": "With 'stream': events."}
 }
 
 

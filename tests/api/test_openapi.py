@@ -39,6 +39,8 @@ def test_every_answer_has_an_example_of_its_schema(call: Call) -> None:
         assert "example" in content, (status, kind)
         if kind.endswith("json"):
             check(content["example"], content["schema"])
+        else:
+            assert isinstance(content["example"], str)
 
 
 @each_call

@@ -1,0 +1,103 @@
+"""The users that compose.yaml gives to the roles may do what the roles do, and nothing else."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+import redis
+import yaml
+
+from api.supervisor import free_port
+from tests.chaos.processes import until
+from workers.embedded import find_server
+from workers.processes import spawn, stop, tail
+from workers.settings import Settings, load_settings
+
+COMPOSE = yaml.safe_load((Path(__file__).parents[2] / "compose.yaml").read_text())
+PASSWORDS = {"REASONER_REDIS_API": "of-the-api", "REASONER_REDIS_WORKER": "of-the-worker"}
+OPERATOR = "user operator on >of-the-operator ~* &* +@all\n"
+
+
+@pytest.fixture
+def port(tmp_path: Path) -> Iterator[int]:
+    """Of a server with the users of the file, and one for this test."""
+    users = COMPOSE["configs"]["users"]["content"] + OPERATOR
+    for name, password in PASSWORDS.items():
+        users = users.replace(f"${{{name}:?}}", password)
+    assert "$" not in users
+    (tmp_path / "users.acl").write_text(users)
+    port, log = free_port(), tmp_path / "server.log"
+    options = ["--port", str(port), "--bind", "127.0.0.1", "--aclfile", str(tmp_path / "users.acl")]
+    server = spawn([find_server(), *options, "--dir", str(tmp_path)], log=log, death_signal=signal.SIGKILL)
+    try:
+        until(lambda: "Ready to accept connections" in tail(log), "the server is ready")
+        yield port
+    finally:
+        stop(server, grace=10)
+
+
+@pytest.mark.parametrize("user", ["api", "worker"])
+@pytest.mark.parametrize(
+    "command", ["FLUSHALL", "CONFIG GET *", "KEYS *", "SHUTDOWN", "ACL LIST", "MONITOR", "GET other"]
+)
+def test_neither_role_may_do_what_it_does_not_need(port: int, user: str, command: str) -> None:
+    with (
+        redis.Redis(port=port, username=user, password=f"of-the-{user}") as client,
+        pytest.raises(redis.exceptions.NoPermissionError),
+    ):
+        client.execute_command(*command.split())
+
+
+def test_nobody_comes_in_without_a_name(port: int) -> None:
+    with redis.Redis(port=port) as client, pytest.raises(redis.exceptions.AuthenticationError):
+        client.ping()
+
+
+@pytest.mark.alone
+@pytest.mark.timeout(240)
+def test_a_job_runs_from_its_submission_to_its_result_and_nothing_is_denied(port: int, tmp_path: Path) -> None:
+    engine, listening = tmp_path / "engine.sock", free_port()
+
+    def settings(user: str) -> Settings:
+        address = f"redis://{user}:of-the-{user}@127.0.0.1:{port}/0"
+        return load_settings(
+            redis_url=address,
+            engine_url=f"unix://{engine}",
+            model="null",
+            prm="null-verifier",
+            data_dir=tmp_path,
+            port=listening,
+        )
+
+    commands = {
+        "engine": (["benchmarks.service.null_engine", str(engine), "0"], {}),
+        "api": (["api.serve", "api"], settings("api").environment()),
+        "worker": (["api.serve", "worker"], settings("worker").environment()),
+    }
+    with contextlib.ExitStack() as running:
+        for name, (module, env) in commands.items():
+            command, log = [sys.executable, "-m", *module], tmp_path / f"{name}.log"
+            role = spawn(command, log=log, env=os.environ | env, death_signal=signal.SIGKILL)
+            running.callback(stop, role, grace=15)
+        client = running.enter_context(httpx.Client(base_url=f"http://127.0.0.1:{listening}", timeout=70))
+
+        def ready() -> bool:
+            try:
+                return client.get("/readyz").status_code == 200
+            except httpx.TransportError:
+                return False
+
+        until(ready, "the API is ready")
+        spec = {"problem": "1 + 1?", "strategy": {"name": "best_of_n", "n": 2}, "seed": 1}
+        job = client.post("/v1/jobs", json=spec, headers={"Prefer": "wait=60"}).json()
+        assert job["status"] == "completed", job
+        assert client.get("/metrics").status_code == 200
+        with redis.Redis(port=port, username="operator", password="of-the-operator") as operator:
+            assert operator.acl_log() == []
