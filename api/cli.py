@@ -72,7 +72,7 @@ def api(host: Host = None, port: Port = None) -> None:
 @app.command()
 def worker(
     queues: Annotated[str | None, _option("queues")] = None,
-    slots: Annotated[int | None, _option("concurrency")] = None,
+    slots: Annotated[int | None, typer.Option(min=1, max=1024, help="Jobs that it runs at once.")] = None,
 ) -> None:
     """Run a worker alone: it takes jobs from the broker and searches on the engines.
 

@@ -58,6 +58,15 @@ async def test_new_jobs_are_held_to_the_file_as_it_is_now(client: httpx.AsyncCli
     assert (await spec(client, budget={"cost": 1}))["budget"]["cost"] == 1
 
 
+async def test_limits_change_and_defaults_are_held_to_them(client: httpx.AsyncClient, file: Path) -> None:
+    assert (await spec(client, strategy={"name": "best_of_n", "n": 64}))["strategy"]["n"] == 64
+    configure(file, TABLES + "[limits]\nn = 2\n")
+    refused = await client.post("/v1/jobs", json={"problem": "?", "strategy": {"name": "best_of_n", "n": 64}})
+    assert (refused.status_code, refused.json()["errors"][0]["field"]) == (422, "strategy.n")
+    refused = await client.post("/v1/jobs", json={"problem": "?"})  # the model's default asks for three
+    assert (refused.status_code, refused.json()["errors"][0]["field"]) == (422, "strategy.n")
+
+
 async def test_a_models_defaults_are_echoed_and_what_the_job_says_goes_before_them(
     client: httpx.AsyncClient, file: Path
 ) -> None:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-import pytest
+import re
 
+import pytest
+from typer.testing import CliRunner
+
+from api.cli import app
 from api.supervisor import ENGINE_OPTIONS, engine_command, worker_pools
 from engine.core import CoreOptions
 from engine.server import main
 from engine.types import EngineError
-from workers.settings import QUEUES, load_settings
+from workers.settings import QUEUES, ConfigError, Settings, load_settings
 
 
 def test_configured_sizes_reach_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -34,6 +38,20 @@ def test_sizes_that_nobody_configured_are_the_engines_own() -> None:
     command = engine_command(load_settings(), ["--port", "0"])
     assert "--deterministic" not in command
     assert not [word for word in command if word.removeprefix("--").replace("-", "_") in ENGINE_OPTIONS]
+
+
+def test_a_worker_is_told_its_queues_and_slots(monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[Settings] = []
+    monkeypatch.setattr("api.serve.run_worker", started.append)
+    run = CliRunner().invoke
+    assert run(app, ["worker", "--queues", "batch, interactive,batch", "--slots", "3"]).exit_code == 0
+    assert run(app, ["worker"]).exit_code == 0
+    assert [(one.queues, one.concurrency) for one in started] == [(("batch", "interactive"), 3), (QUEUES, 32)]
+    refused = run(app, ["worker", "--queues", "fast"])
+    assert isinstance(refused.exception, ConfigError)
+    assert re.search(r"--queues.*'interactive', 'webhooks' or 'batch'", str(refused.exception))
+    assert run(app, ["worker", "--slots", "0"]).exit_code == 2
+    assert len(started) == 2
 
 
 def test_every_queue_has_a_worker_process_whatever_pools_are_configured() -> None:

@@ -138,4 +138,4 @@ def test_any_thread_sees_a_whole_configuration(file: Path, clock: Clock) -> None
 
 
 def test_settings_that_change_are_settings() -> None:
-    assert set(Settings.model_fields) >= LIVE - {"limits"}
+    assert set(Settings.model_fields) >= LIVE
