@@ -80,6 +80,7 @@ def picture(
     expect(page.locator("#event b")).to_have_text(f"{events} / {events}", timeout=WAIT)
     if at is not None:
         page.locator("#seek").fill(str(at))
+        page.locator("#seek").blur()
         expect(page.locator("#event b")).to_have_text(f"{at} / {events}", timeout=WAIT)
     page.screenshot(path=path, timeout=WAIT)
     context.close()

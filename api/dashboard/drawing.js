@@ -72,9 +72,19 @@ export class Drawing {
     this.#paint(!still.matches);
   }
 
-  /** Zooms around a point of the canvas, its middle if none is given. */
-  zoom(factor, x = this.size.width / 2, y = this.size.height / 2) {
+  /** Zooms around a point of the canvas; if none is given, the selected step comes to its middle. */
+  zoom(factor, x, y) {
     const { view } = this;
+    if (x === undefined) {
+      x = this.size.width / 2;
+      y = this.size.height / 2;
+      const place = this.laid?.places.get(this.selected);
+      if (place) {
+        const at = this.#at(place);
+        view.x += x - at.x;
+        view.y += y - at.y;
+      }
+    }
     const dx = clamp(view.dx * factor, 3, 600);
     const dy = clamp(view.dy * factor, 1.5, 120);
     this.view = { dx, dy, x: x - ((x - view.x) * dx) / view.dx, y: y - ((y - view.y) * dy) / view.dy };
@@ -253,9 +263,9 @@ export class Drawing {
     put(entry.dot, "r", radius.toFixed(2));
     this.#strip(entry, node, radius);
     const place = this.laid.places.get(node.id);
-    const leaf = place.free > 0;
+    const leaf = node.children === 0; // now: a replay has not seen its children yet
     const size = clamp(view.dy, READABLE, 11) / 11;
-    const room = Math.min(place.free * view.dx, this.size.width - view.x - place.column * view.dx - 4);
+    const room = Math.min((place.free || 1) * view.dx, this.size.width - view.x - place.column * view.dx - 4);
     const left = Math.floor((room - entry.out - radius - 14) / (CHARACTER * size));
     const readable = view.dy >= READABLE && left >= 4;
     write(entry.value, (leaf ? readable : view.dy >= 24 && view.dx >= 40) && node.score !== null ? score(node.score) : "");

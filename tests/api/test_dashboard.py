@@ -1,0 +1,63 @@
+"""The files of the page: who gets them, how they are kept, and what is not in them."""
+
+from __future__ import annotations
+
+import re
+
+import httpx
+
+from api.routes_dashboard import FOLDER
+from tests.api.conftest import serving
+from tests.scripted import ScriptedEngine
+from workers.settings import Settings
+
+
+async def test_the_page_and_all_that_it_names_are_served_without_a_key(settings: Settings) -> None:
+    locked = settings.model_copy(update={"api_keys": ("0123456789abcdef",)})
+    locked = Settings.model_validate(locked.model_dump())
+    async with serving(locked, ScriptedEngine()) as client:
+        assert (await client.get("/v1/jobs")).status_code == 401
+        page = await client.get("/")
+        assert (page.status_code, page.headers["content-type"]) == (200, "text/html; charset=utf-8")
+        todo, seen = re.findall(r'(?:src|href)="([^"]+)"', page.text), {"/"}
+        while todo:
+            path = todo.pop()
+            if path in seen:
+                continue
+            seen.add(path)
+            answer = await client.get(path)
+            assert answer.status_code == 200, path
+            if path.endswith(".js"):
+                assert answer.headers["content-type"].startswith("text/javascript")
+                todo += [f"/dashboard/{name}" for name in re.findall(r'from "\./([^"]+)"', answer.text)]
+        assert {name.removeprefix("/dashboard/") for name in seen - {"/"}} == {
+            path.name for path in FOLDER.iterdir() if path.name != "index.html"
+        }
+
+
+async def test_a_browser_asks_again_and_gets_only_what_changed(client: httpx.AsyncClient) -> None:
+    first = await client.get("/dashboard/page.css")
+    assert first.headers["cache-control"] == "no-cache"
+    again = await client.get("/dashboard/page.css", headers={"If-None-Match": first.headers["etag"]})
+    assert (again.status_code, again.content) == (304, b"")
+    other = await client.get("/dashboard/page.css", headers={"If-None-Match": '"other"'})
+    assert (other.status_code, other.content) == (200, first.content)
+
+
+async def test_nothing_else_of_the_disk_can_be_asked_for(client: httpx.AsyncClient) -> None:
+    for path in ("/dashboard/", "/dashboard/none.js", "/dashboard/../app.py", "/dashboard/%2e%2e/app.py"):
+        assert (await client.get(path)).status_code == 404, path
+
+
+async def test_the_page_runs_nothing_from_elsewhere_and_nothing_inline(client: httpx.AsyncClient) -> None:
+    policy = (await client.get("/")).headers["content-security-policy"]
+    assert "default-src 'self'" in policy
+    assert "unsafe" not in policy
+    for path in FOLDER.iterdir():
+        text = path.read_text()
+        assert set(re.findall(r"https?://[^\s\"')]+", text)) <= {"http://www.w3.org/2000/svg"}, path
+        assert not re.findall(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\(|new Function", text), (
+            path
+        )
+    page = (FOLDER / "index.html").read_text()
+    assert not re.findall(r"\sstyle=|\son\w+=|<script>|<style", page)
