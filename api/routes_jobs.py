@@ -172,7 +172,9 @@ async def cancel(_: Writer, job_id: JobId, state: Service) -> Response:
 @router.post("/{job_id}/retry", status_code=202, response_model=Job, summary="Run a failed job again")
 async def retry(job_id: JobId, state: Service, _: Writer) -> Response:
     """It goes on from its journal: what it paid for is not paid for again. Its events go on behind its failure."""
-    job = await state.store.retry(job_id, queue_cap=state.settings.queue_cap)
+    settings = state.settings
+    quota = settings.limits.of(await state.store.owner(job_id)).quota
+    job = await state.store.retry(job_id, queue_cap=settings.queue_cap, quota=quota)
     state.reaper.nudge()
     return JSONResponse(job, 202)
 

@@ -190,16 +190,29 @@ class JobStore:
         if outcome == "active":
             raise JobActive(job_id)
 
-    async def retry(self, job_id: str, *, queue_cap: int) -> JobDocument:
-        """Queues a failed job again, with the journal that it has. Raises ``NoSuchJob``, ``NotRetryable``,
-        ``QueueFull``."""
-        match await self.script("retry", job_id, queue_cap):
+    async def owner(self, job_id: str) -> str:
+        """Whose job it is. Raises ``NoSuchJob``."""
+        owner = await self.command("HGET", _job(job_id), "owner")
+        if owner is None:
+            raise NoSuchJob(job_id)
+        return str(owner)
+
+    async def retry(self, job_id: str, *, queue_cap: int, quota: Quota | None = None) -> JobDocument:
+        """Queues a failed job again, with the journal that it has. ``quota`` is its owner's, as for ``submit``.
+
+        Raises ``NoSuchJob``, ``NotRetryable``, ``QueueFull``, ``QuotaExceeded``.
+        """
+        allowed = quota or Quota()
+        outcome, *known = await self.script("retry", job_id, queue_cap, allowed.to_json())
+        match outcome:
             case "ok":
                 return await self.get(job_id)
             case "gone":
                 raise NoSuchJob(job_id)
             case "full":
                 raise QueueFull(f"{queue_cap} jobs are waiting")
+            case "jobs" | "tokens":
+                raise allowed.exceeded(outcome, *map(int, known))
             case "shared":
                 raise NotRetryable(
                     "its batch was cancelled, or what it had of the shared budget has gone to other jobs"

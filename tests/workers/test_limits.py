@@ -167,6 +167,24 @@ async def test_a_job_that_is_retried_pays_once_for_all_that_it_spent(store: JobS
     assert await booked(store) == 50
 
 
+async def test_a_retry_is_held_to_the_quota_for_what_it_may_still_spend(store: JobStore) -> None:
+    quota = Quota(jobs=2, tokens_a_day=100)
+    failed, _ = await store.submit(spec(60), owner="ann", queue_cap=9, quota=quota)
+    await spend(store, failed["id"], 20, status="failed")
+    other, _ = await store.submit(spec(50), owner="ann", queue_cap=9, quota=quota)
+    with pytest.raises(QuotaExceeded, match="70 of 100 tokens"):  # and it may spend 40 more
+        await store.retry(failed["id"], queue_cap=9, quota=quota)
+    with pytest.raises(QuotaExceeded, match="1 jobs"):
+        await store.retry(failed["id"], queue_cap=9, quota=Quota(jobs=1))
+    assert (await store.get(failed["id"]))["status"] == "failed"
+    assert await booked(store) == 70
+    await spend(store, other["id"], 40)
+    await store.retry(failed["id"], queue_cap=9, quota=quota)
+    assert await booked(store) == 40 + 60
+    await spend(store, failed["id"], 25)
+    assert await booked(store) == 40 + 45
+
+
 async def test_a_batch_books_its_budget_and_pays_what_its_jobs_spent(store: JobStore) -> None:
     batches, quota = BatchStore(store), Quota(jobs=3, tokens_a_day=100)
 

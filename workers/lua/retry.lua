@@ -1,27 +1,38 @@
 -- Queues a failed job again. Its journal stays, so what it paid for is not paid for again; its attempts count anew.
-local id, cap = unpack(ARGV)
+local id, cap, quota = unpack(ARGV)
 local job = job_key(id)
-local status, batch, granted, generated, verified = unpack(
-  redis.call('HMGET', job, 'status', 'batch', 'granted', 'usage:generated', 'usage:verifier_computed'))
+local status, owner, spec, batch, granted, generated, verified = unpack(
+  redis.call('HMGET', job, 'status', 'owner', 'spec', 'batch', 'granted', 'usage:generated', 'usage:verifier_computed'))
+local spent = number(generated) + number(verified)
 if not status then
-  return 'gone'
+  return { 'gone' }
 elseif status ~= 'failed' then
-  return status
+  return { status }
 elseif redis.call('ZCARD', JOBS .. ':queued') >= tonumber(cap) then
-  return 'full'
+  return { 'full' }
 end
 if batch then
   -- It needs back what its end left to the others.
   local pool, cancelled = unpack(redis.call('HMGET', batch_key(batch), 'pool', 'cancel'))
-  local back = number(granted) - number(generated) - number(verified)
+  local back = number(granted) - spent
   if cancelled or number(pool) < back then
-    return 'shared'
+    return { 'shared' }
   end
   redis.call('HINCRBY', batch_key(batch), 'pool', -back)
   redis.call('HINCRBY', batch_key(batch), 'running', 1)
   redis.call('HINCRBY', batch_key(batch), 'active', 1)
   redis.call('HDEL', batch_key(batch), 'finished')
   redis.call('HSET', job, 'share', 'active')
+else
+  -- What it spent was settled with its end. What it may spend beyond that is booked like a new job's.
+  local budget = cjson.decode(spec).budget or {}
+  local rest = number(budget.tokens) - spent
+  local refusal = book(job, owner, quota, 1, { tokens = rest }, now_ms())
+  if refusal then
+    return refusal
+  elseif quota ~= '' and cjson.decode(quota).tokens_a_day then
+    redis.call('HSET', job, 'booked', ms(spent + rest))
+  end
 end
 redis.call('HSET', job, 'attempt', 0)
 redis.call('HDEL', job, 'finished', 'result', 'error', 'cancel', 'waiting', 'sent')
@@ -32,4 +43,4 @@ redis.call('HDEL', job, 'webhook:state')
 set_status(id, 'queued')
 append(id, 'job.queued', '{"reason":"retry"}')
 look_at(id, now_ms())
-return 'ok'
+return { 'ok' }
