@@ -60,11 +60,9 @@ def _items(value: Any) -> Any:
     return [{"role": "user", "content": value}] if isinstance(value, str) else value
 
 
-Input = Annotated[
-    list[InputItem],
-    Field(min_length=1, max_length=64),
-    BeforeValidator(_items, json_schema_input_type=str | list[InputItem]),
-]
+_Plain = Annotated[str, Field(min_length=1, max_length=MAX_PROBLEM_CHARS)]
+_Items = Annotated[list[InputItem], Field(min_length=1, max_length=64)]
+Input = Annotated[_Items, BeforeValidator(_items, json_schema_input_type=_Plain | _Items)]
 
 
 class ResponseStreamOptions(Strict):

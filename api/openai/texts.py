@@ -29,9 +29,6 @@ def _joined(value: Any) -> Any:
     return "\n".join(part.text for part in _PARTS.validate_python(value)) if isinstance(value, list) else value
 
 
-Text = Annotated[
-    str,
-    Field(min_length=1, max_length=MAX_PROBLEM_CHARS),
-    BeforeValidator(_joined, json_schema_input_type=str | list[TextPart]),
-]
+_Plain = Annotated[str, Field(min_length=1, max_length=MAX_PROBLEM_CHARS)]
+Text = Annotated[_Plain, BeforeValidator(_joined, json_schema_input_type=_Plain | list[TextPart])]
 """Parts are lines of one text."""

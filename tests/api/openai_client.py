@@ -87,7 +87,7 @@ async def ai(address: str) -> AsyncIterator[AsyncOpenAI]:
 
 @pytest.fixture
 async def http(address: str) -> AsyncIterator[httpx.AsyncClient]:
-    async with httpx.AsyncClient(base_url=address) as client:
+    async with httpx.AsyncClient(base_url=address, timeout=60) as client:
         yield client
 
 

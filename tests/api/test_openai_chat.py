@@ -85,7 +85,7 @@ async def test_a_client_that_goes_away_takes_its_job_with_it(
     asking.cancel()
     with pytest.raises(asyncio.CancelledError):
         await asking
-    ended = (await http.get(f"/v1/jobs/{jobs[0]['id']}", params={"wait": 30})).json()
+    ended = (await http.get(f"/v1/jobs/{jobs[0]['id']}", params={"wait": 10})).json()
     assert ended["status"] == "cancelled"
 
 

@@ -42,6 +42,7 @@ async def spec_of(client: httpx.AsyncClient, **fields: Any) -> dict[str, Any]:
         ({"thinking": {"type": "enabled", "budget_tokens": 72}}, 72),
         ({"budget": {"tokens": 73}}, 73),
         ({"max_output_tokens": 90, "budget": {"tokens": 80}, "reasoning": {"max_tokens": 85}}, 80),
+        ({"max_output_tokens": 90, "budget": {"tokens": 88}, "reasoning": {"max_tokens": 85}}, 85),
         ({"max_output_tokens": 90, "budget": {"seconds": 5}}, 90),
         ({"reasoning": {"effort": "low"}}, LOW.tokens),
         ({"budget": {"effort": "low"}}, LOW.tokens),
