@@ -19,7 +19,12 @@ _TYPES = {
     HTTPStatus.FORBIDDEN: "permission_error",
     HTTPStatus.TOO_MANY_REQUESTS: "rate_limit_error",
 }
-_CODES = {"unknown-model": "model_not_found", "unauthorized": "invalid_api_key", "rate-limited": "rate_limit_exceeded"}
+_CODES = {
+    "quota-exceeded": "insufficient_quota",
+    "rate-limited": "rate_limit_exceeded",
+    "unauthorized": "invalid_api_key",
+    "unknown-model": "model_not_found",
+}
 
 
 class ErrorBody(BaseModel):

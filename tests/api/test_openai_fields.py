@@ -16,6 +16,7 @@ from reasoner.effort import DEFAULT_EFFORTS
 from tests.api.conftest import serving
 from tests.api.openai_client import MODEL, QUESTION, address, ai, http, job_of, worker, working
 from tests.scripted import ScriptedEngine
+from workers.limits import LimitsTable
 from workers.settings import Settings, load_settings
 from workers.store import JobStore
 
@@ -233,6 +234,12 @@ async def test_every_other_error_has_openais_shape(settings: Settings, tmp_path:
         assert (await client.post("/v1/jobs", json={"problem": "?"})).status_code == 202
         response = await client.post(path, json=body)
         assert refused(response, 503)["type"] == "server_error"
+        assert int(response.headers["retry-after"]) > 0
+    busy = settings.model_copy(update={"limits": LimitsTable(jobs=1)})
+    async with serving(busy, ScriptedEngine()) as client:
+        response = await client.post(path, json=body)
+        error = refused(response, 429)
+        assert (error["type"], error["code"]) == ("rate_limit_error", "insufficient_quota")
         assert int(response.headers["retry-after"]) > 0
     locked = load_settings(redis_url=settings.redis_url, api_keys="a-key-of-many-characters")
     async with serving(locked, ScriptedEngine()) as client:
