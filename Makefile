@@ -31,9 +31,9 @@ check: .venv/.installed-test
 bench: bench-accuracy bench-engine bench-search bench-batch
 
 # Two suites side by side, a core each. What was interrupted goes on; what is done is measured anew the next time.
-POOLED := greedy,self_consistency,self_consistency:stop=beta,self_consistency:stop=window,best_of_n,weighted_vote
+POOLED := greedy,self_consistency,self_consistency:stop=beta,best_of_n,weighted_vote
 # Searches run live, and are most of the time. On word problems, which a vote solves, two of them are enough.
-SEARCHES_countdown := beam,dvts,lookahead,rebase,mcts,particle,best_first,best_first:n=8,revise:n=4:chains=2,budget_forcing:n=4,deepconf:n=16,auto
+SEARCHES_countdown := self_consistency:stop=window,beam,dvts,lookahead,rebase,mcts,particle,best_first,best_first:n=8,revise:n=4:chains=2,budget_forcing:n=4,deepconf:n=16,auto
 SEARCHES_words := beam,auto
 EVAL := TTY_COMPATIBLE=0 OMP_NUM_THREADS=1 REASONER_ENGINE_THREADS=1 $(BIN)/reasoner eval
 

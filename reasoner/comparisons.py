@@ -100,7 +100,7 @@ class Results:
     def _cases(self) -> Iterator[tuple[Case, int, Sheet]]:
         for case in (*self.plan.live, *self.plan.pooled):
             ns = self.plan.ns if case in self.plan.pooled else self.plan.live_ns
-            for n in ns if case.scales else (1,):
+            for n in case.counts(ns):
                 if (sheet := self._sheet(case.label, n)) is not None:
                     yield case, n, sheet
 
@@ -135,10 +135,9 @@ class Results:
         plain = self._sheet(case.name, n)
         if case.params and plain is not None:
             yield self._paired(case, n, sheet, plain, case.name, "equal n")
-        for other in (n,) if case.scales else self.plan.ns:
-            best = self._sheet(BEST_OF_N, other)
-            if best is not None and case.name != BEST_OF_N:
-                yield self._paired(case, n, sheet, best, BEST_OF_N, "equal n" if case.scales else f"n={other}")
+        best = self._sheet(BEST_OF_N, n)
+        if best is not None and case.name != BEST_OF_N:
+            yield self._paired(case, n, sheet, best, BEST_OF_N, "equal n")
 
     def _paired(self, case: Case, n: int, ours: Sheet, theirs: Sheet, over: str, what: str) -> Comparison:
         difference = Estimate.of(self._bootstrap.means(ours.column("correct") - theirs.column("correct")))
