@@ -125,8 +125,9 @@ class Fleet:
         log = self._folder / f"{role}{number}-{next(self._logs)}.log"
         if role == "engine":
             return self._running.enter_context(processes.process(self._engine, log))
-        port = self.ports[number] if role == "api" else 1
-        settings = self.settings.model_copy(update={"port": port})
+        settings = self.settings
+        if role == "api":
+            settings = settings.model_copy(update={"port": self.ports[number]})
         return self._running.enter_context(processes.role(role, settings, log))
 
 
