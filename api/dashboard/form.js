@@ -99,7 +99,7 @@ function field(name, schema) {
     const step = plain.type === "integer" ? 1 : "any";
     input = el("input", { ...common, type: "number", min: least, max: plain.maximum, step, value, placeholder: "automatic" });
   } else if ((plain.maxLength ?? 0) > LONG_TEXT) {
-    input = el("textarea", { ...common, rows: 2 }, value);
+    input = el("textarea", { ...common, rows: value.split("\n").length + 1 }, value);
   } else {
     input = el("input", { ...common, type: "text", value, placeholder: "automatic" });
   }

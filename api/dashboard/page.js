@@ -173,7 +173,7 @@ function draw() {
   peek(shown.nodes.get(chosen));
 }
 
-/** The step that somebody chose; until then the search's own choice, or what leads so far. */
+/** The step that somebody chose; until then the search's own choice, or what leads so far, or what came last. */
 function selected() {
   const { shown } = opened.replay;
   if (opened.selected !== null && shown.nodes.has(opened.selected)) return opened.selected;
@@ -182,7 +182,7 @@ function selected() {
   for (const node of shown.nodes.values()) {
     if (node.state !== "pruned" && node.score !== null && node.score > value) [leader, value] = [node.id, node.score];
   }
-  return leader;
+  return leader ?? [...shown.nodes.keys()].at(-1) ?? null;
 }
 
 function pick(id) {

@@ -185,6 +185,19 @@ async def test_the_tree_adds_up_to_the_journal(client: httpx.AsyncClient, work: 
     assert any(node["score"] is not None and node["scores"] for node in nodes.values())
 
 
+async def test_what_the_events_say_they_cost_adds_up_to_the_bill(
+    client: httpx.AsyncClient, work: Work, store: JobStore
+) -> None:
+    job_id = await submitted(client, **BEAM)
+    await work(job_id)
+    total = Usage()
+    for event in await store.events(job_id):
+        assert all(event.spend.values())
+        total += Usage.model_validate(event.spend)
+    assert total.generated > 0
+    assert total.model_dump() == pytest.approx((await client.get(f"/v1/jobs/{job_id}")).json()["usage"])
+
+
 def test_a_branch_that_arrives_in_parts_is_one_node() -> None:
     from api.tree import fold
 
