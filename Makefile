@@ -3,14 +3,14 @@ PYTHON ?= python3
 BIN := .venv/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check bench bench-accuracy bench-countdown bench-words bench-engine bench-search bench-batch clean
+.PHONY: help demo test check bench bench-accuracy bench-countdown bench-words bench-engine bench-search bench-batch bench-service clean
 
 help:
 	@echo "make demo    solve sample problems with every part of the service running on this machine"
 	@echo "make test    run the tests"
 	@echo "make check   lint, types, import contract"
 	@echo "make bench   every table of the README: bench-accuracy (about half an hour), bench-engine (about an hour),"
-	@echo "             bench-search (some minutes), bench-batch (about 20 minutes)"
+	@echo "             bench-search and bench-service (some minutes), bench-batch (about 20 minutes)"
 	@echo "make clean   remove .venv and what the tools left"
 
 demo: .venv/.installed
@@ -28,7 +28,7 @@ check: .venv/.installed-test
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports
 
-bench: bench-accuracy bench-engine bench-search bench-batch
+bench: bench-accuracy bench-engine bench-search bench-batch bench-service
 
 # Two suites side by side, a core each. What was interrupted goes on; what is done is measured anew the next time.
 POOLED := greedy,self_consistency,self_consistency:stop=beta,best_of_n,weighted_vote
@@ -51,6 +51,9 @@ bench-engine: .venv/.installed-bench
 
 bench-search: .venv/.installed
 	@$(BIN)/reasoner bench search --out benchmarks/results/search
+
+bench-service: .venv/.installed
+	@$(BIN)/reasoner bench service --out benchmarks/results/service
 
 bench-batch: .venv/.installed
 	@$(BIN)/python -m benchmarks.batch --out benchmarks/results/batch

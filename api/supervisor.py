@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import FrameType, TracebackType
+from typing import Any
 
 import httpx
 
@@ -101,10 +102,12 @@ class Supervisor:
         self._stopping = False
         self._stopped = threading.Event()
         self._watcher = threading.Thread(target=self._watch, name="supervisor")
-        self._old_handler: object = None
+        self._old_handlers: dict[signal.Signals, Any] = {}
 
     def __enter__(self) -> Supervisor:
-        self._old_handler = signal.signal(signal.SIGTERM, _leave)
+        for number in (signal.SIGTERM, signal.SIGHUP):
+            if signal.getsignal(number) != signal.SIG_IGN:  # under nohup it is to outlive its terminal
+                self._old_handlers[number] = signal.signal(number, _leave)
         try:
             self._start()
         except BaseException:
@@ -208,9 +211,8 @@ class Supervisor:
         if self._janitor is not None:
             self._janitor.communicate()
             self._janitor = None
-        if self._old_handler is not None:
-            signal.signal(signal.SIGTERM, self._old_handler)  # type: ignore[arg-type]
-            self._old_handler = None
+        while self._old_handlers:
+            signal.signal(*self._old_handlers.popitem())
 
 
 def worker_pools(settings: Settings) -> list[tuple[str, int, tuple[str, ...]]]:

@@ -52,7 +52,7 @@ def supervised(settings: Settings) -> Supervisor:
     return Supervisor(settings, log_dir=settings.data_dir / "logs")
 
 
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_however_the_supervisor_ends_no_process_and_no_file_is_left(tmp_path: Path, how: signal.Signals) -> None:
     folder = tmp_path / "data"
     with subprocess.Popen([sys.executable, "-c", PROGRAM, folder, ""], stdout=subprocess.PIPE) as supervisor:
