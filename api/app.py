@@ -36,6 +36,7 @@ from workers.messages import make_celery
 from workers.reaper import Reaper
 from workers.settings import Settings
 from workers.store import JobStore
+from workers.tracing import flush_traces
 
 
 def create_app(settings: Settings, engine: EngineClient | None = None) -> FastAPI:
@@ -64,6 +65,7 @@ def create_app(settings: Settings, engine: EngineClient | None = None) -> FastAP
             await reaping
             await client.close()
             await store.close()
+            flush_traces()  # the server's last act is to die by the signal that it was sent
 
     app = FastAPI(
         title="Reasoner",

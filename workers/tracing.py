@@ -9,7 +9,8 @@ Engine calls are named after the GenAI semantic conventions, which are still in 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+import threading
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Literal
 
 from engine.types import (
@@ -47,7 +48,10 @@ _INPUT, _OUTPUT, _CACHED = (
 _BRANCHES = "reasoner.branches"
 _ERROR = "error.type"
 
+_FLUSH_SECONDS = 2.0
+
 _tracer: Tracer | None = None
+_flush: Callable[[], object] | None = None
 
 
 def start_tracing(settings: Settings, role: str) -> None:
@@ -69,6 +73,16 @@ def start_tracing(settings: Settings, role: str) -> None:
     exporter = OTLPSpanExporter(endpoint=f"{settings.otlp_url.rstrip('/')}/v1/traces")
     provider.add_span_processor(BatchSpanProcessor(exporter))
     trace_with(provider)
+    global _flush
+    _flush = provider.force_flush
+
+
+def flush_traces() -> None:
+    """Sends what is left now, for a process that ends by a signal; a collector that is away holds nobody up."""
+    if _flush is not None:
+        sending = threading.Thread(target=_flush, daemon=True)
+        sending.start()
+        sending.join(_FLUSH_SECONDS)
 
 
 def trace_with(provider: TracerProvider | None) -> None:

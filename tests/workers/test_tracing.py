@@ -5,12 +5,9 @@ from __future__ import annotations
 import asyncio
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
-from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
@@ -19,6 +16,7 @@ from opentelemetry.trace import StatusCode
 from engine.types import Branch, EngineUnavailable, GenerateRequest
 from reasoner.run import run_job
 from tests.scripted import ScriptedEngine
+from tests.workers.collector import Collector
 from workers import tracing
 from workers.execution import execute
 from workers.origin import ORIGIN, Origin
@@ -119,19 +117,14 @@ def test_a_place_in_a_trace_that_makes_no_sense_begins_a_new_one(spans: InMemory
 
 
 def test_what_is_left_when_a_process_ends_reaches_the_collector() -> None:
-    with _Collector() as collector:
+    with Collector() as collector:
         program = (
             "import sys; from workers import tracing; from workers.settings import load_settings\n"
             "tracing.start_tracing(load_settings(otlp_url=sys.argv[1]), 'worker')\n"
             "with tracing.span('job', 'consumer', {}): pass"
         )
         subprocess.run([sys.executable, "-c", program, collector.url], check=True, timeout=60)
-    (path, body) = collector.received[0]
-    assert path == "/v1/traces"
-    (resource,) = ExportTraceServiceRequest.FromString(body).resource_spans
-    names = {one.key: one.value.string_value for one in resource.resource.attributes}
-    assert names["service.name"] == "reasoner-worker"
-    assert [span.name for scope in resource.scope_spans for span in scope.spans] == ["job"]
+    assert [(service, span.name) for service, span in collector.spans()] == [("reasoner-worker", "job")]
 
 
 @pytest.mark.parametrize("installed", [True, False])
@@ -158,37 +151,6 @@ def test_a_collector_without_the_extra_is_told_what_to_install(monkeypatch: pyte
 def test_a_collector_at_no_http_address_is_refused(url: str) -> None:
     with pytest.raises(ConfigError, match="http://HOST:PORT"):
         load_settings(otlp_url=url)
-
-
-class _Collector:
-    """Takes what is sent over OTLP/HTTP."""
-
-    def __init__(self) -> None:
-        self.received: list[tuple[str, bytes]] = []
-        received = self.received
-
-        class Handler(BaseHTTPRequestHandler):
-            def do_POST(self) -> None:
-                received.append((self.path, self.rfile.read(int(self.headers["content-length"]))))
-                self.send_response(200)
-                self.send_header("content-length", "0")
-                self.end_headers()
-
-            def log_message(self, format: str, *_: object) -> None:
-                pass
-
-        self._server = HTTPServer(("127.0.0.1", 0), Handler)
-        self.url = f"http://127.0.0.1:{self._server.server_port}"
-        self._thread = threading.Thread(target=self._server.serve_forever)
-
-    def __enter__(self) -> _Collector:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._server.shutdown()
-        self._thread.join()
-        self._server.server_close()
 
 
 def _id(span: ReadableSpan) -> tuple[int, int]:

@@ -1,0 +1,46 @@
+"""A request is followed through real processes: by its id in their logs, and in one trace."""
+
+from __future__ import annotations
+
+import json
+
+import httpx
+import pytest
+
+from benchmarks.service.deployment import OURS, Deployment
+from benchmarks.service.measure import search_spec
+from tests.workers.collector import Collector
+
+
+@pytest.mark.alone
+@pytest.mark.timeout(240)
+def test_a_request_leads_to_its_job_in_the_logs_and_in_the_trace(monkeypatch: pytest.MonkeyPatch) -> None:
+    caller = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+    with Collector() as collector:
+        monkeypatch.setenv("REASONER_OTLP_URL", collector.url)
+        with Deployment(0.0, concurrency=2) as deployment:
+            deployment.start(OURS, "worker")
+            deployment.start(OURS, "api")
+            headers = {"X-Request-ID": "a-complaint", "traceparent": caller, "Prefer": "wait=60"}
+            url = f"{deployment.url(OURS)}/v1/jobs"
+            job = httpx.post(url, json=search_spec(2, seed=1), headers=headers, timeout=70).json()
+            assert job["status"] == "completed", job
+            lines = [
+                json.loads(line)
+                for log in deployment.folder.glob(f"*{OURS}*.log")
+                for line in log.read_text().splitlines()
+                if line.startswith("{")
+            ]
+    about = {line["event"]: line for line in lines if line.get("request_id") == "a-complaint"}
+    assert {"job submitted", "request", "job claimed", "job ended"} <= set(about)
+    assert {line["job"] for line in about.values() if "job" in line} == {job["id"]}
+    assert "answer?" not in str(lines)  # nothing of the problem
+
+    spans = {(service, span.name): span for service, span in collector.spans()}
+    of_trace = {place for place, span in spans.items() if span.trace_id.hex() == caller.split("-")[1]}
+    request, work = spans["reasoner-api", "POST /v1/jobs"], spans["reasoner-worker", "job"]
+    calls = {("reasoner-worker", "text_completion null"), ("reasoner-worker", "score null-verifier")}
+    assert of_trace == {("reasoner-api", request.name), ("reasoner-worker", work.name), *calls}
+    assert request.parent_span_id.hex() == caller.split("-")[2]
+    assert work.parent_span_id == request.span_id
+    assert {spans[call].parent_span_id for call in calls} == {work.span_id}
