@@ -133,6 +133,19 @@ async def test_nothing_of_anybody_elses_is_in_any_list(client: httpx.AsyncClient
     assert not [word for word in (SECRET, *ids) if word in response.text]
 
 
+async def test_nobody_goes_on_with_somebody_elses_conversation(client: httpx.AsyncClient, store: JobStore) -> None:
+    ann, bob = await header(store, "ann"), await header(store, "bob")
+    job_id = await owned(client, ann, "job_id")
+    answers = []
+    for before in (job_id.replace("job_", "resp_"), "resp_" + "0" * 32):
+        body = {"model": "policy", "input": "?", "previous_response_id": before}
+        response = await client.post("/v1/responses", json=body, headers=bob)
+        assert (response.status_code, response.json()["error"]["param"]) == (404, "previous_response_id")
+        answers.append(response.text.replace(before, ""))
+    assert answers[0] == answers[1], "a foreign one and none must look the same"
+    assert (await client.get("/v1/jobs", headers=bob)).json()["data"] == []
+
+
 async def test_lists_show_what_is_ones_own_and_an_admin_everything(client: httpx.AsyncClient, store: JobStore) -> None:
     ann, bob = await header(store, "ann"), await header(store, "bob")
     also_ann, admin = await header(store, "ann"), await header(store, "eve", "jobs:read", "admin")
