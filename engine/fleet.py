@@ -104,7 +104,7 @@ class FleetEngine:
                     if request.request_id in self._aborted:
                         for index in list(missing):
                             yield missing.pop(index).cancelled(index)
-                    elif isinstance(error, _Diverged) or not self._may_move(request.model, tried):
+                    elif isinstance(error, _Diverged) or not await self._may_move(request.model, tried):
                         raise
                     for heard in missing.values():
                         heard.begins_again()
@@ -210,8 +210,13 @@ class FleetEngine:
         fitting = fitting or [name for name in self._engines if not up and self._health.silent(name)]
         return [name for name in fitting if name not in tried]
 
-    def _may_move(self, model: str, tried: Collection[str]) -> bool:
-        return len(tried) < MOST_ENGINES and bool(self._candidates(model, tried))
+    async def _may_move(self, model: str, tried: Collection[str]) -> bool:
+        """Whether there is an engine left to try: if need be one that was away, and may be back."""
+        if len(tried) >= MOST_ENGINES:
+            return False
+        if not self._candidates(model, tried):
+            await self._ask([name for name in self._engines if name not in tried])
+        return bool(self._candidates(model, tried))
 
     def _up(self) -> dict[str, tuple[ModelInfo, ...]]:
         """The engines that answer, with what they serve."""
@@ -239,7 +244,7 @@ class FleetEngine:
                 return await self._owed(name, ask(name))
             except EngineUnavailable as error:
                 self._failed(name, error)
-                if not self._may_move(model, tried):
+                if not await self._may_move(model, tried):
                     raise
 
     async def _events(

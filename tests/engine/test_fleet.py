@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
@@ -338,6 +339,34 @@ async def test_when_all_are_away_each_says_why_and_the_next_that_answers_is_used
     _, elsewhere = fleet.order()
     elsewhere.dead = False
     assert len(await completions(fleet.client, request())) == len(BRANCHES)  # the clock stands still
+
+
+async def test_an_engine_that_is_back_is_found_when_the_last_other_one_dies(fleet: Fleet) -> None:
+    here, elsewhere = fleet.order()
+    here.dead = True
+    await completions(fleet.client, request())
+    here.dead, elsewhere.dead = False, True  # the clock stands still: it is not due to be asked
+    assert await completions(fleet.client, request()) == await completions(ScriptedEngine(), request())
+    assert fleet.states() == ["up", "away"]
+
+
+@pytest.mark.parametrize("seed", range(10))
+async def test_whatever_dies_and_returns_every_branch_is_answered_as_long_as_one_engine_lives(seed: int) -> None:
+    fleet, rng = Fleet(3), random.Random(seed)
+    expected = await completions(ScriptedEngine(), request())
+    for turn in range(12):
+        lives = rng.choice(list(fleet.engines))
+        for name, engine in fleet.engines.items():
+            engine.dead = name != lives and rng.random() < 0.3
+            engine.dies_after = None if name == lives or rng.random() < 0.5 else rng.randrange(30)
+        fleet.clock.now += rng.choice([0.0, 1.0, 30.0])
+        wanted = [request(f"job{number}", request_id=f"{turn}-{number}") for number in range(5)]
+        streams = [rng.random() < 0.5 for _ in wanted]
+        found = await asyncio.gather(
+            *(completions(fleet.client, one, stream=stream) for one, stream in zip(wanted, streams, strict=True))
+        )
+        assert found == [expected] * len(wanted)
+    await fleet.client.close()
 
 
 async def test_engines_that_can_never_work_are_an_error_and_not_an_absence(fleet: Fleet) -> None:
