@@ -121,7 +121,7 @@ async def test_a_job_runs_where_its_id_leads_and_elsewhere_to_the_same_end(
     await work(job_id, store, several, health)
     expected = await result(client, job_id)
     assert engines.engines[home].asked["branches"] > 0
-    assert engines.engines[other].asked == {"branches": 0, "scores": 0}
+    assert not any(engines.engines[other].asked.values())
     assert set(health.take_counts()) == {(home, "requests")}
 
     await engines.stop(home)
