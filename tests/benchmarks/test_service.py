@@ -7,6 +7,7 @@ import json
 import os
 import statistics
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -110,7 +111,8 @@ async def test_the_null_engine_says_the_same_to_the_same_question_and_counts_it(
         first, again = [(await client.post("/v1/completions", json=body)).text for _ in range(2)]
         cut = await client.post("/v1/completions", json=body | {"branches": [{"seed": 1, "key": 1, "max_tokens": 3}]})
     assert first == again
-    assert engine.asked == {"branches": 5, "scores": 0}
+    said = [token for told in (first, again, cut.text) for each in _completions(told) for token in each["token_ids"]]
+    assert engine.asked == {"branches": 5, "scores": 0, "tokens": len(said)}
     steps = {each["index"]: each for each in _completions(first)}
     assert [steps[index]["stop"] for index in (0, 1)] == ["\n\n", "\n\n"]
     assert steps[0]["text"] != steps[1]["text"]
@@ -119,7 +121,7 @@ async def test_the_null_engine_says_the_same_to_the_same_question_and_counts_it(
     assert piece["token_ids"] == steps[0]["token_ids"][:3]
 
 
-def _completions(events: str) -> list[dict[str, object]]:
+def _completions(events: str) -> list[dict[str, Any]]:
     lines = [line.removeprefix("data: ") for line in events.splitlines() if line.startswith("data: {")]
     return [json.loads(line)["completion"] for line in lines]
 
