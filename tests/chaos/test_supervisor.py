@@ -25,7 +25,7 @@ from threading import Event
 from api.supervisor import Supervisor, free_port
 from workers.settings import load_settings
 folder = Path(sys.argv[1])
-settings = load_settings(data_dir=folder, port=free_port(), engine_url=sys.argv[2] or None)
+settings = load_settings(data_dir=folder, port=free_port(), engine_url=sys.argv[2])
 with Supervisor(settings, log_dir=folder / "logs", ephemeral=True):
     print("ready", flush=True)
     Event().wait()
