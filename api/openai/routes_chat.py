@@ -23,7 +23,7 @@ Service = Annotated[State, Depends(service)]
 
 router = APIRouter(prefix="/v1", tags=["openai"], responses={"default": {"model": ErrorDocument}})
 
-PROBLEM = "Use the numbers 3, 7, 8 and 12, each exactly once, with + - * / to reach 45."
+PROBLEM = "Use the numbers 3, 7, 8 and 12, each exactly once, with + - * / to reach 24."
 EXAMPLES: dict[str, Any] = {
     "plain": {
         "summary": "A question, with an effort",
