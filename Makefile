@@ -9,8 +9,8 @@ help:
 	@echo "make demo    solve sample problems with every part of the service running on this machine"
 	@echo "make test    run the tests"
 	@echo "make check   lint, types, import contract"
-	@echo "make bench   every table of the README: bench-accuracy (about half an hour), bench-engine (about an hour),"
-	@echo "             bench-search and bench-service (some minutes), bench-batch (about 20 minutes)"
+	@echo "make bench   every table of the README: bench-accuracy (about two hours), bench-engine (about an hour),"
+	@echo "             bench-search and bench-service (some minutes), bench-batch (about 20 minutes), bench-service (some minutes)"
 	@echo "make clean   remove .venv and what the tools left"
 
 demo: .venv/.installed
