@@ -10,7 +10,7 @@ help:
 	@echo "make test    run the tests"
 	@echo "make check   lint, types, import contract"
 	@echo "make bench   every table of the README: bench-accuracy (about two hours), bench-engine (about an hour),"
-	@echo "             bench-search and bench-service (some minutes), bench-batch (about 20 minutes), bench-service (some minutes)"
+	@echo "             bench-search and bench-service (some minutes), bench-batch (about 20 minutes)"
 	@echo "make clean   remove .venv and what the tools left"
 
 demo: .venv/.installed
