@@ -52,16 +52,20 @@ def spec(number: int) -> dict[str, Any]:
     }
 
 
-async def life(client: Client, number: int, delay: float) -> tuple[str, list[dict[str, Any]]]:
+async def life(
+    client: Client, number: int, round_begins: asyncio.Event, delay: float
+) -> tuple[str, list[dict[str, Any]]]:
     """A client's: submits when its time comes, and follows its job to the end."""
+    await round_begins.wait()
     await asyncio.sleep(delay)
     job_id = await client.submit(spec(number), key=f"job {number}")
     return job_id, await client.follow(job_id)
 
 
-async def wreak(fleet: Fleet, rng: random.Random) -> None:
+async def wreak(fleet: Fleet, rounds: list[asyncio.Event], rng: random.Random) -> None:
     """Kills at random moments, and each time waits until every job that was running has gone on."""
-    for victims in rng.sample(ROUNDS, len(ROUNDS)):
+    for round_begins, victims in zip(rounds, rng.sample(ROUNDS, len(ROUNDS)), strict=True):
+        round_begins.set()
         await until(lambda: bool(fleet.running()), "a job runs")
         await asyncio.sleep(rng.uniform(0.0, 1.0))
         running = fleet.running()
@@ -78,12 +82,15 @@ async def wreak(fleet: Fleet, rng: random.Random) -> None:
 
 async def test_whatever_is_killed_every_accepted_job_ends_as_if_nothing_had_been(tmp_path: Path) -> None:
     rng = random.Random(7)
-    delays = [0.0] * 10 + [rng.uniform(0, 15) for _ in range(JOBS - 10)]
+    rounds = [asyncio.Event() for _ in ROUNDS]  # each has jobs of its own, however fast those before it were
     fleet = Fleet(tmp_path, workers=3, apis=2, token_seconds=0.02, concurrency=3, max_attempts=20)
     with fleet:
         async with Client(fleet) as client:
-            lives = [asyncio.create_task(life(client, number, delay)) for number, delay in enumerate(delays)]
-            await wreak(fleet, rng)
+            lives = [
+                asyncio.create_task(life(client, number, rounds[number % len(rounds)], rng.uniform(0, 1)))
+                for number in range(JOBS)
+            ]
+            await wreak(fleet, rounds, rng)
             ended = await asyncio.gather(*lives)
             jobs = [await client.call("GET", f"/v1/jobs/{job_id}") for job_id, _ in ended]
         # Accepted once each, whatever became of the answer to the first attempt; and no job that nobody asked for.
