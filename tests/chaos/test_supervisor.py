@@ -19,11 +19,12 @@ from tests.chaos.slow_engine import SlowEngine
 from workers.settings import ConfigError, Settings, load_settings
 
 PROGRAM = """
-import sys
+import signal, sys
 from pathlib import Path
 from threading import Event
 from api.supervisor import Supervisor, free_port
 from workers.settings import load_settings
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # also where the tests themselves run under nohup
 folder = Path(sys.argv[1])
 settings = load_settings(data_dir=folder, port=free_port(), engine_url=sys.argv[2])
 with Supervisor(settings, log_dir=folder / "logs", ephemeral=True):
