@@ -17,8 +17,9 @@ demo: .venv/.installed
 	@$(BIN)/reasoner demo
 
 test: .venv/.installed-test
-	@echo "Running the tests, two at a time, and then those that need the machine for themselves (some minutes) ..."
-	@$(BIN)/python -m pytest -n 2 --dist loadfile -m "not alone"
+	@echo "Running the tests: two at a time, those that mostly wait, those that need the machine for themselves (ten minutes) ..."
+	@$(BIN)/python -m pytest -n 2 --dist loadfile -m "not alone and not waiting"
+	@$(BIN)/python -m pytest -n 3 --dist loadfile -m waiting
 	@$(BIN)/python -m pytest -m alone
 
 check: .venv/.installed-test

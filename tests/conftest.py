@@ -16,11 +16,13 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 # each of thousands of operators waits for it. Before torch is imported, and for every process that a test starts.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-_ALONE = (Path(__file__).parent / "chaos", Path(__file__).parent / "e2e")
+_MARKS = {"chaos": "waiting", "e2e": "alone"}
+"""Of all tests in these folders, which start services of several processes."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests of whole services need all cores for themselves."""
+    """Says what a test needs of the machine."""
     for item in items:
-        if any(folder in item.path.parents for folder in _ALONE):
-            item.add_marker("alone")
+        for folder, mark in _MARKS.items():
+            if Path(__file__).parent / folder in item.path.parents:
+                item.add_marker(mark)
