@@ -17,7 +17,7 @@ demo: .venv/.installed
 	@$(BIN)/reasoner demo
 
 test: .venv/.installed-test
-	@echo "Running the tests: two at a time, those that mostly wait, those that need the machine for themselves (ten minutes) ..."
+	@echo "Running the tests: two at a time, those that mostly wait, those that need the machine for themselves (a quarter of an hour) ..."
 	@$(BIN)/python -m pytest -n 2 --dist loadfile -m "not alone and not waiting"
 	@$(BIN)/python -m pytest -n 3 --dist loadfile -m waiting
 	@$(BIN)/python -m pytest -m alone
@@ -33,7 +33,7 @@ bench: bench-accuracy bench-engine bench-search bench-batch bench-service
 
 # Two suites side by side, a core each. What was interrupted goes on; what is done is measured anew the next time.
 POOLED := greedy,self_consistency,self_consistency:stop=beta,best_of_n,weighted_vote
-# Searches run live, and are most of the time. On word problems, which a vote solves, two of them are enough.
+# Nearly all of these run live, and are most of the time. On word problems, which a vote solves, two are enough.
 SEARCHES_countdown := self_consistency:stop=window,beam,dvts,lookahead,rebase,mcts,particle,best_first,best_first:n=8,revise:n=4:chains=2,budget_forcing:n=4,deepconf:n=16,auto
 SEARCHES_words := beam,auto
 EVAL := TTY_COMPATIBLE=0 OMP_NUM_THREADS=1 REASONER_ENGINE_THREADS=1 $(BIN)/reasoner eval
