@@ -183,9 +183,7 @@ def bench_search(
         raise typer.Exit(1) from None
     told = report.document(plan, measured)
     if out is not None:
-        out.mkdir(parents=True, exist_ok=True)
-        (out / "results.json").write_text(json.dumps(told, indent=2) + "\n")
-        (out / "table.md").write_text(report.markdown(told, shlex.join(["reasoner", *sys.argv[1:]])))
+        _write(out, told, report.markdown)
         report.draw(told, out / "chart.png")
     if as_json:
         print(json.dumps(told, indent=2))
@@ -221,13 +219,17 @@ def bench_service(
         raise typer.Exit(1) from None
     told = report.document(plan, measured)
     if out is not None:
-        out.mkdir(parents=True, exist_ok=True)
-        (out / "results.json").write_text(json.dumps(told, indent=2) + "\n")
-        (out / "table.md").write_text(report.markdown(told, shlex.join(["reasoner", *sys.argv[1:]])))
+        _write(out, told, report.markdown)
     if as_json:
         print(json.dumps(told, indent=2))
     else:
         _print(Console(), [], measured)
+
+
+def _write(out: Path, told: dict[str, Any], markdown: Callable[[dict[str, Any], str], str]) -> None:
+    out.mkdir(parents=True, exist_ok=True)
+    (out / "results.json").write_text(json.dumps(told, indent=2) + "\n")
+    (out / "table.md").write_text(markdown(told, shlex.join(["reasoner", *sys.argv[1:]])))
 
 
 def _not_installed(error: ModuleNotFoundError, console: Console) -> NoReturn:
