@@ -1,0 +1,48 @@
+"""The vectorisable exponential against float64's."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from kernels import cpu
+
+if not cpu.AVAILABLE:
+    pytest.skip("needs numba", allow_module_level=True)
+
+from kernels.cpu.exponential import exp32
+from kernels.cpu.launch import begin, floats, kernel
+
+
+@kernel
+def _each(address: Any) -> None:
+    a, _, _ = begin(address)
+    x, out = floats(a[0], (a[2],)), floats(a[1], (a[2],))
+    for i in range(a[2]):
+        out[i] = exp32(x[i])
+
+
+def exponential(x: Tensor) -> Tensor:
+    out = torch.empty_like(x)
+    _each(x, out, len(x), threads=1)
+    return out
+
+
+def test_it_is_right_to_float32s_precision_wherever_the_result_is_normal() -> None:
+    x = torch.linspace(-87.3, 88.7, 1_000_003)
+    expected = x.double().exp()
+    assert ((exponential(x) - expected) / expected).abs().max() < 1e-7
+
+
+def test_denormal_results_are_right_to_their_spacing() -> None:
+    x = torch.linspace(-106, -87.3, 100_003)
+    assert (exponential(x) - x.double().exp()).abs().max() < 1.01 * 2.0**-149
+
+
+def test_zero_infinity_and_nan() -> None:
+    x = torch.tensor([0.0, -0.0, 88.73, 1e30, torch.inf, -104.1, -1e30, -torch.inf, torch.nan])
+    expected = torch.tensor([1.0, 1.0, torch.inf, torch.inf, torch.inf, 0.0, 0.0, 0.0, torch.nan])
+    torch.testing.assert_close(exponential(x), expected, atol=0, rtol=0, equal_nan=True)
