@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Protocol
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+
+from kernels import cpu
 
 _PACKED_FOR = 16
 """Rows that oneDNN lays the weights out for. The layout serves every number of rows; this one loses nowhere."""
@@ -30,38 +34,59 @@ class Product(Protocol):
 
 
 class Linear:
-    """``x @ weight.T + bias`` for many ``x`` and one ``weight`` ``[out, in]``.
+    """``x @ weight.T + bias`` for many ``x`` and one float32 ``weight`` ``[out, in]``.
 
-    On a CPU with oneDNN the weights are laid out once in its blocked format: at 2 to 64 rows two to four times faster
-    than ``F.linear``, which repacks them at every call. There each row of the result is, bit for bit, independent of
-    the other rows: oneDNN sums along ``in`` in one order for every number of rows above 1, and a single row is
-    computed as two. ``tests/kernels/test_linear.py`` holds it to that.
+    On a CPU the weights are laid out once: for ``kernels.cpu.linear``, or where numba is missing for oneDNN, which at 2
+    to 64 rows is two to four times faster so than ``F.linear``, which repacks them at every call. Each row of the
+    result is then, bit for bit, independent of the other rows. ``tests/kernels/test_linear.py`` holds both to that.
     """
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
-        """Keeps no reference to ``weight`` where it is packed."""
+        """Keeps no reference to ``weight`` where it is laid out anew."""
         self.parameters = weight.numel() + (0 if bias is None else bias.numel())
         """Number of weights."""
+        self._product = _layout(weight)
         self._bias = bias
-        self._packed = weight.device.type == "cpu" and torch._C._has_mkldnn
-        self._weight = weight
-        if self._packed:
-            self._weight = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), _PACKED_FOR)
 
     def __call__(self, x: Tensor) -> Tensor:
         """``x``: ``[rows, in]``. Returns ``[rows, out]``."""
-        if not self._packed:
-            return F.linear(x, self._weight, self._bias)
-        if len(x) == 1:
-            return self(torch.cat((x, x)))[:1]
-        out: Tensor = torch.ops.mkldnn._linear_pointwise(x, self._weight, self._bias, "none", [], "")
-        return out
+        return self._product(x, self._bias, None)
 
     def add(self, x: Tensor, residual: Tensor) -> Tensor:
         """``residual + self(x)``, in one pass where the hardware allows."""
-        if not self._packed:
-            return residual + F.linear(x, self._weight, self._bias)
+        return self._product(x, self._bias, residual)
+
+
+def _layout(weight: Tensor) -> Callable[[Tensor, Tensor | None, Tensor | None], Tensor]:
+    """The product of ``x``, ``bias`` and ``residual`` with a weight."""
+    if weight.device.type == "cpu":
+        if cpu.AVAILABLE and weight.dtype == torch.float32:
+            from kernels.cpu.linear import Panels
+
+            return Panels(weight).product
+        if torch._C._has_mkldnn:
+            return _OneDnn(weight).product
+    return partial(_plain, weight)
+
+
+def _plain(weight: Tensor, x: Tensor, bias: Tensor | None, residual: Tensor | None) -> Tensor:
+    out = F.linear(x, weight, bias)
+    return out if residual is None else residual + out
+
+
+class _OneDnn:
+    """oneDNN sums along ``in`` in one order for every number of rows above 1; a single row is computed as two."""
+
+    def __init__(self, weight: Tensor) -> None:
+        self._weight = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), _PACKED_FOR)
+
+    def product(self, x: Tensor, bias: Tensor | None, residual: Tensor | None) -> Tensor:
         if len(x) == 1:
-            return self.add(torch.cat((x, x)), torch.cat((residual, residual)))[:1]
-        out: Tensor = torch.ops.mkldnn._linear_pointwise.binary(x, residual, self._weight, self._bias, "add")
+            return self.product(torch.cat((x, x)), bias, None if residual is None else torch.cat((residual, residual)))[
+                :1
+            ]
+        if residual is None:
+            out: Tensor = torch.ops.mkldnn._linear_pointwise(x, self._weight, bias, "none", [], "")
+        else:
+            out = torch.ops.mkldnn._linear_pointwise.binary(x, residual, self._weight, bias, "add")
         return out
