@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from engine.attention import LayerAttention
+from engine.attention import LayerAttention, is_compiled
 from engine.attention.plan import CostModel, Ints, Tree
 from engine.attention.plan import Rows as RowTable
 from engine.cache.kv import KVCache
@@ -63,6 +63,7 @@ def lay_out(
     ends = np.cumsum(queries)
     positions = np.arange(ends[-1]) + (contexts - ends)[row_of_token]
     page, offset = np.divmod(positions, cache.page_size)
+    token_bytes = 2 * about.kv_heads * about.head_dim * cache.data.element_size()
     layout = RowTable(
         pages=cache.pages[rows, : -(-int(contexts.max()) // cache.page_size)],
         slots=cache.pages[rows[row_of_token], page] * cache.page_size + offset,
@@ -72,7 +73,7 @@ def lay_out(
         pool_pages=cache.pool.size,
         kv_heads=about.kv_heads,
         heads_per_kv=about.heads // about.kv_heads,
-        cost=CostModel(2 * about.kv_heads * about.head_dim * cache.data.element_size()),
+        cost=CostModel.of_kernel(token_bytes) if is_compiled(cache.data) else CostModel(token_bytes),
         trees=trees,
     )
     for row, tree in trees.items():

@@ -12,8 +12,7 @@ from pathlib import Path
 
 import torch
 
-from engine.attention.deterministic import DeterministicAttention
-from engine.attention.torch_backend import TorchAttention
+from engine.attention.host import host_attention
 from engine.attention.triton_backend import TritonAttention
 from engine.batch import Work, build_batch
 from engine.cache.kv import KVCache
@@ -407,8 +406,8 @@ class EngineCore:
             self._forward: Forward = GpuForward(decoder, attend, self._place.device)
             self._sampler: Sampler = sample_on_device
         else:
-            backend = DeterministicAttention if options.deterministic else TorchAttention
-            self._forward, self._sampler = HostForward(decoder, backend(config.attention, kv)), sample_on_host
+            on_host = host_attention(config.attention, kv, deterministic=options.deterministic)
+            self._forward, self._sampler = HostForward(decoder, on_host), sample_on_host
         self._scheduler = Scheduler(self.cache, max_running=options.max_running, step_tokens=options.step_tokens)
         if speculator is not None:
             speculator.reset(self.cache)

@@ -13,9 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine.attention.deterministic import DeterministicAttention
+from engine.attention.host import HostAttention
 from engine.attention.plan import Rows
-from engine.attention.torch_backend import TorchAttention
 from engine.attention.triton_backend import TritonAttention
 from engine.device import sent
 from engine.models.families import DecoderConfig
@@ -35,7 +34,7 @@ class Forward(Protocol):
 class HostForward:
     """Where the batch is."""
 
-    def __init__(self, model: Model, attend: TorchAttention | DeterministicAttention) -> None:
+    def __init__(self, model: Model, attend: HostAttention) -> None:
         self._model = model
         self._attend = attend
 

@@ -5,7 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
+import torch
 from torch import Tensor
+
+from kernels.cpu import AVAILABLE
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +26,11 @@ class LayerAttention:
     """Scores become ``softcap * tanh(score / softcap)`` before the mask (Gemma 2)."""
 
 
+def is_compiled(kv: Tensor) -> bool:
+    """Whether there is a kernel for keys and values as in this cache, ``[…, head_dim]``, which is not on a GPU."""
+    return AVAILABLE and kv.device.type == "cpu" and kv.dtype is torch.float32 and kv.shape[-1] % 16 == 0
+
+
 class Attend(Protocol):
     """One step's attention: what a model calls once per layer, in the order of its layers."""
 
@@ -32,5 +40,18 @@ class Attend(Protocol):
         ``q``: ``[tokens, heads, head_dim]``, ``k`` and ``v``: ``[tokens, kv_heads, head_dim]``, positions already
         encoded, rows (sequences) one after the other in the batch's order. Any strides. Returns ``[tokens, heads *
         head_dim]``.
+        """
+        ...
+
+
+class LayerAttend(Attend, Protocol):
+    """The same for models that leave it the way from their projections, too."""
+
+    def projected(self, layer: int, qkv: Tensor, norm: Tensor | None, eps: float, cos: Tensor, sin: Tensor) -> Tensor:
+        """Attention of a layer's projections ``[tokens, heads + 2 * kv_heads, head_dim]``, contiguous, which may be
+        overwritten: queries, keys, values.
+
+        Queries and keys are first normalised, each head with its own of the weights ``norm`` ``[heads + kv_heads,
+        head_dim]``, unless there are none; then turned by ``cos`` and ``sin`` ``[tokens, dim]``, see ``rotary_tables``.
         """
         ...

@@ -24,6 +24,7 @@ from torch import Tensor
 
 from engine.attention import LayerAttention
 from engine.attention.plan import Ints, Rows
+from engine.attention.turned import turned
 
 TILE = 4
 """Positions in a tile of queries."""
@@ -34,7 +35,7 @@ _SCORES = 1 << 22
 
 
 class DeterministicAttention:
-    """``Attend`` on the CPU, reproducible to the bit."""
+    """``LayerAttend`` on the CPU, reproducible to the bit, where no kernel can be compiled."""
 
     def __init__(self, layers: Sequence[LayerAttention], kv: Tensor) -> None:
         """``kv``: ``[layers, 2, kv_heads, pages, page_size, head_dim]``, keys before values."""
@@ -70,6 +71,10 @@ class DeterministicAttention:
         mixed = torch.cat([self._mix(about, kv, own, slice(some, some + width)) for some in range(0, tiles, width)])
         mixed = mixed.view(tiles, about.kv_heads, per_kv, TILE, about.head_dim).permute(0, 3, 1, 2, 4)
         return mixed.reshape(tiles * TILE, -1)[self._inside].repeat(self._copies, 1)
+
+    def projected(self, layer: int, qkv: Tensor, norm: Tensor | None, eps: float, cos: Tensor, sin: Tensor) -> Tensor:
+        """See ``LayerAttend``."""
+        return self(layer, *turned(self._layers[layer], qkv, norm, eps, cos, sin))
 
     def _mix(self, about: LayerAttention, kv: Tensor, q: Tensor, some: slice) -> Tensor:
         """Attention of some tiles: ``[tiles, kv_heads, heads_per_kv * TILE, head_dim]``."""

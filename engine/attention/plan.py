@@ -47,6 +47,11 @@ class CostModel:
     query: int = 30_000
     """The merge of one query."""
 
+    @classmethod
+    def of_kernel(cls, token_bytes: int) -> CostModel:
+        """For ``CompiledAttention``, which launches nothing for a piece and gathers nothing."""
+        return cls(token_bytes, piece=100_000, query=2_000)
+
     def shares(self, tokens: int, rows: int, queries: int) -> bool:
         """Whether ``rows`` rows with ``queries`` queries in all should attend together to ``tokens`` tokens."""
         return (rows - 1) * tokens * self.token_bytes > self.piece + self.query * queries

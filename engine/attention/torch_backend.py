@@ -9,6 +9,7 @@ from torch import Tensor
 
 from engine.attention import LayerAttention
 from engine.attention.plan import Group, Keys, Rows, plan_step
+from engine.attention.turned import turned
 from kernels.attention import attention, attention_piece, causal_attention, merge
 
 _BLOCK_FLOATS = 1 << 20
@@ -16,7 +17,7 @@ _BLOCK_FLOATS = 1 << 20
 
 
 class TorchAttention:
-    """``Attend`` on the CPU."""
+    """``LayerAttend`` on the CPU, where no kernel can be compiled."""
 
     def __init__(self, layers: Sequence[LayerAttention], kv: Tensor) -> None:
         """``kv``: ``[layers, 2, kv_heads, pages, page_size, head_dim]``, keys before values."""
@@ -54,6 +55,10 @@ class TorchAttention:
                 return merged[0].flatten(1)
             out[piece.queries], total[piece.queries] = merged
         return out.flatten(1)
+
+    def projected(self, layer: int, qkv: Tensor, norm: Tensor | None, eps: float, cos: Tensor, sin: Tensor) -> Tensor:
+        """See ``LayerAttend``."""
+        return self(layer, *turned(self._layers[layer], qkv, norm, eps, cos, sin))
 
     def _own_pieces(
         self, groups: Sequence[Group], causal: Sequence[slice], layer: int, q: Tensor, k: Tensor, v: Tensor

@@ -12,6 +12,7 @@ from torch import Tensor
 from engine.attention import LayerAttention
 from engine.attention.plan import Ints, Rows, share_prefixes
 from kernels.kv_write import rotary_write
+from kernels.norm import rms_norm
 from kernels.paged_attention import PagedKeys, paged_attention
 from kernels.paged_work import (
     NO_TREE,
@@ -32,7 +33,7 @@ _KEPT = 128
 
 
 class TritonAttention:
-    """``Attend`` on a GPU.
+    """``LayerAttend`` on a GPU.
 
     All index tensors are made once a step, in ``prepare``, and sent without waiting; the layers then only launch
     kernels. The index tensors of steps in which every row has one new token stay where they are: a CUDA graph that was
@@ -70,6 +71,12 @@ class TritonAttention:
         # Turned by no angle.
         cos = torch.ones(len(q), 2, device=q.device)
         return self.rotated(layer, torch.cat((q, k), dim=1), v, cos, torch.zeros_like(cos))
+
+    def projected(self, layer: int, qkv: Tensor, norm: Tensor | None, eps: float, cos: Tensor, sin: Tensor) -> Tensor:
+        """See ``LayerAttend``."""
+        about = self._layers[layer]
+        qk, v = torch.split(qkv, [about.heads + about.kv_heads, about.kv_heads], dim=1)
+        return self.rotated(layer, qk if norm is None else rms_norm(qk, norm, eps), v, cos, sin)
 
     def rotated(self, layer: int, qk: Tensor, v: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         """``__call__`` for queries and keys whose positions are not encoded yet, ``[tokens, heads + kv_heads,

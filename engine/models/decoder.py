@@ -13,8 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine.attention import Attend
-from engine.attention.triton_backend import TritonAttention
+from engine.attention import LayerAttend
 from engine.device import HOST, Placement, sent
 from engine.models.families import DecoderConfig
 from engine.models.feed_forward import Experts, GatedMlp
@@ -25,7 +24,6 @@ from engine.quantization.matrix import product
 from kernels.activation import gelu_tanh_mul, silu_mul
 from kernels.linear import Linear, Product
 from kernels.norm import rms_norm
-from kernels.rotary import rotary
 
 _ACTIVATIONS = {"silu": silu_mul, "gelu_pytorch_tanh": gelu_tanh_mul}
 
@@ -77,7 +75,7 @@ class Decoder:
         """Number of weights, tied ones once."""
         return self._parameters
 
-    def forward(self, batch: Batch, attend: Attend) -> Tensor:
+    def forward(self, batch: Batch, attend: LayerAttend) -> Tensor:
         """See ``Model``."""
         angles = [(cos[batch.positions], sin[batch.positions]) for cos, sin in self._ropes]
         hidden = scaled_embedding(self.config, self._embedding[batch.tokens])
@@ -112,20 +110,12 @@ def scaled_embedding(config: DecoderConfig, embedded: Tensor) -> Tensor:
 
 
 def layer_forward(
-    config: DecoderConfig, layer: Layer, index: int, hidden: Tensor, angles: tuple[Tensor, Tensor], attend: Attend
+    config: DecoderConfig, layer: Layer, index: int, hidden: Tensor, angles: tuple[Tensor, Tensor], attend: LayerAttend
 ) -> Tensor:
     """The hidden states ``[tokens, hidden]`` after a layer. ``angles``: cosines and sines of the tokens' positions."""
-    turning = config.heads + config.kv_heads
     normal = rms_norm(hidden, layer.input_norm, config.norm_eps)
-    qkv = layer.qkv(normal).view(len(hidden), turning + config.kv_heads, config.head_dim)
-    qk = qkv[:, :turning]
-    if layer.qk_norm is not None:
-        qk = rms_norm(qk, layer.qk_norm, config.norm_eps)
-    if isinstance(attend, TritonAttention):
-        mixed = attend.rotated(index, qk, qkv[:, turning:], *angles)
-    else:
-        qk = rotary(qk, *angles)
-        mixed = attend(index, qk[:, : config.heads], qk[:, config.heads :], qkv[:, turning:])
+    qkv = layer.qkv(normal).view(len(hidden), -1, config.head_dim)
+    mixed = attend.projected(index, qkv, layer.qk_norm, config.norm_eps, *angles)
     if layer.output_norm is None:
         hidden = layer.output.add(mixed, hidden)
     else:

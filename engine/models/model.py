@@ -8,7 +8,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-from engine.attention import Attend
+from engine.attention import LayerAttend
 from engine.models.config import ModelConfig
 
 
@@ -35,7 +35,7 @@ class Model(Protocol):
         """Number of weights, tied ones once."""
         ...
 
-    def forward(self, batch: Batch, attend: Attend) -> Tensor:
+    def forward(self, batch: Batch, attend: LayerAttend) -> Tensor:
         """The final hidden states ``[tokens, hidden]``. All earlier tokens of each row must be in the cache."""
         ...
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from engine.attention import LayerAttention
+from engine.attention.turned import turned
 from engine.models.decoder import LayerBuilder
 from engine.models.families import DecoderConfig
 from engine.models.weights import Weights
@@ -100,7 +101,7 @@ class ObservedBuilder(LayerBuilder):
 
 
 class DenseAttend:
-    """``Attend`` for one whole sequence, without a cache."""
+    """``LayerAttend`` for one whole sequence, without a cache."""
 
     def __init__(self, layers: Sequence[LayerAttention]) -> None:
         self._layers = layers
@@ -115,6 +116,10 @@ class DenseAttend:
         q, k, v = (one.transpose(0, 1)[None] for one in (q, k, v))
         mixed = attention(q, k, v, scale=about.scale, mask=mask, softcap=about.softcap)
         return mixed[0].transpose(0, 1).flatten(1)
+
+    def projected(self, layer: int, qkv: Tensor, norm: Tensor | None, eps: float, cos: Tensor, sin: Tensor) -> Tensor:
+        """See ``LayerAttend``."""
+        return self(layer, *turned(self._layers[layer], qkv, norm, eps, cos, sin))
 
 
 def _texts(path: Path) -> list[str]:

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from torch import Tensor
 
-from engine.attention.torch_backend import TorchAttention
+from engine.attention.host import host_attention
 from engine.batch import Work, build_batch
 from engine.cache.kv import KVCache
 from engine.cache.tree import Node
@@ -138,7 +138,7 @@ class DraftModel:
             rows=len(cache.pages),
             context=self._limit,
         )
-        self._attention = TorchAttention(about.attention, self.cache.data)
+        self._attention = host_attention(about.attention, self.cache.data)
         self._rows.clear()
 
     def propose(self, wishes: Items[Wish]) -> list[Draft]:

@@ -30,8 +30,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from engine.attention import LayerAttention
+from engine.attention.host import host_attention
 from engine.attention.plan import Rows
-from engine.attention.torch_backend import TorchAttention
 from engine.batch import lay_out
 from engine.cache.kv import KVCache, PageTable
 from engine.models.model import Model
@@ -126,7 +126,7 @@ class EagleDrafter:
     def reset(self, cache: KVCache) -> None:
         """See ``Drafter``."""
         self._cache = cache
-        self._attention = TorchAttention([self._layer.about], cache.data[-1:])
+        self._attention = host_attention([self._layer.about], cache.data[-1:])
         positions = cache.pages.shape[1] * cache.page_size
         self._angles = rotary_tables(frequencies(self._layer.about.head_dim, self._theta), positions)
         rows = len(cache.pages)

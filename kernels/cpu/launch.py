@@ -146,6 +146,12 @@ def longs(address: int, shape: Any) -> Any:
 
 
 @function
+def flags(address: int, shape: Any) -> Any:
+    """The contiguous tensor of truth values at an address."""
+    return carray(_pointer(address), shape, np.uint8)
+
+
+@function
 def share(items: int, thread: int, threads: int) -> Any:
     """The first of ``items`` equal items that a thread does, and the first that it does not."""
     return items * thread // threads, items * (thread + 1) // threads

@@ -10,25 +10,26 @@ import torch
 from torch import Tensor
 
 from engine.attention import LayerAttention
+from engine.attention.compiled import CompiledAttention
 from engine.attention.deterministic import DeterministicAttention
 from engine.attention.plan import CostModel, Rows, StepPlan, Tree, plan_step
 from engine.attention.torch_backend import TorchAttention
 
-PAGE, KV_HEADS, PER_KV, DIM, POOL = 4, 2, 3, 8, 700
+PAGE, KV_HEADS, PER_KV, DIM, POOL = 4, 2, 3, 16, 700
 ALWAYS, NEVER = CostModel(1, piece=0, query=0), CostModel(0)
 USUAL = CostModel(2 * KV_HEADS * DIM * 4, piece=4000, query=100)
 
 
-Backend = type[TorchAttention] | type[DeterministicAttention]
+Backend = type[TorchAttention] | type[DeterministicAttention] | type[CompiledAttention]
 
 
 class Step:
     """Random sequences that share prefixes as a tree search's do, with some new tokens each."""
 
-    def __init__(self, seed: int, cost: CostModel, *, trees: bool = False) -> None:
-        """With ``trees`` the new tokens of most rows are trees instead of chains."""
+    def __init__(self, seed: int, cost: CostModel, *, trees: bool = False, page: int = PAGE) -> None:
+        """With ``trees`` the new tokens of most rows are trees instead of chains. ``page``: tokens of a page."""
         rng = random.Random(seed)
-        self.kv = torch.full((1, 2, KV_HEADS, POOL, PAGE, DIM), 1e30)
+        self.kv = torch.full((1, 2, KV_HEADS, POOL, page, DIM), 1e30)
         self.fresh = list(range(POOL))
         if seed % 2:
             rng.shuffle(self.fresh)
@@ -37,9 +38,9 @@ class Step:
         tables, self.queries, self.contexts = [], [], []
         for _ in range(rng.randrange(1, 12)):
             own = rng.choice([*branches, []])
-            before = len(own) * PAGE + rng.randrange(0, 30)
+            before = len(own) * page + rng.randrange(0, 30)
             queries = rng.choice([1, 1, 1, 1, 2, 5, 31, 32, 50, 300])
-            table = own + self.take(-(-(before + queries) // PAGE) - len(own))
+            table = own + self.take(-(-(before + queries) // page) - len(own))
             tables.append(table)
             self.queries.append(queries)
             self.contexts.append(before + queries)
@@ -52,7 +53,7 @@ class Step:
         for row, table in enumerate(tables):
             pages[row, : len(table)] = table
         slots = [
-            table[position // PAGE] * PAGE + position % PAGE
+            table[position // page] * page + position % page
             for table, queries, context in zip(tables, self.queries, self.contexts, strict=True)
             for position in range(context - queries, context)
         ]
@@ -61,7 +62,7 @@ class Step:
         lengths = np.array(self.queries), np.array(self.contexts)
         wide = [row for row, queries in enumerate(self.queries) if 1 < queries <= 50 and rng.random() < 0.8]
         self.trees = {row: random_tree(rng, self.queries[row]) for row in wide} if trees else {}
-        self.rows = Rows(pages, np.array(slots), *lengths, PAGE, POOL, KV_HEADS, PER_KV, cost, self.trees)
+        self.rows = Rows(pages, np.array(slots), *lengths, page, POOL, KV_HEADS, PER_KV, cost, self.trees)
         self.plan = plan_step(self.rows)
         torch.manual_seed(seed)
         tokens = len(slots)
@@ -72,7 +73,7 @@ class Step:
         # Every slot before the new tokens holds something; what no row may read stays huge.
         for table, queries, context in zip(tables, self.queries, self.contexts, strict=True):
             for position in range(context - queries):
-                slot = self.kv[0, :, :, table[position // PAGE], position % PAGE]
+                slot = self.kv[0, :, :, table[position // page], position % page]
                 if slot.max() > 1e20:
                     slot.copy_(torch.randn(2, KV_HEADS, DIM))
 
@@ -152,6 +153,20 @@ def test_deterministic_attention_equals_dense_attention_in_float64(window: int |
     for seed in range(12):
         step = Step(seed, USUAL)
         ours = step.attend(about, DeterministicAttention)
+        torch.testing.assert_close(ours.double(), step.expected(about), atol=2e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("page", [4, 16, 32])
+@pytest.mark.parametrize("cost", [ALWAYS, NEVER, USUAL], ids=["always", "never", "usual"])
+@pytest.mark.parametrize(("window", "softcap"), [(None, None), (9, None), (40, 1.5), (None, 1.5)])
+@pytest.mark.parametrize("trees", [False, True], ids=["chains", "trees"])
+def test_the_kernel_equals_dense_attention_in_float64(
+    cost: CostModel, window: int | None, softcap: float | None, page: int, trees: bool
+) -> None:
+    about = LayerAttention(KV_HEADS * PER_KV, KV_HEADS, DIM, 0.4, window, softcap)
+    for seed in range(12):
+        step = Step(seed, cost, page=page, trees=trees)
+        ours = step.attend(about, CompiledAttention)
         torch.testing.assert_close(ours.double(), step.expected(about), atol=2e-5, rtol=1e-4)
 
 

@@ -1,0 +1,198 @@
+"""Paged attention on the CPU by one kernel a layer."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from engine.attention import LayerAttention
+from engine.attention.plan import Ints, Rows, share_prefixes
+from kernels.cpu.attention import attend, rotary_write, scratch_floats, tile_tokens
+
+_ALONE = 1 << 14
+"""Numbers that one thread turns before two would have begun."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """A step's index arrays, as ``attend`` takes them."""
+
+    pages: Tensor
+    rows: Tensor
+    first: Tensor
+    end: Tensor
+    tree_begin: Tensor
+    tree_at: Tensor
+    tree: Tensor
+    pieces: Tensor
+    members: Tensor
+    totals: Tensor
+    longest: int
+    """Most keys that a token reads for itself."""
+
+
+class CompiledAttention:
+    """``LayerAttend`` on the CPU.
+
+    With ``sharing`` a prefix that several branches have in common is read once for all of them, and the beginning of a
+    prompt once for many of its tokens. Without it each token reads its own keys, always in the same order, so that the
+    result for a token is, bit for bit, a function of that token's sequence alone.
+    """
+
+    def __init__(self, layers: Sequence[LayerAttention], kv: Tensor, *, sharing: bool = True) -> None:
+        """``kv``: ``[layers, 2, kv_heads, pages, page_size, head_dim]`` float32, keys before values; ``head_dim`` a
+        multiple of 16."""
+        self._layers = layers
+        self._kv = list(kv)
+        self._page_size = kv.shape[4]
+        self._capacity = kv.shape[3] * kv.shape[4]
+        self._sharing = sharing
+        self._windows = list(dict.fromkeys(layer.window for layer in layers))
+        self._scratch = torch.empty(0)
+        self._unturned = torch.empty(0, 0)
+
+    def prepare(self, rows: Rows) -> None:
+        """Plans a step."""
+        self._slots = torch.from_numpy(rows.slots)
+        self._steps = {window: self._step(rows, window) for window in self._windows}
+
+    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """See ``Attend``."""
+        return self.projected(layer, torch.cat((q, k, v), dim=1), None, 0.0, self._unturned, self._unturned)
+
+    def projected(self, layer: int, qkv: Tensor, norm: Tensor | None, eps: float, cos: Tensor, sin: Tensor) -> Tensor:
+        """See ``LayerAttend``."""
+        about, kv, tokens = self._layers[layer], self._kv[layer], len(qkv)
+        shape = about.heads, about.kv_heads, about.head_dim
+        rotary_write(
+            qkv,
+            0 if norm is None else norm,
+            eps,
+            cos,
+            sin,
+            self._slots,
+            kv,
+            tokens,
+            *shape,
+            cos.shape[1],
+            self._capacity,
+            threads=1 if qkv.numel() < _ALONE else None,
+        )
+        step, threads = self._steps[about.window], torch.get_num_threads()
+        apart = scratch_floats(about.head_dim, about.heads // about.kv_heads, step.longest)
+        if len(self._scratch) < apart * threads:
+            self._scratch = torch.empty(apart * threads)
+        out = torch.empty(tokens, about.heads * about.head_dim)
+        attend(
+            qkv,
+            kv,
+            step.pages,
+            step.rows,
+            step.first,
+            step.end,
+            step.tree_begin,
+            step.tree_at,
+            step.tree,
+            step.pieces,
+            step.members,
+            out,
+            step.totals,
+            self._scratch,
+            tokens,
+            *shape,
+            self._capacity,
+            self._page_size,
+            step.pages.shape[1],
+            len(step.pieces),
+            threads // math.gcd(threads, about.kv_heads),
+            apart,
+            step.longest,
+            about.scale,
+            about.softcap or 0.0,
+        )
+        return out
+
+    def _step(self, rows: Rows, window: int | None) -> _Step:
+        copies = len(rows.slots) // int(rows.queries.sum())  # see ``Rows.single``
+        row = np.repeat(np.arange(len(rows.queries)), rows.queries)
+        before = rows.contexts - rows.queries
+        position = np.arange(len(row)) - rows.starts[row] + before[row]
+        end, first = position + 1, np.zeros_like(position)
+        tree_begin, tree_at, tree = np.zeros_like(row), np.full_like(row, -1), [np.zeros(1, np.bool_)]
+        for index, branches in rows.trees.items():
+            own = slice(int(rows.starts[index]), int(rows.starts[index] + rows.queries[index]))
+            position[own] = before[index] + branches.depths
+            sees, size = branches.sees, len(branches.depths)
+            if window is not None:
+                sees = sees & (branches.depths > branches.depths[:, None] - window)
+            end[own], tree_begin[own] = rows.contexts[index], before[index]
+            tree_at[own] = sum(map(len, tree)) + size * np.arange(size)
+            tree.append(sees.reshape(-1))
+        pieces: list[_Piece] = []
+        if window is not None and window < rows.contexts.max():
+            first = np.maximum(position + 1 - window, 0)
+        elif self._sharing:
+            pieces, first = self._pieces(rows, row)
+        members = [np.zeros(1, np.int64), *(piece.tokens for piece in pieces)]
+        stops = np.cumsum([len(some) for some in members])
+        table = [
+            (piece.row, piece.first, piece.end, *span)
+            for piece, *span in zip(pieces, stops[:-1].tolist(), stops[1:].tolist(), strict=True)
+        ]
+        token_rows, firsts, ends, tree_begins, tree_ats = (
+            torch.from_numpy(np.tile(array, copies)) for array in (row, first, end, tree_begin, tree_at)
+        )
+        return _Step(
+            pages=torch.from_numpy(np.ascontiguousarray(rows.pages)),
+            rows=token_rows,
+            first=firsts,
+            end=ends,
+            tree_begin=tree_begins,
+            tree_at=tree_ats,
+            tree=torch.from_numpy(np.concatenate(tree)),
+            pieces=torch.tensor(table, dtype=torch.int64),
+            members=torch.from_numpy(np.concatenate(members)),
+            totals=torch.empty(len(row) * copies, rows.kv_heads * rows.heads_per_kv),
+            longest=int((end - first).max()),
+        )
+
+    def _pieces(self, rows: Rows, row: Ints) -> tuple[list[_Piece], Ints]:
+        """What several tokens read together, and for each token the first key that it reads for itself."""
+        before = rows.contexts - rows.queries
+        begins, shared = share_prefixes(rows, before // rows.page_size)
+        pieces = [
+            _Piece(
+                int(part.rows[0]),
+                part.page * rows.page_size,
+                part.page * rows.page_size + part.tokens,
+                rows.tokens(part.rows),
+            )
+            for part in shared
+        ]
+        first = (begins * rows.page_size)[row]
+        size = tile_tokens(rows.heads_per_kv)
+        for index in np.flatnonzero(rows.queries > 1).tolist():
+            start, count = int(rows.starts[index]), int(rows.queries[index])
+            for offset in range(0, count, count if index in rows.trees else size):
+                tokens = np.arange(start + offset, start + min(offset + size, count))
+                begin, end = int(first[start + offset]), int(before[index]) + offset
+                if rows.cost.shares(end - begin, len(tokens), len(tokens)):
+                    pieces.append(_Piece(index, begin, end, tokens))
+                    first[tokens] = end
+        return pieces, first
+
+
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    """Keys that all of some tokens see."""
+
+    row: int
+    """Whose pages they lie in."""
+    first: int
+    end: int
+    tokens: Ints

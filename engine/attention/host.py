@@ -1,0 +1,33 @@
+"""The attention of models on the CPU."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from torch import Tensor
+
+from engine.attention import LayerAttend, LayerAttention, is_compiled
+from engine.attention.deterministic import DeterministicAttention
+from engine.attention.plan import Rows
+from engine.attention.torch_backend import TorchAttention
+
+
+class HostAttention(LayerAttend, Protocol):
+    """``LayerAttend`` with its plan."""
+
+    def prepare(self, rows: Rows) -> None:
+        """Plans a step."""
+        ...
+
+
+def host_attention(layers: Sequence[LayerAttention], kv: Tensor, *, deterministic: bool = False) -> HostAttention:
+    """The fastest there is. ``kv``: ``[layers, 2, kv_heads, pages, page_size, head_dim]``, keys before values.
+
+    ``deterministic``: what a token gets is, bit for bit, a function of its sequence alone.
+    """
+    if is_compiled(kv):
+        from engine.attention.compiled import CompiledAttention
+
+        return CompiledAttention(layers, kv, sharing=not deterministic)
+    return (DeterministicAttention if deterministic else TorchAttention)(layers, kv)

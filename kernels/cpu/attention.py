@@ -1,0 +1,353 @@
+"""Attention over the paged cache in one kernel a layer, and what comes before it: normalising and turning queries and
+keys, writing keys and values.
+
+Queries, keys and values of a step's tokens lie together, ``[tokens, heads + 2 kv_heads, dim]``, as their projection
+left them. The cache of one layer is ``[2, kv_heads, slots, dim]``, keys before values. Everything is float32 and
+contiguous, ``dim`` a multiple of 16.
+
+A token's keys come in pieces. Those that several tokens see whole are attended to by all of these together, tile by
+tile with an online softmax (Dao et al. 2022, https://arxiv.org/abs/2205.14135): the keys are read once, and products
+with them are matrix products. What is left each token reads for itself. What a token gets depends on how its keys are
+cut into pieces, and on nothing else: not on the other tokens of a step, nor on the number of threads.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from kernels.cpu.launch import begin, flags, floats, function, kernel, longs, number, share
+from kernels.cpu.vector import (
+    add,
+    divide,
+    dots,
+    exp,
+    largest,
+    load,
+    maximum,
+    mixer,
+    multiply,
+    prefetch,
+    scorer,
+    splat,
+    store,
+    subtract,
+    total,
+    transpose,
+)
+
+_ROWS = 64
+"""Queries in a tile, one for each of its tokens' heads."""
+_KEYS = 256
+"""Keys whose scores a tile has at once."""
+_SOME = 1 << 40
+"""A length for arrays that are as long as their indices reach."""
+
+_score, _score8 = scorer(1), scorer(8)
+_mix, _mix_wide, _mix4, _mix4_wide = mixer(1, 1), mixer(1, 4), mixer(4, 1), mixer(4, 4)
+
+
+def tile_tokens(heads_per_kv: int) -> int:
+    """Tokens of one row that are best attended together to what they all see."""
+    return max(1, _ROWS // heads_per_kv)
+
+
+def scratch_floats(dim: int, heads_per_kv: int, longest: int) -> int:
+    """What each thread of ``attend`` needs where no token reads more than ``longest`` keys for itself."""
+    return _ROWS * (2 * dim + _KEYS + 2) + 48 * dim + heads_per_kv * _padded(longest)
+
+
+def _padded(longest: int) -> int:
+    return (longest + 47) // 16 * 16
+
+
+@kernel
+def rotary_write(address: Any) -> None:
+    """``(qkv, weight, eps, cos, sin, slots, cache, tokens, heads, kv_heads, dim, turned, capacity)``: normalises
+    queries and keys in place unless ``weight`` (``[heads + kv_heads, dim]``) is 0, turns their first ``turned``
+    coordinates by ``cos`` and ``sin`` (``[tokens, turned]``, see ``rotary_tables``), and writes keys and values into
+    ``cache`` of ``capacity`` slots at ``slots`` ``[tokens]``."""
+    a, thread, threads = begin(address)
+    tokens, heads, kv_heads, dim, turned, capacity = a[7], a[8], a[9], a[10], a[11], a[12]
+    turning, half = heads + kv_heads, turned // 2
+    qkv, weight = floats(a[0], (tokens, turning + kv_heads, dim)), floats(a[1], (turning, dim))
+    cos, sin = floats(a[3], (tokens, turned)), floats(a[4], (tokens, turned))
+    slots, cache = longs(a[5], tokens), floats(a[6], (2, kv_heads, capacity, dim))
+    first, end = share(tokens, thread, threads)
+    for token in range(first, end):
+        slot = slots[token]
+        for head in range(turning):
+            x = qkv[token, head]
+            if a[1]:
+                squares = np.float32(0)
+                for i in range(dim):
+                    squares += x[i] * x[i]
+                factor = np.float32(1 / np.sqrt(np.float64(squares) / dim + number(a[2])))
+                for i in range(dim):
+                    x[i] = x[i] * factor * weight[head, i]
+            for i in range(half):
+                left, right = x[i], x[i + half]
+                x[i] = left * cos[token, i] + right * sin[token, i]
+                x[i + half] = right * cos[token, i + half] + left * sin[token, i + half]
+            if head >= heads:
+                for i in range(dim):
+                    cache[0, head - heads, slot, i] = x[i]
+        for head in range(kv_heads):
+            for i in range(dim):
+                cache[1, head, slot, i] = qkv[token, turning + head, i]
+
+
+class _Head(NamedTuple):
+    """Where one key-value head's keys and values are, and how its queries attend. Addresses and counts."""
+
+    qkv: int
+    """Its first query of the first token."""
+    out: int
+    """The same query's result."""
+    keys: int
+    values: int
+    pages: int
+    tokens_apart: int
+    """Bytes between two tokens' queries."""
+    heads: int
+    per_kv: int
+    dim: int
+    page_size: int
+    columns: int
+    scratch: int
+
+
+@kernel
+def attend(address: Any) -> None:
+    """``(qkv, cache, pages, rows, first, end, tree_begin, tree_at, tree, pieces, members, out, total, scratch, tokens,
+    heads, kv_heads, dim, capacity, page_size, columns, count, groups, apart, longest, scale, softcap)``.
+
+    Token ``i`` of ``tokens`` belongs to row ``rows[i]`` of the page table ``pages`` ``[rows, columns]`` and reads the
+    keys ``first[i]`` until ``end[i]`` for itself, of which there are 1 to ``longest``. Where ``tree_at[i]`` is not
+    negative, of the keys from ``tree_begin[i]`` on only those whose byte in ``tree``, from ``tree_at[i]`` on, is not 0.
+
+    ``pieces`` ``[count, 5]``: row, first key (on the edge of a page), end, and where the piece's tokens stand in
+    ``members``, first and end, in rising order. ``out`` ``[tokens, heads, dim]`` gets the result and ``total``
+    ``[tokens, heads]`` the log-sum-exps. ``softcap``: see ``LayerAttention``, 0 for none. ``scratch``: ``[threads,
+    apart]``, see ``scratch_floats``. Threads divide the heads, and ``groups`` ranges of the tokens.
+    """
+    a, thread, threads = begin(address)
+    tokens, heads, kv_heads, dim, count, groups = a[14], a[15], a[16], a[17], a[21], a[22]
+    per_kv, longest = heads // kv_heads, a[24]
+    scale, softcap = np.float32(number(a[25])), np.float32(number(a[26]))
+    rows, firsts, ends = longs(a[3], tokens), longs(a[4], tokens), longs(a[5], tokens)
+    tree_begins, tree_ats, tree = longs(a[6], tokens), longs(a[7], tokens), flags(a[8], _SOME)
+    pieces, members, totals = longs(a[9], (count, 5)), longs(a[10], _SOME), floats(a[12], (tokens, heads))
+    for part in range(thread, groups * kv_heads, threads):
+        index = part % kv_heads
+        begins, after = share(tokens, part // kv_heads, groups)
+        head = _Head(
+            a[0] + 4 * dim * per_kv * index,
+            a[11] + 4 * dim * per_kv * index,
+            a[1] + 4 * dim * a[18] * index,
+            a[1] + 4 * dim * a[18] * (kv_heads + index),
+            a[2],
+            4 * dim * (heads + 2 * kv_heads),
+            heads,
+            per_kv,
+            dim,
+            a[19],
+            a[20],
+            a[13] + 4 * a[23] * thread,
+        )
+        sums = totals[:, per_kv * index : per_kv * (index + 1)]
+        for token in range(begins, after):
+            for own in range(per_kv):
+                sums[token, own] = -np.inf
+        for piece in range(count):
+            low, high = pieces[piece, 3], pieces[piece, 4]
+            while low < high and members[low] < begins:
+                low += 1
+            while low < high and members[high - 1] >= after:
+                high -= 1
+            step = max(1, _ROWS // per_kv)
+            for some in range(low, high, step):
+                _tile(head, pieces[piece], members[some : min(some + step, high)], sums, scale, softcap)
+        for token in range(begins, after):
+            keys = rows[token], firsts[token], ends[token]
+            _own(head, token, keys, (tree_begins[token], tree_ats[token]), tree, longest, sums, scale, softcap)
+
+
+@function
+def _tile(head: Any, piece: Any, tokens: Any, sums: Any, scale: Any, softcap: Any) -> None:
+    """Attends from some tokens to all keys of a piece."""
+    dim, per_kv, row, first, end = head.dim, head.per_kv, piece[0], piece[1], piece[2]
+    wide, count = 4 * dim, len(tokens) * per_kv
+    queries, mixed = head.scratch, head.scratch + _ROWS * wide
+    scores = mixed + _ROWS * wide
+    state = floats(scores + 4 * _ROWS * _KEYS, (2, _ROWS))
+    turned = scores + 4 * _ROWS * (_KEYS + 2)
+    for query in range(count):
+        source = head.qkv + tokens[query // per_kv] * head.tokens_apart + query % per_kv * wide
+        state[0, query], state[1, query] = -np.inf, 0
+        for i in range(0, wide, 64):
+            store(queries + query * wide + i, multiply(load(source + i), splat(scale)))
+            store(mixed + query * wide + i, splat(np.float32(0)))
+    for begun in range(first, end, _KEYS):
+        size = min(_KEYS, end - begun)
+        for block in range(0, size, 16):
+            keys = _block(head, head.keys, row, begun + block, end, turned + 16 * wide)
+            _ahead(head, head.values, row, begun + block)
+            for i in range(0, dim, 16):
+                transpose(keys + 4 * i, wide, turned + 64 * i)
+            whole = count // 8 * 8
+            for query in range(0, whole, 8):
+                _score8(queries + query * wide, wide, turned, dim, scores + 4 * (query * _KEYS + block), 4 * _KEYS)
+            for query in range(whole, count):
+                _score(queries + query * wide, wide, turned, dim, scores + 4 * (query * _KEYS + block), 4 * _KEYS)
+        for query in range(count):
+            _online(scores + 4 * query * _KEYS, size, mixed + query * wide, dim, state, query, softcap)
+        for block in range(0, size, 16):
+            values = _block(head, head.values, row, begun + block, end, turned + 32 * wide)
+            _mix_block(mixed, scores + 4 * block, 4 * _KEYS, values, dim, count, min(16, size - block))
+    for query in range(count):
+        token, own = tokens[query // per_kv], query % per_kv
+        _merge(
+            head.out + 4 * dim * (token * head.heads + own), mixed + query * wide, dim, state, query, sums, token, own
+        )
+
+
+@function
+def _online(scores: int, size: int, mixed: int, dim: int, state: Any, query: int, softcap: Any) -> None:
+    """Makes scores weights relative to the largest so far, and what was mixed before relative to it too."""
+    _cap(scores, size, softcap)
+    floats(scores, (size + 15) // 16 * 16)[size:] = -np.inf
+    top = splat(state[0, query])
+    for i in range(0, size, 16):
+        top = maximum(top, load(scores + 4 * i))
+    most = largest(top)
+    kept = np.exp(state[0, query] - most)
+    state[0, query], state[1, query] = most, state[1, query] * kept + _exponentials(scores, size, most)
+    if kept < 1:
+        for i in range(0, dim, 16):
+            store(mixed + 4 * i, multiply(load(mixed + 4 * i), splat(kept)))
+
+
+@function
+def _merge(out: int, mixed: int, dim: int, state: Any, query: int, sums: Any, token: int, own: int) -> None:
+    """Adds a tile's result to what was attended to before."""
+    before, here = sums[token, own], state[0, query] + np.log(state[1, query])
+    most = max(before, here)
+    rest, new = np.exp(before - most), np.exp(here - most)
+    kept, factor = splat(rest / (rest + new)), splat(new / (rest + new) / state[1, query])
+    for i in range(0, dim, 16):
+        made = multiply(load(mixed + 4 * i), factor)
+        # What is there of nothing may be anything.
+        store(out + 4 * i, add(made, multiply(load(out + 4 * i), kept)) if rest > 0 else made)
+    sums[token, own] = most + np.log(rest + new)
+
+
+@function
+def _own(
+    head: Any, token: int, keys: Any, branch: Any, tree: Any, longest: int, sums: Any, scale: Any, softcap: Any
+) -> None:
+    """Attends from one token to keys of its row, and adds it to what was attended to before."""
+    dim, per_kv, (row, first, end), (tree_begin, tree_at) = head.dim, head.per_kv, keys, branch
+    wide, begun = 4 * dim, first - first % 16
+    size = (end - begun + 15) // 16 * 16
+    apart = 4 * ((longest + 47) // 16 * 16)
+    held = head.scratch + 4 * _ROWS * (2 * dim + _KEYS + 2) + 16 * wide
+    scores = held + 32 * wide
+    query, out = head.qkv + token * head.tokens_apart, head.out + wide * token * head.heads
+    for position in range(begun, end, 16):
+        block = _block(head, head.keys, row, position, end, held)
+        _ahead(head, head.values, row, position)
+        if position + 16 < end:
+            _ahead(head, head.keys, row, position + 16)
+        for own in range(per_kv):
+            made = dots(query + own * wide, block, wide, dim // 16)
+            store(scores + own * apart + 4 * (position - begun), multiply(made, splat(scale)))
+    for own in range(per_kv):
+        place = scores + own * apart
+        mine = floats(place, size)
+        _cap(place, size, softcap)
+        mine[: first - begun], mine[end - begun :] = -np.inf, -np.inf
+        if tree_at >= 0:
+            for position in range(max(first, tree_begin), end):
+                if not tree[tree_at + position - tree_begin]:
+                    mine[position - begun] = -np.inf
+        top = splat(sums[token, own])
+        for i in range(0, size, 16):
+            top = maximum(top, load(place + 4 * i))
+        most = largest(top)
+        rest = np.exp(sums[token, own] - most)
+        whole = rest + _exponentials(place, size, most)
+        for i in range(0, size, 16):
+            store(place + 4 * i, multiply(load(place + 4 * i), splat(np.float32(1) / whole)))
+        for i in range(0, dim, 16):
+            spot = out + own * wide + 4 * i
+            store(spot, multiply(load(spot), splat(rest / whole)) if rest > 0 else splat(np.float32(0)))
+        sums[token, own] = most + np.log(whole)
+    for position in range(begun, end, 16):
+        block = _block(head, head.values, row, position, end, held + 16 * wide)
+        skipped = max(first - position, 0)
+        weights, values = scores + 4 * (position - begun + skipped), block + skipped * wide
+        _mix_block(out, weights, apart, values, dim, per_kv, min(16, end - position) - skipped)
+
+
+@function
+def _block(head: Any, source: int, row: int, position: int, end: int, held: int) -> int:
+    """The address of sixteen consecutive keys or values; gathered to ``held`` where pages do not hold whole blocks."""
+    pages, wide = longs(head.pages + 8 * row * head.columns, head.columns), 4 * head.dim
+    if head.page_size % 16 == 0:
+        return source + (pages[position // head.page_size] * head.page_size + position % head.page_size) * wide
+    for key in range(16):
+        place = min(position + key, end - 1)
+        slot = pages[place // head.page_size] * head.page_size + place % head.page_size
+        for i in range(0, wide, 64):
+            store(held + key * wide + i, load(source + slot * wide + i))
+    return held
+
+
+@function
+def _ahead(head: Any, source: int, row: int, position: int) -> None:
+    """Asks for a block that is read next: the processor foresees no jump to another page."""
+    if head.page_size % 16 == 0:
+        block = _block(head, source, row, position, position, 0)
+        for i in range(0, 64 * head.dim, 64):
+            prefetch(block + i)
+
+
+@function
+def _cap(scores: int, size: int, softcap: Any) -> None:
+    """``softcap * tanh(score / softcap)``."""
+    if softcap > 0:
+        for i in range(0, size, 16):
+            twice = exp(multiply(load(scores + 4 * i), splat(np.float32(2) / softcap)))
+            tanh = subtract(splat(np.float32(1)), divide(splat(np.float32(2)), add(twice, splat(np.float32(1)))))
+            store(scores + 4 * i, multiply(tanh, splat(softcap)))
+
+
+@function
+def _exponentials(scores: int, size: int, most: Any) -> Any:
+    """Makes each score ``exp(score - most)``. Returns their sum."""
+    sums = splat(np.float32(0))
+    for i in range(0, size, 16):
+        weight = exp(subtract(load(scores + 4 * i), splat(most)))
+        store(scores + 4 * i, weight)
+        sums = add(sums, weight)
+    return total(sums)
+
+
+@function
+def _mix_block(out: int, weights: int, apart: int, values: int, dim: int, rows: int, count: int) -> None:
+    """Adds ``count`` values to each of ``rows`` rows, with weights of its own that lie ``apart`` bytes apart."""
+    wide, most, whole = 4 * dim, dim // 64 * 64, rows // 4 * 4
+    for row in range(0, whole, 4):
+        place, own = out + row * wide, weights + row * apart
+        for i in range(0, most, 64):
+            _mix4_wide(place + 4 * i, own, apart, values + 4 * i, wide, count)
+        for i in range(most, dim, 16):
+            _mix4(place + 4 * i, own, apart, values + 4 * i, wide, count)
+    for row in range(whole, rows):
+        place, own = out + row * wide, weights + row * apart
+        for i in range(0, most, 64):
+            _mix_wide(place + 4 * i, own, apart, values + 4 * i, wide, count)
+        for i in range(most, dim, 16):
+            _mix(place + 4 * i, own, apart, values + 4 * i, wide, count)
