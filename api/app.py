@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 
-from fastapi import FastAPI
+from fastapi import Depends, FastAPI
 from starlette.middleware import Middleware
 
 from api import (
@@ -21,6 +21,7 @@ from api import (
 )
 from api.authentication import Authenticate
 from api.catalog import Catalog
+from api.known_query import known_query
 from api.limits import LimitCallers
 from api.middleware import LimitBody, Observe
 from api.openai import routes_chat, routes_responses
@@ -73,6 +74,7 @@ def create_app(settings: Settings, engine: EngineClient | None = None) -> FastAP
         version="1",
         docs_url=None,
         redoc_url=None,
+        redirect_slashes=False,  # to where: behind a proxy that ends TLS, http:// would carry the key in the open
         lifespan=lifespan,
         middleware=[
             Middleware(Harden),
@@ -85,12 +87,13 @@ def create_app(settings: Settings, engine: EngineClient | None = None) -> FastAP
     )
     problems.install(app)
     openapi.install(app)
-    app.include_router(routes_export.router)  # before the one that takes any word for an id
-    app.include_router(routes_jobs.router)
-    app.include_router(routes_batches.router)
+    strict = [Depends(known_query)]
+    app.include_router(routes_export.router, dependencies=strict)  # before the one that takes any word for an id
+    app.include_router(routes_jobs.router, dependencies=strict)
+    app.include_router(routes_batches.router, dependencies=strict)
+    app.include_router(routes_keys.router, dependencies=strict)
     app.include_router(routes_chat.router)
     app.include_router(routes_responses.router)
-    app.include_router(routes_keys.router)
     app.include_router(routes_service.router)
     app.include_router(routes_dashboard.router)
     return app

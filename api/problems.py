@@ -116,7 +116,8 @@ def _plain(request: Request, error: HTTPException) -> Problem:
     """The problem behind an error that the framework found."""
     path = request.url.path
     if error.status_code == HTTPStatus.NOT_FOUND:
-        return Problem(404, "not-found", f"there is nothing at {path}; /docs lists what there is")
+        hint = "leave out the last slash" if path.endswith("/") else "/docs lists what there is"
+        return Problem(404, "not-found", f"there is nothing at {path}; {hint}")
     if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
         known = request.app.openapi()["paths"]
         fitting = [item for template, item in known.items() if compile_path(template)[0].match(path)]
@@ -160,12 +161,6 @@ async def _on_store_error(request: Request, error: Exception) -> Response:
 async def _on_validation_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
     found = error.errors()
-    if found[0]["type"] == "json_invalid":
-        position = found[0]["loc"][-1]
-        reason = found[0].get("ctx", {}).get("error", "it cannot be parsed")
-        return _answer(
-            request, Problem(400, "malformed-json", f"the body is not JSON: {reason} at character {position}")
-        )
     field = getattr(request.scope.get("route"), "body_field", None)
     body = None if field is None else _model_in(field.field_info.annotation)
     errors = [(_field(part["loc"]), _message(part, body)) for part in found]

@@ -11,6 +11,7 @@ from pydantic import BaseModel
 
 from api.caller import Known, Reader, Writer
 from api.effective import body_digest
+from api.json_body import JsonRoute
 from api.problems import Problem, ProblemDocument
 from api.state import State, service
 from api.submission import submit_batch
@@ -21,7 +22,9 @@ _BATCH_ID = re.compile(r"batch_[0-9a-f]{32}")
 
 Service = Annotated[State, Depends(service)]
 
-router = APIRouter(prefix="/v1/batches", tags=["batches"], responses={"default": {"model": ProblemDocument}})
+router = APIRouter(
+    prefix="/v1/batches", route_class=JsonRoute, tags=["batches"], responses={"default": {"model": ProblemDocument}}
+)
 
 EXAMPLE = {
     "summary": "Two problems, one budget",

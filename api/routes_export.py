@@ -15,6 +15,9 @@ from api.state import State, service
 from reasoner.jobs import TERMINAL, Status
 from workers.store import JobStore, NoSuchJob
 
+MAX_TIME = 1e11
+"""Seconds since the epoch: three thousand years on."""
+
 Service = Annotated[State, Depends(service)]
 
 router = APIRouter(prefix="/v1/jobs", tags=["jobs"], responses={"default": {"model": ProblemDocument}})
@@ -30,7 +33,10 @@ async def export(
     state: Service,
     caller: Reader,
     since: Annotated[
-        float, Query(ge=0, description="Jobs that ended then or later; the 'finished_at' of the last line goes on.")
+        float,
+        Query(
+            ge=0, le=MAX_TIME, description="Jobs that ended then or later; the 'finished_at' of the last line goes on."
+        ),
     ] = 0.0,
     status: Annotated[Status | None, Query(description="Only jobs that ended like this.")] = None,
     journal: Annotated[bool, Query(description="With all events of each job as its 'events'.")] = False,

@@ -14,6 +14,7 @@ from pydantic import BaseModel
 
 from api.caller import Known, Reader, Writer
 from api.effective import body_digest
+from api.json_body import JsonRoute
 from api.problems import Problem, ProblemDocument
 from api.state import State, service
 from api.submission import submit_job
@@ -22,13 +23,16 @@ from reasoner.jobs import TERMINAL, Job, JobSpec, Status
 from workers.store import NoSuchJob
 
 MAX_WAIT_SECONDS = 60
+_EVENT_ID = re.compile(r"[0-9]{1,18}")
 _JOB_ID = re.compile(r"job_[0-9a-f]{32}")
 _PREFER_WAIT = re.compile(r"(?:^|[,;\s])wait\s*=\s*\"?(\d{1,6})\"?(?=$|[,;\s])")
 
 Service = Annotated[State, Depends(service)]
 Wait = Annotated[float, Query(ge=0, le=MAX_WAIT_SECONDS, description="Seconds to wait for the job to end.")]
 
-router = APIRouter(prefix="/v1/jobs", tags=["jobs"], responses={"default": {"model": ProblemDocument}})
+router = APIRouter(
+    prefix="/v1/jobs", route_class=JsonRoute, tags=["jobs"], responses={"default": {"model": ProblemDocument}}
+)
 
 
 class JobPage(BaseModel):
@@ -126,8 +130,9 @@ async def _starting_point(
     job = await state.store.get(job_id)
     after = starting_after or 0
     if last_event_id:  # a browser that reconnects repeats the first URL: its header is the newer word
-        if not last_event_id.isdecimal():
-            raise _bad_start("Last-Event-ID", f"{last_event_id!r} is not the id of an event: they are whole numbers")
+        if not _EVENT_ID.fullmatch(last_event_id):
+            message = f"{last_event_id[:40]!r} is not the id of an event: they are whole numbers"
+            raise _bad_start("Last-Event-ID", message)
         after = int(last_event_id)
     if after > job["last_seq"]:
         raise _bad_start("starting_after", f"event {after} has not happened: the newest is {job['last_seq']}")

@@ -9,6 +9,7 @@ from fastapi import APIRouter, Body, Depends, Path, Query
 from pydantic import BaseModel
 
 from api.caller import Admin
+from api.json_body import JsonRoute
 from api.problems import Problem, ProblemDocument
 from api.state import State, service
 from workers.keys import Key, KeySpec, KeyStore, NewKey, NoSuchKey
@@ -17,7 +18,9 @@ _KEY_ID = re.compile(r"key_[0-9a-f]{16}")
 
 Service = Annotated[State, Depends(service)]
 
-router = APIRouter(prefix="/v1/keys", tags=["keys"], responses={"default": {"model": ProblemDocument}})
+router = APIRouter(
+    prefix="/v1/keys", route_class=JsonRoute, tags=["keys"], responses={"default": {"model": ProblemDocument}}
+)
 
 EXAMPLE = {
     "summary": "A key for a month",

@@ -42,16 +42,18 @@ async def model(model: Annotated[str, Path(description="Its name.")], state: Ser
     return served[model]
 
 
-@router.get("/docs", include_in_schema=False)
+@router.api_route("/docs", methods=["GET", "HEAD"], include_in_schema=False)
 async def docs() -> Response:
     return docs_page("Reasoner")
 
 
+@router.head("/healthz", include_in_schema=False)
 @router.get("/healthz", summary="Whether this process is alive")
 async def healthz() -> dict[str, str]:
     return {"status": "ok"}
 
 
+@router.head("/readyz", include_in_schema=False)
 @router.get("/readyz", summary="Whether a job that is submitted now can run")
 async def readyz(state: Service) -> Response:
     failures = []

@@ -10,6 +10,7 @@ from fastapi import APIRouter, Body, Depends, Request, Response
 from fastapi.responses import JSONResponse
 
 from api.caller import Writer
+from api.json_body import JsonRoute
 from api.openai.chat_answer import ChatCompletion, chunks, completion
 from api.openai.chat_body import ChatBody
 from api.openai.errors import ErrorDocument
@@ -21,7 +22,9 @@ from api.submission import submit_job
 
 Service = Annotated[State, Depends(service)]
 
-router = APIRouter(prefix="/v1", tags=["openai"], responses={"default": {"model": ErrorDocument}})
+router = APIRouter(
+    prefix="/v1", route_class=JsonRoute, tags=["openai"], responses={"default": {"model": ErrorDocument}}
+)
 
 PROBLEM = "Use the numbers 3, 7, 8 and 12, each exactly once, with + - * / to reach 24."
 EXAMPLES: dict[str, Any] = {

@@ -14,6 +14,7 @@ from fastapi.responses import JSONResponse
 from pydantic import BaseModel, Field
 
 from api.caller import Caller, Known, Reader, Writer
+from api.json_body import JsonRoute
 from api.openai.errors import ErrorDocument
 from api.openai.following import ClientGone, EventStream, ended, let_go
 from api.openai.response import Response, response_id
@@ -49,7 +50,9 @@ EXAMPLES: dict[str, Any] = {
 
 Service = Annotated[State, Depends(service)]
 
-router = APIRouter(prefix="/v1/responses", tags=["openai"], responses={"default": {"model": ErrorDocument}})
+router = APIRouter(
+    prefix="/v1/responses", route_class=JsonRoute, tags=["openai"], responses={"default": {"model": ErrorDocument}}
+)
 
 
 class Retrieve(Strict):

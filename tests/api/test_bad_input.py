@@ -54,6 +54,9 @@ def check_problem(response: httpx.Response, status: int) -> dict[str, Any]:
         ({"problem": "?", "budget": {"tokens": 0}}, "budget.tokens", "greater than or equal to 1"),
         ({"problem": "?", "budget": {"seconds": 0}}, "budget.seconds", "greater than 0"),
         ({"problem": "?", "budget": {"seconds": "soon"}}, "budget.seconds", "number"),
+        ({"problem": "?", "budget": {"tokens": True}}, "budget.tokens", "true and false are none"),
+        ({"problem": "?", "seed": False}, "seed", "true and false are none"),
+        ({"problem": "?", "strategy": {"name": "beam", "n": True}}, "strategy", "true and false are none"),
         ({"problem": "?", "sampling": {"temperature": -1}}, "sampling.temperature", "greater than or equal to 0"),
         ({"problem": "?", "seed": -1}, "seed", "greater than or equal to 0"),
         ({"problem": "?", "seed": 2**63}, "seed", "less than"),
@@ -101,23 +104,45 @@ async def test_a_wrong_field_is_named_with_what_would_be_right(
 
 
 @pytest.mark.parametrize(
-    "body",
+    ("body", "hint"),
     [
-        b'{"problem": ',
-        b"",
-        b"{problem: 1}",
-        b"\xff\xfe",
-        b'{"problem": "\xff"}',
-        b"[" * 15_000,
-        b'{"seed": NaN}',
-        b"9" * 5000,
+        (b'{"problem": ', "Expecting value at character 12"),
+        (b"{problem: 1}", "Expecting property name"),
+        (b'{"problem": "\x00"}', "Invalid control character"),
+        (b"\xff\xfe", "byte 0 is not UTF-8"),
+        (b'{"problem": "\xff"}', "byte 13 is not UTF-8"),
+        ('{"problem": "?"}'.encode("utf-16-be"), "Expecting"),
+        (b"[" * 15_000, "more than 100 deep"),
+        (b'{"problem": "?", "metadata": ' + b'{"a":' * 101 + b"1" + b"}" * 102, "more than 100 deep"),
+        (b'{"problem": "?", "budget": {"seconds": NaN}}', "NaN"),
+        (b'{"problem": "?", "budget": {"seconds": -Infinity}}', "-Infinity"),
+        (b'{"problem": "?", "budget": {"seconds": 1e999}}', "1e999 is more"),
+        (b'{"seed": ' + b"9" * 5000 + b"}", "thousands of digits"),
+        (b'{"problem": "?", "budget": {"tokens": 50}, "budget": {"tokens": 60}}', "'budget' is given twice"),
+        (b'{"problem": "\\ud83d\\ud83d"}', "\\ud83d is half"),
+        (b'{"problem": "?", "metadata": {"\\udc00": "low"}}', "\\udc00 is half"),
+        (b'{"problem": "?", "verifier": {"kind": "regex", "pattern": "\\ud800"}}', "\\ud800 is half"),
     ],
 )
-async def test_what_is_not_json_is_told_so(client: httpx.AsyncClient, body: bytes) -> None:
-    response = await client.post("/v1/jobs", content=body, headers={"Content-Type": "application/json"})
-    assert response.status_code in (400, 422)
-    check_problem(response, response.status_code)
-    await submitted(client)
+@pytest.mark.parametrize("path", ["/v1/jobs", "/v1/batches", "/v1/chat/completions", "/v1/responses", "/v1/keys"])
+async def test_what_is_not_json_is_told_so(client: httpx.AsyncClient, path: str, body: bytes, hint: str) -> None:
+    response = await client.post(path, content=body, headers={"Content-Type": "application/json"})
+    assert response.status_code == 400
+    assert hint in (response.json().get("detail") or response.json()["error"]["message"])
+
+
+async def test_an_empty_body_is_told_what_to_send(client: httpx.AsyncClient) -> None:
+    response = await client.post("/v1/jobs", content=b"", headers={"Content-Type": "application/json"})
+    assert "send a JSON object" in check_problem(response, 422)["detail"]
+
+
+async def test_text_of_any_alphabet_comes_back_as_it_was_sent(client: httpx.AsyncClient) -> None:
+    text = "\u0661+\u0662? \U0001f600 \u2028\u202e\u0000\ufeff"
+    job_id = await submitted(client, problem=text, metadata={text: text})
+    for path in (f"/v1/jobs/{job_id}", "/v1/jobs?limit=1"):
+        found = (await client.get(path)).json()
+        spec = found.get("spec") or found["data"][0]["spec"]
+        assert (spec["problem"], spec["metadata"]) == (text, {text: text})
 
 
 async def test_json_under_another_content_type_is_told_what_to_send(client: httpx.AsyncClient) -> None:
@@ -161,10 +186,31 @@ async def test_an_unknown_job_is_not_found(client: httpx.AsyncClient, job_id: st
         ("/v1/jobs?limit=1000", "limit"),
         ("/v1/jobs?limit=x", "limit"),
         ("/v1/jobs?status=done", "status"),
+        ("/v1/jobs?limit=5&limit=6", "limit"),
+        ("/v1/jobs?state=failed", "state"),
+        ("/v1/jobs/export?since=1e400", "since"),
+        ("/v1/jobs/export?since=nan", "since"),
+        ("/v1/jobs/export?until=5", "until"),
+        ("/v1/batches?status=queued", "status"),
+        ("/v1/keys?owner=me", "owner"),
     ],
 )
 async def test_a_wrong_query_is_named(client: httpx.AsyncClient, path: str, field: str) -> None:
     assert check_problem(await client.get(path), 422)["errors"][0]["field"] == field
+
+
+async def test_an_unknown_query_parameter_is_told_those_that_there_are(client: httpx.AsyncClient) -> None:
+    job_id = await submitted(client)
+    problem = check_problem(await client.get(f"/v1/jobs/{job_id}?waits=5&wait=1"), 422)
+    assert problem["errors"] == [{"field": "waits", "message": "there is no such parameter; known here are wait"}]
+    assert "this call has none" in check_problem(await client.post(f"/v1/jobs/{job_id}/cancel?now=1"), 422)["detail"]
+
+
+@pytest.mark.parametrize("last", ["9" * 6000, "9" * 18, "-1", "1.5", "x"])
+async def test_an_event_that_cannot_be_is_no_place_to_start(client: httpx.AsyncClient, last: str) -> None:
+    job_id = await submitted(client)
+    response = await client.get(f"/v1/jobs/{job_id}/events", headers={"Last-Event-ID": last})
+    assert len(check_problem(response, 400)["detail"]) < 200
 
 
 async def test_an_unknown_cursor_is_named(client: httpx.AsyncClient) -> None:
@@ -178,9 +224,15 @@ async def test_waiting_longer_than_allowed_is_refused(client: httpx.AsyncClient)
 
 async def test_wrong_paths_and_methods_have_the_form_too(client: httpx.AsyncClient) -> None:
     assert "/docs" in check_problem(await client.get("/v2/jobs"), 404)["detail"]
+    assert "leave out the last slash" in check_problem(await client.get("/v1/jobs/"), 404)["detail"]
     response = await client.put("/v1/jobs")
     assert "it takes GET, POST" in check_problem(response, 405)["detail"]
     assert response.headers["allow"] == "GET, POST"
+
+
+async def test_who_only_asks_whether_all_is_well_may_ask_for_the_head_alone(client: httpx.AsyncClient) -> None:
+    for path in ("/healthz", "/readyz", "/docs", "/"):
+        assert (await client.head(path)).status_code == 200, path
 
 
 async def test_a_full_queue_says_when_to_come_back(client: httpx.AsyncClient, settings: Settings) -> None:
