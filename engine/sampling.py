@@ -5,8 +5,10 @@ A row's law is made from its logits in this order: temperature, then top-k, then
 not depend on the order of equal logits.
 
 The draw is ``argmax((logit - top) / temperature + Gumbel noise)`` in float64 over the law's tokens, which has exactly
-that law. The noise of a token is a function of its id, so it is only computed for tokens that can win; which can is
-found in float32, with room for its rounding (``_likely_winners``).
+that law. The noise of a token is a function of its id, so it is only computed for tokens that can win.
+
+Where numba is installed ``kernels.cpu.sampling`` does all of this. What follows here is its reference in NumPy, which
+draws the same tokens.
 """
 
 from __future__ import annotations
@@ -21,12 +23,14 @@ from torch import Tensor
 
 from engine.support import relative_weights, smallest_kept
 from engine.types import EngineError
+from kernels.cpu import AVAILABLE
 from kernels.noise import SAMPLE, RaceBits, Words, gumbel_noise, noise_streams
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 Logits = npt.NDArray[np.float32]
 
+_NOT_FINITE = "the model's logits are not finite"
 _CHUNK = 1 << 15
 """Logits handled at once: what they need stays in a core's second-level cache."""
 _RACE = 24.0
@@ -64,6 +68,19 @@ def sample(logits: Tensor, laws: Laws, where: Coordinates) -> tuple[Ints, Floats
     drawn from, ``[rows]`` each; a greedy token's is that of temperature 1, as its own law has only one outcome. They
     are the same bits whatever the other rows are. Raises ``EngineError`` when a row's largest logit is not finite.
     """
+    if not AVAILABLE:
+        return sample_with_numpy(logits, laws, where)
+    from kernels.cpu.sampling import draw
+
+    tokens, logprobs = draw(logits, laws, where)
+    if (tokens < 0).any():
+        raise EngineError(_NOT_FINITE)
+    return tokens, logprobs
+
+
+def sample_with_numpy(logits: Tensor, laws: Laws, where: Coordinates) -> tuple[Ints, Floats]:
+    """``sample`` without numba. Which tokens can win is found in float32, with room for its rounding
+    (``_likely_winners``)."""
     values: Logits = logits.numpy()
     rows, vocab = values.shape
     tokens, logprobs = np.empty(rows, np.int64), np.empty(rows)
@@ -116,7 +133,7 @@ def _rows(values: Logits, rows: list[int]) -> Logits:
 def _tops(x: Logits) -> Logits:
     top: Logits = x.max(axis=-1)
     if not np.isfinite(top).all():
-        raise EngineError("the model's logits are not finite")
+        raise EngineError(_NOT_FINITE)
     return top
 
 

@@ -23,22 +23,22 @@ SAMPLE = 0
 """Purpose of the noise that draws an ordinary token. Speculation gets purposes of its own, so its coins are
 independent."""
 
-_GAMMA = np.uint64(0x9E3779B97F4A7C15)
-_MULTIPLIERS = (np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB))
-_NEGATED = np.uint64((1 << 64) - 0x94D049BB133111EB)
+GAMMA = np.uint64(0x9E3779B97F4A7C15)
+MULTIPLIERS = (np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB))
+NEGATED = np.uint64((1 << 64) - 0x94D049BB133111EB)
 
 
 def noise_streams(seed: Ints, key: Ints, position: Ints, purpose: int) -> Words:
     """The stream of each row, ``[rows]``, from its coordinates ``[rows]``."""
-    row = _finalise(seed.astype(np.uint64) + _GAMMA)
+    row = _finalise(seed.astype(np.uint64) + GAMMA)
     for coordinate in (key, position, np.full_like(seed, purpose)):
-        row = _finalise((row ^ coordinate.astype(np.uint64)) + _GAMMA)
+        row = _finalise((row ^ coordinate.astype(np.uint64)) + GAMMA)
     return row
 
 
 def hash_noise(streams: Words, tokens: Ints) -> Words:
     """64 hashed bits for each pair of stream and token; the two arrays are broadcast."""
-    return _finalise(streams + (tokens.astype(np.uint64) + np.uint64(1)) * _GAMMA)
+    return _finalise(streams + (tokens.astype(np.uint64) + np.uint64(1)) * GAMMA)
 
 
 def uniform_noise(streams: Words, tokens: Ints) -> Floats:
@@ -74,7 +74,7 @@ class RaceBits:
         rows, vocab = len(streams), self._state.shape[1]
         state, shifted = self._state[:rows], self._shifted[:rows]
         np.add(streams[:, None], _counter(vocab), out=state)
-        for bits, multiplier in ((30, _MULTIPLIERS[0]), (27, _NEGATED)):
+        for bits, multiplier in ((30, MULTIPLIERS[0]), (27, NEGATED)):
             np.right_shift(state, np.uint64(bits), out=shifted)
             np.bitwise_xor(state, shifted, out=state)
             np.multiply(state, multiplier, out=state)
@@ -85,11 +85,11 @@ class RaceBits:
 
 @lru_cache(8)
 def _counter(vocab: int) -> Words:
-    return np.arange(1, vocab + 1, dtype=np.uint64) * _GAMMA
+    return np.arange(1, vocab + 1, dtype=np.uint64) * GAMMA
 
 
 def _finalise(state: Words) -> Words:
     """SplitMix64's bijective mixer."""
-    for shift, multiplier in zip((30, 27), _MULTIPLIERS, strict=True):
+    for shift, multiplier in zip((30, 27), MULTIPLIERS, strict=True):
         state = (state ^ (state >> np.uint64(shift))) * multiplier
     return state ^ (state >> np.uint64(31))

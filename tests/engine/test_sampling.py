@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import numpy as np
 import numpy.typing as npt
@@ -13,7 +14,7 @@ from torch import Tensor
 from transformers import LogitsProcessorList, MinPLogitsWarper, TemperatureLogitsWarper, TopKLogitsWarper
 from transformers.generation import TopPLogitsWarper
 
-from engine.sampling import Coordinates, Laws, sample
+from engine.sampling import Coordinates, Floats, Ints, Laws, sample, sample_with_numpy
 from engine.support import largest, smallest_kept
 from engine.types import EngineError
 from kernels.noise import SAMPLE, gumbel_noise, noise_streams
@@ -37,6 +38,10 @@ LAWS = [
     {"top_k": 1000, "top_p": 1.0},
 ]
 VOCAB = 200
+
+Sampler = Callable[[Tensor, Laws, Coordinates], tuple[Ints, Floats]]
+both = pytest.mark.parametrize("sampler", [sample, sample_with_numpy])
+"""The sampler in use (numba's, where that is installed), and its reference in NumPy."""
 
 Law = npt.NDArray[np.float64]
 
@@ -132,8 +137,9 @@ def test_branches_with_other_keys_draw_independently() -> None:
     assert stats.chi2_contingency(table).pvalue > LEVEL
 
 
+@both
 @pytest.mark.parametrize("vocab", [1, 3, 700, 40_000])
-def test_a_row_is_the_same_bits_alone_and_in_any_batch(vocab: int) -> None:
+def test_a_row_is_the_same_bits_alone_and_in_any_batch(sampler: Sampler, vocab: int) -> None:
     rows = 24
     logits = torch.randn(rows, vocab, generator=torch.Generator().manual_seed(0)) * 2
     mixed = Laws(
@@ -147,7 +153,7 @@ def test_a_row_is_the_same_bits_alone_and_in_any_batch(vocab: int) -> None:
     def drawn(order: list[int]) -> list[tuple[int, float]]:
         law = Laws(mixed.temperature[order], mixed.top_p[order], mixed.min_p[order], mixed.top_k[order])
         place = Coordinates(places.seed[order], places.key[order], places.position[order])
-        tokens, logprobs = sample(logits[order], law, place)
+        tokens, logprobs = sampler(logits[order], law, place)
         return list(zip(tokens.tolist(), logprobs.tolist(), strict=True))
 
     together = drawn(list(range(rows)))
@@ -156,17 +162,18 @@ def test_a_row_is_the_same_bits_alone_and_in_any_batch(vocab: int) -> None:
     assert [drawn([row])[0] for row in range(rows)] == together
 
 
+@both
 @pytest.mark.parametrize("front", [24.0, 0.3])
 @pytest.mark.parametrize("scale", [0.0, 0.1, 1.0, 4.0, 30.0])
 def test_an_unfiltered_draw_is_the_argmax_over_all_tokens(
-    scale: float, front: float, monkeypatch: pytest.MonkeyPatch
+    sampler: Sampler, scale: float, front: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also where the front of the race is cut so short (0.3) that all tokens must run it in three rows of four."""
     monkeypatch.setattr("engine.sampling._RACE", front)
     rows, vocab = 400, 1000
     for temperature in (1e-300, 0.01, 0.8, 3.0, 1e300):
         logits = torch.randn(rows, vocab, generator=torch.Generator().manual_seed(5)) * scale
-        tokens, logprobs = sample(logits, laws(rows, temperature=temperature), where(rows))
+        tokens, logprobs = sampler(logits, laws(rows, temperature=temperature), where(rows))
         x = logits.double().numpy()
         with np.errstate(over="ignore"):
             scores = (x - x.max(axis=-1, keepdims=True)) / temperature
@@ -175,28 +182,31 @@ def test_an_unfiltered_draw_is_the_argmax_over_all_tokens(
         np.testing.assert_allclose(logprobs, expected, atol=2e-6)
 
 
+@both
 @pytest.mark.parametrize("law", LAWS, ids=str)
-def test_a_filtered_draw_is_the_argmax_over_the_tokens_kept(law: dict[str, float]) -> None:
+def test_a_filtered_draw_is_the_argmax_over_the_tokens_kept(sampler: Sampler, law: dict[str, float]) -> None:
     rows = 300
     logits = torch.randn(rows, VOCAB, generator=torch.Generator().manual_seed(6)) * 2
-    tokens, _ = sample(logits, laws(rows, **law), where(rows))  # type: ignore[arg-type]
+    tokens, _ = sampler(logits, laws(rows, **law), where(rows))  # type: ignore[arg-type]
     scores = logits.double().numpy() / law.get("temperature", 1.0)
     for row, gumbel in enumerate(noise(where(rows), VOCAB)):
         support = np.flatnonzero(closed_form(logits[row], **law))  # type: ignore[arg-type]
         assert tokens[row] == support[(scores[row] + gumbel)[support].argmax()]
 
 
-def test_temperature_zero_is_argmax_with_the_models_own_probability() -> None:
+@both
+def test_temperature_zero_is_argmax_with_the_models_own_probability(sampler: Sampler) -> None:
     logits = torch.randn(50, 300, generator=torch.Generator().manual_seed(1))
-    tokens, logprobs = sample(logits, laws(50, temperature=0.0, top_k=3, top_p=0.1), where(50))
+    tokens, logprobs = sampler(logits, laws(50, temperature=0.0, top_k=3, top_p=0.1), where(50))
     assert tokens.tolist() == logits.argmax(-1).tolist()
     np.testing.assert_allclose(logprobs, logits.double().log_softmax(-1).amax(-1).numpy(), atol=1e-6)
 
 
-def test_log_probabilities_are_those_of_the_filtered_law() -> None:
+@both
+def test_log_probabilities_are_those_of_the_filtered_law(sampler: Sampler) -> None:
     rows, logits = 500, some_logits()
     for law in ({"temperature": 0.8, "top_k": 20, "top_p": 0.9}, {"temperature": 0.8}, {"min_p": 0.1}):
-        tokens, logprobs = sample(logits.expand(rows, VOCAB), laws(rows, **law), where(rows))  # type: ignore[arg-type]
+        tokens, logprobs = sampler(logits.expand(rows, VOCAB), laws(rows, **law), where(rows))  # type: ignore[arg-type]
         np.testing.assert_allclose(logprobs, np.log(closed_form(logits, **law)[tokens]), atol=1e-6)  # type: ignore[arg-type]
 
 
@@ -211,22 +221,34 @@ def test_a_nucleus_of_any_width_is_complete(scale: float) -> None:
     assert widths[-1] > 3000 or scale > 1
 
 
-def test_impossible_tokens_are_never_drawn_nor_counted() -> None:
+@both
+def test_impossible_tokens_are_never_drawn_nor_counted(sampler: Sampler) -> None:
     logits = torch.full((2000, 50), -torch.inf)
     logits[:, 7], logits[:, 9] = 0.0, math.log(3)
     for law in ({}, {"top_k": 30}, {"top_p": 0.99}, {"min_p": 0.01}, {"temperature": 0.0}):
-        tokens, logprobs = sample(logits, laws(2000, **law), where(2000))  # type: ignore[arg-type]
+        tokens, logprobs = sampler(logits, laws(2000, **law), where(2000))  # type: ignore[arg-type]
         assert set(tokens.tolist()) == ({9} if law.get("temperature") == 0 else {7, 9})
         np.testing.assert_allclose(np.exp(logprobs), np.where(tokens == 9, 0.75, 0.25), rtol=1e-6)
 
 
-@pytest.mark.parametrize("broken", [math.nan, math.inf])
-def test_logits_that_are_no_numbers_are_an_error(broken: float) -> None:
+@both
+@pytest.mark.parametrize("broken", [math.nan, -math.nan, math.inf])
+@pytest.mark.parametrize("place", [0, 5, 299])
+def test_logits_that_are_no_numbers_are_an_error(sampler: Sampler, place: int, broken: float) -> None:
+    logits = torch.zeros(3, 300)
+    logits[1, place] = broken
+    for law in ({}, {"top_k": 3}, {"top_p": 0.5}, {"temperature": 0.0}):
+        with pytest.raises(EngineError, match="not finite"):
+            sampler(logits, laws(3, **law), where(3))  # type: ignore[arg-type]
+
+
+@both
+def test_a_row_without_any_possible_token_is_an_error(sampler: Sampler) -> None:
     logits = torch.zeros(3, 40)
-    logits[1, 5] = broken
+    logits[2] = -math.inf
     for law in ({}, {"top_k": 3}, {"temperature": 0.0}):
         with pytest.raises(EngineError, match="not finite"):
-            sample(logits, laws(3, **law), where(3))  # type: ignore[arg-type]
+            sampler(logits, laws(3, **law), where(3))  # type: ignore[arg-type]
 
 
 def test_the_largest_logits_come_in_order_and_equal_ones_by_token() -> None:

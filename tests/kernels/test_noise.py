@@ -55,9 +55,9 @@ def test_splitmix64_gives_its_published_first_value() -> None:
 
 
 def reference_hash_stream(seed: int) -> int:
-    from kernels.noise import _GAMMA, _finalise
+    from kernels.noise import GAMMA, _finalise
 
-    return int(_finalise(np.array([seed], np.uint64) + _GAMMA)[0])
+    return int(_finalise(np.array([seed], np.uint64) + GAMMA)[0])
 
 
 def test_uniforms_fill_the_unit_interval_evenly() -> None:

@@ -1,0 +1,132 @@
+"""The sampler that numba compiles draws what its reference in NumPy draws, on any number of threads."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from engine.sampling import Coordinates, Floats, Ints, Laws, sample_with_numpy
+from kernels.cpu import AVAILABLE
+
+if not AVAILABLE:
+    pytest.skip("numba is not installed", allow_module_level=True)
+
+from kernels.cpu.sampling import draw
+
+ROWS = 160
+TEMPERATURES = (1e-3, 0.05, 0.4, 0.7, 1.0, 1.6, 5.0)
+
+
+@pytest.fixture(autouse=True)
+def some_threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    yield
+    torch.set_num_threads(before)
+
+
+def rows_of(vocab: int, kind: str) -> Tensor:
+    chance = torch.Generator().manual_seed(vocab)
+    logits = torch.randn(ROWS, vocab, generator=chance) * torch.logspace(-2, 1.2, ROWS)[:, None]
+    if kind == "flat":
+        logits *= 0
+    if kind == "tied":
+        logits = (logits * 2).round() / 2
+    if kind == "peaked":
+        logits[torch.arange(ROWS), torch.randint(vocab, (ROWS,), generator=chance)] += 25
+    if kind == "impossible":
+        logits[torch.rand(ROWS, vocab, generator=chance) < 0.7] = -torch.inf
+        logits[:, vocab // 2] = 0.5
+    return logits
+
+
+def some_laws(vocab: int, filtered: bool) -> Laws:
+    chance = np.random.default_rng(vocab)
+    temperature = chance.choice(TEMPERATURES, ROWS)
+    if not filtered:
+        return Laws(temperature, np.ones(ROWS), np.zeros(ROWS), np.zeros(ROWS, np.int64))
+    temperature[::16] = 0
+    return Laws(
+        temperature,
+        chance.choice([0.1, 0.5, 0.9, 0.999, 1.0], ROWS),
+        chance.choice([0, 0, 0.02, 0.3], ROWS),
+        chance.choice([0, 1, 7, 64, 65, 700, 20_000], ROWS),
+    )
+
+
+def places(offset: int = 0) -> Coordinates:
+    chance = np.random.default_rng(offset)
+    seed, key = (chance.integers(-(1 << 63), 1 << 63, ROWS, np.int64) for _ in range(2))
+    return Coordinates(seed, key, np.arange(ROWS) + offset)
+
+
+def exact(logits: Tensor, laws: Laws, tokens: Ints) -> Floats:
+    """The tokens' log-probabilities without filters, in float64."""
+    temperature = torch.from_numpy(np.where(laws.temperature > 0, laws.temperature, 1))
+    scores = (logits.double() / temperature[:, None]).log_softmax(-1)
+    return scores.gather(1, torch.from_numpy(tokens)[:, None])[:, 0].numpy()
+
+
+@pytest.mark.parametrize("filtered", [False, True])
+@pytest.mark.parametrize("kind", ["any", "flat", "tied", "peaked", "impossible"])
+@pytest.mark.parametrize("vocab", [1, 2, 17, 129, 1000, 32_000])
+def test_tokens_are_those_of_the_reference(vocab: int, kind: str, filtered: bool) -> None:
+    logits, laws = rows_of(vocab, kind), some_laws(vocab, filtered)
+    for offset in range(2 if vocab == 32_000 else 12):
+        tokens, logprobs = draw(logits, laws, places(offset))
+        expected, theirs = sample_with_numpy(logits, laws, places(offset))
+        assert tokens.tolist() == expected.tolist()
+        # Where the edge of a wide nucleus lies within float32 rounding of a token the two see one token more or less.
+        wrong = np.abs(logprobs - theirs)
+        assert (wrong > 1e-6).sum() <= ROWS // 50
+        assert wrong.max() < 3e-5
+        if not filtered:
+            np.testing.assert_allclose(logprobs, exact(logits, laws, tokens), atol=1e-6)
+
+
+@pytest.mark.parametrize("vocab", [17, 1000])
+def test_close_calls_are_decided_as_by_the_reference(vocab: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Here a lead of less than 1 is close, which is more than half of all."""
+    logits, laws = rows_of(vocab, "any"), some_laws(vocab, filtered=True)
+    tokens, logprobs = draw(logits, laws, places())
+    monkeypatch.setattr("kernels.cpu.sampling._CLOSE", 1.0)
+    again, theirs = draw(logits, laws, places())
+    assert again.tolist() == tokens.tolist()
+    assert theirs.tolist() == logprobs.tolist()
+
+
+@pytest.mark.parametrize("filtered", [False, True])
+def test_a_row_is_the_same_bits_on_any_number_of_threads_and_alone(filtered: bool) -> None:
+    logits, laws, where = rows_of(1000, "any"), some_laws(1000, filtered), places()
+    tokens, logprobs = draw(logits, laws, where)
+    for threads in (1, 2, 5):
+        torch.set_num_threads(threads)
+        again, theirs = draw(logits, laws, where)
+        assert (again.tolist(), theirs.tolist()) == (tokens.tolist(), logprobs.tolist())
+    for row in range(ROWS):
+        law = Laws(*(column[[row]] for column in (laws.temperature, laws.top_p, laws.min_p, laws.top_k)))
+        place = Coordinates(where.seed[[row]], where.key[[row]], where.position[[row]])
+        again, theirs = draw(logits[[row]], law, place)
+        assert (again[0], theirs[0]) == (tokens[row], logprobs[row])
+
+
+def test_rows_need_not_stand_together() -> None:
+    logits, laws = rows_of(1000, "any"), some_laws(1000, filtered=True)
+    tokens, logprobs = draw(logits, laws, places())
+    wide = torch.cat((logits, logits), dim=1)[:, :1000]
+    for view in (wide, logits.T.contiguous().T):
+        again, theirs = draw(view, laws, places())
+        assert (again.tolist(), theirs.tolist()) == (tokens.tolist(), logprobs.tolist())
+
+
+def test_only_rows_that_are_no_numbers_are_refused() -> None:
+    logits, laws = rows_of(300, "any"), some_laws(300, filtered=True)
+    expected, _ = draw(logits, laws, places())
+    logits[3, 299], logits[7, 0], logits[11, 130] = torch.nan, torch.inf, -torch.nan
+    logits[20] = -torch.inf
+    tokens, _ = draw(logits, laws, places())
+    assert np.flatnonzero(tokens != expected).tolist() == np.flatnonzero(tokens == -1).tolist() == [3, 7, 11, 20]
