@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from collections.abc import Sequence as Rows
-from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -46,10 +45,6 @@ def build_batch(work: Rows[Work], cache: KVCache, about: LayerAttention) -> tupl
     rows = np.array([sequence.pages.row for sequence, _, _ in work])
     trees = {row: _tree(draft) for row, (_, _, draft) in enumerate(work) if not draft.is_chain}
     layout, positions = lay_out(cache, about, rows, queries, contexts, trees)
-    if len(ids) == 1:
-        # See ``Rows.single``.
-        ids, positions = ids * 2, positions.repeat(2)
-        layout = replace(layout, slots=layout.slots.repeat(2))
     batch = Batch(tokens=torch.tensor(ids), positions=torch.from_numpy(positions))
     return batch, layout, list(work)
 

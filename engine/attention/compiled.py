@@ -118,7 +118,6 @@ class CompiledAttention:
         return out
 
     def _step(self, rows: Rows, window: int | None) -> _Step:
-        copies = len(rows.slots) // int(rows.queries.sum())  # see ``Rows.single``
         row = np.repeat(np.arange(len(rows.queries)), rows.queries)
         before = rows.contexts - rows.queries
         position = np.arange(len(row)) - rows.starts[row] + before[row]
@@ -145,7 +144,7 @@ class CompiledAttention:
             for piece, *span in zip(pieces, stops[:-1].tolist(), stops[1:].tolist(), strict=True)
         ]
         token_rows, firsts, ends, tree_begins, tree_ats = (
-            torch.from_numpy(np.tile(array, copies)) for array in (row, first, end, tree_begin, tree_at)
+            torch.from_numpy(array) for array in (row, first, end, tree_begin, tree_at)
         )
         return _Step(
             pages=torch.from_numpy(np.ascontiguousarray(rows.pages)),
@@ -157,7 +156,7 @@ class CompiledAttention:
             tree=torch.from_numpy(np.concatenate(tree)),
             pieces=torch.tensor(table, dtype=torch.int64),
             members=torch.from_numpy(np.concatenate(members)),
-            totals=torch.empty(len(row) * copies, rows.kv_heads * rows.heads_per_kv),
+            totals=torch.empty(len(row), rows.kv_heads * rows.heads_per_kv),
             longest=int((end - first).max()),
         )
 

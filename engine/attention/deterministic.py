@@ -57,7 +57,6 @@ class DeterministicAttention:
         self._tokens = torch.from_numpy(tokens)
         self._inside = torch.from_numpy(inside.reshape(-1))
         self._blocks = self._block_pages(rows, row, max(1, _BLOCK // size))
-        self._copies = len(rows.slots) // int(rows.queries.sum())
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """See ``Attend``."""
@@ -70,7 +69,7 @@ class DeterministicAttention:
         width = max(1, _SCORES // (about.heads * TILE * blocks * pages * kv.shape[3]))
         mixed = torch.cat([self._mix(about, kv, own, slice(some, some + width)) for some in range(0, tiles, width)])
         mixed = mixed.view(tiles, about.kv_heads, per_kv, TILE, about.head_dim).permute(0, 3, 1, 2, 4)
-        return mixed.reshape(tiles * TILE, -1)[self._inside].repeat(self._copies, 1)
+        return mixed.reshape(tiles * TILE, -1)[self._inside]
 
     def projected(self, layer: int, qkv: Tensor, norm: Tensor | None, eps: float, cos: Tensor, sin: Tensor) -> Tensor:
         """See ``LayerAttend``."""

@@ -16,7 +16,7 @@ Sliding-window layers see only the end of a context and read that alone, unshare
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
@@ -166,12 +166,6 @@ class Rows:
     """Of the rows whose new tokens are no chain."""
 
     @property
-    def single(self) -> bool:
-        """Whether the step has one new token. It is then computed twice: a product with one row would be computed as
-        two anyway (see ``Linear``), and this spares two copies around each."""
-        return len(self.queries) == 1 and int(self.queries[0]) == 1
-
-    @property
     def starts(self) -> Ints:
         """The first flat token of each row."""
         return np.cumsum(self.queries) - self.queries
@@ -224,7 +218,7 @@ class Rows:
             part = order[begin:end]
             groups.append(self._group(rows[part], first[part], starts[part], queries[part], contexts[part], window))
             begin, padding = end, 0
-        return [_twice(group) for group in groups] if self.single else groups
+        return groups
 
     def _group(self, rows: Ints, first: Ints, starts: Ints, queries: Ints, contexts: Ints, window: int | None) -> Group:
         wide, keys = int(queries.max()), int((contexts - first * self.page_size).max())
@@ -293,8 +287,9 @@ def _in_place(rows: Rows, narrow: Ints, first: Ints, full: Ints) -> list[Piece]:
         queries = int(rows.queries[row])
         if rows.cost.reads_in_place(count * rows.page_size, queries):
             start = int(rows.starts[row])
-            tokens = slice(0, 2) if rows.single else slice(start, start + queries)
-            pieces.append(Piece(tokens, rows.keys(np.array([row]), first[[row]], count * rows.page_size)))
+            pieces.append(
+                Piece(slice(start, start + queries), rows.keys(np.array([row]), first[[row]], count * rows.page_size))
+            )
             first[row] += count
     return pieces
 
@@ -355,11 +350,6 @@ def _see_tree(seen: npt.NDArray[np.bool_], tree: Tree, queries: Ints, begin: int
         seen[:, : -len(tree.depths)] = position > (begin + depths)[:, None] - window
         own = own & (tree.depths > depths[:, None] - window)
     seen[:, -len(tree.depths) :] = own
-
-
-def _twice(group: Group) -> Group:
-    mask = None if group.mask is None else group.mask.repeat_interleave(2, dim=2)
-    return replace(group, queries=slice(0, 2), tokens=slice(0, 2), wide=2, mask=mask)
 
 
 def _first_pages(queries: Ints, contexts: Ints, window: int | None, page_size: int) -> Ints:

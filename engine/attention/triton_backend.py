@@ -129,10 +129,8 @@ class TritonAttention:
 def _segments(rows: Rows, *, shared: bool) -> tuple[Segments, Ints, npt.NDArray[np.int32] | None]:
     """What the rows read each for itself and, with ``shared``, together; each token's position; the trees' masks."""
     count, committed = len(rows.queries), rows.contexts - rows.queries
-    queries = np.array([len(rows.slots)]) if rows.single else rows.queries
-    positions = np.repeat(committed, queries)
-    if not rows.single:
-        positions += np.arange(len(positions)) - np.repeat(rows.starts, queries)
+    positions = np.repeat(committed, rows.queries)
+    positions += np.arange(len(positions)) - np.repeat(rows.starts, rows.queries)
     trees, sees = np.full(count, NO_TREE), None
     if rows.trees:
         words = -(-max(len(tree.depths) for tree in rows.trees.values()) // 32)
@@ -146,7 +144,7 @@ def _segments(rows: Rows, *, shared: bool) -> tuple[Segments, Ints, npt.NDArray[
     size = rows.page_size
     own = Segments(
         rows=np.arange(count),
-        counts=queries,
+        counts=rows.queries,
         tokens=np.arange(len(positions)),
         begins=first * size,
         ends=rows.contexts,

@@ -57,8 +57,6 @@ class Step:
             for table, queries, context in zip(tables, self.queries, self.contexts, strict=True)
             for position in range(context - queries, context)
         ]
-        if self.queries == [1]:
-            slots *= 2
         lengths = np.array(self.queries), np.array(self.contexts)
         wide = [row for row, queries in enumerate(self.queries) if 1 < queries <= 50 and rng.random() < 0.8]
         self.trees = {row: random_tree(rng, self.queries[row]) for row in wide} if trees else {}
@@ -68,8 +66,6 @@ class Step:
         tokens = len(slots)
         self.q = torch.randn(tokens, KV_HEADS * PER_KV, DIM)
         self.k, self.v = torch.randn(tokens, KV_HEADS, DIM), torch.randn(tokens, KV_HEADS, DIM)
-        if self.rows.single:
-            self.q, self.k, self.v = (x[:1].expand(2, -1, -1) for x in (self.q, self.k, self.v))
         # Every slot before the new tokens holds something; what no row may read stays huge.
         for table, queries, context in zip(tables, self.queries, self.contexts, strict=True):
             for position in range(context - queries):
@@ -109,7 +105,7 @@ class Step:
             scores = scores.masked_fill(hidden, -torch.inf)
             out.append((scores.softmax(-1) @ v).transpose(0, 1).flatten(1))
             start += queries
-        return torch.cat(out if len(self.q) > 1 and start > 1 else out * 2)
+        return torch.cat(out)
 
 
 def random_tree(rng: random.Random, queries: int) -> Tree:
