@@ -13,10 +13,10 @@ from api import (
     openapi,
     problems,
     routes_batches,
-    routes_dashboard,
     routes_export,
     routes_jobs,
     routes_keys,
+    routes_pages,
     routes_service,
 )
 from api.authentication import Authenticate
@@ -95,5 +95,5 @@ def create_app(settings: Settings, engine: EngineClient | None = None) -> FastAP
     app.include_router(routes_chat.router)
     app.include_router(routes_responses.router)
     app.include_router(routes_service.router)
-    app.include_router(routes_dashboard.router)
+    app.include_router(routes_pages.router)
     return app

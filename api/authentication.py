@@ -18,7 +18,7 @@ from workers.store import BROKER_DOWN
 
 OPEN_PATHS = frozenset({"/", "/healthz", "/readyz", "/docs", "/openapi.json", "/favicon.ico"})
 """What needs no key: health, and what says nothing about anybody, such as the page that asks for the key."""
-OPEN_FOLDERS = ("/dashboard/",)
+OPEN_FOLDERS = ("/dashboard/", "/docs/")
 _HOST = re.compile(r"(?:\[([^]]+)\]|([^:]+))(?::\d+)?")
 
 

@@ -12,7 +12,6 @@ from api.caller import Known, MetricsReader
 from api.metrics import exposition
 from api.openai.errors import ErrorDocument
 from api.problems import RETRY_AFTER, Problem, ProblemDocument
-from api.security_headers import docs_page
 from api.state import State, service
 from engine.types import EngineError
 from reasoner.strategies import schemas
@@ -40,11 +39,6 @@ async def model(model: Annotated[str, Path(description="Its name.")], state: Ser
         known = ", ".join(served) or "none"
         raise Problem(404, "unknown-model", f"there is no model {model!r}; served are {known}")
     return served[model]
-
-
-@router.api_route("/docs", methods=["GET", "HEAD"], include_in_schema=False)
-async def docs() -> Response:
-    return docs_page("Reasoner")
 
 
 @router.head("/healthz", include_in_schema=False)

@@ -6,10 +6,10 @@ import re
 
 import httpx
 
-from api.routes_dashboard import FOLDER
+from api.routes_pages import DASHBOARD, VENDORED
 from tests.api.conftest import serving
 from tests.scripted import ScriptedEngine
-from workers.settings import Settings
+from workers.settings import Settings, load_settings
 
 
 async def test_the_page_and_all_that_it_names_are_served_without_a_key(settings: Settings) -> None:
@@ -31,7 +31,7 @@ async def test_the_page_and_all_that_it_names_are_served_without_a_key(settings:
                 assert answer.headers["content-type"].startswith("text/javascript")
                 todo += [f"/dashboard/{name}" for name in re.findall(r'from "\./([^"]+)"', answer.text)]
         assert {name.removeprefix("/dashboard/") for name in seen - {"/"}} == {
-            path.name for path in FOLDER.iterdir() if path.name != "index.html"
+            path.name for path in DASHBOARD.iterdir() if path.name != "index.html"
         }
 
 
@@ -53,11 +53,27 @@ async def test_the_page_runs_nothing_from_elsewhere_and_nothing_inline(client: h
     policy = (await client.get("/")).headers["content-security-policy"]
     assert "default-src 'self'" in policy
     assert "unsafe" not in policy
-    for path in FOLDER.iterdir():
+    for path in DASHBOARD.iterdir():
         text = path.read_text()
         assert set(re.findall(r"https?://[^\s\"')]+", text)) <= {"http://www.w3.org/2000/svg"}, path
         assert not re.findall(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\(|new Function", text), (
             path
         )
-    page = (FOLDER / "index.html").read_text()
+    page = (DASHBOARD / "index.html").read_text()
     assert not re.findall(r"\sstyle=|\son\w+=|<script>|<style", page)
+
+
+async def test_the_documentation_is_served_from_here_without_a_key(settings: Settings) -> None:
+    locked = load_settings(redis_url=settings.redis_url, api_keys="0123456789abcdef")
+    async with serving(locked, ScriptedEngine()) as client:
+        page = await client.get("/docs")
+        named = re.findall(r'(?:src|href)="([^"]+)"', page.text)
+        assert all(path.startswith("/") for path in named)
+        for path in named:
+            assert (await client.get(path)).status_code == 200, path
+        policy = page.headers["content-security-policy"]
+        assert policy.startswith("default-src 'self';")
+        assert not re.findall("unsafe|http|script-src|style-src", policy)
+    assert {"LICENSE.txt", "NOTICE.txt", "swagger-ui-bundle.js.LICENSE.txt"} <= {
+        path.name for path in VENDORED.iterdir()
+    }

@@ -156,9 +156,15 @@ def service(url: str, tmp_path: Path) -> Iterator[Service]:
 
 @contextlib.contextmanager
 def opened(
-    browser: Browser, address: str, *, width: int = 1440, height: int = 900, dark: bool = False
+    browser: Browser,
+    address: str,
+    *,
+    width: int = 1440,
+    height: int = 900,
+    dark: bool = False,
+    title: str = "Reasoner",
 ) -> Iterator[Page]:
-    """The page in a window; fails if it complained, or broke its content security policy."""
+    """The page in a window; fails if it complained, broke its content security policy, or asked anybody else."""
     complaints: list[str] = []
     context = browser.new_context(
         viewport={"width": width, "height": height},
@@ -169,10 +175,13 @@ def opened(
     page = context.new_page()
     page.on("pageerror", lambda error: complaints.append(str(error)))
     page.on("console", lambda said: complaints.append(said.text) if "Content Security Policy" in said.text else None)
+    here = "/".join(address.split("/")[:3])
+    elsewhere: list[str] = []
+    page.on("request", lambda sent: None if sent.url.startswith((here, "data:")) else elsewhere.append(sent.url))
     page.goto(address)
     yield page
-    assert complaints == []
-    assert page.title() == "Reasoner"
+    assert (complaints, elsewhere) == ([], [])
+    assert page.title() == title
     context.close()
 
 
@@ -345,6 +354,22 @@ def test_where_a_key_is_asked_for_the_page_asks_and_keeps_it_in_its_tab(
         shows(page.locator("#state"), "queued")
         page.click("#forget")
         expect(page.locator("#keys")).to_be_visible(timeout=WAIT)
+
+
+def test_the_documentation_tries_every_call_without_asking_anybody_else(browser: Browser, service: Service) -> None:
+    with opened(browser, f"{service.url}/docs", title="Reasoner: the HTTP interface", dark=True) as page:
+        operations = [call for item in service.get("/openapi.json")["paths"].values() for call in item]
+        counts(page.locator(".opblock"), len(operations))
+        job = page.locator(".opblock-post", has=page.get_by_text("Submit a job", exact=True))
+        job.locator(".opblock-summary-control").click()
+        job.locator("textarea").fill(json.dumps(JOB))
+        job.locator("button.execute").click()
+        expect(job.locator(".live-responses-table .response .response-col_status")).to_have_text(
+            re.compile("202"), timeout=WAIT
+        )
+        assert len(service.get("/v1/jobs")["data"]) == 1
+        page.locator("button.authorize").first.click()
+        expect(page.locator(".dialog-ux input")).to_be_visible(timeout=WAIT)
 
 
 @pytest.mark.parametrize("dark", [False, True])

@@ -1,7 +1,8 @@
-"""The dashboard: one page with its style and its scripts, the files of ``api/dashboard``.
+"""The pages: the dashboard at ``/`` (``api/dashboard``), the HTTP interface at ``/docs`` (``api/docs``), each with its
+style and its scripts.
 
-They hold no data, so they need no key: the page asks for one where the service does, and then speaks to the same API as
-every other client.
+They hold no data, so they need no key: the dashboard asks for one where the service does, and then speaks to the same
+API as every other client.
 """
 
 from __future__ import annotations
@@ -13,8 +14,14 @@ from typing import Annotated
 
 from fastapi import APIRouter, Header, Request, Response
 
-FOLDER = Path(__file__).parent / "dashboard"
+from api.security_headers import PAGE_POLICY
+
+DASHBOARD = Path(__file__).parent / "dashboard"
+DOCS = Path(__file__).parent / "docs"
+VENDORED = DOCS / "swagger_ui"
 MEDIA_TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
+_DOCS_POLICY = f"{PAGE_POLICY}; img-src 'self' data:"
+"""Swagger UI has its pictures in its style."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,8 +38,10 @@ def _read(path: Path) -> _File:
 
 
 def _files() -> dict[str, _File]:
-    files = {f"/dashboard/{path.name}": _read(path) for path in FOLDER.iterdir() if path.suffix in MEDIA_TYPES}
-    return {"/": files.pop("/dashboard/index.html"), **files}
+    found = {}
+    for folder, under in ((DASHBOARD, "/dashboard"), (DOCS, "/docs"), (VENDORED, "/docs")):
+        found |= {f"{under}/{path.name}": _read(path) for path in folder.iterdir() if path.suffix in MEDIA_TYPES}
+    return {"/": found.pop("/dashboard/index.html"), "/docs": found.pop("/docs/index.html"), **found}
 
 
 _FILES = _files()
@@ -46,6 +55,8 @@ def _serve(request: Request, if_none_match: Annotated[str | None, Header()] = No
         "ETag": file.tag,
         "Cache-Control": "no-cache",  # asked for again each time, sent again when it changed
     }
+    if request.url.path == "/docs":
+        headers["Content-Security-Policy"] = _DOCS_POLICY
     if if_none_match == file.tag:
         return Response(status_code=304, headers=headers)
     return Response(file.content, media_type=file.media_type, headers=headers)
