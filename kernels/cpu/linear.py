@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from kernels.cpu.launch import begin, floats, function, kernel, share
+from kernels.cpu.memory import resident
 
 _FEATURES = binding.get_host_cpu_features()
 # Lanes of a vector, vectors and rows of a tile: its sums, one x and one column of weights fill the registers.
@@ -49,8 +50,10 @@ class Panels:
         """Keeps no reference to ``weight``, which is float32."""
         self._out, self._in = weight.shape
         self._columns, panels = -(-self._in // _STEP) * _STEP, -(-self._out // _WIDE)
-        padded = F.pad(weight, (0, self._columns - self._in, 0, panels * _WIDE - self._out))
-        self._weights = padded.view(panels, _WIDE, self._columns).transpose(1, 2).contiguous()
+        missing = (0, self._columns - self._in, 0, panels * _WIDE - self._out)
+        whole = F.pad(weight, missing) if any(missing) else weight
+        self._weights = resident(whole.numel()).view(panels, self._columns, _WIDE)
+        self._weights.copy_(whole.reshape(panels, _WIDE, self._columns).transpose(1, 2))
 
     def product(self, x: Tensor, bias: Tensor | None, residual: Tensor | None) -> Tensor:
         """``x @ weight.T + bias + residual`` of ``x`` ``[rows, in]``, contiguous ``bias`` ``[out]`` and ``residual``
