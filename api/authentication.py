@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import hmac
 import re
 
 from starlette.datastructures import Headers
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from api.caller import LOCAL, Caller
 from api.problems import BROKER_UNAVAILABLE, Problem, refuse
@@ -19,6 +20,8 @@ from workers.store import BROKER_DOWN
 OPEN_PATHS = frozenset({"/", "/healthz", "/readyz", "/docs", "/openapi.json", "/favicon.ico"})
 """What needs no key: health, and what says nothing about anybody, such as the page that asks for the key."""
 OPEN_FOLDERS = ("/dashboard/", "/docs/")
+RECHECK_SECONDS = 5.0
+"""The key of a stream, or of whoever waits for an answer, is looked at again this often."""
 _HOST = re.compile(r"(?:\[([^]]+)\]|([^:]+))(?::\d+)?")
 
 
@@ -46,7 +49,38 @@ class Authenticate:
         except BROKER_DOWN:  # nobody can say who this is: so it is nobody
             await refuse(scope, BROKER_UNAVAILABLE)(scope, receive, send)
             return
-        await self._app(scope, receive, send)
+        await self._while_it_holds(scope, receive, send)
+
+    async def _while_it_holds(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answers for as long as the key is good. What it opened ends with it: a stream in the middle, like any stream
+        that breaks off, and what has not been answered yet with 401."""
+        begun = over = False
+
+        async def noted_send(message: Message) -> None:
+            nonlocal begun, over
+            begun, over = True, message["type"] == "http.response.body" and not message.get("more_body", False)
+            await send(message)
+
+        answering = asyncio.ensure_future(self._app(scope, receive, noted_send))
+        try:
+            while True:
+                done, _ = await asyncio.wait({answering}, timeout=RECHECK_SECONDS)
+                if done:
+                    return answering.result()
+                try:
+                    await self._caller(scope)
+                except Problem as problem:
+                    refusal = problem
+                    break
+                except BROKER_DOWN:  # streams outlast it
+                    continue
+        finally:
+            answering.cancel()
+            await asyncio.wait({answering})
+        if not begun:
+            await refuse(scope, refusal)(scope, receive, send)
+        elif not over:
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _caller(self, scope: Scope) -> Caller:
         state: State = scope["app"].state.service

@@ -38,7 +38,7 @@ def _read(path: Path) -> _File:
 
 
 def _files() -> dict[str, _File]:
-    found = {}
+    found: dict[str, _File] = {}
     for folder, under in ((DASHBOARD, "/dashboard"), (DOCS, "/docs"), (VENDORED, "/docs")):
         found |= {f"{under}/{path.name}": _read(path) for path in folder.iterdir() if path.suffix in MEDIA_TYPES}
     return {"/": found.pop("/dashboard/index.html"), "/docs": found.pop("/docs/index.html"), **found}

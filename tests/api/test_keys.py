@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from typing import Any
 
 import httpx
 import pytest
 
+from api import authentication
+from api.metrics import HTTP_STREAMS
 from tests.api.conftest import serving, submitted
 from tests.api.keyed import header
+from tests.api.keyed import submitted as submitted_by
 from tests.api.test_bad_input import check_problem
 from tests.scripted import ScriptedEngine
 from workers.keys import KeySpec, KeyStore
@@ -149,3 +153,32 @@ async def test_while_the_store_is_away_nobody_is_let_in(settings: Settings) -> N
             response = await client.get("/v1/strategies", headers=headers)
             check_problem(response, 503)
             assert response.headers["retry-after"] == "1"
+
+
+async def test_what_a_key_has_open_ends_when_it_is_revoked_and_nothing_else_does(
+    client: httpx.AsyncClient, store: JobStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(authentication, "RECHECK_SECONDS", 0.05)
+    keys = KeyStore(store)
+    lost, kept = [await keys.create(KeySpec(name="x", owner="ann")) for _ in range(2)]
+    job_id = await submitted_by(client, bearer(kept.key))
+    before = HTTP_STREAMS._value.get()
+    events = f"/v1/jobs/{job_id}/events"
+    streams = [asyncio.create_task(client.get(events, headers=bearer(key.key))) for key in (lost, kept)]
+    waiting = asyncio.create_task(client.get(f"/v1/jobs/{job_id}?wait=60", headers=bearer(lost.key)))
+    asked = {"model": "policy", "messages": [{"role": "user", "content": "?"}], "stream": True}
+    chat = asyncio.create_task(client.post("/v1/chat/completions", json=asked, headers=bearer(lost.key)))
+    async with asyncio.timeout(30):
+        while HTTP_STREAMS._value.get() < before + 3:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        await keys.revoke(lost.id)
+        cut, refused, told = await asyncio.gather(streams[0], waiting, chat)
+        assert (cut.status_code, cut.text.count("event: "), "job.queued" in cut.text) == (200, 1, True)
+        assert "was revoked at" in check_problem(refused, 401)["detail"]
+        assert told.status_code == 200
+        assert "[DONE]" not in told.text
+        assert not streams[1].done()
+        jobs = (await client.get("/v1/jobs", headers=bearer(kept.key))).json()["data"]
+        assert [job["status"] for job in jobs] == ["cancelled", "queued"]  # the chat's, whose client is gone, and ours
+        await client.post(f"/v1/jobs/{job_id}/cancel", headers=bearer(kept.key))
+        assert "job.cancelled" in (await streams[1]).text
