@@ -1,9 +1,9 @@
 """The gated activations of Llama-family feed-forward layers (Shazeer 2020, https://arxiv.org/abs/2002.05202).
 
-Each takes a fused ``[rows, 2 n]`` projection, gate first and up second, and returns ``[rows, n]``. A row of the result
-does not depend on the other rows, to the bit: torch divides more values than ``_UNDIVIDED`` among its threads, in the
-middle of a row, and computes what the vector registers leave over at the end of each share in another way. So many rows
-are computed in blocks.
+Each takes a fused float32 ``[rows, 2 n]`` projection, gate first and up second, and returns ``[rows, n]``. A row of the
+result does not depend on the other rows, to the bit. torch's operators, where there is no kernel, divide more values
+than ``_UNDIVIDED`` among threads, in the middle of a row, and compute what the vector registers leave over at the end of
+each share in another way. So there many rows are computed in blocks.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from kernels.cpu import AVAILABLE
+
 _UNDIVIDED = 1 << 14
 
 
@@ -23,6 +25,10 @@ def silu_mul(gate_up: Tensor) -> Tensor:
         from kernels.triton import activation as on_gpu
 
         return on_gpu.silu_mul(gate_up)
+    if gate_up.device.type == "cpu" and AVAILABLE:
+        from kernels.cpu import activation as on_cpu
+
+        return on_cpu.silu_mul(gate_up)
     return _gated(F.silu, gate_up)
 
 
@@ -32,6 +38,10 @@ def gelu_tanh_mul(gate_up: Tensor) -> Tensor:
         from kernels.triton import activation as on_gpu
 
         return on_gpu.gelu_tanh_mul(gate_up)
+    if gate_up.device.type == "cpu" and AVAILABLE:
+        from kernels.cpu import activation as on_cpu
+
+        return on_cpu.gelu_tanh_mul(gate_up)
     return _gated(lambda gate: F.gelu(gate, approximate="tanh"), gate_up)
 
 

@@ -1,0 +1,69 @@
+"""The gated activations: those of torch's operators and, where there are any, compiled ones."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from kernels import activation, cpu
+from kernels.activation import gelu_tanh_mul, silu_mul
+
+Activation = Callable[[Tensor], Tensor]
+
+
+@pytest.fixture(params=["operators", "compiled"], autouse=True)
+def means(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    if request.param == "operators":
+        monkeypatch.setattr(activation, "AVAILABLE", False)
+    elif not cpu.AVAILABLE:
+        pytest.skip("needs numba")
+
+
+def random(*shape: int) -> Tensor:
+    return 4 * torch.randn(*shape, generator=torch.Generator().manual_seed(0))
+
+
+def silu(x: Tensor) -> Tensor:
+    return x / (1 + (-x).exp())
+
+
+def gelu(x: Tensor) -> Tensor:
+    return x / 2 * (1 + (math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)).tanh())
+
+
+@pytest.mark.parametrize(("function", "formula"), [(silu_mul, silu), (gelu_tanh_mul, gelu)])
+@pytest.mark.parametrize(("rows", "width"), [(1, 1), (7, 10), (3, 131), (40, 1536)])
+def test_it_equals_the_float64_formula(function: Activation, formula: Activation, rows: int, width: int) -> None:
+    x = random(rows, 2 * width)
+    gate, up = x.double().chunk(2, dim=1)
+    torch.testing.assert_close(function(x).double(), formula(gate) * up, atol=3e-6, rtol=1e-6)
+
+
+@pytest.mark.parametrize("function", [silu_mul, gelu_tanh_mul])
+def test_far_from_zero_and_not_finite(function: Activation) -> None:
+    gate = torch.tensor([[200.0, 1e30, torch.inf, torch.nan, -200.0, -1e30, 0.0, 1.0]])
+    up = torch.tensor([[2.0, 2.0, 2.0, 2.0, 2.0, 2.0, 2.0, torch.inf]])
+    expected = torch.tensor([[400.0, 2e30, torch.inf, torch.nan, 0.0, 0.0, 0.0, torch.inf]])
+    torch.testing.assert_close(function(torch.cat((gate, up), dim=1)), expected, atol=0, rtol=1e-6, equal_nan=True)
+
+
+@pytest.mark.parametrize("function", [silu_mul, gelu_tanh_mul])
+def test_rows_may_lie_apart(function: Activation) -> None:
+    wide = random(5, 100)
+    for part in (wide[:, 20:80], wide[::2, :60], wide[:, ::2]):
+        assert torch.equal(function(part), function(part.clone(memory_format=torch.contiguous_format)))
+
+
+@pytest.mark.parametrize("function", [silu_mul, gelu_tanh_mul])
+@pytest.mark.parametrize("width", [48, 96, 1030, 1536])
+def test_a_row_does_not_depend_on_the_other_rows(function: Activation, width: int) -> None:
+    """Bit for bit, on as many threads as there are."""
+    x = random(300, 2 * width)
+    whole = function(x)
+    for rows in (1, 2, 3, 17, 129, 211, 299):
+        assert torch.equal(function(x[:rows]), whole[:rows])
+        assert torch.equal(function(x[300 - rows :]), whole[300 - rows :])
