@@ -217,7 +217,8 @@ def _tile(head: Any, piece: Any, tokens: Any, sums: Any, scale: Any, softcap: An
 def _online(scores: int, size: int, mixed: int, dim: int, state: Any, query: int, softcap: Any) -> None:
     """Makes scores weights relative to the largest so far, and what was mixed before relative to it too."""
     _cap(scores, size, softcap)
-    floats(scores, (size + 15) // 16 * 16)[size:] = -np.inf
+    padded = (size + 15) // 16 * 16
+    _hide(floats(scores, padded), size, padded)
     top = splat(state[0, query])
     for i in range(0, size, 16):
         top = maximum(top, load(scores + 4 * i))
@@ -267,7 +268,8 @@ def _own(
         place = scores + own * apart
         mine = floats(place, size)
         _cap(place, size, softcap)
-        mine[: first - begun], mine[end - begun :] = -np.inf, -np.inf
+        _hide(mine, 0, first - begun)
+        _hide(mine, end - begun, size)
         if tree_at >= 0:
             for position in range(max(first, tree_begin), end):
                 if not tree[tree_at + position - tree_begin]:
@@ -312,6 +314,13 @@ def _ahead(head: Any, source: int, row: int, position: int) -> None:
         block = _block(head, source, row, position, position, 0)
         for i in range(0, 64 * head.dim, 64):
             prefetch(block + i)
+
+
+@function
+def _hide(scores: Any, first: int, end: int) -> None:
+    # Faster than an assignment to a slice.
+    for i in range(first, end):
+        scores[i] = -np.inf
 
 
 @function
