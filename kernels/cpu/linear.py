@@ -207,7 +207,7 @@ def _multiply(_context: Any, _rows: Any, _to: Any, _stride: Any, _x: Any, _weigh
 
 def _tile(builder: Any, rows: int, to: Any, stride: Any, x: Any, weights: Any, steps: Any) -> None:
     """The instructions for one number of rows."""
-    fma = _external(builder, f"llvm.fma.v{_LANES}f32", ir.FunctionType(_VECTOR, [_VECTOR] * 3))
+    fma = _external(builder, f"llvm.fmuladd.v{_LANES}f32", ir.FunctionType(_VECTOR, [_VECTOR] * 3))
     before, body, after = builder.block, builder.append_basic_block(), builder.append_basic_block()
     builder.branch(body)
     builder.position_at_end(body)
