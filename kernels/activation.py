@@ -2,8 +2,8 @@
 
 Each takes a fused float32 ``[rows, 2 n]`` projection, gate first and up second, and returns ``[rows, n]``. A row of the
 result does not depend on the other rows, to the bit. torch's operators, where there is no kernel, divide more values
-than ``_UNDIVIDED`` among threads, in the middle of a row, and compute what the vector registers leave over at the end of
-each share in another way. So there many rows are computed in blocks.
+than ``_UNDIVIDED`` among threads, in the middle of a row, and compute what the vector registers leave over at the end
+of each share in another way. So there many rows are computed in blocks.
 """
 
 from __future__ import annotations

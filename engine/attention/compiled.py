@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -18,22 +19,13 @@ _ALONE = 1 << 14
 """Numbers that one thread turns before two would have begun."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Step:
-    """A step's index arrays, as ``attend`` takes them."""
+class _Step(NamedTuple):
+    """A step's index arrays."""
 
-    pages: Tensor
-    rows: Tensor
-    first: Tensor
-    end: Tensor
-    tree_begin: Tensor
-    tree_at: Tensor
-    tree: Tensor
-    pieces: Tensor
-    members: Tensor
-    totals: Tensor
-    longest: int
-    """Most keys that a token reads for itself."""
+    words: tuple[int, ...]
+    """From ``pages`` to ``apart`` in the order of ``attend``."""
+    kept: tuple[Tensor, ...]
+    """What the addresses among them are of."""
 
 
 class CompiledAttention:
@@ -59,6 +51,8 @@ class CompiledAttention:
     def prepare(self, rows: Rows) -> None:
         """Plans a step."""
         self._slots = torch.from_numpy(rows.slots)
+        self._threads = torch.get_num_threads()
+        self._groups = self._threads // math.gcd(self._threads, rows.kv_heads)
         self._steps = {window: self._step(rows, window) for window in self._windows}
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -69,52 +63,14 @@ class CompiledAttention:
         """See ``LayerAttend``."""
         about, kv, tokens = self._layers[layer], self._kv[layer], len(qkv)
         shape = about.heads, about.kv_heads, about.head_dim
-        rotary_write(
-            qkv,
-            0 if norm is None else norm,
-            eps,
-            cos,
-            sin,
-            self._slots,
-            kv,
-            tokens,
-            *shape,
-            cos.shape[1],
-            self._capacity,
-            threads=1 if qkv.numel() < _ALONE else None,
-        )
-        step, threads = self._steps[about.window], torch.get_num_threads()
-        apart = scratch_floats(about.head_dim, about.heads // about.kv_heads, step.longest)
-        if len(self._scratch) < apart * threads:
-            self._scratch = torch.empty(apart * threads)
+        weight, turned = 0 if norm is None else norm.data_ptr(), cos.shape[1]
+        threads = 1 if qkv.numel() < _ALONE else None
+        places = self._slots, kv, tokens
+        rotary_write(qkv, weight, eps, cos, sin, *places, *shape, turned, self._capacity, threads=threads)
         out = torch.empty(tokens, about.heads * about.head_dim)
-        attend(
-            qkv,
-            kv,
-            step.pages,
-            step.rows,
-            step.first,
-            step.end,
-            step.tree_begin,
-            step.tree_at,
-            step.tree,
-            step.pieces,
-            step.members,
-            out,
-            step.totals,
-            self._scratch,
-            tokens,
-            *shape,
-            self._capacity,
-            self._page_size,
-            step.pages.shape[1],
-            len(step.pieces),
-            threads // math.gcd(threads, about.kv_heads),
-            apart,
-            step.longest,
-            about.scale,
-            about.softcap or 0.0,
-        )
+        places = self._capacity, self._page_size, self._groups
+        words = (*self._steps[about.window].words, *shape, *places, about.scale, about.softcap or 0.0)
+        attend(qkv, kv, out, self._scratch, *words, threads=self._threads)
         return out
 
     def _step(self, rows: Rows, window: int | None) -> _Step:
@@ -143,22 +99,19 @@ class CompiledAttention:
             (piece.row, piece.first, piece.end, *span)
             for piece, *span in zip(pieces, stops[:-1].tolist(), stops[1:].tolist(), strict=True)
         ]
-        token_rows, firsts, ends, tree_begins, tree_ats = (
-            torch.from_numpy(array) for array in (row, first, end, tree_begin, tree_at)
+        longest = int((end - first).max())
+        arrays = (rows.pages, row, first, end, tree_begin, tree_at, np.concatenate(tree))
+        kept = (
+            *(torch.from_numpy(np.ascontiguousarray(array)) for array in arrays),
+            torch.tensor(table, dtype=torch.int64),
+            torch.from_numpy(np.concatenate(members)),
+            torch.empty(len(row), rows.kv_heads * rows.heads_per_kv),
         )
-        return _Step(
-            pages=torch.from_numpy(np.ascontiguousarray(rows.pages)),
-            rows=token_rows,
-            first=firsts,
-            end=ends,
-            tree_begin=tree_begins,
-            tree_at=tree_ats,
-            tree=torch.from_numpy(np.concatenate(tree)),
-            pieces=torch.tensor(table, dtype=torch.int64),
-            members=torch.from_numpy(np.concatenate(members)),
-            totals=torch.empty(len(row), rows.kv_heads * rows.heads_per_kv),
-            longest=int((end - first).max()),
-        )
+        apart = scratch_floats(self._layers[0].head_dim, rows.heads_per_kv, longest)
+        if len(self._scratch) < apart * self._threads:
+            self._scratch = torch.empty(apart * self._threads)
+        sizes = (len(row), rows.pages.shape[1], len(table), longest, apart)
+        return _Step((*(array.data_ptr() for array in kept), *sizes), kept)
 
     def _pieces(self, rows: Rows, row: Ints) -> tuple[list[_Piece], Ints]:
         """What several tokens read together, and for each token the first key that it reads for itself."""

@@ -120,8 +120,8 @@ class _Head(NamedTuple):
 
 @kernel
 def attend(address: Any) -> None:
-    """``(qkv, cache, pages, rows, first, end, tree_begin, tree_at, tree, pieces, members, out, total, scratch, tokens,
-    heads, kv_heads, dim, capacity, page_size, columns, count, groups, apart, longest, scale, softcap)``.
+    """``(qkv, cache, out, scratch, pages, rows, first, end, tree_begin, tree_at, tree, pieces, members, total, tokens,
+    columns, count, longest, apart, heads, kv_heads, dim, capacity, page_size, groups, scale, softcap)``.
 
     Token ``i`` of ``tokens`` belongs to row ``rows[i]`` of the page table ``pages`` ``[rows, columns]`` and reads the
     keys ``first[i]`` until ``end[i]`` for itself, of which there are 1 to ``longest``. Where ``tree_at[i]`` is not
@@ -133,28 +133,28 @@ def attend(address: Any) -> None:
     apart]``, see ``scratch_floats``. Threads divide the heads, and ``groups`` ranges of the tokens.
     """
     a, thread, threads = begin(address)
-    tokens, heads, kv_heads, dim, count, groups = a[14], a[15], a[16], a[17], a[21], a[22]
-    per_kv, longest = heads // kv_heads, a[24]
+    tokens, heads, kv_heads, dim, count, groups = a[14], a[19], a[20], a[21], a[16], a[24]
+    per_kv, longest = heads // kv_heads, a[17]
     scale, softcap = np.float32(number(a[25])), np.float32(number(a[26]))
-    rows, firsts, ends = longs(a[3], tokens), longs(a[4], tokens), longs(a[5], tokens)
-    tree_begins, tree_ats, tree = longs(a[6], tokens), longs(a[7], tokens), flags(a[8], _SOME)
-    pieces, members, totals = longs(a[9], (count, 5)), longs(a[10], _SOME), floats(a[12], (tokens, heads))
+    rows, firsts, ends = longs(a[5], tokens), longs(a[6], tokens), longs(a[7], tokens)
+    tree_begins, tree_ats, tree = longs(a[8], tokens), longs(a[9], tokens), flags(a[10], _SOME)
+    pieces, members, totals = longs(a[11], (count, 5)), longs(a[12], _SOME), floats(a[13], (tokens, heads))
     for part in range(thread, groups * kv_heads, threads):
         index = part % kv_heads
         begins, after = share(tokens, part // kv_heads, groups)
         head = _Head(
             a[0] + 4 * dim * per_kv * index,
-            a[11] + 4 * dim * per_kv * index,
-            a[1] + 4 * dim * a[18] * index,
-            a[1] + 4 * dim * a[18] * (kv_heads + index),
-            a[2],
+            a[2] + 4 * dim * per_kv * index,
+            a[1] + 4 * dim * a[22] * index,
+            a[1] + 4 * dim * a[22] * (kv_heads + index),
+            a[4],
             4 * dim * (heads + 2 * kv_heads),
             heads,
             per_kv,
             dim,
-            a[19],
-            a[20],
-            a[13] + 4 * a[23] * thread,
+            a[23],
+            a[15],
+            a[3] + 4 * a[18] * thread,
         )
         sums = totals[:, per_kv * index : per_kv * (index + 1)]
         for token in range(begins, after):

@@ -36,6 +36,7 @@ class Kernel:
 
     def __init__(self, body: Callable[[Any], None]) -> None:
         self._body = body
+        self._compiled: Any = None
         self._native: Any = None
         self.__doc__ = body.__doc__
 
@@ -47,9 +48,11 @@ class Kernel:
         if self._native is None:
             signature = types.void(types.CPointer(types.int64))
             options = {"fastmath": _FAST, "error_model": "numpy", "cache": True}
-            self._native = _Native(cfunc(signature, **options)(self._body).address)
+            self._compiled = cfunc(signature, **options)(self._body)
+            self._native = _Native(self._compiled.address)
         pool = _pool()
-        values = (ctypes.c_int64 * (2 + len(arguments)))(0, 1, *map(_word, arguments))
+        words = [one if type(one) is int else _word(one) for one in arguments]
+        values = (ctypes.c_int64 * (2 + len(words)))(0, 1, *words)
         if pool is None or threads == 1:
             self._native(values)
             return
@@ -72,10 +75,8 @@ def function(body: Callable[..., Any]) -> Callable[..., Any]:
 def _word(argument: Tensor | int | float) -> int:
     if isinstance(argument, Tensor):
         return argument.data_ptr()
-    if isinstance(argument, float):
-        word: int = struct.unpack("=q", struct.pack("=d", argument))[0]
-        return word
-    return argument
+    word: int = struct.unpack("=q", struct.pack("=d", argument))[0]
+    return word
 
 
 @cache
