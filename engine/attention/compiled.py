@@ -68,8 +68,8 @@ class CompiledAttention:
         places = self._slots, kv, tokens
         rotary_write(qkv, weight, eps, cos, sin, *places, *shape, turned, self._capacity, threads=threads)
         out = torch.empty(tokens, about.heads * about.head_dim)
-        places = self._capacity, self._page_size, self._groups
-        words = (*self._steps[about.window].words, *shape, *places, about.scale, about.softcap or 0.0)
+        pool = self._capacity, self._page_size, self._groups
+        words = (*self._steps[about.window].words, *shape, *pool, about.scale, about.softcap or 0.0)
         attend(qkv, kv, out, self._scratch, *words, threads=self._threads)
         return out
 
