@@ -41,6 +41,8 @@ _LATEST = np.float32(40)
 _2_32 = np.float32(2.0**32)
 _FEW = 64
 """Tokens that are sorted."""
+_ROUNDS = 16
+"""Steps of regula falsi before it is bisection."""
 _NAN, _CLOSE_CALL = -1, -2
 
 _INFINITE = np.int32(0x7F800000)
@@ -275,7 +277,9 @@ def _reaching(x: Any, maxima: Any, weights: Any, top: Any, step: Any, goal: floa
     """The largest logit such that the weights of the tokens that reach it sum to the goal or more; minus infinity where
     no sum of what can be drawn does.
 
-    The logit is looked for in steps down from the top that grow twofold, then by bisection until few tokens are left.
+    The logit is looked for in steps down from the top that grow twofold, then by regula falsi until few tokens are
+    left (Dowell & Jarratt 1971: where one end stays its value counts half, so that both come near), and by bisection
+    where that takes long.
     """
     high, above, counted = np.float32(np.inf), 0.0, 0
     low = np.float32(top - step)
@@ -287,15 +291,25 @@ def _reaching(x: Any, maxima: Any, weights: Any, top: Any, step: Any, goal: floa
         count, mass = _mass(x, maxima, weights, low)
     if low == -np.inf:
         return low
+    below, over, rounds, rose = goal - above, mass - goal, 0, False
     while count - counted > _FEW:
-        middle = np.float32(low + (min(high, top) - low) / np.float32(2))
+        width = min(high, top) - low
+        part = over / (over + below) if rounds < _ROUNDS else 0.5
+        middle = np.float32(low + np.float32(part) * width)
         if middle <= low or middle >= high:
-            return low
+            middle = np.float32(low + np.float32(0.5) * width)
+            if middle <= low or middle >= high:
+                return low
         inside, reached = _mass(x, maxima, weights, middle)
-        if reached < goal:
-            high, above, counted = middle, reached, inside
+        again = rounds > 0 and rose == (reached >= goal)
+        rose = reached >= goal
+        if rose:
+            low, count, over = middle, inside, reached - goal
+            below = 0.5 * below if again else below
         else:
-            low, count = middle, inside
+            high, above, counted, below = middle, reached, inside, goal - reached
+            over = 0.5 * over if again else over
+        rounds += 1
     return _sorted_to(x, maxima, weights, low, high, above, goal)
 
 
@@ -328,8 +342,9 @@ def _sorted_to(x: Any, maxima: Any, weights: Any, low: Any, high: Any, mass: flo
     logits, theirs = np.empty(_FEW, np.float32), np.empty(_FEW, np.float32)
     count = 0
     for block in range(len(maxima)):
-        if maxima[block] >= low:
-            for i in range(block * _BLOCK, min((block + 1) * _BLOCK, len(x))):
+        start = block * _BLOCK
+        if maxima[block] >= low and _any_between(x[start : start + _BLOCK], low, high):
+            for i in range(start, min(start + _BLOCK, len(x))):
                 if low <= x[i] < high:
                     place = count
                     while place > 0 and logits[place - 1] < x[i]:
@@ -342,3 +357,11 @@ def _sorted_to(x: Any, maxima: Any, weights: Any, low: Any, high: Any, mass: flo
         if mass >= goal:
             return logits[place]
     return low
+
+
+@function
+def _any_between(x: Any, low: Any, high: Any) -> Any:
+    found = np.int32(0)
+    for i in range(len(x)):
+        found |= np.int32((x[i] >= low) & (x[i] < high))
+    return found != 0
