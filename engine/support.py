@@ -18,8 +18,9 @@ _DEEPEST = 64
 def relative_weights(x: Logits, top: Logits, temperature: Floats) -> Logits:
     """``exp((x - top) / temperature)`` in float32, ``[rows, vocab]``: 1 for the likeliest token of a row."""
     weights = x - top[:, None]
-    # At a temperature of almost nothing everything but the top, whose difference is 0, becomes 0.
-    weights *= (1 / temperature).clip(max=3e38).astype(np.float32)[:, None]
+    # At a temperature of almost nothing everything but the top, whose difference is 0, becomes 0. At one that is almost
+    # infinite an impossible token stays impossible.
+    weights *= (1 / temperature).clip(min=1e-37, max=3e38).astype(np.float32)[:, None]
     np.exp(weights, out=weights)
     return weights
 

@@ -39,8 +39,10 @@ exponent, three roundings relative to at most 41, is off by less than 1e-5."""
 _LATEST = np.float32(40)
 """No token of weight 1 arrives later than ``-log(2**-53)``."""
 _2_32 = np.float32(2.0**32)
-_FEW = 64
+_FEW = 32
 """Tokens that are sorted."""
+_SHORTEST = np.float32(1e-30)
+"""A first step that is no denormal, which the processor may take for 0."""
 _ROUNDS = 16
 """Steps of regula falsi before it is bisection."""
 _NAN, _CLOSE_CALL = -1, -2
@@ -268,7 +270,7 @@ def _smallest(x: Any, maxima: Any, weights: Any, top: Any, factor: Any, top_k: i
             # Of those that tie with the last of the largest, top-p counts as many as make top_k.
             count, total = _mass(x, maxima, weights, smallest)
             total -= (count - top_k) * np.float64(exp32((smallest - top) * factor))
-        smallest = max(smallest, _reaching(x, maxima, weights, top, np.float32(1) / factor, top_p * total))
+        smallest = max(smallest, _reaching(x, maxima, weights, top, max(np.float32(1) / factor, _SHORTEST), top_p * total))
     return smallest
 
 
@@ -282,13 +284,13 @@ def _reaching(x: Any, maxima: Any, weights: Any, top: Any, step: Any, goal: floa
     where that takes long.
     """
     high, above, counted = np.float32(np.inf), 0.0, 0
-    low = np.float32(top - step)
-    count, mass = _mass(x, maxima, weights, low)
-    while mass < goal and low > -np.inf:
-        high, above, counted = low, mass, count
-        step *= np.float32(2)
+    while True:
         low = np.float32(top - step)
         count, mass = _mass(x, maxima, weights, low)
+        if mass >= goal or low == -np.inf:
+            break
+        high, above, counted = low, mass, count
+        step *= np.float32(2)
     if low == -np.inf:
         return low
     below, over, rounds, rose = goal - above, mass - goal, 0, False

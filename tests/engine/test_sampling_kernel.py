@@ -18,7 +18,7 @@ if not AVAILABLE:
 from kernels.cpu.sampling import draw
 
 ROWS = 160
-TEMPERATURES = (1e-3, 0.05, 0.4, 0.7, 1.0, 1.6, 5.0)
+TEMPERATURES = (1e-300, 1e-3, 0.05, 0.4, 0.7, 1.0, 1.6, 5.0, 1e300)
 
 
 @pytest.fixture(autouse=True)
