@@ -270,7 +270,8 @@ def _smallest(x: Any, maxima: Any, weights: Any, top: Any, factor: Any, top_k: i
             # Of those that tie with the last of the largest, top-p counts as many as make top_k.
             count, total = _mass(x, maxima, weights, smallest)
             total -= (count - top_k) * np.float64(exp32((smallest - top) * factor))
-        smallest = max(smallest, _reaching(x, maxima, weights, top, max(np.float32(1) / factor, _SHORTEST), top_p * total))
+        step = max(np.float32(1) / factor, _SHORTEST)
+        smallest = max(smallest, _reaching(x, maxima, weights, top, step, top_p * total))
     return smallest
 
 

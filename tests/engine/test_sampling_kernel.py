@@ -11,6 +11,7 @@ from torch import Tensor
 
 from engine.sampling import Coordinates, Floats, Ints, Laws, sample_with_numpy
 from kernels.cpu import AVAILABLE
+from kernels.noise import SAMPLE, Words, gumbel_noise, noise_streams
 
 if not AVAILABLE:
     pytest.skip("numba is not installed", allow_module_level=True)
@@ -97,6 +98,27 @@ def test_close_calls_are_decided_as_by_the_reference(vocab: int, monkeypatch: py
     again, theirs = draw(logits, laws, places())
     assert again.tolist() == tokens.tolist()
     assert theirs.tolist() == logprobs.tolist()
+
+
+def test_close_calls_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those and no others, among the leads that the noise of all tokens gives."""
+    close, rows, vocab = 5e-4, 40_000, 17
+    logits = torch.randn(vocab, generator=torch.Generator().manual_seed(8)).expand(rows, vocab)
+    where = Coordinates(np.full(rows, 3), np.full(rows, 4), np.arange(rows))
+    streams = noise_streams(where.seed, where.key, where.position, SAMPLE)
+    best = np.sort(logits.double().numpy() + gumbel_noise(streams[:, None], np.arange(vocab)), axis=-1)
+    decided: list[int] = []
+
+    def noted(stream: Words, tokens: Ints) -> Floats:
+        decided.extend(stream.tolist())
+        return gumbel_noise(stream, tokens)
+
+    monkeypatch.setattr("kernels.cpu.sampling._CLOSE", close)
+    monkeypatch.setattr("kernels.cpu.sampling.gumbel_noise", noted)
+    draw(logits, Laws(np.ones(rows), np.ones(rows), np.zeros(rows), np.zeros(rows, np.int64)), where)
+    expected = streams[best[:, -1] - best[:, -2] <= close].tolist()
+    assert len(expected) > 5
+    assert decided == expected
 
 
 @pytest.mark.parametrize("filtered", [False, True])
