@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator
 from types import TracebackType
 from typing import Any
+from urllib.parse import quote
 
 import httpx
 
@@ -49,23 +50,23 @@ class ServiceClient:
         return Job.model_validate(self._json("POST", "/v1/jobs", json=spec))
 
     def get(self, job_id: str) -> Job:
-        return Job.model_validate(self._json("GET", f"/v1/jobs/{job_id}"))
+        return Job.model_validate(self._json("GET", f"/v1/jobs/{_part(job_id)}"))
 
     def list(self, *, limit: int, after: str | None, status: str | None) -> dict[str, Any]:
         asked = {"limit": limit, "after": after, "status": status}
         return self._json("GET", "/v1/jobs", params={key: value for key, value in asked.items() if value is not None})
 
     def delete(self, job_id: str) -> None:
-        self._answer("DELETE", f"/v1/jobs/{job_id}")
+        self._answer("DELETE", f"/v1/jobs/{_part(job_id)}")
 
     def cancel(self, job_id: str) -> Job:
-        return Job.model_validate(self._json("POST", f"/v1/jobs/{job_id}/cancel"))
+        return Job.model_validate(self._json("POST", f"/v1/jobs/{_part(job_id)}/cancel"))
 
     def retry(self, job_id: str) -> Job:
-        return Job.model_validate(self._json("POST", f"/v1/jobs/{job_id}/retry"))
+        return Job.model_validate(self._json("POST", f"/v1/jobs/{_part(job_id)}/retry"))
 
     def tree(self, job_id: str) -> dict[str, Any]:
-        return self._json("GET", f"/v1/jobs/{job_id}/tree")
+        return self._json("GET", f"/v1/jobs/{_part(job_id)}/tree")
 
     def export(self, *, since: float = 0.0, status: str | None = None, journal: bool = False) -> Iterator[str]:
         """Jobs that have ended, a line of JSON each, as they come."""
@@ -84,13 +85,13 @@ class ServiceClient:
         return Batch.model_validate(self._json("POST", "/v1/batches", json=spec))
 
     def batch(self, batch_id: str) -> Batch:
-        return Batch.model_validate(self._json("GET", f"/v1/batches/{batch_id}"))
+        return Batch.model_validate(self._json("GET", f"/v1/batches/{_part(batch_id)}"))
 
     def list_batches(self, *, limit: int, after: str | None) -> dict[str, Any]:
         return self._json("GET", "/v1/batches", params={"limit": limit} | ({} if after is None else {"after": after}))
 
     def cancel_batch(self, batch_id: str) -> Batch:
-        return Batch.model_validate(self._json("POST", f"/v1/batches/{batch_id}/cancel"))
+        return Batch.model_validate(self._json("POST", f"/v1/batches/{_part(batch_id)}/cancel"))
 
     def create_key(self, spec: dict[str, Any]) -> NewKey:
         return NewKey.model_validate(self._json("POST", "/v1/keys", json=spec))
@@ -99,7 +100,7 @@ class ServiceClient:
         return self._json("GET", "/v1/keys", params={"limit": limit} | ({} if after is None else {"after": after}))
 
     def revoke_key(self, key_id: str) -> Key:
-        return Key.model_validate(self._json("DELETE", f"/v1/keys/{key_id}"))
+        return Key.model_validate(self._json("DELETE", f"/v1/keys/{_part(key_id)}"))
 
     def events(self, job_id: str, after: int = 0) -> Iterator[Event]:
         """The job's events from number ``after + 1`` to the terminal one; goes on by itself after a lost connection."""
@@ -128,7 +129,7 @@ class ServiceClient:
     def _stream(self, job_id: str, after: int) -> Iterator[Event]:
         timeout = httpx.Timeout(SILENCE_SECONDS, connect=CONNECT_SECONDS)
         params = {"starting_after": after}
-        with self._http.stream("GET", f"/v1/jobs/{job_id}/events", params=params, timeout=timeout) as response:
+        with self._http.stream("GET", f"/v1/jobs/{_part(job_id)}/events", params=params, timeout=timeout) as response:
             if response.status_code == httpx.codes.NO_CONTENT:  # it has ended, with the last event that we have
                 return
             if response.status_code != httpx.codes.OK:
@@ -153,6 +154,11 @@ class ServiceClient:
         if response.is_error:
             raise _refusal(response)
         return response
+
+
+def _part(text: str) -> str:
+    """An id as one part of a path, whatever it is: ``../keys`` is no job, and must not become the address of keys."""
+    return quote(text, safe="").replace(".", "%2E")
 
 
 def _refusal(response: httpx.Response) -> ServiceError:

@@ -6,14 +6,16 @@ import io
 import json
 from collections.abc import Iterator
 from typing import Any, cast
+from urllib.parse import unquote
 
+import httpx
 import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
 from api import cli_jobs
 from api.cli import app
-from api.client import ServiceClient
+from api.client import ServiceClient, ServiceError
 from api.show import print_tree, watch
 from reasoner.jobs import Event, Job, JobSpec
 
@@ -137,3 +139,26 @@ def test_deleting_answers_one_document(monkeypatch: pytest.MonkeyPatch) -> None:
     result = CliRunner().invoke(app, ["jobs", "delete", "job_1", "job_2", "--json"])
     assert result.exit_code == 0, result.output
     assert json.loads(result.stdout) == {"deleted": gone} == {"deleted": ["job_1", "job_2"]}
+
+
+@pytest.mark.parametrize("name", ["../keys", "..", "x/cancel", "x?wait=60", "x#y", "\x01", "é", "%2e%2e"])
+def test_whatever_is_given_as_an_id_is_one_part_of_the_path(name: str) -> None:
+    asked: list[bytes] = []
+
+    def refuse(request: httpx.Request) -> httpx.Response:
+        asked.append(request.url.raw_path)
+        return httpx.Response(404, json={"detail": "there is no such thing"})
+
+    client = ServiceClient("http://127.0.0.1")
+    client._http = httpx.Client(base_url=client.url, transport=httpx.MockTransport(refuse))
+    calls = [client.get, client.delete, client.cancel, client.tree, client.batch, client.revoke_key, client.wait]
+    for call in calls:
+        with pytest.raises(ServiceError, match="no such thing"):
+            call(name)
+    ends = ["", "", "/cancel", "/tree", "", "", "/events"]
+    for path, end in zip(asked, ends, strict=True):
+        kind, _, rest = path.decode().removeprefix("/v1/").partition("/")
+        given = rest.partition("?starting_after")[0].removesuffix(end)
+        assert kind in ("jobs", "batches", "keys")
+        assert unquote(given) == name
+        assert not set("/?#") & set(given)
