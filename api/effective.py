@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
-import json
 import secrets
 from collections.abc import Iterator
 from typing import Any
@@ -141,9 +139,3 @@ def _refusal(error: InvalidRequest) -> Problem:
     field = error.field or "budget"
     message = str(error).removeprefix(f"{field}: ")
     return Problem(422, "impossible-budget", f"{field}: {message}", errors=[(field, message)])
-
-
-def body_digest(body: bytes) -> str:
-    """Of what the client said, not of how it was spelled."""
-    canonical = json.dumps(json.loads(body), sort_keys=True, separators=(",", ":"))
-    return hashlib.sha256(canonical.encode()).hexdigest()

@@ -11,6 +11,7 @@ from typing import Any
 
 from api.openai.chat_answer import completion
 from api.openai.errors import ErrorBody, ErrorDocument
+from api.openai.input_items import ListItems, input_items
 from api.openai.response import Response
 from api.openai.response_body import Form
 from api.openai.story import Story
@@ -201,6 +202,9 @@ ANSWERS: dict[str, dict[int, Any]] = {
     "POST /v1/chat/completions": {200: _CHAT},
     "POST /v1/responses": {200: _RESPONSE},
     "GET /v1/responses/{response_id}": {200: _RESPONSE},
+    "GET /v1/responses/{response_id}/input_items": {
+        200: input_items(_ENDED.model_dump(), Form(), ListItems()).model_dump()
+    },
     "POST /v1/responses/{response_id}/cancel": {200: _RESPONSE},
     "DELETE /v1/responses/{response_id}": {200: {"id": RESPONSE, "object": "response", "deleted": True}},
     "POST /v1/keys": {201: NewKey(**_KEY.model_dump(), key="rk_5d1c8e7fa2b39046_" + "0" * 64).model_dump()},

@@ -5,12 +5,12 @@ from __future__ import annotations
 import re
 from typing import Annotated
 
-from fastapi import APIRouter, Body, Depends, Header, Path, Query, Request, Response
+from fastapi import APIRouter, Body, Depends, Path, Query, Request, Response
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel
 
 from api.caller import Known, Reader, Writer
-from api.effective import body_digest
+from api.idempotency import IdempotencyKey, idempotency_of
 from api.json_body import JsonRoute
 from api.problems import Problem, ProblemDocument
 from api.state import State, service
@@ -73,17 +73,13 @@ async def submit(
     request: Request,
     state: Service,
     caller: Writer,
-    idempotency_key: Annotated[
-        str | None, Header(min_length=1, max_length=255, description="The same key and body make one batch, for a day.")
-    ] = None,
+    idempotency_key: IdempotencyKey = None,
 ) -> Response:
     """Every job is granted a quarter of an even share at once. The rest goes, slice by slice, to the job that promises
     the largest gain per token; all together never spend more than the budget. The jobs are jobs like any other:
     ``GET /v1/jobs/{id}`` and its events and tree show them. A job's own budget caps its part.
     """
-    idempotency = None
-    if idempotency_key is not None:
-        idempotency = (idempotency_key, body_digest(await request.body()))
+    idempotency = await idempotency_of(idempotency_key, request)
     batch, created = await submit_batch(spec, caller, state, idempotency=idempotency)
     headers = {"Location": f"/v1/batches/{batch['id']}"}
     if not created:

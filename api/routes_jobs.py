@@ -13,7 +13,7 @@ from fastapi.sse import EventSourceResponse, ServerSentEvent
 from pydantic import BaseModel
 
 from api.caller import Known, Reader, Writer
-from api.effective import body_digest
+from api.idempotency import IdempotencyKey, idempotency_of
 from api.json_body import JsonRoute
 from api.problems import Problem, ProblemDocument
 from api.state import State, service
@@ -73,13 +73,9 @@ async def submit(
     prefer: Annotated[
         str | None, Header(description="'wait=N' answers when the job has ended or after N seconds.")
     ] = None,
-    idempotency_key: Annotated[
-        str | None, Header(min_length=1, max_length=255, description="The same key and body make one job, for a day.")
-    ] = None,
+    idempotency_key: IdempotencyKey = None,
 ) -> Response:
-    idempotency = None
-    if idempotency_key is not None:
-        idempotency = (idempotency_key, body_digest(await request.body()))
+    idempotency = await idempotency_of(idempotency_key, request)
     job, created = await submit_job(spec, caller, state, idempotency=idempotency)
     headers = {"Location": f"/v1/jobs/{job['id']}"}
     if not created:

@@ -23,9 +23,9 @@ class ClientGone(Exception):
     """Nobody is there to read an answer."""
 
 
-async def ended(request: Request, store: JobStore, job_id: str, story: Story) -> End | None:
-    """Follows the job to its end; ``None`` when it was deleted. A client that goes away takes its job with it: raises
-    ``ClientGone``."""
+async def ended(request: Request, store: JobStore, job_id: str, story: Story, *, returns: bool) -> End | None:
+    """Follows the job to its end; ``None`` when it was deleted. Raises ``ClientGone`` when the client goes away: it
+    takes its job with it, unless it ``returns``."""
     following = asyncio.ensure_future(_listen(store, job_id, story))
     leaving = asyncio.ensure_future(_gone(request))
     try:
@@ -37,7 +37,8 @@ async def ended(request: Request, store: JobStore, job_id: str, story: Story) ->
     finally:
         following.cancel()
         leaving.cancel()
-        await let_go(store, job_id, story)
+        if not returns:
+            await let_go(store, job_id, story)
 
 
 async def let_go(store: JobStore, job_id: str, story: Story) -> None:

@@ -10,6 +10,7 @@ from fastapi import APIRouter, Body, Depends, Request, Response
 from fastapi.responses import JSONResponse
 
 from api.caller import Writer
+from api.idempotency import IdempotencyKey, idempotency_of
 from api.json_body import JsonRoute
 from api.openai.chat_answer import ChatCompletion, chunks, completion
 from api.openai.chat_body import ChatBody
@@ -59,24 +60,32 @@ STREAM: dict[int | str, dict[str, Any]] = {
     "/chat/completions", response_model=ChatCompletion, responses=STREAM, summary="Ask, in OpenAI's words, and wait"
 )
 async def complete(
-    body: Annotated[ChatBody, Body(openapi_examples=EXAMPLES)], request: Request, state: Service, caller: Writer
+    body: Annotated[ChatBody, Body(openapi_examples=EXAMPLES)],
+    request: Request,
+    state: Service,
+    caller: Writer,
+    idempotency_key: IdempotencyKey = None,
 ) -> Response:
     """A search stands behind every completion: ``reasoning_content`` tells what it does, ``reasoner`` has the job. The
-    job is ``job_`` and the digits of the completion's id. A client that goes away cancels it.
+    job is ``job_`` and the digits of the completion's id. A client that goes away cancels it; one that sent an
+    ``Idempotency-Key`` does not, and gets the same job's answer when it asks again.
 
     All of max_completion_tokens, reasoning.max_tokens and thinking.budget_tokens bound the job's tokens, and the
     smallest holds; an effort is a budget and a strategy by name. strategy, budget, verifier, answer, confidence,
     deterministic, priority and webhook are those of ``POST /v1/jobs``.
     """
-    job, _ = await submit_job(body.to_job(body.conversation(), state.settings.effort), caller, state)
+    spec = body.to_job(body.conversation(), state.settings.effort)
+    idempotency = await idempotency_of(idempotency_key, request)
+    job, _ = await submit_job(spec, caller, state, idempotency=idempotency)
     summary = body.reasoning.summary if body.reasoning else None
     story = Story(job["spec"], concise=summary == "concise")
     if body.stream:
         usage = bool(body.stream_options and body.stream_options.include_usage)
         told = chunks(job, story, state.store.follow(job["id"]), usage=usage)
-        return EventStream(_as_events(told), partial(let_go, state.store, job["id"], story))
+        leave = partial(let_go, state.store, job["id"], story) if idempotency is None else None
+        return EventStream(_as_events(told), leave)
     try:
-        end = await ended(request, state.store, job["id"], story)
+        end = await ended(request, state.store, job["id"], story, returns=idempotency is not None)
     except ClientGone:
         return Response(status_code=499)
     if end is None or end.result is None:

@@ -14,9 +14,11 @@ from fastapi.responses import JSONResponse
 from pydantic import BaseModel, Field
 
 from api.caller import Caller, Known, Reader, Writer
+from api.idempotency import IdempotencyKey, idempotency_of
 from api.json_body import JsonRoute
 from api.openai.errors import ErrorDocument
 from api.openai.following import ClientGone, EventStream, ended, let_go
+from api.openai.input_items import InputItems, ListItems, input_items
 from api.openai.response import Response, response_id
 from api.openai.response_body import Form, ResponseBody
 from api.openai.response_events import ResponseEvents, behind, newest_number
@@ -84,24 +86,31 @@ JobId = Annotated[str, Depends(job_behind)]
 
 @router.post("", response_model=Response, responses=STREAM, summary="Ask, in OpenAI's words")
 async def create(
-    body: Annotated[ResponseBody, Body(openapi_examples=EXAMPLES)], request: Request, state: Service, caller: Writer
+    body: Annotated[ResponseBody, Body(openapi_examples=EXAMPLES)],
+    request: Request,
+    state: Service,
+    caller: Writer,
+    idempotency_key: IdempotencyKey = None,
 ) -> HttpResponse:
     """The job behind a response is ``job_`` and the digits of its id. With ``background`` the answer comes at once and
-    the job runs on by itself; without, a client that goes away cancels it. Bounds, efforts and what is not OpenAI's are
-    as in ``POST /v1/chat/completions``. A response lives as long as its job.
+    the job runs on by itself; without, a client that goes away cancels it, unless it sent an ``Idempotency-Key`` to ask
+    again by. Bounds, efforts and what is not OpenAI's are as in ``POST /v1/chat/completions``. A response lives as long
+    as its job.
     """
     form = body.form
     history = [] if body.previous_response_id is None else await _history(body.previous_response_id, state, caller)
     spec = body.to_job(body.conversation(history), state.settings.effort)
-    job, _ = await submit_job(spec, caller, state, form=form.model_dump_json())
+    idempotency = await idempotency_of(idempotency_key, request)
+    returns = form.background or idempotency is not None
+    job, _ = await submit_job(spec, caller, state, idempotency=idempotency, form=form.model_dump_json())
     if body.stream:
         stream = ResponseEvents(job, form)
-        leave = None if form.background else partial(let_go, state.store, job["id"], stream.story)
+        leave = None if returns else partial(let_go, state.store, job["id"], stream.story)
         return EventStream(_as_events(behind(None, stream, state.store.follow(job["id"]))), leave)
     story = Story(job["spec"], concise=form.summary == "concise")
     if not form.background:
         try:
-            if await ended(request, state.store, job["id"], story) is None:
+            if await ended(request, state.store, job["id"], story, returns=returns) is None:
                 raise Problem(409, "deleted", "the response was deleted while it was made")
         except ClientGone:
             return HttpResponse(status_code=499)
@@ -123,6 +132,16 @@ async def retrieve(job_id: JobId, query: Annotated[Retrieve, Query()], state: Se
     if after is not None:
         raise _bad_start("it belongs to streams: add 'stream=true'")
     return JSONResponse((await _as_it_is(state, job, form)).model_dump())
+
+
+@router.get("/{response_id}/input_items", summary="What a response was asked")
+async def inputs(job_id: JobId, query: Annotated[ListItems, Query()], state: Service, _: Reader) -> InputItems:
+    """The turns that the model was given, those of earlier responses included, newest first."""
+    try:
+        return input_items(await state.store.get(job_id), await _form(state, job_id), query)
+    except KeyError:
+        message = f"after: there is no item {query.after!r}: give the 'last_id' of the page before"
+        raise Problem(400, "unknown-cursor", message, errors=[("after", message)]) from None
 
 
 @router.post("/{response_id}/cancel", response_model=Response, summary="Cancel a response")

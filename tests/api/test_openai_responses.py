@@ -191,6 +191,30 @@ async def test_a_response_goes_on_from_the_one_before_it_without_its_instruction
     assert (await ai.responses.retrieve(third.id)).previous_response_id == second.id
 
 
+async def test_what_a_response_was_asked_is_listed_page_by_page_in_either_order(
+    ai: AsyncOpenAI, http: httpx.AsyncClient, worker: None
+) -> None:
+    first = await ai.responses.create(**(ASKED | {"instructions": "Be short."}))
+    second = await ai.responses.create(
+        model=MODEL, input="And 1 + 2?", previous_response_id=first.id, max_output_tokens=1
+    )
+    told = [("user", "1 + 1?"), ("assistant", first.output_text), ("user", "And 1 + 2?")]
+
+    def said(items: list[Any]) -> list[tuple[str, str]]:
+        return [(item.role, item.content[0].text) for item in items]
+
+    assert said((await ai.responses.input_items.list(first.id)).data) == told[:1]
+    assert said((await ai.responses.input_items.list(second.id)).data) == told[::-1]
+    paged = [item async for item in ai.responses.input_items.list(second.id, order="asc", limit=1)]
+    assert said(paged) == told
+    assert len({item.id for item in paged}) == 3
+    path = f"/v1/responses/{second.id}/input_items"
+    for query, param in (("after=msg_x", "after"), ("limit=0", "limit"), ("order=up", "order"), ("n=1", "n")):
+        refused = await http.get(f"{path}?{query}")
+        assert (refused.status_code, refused.json()["error"]["param"]) == (400, param)
+    assert (await http.get(f"/v1/responses/resp_{'0' * 32}/input_items")).status_code == 404
+
+
 async def test_a_response_cannot_go_on_from_one_that_said_nothing(ai: AsyncOpenAI) -> None:
     waiting = await ai.responses.create(**ASKED, background=True)
     for response_id, refusal in ((waiting.id, openai.BadRequestError), ("resp_" + "0" * 32, openai.NotFoundError)):
@@ -212,3 +236,30 @@ async def test_an_unknown_response_is_not_found(ai: AsyncOpenAI, response_id: st
     for call in (ai.responses.retrieve, ai.responses.cancel, ai.responses.delete):
         with pytest.raises(openai.NotFoundError):
             await call(response_id)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("route", ["chat/completions", "responses"])
+async def test_a_client_that_sends_a_key_leaves_comes_back_and_gets_the_same_job(
+    http: httpx.AsyncClient, url: str, store: JobStore, route: str, stream: bool
+) -> None:
+    asked = {"model": MODEL, "stream": stream} | (
+        {"input": "1 + 1?"} if route == "responses" else {"messages": [{"role": "user", "content": "1 + 1?"}]}
+    )
+    headers = {"Idempotency-Key": "once"}
+    asking = asyncio.create_task(http.post(f"/v1/{route}", json=asked, headers=headers))
+    jobs: list[dict[str, Any]] = []
+    while not jobs:
+        jobs = (await http.get("/v1/jobs")).json()["data"]
+    asking.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await asking
+    again = asyncio.create_task(http.post(f"/v1/{route}", json=asked, headers=headers))
+    async with working(url, store):
+        answer = await again
+    assert answer.status_code == 200
+    [job] = (await http.get("/v1/jobs")).json()["data"]
+    assert (job["id"], job["status"]) == (jobs[0]["id"], "completed")
+    assert job["id"].removeprefix("job_") in answer.text
+    conflict = await http.post(f"/v1/{route}", json=asked | {"seed": 5}, headers=headers)
+    assert (conflict.status_code, conflict.json()["error"]["code"]) == (400, "idempotency_conflict")
