@@ -91,7 +91,7 @@ def draw(logits: Tensor, laws: Laws, where: Coordinates) -> tuple[Ints, Floats]:
     settings = torch.from_numpy(np.array((laws.temperature, laws.top_p, reach)))
     places = torch.from_numpy(np.array((laws.top_k, where.seed, where.key, where.position)))
     tokens, found = np.empty(rows, np.int64), np.empty((3, rows))
-    threads = 1 if logits.numel() < _ALONE else torch.get_num_threads()
+    threads = 1 if rows == 1 or logits.numel() < _ALONE else torch.get_num_threads()
     scratch = torch.empty((threads, vocab + _blocks(vocab)))
     outputs = torch.from_numpy(tokens), torch.from_numpy(found)
     _draw(logits, logits.stride(0), settings, places, *outputs, scratch, rows, vocab, _CLOSE, threads=threads)
