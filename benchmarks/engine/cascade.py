@@ -19,18 +19,18 @@ from rich.table import Table
 
 from engine.attention import LayerAttention
 from engine.attention.plan import CostModel, Rows
-from engine.attention.torch_backend import TorchAttention
+from engine.attention.compiled import CompiledAttention
 
 HEADS, KV_HEADS, DIM, PAGE, POOL, LAYERS = 8, 4, 64, 16, 4096, 16
 OWN = 4
 """Pages of each branch."""
-ALWAYS, NEVER, MODEL = CostModel(1, piece=0, query=0), CostModel(0), CostModel(2 * KV_HEADS * DIM * 4)
+ALWAYS, NEVER, MODEL = CostModel(1, piece=0, query=0), CostModel(0), CostModel.of_kernel(2 * KV_HEADS * DIM * 4)
 
 
 def main() -> None:
     """Prints the table."""
     layers = [LayerAttention(HEADS, KV_HEADS, DIM, DIM**-0.5)] * LAYERS
-    attend = TorchAttention(layers, torch.randn(LAYERS, 2, KV_HEADS, POOL, PAGE, DIM))
+    attend = CompiledAttention(layers, torch.randn(LAYERS, 2, KV_HEADS, POOL, PAGE, DIM))
     table = Table("prefix", "branches", "apart, µs", "shared, µs", "chosen", "best")
     with torch.inference_mode():
         for branches in (2, 4, 8, 16, 32):
@@ -43,7 +43,7 @@ def main() -> None:
     Console().print(table)
 
 
-def _seconds(attend: TorchAttention, prefix: int, branches: int, cost: CostModel) -> float:
+def _seconds(attend: CompiledAttention, prefix: int, branches: int, cost: CostModel) -> float:
     """Median time of one layer."""
     common = prefix // PAGE
     own = common + np.arange(branches)[:, None] * OWN + np.arange(OWN)

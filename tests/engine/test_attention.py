@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -164,6 +165,43 @@ def test_the_kernel_equals_dense_attention_in_float64(
         step = Step(seed, cost, page=page, trees=trees)
         ours = step.attend(about, CompiledAttention)
         torch.testing.assert_close(ours.double(), step.expected(about), atol=2e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("threads", [2, 3, 4, 5])
+def test_the_kernel_gives_the_same_bits_on_every_number_of_threads(threads: int) -> None:
+    about = LayerAttention(KV_HEADS * PER_KV, KV_HEADS, DIM, 0.4)
+    torch.set_num_threads(1)
+    alone = [Step(seed, USUAL, page=16).attend(about, CompiledAttention) for seed in range(12)]
+    torch.set_num_threads(threads)
+    try:
+        several = [Step(seed, USUAL, page=16).attend(about, CompiledAttention) for seed in range(12)]
+    finally:
+        torch.set_num_threads(1)
+    assert all(torch.equal(*pair) for pair in zip(alone, several, strict=True))
+
+
+@pytest.mark.parametrize("window", [None, 9])
+def test_without_sharing_the_kernel_gives_a_token_the_same_bits_in_any_company(window: int | None) -> None:
+    """Rows one at a time, and their new tokens one at a time, against all at once."""
+    about = LayerAttention(KV_HEADS * PER_KV, KV_HEADS, DIM, 0.4, window)
+    several = 0
+    for seed in range(6):
+        step = Step(seed, ALWAYS, page=16)
+        attend = CompiledAttention([about], step.kv, sharing=False)
+        attend.prepare(step.rows)
+        together = attend(0, step.q, step.k, step.v)
+        for row, start in enumerate(step.rows.starts.tolist()):
+            for token in range(start, start + step.queries[row]):
+                before = step.contexts[row] - step.queries[row] + token - start
+                one, places = np.ones(1, np.int64), step.rows.slots[[token]]
+                alone = replace(
+                    step.rows, pages=step.rows.pages[[row]], slots=places, queries=one, contexts=one + before
+                )
+                attend.prepare(alone)
+                q, k, v = (x[[token]] for x in (step.q, step.k, step.v))
+                assert torch.equal(attend(0, q, k, v)[0], together[token])
+        several += len(step.queries) > 1
+    assert several
 
 
 def sharing(plan: StepPlan) -> int:
