@@ -46,7 +46,7 @@ class Linear:
         self.parameters = weight.numel() + (0 if bias is None else bias.numel())
         """Number of weights."""
         self._product = _layout(weight)
-        self._bias = bias
+        self._bias = None if bias is None else bias.contiguous()
 
     def __call__(self, x: Tensor) -> Tensor:
         """``x``: ``[rows, in]``. Returns ``[rows, out]``."""

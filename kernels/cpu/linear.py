@@ -33,8 +33,8 @@ _STEP = 4
 """Columns of a block of x, ``[in / _STEP][rows][_STEP]``, that lie together."""
 _GROUP = 8 * _TALL
 """Rows that take a panel one after the other while it is in the cache of the second level."""
-_ALONE = 1 << 16
-"""Products that one thread computes before two would have begun."""
+_ALONE, _FREE = 1 << 18, 4
+"""Products that one thread computes before two would have begun; reading a weight takes as long as so many."""
 _LINE = 64
 """Bytes of a line of the cache."""
 _AHEAD = 16 << 10
@@ -59,12 +59,10 @@ class Panels:
         """``x @ weight.T + bias + residual`` of ``x`` ``[rows, in]``, contiguous ``bias`` ``[out]`` and ``residual``
         ``[rows, out]``. Raises ``ValueError`` where a shape or a type is another."""
         rows, into = x.shape
-        if (
-            into != self._in
-            or x.dtype != torch.float32
-            or not (residual is None or residual.shape == (rows, self._out))
-        ):
+        if into != self._in or x.dtype != torch.float32:
             raise ValueError(f"x is {x.dtype} {[*x.shape]}, the weight float32 {[self._out, self._in]}")
+        if residual is not None and (residual.shape != (rows, self._out) or residual.dtype != torch.float32):
+            raise ValueError(f"the residual is {residual.dtype} {[*residual.shape]}, the product {[rows, self._out]}")
         out = torch.empty((rows, self._out))
         if rows == 0:
             return out
@@ -73,7 +71,7 @@ class Panels:
             x, stride = x.contiguous(), self._in
         if residual is not None:
             residual = residual.contiguous()
-        threads = 1 if rows * self._weights.numel() < _ALONE else torch.get_num_threads()
+        threads = 1 if max(rows, _FREE) * self._weights.numel() < _ALONE else torch.get_num_threads()
         groups = -(-rows // _GROUP)
         # Each thread's copy of a group of x, and a tile for the outputs at the right edge.
         room = -(-rows // groups) * self._columns + _TALL * _WIDE
@@ -101,7 +99,7 @@ def _product(address: Any) -> None:
     a, thread, threads = begin(address)
     x, weights, bias, residual, result, scratch = a[0], a[1], a[2], a[3], a[4], a[5]
     rows, into, out, stride, groups, room = a[6], a[7], a[8], a[9], a[10], a[11]
-    steps = (into + _STEP - 1) // _STEP
+    columns = (into + _STEP - 1) // _STEP * _STEP
     panels = (out + _WIDE - 1) // _WIDE
     packed = scratch + 4 * thread * room
     edge = packed + 4 * (room - _TALL * _WIDE)
@@ -115,15 +113,15 @@ def _product(address: Any) -> None:
         blocks = (bottom - top + _TALL - 1) // _TALL
         for block in range(blocks):
             low, high = share(bottom - top, block, blocks)
-            _pack(packed + 4 * low * steps * _STEP, x + 4 * (top + low) * stride, high - low, into, stride)
+            _pack(packed + 4 * low * columns, x + 4 * (top + low) * stride, high - low, into, stride)
         for panel in range(first, last):
             wide = min(_WIDE, out - panel * _WIDE)
             for block in range(blocks):
                 low, high = share(bottom - top, block, blocks)
                 offset = 4 * ((top + low) * out + panel * _WIDE)
                 to, to_stride = (result + offset, 4 * out) if wide == _WIDE else (edge, 4 * _WIDE)
-                block_x = packed + 4 * low * steps * _STEP
-                _multiply(high - low, to, to_stride, block_x, weights + 4 * panel * steps * _STEP * _WIDE, steps)
+                block_x, block_weights = packed + 4 * low * columns, weights + 4 * panel * columns * _WIDE
+                _multiply(high - low, to, to_stride, block_x, block_weights, columns // _STEP)
                 if wide < _WIDE:
                     _move(result + offset, edge, high - low, wide, out)
                 if bias:

@@ -97,8 +97,15 @@ def test_no_rows_give_none() -> None:
     assert Linear(torch.randn(70, 50))(torch.randn(0, 50)).shape == (0, 70)
 
 
-@pytest.mark.skipif(not cpu.AVAILABLE, reason="needs numba")
 @pytest.mark.parametrize("x", [torch.zeros(3, 49), torch.zeros(3, 50, dtype=torch.bfloat16)])
 def test_what_does_not_fit_the_weights_is_refused(x: torch.Tensor) -> None:
     with pytest.raises((ValueError, RuntimeError)):
         Linear(torch.randn(70, 50))(x)
+
+
+def test_a_residual_that_does_not_fit_the_product_is_refused() -> None:
+    if not cpu.AVAILABLE:
+        pytest.skip("oneDNN does not look")
+    linear = Linear(torch.randn(70, 50))
+    with pytest.raises(ValueError, match="residual"):
+        linear.add(torch.zeros(3, 50), torch.zeros(3, 69))
