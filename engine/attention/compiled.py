@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -13,19 +12,11 @@ from torch import Tensor
 
 from engine.attention import LayerAttention
 from engine.attention.plan import Ints, Rows, share_prefixes
-from kernels.cpu.attention import attend, rotary_write, scratch_floats, tile_tokens
+from kernels.cpu.attention import STEP_WORDS, attend, rotary_write, scratch_floats, tile_tokens
+from kernels.cpu.launch import empty
 
 _ALONE = 1 << 14
 """Numbers that one thread turns before two would have begun."""
-
-
-class _Step(NamedTuple):
-    """A step's index arrays."""
-
-    words: tuple[int, ...]
-    """From ``pages`` to ``apart`` in the order of ``attend``."""
-    kept: tuple[Tensor, ...]
-    """What the addresses among them are of."""
 
 
 class CompiledAttention:
@@ -46,14 +37,15 @@ class CompiledAttention:
         self._sharing = sharing
         self._windows = list(dict.fromkeys(layer.window for layer in layers))
         self._scratch = torch.empty(0)
+        self._steps = {window: torch.zeros(STEP_WORDS, dtype=torch.int64) for window in self._windows}
+        """What ``attend`` wants to know of a step; the addresses of these stay."""
         self._unturned = torch.empty(0, 0)
 
     def prepare(self, rows: Rows) -> None:
         """Plans a step."""
-        self._slots = torch.from_numpy(rows.slots)
         self._threads = torch.get_num_threads()
         self._groups = self._threads // math.gcd(self._threads, rows.kv_heads)
-        self._steps = {window: self._step(rows, window) for window in self._windows}
+        self._kept = [self._plan(rows, window, words) for window, words in self._steps.items()]
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """See ``Attend``."""
@@ -63,17 +55,17 @@ class CompiledAttention:
         """See ``LayerAttend``."""
         about, kv, tokens = self._layers[layer], self._kv[layer], len(qkv)
         shape = about.heads, about.kv_heads, about.head_dim
-        weight, turned = 0 if norm is None else norm.data_ptr(), cos.shape[1]
-        threads = 1 if qkv.numel() < _ALONE else None
-        places = self._slots, kv, tokens
-        rotary_write(qkv, weight, eps, cos, sin, *places, *shape, turned, self._capacity, threads=threads)
-        out = torch.empty(tokens, about.heads * about.head_dim)
+        step = self._steps[about.window].data_ptr()
+        weight, threads = 0 if norm is None else norm.data_ptr(), 1 if qkv.numel() < _ALONE else self._threads
+        turned = cos.shape[1], self._capacity
+        rotary_write(qkv, weight, eps, cos, sin, step, kv, tokens, *shape, *turned, threads=threads)
+        out = empty(tokens, about.heads * about.head_dim)
         pool = self._capacity, self._page_size, self._groups
-        words = (*self._steps[about.window].words, *shape, *pool, about.scale, about.softcap or 0.0)
-        attend(qkv, kv, out, self._scratch, *words, threads=self._threads)
+        attend(qkv, kv, out, step, *shape, *pool, about.scale, about.softcap or 0.0, threads=self._threads)
         return out
 
-    def _step(self, rows: Rows, window: int | None) -> _Step:
+    def _plan(self, rows: Rows, window: int | None, words: Tensor) -> tuple[Tensor, ...]:
+        """Writes what ``attend`` wants to know. Returns what the addresses among it are of."""
         row = np.repeat(np.arange(len(rows.queries)), rows.queries)
         before = rows.contexts - rows.queries
         position = np.arange(len(row)) - rows.starts[row] + before[row]
@@ -101,17 +93,20 @@ class CompiledAttention:
         ]
         longest = int((end - first).max())
         arrays = (rows.pages, row, first, end, tree_begin, tree_at, np.concatenate(tree))
+        apart = scratch_floats(self._layers[0].head_dim, rows.heads_per_kv, longest)
+        if len(self._scratch) < apart * self._threads:
+            self._scratch = torch.empty(apart * self._threads)
+        slots = torch.from_numpy(np.ascontiguousarray(rows.slots))
         kept = (
+            self._scratch,
             *(torch.from_numpy(np.ascontiguousarray(array)) for array in arrays),
             torch.tensor(table, dtype=torch.int64),
             torch.from_numpy(np.concatenate(members)),
             torch.empty(len(row), rows.kv_heads * rows.heads_per_kv),
         )
-        apart = scratch_floats(self._layers[0].head_dim, rows.heads_per_kv, longest)
-        if len(self._scratch) < apart * self._threads:
-            self._scratch = torch.empty(apart * self._threads)
-        sizes = (len(row), rows.pages.shape[1], len(table), longest, apart)
-        return _Step((*(array.data_ptr() for array in kept), *sizes), kept)
+        sizes = (len(row), rows.pages.shape[1], len(table), longest, apart, slots.data_ptr())
+        words.numpy()[:] = (*(array.data_ptr() for array in kept), *sizes)
+        return (*kept, slots)
 
     def _pieces(self, rows: Rows, row: Ints) -> tuple[list[_Piece], Ints]:
         """What several tokens read together, and for each token the first key that it reads for itself."""

@@ -5,11 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from kernels.cpu.exponential import exp32
-from kernels.cpu.launch import Kernel, begin, floats, kernel, share
+from kernels.cpu.launch import Kernel, begin, empty, floats, kernel, share
 
 _ALONE = 1 << 14
 """Results that one thread computes before two would have begun."""
@@ -31,7 +30,7 @@ def gelu_tanh_mul(gate_up: Tensor) -> Tensor:
 
 def _gated(activation: Kernel, gate_up: Tensor) -> Tensor:
     rows, width = gate_up.shape[0], gate_up.shape[1] // 2
-    out = torch.empty((rows, width))
+    out = empty(rows, width)
     if gate_up.stride(1) != 1:
         gate_up = gate_up.contiguous()
     activation(gate_up, out, rows, width, gate_up.stride(0), threads=1 if rows * width < _ALONE else None)

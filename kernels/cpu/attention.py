@@ -41,6 +41,8 @@ _ROWS = 64
 """Queries in a tile, one for each of its tokens' heads."""
 _KEYS = 256
 """Keys whose scores a tile has at once."""
+STEP_WORDS = 17
+"""Words that tell ``attend`` of a step."""
 _SOME = 1 << 40
 """A length for arrays that are as long as their indices reach."""
 
@@ -64,16 +66,16 @@ def _padded(longest: int) -> int:
 
 @kernel
 def rotary_write(address: Any) -> None:
-    """``(qkv, weight, eps, cos, sin, slots, cache, tokens, heads, kv_heads, dim, turned, capacity)``: normalises
+    """``(qkv, weight, eps, cos, sin, step, cache, tokens, heads, kv_heads, dim, turned, capacity)``: normalises
     queries and keys in place unless ``weight`` (``[heads + kv_heads, dim]``) is 0, turns their first ``turned``
     coordinates by ``cos`` and ``sin`` (``[tokens, turned]``, see ``rotary_tables``), and writes keys and values into
-    ``cache`` of ``capacity`` slots at ``slots`` ``[tokens]``."""
+    ``cache`` of ``capacity`` slots at ``slots`` ``[tokens]`` of the ``step`` that ``attend`` takes."""
     a, thread, threads = begin(address)
     tokens, heads, kv_heads, dim, turned, capacity = a[7], a[8], a[9], a[10], a[11], a[12]
     turning, half = heads + kv_heads, turned // 2
     qkv, weight = floats(a[0], (tokens, turning + kv_heads, dim)), floats(a[1], (turning, dim))
     cos, sin = floats(a[3], (tokens, turned)), floats(a[4], (tokens, turned))
-    slots, cache = longs(a[5], tokens), floats(a[6], (2, kv_heads, capacity, dim))
+    slots, cache = longs(longs(a[5], STEP_WORDS)[16], tokens), floats(a[6], (2, kv_heads, capacity, dim))
     first, end = share(tokens, thread, threads)
     for token in range(first, end):
         slot = slots[token]
@@ -120,8 +122,9 @@ class _Head(NamedTuple):
 
 @kernel
 def attend(address: Any) -> None:
-    """``(qkv, cache, out, scratch, pages, rows, first, end, tree_begin, tree_at, tree, pieces, members, total, tokens,
-    columns, count, longest, apart, heads, kv_heads, dim, capacity, page_size, groups, scale, softcap)``.
+    """``(qkv, cache, out, step, heads, kv_heads, dim, capacity, page_size, groups, scale, softcap)``, and at ``step``
+    ``(scratch, pages, rows, first, end, tree_begin, tree_at, tree, pieces, members, total, tokens, columns, count,
+    longest, apart, slots)``, so that a tape can be repeated for another step.
 
     Token ``i`` of ``tokens`` belongs to row ``rows[i]`` of the page table ``pages`` ``[rows, columns]`` and reads the
     keys ``first[i]`` until ``end[i]`` for itself, of which there are 1 to ``longest``. Where ``tree_at[i]`` is not
@@ -133,28 +136,29 @@ def attend(address: Any) -> None:
     apart]``, see ``scratch_floats``. Threads divide the heads, and ``groups`` ranges of the tokens.
     """
     a, thread, threads = begin(address)
-    tokens, heads, kv_heads, dim, count, groups = a[14], a[19], a[20], a[21], a[16], a[24]
-    per_kv, longest = heads // kv_heads, a[17]
-    scale, softcap = np.float32(number(a[25])), np.float32(number(a[26]))
-    rows, firsts, ends = longs(a[5], tokens), longs(a[6], tokens), longs(a[7], tokens)
-    tree_begins, tree_ats, tree = longs(a[8], tokens), longs(a[9], tokens), flags(a[10], _SOME)
-    pieces, members, totals = longs(a[11], (count, 5)), longs(a[12], _SOME), floats(a[13], (tokens, heads))
+    s = longs(a[3], STEP_WORDS)
+    tokens, heads, kv_heads, dim, count, groups = s[11], a[4], a[5], a[6], s[13], a[9]
+    per_kv, longest = heads // kv_heads, s[14]
+    scale, softcap = np.float32(number(a[10])), np.float32(number(a[11]))
+    rows, firsts, ends = longs(s[2], tokens), longs(s[3], tokens), longs(s[4], tokens)
+    tree_begins, tree_ats, tree = longs(s[5], tokens), longs(s[6], tokens), flags(s[7], _SOME)
+    pieces, members, totals = longs(s[8], (count, 5)), longs(s[9], _SOME), floats(s[10], (tokens, heads))
     for part in range(thread, groups * kv_heads, threads):
         index = part % kv_heads
         begins, after = share(tokens, part // kv_heads, groups)
         head = _Head(
             a[0] + 4 * dim * per_kv * index,
             a[2] + 4 * dim * per_kv * index,
-            a[1] + 4 * dim * a[22] * index,
-            a[1] + 4 * dim * a[22] * (kv_heads + index),
-            a[4],
+            a[1] + 4 * dim * a[7] * index,
+            a[1] + 4 * dim * a[7] * (kv_heads + index),
+            s[1],
             4 * dim * (heads + 2 * kv_heads),
             heads,
             per_kv,
             dim,
-            a[23],
-            a[15],
-            a[3] + 4 * a[18] * thread,
+            a[8],
+            s[12],
+            s[0] + 4 * s[15] * thread,
         )
         sums = totals[:, per_kv * index : per_kv * (index + 1)]
         for token in range(begins, after):

@@ -4,6 +4,8 @@ A decoding step is hundreds of operations of a few microseconds each. A kernel t
 operators do and costs a few microseconds to start. It runs on torch's OpenMP threads, since a second pool would compete
 with the first, whose threads spin for a while after each operation. Where torch has no such pool it runs on one thread.
 
+A step of the same shape comes again and again, so launches can be recorded and repeated at once: see ``Tape``.
+
 A kernel's body takes the address of its arguments, 64-bit integers: a tensor is its address, a float its bits. It
 begins with ``arguments, thread, threads = begin(address)`` and does the share of that thread.
 """
@@ -11,11 +13,13 @@ begins with ``arguments, thread, threads = begin(address)`` and does the share o
 from __future__ import annotations
 
 import ctypes
+import math
 import struct
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -51,15 +55,107 @@ class Kernel:
             self._compiled = cfunc(signature, **options)(self._body)
             self._native = _Native(self._compiled.address)
         pool = _pool()
+        count = 1 if pool is None else threads or torch.get_num_threads()
         words = [one if type(one) is int else _word(one) for one in arguments]
         # Made in a fifth of the time of an array of ctypes.
-        form = f"={2 + len(words)}q"
-        if pool is None or threads == 1:
-            self._native(struct.pack(form, 0, 1, *words))
-            return
-        run, counter = pool
-        threads = threads or torch.get_num_threads()
-        run(self._native, struct.pack(form, counter, threads, *words), threads, 0)
+        values = struct.pack(f"={2 + len(words)}q", 0 if pool is None or count == 1 else pool.number, count, *words)
+        if _recorder.tape is not None:
+            _recorder.tape.add(self._compiled.address, values, count)
+        if pool is None or count == 1:
+            self._native(values)
+        else:
+            pool.run(self._native, values, count, 0)
+
+
+class Arena:
+    """The memory of tapes that are never repeated at the same time, in two halves."""
+
+    def __init__(self) -> None:
+        self._halves = [torch.empty(0), torch.empty(0)]
+        self._taken = 0
+
+    def grow(self) -> None:
+        """Makes room. What was recorded before must not be repeated any more."""
+        self._halves = [torch.empty(max(1 << 16, 2 * len(half))) for half in self._halves]
+
+    def turn(self) -> None:
+        """What is taken from now on may overwrite what was taken before the last turn."""
+        self._halves.reverse()
+        self._taken = 0
+
+    def take(self, shape: Sequence[int]) -> Tensor:
+        """An uninitialised tensor. Raises ``MemoryError`` where there is no room for it."""
+        size = math.prod(shape)
+        start, self._taken = self._taken, self._taken + -(-size // 16) * 16
+        if self._taken > len(self._halves[0]):
+            raise MemoryError
+        return self._halves[0][start : start + size].view(*shape)
+
+
+class Tape:
+    """Launches that one call repeats, on threads that meet in between and are started once.
+
+    They read and write the same addresses again: what they take for memory comes from an ``Arena``.
+    """
+
+    def __init__(self, arena: Arena) -> None:
+        self._arena = arena
+        self._launches: list[tuple[int, bytes, int]] = []
+        self._table = b""
+
+    def record(self, work: Callable[[], Tensor]) -> Tensor:
+        """Does ``work`` and keeps its launches on this thread. What it does in other ways is not repeated.
+
+        Raises ``MemoryError`` where the arena must grow.
+        """
+        self._arena.turn()
+        _recorder.tape = self
+        try:
+            return work()
+        finally:
+            _recorder.tape = None
+
+    def add(self, address: int, values: bytes, threads: int) -> None:
+        """Another launch: the function, its arguments and its threads."""
+        self._launches.append((address, values, threads))
+
+    def empty(self, shape: Sequence[int]) -> Tensor:
+        """See ``empty``."""
+        return self._arena.take(shape)
+
+    def turn(self) -> None:
+        """See ``Arena``."""
+        self._arena.turn()
+
+    def repeat(self) -> None:
+        """The launches once more, in their order."""
+        if not self._table:
+            # The bytes of the arguments stay where they are: the launches hold them.
+            words = [
+                word for address, values, threads in self._launches for word in (address, _address(values), threads)
+            ]
+            self._table = struct.pack(f"={len(words)}q", *words)
+        pool, threads = _pool(), max(threads for _, _, threads in self._launches)
+        _repeat(_address(self._table), len(self._launches), 0 if pool is None else pool.barrier, threads=threads)
+
+
+class _Recorder(threading.local):
+    tape: Tape | None = None
+
+
+_recorder = _Recorder()
+
+
+def empty(*shape: int) -> Tensor:
+    """An uninitialised float32 tensor for a kernel's result or scratch, that a tape's repetition finds again."""
+    tape = _recorder.tape
+    return torch.empty(shape) if tape is None else tape.empty(shape)
+
+
+def layer_ends() -> None:
+    """What was taken by ``empty`` before the last layer's end is not needed any more."""
+    if _recorder.tape is not None:
+        _recorder.tape.turn()
 
 
 def kernel(body: Callable[[Any], None]) -> Kernel:
@@ -80,9 +176,25 @@ def _word(argument: Tensor | int | float) -> int:
     return word
 
 
+def _address(content: bytes) -> int:
+    address = ctypes.cast(ctypes.c_char_p(content), ctypes.c_void_p).value
+    assert address is not None
+    return address
+
+
+class _Pool(NamedTuple):
+    """torch's threads."""
+
+    run: Any
+    """Runs a function on all of them."""
+    number: int
+    """Address of the function that tells a thread's number."""
+    barrier: int
+    """Address of the function in which they wait for each other."""
+
+
 @cache
-def _pool() -> tuple[Any, int] | None:
-    """The OpenMP call that runs a function on all threads, and the address of the one that tells a thread's number."""
+def _pool() -> _Pool | None:
     maps = Path("/proc/self/maps")
     if not maps.exists() or not torch.backends.openmp.is_available():
         return None
@@ -93,9 +205,13 @@ def _pool() -> tuple[Any, int] | None:
             library = ctypes.CDLL(path)
             run = library.GOMP_parallel
             run.argtypes, run.restype = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint], None
-            number = ctypes.cast(library.omp_get_thread_num, ctypes.c_void_p).value
+            number, barrier = (
+                ctypes.cast(function, ctypes.c_void_p).value
+                for function in (library.omp_get_thread_num, library.GOMP_barrier)
+            )
             assert number is not None
-            return run, number
+            assert barrier is not None
+            return _Pool(run, number, barrier)
     return None
 
 
@@ -108,6 +224,17 @@ def _call(_context: Any, _address: Any) -> Any:
         return builder.sext(builder.call(builder.inttoptr(arguments[0], kind.as_pointer()), []), ir.IntType(64))
 
     return types.int64(types.int64), generate
+
+
+@intrinsic
+def _run(_context: Any, _address: Any, _argument: Any) -> Any:
+    """Calls the function of the first address with the second."""
+
+    def generate(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
+        kind = ir.FunctionType(ir.VoidType(), [ir.IntType(64)])
+        builder.call(builder.inttoptr(arguments[0], kind.as_pointer()), [arguments[1]])
+
+    return types.void(types.int64, types.int64), generate
 
 
 @intrinsic
@@ -157,3 +284,15 @@ def flags(address: int, shape: Any) -> Any:
 def share(items: int, thread: int, threads: int) -> Any:
     """The first of ``items`` equal items that a thread does, and the first that it does not."""
     return items * thread // threads, items * (thread + 1) // threads
+
+
+@kernel
+def _repeat(address: Any) -> None:
+    """``(launches, count, barrier)``: the functions, arguments and threads ``[count, 3]``."""
+    a, thread, threads = begin(address)
+    launches = longs(a[0], (a[1], 3))
+    for index in range(a[1]):
+        if thread < launches[index, 2]:
+            _run(launches[index, 0], launches[index, 1])
+        if threads > 1:
+            _run(a[2], 0)

@@ -17,7 +17,7 @@ from numba.extending import intrinsic
 from torch import Tensor
 from torch.nn import functional as F
 
-from kernels.cpu.launch import begin, floats, function, kernel, share
+from kernels.cpu.launch import begin, empty, floats, function, kernel, share
 from kernels.cpu.memory import resident
 
 _FEATURES = binding.get_host_cpu_features()
@@ -63,7 +63,7 @@ class Panels:
             raise ValueError(f"x is {x.dtype} {[*x.shape]}, the weight float32 {[self._out, self._in]}")
         if residual is not None and (residual.shape != (rows, self._out) or residual.dtype != torch.float32):
             raise ValueError(f"the residual is {residual.dtype} {[*residual.shape]}, the product {[rows, self._out]}")
-        out = torch.empty((rows, self._out))
+        out = empty(rows, self._out)
         if rows == 0:
             return out
         stride, one = x.stride()
@@ -75,7 +75,7 @@ class Panels:
         groups = -(-rows // _GROUP)
         # Each thread's copy of a group of x, and a tile for the outputs at the right edge.
         room = -(-rows // groups) * self._columns + _TALL * _WIDE
-        scratch = torch.empty(threads * room)
+        scratch = empty(threads * room)
         _product(
             x.data_ptr(),
             self._weights.data_ptr(),

@@ -5,10 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor
 
-from kernels.cpu.launch import begin, floats, kernel, number, share
+from kernels.cpu.launch import begin, empty, floats, kernel, number, share
 
 _ALONE = 1 << 15
 """Floats that one thread normalises before two would have begun."""
@@ -16,7 +15,7 @@ _ALONE = 1 << 15
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """See ``kernels.norm.rms_norm``."""
-    out = torch.empty(x.shape)
+    out = empty(*x.shape)
     size = x.shape[-1]
     rows = x.numel() // size
     threads = 1 if x.numel() < _ALONE else None
