@@ -107,7 +107,7 @@ async function open(id, selected = null) {
   if (opened?.job.id === id) return;
   opened?.stop.abort();
   const known = jobs.find((job) => job.id === id);
-  const job = known ?? (await attempt(() => call("GET", `/v1/jobs/${id}`)));
+  const job = known ?? (await attempt(() => find(id)));
   if (!job) return;
   const current = { job, replay: new Replay(), selected, stop: new AbortController() };
   opened?.stop.abort();
@@ -119,9 +119,34 @@ async function open(id, selected = null) {
   byId("welcome").hidden = true;
   byId("cancel").disabled = false;
   drawQuestion(byId("question"), job);
+  write(byId("missing"), "");
   list.draw(jobs, id);
+  byId("list").querySelector("[aria-current=true]")?.scrollIntoView({ block: "nearest" });
   paint();
   await attempt(() => listen(current));
+}
+
+/** A job that is not in the list. One that is not there at all closes the one that is open: its link would be a lie. */
+async function find(id) {
+  try {
+    return await call("GET", `/v1/jobs/${id}`);
+  } catch (error) {
+    if (!(error instanceof Refusal) || error.status !== 404) throw error;
+    leave();
+    write(byId("missing"), `There is no job ${id}: it was deleted, or it is not yours.`);
+    return null;
+  }
+}
+
+/** Nothing is open. */
+function leave() {
+  opened?.stop.abort();
+  opened = null;
+  address();
+  byId("search").hidden = true;
+  byId("welcome").hidden = false;
+  byId("step").replaceChildren();
+  list.draw(jobs, null);
 }
 
 async function listen(current) {
@@ -261,12 +286,7 @@ async function remove() {
   if (!(await sure("Delete this job?", "Its result, its tree and its journal are gone then.", "Delete the job"))) return;
   const gone = await attempt(async () => (await call("DELETE", `/v1/jobs/${job.id}`)) === null);
   if (!gone) return;
-  opened.stop.abort();
-  opened = null;
-  address();
-  byId("search").hidden = true;
-  byId("welcome").hidden = false;
-  byId("step").replaceChildren();
+  leave();
   listed(jobs.filter((other) => other.id !== job.id));
   show("jobs");
 }
@@ -371,12 +391,13 @@ function neighbourJob(by) {
   const index = jobs.findIndex((job) => job.id === opened?.job.id);
   const next = jobs[index < 0 ? 0 : Math.min(jobs.length - 1, Math.max(0, index + by))];
   open(next.id);
-  byId("list").querySelector("[aria-current=true]")?.scrollIntoView({ block: "nearest" });
 }
 
+/** Opens the job of the address; answers whether it names one. */
 function navigate() {
   const [, id, step] = /^#(job_[0-9a-f]{32})(?:\/([\d.]+))?$/.exec(location.hash) ?? [];
   if (id) open(id, step ?? null);
+  return Boolean(id);
 }
 
 function wire() {
@@ -433,8 +454,7 @@ async function begin() {
   health();
   await refresh();
   if (byId("keys").open) return;
-  navigate();
-  if (!opened && jobs.length && matchMedia("(min-width: 900px)").matches) open(jobs[0].id);
+  if (!navigate() && jobs.length && matchMedia("(min-width: 900px)").matches) open(jobs[0].id);
 }
 
 wire();

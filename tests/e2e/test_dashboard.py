@@ -298,6 +298,33 @@ def test_cancelling_asks_first_and_ends_the_job(browser: Browser, service: Servi
         assert service.get("/v1/jobs")["data"] == []
 
 
+def test_a_link_to_a_job_that_is_gone_says_so_and_shows_no_other_job(browser: Browser, service: Service) -> None:
+    kept, gone = service.submit(), f"job_{'0' * 32}"
+    with opened(browser, f"{service.url}/#{gone}") as page:
+        expect(page.locator("#welcome")).to_contain_text(f"There is no job {gone}", timeout=WAIT)
+        counts(page.locator("#list button"), 1)
+        expect(page.locator("#search")).to_be_hidden(timeout=WAIT)
+        page.click("#list button")
+        shows(page.locator("#state"), "queued")
+        assert page.url.endswith(kept)
+        page.goto(f"{service.url}/#{gone}")
+        expect(page.locator("#search")).to_be_hidden(timeout=WAIT)
+        expect(page.locator("#welcome")).to_contain_text(f"There is no job {gone}", timeout=WAIT)
+
+
+def test_a_job_that_is_opened_is_in_sight_in_the_list(browser: Browser, service: Service) -> None:
+    for _ in range(20):
+        service.submit()
+    with opened(browser, service.url) as page:
+        counts(page.locator("#list button"), 20)
+        page.locator("#list button").last.scroll_into_view_if_needed()
+        page.keyboard.press("n")
+        page.fill("#problem", "3 + 4?")
+        page.click("#form [type=submit]")
+        counts(page.locator("#list button"), 21)
+        expect(page.locator("#list [aria-current=true]")).to_be_in_viewport(timeout=WAIT)
+
+
 def test_a_refused_job_is_told_where_it_is_wrong(browser: Browser, service: Service) -> None:
     with opened(browser, service.url) as page:
         page.click("#new")
