@@ -14,7 +14,8 @@ from api.caller import LOCAL, Caller
 from api.problems import BROKER_UNAVAILABLE, Problem, refuse
 from api.state import State
 from workers.keys import SCOPES, KeyStore
-from workers.settings import Settings, is_loopback
+from workers.setting_values import is_loopback
+from workers.settings import Settings
 from workers.store import BROKER_DOWN
 
 OPEN_PATHS = frozenset({"/", "/healthz", "/readyz", "/docs", "/openapi.json", "/favicon.ico"})

@@ -10,7 +10,8 @@ import typer
 from api import cli_batch, cli_bench, cli_calibrate, cli_eval, cli_jobs, cli_keys, cli_prm, cli_quantize, demo
 from api.client import ServiceError
 from api.supervisor import StartError
-from workers.settings import ConfigError, Settings, load_settings
+from workers.setting_values import ConfigError
+from workers.settings import Settings, load_settings
 
 app = typer.Typer(
     name="reasoner",

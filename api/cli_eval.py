@@ -29,7 +29,8 @@ from reasoner.evaluation.runs import FILE, DifferentEvaluation, RunFile, flatten
 from reasoner.jobs import Sampling
 from reasoner.suites import Suite, SuiteError, open_suite
 from workers.engines import connect
-from workers.settings import Settings, load_settings, served_name
+from workers.setting_values import served_name
+from workers.settings import Settings, load_settings
 
 WIDTH = 140
 """Characters of a line where no terminal says how wide it is."""

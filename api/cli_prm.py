@@ -26,7 +26,8 @@ from prm.records import BadRecord
 from prm.rollouts import Plan, Tally, roll_out
 from prm.scorer import Chain, StepScorer
 from workers.engines import connect
-from workers.settings import Settings, load_settings, model_folder
+from workers.setting_values import model_folder
+from workers.settings import Settings, load_settings
 
 prm = typer.Typer(help="Make a process reward model, and measure one.", no_args_is_help=True)
 

@@ -15,7 +15,8 @@ from api.app import create_app
 from api.supervisor import Supervisor, check_bind, check_port, engine_command
 from workers.embedded import EmbeddedBroker
 from workers.logs import configure_logging
-from workers.settings import ConfigError, Settings, load_settings
+from workers.setting_values import ConfigError
+from workers.settings import Settings, load_settings
 from workers.tasks import make_worker
 from workers.tasks import serve as serve_worker
 from workers.tracing import start_tracing

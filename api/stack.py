@@ -16,7 +16,8 @@ from rich.console import Console
 
 from api.supervisor import StartError, Supervisor, engine_command, free_port
 from workers.processes import spawn, stop, tail
-from workers.settings import Settings, model_folder, served_name
+from workers.setting_values import model_folder, served_name
+from workers.settings import Settings
 
 _POLL_SECONDS = 0.1
 _STOP_SECONDS = 10.0

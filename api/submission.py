@@ -11,7 +11,7 @@ from api.state import State
 from reasoner.batches import BatchSpec
 from reasoner.jobs import JobSpec
 from workers.batches import BatchDocument, BatchStore
-from workers.store import JobDocument
+from workers.documents import JobDocument
 
 log = structlog.get_logger("reasoner.api")
 

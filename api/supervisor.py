@@ -26,7 +26,8 @@ from workers.embedded import EmbeddedBroker, broker_url, socket_path
 from workers.keys import stored_keys
 from workers.processes import StartError as StartError
 from workers.processes import private_folder, spawn, stop, tail
-from workers.settings import QUEUES, ConfigError, Settings, is_loopback, model_folder
+from workers.setting_values import ConfigError, is_loopback, model_folder
+from workers.settings import QUEUES, Settings
 
 STOP_SECONDS = 10.0
 STEADY_SECONDS = 60.0

@@ -8,6 +8,7 @@ from typing import Any, get_args
 
 from reasoner.allocator import WIDTH, Ask, floor
 from reasoner.jobs import Status
+from workers.documents import usage_of
 from workers.limits import Quota
 from workers.origin import ORIGIN
 from workers.store import (
@@ -18,7 +19,6 @@ from workers.store import (
     Share,
     idempotency_record,
     new_id,
-    usage_of,
 )
 
 BatchDocument = dict[str, Any]

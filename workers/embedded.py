@@ -24,7 +24,8 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from workers.processes import StartError, private_folder, spawn, stop, tail
-from workers.settings import ConfigError, Settings
+from workers.setting_values import ConfigError
+from workers.settings import Settings
 
 START_SECONDS = 30.0
 STOP_SECONDS = 10.0

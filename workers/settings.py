@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import base64
-import binascii
-import ipaddress
 import json
 import os
 from collections.abc import Mapping
@@ -29,6 +26,14 @@ from reasoner.effort import DEFAULT_EFFORTS, Effort
 from reasoner.jobs import MAX_BUDGET_SECONDS, MAX_BUDGET_TOKENS
 from reasoner.prices import Prices
 from workers.limits import Limits, LimitsTable
+from workers.setting_values import (
+    ConfigError,
+    address,
+    is_loopback,
+    model_folder,
+    served_name,
+    webhook_secret_bytes,
+)
 
 QueueName = Literal["interactive", "webhooks", "batch"]
 QUEUES: Final[tuple[QueueName, ...]] = ("interactive", "webhooks", "batch")
@@ -56,10 +61,6 @@ LIVE: Final = frozenset(
     }
 )
 """Settings that change with the file while a process runs (``workers.live``)."""
-
-
-class ConfigError(Exception):
-    """The configuration cannot work; the message names the setting and says what would be right."""
 
 
 class Settings(BaseSettings):
@@ -193,14 +194,14 @@ class Settings(BaseSettings):
     @field_validator("redis_url")
     @classmethod
     def _broker(cls, value: str | None) -> str | None:
-        return None if value is None else _address(value, ("redis://", "rediss://", "unix://"))
+        return None if value is None else address(value, ("redis://", "rediss://", "unix://"))
 
     @field_validator("engine_url", "prm_url")
     @classmethod
     def _servers(cls, value: tuple[str, ...]) -> tuple[str, ...]:
         if len(set(value)) < len(value):
             raise ValueError("names a server twice")
-        return tuple(_address(url, ("http://", "https://", "unix://")) for url in value)
+        return tuple(address(url, ("http://", "https://", "unix://")) for url in value)
 
     @field_validator("otlp_url")
     @classmethod
@@ -362,58 +363,6 @@ def _plain(value: Any) -> Any:
     if isinstance(value, SecretStr):
         return value.get_secret_value()
     return value.model_dump(exclude_none=True, exclude_unset=True) if isinstance(value, BaseModel) else value
-
-
-def webhook_secret_bytes(text: str) -> bytes:
-    """What ``whsec_…`` stands for. Raises ``ValueError``."""
-    try:
-        secret = base64.b64decode(text.removeprefix("whsec_"), validate=True)
-    except binascii.Error:
-        secret = b""
-    if not text.startswith("whsec_") or not 24 <= len(secret) <= 64:
-        raise ValueError("a webhook secret is 'whsec_' and 24 to 64 random bytes in base64")
-    return secret
-
-
-def served_name(value: str) -> str:
-    """The name in ``NAME=FOLDER``; a folder's own name; otherwise the value itself (a bundled or a remote model)."""
-    name, separator, _ = value.partition("=")
-    if separator:
-        return name
-    return Path(value).name if Path(value).expanduser().is_dir() else value
-
-
-def model_folder(value: str, setting: str) -> Path:
-    """Where the weights of ``NAME=FOLDER``, a folder or a bundled model lie. Raises ``ConfigError``."""
-    bundled = Path(__file__).parent.parent / "reasoner" / "bundled"
-    _, separator, path = value.partition("=")
-    folder = Path(path if separator else value).expanduser()
-    if not separator and "/" not in value and (bundled / value).is_dir():
-        folder = bundled / value
-    if not (folder / "config.json").is_file():
-        names = ", ".join(sorted(child.parent.name for child in bundled.glob("*/config.json"))) or "none"
-        raise ConfigError(
-            f"{setting}: {value!r} is neither a bundled model (here: {names}) nor a Hugging Face model folder, "
-            "which holds config.json and *.safetensors"
-        )
-    return folder.absolute()
-
-
-def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach ``host``."""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
-
-
-def _address(url: str, schemes: tuple[str, ...]) -> str:
-    if not url.startswith(schemes):
-        raise ValueError(f"must start with one of {', '.join(schemes)}")
-    _ = urlsplit(url).port  # raises for a port or an address that cannot be
-    return url
 
 
 def _origin(name: str, overrides: dict[str, Any]) -> str:

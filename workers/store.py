@@ -19,8 +19,10 @@ from redis.asyncio import Redis
 from redis.asyncio.retry import Retry
 from redis.backoff import ExponentialBackoff, NoBackoff
 
-from reasoner.jobs import TERMINAL, Event, JobError, JobResult, Usage
+from reasoner.jobs import TERMINAL, Event, JobError, JobResult
 from reasoner.journal import Entry
+from workers import documents
+from workers.documents import JobDocument
 from workers.limits import Quota
 from workers.origin import ORIGIN, Origin
 
@@ -30,8 +32,6 @@ BROKER_DOWN: Final = (exceptions.ConnectionError, exceptions.TimeoutError)
 TERMINAL_EVENTS: Final = frozenset(f"job.{status}" for status in TERMINAL)
 DEAD: Final = "dead"
 """What a list of jobs takes beside a status: failed jobs that lost their worker too often."""
-JobDocument = dict[str, Any]
-"""A job as the API shows it: the JSON of ``reasoner.jobs.Job``, not validated again when it is read."""
 
 RESEND_SECONDS = 5.0
 _LUA = Path(__file__).parent / "lua"
@@ -159,7 +159,7 @@ class JobStore:
         fields = await self.command("HGETALL", _job(job_id))
         if not fields:
             raise NoSuchJob(job_id)
-        return _document(fields)
+        return documents.document(fields)
 
     async def form(self, job_id: str) -> str | None:
         """What ``submit`` was given as such; ``None`` for nothing, and for a job that there is not."""
@@ -174,7 +174,7 @@ class JobStore:
         rows = await self.script("list", owner or "", after or "", limit, status or "")
         if rows is None:
             raise NoSuchJob(after)
-        return [_document(dict(zip(row[::2], row[1::2], strict=True))) for row in rows]
+        return [documents.document(dict(zip(row[::2], row[1::2], strict=True))) for row in rows]
 
     async def cancel(self, job_id: str) -> JobDocument:
         """Cancels; a job that has ended stays as it is. Raises ``NoSuchJob``."""
@@ -247,7 +247,7 @@ class JobStore:
     async def events(self, job_id: str, after: int = 0) -> list[Event]:
         """What the job's stream holds now, from the event behind ``after``."""
         rows = await self.command("XRANGE", f"{_job(job_id)}:log", f"({after}-0", "+")
-        return [_event(entry_id, fields) for entry_id, fields in rows]
+        return [documents.event(entry_id, fields) for entry_id, fields in rows]
 
     async def follow(self, job_id: str, after: int = 0) -> AsyncIterator[Event]:
         """Events behind ``after`` as they come, to the terminal one. Outlasts a broker that is away.
@@ -266,7 +266,7 @@ class JobStore:
                 await asyncio.sleep(0.5)
                 continue
             for entry_id, fields in rows:
-                event = _event(entry_id, fields)
+                event = documents.event(entry_id, fields)
                 after = event.seq
                 ended = event.type in TERMINAL_EVENTS
                 yield event
@@ -323,7 +323,7 @@ class JobStore:
     async def entries(self, job_id: str) -> list[Entry]:
         """The journal: events that carry a key."""
         rows = await self.command("XRANGE", f"{_job(job_id)}:log", "-", "+")
-        return [_entry(fields) for _, fields in rows if "key" in fields]
+        return [documents.entry(fields) for _, fields in rows if "key" in fields]
 
     # Reaper and metrics.
 
@@ -378,12 +378,6 @@ def idempotency_record(kind: str, owner: str, idempotency: tuple[str, str] | Non
     return f"reasoner:idempotency:{kind}:{owner}:{hashlib.sha256(key.encode()).hexdigest()}", digest
 
 
-def usage_of(fields: dict[str, str]) -> Usage:
-    """The bill in a hash."""
-    usage = {name.removeprefix("usage:"): value for name, value in fields.items() if name.startswith("usage:")}
-    return Usage.model_validate_strings(usage)
-
-
 async def _whole(operation: Coroutine[Any, Any, Any]) -> Any:
     """Awaits a command to its end even when the caller is cancelled, and only then lets the cancellation go on.
 
@@ -422,50 +416,3 @@ def _job(job_id: str) -> str:
 
 def _json(value: Any) -> str:
     return json.dumps(value, separators=(",", ":"), allow_nan=False)
-
-
-def _event(entry_id: str, fields: dict[str, str]) -> Event:
-    return Event(
-        seq=int(entry_id.removesuffix("-0")),
-        type=fields["type"],
-        at=float(fields["at"]),
-        key=fields.get("key"),
-        data=json.loads(fields["data"]),
-        spend=json.loads(fields.get("spend", "{}")),
-    )
-
-
-def _entry(fields: dict[str, str]) -> Entry:
-    spend = Usage.model_validate_json(fields["spend"])
-    return Entry(fields["key"], fields["type"], json.loads(fields["data"]), spend, float(fields["elapsed"]))
-
-
-def _delivery(fields: dict[str, str]) -> dict[str, Any] | None:
-    if "webhook:state" not in fields:
-        return None
-    return {
-        "state": fields["webhook:state"],
-        "attempts": int(fields["webhook:attempt"]),
-        "error": fields["webhook:error"] or None,
-    }
-
-
-def _document(fields: dict[str, str]) -> JobDocument:
-    def moment(name: str) -> float | None:
-        return float(fields[name]) if name in fields else None
-
-    return {
-        "id": fields["id"],
-        "status": fields["status"],
-        "created_at": moment("created"),
-        "started_at": moment("started"),
-        "finished_at": moment("finished"),
-        "attempt": int(fields["attempt"]),
-        "batch": fields.get("batch"),
-        "last_seq": int(fields["seq"]),
-        "spec": json.loads(fields["spec"]),
-        "usage": usage_of(fields).model_dump(),
-        "result": json.loads(fields.get("result", "null")),
-        "error": json.loads(fields.get("error", "null")),
-        "delivery": _delivery(fields),
-    }

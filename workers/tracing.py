@@ -22,7 +22,8 @@ from engine.types import (
     ScoreRequest,
     ScoreResult,
 )
-from workers.settings import ConfigError, Settings
+from workers.setting_values import ConfigError
+from workers.settings import Settings
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import TracerProvider

@@ -21,9 +21,11 @@ from typing import Final
 
 import structlog
 
+from workers.documents import JobDocument
 from workers.outbound import TIMEOUT_SECONDS, ForbiddenAddress, SendFailed, post
-from workers.settings import Settings, webhook_secret_bytes
-from workers.store import JobDocument, JobStore, NoSuchJob
+from workers.setting_values import webhook_secret_bytes
+from workers.settings import Settings
+from workers.store import JobStore, NoSuchJob
 
 PAUSES: Final = (5.0, 30.0, 300.0, 1800.0, 7200.0, 28800.0)
 """Seconds between attempts; after the last one the delivery is given up."""

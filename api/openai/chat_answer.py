@@ -11,7 +11,7 @@ from pydantic import BaseModel
 from api.openai.report import CachedTokens, ReasoningTokens, Report, reasoning_tokens
 from api.openai.story import End, Story
 from reasoner.jobs import Event
-from workers.store import JobDocument
+from workers.documents import JobDocument
 
 Json = dict[str, Any]
 

@@ -9,7 +9,7 @@ from pydantic import BaseModel, Field
 from api.openai.response_body import Form
 from reasoner.jobs import JobSpec
 from reasoner.strict import Strict
-from workers.store import JobDocument
+from workers.documents import JobDocument
 
 
 class ListItems(Strict):

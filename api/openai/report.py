@@ -8,7 +8,7 @@ from pydantic import BaseModel
 
 from api.openai.story import End
 from reasoner.jobs import Budget, JobError, Status, Usage, Vote
-from workers.store import JobDocument
+from workers.documents import JobDocument
 
 
 class Report(BaseModel):

@@ -10,7 +10,7 @@ from api.openai.report import CachedTokens, ReasoningTokens, Report, reasoning_t
 from api.openai.response_body import Form, SummaryText
 from api.openai.story import End, Story
 from reasoner.jobs import Status
-from workers.store import JobDocument
+from workers.documents import JobDocument
 
 
 class OutputText(BaseModel):

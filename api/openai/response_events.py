@@ -10,7 +10,7 @@ from api.openai.response import Response, message_item, reasoning_item
 from api.openai.response_body import Form
 from api.openai.story import End, Story
 from reasoner.jobs import Event, Status, Usage
-from workers.store import JobDocument
+from workers.documents import JobDocument
 
 Json = dict[str, Any]
 

@@ -30,7 +30,8 @@ from api.submission import submit_job
 from reasoner.answers import without_thought
 from reasoner.jobs import TERMINAL, JobSpec, Message
 from reasoner.strict import Strict
-from workers.store import JobDocument, NoSuchJob
+from workers.documents import JobDocument
+from workers.store import NoSuchJob
 
 _RESPONSE_ID = re.compile(r"resp_[0-9a-f]{32}")
 EXAMPLES: dict[str, Any] = {

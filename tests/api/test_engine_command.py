@@ -12,7 +12,8 @@ from api.supervisor import ENGINE_OPTIONS, engine_command, worker_pools
 from engine.core import CoreOptions
 from engine.server import main
 from engine.types import EngineError
-from workers.settings import QUEUES, ConfigError, Settings, load_settings
+from workers.setting_values import ConfigError
+from workers.settings import QUEUES, Settings, load_settings
 
 
 def test_configured_sizes_reach_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:

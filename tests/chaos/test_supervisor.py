@@ -16,7 +16,8 @@ import pytest
 from api.supervisor import StartError, Supervisor, free_port
 from tests.chaos.processes import alive, until
 from tests.chaos.slow_engine import SlowEngine
-from workers.settings import ConfigError, Settings, load_settings
+from workers.setting_values import ConfigError
+from workers.settings import Settings, load_settings
 
 PROGRAM = """
 import signal, sys

@@ -13,7 +13,7 @@ import pytest
 from typer.testing import CliRunner
 
 from api.cli import app
-from workers.settings import ConfigError
+from workers.setting_values import ConfigError
 
 pytestmark = pytest.mark.timeout(300)
 

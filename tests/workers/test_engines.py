@@ -16,7 +16,8 @@ from reasoner.journal import MemoryJournal
 from reasoner.run import run_job
 from tests.scripted import ScriptedEngine
 from workers.engines import connect, engine_name
-from workers.settings import DEFAULT_ENGINE_URL, ConfigError, load_settings
+from workers.setting_values import ConfigError
+from workers.settings import DEFAULT_ENGINE_URL, load_settings
 
 
 async def test_without_an_address_of_its_own_the_verifier_is_the_engines() -> None:

@@ -23,7 +23,8 @@ from tests.workers.test_store import SPEC, claim
 from workers import store as store_module
 from workers.batches import BatchStore
 from workers.limits import Limits, LimitsTable, Quota, QuotaExceeded
-from workers.settings import ConfigError, load_settings
+from workers.setting_values import ConfigError
+from workers.settings import load_settings
 from workers.store import JobStore
 
 RESULT = JobResult(answer=None, text=None, confidence=None, finish_reason="no_answer", node=None)

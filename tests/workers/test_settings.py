@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from workers.settings import ConfigError, Settings, is_loopback, load_settings, model_folder, served_name
+from workers.setting_values import ConfigError, is_loopback, model_folder, served_name
+from workers.settings import Settings, load_settings
 
 
 @pytest.fixture(autouse=True)

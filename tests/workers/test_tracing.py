@@ -20,7 +20,8 @@ from tests.workers.collector import Collector
 from workers import tracing
 from workers.execution import execute
 from workers.origin import ORIGIN, Origin
-from workers.settings import ConfigError, load_settings
+from workers.setting_values import ConfigError
+from workers.settings import load_settings
 from workers.store import JobStore
 
 SPEC = {

@@ -26,7 +26,8 @@ from reasoner.jobs import JobError
 from tests.workers.test_store import RESULT, SPEC, claim, expire
 from workers import outbound
 from workers.outbound import ForbiddenAddress, SendFailed, check_address, post
-from workers.settings import ConfigError, Settings, load_settings, webhook_secret_bytes
+from workers.setting_values import ConfigError, webhook_secret_bytes
+from workers.settings import Settings, load_settings
 from workers.store import JobStore
 from workers.webhooks import PAUSES, deliver, signature
 

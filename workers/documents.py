@@ -1,0 +1,69 @@
+"""What Redis holds as strings, as documents: a job's hash, the entries of its stream, a bill."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from reasoner.jobs import Event, Usage
+from reasoner.journal import Entry
+
+JobDocument = dict[str, Any]
+"""A job as the API shows it: the JSON of ``reasoner.jobs.Job``, not validated again when it is read."""
+
+
+def usage_of(fields: dict[str, str]) -> Usage:
+    """The bill in a hash."""
+    usage = {name.removeprefix("usage:"): value for name, value in fields.items() if name.startswith("usage:")}
+    return Usage.model_validate_strings(usage)
+
+
+def event(entry_id: str, fields: dict[str, str]) -> Event:
+    """An entry of a job's stream, as clients see it."""
+    return Event(
+        seq=int(entry_id.removesuffix("-0")),
+        type=fields["type"],
+        at=float(fields["at"]),
+        key=fields.get("key"),
+        data=json.loads(fields["data"]),
+        spend=json.loads(fields.get("spend", "{}")),
+    )
+
+
+def entry(fields: dict[str, str]) -> Entry:
+    """The same as a replay needs it; of those that have a key."""
+    spend = Usage.model_validate_json(fields["spend"])
+    return Entry(fields["key"], fields["type"], json.loads(fields["data"]), spend, float(fields["elapsed"]))
+
+
+def document(fields: dict[str, str]) -> JobDocument:
+    """A job's hash."""
+
+    def moment(name: str) -> float | None:
+        return float(fields[name]) if name in fields else None
+
+    return {
+        "id": fields["id"],
+        "status": fields["status"],
+        "created_at": moment("created"),
+        "started_at": moment("started"),
+        "finished_at": moment("finished"),
+        "attempt": int(fields["attempt"]),
+        "batch": fields.get("batch"),
+        "last_seq": int(fields["seq"]),
+        "spec": json.loads(fields["spec"]),
+        "usage": usage_of(fields).model_dump(),
+        "result": json.loads(fields.get("result", "null")),
+        "error": json.loads(fields.get("error", "null")),
+        "delivery": _delivery(fields),
+    }
+
+
+def _delivery(fields: dict[str, str]) -> dict[str, Any] | None:
+    if "webhook:state" not in fields:
+        return None
+    return {
+        "state": fields["webhook:state"],
+        "attempts": int(fields["webhook:attempt"]),
+        "error": fields["webhook:error"] or None,
+    }

@@ -1,0 +1,66 @@
+"""What the value of a setting stands for: an address, a secret, a model and where its weights lie."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import ipaddress
+from pathlib import Path
+from urllib.parse import urlsplit
+
+
+class ConfigError(Exception):
+    """The configuration cannot work; the message names the setting and says what would be right."""
+
+
+def webhook_secret_bytes(text: str) -> bytes:
+    """What ``whsec_…`` stands for. Raises ``ValueError``."""
+    try:
+        secret = base64.b64decode(text.removeprefix("whsec_"), validate=True)
+    except binascii.Error:
+        secret = b""
+    if not text.startswith("whsec_") or not 24 <= len(secret) <= 64:
+        raise ValueError("a webhook secret is 'whsec_' and 24 to 64 random bytes in base64")
+    return secret
+
+
+def served_name(value: str) -> str:
+    """The name in ``NAME=FOLDER``; a folder's own name; otherwise the value itself (a bundled or a remote model)."""
+    name, separator, _ = value.partition("=")
+    if separator:
+        return name
+    return Path(value).name if Path(value).expanduser().is_dir() else value
+
+
+def model_folder(value: str, setting: str) -> Path:
+    """Where the weights of ``NAME=FOLDER``, a folder or a bundled model lie. Raises ``ConfigError``."""
+    bundled = Path(__file__).parent.parent / "reasoner" / "bundled"
+    _, separator, path = value.partition("=")
+    folder = Path(path if separator else value).expanduser()
+    if not separator and "/" not in value and (bundled / value).is_dir():
+        folder = bundled / value
+    if not (folder / "config.json").is_file():
+        names = ", ".join(sorted(child.parent.name for child in bundled.glob("*/config.json"))) or "none"
+        raise ConfigError(
+            f"{setting}: {value!r} is neither a bundled model (here: {names}) nor a Hugging Face model folder, "
+            "which holds config.json and *.safetensors"
+        )
+    return folder.absolute()
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach ``host``."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def address(url: str, schemes: tuple[str, ...]) -> str:
+    """The address itself. Raises ``ValueError`` for one that cannot be."""
+    if not url.startswith(schemes):
+        raise ValueError(f"must start with one of {', '.join(schemes)}")
+    _ = urlsplit(url).port  # raises for a port or an address that cannot be
+    return url
