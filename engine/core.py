@@ -19,7 +19,8 @@ from engine.cache.kv import KVCache
 from engine.device import Placement, find_place
 from engine.device_sampling import sample_on_device
 from engine.drawing import Draw, Drawn, Sampler, read_out, sample_on_host
-from engine.forward import Forward, GpuForward, HostForward
+from engine.forward import Forward, GpuForward
+from engine.host_forward import HostForward
 from engine.models.config import ModelConfig, read_raw_config
 from engine.models.families import is_defined
 from engine.models.foreign import ForeignModel
@@ -407,7 +408,7 @@ class EngineCore:
             self._sampler: Sampler = sample_on_device
         else:
             on_host = host_attention(config.attention, kv, deterministic=options.deterministic)
-            self._forward, self._sampler = HostForward(decoder, on_host), sample_on_host
+            self._forward, self._sampler = HostForward(decoder, on_host, kv), sample_on_host
         self._scheduler = Scheduler(self.cache, max_running=options.max_running, step_tokens=options.step_tokens)
         if speculator is not None:
             speculator.reset(self.cache)

@@ -1,4 +1,4 @@
-"""One step's way through a model's layers: on the host, or on a GPU with CUDA graphs.
+"""One step's way through a model's layers, and that on a GPU with CUDA graphs.
 
 The way of a GPU was never run on one: it is computed by the kernels' references and by Triton's interpreter in tests,
 and its kernels are compiled for Hopper.
@@ -13,7 +13,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine.attention.host import HostAttention
 from engine.attention.plan import Rows
 from engine.attention.triton_backend import TritonAttention
 from engine.device import sent
@@ -29,19 +28,6 @@ class Forward(Protocol):
     """Final hidden states ``[tokens or more, hidden]`` of a step's ``batch``, which is on the host."""
 
     def __call__(self, batch: Batch, rows: Rows) -> Tensor: ...
-
-
-class HostForward:
-    """Where the batch is."""
-
-    def __init__(self, model: Model, attend: HostAttention) -> None:
-        self._model = model
-        self._attend = attend
-
-    def __call__(self, batch: Batch, rows: Rows) -> Tensor:
-        """See ``Forward``."""
-        self._attend.prepare(rows)
-        return self._model.forward(batch, self._attend)
 
 
 class Graph(Protocol):

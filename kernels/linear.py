@@ -45,6 +45,8 @@ class Linear:
         """Keeps no reference to ``weight`` where it is laid out anew."""
         self.parameters = weight.numel() + (0 if bias is None else bias.numel())
         """Number of weights."""
+        self.is_kernel = _has_kernel(weight)
+        """Whether it does nothing but launch a kernel of ``kernels.cpu``."""
         self._product = _layout(weight)
         self._bias = None if bias is None else bias.contiguous()
 
@@ -60,13 +62,17 @@ class Linear:
 def _layout(weight: Tensor) -> Callable[[Tensor, Tensor | None, Tensor | None], Tensor]:
     """The product of ``x``, ``bias`` and ``residual`` with a weight."""
     if weight.device.type == "cpu":
-        if cpu.AVAILABLE and weight.dtype == torch.float32:
+        if _has_kernel(weight):
             from kernels.cpu.linear import Panels
 
             return Panels(weight).product
         if torch._C._has_mkldnn:
             return _OneDnn(weight).product
     return partial(_plain, weight)
+
+
+def _has_kernel(weight: Tensor) -> bool:
+    return cpu.AVAILABLE and weight.device.type == "cpu" and weight.dtype == torch.float32
 
 
 def _plain(weight: Tensor, x: Tensor, bias: Tensor | None, residual: Tensor | None) -> Tensor:

@@ -18,8 +18,8 @@ from rich.console import Console
 from rich.table import Table
 
 from engine.attention import LayerAttention
-from engine.attention.plan import CostModel, Rows
 from engine.attention.compiled import CompiledAttention
+from engine.attention.plan import CostModel, Rows
 
 HEADS, KV_HEADS, DIM, PAGE, POOL, LAYERS = 8, 4, 64, 16, 4096, 16
 OWN = 4

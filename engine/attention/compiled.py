@@ -13,7 +13,7 @@ from torch import Tensor
 from engine.attention import LayerAttention
 from engine.attention.plan import Ints, Rows, share_prefixes
 from kernels.cpu.attention import STEP_WORDS, attend, rotary_write, scratch_floats, tile_tokens
-from kernels.cpu.launch import empty
+from kernels.cpu.tape import empty
 
 _ALONE = 1 << 14
 """Numbers that one thread turns before two would have begun."""

@@ -22,6 +22,7 @@ from engine.models.weights import Weights
 from engine.quantization.formats import Read
 from engine.quantization.matrix import product
 from kernels.activation import gelu_tanh_mul, silu_mul
+from kernels.cpu.tape import layer_ends
 from kernels.linear import Linear, Product
 from kernels.norm import rms_norm
 
@@ -75,12 +76,33 @@ class Decoder:
         """Number of weights, tied ones once."""
         return self._parameters
 
+    @property
+    def repeatable(self) -> bool:
+        """Whether ``layers`` does nothing but launch kernels that a ``Tape`` records."""
+        return all(
+            layer.output_norm is None
+            and layer.mlp_output_norm is None
+            and isinstance(layer.mlp, GatedMlp)
+            and all(isinstance(one, Linear) and one.is_kernel for one in (layer.qkv, layer.output, *layer.mlp.products))
+            for layer in self._layers
+        )
+
     def forward(self, batch: Batch, attend: LayerAttend) -> Tensor:
         """See ``Model``."""
-        angles = [(cos[batch.positions], sin[batch.positions]) for cos, sin in self._ropes]
+        return self.layers(*self.inputs(batch), attend)
+
+    def inputs(self, batch: Batch) -> tuple[Tensor, list[Tensor]]:
+        """What the layers take: hidden states ``[tokens, hidden]``, and for each kind of rotation the cosines and the
+        sines of the tokens' positions, ``[tokens, dim]`` each."""
         hidden = scaled_embedding(self.config, self._embedding[batch.tokens])
+        return hidden, [table[batch.positions] for tables in self._ropes for table in tables]
+
+    def layers(self, hidden: Tensor, angles: Sequence[Tensor], attend: LayerAttend) -> Tensor:
+        """The final hidden states ``[tokens, hidden]``, of ``inputs``."""
         for index, layer in enumerate(self._layers):
-            hidden = layer_forward(self.config, layer, index, hidden, angles[self._rope_of[index]], attend)
+            rope = 2 * self._rope_of[index]
+            hidden = layer_forward(self.config, layer, index, hidden, (angles[rope], angles[rope + 1]), attend)
+            layer_ends()
         return hidden
 
     def embed(self, tokens: Tensor) -> Tensor:

@@ -21,6 +21,11 @@ class GatedMlp:
         self._down = down
         self._activation = activation
 
+    @property
+    def products(self) -> tuple[Product, Product]:
+        """Both of its products."""
+        return self._gate_up, self._down
+
     def __call__(self, x: Tensor) -> Tensor:
         """``x``: ``[tokens, hidden]``. Returns the same shape."""
         return self._down(self._activation(self._gate_up(x)))

@@ -4,8 +4,6 @@ A decoding step is hundreds of operations of a few microseconds each. A kernel t
 operators do and costs a few microseconds to start. It runs on torch's OpenMP threads, since a second pool would compete
 with the first, whose threads spin for a while after each operation. Where torch has no such pool it runs on one thread.
 
-A step of the same shape comes again and again, so launches can be recorded and repeated at once: see ``Tape``.
-
 A kernel's body takes the address of its arguments, 64-bit integers: a tensor is its address, a float its bits. It
 begins with ``arguments, thread, threads = begin(address)`` and does the share of that thread.
 """
@@ -13,20 +11,28 @@ begins with ``arguments, thread, threads = begin(address)`` and does the share o
 from __future__ import annotations
 
 import ctypes
-import math
+import os
 import struct
-import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import cache
+from hashlib import sha256
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numba
 import numpy as np
 import torch
 from llvmlite import ir
 from numba import carray, cfunc, njit, types
 from numba.extending import intrinsic
 from torch import Tensor
+
+from kernels.cpu.tape import recorder
+
+_sources = sorted(Path(__file__).parent.glob("*.py"))
+_cache = Path(__file__).parent / "__pycache__" / sha256(b"".join(map(Path.read_bytes, _sources))).hexdigest()[:16]
+"""numba compiles a kernel again when its own file changed; it must also when a function did that it calls."""
+numba.config.CACHE_DIR = str(_cache)
 
 _FAST = {"contract", "nsz", "reassoc"}
 """What the compiler may do with floats: fuse, and add in another order (one that depends on a loop's length alone)."""
@@ -51,121 +57,38 @@ class Kernel:
         """
         if self._native is None:
             signature = types.void(types.CPointer(types.int64))
-            options = {"fastmath": _FAST, "error_model": "numpy", "cache": True}
+            options = {"fastmath": _FAST, "error_model": "numpy", "cache": os.access(_sources[0].parent, os.W_OK)}
             self._compiled = cfunc(signature, **options)(self._body)
             self._native = _Native(self._compiled.address)
         pool = _pool()
-        count = 1 if pool is None else threads or torch.get_num_threads()
+        count = 1 if pool is None else min(threads or torch.get_num_threads(), pool.limit)
         words = [one if type(one) is int else _word(one) for one in arguments]
         # Made in a fifth of the time of an array of ctypes.
         values = struct.pack(f"={2 + len(words)}q", 0 if pool is None or count == 1 else pool.number, count, *words)
-        if _recorder.tape is not None:
-            _recorder.tape.add(self._compiled.address, values, count)
+        if recorder.tape is not None:
+            recorder.tape.add(self._compiled.address, values, count)
         if pool is None or count == 1:
             self._native(values)
         else:
             pool.run(self._native, values, count, 0)
 
 
-class Arena:
-    """The memory of tapes that are never repeated at the same time, in two halves."""
-
-    def __init__(self) -> None:
-        self._halves = [torch.empty(0), torch.empty(0)]
-        self._taken = 0
-
-    def grow(self) -> None:
-        """Makes room. What was recorded before must not be repeated any more."""
-        self._halves = [torch.empty(max(1 << 16, 2 * len(half))) for half in self._halves]
-
-    def turn(self) -> None:
-        """What is taken from now on may overwrite what was taken before the last turn."""
-        self._halves.reverse()
-        self._taken = 0
-
-    def take(self, shape: Sequence[int]) -> Tensor:
-        """An uninitialised tensor. Raises ``MemoryError`` where there is no room for it."""
-        size = math.prod(shape)
-        start, self._taken = self._taken, self._taken + -(-size // 16) * 16
-        if self._taken > len(self._halves[0]):
-            raise MemoryError
-        return self._halves[0][start : start + size].view(*shape)
-
-
-class Tape:
-    """Launches that one call repeats, on threads that meet in between and are started once.
-
-    They read and write the same addresses again: what they take for memory comes from an ``Arena``.
-    """
-
-    def __init__(self, arena: Arena) -> None:
-        self._arena = arena
-        self._launches: list[tuple[int, bytes, int]] = []
-        self._table = b""
-
-    def record(self, work: Callable[[], Tensor]) -> Tensor:
-        """Does ``work`` and keeps its launches on this thread. What it does in other ways is not repeated.
-
-        Raises ``MemoryError`` where the arena must grow.
-        """
-        self._arena.turn()
-        _recorder.tape = self
-        try:
-            return work()
-        finally:
-            _recorder.tape = None
-
-    def add(self, address: int, values: bytes, threads: int) -> None:
-        """Another launch: the function, its arguments and its threads."""
-        self._launches.append((address, values, threads))
-
-    def empty(self, shape: Sequence[int]) -> Tensor:
-        """See ``empty``."""
-        return self._arena.take(shape)
-
-    def turn(self) -> None:
-        """See ``Arena``."""
-        self._arena.turn()
-
-    def repeat(self) -> None:
-        """The launches once more, in their order."""
-        if not self._table:
-            # The bytes of the arguments stay where they are: the launches hold them.
-            words = [
-                word for address, values, threads in self._launches for word in (address, _address(values), threads)
-            ]
-            self._table = struct.pack(f"={len(words)}q", *words)
-        pool, threads = _pool(), max(threads for _, _, threads in self._launches)
-        _repeat(_address(self._table), len(self._launches), 0 if pool is None else pool.barrier, threads=threads)
-
-
-class _Recorder(threading.local):
-    tape: Tape | None = None
-
-
-_recorder = _Recorder()
-
-
-def empty(*shape: int) -> Tensor:
-    """An uninitialised float32 tensor for a kernel's result or scratch, that a tape's repetition finds again."""
-    tape = _recorder.tape
-    return torch.empty(shape) if tape is None else tape.empty(shape)
-
-
-def layer_ends() -> None:
-    """What was taken by ``empty`` before the last layer's end is not needed any more."""
-    if _recorder.tape is not None:
-        _recorder.tape.turn()
+def repeat(table: bytes, count: int, threads: int) -> None:
+    """``count`` launches, one after the other: in ``table`` each one's function, its arguments' address and its
+    threads, of which ``threads`` are the most."""
+    pool = _pool()
+    _repeat(address_of(table), count, 0 if pool is None else pool.barrier, threads=threads)
 
 
 def kernel(body: Callable[[Any], None]) -> Kernel:
-    """Decorates a body, which is compiled at its first call; the result is kept beside its source between runs."""
+    """Decorates a body, which is compiled at its first call. The result is kept beside its source between runs, if that
+    can be written to."""
     return Kernel(body)
 
 
 def function(body: Callable[..., Any]) -> Callable[..., Any]:
     """Decorates a function that bodies call."""
-    compiled: Callable[..., Any] = njit(fastmath=_FAST, error_model="numpy", cache=True)(body)
+    compiled: Callable[..., Any] = njit(fastmath=_FAST, error_model="numpy")(body)
     return compiled
 
 
@@ -176,7 +99,8 @@ def _word(argument: Tensor | int | float) -> int:
     return word
 
 
-def _address(content: bytes) -> int:
+def address_of(content: bytes) -> int:
+    """Where they lie, for as long as something holds them."""
     address = ctypes.cast(ctypes.c_char_p(content), ctypes.c_void_p).value
     assert address is not None
     return address
@@ -191,6 +115,8 @@ class _Pool(NamedTuple):
     """Address of the function that tells a thread's number."""
     barrier: int
     """Address of the function in which they wait for each other."""
+    limit: int
+    """How many there are at most."""
 
 
 @cache
@@ -211,7 +137,8 @@ def _pool() -> _Pool | None:
             )
             assert number is not None
             assert barrier is not None
-            return _Pool(run, number, barrier)
+            # Kernels rely on as many threads as they ask for.
+            return None if library.omp_get_dynamic() else _Pool(run, number, barrier, library.omp_get_thread_limit())
     return None
 
 

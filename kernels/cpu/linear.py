@@ -17,8 +17,9 @@ from numba.extending import intrinsic
 from torch import Tensor
 from torch.nn import functional as F
 
-from kernels.cpu.launch import begin, empty, floats, function, kernel, share
+from kernels.cpu.launch import begin, floats, function, kernel, share
 from kernels.cpu.memory import resident
+from kernels.cpu.tape import empty
 
 _FEATURES = binding.get_host_cpu_features()
 # Lanes of a vector, vectors and rows of a tile: its sums, one x and one column of weights fill the registers.

@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from kernels.cpu.launch import begin, empty, floats, kernel, number, share
+from kernels.cpu.launch import begin, floats, kernel, number, share
+from kernels.cpu.tape import empty
 
 _ALONE = 1 << 15
 """Floats that one thread normalises before two would have begun."""

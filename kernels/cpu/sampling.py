@@ -204,12 +204,14 @@ def _weigh(x: Any, top: Any, factor: Any, weights: Any) -> float:
 @function
 def _weigh_block(x: Any, top: Any, factor: Any, smallest: Any, weights: Any) -> Any:
     """The weights of the tokens that are kept, others 0, and their sum."""
-    total = np.float32(0)
     for i in range(len(x)):
         weight = exp32((x[i] - top) * factor)
-        weight = weight if x[i] >= smallest else np.float32(0)
-        weights[i] = weight
-        total += weight
+        weights[i] = weight if x[i] >= smallest else np.float32(0)
+    # In a loop of its own: one that also writes is vectorised only where what it writes does not lie close behind what
+    # it reads, and adds in another order there.
+    total = np.float32(0)
+    for i in range(len(x)):
+        total += weights[i]
     return total
 
 

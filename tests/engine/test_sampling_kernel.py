@@ -16,7 +16,7 @@ from kernels.noise import SAMPLE, Words, gumbel_noise, noise_streams
 if not AVAILABLE:
     pytest.skip("numba is not installed", allow_module_level=True)
 
-from kernels.cpu.sampling import draw
+from kernels.cpu.sampling import _weigh_block, draw
 
 ROWS = 160
 TEMPERATURES = (1e-300, 1e-3, 0.05, 0.4, 0.7, 1.0, 1.6, 5.0, 1e300)
@@ -152,3 +152,14 @@ def test_only_rows_that_are_no_numbers_are_refused() -> None:
     logits[20] = -torch.inf
     tokens, _ = draw(logits, laws, places())
     assert np.flatnonzero(tokens != expected).tolist() == np.flatnonzero(tokens == -1).tolist() == [3, 7, 11, 20]
+
+
+def test_a_sum_of_weights_is_the_same_wherever_they_are_written() -> None:
+    """Right behind the logits, too."""
+    sums = set()
+    for gap in (0, 1, 16, 64, 1000):
+        memory = np.empty(2000, np.float32)
+        x, weights = memory[:16], memory[16 + gap : 32 + gap]
+        x[:] = np.random.default_rng(0).normal(size=16)
+        sums.add(float(_weigh_block(x, x.max(), np.float32(1), np.float32(-np.inf), weights)))
+    assert len(sums) == 1

@@ -1,0 +1,80 @@
+"""Steps that are repeated from a tape give the same bits as steps that Python computes kernel by kernel."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from engine import host_forward
+from engine.core import CoreOptions
+from engine.host_forward import HostForward
+from engine.types import Branch, Completion
+from kernels.cpu.tape import Tape
+from tests.engine.conftest import Checkpoints
+from tests.engine.helpers import Harness, generate
+from tests.engine.test_models import random_tokens
+
+OPTIONS = CoreOptions(kv_tokens=8192, max_running=64, step_tokens=512)
+REPEATED = ["llama", "mistral", "qwen2", "qwen3"]
+OTHERS = ["gemma2", "qwen3_moe", "phi3"]
+
+
+@pytest.mark.parametrize("kind", REPEATED)
+@pytest.mark.parametrize("threads", [1, 2])
+def test_a_repeated_step_gives_the_same_bits(
+    checkpoints: Checkpoints, kind: str, threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.set_num_threads(threads)
+    try:
+        repeated = Harness(checkpoints(kind), OPTIONS)
+        found = [answers(repeated, seed) for seed in range(3)]
+        forward = repeated.core._forward
+        assert isinstance(forward, HostForward)
+        assert sum(tape is not None for tape in forward._tapes.values()) > 5
+        monkeypatch.setattr(host_forward, "_MOST", 0)
+        plain = Harness(checkpoints(kind), OPTIONS)
+        assert [answers(plain, seed) for seed in range(3)] == found
+    finally:
+        torch.set_num_threads(1)
+
+
+@pytest.mark.parametrize("kind", OTHERS)
+def test_layers_that_do_more_than_launch_kernels_are_never_repeated(checkpoints: Checkpoints, kind: str) -> None:
+    harness = Harness(checkpoints(kind), OPTIONS)
+    answers(harness, 0)
+    forward = harness.core._forward
+    assert isinstance(forward, HostForward)
+    assert not forward._tapes
+
+
+def test_a_tape_that_outgrows_its_arena_is_recorded_anew(
+    checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each time the arena grows, what was recorded in the old one is forgotten."""
+    harness = Harness(checkpoints("qwen3"), OPTIONS)
+    records: list[Tape] = []
+    record = Tape.record
+
+    def counted(tape: Tape, work: Callable[[], Tensor]) -> Tensor:
+        records.append(tape)
+        return record(tape, work)
+
+    monkeypatch.setattr(Tape, "record", counted)
+    first = answers(harness, 0)
+    forward = harness.core._forward
+    assert isinstance(forward, HostForward)
+    assert len(records) > len(forward._tapes)
+    assert answers(harness, 0) == first
+
+
+def answers(harness: Harness, seed: int) -> list[tuple[tuple[int, ...], float]]:
+    """Tokens and log-probability of branches that end one after the other."""
+    branches = [Branch(seed, key, 4 + 2 * key) for key in range(12)]
+    events = harness.submit(generate(random_tokens(20, 5), branches, ignore_eos=True))
+    harness.run()
+    completions = sorted((event for event in events if isinstance(event, Completion)), key=lambda one: one.index)
+    assert len(completions) == len(branches)
+    return [(completion.token_ids, completion.logprob) for completion in completions]
