@@ -68,7 +68,7 @@ def lay_out(
         pool_pages=cache.pool.size,
         kv_heads=about.kv_heads,
         heads_per_kv=about.heads // about.kv_heads,
-        cost=CostModel.of_kernel(token_bytes) if is_compiled(cache.data) else CostModel(token_bytes),
+        cost=CostModel.of_kernel(token_bytes) if is_compiled(about, cache.data) else CostModel(token_bytes),
         trees=trees,
     )
     for row, tree in trees.items():

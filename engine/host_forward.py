@@ -29,7 +29,7 @@ class HostForward:
         """``attend``: the attention over ``kv``."""
         self._model = model
         self._attend = attend
-        self._repeatable = model if isinstance(model, Decoder) and is_compiled(kv) and model.repeatable else None
+        self._repeatable = model if isinstance(model, Decoder) and is_compiled(model.config.attention[0], kv) and model.repeatable else None
         self._arena = Arena()
         self._inputs: list[Tensor] = []
         self._tapes: dict[tuple[int, int], tuple[Tape, Tensor] | None] = {}

@@ -11,6 +11,10 @@ from torch import Tensor
 from kernels.cpu import AVAILABLE
 
 
+_MOST_HEADS = 64
+"""Query heads for each key-value head that the kernel has room for."""
+
+
 @dataclass(frozen=True, slots=True)
 class LayerAttention:
     """What one layer's attention computes. All layers of a model share ``kv_heads`` and ``head_dim``."""
@@ -26,9 +30,10 @@ class LayerAttention:
     """Scores become ``softcap * tanh(score / softcap)`` before the mask (Gemma 2)."""
 
 
-def is_compiled(kv: Tensor) -> bool:
-    """Whether there is a kernel for keys and values as in this cache, ``[…, head_dim]``, which is not on a GPU."""
-    return AVAILABLE and kv.device.type == "cpu" and kv.dtype is torch.float32 and kv.shape[-1] % 16 == 0
+def is_compiled(about: LayerAttention, kv: Tensor) -> bool:
+    """Whether there is a kernel for a layer and keys and values as in this cache, which is not on a GPU."""
+    fits = about.head_dim % 16 == 0 and about.heads // about.kv_heads <= _MOST_HEADS
+    return AVAILABLE and fits and kv.device.type == "cpu" and kv.dtype is torch.float32
 
 
 class Attend(Protocol):

@@ -26,7 +26,7 @@ def host_attention(layers: Sequence[LayerAttention], kv: Tensor, *, deterministi
 
     ``deterministic``: what a token gets is, bit for bit, a function of its sequence alone.
     """
-    if is_compiled(kv):
+    if is_compiled(layers[0], kv):
         from engine.attention.compiled import CompiledAttention
 
         return CompiledAttention(layers, kv, sharing=not deterministic)

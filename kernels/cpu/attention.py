@@ -46,7 +46,7 @@ STEP_WORDS = 17
 _SOME = 1 << 40
 """A length for arrays that are as long as their indices reach."""
 
-_score, _score8 = scorer(1), scorer(8)
+_score4, _score8 = scorer(4), scorer(8)
 _mix, _mix_wide, _mix4, _mix4_wide = mixer(1, 1), mixer(1, 4), mixer(4, 1), mixer(4, 4)
 
 
@@ -183,6 +183,8 @@ def _tile(head: Any, piece: Any, tokens: Any, sums: Any, scale: Any, softcap: An
     """Attends from some tokens to all keys of a piece."""
     dim, per_kv, row, first, end = head.dim, head.per_kv, piece[0], piece[1], piece[2]
     wide, count = 4 * dim, len(tokens) * per_kv
+    # Up to three queries more, which are 0: a product of fewer than four waits for itself.
+    padded = (count + 3) // 4 * 4
     queries, mixed = head.scratch, head.scratch + _ROWS * wide
     scores = mixed + _ROWS * wide
     state = floats(scores + 4 * _ROWS * _KEYS, (2, _ROWS))
@@ -192,7 +194,11 @@ def _tile(head: Any, piece: Any, tokens: Any, sums: Any, scale: Any, softcap: An
         state[0, query], state[1, query] = -np.inf, 0
         for i in range(0, wide, 64):
             store(queries + query * wide + i, multiply(load(source + i), splat(scale)))
-            store(mixed + query * wide + i, splat(np.float32(0)))
+    for query in range(count, padded):
+        for i in range(0, wide, 64):
+            store(queries + query * wide + i, splat(np.float32(0)))
+    for i in range(0, padded * wide, 64):
+        store(mixed + i, splat(np.float32(0)))
     for begun in range(first, end, _KEYS):
         size = min(_KEYS, end - begun)
         for block in range(0, size, 16):
@@ -200,16 +206,15 @@ def _tile(head: Any, piece: Any, tokens: Any, sums: Any, scale: Any, softcap: An
             _ahead(head, head.values, row, begun + block)
             for i in range(0, dim, 16):
                 transpose(keys + 4 * i, wide, turned + 64 * i)
-            whole = count // 8 * 8
-            for query in range(0, whole, 8):
+            for query in range(0, padded // 8 * 8, 8):
                 _score8(queries + query * wide, wide, turned, dim, scores + 4 * (query * _KEYS + block), 4 * _KEYS)
-            for query in range(whole, count):
-                _score(queries + query * wide, wide, turned, dim, scores + 4 * (query * _KEYS + block), 4 * _KEYS)
+            for query in range(padded // 8 * 8, padded, 4):
+                _score4(queries + query * wide, wide, turned, dim, scores + 4 * (query * _KEYS + block), 4 * _KEYS)
         for query in range(count):
             _online(scores + 4 * query * _KEYS, size, mixed + query * wide, dim, state, query, softcap)
         for block in range(0, size, 16):
             values = _block(head, head.values, row, begun + block, end, turned + 32 * wide)
-            _mix_block(mixed, scores + 4 * block, 4 * _KEYS, values, dim, count, min(16, size - block))
+            _mix_block(mixed, scores + 4 * block, 4 * _KEYS, values, dim, padded, min(16, size - block))
     for query in range(count):
         token, own = tokens[query // per_kv], query % per_kv
         _merge(
