@@ -29,7 +29,9 @@ class HostForward:
         """``attend``: the attention over ``kv``."""
         self._model = model
         self._attend = attend
-        self._repeatable = model if isinstance(model, Decoder) and is_compiled(model.config.attention[0], kv) and model.repeatable else None
+        self._repeatable: Decoder | None = None
+        if isinstance(model, Decoder) and is_compiled(model.config.attention[0], kv) and model.repeatable:
+            self._repeatable = model
         self._arena = Arena()
         self._inputs: list[Tensor] = []
         self._tapes: dict[tuple[int, int], tuple[Tape, Tensor] | None] = {}

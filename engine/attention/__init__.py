@@ -10,7 +10,6 @@ from torch import Tensor
 
 from kernels.cpu import AVAILABLE
 
-
 _MOST_HEADS = 64
 """Query heads for each key-value head that the kernel has room for."""
 

@@ -15,6 +15,7 @@ from engine.cache.leases import Leases
 from engine.cache.pool import PagePool
 from engine.cache.tree import Match, Node, PrefixTree
 from engine.device import HOST, Placement, sent
+from kernels.cpu.memory import resident
 
 
 @dataclass(eq=False, slots=True)
@@ -65,7 +66,11 @@ class KVCache:
         """``max_pinned``: pages that leases may pin; they lapse when nobody touches them for ``lease_seconds``."""
         self.page_size = page_size
         # Zeros, not empty: a masked slot still meets its weight of zero, and zero times a stray NaN would be NaN.
-        self.data = torch.zeros(layers, 2, kv_heads, pages, page_size, head_dim, dtype=place.dtype, device=place.device)
+        shape = layers, 2, kv_heads, pages, page_size, head_dim
+        if place.on_gpu or place.dtype is not torch.float32:
+            self.data = torch.zeros(shape, dtype=place.dtype, device=place.device)
+        else:
+            self.data = resident(math.prod(shape)).view(shape)
         self.pages: npt.NDArray[np.int64] = np.zeros((rows, -(-context // page_size)), np.int64)
         self._rows = list(range(rows - 1, -1, -1))
         self._tables: dict[int, PageTable] = {}

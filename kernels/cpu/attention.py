@@ -28,7 +28,6 @@ from kernels.cpu.vector import (
     maximum,
     mixer,
     multiply,
-    prefetch,
     scorer,
     splat,
     store,
@@ -43,10 +42,13 @@ _KEYS = 256
 """Keys whose scores a tile has at once."""
 STEP_WORDS = 17
 """Words that tell ``attend`` of a step."""
+_APART = _KEYS + 16
+"""Floats between two queries' scores; a power of two would have them share a few places of the cache."""
 _SOME = 1 << 40
 """A length for arrays that are as long as their indices reach."""
 
-_score4, _score8 = scorer(4), scorer(8)
+_score4, _score8 = scorer(4, ahead=False), scorer(8, ahead=False)
+_score4_ahead, _score8_ahead = scorer(4, ahead=True), scorer(8, ahead=True)
 _mix, _mix_wide, _mix4, _mix4_wide = mixer(1, 1), mixer(1, 4), mixer(4, 1), mixer(4, 4)
 
 
@@ -57,7 +59,7 @@ def tile_tokens(heads_per_kv: int) -> int:
 
 def scratch_floats(dim: int, heads_per_kv: int, longest: int) -> int:
     """What each thread of ``attend`` needs where no token reads more than ``longest`` keys for itself."""
-    return _ROWS * (2 * dim + _KEYS + 2) + 48 * dim + heads_per_kv * _padded(longest)
+    return _ROWS * (2 * dim + _APART + 2) + 48 * dim + heads_per_kv * _padded(longest)
 
 
 def _padded(longest: int) -> int:
@@ -187,8 +189,8 @@ def _tile(head: Any, piece: Any, tokens: Any, sums: Any, scale: Any, softcap: An
     padded = (count + 3) // 4 * 4
     queries, mixed = head.scratch, head.scratch + _ROWS * wide
     scores = mixed + _ROWS * wide
-    state = floats(scores + 4 * _ROWS * _KEYS, (2, _ROWS))
-    turned = scores + 4 * _ROWS * (_KEYS + 2)
+    state = floats(scores + 4 * _ROWS * _APART, (2, _ROWS))
+    turned = scores + 4 * _ROWS * (_APART + 2)
     for query in range(count):
         source = head.qkv + tokens[query // per_kv] * head.tokens_apart + query % per_kv * wide
         state[0, query], state[1, query] = -np.inf, 0
@@ -202,19 +204,27 @@ def _tile(head: Any, piece: Any, tokens: Any, sums: Any, scale: Any, softcap: An
     for begun in range(first, end, _KEYS):
         size = min(_KEYS, end - begun)
         for block in range(0, size, 16):
-            keys = _block(head, head.keys, row, begun + block, end, turned + 16 * wide)
-            _ahead(head, head.values, row, begun + block)
+            position = begun + block
+            keys = _block(head, head.keys, row, position, end, turned + 16 * wide)
             for i in range(0, dim, 16):
                 transpose(keys + 4 * i, wide, turned + 64 * i)
-            for query in range(0, padded // 8 * 8, 8):
-                _score8(queries + query * wide, wide, turned, dim, scores + 4 * (query * _KEYS + block), 4 * _KEYS)
-            for query in range(padded // 8 * 8, padded, 4):
-                _score4(queries + query * wide, wide, turned, dim, scores + 4 * (query * _KEYS + block), 4 * _KEYS)
+            following = _ahead(head, head.keys, row, position + 16, end)
+            out = scores + 4 * block
+            if padded < 8:
+                _score4_ahead(queries, wide, turned, dim, out, 4 * _APART, following)
+            else:
+                _score8_ahead(queries, wide, turned, dim, out, 4 * _APART, following)
+            for query in range(8, padded // 8 * 8, 8):
+                place = out + 4 * query * _APART
+                _score8(queries + query * wide, wide, turned, dim, place, 4 * _APART, 0)
+            if padded > 8 and padded % 8:
+                place = out + 4 * (padded - 4) * _APART
+                _score4(queries + (padded - 4) * wide, wide, turned, dim, place, 4 * _APART, 0)
         for query in range(count):
-            _online(scores + 4 * query * _KEYS, size, mixed + query * wide, dim, state, query, softcap)
+            _online(scores + 4 * query * _APART, size, mixed + query * wide, dim, state, query, softcap)
         for block in range(0, size, 16):
             values = _block(head, head.values, row, begun + block, end, turned + 32 * wide)
-            _mix_block(mixed, scores + 4 * block, 4 * _KEYS, values, dim, padded, min(16, size - block))
+            _mix_block(mixed, scores + 4 * block, 4 * _APART, values, dim, padded, min(16, size - block))
     for query in range(count):
         token, own = tokens[query // per_kv], query % per_kv
         _merge(
@@ -262,16 +272,17 @@ def _own(
     wide, begun = 4 * dim, first - first % 16
     size = (end - begun + 15) // 16 * 16
     apart = 4 * ((longest + 47) // 16 * 16)
-    held = head.scratch + 4 * _ROWS * (2 * dim + _KEYS + 2) + 16 * wide
+    held = head.scratch + 4 * _ROWS * (2 * dim + _APART + 2) + 16 * wide
     scores = held + 32 * wide
     query, out = head.qkv + token * head.tokens_apart, head.out + wide * token * head.heads
     for position in range(begun, end, 16):
         block = _block(head, head.keys, row, position, end, held)
-        _ahead(head, head.values, row, position)
-        if position + 16 < end:
-            _ahead(head, head.keys, row, position + 16)
+        next_keys, values = (
+            _ahead(head, head.keys, row, position + 16, end),
+            _ahead(head, head.values, row, position, end),
+        )
         for own in range(per_kv):
-            made = dots(query + own * wide, block, wide, dim // 16)
+            made = dots(query + own * wide, block, wide, dim // 16, values if own == 0 else next_keys)
             store(scores + own * apart + 4 * (position - begun), multiply(made, splat(scale)))
     for own in range(per_kv):
         place = scores + own * apart
@@ -317,12 +328,11 @@ def _block(head: Any, source: int, row: int, position: int, end: int, held: int)
 
 
 @function
-def _ahead(head: Any, source: int, row: int, position: int) -> None:
-    """Asks for a block that is read next: the processor foresees no jump to another page."""
-    if head.page_size % 16 == 0:
-        block = _block(head, source, row, position, position, 0)
-        for i in range(0, 64 * head.dim, 64):
-            prefetch(block + i)
+def _ahead(head: Any, source: int, row: int, position: int, end: int) -> int:
+    """The address of a block that is read next; anything where there is none in one place."""
+    if position >= end or head.page_size % 16:
+        return head.qkv
+    return _block(head, source, row, position, end, 0)
 
 
 @function

@@ -1,4 +1,4 @@
-"""Memory for weights."""
+"""Memory for weights, keys and values."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ _HUGE = 2 << 20
 
 
 def resident(size: int) -> Tensor:
-    """Room for ``size`` float32 that are read from end to end again and again, in huge pages where the system has them.
+    """``size`` zeros, float32, that will be read again and again, in huge pages where the system has them.
 
     The processor reads ahead within a page only: with pages of 4 KB a fifth less is read in the same time.
     """
     bulk = 4 * size // _HUGE * _HUGE
     if not bulk or not hasattr(mmap, "MADV_HUGEPAGE"):
-        return torch.empty(size)
+        return torch.zeros(size)
     # What is not touched costs nothing, so there is always room to begin at a page's boundary.
     memory = mmap.mmap(-1, 4 * size + _HUGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     floats = torch.frombuffer(memory, dtype=torch.float32)

@@ -53,15 +53,7 @@ def store(_context: Any, _address: Any, _value: Any) -> Any:
 @intrinsic
 def prefetch(_context: Any, _address: Any) -> Any:
     """Asks for the cache line at an address, which will be read soon."""
-
-    def generate(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:
-        name, byte, word = "llvm.prefetch.p0", ir.IntType(8).as_pointer(), ir.IntType(32)
-        called = builder.module.globals.get(name) or ir.Function(
-            builder.module, ir.FunctionType(ir.VoidType(), [byte, word, word, word]), name
-        )
-        builder.call(called, [builder.inttoptr(args[0], byte), *(ir.Constant(word, value) for value in (0, 3, 1))])
-
-    return types.void(types.int64), generate
+    return types.void(types.int64), lambda _c, builder, _s, args: _prefetch(builder, args[0])
 
 
 @intrinsic
@@ -133,23 +125,23 @@ def exp(_context: Any, _x: Any) -> Any:
 
 
 @intrinsic
-def dots(_context: Any, _query: Any, _keys: Any, _stride: Any, _chunks: Any) -> Any:
-    """``(query, keys, stride, chunks)``: the products of one vector of ``chunks * 16`` numbers with sixteen, which
-    begin at ``keys`` and lie ``stride`` bytes apart."""
+def dots(_context: Any, _query: Any, _keys: Any, _stride: Any, _chunks: Any, _ahead: Any) -> Any:
+    """``(query, keys, stride, chunks, ahead)``: the products of one vector of ``chunks * 16`` numbers with sixteen,
+    which begin at ``keys`` and lie ``stride`` bytes apart. Asks meanwhile for as much memory at ``ahead``."""
 
     def generate(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:
-        query, keys, stride, chunks = args
+        query, keys, stride, chunks, ahead = args
         sums = _accumulated(
             builder,
             LANES,
             chunks,
-            lambda chunk: _dot_step(builder, query, keys, stride, builder.mul(chunk, _long(_BYTES))),
+            lambda chunk: _dot_step(builder, query, keys, stride, builder.mul(chunk, _long(_BYTES)), ahead),
         )
         while len(sums) > 1:
             sums = [_neighbours(builder, *pair) for pair in zip(sums[::2], sums[1::2], strict=True)]
         return sums[0]
 
-    return vector(types.int64, types.int64, types.int64, types.int64), generate
+    return vector(*[types.int64] * 5), generate
 
 
 @intrinsic
@@ -199,18 +191,25 @@ def mixer(rows: int, width: int) -> Any:
     return mix
 
 
-def scorer(rows: int) -> Any:
-    """``(queries, stride, keys, dim, out, out_stride)``: writes to ``rows`` rows at ``out`` the products of as many
-    queries with sixteen keys, which lie transposed, ``[dim, 16]``. Strides are in bytes."""
+def scorer(rows: int, *, ahead: bool) -> Any:
+    """``(queries, stride, keys, dim, out, out_stride, following)``: writes to ``rows`` rows at ``out`` the products
+    of as many queries with sixteen keys, which lie transposed, ``[dim, 16]``. Strides are in bytes. With ``ahead`` it
+    asks meanwhile for as much memory as the keys take at ``following``: the processor foresees no jump to another page,
+    and to ask for much at once would stop it."""
 
     @intrinsic
-    def score(_context: Any, _queries: Any, _stride: Any, _keys: Any, _dim: Any, _out: Any, _apart: Any) -> Any:
+    def score(
+        _context: Any, _queries: Any, _stride: Any, _keys: Any, _dim: Any, _out: Any, _apart: Any, _following: Any
+    ) -> Any:
         def generate(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:
-            queries, stride, keys, dim, out, apart = args
+            queries, stride, keys, dim, out, apart, following = args
             starts = [builder.add(queries, builder.mul(stride, _long(row))) for row in range(rows)]
 
             def step(index: Any) -> Any:
-                key = _load(builder, builder.add(keys, builder.mul(index, _long(_BYTES))))
+                place = builder.mul(index, _long(_BYTES))
+                if ahead:
+                    _prefetch(builder, builder.add(following, place))
+                key = _load(builder, builder.add(keys, place))
                 offset = builder.mul(index, _long(4))
                 return [(_number(builder, builder.add(start, offset)), key) for start in starts]
 
@@ -218,7 +217,7 @@ def scorer(rows: int) -> Any:
                 place = builder.add(out, builder.mul(apart, _long(row)))
                 builder.store(made, builder.inttoptr(place, _VECTOR.as_pointer()), align=4)
 
-        return types.void(*[types.int64] * 6), generate
+        return types.void(*[types.int64] * 7), generate
 
     return score
 
@@ -242,11 +241,13 @@ def transpose(_context: Any, _rows: Any, _stride: Any, _out: Any) -> Any:
     return types.void(types.int64, types.int64, types.int64), generate
 
 
-def _dot_step(builder: Any, query: Any, keys: Any, stride: Any, offset: Any) -> Any:
+def _dot_step(builder: Any, query: Any, keys: Any, stride: Any, offset: Any, ahead: Any) -> Any:
     part = _load(builder, builder.add(query, offset))
     place = builder.add(keys, offset)
+    line = builder.add(ahead, builder.mul(offset, _long(LANES)))
     pairs = []
-    for _ in range(LANES):
+    for row in range(LANES):
+        _prefetch(builder, builder.add(line, _long(_BYTES * row)))
         pairs.append((part, _load(builder, place)))
         place = builder.add(place, stride)
     return pairs
@@ -325,6 +326,13 @@ def _fma(builder: Any, x: Any, y: Any, z: Any) -> Any:
 def _call(builder: Any, name: str, *args: Any) -> Any:
     kind = ir.FunctionType(_VECTOR, [_VECTOR] * len(args))
     return builder.call(builder.module.globals.get(name) or ir.Function(builder.module, kind, name), args)
+
+
+def _prefetch(builder: Any, address: Any) -> None:
+    name, byte, word = "llvm.prefetch.p0", ir.IntType(8).as_pointer(), ir.IntType(32)
+    kind = ir.FunctionType(ir.VoidType(), [byte, word, word, word])
+    called = builder.module.globals.get(name) or ir.Function(builder.module, kind, name)
+    builder.call(called, [builder.inttoptr(address, byte), *(ir.Constant(word, value) for value in (0, 3, 1))])
 
 
 def _load(builder: Any, address: Any) -> Any:
