@@ -37,6 +37,7 @@ from engine.speculation.tally import Tally
 from engine.speculation.verify import accepted
 from engine.timings import Timings
 from engine.types import EngineError, FinishReason
+from kernels.cpu import AVAILABLE
 
 _log = logging.getLogger(__name__)
 
@@ -407,6 +408,10 @@ class EngineCore:
             self._forward: Forward = GpuForward(decoder, attend, self._place.device)
             self._sampler: Sampler = sample_on_device
         else:
+            if AVAILABLE:
+                from kernels.cpu.ready import make_ready
+
+                make_ready()
             on_host = host_attention(config.attention, kv, deterministic=options.deterministic)
             self._forward, self._sampler = HostForward(decoder, on_host, kv), sample_on_host
         self._scheduler = Scheduler(self.cache, max_running=options.max_running, step_tokens=options.step_tokens)

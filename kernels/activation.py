@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from kernels.cpu import AVAILABLE
+from kernels.cpu import computes
 
 _UNDIVIDED = 1 << 14
 
@@ -25,7 +25,7 @@ def silu_mul(gate_up: Tensor) -> Tensor:
         from kernels.triton import activation as on_gpu
 
         return on_gpu.silu_mul(gate_up)
-    if gate_up.device.type == "cpu" and AVAILABLE:
+    if computes(gate_up):
         from kernels.cpu import activation as on_cpu
 
         return on_cpu.silu_mul(gate_up)
@@ -38,7 +38,7 @@ def gelu_tanh_mul(gate_up: Tensor) -> Tensor:
         from kernels.triton import activation as on_gpu
 
         return on_gpu.gelu_tanh_mul(gate_up)
-    if gate_up.device.type == "cpu" and AVAILABLE:
+    if computes(gate_up):
         from kernels.cpu import activation as on_cpu
 
         return on_cpu.gelu_tanh_mul(gate_up)

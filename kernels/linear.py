@@ -72,7 +72,7 @@ def _layout(weight: Tensor) -> Callable[[Tensor, Tensor | None, Tensor | None], 
 
 
 def _has_kernel(weight: Tensor) -> bool:
-    return cpu.AVAILABLE and weight.device.type == "cpu" and weight.dtype == torch.float32
+    return cpu.computes(weight)
 
 
 def _plain(weight: Tensor, x: Tensor, bias: Tensor | None, residual: Tensor | None) -> Tensor:

@@ -7,7 +7,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from kernels.cpu import AVAILABLE
+from kernels.cpu import computes
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -23,7 +23,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
         from kernels.triton import norm as on_gpu
 
         return on_gpu.rms_norm(x, weight, eps)
-    if x.device.type == "cpu" and AVAILABLE:
+    if computes(x, weight):
         from kernels.cpu import norm as on_cpu
 
         return on_cpu.rms_norm(x, weight, eps)

@@ -5,5 +5,15 @@ from __future__ import annotations
 
 from importlib.util import find_spec
 
+import torch
+from torch import Tensor
+
 AVAILABLE = find_spec("numba") is not None
 """Whether the modules of this package can be imported."""
+
+
+def computes(*tensors: Tensor) -> bool:
+    """Whether kernels take them: float32 on the CPU, without a gradient to be kept."""
+    return AVAILABLE and all(
+        one.device.type == "cpu" and one.dtype is torch.float32 and not one.requires_grad for one in tensors
+    )

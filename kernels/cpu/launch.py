@@ -50,16 +50,21 @@ class Kernel:
         self._native: Any = None
         self.__doc__ = body.__doc__
 
+    def compile(self) -> None:
+        """Makes the first call as quick as the others."""
+        if self._native is None:
+            signature = types.void(types.CPointer(types.int64))
+            options = {"fastmath": _FAST, "error_model": "numpy", "cache": os.access(_sources[0].parent, os.W_OK)}
+            self._compiled = cfunc(signature, **options)(self._body)
+            self._native = _Native(self._compiled.address)
+
     def __call__(self, *arguments: Tensor | int | float, threads: int | None = None) -> None:
         """Runs it to its end, without the interpreter's lock. Tensors must be laid out as the body takes them to be.
 
         ``threads``: by default all of torch's.
         """
         if self._native is None:
-            signature = types.void(types.CPointer(types.int64))
-            options = {"fastmath": _FAST, "error_model": "numpy", "cache": os.access(_sources[0].parent, os.W_OK)}
-            self._compiled = cfunc(signature, **options)(self._body)
-            self._native = _Native(self._compiled.address)
+            self.compile()
         pool = _pool()
         count = 1 if pool is None else min(threads or torch.get_num_threads(), pool.limit)
         words = [one if type(one) is int else _word(one) for one in arguments]
