@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from kernels import activation, cpu
+from kernels import cpu
 from kernels.activation import gelu_tanh_mul, silu_mul
 
 Activation = Callable[[Tensor], Tensor]
@@ -18,7 +18,7 @@ Activation = Callable[[Tensor], Tensor]
 @pytest.fixture(params=["operators", "compiled"], autouse=True)
 def means(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     if request.param == "operators":
-        monkeypatch.setattr(activation, "AVAILABLE", False)
+        monkeypatch.setattr(cpu, "AVAILABLE", False)
     elif not cpu.AVAILABLE:
         pytest.skip("needs numba")
 
