@@ -24,6 +24,11 @@ class Product(Protocol):
         """Number of weights."""
         ...
 
+    @property
+    def is_kernel(self) -> bool:
+        """Whether it does nothing but launch a kernel of ``kernels.cpu``."""
+        ...
+
     def __call__(self, x: Tensor) -> Tensor:
         """``x``: ``[rows, in]``. Returns ``[rows, out]``."""
         ...
@@ -46,7 +51,7 @@ class Linear:
         self.parameters = weight.numel() + (0 if bias is None else bias.numel())
         """Number of weights."""
         self.is_kernel = _has_kernel(weight)
-        """Whether it does nothing but launch a kernel of ``kernels.cpu``."""
+        """See ``Product``."""
         self._product = _layout(weight)
         self._bias = None if bias is None else bias.contiguous()
 

@@ -31,6 +31,8 @@ class Int4Linear:
             raise ValueError(f"groups of {self._group} of {columns} columns are not among {_GROUPS}")
         self.parameters = codes.numel() + (0 if bias is None else bias.numel())
         """Number of weights."""
+        self.is_kernel = False
+        """See ``Product``."""
         self._rows, self._bias, self._order = rows, bias, order
         more = -rows % _ROWS
         codes = F.pad(codes, (0, 0, 0, more)).int()

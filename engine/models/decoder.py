@@ -83,7 +83,7 @@ class Decoder:
             layer.output_norm is None
             and layer.mlp_output_norm is None
             and isinstance(layer.mlp, GatedMlp)
-            and all(isinstance(one, Linear) and one.is_kernel for one in (layer.qkv, layer.output, *layer.mlp.products))
+            and all(one.is_kernel for one in (layer.qkv, layer.output, *layer.mlp.products))
             for layer in self._layers
         )
 

@@ -56,6 +56,8 @@ class Observed:
         """Sum of ``|x|``."""
         self.rows = 0
         self.watching = True
+        self.is_kernel = False
+        """See ``Product``."""
         self._bias = bias
         self._linear = self._joined()
 

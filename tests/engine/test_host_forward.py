@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
@@ -11,8 +12,11 @@ from torch import Tensor
 from engine import host_forward
 from engine.core import CoreOptions
 from engine.host_forward import HostForward
+from engine.quantization.options import options
+from engine.quantization.quantize import quantize
 from engine.types import Branch, Completion
 from kernels.cpu.tape import Tape
+from kernels.linear_int8 import Int8Linear
 from tests.engine.conftest import Checkpoints
 from tests.engine.helpers import Harness, generate
 from tests.engine.test_models import random_tokens
@@ -27,18 +31,17 @@ OTHERS = ["gemma2", "qwen3_moe", "phi3"]
 def test_a_repeated_step_gives_the_same_bits(
     checkpoints: Checkpoints, kind: str, threads: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    torch.set_num_threads(threads)
-    try:
-        repeated = Harness(checkpoints(kind), OPTIONS)
-        found = [answers(repeated, seed) for seed in range(3)]
-        forward = repeated.core._forward
-        assert isinstance(forward, HostForward)
-        assert sum(tape is not None for tape in forward._tapes.values()) > 5
-        monkeypatch.setattr(host_forward, "_MOST", 0)
-        plain = Harness(checkpoints(kind), OPTIONS)
-        assert [answers(plain, seed) for seed in range(3)] == found
-    finally:
-        torch.set_num_threads(1)
+    assert_repeated(checkpoints(kind), threads, monkeypatch)
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_a_repeated_step_in_int8_gives_the_same_bits(
+    checkpoints: Checkpoints, threads: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not Int8Linear(torch.zeros(1, 1, dtype=torch.int8), torch.ones(1)).is_kernel:
+        pytest.skip("needs a processor that multiplies bytes")
+    quantize(checkpoints("qwen3"), tmp_path / "int8", options("rtn", 8, None, None), lambda *_: None)
+    assert_repeated(tmp_path / "int8", threads, monkeypatch)
 
 
 @pytest.mark.parametrize("kind", OTHERS)
@@ -68,6 +71,22 @@ def test_a_tape_that_outgrows_its_arena_is_recorded_anew(
     assert isinstance(forward, HostForward)
     assert len(records) > len(forward._tapes)
     assert answers(harness, 0) == first
+
+
+def assert_repeated(folder: Path, threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tapes are made of the checkpoint's steps, and without them the answers are the same."""
+    torch.set_num_threads(threads)
+    try:
+        repeated = Harness(folder, OPTIONS)
+        found = [answers(repeated, seed) for seed in range(3)]
+        forward = repeated.core._forward
+        assert isinstance(forward, HostForward)
+        assert sum(tape is not None for tape in forward._tapes.values()) > 5
+        monkeypatch.setattr(host_forward, "_MOST", 0)
+        plain = Harness(folder, OPTIONS)
+        assert [answers(plain, seed) for seed in range(3)] == found
+    finally:
+        torch.set_num_threads(1)
 
 
 def answers(harness: Harness, seed: int) -> list[tuple[tuple[int, ...], float]]:

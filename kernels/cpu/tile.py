@@ -1,0 +1,139 @@
+"""Tiles of a matrix product: up to ``TALL`` rows by ``WIDE`` outputs, whose sums stay in registers while the columns of
+``x`` and of the weights go by, a vector of 32-bit sums for every ``LANES`` outputs.
+
+Both come in steps of 16 bytes of a row or of an output: ``x`` as ``[steps][rows][16 bytes]``, of which a lane takes
+four at a time, the weights as ``[steps][4][WIDE][4 bytes]``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from llvmlite import binding, ir
+
+from kernels.cpu.launch import floats, function
+
+FEATURES = binding.get_host_cpu_features()
+# The sums of a tile, one value of x and one column of weights fill the registers.
+if FEATURES.get("avx512f"):
+    LANES, VECTORS, TALL = 16, 2, 14
+elif FEATURES.get("avx2"):
+    LANES, VECTORS, TALL = 8, 2, 6
+else:
+    LANES, VECTORS, TALL = 4, 4, 6
+WIDE = LANES * VECTORS
+_QUARTERS = 4
+"""Times that a step is multiplied."""
+_LINE = 64
+"""Bytes of a line of the cache."""
+_AHEAD = 16 << 10
+"""Bytes of weights between what is used and what is fetched into the cache of the second level."""
+_FETCHES = 6
+"""From so many rows on, the arithmetic is slow enough to let the processor forget to read ahead by itself."""
+_I32, _I64 = ir.IntType(32), ir.IntType(64)
+
+
+def for_each_height(builder: Any, rows: Any, generate: Callable[[int], None]) -> None:
+    """The instructions of ``generate`` for each number of rows that a tile may have, of which ``rows`` chooses one."""
+    done = builder.append_basic_block()
+    choice = builder.switch(rows, done)
+    for some in range(1, TALL + 1):
+        case = builder.append_basic_block()
+        choice.add_case(_I64(some), case)
+        builder.position_at_end(case)
+        generate(some)
+        builder.branch(done)
+    builder.position_at_end(done)
+
+
+def tile(builder: Any, begun: Sequence[Any], x: Any, weights: Any, steps: Any, multiply: Callable[..., Any]) -> Any:
+    """The sums ``[rows, VECTORS]``, one after the other, which begin as ``begun``.
+
+    ``multiply(value, column, held)``: a sum after another 4 bytes of a row, in all lanes, and of each output. ``x`` and
+    ``weights``: addresses.
+    """
+    rows, vector = len(begun) // VECTORS, begun[0].type
+    before, body, after = builder.block, builder.append_basic_block(), builder.append_basic_block()
+    builder.branch(body)
+    builder.position_at_end(body)
+    step, from_x, from_weights = (builder.phi(_I64) for _ in range(3))
+    starts = [builder.phi(vector) for _ in begun]
+    sums = list(starts)
+    if rows >= _FETCHES:
+        for offset in range(0, 4 * _QUARTERS * WIDE, _LINE):
+            _prefetch(builder, at(builder, from_weights, _AHEAD + offset, ir.IntType(8)))
+    for k in range(_QUARTERS):
+        column = [
+            builder.load(at(builder, from_weights, 4 * (k * VECTORS + v) * LANES, vector), align=4 * LANES)
+            for v in range(VECTORS)
+        ]
+        for row in range(rows):
+            place = at(builder, from_x, 4 * (row * _QUARTERS + k), vector.element)
+            value = broadcast(builder, builder.load(place, align=4))
+            for v in range(VECTORS):
+                sums[row * VECTORS + v] = multiply(value, column[v], sums[row * VECTORS + v])
+    left = builder.sub(step, _I64(1))
+    for phi, first, following in (
+        (step, steps, left),
+        (from_x, x, builder.add(from_x, _I64(4 * rows * _QUARTERS))),
+        (from_weights, weights, builder.add(from_weights, _I64(4 * _QUARTERS * WIDE))),
+        *zip(starts, begun, sums, strict=True),
+    ):
+        phi.add_incoming(first, before)
+        phi.add_incoming(following, body)
+    builder.cbranch(builder.icmp_signed(">", left, _I64(0)), body, after)
+    builder.position_at_end(after)
+    return sums
+
+
+def write(builder: Any, tiled: Sequence[Any], to: Any, stride: Any) -> None:
+    """Writes a tile to rows that begin ``stride`` bytes apart."""
+    for index, vector in enumerate(tiled):
+        start = builder.add(to, builder.mul(stride, _I64(index // VECTORS)))
+        builder.store(vector, at(builder, start, 4 * (index % VECTORS) * LANES, vector.type), align=4)
+
+
+@function
+def move(to: int, edge: int, rows: int, wide: int, out: int) -> None:
+    """Copies the outputs of the last panel that there are."""
+    source, target = floats(edge, (rows, WIDE)), floats(to, (rows * out,))
+    for row in range(rows):
+        for i in range(wide):
+            target[row * out + i] = source[row, i]
+
+
+@function
+def add(to: int, summand: int, rows: int, wide: int, out: int, stride: int) -> None:
+    """Adds rows ``stride`` apart to a tile of the result."""
+    for row in range(rows):
+        target, source = floats(to + 4 * row * out, (WIDE,)), floats(summand + 4 * row * stride, (WIDE,))
+        if wide == WIDE:
+            for i in range(WIDE):
+                target[i] += source[i]
+        else:
+            for i in range(wide):
+                target[i] += source[i]
+
+
+def at(builder: Any, start: Any, offset: int, kind: Any) -> Any:
+    """A pointer to what lies ``offset`` bytes after an address."""
+    return builder.inttoptr(builder.add(start, _I64(offset)), kind.as_pointer())
+
+
+def broadcast(builder: Any, value: Any) -> Any:
+    """A value in all lanes."""
+    nothing = ir.Constant(ir.VectorType(value.type, LANES), ir.Undefined)
+    one = builder.insert_element(nothing, value, _I32(0))
+    return builder.shuffle_vector(one, nothing, ir.Constant(ir.VectorType(_I32, LANES), [0] * LANES))
+
+
+def external(builder: Any, name: str, kind: Any) -> Any:
+    """The declaration of a function of LLVM's."""
+    declared = builder.module.globals.get(name)
+    return declared if declared is not None else ir.Function(builder.module, kind, name)
+
+
+def _prefetch(builder: Any, line: Any) -> None:
+    prefetch = external(builder, "llvm.prefetch.p0", ir.FunctionType(ir.VoidType(), [line.type, _I32, _I32, _I32]))
+    builder.call(prefetch, [line, _I32(0), _I32(2), _I32(1)])
