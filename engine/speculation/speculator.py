@@ -35,7 +35,7 @@ class Speculator:
         self.tally = Tally(drafter.kind)
         self._context = context
         self._trees = trees
-        self._drafting = 0.0
+        self._drafting = self._learning = 0.0
         self._due = 0
         """Branches of the step under way that might get guesses."""
         self._rest = 0
@@ -64,9 +64,9 @@ class Speculator:
             self._due = 0
             return [Work(sequence, count, EMPTY) for sequence, count in work]
         tokens = sum(count for _, count in work)
-        wishes = self._wishes(work, tokens)
         given: dict[Sequence, Draft] = {}
         started = time.perf_counter()
+        wishes = self._wishes(work, tokens)
         if wishes:
             drafts = self._drafts(wishes)
             left = step_tokens - tokens
@@ -99,10 +99,14 @@ class Speculator:
             start += count + len(draft)
         began = time.perf_counter()
         self._advance(advances, hidden)
-        drafting = self._drafting + time.perf_counter() - began
+        # What it took to learn from the step before is part of the price: a small model's steps are as short.
+        drafting = self._drafting + time.perf_counter() - began + self._learning
         self.tally.count(self._due, outcomes, drafting)
+        self._learning = 0.0
         if self._due:
+            began = time.perf_counter()
             self._rest = self.controller.learn(outcomes, start, drafting, seconds)
+            self._learning = time.perf_counter() - began
         self._forget_gone()
 
     def forget(self, sequence: GenerateSequence) -> None:
