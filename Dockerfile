@@ -5,7 +5,9 @@ ARG TORCH_INDEX=
 WORKDIR /srv/reasoner
 COPY . .
 RUN pip install --no-cache-dir ${TORCH_INDEX:+--extra-index-url "$TORCH_INDEX"} -c constraints.txt -e ".[otel]" \
-    && useradd --system --home-dir /srv/reasoner reasoner
+    && useradd --system --home-dir /srv/reasoner reasoner \
+    # What numba compiles for the processor at the first start is kept beside its source.
+    && chown -R reasoner kernels/cpu
 USER reasoner
 ENV REASONER_DATA_DIR=/tmp/reasoner
 ENTRYPOINT ["reasoner"]

@@ -19,6 +19,9 @@ _ALONE = 1 << 14
 """Numbers that one thread turns before two would have begun."""
 
 
+_NO_TREE = np.zeros(1, np.bool_)
+
+
 class CompiledAttention:
     """``LayerAttend`` on the CPU.
 
@@ -67,10 +70,12 @@ class CompiledAttention:
     def _plan(self, rows: Rows, window: int | None, words: Tensor) -> tuple[Tensor, ...]:
         """Writes what ``attend`` wants to know. Returns what the addresses among it are of."""
         row = np.repeat(np.arange(len(rows.queries)), rows.queries)
-        before = rows.contexts - rows.queries
-        position = np.arange(len(row)) - rows.starts[row] + before[row]
+        before, count = rows.contexts - rows.queries, len(row)
+        position = np.arange(count) - rows.starts[row] + before[row]
         end, first = position + 1, np.zeros_like(position)
-        tree_begin, tree_at, tree = np.zeros_like(row), np.full_like(row, -1), [np.zeros(1, np.bool_)]
+        tree_begin, tree_at, tree = first, np.full_like(row, -1), [_NO_TREE]
+        if rows.trees:
+            tree_begin = np.zeros_like(row)
         for index, branches in rows.trees.items():
             own = slice(int(rows.starts[index]), int(rows.starts[index] + rows.queries[index]))
             position[own] = before[index] + branches.depths
@@ -83,30 +88,33 @@ class CompiledAttention:
         pieces: list[_Piece] = []
         if window is not None and window < rows.contexts.max():
             first = np.maximum(position + 1 - window, 0)
-        elif self._sharing:
+        elif self._sharing and count > 1:
             pieces, first = self._pieces(rows, row)
-        members = [np.zeros(1, np.int64), *(piece.tokens for piece in pieces)]
-        stops = np.cumsum([len(some) for some in members])
+        spans = np.cumsum([0, *(len(piece.tokens) for piece in pieces)])
         table = [
             (piece.row, piece.first, piece.end, *span)
-            for piece, *span in zip(pieces, stops[:-1].tolist(), stops[1:].tolist(), strict=True)
+            for piece, *span in zip(pieces, spans[:-1].tolist(), spans[1:].tolist(), strict=True)
         ]
         longest = int((end - first).max())
-        arrays = (rows.pages, row, first, end, tree_begin, tree_at, np.concatenate(tree))
         apart = scratch_floats(self._layers[0].head_dim, rows.heads_per_kv, longest)
         if len(self._scratch) < apart * self._threads:
             self._scratch = torch.empty(apart * self._threads)
-        slots = torch.from_numpy(np.ascontiguousarray(rows.slots))
-        kept = (
-            self._scratch,
-            *(torch.from_numpy(np.ascontiguousarray(array)) for array in arrays),
-            torch.tensor(table, dtype=torch.int64),
-            torch.from_numpy(np.concatenate(members)),
-            torch.empty(len(row), rows.kv_heads * rows.heads_per_kv),
+        # All integers in one array: to make a tensor of each would take longer than to attend.
+        parts = [rows.pages.reshape(-1), row, first, end, tree_begin, tree_at, rows.slots]
+        parts += [np.array(table, np.int64).reshape(-1), *(piece.tokens for piece in pieces)]
+        integers = torch.from_numpy(np.concatenate(parts))
+        places = (integers.data_ptr() + 8 * np.cumsum([0, *map(len, parts)])).tolist()
+        masks, totals = torch.from_numpy(np.concatenate(tree)), torch.empty(count * rows.kv_heads * rows.heads_per_kv)
+        words.numpy()[:] = (
+            self._scratch.data_ptr(),
+            *places[:6],
+            masks.data_ptr(),
+            *places[7:9],
+            totals.data_ptr(),
+            *(count, rows.pages.shape[1], len(table), longest, apart),
+            places[6],
         )
-        sizes = (len(row), rows.pages.shape[1], len(table), longest, apart, slots.data_ptr())
-        words.numpy()[:] = (*(array.data_ptr() for array in kept), *sizes)
-        return (*kept, slots)
+        return self._scratch, integers, masks, totals
 
     def _pieces(self, rows: Rows, row: Ints) -> tuple[list[_Piece], Ints]:
         """What several tokens read together, and for each token the first key that it reads for itself."""
