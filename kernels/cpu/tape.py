@@ -51,6 +51,7 @@ class Tape:
         self._arena = arena
         self._launches: list[tuple[int, bytes, int]] = []
         self._table = b""
+        self._threads = 1
 
     def record(self, work: Callable[[], Tensor]) -> Tensor:
         """Does ``work`` and keeps its launches on this thread. What it does in other ways is not repeated.
@@ -86,7 +87,8 @@ class Tape:
                 word for address, values, threads in self._launches for word in (address, address_of(values), threads)
             ]
             self._table = struct.pack(f"={len(words)}q", *words)
-        repeat(self._table, len(self._launches), max(threads for _, _, threads in self._launches))
+            self._threads = max(threads for _, _, threads in self._launches)
+        repeat(self._table, len(self._launches), self._threads)
 
 
 class _Recorder(threading.local):
