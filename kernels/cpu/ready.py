@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from kernels.cpu import activation, attention, linear, norm, sampling
+from kernels.cpu import activation, attention, linear, linear_int8, norm, sampling
 from kernels.cpu.launch import Kernel
 
 
 def make_ready() -> None:
     """Compiles every kernel: some ten seconds where that was never done before, else a fraction of one."""
-    for module in (activation, attention, linear, norm, sampling):
+    everywhere = (activation, attention, linear, norm, sampling)
+    for module in (*everywhere, linear_int8) if linear_int8.AVAILABLE else everywhere:
         for value in vars(module).values():
             if isinstance(value, Kernel):
                 value.compile()
