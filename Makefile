@@ -63,6 +63,8 @@ bench-batch: .venv/.installed
 	@echo "Installing Reasoner into .venv (once; one to two minutes) ..."
 	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e .
+	@echo "Compiling the kernels for this processor (once; 20 seconds) ..."
+	@$(BIN)/python -m kernels.cpu.ready
 	@touch $@
 
 .venv/.installed-test: .venv/.installed
