@@ -17,11 +17,12 @@ def resident(size: int) -> Tensor:
 
     The processor reads ahead within a page only: with pages of 4 KB a fifth less is read in the same time.
     """
-    bulk = 4 * size // _HUGE * _HUGE
+    # The last page is a huge one where half of it or more is needed.
+    bulk = (4 * size + _HUGE // 2) // _HUGE * _HUGE
     if not bulk or not hasattr(mmap, "MADV_HUGEPAGE"):
         return torch.zeros(size)
     # What is not touched costs nothing, so there is always room to begin at a page's boundary.
-    memory = mmap.mmap(-1, 4 * size + _HUGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    memory = mmap.mmap(-1, 4 * size + 2 * _HUGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     floats = torch.frombuffer(memory, dtype=torch.float32)
     start = -floats.data_ptr() % _HUGE
     with suppress(OSError):  # a kernel without huge pages
