@@ -47,7 +47,8 @@ bench-countdown bench-words: bench-%: .venv/.installed
 	@rm benchmarks/results/$*/runs.jsonl
 
 bench-engine: .venv/.installed-bench
-	@$(BIN)/reasoner bench engine --out benchmarks/results/engine
+	@$(BIN)/reasoner bench engine --model 50M --out benchmarks/results/engine
+	@$(BIN)/reasoner bench engine --model 250M --rounds 2 --peer openvino-genai --out benchmarks/results/engine-250M
 	@$(BIN)/reasoner bench engine --speculation --out benchmarks/results/speculation
 
 bench-search: .venv/.installed
