@@ -22,7 +22,7 @@ _LEASES = 1024
 """Jobs that are remembered."""
 _SAMPLED, _SHOWN = 32, 4
 """Branches of a step whose outcomes are learned from, and whose drafts are remembered."""
-_REST = 15
+_REST = 63
 """Steps after each other that are not looked at while guessing does not pay, at most."""
 _ODD = 0.3
 """Relative error of an expected cost from which on it is no longer sure that guessing does not pay."""
@@ -253,7 +253,9 @@ class AdaptiveController:
             if outcome.sequence.table is not None:
                 self._acceptance.learn(outcome.draft, outcome.accepted, self._skill(outcome.sequence))
         odd = not usual * (1 - _ODD) < step < usual * (1 + _ODD)
-        self._rest = min(_REST, 2 * self._rest + 1) if self._is_idle(now) and not odd else 0
+        # One odd step may be the machine's doing, which for steps of less than a millisecond is usual.
+        rest = self._rest // 2 if odd else min(_REST, 2 * self._rest + 1)
+        self._rest = rest if self._is_idle(now) else 0
         self._steps += self._rest
         return self._rest
 

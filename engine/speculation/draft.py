@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import Enum, auto
 from typing import NamedTuple, Protocol
 
 from torch import Tensor
@@ -86,6 +87,16 @@ class Advance(NamedTuple):
     """Rows of the step's hidden states, for the positions from ``first`` on."""
 
 
+class Watch(Enum):
+    """The steps that a drafter must hear of."""
+
+    NONE = auto()
+    """It reads what it missed from the branches' tokens."""
+    LAST = auto()
+    """The one before it is asked."""
+    ALL = auto()
+
+
 class Drafter(Protocol):
     """Guesses tokens. What it guesses changes the speed, never the result.
 
@@ -97,8 +108,8 @@ class Drafter(Protocol):
     """Its name for people, metrics and options."""
     layers: int
     """Layers of keys and values that it keeps in the target's pages, behind the target's own; usually 0."""
-    watches: bool
-    """Whether ``advance`` must be told of every step. Others read what they missed from the branches' tokens."""
+    watches: Watch
+    """Of which steps ``advance`` must be told."""
 
     def reset(self, cache: KVCache) -> None:
         """The target's cache is this one now, and empty; no branch is known. Called before anything else."""

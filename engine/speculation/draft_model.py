@@ -26,7 +26,7 @@ from engine.cache.kv import KVCache
 from engine.cache.tree import Node
 from engine.models.model import Model
 from engine.sequence import GenerateSequence, Sequence
-from engine.speculation.draft import EMPTY, Advance, Draft, Wish
+from engine.speculation.draft import EMPTY, Advance, Draft, Watch, Wish
 from engine.speculation.guess import Guesses
 
 POOL_BYTES = 1 << 28
@@ -112,7 +112,7 @@ class DraftModel:
 
     kind = "draft_model"
     layers = 0
-    watches = False
+    watches = Watch.NONE
 
     def __init__(self, model: Model, *, context: int, pool_bytes: int = POOL_BYTES, catch_up: int = CATCH_UP) -> None:
         """``context``: most tokens of a sequence that ``model`` was loaded for."""

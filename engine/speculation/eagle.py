@@ -37,7 +37,7 @@ from engine.cache.kv import KVCache, PageTable
 from engine.models.model import Model
 from engine.models.weights import Weights
 from engine.sequence import GenerateSequence
-from engine.speculation.draft import EMPTY, Advance, Draft, Wish
+from engine.speculation.draft import EMPTY, Advance, Draft, Watch, Wish
 from engine.speculation.grow import Level, grow
 from engine.speculation.heads import fits, product, read_head_config, readout
 from engine.support import Ints
@@ -116,7 +116,7 @@ class EagleDrafter:
 
     kind = "eagle"
     layers = 1
-    watches = True
+    watches = Watch.ALL
 
     def __init__(self, layer: _Layer, model: Model, *, theta: float) -> None:
         """``theta``: base of the rotary embedding."""

@@ -29,7 +29,7 @@ from engine.cache.kv import KVCache
 from engine.models.model import Model
 from engine.models.weights import Weights
 from engine.sequence import GenerateSequence
-from engine.speculation.draft import EMPTY, Advance, Draft, Wish
+from engine.speculation.draft import EMPTY, Advance, Draft, Watch, Wish
 from engine.speculation.guess import Guesses
 from engine.speculation.heads import LastStates, product, read_head_config, readout
 from kernels.activation import silu_mul
@@ -59,7 +59,7 @@ class MedusaDrafter:
 
     kind = "medusa"
     layers = 0
-    watches = True
+    watches = Watch.LAST
 
     def __init__(
         self, trunk: Callable[[Tensor], Tensor], blocks: Callable[[Tensor], Tensor], heads: int, model: Model

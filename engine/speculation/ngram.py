@@ -29,7 +29,7 @@ from torch import Tensor
 
 from engine.cache.kv import KVCache
 from engine.sequence import GenerateSequence, Job
-from engine.speculation.draft import EMPTY, Advance, Draft, Wish
+from engine.speculation.draft import EMPTY, Advance, Draft, Watch, Wish
 from engine.speculation.suffix_index import REACH, Match, Place, Stretch, SuffixIndex, Window, window
 
 _SIZE = 1 << 18
@@ -126,7 +126,7 @@ class NgramDrafter:
 
     kind = "ngram"
     layers = 0
-    watches = False
+    watches = Watch.NONE
 
     def __init__(self) -> None:
         self._forget_all()

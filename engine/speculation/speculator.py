@@ -12,7 +12,7 @@ from engine.batch import Work
 from engine.cache.kv import KVCache
 from engine.sequence import GenerateSequence, Sequence
 from engine.speculation.controller import Controller, Outcome
-from engine.speculation.draft import EMPTY, Advance, Draft, Drafter, Wish
+from engine.speculation.draft import EMPTY, Advance, Draft, Drafter, Watch, Wish
 from engine.speculation.tally import Tally
 
 _log = logging.getLogger(__name__)
@@ -83,7 +83,8 @@ class Speculator:
         if self._rest:
             self._rest -= 1
             self.tally.idle(sum(count == 1 for _, count, _ in work))
-            if not self.drafter.watches:
+            watches = self.drafter.watches
+            if watches is Watch.NONE or (watches is Watch.LAST and self._rest):
                 self._forget_gone()
                 return
         seconds = time.perf_counter() - self._began

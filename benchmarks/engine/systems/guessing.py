@@ -19,7 +19,7 @@ from engine.core import CoreOptions, EngineCore
 from engine.local import LocalEngine
 from engine.sequence import GenerateSequence
 from engine.speculation.controller import AdaptiveController, Controller, FixedController
-from engine.speculation.draft import Advance, Draft, Drafter, Wish
+from engine.speculation.draft import Advance, Draft, Drafter, Watch, Wish
 from engine.speculation.load import MAX_NODES, load_drafter
 from engine.types import Branch, Completion, GenerateRequest, SamplingParams
 
@@ -129,7 +129,7 @@ class _Knowing:
     """A drafter that was told the texts, and guesses each token right with a chance that is given. It costs nothing."""
 
     kind = "simulated"
-    watches = False
+    watches = Watch.NONE
     layers = 0
 
     def __init__(self, right: float, vocab: int) -> None:

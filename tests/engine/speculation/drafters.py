@@ -9,7 +9,7 @@ from torch import Tensor
 
 from engine.cache.kv import KVCache
 from engine.sequence import GenerateSequence
-from engine.speculation.draft import Advance, Draft, Wish
+from engine.speculation.draft import Advance, Draft, Watch, Wish
 
 Place = tuple[int, int, int]
 """A branch's seed and key, and a position."""
@@ -19,7 +19,7 @@ class Oracle:
     """Knows what branches will draw and guesses that with probability ``right``, at a random place of a random tree."""
 
     kind = "oracle"
-    watches = True
+    watches = Watch.ALL
     layers = 0
 
     def __init__(self, known: Mapping[Place, int], vocab: int, right: float, seed: int = 0) -> None:

@@ -24,7 +24,7 @@ from engine.models.load import load_model
 from engine.sampling import Coordinates, Floats, Ints, Laws
 from engine.sequence import GenerateSequence
 from engine.speculation.controller import FixedController, Outcome
-from engine.speculation.draft import Advance, Draft, Drafter, Wish
+from engine.speculation.draft import Advance, Draft, Drafter, Watch, Wish
 from engine.speculation.load import load_drafter
 from engine.types import Branch, Completion
 from tests.engine.conftest import Checkpoints
@@ -115,7 +115,7 @@ class Likeliest:
     """Guesses the likeliest continuations of the exact law, the best first: point guesses, without any noise."""
 
     kind = "likeliest"
-    watches = True
+    watches = Watch.ALL
     layers = 0
 
     def __init__(self, law: Law) -> None:
