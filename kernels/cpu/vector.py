@@ -20,6 +20,17 @@ _VECTOR = ir.VectorType(_FLOAT, LANES)
 _WORDS = ir.VectorType(ir.IntType(32), LANES)
 
 
+def _merges(lane_of: Any) -> list[Any]:
+    """How two vectors become two others, in each of which ``lane_of(half, lane)`` says where a lane is from."""
+    return [ir.Constant(_WORDS, [lane_of(half, lane) for lane in range(LANES)]) for half in range(2)]
+
+
+# Single lanes by turns, and pairs of them, within each quarter of a vector, where it is cheapest; and whole quarters.
+_SINGLES = _merges(lambda half, lane: lane // 4 * 4 + 2 * half + lane % 4 // 2 + lane % 2 * LANES)
+_PAIRS = _merges(lambda half, lane: lane // 4 * 4 + 2 * half + lane % 2 + lane % 4 // 2 * LANES)
+_QUARTERS = _merges(lambda half, lane: lane % 4 + 4 * half + lane // 4 % 2 * 8 + lane // 8 * LANES)
+
+
 class _Vector(types.Type):
     def __init__(self) -> None:
         super().__init__(name="Vector")
@@ -230,12 +241,14 @@ def transpose(_context: Any, _rows: Any, _stride: Any, _out: Any) -> Any:
     def generate(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:
         rows, stride, out = args
         held = [_load(builder, builder.add(rows, builder.mul(stride, _long(row)))) for row in range(LANES)]
-        # Four rounds; each takes the even lanes of two vectors into one and the odd ones into another.
-        for _ in range(4):
-            pairs = [_parted(builder, held[index], held[index + LANES // 2]) for index in range(LANES // 2)]
-            held = [half for pair in pairs for half in pair]
-        for row, made in enumerate(held):
-            place = builder.add(out, _long(_BYTES * row))
+        for apart, merged in ((1, _SINGLES), (2, _PAIRS), (4, _QUARTERS), (8, _QUARTERS)):
+            for row in range(LANES):
+                if not row & apart:
+                    two = held[row], held[row + apart]
+                    held[row], held[row + apart] = (builder.shuffle_vector(*two, half) for half in merged)
+        for index, made in enumerate(held):
+            column = index & ~3 | (index & 1) << 1 | (index & 2) >> 1
+            place = builder.add(out, _long(_BYTES * column))
             builder.store(made, builder.inttoptr(place, _VECTOR.as_pointer()), align=4)
 
     return types.void(types.int64, types.int64, types.int64), generate
@@ -278,12 +291,6 @@ def _accumulated(builder: Any, width: int, count: Any, step: Any, begun: Any = N
         result.add_incoming(made, end)
         results.append(result)
     return results
-
-
-def _parted(builder: Any, x: Any, y: Any) -> Any:
-    """The lower lanes of both interleaved, and the upper."""
-    halves = ([lane // 2 + first + (lane % 2) * LANES for lane in range(LANES)] for first in (0, LANES // 2))
-    return [builder.shuffle_vector(x, y, ir.Constant(_WORDS, half)) for half in halves]
 
 
 def _neighbours(builder: Any, x: Any, y: Any) -> Any:
