@@ -107,6 +107,10 @@ class EngineCore:
         self._options = options
         _keep_freed_memory()
         self._place = _place(folder, options)
+        if AVAILABLE and not self._place.on_gpu:
+            from kernels.cpu.ready import make_ready
+
+            make_ready()
         model = load_model(folder, self._capacity, self._place)
         if options.deterministic and isinstance(model, ForeignModel):
             raise EngineError(f"{folder}: deterministic mode is not supported for architectures run by transformers")
@@ -408,10 +412,6 @@ class EngineCore:
             self._forward: Forward = GpuForward(decoder, attend, self._place.device)
             self._sampler: Sampler = sample_on_device
         else:
-            if AVAILABLE:
-                from kernels.cpu.ready import make_ready
-
-                make_ready()
             on_host = host_attention(config.attention, kv, deterministic=options.deterministic)
             self._forward, self._sampler = HostForward(decoder, on_host, kv), sample_on_host
         self._scheduler = Scheduler(self.cache, max_running=options.max_running, step_tokens=options.step_tokens)

@@ -17,8 +17,6 @@ from kernels.cpu.tape import empty
 
 _ALONE = 1 << 14
 """Numbers that one thread turns before two would have begun."""
-
-
 _NO_TREE = np.zeros(1, np.bool_)
 
 

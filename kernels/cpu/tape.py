@@ -48,7 +48,7 @@ class Tape:
     """
 
     def __init__(self, arena: Arena) -> None:
-        self._arena = arena
+        self.arena = arena
         self._launches: list[tuple[int, bytes, int]] = []
         self._table = b""
         self._threads = 1
@@ -58,7 +58,7 @@ class Tape:
 
         Raises ``MemoryError`` where the arena must grow.
         """
-        self._arena.turn()
+        self.arena.turn()
         recorder.tape = self
         try:
             return work()
@@ -68,14 +68,6 @@ class Tape:
     def add(self, address: int, values: bytes, threads: int) -> None:
         """Another launch: the function, its arguments and its threads."""
         self._launches.append((address, values, threads))
-
-    def empty(self, shape: Sequence[int]) -> Tensor:
-        """See ``empty``."""
-        return self._arena.take(shape)
-
-    def turn(self) -> None:
-        """See ``Arena``."""
-        self._arena.turn()
 
     def repeat(self) -> None:
         """The launches once more, in their order."""
@@ -101,10 +93,10 @@ recorder = _Recorder()
 def empty(*shape: int) -> Tensor:
     """An uninitialised float32 tensor for a kernel's result or scratch, that a tape's repetition finds again."""
     tape = recorder.tape
-    return torch.empty(shape) if tape is None else tape.empty(shape)
+    return torch.empty(shape) if tape is None else tape.arena.take(shape)
 
 
 def layer_ends() -> None:
     """What was taken by ``empty`` before the last layer's end is not needed any more."""
     if recorder.tape is not None:
-        recorder.tape.turn()
+        recorder.tape.arena.turn()
