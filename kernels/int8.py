@@ -8,24 +8,33 @@ from torch import Tensor
 from kernels.quantize import quantize_vectors
 
 
-def int8_weight_linear(x: Tensor, weight: Tensor, scales: Tensor, bias: Tensor | None = None) -> Tensor:
-    """``x @ (weight * scales).T + bias`` for ``x`` ``[rows, in]``, in its type.
+def int8_weight_linear(
+    x: Tensor, weight: Tensor, scales: Tensor, bias: Tensor | None = None, *,
+    zeros: Tensor | None = None, order: Tensor | None = None,
+) -> Tensor:  # fmt: skip
+    """``x[:, order] @ ((weight - zeros) * scales).T + bias`` for ``x`` ``[rows, in]``, in its type.
 
-    ``weight``: int8 ``[out, in]``; ``scales``: floats ``[groups, out]``, one for each group of inputs (a multiple of
-    16) and output. Raises ``ValueError`` where the shapes disagree.
+    ``weight``: int8 or float8_e4m3fn ``[out, in]``; ``scales`` and ``zeros``: floats ``[groups, out]``, one for each
+    group of inputs (a multiple of 16) and output; ``order``: int32 ``[in]``. Raises ``ValueError`` where the shapes
+    disagree.
     """
     (out, into), groups = weight.shape, len(scales)
     if scales.shape != (groups, out) or groups == 0 or into % groups or into // groups % 16:
         raise ValueError(
-            f"an int8 weight {(out, into)} with scales {tuple(scales.shape)}; expected [groups, {out}] with groups of "
-            f"a multiple of 16 inputs"
+            f"a weight of 8 bits {(out, into)} with scales {tuple(scales.shape)}; expected [groups, {out}] with groups "
+            f"of a multiple of 16 inputs"
         )
+    if zeros is not None and zeros.shape != scales.shape:
+        raise ValueError(f"zeros {tuple(zeros.shape)} for scales {tuple(scales.shape)}")
     if x.is_cuda:
         from kernels.triton import weight_only as on_gpu
 
-        return on_gpu.weight_only(x, weight, scales, bias, on_gpu.INT8)
-    wide = weight.float() * scales.float().T.repeat_interleave(into // groups, dim=1)
-    return torch.nn.functional.linear(x, wide.to(x.dtype), bias)
+        return on_gpu.weight_only(x, weight, scales, bias, on_gpu.BYTES, zeros=zeros, order=order)
+    wide, size = weight.float(), into // groups
+    if zeros is not None:
+        wide = wide - zeros.float().T.repeat_interleave(size, dim=1)
+    wide = wide * scales.float().T.repeat_interleave(size, dim=1)
+    return torch.nn.functional.linear(x if order is None else x[:, order], wide.to(x.dtype), bias)
 
 
 def int8_linear(x: Tensor, weight: Tensor, scales: Tensor, bias: Tensor | None = None) -> Tensor:

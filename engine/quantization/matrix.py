@@ -13,6 +13,7 @@ from kernels import linear_int4, linear_int8
 from kernels.linear import Linear, Product
 from kernels.linear_int4 import Int4Linear
 from kernels.linear_int8 import Int8Linear
+from kernels.nf4 import Nf4, dequantize
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,8 +52,43 @@ class GroupedMatrix:
         return ((groups - self.zeros[..., None]) * self.scales[..., None]).view(self.codes.shape)
 
 
-Matrix = Tensor | Int8Matrix | GroupedMatrix
-"""Weights in float32, or as a quantised checkpoint holds them."""
+@dataclass(frozen=True, slots=True)
+class Float8Matrix:
+    """``codes * scales``, a scale for each block. Whole rows, and the whole matrix, are blocks too."""
+
+    codes: Tensor
+    """float8_e4m3fn ``[out, in]``."""
+    scales: Tensor
+    """float32 ``[ceil(out / block[0]), ceil(in / block[1])]``."""
+    block: tuple[int, int]
+    """Rows and columns of a block."""
+    rounds: bool
+    """Whether activations are meant to be rounded to float8 too, each block's part of a row with a scale of its own."""
+
+    def dense(self) -> Tensor:
+        """The weights, float32 ``[out, in]``."""
+        return self.codes.float() * self.row_scales().repeat_interleave(self.block[1], 1)[:, : self.codes.shape[1]]
+
+    def row_scales(self) -> Tensor:
+        """A scale for each row and block of columns, float32 ``[out, blocks]``."""
+        return self.scales.repeat_interleave(self.block[0], 0)[: len(self.codes)]
+
+
+@dataclass(frozen=True, slots=True)
+class Nf4Matrix:
+    """The levels of NF4 that 4 bits name, times the scale of a group. Activations stay as they are."""
+
+    weight: Nf4
+
+    def dense(self) -> Tensor:
+        """The weights, float32 ``[out, in]``."""
+        return dequantize(self.weight)
+
+
+Packed = Int8Matrix | GroupedMatrix | Float8Matrix | Nf4Matrix
+"""Weights as a quantised checkpoint holds them."""
+Matrix = Tensor | Packed
+"""Those, or in float32."""
 
 
 def dense(matrix: Matrix) -> Tensor:
@@ -61,8 +97,8 @@ def dense(matrix: Matrix) -> Tensor:
 
 
 def product(parts: Sequence[Matrix], bias: Tensor | None = None, place: Placement = HOST) -> Product:
-    """The product with matrices of the same input, one below the other. On a GPU in the type of ``place``, also where
-    the checkpoint has fewer bits; on a CPU in the layout that is fastest there:
+    """The product with matrices of the same input, one below the other. On a GPU see ``gpu.gpu_product``; on a CPU in
+    the layout that is fastest there:
 
     - W8A8 in every part: int8, which wins for every shape and number of rows.
     - 4 bits in groups that the operator knows: packed int4, which wins up to 16 rows and costs an eighth of the memory.
@@ -70,23 +106,24 @@ def product(parts: Sequence[Matrix], bias: Tensor | None = None, place: Placemen
       does not want rounded.
     """
     if place.on_gpu:
-        dense_parts = [place.put(dense(part)) for part in parts]
-        return Linear(_stack(dense_parts), None if bias is None else place.put(bias))
+        from engine.quantization.gpu import gpu_product
+
+        return gpu_product(parts, bias, place)
     first = parts[0]
     if isinstance(first, Int8Matrix) and linear_int8.supported(first.codes.shape[1]):
         ints = [part for part in parts if isinstance(part, Int8Matrix)]
         if len(ints) == len(parts):
-            return Int8Linear(_stack([part.codes for part in ints]), _stack([part.scales for part in ints]), bias)
+            return Int8Linear(stack([part.codes for part in ints]), stack([part.scales for part in ints]), bias)
     if isinstance(first, GroupedMatrix) and _packable(first):
-        grouped = [part for part in parts if isinstance(part, GroupedMatrix) and _alike(part, first)]
+        grouped = [part for part in parts if isinstance(part, GroupedMatrix) and alike(part, first)]
         if len(grouped) == len(parts):
-            codes, order = _stack([part.codes for part in grouped]), None
+            codes, order = stack([part.codes for part in grouped]), None
             if first.group_of is not None:
                 order = first.group_of.argsort(stable=True)
                 codes = codes[:, order]
-            scales, zeros = _stack([part.scales for part in grouped]), _stack([part.zeros for part in grouped])
+            scales, zeros = stack([part.scales for part in grouped]), stack([part.zeros for part in grouped])
             return Int4Linear(codes, scales, zeros, bias, order)
-    return Linear(_stack([dense(part) for part in parts]), bias)
+    return Linear(stack([dense(part) for part in parts]), bias)
 
 
 def _packable(matrix: GroupedMatrix) -> bool:
@@ -96,7 +133,7 @@ def _packable(matrix: GroupedMatrix) -> bool:
     return matrix.bits == 4 and equal and linear_int4.supported(columns, size)
 
 
-def _alike(matrix: GroupedMatrix, other: GroupedMatrix) -> bool:
+def alike(matrix: GroupedMatrix, other: GroupedMatrix) -> bool:
     """Whether both have 4 bits and the same columns in each group."""
     if matrix.bits != other.bits or matrix.scales.shape[1] != other.scales.shape[1]:
         return False
@@ -105,5 +142,6 @@ def _alike(matrix: GroupedMatrix, other: GroupedMatrix) -> bool:
     return torch.equal(matrix.group_of, other.group_of)
 
 
-def _stack(tensors: Sequence[Tensor]) -> Tensor:
+def stack(tensors: Sequence[Tensor]) -> Tensor:
+    """Tensors, one below the other."""
     return tensors[0] if len(tensors) == 1 else torch.cat(list(tensors))

@@ -16,10 +16,10 @@ from torch import Tensor
 
 from kernels.triton.split import parts_for, sum_parts
 
-GPTQ, AWQ, INT8, NF4 = 0, 1, 2, 3
+GPTQ, AWQ, BYTES, NF4 = 0, 1, 2, 3
 """Layouts. ``GPTQ``: int32 ``[in / 8, out]``, the nibbles of a word are consecutive inputs. ``AWQ``: int32 ``[in, out /
-8]``, the nibbles are outputs, evens before odds. ``INT8``: ``[out, in]``. ``NF4``: uint8 ``[out, in / 2]``, high nibble
-first."""
+8]``, the nibbles are outputs, evens before odds. ``BYTES``: int8 or float8 ``[out, in]``. ``NF4``: uint8 ``[out, in /
+2]``, high nibble first."""
 
 
 @triton.jit
@@ -54,8 +54,8 @@ def _centred(q, zero, DTYPE: tl.constexpr):
 @triton.jit
 def _weight_only(
     X, W, SCALES, ZEROS, CODES, ORDER, BIAS, OUT, rows, out, into, group, x_stride, w_stride, steps,
-    LAYOUT: tl.constexpr, HAS_ORDER: tl.constexpr, HAS_BIAS: tl.constexpr, SPLIT: tl.constexpr,
-    M: tl.constexpr, N: tl.constexpr, K: tl.constexpr,
+    LAYOUT: tl.constexpr, HAS_ZEROS: tl.constexpr, HAS_ORDER: tl.constexpr, HAS_BIAS: tl.constexpr,
+    SPLIT: tl.constexpr, M: tl.constexpr, N: tl.constexpr, K: tl.constexpr,
 ):  # fmt: skip
     part = tl.program_id(2)
     n = tl.program_id(0) * N + tl.arange(0, N)
@@ -78,7 +78,7 @@ def _weight_only(
             words = tl.load(W + k[:, None] * w_stride + word[None, :], mask=(word < w_stride)[None, :], other=0)
             q = tl.trans(unpack_awq(words))
         elif LAYOUT == 2:
-            q = tl.load(W + n.to(tl.int64)[:, None] * w_stride + k[None, :], mask=some[:, None], other=0)
+            q = tl.load(W + n.to(tl.int64)[:, None] * w_stride + k[None, :], mask=some[:, None], other=0.0)
         else:
             pair = step * (K // 2) + tl.arange(0, K // 2)
             pairs = tl.load(W + n.to(tl.int64)[:, None] * w_stride + pair[None, :], mask=some[:, None], other=0)
@@ -91,7 +91,11 @@ def _weight_only(
         else:
             codes = tl.load(CODES + tl.arange(0, 16)).to(dtype)
             weight = tl.reshape(tl.gather(codes, tl.reshape(q, [N * K]).to(tl.int32), 0), [N, K])
-        total += tl.dot(weight, x, input_precision="ieee") * scale[:, None]
+        products = tl.dot(weight, x, input_precision="ieee")
+        if LAYOUT == 2 and HAS_ZEROS:  # 16 bits do not hold every difference of a byte and a zero
+            zero = tl.load(ZEROS + (step * K // group) * out + n, mask=some, other=0.0).to(tl.float32)
+            products -= zero[:, None] * tl.sum(x.to(tl.float32), axis=0)[None, :]
+        total += products * scale[:, None]
     inside = some[:, None] & (m < rows)[None, :]
     if SPLIT:
         OUT += part.to(tl.int64) * rows * out
@@ -135,9 +139,10 @@ def weight_only(
     x: Tensor, weight: Tensor, scales: Tensor, bias: Tensor | None, layout: int, *,
     zeros: Tensor | None = None, codes: Tensor | None = None, order: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
-    """``x @ dequantized.T + bias`` for ``x`` ``[rows, in]``. ``scales``: ``[groups, out]``; ``zeros``: uint8, the same,
-    for 4-bit integers; ``codes``: float32 ``[16]``, for NF4; ``order``: int32 ``[in]``, the column of ``x`` that each
-    input of the weight is. ``in`` is a multiple of the group size, and that of 16."""
+    """``x @ dequantized.T + bias`` for ``x`` ``[rows, in]``. ``scales``: ``[groups, out]``; ``zeros``: the same, uint8
+    for 4-bit integers, floats for bytes, which may have none; ``codes``: float32 ``[16]``, for NF4; ``order``: int32
+    ``[in]``, the column of ``x`` that each input of the weight is. ``in`` is a multiple of the group size, and that of
+    16."""
     x = x if x.stride(-1) == 1 else x.contiguous()
     weight, scales = weight.contiguous(), scales.contiguous()
     (rows, into), (groups, out) = x.shape, scales.shape
@@ -145,7 +150,8 @@ def weight_only(
     result = torch.empty(rows, out, dtype=x.dtype, device=x.device)
     if rows == 0:
         return result
-    zeros, codes = weight if zeros is None else zeros, scales if codes is None else codes
+    zeroed, codes = zeros is not None, scales if codes is None else codes
+    zeros = scales if zeros is None else zeros.contiguous()
     if rows == 1 and layout in (GPTQ, AWQ):
         wide, deep = 128, math.gcd(group, 128 if layout == GPTQ else 32)
         columns, steps = triton.cdiv(out, wide), into // deep
@@ -166,7 +172,7 @@ def weight_only(
     _weight_only[(*grid, parts)](
         x, weight, scales, zeros, codes, weight if order is None else order, scales if bias is None else bias, target,
         rows, out, into, group, x.stride(0), weight.stride(0), triton.cdiv(steps, parts),
-        LAYOUT=layout, HAS_ORDER=order is not None, HAS_BIAS=bias is not None, SPLIT=parts > 1,
+        LAYOUT=layout, HAS_ZEROS=zeroed, HAS_ORDER=order is not None, HAS_BIAS=bias is not None, SPLIT=parts > 1,
         M=tall, N=wide, K=deep, num_warps=warps, num_stages=stages,
     )  # fmt: skip
     if parts > 1:

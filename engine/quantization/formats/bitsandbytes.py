@@ -17,13 +17,15 @@ from torch import Tensor
 
 from engine.models.weights import Weights
 from engine.quantization.formats.checks import finite, only
-from engine.quantization.matrix import Matrix
+from engine.quantization.matrix import Matrix, Nf4Matrix
 from engine.types import EngineError
-from kernels.nf4 import CODES
+from kernels.nf4 import CODES, from_bitsandbytes
 
 BLOCK = 64
 _STATE = "quant_state.bitsandbytes__nf4"
 _LEVELS = 16
+_TOGETHER = 16
+"""Inputs of a block, of which kernels want multiples; they also want whole blocks in a row, and the paper's levels."""
 
 
 def reader(config: dict[str, Any]) -> Callable[[Weights, str, int, int], Matrix]:
@@ -73,8 +75,10 @@ def _read(weights: Weights, name: str, rows: int, columns: int) -> Matrix:
     pairs = weights.take_packed(f"{name}.weight", torch.uint8, count // 2, 1)
     levels = weights.take_packed(f"{name}.weight.quant_map", torch.float32, _LEVELS)
     absmax = _absmax(weights, f"{name}.weight", state, -(-count // size))
-    codes = torch.cat((pairs >> 4, pairs & 15), dim=1).flatten().int()
     weights.count(count)
+    if columns % size == 0 and size % _TOGETHER == 0 and torch.equal(levels, torch.tensor(CODES)):
+        return Nf4Matrix(from_bitsandbytes(pairs, absmax, rows, columns))
+    codes = torch.cat((pairs >> 4, pairs & 15), dim=1).flatten().int()
     return levels[codes].view(rows, columns) * absmax.repeat_interleave(size)[:count].view(rows, columns)
 
 

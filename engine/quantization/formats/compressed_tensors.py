@@ -5,12 +5,14 @@
 - ``pack-quantized``: ``NAME.weight_packed`` int32 ``[out, in * bits / 32]`` of codes plus 2^(bits-1),
   ``NAME.weight_scale`` ``[out, groups]``, ``NAME.weight_shape`` ``[2]``, and where it is not symmetric
   ``NAME.weight_zero_point`` int32 ``[out * bits / 32, groups]``; with activation order ``NAME.weight_g_idx`` ``[in]``.
-- ``float-quantized``: ``NAME.weight`` float8 e4m3 ``[out, in]``, ``NAME.weight_scale`` ``[out, 1]`` or ``[1]``.
+- ``float-quantized``: ``NAME.weight`` float8 e4m3 ``[out, in]``, ``NAME.weight_scale`` ``[out, 1]``, ``[1]`` or one
+  for each block.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,7 +20,7 @@ from torch import Tensor
 
 from engine.models.weights import Weights
 from engine.quantization.formats.checks import finite, groups_of, only
-from engine.quantization.matrix import GroupedMatrix, Int8Matrix, Matrix
+from engine.quantization.matrix import Float8Matrix, GroupedMatrix, Int8Matrix, Matrix
 from engine.quantization.packing import pack, unpack, words_of
 from engine.types import EngineError
 
@@ -33,18 +35,22 @@ def reader(config: dict[str, Any]) -> _Read:
         raise EngineError(f"quantization_config: {len(schemes)} config_groups; supported is 1")
     about = schemes[0].get("weights") or {}
     activations = schemes[0].get("input_activations")
-    if layout == "int-quantized":
+    if layout != "pack-quantized":
         only(about, "num_bits", 8)
-        only(about, "symmetric", True)
-        only(about, "strategy", "channel")
         if activations is not None:
             only(activations, "num_bits", 8)
             only(activations, "dynamic", True)
+    if layout == "int-quantized":
+        only(about, "symmetric", True)
+        only(about, "strategy", "channel")
+        if activations is not None:
             only(activations, "strategy", "token")
-        return _int8 if activations is not None else _int8_weights_alone
+        return partial(_int8, rounds=activations is not None)
     if layout == "float-quantized":
-        only(about, "strategy", "channel", "tensor")
-        return _float8
+        block = None
+        if only(about, "strategy", "channel", "tensor", "block") == "block":
+            block = _block(about)
+        return partial(_float8, block=block, rounds=activations is not None)
     bits = only(about, "num_bits", 4, 8)
     strategy = only(about, "strategy", "group", "channel")
     symmetric = only({"symmetric": True} | about, "symmetric", True, False)
@@ -122,26 +128,38 @@ class _Packed:
         return GroupedMatrix(unpack(words, bits, columns), finite(name, scales), zeros, bits, group_of)
 
 
-def _int8(weights: Weights, name: str, rows: int, columns: int) -> Matrix:
+def _int8(weights: Weights, name: str, rows: int, columns: int, *, rounds: bool) -> Matrix:
     if not weights.has(f"{name}.weight_scale"):
         return weights.take(f"{name}.weight", rows, columns)
     codes = weights.take_packed(f"{name}.weight", torch.int8, rows, columns)
     scales = finite(name, weights.take_packed(f"{name}.weight_scale", None, rows, 1))
     weights.count(rows * columns)
-    return Int8Matrix(codes, scales.flatten())
+    if rounds:
+        return Int8Matrix(codes, scales.flatten())
+    middle = 1 << 7
+    return GroupedMatrix((codes.to(torch.int16) + middle).to(torch.uint8), scales, torch.full_like(scales, middle), 8)
 
 
-def _int8_weights_alone(weights: Weights, name: str, rows: int, columns: int) -> Matrix:
-    matrix = _int8(weights, name, rows, columns)
-    return matrix.dense() if isinstance(matrix, Int8Matrix) else matrix
-
-
-def _float8(weights: Weights, name: str, rows: int, columns: int) -> Matrix:
+def _float8(
+    weights: Weights, name: str, rows: int, columns: int, *, block: tuple[int, int] | None, rounds: bool
+) -> Matrix:
     if not weights.has(f"{name}.weight_scale"):
         return weights.take(f"{name}.weight", rows, columns)
     codes = weights.take_packed(f"{name}.weight", torch.float8_e4m3fn, rows, columns)
-    scales = finite(name, weights.take_packed(f"{name}.weight_scale", None))
-    if scales.numel() not in (1, rows):
-        raise EngineError(f"{name!r} is corrupt: {scales.numel()} scales for {rows} rows")
+    if block is None:
+        scales = finite(name, weights.take_packed(f"{name}.weight_scale", None))
+        if scales.numel() not in (1, rows):
+            raise EngineError(f"{name!r} is corrupt: {scales.numel()} scales for {rows} rows")
+        scales, block = scales.view(-1, 1), (rows // scales.numel(), columns)
+    else:
+        grid = -(-rows // block[0]), -(-columns // block[1])
+        scales = finite(name, weights.take_packed(f"{name}.weight_scale", None, *grid))
     weights.count(rows * columns)
-    return codes.float() * scales.view(-1, 1)
+    return Float8Matrix(codes, scales, block, rounds)
+
+
+def _block(about: dict[str, Any]) -> tuple[int, int]:
+    block = about.get("block_structure")
+    if not isinstance(block, list) or len(block) != 2 or min(block) < 1:
+        raise EngineError(f"quantization_config: block_structure is {block}; it must be two positive numbers")
+    return block[0], block[1]

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from engine.models.weights import Weights
 from engine.quantization.formats.checks import finite, only
-from engine.quantization.matrix import Matrix
+from engine.quantization.matrix import Float8Matrix, Matrix
 from engine.types import EngineError
 
 BLOCK = 128
@@ -23,7 +23,7 @@ _MOST = 448.0
 
 
 def reader(config: dict[str, Any]) -> Callable[[Weights, str, int, int], Matrix]:
-    """See ``formats.reader``. Activations stay float32."""
+    """See ``formats.reader``. On a CPU activations stay float32."""
     only({"activation_scheme": "dynamic"} | config, "activation_scheme", "dynamic")
     only({"fmt": "e4m3"} | config, "fmt", "e4m3")
     block = config.get("weight_block_size")
@@ -36,15 +36,16 @@ def reader(config: dict[str, Any]) -> Callable[[Weights, str, int, int], Matrix]
             return weights.take(f"{name}.weight", rows, columns)
         codes = weights.take_packed(f"{name}.weight", torch.float8_e4m3fn, rows, columns)
         if block is None:
-            scales = finite(name, weights.take_packed(scale, None))
+            scales, size = finite(name, weights.take_packed(scale, None)), (rows, columns)
             if scales.numel() != 1:
                 raise EngineError(f"{name!r} is corrupt: {scales.numel()} scales, weight_block_size is not given")
-            whole = scales.view(1, 1)
+            scales = scales.view(1, 1)
         else:
-            grid = -(-rows // block[0]), -(-columns // block[1])
-            whole = _spread(finite(name, weights.take_packed(scale, None, *grid)), block, rows, columns)
+            size = block[0], block[1]
+            grid = -(-rows // size[0]), -(-columns // size[1])
+            scales = finite(name, weights.take_packed(scale, None, *grid))
         weights.count(rows * columns)
-        return codes.float() * whole
+        return Float8Matrix(codes, scales, size, rounds=True)
 
     return read
 
@@ -66,9 +67,5 @@ def write(name: str, weight: Tensor) -> dict[str, Tensor]:
     padded = torch.nn.functional.pad(weight.abs(), (0, -columns % BLOCK, 0, -rows % BLOCK))
     blocks = padded.view(padded.shape[0] // BLOCK, BLOCK, padded.shape[1] // BLOCK, BLOCK)
     scales = blocks.amax((1, 3)).clamp(min=1e-12) / _MOST
-    codes = weight / _spread(scales, (BLOCK, BLOCK), rows, columns)
-    return {f"{name}.weight": codes.to(torch.float8_e4m3fn), f"{name}.weight_scale_inv": scales}
-
-
-def _spread(scales: Tensor, block: tuple[int, int], rows: int, columns: int) -> Tensor:
-    return scales.repeat_interleave(block[0], 0).repeat_interleave(block[1], 1)[:rows, :columns]
+    spread = scales.repeat_interleave(BLOCK, 0).repeat_interleave(BLOCK, 1)[:rows, :columns]
+    return {f"{name}.weight": (weight / spread).to(torch.float8_e4m3fn), f"{name}.weight_scale_inv": scales}

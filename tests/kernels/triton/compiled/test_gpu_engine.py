@@ -3,11 +3,15 @@ Hopper in the types that the engine gives it."""
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
+from triton.runtime.jit import JITFunction
 
 from engine.attention.plan import CostModel, Rows
 from engine.attention.triton_backend import TritonAttention
@@ -16,6 +20,7 @@ from engine.models.load import load_model
 from engine.models.model import Batch
 from kernels.sampling import Coordinates, Laws, draw
 from tests.engine.conftest import save_random_model
+from tests.engine.quantization.models import METHODS, quantised
 from tests.kernels.triton.hopper import SHARED_MEMORY, compiling
 
 PAGE, SIZES = 16, {"hidden_size": 512, "intermediate_size": 1024, "head_dim": 128, "num_hidden_layers": 1}
@@ -24,8 +29,50 @@ PAGE, SIZES = 16, {"hidden_size": 512, "intermediate_size": 1024, "head_dim": 12
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
 def test_a_decoding_step_compiles(dtype: torch.dtype, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     save_random_model("Qwen3ForCausalLM", SIZES | {"num_attention_heads": 8, "tie_word_embeddings": True}, tmp_path)
+    with compiling() as made:
+        step(tmp_path, dtype, monkeypatch)
+    names = [kernel.kernel for kernel in made]
+    assert names == ["_rms_norm", "_rms_norm", "_rotary_write", "_attend", "_rms_norm", "_gated", "_rms_norm", "_draw"]
+    for kernel in made:
+        assert kernel.spills == kernel.stack == 0, kernel
+        assert kernel.shared <= SHARED_MEMORY, kernel
+
+
+PRODUCTS = {"_quantize", "_scaled", "_weight_only"}
+LAUNCHED = {
+    "W8A8": {"_quantize": 5, "_scaled": 5},  # the head too
+    "fp8": {"_quantize": 4, "_scaled": 4},
+}
+"""By the four products of a layer; elsewhere one kernel does all."""
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_decoding_step_of_quantised_weights_is_kernels_alone(
+    method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On tensors without numbers, none of which the host could read: nothing is waited for. Nothing is compiled: that
+    is for ``test_products``."""
+    folder = quantised("Qwen2ForCausalLM", method, tmp_path, **SIZES | {"num_attention_heads": 4})
+    launched: list[str] = []
+    dense: list[torch.Size] = []
+    linear = torch.nn.functional.linear
+
+    def counted(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        dense.append(weight.shape)
+        return linear(x, weight, bias)
+
+    monkeypatch.setattr(torch.nn.functional, "linear", counted)
+    monkeypatch.setattr(JITFunction, "run", lambda self, *_, **__: launched.append(self.fn.__name__))
+    step(folder, torch.bfloat16, monkeypatch)
+    products = Counter(name for name in launched if name in PRODUCTS)
+    assert products == LAUNCHED.get(method, {"_weight_only": 4})
+    assert dense == ([] if method == "W8A8" else [(400, 512)])
+
+
+def step(folder: Path, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of three sequences."""
     place = Placement(torch.device("meta"), dtype, on_gpu=True)
-    model = load_model(tmp_path, lambda config: config.context, place)
+    model = load_model(folder, lambda config: config.context, place)
     about = model.config.attention[0]
     pages = np.arange(3 * 8).reshape(3, 8)
     contexts = np.array([100, 5, 128])
@@ -36,15 +83,10 @@ def test_a_decoding_step_compiles(dtype: torch.dtype, tmp_path: Path, monkeypatc
     attend = TritonAttention(model.config.attention, kv)
     attend.prepare(rows)
     monkeypatch.setattr(torch.Tensor, "is_cuda", True)
-    with compiling() as made:
-        inputs = torch.empty(2, 4, dtype=torch.int64, device="meta")
-        hidden = model.forward(Batch(*inputs), attend)
-        logits = model.read(hidden[:3])
-        columns = torch.empty(7, 4, dtype=torch.int64, device="meta")[:, :3]
-        tokens, _ = draw(logits, Laws(*columns[:3].view(torch.float64), columns[3]), Coordinates(*columns[4:]))
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(multi_processor_count=132))
+    inputs = torch.empty(2, 4, dtype=torch.int64, device="meta")
+    hidden = model.forward(Batch(*inputs), attend)
+    logits = model.read(hidden[:3])
+    columns = torch.empty(7, 4, dtype=torch.int64, device="meta")[:, :3]
+    tokens, _ = draw(logits, Laws(*columns[:3].view(torch.float64), columns[3]), Coordinates(*columns[4:]))
     assert (hidden.dtype, logits.dtype, logits.shape, tokens.shape) == (dtype, torch.float32, (3, 400), (3,))
-    names = [kernel.kernel for kernel in made]
-    assert names == ["_rms_norm", "_rms_norm", "_rotary_write", "_attend", "_rms_norm", "_gated", "_rms_norm", "_draw"]
-    for kernel in made:
-        assert kernel.spills == kernel.stack == 0, kernel
-        assert kernel.shared <= SHARED_MEMORY, kernel

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from kernels.triton.quantize import quantize_vectors
 from kernels.triton.scaled import scaled
-from kernels.triton.weight_only import AWQ, GPTQ, INT8, NF4, weight_only
+from kernels.triton.weight_only import AWQ, BYTES, GPTQ, NF4, weight_only
 from tests.kernels.triton.hopper import SHARED_MEMORY, compiling
 
 IN, OUT, GROUPS = 4096, 14336, 32
@@ -29,8 +29,10 @@ def int4(rows: int, layout: int) -> None:
     weight_only(empty(rows, IN), packed, scales, None, layout, zeros=zeros)
 
 
-def int8(rows: int) -> None:
-    weight_only(empty(rows, IN), empty(OUT, IN, dtype=torch.int8), empty(1, OUT, dtype=F32), None, INT8)
+def byte(rows: int, *, stored: torch.dtype = torch.int8, groups: int = 1, zeroed: bool = False) -> None:
+    zeros = empty(groups, OUT, dtype=F32) if zeroed else None
+    weight, scales = empty(OUT, IN, dtype=stored), empty(groups, OUT, dtype=F32)
+    weight_only(empty(rows, IN), weight, scales, None, BYTES, zeros=zeros)
 
 
 def nf4(rows: int) -> None:
@@ -48,7 +50,9 @@ CASES: list[tuple[str, Callable[[], object], str, int, float]] = [
     ("gptq, 16 rows", lambda: int4(16, GPTQ), "HGMMA", 112, 0.25),
     ("gptq, 256 rows", lambda: int4(256, GPTQ), "HGMMA", 224, 0.12),
     ("awq, 16 rows", lambda: int4(16, AWQ), "HGMMA", 112, 0.25),
-    ("int8 weights, 16 rows", lambda: int8(16), "HGMMA", 112, 0.25),
+    ("int8 weights, 16 rows", lambda: byte(16), "HGMMA", 112, 0.25),
+    ("int8 weights and zeros, 16 rows", lambda: byte(16, groups=GROUPS, zeroed=True), "HGMMA", 128, 0.25),
+    ("float8 weights, 16 rows", lambda: byte(16, stored=FP8), "HGMMA", 112, 0.25),
     ("nf4, 16 rows", lambda: nf4(16), "HGMMA", 96, 0.25),
     ("int8, 16 rows", lambda: eight(16, torch.int8), "IGMMA", 64, 0.25),
     ("float8, 16 rows", lambda: eight(16, FP8), "QGMMA", 64, 0.25),

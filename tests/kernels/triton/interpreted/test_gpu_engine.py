@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from engine.types import Branch
 from tests.engine.conftest import save_checkpoint
 from tests.engine.gpu import Replay, pretend
 from tests.engine.helpers import Harness, generate
+from tests.engine.quantization.models import quantised
 from tests.kernels.triton.device import DEVICE
 
 PROMPT = tuple(range(3, 21))
@@ -37,3 +39,21 @@ def test_the_kernels_draw_the_tokens_that_the_cpu_draws(tmp_path: Path, monkeypa
         assert [one.token_ids for one in ours] == [one.token_ids for one in theirs]
         assert [one.logprob for one in ours] == pytest.approx([one.logprob for one in theirs], abs=1e-3)
     assert Replay.replayed > 0
+
+
+@pytest.mark.skipif(DEVICE != "cpu", reason="on a GPU tests/engine/quantization/test_gpu.py runs the engine as it is")
+@pytest.mark.parametrize("method", ["W8A8", "int8", "gptq", "fp8", "nf4"])
+def test_quantised_weights_go_through_their_kernels_and_draw_the_same_tokens(
+    method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As with the kernels' references."""
+    folder = quantised("Qwen2ForCausalLM", method, tmp_path, num_hidden_layers=1)
+    options = CoreOptions(kv_tokens=256, max_running=4)
+    request = generate(PROMPT, [Branch(seed=1, key=key, max_tokens=3) for key in range(2)], temperature=0.9)
+    pretend(monkeypatch)
+    expected = Harness(folder, options).complete(request)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(multi_processor_count=2))
+    monkeypatch.setattr(torch.Tensor, "is_cuda", True)
+    ours = Harness(folder, options).complete(request)
+    assert [one.token_ids for one in ours] == [one.token_ids for one in expected]
+    assert [one.logprob for one in ours] == pytest.approx([one.logprob for one in expected], abs=1e-3)

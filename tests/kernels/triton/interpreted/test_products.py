@@ -118,10 +118,31 @@ def test_int8_weights_equal_float64(rows: int, groups: int, dtype: torch.dtype) 
     scales = torch.rand(groups, out, generator=generator(1)) + 0.1
     x = activations(rows, into, dtype)
     expected = x.double() @ (weight.double() * scales.double().T.repeat_interleave(into // groups, 1)).T
-    ours = weight_only.weight_only(x.to(DEVICE), weight.to(DEVICE), scales.to(DEVICE), None, weight_only.INT8)
+    ours = weight_only.weight_only(x.to(DEVICE), weight.to(DEVICE), scales.to(DEVICE), None, weight_only.BYTES)
     close(ours, expected, dtype)
     if dtype == torch.float32:
         close(int8.int8_weight_linear(x, weight, scales), expected, dtype)
+
+
+@pytest.mark.parametrize("dtype", list(TOLERANCE), ids=str)
+@pytest.mark.parametrize("stored", [torch.int8, torch.float8_e4m3fn], ids=str)
+def test_weights_of_a_byte_with_zeros_and_an_order_equal_float64(stored: torch.dtype, dtype: torch.dtype) -> None:
+    """Zeros far from the weights, whose differences 16 bits would not hold."""
+    rows, into, out, groups = 5, 192, 70, 3
+    weight = torch.randint(-128, 128, (out, into), generator=generator(0)).to(stored)
+    scales, zeros = torch.rand(2, groups, out, generator=generator(1)) + 0.1
+    zeros = (zeros * 256 - 140).round()
+    order = torch.randperm(into, generator=generator(2)).int()
+    x, size = activations(rows, into, dtype), into // groups
+    wide = (weight.double() - zeros.double().T.repeat_interleave(size, 1)) * scales.double().T.repeat_interleave(
+        size, 1
+    )
+    expected = x.double()[:, order] @ wide.T
+    given = [one.to(DEVICE) for one in (x, weight, scales)]
+    changed = {"zeros": zeros.to(DEVICE), "order": order.to(DEVICE)}
+    close(weight_only.weight_only(*given, None, weight_only.BYTES, **changed), expected, dtype)
+    if dtype == torch.float32:
+        close(int8.int8_weight_linear(x, weight, scales, zeros=zeros, order=order), expected, dtype)
 
 
 @pytest.mark.parametrize("dtype", list(TOLERANCE), ids=str)
@@ -237,6 +258,8 @@ def test_shapes_that_disagree_are_refused_with_their_numbers() -> None:
     weight = torch.zeros(70, 96, dtype=torch.int8)
     with pytest.raises(ValueError, match=r"\(70, 96\) with scales \(5, 70\)"):
         int8.int8_weight_linear(torch.zeros(1, 96), weight, torch.zeros(5, 70))
+    with pytest.raises(ValueError, match=r"zeros \(1, 70\) for scales \(3, 70\)"):
+        int8.int8_weight_linear(torch.zeros(1, 96), weight, torch.zeros(3, 70), zeros=torch.zeros(1, 70))
     with pytest.raises(ValueError, match=r"\(70, 96\) with scales \(69,\)"):
         int8.int8_linear(torch.zeros(1, 96), weight, torch.zeros(69))
     with pytest.raises(ValueError, match=r"\(70, 96\) with scales \(1, 2\)"):

@@ -1,0 +1,43 @@
+"""Small random models in every format that is written here, of sizes that every kernel takes."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+from engine.quantization.options import options
+from engine.quantization.quantize import quantize
+from tests.engine.conftest import CORPUS, save_random_model
+
+SIZES = {
+    "hidden_size": 128,
+    "intermediate_size": 256,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+    "initializer_range": 0.1,
+}
+METHODS: dict[str, tuple[str, int, int | None]] = {
+    "W8A8": ("rtn", 8, None),
+    "int8": ("rtn", 8, 128),
+    "int4": ("rtn", 4, 32),
+    "gptq": ("gptq", 4, 32),
+    "gptq 8": ("gptq", 8, 64),
+    "awq": ("awq", 4, 64),
+    "fp8": ("fp8", 8, None),
+    "nf4": ("nf4", 4, None),
+}
+"""Method, bits, group size."""
+ROUNDS = ("W8A8", "fp8")
+"""Those that want activations rounded too."""
+
+
+def quantised(architecture: str, method: str, folder: Path, **config: object) -> Path:
+    """The folder of such a model, beside that of the original."""
+    original, out, file = folder / "original", folder / method, folder / "text.txt"
+    if not original.exists():
+        original.mkdir()
+        save_random_model(architecture, SIZES | config, original)
+        file.write_text(" ".join(random.Random(0).choices(" ".join(CORPUS).split(), k=1500)))
+    quantize(original, out, options(*METHODS[method], file), lambda *_: None)
+    return out

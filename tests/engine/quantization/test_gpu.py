@@ -1,0 +1,175 @@
+"""Quantised checkpoints on the way of a GPU, computed on the CPU by the kernels' references."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from engine.device import Placement
+from engine.models import decoder
+from engine.models.decoder import Decoder
+from engine.models.feed_forward import GatedMlp
+from engine.models.load import load_model
+from engine.quantization.gpu import PackedLinear, SideBySide, gpu_product
+from engine.quantization.matrix import Float8Matrix, GroupedMatrix, Int8Matrix, Matrix, Nf4Matrix, dense
+from engine.quantization.quality import logits, open_model
+from engine.types import Branch, ScoreItem
+from kernels.linear import Linear, Product
+from kernels.nf4 import Nf4
+from tests.engine.gpu import AS_ON_A_GPU, Replay, pretend
+from tests.engine.helpers import SMALL, Harness, generate, score
+from tests.engine.quantization.models import METHODS, ROUNDS, quantised
+
+INTO = 256
+
+
+def groups(rows: int, size: int = 32, *, bits: int = 4, shuffled: int | None = None, zero: int | None = None) -> Matrix:
+    rng = torch.Generator().manual_seed(rows)
+    codes = torch.randint(0, 1 << bits, (rows, INTO), generator=rng).byte()
+    scales = torch.rand(rows, INTO // size, generator=rng) + 0.1
+    zeros = torch.randint(0, (1 << bits) + 1, scales.shape, generator=rng).float()
+    if zero is not None:
+        zeros = torch.full_like(zeros, float(zero))
+    order = None
+    if shuffled is not None:
+        order = torch.randperm(INTO, generator=torch.Generator().manual_seed(shuffled)) // size
+    return GroupedMatrix(codes, scales, zeros, bits, order)
+
+
+def ints(rows: int) -> Matrix:
+    rng = torch.Generator().manual_seed(rows)
+    return Int8Matrix(torch.randint(-127, 128, (rows, INTO), generator=rng).to(torch.int8), torch.rand(rows) + 0.1)
+
+
+def floats(rows: int, block: tuple[int, int] | None = None, *, rounds: bool = True) -> Matrix:
+    """Without a block: one scale for all."""
+    block = (rows, INTO) if block is None else block
+    scales = torch.rand(-(-rows // block[0]), -(-INTO // block[1])) + 0.1
+    return Float8Matrix(torch.randn(rows, INTO).to(torch.float8_e4m3fn), scales, block, rounds)
+
+
+def fours(rows: int, size: int = 64) -> Matrix:
+    packed = torch.randint(0, 256, (rows, INTO // 2)).byte()
+    return Nf4Matrix(Nf4(packed, torch.rand(INTO // size, rows) + 0.1))
+
+
+def whole(rows: int) -> Matrix:
+    return torch.randn(rows, INTO)
+
+
+EXACT, ROUNDED = 1e-5, 0.05
+CASES: dict[str, tuple[list[Matrix], type, float]] = {
+    "4 bits": ([groups(64), groups(32), groups(24)], PackedLinear, EXACT),
+    "4 bits, act-order": ([groups(64, shuffled=1), groups(32, shuffled=1)], PackedLinear, EXACT),
+    "4 bits, two act-orders": ([groups(64, shuffled=1), groups(32, shuffled=2)], SideBySide, EXACT),
+    "4 bits, two sizes of groups": ([groups(64, 32), groups(32, 64)], SideBySide, EXACT),
+    "4 and 8 bits": ([groups(64), groups(32, bits=8)], SideBySide, EXACT),
+    "8 bits, symmetric": ([groups(64, bits=8, zero=128), groups(32, bits=8, zero=128)], PackedLinear, EXACT),
+    "8 bits, whole rows": ([groups(64, INTO, bits=8, zero=128)], PackedLinear, EXACT),
+    "8 bits, zeros": ([groups(64, bits=8), groups(32, bits=8, zero=128)], PackedLinear, EXACT),
+    "8 bits, act-order": ([groups(64, bits=8, shuffled=1)], PackedLinear, EXACT),
+    "groups of 8": ([groups(64, 8), groups(32, 8)], Linear, EXACT),
+    "W8A8": ([ints(64), ints(32)], PackedLinear, ROUNDED),
+    "float8 by tensor": ([floats(64), floats(32)], PackedLinear, ROUNDED),
+    "float8 by channel": ([floats(64, (1, INTO)), floats(32, (1, INTO))], PackedLinear, ROUNDED),
+    "float8 by tensor and channel": ([floats(64, (1, INTO)), floats(32)], PackedLinear, ROUNDED),
+    "float8 by block": ([floats(256, (128, 128)), floats(40, (128, 128))], PackedLinear, ROUNDED),
+    "float8 by block, blocks of two parts": ([floats(40, (128, 128)), floats(256, (128, 128))], SideBySide, ROUNDED),
+    "float8 by odd block": ([floats(64, (48, 80)), floats(32, (48, 80))], Linear, EXACT),
+    "float8 weights alone": ([floats(64, rounds=False), floats(32, rounds=False)], PackedLinear, EXACT),
+    "float8 weights alone, by block": (
+        [floats(64, (48, 64), rounds=False), floats(32, (48, 64), rounds=False)], PackedLinear, EXACT,
+    ),
+    "NF4": ([fours(64), fours(32)], PackedLinear, EXACT),
+    "NF4, two sizes of groups": ([fours(64), fours(32, 128)], SideBySide, EXACT),
+    "one part is left as it was": ([groups(64), whole(32)], SideBySide, EXACT),
+    "all are": ([whole(64), whole(32)], Linear, EXACT),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_parts_become_the_fewest_products_and_these_are_exact(name: str) -> None:
+    """Up to the rounding of activations where a format wants it."""
+    parts, kind, tolerance = CASES[name]
+    weight = torch.cat([dense(part) for part in parts]).double()
+    torch.manual_seed(0)
+    x, bias, residual = torch.randn(5, INTO), torch.randn(len(weight)), torch.randn(5, len(weight))
+    for added in (None, bias):
+        product = gpu_product(parts, added, AS_ON_A_GPU)
+        assert type(product) is kind
+        assert product.parameters == weight.numel() + (0 if added is None else len(added))
+        expected = x.double() @ weight.T + (0 if added is None else added)
+        for found, right in ((product(x), expected), (product.add(x, residual), expected + residual)):
+            assert found.dtype == torch.float32
+            assert (found.double() - right).norm() / right.norm() < tolerance
+        if tolerance == ROUNDED:
+            assert (product(x).double() - expected).norm() / expected.norm() > 1e-4
+
+
+def packed(product: Product) -> bool:
+    parts = product.products if isinstance(product, SideBySide) else [product]
+    return all(isinstance(part, PackedLinear) for part in parts)
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("kind", ["Qwen2ForCausalLM", "Phi3ForCausalLM"])
+def test_a_model_is_computed_as_it_is_stored_and_says_what_its_weights_say(
+    method: str, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Fused and unfused, with biases and without."""
+    if (method, kind) == ("awq", "Phi3ForCausalLM"):
+        pytest.skip("awq is refused for fused checkpoints")
+    folder = quantised(kind, method, tmp_path)
+    model = load_model(folder, lambda config: config.context, AS_ON_A_GPU)
+    assert isinstance(model, Decoder)
+    for layer in model._layers:
+        assert isinstance(layer.mlp, GatedMlp)
+        assert all(map(packed, (layer.qkv, layer.output, *layer.mlp.products)))
+    assert packed(model._head[0]) == (method == "W8A8")
+    assert model.parameters == open_model(folder.with_name("original")).parameters
+    tokens = random.Random(0).choices(range(3, 360), k=40)
+    found = logits(model, tokens)
+    monkeypatch.setattr(decoder, "product", of_their_weights)
+    expected = logits(open_model(folder), tokens)
+    assert (found - expected).norm() / expected.norm() < (0.2 if method in ROUNDS else 1e-5)
+
+
+def of_their_weights(parts: Sequence[Matrix], bias: Tensor | None, place: Placement) -> Linear:
+    return Linear(torch.cat([dense(part) for part in parts]), bias)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_the_engine_draws_the_tokens_that_it_draws_from_the_model_alone(
+    method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In pages, padded, from graphs; beside a forward pass without any of it."""
+    folder = quantised("Qwen2ForCausalLM", method, tmp_path)
+    prompt = tuple(random.Random(1).choices(range(3, 360), k=20))
+    pretend(monkeypatch)
+    [found] = Harness(folder).complete(generate(prompt, [Branch(seed=1, key=0, max_tokens=12)], temperature=0.0))
+    assert Replay.replayed > 0
+    model = load_model(folder, lambda config: config.context, AS_ON_A_GPU)
+    for place, token in enumerate(found.token_ids):
+        law = logits(model, [*prompt, *found.token_ids[:place]])[-1]
+        assert law[token] > law.max() - 1e-3
+
+
+def test_a_reward_model_in_fewer_bits_gives_the_values_of_its_weights(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = tuple(random.Random(1).choices(range(3, 360), k=30))
+    folder = quantised("Qwen3ForTokenClassification", "int4", tmp_path, num_labels=2)
+    asked = score(ScoreItem((text, text[:7]), (0, 1)))
+    monkeypatch.setattr(decoder, "product", of_their_weights)
+    expected = Harness(folder, replace(SMALL, device="cpu")).score(asked)
+    monkeypatch.undo()
+    pretend(monkeypatch)
+    for ours, theirs in zip(Harness(folder).score(asked), expected, strict=True):
+        np.testing.assert_allclose(ours.values, theirs.values, atol=1e-4)
