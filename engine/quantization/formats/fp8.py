@@ -1,7 +1,8 @@
 """8-bit floats (e4m3) with a scale for each block, DeepSeek's layout, which transformers, vLLM and SGLang read.
 
 ``NAME.weight`` float8 e4m3 ``[out, in]``; ``NAME.weight_scale_inv`` float32 ``[ceil(out / 128), ceil(in / 128)]``, by
-which a block's numbers are multiplied. Without ``weight_block_size`` there is one ``NAME.weight_scale`` for a matrix.
+which a block's numbers are multiplied. Without ``weight_block_size`` there is one number for a matrix, of that name
+(transformers) or ``NAME.weight_scale`` (vLLM).
 """
 
 from __future__ import annotations
@@ -31,7 +32,9 @@ def reader(config: dict[str, Any]) -> Callable[[Weights, str, int, int], Matrix]
         raise EngineError(f"quantization_config: weight_block_size is {block}; it must be two positive numbers")
 
     def read(weights: Weights, name: str, rows: int, columns: int) -> Matrix:
-        scale = f"{name}.{'weight_scale' if block is None else 'weight_scale_inv'}"
+        scale = f"{name}.weight_scale_inv"
+        if block is None and not weights.has(scale):
+            scale = f"{name}.weight_scale"
         if not weights.has(scale):
             return weights.take(f"{name}.weight", rows, columns)
         codes = weights.take_packed(f"{name}.weight", torch.float8_e4m3fn, rows, columns)

@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from pathlib import Path
 
+import torch
+from torch import Tensor
+
+from engine.device import Placement
+from engine.quantization.matrix import Matrix, dense
 from engine.quantization.options import options
 from engine.quantization.quantize import quantize
+from kernels.linear import Linear
 from tests.engine.conftest import CORPUS, save_random_model
 
 SIZES = {
@@ -41,3 +48,8 @@ def quantised(architecture: str, method: str, folder: Path, **config: object) ->
         file.write_text(" ".join(random.Random(0).choices(" ".join(CORPUS).split(), k=1500)))
     quantize(original, out, options(*METHODS[method], file), lambda *_: None)
     return out
+
+
+def dense_product(parts: Sequence[Matrix], bias: Tensor | None, place: Placement) -> Linear:
+    """In place of ``matrix.product``: of the weights that a checkpoint stands for, in float32."""
+    return Linear(torch.cat([dense(part) for part in parts]), bias)

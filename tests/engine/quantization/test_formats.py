@@ -15,7 +15,7 @@ from torch import Tensor
 
 from engine.models.weights import Weights
 from engine.quantization.formats import awq, bitsandbytes, compressed_tensors, fp8, gptq, reader
-from engine.quantization.matrix import GroupedMatrix, Int8Matrix, Matrix, dense
+from engine.quantization.matrix import Float8Matrix, GroupedMatrix, Int8Matrix, Matrix, dense
 from engine.types import EngineError
 from kernels.nf4 import CODES
 
@@ -103,23 +103,46 @@ def scheme(layout: str, weights: dict[str, Any], activations: dict[str, Any] | N
     return {"quant_method": "compressed-tensors", "format": layout, "config_groups": {"group_0": group}}
 
 
-def packed_file(*, symmetric: bool) -> tuple[dict[str, Any], dict[str, Tensor], Tensor]:
-    codes = _RANDOM.integers(0, 16, (ROWS, COLUMNS))
-    zeros = np.full((ROWS, COLUMNS // GROUP), 8) if symmetric else _RANDOM.integers(0, 16, (ROWS, COLUMNS // GROUP))
+def packed_file(
+    bits: int = 4, *, symmetric: bool, shuffled: bool = False
+) -> tuple[dict[str, Any], dict[str, Tensor], Tensor]:
+    codes, most = _RANDOM.integers(0, 1 << bits, (ROWS, COLUMNS)), 1 << bits
+    zeros = np.full((ROWS, COLUMNS // GROUP), most // 2)
+    group_of = np.arange(COLUMNS) // GROUP
+    if shuffled:
+        _RANDOM.shuffle(group_of)
+    if not symmetric:
+        zeros = _RANDOM.integers(0, most, zeros.shape)
     tensors = {
-        "m.weight_packed": words(codes, 4),
+        "m.weight_packed": words(codes, bits),
         "m.weight_scale": torch.from_numpy(SCALES),
         "m.weight_shape": torch.tensor([ROWS, COLUMNS]),
     }
     if not symmetric:
-        tensors["m.weight_zero_point"] = words(zeros.T, 4).T
-    about = {"num_bits": 4, "symmetric": symmetric, "strategy": "group", "group_size": GROUP}
-    return scheme("pack-quantized", about, None), tensors, group_matrix(codes, zeros)
+        tensors["m.weight_zero_point"] = words(zeros.T, bits).T
+    if shuffled:
+        tensors["m.weight_g_idx"] = torch.from_numpy(group_of).int()
+    about = {"num_bits": bits, "symmetric": symmetric, "strategy": "group", "group_size": GROUP}
+    return scheme("pack-quantized", about, None), tensors, group_matrix(codes, zeros, group_of)
 
 
+@pytest.mark.parametrize("bits", [4, 8])
 @pytest.mark.parametrize("symmetric", [True, False])
-def test_compressed_tensors_packed(tmp_path: Path, symmetric: bool) -> None:
-    config, tensors, expected = packed_file(symmetric=symmetric)
+@pytest.mark.parametrize("shuffled", [False, True])
+def test_compressed_tensors_packed(tmp_path: Path, bits: int, symmetric: bool, shuffled: bool) -> None:
+    config, tensors, expected = packed_file(bits, symmetric=symmetric, shuffled=shuffled)
+    assert torch.equal(dense(read(tmp_path, config, tensors)), expected)
+
+
+def test_compressed_tensors_packed_with_a_scale_for_each_row(tmp_path: Path) -> None:
+    codes = _RANDOM.integers(0, 16, (ROWS, COLUMNS))
+    tensors = {
+        "m.weight_packed": words(codes, 4),
+        "m.weight_scale": torch.from_numpy(SCALES[:, :1].copy()),
+        "m.weight_shape": torch.tensor([ROWS, COLUMNS]),
+    }
+    config = scheme("pack-quantized", {"num_bits": 4, "symmetric": True, "strategy": "channel"}, None)
+    expected = torch.from_numpy((codes - 8).astype(np.float32) * SCALES[:, :1])
     assert torch.equal(dense(read(tmp_path, config, tensors)), expected)
 
 
@@ -142,6 +165,26 @@ def test_compressed_tensors_fp8(tmp_path: Path, per_channel: bool) -> None:
     config = scheme("float-quantized", about, {"num_bits": 8, "dynamic": True, "strategy": "token"})
     matrix = read(tmp_path, config, {"m.weight": codes, "m.weight_scale": scales})
     assert torch.equal(dense(matrix), codes.float() * scales)
+
+
+@pytest.mark.parametrize("dynamic", [True, False])
+def test_compressed_tensors_fp8_in_blocks(tmp_path: Path, dynamic: bool) -> None:
+    _, tensors, expected = fp8_file()
+    about = {"num_bits": 8, "type": "float", "strategy": "block", "block_structure": [5, 40]}
+    activations = {"num_bits": 8, "type": "float", "dynamic": True, "strategy": "group", "group_size": 128}
+    config = scheme("float-quantized", about, activations if dynamic else None)
+    tensors = {"m.weight": tensors["m.weight"], "m.weight_scale": tensors["m.weight_scale_inv"]}
+    matrix = read(tmp_path, config, tensors)
+    assert isinstance(matrix, Float8Matrix)
+    assert matrix.rounds == dynamic
+    assert torch.equal(dense(matrix), expected)
+
+
+@pytest.mark.parametrize("name", ["m.weight_scale", "m.weight_scale_inv"])
+def test_fp8_with_one_scale(tmp_path: Path, name: str) -> None:
+    codes, scale = torch.randn(ROWS, COLUMNS).to(torch.float8_e4m3fn), torch.rand(())
+    config = {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": None}
+    assert torch.equal(dense(read(tmp_path, config, {"m.weight": codes, name: scale})), codes.float() * scale)
 
 
 def fp8_file() -> tuple[dict[str, Any], dict[str, Tensor], Tensor]:
@@ -260,6 +303,9 @@ def test_a_corrupt_tensor_is_refused_with_the_numbers_that_disagree(tmp_path: Pa
             read(folder, about, files)
 
 
+FLOATS = {"num_bits": 8, "type": "float", "strategy": "channel"}
+
+
 @pytest.mark.parametrize(
     ("config", "message"),
     [
@@ -272,6 +318,8 @@ def test_a_corrupt_tensor_is_refused_with_the_numbers_that_disagree(tmp_path: Pa
         ({"quant_method": "compressed-tensors", "format": "pack-quantized", "config_groups": {}}, "0 config_groups"),
         (scheme("pack-quantized", {"num_bits": 2}, None), "num_bits is 2; supported: 4, 8"),
         (scheme("int-quantized", {"num_bits": 8, "symmetric": True, "strategy": "tensor"}, None), "'tensor'"),
+        (scheme("float-quantized", FLOATS, {"num_bits": 8, "dynamic": False}), "dynamic is False; supported: True"),
+        (scheme("float-quantized", FLOATS | {"strategy": "block"}, None), "block_structure is None"),
         ({"quant_method": "fp8", "activation_scheme": "static"}, "'static'"),
         ({"quant_method": "fp8", "weight_block_size": [128]}, "weight_block_size is [128]"),
         ({"quant_method": "bitsandbytes", "load_in_8bit": True}, "load_in_4bit is None; supported: True"),

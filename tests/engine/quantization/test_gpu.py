@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
 
-from engine.device import Placement
 from engine.models import decoder
 from engine.models.decoder import Decoder
 from engine.models.feed_forward import GatedMlp
@@ -25,7 +22,7 @@ from kernels.linear import Linear, Product
 from kernels.nf4 import Nf4
 from tests.engine.gpu import AS_ON_A_GPU, Replay, pretend
 from tests.engine.helpers import SMALL, Harness, generate, score
-from tests.engine.quantization.models import METHODS, ROUNDS, quantised
+from tests.engine.quantization.models import METHODS, ROUNDS, dense_product, quantised
 
 INTO = 256
 
@@ -136,13 +133,9 @@ def test_a_model_is_computed_as_it_is_stored_and_says_what_its_weights_say(
     assert model.parameters == open_model(folder.with_name("original")).parameters
     tokens = random.Random(0).choices(range(3, 360), k=40)
     found = logits(model, tokens)
-    monkeypatch.setattr(decoder, "product", of_their_weights)
+    monkeypatch.setattr(decoder, "product", dense_product)
     expected = logits(open_model(folder), tokens)
     assert (found - expected).norm() / expected.norm() < (0.2 if method in ROUNDS else 1e-5)
-
-
-def of_their_weights(parts: Sequence[Matrix], bias: Tensor | None, place: Placement) -> Linear:
-    return Linear(torch.cat([dense(part) for part in parts]), bias)
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -167,7 +160,7 @@ def test_a_reward_model_in_fewer_bits_gives_the_values_of_its_weights(
     text = tuple(random.Random(1).choices(range(3, 360), k=30))
     folder = quantised("Qwen3ForTokenClassification", "int4", tmp_path, num_labels=2)
     asked = score(ScoreItem((text, text[:7]), (0, 1)))
-    monkeypatch.setattr(decoder, "product", of_their_weights)
+    monkeypatch.setattr(decoder, "product", dense_product)
     expected = Harness(folder, replace(SMALL, device="cpu")).score(asked)
     monkeypatch.undo()
     pretend(monkeypatch)

@@ -13,7 +13,6 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from scipy.stats import ttest_rel
-from transformers import AutoModelForCausalLM
 
 from benchmarks.quantization.texts import Text
 from engine.models import decoder
@@ -86,33 +85,6 @@ def test_gptq_and_awq_beat_rounding_to_the_nearest_where_channels_have_outliers(
         found[method] = divergences(outliers, made(outliers, tmp_path / method, method, 4, 32, file), texts)
     assert surely_less(found["gptq"], found["rtn"], 0.4)
     assert surely_less(found["awq"], found["rtn"], 0.4)
-
-
-@pytest.mark.filterwarnings("ignore")  # transformers' own
-@pytest.mark.parametrize("bits", [8, 4])
-def test_a_compressed_tensors_checkpoint_gives_the_same_logits_in_transformers(
-    outliers: Path, tmp_path: Path, bits: int
-) -> None:
-    pytest.importorskip("compressed_tensors", reason="transformers needs the package compressed-tensors for these")
-    # Groups of 16 are computed in float32 here, in 4 bits too.
-    folder = made(outliers, tmp_path / "out", "rtn", bits, 16)
-    theirs = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
-    with torch.no_grad():
-        expected = theirs(torch.tensor([tokens(60)])).logits[0]
-    torch.testing.assert_close(logits(open_model(folder), tokens(60)), expected, atol=1e-4, rtol=0)
-
-
-@pytest.mark.filterwarnings("ignore")  # transformers' own
-@pytest.mark.parametrize("kind", ["llama", "qwen3"])
-def test_an_fp8_checkpoint_gives_the_same_logits_in_transformers(
-    checkpoints: Checkpoints, tmp_path: Path, kind: str
-) -> None:
-    folder = made(checkpoints(kind), tmp_path / "out", "fp8", None, None)
-    theirs = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval().float()
-    with torch.no_grad():
-        expected = theirs(torch.tensor([tokens(60)])).logits[0]
-    torch.testing.assert_close(logits(open_model(folder), tokens(60)), expected, atol=1e-4, rtol=0)
-    assert (expected - logits(open_model(checkpoints(kind)), tokens(60))).abs().max() > 1e-2
 
 
 @pytest.mark.parametrize("kind", ["llama", "mistral", "qwen2", "qwen3_window", "qwen3_moe", "phi3", "gemma2", "gemma3"])

@@ -1,0 +1,107 @@
+"""Checkpoints that are made here, loaded by transformers, give the same logits there.
+
+With the packages that it needs for a format. GPTQ's and AWQ's is built from source, and bitsandbytes is as large as all
+others together: whoever has them runs those tests too.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import AutoModelForCausalLM, AwqConfig, BitsAndBytesConfig, GPTQConfig
+
+from engine.models import decoder
+from engine.quantization.options import options
+from engine.quantization.quality import logits, open_model
+from engine.quantization.quantize import quantize
+from tests.engine.conftest import Checkpoints, save_random_model
+from tests.engine.quantization.models import METHODS, SIZES, dense_product, quantised
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # transformers' own
+KIND = "Qwen2ForCausalLM"
+TOKENS = random.Random(0).choices(range(3, 360), k=60)
+
+
+def load(folder: Path, **how: Any) -> Any:
+    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, device_map="cpu", **how).eval()
+
+
+def theirs(model: Any) -> Tensor:
+    with torch.no_grad():
+        logits: Tensor = model(torch.tensor([TOKENS])).logits[0]
+    return logits
+
+
+def here(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Tensor:
+    """Of dense weights in float32: some products here round activations to 16 bits."""
+    monkeypatch.setattr(decoder, "product", dense_product)
+    return logits(open_model(folder), TOKENS)
+
+
+def difference(found: Tensor, expected: Tensor) -> float:
+    return float((found - expected).norm() / expected.norm())
+
+
+@pytest.mark.parametrize("method", ["int4", "int8"])
+def test_compressed_tensors(method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("compressed_tensors", reason="transformers needs the package compressed-tensors for these")
+    folder = quantised(KIND, method, tmp_path)
+    assert difference(here(folder, monkeypatch), theirs(load(folder))) < 1e-5
+
+
+def test_compressed_tensors_with_rounded_activations(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Exactly so without the rounding; with it, theirs is to 255 levels where ours is to 254."""
+    pytest.importorskip("compressed_tensors", reason="transformers needs the package compressed-tensors for these")
+    folder = quantised(KIND, "W8A8", tmp_path)
+    assert difference(logits(open_model(folder), TOKENS), theirs(load(folder))) < 0.06
+    fields = json.loads((folder / "config.json").read_text())
+    fields["quantization_config"]["config_groups"]["group_0"]["input_activations"] = None
+    (folder / "config.json").write_text(json.dumps(fields))
+    assert difference(here(folder, monkeypatch), theirs(load(folder))) < 1e-5
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen3"])
+def test_fp8(checkpoints: Checkpoints, tmp_path: Path, kind: str) -> None:
+    quantize(checkpoints(kind), tmp_path / "out", options("fp8", None, None, None), lambda *_: None)
+    expected = theirs(load(tmp_path / "out").float())
+    assert difference(logits(open_model(tmp_path / "out"), TOKENS), expected) < 1e-5
+    assert difference(logits(open_model(checkpoints(kind)), TOKENS), expected) > 1e-2
+
+
+def test_nf4(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("bitsandbytes", reason="transformers needs the package bitsandbytes for it")
+    folder = quantised(KIND, "nf4", tmp_path)
+    model = load(folder)
+    # Unless it trains it rounds activations to bfloat16, on processors that compute with that.
+    expected = theirs(model.train())
+    assert type(model.model.layers[0].mlp.down_proj).__name__ == "Linear4bit"
+    assert difference(here(folder, monkeypatch), expected) < 1e-5
+
+
+@pytest.mark.parametrize("nested", [False, True], ids=["", "double"])
+def test_nf4_of_bitsandbytes(nested: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Written there, and read here."""
+    pytest.importorskip("bitsandbytes", reason="transformers needs the package bitsandbytes for it")
+    (tmp_path / "original").mkdir()
+    save_random_model(KIND, SIZES, tmp_path / "original")
+    how = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=nested)
+    model = load(tmp_path / "original", quantization_config=how)
+    model.save_pretrained(tmp_path / "out")
+    assert difference(here(tmp_path / "out", monkeypatch), theirs(model.train())) < 1e-5
+
+
+@pytest.mark.parametrize("method", ["gptq", "gptq 8", "awq"])
+def test_gptq_and_awq(method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whose kernels compute with activations of 16 bits."""
+    pytest.importorskip("gptqmodel", reason="transformers needs the package gptqmodel for these")
+    folder = quantised(KIND, method, tmp_path)
+    bits = METHODS[method][1]
+    simplest = AwqConfig(backend="torch_awq") if method == "awq" else GPTQConfig(bits, backend="torch")
+    expected = theirs(load(folder, quantization_config=simplest))
+    assert difference(here(folder, monkeypatch), expected) < 0.01
