@@ -51,8 +51,16 @@ def _report(out: Path | None, as_json: bool, console: Console) -> None:
     if as_json:
         print(json.dumps(document, indent=2))
         return
-    columns = ("bytes", "perplexity", "divergence", "accuracy", "tokens_per_second")
-    view = Table("weights", "bytes", "perplexity", "divergence (nats)", "accuracy", "tokens/s")
+    view = Table()
+    for name in ("weights", "bytes", "perplexity", "divergence (nats)", "accuracy", "tokens/s"):
+        view.add_column(name, justify="left" if name == "weights" else "right", no_wrap=True)
     for row in document["rows"]:
-        view.add_row(row["weights"], *(f"{row[name]:,.5g}" for name in columns))
+        view.add_row(
+            row["weights"],
+            f"{row['bytes']:,}",
+            f"{row['perplexity']:.4f}",
+            f"{row['divergence']:.2g}",
+            f"{row['accuracy']:.3f}",
+            f"{row['tokens_per_second']:,.0f}",
+        )
     Console().print(view)

@@ -31,6 +31,6 @@ def load_model(folder: Path, capacity: Callable[[ModelConfig], int], place: Plac
     config = decoder_config(raw)
     try:
         read = reader(quantized)
+        return Decoder(config, Weights(folder), min(config.context, capacity(config)), read, place)
     except EngineError as error:
-        raise EngineError(f"{folder}: {error}") from None
-    return Decoder(config, Weights(folder), min(config.context, capacity(config)), read, place)
+        raise error if str(folder) in str(error) else EngineError(f"{folder}: {error}") from None

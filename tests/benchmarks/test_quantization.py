@@ -21,9 +21,10 @@ def test_a_report_measures_the_original_and_each_format_on_the_same_texts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(report, "VARIANTS", {"int8": ("rtn", 8, None), "int4 rtn": ("rtn", 4, 32)})
-    size, heard = Size(calibration=1, texts=4, problems=2), []
+    size, heard = Size(calibration=1, texts=4, problems=2, rounds=2), []
     rows = measure(POLICY, size, lambda done, total, following: heard.append((done, total, following)))
-    assert heard == [(0, 3, "float32"), (1, 3, "int8"), (2, 3, "int4 rtn"), (3, 3, "done")]
+    rounds = [(3, 5, "speed, round 1 of 2"), (4, 5, "speed, round 2 of 2")]
+    assert heard == [(0, 5, "float32"), (1, 5, "int8"), (2, 5, "int4 rtn"), *rounds, (5, 5, "done")]
     original, int8, int4 = rows
     assert original.divergence == 0
     assert 0 < int8.divergence < int4.divergence / 4

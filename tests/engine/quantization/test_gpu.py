@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from engine.core import CoreOptions
 from engine.models import decoder
 from engine.models.decoder import Decoder
 from engine.models.feed_forward import GatedMlp
@@ -115,14 +116,15 @@ def packed(product: Product) -> bool:
     return all(isinstance(part, PackedLinear) for part in parts)
 
 
-@pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("kind", ["Qwen2ForCausalLM", "Phi3ForCausalLM"])
+QWEN2, PHI3 = "Qwen2ForCausalLM", "Phi3ForCausalLM"
+KINDS = [(QWEN2, method) for method in METHODS] + [(PHI3, method) for method in METHODS if method != "awq"]
+
+
+@pytest.mark.parametrize(("kind", "method"), KINDS)
 def test_a_model_is_computed_as_it_is_stored_and_says_what_its_weights_say(
-    method: str, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    kind: str, method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Fused and unfused, with biases and without."""
-    if (method, kind) == ("awq", "Phi3ForCausalLM"):
-        pytest.skip("awq is refused for fused checkpoints")
+    """Fused (awq is refused for it) and unfused, with biases and without."""
     folder = quantised(kind, method, tmp_path)
     model = load_model(folder, lambda config: config.context, AS_ON_A_GPU)
     assert isinstance(model, Decoder)
@@ -143,15 +145,31 @@ def test_the_engine_draws_the_tokens_that_it_draws_from_the_model_alone(
     method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In pages, padded, from graphs; beside a forward pass without any of it."""
-    folder = quantised("Qwen2ForCausalLM", method, tmp_path)
-    prompt = tuple(random.Random(1).choices(range(3, 360), k=20))
+    folder = quantised(QWEN2, method, tmp_path)
     pretend(monkeypatch)
-    [found] = Harness(folder).complete(generate(prompt, [Branch(seed=1, key=0, max_tokens=12)], temperature=0.0))
+    assert worst_token(folder, SMALL) < 1e-3
     assert Replay.replayed > 0
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("method", METHODS)
+def test_and_on_a_gpu(method: str, dtype: str, tmp_path: Path) -> None:
+    """Whose logits, of numbers up to 5, are not those of the CPU to the bit."""
+    folder = quantised(QWEN2, method, tmp_path)
+    assert worst_token(folder, replace(SMALL, device="cuda", dtype=dtype)) < (0.02 if dtype == "float32" else 0.5)
+
+
+def worst_token(folder: Path, options: CoreOptions) -> float:
+    """How far the logit of a token that the engine took lay below the largest."""
+    prompt = tuple(random.Random(1).choices(range(3, 360), k=20))
+    [found] = Harness(folder, options).complete(
+        generate(prompt, [Branch(seed=1, key=0, max_tokens=12)], temperature=0.0)
+    )
     model = load_model(folder, lambda config: config.context, AS_ON_A_GPU)
-    for place, token in enumerate(found.token_ids):
-        law = logits(model, [*prompt, *found.token_ids[:place]])[-1]
-        assert law[token] > law.max() - 1e-3
+    laws = logits(model, [*prompt, *found.token_ids])[len(prompt) - 1 : -1]
+    return max(float(law.max() - law[token]) for law, token in zip(laws, found.token_ids, strict=True))
 
 
 def test_a_reward_model_in_fewer_bits_gives_the_values_of_its_weights(

@@ -202,6 +202,17 @@ def test_a_folder_that_is_there_or_a_model_that_is_quantised_is_refused(outliers
         made(folder, tmp_path / "again", "rtn", 8, None)
 
 
+def test_a_corrupt_scale_is_refused_with_its_folder_and_its_name(outliers: Path, tmp_path: Path) -> None:
+    folder = made(outliers, tmp_path / "out", "rtn", 4, 32)
+    for path in folder.glob("*.safetensors"):
+        weights = load_file(path)
+        if (name := "model.layers.1.mlp.down_proj.weight_scale") in weights:
+            weights[name][0, 0] = torch.nan
+            save_file(weights, path, {"format": "pt"})
+    with pytest.raises(EngineError, match=rf"{folder}: 'model.layers.1.mlp.down_proj' is corrupt: 1 of \d+ scales"):
+        open_model(folder)
+
+
 def test_a_run_that_fails_leaves_nothing_behind(outliers: Path, tmp_path: Path) -> None:
     source = shutil.copytree(outliers, tmp_path / "source")
     weights = load_file(source / "model.safetensors")
