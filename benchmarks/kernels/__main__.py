@@ -10,19 +10,20 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.kernels import attention, linear, norm, sampling
-from benchmarks.kernels.measure import Case, document, markdown
+from benchmarks.kernels import attention, linear, norm, sampling, step
+from benchmarks.kernels.measure import Case, documents, markdown
 
 SUITES: dict[str, Callable[[], Iterator[Case]]] = {
     "norm": norm.cases,
     "linear": linear.cases,
     "attention": attention.cases,
     "sampling": sampling.cases,
+    "step": step.cases,
 }
 
 
 def main() -> int:
-    """Exit status 1 without a GPU."""
+    """Exit status 1 without a GPU, or when a case failed."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.kernels", description=__doc__)
     parser.add_argument("suites", nargs="*", metavar="SUITE", help=f"one of {', '.join(SUITES)} (all)")
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results/kernels"), help="folder for the results")
@@ -34,13 +35,13 @@ def main() -> int:
         print("There is no CUDA device; these kernels are timed on one.", file=sys.stderr)
         return 1
     cases = (case for name in arguments.suites or SUITES for case in SUITES[name]())
-    with torch.inference_mode():
-        result = document(cases, rounds=arguments.rounds, progress=lambda name: print(name, file=sys.stderr))
     arguments.out.mkdir(parents=True, exist_ok=True)
-    (arguments.out / "results.json").write_text(json.dumps(result, indent=1, ensure_ascii=False), encoding="utf-8")
-    (arguments.out / "table.md").write_text(markdown(result), encoding="utf-8")
+    with torch.inference_mode():
+        for result in documents(cases, rounds=arguments.rounds, progress=lambda name: print(name, file=sys.stderr)):
+            (arguments.out / "results.json").write_text(json.dumps(result, indent=1, ensure_ascii=False), "utf-8")
+            (arguments.out / "table.md").write_text(markdown(result), encoding="utf-8")
     print(markdown(result))
-    return 0
+    return 1 if result["failed"] else 0
 
 
 if __name__ == "__main__":

@@ -41,6 +41,8 @@ _MOST = 1 << 19
 """Keys, all rows together, so that torch's copies of them in float32 fit as well."""
 _OWN = 64
 """Tokens of each sequence behind a shared prefix."""
+_SHORT = (64, 128, 256, 512)
+"""Prefixes around the length from which on it pays to read them once."""
 _TREE = 16
 """Tokens of a tree of guesses: a binary one."""
 
@@ -71,7 +73,7 @@ def cases(
     yield _case(f"{prompt} tokens of a prompt behind {context}", _Step(1, prompt, context + prompt))
     yield _case(f"trees of {_TREE} tokens, {rows} × {context}", _Step(rows, _TREE, context, tree=True))
     for rows in batches[1:]:
-        for prefix in contexts:
+        for prefix in (*_SHORT, *contexts):
             name = f"{rows} branches of a prefix of {prefix}"
             yield _case(name, _Step(rows, 1, prefix + _OWN, prefix=prefix))
 
@@ -80,7 +82,8 @@ def _case(name: str, step: _Step) -> Case:
     keys = step.prefix + step.rows * (step.context - step.prefix)
     of_key = 2 * _KV_HEADS * (_DIM * step.stored.itemsize + (4 if step.stored in LIMITS else 0))
     moved = keys * of_key + 2 * step.rows * step.queries * _HEADS * _DIM * 2
-    return Case(name, moved, partial(_runs, step=step))
+    seen = int(_seen(step).sum()) if step.queries > 1 else 0
+    return Case(name, moved, partial(_runs, step=step), 4.0 * step.rows * seen * _HEADS * _DIM)
 
 
 def _runs(device: torch.device, step: _Step) -> Runs:

@@ -32,7 +32,7 @@ _Make = Callable[[Tensor, int, int], tuple[Run, Tensor, float]]
 
 def cases(rows: tuple[int, ...] = (1, 16, 64, 256), shapes: tuple[tuple[int, int], ...] = SHAPES) -> Iterator[Case]:
     """Every format at so many rows."""
-    for name, bits, make in _FORMATS:
+    for name, bits, numbers, make in _FORMATS:
         for into, out in shapes:
             for count in rows:
                 moved = into * out * bits / 8 + 2 * count * (into + out)
@@ -40,6 +40,8 @@ def cases(rows: tuple[int, ...] = (1, 16, 64, 256), shapes: tuple[tuple[int, int
                     f"{name}, {into} → {out}, {count} rows",
                     int(moved),
                     partial(_runs, make=make, into=into, out=out, rows=count),
+                    2.0 * count * into * out,
+                    numbers,
                 )
 
 
@@ -94,13 +96,13 @@ def _fp8_blocks(x: Tensor, into: int, out: int) -> tuple[Run, Tensor, float]:
     return lambda: fp8_linear(x, weight, scales), weight.float() * spread, 0.1
 
 
-_FORMATS: tuple[tuple[str, float, _Make], ...] = (
-    ("int4 GPTQ", 4 + 24 / _GROUP, _int4(Layout.GPTQ)),
-    ("int4 AWQ", 4 + 24 / _GROUP, _int4(Layout.AWQ)),
-    ("NF4", 4 + 32 / 64, _nf4),
-    ("int8 weights", 8, _int8_weight),
-    ("int8", 8, _int8),
-    ("float8 by channel", 8, _fp8),
-    ("float8 by block", 8, _fp8_blocks),
+_FORMATS: tuple[tuple[str, float, torch.dtype, _Make], ...] = (
+    ("int4 GPTQ", 4 + 24 / _GROUP, torch.bfloat16, _int4(Layout.GPTQ)),
+    ("int4 AWQ", 4 + 24 / _GROUP, torch.bfloat16, _int4(Layout.AWQ)),
+    ("NF4", 4 + 32 / 64, torch.bfloat16, _nf4),
+    ("int8 weights", 8, torch.bfloat16, _int8_weight),
+    ("int8", 8, torch.int8, _int8),
+    ("float8 by channel", 8, _FP8, _fp8),
+    ("float8 by block", 8, _FP8, _fp8_blocks),
 )
-"""With the bits of a weight, scales and zeros included where they count."""
+"""With the bits of a weight, scales and zeros included where they count, and the numbers that are multiplied."""

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import statistics
 import subprocess
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
+from functools import cache, partial
 from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 import torch
@@ -27,6 +28,7 @@ _CALLS = 40
 """Calls in one graph, about."""
 _SETS = 256
 """Most sets of inputs."""
+_SQUARE = 8192
 
 
 class Runs(NamedTuple):
@@ -52,31 +54,43 @@ class Case:
     """Bytes that have to be read and written, at the least."""
     build: Callable[[torch.device], Runs]
     """New inputs at each call."""
+    work: float = 0
+    """Operations of its products, where the matrix units may be what limits it; a multiplication and an addition are
+    two."""
+    numbers: torch.dtype = torch.bfloat16
+    """Of its products."""
 
 
 class WrongResultError(Exception):
     """A kernel that is to be timed computes something else."""
 
 
-def document(cases: Iterable[Case], *, rounds: int, progress: Callable[[str], None]) -> dict[str, Any]:
-    """Times all cases on the current GPU. Raises ``WrongResultError``."""
+def documents(cases: Iterable[Case], *, rounds: int, progress: Callable[[str], None]) -> Iterator[dict[str, Any]]:
+    """Times all cases on the current GPU: after each the document of what there is by then, so that a run that is cut
+    off leaves something. A case that fails, or whose result is wrong, says why and is not timed."""
     device = torch.device("cuda")
     about = torch.cuda.get_device_properties(device)
-    copy = copy_rate(device)
+    copy, peak = copy_rate(device), cache(partial(matrix_rate, device))
     rows: list[Row] = []
+    failed: dict[str, str] = {}
     for case in cases:
         progress(case.name)
-        rows += compare(case, device, copy, rounds)
-    machine = {
-        "gpu": about.name,
-        "multiprocessors": about.multi_processor_count,
-        "second_level_cache_bytes": about.L2_cache_size,
-        "clocks": _clocks(),
-        "copy_gb_s": copy / 1e9,
-        "torch": torch.__version__,
-        "rounds": rounds,
-    }
-    return {"machine": machine, "rows": [asdict(row) for row in rows]}
+        try:
+            rows += compare(case, device, copy, peak, rounds)
+        except Exception as error:  # a peer's compiler may raise anything
+            failed[case.name] = f"{type(error).__name__}: {error}"
+            progress(failed[case.name])
+        torch.cuda.empty_cache()
+        machine = {
+            "gpu": about.name,
+            "multiprocessors": about.multi_processor_count,
+            "second_level_cache_bytes": about.L2_cache_size,
+            "clocks": _clocks(),
+            "copy_gb_s": copy / 1e9,
+            "torch": torch.__version__,
+            "rounds": rounds,
+        }
+        yield {"machine": machine, "rows": [asdict(row) for row in rows], "failed": failed}
 
 
 def markdown(document: dict[str, Any]) -> str:
@@ -92,11 +106,15 @@ def markdown(document: dict[str, Any]) -> str:
     for row in (Row(**row) for row in document["rows"]):
         values = f"{row.ours:.3g} {row.unit} | {row.peer} | {row.peer_value:.3g} {row.unit} | {row.ratio:.2f}"
         lines.append(f"| {row.case} | {row.metric} | {values} |")
+    lines += [f"\n{case}: {error.splitlines()[0]}" for case, error in document["failed"].items()]
     return "\n".join(lines) + "\n"
 
 
-def compare(case: Case, device: torch.device, copy: float, rounds: int) -> list[Row]:
-    """A case's rows: its time beside every peer's, and its rate beside that of a copy, in bytes per second."""
+def compare(
+    case: Case, device: torch.device, copy: float, peak: Callable[[torch.dtype], float], rounds: int
+) -> list[Row]:
+    """A case's rows: its time beside every peer's, its bytes per second beside those of a copy, and its operations
+    per second beside those of a large product of such numbers."""
     torch.compiler.reset()  # it gives up on a function that has met many shapes
     room = 2 * torch.cuda.get_device_properties(device).L2_cache_size
     sets = [case.build(device) for _ in range(max(2, min(_SETS, -(-room // case.moved) + 1)))]
@@ -112,6 +130,9 @@ def compare(case: Case, device: torch.device, copy: float, rounds: int) -> list[
     rows = [Row(case.name, "time", "µs", ours * 1e6, name, value * 1e6, value / ours) for name, value in median.items()]
     rate = case.moved / ours
     rows.append(Row(case.name, "bandwidth", "GB/s", rate / 1e9, "copy", copy / 1e9, rate / copy))
+    if case.work:
+        rate, most = case.work / ours, peak(case.numbers)
+        rows.append(Row(case.name, "products", "TFLOP/s", rate / 1e12, "peak", most / 1e12, rate / most))
     return rows
 
 
@@ -130,6 +151,23 @@ def copy_rate(device: torch.device) -> float:
     target = torch.empty_like(source)
     graph, calls = _captured([lambda: target.copy_(source)])
     return 2 * source.numel() / min(_seconds(graph, calls) for _ in range(5))
+
+
+def matrix_rate(device: torch.device, numbers: torch.dtype) -> float:
+    """Operations per second of torch's own product of large square matrices of such numbers."""
+    random = [torch.randn(_SQUARE, _SQUARE, device=device) for _ in range(2)]
+    if numbers == torch.int8:
+        a, b = ((x * 30).clamp(-127, 127).to(numbers) for x in random)
+        run = partial(torch._int_mm, a, b.T)
+    elif numbers == torch.float8_e4m3fn:
+        a, b = (x.to(numbers) for x in random)
+        one = torch.ones((), device=device)
+        run = partial(torch._scaled_mm, a, b.T, one, one, out_dtype=torch.bfloat16, use_fast_accum=True)
+    else:
+        a, b = (x.to(numbers) for x in random)
+        run = partial(torch.mm, a, b.T)
+    graph, calls = _captured([run])
+    return 2 * _SQUARE**3 / min(_seconds(graph, calls) for _ in range(5))
 
 
 def compiled(function: Callable[P, R], device: torch.device) -> Callable[P, R]:

@@ -4,19 +4,30 @@ does not."""
 from __future__ import annotations
 
 from collections.abc import Iterator
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from benchmarks.kernels import __main__ as command
-from benchmarks.kernels import attention, linear, norm, sampling
-from benchmarks.kernels.measure import Case, Runs, WrongResultError, check, markdown
+from benchmarks.kernels import attention, linear, measure, norm, sampling, step
+from benchmarks.kernels.measure import Case, Runs, WrongResultError, check, documents, markdown
 
+TINY = {
+    "vocab_size": 300,
+    "hidden_size": 128,
+    "intermediate_size": 256,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+}
 SMALL: dict[str, Iterator[Case]] = {
     "norm": norm.cases((3,), 64),
     "linear": linear.cases((1, 5), ((256, 128),)),
     "attention": attention.cases((1, 2), (96, 160), 48),
     "sampling": sampling.cases((2,), 300),
+    "step": step.cases((2,), 64, TINY),
 }
 
 
@@ -59,8 +70,9 @@ def test_a_wrong_result_is_not_timed() -> None:
 def test_the_table_has_a_line_for_each_row() -> None:
     row = {"case": "a", "metric": "time", "unit": "µs", "ours": 2.0, "peer": "torch", "peer_value": 5.0, "ratio": 2.5}
     machine = {"gpu": "G", "clocks": "1 MHz, 2 MHz", "copy_gb_s": 4300.0, "torch": "2", "rounds": 5}
-    table = markdown({"machine": machine, "rows": [row]})
+    table = markdown({"machine": machine, "rows": [row], "failed": {"b": "OutOfMemoryError: too large\nmore"}})
     assert "| a | time | 2 µs | torch | 5 µs | 2.50 |" in table
+    assert table.endswith("b: OutOfMemoryError: too large\n")
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
@@ -70,11 +82,43 @@ def test_without_a_gpu_it_says_so(monkeypatch: pytest.MonkeyPatch, capsys: pytes
     assert "no CUDA device" in capsys.readouterr().err
 
 
+def on_a_small_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whose every call takes a millisecond."""
+    about = SimpleNamespace(name="G", multi_processor_count=2, L2_cache_size=1 << 20)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: about)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
+    monkeypatch.setattr(measure, "copy_rate", lambda device: 1e9)
+    monkeypatch.setattr(measure, "matrix_rate", lambda device, numbers: 2e9)
+    monkeypatch.setattr(measure, "_captured", lambda runs: (None, len(runs)))
+    monkeypatch.setattr(measure, "_seconds", lambda graph, calls: 1e-3)
+
+
+def test_a_case_is_timed_beside_a_copy_and_the_peak_and_one_that_fails_stops_no_other(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    on_a_small_machine(monkeypatch)
+    one, two = torch.ones(4), torch.full((4,), 2.0)
+    right = Runs(lambda: one, {"torch": lambda: one}, lambda: one, 0.01)
+    wrong = Runs(lambda: two, {}, lambda: one, 0.01)
+    given = [Case("wrong", 10, lambda device: wrong), Case("right", 500_000, lambda device: right, 1e6)]
+    heard: list[str] = []
+    first, last = documents(given, rounds=1, progress=heard.append)
+    assert first["rows"] == []
+    assert last["failed"] == {"wrong": "WrongResultError: wrong: the result of ours is off by 1 of the largest number"}
+    found = [(row["metric"], row["ours"], row["peer"], row["peer_value"], row["ratio"]) for row in last["rows"]]
+    assert found == [
+        ("time", 1e3, "torch", 1e3, 1.0),
+        ("bandwidth", 0.5, "copy", 1.0, 0.5),
+        ("products", 1e-3, "peak", 2e-3, 0.5),
+    ]
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
 def test_a_case_is_timed_on_a_gpu() -> None:
-    from benchmarks.kernels.measure import document
-
-    result = document([next(norm.cases((16,), 4096))], rounds=1, progress=lambda name: None)
-    assert [row["peer"] for row in result["rows"]] == ["torch", "torch.compile", "copy"]
+    given = [next(norm.cases((16,), 4096)), next(linear.cases((16,), ((4096, 4096),)))]
+    *_, result = documents(given, rounds=1, progress=lambda name: None)
+    assert not result["failed"]
+    peers = ["torch", "torch.compile", "copy", "bfloat16", "copy", "peak"]
+    assert [row["peer"] for row in result["rows"]] == peers
     assert all(row["ours"] > 0 and row["ratio"] > 0 for row in result["rows"])

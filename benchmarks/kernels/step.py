@@ -1,0 +1,121 @@
+"""A whole decoding step of the engine's model on a GPU, beside the time that its bytes take.
+
+A few layers of an 8B model with random weights: as large as the second-level cache many times over, and yet quickly
+made. All kernels are launched by a graph, as the engine launches them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from zlib import crc32
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from benchmarks.kernels.measure import Case, Runs
+from engine.attention.plan import CostModel, Rows
+from engine.attention.triton_backend import TritonAttention
+from engine.device import Placement
+from engine.models.config import RawConfig
+from engine.models.decoder import Decoder
+from engine.models.families import DecoderConfig, decoder_config
+from engine.models.model import Batch
+from engine.models.weights import Weights
+from engine.quantization.formats import Read
+from engine.quantization.matrix import GroupedMatrix, Matrix, dense
+
+SIZES = {
+    "vocab_size": 128_256,
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+}
+_PAGE, _GROUP = 16, 128
+
+
+def cases(batches: tuple[int, ...] = (1, 16, 64), context: int = 4096, sizes: dict[str, int] = SIZES) -> Iterator[Case]:
+    """Steps of so many sequences of ``context`` tokens, with weights of 16 bits and of 4."""
+    fields = sizes | {"max_position_embeddings": context, "rms_norm_eps": 1e-5, "rope_theta": 5e5}
+    config = decoder_config(RawConfig(Path(), {"architectures": ["LlamaForCausalLM"], **fields}, {}))
+    query, key = config.heads * config.head_dim, 2 * config.kv_heads * config.head_dim
+    layer = config.hidden * (2 * query + key + 3 * config.intermediate)
+    for name, bits, read in (("bfloat16", 16.0, _whole), ("int4", 4 + 24 / _GROUP, _int4)):
+        for rows in batches:
+            keys = 2 * rows * context * key * config.layers
+            moved = config.layers * layer * bits / 8 + 2 * config.vocab * config.hidden + keys
+            build = partial(_runs, config=config, rows=rows, context=context, read=read)
+            yield Case(f"step with {name} weights, {rows} × {context}", int(moved), build)
+
+
+def _runs(device: torch.device, config: DecoderConfig, rows: int, context: int, read: Read) -> Runs:
+    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+    pages = np.random.default_rng(0).permutation(rows * context // _PAGE).reshape(rows, -1)
+    shape = config.layers, 2, config.kv_heads, pages.size, _PAGE, config.head_dim
+    keys = torch.randn(shape, device=device, dtype=dtype)
+    tokens = torch.randint(0, config.vocab, (rows,), device=device)
+    ours = _step(Placement(device, dtype, on_gpu=True), config, read, tokens, pages, keys)
+
+    def expected() -> Tensor:
+        wide = Placement(device, torch.float32, on_gpu=True)
+        return _step(wide, config, _widened(read), tokens, pages, keys.float())()
+
+    return Runs(ours, {}, expected, 0.1)
+
+
+def _step(
+    place: Placement, config: DecoderConfig, read: Read, tokens: Tensor, pages: np.ndarray, keys: Tensor
+) -> Callable[[], Tensor]:
+    """The logits of a step in which every sequence gets its last token."""
+    count, context = len(pages), pages.shape[1] * _PAGE
+    model = Decoder(config, _Random(place.device), context, read, place)
+    attend = TritonAttention(config.attention, keys)
+    ones, last = np.ones(count, np.int64), pages[:, -1] * _PAGE + _PAGE - 1
+    about = count * [context]
+    cost = CostModel(2 * config.kv_heads * config.head_dim * keys.element_size())
+    per_kv = config.heads // config.kv_heads
+    attend.prepare(Rows(pages, last, ones, np.array(about), _PAGE, pages.size, config.kv_heads, per_kv, cost))
+    batch = Batch(tokens, torch.full_like(tokens, context - 1))
+    return lambda: model.read(model.forward(batch, attend))
+
+
+class _Random(Weights):
+    """Every tensor that it is asked for, of any shape; of one name the same numbers each time."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.parameters, self._files = 0, {}
+        self._device = device
+
+    def take(self, name: str, *shape: int) -> Tensor:
+        """See ``Weights``. Products of it are about as large as what they are of."""
+        self.count(int(np.prod(shape)))
+        if len(shape) == 1:
+            return torch.ones(shape, device=self._device)
+        return torch.randn(shape, device=self._device, generator=self.dice(name)).mul_(shape[-1] ** -0.5)
+
+    def dice(self, name: str) -> torch.Generator:
+        """Random numbers of a tensor's own."""
+        return torch.Generator(self._device).manual_seed(crc32(name.encode()))
+
+
+def _whole(weights: Weights, name: str, rows: int, columns: int) -> Matrix:
+    return weights.take(f"{name}.weight", rows, columns)
+
+
+def _int4(weights: Weights, name: str, rows: int, columns: int) -> Matrix:
+    if name == "lm_head":  # which formats leave alone
+        return _whole(weights, name, rows, columns)
+    assert isinstance(weights, _Random)
+    dice = weights.dice(name)
+    codes = torch.randint(0, 16, (rows, columns), device=dice.device, generator=dice, dtype=torch.uint8)
+    scales = (torch.rand(rows, columns // _GROUP, device=dice.device, generator=dice) + 0.5) * 0.2 * columns**-0.5
+    return GroupedMatrix(codes, scales.half().float(), torch.full_like(scales, 8), 4)
+
+
+def _widened(read: Read) -> Read:
+    return lambda weights, name, rows, columns: dense(read(weights, name, rows, columns))
