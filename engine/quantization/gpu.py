@@ -31,6 +31,8 @@ Multiply = Callable[[Tensor, Tensor | None], Tensor]
 """From ``x`` ``[rows, in]`` and a bias ``[out]`` to ``[rows, out]``, in the type of ``x``."""
 _DEEP = 32
 """Inputs that the matrix units take at once of 8 bits by 8 bits."""
+_FLOAT8 = 8, 9
+"""The first compute capability that has float8: Ada's, before Hopper's 9.0."""
 _GROUP = 16
 """Inputs that they take at once of other types."""
 
@@ -39,10 +41,10 @@ def gpu_product(parts: Sequence[Matrix], bias: Tensor | None, place: Placement) 
     """The product with matrices of the same input, one below the other, activations in the type of ``place``.
 
     Parts that are stored alike are one launch. What no kernel takes (groups of fewer than 16 inputs or of different
-    sizes; blocks of float8 other than 128 by 128, where activations are rounded too) is widened to the type of
-    ``place``.
+    sizes; blocks of float8 other than 128 by 128, where activations are rounded too; float8 on a GPU that has none) is
+    widened to the type of ``place``.
     """
-    parts = [part if isinstance(part, Tensor) or _has_kernel(part) else part.dense() for part in parts]
+    parts = [part if isinstance(part, Tensor) or _has_kernel(part, place) else part.dense() for part in parts]
     if _join(parts):
         return _one(parts, bias, place)
     sizes = [_shape(part)[0] for part in parts]
@@ -90,7 +92,7 @@ class SideBySide:
         return self(x).add_(residual)
 
 
-def _has_kernel(matrix: Packed) -> bool:
+def _has_kernel(matrix: Packed, place: Placement) -> bool:
     columns = _shape(matrix)[1]
     if isinstance(matrix, Int8Matrix):
         return columns % _DEEP == 0
@@ -100,6 +102,8 @@ def _has_kernel(matrix: Packed) -> bool:
         return equal and columns // groups % _GROUP == 0
     if isinstance(matrix, Float8Matrix):
         blocks = matrix.scales.shape[1]
+        if place.device.type == "cuda" and torch.cuda.get_device_capability(place.device) < _FLOAT8:
+            return False
         if not matrix.rounds:
             return columns % (blocks * _GROUP) == 0 and columns // blocks == min(columns, matrix.block[1])
         return columns % _DEEP == 0 if blocks == 1 else matrix.block == (BLOCK, BLOCK) and columns % BLOCK == 0

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from engine.core import CoreOptions
+from engine.device import Placement
 from engine.models import decoder
 from engine.models.decoder import Decoder
 from engine.models.feed_forward import GatedMlp
@@ -109,6 +110,16 @@ def test_parts_become_the_fewest_products_and_these_are_exact(name: str) -> None
             assert (found.double() - right).norm() / right.norm() < tolerance
         if tolerance == ROUNDED:
             assert (product(x).double() - expected).norm() / expected.norm() > 1e-4
+
+
+@pytest.mark.parametrize(("capability", "kind"), [((8, 0), Linear), ((9, 0), PackedLinear)])
+def test_a_gpu_without_float8_gets_wider_weights(
+    capability: tuple[int, int], kind: type, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    monkeypatch.setattr(torch.Tensor, "to", lambda self, *_: self)
+    there = Placement(torch.device("cuda"), torch.float32, on_gpu=True)
+    assert isinstance(gpu_product([floats(64)], None, there), kind)
 
 
 def packed(product: Product) -> bool:
