@@ -11,10 +11,11 @@ _WORD = 32
 def pack(codes: Tensor, bits: int) -> Tensor:
     """``codes``: ``[rows, n]`` of 0 … 2**bits - 1. Returns int32 ``[rows, ceil(n * bits / 32)]``."""
     each = _WORD // bits
-    codes = torch.nn.functional.pad(codes.long(), (0, -codes.shape[1] % each)).view(len(codes), -1, each)
-    words = (codes << _shifts(bits).to(codes.device)).sum(-1)
-    # int32 holds the same 32 bits with a sign.
-    return torch.where(words >= 1 << 31, words - (1 << 32), words).int()
+    codes = torch.nn.functional.pad(codes, (0, -codes.shape[1] % each)).view(len(codes), -1, each)
+    words = torch.zeros(codes.shape[:2], dtype=torch.int32, device=codes.device)
+    for place in range(each):  # one after the other: all at once would need 32 bits for each number
+        words |= codes[..., place].int() << (bits * place)
+    return words
 
 
 def unpack(words: Tensor, bits: int, count: int) -> Tensor:
