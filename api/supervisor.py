@@ -233,6 +233,7 @@ ENGINE_OPTIONS = (
     "lease_seconds",
     "device",
     "dtype",
+    "kv_dtype",
 )
 """Options of the engine server that are settings too, with ``engine_`` before their names."""
 

@@ -12,7 +12,7 @@ import torch
 from engine.attention import LayerAttention, is_compiled
 from engine.attention.plan import CostModel, Ints, Tree
 from engine.attention.plan import Rows as RowTable
-from engine.cache.kv import KVCache
+from engine.cache.kv import KVCache, token_bytes
 from engine.models.model import Batch
 from engine.sequence import Sequence
 from engine.speculation.draft import EMPTY, Draft
@@ -58,7 +58,7 @@ def lay_out(
     ends = np.cumsum(queries)
     positions = np.arange(ends[-1]) + (contexts - ends)[row_of_token]
     page, offset = np.divmod(positions, cache.page_size)
-    token_bytes = 2 * about.kv_heads * about.head_dim * cache.data.element_size()
+    size = token_bytes(about, cache.data.dtype)
     layout = RowTable(
         pages=cache.pages[rows, : -(-int(contexts.max()) // cache.page_size)],
         slots=cache.pages[rows[row_of_token], page] * cache.page_size + offset,
@@ -68,7 +68,7 @@ def lay_out(
         pool_pages=cache.pool.size,
         kv_heads=about.kv_heads,
         heads_per_kv=about.heads // about.kv_heads,
-        cost=CostModel.of_kernel(token_bytes) if is_compiled(about, cache.data) else CostModel(token_bytes),
+        cost=CostModel.of_kernel(size) if is_compiled(about, cache.data) else CostModel(size),
         trees=trees,
     )
     for row, tree in trees.items():

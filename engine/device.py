@@ -11,6 +11,10 @@ from engine.types import EngineError
 
 DEVICES = ("auto", "cpu", "cuda")
 DTYPES = ("auto", "float32", "bfloat16")
+_KV_TYPES = {"int8": torch.int8, "fp8": torch.float8_e4m3fn}
+KV_DTYPES = ("auto", *_KV_TYPES)
+_FP8_CAPABILITY = 8, 9
+"""GPUs below it have no float8."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +52,21 @@ def find_place(device: str, dtype: str, *, host_only: str | None = None) -> Plac
     if dtype == "bfloat16":
         raise EngineError("dtype 'bfloat16' was asked for, but the CPU computes in float32 alone")
     return HOST
+
+
+def kv_type(name: str, place: Placement) -> torch.dtype:
+    """The type of keys and values that an operator asks for by one of ``KV_DTYPES``; ``auto`` is that of the weights.
+
+    Raises ``EngineError`` where there is no such type or the GPU has none.
+    """
+    if name not in KV_DTYPES:
+        raise EngineError(f"kv_dtype {name!r} is none of {', '.join(KV_DTYPES)}")
+    if name == "fp8" and place.device.type == "cuda":
+        capability = torch.cuda.get_device_capability(place.device)
+        if capability < _FP8_CAPABILITY:
+            has, needs = (".".join(map(str, version)) for version in (capability, _FP8_CAPABILITY))
+            raise EngineError(f"kv_dtype 'fp8' needs a GPU of compute capability {needs}; this one has {has}")
+    return _KV_TYPES.get(name, place.dtype)
 
 
 def sent(values: Tensor, device: torch.device) -> Tensor:

@@ -24,7 +24,7 @@ from starlette.exceptions import HTTPException as StarletteHTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from engine.core import CoreOptions
-from engine.device import DEVICES, DTYPES
+from engine.device import DEVICES, DTYPES, KV_DTYPES
 from engine.local import LocalEngine
 from engine.merge import Events, merged
 from engine.metrics import EngineCollector
@@ -317,9 +317,10 @@ def _parser() -> argparse.ArgumentParser:
     for name, known, text in (
         ("device", DEVICES, "where models are computed; auto takes a GPU if there is one"),
         ("dtype", DTYPES, "of weights, keys and values; auto is bfloat16 on a GPU, and float32 on a CPU"),
+        ("kv_dtype", KV_DTYPES, "of keys and values; 8 bits keep two to four times as many tokens; auto is the dtype"),
     ):
-        default = getattr(_DEFAULTS, name)
-        parser.add_argument(f"--{name}", choices=known, default=default, help=f"{text} (default: %(default)s)")
+        option, default = f"--{name.replace('_', '-')}", getattr(_DEFAULTS, name)
+        parser.add_argument(option, choices=known, default=default, help=f"{text} (default: %(default)s)")
     parser.add_argument("--threads", type=_positive, metavar="N", help="threads for the arithmetic of one step")
     parser.add_argument(
         "--deterministic",

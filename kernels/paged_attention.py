@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from kernels.paged_work import BEGIN, COUNT, END, FIRST, NO_TREE, ROW, START, TREE, Work
+from kernels.quantize import dequantize_vectors
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +63,7 @@ def reference(
     """The same, tile by tile."""
     out = torch.zeros(q.shape, device=q.device)
     total = torch.full(q.shape[:2], -torch.inf, device=q.device)
-    keys, values = (_numbers(*pair) for pair in ((cache.keys, cache.key_scales), (cache.values, cache.value_scales)))
+    keys, values = _floats(cache.keys, cache.key_scales), _floats(cache.values, cache.value_scales)
     per_kv = q.shape[1] // len(keys)
     for tile in torch.cat((work.low, work.high)).tolist():
         if not tile[COUNT]:
@@ -83,8 +84,8 @@ def reference(
     return out.to(q.dtype)
 
 
-def _numbers(x: Tensor, scales: Tensor | None) -> Tensor:
-    return x.float() if scales is None else x.float() * scales[..., None]
+def _floats(x: Tensor, scales: Tensor | None) -> Tensor:
+    return x.float() if scales is None else dequantize_vectors(x, scales)
 
 
 def _visible(work: Work, tile: list[int], tokens: Tensor, key: Tensor, window: int | None) -> Tensor:

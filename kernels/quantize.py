@@ -20,3 +20,8 @@ def quantize_vectors(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     scales = x.abs().amax(dim=-1).float().clamp(min=1e-20) / limit
     values = (x / scales[..., None]).clamp(-limit, limit)
     return (values.round() if dtype == torch.int8 else values).to(dtype), scales
+
+
+def dequantize_vectors(numbers: Tensor, scales: Tensor) -> Tensor:
+    """What ``quantize_vectors`` made, as float32 again."""
+    return numbers.float() * scales[..., None]

@@ -102,6 +102,9 @@ class Settings(BaseSettings):
     engine_dtype: Literal["auto", "float32", "bfloat16"] | None = Field(
         None, description="Of weights, keys and values; by default bfloat16 on a GPU. The CPU has float32 alone."
     )
+    engine_kv_dtype: Literal["auto", "int8", "fp8"] | None = Field(
+        None, description="Of keys and values: int8 or fp8 keep two to four times as many tokens; by default the dtype."
+    )
     engine_deterministic: bool = Field(
         False, description="A request's numbers are the same bits whatever else runs or is cached; slower."
     )

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from engine.attention import LayerAttention
 from engine.attention.plan import Ints, Rows, share_prefixes
-from kernels.cpu.attention import STEP_WORDS, attend, rotary_write, scratch_floats, tile_tokens
+from kernels.cpu.attention import KINDS, STEP_WORDS, attend, rotary_write, scratch_floats, tile_tokens
 from kernels.cpu.tape import empty
 
 _ALONE = 1 << 14
@@ -28,11 +28,14 @@ class CompiledAttention:
     result for a token is, bit for bit, a function of that token's sequence alone.
     """
 
-    def __init__(self, layers: Sequence[LayerAttention], kv: Tensor, *, sharing: bool = True) -> None:
-        """``kv``: ``[layers, 2, kv_heads, pages, page_size, head_dim]`` float32, keys before values; ``head_dim`` a
-        multiple of 16."""
+    def __init__(
+        self, layers: Sequence[LayerAttention], kv: Tensor, scales: Tensor | None = None, *, sharing: bool = True
+    ) -> None:
+        """``kv``: ``[layers, 2, kv_heads, pages, page_size, head_dim]``, keys before values; ``head_dim`` a multiple of
+        16. float32, or 8-bit with ``scales``: ``[layers, 2, kv_heads, pages, page_size]`` float32."""
         self._layers = layers
-        self._kv = list(kv)
+        self._kv, self._kind = list(kv), KINDS[kv.dtype]
+        self._scales: list[Tensor | int] = [0] * len(self._kv) if scales is None else list(scales)
         self._page_size = kv.shape[4]
         self._capacity = kv.shape[3] * kv.shape[4]
         self._sharing = sharing
@@ -54,15 +57,16 @@ class CompiledAttention:
 
     def projected(self, layer: int, qkv: Tensor, norm: Tensor | None, eps: float, cos: Tensor, sin: Tensor) -> Tensor:
         """See ``LayerAttend``."""
-        about, kv, tokens = self._layers[layer], self._kv[layer], len(qkv)
+        about, tokens = self._layers[layer], len(qkv)
+        cache = self._kv[layer], self._scales[layer], self._kind
         shape = about.heads, about.kv_heads, about.head_dim
         step = self._steps[about.window].data_ptr()
         weight, threads = 0 if norm is None else norm.data_ptr(), 1 if qkv.numel() < _ALONE else self._threads
         turned = cos.shape[1], self._capacity
-        rotary_write(qkv, weight, eps, cos, sin, step, kv, tokens, *shape, *turned, threads=threads)
+        rotary_write(qkv, weight, eps, cos, sin, step, *cache, tokens, *shape, *turned, threads=threads)
         out = empty(tokens, about.heads * about.head_dim)
         pool = self._capacity, self._page_size, self._groups
-        attend(qkv, kv, out, step, *shape, *pool, about.scale, about.softcap or 0.0, threads=self._threads)
+        attend(qkv, *cache, out, step, *shape, *pool, about.scale, about.softcap or 0.0, threads=self._threads)
         return out
 
     def _plan(self, rows: Rows, window: int | None, words: Tensor) -> tuple[Tensor, ...]:

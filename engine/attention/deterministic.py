@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 from engine.attention import LayerAttention
+from engine.attention.pages import gather, write
 from engine.attention.plan import Ints, Rows
 from engine.attention.turned import turned
 
@@ -37,10 +38,12 @@ _SCORES = 1 << 22
 class DeterministicAttention:
     """``LayerAttend`` on the CPU, reproducible to the bit, where no kernel can be compiled."""
 
-    def __init__(self, layers: Sequence[LayerAttention], kv: Tensor) -> None:
-        """``kv``: ``[layers, 2, kv_heads, pages, page_size, head_dim]``, keys before values."""
+    def __init__(self, layers: Sequence[LayerAttention], kv: Tensor, scales: Tensor | None = None) -> None:
+        """``kv``: ``[layers, 2, kv_heads, pages, page_size, head_dim]``, keys before values. With 8-bit ``kv``,
+        ``scales``: ``[layers, 2, kv_heads, pages, page_size]`` float32."""
         self._layers = layers
-        self._kv = kv
+        self._kv = list(kv)
+        self._scales: list[Tensor | None] = [None] * len(kv) if scales is None else list(scales)
 
     def prepare(self, rows: Rows) -> None:
         """Cuts a step's new tokens into tiles."""
@@ -61,13 +64,13 @@ class DeterministicAttention:
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """See ``Attend``."""
         about, kv = self._layers[layer], self._kv[layer]
-        kv.view(-1, about.head_dim).index_copy_(0, self._slots, torch.cat((k, v), dim=1).view(-1, about.head_dim))
+        write(kv, self._scales[layer], self._slots, k, v)
         tiles, _, blocks, pages = self._blocks.shape
         per_kv = about.heads // about.kv_heads
         own = (q[self._tokens] * about.scale).view(tiles, TILE, about.kv_heads, per_kv, about.head_dim)
         own = own.permute(0, 2, 3, 1, 4).reshape(tiles, about.kv_heads, per_kv * TILE, about.head_dim)
         width = max(1, _SCORES // (about.heads * TILE * blocks * pages * kv.shape[3]))
-        mixed = torch.cat([self._mix(about, kv, own, slice(some, some + width)) for some in range(0, tiles, width)])
+        mixed = torch.cat([self._mix(about, layer, own, slice(some, some + width)) for some in range(0, tiles, width)])
         mixed = mixed.view(tiles, about.kv_heads, per_kv, TILE, about.head_dim).permute(0, 3, 1, 2, 4)
         return mixed.reshape(tiles * TILE, -1)[self._inside]
 
@@ -75,14 +78,14 @@ class DeterministicAttention:
         """See ``LayerAttend``."""
         return self(layer, *turned(self._layers[layer], qkv, norm, eps, cos, sin))
 
-    def _mix(self, about: LayerAttention, kv: Tensor, q: Tensor, some: slice) -> Tensor:
+    def _mix(self, about: LayerAttention, layer: int, q: Tensor, some: slice) -> Tensor:
         """Attention of some tiles: ``[tiles, kv_heads, heads_per_kv * TILE, head_dim]``."""
         q, pages = q[some], self._blocks[some]
         tiles, heads, queries, _ = q.shape
         position = self._position[some].repeat(1, about.heads // about.kv_heads)[:, None, :, None]
         parts = []
         for block in range(pages.shape[2]):
-            keys = self._read(kv[0], pages[:, :, block])
+            keys = self._read(layer, 0, pages[:, :, block])
             scores = torch.bmm(q.flatten(0, 1), keys.transpose(1, 2)).view(tiles, heads, queries, -1)
             if about.softcap is not None:
                 scores = scores.div_(about.softcap)
@@ -98,15 +101,17 @@ class DeterministicAttention:
         for block, part in enumerate(parts):
             weights = part.sub_(largest)
             np.exp(weights.numpy(), out=weights.numpy())
-            values = self._read(kv[1], pages[:, :, block])
+            values = self._read(layer, 1, pages[:, :, block])
             out += torch.bmm(weights.flatten(0, 1), values).view(q.shape)
             total += weights.sum(dim=-1, keepdim=True)
         return out.div_(total)
 
-    def _read(self, pool: Tensor, pages: Tensor) -> Tensor:
-        """One block of each tile: ``[tiles * kv_heads, block, head_dim]``."""
-        flat = pool.view(-1, pool.shape[2] * pool.shape[3])
-        return flat[pages.reshape(-1)].view(pages.shape[0] * pages.shape[1], -1, pool.shape[3])
+    def _read(self, layer: int, kind: int, pages: Tensor) -> Tensor:
+        """Keys (``kind`` 0) or values (1) of one block of each tile: ``[tiles * kv_heads, block, head_dim]``."""
+        pool, factors = self._kv[layer][kind], self._scales[layer]
+        out = torch.empty(pages.numel(), pool.shape[2] * pool.shape[3])
+        gather(pool, None if factors is None else factors[kind], pages.reshape(-1), out)
+        return out.view(pages.shape[0] * pages.shape[1], -1, pool.shape[3])
 
     def _block_pages(self, rows: Rows, row: Ints, pages: int) -> Tensor:
         """``[tiles, kv_heads, blocks, pages]`` of the pool seen as ``[kv_heads * pages, …]``; what lies behind a

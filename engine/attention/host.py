@@ -21,13 +21,16 @@ class HostAttention(LayerAttend, Protocol):
         ...
 
 
-def host_attention(layers: Sequence[LayerAttention], kv: Tensor, *, deterministic: bool = False) -> HostAttention:
-    """The fastest there is. ``kv``: ``[layers, 2, kv_heads, pages, page_size, head_dim]``, keys before values.
+def host_attention(
+    layers: Sequence[LayerAttention], kv: Tensor, scales: Tensor | None, *, deterministic: bool = False
+) -> HostAttention:
+    """The fastest there is. ``kv``: ``[layers, 2, kv_heads, pages, page_size, head_dim]``, keys before values: float32,
+    or 8-bit with ``scales``, float32 ``[layers, 2, kv_heads, pages, page_size]``.
 
     ``deterministic``: what a token gets is, bit for bit, a function of its sequence alone.
     """
     if is_compiled(layers[0], kv):
         from engine.attention.compiled import CompiledAttention
 
-        return CompiledAttention(layers, kv, sharing=not deterministic)
-    return (DeterministicAttention if deterministic else TorchAttention)(layers, kv)
+        return CompiledAttention(layers, kv, scales, sharing=not deterministic)
+    return (DeterministicAttention if deterministic else TorchAttention)(layers, kv, scales)

@@ -179,8 +179,7 @@ class Rows:
     def head_slots(self) -> Ints:
         """``[tokens * 2 * kv_heads]`` where each token's keys and values go in the pool seen as ``[2 * kv_heads *
         slots, head_dim]``."""
-        per_head = self.pool_pages * self.page_size * np.arange(2 * self.kv_heads)
-        return (self.slots[:, None] + per_head).reshape(-1)
+        return head_slots(self.slots, self.pool_pages * self.page_size, self.kv_heads)
 
     def keys(self, rows: Ints, first: Ints, tokens: int) -> Keys:
         """``tokens`` tokens of each row from its page ``first`` on; rows with fewer read any page instead."""
@@ -247,6 +246,11 @@ class Rows:
     def _mask(self, seen: npt.NDArray[np.bool_]) -> Tensor:
         mask = torch.from_numpy(np.where(seen, np.float32(0), np.float32(-np.inf)))
         return mask[:, None, None].expand(-1, 1, self.heads_per_kv, -1, -1).flatten(2, 3)
+
+
+def head_slots(slots: Ints, capacity: int, kv_heads: int) -> Ints:
+    """Where the keys and values of tokens in ``slots`` of ``capacity`` go: see ``Rows.head_slots``."""
+    return (slots[:, None] + capacity * np.arange(2 * kv_heads)).reshape(-1)
 
 
 def plan_step(rows: Rows) -> StepPlan:

@@ -8,9 +8,11 @@ import torch
 from torch import Tensor
 
 from engine.attention import LayerAttention
+from engine.attention.pages import gather, write
 from engine.attention.plan import Group, Keys, Rows, plan_step
 from engine.attention.turned import turned
 from kernels.attention import attention, attention_piece, causal_attention, merge
+from kernels.quantize import dequantize_vectors
 
 _BLOCK_FLOATS = 1 << 20
 """Gathered keys of this many float32 (4 MiB, and as many values) are attended to while they are in the cache."""
@@ -19,11 +21,12 @@ _BLOCK_FLOATS = 1 << 20
 class TorchAttention:
     """``LayerAttend`` on the CPU, where no kernel can be compiled."""
 
-    def __init__(self, layers: Sequence[LayerAttention], kv: Tensor) -> None:
-        """``kv``: ``[layers, 2, kv_heads, pages, page_size, head_dim]``, keys before values."""
+    def __init__(self, layers: Sequence[LayerAttention], kv: Tensor, scales: Tensor | None = None) -> None:
+        """``kv``: ``[layers, 2, kv_heads, pages, page_size, head_dim]``, keys before values. With 8-bit ``kv``,
+        ``scales``: ``[layers, 2, kv_heads, pages, page_size]`` float32."""
         self._layers = layers
-        self._pools = [(keys, values) for keys, values in kv]
-        self._slots = [layer.view(-1, kv.shape[-1]) for layer in kv]
+        self._kv = list(kv)
+        self._scales: list[Tensor | None] = [None] * len(kv) if scales is None else list(scales)
         self._workspaces = Workspace(), Workspace()
 
     def prepare(self, rows: Rows) -> None:
@@ -33,8 +36,7 @@ class TorchAttention:
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """See ``Attend``."""
         plan, about = self._plan, self._layers[layer]
-        new = torch.cat((k, v), dim=1).view(-1, about.head_dim)
-        self._slots[layer].index_copy_(0, plan.slots, new)
+        k, v = write(self._kv[layer], self._scales[layer], plan.slots, k, v)
         groups, causal, pieces = plan.groups, plan.causal, plan.pieces
         if about.window is not None or about.softcap is not None:
             groups, causal, pieces = plan.masked(about.window), [], []
@@ -131,14 +133,16 @@ class TorchAttention:
 
     def _read(self, keys: Keys, layer: int, kind: int, rows: slice | None = None) -> Tensor:
         """Keys (``kind`` 0) or values (1) of some rows: ``[rows, kv_heads, tokens, head_dim]``."""
-        about, pool = self._layers[layer], self._pools[layer][kind]
+        about, pool, factors = self._layers[layer], self._kv[layer][kind], self._scales[layer]
+        scales = None if factors is None else factors[kind]
         if keys.first_slot is not None:
-            in_place: Tensor = pool.flatten(1, 2)[None, :, keys.first_slot : keys.first_slot + keys.tokens]
-            return in_place
+            span = slice(keys.first_slot, keys.first_slot + keys.tokens)
+            in_place: Tensor = pool.flatten(1, 2)[None, :, span]
+            return in_place if scales is None else dequantize_vectors(in_place, scales.flatten(1, 2)[None, :, span])
         assert keys.chunks is not None
         chunks = keys.chunks if rows is None else keys.chunks[rows]
         buffer = self._workspaces[kind].take(chunks.numel(), pool.shape[2] * about.head_dim)
-        torch.index_select(pool.view(-1, buffer.shape[1]), 0, chunks.view(-1), out=buffer)
+        gather(pool, scales, chunks.view(-1), buffer)
         gathered: Tensor = buffer.view(len(chunks), about.kv_heads, -1, about.head_dim)
         return gathered[:, :, : keys.tokens]
 

@@ -10,12 +10,21 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch import Tensor
 
+from engine.attention import LayerAttention
 from engine.cache.leases import Leases
 from engine.cache.pool import PagePool
 from engine.cache.tree import Match, Node, PrefixTree
 from engine.device import HOST, Placement, sent
 from kernels.cpu.memory import resident
+from kernels.quantize import LIMITS
+
+
+def token_bytes(about: LayerAttention, dtype: torch.dtype) -> int:
+    """Size of one token's keys and values in one layer of a cache of ``dtype``, with their scales if it has some."""
+    vector = about.head_dim * dtype.itemsize + (torch.float32.itemsize if dtype in LIMITS else 0)
+    return 2 * about.kv_heads * vector
 
 
 @dataclass(eq=False, slots=True)
@@ -45,7 +54,8 @@ class KVCache:
     that a cached prefix is found to the token. Nothing is shared between namespaces.
 
     ``data``: ``[layers, 2, kv_heads, pages, page_size, head_dim]``, keys before values. A head's consecutive pages
-    are one matrix, which a product can read in place.
+    are one matrix, which a product can read in place. Each vector of 8-bit ``data`` has a float32 in ``scales``,
+    ``[layers, 2, kv_heads, pages, page_size]``, which goes wherever the vector goes.
     """
 
     def __init__(
@@ -59,24 +69,31 @@ class KVCache:
         rows: int,
         context: int,
         place: Placement = HOST,
+        dtype: torch.dtype | None = None,
         max_pinned: int = 0,
         lease_seconds: float = math.inf,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """``max_pinned``: pages that leases may pin; they lapse when nobody touches them for ``lease_seconds``."""
+        """``dtype``: of ``data``, by default that of ``place``; the 8-bit ones are int8 and float8_e4m3fn.
+        ``max_pinned``: pages that leases may pin; they lapse when nobody touches them for ``lease_seconds``."""
         self.page_size = page_size
-        # Zeros, not empty: a masked slot still meets its weight of zero, and zero times a stray NaN would be NaN.
-        shape = layers, 2, kv_heads, pages, page_size, head_dim
-        if place.on_gpu or place.dtype is not torch.float32:
-            self.data = torch.zeros(shape, dtype=place.dtype, device=place.device)
-        else:
-            self.data = resident(math.prod(shape)).view(shape)
+        slots = layers, 2, kv_heads, pages, page_size
+        self.data = _zeros((*slots, head_dim), dtype or place.dtype, place)
+        self.scales = _zeros(slots, torch.float32, place) if self.data.dtype in LIMITS else None
+        # Torch can copy float8 but not scatter it; its bytes can be.
+        numbers = self.data if self.scales is None else self.data.view(torch.int8)
+        self._parts = [numbers] if self.scales is None else [numbers, self.scales[..., None]]
+        """All that belongs to a slot, ``[layers, 2, kv_heads, pages, page_size, …]``."""
         self.pages: npt.NDArray[np.int64] = np.zeros((rows, -(-context // page_size)), np.int64)
         self._rows = list(range(rows - 1, -1, -1))
         self._tables: dict[int, PageTable] = {}
         self.pool = PagePool(pages)
         self.tree = PrefixTree(self.pool, page_size)
         self.leases = Leases(self.tree, cap=max_pinned, seconds=lease_seconds, clock=clock)
+
+    def scales_of(self, layers: int | slice) -> Tensor | None:
+        """The scales of a layer or of some, if ``data`` has 8 bits."""
+        return None if self.scales is None else self.scales[layers]
 
     @property
     def available(self) -> int:
@@ -134,8 +151,9 @@ class KVCache:
         """Copies the keys and values of tokens of tables from one position to another, all at once."""
         places = [(self._slot(table, start), self._slot(table, end)) for table, start, end in moves]
         source, target = sent(torch.tensor(places), self.data.device).unbind(1)
-        slots = self.data.flatten(3, 4)
-        slots[:, :, :, target] = slots[:, :, :, source]
+        for part in self._parts:
+            slots = part.flatten(3, 4)
+            slots[:, :, :, target] = slots[:, :, :, source]
 
     def publish(self, table: PageTable, tokens: Sequence[int], computed: int, *, tail: bool) -> Node | None:
         """Puts the table's pages into the tree as far as their ``computed`` first tokens fill them.
@@ -231,7 +249,8 @@ class KVCache:
         self.tree.hold(source)
         page = self._take()
         if page is not None:
-            self.data[:, :, :, page, :tokens] = self.data[:, :, :, source.page, :tokens]
+            for part in self._parts:
+                part[:, :, :, page, :tokens] = part[:, :, :, source.page, :tokens]
             self._append(table, page)
             table.cached_tokens += tokens
         self.tree.release(source.page)
@@ -249,3 +268,12 @@ class KVCache:
         while page is None and (self.tree.evict() or self.leases.lapse()):
             page = self.pool.take()
         return page
+
+
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype, place: Placement) -> Tensor:
+    """Not empty: a masked slot still meets its weight of zero, and zero times a stray NaN would be NaN."""
+    if place.on_gpu:
+        return torch.zeros(shape, dtype=dtype, device=place.device)
+    size = math.prod(shape)
+    words = resident(-(-size * dtype.itemsize // 4))
+    return words.view(dtype)[:size].view(shape)

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from engine.attention.host import host_attention
 from engine.batch import Work, build_batch
-from engine.cache.kv import KVCache
+from engine.cache.kv import KVCache, token_bytes
 from engine.cache.tree import Node
 from engine.models.model import Model
 from engine.sequence import GenerateSequence, Sequence
@@ -126,7 +126,7 @@ class DraftModel:
     def reset(self, cache: KVCache) -> None:
         """See ``Drafter``."""
         about = self._model.config
-        page_bytes = 2 * about.layers * about.kv_heads * about.head_dim * cache.data.element_size() * cache.page_size
+        page_bytes = about.layers * token_bytes(about.attention[0], cache.data.dtype) * cache.page_size
         pages = max(1, min(cache.pool.size, self._pool_bytes // page_bytes))
         self._limit = min(self._context, pages * cache.page_size)
         self.cache = KVCache(
@@ -136,9 +136,10 @@ class DraftModel:
             pages=pages,
             page_size=cache.page_size,
             rows=len(cache.pages),
+            dtype=cache.data.dtype,
             context=self._limit,
         )
-        self._attention = host_attention(about.attention, self.cache.data)
+        self._attention = host_attention(about.attention, self.cache.data, self.cache.scales)
         self._rows.clear()
 
     def propose(self, wishes: Items[Wish]) -> list[Draft]:

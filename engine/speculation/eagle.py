@@ -31,7 +31,8 @@ from torch.nn import functional as F
 
 from engine.attention import LayerAttention
 from engine.attention.host import host_attention
-from engine.attention.plan import Rows
+from engine.attention.pages import gather, write
+from engine.attention.plan import Rows, head_slots
 from engine.batch import lay_out
 from engine.cache.kv import KVCache, PageTable
 from engine.models.model import Model
@@ -126,7 +127,7 @@ class EagleDrafter:
     def reset(self, cache: KVCache) -> None:
         """See ``Drafter``."""
         self._cache = cache
-        self._attention = host_attention([self._layer.about], cache.data[-1:])
+        self._attention = host_attention([self._layer.about], cache.data[-1:], cache.scales_of(slice(-1, None)))
         positions = cache.pages.shape[1] * cache.page_size
         self._angles = rotary_tables(frequencies(self._layer.about.head_dim, self._theta), positions)
         rows = len(cache.pages)
@@ -264,8 +265,10 @@ class _Entries:
         room = self._end + int(counts.max()) + (depth - 1) * wide
         self._kv = torch.empty(2, about.kv_heads, self._count, room, about.head_dim)
         if pages:
-            chosen = torch.from_numpy(cache.pages[rows, :pages].reshape(-1))
-            own = cache.data[-1].index_select(2, chosen)
+            heads = cache.pool.size * np.arange(2 * about.kv_heads)[:, None]
+            chosen = torch.from_numpy((heads + cache.pages[rows, :pages].reshape(-1)).reshape(-1))
+            own = torch.empty(len(chosen), cache.page_size * about.head_dim)
+            gather(cache.data[-1], cache.scales_of(-1), chosen, own)
             own = own.view(2, about.kv_heads, self._count, pages * cache.page_size, about.head_dim)
             self._kv[:, :, :, : self._end] = own[:, :, :, : self._end]
         branches = np.arange(self._count).repeat(counts)
@@ -298,11 +301,12 @@ class _Entries:
 
     def publish(self, cache: KVCache) -> None:
         """Writes the entries that were due into the branches' pages, after their level was attended to."""
-        size, kv = cache.page_size, self._kv[:, :, :, self._end - self._wide : self._end].flatten(2, 3)
+        size, kv = cache.page_size, self._kv[:, :, :, self._end - self._wide : self._end].flatten(2, 3).transpose(1, 2)
         rows = np.array([span.table.row for span in self._spans])[self._places // self._wide]
         page, offset = np.divmod(self.positions, size)
-        slots = torch.from_numpy(cache.pages[rows, page] * size + offset)
-        cache.data[-1].flatten(2, 3)[:, :, slots] = kv[:, :, self._places] if self._padded else kv
+        slots = head_slots(cache.pages[rows, page] * size + offset, cache.pool.size * size, self._about.kv_heads)
+        k, v = kv[:, self._places] if self._padded else kv
+        write(cache.data[-1], cache.scales_of(-1), torch.from_numpy(slots), k, v)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Attention of the level's rows: ``q`` ``[rows, heads, head_dim]``, ``k`` and ``v`` ``[rows, kv_heads,

@@ -3,7 +3,9 @@ keys, writing keys and values.
 
 Queries, keys and values of a step's tokens lie together, ``[tokens, heads + 2 kv_heads, dim]``, as their projection
 left them. The cache of one layer is ``[2, kv_heads, slots, dim]``, keys before values. Everything is float32 and
-contiguous, ``dim`` a multiple of 16.
+contiguous, ``dim`` a multiple of 16. The cache may be int8 or float8 too, with a float32 scale for each token, head and
+kind, ``[2, kv_heads, slots]``: sixteen keys or values become float32 where they are read, once for all queries that
+meet them there.
 
 A token's keys come in pieces. Those that several tokens see whole are attended to by all of these together, tile by
 tile with an online softmax (Dao et al. 2022, https://arxiv.org/abs/2205.14135): the keys are read once, and products
@@ -16,8 +18,10 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 
 from kernels.cpu.launch import begin, flags, floats, function, kernel, longs, number, share
+from kernels.cpu.narrow import load_float8, load_int8, magnitude, store_float8, store_int8
 from kernels.cpu.vector import (
     add,
     divide,
@@ -28,6 +32,7 @@ from kernels.cpu.vector import (
     maximum,
     mixer,
     multiply,
+    prefetch,
     scorer,
     splat,
     store,
@@ -44,6 +49,11 @@ STEP_WORDS = 17
 """Words that tell ``attend`` of a step."""
 _APART = _KEYS + 16
 """Floats between two queries' scores; a power of two would have them share a few places of the cache."""
+KINDS = {torch.float32: 0, torch.int8: 1, torch.float8_e4m3fn: 2}
+"""What a cache may be of, as the kernels are told it."""
+_INT8 = KINDS[torch.int8]
+_FORESIGHT = 64
+"""Keys of 8 bits between what is widened and what is asked for: they come four times as fast as float32."""
 _SOME = 1 << 40
 """A length for arrays that are as long as their indices reach."""
 
@@ -68,16 +78,17 @@ def _padded(longest: int) -> int:
 
 @kernel
 def rotary_write(address: Any) -> None:
-    """``(qkv, weight, eps, cos, sin, step, cache, tokens, heads, kv_heads, dim, turned, capacity)``: normalises
-    queries and keys in place unless ``weight`` (``[heads + kv_heads, dim]``) is 0, turns their first ``turned``
-    coordinates by ``cos`` and ``sin`` (``[tokens, turned]``, see ``rotary_tables``), and writes keys and values into
-    ``cache`` of ``capacity`` slots at ``slots`` ``[tokens]`` of the ``step`` that ``attend`` takes."""
+    """``(qkv, weight, eps, cos, sin, step, cache, scales, kind, tokens, heads, kv_heads, dim, turned, capacity)``:
+    normalises queries and keys in place unless ``weight`` (``[heads + kv_heads, dim]``) is 0, turns their first
+    ``turned`` coordinates by ``cos`` and ``sin`` (``[tokens, turned]``, see ``rotary_tables``), and writes keys and
+    values into ``cache`` of ``capacity`` slots at ``slots`` ``[tokens]`` of the ``step`` that ``attend`` takes.
+    ``kind``: one of ``KINDS``; ``scales`` are 0 for float32."""
     a, thread, threads = begin(address)
-    tokens, heads, kv_heads, dim, turned, capacity = a[7], a[8], a[9], a[10], a[11], a[12]
+    tokens, heads, kv_heads, dim, turned, capacity = a[9], a[10], a[11], a[12], a[13], a[14]
     turning, half = heads + kv_heads, turned // 2
     qkv, weight = floats(a[0], (tokens, turning + kv_heads, dim)), floats(a[1], (turning, dim))
     cos, sin = floats(a[3], (tokens, turned)), floats(a[4], (tokens, turned))
-    slots, cache = longs(longs(a[5], STEP_WORDS)[16], tokens), floats(a[6], (2, kv_heads, capacity, dim))
+    slots = longs(longs(a[5], STEP_WORDS)[16], tokens)
     first, end = share(tokens, thread, threads)
     for token in range(first, end):
         slot = slots[token]
@@ -94,12 +105,32 @@ def rotary_write(address: Any) -> None:
                 left, right = x[i], x[i + half]
                 x[i] = left * cos[token, i] + right * sin[token, i]
                 x[i + half] = right * cos[token, i + half] + left * sin[token, i + half]
-            if head >= heads:
-                for i in range(dim):
-                    cache[0, head - heads, slot, i] = x[i]
-        for head in range(kv_heads):
-            for i in range(dim):
-                cache[1, head, slot, i] = qkv[token, turning + head, i]
+        for kept in range(2 * kv_heads):
+            source = a[0] + 4 * dim * (token * (turning + kv_heads) + heads + kept)
+            _write(source, dim, kept * capacity + slot, a[6], a[7], a[8])
+
+
+@function
+def _write(source: int, dim: int, place: int, cache: int, scales: int, kind: int) -> None:
+    """Writes one key or value to its ``place``, counted through all heads."""
+    if kind == 0:
+        for i in range(0, 4 * dim, 64):
+            store(cache + 4 * dim * place + i, load(source + i))
+        return
+    top = nothing = splat(np.float32(0))
+    for i in range(0, 4 * dim, 64):
+        part = load(source + i)
+        top, nothing = maximum(magnitude(part), top), add(nothing, multiply(part, splat(np.float32(0))))
+    limit = np.float32(127) if kind == _INT8 else np.float32(448)
+    # What is no number must not become one.
+    scale = max(largest(top), np.float32(1e-20)) / limit + total(nothing)
+    floats(scales, _SOME)[place] = scale
+    for i in range(0, dim, 16):
+        part = divide(load(source + 4 * i), splat(scale))
+        if kind == _INT8:
+            store_int8(cache + dim * place + i, part)
+        else:
+            store_float8(cache + dim * place + i, part)
 
 
 class _Head(NamedTuple):
@@ -109,8 +140,10 @@ class _Head(NamedTuple):
     """Its first query of the first token."""
     out: int
     """The same query's result."""
-    keys: int
-    values: int
+    keys: Any
+    """And their scales."""
+    values: Any
+    kind: int
     pages: int
     tokens_apart: int
     """Bytes between two tokens' queries."""
@@ -124,7 +157,8 @@ class _Head(NamedTuple):
 
 @kernel
 def attend(address: Any) -> None:
-    """``(qkv, cache, out, step, heads, kv_heads, dim, capacity, page_size, groups, scale, softcap)``, and at ``step``
+    """``(qkv, cache, scales, kind, out, step, heads, kv_heads, dim, capacity, page_size, groups, scale, softcap)``, and
+    at ``step``
     ``(scratch, pages, rows, first, end, tree_begin, tree_at, tree, pieces, members, total, tokens, columns, count,
     longest, apart, slots)``, so that a tape can be repeated for another step.
 
@@ -138,10 +172,11 @@ def attend(address: Any) -> None:
     apart]``, see ``scratch_floats``. Threads divide the heads, and ``groups`` ranges of the tokens.
     """
     a, thread, threads = begin(address)
-    s = longs(a[3], STEP_WORDS)
-    tokens, heads, kv_heads, dim, count, groups = s[11], a[4], a[5], a[6], s[13], a[9]
-    per_kv, longest = heads // kv_heads, s[14]
-    scale, softcap = np.float32(number(a[10])), np.float32(number(a[11]))
+    s = longs(a[5], STEP_WORDS)
+    tokens, heads, kv_heads, dim, count, groups = s[11], a[6], a[7], a[8], s[13], a[11]
+    per_kv, longest, kind = heads // kv_heads, s[14], a[3]
+    scale, softcap = np.float32(number(a[12])), np.float32(number(a[13]))
+    keys_apart = a[9] * dim * (1 if kind else 4)
     rows, firsts, ends = longs(s[2], tokens), longs(s[3], tokens), longs(s[4], tokens)
     tree_begins, tree_ats, tree = longs(s[5], tokens), longs(s[6], tokens), flags(s[7], _SOME)
     pieces, members, totals = longs(s[8], (count, 5)), longs(s[9], _SOME), floats(s[10], (tokens, heads))
@@ -150,15 +185,16 @@ def attend(address: Any) -> None:
         begins, after = share(tokens, part // kv_heads, groups)
         head = _Head(
             a[0] + 4 * dim * per_kv * index,
-            a[2] + 4 * dim * per_kv * index,
-            a[1] + 4 * dim * a[7] * index,
-            a[1] + 4 * dim * a[7] * (kv_heads + index),
+            a[4] + 4 * dim * per_kv * index,
+            (a[1] + keys_apart * index, a[2] + 4 * a[9] * index),
+            (a[1] + keys_apart * (kv_heads + index), a[2] + 4 * a[9] * (kv_heads + index)),
+            kind,
             s[1],
             4 * dim * (heads + 2 * kv_heads),
             heads,
             per_kv,
             dim,
-            a[8],
+            a[10],
             s[12],
             s[0] + 4 * s[15] * thread,
         )
@@ -314,23 +350,50 @@ def _own(
 
 
 @function
-def _block(head: Any, source: int, row: int, position: int, end: int, held: int) -> int:
-    """The address of sixteen consecutive keys or values; gathered to ``held`` where pages do not hold whole blocks."""
+def _block(head: Any, source: Any, row: int, position: int, end: int, held: int) -> int:
+    """The address of sixteen consecutive keys or values; gathered to ``held`` where pages do not hold whole blocks, or
+    where they have 8 bits."""
     pages, wide = longs(head.pages + 8 * row * head.columns, head.columns), 4 * head.dim
+    if head.kind:
+        _widen(head, source, pages, position, end, held)
+        return held
     if head.page_size % 16 == 0:
-        return source + (pages[position // head.page_size] * head.page_size + position % head.page_size) * wide
+        return source[0] + (pages[position // head.page_size] * head.page_size + position % head.page_size) * wide
     for key in range(16):
         place = min(position + key, end - 1)
         slot = pages[place // head.page_size] * head.page_size + place % head.page_size
         for i in range(0, wide, 64):
-            store(held + key * wide + i, load(source + slot * wide + i))
+            store(held + key * wide + i, load(source[0] + slot * wide + i))
     return held
 
 
 @function
-def _ahead(head: Any, source: int, row: int, position: int, end: int) -> int:
+def _widen(head: Any, source: Any, pages: Any, position: int, end: int, held: int) -> None:
+    """Writes sixteen keys or values of 8 bits to ``held`` as float32. Asks meanwhile for later ones."""
+    dim, size, (codes, factors) = head.dim, head.page_size, source
+    whole = size % 16 == 0
+    slot = following = pages[position // size] * size + position % size
+    if whole and position + _FORESIGHT < end:
+        following = pages[(position + _FORESIGHT) // size] * size + (position + _FORESIGHT) % size
+    prefetch(factors + 4 * following)
+    for i in range(0, 16 * dim, 64):
+        prefetch(codes + dim * following + i)
+    scales = floats(factors, _SOME)
+    for key in range(16):
+        if not whole:
+            place = min(position + key, end - 1)
+            slot = pages[place // size] * size + place % size
+        scale, out = splat(scales[slot]), held + 4 * dim * key
+        for i in range(0, dim, 16):
+            part = load_int8(codes + dim * slot + i) if head.kind == _INT8 else load_float8(codes + dim * slot + i)
+            store(out + 4 * i, multiply(part, scale))
+        slot += 1
+
+
+@function
+def _ahead(head: Any, source: Any, row: int, position: int, end: int) -> int:
     """The address of a block that is read next; anything where there is none in one place."""
-    if position >= end or head.page_size % 16:
+    if position >= end or head.page_size % 16 or head.kind:
         return head.qkv
     return _block(head, source, row, position, end, 0)
 
