@@ -15,20 +15,34 @@ from engine.attention.compiled import CompiledAttention
 from engine.attention.deterministic import DeterministicAttention
 from engine.attention.plan import CostModel, Rows, StepPlan, Tree, plan_step
 from engine.attention.torch_backend import TorchAttention
+from engine.attention.triton_backend import TritonAttention
+from kernels.quantize import dequantize_vectors, quantize_vectors
 
 PAGE, KV_HEADS, PER_KV, DIM, POOL = 4, 2, 3, 16, 700
 ALWAYS, NEVER = CostModel(1, piece=0, query=0), CostModel(0)
 USUAL = CostModel(2 * KV_HEADS * DIM * 4, piece=4000, query=100)
 
 
-Backend = type[TorchAttention] | type[DeterministicAttention] | type[CompiledAttention]
+Backend = type[TorchAttention] | type[DeterministicAttention] | type[CompiledAttention] | type[TritonAttention]
+EIGHT = [torch.int8, torch.float8_e4m3fn]
+kv_types = pytest.mark.parametrize("dtype", [torch.float32, *EIGHT], ids=["float32", "int8", "fp8"])
+"""Of the cache."""
 
 
 class Step:
     """Random sequences that share prefixes as a tree search's do, with some new tokens each."""
 
-    def __init__(self, seed: int, cost: CostModel, *, trees: bool = False, page: int = PAGE) -> None:
-        """With ``trees`` the new tokens of most rows are trees instead of chains. ``page``: tokens of a page."""
+    def __init__(
+        self,
+        seed: int,
+        cost: CostModel,
+        *,
+        trees: bool = False,
+        page: int = PAGE,
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
+        """With ``trees`` the new tokens of most rows are trees instead of chains. ``page``: tokens of a page. ``dtype``:
+        of the cache."""
         rng = random.Random(seed)
         self.kv = torch.full((1, 2, KV_HEADS, POOL, page, DIM), 1e30)
         self.fresh = list(range(POOL))
@@ -73,22 +87,26 @@ class Step:
                 slot = self.kv[0, :, :, table[position // page], position % page]
                 if slot.max() > 1e20:
                     slot.copy_(torch.randn(2, KV_HEADS, DIM))
+        self.scales: Tensor | None = None
+        if dtype in EIGHT:
+            self.kv, self.scales = quantize_vectors(self.kv, dtype)
 
     def take(self, count: int) -> list[int]:
         taken, self.fresh = self.fresh[:count], self.fresh[count:]
         return taken
 
     def attend(self, about: LayerAttention, backend: Backend = TorchAttention) -> Tensor:
-        attend = backend([about], self.kv)
+        attend = backend([about], self.kv, self.scales)
         attend.prepare(self.rows)
         return attend(0, self.q, self.k, self.v)
 
     def expected(self, about: LayerAttention) -> Tensor:
-        """After ``attend``: dense attention of every token in float64."""
+        """After ``attend``: dense attention of every token, in float64, to what lies in the cache."""
+        kv = self.kv if self.scales is None else dequantize_vectors(self.kv, self.scales)
         out, start = [], 0
         lengths = zip(self.tables, self.queries, self.contexts, strict=True)
         for row, (table, queries, context) in enumerate(lengths):
-            own = self.kv[0][:, :, table].flatten(2, 3)[:, :, :context].double()
+            own = kv[0][:, :, table].flatten(2, 3)[:, :, :context].double()
             k, v = own.repeat_interleave(PER_KV, dim=1)
             q = self.q[start : start + queries].double().transpose(0, 1)
             scores = q @ k.transpose(1, 2) * about.scale
@@ -118,13 +136,14 @@ def random_tree(rng: random.Random, queries: int) -> Tree:
 
 @pytest.mark.parametrize("cost", [ALWAYS, NEVER, USUAL], ids=["always", "never", "usual"])
 @pytest.mark.parametrize(("window", "softcap"), [(None, None), (9, None), (40, 1.5), (None, 1.5)])
+@kv_types
 def test_paged_attention_equals_dense_attention_in_float64(
-    cost: CostModel, window: int | None, softcap: float | None
+    cost: CostModel, window: int | None, softcap: float | None, dtype: torch.dtype
 ) -> None:
     about = LayerAttention(KV_HEADS * PER_KV, KV_HEADS, DIM, 0.4, window, softcap)
     shared = 0
     for seed in range(12):
-        step = Step(seed, cost)
+        step = Step(seed, cost, dtype=dtype)
         torch.testing.assert_close(step.attend(about).double(), step.expected(about), atol=2e-5, rtol=1e-4)
         shared += sharing(step.plan)
     assert (shared > 0) == (cost is not NEVER)
@@ -132,23 +151,27 @@ def test_paged_attention_equals_dense_attention_in_float64(
 
 @pytest.mark.parametrize("cost", [ALWAYS, NEVER, USUAL], ids=["always", "never", "usual"])
 @pytest.mark.parametrize(("window", "softcap"), [(None, None), (3, None), (9, None), (40, 1.5), (None, 1.5)])
+@kv_types
 def test_a_tree_of_tokens_attends_along_its_branches(
-    cost: CostModel, window: int | None, softcap: float | None
+    cost: CostModel, window: int | None, softcap: float | None, dtype: torch.dtype
 ) -> None:
     about = LayerAttention(KV_HEADS * PER_KV, KV_HEADS, DIM, 0.4, window, softcap)
     trees = 0
     for seed in range(12):
-        step = Step(seed, cost, trees=True)
+        step = Step(seed, cost, trees=True, dtype=dtype)
         torch.testing.assert_close(step.attend(about).double(), step.expected(about), atol=2e-5, rtol=1e-4)
         trees += len(step.trees)
     assert trees > 12
 
 
 @pytest.mark.parametrize(("window", "softcap"), [(None, None), (9, None), (40, 1.5), (None, 1.5)])
-def test_deterministic_attention_equals_dense_attention_in_float64(window: int | None, softcap: float | None) -> None:
+@kv_types
+def test_deterministic_attention_equals_dense_attention_in_float64(
+    window: int | None, softcap: float | None, dtype: torch.dtype
+) -> None:
     about = LayerAttention(KV_HEADS * PER_KV, KV_HEADS, DIM, 0.4, window, softcap)
     for seed in range(12):
-        step = Step(seed, USUAL)
+        step = Step(seed, USUAL, dtype=dtype)
         ours = step.attend(about, DeterministicAttention)
         torch.testing.assert_close(ours.double(), step.expected(about), atol=2e-5, rtol=1e-4)
 
@@ -157,14 +180,40 @@ def test_deterministic_attention_equals_dense_attention_in_float64(window: int |
 @pytest.mark.parametrize("cost", [ALWAYS, NEVER, USUAL], ids=["always", "never", "usual"])
 @pytest.mark.parametrize(("window", "softcap"), [(None, None), (9, None), (40, 1.5), (None, 1.5)])
 @pytest.mark.parametrize("trees", [False, True], ids=["chains", "trees"])
+@kv_types
 def test_the_kernel_equals_dense_attention_in_float64(
-    cost: CostModel, window: int | None, softcap: float | None, page: int, trees: bool
+    cost: CostModel, window: int | None, softcap: float | None, page: int, trees: bool, dtype: torch.dtype
 ) -> None:
     about = LayerAttention(KV_HEADS * PER_KV, KV_HEADS, DIM, 0.4, window, softcap)
-    for seed in range(12):
-        step = Step(seed, cost, page=page, trees=trees)
+    for seed in range(12 if dtype is torch.float32 else 4):
+        step = Step(seed, cost, page=page, trees=trees, dtype=dtype)
         ours = step.attend(about, CompiledAttention)
         torch.testing.assert_close(ours.double(), step.expected(about), atol=2e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("dtype", EIGHT, ids=["int8", "fp8"])
+@pytest.mark.parametrize("other", [CompiledAttention, DeterministicAttention, TritonAttention])
+def test_all_write_the_same_numbers(other: Backend, dtype: torch.dtype) -> None:
+    """Bit for bit: a cache does not depend on who filled it. One vector is zeros, one tiny, one hardly a number."""
+    about = LayerAttention(KV_HEADS * PER_KV, KV_HEADS, DIM, 0.4)
+    for seed in range(4):
+        steps = [Step(seed, USUAL, page=16, dtype=dtype) for _ in range(2)]
+        for step, backend in zip(steps, (TorchAttention, other), strict=True):
+            step.k[0], step.v[0] = 0, step.v[0] * 1e-30
+            step.k[-1] = step.k[-1] * 1e-12
+            step.attend(about, backend)
+        ours, theirs = ((step.kv.view(torch.int8), step.scales) for step in steps)
+        assert all(torch.equal(*pair) for pair in zip(ours, theirs, strict=True))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("dtype", EIGHT, ids=["int8", "fp8"])
+@pytest.mark.parametrize("backend", [CompiledAttention, TorchAttention, DeterministicAttention])
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+def test_what_is_no_number_does_not_become_one(backend: Backend, dtype: torch.dtype, value: float) -> None:
+    step = Step(3, USUAL, dtype=dtype)
+    step.v[0, 1, 5] = value
+    out = step.attend(LayerAttention(KV_HEADS * PER_KV, KV_HEADS, DIM, 0.4), backend)
+    assert not out[0].isfinite().all()
 
 
 @pytest.mark.parametrize("threads", [2, 3, 4, 5])
@@ -181,13 +230,16 @@ def test_the_kernel_gives_the_same_bits_on_every_number_of_threads(threads: int)
 
 
 @pytest.mark.parametrize("window", [None, 9])
-def test_without_sharing_the_kernel_gives_a_token_the_same_bits_in_any_company(window: int | None) -> None:
+@kv_types
+def test_without_sharing_the_kernel_gives_a_token_the_same_bits_in_any_company(
+    window: int | None, dtype: torch.dtype
+) -> None:
     """Rows one at a time, and their new tokens one at a time, against all at once."""
     about = LayerAttention(KV_HEADS * PER_KV, KV_HEADS, DIM, 0.4, window)
     several = 0
     for seed in range(6):
-        step = Step(seed, ALWAYS, page=16)
-        attend = CompiledAttention([about], step.kv, sharing=False)
+        step = Step(seed, ALWAYS, page=16, dtype=dtype)
+        attend = CompiledAttention([about], step.kv, step.scales, sharing=False)
         attend.prepare(step.rows)
         together = attend(0, step.q, step.k, step.v)
         for row, start in enumerate(step.rows.starts.tolist()):

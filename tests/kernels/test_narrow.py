@@ -1,0 +1,61 @@
+"""Numbers of 8 bits in the processor's vectors, against torch's conversions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from kernels.cpu.launch import begin, kernel
+from kernels.cpu.narrow import load_float8, load_int8, store_float8, store_int8
+from kernels.cpu.vector import load, store
+
+
+@kernel
+def _widened(address: Any) -> None:
+    """``(codes, out, count, is_int8)``."""
+    a, _, _ = begin(address)
+    for i in range(0, a[2], 16):
+        store(a[1] + 4 * i, load_int8(a[0] + i) if a[3] else load_float8(a[0] + i))
+
+
+@kernel
+def _narrowed(address: Any) -> None:
+    """``(numbers, out, count, is_int8)``."""
+    a, _, _ = begin(address)
+    for i in range(0, a[2], 16):
+        if a[3]:
+            store_int8(a[1] + i, load(a[0] + 4 * i))
+        else:
+            store_float8(a[1] + i, load(a[0] + 4 * i))
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.float8_e4m3fn], ids=str)
+def test_every_code_is_widened_as_torch_does(dtype: torch.dtype) -> None:
+    codes = torch.arange(256).to(torch.uint8).view(dtype)
+    out = torch.empty(256)
+    _widened(codes, out, 256, int(dtype == torch.int8), threads=1)
+    expected = codes.float()
+    finite = expected.isfinite()
+    assert finite.sum() == (256 if dtype == torch.int8 else 254)
+    assert torch.equal(out[finite].view(torch.int32), expected[finite].view(torch.int32))
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.float8_e4m3fn], ids=str)
+def test_numbers_are_rounded_as_torch_does(dtype: torch.dtype) -> None:
+    """Of all magnitudes; each number that has a code, and the middles of neighbours and what is beside them."""
+    generator = torch.Generator().manual_seed(0)
+    held = torch.arange(256).to(torch.uint8).view(dtype).float()
+    held = held[held.isfinite() & (held.abs() <= 448)].sort().values
+    middles = (held[1:] + held[:-1]) / 2
+    spread = torch.randn(4096, generator=generator) * torch.exp2(torch.randint(-20, 8, (4096,), generator=generator))
+    numbers = [held, middles, middles.nextafter(torch.tensor(1e9)), middles.nextafter(torch.tensor(-1e9)), spread]
+    x = torch.cat(numbers)
+    limit = 127 if dtype == torch.int8 else 448
+    x = x.clamp(-limit, limit)
+    x = torch.cat((x, torch.zeros(-len(x) % 16)))
+    out = torch.empty(len(x), dtype=torch.uint8)
+    _narrowed(x, out, len(x), int(dtype == torch.int8), threads=1)
+    expected = (x.round() if dtype == torch.int8 else x).to(dtype).view(torch.uint8)
+    assert torch.equal(out, expected)
