@@ -17,7 +17,7 @@ from workers.settings import QUEUES, Settings, load_settings
 
 
 def test_configured_sizes_reach_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
-    sizes = dict(zip(ENGINE_OPTIONS, (640, 8, 3, 50, 1, 0.25, 9.0, "cpu", "float32"), strict=True))
+    sizes = dict(zip(ENGINE_OPTIONS, (640, 8, 3, 50, 1, 0.25, 9.0, "cpu", "float32", "int8"), strict=True))
     settings = load_settings(engine_deterministic=True, **{f"engine_{name}": size for name, size in sizes.items()})
     command = engine_command(settings, ["--port", "0"])
     threads: list[int] = []

@@ -32,21 +32,27 @@ def marks(namespace: str | None, tokens: Items[int]) -> list[int]:
     return list(accumulate(tokens, lambda mark, token: (mark * 31 + token + 7) % _MODULUS, initial=start))[1:]
 
 
-def slots(cache: KVCache) -> Tensor:
-    """The first number of every slot, [pages, page_size]; a view."""
-    return cache.data[0, 0, 0, :, :, 0]
+def slots(cache: KVCache) -> list[Tensor]:
+    """The first number of every slot, [pages, page_size], and its scale if it has one; views."""
+    numbers = cache.data[0, 0, 0, :, :, 0]
+    return [numbers] if cache.scales is None else [numbers.view(torch.int8), cache.scales[0, 0, 0]]
 
 
 def write_marks(cache: KVCache, table: PageTable, tokens: Items[int], start: int, end: int) -> None:
-    """Computes the slots from ``start`` to ``end``."""
-    view = slots(cache)
+    """Computes the slots from ``start`` to ``end``. Of a mark in 8 bits the scale has what is too much for them."""
+    views = slots(cache)
     for position, mark in enumerate(marks(table.namespace, tokens[:end])[start:], start):
-        view[table.pages[position // cache.page_size], position % cache.page_size] = mark
+        place = table.pages[position // cache.page_size], position % cache.page_size
+        for view, part in zip(views, [mark] if len(views) == 1 else [mark % 101, mark // 101], strict=True):
+            view[place] = part
 
 
 def read_marks(cache: KVCache, table: PageTable, count: int) -> list[int]:
     """The first ``count`` marks that the table leads to."""
-    return [int(mark) for mark in slots(cache)[torch.tensor(table.pages, dtype=torch.long)].flatten()[:count]]
+    pages = torch.tensor(table.pages, dtype=torch.long)
+    parts = [view[pages].flatten()[:count].long() for view in slots(cache)]
+    whole: list[int] = (parts[0] if len(parts) == 1 else parts[0] + 101 * parts[1]).tolist()
+    return whole
 
 
 def draw(seed: int, read: Items[int]) -> int:
@@ -87,6 +93,7 @@ class Simulation:
         step_tokens: int = 32,
         max_pinned: int = 0,
         lease_seconds: float = math.inf,
+        dtype: torch.dtype = torch.float32,
     ) -> None:
         self.now = 0.0
         self.cache = KVCache(
@@ -97,6 +104,7 @@ class Simulation:
             page_size=PAGE,
             rows=rows,
             context=pages * PAGE,
+            dtype=dtype,
             max_pinned=max_pinned,
             lease_seconds=lease_seconds,
             clock=lambda: self.now,

@@ -41,8 +41,8 @@ class Step:
         page: int = PAGE,
         dtype: torch.dtype = torch.float32,
     ) -> None:
-        """With ``trees`` the new tokens of most rows are trees instead of chains. ``page``: tokens of a page. ``dtype``:
-        of the cache."""
+        """With ``trees`` the new tokens of most rows are trees instead of chains. ``page``: tokens of a page.
+        ``dtype``: of the cache."""
         rng = random.Random(seed)
         self.kv = torch.full((1, 2, KV_HEADS, POOL, page, DIM), 1e30)
         self.fresh = list(range(POOL))

@@ -6,6 +6,7 @@ import random
 from dataclasses import dataclass
 
 import pytest
+import torch
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
@@ -18,7 +19,7 @@ PAGES, ROWS = 14, 5
 CONTEXT = PAGES * PAGE
 
 
-def make_cache(pages: int = PAGES, max_pinned: int = PAGES // 2) -> KVCache:
+def make_cache(pages: int = PAGES, max_pinned: int = PAGES // 2, dtype: torch.dtype = torch.float32) -> KVCache:
     return KVCache(
         layers=1,
         kv_heads=1,
@@ -28,6 +29,7 @@ def make_cache(pages: int = PAGES, max_pinned: int = PAGES // 2) -> KVCache:
         rows=ROWS,
         context=CONTEXT,
         max_pinned=max_pinned,
+        dtype=dtype,
     )
 
 
@@ -85,9 +87,11 @@ LEASES = st.sampled_from(["first", "second"])
 class CacheMachine(RuleBasedStateMachine):
     """Random sequences over two tokens, so that shared prefixes, forks and duplicates are frequent."""
 
+    dtype = torch.float32
+
     @initialize()
     def start(self) -> None:
-        self.cache = make_cache()
+        self.cache = make_cache(dtype=self.dtype)
         self.running: list[Running] = []
 
     @rule(tokens=st.lists(st.integers(0, 1), min_size=1, max_size=CONTEXT // 2), namespace=NAMESPACES)
@@ -149,6 +153,16 @@ class CacheMachine(RuleBasedStateMachine):
 
 CacheMachine.TestCase.settings = settings(max_examples=120, stateful_step_count=40, deadline=None, derandomize=True)
 TestRandomOperations = CacheMachine.TestCase
+
+
+class NarrowCacheMachine(CacheMachine):
+    """The same with numbers of 8 bits, whose scales must go wherever they go."""
+
+    dtype = torch.float8_e4m3fn
+
+
+NarrowCacheMachine.TestCase.settings = CacheMachine.TestCase.settings
+TestNarrowRandomOperations = NarrowCacheMachine.TestCase
 
 
 def test_a_resent_sequence_is_found_to_the_token() -> None:
@@ -218,6 +232,22 @@ def test_a_branch_in_the_middle_of_a_page_copies_what_it_shares() -> None:
     assert run_through(cache, [1, 2, 3, 4, 5, 6, 9, 9]) == 6
     assert run_through(cache, [1, 2, 3, 9]) == 3
     assert run_through(cache, [9, 2, 3, 4]) == 0
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int8, torch.float8_e4m3fn], ids=str)
+def test_tokens_are_moved_with_all_that_belongs_to_them(dtype: torch.dtype) -> None:
+    """From the ends of two branches of guesses to where their accepted tokens belong."""
+    cache, tokens = make_cache(dtype=dtype), list(range(3 * PAGE))
+    rows = [Running.open(cache, [first, *tokens[1:]]) for first in (0, 1)]
+    for row in rows:
+        assert row.compute(3 * PAGE)
+    before = [read_marks(cache, row.table, 3 * PAGE) for row in rows]
+    cache.move([(rows[0].table, 7, 5), (rows[0].table, 11, 6), (rows[1].table, 9, 4)])
+    for marks_of, moves in zip(before, ([(7, 5), (11, 6)], [(9, 4)]), strict=True):
+        held = list(marks_of)
+        for start, end in moves:
+            marks_of[end] = held[start]
+    assert [read_marks(cache, row.table, 3 * PAGE) for row in rows] == before
 
 
 def test_the_longest_of_several_partial_pages_is_chosen() -> None:

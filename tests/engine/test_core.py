@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 import torch
 
 from engine.core import CoreOptions
+from engine.device import KV_DTYPES
 from engine.types import Branch, Completion, Delta, EngineError, InvalidRequest, ScoreItem
 from tests.engine.conftest import Checkpoints
 from tests.engine.helpers import SMALL, Harness, generate, score
@@ -22,44 +24,52 @@ def harness(checkpoints: Checkpoints) -> Harness:
     return Harness(checkpoints("qwen3"))
 
 
+@pytest.fixture(params=KV_DTYPES)
+def kv_dtype(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
 def tokens_of(completions: list[Completion]) -> list[tuple[int, ...]]:
     return [completion.token_ids for completion in completions]
 
 
-def alone(checkpoints: Checkpoints, branch: Branch) -> tuple[int, ...]:
+def alone(checkpoints: Checkpoints, branch: Branch, kv_dtype: str = "auto") -> tuple[int, ...]:
     """The branch's tokens in an engine that never saw anything else."""
-    [completion] = Harness(checkpoints("qwen3")).complete(generate(PROMPT, [branch], **LAW))
+    harness = Harness(checkpoints("qwen3"), replace(SMALL, kv_dtype=kv_dtype))
+    [completion] = harness.complete(generate(PROMPT, [branch], **LAW))
     return completion.token_ids
 
 
-def test_a_branch_has_the_same_tokens_alone_and_in_a_batch_of_sixteen(
-    checkpoints: Checkpoints, harness: Harness
-) -> None:
+def test_a_branch_has_the_same_tokens_alone_and_in_a_batch_of_sixteen(checkpoints: Checkpoints, kv_dtype: str) -> None:
+    harness = Harness(checkpoints("qwen3"), replace(SMALL, kv_dtype=kv_dtype))
     branches = [Branch(seed=5, key=key, max_tokens=30) for key in range(16)]
     together = tokens_of(harness.complete(generate(PROMPT, branches, **LAW)))
-    assert together == [alone(checkpoints, branch) for branch in branches]
+    assert together == [alone(checkpoints, branch, kv_dtype) for branch in branches]
     assert len(set(together)) == 16
 
 
-def test_a_branch_has_the_same_tokens_after_a_cache_hit(checkpoints: Checkpoints, harness: Harness) -> None:
+def test_a_branch_has_the_same_tokens_after_a_cache_hit(checkpoints: Checkpoints, kv_dtype: str) -> None:
+    harness = Harness(checkpoints("qwen3"), replace(SMALL, kv_dtype=kv_dtype))
     branch = Branch(seed=5, key=1, max_tokens=30)
     [first] = harness.complete(generate(PROMPT, [branch], **LAW))
     [second] = harness.complete(generate(PROMPT, [branch], **LAW))
     assert (first.cached_tokens, second.cached_tokens) == (0, len(PROMPT) - 1)
-    assert first.token_ids == second.token_ids == alone(checkpoints, branch)
+    assert first.token_ids == second.token_ids == alone(checkpoints, branch, kv_dtype)
 
 
-def test_a_branch_has_the_same_tokens_after_preemption(checkpoints: Checkpoints) -> None:
+def test_a_branch_has_the_same_tokens_after_preemption(checkpoints: Checkpoints, kv_dtype: str) -> None:
     # Room for about three of the eight branches at their full length.
-    harness = Harness(checkpoints("qwen3"), CoreOptions(kv_tokens=320, max_running=8, step_tokens=64))
+    options = CoreOptions(kv_tokens=320, max_running=8, step_tokens=64, kv_dtype=kv_dtype)
+    harness = Harness(checkpoints("qwen3"), options)
     branches = [Branch(seed=5, key=key, max_tokens=60) for key in range(8)]
     squeezed = tokens_of(harness.complete(generate(PROMPT, branches, **LAW)))
     assert harness.core.stats.preemptions > 0
-    assert squeezed == [alone(checkpoints, branch) for branch in branches]
+    assert squeezed == [alone(checkpoints, branch, kv_dtype) for branch in branches]
 
 
-def test_cutting_a_branch_anywhere_changes_no_token(checkpoints: Checkpoints, harness: Harness) -> None:
-    whole = alone(checkpoints, Branch(seed=9, key=2, max_tokens=24))
+def test_cutting_a_branch_anywhere_changes_no_token(checkpoints: Checkpoints, kv_dtype: str) -> None:
+    harness = Harness(checkpoints("qwen3"), replace(SMALL, kv_dtype=kv_dtype))
+    whole = alone(checkpoints, Branch(seed=9, key=2, max_tokens=24), kv_dtype)
     for cut in range(1, 24):
         rest = Branch(seed=9, key=2, max_tokens=24 - cut, generated=whole[:cut])
         [completion] = harness.complete(generate(PROMPT, [rest], **LAW))

@@ -16,6 +16,8 @@ from tests.engine.test_models import engine_logits, random_tokens
 
 ROOMY = CoreOptions(kv_tokens=8192, max_running=64, step_tokens=512, deterministic=True)
 KINDS = ["llama", "mistral", "qwen2", "qwen3", "qwen3_moe", "phi3", "gemma2", "gemma3", "qwen3_classify"]
+CASES = [*((kind, "auto") for kind in KINDS), ("qwen3", "int8"), ("mistral", "fp8")]
+"""Models and types of keys and values."""
 PROMPT = random_tokens(75, 1)
 BRANCHES = [Branch(3, key, 24) for key in range(16)]
 
@@ -30,27 +32,30 @@ def _two_threads(_one_thread: None) -> Iterator[None]:
     torch.set_num_threads(1)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_logits_do_not_depend_on_chunks_or_on_the_cache(checkpoints: Checkpoints, kind: str) -> None:
-    text = random_tokens(110, 2)
-    whole = engine_logits(Harness(checkpoints(kind), ROOMY), text)
-    chunked = Harness(checkpoints(kind), replace(ROOMY, step_tokens=13))
+@pytest.mark.parametrize(("kind", "kv_dtype"), CASES)
+def test_logits_do_not_depend_on_chunks_or_on_the_cache(checkpoints: Checkpoints, kind: str, kv_dtype: str) -> None:
+    text, roomy = random_tokens(110, 2), replace(ROOMY, kv_dtype=kv_dtype)
+    whole = engine_logits(Harness(checkpoints(kind), roomy), text)
+    chunked = Harness(checkpoints(kind), replace(roomy, step_tokens=13))
     assert torch.equal(engine_logits(chunked, text), whole)
-    cached = Harness(checkpoints(kind), ROOMY)
+    cached = Harness(checkpoints(kind), roomy)
     engine_logits(cached, text[:67])
     assert torch.equal(engine_logits(cached, text, start=70), whole[70:])
 
 
-@pytest.mark.parametrize("kind", [kind for kind in KINDS if "classify" not in kind])
-def test_samples_do_not_depend_on_the_batch_the_cache_or_preemption(checkpoints: Checkpoints, kind: str) -> None:
+@pytest.mark.parametrize(("kind", "kv_dtype"), [case for case in CASES if "classify" not in case[0]])
+def test_samples_do_not_depend_on_the_batch_the_cache_or_preemption(
+    checkpoints: Checkpoints, kind: str, kv_dtype: str
+) -> None:
     """Tokens and the bits of their log-probabilities: alone, 16 at once beside others, cached, and in little memory."""
-    alone = [answers(Harness(checkpoints(kind), ROOMY), [branch])[0] for branch in BRANCHES[:3]]
-    together = Harness(checkpoints(kind), ROOMY)
+    roomy = replace(ROOMY, kv_dtype=kv_dtype)
+    alone = [answers(Harness(checkpoints(kind), roomy), [branch])[0] for branch in BRANCHES[:3]]
+    together = Harness(checkpoints(kind), roomy)
     for length in (3, 40, 90):
         together.submit(generate(random_tokens(length, length), [Branch(1, 1, 30)] * 2, ignore_eos=True))
     assert answers(together, BRANCHES)[:3] == alone
     assert answers(together, BRANCHES)[:3] == alone
-    scarce = Harness(checkpoints(kind), CoreOptions(kv_tokens=192, max_running=8, step_tokens=24, deterministic=True))
+    scarce = Harness(checkpoints(kind), replace(roomy, kv_tokens=192, max_running=8, step_tokens=24))
     assert answers(scarce, BRANCHES[:3]) == alone
     assert scarce.core.stats.preemptions > 0
 

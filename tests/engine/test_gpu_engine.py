@@ -64,13 +64,16 @@ def agree(ours: list[Completion], theirs: list[Completion], tolerance: float = 2
             assert own.logprob == pytest.approx(plain.logprob, abs=tolerance)
 
 
-@pytest.mark.parametrize("kind", FAMILIES)
+@pytest.mark.parametrize(
+    ("kind", "kv_dtype"), [*((kind, "auto") for kind in FAMILIES), ("qwen3", "int8"), ("qwen3_window", "fp8")]
+)
 def test_a_gpu_draws_the_tokens_that_the_cpu_draws(
-    kind: str, checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch
+    kind: str, kv_dtype: str, checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    expected = answers(checkpoints(kind), replace(SMALL, device="cpu"))
+    options = replace(SMALL, kv_dtype=kv_dtype)
+    expected = answers(checkpoints(kind), replace(options, device="cpu"))
     pretend(monkeypatch)
-    agree(answers(checkpoints(kind)), expected)
+    agree(answers(checkpoints(kind), options), expected, 2e-4 if kv_dtype == "auto" else 5e-3)
     assert (Replay.replayed > 0) == (kind != "qwen3_moe")
 
 

@@ -3,6 +3,8 @@ every branch has the tokens that it has without a cache."""
 
 from __future__ import annotations
 
+import pytest
+import torch
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -23,10 +25,17 @@ seen: dict[str, int] = {}
 class Traffic(RuleBasedStateMachine):
     """What clients do to an engine, in any order."""
 
+    dtype = torch.float32
+
     @initialize(rows=st.integers(1, 6), step_tokens=st.integers(4, 40), max_pinned=st.integers(0, PAGES))
     def start(self, rows: int, step_tokens: int, max_pinned: int) -> None:
         self.engine = Simulation(
-            pages=PAGES, rows=rows, step_tokens=step_tokens, max_pinned=max_pinned, lease_seconds=8.0
+            pages=PAGES,
+            rows=rows,
+            step_tokens=step_tokens,
+            max_pinned=max_pinned,
+            lease_seconds=8.0,
+            dtype=self.dtype,
         )
 
     @rule(
@@ -119,9 +128,16 @@ class Traffic(RuleBasedStateMachine):
             self.engine.cache.leases.touch(lease)
 
 
-def test_random_operations_keep_every_invariant_and_change_no_token() -> None:
+class NarrowTraffic(Traffic):
+    """The same with a cache of 8 bits."""
+
+    dtype = torch.int8
+
+
+@pytest.mark.parametrize("traffic", [Traffic, NarrowTraffic])
+def test_random_operations_keep_every_invariant_and_change_no_token(traffic: type[Traffic]) -> None:
     seen.clear()
-    machine = Traffic.TestCase
+    machine = traffic.TestCase
     machine.settings = settings(
         max_examples=150,
         stateful_step_count=50,

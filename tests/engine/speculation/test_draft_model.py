@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -158,15 +159,17 @@ def test_the_target_as_its_own_draft_is_always_right(
     assert drafted == accepted > 150
 
 
+@pytest.mark.parametrize(("kv_dtype", "token_bytes"), [("auto", 512), ("int8", 160), ("fp8", 160)])
 @pytest.mark.usefixtures("_all_noise")
 def test_it_is_always_right_under_preemption_and_with_a_pool_of_its_own_that_is_too_small(
-    checkpoints: Checkpoints,
+    checkpoints: Checkpoints, kv_dtype: str, token_bytes: int
 ) -> None:
-    folder = checkpoints("qwen3")
+    folder, options = checkpoints("qwen3"), replace(TIGHT, kv_dtype=kv_dtype)
     asked = [generate(PROMPT[:37], [Branch(5, key, 60) for key in range(8)], **LAW)]
-    expected = plain(folder, asked)
-    for pool_bytes in (1 << 28, 8 * 16 * 512):
-        harness, drafter = speculating(folder, folder, options=TIGHT, pool_bytes=pool_bytes)
+    expected = plain(folder, asked, replace(SMALL, kv_dtype=kv_dtype))
+    for pool_bytes, pages in ((1 << 28, 20), (8 * 16 * token_bytes, 8)):
+        harness, drafter = speculating(folder, folder, options=options, pool_bytes=pool_bytes)
+        assert drafter.cache.pool.size == pages
         answers = complete(harness, drafter, asked)
         assert harness.core.stats.preemptions > 0
         assert [[one.token_ids for one in some] for some in answers] == expected

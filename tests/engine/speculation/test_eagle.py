@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +16,11 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from engine.core import CoreOptions
+from engine.device import KV_DTYPES
 from engine.sequence import GenerateSequence
 from engine.speculation import eagle, grow
 from engine.speculation.controller import FixedController
-from engine.speculation.draft import EMPTY
+from engine.speculation.draft import EMPTY, Draft
 from engine.speculation.eagle import load_eagle
 from engine.types import Branch, EngineError
 from tests.engine.conftest import Checkpoints
@@ -143,12 +145,34 @@ def test_a_branch_that_is_continued_finds_its_entries_in_the_cache(checkpoints: 
     check_guesses(Reference(folder, tensors), made)
 
 
+@pytest.mark.parametrize(("kv_dtype", "bound"), [("int8", 0.08), ("fp8", 0.3)])
+def test_entries_of_8_bits_give_nearly_the_same_guesses(
+    checkpoints: Checkpoints, tmp_path: Path, kv_dtype: str, bound: float
+) -> None:
+    """The first drafts of continued branches, most of whose entries lie in the cache."""
+    folder, head = checkpoints("qwen3"), save_head(tmp_path, *eagle_parts())
+    drafts: list[list[Draft]] = []
+    for dtype in ("auto", kv_dtype):
+        harness, recorder = guessing(folder, head, (3, 3), replace(SMALL, page_size=8, kv_dtype=dtype))
+        drafts.append([])
+        for prompt, count in product(PROMPTS, (12, 20)):
+            recorder.asked.clear()
+            harness.complete(generate(prompt, [Branch(5, 0, 9, tuple(range(30, 30 + count)))], ignore_eos=True))
+            drafts[-1].append(next(one.draft for one in recorder.asked if one.draft != EMPTY))
+    for exact, ours in zip(*drafts, strict=True):
+        assert ours.tokens[0] == exact.tokens[0]
+        assert ours.chances[0] == pytest.approx(exact.chances[0], rel=bound)
+
+
 @pytest.mark.parametrize("shape", list(SHAPES))
-def test_branches_that_share_pages_are_answered_exactly(checkpoints: Checkpoints, tmp_path: Path, shape: str) -> None:
+@pytest.mark.parametrize("kv_dtype", KV_DTYPES)
+def test_branches_that_share_pages_are_answered_exactly(
+    checkpoints: Checkpoints, tmp_path: Path, shape: str, kv_dtype: str
+) -> None:
     """Forks, a pool that preempts, and requests that only score, whose tokens have no entries."""
     folder, asked = checkpoints("qwen3"), [replace(request, lease="a") for request in requests("plain", 40)]
-    plain = completions(answers(Harness(folder), asked))
-    tight = CoreOptions(kv_tokens=160, page_size=8, max_running=6, step_tokens=24)
+    plain = completions(answers(Harness(folder, replace(SMALL, kv_dtype=kv_dtype)), asked))
+    tight = CoreOptions(kv_tokens=160, page_size=8, max_running=6, step_tokens=24, kv_dtype=kv_dtype)
     harness, recorder = guessing(folder, save_head(tmp_path, *eagle_parts()), SHAPES[shape], tight)
     same(completions(answers(harness, asked)), plain)
     assert harness.core.stats.preemptions > 0

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from engine.core import CoreOptions
+from engine.device import KV_DTYPES
 from engine.sequence import Event
 from engine.speculation.controller import FixedController
 from engine.speculation.draft import Draft
@@ -175,13 +176,16 @@ def test_a_pool_that_is_far_too_small_preempts_and_still_gives_the_same_tokens(
     assert all(len(events) == 1 for events in read)
 
 
-def test_a_prefix_that_guesses_ran_through_is_a_cache_hit_like_any_other(checkpoints: Checkpoints) -> None:
+@pytest.mark.parametrize("kv_dtype", KV_DTYPES)
+def test_a_prefix_that_guesses_ran_through_is_a_cache_hit_like_any_other(
+    checkpoints: Checkpoints, kv_dtype: str
+) -> None:
     """Only committed tokens are cached, so nothing is found that was not generated, and all that was is found."""
-    folder = checkpoints("qwen3")
+    folder, options = checkpoints("qwen3"), replace(SMALL, kv_dtype=kv_dtype)
     asked = requests("plain")
-    plain_harness = Harness(folder)
+    plain_harness = Harness(folder, options)
     plain = completions(answers(plain_harness, asked))
-    harness = speculating(folder, Oracle(truth(asked, plain), VOCAB, 0.5), "tree")
+    harness = speculating(folder, Oracle(truth(asked, plain), VOCAB, 0.5), "tree", options)
     answers(harness, asked)
     again = [
         replace(
@@ -196,9 +200,10 @@ def test_a_prefix_that_guesses_ran_through_is_a_cache_hit_like_any_other(checkpo
     assert [one.cached_tokens for one in found] == [one.cached_tokens for one in expected]
 
 
-def test_in_deterministic_mode_speculation_gives_the_same_bits(checkpoints: Checkpoints) -> None:
+@pytest.mark.parametrize("kv_dtype", KV_DTYPES)
+def test_in_deterministic_mode_speculation_gives_the_same_bits(checkpoints: Checkpoints, kv_dtype: str) -> None:
     folder = checkpoints("qwen3")
-    options = replace(SMALL, deterministic=True)
+    options = replace(SMALL, deterministic=True, kv_dtype=kv_dtype)
     asked = requests("logprobs")
     plain = completions(answers(Harness(folder, options), asked))
     harness = speculating(folder, Oracle(truth(asked, plain), VOCAB, 0.7), "tree", options)

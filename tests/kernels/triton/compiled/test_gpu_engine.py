@@ -15,7 +15,7 @@ from triton.runtime.jit import JITFunction
 
 from engine.attention.plan import CostModel, Rows
 from engine.attention.triton_backend import TritonAttention
-from engine.device import Placement
+from engine.device import KV_DTYPES, Placement, kv_type
 from engine.models.load import load_model
 from engine.models.model import Batch
 from kernels.sampling import Coordinates, Laws, draw
@@ -26,8 +26,12 @@ from tests.kernels.triton.hopper import SHARED_MEMORY, compiling
 PAGE, SIZES = 16, {"hidden_size": 512, "intermediate_size": 1024, "head_dim": 128, "num_hidden_layers": 1}
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
-def test_a_decoding_step_compiles(dtype: torch.dtype, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("dtype", "kv_dtype"), [(torch.float32, "auto"), *((torch.bfloat16, kv_dtype) for kv_dtype in KV_DTYPES)], ids=str
+)
+def test_a_decoding_step_compiles(
+    dtype: torch.dtype, kv_dtype: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     save_random_model("Qwen3ForCausalLM", SIZES | {"num_attention_heads": 8, "tie_word_embeddings": True}, tmp_path)
     with compiling() as made:
         step(tmp_path, dtype, monkeypatch)
@@ -79,8 +83,9 @@ def step(folder: Path, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> N
     slots = pages[np.arange(3), (contexts - 1) // PAGE] * PAGE + (contexts - 1) % PAGE
     per_kv = about.heads // about.kv_heads
     rows = Rows(pages, slots, np.ones(3, np.int64), contexts, PAGE, 64, about.kv_heads, per_kv, CostModel(1024))
-    kv = torch.empty(1, 2, about.kv_heads, 64, PAGE, about.head_dim, dtype=dtype, device="meta")
-    attend = TritonAttention(model.config.attention, kv)
+    kv = torch.empty(1, 2, about.kv_heads, 64, PAGE, about.head_dim, dtype=kv_type(kv_dtype, place), device="meta")
+    scales = None if kv_dtype == "auto" else torch.empty(kv.shape[:-1], device="meta")
+    attend = TritonAttention(model.config.attention, kv, scales)
     attend.prepare(rows)
     monkeypatch.setattr(torch.Tensor, "is_cuda", True)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(multi_processor_count=132))

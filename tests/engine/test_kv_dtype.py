@@ -1,0 +1,91 @@
+"""Keys and values of 8 bits: what they keep of the results, what they spare, and what is refused."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+import reasoner
+from engine import core
+from engine.cache.kv import token_bytes
+from engine.core import CoreOptions
+from engine.device import KV_DTYPES, Placement, kv_type
+from engine.types import Branch, Completion, EngineError
+from reasoner.suites import load
+from tests.engine.conftest import Checkpoints
+from tests.engine.helpers import SMALL, Harness, generate
+from tests.engine.test_models import engine_logits, random_tokens
+
+POLICY = Path(reasoner.__file__).parent / "bundled" / "policy"
+EIGHT = ["int8", "fp8"]
+CUDA = Placement(torch.device("cuda"), torch.bfloat16, on_gpu=True)
+
+
+@pytest.mark.parametrize(("kv_dtype", "bound"), [("int8", 0.06), ("fp8", 0.25)])
+@pytest.mark.parametrize("kind", ["llama", "mistral", "qwen2", "gemma3", "phi3", "gpt2", "starcoder2"])
+def test_logits_are_close_to_those_of_float_keys_and_values(
+    checkpoints: Checkpoints, kind: str, kv_dtype: str, bound: float
+) -> None:
+    """Random weights, whose attention is far sharper than a trained model's; the last two are run by transformers."""
+    text = random_tokens(90, 4)
+    exact = engine_logits(Harness(checkpoints(kind)), text)
+    ours = engine_logits(Harness(checkpoints(kind), replace(SMALL, kv_dtype=kv_dtype)), text)
+    assert 0 < (ours - exact).std() < bound * exact.std()
+
+
+@pytest.mark.parametrize(("kv_dtype", "same", "usual", "most"), [("int8", 0.85, 0.01, 0.2), ("fp8", 0.6, 0.05, 0.8)])
+def test_the_bundled_policy_answers_alike(kv_dtype: str, same: float, usual: float, most: float) -> None:
+    """``same``: part of 40 problems whose greedy text is the same to the last token. ``usual`` and ``most``: how far
+    the logits along the texts may differ, in standard deviations of the logits."""
+    exact, ours = (Harness(POLICY, CoreOptions(kv_tokens=32768, kv_dtype=dtype)) for dtype in ("auto", kv_dtype))
+    tokenizer = exact.core.model.tokenizer
+    problems = load("countdown", limit=40)
+    prompts = [tokenizer.encode_chat([{"role": "user", "content": problem.text}]) for problem in problems]
+    texts = [greedy(harness, prompts) for harness in (exact, ours)]
+    assert sum(one == other for one, other in zip(*texts, strict=True)) >= same * len(prompts)
+    for prompt, text in list(zip(prompts, texts[0], strict=True))[:6]:
+        right, found = (engine_logits(harness, (*prompt, *text)) for harness in (exact, ours))
+        assert (found - right).std() < usual * right.std()
+        assert (found - right).abs().max() < most * right.std()
+
+
+def greedy(harness: Harness, prompts: list[tuple[int, ...]]) -> list[tuple[int, ...]]:
+    events = [harness.submit(generate(prompt, [Branch(0, 0, 128)], temperature=0.0)) for prompt in prompts]
+    harness.run()
+    return [one.token_ids for some in events for one in some if isinstance(one, Completion)]
+
+
+def test_as_many_bytes_hold_more_tokens(checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each vector of 16 numbers is 64 bytes of float32, or 16 and a scale of 4."""
+    monkeypatch.setattr(core, "_DEFAULT_KV_BYTES", 1 << 20)
+    capacities = {}
+    for kv_dtype in KV_DTYPES:
+        engine = Harness(checkpoints("qwen3"), CoreOptions(kv_dtype=kv_dtype)).core
+        tensors = [engine.cache.data] + ([] if engine.cache.scales is None else [engine.cache.scales])
+        size = sum(tensor.numel() * tensor.itemsize for tensor in tensors)
+        capacities[kv_dtype] = engine.stats.kv_capacity
+        # What is left would not make a page.
+        assert 0 <= (1 << 20) - size < size // capacities[kv_dtype] * 16
+    assert capacities["int8"] == capacities["fp8"]
+    assert capacities["int8"] / capacities["auto"] == pytest.approx(64 / 20, rel=0.02)
+
+
+def test_a_vector_of_64_numbers_takes_little_more_than_a_quarter(checkpoints: Checkpoints) -> None:
+    about = replace(Harness(checkpoints("qwen3")).core.model.config.attention[0], head_dim=64)
+    sizes = [token_bytes(about, dtype) for dtype in (torch.float32, torch.bfloat16, torch.int8)]
+    assert sizes == [2 * about.kv_heads * size for size in (256, 128, 68)]
+
+
+def test_a_type_that_there_is_not_is_refused(checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(EngineError, match="kv_dtype 'int4' is none of auto, int8, fp8"):
+        Harness(checkpoints("qwen3"), CoreOptions(kv_dtype="int4"))
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (8, 0))
+    assert kv_type("int8", CUDA) is torch.int8
+    with pytest.raises(EngineError, match=r"kv_dtype 'fp8' needs a GPU of compute capability 8\.9; this one has 8\.0"):
+        kv_type("fp8", CUDA)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
+    assert kv_type("fp8", CUDA) is torch.float8_e4m3fn
+    assert kv_type("auto", CUDA) is torch.bfloat16
