@@ -1,0 +1,65 @@
+"""What keys and values of 8 bits are worth in time. One command: ``python -m benchmarks.engine.kv_types``.
+
+A step of the 50M checkpoint that gives each of 16 sequences a token, behind so many tokens that no other sequence
+shares, on one thread: milliseconds, the types in turns.
+"""
+
+from __future__ import annotations
+
+import random
+import statistics
+import time
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.engine.checkpoint import SIZES, cache_folder, checkpoint
+from engine.core import CoreOptions, EngineCore
+from engine.device import KV_DTYPES
+from engine.sequence import Job
+from engine.types import Branch, GenerateRequest, SamplingParams
+
+SEQUENCES, STEPS, LENGTHS = 16, 40, (100, 500, 2000)
+
+
+def main() -> None:
+    """Prints the table."""
+    torch.set_num_threads(1)
+    table = Table("tokens before", *(f"{name}, ms" for name in KV_DTYPES))
+    for length in LENGTHS:
+        engines = [_filled(name, length) for name in KV_DTYPES]
+        times = [[_step(engine) for engine in engines] for _ in range(STEPS)]
+        table.add_row(str(length), *(f"{statistics.median(column) * 1e3:.1f}" for column in zip(*times, strict=True)))
+    Console().print(table)
+
+
+def _filled(kv_dtype: str, length: int) -> EngineCore:
+    """An engine whose prompts are read."""
+    options = CoreOptions(kv_tokens=SEQUENCES * (length + 3 * STEPS), kv_dtype=kv_dtype)
+    engine = EngineCore("50M", checkpoint("50M", SIZES["50M"], cache_folder()), options)
+    rng = random.Random(0)
+    for key in range(SEQUENCES):
+        job = Job(str(key), lambda _: None)
+        law = SamplingParams(temperature=1.0, ignore_eos=True)
+        prompt = tuple(rng.choices(range(1000, 30000), k=length))
+        engine.model.add_branches(
+            GenerateRequest(job.request_id, "50M", prompt, (Branch(0, key, 2 * STEPS),), law), job
+        )
+        engine.submit(job)
+    drawn = 0
+    while drawn < SEQUENCES:  # some begin while others' prompts are read
+        before = engine.stats.generated_tokens
+        engine.step()
+        drawn = engine.stats.generated_tokens - before
+    return engine
+
+
+def _step(engine: EngineCore) -> float:
+    start = time.process_time()
+    engine.step()
+    return time.process_time() - start
+
+
+if __name__ == "__main__":
+    main()
