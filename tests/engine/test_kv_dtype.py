@@ -10,9 +10,12 @@ import torch
 
 import reasoner
 from engine import core
+from engine.attention.deterministic import DeterministicAttention
+from engine.attention.torch_backend import TorchAttention
 from engine.cache.kv import token_bytes
 from engine.core import CoreOptions
 from engine.device import KV_DTYPES, Placement, kv_type
+from engine.host_forward import HostForward
 from engine.types import Branch, Completion, EngineError
 from reasoner.suites import load
 from tests.engine.conftest import Checkpoints
@@ -89,3 +92,20 @@ def test_a_type_that_there_is_not_is_refused(checkpoints: Checkpoints, monkeypat
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
     assert kv_type("fp8", CUDA) is torch.float8_e4m3fn
     assert kv_type("auto", CUDA) is torch.bfloat16
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+@pytest.mark.parametrize("kv_dtype", EIGHT)
+def test_without_kernels_the_tokens_are_the_same(
+    checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch, kv_dtype: str, deterministic: bool
+) -> None:
+    options = replace(SMALL, kv_dtype=kv_dtype, deterministic=deterministic)
+    asked = generate(random_tokens(60, 3), [Branch(2, key, 30) for key in range(6)], temperature=0.9, ignore_eos=True)
+    expected = Harness(checkpoints("mistral"), options).complete(asked)
+    monkeypatch.setattr("engine.attention.AVAILABLE", False)
+    plain = Harness(checkpoints("mistral"), options)
+    kind = DeterministicAttention if deterministic else TorchAttention
+    assert isinstance(plain.core._forward, HostForward)
+    assert isinstance(plain.core._forward._attend, kind)
+    ours = plain.complete(asked)
+    assert [one.token_ids for one in ours] == [one.token_ids for one in expected]

@@ -7,6 +7,11 @@ from typing import Any
 import pytest
 import torch
 
+from kernels.cpu import AVAILABLE
+
+if not AVAILABLE:
+    pytest.skip("numba is not installed", allow_module_level=True)
+
 from kernels.cpu.launch import begin, kernel
 from kernels.cpu.narrow import load_float8, load_int8, store_float8, store_int8
 from kernels.cpu.vector import load, store
