@@ -34,7 +34,7 @@ def test_a_decoding_step_compiles(
 ) -> None:
     save_random_model("Qwen3ForCausalLM", SIZES | {"num_attention_heads": 8, "tie_word_embeddings": True}, tmp_path)
     with compiling() as made:
-        step(tmp_path, dtype, monkeypatch)
+        step(tmp_path, dtype, kv_dtype, monkeypatch)
     names = [kernel.kernel for kernel in made]
     assert names == ["_rms_norm", "_rms_norm", "_rotary_write", "_attend", "_rms_norm", "_gated", "_rms_norm", "_draw"]
     for kernel in made:
@@ -67,13 +67,13 @@ def test_a_decoding_step_of_quantised_weights_is_kernels_alone(
 
     monkeypatch.setattr(torch.nn.functional, "linear", counted)
     monkeypatch.setattr(JITFunction, "run", lambda self, *_, **__: launched.append(self.fn.__name__))
-    step(folder, torch.bfloat16, monkeypatch)
+    step(folder, torch.bfloat16, "auto", monkeypatch)
     products = Counter(name for name in launched if name in PRODUCTS)
     assert products == LAUNCHED.get(method, {"_weight_only": 4})
     assert dense == ([] if method == "W8A8" else [(400, 512)])
 
 
-def step(folder: Path, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+def step(folder: Path, dtype: torch.dtype, kv_dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of three sequences."""
     place = Placement(torch.device("meta"), dtype, on_gpu=True)
     model = load_model(folder, lambda config: config.context, place)
