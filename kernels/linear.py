@@ -68,9 +68,9 @@ def _layout(weight: Tensor) -> Callable[[Tensor, Tensor | None, Tensor | None], 
     """The product of ``x``, ``bias`` and ``residual`` with a weight."""
     if weight.device.type == "cpu":
         if _has_kernel(weight):
-            from kernels.cpu.linear import Panels
+            from kernels.cpu.linear import FloatPanels
 
-            return Panels(weight).product
+            return FloatPanels(weight).product
         if torch._C._has_mkldnn:
             return _OneDnn(weight).product
     return partial(_plain, weight)

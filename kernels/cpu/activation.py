@@ -8,7 +8,7 @@ import numpy as np
 from torch import Tensor
 
 from kernels.cpu.exponential import exp32
-from kernels.cpu.launch import Kernel, begin, floats, kernel, share
+from kernels.cpu.launch import Kernel, begin, floats, function, kernel, share
 from kernels.cpu.tape import empty
 
 _ALONE = 1 << 14
@@ -38,27 +38,41 @@ def _gated(activation: Kernel, gate_up: Tensor) -> Tensor:
     return out
 
 
+def _loop(exponent: Any) -> Any:
+    """``(arguments, thread, threads)``: a thread's share of ``gate / (1 + exp(exponent(gate))) * up``."""
+
+    @function
+    def loop(a: Any, thread: int, threads: int) -> None:
+        rows, width, stride = a[2], a[3], a[4]
+        out = floats(a[1], (rows, width))
+        first, end = share(rows, thread, threads)
+        for row in range(first, end):
+            gate_up = floats(a[0] + 4 * row * stride, (2, width))
+            for i in range(width):
+                x = gate_up[0, i]
+                out[row, i] = x / (_ONE + exp32(exponent(x))) * gate_up[1, i]
+
+    return loop
+
+
+@function
+def _silu(x: Any) -> Any:
+    return -x
+
+
+@function
+def _gelu_tanh(x: Any) -> Any:
+    return x * (_LINEAR + _CUBIC * (x * x))
+
+
+_silu_loop, _gelu_tanh_loop = _loop(_silu), _loop(_gelu_tanh)
+
+
 @kernel
 def _silu_mul(address: Any) -> None:
-    a, thread, threads = begin(address)
-    rows, width, stride = a[2], a[3], a[4]
-    out = floats(a[1], (rows, width))
-    first, end = share(rows, thread, threads)
-    for row in range(first, end):
-        gate_up = floats(a[0] + 4 * row * stride, (2, width))
-        for i in range(width):
-            x = gate_up[0, i]
-            out[row, i] = x / (_ONE + exp32(-x)) * gate_up[1, i]
+    _silu_loop(*begin(address))
 
 
 @kernel
 def _gelu_tanh_mul(address: Any) -> None:
-    a, thread, threads = begin(address)
-    rows, width, stride = a[2], a[3], a[4]
-    out = floats(a[1], (rows, width))
-    first, end = share(rows, thread, threads)
-    for row in range(first, end):
-        gate_up = floats(a[0] + 4 * row * stride, (2, width))
-        for i in range(width):
-            x = gate_up[0, i]
-            out[row, i] = x / (_ONE + exp32(x * (_LINEAR + _CUBIC * (x * x)))) * gate_up[1, i]
+    _gelu_tanh_loop(*begin(address))

@@ -11,8 +11,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from llvmlite import binding, ir
-
-from kernels.cpu.launch import floats, function
+from numba import types
+from numba.extending import intrinsic
 
 FEATURES = binding.get_host_cpu_features()
 # The sums of a tile, one value of x and one column of weights fill the registers.
@@ -34,17 +34,28 @@ _FETCHES = 6
 _I32, _I64 = ir.IntType(32), ir.IntType(64)
 
 
-def for_each_height(builder: Any, rows: Any, generate: Callable[[int], None]) -> None:
-    """The instructions of ``generate`` for each number of rows that a tile may have, of which ``rows`` chooses one."""
-    done = builder.append_basic_block()
-    choice = builder.switch(rows, done)
-    for some in range(1, TALL + 1):
-        case = builder.append_basic_block()
-        choice.add_case(_I64(some), case)
-        builder.position_at_end(case)
-        generate(some)
-        builder.branch(done)
-    builder.position_at_end(done)
+def multiplier(generate: Callable[..., None]) -> Any:
+    """``(rows, to, stride, x, panel, own)``: the instructions of ``generate(builder, rows, to, ...)`` for each number
+    of rows that a tile may have, of which ``rows`` chooses one."""
+
+    @intrinsic
+    def multiply(_context: Any, _rows: Any, _to: Any, _stride: Any, _x: Any, _panel: Any, _own: Any) -> Any:
+        def heights(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
+            rows, *rest = arguments
+            done = builder.append_basic_block()
+            choice = builder.switch(rows, done)
+            for some in range(1, TALL + 1):
+                case = builder.append_basic_block()
+                choice.add_case(_I64(some), case)
+                builder.position_at_end(case)
+                generate(builder, some, *rest)
+                builder.branch(done)
+            builder.position_at_end(done)
+            return context.get_dummy_value()
+
+        return types.void(*[types.int64] * 6), heights
+
+    return multiply
 
 
 def tile(builder: Any, begun: Sequence[Any], x: Any, weights: Any, steps: Any, multiply: Callable[..., Any]) -> Any:
@@ -92,28 +103,6 @@ def write(builder: Any, tiled: Sequence[Any], to: Any, stride: Any) -> None:
     for index, vector in enumerate(tiled):
         start = builder.add(to, builder.mul(stride, _I64(index // VECTORS)))
         builder.store(vector, at(builder, start, 4 * (index % VECTORS) * LANES, vector.type), align=4)
-
-
-@function
-def move(to: int, edge: int, rows: int, wide: int, out: int) -> None:
-    """Copies the outputs of the last panel that there are."""
-    source, target = floats(edge, (rows, WIDE)), floats(to, (rows * out,))
-    for row in range(rows):
-        for i in range(wide):
-            target[row * out + i] = source[row, i]
-
-
-@function
-def add(to: int, summand: int, rows: int, wide: int, out: int, stride: int) -> None:
-    """Adds rows ``stride`` apart to a tile of the result."""
-    for row in range(rows):
-        target, source = floats(to + 4 * row * out, (WIDE,)), floats(summand + 4 * row * stride, (WIDE,))
-        if wide == WIDE:
-            for i in range(WIDE):
-                target[i] += source[i]
-        else:
-            for i in range(wide):
-                target[i] += source[i]
 
 
 def at(builder: Any, start: Any, offset: int, kind: Any) -> Any:

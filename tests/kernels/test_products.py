@@ -1,0 +1,128 @@
+"""What all products with fixed weights promise, whatever the weights are and whoever computes them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+
+from kernels import cpu
+from kernels.linear import Linear, Product
+from kernels.linear_int8 import Int8Linear
+from tests.kernels.layouts import needs_bytes, random_int8
+
+Make = Callable[[int, int, bool], Product]
+"""Of outputs, inputs, and whether there is a bias."""
+SHAPES = [(96, 48), (48, 96), (400, 48), (33, 7), (31, 17), (1, 1), (500, 1537), (1536, 512), (512, 1536)]
+
+
+def float32(out: int, into: int, bias: bool) -> Product:
+    return Linear(torch.randn(out, into), torch.randn(out) if bias else None)
+
+
+def int8(out: int, into: int, bias: bool) -> Product:
+    return Int8Linear(*random_int8(out, into), torch.randn(out) if bias else None)
+
+
+@pytest.fixture(params=["float32 panels", "oneDNN", "int8 panels", "FBGEMM"])
+def make(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Make:
+    if request.param in ("oneDNN", "FBGEMM"):
+        monkeypatch.setattr(cpu, "AVAILABLE", False)
+    if request.param == "FBGEMM" and "fbgemm" not in torch.backends.quantized.supported_engines:
+        pytest.skip("needs FBGEMM")
+    if request.param == "int8 panels":
+        needs_bytes()
+    elif request.param == "float32 panels" and not cpu.AVAILABLE:
+        pytest.skip("needs numba")
+    return float32 if request.param in ("float32 panels", "oneDNN") else int8
+
+
+@pytest.fixture
+def threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_its_parameters_are_the_weights_and_the_bias(make: Make, bias: bool) -> None:
+    assert make(50, 128, bias).parameters == 50 * 128 + (50 if bias else 0)
+
+
+@pytest.mark.parametrize(("out", "into"), SHAPES)
+def test_a_row_of_the_result_does_not_depend_on_the_other_rows(make: Make, out: int, into: int) -> None:
+    """Bit for bit, wherever the row stands in whatever batch."""
+    torch.manual_seed(into)
+    linear = make(out, into, True)
+    x, residual = torch.randn(200, into) * torch.logspace(-2, 2, 200)[:, None], torch.randn(200, out)
+    whole, added = linear(x), linear.add(x, residual)
+    for rows in (*range(1, 41), 64, 111, 112, 113, 129):
+        for start in (0, 71 - rows % 7):
+            part = slice(start, start + rows)
+            assert torch.equal(linear(x[part]), whole[part])
+            assert torch.equal(linear.add(x[part], residual[part]), added[part])
+
+
+@pytest.mark.parametrize(("out", "into"), SHAPES)
+@pytest.mark.usefixtures("threads")
+def test_the_number_of_threads_changes_no_bit(make: Make, out: int, into: int) -> None:
+    torch.manual_seed(into)
+    linear, x = make(out, into, True), torch.randn(130, into)
+    torch.set_num_threads(1)
+    alone = [linear(x[:rows]) for rows in (1, 2, 17, 130)]
+    for count in (2, 3):
+        torch.set_num_threads(count)
+        for result in alone:
+            assert torch.equal(linear(x[: len(result)]), result)
+
+
+def test_what_is_not_finite_stays_in_its_row_and_is_seen_there(make: Make, request: pytest.FixtureRequest) -> None:
+    if "FBGEMM" in request.node.name:
+        pytest.skip("FBGEMM rounds infinity to a number")
+    torch.manual_seed(0)
+    linear, x = make(70, 48, True), torch.randn(20, 48)
+    clean = linear(x)
+    x[7, 47], x[11, 0], x[12, 47] = torch.inf, torch.nan, -torch.nan
+    spoilt = linear(x)
+    others = [row for row in range(20) if row not in (7, 11, 12)]
+    assert torch.equal(spoilt[others], clean[others])
+    assert not spoilt[[7, 11, 12]].isfinite().any()
+
+
+def test_x_and_the_residual_may_be_parts_of_other_tensors(make: Make) -> None:
+    torch.manual_seed(0)
+    linear, wide, long = make(70, 48, True), torch.randn(20, 60), torch.randn(60, 20)
+    residual = torch.randn(20, 100)[:, 30:]
+    for x in (wide[:, 7:55], wide[::2, :48], wide[5:6, 12:], long[12:].T, wide[:1].expand(20, 60)[:, :48]):
+        copy, beside = x.contiguous(), residual[: len(x)]
+        assert torch.equal(linear(x), linear(copy))
+        assert torch.equal(linear.add(x, beside), linear.add(copy, beside.contiguous()))
+
+
+def test_a_row_of_zeros_gives_zeros(make: Make) -> None:
+    x = torch.zeros(3, 128)
+    x[1] = 1
+    assert not make(50, 128, False)(x)[[0, 2]].any()
+
+
+def test_no_rows_give_none(make: Make) -> None:
+    linear = make(70, 48, True)
+    if not linear.is_kernel and isinstance(linear, Int8Linear):
+        pytest.skip("FBGEMM wants a row")
+    assert linear(torch.randn(0, 48)).shape == (0, 70)
+
+
+@pytest.mark.parametrize("x", [torch.zeros(3, 47), torch.zeros(3, 48, dtype=torch.bfloat16)])
+def test_what_does_not_fit_the_weights_is_refused(make: Make, x: torch.Tensor) -> None:
+    with pytest.raises((ValueError, RuntimeError)):
+        make(70, 48, True)(x)
+
+
+def test_a_residual_that_does_not_fit_the_product_is_refused(make: Make) -> None:
+    linear = make(70, 48, True)
+    if not linear.is_kernel:
+        pytest.skip("only ours looks")
+    for residual in (torch.zeros(3, 69), torch.zeros(3, 70, dtype=torch.bfloat16)):
+        with pytest.raises(ValueError, match="residual"):
+            linear.add(torch.zeros(3, 48), residual)
