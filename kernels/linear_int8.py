@@ -31,7 +31,7 @@ class Int8Linear:
             raise ValueError(f"int8 products of {codes.shape[1]} columns are not supported on this machine")
         self.parameters = codes.numel() + (0 if bias is None else bias.numel())
         """Number of weights."""
-        self.is_kernel = _has_kernel()
+        self.is_kernel = cpu.multiplies_bytes()
         """See ``Product``."""
         self._product = _layout(codes, scales)
         self._bias = None if bias is None else bias.contiguous()
@@ -47,20 +47,12 @@ class Int8Linear:
 
 def supported(columns: int) -> bool:
     """Whether this machine computes ``Int8Linear`` of so many columns."""
-    return columns <= _COLUMNS and (_has_kernel() or "fbgemm" in torch.backends.quantized.supported_engines)
-
-
-def _has_kernel() -> bool:
-    if not cpu.AVAILABLE:
-        return False
-    from kernels.cpu.linear_int8 import AVAILABLE
-
-    return AVAILABLE
+    return columns <= _COLUMNS and (cpu.multiplies_bytes() or "fbgemm" in torch.backends.quantized.supported_engines)
 
 
 def _layout(codes: Tensor, scales: Tensor) -> Callable[[Tensor, Tensor | None, Tensor | None], Tensor]:
     """The product of ``x``, ``bias`` and ``residual`` with a weight."""
-    if _has_kernel():
+    if cpu.multiplies_bytes():
         from kernels.cpu.linear_int8 import Int8Panels
 
         return Int8Panels(codes, scales).product

@@ -32,14 +32,15 @@ class Int8Matrix:
 
 @dataclass(frozen=True, slots=True)
 class GroupedMatrix:
-    """``(codes - zeros) * scales``, columns in groups that share scale and zero. Activations stay as they are."""
+    """``(codes - zeros) * scales``, columns in groups that share scale and zero. The format says nothing about
+    activations."""
 
     codes: Tensor
     """uint8 ``[out, in]``."""
     scales: Tensor
     """float32 ``[out, groups]``."""
     zeros: Tensor
-    """float32 ``[out, groups]``, in units of codes."""
+    """float32 ``[out, groups]``, in units of codes, and whole numbers of them."""
     bits: int
     group_of: Tensor | None = None
     """int64 ``[in]``: the group of each column; ``None``: consecutive columns, equally many for each."""
@@ -101,9 +102,9 @@ def product(parts: Sequence[Matrix], bias: Tensor | None = None, place: Placemen
     the layout that is fastest there:
 
     - W8A8 in every part: int8, which wins for every shape and number of rows.
-    - 4 bits in groups that the operator knows: packed int4, which wins up to 16 rows and costs an eighth of the memory.
-    - Anything else: float32. No operator of torch's beats it there without rounding activations that the checkpoint
-      does not want rounded.
+    - 4 bits in groups of the same size: int4, an eighth of the memory. It rounds the activations too, but far more
+      finely than the checkpoint rounded the weights.
+    - Anything else: float32. Nothing beats it there without rounding activations as coarsely as the weights.
     """
     if place.on_gpu:
         from engine.quantization.gpu import gpu_product
@@ -130,7 +131,7 @@ def _packable(matrix: GroupedMatrix) -> bool:
     columns, groups = matrix.codes.shape[1], matrix.scales.shape[1]
     size = columns // groups
     equal = matrix.group_of is None or bool((matrix.group_of.bincount(minlength=groups) == size).all())
-    return matrix.bits == 4 and equal and linear_int4.supported(columns, size)
+    return matrix.bits == 4 and equal and linear_int4.supported(columns, groups)
 
 
 def alike(matrix: GroupedMatrix, other: GroupedMatrix) -> bool:

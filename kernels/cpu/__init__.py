@@ -17,3 +17,12 @@ def computes(*tensors: Tensor) -> bool:
     return AVAILABLE and all(
         one.device.type == "cpu" and one.dtype is torch.float32 and not one.requires_grad for one in tensors
     )
+
+
+def multiplies_bytes() -> bool:
+    """Whether there are kernels for products with whole numbers."""
+    if not AVAILABLE:
+        return False
+    from kernels.cpu.tile import MULTIPLIES_BYTES
+
+    return MULTIPLIES_BYTES

@@ -19,13 +19,12 @@ from torch.nn import functional as F
 from kernels.cpu.launch import begin, floats, function, kernel
 from kernels.cpu.memory import resident
 from kernels.cpu.panels import Panels, product_body
-from kernels.cpu.rounding import LEVELS, STEP, largest, write_codes
-from kernels.cpu.tile import FEATURES, LANES, VECTORS, WIDE, at, broadcast, external, tile, write
+from kernels.cpu.rounding import LEVELS, STEP, codes_writer, largest
+from kernels.cpu.tile import LANES, VECTORS, WIDE, at, broadcast, dot, fence, tile, write
 
-AVAILABLE: bool = FEATURES.get({16: "avx512vnni", 8: "avxvnni"}.get(LANES, ""), False)
-"""Whether the processor has the instruction, for its widest vectors."""
 _ALONE = 1 << 20
 """Products that one thread computes before two would have begun."""
+_write_codes = codes_writer(128)
 
 
 class Int8Panels(Panels):
@@ -52,15 +51,13 @@ def _pack(to: int, x: int, rows: int, into: int, stride: int, _own: int) -> None
     for row in range(rows):
         size = largest(x + 4 * row * stride, into)
         units[row] = size / types.float32(LEVELS)
-        write_codes(codes + STEP * row, STEP * rows, x + 4 * row * stride, into, types.float32(LEVELS) / size)
+        _write_codes(codes + STEP * row, STEP * rows, x + 4 * row * stride, into, types.float32(LEVELS) / size)
 
 
 _SUMS, _VECTOR = ir.VectorType(ir.IntType(32), LANES), ir.VectorType(ir.FloatType(), LANES)
 
 
 def _tile(builder: Any, rows: int, to: Any, stride: Any, x: Any, panel: Any, steps: Any) -> None:
-    dot = external(builder, f"llvm.x86.avx512.vpdpbusd.{32 * LANES}", ir.FunctionType(_SUMS, [_SUMS] * 3))
-
     def vectors(row: int, kind: Any) -> Any:
         return [builder.load(at(builder, panel, 4 * (row * WIDE + v * LANES), kind), align=4) for v in range(VECTORS)]
 
@@ -70,17 +67,15 @@ def _tile(builder: Any, rows: int, to: Any, stride: Any, x: Any, panel: Any, ste
         builder.add(x, ir.IntType(64)(4 * rows)),
         builder.add(panel, ir.IntType(64)(4 * 2 * WIDE)),
         steps,
-        lambda value, column, held: builder.call(dot, [held, value, column]),
+        lambda value, column, held: dot(builder, held, value, column),
     )
-    # The compiler may multiply and add in another order, and in another for another number of rows; not across a fence.
-    fence = external(builder, f"llvm.arithmetic.fence.v{LANES}f32", ir.FunctionType(_VECTOR, [_VECTOR]))
     scaled, of_outputs = [], vectors(1, _VECTOR)
     for row in range(rows):
         of_row = broadcast(builder, builder.load(at(builder, x, 4 * row, _VECTOR.element), align=4))
         for v, of_output in enumerate(of_outputs):
             value = builder.sitofp(sums[row * VECTORS + v], _VECTOR)
             for factor in (of_output, of_row):
-                value = builder.call(fence, [builder.fmul(value, factor)])
+                value = fence(builder, builder.fmul(value, factor))
             scaled.append(value)
     write(builder, scaled, to, stride)
 

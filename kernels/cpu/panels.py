@@ -77,14 +77,14 @@ class Panels:
         return out
 
 
-def product_body(pack: Any, tile: Callable[..., None]) -> Any:
+def product_body(pack: Any, tile: Callable[..., None], tall: int = TALL) -> Any:
     """``(arguments, thread, threads)``: a thread's share of a product.
 
     ``pack(to, x, rows, into, stride, own)`` lays out a block of x. ``tile(builder, rows, to, stride, x, panel, own)``
     generates the instructions that write the product of a block of so many rows and a panel, in rows that begin
-    ``stride`` bytes apart.
+    ``stride`` bytes apart. ``tall``: the most rows of a block.
     """
-    multiply = multiplier(tile)
+    multiply = multiplier(tile, tall)
 
     @function
     def multiply_panels(a: Any, thread: int, threads: int) -> None:
@@ -100,7 +100,7 @@ def product_body(pack: Any, tile: Callable[..., None]) -> Any:
             last = min(panels, first + end - item)
             item += last - first
             top, bottom = share(rows, part, parts)
-            blocks = (bottom - top + TALL - 1) // TALL
+            blocks = (bottom - top + tall - 1) // tall
             for block in range(blocks):
                 low, high = share(bottom - top, block, blocks)
                 pack(packed + low * row, x + 4 * (top + low) * stride, high - low, into, stride, own)

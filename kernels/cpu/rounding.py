@@ -41,28 +41,32 @@ def largest(_context: Any, _x: Any, _count: Any) -> Any:
     return types.float32(types.int64, types.int64), generate
 
 
-@intrinsic
-def write_codes(_context: Any, _to: Any, _stride: Any, _x: Any, _count: Any, _factor: Any) -> Any:
-    """Writes ``count`` floats, ``factor`` times each, rounded to the even one of two numbers that are as near, with 128
-    added, in groups of ``STEP``, which begin ``stride`` bytes apart."""
+def codes_writer(added: int) -> Any:
+    """``(to, stride, x, count, factor)``: writes ``count`` floats, ``factor`` times each, rounded to the even one of
+    two numbers that are as near, with ``added``, in groups of ``STEP``, which begin ``stride`` bytes apart. Returns the
+    sum of the rounded numbers."""
 
-    def generate(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
-        to, stride, x, count, factor = arguments
-        fma = external(builder, f"llvm.fma.v{STEP}f32", ir.FunctionType(_NUMBERS, [_NUMBERS] * 3))
-        factors = _all(builder, factor)
-        # Of a float of this size the last bit is 1, so that the sum is rounded to a whole number, in its lowest bits.
-        whole = ir.Constant(_NUMBERS, [3 * 2.0**22 + 128] * STEP)
+    @intrinsic
+    def write_codes(_context: Any, _to: Any, _stride: Any, _x: Any, _count: Any, _factor: Any) -> Any:
+        def generate(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
+            to, stride, x, count, factor = arguments
+            fma = external(builder, f"llvm.fma.v{STEP}f32", ir.FunctionType(_NUMBERS, [_NUMBERS] * 3))
+            of_all = external(builder, f"llvm.vector.reduce.add.v{STEP}i32", ir.FunctionType(_I32, [_BITS]))
+            factors = _all(builder, factor)
+            # Of a float of this size the last bit is 1: the sum is rounded to a whole number, in its lowest bits.
+            whole = ir.Constant(_NUMBERS, [3 * 2.0**22 + added] * STEP)
 
-        def step(index: Any, numbers: Any, held: Any) -> Any:
-            codes = builder.trunc(builder.bitcast(builder.call(fma, [numbers, factors, whole]), _BITS), _CODES)
-            place = builder.add(to, builder.mul(index, stride))
-            builder.store(codes, at(builder, place, 0, _CODES), align=4)
-            return held
+            def step(index: Any, numbers: Any, held: Any) -> Any:
+                bits = builder.bitcast(builder.call(fma, [numbers, factors, whole]), _BITS)
+                place = builder.add(to, builder.mul(index, stride))
+                builder.store(builder.trunc(bits, _CODES), at(builder, place, 0, _CODES), align=4)
+                return builder.add(held, builder.sub(bits, builder.bitcast(whole, _BITS)))
 
-        _along(builder, x, count, _I32(0), step)
-        return context.get_dummy_value()
+            return builder.call(of_all, [_along(builder, x, count, _BITS(None), step)])
 
-    return types.void(*[types.int64] * 4, types.float32), generate
+        return types.int32(*[types.int64] * 4, types.float32), generate
+
+    return write_codes
 
 
 def _along(builder: Any, x: Any, count: Any, begun: Any, step: Any) -> Any:

@@ -7,6 +7,7 @@ four at a time, the weights as ``[steps][4][WIDE][4 bytes]``.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -23,6 +24,8 @@ elif FEATURES.get("avx2"):
 else:
     LANES, VECTORS, TALL = 4, 4, 6
 WIDE = LANES * VECTORS
+MULTIPLIES_BYTES: bool = FEATURES.get({16: "avx512vnni", 8: "avxvnni"}.get(LANES, ""), False)
+"""Whether the processor has the instruction of ``dot``, for its widest vectors."""
 _QUARTERS = 4
 """Times that a step is multiplied."""
 _LINE = 64
@@ -34,9 +37,9 @@ _FETCHES = 6
 _I32, _I64 = ir.IntType(32), ir.IntType(64)
 
 
-def multiplier(generate: Callable[..., None]) -> Any:
+def multiplier(generate: Callable[..., None], tall: int) -> Any:
     """``(rows, to, stride, x, panel, own)``: the instructions of ``generate(builder, rows, to, ...)`` for each number
-    of rows that a tile may have, of which ``rows`` chooses one."""
+    of rows up to ``tall``, of which ``rows`` chooses one."""
 
     @intrinsic
     def multiply(_context: Any, _rows: Any, _to: Any, _stride: Any, _x: Any, _panel: Any, _own: Any) -> Any:
@@ -44,7 +47,7 @@ def multiplier(generate: Callable[..., None]) -> Any:
             rows, *rest = arguments
             done = builder.append_basic_block()
             choice = builder.switch(rows, done)
-            for some in range(1, TALL + 1):
+            for some in range(1, tall + 1):
                 case = builder.append_basic_block()
                 choice.add_case(_I64(some), case)
                 builder.position_at_end(case)
@@ -58,11 +61,21 @@ def multiplier(generate: Callable[..., None]) -> Any:
     return multiply
 
 
-def tile(builder: Any, begun: Sequence[Any], x: Any, weights: Any, steps: Any, multiply: Callable[..., Any]) -> Any:
+def tile(
+    builder: Any,
+    begun: Sequence[Any],
+    x: Any,
+    weights: Any,
+    steps: Any,
+    multiply: Callable[..., Any],
+    unpack: Callable[[Any], Sequence[Any]] = lambda loaded: [loaded],
+    fetches: int = _FETCHES,
+) -> Any:
     """The sums ``[rows, VECTORS]``, one after the other, which begin as ``begun``.
 
     ``multiply(value, column, held)``: a sum after another 4 bytes of a row, in all lanes, and of each output. ``x`` and
-    ``weights``: addresses.
+    ``weights``: addresses. ``unpack``: a vector of weights as they lie in memory, as those of one column or more.
+    ``fetches``: from so many rows on it asks for weights ahead.
     """
     rows, vector = len(begun) // VECTORS, begun[0].type
     before, body, after = builder.block, builder.append_basic_block(), builder.append_basic_block()
@@ -70,15 +83,16 @@ def tile(builder: Any, begun: Sequence[Any], x: Any, weights: Any, steps: Any, m
     builder.position_at_end(body)
     step, from_x, from_weights = (builder.phi(_I64) for _ in range(3))
     starts = [builder.phi(vector) for _ in begun]
-    sums = list(starts)
-    if rows >= _FETCHES:
-        for offset in range(0, 4 * _QUARTERS * WIDE, _LINE):
-            _prefetch(builder, at(builder, from_weights, _AHEAD + offset, ir.IntType(8)))
+    sums, read, columns = list(starts), 0, deque[Any]()
     for k in range(_QUARTERS):
-        column = [
-            builder.load(at(builder, from_weights, 4 * (k * VECTORS + v) * LANES, vector), align=4 * LANES)
-            for v in range(VECTORS)
-        ]
+        if not columns:
+            if rows >= fetches:
+                for line in range(0, 4 * WIDE, _LINE):
+                    _prefetch(builder, at(builder, from_weights, _AHEAD + read + line, ir.IntType(8)))
+            places = [at(builder, from_weights, read + 4 * v * LANES, vector) for v in range(VECTORS)]
+            columns.extend(zip(*(unpack(builder.load(place, align=4 * LANES)) for place in places), strict=True))
+            read += 4 * WIDE
+        column = columns.popleft()
         for row in range(rows):
             place = at(builder, from_x, 4 * (row * _QUARTERS + k), vector.element)
             value = broadcast(builder, builder.load(place, align=4))
@@ -88,7 +102,7 @@ def tile(builder: Any, begun: Sequence[Any], x: Any, weights: Any, steps: Any, m
     for phi, first, following in (
         (step, steps, left),
         (from_x, x, builder.add(from_x, _I64(4 * rows * _QUARTERS))),
-        (from_weights, weights, builder.add(from_weights, _I64(4 * _QUARTERS * WIDE))),
+        (from_weights, weights, builder.add(from_weights, _I64(read))),
         *zip(starts, begun, sums, strict=True),
     ):
         phi.add_incoming(first, before)
@@ -103,6 +117,19 @@ def write(builder: Any, tiled: Sequence[Any], to: Any, stride: Any) -> None:
     for index, vector in enumerate(tiled):
         start = builder.add(to, builder.mul(stride, _I64(index // VECTORS)))
         builder.store(vector, at(builder, start, 4 * (index % VECTORS) * LANES, vector.type), align=4)
+
+
+def dot(builder: Any, held: Any, unsigned: Any, signed: Any) -> Any:
+    """32-bit sums after four products of bytes each."""
+    name = f"llvm.x86.avx512.vpdpbusd.{32 * LANES}"
+    return builder.call(external(builder, name, ir.FunctionType(held.type, [held.type] * 3)), [held, unsigned, signed])
+
+
+def fence(builder: Any, value: Any) -> Any:
+    """A vector of floats that the compiler does not look behind: it may multiply and add in another order, and in
+    another for another number of rows."""
+    name = f"llvm.arithmetic.fence.v{LANES}f32"
+    return builder.call(external(builder, name, ir.FunctionType(value.type, [value.type])), [value])
 
 
 def at(builder: Any, start: Any, offset: int, kind: Any) -> Any:

@@ -15,8 +15,8 @@ from engine.host_forward import HostForward
 from engine.quantization.options import options
 from engine.quantization.quantize import quantize
 from engine.types import Branch, Completion
+from kernels import cpu
 from kernels.cpu.tape import Tape
-from kernels.linear_int8 import Int8Linear
 from tests.engine.conftest import Checkpoints
 from tests.engine.helpers import Harness, generate
 from tests.engine.test_models import random_tokens
@@ -34,14 +34,20 @@ def test_a_repeated_step_gives_the_same_bits(
     assert_repeated(checkpoints(kind), threads, monkeypatch)
 
 
+@pytest.mark.parametrize(("bits", "size"), [(8, None), (4, 16)])
 @pytest.mark.parametrize("threads", [1, 2])
-def test_a_repeated_step_in_int8_gives_the_same_bits(
-    checkpoints: Checkpoints, threads: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_repeated_step_in_fewer_bits_gives_the_same_bits(
+    checkpoints: Checkpoints,
+    bits: int,
+    size: int | None,
+    threads: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    if not Int8Linear(torch.zeros(1, 1, dtype=torch.int8), torch.ones(1)).is_kernel:
+    if not cpu.multiplies_bytes():
         pytest.skip("needs a processor that multiplies bytes")
-    quantize(checkpoints("qwen3"), tmp_path / "int8", options("rtn", 8, None, None), lambda *_: None)
-    assert_repeated(tmp_path / "int8", threads, monkeypatch)
+    quantize(checkpoints("qwen3"), tmp_path / "quantized", options("rtn", bits, size, None), lambda *_: None)
+    assert_repeated(tmp_path / "quantized", threads, monkeypatch)
 
 
 @pytest.mark.parametrize("kind", OTHERS)

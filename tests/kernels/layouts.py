@@ -10,14 +10,17 @@ from kernels import cpu
 
 def needs_bytes() -> None:
     """Skips the test where the compiled products with whole numbers cannot run."""
-    if not cpu.AVAILABLE:
-        pytest.skip("needs numba")
-    from kernels.cpu.linear_int8 import AVAILABLE
-
-    if not AVAILABLE:
-        pytest.skip("needs a processor that multiplies bytes")
+    if not cpu.multiplies_bytes():
+        pytest.skip("needs numba and a processor that multiplies bytes")
 
 
 def random_int8(out: int, into: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Codes and scales."""
     return torch.randint(-128, 128, (out, into), dtype=torch.int8), torch.rand(out) / 100
+
+
+def random_int4(out: int, into: int, size: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Codes, scales and zeros of groups of ``size`` columns."""
+    groups = into // size
+    codes = torch.randint(0, 16, (out, into), dtype=torch.uint8)
+    return codes, torch.rand(out, groups) / 10, torch.randint(0, 17, (out, groups)).float()

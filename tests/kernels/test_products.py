@@ -9,8 +9,9 @@ import torch
 
 from kernels import cpu
 from kernels.linear import Linear, Product
+from kernels.linear_int4 import Int4Linear
 from kernels.linear_int8 import Int8Linear
-from tests.kernels.layouts import needs_bytes, random_int8
+from tests.kernels.layouts import needs_bytes, random_int4, random_int8
 
 Make = Callable[[int, int, bool], Product]
 """Of outputs, inputs, and whether there is a bias."""
@@ -25,17 +26,35 @@ def int8(out: int, into: int, bias: bool) -> Product:
     return Int8Linear(*random_int8(out, into), torch.randn(out) if bias else None)
 
 
-@pytest.fixture(params=["float32 panels", "oneDNN", "int8 panels", "FBGEMM"])
+def int4(out: int, into: int, bias: bool) -> Product:
+    if into % 32:
+        pytest.skip("groups are of 32 columns here")
+    codes, scales, zeros = random_int4(out, into, 32)
+    return Int4Linear(codes, scales, zeros, torch.randn(out) if bias else None, torch.randperm(into))
+
+
+_KINDS = {
+    "float32 panels": float32,
+    "oneDNN": float32,
+    "int8 panels": int8,
+    "FBGEMM": int8,
+    "int4 panels": int4,
+    "int4 operator": int4,
+}
+
+
+@pytest.fixture(params=_KINDS)
 def make(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Make:
-    if request.param in ("oneDNN", "FBGEMM"):
+    kind = request.param
+    if not kind.endswith("panels"):
         monkeypatch.setattr(cpu, "AVAILABLE", False)
-    if request.param == "FBGEMM" and "fbgemm" not in torch.backends.quantized.supported_engines:
-        pytest.skip("needs FBGEMM")
-    if request.param == "int8 panels":
+        if kind == "FBGEMM" and "fbgemm" not in torch.backends.quantized.supported_engines:
+            pytest.skip("needs FBGEMM")
+    elif kind != "float32 panels":
         needs_bytes()
-    elif request.param == "float32 panels" and not cpu.AVAILABLE:
+    elif not cpu.AVAILABLE:
         pytest.skip("needs numba")
-    return float32 if request.param in ("float32 panels", "oneDNN") else int8
+    return _KINDS[kind]
 
 
 @pytest.fixture
@@ -81,9 +100,9 @@ def test_what_is_not_finite_stays_in_its_row_and_is_seen_there(make: Make, reque
     if "FBGEMM" in request.node.name:
         pytest.skip("FBGEMM rounds infinity to a number")
     torch.manual_seed(0)
-    linear, x = make(70, 48, True), torch.randn(20, 48)
+    linear, x = make(70, 64, True), torch.randn(20, 64)
     clean = linear(x)
-    x[7, 47], x[11, 0], x[12, 47] = torch.inf, torch.nan, -torch.nan
+    x[7, 63], x[11, 0], x[12, 63] = torch.inf, torch.nan, -torch.nan
     spoilt = linear(x)
     others = [row for row in range(20) if row not in (7, 11, 12)]
     assert torch.equal(spoilt[others], clean[others])
@@ -92,9 +111,9 @@ def test_what_is_not_finite_stays_in_its_row_and_is_seen_there(make: Make, reque
 
 def test_x_and_the_residual_may_be_parts_of_other_tensors(make: Make) -> None:
     torch.manual_seed(0)
-    linear, wide, long = make(70, 48, True), torch.randn(20, 60), torch.randn(60, 20)
+    linear, wide, long = make(70, 64, True), torch.randn(20, 76), torch.randn(76, 20)
     residual = torch.randn(20, 100)[:, 30:]
-    for x in (wide[:, 7:55], wide[::2, :48], wide[5:6, 12:], long[12:].T, wide[:1].expand(20, 60)[:, :48]):
+    for x in (wide[:, 7:71], wide[::2, :64], wide[5:6, 12:], long[12:].T, wide[:1].expand(20, 76)[:, :64]):
         copy, beside = x.contiguous(), residual[: len(x)]
         assert torch.equal(linear(x), linear(copy))
         assert torch.equal(linear.add(x, beside), linear.add(copy, beside.contiguous()))
@@ -107,22 +126,22 @@ def test_a_row_of_zeros_gives_zeros(make: Make) -> None:
 
 
 def test_no_rows_give_none(make: Make) -> None:
-    linear = make(70, 48, True)
+    linear = make(70, 64, True)
     if not linear.is_kernel and isinstance(linear, Int8Linear):
         pytest.skip("FBGEMM wants a row")
-    assert linear(torch.randn(0, 48)).shape == (0, 70)
+    assert linear(torch.randn(0, 64)).shape == (0, 70)
 
 
-@pytest.mark.parametrize("x", [torch.zeros(3, 47), torch.zeros(3, 48, dtype=torch.bfloat16)])
+@pytest.mark.parametrize("x", [torch.zeros(3, 63), torch.zeros(3, 64, dtype=torch.bfloat16)])
 def test_what_does_not_fit_the_weights_is_refused(make: Make, x: torch.Tensor) -> None:
     with pytest.raises((ValueError, RuntimeError)):
-        make(70, 48, True)(x)
+        make(70, 64, True)(x)
 
 
 def test_a_residual_that_does_not_fit_the_product_is_refused(make: Make) -> None:
-    linear = make(70, 48, True)
+    linear = make(70, 64, True)
     if not linear.is_kernel:
         pytest.skip("only ours looks")
     for residual in (torch.zeros(3, 69), torch.zeros(3, 70, dtype=torch.bfloat16)):
         with pytest.raises(ValueError, match="residual"):
-            linear.add(torch.zeros(3, 48), residual)
+            linear.add(torch.zeros(3, 64), residual)

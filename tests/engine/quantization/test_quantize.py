@@ -131,7 +131,7 @@ def test_awq_moves_its_factors_through_norms_heads_and_biases(
         ("rtn", 4, 32, Int4Linear),
         ("gptq", 4, 32, Int4Linear),
         ("awq", 4, 32, Int4Linear),
-        ("gptq", 4, 16, Linear),
+        ("gptq", 4, 8, Linear),
     ],
 )
 def test_each_layout_is_computed_by_the_product_that_is_made_for_it(
