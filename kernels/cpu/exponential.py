@@ -1,5 +1,6 @@
 """The exponential function for loops that the compiler turns into vectors. Without Intel's SVML numba calls the C
-library for each value, at some 5 ns; this takes some 0.3."""
+library for each value, at some 5 ns; this takes some 0.3. (``vector.exp`` is for what is a vector already, in
+softmaxes, where a result below the normal numbers may be 0.)"""
 
 from __future__ import annotations
 

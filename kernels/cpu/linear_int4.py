@@ -26,7 +26,7 @@ from kernels.cpu.tile import LANES, VECTORS, WIDE, at, broadcast, dot, external,
 
 _ALONE = 1 << 20
 """Products that one thread computes before two would have begun."""
-_TALL = {16: 8, 8: 3}.get(LANES, 1)
+_TALL = {16: 8, 8: 4}.get(LANES, 1)
 """Rows of a tile, whose integers and results, the weights as they lie and as they are multiplied share the registers.
 With twice 16 more vectors, more rows gain more than is lost where a group ends and results wait in memory."""
 _write_codes = codes_writer(0)
