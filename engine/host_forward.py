@@ -12,7 +12,7 @@ from engine.attention.host import HostAttention
 from engine.attention.plan import Rows
 from engine.models.decoder import Decoder
 from engine.models.model import Batch, Model
-from kernels.cpu.tape import Arena, Tape
+from kernels.cpu.tape import Tapes
 
 _MOST = 64
 """Tokens of a step that is repeated from a tape. In larger ones Python is not what takes time."""
@@ -32,28 +32,19 @@ class HostForward:
         self._repeatable: Decoder | None = None
         if isinstance(model, Decoder) and is_compiled(model.config.attention[0], kv) and model.repeatable:
             self._repeatable = model
-        self._arena = Arena()
         self._inputs: list[Tensor] = []
-        self._tapes: dict[tuple[int, int], tuple[Tape, Tensor] | None] = {}
-        """With what they leave, by tokens and threads; ``None``: met once."""
+        self.tapes = Tapes()
+        """By tokens and threads."""
 
     def __call__(self, batch: Batch, rows: Rows) -> Tensor:
         """See ``Forward``. What it returns is valid until the next call."""
         self._attend.prepare(rows)
-        model, key = self._repeatable, (len(batch.tokens), torch.get_num_threads())
-        if model is None or len(batch.tokens) > _MOST:
+        model, tokens = self._repeatable, len(batch.tokens)
+        if model is None or tokens > _MOST:
             return self._model.forward(batch, self._attend)
         hidden, angles = model.inputs(batch)
-        if key not in self._tapes:
-            self._tapes[key] = None
-            return model.layers(hidden, angles, self._attend)
-        inputs = self._fill([hidden, *angles])
-        known = self._tapes[key]
-        if known is None:
-            known = self._tapes[key] = self._record(model, inputs)
-        else:
-            known[0].repeat()
-        return known[1]
+        hidden, *angles = self._fill([hidden, *angles])
+        return self.tapes((tokens, torch.get_num_threads()), lambda: model.layers(hidden, angles, self._attend))
 
     def _fill(self, values: Sequence[Tensor]) -> list[Tensor]:
         """Writes a step's inputs to where tapes read them."""
@@ -63,13 +54,3 @@ class HostForward:
         for view, value in zip(views, values, strict=True):
             view.copy_(value)
         return views
-
-    def _record(self, model: Decoder, inputs: Sequence[Tensor]) -> tuple[Tape, Tensor]:
-        hidden, *angles = inputs
-        while True:
-            tape = Tape(self._arena)
-            try:
-                return tape, tape.record(lambda: model.layers(hidden, angles, self._attend))
-            except MemoryError:
-                self._arena.grow()
-                self._tapes.clear()

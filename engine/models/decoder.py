@@ -87,6 +87,11 @@ class Decoder:
             for layer in self._layers
         )
 
+    @property
+    def read_repeatable(self) -> bool:
+        """Whether ``read`` does nothing but launch kernels that a ``Tape`` records."""
+        return len(self._head) == 1 and self._head[0].is_kernel and self.config.logit_softcap is None
+
     def forward(self, batch: Batch, attend: LayerAttend) -> Tensor:
         """See ``Model``."""
         return self.layers(*self.inputs(batch), attend)

@@ -258,7 +258,7 @@ class DraftModel:
     def _grow(self, growing: list[_Growth], hidden: Tensor, last: Mapping[Sequence, int]) -> None:
         """Draws guesses until every chain has ended. ``hidden``: the final hidden states of the branches' last tokens,
         in the rows ``last``."""
-        guesses = Guesses([one.wish.sequence for one in growing], max(one.depth for one in growing))
+        guesses = Guesses([one.wish.sequence for one in growing])
         width = max(one.width for one in growing)
         ahead = 0
         while True:

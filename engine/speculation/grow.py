@@ -42,7 +42,7 @@ def grow(wishes: Sequence[Wish], logits: Tensor, follow: Callable[[Level], Tenso
     guess of a level, ``[rows, vocab]``. Both may be changed.
     """
     depth = max(wish.depth for wish in wishes)
-    guesses = Guesses([wish.sequence for wish in wishes], depth)
+    guesses = Guesses([wish.sequence for wish in wishes])
     trees = [_Tree(wish) for wish in wishes]
     width = _WIDTH if any(wish.nodes > wish.depth for wish in wishes) else 1
     branches, nodes = np.arange(len(wishes)), [-1] * len(wishes)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -79,14 +80,14 @@ class LastStates:
 
     def __init__(self, cache: KVCache, width: int) -> None:
         rows = len(cache.pages)
-        self._vectors = torch.zeros(rows, width)
+        self._vectors = np.zeros((rows, width), np.float32)
         self._tables: list[PageTable | None] = [None] * rows
         self._positions = [0] * rows
 
-    def put(self, steps: Sequence[Advance], vectors: Tensor) -> None:
-        """``vectors`` ``[steps, width]`` belong to the last positions that the steps computed."""
+    def put(self, steps: Sequence[Advance], vectors: Tensor, which: Sequence[int]) -> None:
+        """The rows ``which`` of ``vectors`` ``[any, width]`` belong to the last positions that the steps computed."""
         rows = [step.sequence.pages.row for step in steps]
-        self._vectors[rows] = vectors
+        self._vectors[rows] = vectors.numpy()[which]
         for row, step in zip(rows, steps, strict=True):
             self._tables[row] = step.sequence.pages
             self._positions[row] = step.first + len(step.rows) - 1
@@ -94,7 +95,7 @@ class LastStates:
     def of(self, wishes: Sequence[Wish]) -> tuple[list[int], Tensor]:
         """Which wishes have a vector of the position before the last token, and the vectors ``[found, width]``."""
         found = [index for index, wish in enumerate(wishes) if self._has(wish)]
-        return found, self._vectors[[wishes[index].sequence.pages.row for index in found]]
+        return found, torch.from_numpy(self._vectors[[wishes[index].sequence.pages.row for index in found]])
 
     def _has(self, wish: Wish) -> bool:
         table = wish.sequence.pages

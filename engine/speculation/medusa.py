@@ -18,7 +18,7 @@ which must normalise what it reads, as the Llama family's does.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -26,18 +26,24 @@ import torch
 from torch import Tensor
 
 from engine.cache.kv import KVCache
+from engine.models.decoder import Decoder
 from engine.models.model import Model
 from engine.models.weights import Weights
 from engine.sequence import GenerateSequence
 from engine.speculation.draft import EMPTY, Advance, Draft, Watch, Wish
 from engine.speculation.guess import Guesses
-from engine.speculation.heads import LastStates, product, read_head_config, readout
+from engine.speculation.heads import LastStates, read_head_config
 from kernels.activation import silu_mul
+from kernels.cpu import AVAILABLE
+from kernels.cpu.tape import Tapes
+from kernels.linear import Linear
 from kernels.norm import rms_norm
 
 _EPS = 1e-6
 _WIDTH = 6
 """Candidates of each head for a tree."""
+_MOST = 16
+"""Branches whose guesses are computed from a tape."""
 
 
 def load_medusa(folder: Path, model: Model) -> MedusaDrafter:
@@ -51,7 +57,7 @@ def load_medusa(folder: Path, model: Model) -> MedusaDrafter:
     trunk = torch.cat([weights.take(f"trunk.{name}_proj.weight", inner, 2 * hidden) for name in ("gate", "up")])
     blocks = weights.take("heads.weight", heads * hidden, inner), weights.take("heads.bias", heads * hidden)
     weights.finish()
-    return MedusaDrafter(product(trunk), product(*blocks), heads, model)
+    return MedusaDrafter(Linear(trunk), Linear(*blocks), heads, model)
 
 
 class MedusaDrafter:
@@ -61,14 +67,17 @@ class MedusaDrafter:
     layers = 0
     watches = Watch.LAST
 
-    def __init__(
-        self, trunk: Callable[[Tensor], Tensor], blocks: Callable[[Tensor], Tensor], heads: int, model: Model
-    ) -> None:
+    def __init__(self, trunk: Linear, blocks: Linear, heads: int, model: Model) -> None:
         """``trunk``: the product with the gate and the other half of the hidden layer, ``blocks``: that with what turns
         it into the heads' states."""
         self._trunk, self._blocks, self._heads, self._model = trunk, blocks, heads, model
-        self._read = readout(model)
         self._ones = torch.ones(model.config.hidden)
+        self._repeatable = (
+            isinstance(model, Decoder) and model.read_repeatable and trunk.is_kernel and blocks.is_kernel
+        )
+        self._inputs = torch.empty(2, _MOST, model.config.hidden)
+        """States and embedded tokens, where tapes read them."""
+        self._tapes = Tapes()
 
     def reset(self, cache: KVCache) -> None:
         """See ``Drafter``."""
@@ -77,7 +86,7 @@ class MedusaDrafter:
     def advance(self, steps: Sequence[Advance], hidden: Tensor) -> None:
         """See ``Drafter``."""
         if steps:
-            self._last.put(steps, hidden[[step.rows[-1] for step in steps]])
+            self._last.put(steps, hidden, [step.rows[-1] for step in steps])
 
     def propose(self, wishes: Sequence[Wish]) -> list[Draft]:
         """See ``Drafter``."""
@@ -88,7 +97,7 @@ class MedusaDrafter:
         asked = [wishes[index] for index in found]
         depth = min(self._heads, max(wish.depth for wish in asked))
         width = _WIDTH if any(wish.nodes > wish.depth for wish in asked) else 1
-        guesses = Guesses([wish.sequence for wish in asked], depth)
+        guesses = Guesses([wish.sequence for wish in asked])
         branches = np.arange(len(asked)).repeat(depth)
         ahead = np.tile(np.arange(depth), len(asked))
         tokens, chances = guesses.best(self._logits(asked, states, depth), branches, ahead, width)
@@ -103,11 +112,26 @@ class MedusaDrafter:
 
     def _logits(self, wishes: Sequence[Wish], states: Tensor, depth: int) -> Tensor:
         """``[wishes * depth, vocab]``, wish by wish."""
+        count = len(wishes)
         drawn = self._model.embed(torch.tensor([wish.sequence.tokens[-1] for wish in wishes]))
+        if not self._repeatable or count > _MOST:
+            return self._guess(states, drawn, depth)
+        inputs = self._inputs[:, :count]
+        inputs[0], inputs[1] = states, drawn
+        return self._tapes((count, depth, torch.get_num_threads()), lambda: self._guess(inputs[0], inputs[1], depth))
+
+    def _guess(self, states: Tensor, drawn: Tensor, depth: int) -> Tensor:
+        """The logits for ``depth`` tokens after the ones that were ``drawn`` from ``states``, ``[count, hidden]``."""
+        hidden = states.shape[1]
+        if AVAILABLE:
+            from kernels.cpu.heads import normal_beside, sums
+
+            both = normal_beside(states, drawn, _EPS)
+            blocks = self._blocks(silu_mul(self._trunk(both))).view(-1, self._heads, hidden)
+            return self._model.read(sums(both, blocks, depth))
         normal = rms_norm(states, self._ones, _EPS)
-        inner = silu_mul(self._trunk(torch.cat((normal, drawn), dim=1)))
-        blocks = self._blocks(inner).view(len(wishes), self._heads, -1)
-        return self._read((blocks[:, :depth] + normal[:, None]).flatten(0, 1))
+        blocks = self._blocks(silu_mul(self._trunk(torch.cat((normal, drawn), dim=1)))).view(-1, self._heads, hidden)
+        return self._model.read((blocks[:, :depth] + normal[:, None]).flatten(0, 1))
 
 
 def _combine(tokens: list[list[int]], chances: list[list[float]], wish: Wish) -> Draft:

@@ -27,7 +27,7 @@ Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 Logits = npt.NDArray[np.float32]
 
-_BLOCK = 128
+BLOCK = 128
 """Tokens of a row that are summed in float32, and looked at again where one of them may win."""
 _ALONE = 1 << 14
 """Logits that one thread draws from before two would have begun."""
@@ -92,7 +92,7 @@ def draw(logits: Tensor, laws: Laws, where: Coordinates) -> tuple[Ints, Floats]:
     places = torch.from_numpy(np.array((laws.top_k, where.seed, where.key, where.position)))
     tokens, found = np.empty(rows, np.int64), np.empty((3, rows))
     threads = 1 if rows == 1 or logits.numel() < _ALONE else torch.get_num_threads()
-    scratch = torch.empty((threads, vocab + _blocks(vocab)))
+    scratch = torch.empty((threads, vocab + blocks_of(vocab)))
     outputs = torch.from_numpy(tokens), torch.from_numpy(found)
     _draw(logits, logits.stride(0), settings, places, *outputs, scratch, rows, vocab, _CLOSE, threads=threads)
     score, total, smallest = found
@@ -106,15 +106,15 @@ def draw(logits: Tensor, laws: Laws, where: Coordinates) -> tuple[Ints, Floats]:
     return tokens, score - total
 
 
-def _blocks(vocab: int) -> int:
-    return -(-vocab // _BLOCK)
+def blocks_of(vocab: int) -> int:
+    return -(-vocab // BLOCK)
 
 
 @kernel
 def _draw(address: Any) -> None:
     a, thread, threads = begin(address)
     rows, vocab, close = a[7], a[8], number(a[9])
-    blocks = (vocab + _BLOCK - 1) // _BLOCK
+    blocks = (vocab + BLOCK - 1) // BLOCK
     laws, places = longs(a[2], (3, rows)).view(np.float64), longs(a[3], (4, rows))
     drawn, found = longs(a[4], (rows,)), longs(a[5], (3, rows)).view(np.float64)
     scratch = floats(a[6] + 4 * thread * (vocab + blocks), (vocab + blocks,))
@@ -122,7 +122,7 @@ def _draw(address: Any) -> None:
     first, end = share(rows, thread, threads)
     for row in range(first, end):
         x = floats(a[0] + 4 * row * a[1], (vocab,))
-        if not _maxima(x, maxima):
+        if not block_maxima(x, maxima):
             drawn[row] = _NAN
             continue
         top = maxima.max()
@@ -150,12 +150,12 @@ def _rounded_up(value: float) -> Any:
 
 
 @function
-def _maxima(x: Any, maxima: Any) -> Any:
+def block_maxima(x: Any, maxima: Any) -> Any:
     """Each block's largest logit; whether all are numbers and the largest is finite."""
     bits = x.view(np.int32)
     least, most = _INFINITE, _MINUS_INFINITE
     for block in range(len(maxima)):
-        low, high = _extremes(bits[block * _BLOCK : (block + 1) * _BLOCK])
+        low, high = _extremes(bits[block * BLOCK : (block + 1) * BLOCK])
         least, most = min(least, low), max(most, high)
         maxima.view(np.int32)[block] = _ordered(high)
     return least >= _MINUS_INFINITE and _MINUS_INFINITE < most < _INFINITE
@@ -185,7 +185,7 @@ def _greedy(x: Any, maxima: Any, top: Any, weights: Any) -> Any:
     block = 0
     while maxima[block] != top:
         block += 1
-    token = block * _BLOCK
+    token = block * BLOCK
     while x[token] != top:
         token += 1
     return token, total
@@ -195,8 +195,8 @@ def _greedy(x: Any, maxima: Any, top: Any, weights: Any) -> Any:
 def _weigh(x: Any, top: Any, factor: Any, weights: Any) -> float:
     """The weight of each token of a row, and their sum."""
     total = 0.0
-    for start in range(0, len(x), _BLOCK):
-        end = start + _BLOCK
+    for start in range(0, len(x), BLOCK):
+        end = start + BLOCK
         total += _weigh_block(x[start:end], top, factor, np.float32(-np.inf), weights[start:end])
     return total
 
@@ -222,12 +222,12 @@ def _race(
     """The first token, its lead over the second in their noisy scores, and the sum of the weights of those kept."""
     token, best, second, total = 0, -np.inf, -np.inf, 0.0
     limit = _LATEST * _2_32
-    weights = weights[:_BLOCK]
+    weights = weights[:BLOCK]
     for block in range(len(maxima)):
         if maxima[block] < smallest:
             continue
-        start = block * _BLOCK
-        logits = x[start : start + _BLOCK]
+        start = block * BLOCK
+        logits = x[start : start + BLOCK]
         total += _weigh_block(logits, top, factor, smallest, weights)
         if not _someone_in_time(weights, len(logits), stream, start, limit):
             continue
@@ -324,7 +324,7 @@ def _mass(x: Any, maxima: Any, weights: Any, smallest: Any) -> Any:
     count, total = 0, 0.0
     for block in range(len(maxima)):
         if maxima[block] >= smallest:
-            start, end = block * _BLOCK, (block + 1) * _BLOCK
+            start, end = block * BLOCK, (block + 1) * BLOCK
             inside, mass = _mass_of_block(x[start:end], weights[start:end], smallest)
             count += inside
             total += mass
@@ -347,9 +347,9 @@ def _sorted_to(x: Any, maxima: Any, weights: Any, low: Any, high: Any, mass: flo
     logits, theirs = np.empty(_FEW, np.float32), np.empty(_FEW, np.float32)
     count = 0
     for block in range(len(maxima)):
-        start = block * _BLOCK
-        if maxima[block] >= low and _any_between(x[start : start + _BLOCK], low, high):
-            for i in range(start, min(start + _BLOCK, len(x))):
+        start = block * BLOCK
+        if maxima[block] >= low and _any_between(x[start : start + BLOCK], low, high):
+            for i in range(start, min(start + BLOCK, len(x))):
                 if low <= x[i] < high:
                     place = count
                     while place > 0 and logits[place - 1] < x[i]:

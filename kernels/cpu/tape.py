@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import struct
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 
 import torch
 from torch import Tensor
@@ -81,6 +81,40 @@ class Tape:
             self._table = struct.pack(f"={len(words)}q", *words)
             self._threads = max(threads for _, _, threads in self._launches)
         repeat(self._table, len(self._launches), self._threads)
+
+
+class Tapes:
+    """Computations of which one is wanted at a time, again and again, each known by a key.
+
+    One is recorded when it is met for the second time: many sizes are met only once. It must read its inputs where it
+    read them before, and its result is valid until the next computation.
+    """
+
+    def __init__(self) -> None:
+        self._arena = Arena()
+        self.known: dict[Hashable, tuple[Tape, Tensor] | None] = {}
+        """With what they leave; ``None``: met once."""
+
+    def __call__(self, key: Hashable, work: Callable[[], Tensor]) -> Tensor:
+        """The result of ``work``, which launches the same kernels whenever it has this key."""
+        if key not in self.known:
+            self.known[key] = None
+            return work()
+        known = self.known[key]
+        if known is None:
+            known = self.known[key] = self._record(work)
+        else:
+            known[0].repeat()
+        return known[1]
+
+    def _record(self, work: Callable[[], Tensor]) -> tuple[Tape, Tensor]:
+        while True:
+            tape = Tape(self._arena)
+            try:
+                return tape, tape.record(work)
+            except MemoryError:
+                self._arena.grow()
+                self.known.clear()
 
 
 class _Recorder(threading.local):

@@ -56,7 +56,7 @@ def test_layers_that_do_more_than_launch_kernels_are_never_repeated(checkpoints:
     answers(harness, 0)
     forward = harness.core._forward
     assert isinstance(forward, HostForward)
-    assert not forward._tapes
+    assert not forward.tapes.known
 
 
 def test_a_tape_that_outgrows_its_arena_is_recorded_anew(
@@ -75,7 +75,7 @@ def test_a_tape_that_outgrows_its_arena_is_recorded_anew(
     first = answers(harness, 0)
     forward = harness.core._forward
     assert isinstance(forward, HostForward)
-    assert len(records) > len(forward._tapes)
+    assert len(records) > len(forward.tapes.known)
     assert answers(harness, 0) == first
 
 
@@ -87,7 +87,7 @@ def assert_repeated(folder: Path, threads: int, monkeypatch: pytest.MonkeyPatch)
         found = [answers(repeated, seed) for seed in range(3)]
         forward = repeated.core._forward
         assert isinstance(forward, HostForward)
-        assert sum(tape is not None for tape in forward._tapes.values()) > 5
+        assert sum(tape is not None for tape in forward.tapes.known.values()) > 5
         monkeypatch.setattr(host_forward, "_MOST", 0)
         plain = Harness(folder, OPTIONS)
         assert [answers(plain, seed) for seed in range(3)] == found
