@@ -306,6 +306,8 @@ def share_prefixes(rows: Rows, full: Ints) -> tuple[Ints, list[Shared]]:
     """
     begins = np.zeros(len(full), np.int64)
     shared: list[Shared] = []
+    if len(full) == 1:
+        return begins, shared
 
     def divide(members: Ints, depth: int) -> None:
         limit = int(full[members].min())

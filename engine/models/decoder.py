@@ -72,6 +72,11 @@ class Decoder:
         self._rope_of = [list(tables).index(rope) for rope in config.ropes]
 
     @property
+    def embedding(self) -> Tensor:
+        """The embedding table ``[vocab, hidden]``, as the checkpoint has it."""
+        return self._embedding
+
+    @property
     def parameters(self) -> int:
         """Number of weights, tied ones once."""
         return self._parameters

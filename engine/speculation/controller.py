@@ -16,13 +16,16 @@ from engine.speculation.plan import DEPTHS, FAINT, LEVELS, Plan, Seen, choose, r
 
 _PLAIN = 3
 """Steps without guesses that are measured before there are any."""
+_CALM = 2
+"""Steps without guesses after each other before one is measured: guessing leaves the caches full of other things, and
+so a step among such steps costs less than one behind a step with guesses."""
 _DRAFTS = 48
 """Drafts that are remembered."""
 _LEASES = 1024
 """Jobs that are remembered."""
 _SAMPLED, _SHOWN = 32, 4
 """Branches of a step whose outcomes are learned from, and whose drafts are remembered."""
-_REST = 63
+REST = 63
 """Steps after each other that are not looked at while guessing does not pay, at most."""
 _ODD = 0.3
 """Relative error of an expected cost from which on it is no longer sure that guessing does not pay."""
@@ -33,7 +36,7 @@ _PROBE_EVERY = 50
 _VARY_EVERY = 40
 """Steps between two that guess otherwise than what seems best."""
 _PLAIN_EVERY = 250
-"""Steps after which one goes without guesses, to see what that costs now, times what guessing wins."""
+"""Steps after which some go without guesses, to see what that costs now, times what guessing wins."""
 _PROBES = (2, 4, 1, 6, 3, 8)
 """Depths that are tried in turn."""
 _SHARE = 0.01
@@ -177,6 +180,8 @@ class AdaptiveController:
         self._overdrawn = False
         self._rest = 0
         """Steps before this one that were not looked at."""
+        self._calm = 0
+        """Steps before this one that were without guesses."""
         self._step: _Step | None = None
 
     def sizes(self, sequences: Sequence[GenerateSequence], others: int, /) -> list[tuple[int, int]]:
@@ -240,10 +245,11 @@ class AdaptiveController:
         tree = any(not outcome.draft.is_chain for outcome in outcomes)
         kind = Kind.MIXED if now.others else Kind.TREE if tree else Kind.CHAIN
         usual = self._costs.steps(kind, now.branches).at(tokens) * self._costs.pace
-        self._costs.learn_step(kind, now.branches, tokens, step)
+        if now.others or outcomes or self._calm >= _CALM:
+            self._costs.learn_step(kind, now.branches, tokens, step)
         if not now.others:
             self._costs.learn_drafting(now.wishes or now.branches, now.depth, drafting)
-            if not outcomes:
+            if not outcomes and self._calm >= _CALM:
                 self._plain = self._steps
             # That everything stood still for a while is not the guesses' fault.
             self._book(now, outcomes, drafting + min(step, 2 * usual))
@@ -254,8 +260,9 @@ class AdaptiveController:
                 self._acceptance.learn(outcome.draft, outcome.accepted, self._skill(outcome.sequence))
         odd = not usual * (1 - _ODD) < step < usual * (1 + _ODD)
         # One odd step may be the machine's doing, which for steps of less than a millisecond is usual.
-        rest = self._rest // 2 if odd else min(_REST, 2 * self._rest + 1)
+        rest = self._rest // 2 if odd else min(REST, 2 * self._rest + 1)
         self._rest = rest if self._is_idle(now) else 0
+        self._calm = 0 if now.wishes or now.others else self._calm + 1 + self._rest
         self._steps += self._rest
         return self._rest
 
@@ -299,13 +306,13 @@ class AdaptiveController:
 
     def _vary(self, plan: Plan, branches: int) -> Plan:
         """The plan, or now and then another one, to learn what that brings."""
+        faster = plan.rate * self._costs.steps(Kind.CHAIN, branches).at(branches) / branches
+        if self._steps - self._plain >= _PLAIN_EVERY * faster:
+            return replace(plan, depth=0)
         if self._steps - self._varied < _VARY_EVERY:
             return plan
         self._varied = self._steps
         self._tries += 1
-        faster = plan.rate * self._costs.steps(Kind.CHAIN, branches).at(branches) / branches
-        if self._steps - self._plain >= _PLAIN_EVERY * faster:
-            return replace(plan, depth=0)
         depths = (
             next((depth for depth in DEPTHS if depth > plan.depth), plan.depth),
             plan.depth,

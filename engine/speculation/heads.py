@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -17,6 +18,8 @@ from engine.models.model import Model
 from engine.speculation.draft import Advance, Wish
 from engine.types import EngineError
 from kernels.linear import Linear
+
+Floats32 = npt.NDArray[np.float32]
 
 _SMALL = 1 << 18
 """Most numbers of a small matrix: 1 MiB, which fits into a core's second-level cache."""
@@ -92,10 +95,10 @@ class LastStates:
             self._tables[row] = step.sequence.pages
             self._positions[row] = step.first + len(step.rows) - 1
 
-    def of(self, wishes: Sequence[Wish]) -> tuple[list[int], Tensor]:
+    def of(self, wishes: Sequence[Wish]) -> tuple[list[int], Floats32]:
         """Which wishes have a vector of the position before the last token, and the vectors ``[found, width]``."""
         found = [index for index, wish in enumerate(wishes) if self._has(wish)]
-        return found, torch.from_numpy(self._vectors[[wishes[index].sequence.pages.row for index in found]])
+        return found, self._vectors[[wishes[index].sequence.pages.row for index in found]]
 
     def _has(self, wish: Wish) -> bool:
         table = wish.sequence.pages

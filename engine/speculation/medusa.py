@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Sequence
+from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
@@ -32,7 +33,8 @@ from engine.models.weights import Weights
 from engine.sequence import GenerateSequence
 from engine.speculation.draft import EMPTY, Advance, Draft, Watch, Wish
 from engine.speculation.guess import Guesses
-from engine.speculation.heads import LastStates, read_head_config
+from engine.speculation.heads import Floats32, LastStates, read_head_config
+from engine.support import Ints
 from kernels.activation import silu_mul
 from kernels.cpu import AVAILABLE
 from kernels.cpu.tape import Tapes
@@ -72,9 +74,10 @@ class MedusaDrafter:
         it into the heads' states."""
         self._trunk, self._blocks, self._heads, self._model = trunk, blocks, heads, model
         self._ones = torch.ones(model.config.hidden)
-        self._repeatable = (
-            isinstance(model, Decoder) and model.read_repeatable and trunk.is_kernel and blocks.is_kernel
-        )
+        self._table: Floats32 | None = None
+        """The embedding table where tapes can be made."""
+        if isinstance(model, Decoder) and model.read_repeatable and trunk.is_kernel and blocks.is_kernel:
+            self._table = model.embedding.numpy()
         self._inputs = torch.empty(2, _MOST, model.config.hidden)
         """States and embedded tokens, where tapes read them."""
         self._tapes = Tapes()
@@ -98,9 +101,7 @@ class MedusaDrafter:
         depth = min(self._heads, max(wish.depth for wish in asked))
         width = _WIDTH if any(wish.nodes > wish.depth for wish in asked) else 1
         guesses = Guesses([wish.sequence for wish in asked])
-        branches = np.arange(len(asked)).repeat(depth)
-        ahead = np.tile(np.arange(depth), len(asked))
-        tokens, chances = guesses.best(self._logits(asked, states, depth), branches, ahead, width)
+        tokens, chances = guesses.best(self._logits(asked, states, depth), *_places(len(asked), depth), width)
         shape = (len(asked), depth, -1)
         rows = zip(found, asked, tokens.reshape(shape).tolist(), chances.reshape(shape).tolist(), strict=True)
         for index, wish, some, odds in rows:
@@ -110,14 +111,14 @@ class MedusaDrafter:
     def forget(self, sequence: GenerateSequence) -> None:
         """See ``Drafter``. What is known of a branch goes with its row of the cache."""
 
-    def _logits(self, wishes: Sequence[Wish], states: Tensor, depth: int) -> Tensor:
+    def _logits(self, wishes: Sequence[Wish], states: Floats32, depth: int) -> Tensor:
         """``[wishes * depth, vocab]``, wish by wish."""
-        count = len(wishes)
-        drawn = self._model.embed(torch.tensor([wish.sequence.tokens[-1] for wish in wishes]))
-        if not self._repeatable or count > _MOST:
-            return self._guess(states, drawn, depth)
+        count, drawn = len(wishes), [wish.sequence.tokens[-1] for wish in wishes]
+        if self._table is None or count > _MOST:
+            return self._guess(torch.from_numpy(states), self._model.embed(torch.tensor(drawn)), depth)
         inputs = self._inputs[:, :count]
-        inputs[0], inputs[1] = states, drawn
+        filled = inputs.numpy()
+        filled[0], filled[1] = states, self._table[drawn]
         return self._tapes((count, depth, torch.get_num_threads()), lambda: self._guess(inputs[0], inputs[1], depth))
 
     def _guess(self, states: Tensor, drawn: Tensor, depth: int) -> Tensor:
@@ -132,6 +133,12 @@ class MedusaDrafter:
         normal = rms_norm(states, self._ones, _EPS)
         blocks = self._blocks(silu_mul(self._trunk(torch.cat((normal, drawn), dim=1)))).view(-1, self._heads, hidden)
         return self._model.read((blocks[:, :depth] + normal[:, None]).flatten(0, 1))
+
+
+@lru_cache(64)
+def _places(count: int, depth: int) -> tuple[Ints, Ints]:
+    """Of each row of logits its branch, and how many guesses lie before its."""
+    return np.arange(count).repeat(depth), np.tile(np.arange(depth), count)
 
 
 def _combine(tokens: list[list[int]], chances: list[list[float]], wish: Wish) -> Draft:

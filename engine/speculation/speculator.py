@@ -11,7 +11,7 @@ from torch import Tensor
 from engine.batch import Work
 from engine.cache.kv import KVCache
 from engine.sequence import GenerateSequence, Sequence
-from engine.speculation.controller import Controller, Outcome
+from engine.speculation.controller import REST, Controller, Outcome
 from engine.speculation.draft import EMPTY, Advance, Draft, Drafter, Watch, Wish
 from engine.speculation.tally import Tally
 
@@ -38,6 +38,8 @@ class Speculator:
         self._drafting = self._learning = 0.0
         self._due = 0
         """Branches of the step under way that might get guesses."""
+        self._asked = False
+        """Whether the drafter was asked for guesses in it."""
         self._rest = 0
         """Steps to go in which the controller wants to hear nothing."""
         self._began = 0.0
@@ -67,6 +69,7 @@ class Speculator:
         given: dict[Sequence, Draft] = {}
         started = time.perf_counter()
         wishes = self._wishes(work, tokens)
+        self._asked = bool(wishes)
         if wishes:
             drafts = self._drafts(wishes)
             left = step_tokens - tokens
@@ -100,15 +103,24 @@ class Speculator:
             start += count + len(draft)
         began = time.perf_counter()
         self._advance(advances, hidden)
+        advancing = time.perf_counter() - began
         # What it took to learn from the step before is part of the price: a small model's steps are as short.
-        drafting = self._drafting + time.perf_counter() - began + self._learning
-        self.tally.count(self._due, outcomes, drafting)
+        drafting = self._drafting + self._learning
+        self.tally.count(self._due, outcomes, drafting + advancing)
         self._learning = 0.0
         if self._due:
             began = time.perf_counter()
-            self._rest = self.controller.learn(outcomes, start, drafting, seconds)
+            price = drafting + advancing if self._asked else self._price_of_none(drafting, advancing)
+            self._rest = self.controller.learn(outcomes, start, price, seconds)
             self._learning = time.perf_counter() - began
         self._forget_gone()
+
+    def _price_of_none(self, looking: float, advancing: float) -> float:
+        """What a step without guesses costs beside itself where there are none for long. Only one of many is then
+        looked at; the others cost what the drafter does in every step."""
+        if self.drafter.watches is Watch.ALL:
+            return advancing + looking / (1 + REST)
+        return (advancing + looking) / (1 + REST)
 
     def forget(self, sequence: GenerateSequence) -> None:
         """A branch is over. What its last step taught is learned before it is forgotten."""
