@@ -31,7 +31,7 @@ from engine.sequence import GenerateSequence, Job, ScoreSequence, Sequence
 from engine.served import ServedModel
 from engine.speculation.controller import AdaptiveController, Controller, Outcome
 from engine.speculation.draft import Drafter
-from engine.speculation.load import MAX_NODES, check_length, load_drafter
+from engine.speculation.load import MAX_NODES, check_length, extra_layers, load_drafter
 from engine.speculation.speculator import Speculator
 from engine.speculation.tally import Tally
 from engine.speculation.verify import accepted
@@ -119,6 +119,7 @@ class EngineCore:
             from kernels.cpu.ready import make_ready
 
             make_ready()
+        self._extra_layers = 0 if self._place.on_gpu else extra_layers(options.draft, folder)
         model = load_model(folder, self._capacity, self._place)
         if options.deterministic and isinstance(model, ForeignModel):
             raise EngineError(f"{folder}: deterministic mode is not supported for architectures run by transformers")
@@ -397,8 +398,9 @@ class EngineCore:
         return max(1, wanted // options.page_size) * options.page_size
 
     def _token_bytes(self, config: ModelConfig) -> int:
-        """Size of one token's keys and values."""
-        return config.layers * token_bytes(config.attention[0], self._kv_type)
+        """Size of one token's keys and values, the drafter's included."""
+        layers = config.layers + (0 if config.labels else self._extra_layers)
+        return layers * token_bytes(config.attention[0], self._kv_type)
 
     def _start_empty(self) -> None:
         config, options, speculator = self.model.config, self._options, self._speculator

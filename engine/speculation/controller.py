@@ -27,6 +27,11 @@ _SAMPLED, _SHOWN = 32, 4
 """Branches of a step whose outcomes are learned from, and whose drafts are remembered."""
 REST = 63
 """Steps after each other that are not looked at while guessing does not pay, at most."""
+_GLANCES = 3
+"""Steps after each other that are decided like the one before and not learned from, where guessing pays and the plan
+has proved itself: small models' steps are as short as learning from them."""
+_PROVED = 32
+"""Steps for which a plan that has proved itself holds, at least."""
 _ODD = 0.3
 """Relative error of an expected cost from which on it is no longer sure that guessing does not pay."""
 _PLANNED = 64
@@ -119,6 +124,8 @@ class _Step:
     others: int
     plan: Plan
     probe: bool = False
+    size: tuple[int, int] | None = None
+    """That was asked for every branch, if that is what the plan says."""
     wishes: int = 0
     depth: int = 0
     """That was asked for."""
@@ -182,20 +189,34 @@ class AdaptiveController:
         """Steps before this one that were not looked at."""
         self._calm = 0
         """Steps before this one that were without guesses."""
+        self._glances = self._glanced = 0
+        """Steps to go that are not learned from, and how many there were since one was."""
+        self._glancing = False
+        """Whether this is one of them."""
+        self._looked = 0.0
+        """Seconds of the last step that was learned from."""
         self._step: _Step | None = None
 
     def sizes(self, sequences: Sequence[GenerateSequence], others: int, /) -> list[tuple[int, int]]:
         """See ``Controller``."""
         self._steps += 1
-        branches = len(sequences)
+        branches, last = len(sequences), self._step
+        self._glancing = self._glances > 0 and not others and last is not None and last.branches == branches
+        if self._glancing and last is not None and last.size is not None:
+            self._glances -= 1
+            self._glanced += 1
+            return [last.size] * branches
         # A few branches without room for guesses do not make it a step with prompts.
         others = others if 4 * others > branches else 0
         known = not self._overdrawn and self._costs.plain(branches) >= _PLAIN
         plan = self._plan(sequences) if known else _NOTHING
         self._step = step = _Step(branches, others, plan)
         if plan.depth and not (others and self._is_late(step)):
-            plan = self._vary(plan, branches)
-            size = (plan.depth, self._size(plan)) if plan.depth else (0, 0)
+            varied = self._vary(plan, branches)
+            size = (varied.depth, self._size(varied)) if varied.depth else (0, 0)
+            if varied is plan and not plan.level:
+                step.size = size
+            plan = varied
             return [size if not plan.level or self._level(one) >= plan.level else (0, 0) for one in sequences]
         sizes = [(0, 0)] * branches
         depth, count = self._probe(branches) if known and not plan.depth and not others else (0, 0)
@@ -217,12 +238,14 @@ class AdaptiveController:
         for place, (wish, draft) in enumerate(zip(wishes, drafts, strict=True)):
             skill = self._skill(wish.sequence)
             guesses = rated(draft, skill, self._acceptance, self._least)
+            everything += [(-path, place, index, main) for index, (path, _, main) in enumerate(guesses)]
+            if self._glancing:
+                continue
             if (place - self._steps * _SHOWN) % len(wishes) < _SHOWN:
                 self._drafts.append(seen(self._level(wish.sequence), guesses, wish.depth))
             first = max(guesses)[0] if guesses else 0.0
             skill.first += (first - skill.first) / 16
             self._usual += (first - self._usual) / 64
-            everything += [(-path, place, index, main) for index, (path, _, main) in enumerate(guesses)]
         if step.probe:
             return list(drafts)
         everything.sort()
@@ -242,6 +265,10 @@ class AdaptiveController:
         now = self._step
         if now is None:
             raise RuntimeError("outcomes without a step")
+        if self._glancing:
+            if not self._looked * (1 - _ODD) < step < self._looked * (1 + _ODD):
+                self._glances = 0
+            return 0
         tree = any(not outcome.draft.is_chain for outcome in outcomes)
         kind = Kind.MIXED if now.others else Kind.TREE if tree else Kind.CHAIN
         usual = self._costs.steps(kind, now.branches).at(tokens) * self._costs.pace
@@ -264,6 +291,9 @@ class AdaptiveController:
         self._rest = rest if self._is_idle(now) else 0
         self._calm = 0 if now.wishes or now.others else self._calm + 1 + self._rest
         self._steps += self._rest
+        proved = now.size is not None and not now.plan.tree and self._plans[bucket(now.branches)].steps >= _PROVED
+        self._looked = step
+        self._glances, self._glanced = _GLANCES if proved and not odd else 0, 0
         return self._rest
 
     def forget(self, sequence: GenerateSequence, /) -> None:
@@ -370,12 +400,12 @@ class AdaptiveController:
         if step.wishes:
             accepted = sum(len(outcome.accepted) for outcome in outcomes)
             won = max(-_WORST * plain, plain * (1 + accepted / step.branches) - seconds)
-            self._credit += won
+            self._credit += won * (1 + self._glanced)
             if step.probe:
                 self._lucky = won > 0
                 planned = self._plans[bucket(step.branches)]
                 planned.until = min(planned.until, self._steps + (4 if self._lucky else _PLANNED))
-        self._credit += _SHARE * plain * (1 + self._rest)
+        self._credit += _SHARE * plain * (1 + self._rest + self._glanced)
         self._credit = min(_MOST * plain, self._credit)
         self._overdrawn = self._credit < (_RESUME if self._overdrawn else _STOP) * plain
 

@@ -9,7 +9,7 @@ from engine.models.load import load_model
 from engine.models.model import Model
 from engine.speculation.draft import Drafter
 from engine.speculation.draft_model import DraftModel
-from engine.speculation.eagle import load_eagle
+from engine.speculation.eagle import EagleDrafter, load_eagle
 from engine.speculation.medusa import load_medusa
 from engine.speculation.ngram import NgramDrafter
 from engine.types import EngineError
@@ -34,10 +34,7 @@ def load_drafter(wanted: str, folder: Path, model: Model, *, context: int) -> Dr
     ``context``: most tokens of a sequence of the target. Raises ``EngineError`` when there is no such drafter, or it
     does not fit, with the two numbers that disagree.
     """
-    kind, _, where = wanted.partition("=")
-    if kind == "auto" and not where:
-        shipped = folder / SHIPPED
-        kind, where = (_kind(shipped), str(shipped)) if shipped.is_dir() else ("ngram", "")
+    kind, where = _resolved(wanted, folder)
     if kind == "off" and not where:
         return None
     if kind == "ngram" and not where:
@@ -52,10 +49,25 @@ def load_drafter(wanted: str, folder: Path, model: Model, *, context: int) -> Dr
     raise EngineError(f"there is no drafter{found}; what there is: {FORMS}")
 
 
+def extra_layers(wanted: str, folder: Path) -> int:
+    """Layers of keys and values that the drafter which ``load_drafter`` gives keeps in the target's pages."""
+    kind, where = _resolved(wanted, folder)
+    return EagleDrafter.layers if kind == "eagle" and where else 0
+
+
 def check_length(length: int) -> None:
     """Raises ``EngineError`` for a draft length that is never asked for."""
     if not 1 <= length <= MAX_LENGTH:
         raise EngineError(f"a draft length of {length} is not between 1 and {MAX_LENGTH}")
+
+
+def _resolved(wanted: str, folder: Path) -> tuple[str, str]:
+    """The kind of the drafter that is wanted for the model in ``folder``, and where it lies."""
+    kind, _, where = wanted.partition("=")
+    if kind != "auto" or where:
+        return kind, where
+    shipped = folder / SHIPPED
+    return (_kind(shipped), str(shipped)) if shipped.is_dir() else ("ngram", "")
 
 
 def _kind(folder: Path) -> str:

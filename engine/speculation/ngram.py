@@ -13,7 +13,8 @@ before the step, as guesses are: a sibling that is one token ahead in the same s
 
 **Cost.** Each token is indexed once: those that a branch draws when it draws them, those that it starts with only as
 far as no text of its search has them. A step costs a few look-ups in dicts for each new token and each guess, however
-long the texts are, and much less where nobody wants guesses: such branches are read little by little.
+long the texts are, and next to nothing where nobody wants guesses: what was written meanwhile is read little by little
+when somebody does.
 """
 
 from __future__ import annotations
@@ -48,11 +49,11 @@ _PREFIX = 2048
 """Of a longer prefix the last one to two times as many tokens are indexed: a quarter of a search's suffixes at most."""
 
 _READ = 128
-"""Tokens per call that are read of branches for which nobody wants guesses. While the controller asks for none, as with
-many branches at once, this bounds what a step pays for guesses that may be wanted later."""
+"""Tokens that are read, when there are guesses to be made, of branches for which nobody wants any. While the controller
+asks for none, as with many branches at once, nothing is read."""
 
 _BACKLOG = 256
-"""Branches with unread tokens that are remembered when they are over."""
+"""Branches with unread tokens that are remembered, those that are over among them."""
 
 _MEMORY = 1024
 """Draws after which older ones of the same kind count half."""
@@ -151,6 +152,7 @@ class NgramDrafter:
     def propose(self, wishes: Sequence[Wish]) -> list[Draft]:
         """See ``Drafter``."""
         branches = self._guessed = [self._branch(wish.sequence) for wish in wishes]
+        self._catch_up()
         for branch in branches:
             self._read(branch, branch.left)
         self._make_room()
@@ -167,7 +169,7 @@ class NgramDrafter:
             branch = self._branch(step.sequence)
             if branch.left:
                 self._unread[branch] = None
-        self._catch_up()
+        self._drop_oldest()
         self._make_room()
 
     def forget(self, sequence: GenerateSequence) -> None:
@@ -179,6 +181,7 @@ class NgramDrafter:
         del self._branches[sequence]
         if branch.left:
             self._unread[branch] = None
+            self._drop_oldest()
         search = branch.search
         search.branches -= 1
         if search.branches:
@@ -220,14 +223,16 @@ class NgramDrafter:
 
     def _catch_up(self) -> None:
         """Reads some of what nobody hurries to read, oldest first."""
-        while len(self._unread) > _BACKLOG:
-            self._unread.popitem(last=False)
         budget = _READ
         while self._unread and budget > 0:
             branch = next(iter(self._unread))
             budget -= self._read(branch, budget)
             if budget > 0:
                 del self._unread[branch]
+
+    def _drop_oldest(self) -> None:
+        while len(self._unread) > _BACKLOG:
+            self._unread.popitem(last=False)
 
     def _make_room(self) -> None:
         while self._size > _SIZE:

@@ -37,6 +37,20 @@ def test_every_form_names_its_drafter(checkpoints: Checkpoints, tmp_path: Path) 
     assert {wanted: kind(folder, wanted) for wanted in forms} == forms
 
 
+def test_the_layer_of_an_eagle_head_counts_among_the_keys_and_values(checkpoints: Checkpoints, tmp_path: Path) -> None:
+    """By default the pool is as large as 1 GiB, the head's layer included."""
+    folder, eagle = checkpoints("qwen3"), save_head(tmp_path / "eagle", *eagle_parts())
+    pools = {}
+    for wanted in ("off", f"eagle={eagle}"):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("engine.core._DEFAULT_KV_BYTES", 1 << 20)
+            core = EngineCore("m", folder, replace(SMALL, draft=wanted, kv_tokens=None))
+        pools[wanted] = core.cache.data
+    plain, guessing = pools.values()
+    assert guessing.shape[0] == plain.shape[0] + 1
+    assert guessing.nbytes <= 1 << 20 < guessing.nbytes + guessing[:, :, :, 0].nbytes
+
+
 def test_auto_takes_the_heads_that_ship_with_the_checkpoint(checkpoints: Checkpoints, tmp_path: Path) -> None:
     folder = tmp_path / "model"
     shutil.copytree(checkpoints("qwen3"), folder)
