@@ -187,6 +187,9 @@ class AdaptiveController:
         self._overdrawn = False
         self._rest = 0
         """Steps before this one that were not looked at."""
+        self._patience = 0
+        """Steps that need not be looked at after one in which nothing was new. Prompts and a try that did not pay change
+        nothing about that."""
         self._calm = 0
         """Steps before this one that were without guesses."""
         self._glances = self._glanced = 0
@@ -287,8 +290,11 @@ class AdaptiveController:
                 self._acceptance.learn(outcome.draft, outcome.accepted, self._skill(outcome.sequence))
         odd = not usual * (1 - _ODD) < step < usual * (1 + _ODD)
         # One odd step may be the machine's doing, which for steps of less than a millisecond is usual.
-        rest = self._rest // 2 if odd else min(REST, 2 * self._rest + 1)
-        self._rest = rest if self._is_idle(now) else 0
+        if self._is_idle(now):
+            self._patience = self._patience // 2 if odd else min(REST, 2 * self._patience + 1)
+        elif not now.others and not (now.probe and not self._lucky):
+            self._patience = 0
+        self._rest = self._patience if self._is_idle(now) else 0
         self._calm = 0 if now.wishes or now.others else self._calm + 1 + self._rest
         self._steps += self._rest
         proved = now.size is not None and not now.plan.tree and self._plans[bucket(now.branches)].steps >= _PROVED
