@@ -19,6 +19,11 @@ _PLAIN = 3
 _CALM = 2
 """Steps without guesses after each other before one is measured: guessing leaves the caches full of other things, and
 so a step among such steps costs less than one behind a step with guesses."""
+_COLD = 8
+"""Steps without guesses after each other behind which a try costs more than guessing costs. If it might pay all the
+same, not it is measured, but another one that follows at once."""
+_WARM = 2 / 3
+"""What it costs where it is done at every step, at least, as a part of that."""
 _DRAFTS = 48
 """Drafts that are remembered."""
 _LEASES = 1024
@@ -36,6 +41,8 @@ _ODD = 0.3
 """Relative error of an expected cost from which on it is no longer sure that guessing does not pay."""
 _PLANNED = 64
 """Steps for which a plan holds at most."""
+_UNPAID = 64
+"""The same for a plan without guesses, unless a try pays."""
 _PROBE_EVERY = 50
 """Steps between two tries while guessing does not pay."""
 _VARY_EVERY = 40
@@ -192,6 +199,8 @@ class AdaptiveController:
         nothing about that."""
         self._calm = 0
         """Steps before this one that were without guesses."""
+        self._cold = False
+        """Whether this step was a try behind many of those."""
         self._glances = self._glanced = 0
         """Steps to go that are not learned from, and how many there were since one was."""
         self._glancing = False
@@ -275,9 +284,10 @@ class AdaptiveController:
         tree = any(not outcome.draft.is_chain for outcome in outcomes)
         kind = Kind.MIXED if now.others else Kind.TREE if tree else Kind.CHAIN
         usual = self._costs.steps(kind, now.branches).at(tokens) * self._costs.pace
-        if now.others or outcomes or self._calm >= _CALM:
+        self._cold = now.probe and self._calm >= _COLD and self._might_pay(now, outcomes, drafting + step)
+        if now.others or (not self._cold if outcomes else self._calm >= _CALM):
             self._costs.learn_step(kind, now.branches, tokens, step)
-        if not now.others:
+        if not now.others and not self._cold:
             self._costs.learn_drafting(now.wishes or now.branches, now.depth, drafting)
             if not outcomes and self._calm >= _CALM:
                 self._plain = self._steps
@@ -292,7 +302,7 @@ class AdaptiveController:
         # One odd step may be the machine's doing, which for steps of less than a millisecond is usual.
         if self._is_idle(now):
             self._patience = self._patience // 2 if odd else min(REST, 2 * self._patience + 1)
-        elif not now.others and not (now.probe and not self._lucky):
+        elif not now.others and not (now.probe and (self._cold or not self._lucky)):
             self._patience = 0
         self._rest = self._patience if self._is_idle(now) else 0
         self._calm = 0 if now.wishes or now.others else self._calm + 1 + self._rest
@@ -329,7 +339,7 @@ class AdaptiveController:
             plan = choose(self._drafts, counts, self._costs, deepest, last)
             # The more branches, the sooner others take their places.
             most = _PLANNED // min(4, len(sequences))
-            steps = _PLANNED if not plan.depth else 2 if planned is None else min(most, 2 * planned.steps)
+            steps = _UNPAID if not plan.depth else 2 if planned is None else min(most, 2 * planned.steps)
             planned = self._plans[place] = _Planned(plan, self._steps + steps, steps)
         return planned.plan
 
@@ -360,7 +370,7 @@ class AdaptiveController:
 
     def _probe(self, branches: int) -> tuple[int, int]:
         """How deep to guess for how many branches although it does not seem to pay; 0, 0 if it is not the time."""
-        if self._credit is None or self._steps - self._probed < (1 if self._lucky else _PROBE_EVERY):
+        if self._credit is None or self._steps - self._probed < (1 if self._lucky or self._cold else _PROBE_EVERY):
             return 0, 0
         depth, count = min(self._depth, _PROBES[self._tries % len(_PROBES)]), max(1, branches // 8)
         row = self._costs.steps(Kind.CHAIN, branches)
@@ -394,6 +404,12 @@ class AdaptiveController:
                 return guesses[:of_all]
         return chains[:count]
 
+    def _might_pay(self, step: _Step, outcomes: Sequence[Outcome], seconds: float) -> bool:
+        """Whether a try did, or would have if it had cost a third less."""
+        costs, accepted = self._costs, sum(len(outcome.accepted) for outcome in outcomes)
+        plain = costs.steps(Kind.CHAIN, step.branches).at(step.branches) * costs.pace
+        return accepted > 0 and plain * (1 + accepted / step.branches) > _WARM * seconds
+
     def _book(self, step: _Step, outcomes: Sequence[Outcome], seconds: float) -> None:
         """Books what guessing won or lost beside a plain step, and what may be lost from now on."""
         costs = self._costs
@@ -407,7 +423,7 @@ class AdaptiveController:
             accepted = sum(len(outcome.accepted) for outcome in outcomes)
             won = max(-_WORST * plain, plain * (1 + accepted / step.branches) - seconds)
             self._credit += won * (1 + self._glanced)
-            if step.probe:
+            if step.probe and not self._cold:
                 self._lucky = won > 0
                 planned = self._plans[bucket(step.branches)]
                 planned.until = min(planned.until, self._steps + (4 if self._lucky else _PLANNED))
