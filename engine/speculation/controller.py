@@ -195,8 +195,8 @@ class AdaptiveController:
         self._rest = 0
         """Steps before this one that were not looked at."""
         self._patience = 0
-        """Steps that need not be looked at after one in which nothing was new. Prompts and a try that did not pay change
-        nothing about that."""
+        """Steps that need not be looked at after one in which nothing was new. Prompts and tries that did not pay leave
+        it as it is."""
         self._calm = 0
         """Steps before this one that were without guesses."""
         self._cold = False

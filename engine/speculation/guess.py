@@ -18,7 +18,6 @@ hundredths.
 from __future__ import annotations
 
 from collections.abc import Sequence
-
 from typing import NamedTuple
 
 import numpy as np
@@ -58,9 +57,7 @@ class Guesses:
         self.changed = any(s.penalties is not None or s.forbidden is not None for s in sequences)
         """Whether a request changes logits."""
         self._laws = np.array([_law(s.sampling) for s in sequences]).T
-        self._places = np.array(
-            [(_top_k(s.sampling), s.seed, s.key, len(s.tokens)) for s in sequences], np.int64
-        ).T
+        self._places = np.array([(_top_k(s.sampling), s.seed, s.key, len(s.tokens)) for s in sequences], np.int64).T
 
     def best(
         self,
@@ -107,7 +104,8 @@ def best_with_numpy(logits: Tensor, rows: _Rows, width: int) -> tuple[Ints, Floa
     with np.errstate(over="ignore", under="ignore", invalid="ignore"):
         gaps = values - values[:, :1].astype(np.float64)
         gaps = np.where(gaps < -_REACH * np.maximum(temperature, 1), -np.inf, gaps)
-        noise = gumbel_noise(noise_streams(*rows.places[1:], SAMPLE)[:, None], tokens)
+        _, seed, key, position = rows.places
+        noise = gumbel_noise(noise_streams(seed, key, position, SAMPLE)[:, None], tokens)
         scores = np.where(_kept(gaps, rows), gaps + NOISE * temperature * noise, -np.inf)
         scores[~np.isfinite(values[:, 0])] = np.nan
         weights = np.exp(scores - scores.max(axis=1, keepdims=True))

@@ -27,8 +27,9 @@ def best(
 ) -> tuple[Ints, Floats]:
     """``width`` tokens of each row of ``logits`` ``[rows, vocab]``, contiguous, and their chances, the best first.
 
-    ``laws``: ``[3, rows]`` temperature, top-p and min-p; ``places``: ``[4, rows]`` top-k, seed, key and position. At most the ``most`` likeliest tokens whose logits are within ``reach`` of the largest one are looked at;
-    ``noise`` is the part of the noise that is counted.
+    ``laws``: ``[3, rows]`` temperature, top-p and min-p; ``places``: ``[4, rows]`` top-k, seed, key and position. Of
+    the tokens whose logits are within ``reach`` of the largest one (times a temperature above 1) at most the ``most``
+    likeliest are looked at; ``noise`` is the part of the noise that is counted.
     """
     rows, vocab = logits.shape
     tokens, chances = np.empty((rows, width), np.int64), np.empty((rows, width))

@@ -22,7 +22,8 @@ def normal_beside(states: Tensor, beside: Tensor, eps: float) -> Tensor:
 def sums(base: Tensor, blocks: Tensor, count: int) -> Tensor:
     """The first ``count`` blocks of each row plus the beginning of the row's ``base``.
 
-    ``base``: ``[rows, n or more]``, ``blocks``: ``[rows, count or more, n]``, contiguous. Returns ``[rows * count, n]``.
+    ``base``: ``[rows, n or more]``, ``blocks``: ``[rows, count or more, n]``, both contiguous. Returns ``[rows * count,
+    n]``.
     """
     rows, most, size = blocks.shape
     out = empty(rows * count, size)

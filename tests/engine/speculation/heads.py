@@ -92,7 +92,7 @@ class Recorder:
 
     def __init__(self, drafter: Drafter) -> None:
         self._drafter = drafter
-        self.kind, self.layers = drafter.kind, drafter.layers
+        self.kind, self.layers, self.watches = drafter.kind, drafter.layers, drafter.watches
         self.asked: list[Asked] = []
 
     def reset(self, cache: KVCache) -> None:

@@ -190,6 +190,24 @@ def test_a_machine_that_becomes_slower_changes_no_decision_for_long() -> None:
     assert 3 * simulation.run(controller, 4000) == pytest.approx(usual, rel=0.07)
 
 
+def test_a_plain_step_is_taken_to_cost_what_it_costs_among_its_like() -> None:
+    """Behind a step with guesses it costs more than with them; where there are no guesses for long, less."""
+
+    class Machine:
+        cold = False
+
+        def __call__(self, branches: int, tokens: int) -> float:
+            cold, self.cold = self.cold, tokens > branches
+            return (1.7e-3 if self.cold else 1.5e-3 if cold else 1e-3) * (0.9 + tokens / branches / 10)
+
+    simulation = Simulation(Machine(), lambda _branches, _depth: 1e-5, always(0.9))
+    controller = adaptive()
+    simulation.run(controller, 20_000)
+    simulation.usual = always(0.5)
+    simulation.run(controller, 3000)
+    assert simulation.run(controller, 6000) > 0.97 * plain(replace(simulation), 6000)
+
+
 def test_free_arithmetic_is_spent_on_trees() -> None:
     simulation = Simulation(large, lookup, always(0.5), siblings=3)
     chains = fixed(replace(simulation, siblings=1), 4000)

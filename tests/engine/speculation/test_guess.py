@@ -84,9 +84,7 @@ def test_with_all_of_the_noise_the_best_guess_is_what_the_sampler_draws(
     # In another order than the branches', and not all of them.
     places = list(range(0, 40, 3))[::-1]
     ahead = np.array([len(paths[place]) for place in places])
-    tokens, _ = Guesses(sequences).best(
-        logits[places], np.array(places), ahead, 1, [paths[place] for place in places]
-    )
+    tokens, _ = Guesses(sequences).best(logits[places], np.array(places), ahead, 1, [paths[place] for place in places])
     assert tokens[:, 0].tolist() == drawn[places].tolist()
 
 
@@ -187,6 +185,7 @@ def test_the_kernel_guesses_what_numpy_does(
     monkeypatch.setattr("engine.speculation.guess.AVAILABLE", False)
     expected, likely = best(sequences, logits, 5)
     sound = np.delete(np.arange(30), (7, 8))
-    assert not (chances[[7, 8]] > 0).any() and not (likely[[7, 8]] > 0).any()
+    assert not (chances[[7, 8]] > 0).any()
+    assert not (likely[[7, 8]] > 0).any()
     np.testing.assert_allclose(chances[sound], likely[sound], rtol=1e-9, atol=1e-300)
     assert (tokens[sound] == expected[sound])[chances[sound] > 0].all()

@@ -1,0 +1,24 @@
+"""What heads need beside products and norms is what torch's operators compute."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+heads = pytest.importorskip("kernels.cpu.heads")
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+@pytest.mark.parametrize("size", [16, 48, 127])
+def test_a_normalised_state_stands_before_what_is_beside_it(rows: int, size: int) -> None:
+    states, beside = torch.randn(2, rows, size, generator=torch.Generator().manual_seed(0)).unbind()
+    normal = torch.nn.functional.rms_norm(states.double(), (size,), eps=1e-6).float()
+    torch.testing.assert_close(heads.normal_beside(states, beside, 1e-6), torch.cat((normal, beside), dim=1))
+
+
+@pytest.mark.parametrize("count", [1, 2, 5])
+def test_blocks_are_added_to_the_beginning_of_their_row(count: int) -> None:
+    generator = torch.Generator().manual_seed(1)
+    base, blocks = torch.randn(3, 70, generator=generator), torch.randn(3, 5, 40, generator=generator)
+    expected = (base[:, None, :40] + blocks[:, :count]).flatten(0, 1)
+    assert torch.equal(heads.sums(base, blocks, count), expected)
