@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from engine.sequence import GenerateSequence
 from engine.speculation.controller import AdaptiveController, Controller, FixedController, Outcome
+from engine.speculation.costs import Kind
 from engine.speculation.draft import Draft, Wish
 from tests.engine.speculation.simulation import (
     Branch,
@@ -202,10 +203,9 @@ def test_a_plain_step_is_taken_to_cost_what_it_costs_among_its_like() -> None:
 
     simulation = Simulation(Machine(), lambda _branches, _depth: 1e-5, always(0.9))
     controller = adaptive()
-    simulation.run(controller, 20_000)
-    simulation.usual = always(0.5)
-    simulation.run(controller, 3000)
-    assert simulation.run(controller, 6000) > 0.97 * plain(replace(simulation), 6000)
+    simulation.run(controller, 80_000)
+    costs = controller._costs
+    assert costs.steps(Kind.CHAIN, 1).at(1) * costs.pace == pytest.approx(1e-3, rel=0.1)
 
 
 def test_free_arithmetic_is_spent_on_trees() -> None:
