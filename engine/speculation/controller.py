@@ -304,8 +304,10 @@ class AdaptiveController:
             self._patience = self._patience // 2 if odd else min(REST, 2 * self._patience + 1)
         elif not now.others and not (now.probe and (self._cold or not self._lucky)):
             self._patience = 0
-        self._rest = self._patience if self._is_idle(now) else 0
-        self._calm = 0 if now.wishes or now.others else self._calm + 1 + self._rest
+        # At many branches there is a prompt in nearly every step.
+        self._rest = self._patience if self._is_idle(now) or (now.others and not now.plan.depth) else 0
+        self._calm = 0 if now.wishes or now.others else self._calm + 1
+        self._calm += self._rest
         self._steps += self._rest
         proved = now.size is not None and not now.plan.tree and self._plans[bucket(now.branches)].steps >= _PROVED
         self._looked = step
