@@ -19,11 +19,6 @@ _PLAIN = 3
 _CALM = 2
 """Steps without guesses after each other before one is measured: guessing leaves the caches full of other things, and
 so a step among such steps costs less than one behind a step with guesses."""
-_COLD = 8
-"""Steps without guesses after each other behind which a try costs more than guessing costs. If it might pay all the
-same, not it is measured, but another one that follows at once."""
-_WARM = 2 / 3
-"""What it costs where it is done at every step, at least, as a part of that."""
 _DRAFTS = 48
 """Drafts that are remembered."""
 _LEASES = 1024
@@ -43,13 +38,20 @@ _PLANNED = 64
 """Steps for which a plan holds at most."""
 _UNPAID = 64
 """The same for a plan without guesses, unless a try pays."""
-_PROBE_EVERY = 50
-"""Steps between two tries while guessing does not pay."""
-_VARY_EVERY = 40
-"""Steps between two that guess otherwise than what seems best."""
+_TRIAL = 12
+"""Steps after each other that guess alike where guessing does not pay, to learn what it costs and brings."""
+_TRIAL_EVERY = 50
+"""Steps between two such trials."""
+_VARIATION = 5
+"""Steps after each other that guess otherwise than what seems best."""
+_VARY_EVERY = 100
+"""Steps between two such variations."""
+_SETTLING = 3
+"""Of either, steps at first that are not believed: memory of a new size is taken and what is done in it recorded, and
+the caches are full of other things."""
 _PLAIN_EVERY = 250
 """Steps after which some go without guesses, to see what that costs now, times what guessing wins."""
-_PROBES = (2, 4, 1, 6, 3, 8)
+_TRIALS = (3, 2, 4, 1, 6, 8)
 """Depths that are tried in turn."""
 _SHARE = 0.01
 """Part of the time that may be lost with tries."""
@@ -124,18 +126,50 @@ class FixedController:
 
 
 @dataclass(slots=True)
+class _Burst:
+    """Steps after each other that guess alike."""
+
+    trial: bool
+    """Where guessing does not pay; else it is a variation of what seems best."""
+    depth: int
+    nodes: int
+    branches: int
+    """That get guesses."""
+    left: int
+    """Steps to go."""
+    done: int = 0
+    """Steps, with the one under way."""
+    won: float = 0.0
+    """Seconds, in the steps that are believed."""
+
+    @property
+    def settles(self) -> bool:
+        """Whether the step under way is not to be believed."""
+        return self.done <= _SETTLING
+
+
+@dataclass(slots=True)
 class _Step:
     """The step under way."""
 
     branches: int
     others: int
     plan: Plan
-    probe: bool = False
+    burst: _Burst | None = None
     size: tuple[int, int] | None = None
     """That was asked for every branch, if that is what the plan says."""
     wishes: int = 0
     depth: int = 0
     """That was asked for."""
+
+
+@dataclass(slots=True)
+class _Glanced:
+    """Steps since the last one that was learned from."""
+
+    steps: int = 0
+    accepted: int = 0
+    seconds: float = 0.0
 
 
 @dataclass(slots=True)
@@ -160,9 +194,9 @@ class AdaptiveController:
     with which those drafts would have brought the most (``choose``); ``trim`` keeps of what comes the guesses that are
     worth their time (``worth``).
 
-    Where guessing does not pay, it is tried now and then on a few branches. The gain or loss of every step beside a
-    plain one is booked: tries are paid from a hundredth of the time and from earlier gains, and whatever is believed,
-    guessing stops when the account is overdrawn. No clock is read and nothing is random.
+    Where guessing does not pay, it is tried now and then on a few branches, for some steps. The gain or loss of every
+    step beside a plain one is booked: trials are paid from a hundredth of the time and from earlier gains, and whatever
+    is believed, guessing stops when the account is overdrawn. No clock is read and nothing is random.
     """
 
     def __init__(self, depth: int, nodes: int) -> None:
@@ -184,25 +218,26 @@ class AdaptiveController:
         """Guesses of one branch that were worth it lately."""
         self._plans: dict[int, _Planned] = {}
         self._steps = 0
-        self._varied = self._plain = self._probed = 0
+        self._varied = self._plain = self._tried = 0
         """When guessing was last varied, left out, and tried although it does not pay."""
-        self._tries = 0
+        self._bursts = 0
+        self._burst: _Burst | None = None
+        """The latest one."""
         self._lucky = True
-        """Whether the last try paid."""
+        """Whether the last trial paid."""
         self._credit: float | None = None
         """Seconds that may be lost; ``None`` before a step was measured."""
         self._overdrawn = False
         self._rest = 0
         """Steps before this one that were not looked at."""
         self._patience = 0
-        """Steps that need not be looked at after one in which nothing was new. Prompts and tries that did not pay leave
-        it as it is."""
+        """Steps that need not be looked at after one in which nothing was new. Prompts and trials that did not pay
+        leave it as it is."""
         self._calm = 0
         """Steps before this one that were without guesses."""
-        self._cold = False
-        """Whether this step was a try behind many of those."""
-        self._glances = self._glanced = 0
-        """Steps to go that are not learned from, and how many there were since one was."""
+        self._glances = 0
+        """Steps to go that are not learned from."""
+        self._glanced = _Glanced()
         self._glancing = False
         """Whether this is one of them."""
         self._looked = 0.0
@@ -216,27 +251,29 @@ class AdaptiveController:
         self._glancing = self._glances > 0 and not others and last is not None and last.branches == branches
         if self._glancing and last is not None and last.size is not None:
             self._glances -= 1
-            self._glanced += 1
             return [last.size] * branches
         # A few branches without room for guesses do not make it a step with prompts.
         others = others if 4 * others > branches else 0
         known = not self._overdrawn and self._costs.plain(branches) >= _PLAIN
-        plan = self._plan(sequences) if known else _NOTHING
+        # A drafter of which nothing is known is tried first.
+        plan = self._plan(sequences) if known and self._costs.drafted else _NOTHING
         self._step = step = _Step(branches, others, plan)
-        if plan.depth and not (others and self._is_late(step)):
-            varied = self._vary(plan, branches)
-            size = (varied.depth, self._size(varied)) if varied.depth else (0, 0)
-            if varied is plan and not plan.level:
-                step.size = size
-            plan = varied
-            return [size if not plan.level or self._level(one) >= plan.level else (0, 0) for one in sequences]
         sizes = [(0, 0)] * branches
-        depth, count = self._probe(branches) if known and not plan.depth and not others else (0, 0)
-        if depth:
-            step.probe = True
-            for place in range(count):
-                size = (depth, min(self._nodes, depth * (1 + self._tries % 2)))
-                sizes[(self._tries * count + place) % branches] = size
+        if plan.depth and not (others and self._is_late(step)):
+            if self._is_plain_due(plan, branches):
+                return sizes
+            step.burst = burst = self._variation(plan, branches)
+            if burst is not None:
+                return [(burst.depth, burst.nodes)] * branches
+            size = (plan.depth, self._size(plan))
+            if not plan.level:
+                step.size = size
+                return [size] * branches
+            return [size if self._level(one) >= plan.level else (0, 0) for one in sequences]
+        step.burst = burst = self._trial(branches) if known and not plan.depth and not others else None
+        if burst is not None:
+            for place in range(min(burst.branches, branches)):
+                sizes[(self._bursts * burst.branches + place) % branches] = burst.depth, burst.nodes
         return sizes
 
     def trim(self, wishes: Sequence[Wish], drafts: Sequence[Draft], /) -> list[Draft]:
@@ -258,7 +295,7 @@ class AdaptiveController:
             first = max(guesses)[0] if guesses else 0.0
             skill.first += (first - skill.first) / 16
             self._usual += (first - self._usual) / 64
-        if step.probe:
+        if step.burst is not None and step.burst.trial:
             return list(drafts)
         everything.sort()
         kept: list[list[int]] = [[] for _ in drafts]
@@ -278,17 +315,21 @@ class AdaptiveController:
         if now is None:
             raise RuntimeError("outcomes without a step")
         if self._glancing:
+            self._glanced.steps += 1
+            self._glanced.accepted += sum(len(outcome.accepted) for outcome in outcomes)
+            self._glanced.seconds += drafting + min(step, 2 * self._looked)
             if not self._looked * (1 - _ODD) < step < self._looked * (1 + _ODD):
                 self._glances = 0
             return 0
         tree = any(not outcome.draft.is_chain for outcome in outcomes)
         kind = Kind.MIXED if now.others else Kind.TREE if tree else Kind.CHAIN
         usual = self._costs.steps(kind, now.branches).at(tokens) * self._costs.pace
-        self._cold = now.probe and self._calm >= _COLD and self._might_pay(now, outcomes, drafting + step)
-        if now.others or (not self._cold if outcomes else self._calm >= _CALM):
+        settles = now.burst is not None and now.burst.settles
+        if now.others or (not settles if outcomes else self._calm >= _CALM):
             self._costs.learn_step(kind, now.branches, tokens, step)
-        if not now.others and not self._cold:
-            self._costs.learn_drafting(now.wishes or now.branches, now.depth, drafting)
+        if not now.others:
+            if not settles:
+                self._costs.learn_drafting(now.wishes or now.branches, now.depth, drafting)
             if not outcomes and self._calm >= _CALM:
                 self._plain = self._steps
             # That everything stood still for a while is not the guesses' fault.
@@ -302,7 +343,7 @@ class AdaptiveController:
         # One odd step may be the machine's doing, which for steps of less than a millisecond is usual.
         if self._is_idle(now):
             self._patience = self._patience // 2 if odd else min(REST, 2 * self._patience + 1)
-        elif not now.others and not (now.probe and (self._cold or not self._lucky)):
+        elif now.plan.depth and not now.others:
             self._patience = 0
         # At many branches there is a prompt in nearly every step.
         self._rest = self._patience if self._is_idle(now) or (now.others and not now.plan.depth) else 0
@@ -311,7 +352,7 @@ class AdaptiveController:
         self._steps += self._rest
         proved = now.size is not None and not now.plan.tree and self._plans[bucket(now.branches)].steps >= _PROVED
         self._looked = step
-        self._glances, self._glanced = _GLANCES if proved and not odd else 0, 0
+        self._glances = _GLANCES if proved and not odd else 0
         return self._rest
 
     def forget(self, sequence: GenerateSequence, /) -> None:
@@ -352,36 +393,55 @@ class AdaptiveController:
         seconds = row.at(tokens + plan.guesses) - row.at(tokens) + costs.drafting(step.branches, plan.depth)
         return plan.gain < plan.rate * seconds
 
-    def _vary(self, plan: Plan, branches: int) -> Plan:
-        """The plan, or now and then another one, to learn what that brings."""
+    def _is_plain_due(self, plan: Plan, branches: int) -> bool:
+        """Whether it is time to see what steps without guesses cost now."""
         faster = plan.rate * self._costs.steps(Kind.CHAIN, branches).at(branches) / branches
-        if self._steps - self._plain >= _PLAIN_EVERY * faster:
-            return replace(plan, depth=0)
+        return self._steps - self._plain >= _PLAIN_EVERY * faster
+
+    def _variation(self, plan: Plan, branches: int) -> _Burst | None:
+        """Another plan for some steps now and then, to learn what that brings."""
+        if (going := self._going(trial=False)) is not None:
+            return going
         if self._steps - self._varied < _VARY_EVERY:
-            return plan
+            return None
         self._varied = self._steps
-        self._tries += 1
+        self._bursts += 1
         depths = (
             next((depth for depth in DEPTHS if depth > plan.depth), plan.depth),
             plan.depth,
             2 * plan.depth,
             max(depth for depth in DEPTHS if depth < max(plan.depth, 2)),
         )
-        turn = self._tries % len(depths)
-        return replace(plan, depth=min(self._depth, depths[turn]), tree=plan.tree != (turn == 1), level=0)
+        turn = self._bursts % len(depths)
+        other = replace(plan, depth=min(self._depth, depths[turn]), tree=plan.tree != (turn == 1))
+        self._burst = _Burst(False, other.depth, self._size(other), branches, _VARIATION)
+        return self._going(trial=False)
 
-    def _probe(self, branches: int) -> tuple[int, int]:
-        """How deep to guess for how many branches although it does not seem to pay; 0, 0 if it is not the time."""
-        if self._credit is None or self._steps - self._probed < (1 if self._lucky or self._cold else _PROBE_EVERY):
-            return 0, 0
-        depth, count = min(self._depth, _PROBES[self._tries % len(_PROBES)]), max(1, branches // 8)
+    def _trial(self, branches: int) -> _Burst | None:
+        """Guesses for some branches although that does not seem to pay, if it is the time and there is the credit."""
+        if (going := self._going(trial=True)) is not None:
+            return going
+        if self._credit is None or self._steps - self._tried < (1 if self._lucky else _TRIAL_EVERY):
+            return None
+        depth, count = min(self._depth, _TRIALS[self._bursts % len(_TRIALS)]), max(1, branches // 8)
         row = self._costs.steps(Kind.CHAIN, branches)
         price = row.at(branches + count * depth) - row.at(branches) + self._costs.drafting(count, depth)
-        if price * self._costs.pace > self._credit:
-            return 0, 0
-        self._probed = self._steps
-        self._tries += 1
-        return depth, count
+        # About half of it comes back.
+        if price * self._costs.pace * _TRIAL / 2 > self._credit:
+            return None
+        self._tried = self._steps
+        self._bursts += 1
+        self._burst = _Burst(True, depth, min(self._nodes, depth * (2 - self._bursts % 2)), count, _TRIAL)
+        return self._going(trial=True)
+
+    def _going(self, *, trial: bool) -> _Burst | None:
+        """The burst that this step belongs to, if one of that kind is under way."""
+        burst = self._burst
+        if burst is None or burst.trial is not trial or not burst.left:
+            return None
+        burst.left -= 1
+        burst.done += 1
+        return burst
 
     def _size(self, plan: Plan) -> int:
         """Guesses in all that a branch is asked for."""
@@ -406,12 +466,6 @@ class AdaptiveController:
                 return guesses[:of_all]
         return chains[:count]
 
-    def _might_pay(self, step: _Step, outcomes: Sequence[Outcome], seconds: float) -> bool:
-        """Whether a try did, or would have if it had cost a third less."""
-        costs, accepted = self._costs, sum(len(outcome.accepted) for outcome in outcomes)
-        plain = costs.steps(Kind.CHAIN, step.branches).at(step.branches) * costs.pace
-        return accepted > 0 and plain * (1 + accepted / step.branches) > _WARM * seconds
-
     def _book(self, step: _Step, outcomes: Sequence[Outcome], seconds: float) -> None:
         """Books what guessing won or lost beside a plain step, and what may be lost from now on."""
         costs = self._costs
@@ -421,17 +475,25 @@ class AdaptiveController:
         plain *= costs.pace
         if self._credit is None:
             self._credit = _FIRST * plain
+        seen, self._glanced = self._glanced, _Glanced()
+        steps = 1 + seen.steps
         if step.wishes:
-            accepted = sum(len(outcome.accepted) for outcome in outcomes)
-            won = max(-_WORST * plain, plain * (1 + accepted / step.branches) - seconds)
-            self._credit += won * (1 + self._glanced)
-            if step.probe and not self._cold:
-                self._lucky = won > 0
-                planned = self._plans[bucket(step.branches)]
-                planned.until = min(planned.until, self._steps + (4 if self._lucky else _PLANNED))
-        self._credit += _SHARE * plain * (1 + self._rest + self._glanced)
+            accepted = seen.accepted + sum(len(outcome.accepted) for outcome in outcomes)
+            won = max(-_WORST * steps * plain, plain * (steps + accepted / step.branches) - seconds - seen.seconds)
+            self._credit += won
+            if step.burst is not None and step.burst.trial:
+                self._learn_trial(step.burst, step.branches, won)
+        self._credit += _SHARE * plain * (steps + self._rest)
         self._credit = min(_MOST * plain, self._credit)
         self._overdrawn = self._credit < (_RESUME if self._overdrawn else _STOP) * plain
+
+    def _learn_trial(self, trial: _Burst, branches: int, won: float) -> None:
+        trial.won += 0 if trial.settles else won
+        if not trial.left:
+            self._lucky = trial.won > 0
+            planned = self._plans.get(bucket(branches))
+            if planned is not None and self._lucky:
+                planned.until = self._steps
 
     def _skill(self, sequence: GenerateSequence) -> Skill:
         skill = self._skills.get(sequence)

@@ -201,6 +201,11 @@ class Costs:
             row = self._drafting[min(known, key=lambda other: abs(other - place))] if known else None
         return row.at(depth) if row is not None else 0.0
 
+    @property
+    def drafted(self) -> bool:
+        """Whether it is known what any guesses cost."""
+        return any(curve.last for curve in self._drafting.values())
+
     def plain(self, branches: int) -> int:
         """Steps without guesses that were measured with about so many branches."""
         return self._plain.get(bucket(branches), 0)

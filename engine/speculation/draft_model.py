@@ -24,6 +24,7 @@ from engine.attention.host import host_attention
 from engine.batch import Work, build_batch
 from engine.cache.kv import KVCache, token_bytes
 from engine.cache.tree import Node
+from engine.host_forward import HostForward
 from engine.models.model import Model
 from engine.sequence import GenerateSequence, Sequence
 from engine.speculation.draft import EMPTY, Advance, Draft, Watch, Wish
@@ -139,7 +140,8 @@ class DraftModel:
             dtype=cache.data.dtype,
             context=self._limit,
         )
-        self._attention = host_attention(about.attention, self.cache.data, self.cache.scales)
+        attention = host_attention(about.attention, self.cache.data, self.cache.scales)
+        self._compute = HostForward(self._model, attention, self.cache.data)
         self._rows.clear()
 
     def propose(self, wishes: Items[Wish]) -> list[Draft]:
@@ -276,10 +278,10 @@ class DraftModel:
             ahead += 1
 
     def _forward(self, work: Items[Work]) -> tuple[Tensor, dict[Sequence, int]]:
-        """Computes tokens; answers the final hidden states and, for each row, which of them is its last token's."""
+        """Computes tokens; answers the final hidden states, valid until the next call, and, for each row, which of them
+        is its last token's."""
         batch, layout, ordered = build_batch(work, self.cache, self._model.config.attention[0])
-        self._attention.prepare(layout)
-        hidden = self._model.forward(batch, self._attention)
+        hidden = self._compute(batch, layout)
         last: dict[Sequence, int] = {}
         end = 0
         for row, count, _ in ordered:

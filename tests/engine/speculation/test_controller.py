@@ -208,6 +208,31 @@ def test_a_plain_step_is_taken_to_cost_what_it_costs_among_its_like() -> None:
     assert costs.steps(Kind.CHAIN, 1).at(1) * costs.pace == pytest.approx(1e-3, rel=0.1)
 
 
+def test_what_begins_slowly_is_not_taken_to_stay_slow() -> None:
+    """The first three steps of a size that was not computed for long cost three times as much."""
+
+    class Machine:
+        steps = 0
+
+        def __init__(self) -> None:
+            self.seen: dict[int, tuple[int, int]] = {}
+
+        def __call__(self, branches: int, tokens: int) -> float:
+            self.steps += 1
+            last, again = self.seen.get(tokens, (-100, 0))
+            again = again + 1 if self.steps - last <= 30 else 1
+            self.seen[tokens] = self.steps, again
+            return small(branches, tokens) * (3 if tokens > branches and again <= 3 else 1)
+
+    def simulation() -> Simulation:
+        return Simulation(Machine(), lambda _branches, depth: 3e-4 if depth else 1e-5, always(0.7), length=2000)
+
+    ours, controller = simulation(), adaptive()
+    ours.run(controller, 8000)
+    best = max(simulation().run(FixedController(depth, depth), 8000) for depth in (2, 3, 4, 6))
+    assert ours.run(controller, 8000) > 0.93 * best > 1.7 * simulation().run(FixedController(0, 0), 8000)
+
+
 def test_free_arithmetic_is_spent_on_trees() -> None:
     simulation = Simulation(large, lookup, always(0.5), siblings=3)
     chains = fixed(replace(simulation, siblings=1), 4000)
