@@ -36,8 +36,8 @@ _ODD = 0.3
 """Relative error of an expected cost from which on it is no longer sure that guessing does not pay."""
 _PLANNED = 64
 """Steps for which a plan holds at most."""
-_UNPAID = 64
-"""The same for a plan without guesses, unless a try pays."""
+_UNPAID = 512
+"""The same for a plan without guesses, unless there is a trial."""
 _TRIAL = 12
 """Steps after each other that guess alike where guessing does not pay, to learn what it costs and brings."""
 _TRIAL_EVERY = 50
@@ -492,7 +492,7 @@ class AdaptiveController:
         if not trial.left:
             self._lucky = trial.won > 0
             planned = self._plans.get(bucket(branches))
-            if planned is not None and self._lucky:
+            if planned is not None:
                 planned.until = self._steps
 
     def _skill(self, sequence: GenerateSequence) -> Skill:
