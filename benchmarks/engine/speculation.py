@@ -24,10 +24,14 @@ from benchmarks.engine.workloads import VOCAB
 from reasoner import suites
 
 BATCHES = (1, 4, 16, 64)
-CASES = (*(f"batch-{batch}" for batch in BATCHES), "250M", "W3")
-"""Problems, so many at a time; simulated drafters on a large model; a tree search."""
+CASES = (*(f"batch-{batch}" for batch in BATCHES), "policy-large", "250M", "W3")
+"""Problems, so many at a time, and the same for the larger bundled model; simulated drafters on a large model; a tree
+search."""
+LARGE_BATCHES = (1, 4)
 PLAIN, ALWAYS, ASSISTED, LOOKUP = "plain", "always 4", "transformers-assisted", "transformers-lookup"
 BUNDLED = Path(reasoner.__file__).parent / "bundled"
+_LARGE = {PLAIN: {"draft": "off"}, "draft_model": {"draft": "auto"}, "ngram": {"draft": "ngram"}}
+"""How the larger bundled model is run."""
 _SOLUTION, _STEP = 256, 32
 """Most tokens of a solution, and of a step of the tree search."""
 
@@ -81,9 +85,14 @@ def measure(plan: SpeculationPlan, listener: Listener) -> Measured:
     if plan.batches or "W3" in plan.cases:
         with bench.running(policy, systems) as workers:
             for batch in plan.batches:
-                bench.problems(workers, batch, list(drafters), shipped)
+                bench.problems(workers, "", batch, list(drafters), shipped)
             if "W3" in plan.cases:
                 bench.search(workers, [("ngram", "sibling-ngram"), (shipped, "controller")])
+    if "policy-large" in plan.cases:
+        systems = {name: ("guessing", dict(options)) for name, options in _LARGE.items()}
+        with bench.running(BUNDLED / "policy-large", systems) as workers:
+            for batch in LARGE_BATCHES:
+                bench.problems(workers, "policy-large ", batch, ("draft_model", "ngram"), "draft_model")
     if "250M" in plan.cases:
         # Enough for the largest batch, and little beside the weights of two processes.
         options = {"draft": "off", "kv_tokens": 8192}
@@ -127,8 +136,10 @@ class _Bench:
                 self.measured.ceilings = workers[PLAIN].call("ceilings")
             yield workers
 
-    def problems(self, workers: Mapping[str, Worker], batch: int, drafters: Sequence[str], shipped: str) -> None:
-        """Each drafter on problems, ``batch`` at a time."""
+    def problems(
+        self, workers: Mapping[str, Worker], model: str, batch: int, drafters: Sequence[str], shipped: str
+    ) -> None:
+        """Each drafter on problems, ``batch`` at a time. ``model``: how its cases' names begin."""
         names = [name for name in workers if batch == 1 or name not in (ASSISTED, LOOKUP)]
         seen: dict[str, list[Solved]] = {name: [] for name in names}
         for turn in range(-1, self.plan.rounds):
@@ -136,7 +147,7 @@ class _Bench:
             prompts = self._prompts(workers[PLAIN], suites.SUITES, self.plan.work.problems[batch], _SOLUTION)
             truth: list[list[int]] = []
             for name in names:
-                self._say_next(f"batch {batch}", turn, name)
+                self._say_next(f"{model}batch {batch}", turn, name)
                 solved = _call(workers[name], "solve", prompts, batch=batch, seed=seed)
                 truth = truth or solved.texts
                 if name not in (ASSISTED, LOOKUP):
@@ -144,12 +155,13 @@ class _Bench:
                 if turn >= 0:
                     seen[name].append(solved)
         for name in drafters:
-            case = f"batch {batch} {name}"
+            case = f"{model}batch {batch} {name}"
             self._add(case, seen[name], PLAIN, seen[PLAIN])
-            if batch == 1:
+            if ASSISTED in seen:
                 self._add_speed(case, seen[name], ASSISTED, seen[LOOKUP if name == "ngram" else ASSISTED])
-        self._add(f"batch {batch} controller", seen[shipped], PLAIN, seen[PLAIN])
-        self._add_speed(f"batch {batch} controller", seen[shipped], ALWAYS, seen[ALWAYS])
+        self._add(f"{model}batch {batch} controller", seen[shipped], PLAIN, seen[PLAIN])
+        if ALWAYS in seen:
+            self._add_speed(f"{model}batch {batch} controller", seen[shipped], ALWAYS, seen[ALWAYS])
 
     def search(self, workers: Mapping[str, Worker], drafters: Sequence[tuple[str, str]]) -> None:
         """W3 on Countdown problems, one after the other. ``drafters``: with what their cases are called."""
@@ -283,6 +295,9 @@ def _steps_ahead(plan: SpeculationPlan, systems: int, searching: int) -> int:
     runs = sum(systems if batch == 1 else systems - assisted for batch in plan.batches)
     if "W3" in plan.cases:
         runs += searching
+    if "policy-large" in plan.cases:
+        loads += len(_LARGE)
+        runs += len(_LARGE) * len(LARGE_BATCHES)
     if "250M" in plan.cases:
         loads += 2
         runs += len(plan.work.tokens) * (1 + len(plan.right))

@@ -12,14 +12,16 @@ from benchmarks.engine.speculation import BATCHES, PLAIN, SpeculationPlan
 
 _METHOD = (
     "The bundled policy on held-out Countdown and word problems, half each, at their suites' temperatures, so many at "
-    "a time; 250M: random weights, prompts of 32 tokens, temperature 1, and a drafter that knows what comes, is right "
+    "a time, and the larger bundled model with the policy as its draft model; 250M: random weights, prompts of 32 "
+    "tokens, temperature 1, and a drafter that knows what comes, is right "
     "so often and costs nothing; W3: rounds of 8 beams on Countdown. Float32, every system with the same prompts and "
     "number of threads, in a process of its own that sleeps while others run. Runs take turns after one that is not "
     "timed; each starts with a cold cache; the medians are shown. A ratio above 1 means that guessing is ahead. "
     "`controller` is the drafter that the policy uses unless told otherwise, `always 4` the same without a "
     "controller: four guesses for each branch at every step."
 )
-_POLICY, _LARGE = "bundled policy", "250M, simulated"
+_PANELS = {"batch": "bundled policy", "policy-large": "bundled policy-large", "250M": "250M, simulated"}
+"""By the first word of a case."""
 
 
 def document(plan: SpeculationPlan, measured: Measured) -> dict[str, Any]:
@@ -44,14 +46,15 @@ def draw(document: dict[str, Any], path: Path) -> None:
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    panels: dict[str, dict[str, list[tuple[int, float]]]] = {_POLICY: {}, _LARGE: {}}
+    panels: dict[str, dict[str, list[tuple[int, float]]]] = {title: {} for title in _PANELS.values()}
     for row in document["rows"]:
         words = row["case"].split(" ")
         if row["unit"] == "tokens/s" and row["peer"] == PLAIN and "batch" in words:
-            batch = int(words[words.index("batch") + 1])
-            panel, name = (_LARGE, f"{words[1]} right") if words[0] == "250M" else (_POLICY, words[2])
-            panels[panel].setdefault(name, []).append((batch, row["ratio"]))
-    figure, axes = pyplot.subplots(1, 2, figsize=(12, 4.5), layout="constrained")
+            place = words.index("batch")
+            batch = int(words[place + 1])
+            name = f"{words[1]} right" if words[0] == "250M" else words[place + 2]
+            panels[_PANELS[words[0]]].setdefault(name, []).append((batch, row["ratio"]))
+    figure, axes = pyplot.subplots(1, 3, figsize=(16, 4.5), layout="constrained")
     for plot, (title, drafters) in zip(axes, panels.items(), strict=True):
         for name, points in drafters.items():
             plot.plot(*zip(*points, strict=True), marker="o", label=name)

@@ -22,7 +22,8 @@ MAX_NODES = 24
 masked groups, which are for short rows."""
 
 SHIPPED = "drafter"
-"""Folder inside a checkpoint's that holds the drafter which is fastest for it."""
+"""Folder inside a checkpoint's with the drafter that is fastest for it, or with a ``config.json`` whose ``folder`` says
+where that is, relative to it: a smaller model of its family."""
 
 FORMS = "auto, off, ngram, draft_model=FOLDER, medusa=FOLDER, eagle=FOLDER"
 
@@ -67,12 +68,11 @@ def _resolved(wanted: str, folder: Path) -> tuple[str, str]:
     if kind != "auto" or where:
         return kind, where
     shipped = folder / SHIPPED
-    return (_kind(shipped), str(shipped)) if shipped.is_dir() else ("ngram", "")
-
-
-def _kind(folder: Path) -> str:
-    """What lies in a folder: heads say what they are, anything else is a model."""
-    return str(read_json(folder / "config.json").get("kind", "draft_model"))
+    if not shipped.is_dir():
+        return "ngram", ""
+    # Heads say what they are, anything else is a model.
+    about = read_json(shipped / "config.json")
+    return str(about.get("kind", "draft_model")), str(shipped / str(about.get("folder", "")))
 
 
 def _load_draft_model(folder: Path, target: Model, context: int) -> DraftModel:

@@ -87,7 +87,7 @@ def test_the_command_runs_the_plan_and_prints_one_document(monkeypatch: pytest.M
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--speculation", "--case", "W1"], "known are batch-1, batch-4, batch-16, batch-64, 250M, W3"),
+        (["--speculation", "--case", "W1"], "known are batch-1, batch-4, batch-16, batch-64, policy-large, 250M, W3"),
         (["--speculation", "--peer", "transformers"], "no meaning with it"),
         (["--head", "somewhere"], "with --speculation only"),
     ],

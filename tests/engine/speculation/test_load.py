@@ -51,6 +51,18 @@ def test_the_layer_of_an_eagle_head_counts_among_the_keys_and_values(checkpoints
     assert guessing.nbytes <= 1 << 20 < guessing.nbytes + guessing[:, :, :, 0].nbytes
 
 
+def test_auto_takes_the_model_that_the_checkpoint_names(checkpoints: Checkpoints, tmp_path: Path) -> None:
+    shutil.copytree(checkpoints("qwen3"), tmp_path / "large")
+    shutil.copytree(checkpoints("llama"), tmp_path / "small")
+    (tmp_path / "large" / "drafter").mkdir()
+    named = tmp_path / "large" / "drafter" / "config.json"
+    named.write_text(json.dumps({"kind": "draft_model", "folder": "../../small"}))
+    assert kind(tmp_path / "large", "auto") == "draft_model"
+    named.write_text(json.dumps({"kind": "draft_model", "folder": "../../none"}))
+    with pytest.raises(EngineError, match="none"):
+        kind(tmp_path / "large", "auto")
+
+
 def test_auto_takes_the_heads_that_ship_with_the_checkpoint(checkpoints: Checkpoints, tmp_path: Path) -> None:
     folder = tmp_path / "model"
     shutil.copytree(checkpoints("qwen3"), folder)
