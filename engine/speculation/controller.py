@@ -25,7 +25,7 @@ _LEASES = 1024
 """Jobs that are remembered."""
 _SAMPLED, _SHOWN = 32, 4
 """Branches of a step whose outcomes are learned from, and whose drafts are remembered."""
-REST = 63
+REST = 127
 """Steps after each other that are not looked at while guessing does not pay, at most."""
 _GLANCES = 3
 """Steps after each other that are decided like the one before and not learned from, where guessing pays and the plan

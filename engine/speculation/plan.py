@@ -14,7 +14,7 @@ DEPTHS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16)
 """Depths that are weighed against each other."""
 LEVELS = (0.3, 0.6, 0.85)
 """Branches whose usual first guess has chances between the same two of these are taken to be alike."""
-_MARGIN = 1.02
+_MARGIN = 1.04
 """How many times as many tokens per second guessing must promise."""
 _FIRM = 1.02
 """How many times as many the depth that was chosen last is credited with."""

@@ -33,11 +33,15 @@ class _Guessing:
         self._simulated: dict[float, tuple[_Knowing, Controller]] = {}
         self._runs = 0
         if always:
-            core = self._core
-            drafter = load_drafter(draft, folder, core.model.decoder, context=core.model.info.context)
-            if drafter is None:
-                raise ValueError(f"{draft!r} is no drafter")
-            self._speculate(drafter, FixedController(always, always))
+            # On the engine's thread: what a second one computes here would slow it down for good.
+            self._engine._post(partial(self._always, draft, folder, always))
+
+    def _always(self, draft: str, folder: Path, length: int) -> None:
+        core = self._core
+        drafter = load_drafter(draft, folder, core.model.decoder, context=core.model.info.context)
+        if drafter is None:
+            raise ValueError(f"{draft!r} is no drafter")
+        core.speculate(drafter, FixedController(length, length))
 
     def tokenize(self, problem: str) -> list[int]:
         messages = [{"role": "user", "content": problem}]
