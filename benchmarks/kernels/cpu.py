@@ -18,6 +18,8 @@ from benchmarks.engine.report import machine
 
 FLOAT = "float32"
 BATCHES = (1, 16)
+SYSTEMS = {FLOAT: (FLOAT, "auto"), **{name: (name, "auto") for name in VARIANTS}, "int8, KV int8": ("int8", "int8")}
+"""Weights, and keys and values."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,19 +35,20 @@ class CpuPlan:
 
 
 def measure_cpu(plan: CpuPlan, listener: Listener) -> Measured:
-    """Runs the plan: in each round every kind of weights, in an order that is turned around from round to round.
+    """Runs the plan: in each round every one of ``SYSTEMS``, in an order that is turned around from round to round.
     Raises ``BenchError``."""
     folder = checkpoint(plan.model, plan.sizes[plan.model], plan.cache)
     measured = Measured(versions=installed(("torch", "numpy")))
-    listener.total((1 + len(VARIANTS)) * (1 + len(BATCHES) * (plan.rounds + 1)))
+    listener.total(len(SYSTEMS) * (1 + len(BATCHES) * (plan.rounds + 1)))
     with ExitStack() as running:
         logs = Path(running.enter_context(tempfile.TemporaryDirectory(prefix="reasoner-bench-")))
         workers = {}
-        for weights in (FLOAT, *VARIANTS):
-            listener.step(f"{weights} loads")
+        for name, (weights, kv_dtype) in SYSTEMS.items():
+            listener.step(f"{name} loads")
             own = folder if weights == FLOAT else quantized(folder, weights)
-            worker = Worker(OURS, own, threads=plan.threads, log=logs / f"{weights}.log")
-            workers[weights] = running.enter_context(worker)
+            options = {"kv_dtype": kv_dtype}
+            worker = Worker(OURS, own, threads=plan.threads, log=logs / f"{weights}-{kv_dtype}.log", options=options)
+            workers[name] = running.enter_context(worker)
             worker.ready()
         for batch in BATCHES:
             _case(batch, workers, plan.rounds, listener, measured)
@@ -63,7 +66,7 @@ def _case(batch: int, workers: Mapping[str, Worker], rounds: int, listener: List
     medians = {weights: statistics.median(values) for weights, values in speeds.items()}
     for weights, median in medians.items():
         measured.runs.setdefault(f"decode batch {batch}", {})[weights] = speeds[weights]
-        listener.say(f"batch {batch:2} {weights:8} {median:8.1f} tokens/s ({median / medians[FLOAT]:.2f}×)")
+        listener.say(f"batch {batch:2} {weights:13} {median:8.1f} tokens/s ({median / medians[FLOAT]:.2f}×)")
         if weights != FLOAT:
             name, floor = f"decode {weights} batch {batch}", medians[FLOAT]
             measured.rows.append(Row(name, "generated tokens", "tokens/s", median, FLOAT, floor, median / floor))

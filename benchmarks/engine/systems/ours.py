@@ -10,14 +10,15 @@ from pathlib import Path
 import torch
 
 from benchmarks.engine.workloads import Generate, Outputs, Request
+from engine.core import CoreOptions
 from engine.local import LocalEngine
 from engine.types import Branch, Completion, GenerateRequest, SamplingParams
 
 
 class _Ours:
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, kv_dtype: str) -> None:
         self._loop = asyncio.Runner()
-        self._engine = LocalEngine({"model": folder})
+        self._engine = LocalEngine({"model": folder}, CoreOptions(kv_dtype=kv_dtype))
 
     @contextmanager
     def session(self, *, seed: int, greedy: bool = False) -> Iterator[Generate]:
@@ -38,7 +39,7 @@ class _Ours:
         return samples
 
 
-def load(folder: Path, threads: int) -> _Ours:
+def load(folder: Path, threads: int, *, kv_dtype: str = "auto") -> _Ours:
     """The engine with the checkpoint loaded."""
     torch.set_num_threads(threads)
-    return _Ours(folder)
+    return _Ours(folder, kv_dtype)
