@@ -50,7 +50,7 @@ class Prompted:
 
     def __init__(self, drafter: Drafter) -> None:
         self._drafter = drafter
-        self.kind, self.layers = drafter.kind, drafter.layers
+        self.kind, self.layers, self.watches = drafter.kind, drafter.layers, drafter.watches
         self._random = random.Random(0)
         self.known: set[GenerateSequence] = set()
         self.right: dict[tuple[int, tuple[int, ...]], tuple[int, ...]] = {}
