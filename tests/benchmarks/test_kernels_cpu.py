@@ -20,13 +20,14 @@ pytestmark = [pytest.mark.timeout(180), pytest.mark.alone]
 def test_quantised_weights_are_compared_with_float32_at_each_batch(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cpu, "VARIANTS", {"int8"})  # each takes two more processes
+    # Each takes a process, and its weights another.
+    monkeypatch.setattr(cpu, "SYSTEMS", {"float32": ("float32", "auto"), "int8, KV int8": ("int8", "int8")})
     plan = CpuPlan(model="tiny", rounds=1, sizes={"tiny": TINY}, cache=tmp_path)
     totals: list[int] = []
     steps: list[str] = []
     measured = measure_cpu(plan, Listener(total=totals.append, step=steps.append, say=lambda line: None))
     assert totals == [len(steps)]
-    cases = ["decode int8 batch 1", "decode int8 batch 16"]
+    cases = ["decode int8, KV int8 batch 1", "decode int8, KV int8 batch 16"]
     assert [(row.case, row.peer) for row in measured.rows] == [(case, "float32") for case in cases]
     assert all(row.ratio == pytest.approx(row.ours / row.peer_value) and row.ratio > 0 for row in measured.rows)
     config = json.loads((tmp_path / "tiny-v1-int8" / "config.json").read_text())
@@ -34,4 +35,4 @@ def test_quantised_weights_are_compared_with_float32_at_each_batch(
     told = document(plan, measured)
     assert json.loads(json.dumps(told)) == told
     assert {"processor", "threads", "versions"} <= set(told["machine"])
-    assert "| decode int8 batch 16 | " in markdown(told, "reasoner bench kernels")
+    assert "| decode int8, KV int8 batch 16 | " in markdown(told, "reasoner bench kernels")

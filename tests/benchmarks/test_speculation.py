@@ -42,7 +42,8 @@ def test_every_drafter_is_compared_with_plain_decoding_and_with_transformers(tmp
     assert rows["batch 1 ngram", speed, "transformers-assisted"].peer_value > 0
     assert rows["batch 1 controller", speed, "always 4"].ours == rows["batch 1 controller", speed, "plain"].ours
     assert rows["250M 0.8 batch 4", speed, "plain"].ratio > 0
-    assert 50 < rows["250M 0.8 batch 4", "accepted guesses", "all guesses"].ours <= 100
+    # Of chains of up to 16 guesses, each right four times in five, at least a fifth.
+    assert 20 < rows["250M 0.8 batch 4", "accepted guesses", "all guesses"].ours <= 100
     assert rows["W3 sibling-ngram", speed, "plain"].ratio > 0
     # Guesses take no pages from what is cached: the hit rate is the same.
     assert rows["W3 sibling-ngram", "cache hit rate", "plain"].ratio == pytest.approx(1)
