@@ -49,6 +49,8 @@ bench-countdown bench-words: bench-%: .venv/.installed
 bench-engine: .venv/.installed-bench
 	@$(BIN)/reasoner bench engine --model 50M --out benchmarks/results/engine
 	@$(BIN)/reasoner bench engine --model 250M --rounds 2 --peer openvino-genai --out benchmarks/results/engine-250M
+	@$(BIN)/reasoner bench engine --model 50M --weights int8 --case W1,W2,W3,W4 --out benchmarks/results/engine-int8
+	@$(BIN)/reasoner bench kernels --out benchmarks/results/kernels
 	@$(BIN)/reasoner bench engine --speculation --out benchmarks/results/speculation
 
 bench-search: .venv/.installed
