@@ -22,9 +22,8 @@ class Int4Linear:
     """``x @ ((codes - zeros) * scales).T + bias``, an eighth of ``Linear``'s bytes.
 
     On a processor that multiplies bytes each group of each row of ``x`` is rounded to ``max|group| / 127 * {-127 …
-    127}``, and the sums within a group are exact integers: with one row six times as fast as ``Linear``, with 16 five
-    times. Elsewhere ``x`` is rounded to bfloat16, which is faster than ``Linear`` up to 16 rows. Either way each row of
-    the result is, bit for bit, independent of the other rows.
+    127}``, and the sums within a group are exact integers. Elsewhere ``x`` is rounded to bfloat16, which is faster than
+    ``Linear`` up to 16 rows. Either way each row of the result is, bit for bit, independent of the other rows.
     """
 
     def __init__(
