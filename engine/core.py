@@ -12,15 +12,12 @@ from pathlib import Path
 
 import torch
 
-from engine.attention.host import host_attention
-from engine.attention.triton_backend import TritonAttention
 from engine.batch import Work, build_batch
 from engine.cache.kv import KVCache, token_bytes
 from engine.device import Placement, find_place, kv_type
 from engine.device_sampling import sample_on_device
 from engine.drawing import Draw, Drawn, Sampler, read_out, sample_on_host
-from engine.forward import Forward, GpuForward
-from engine.host_forward import HostForward
+from engine.forward import forward_over
 from engine.models.config import ModelConfig, read_raw_config
 from engine.models.families import is_defined
 from engine.models.foreign import ForeignModel
@@ -119,7 +116,7 @@ class EngineCore:
             from kernels.cpu.ready import make_ready
 
             make_ready()
-        self._extra_layers = 0 if self._place.on_gpu else extra_layers(options.draft, folder)
+        self._extra_layers = extra_layers(options.draft, folder)
         model = load_model(folder, self._capacity, self._place)
         if options.deterministic and isinstance(model, ForeignModel):
             raise EngineError(f"{folder}: deterministic mode is not supported for architectures run by transformers")
@@ -380,12 +377,7 @@ class EngineCore:
         check_length(options.draft_length)
         if self.model.config.labels:
             return None
-        draft = options.draft
-        if self._place.on_gpu and draft.partition("=")[0] not in ("off", "ngram"):
-            if draft != "auto":
-                raise EngineError(f"drafter {draft!r} is computed on the CPU alone: ask for draft ngram or device cpu")
-            draft = "ngram"
-        drafter = load_drafter(draft, folder, self.model.decoder, context=context)
+        drafter = load_drafter(options.draft, folder, self.model.decoder, context=context)
         if drafter is None:
             return None
         controller = AdaptiveController(options.draft_length, MAX_NODES)
@@ -417,15 +409,8 @@ class EngineCore:
             max_pinned=int(self._pages * options.lease_share),
             lease_seconds=options.lease_seconds,
         )
-        decoder, own = self.model.decoder, slice(config.layers)
-        kv, scales = self.cache.data[own], self.cache.scales_of(own)
-        if self._place.on_gpu:
-            attend = TritonAttention(config.attention, kv, scales)
-            self._forward: Forward = GpuForward(decoder, attend, self._place.device)
-            self._sampler: Sampler = sample_on_device
-        else:
-            on_host = host_attention(config.attention, kv, scales, deterministic=options.deterministic)
-            self._forward, self._sampler = HostForward(decoder, on_host, kv), sample_on_host
+        self._forward = forward_over(self.model.decoder, self.cache, deterministic=options.deterministic)
+        self._sampler: Sampler = sample_on_device if self._place.on_gpu else sample_on_host
         self._scheduler = Scheduler(self.cache, max_running=options.max_running, step_tokens=options.step_tokens)
         if speculator is not None:
             speculator.reset(self.cache)

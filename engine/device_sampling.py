@@ -19,9 +19,7 @@ from kernels import sampling
 
 def sample_on_device(logits: Tensor, points: Sequence[Point], laws: Laws, where: Coordinates) -> tuple[Ints, Floats]:
     """A ``Sampler`` of logits on a device."""
-    penalties, forbidden = penalties_of(points), forbidden_at(points)
-    if penalties or forbidden:
-        sampling.change(logits, changes(len(logits), penalties, forbidden, logits.device))
+    change_on_device(logits, points)
     rows = len(logits)
     # An even number of columns: each row then begins at a multiple of 16 bytes, and the kernel is compiled once.
     packed = np.zeros((7, rows + rows % 2), np.int64)
@@ -41,6 +39,13 @@ def sample_on_device(logits: Tensor, points: Sequence[Point], laws: Laws, where:
     if (drawn[0] < 0).any():
         raise EngineError("the model's logits are not finite")
     return drawn[0], drawn[1].view(np.float64)
+
+
+def change_on_device(logits: Tensor, points: Sequence[Point]) -> None:
+    """Applies bias, penalties and ``min_tokens`` in place, as ``engine.changes.change`` does on the host."""
+    penalties, forbidden = penalties_of(points), forbidden_at(points)
+    if penalties or forbidden:
+        sampling.change(logits, changes(len(logits), penalties, forbidden, logits.device))
 
 
 def changes(

@@ -13,9 +13,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from engine.attention.host import host_attention
 from engine.attention.plan import Rows
 from engine.attention.triton_backend import TritonAttention
+from engine.cache.kv import KVCache
 from engine.device import sent
+from engine.host_forward import HostForward
 from engine.models.families import DecoderConfig
 from engine.models.model import Batch, Model
 from kernels.paged_work import Buffers
@@ -28,6 +31,18 @@ class Forward(Protocol):
     """Final hidden states ``[tokens or more, hidden]`` of a step's ``batch``, which is on the host."""
 
     def __call__(self, batch: Batch, rows: Rows) -> Tensor: ...
+
+
+def forward_over(model: Model, cache: KVCache, *, deterministic: bool = False) -> Forward:
+    """The way through a model's layers where the model lies, over a cache's first layers there.
+
+    ``deterministic``: on the CPU, what a token gets is, bit for bit, a function of its sequence alone.
+    """
+    about, own = model.config.attention, slice(model.config.layers)
+    kv, scales = cache.data[own], cache.scales_of(own)
+    if model.place.on_gpu:
+        return GpuForward(model, TritonAttention(about, kv, scales), model.place.device)
+    return HostForward(model, host_attention(about, kv, scales, deterministic=deterministic), kv)
 
 
 class Graph(Protocol):

@@ -32,8 +32,9 @@ def write(kv: Tensor, scales: Tensor | None, slots: Tensor, k: Tensor, v: Tensor
 
 
 def gather(pool: Tensor, scales: Tensor | None, pages: Tensor, out: Tensor) -> None:
-    """Writes whole pages to ``out``, ``[len(pages), page_size * head_dim]`` float32. ``pool``: all keys, all values or
-    both, ``[…, pages, page_size, head_dim]``; ``pages``: indices into all but its last two axes as one."""
+    """Writes whole pages to ``out``, ``[len(pages), page_size * head_dim]``, of the type of ``pool``, or of any if that
+    has 8 bits. ``pool``: all keys, all values or both, ``[…, pages, page_size, head_dim]``; ``pages``: indices into all
+    but its last two axes as one."""
     flat = pool.flatten(0, -3)
     if scales is None:
         torch.index_select(flat.flatten(1), 0, pages, out=out)

@@ -57,6 +57,7 @@ class Decoder:
         ``place``: where it is computed.
         """
         self.config = config
+        self._place = place
         builder = LayerBuilder(config, weights, read, place)
         self._embedding = place.put(weights.take("model.embed_tokens.weight", config.vocab, config.hidden))
         self._layers = [builder.layer(index) for index in range(config.layers)]
@@ -70,6 +71,11 @@ class Decoder:
         tables = {rope: rope.tables(context) for rope in set(config.ropes)}
         self._ropes = [(cos.to(place.device), sin.to(place.device)) for cos, sin in tables.values()]
         self._rope_of = [list(tables).index(rope) for rope in config.ropes]
+
+    @property
+    def place(self) -> Placement:
+        """See ``Model``."""
+        return self._place
 
     @property
     def embedding(self) -> Tensor:

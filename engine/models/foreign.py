@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from engine.attention import Attend, LayerAttention
+from engine.device import HOST, Placement
 from engine.models.config import ModelConfig, RawConfig
 from engine.models.foreign_calls import NAME, DenseAttention, PagedCalls, TracedCalls, calls_go_to, register
 from engine.models.model import Batch
@@ -75,6 +76,11 @@ class ForeignModel:
             attention=self._trace(texts[0], context),
         )
         self._rehearse(texts, expected)
+
+    @property
+    def place(self) -> Placement:
+        """See ``Model``."""
+        return HOST
 
     @property
     def parameters(self) -> int:

@@ -9,6 +9,7 @@ from typing import Protocol
 from torch import Tensor
 
 from engine.attention import LayerAttend
+from engine.device import Placement
 from engine.models.config import ModelConfig
 
 
@@ -28,6 +29,11 @@ class Model(Protocol):
     @property
     def config(self) -> ModelConfig:
         """What the engine needs to know of the model."""
+        ...
+
+    @property
+    def place(self) -> Placement:
+        """Where it is computed, and so where hidden states and logits lie."""
         ...
 
     @property

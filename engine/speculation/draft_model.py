@@ -18,13 +18,14 @@ from collections.abc import Sequence as Items
 from dataclasses import dataclass, field
 
 import numpy as np
+import torch
 from torch import Tensor
 
-from engine.attention.host import host_attention
 from engine.batch import Work, build_batch
 from engine.cache.kv import KVCache, token_bytes
 from engine.cache.tree import Node
-from engine.host_forward import HostForward
+from engine.device import sent
+from engine.forward import forward_over
 from engine.models.model import Model
 from engine.sequence import GenerateSequence, Sequence
 from engine.speculation.draft import EMPTY, Advance, Draft, Watch, Wish
@@ -126,8 +127,9 @@ class DraftModel:
 
     def reset(self, cache: KVCache) -> None:
         """See ``Drafter``."""
-        about = self._model.config
-        page_bytes = about.layers * token_bytes(about.attention[0], cache.data.dtype) * cache.page_size
+        about, place = self._model.config, self._model.place
+        dtype = place.dtype if cache.scales is None else cache.data.dtype
+        page_bytes = about.layers * token_bytes(about.attention[0], dtype) * cache.page_size
         pages = max(1, min(cache.pool.size, self._pool_bytes // page_bytes))
         self._limit = min(self._context, pages * cache.page_size)
         self.cache = KVCache(
@@ -137,11 +139,11 @@ class DraftModel:
             pages=pages,
             page_size=cache.page_size,
             rows=len(cache.pages),
-            dtype=cache.data.dtype,
+            place=place,
+            dtype=dtype,
             context=self._limit,
         )
-        attention = host_attention(about.attention, self.cache.data, self.cache.scales)
-        self._compute = HostForward(self._model, attention, self.cache.data)
+        self._compute = forward_over(self._model, self.cache)
         self._rows.clear()
 
     def propose(self, wishes: Items[Wish]) -> list[Draft]:
@@ -264,12 +266,13 @@ class DraftModel:
         width = max(one.width for one in growing)
         ahead = 0
         while True:
-            logits = self._model.read(hidden[[last[one.row] for one in growing]])
+            rows = torch.tensor([last[one.row] for one in growing])
+            logits = self._model.read(hidden[sent(rows, hidden.device)])
             branches = np.array([one.place for one in growing])
             paths = [one.tokens for one in growing]
             best = guesses.best(logits, branches, np.full(len(growing), ahead), width, paths)
-            rows = zip(growing, *(array.tolist() for array in best), strict=True)
-            growing = [one for one, tokens, chances in rows if one.add(tokens, chances)]
+            added = zip(growing, *(array.tolist() for array in best), strict=True)
+            growing = [one for one, tokens, chances in added if one.add(tokens, chances)]
             if not growing:
                 break
             for one in growing:

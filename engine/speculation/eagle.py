@@ -33,8 +33,10 @@ from engine.attention import LayerAttention
 from engine.attention.host import host_attention
 from engine.attention.pages import gather, write
 from engine.attention.plan import Rows, head_slots
+from engine.attention.triton_backend import TritonAttention
 from engine.batch import lay_out
 from engine.cache.kv import KVCache, PageTable
+from engine.device import Placement, sent
 from engine.models.model import Model
 from engine.models.weights import Weights
 from engine.sequence import GenerateSequence
@@ -74,7 +76,8 @@ def load_eagle(folder: Path, model: Model) -> EagleDrafter:
     if heads % target.kv_heads:
         raise EngineError(f"{folder / 'config.json'}: {heads} heads cannot share {target.kv_heads} key-value heads")
     about = LayerAttention(heads, target.kv_heads, target.head_dim, target.head_dim**-0.5)
-    layer = _Layer(Weights(folder), about, target.hidden, int(fields["intermediate_size"]), fields["layer_norm_eps"])
+    inner, eps = int(fields["intermediate_size"]), fields["layer_norm_eps"]
+    layer = _Layer(Weights(folder), about, target.hidden, inner, eps, model.place)
     return EagleDrafter(layer, model, theta=fields["rope_theta"])
 
 
@@ -86,10 +89,16 @@ class _Layer:
     after the other it guesses as well.
     """
 
-    def __init__(self, weights: Weights, about: LayerAttention, hidden: int, inner: int, eps: float) -> None:
+    def __init__(
+        self, weights: Weights, about: LayerAttention, hidden: int, inner: int, eps: float, place: Placement
+    ) -> None:
         self.about, self._eps = about, eps
         queries, keys = about.heads * about.head_dim, about.kv_heads * about.head_dim
-        take, attention, mlp = weights.take, "layer.self_attn.", "layer.mlp."
+        attention, mlp = "layer.self_attn.", "layer.mlp."
+
+        def take(name: str, *shape: int) -> Tensor:
+            return place.put(weights.take(name, *shape))
+
         self._norm = take("hidden_norm.weight", hidden)
         self._fuse = product(take("fc.weight", hidden, 2 * hidden))
         parts = {f"{attention}q_proj": queries, f"{attention}k_proj": keys, f"{attention}v_proj": keys}
@@ -107,7 +116,7 @@ class _Layer:
         hidden = self._fuse(torch.cat((normal, embedded), dim=1))
         inputs = self._input(hidden)
         qkv = inputs[:, : self._heads].view(len(inputs), -1, about.head_dim)
-        qk = rotary(qkv[:, : about.heads + about.kv_heads], *angles)
+        qk = rotary(qkv[:, : about.heads + about.kv_heads].float(), *angles).to(qkv.dtype)
         mixed = attend(qk[:, : about.heads], qk[:, about.heads :], qkv[:, about.heads + about.kv_heads :])
         return self._output(torch.cat((mixed, silu_mul(inputs[:, self._heads :])), dim=1)).add_(hidden)
 
@@ -127,11 +136,15 @@ class EagleDrafter:
     def reset(self, cache: KVCache) -> None:
         """See ``Drafter``."""
         self._cache = cache
-        self._attention = host_attention([self._layer.about], cache.data[-1:], cache.scales_of(slice(-1, None)))
+        about, place = self._layer.about, self._model.place
+        attention = TritonAttention if place.on_gpu else host_attention
+        self._attention = attention([about], cache.data[-1:], cache.scales_of(slice(-1, None)))
         positions = cache.pages.shape[1] * cache.page_size
-        self._angles = rotary_tables(frequencies(self._layer.about.head_dim, self._theta), positions)
+        cos, sin = rotary_tables(frequencies(about.head_dim, self._theta), positions)
+        self._angles = cos.to(place.device), sin.to(place.device)
         rows = len(cache.pages)
-        self._waiting = torch.zeros(rows, _WAITING, self._model.config.hidden)
+        shape = rows, _WAITING, self._model.config.hidden
+        self._waiting = torch.zeros(shape, dtype=place.dtype, device=place.device)
         """For each row of the cache the hidden states whose entries are not computed yet."""
         self._spans = [_NOTHING] * rows
 
@@ -201,7 +214,7 @@ class EagleDrafter:
     def _draft(self, wishes: Sequence[Wish]) -> list[Draft]:
         sequences = [wish.sequence for wish in wishes]
         spans = [self._spans[one.pages.row] for one in sequences]
-        entries = _Entries(spans, wishes, self._cache, self._layer.about)
+        entries = _Entries(spans, wishes, self._cache, self._layer.about, self._model.place)
         embedded = self._model.embed(torch.tensor(_successors(sequences, spans)))
         features = torch.cat([self._waiting[span.table.row, : span.length] for span in spans])
         predicted = self._layer(features, embedded, self._at(entries.positions), entries.attend)
@@ -254,7 +267,9 @@ class _Entries:
     padded.
     """
 
-    def __init__(self, spans: Sequence[_Span], wishes: Sequence[Wish], cache: KVCache, about: LayerAttention) -> None:
+    def __init__(
+        self, spans: Sequence[_Span], wishes: Sequence[Wish], cache: KVCache, about: LayerAttention, place: Placement
+    ) -> None:
         """The first level are the spans: chains of entries that are due."""
         self._about, self._spans, self._count = about, spans, len(spans)
         rows, firsts, counts = np.array([(span.table.row, span.first, span.length) for span in spans]).T
@@ -263,38 +278,39 @@ class _Entries:
         depth, wide = max(wish.depth for wish in wishes), max(_width(wish) for wish in wishes)
         pages = -(-self._end // cache.page_size)
         room = self._end + int(counts.max()) + (depth - 1) * wide
-        self._kv = torch.empty(2, about.kv_heads, self._count, room, about.head_dim)
+        shape = 2, about.kv_heads, self._count, room, about.head_dim
+        self._kv = torch.empty(shape, dtype=place.dtype, device=place.device)
         if pages:
             heads = cache.pool.size * np.arange(2 * about.kv_heads)[:, None]
             chosen = torch.from_numpy((heads + cache.pages[rows, :pages].reshape(-1)).reshape(-1))
-            own = torch.empty(len(chosen), cache.page_size * about.head_dim)
-            gather(cache.data[-1], cache.scales_of(-1), chosen, own)
+            own = self._kv.new_empty(len(chosen), cache.page_size * about.head_dim)
+            gather(cache.data[-1], cache.scales_of(-1), sent(chosen, place.device), own)
             own = own.view(2, about.kv_heads, self._count, pages * cache.page_size, about.head_dim)
             self._kv[:, :, :, : self._end] = own[:, :, :, : self._end]
         branches = np.arange(self._count).repeat(counts)
         self.last = counts.cumsum() - 1
         """The row of each branch's last entry that was due."""
-        place = np.arange(len(branches)) - (self.last + 1 - counts)[branches]
-        self.positions: Ints = firsts[branches] + place
+        which = np.arange(len(branches)) - (self.last + 1 - counts)[branches]
+        self.positions: Ints = firsts[branches] + which
         """Of the latest level's rows."""
         sees = np.arange(self._end) < firsts[branches, None]
-        self._add(branches, place, sees, place[:, None] >= np.arange(int(counts.max())))
+        self._add(branches, which, sees, which[:, None] >= np.arange(int(counts.max())))
         self._guessed = 0
 
     def append(self, level: Level) -> None:
         """Makes room for the entries of a level's guesses."""
         branches = level.branches
-        place = np.arange(len(branches)) - np.searchsorted(branches, branches)
+        which = np.arange(len(branches)) - np.searchsorted(branches, branches)
         self.positions = self._ends[branches] + self._guessed
         before = self._sees if self._guessed else self._sees[self.last]
-        self._add(branches, place, before[level.parents], place[:, None] == np.arange(int(place.max()) + 1))
+        self._add(branches, which, before[level.parents], which[:, None] == np.arange(int(which.max()) + 1))
         self._guessed += 1
 
-    def _add(self, branches: Ints, place: Ints, before: Bools, own: Bools) -> None:
-        """``place``: ``[rows]`` which of its branch's rows each is. ``before`` and ``own``: which of the entries that
+    def _add(self, branches: Ints, which: Ints, before: Bools, own: Bools) -> None:
+        """``which``: ``[rows]`` which of its branch's rows each is. ``before`` and ``own``: which of the entries that
         were there and of the level's each sees."""
         self._wide = own.shape[1]
-        self._places = branches * self._wide + place
+        self._places = branches * self._wide + which
         self._padded = len(branches) < self._count * self._wide
         self._sees = np.concatenate((before, own), axis=1)
         self._end += self._wide
@@ -306,7 +322,7 @@ class _Entries:
         page, offset = np.divmod(self.positions, size)
         slots = head_slots(cache.pages[rows, page] * size + offset, cache.pool.size * size, self._about.kv_heads)
         k, v = kv[:, self._places] if self._padded else kv
-        write(cache.data[-1], cache.scales_of(-1), torch.from_numpy(slots), k, v)
+        write(cache.data[-1], cache.scales_of(-1), sent(torch.from_numpy(slots), k.device), k, v)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Attention of the level's rows: ``q`` ``[rows, heads, head_dim]``, ``k`` and ``v`` ``[rows, kv_heads,
@@ -317,7 +333,7 @@ class _Entries:
         new[1] = self._spread(v).permute(2, 0, 1, 3)
         own = self._spread(q).view(count, wide, about.kv_heads, -1, about.head_dim).permute(2, 0, 3, 1, 4)
         keys, values = self._kv[:, :, :, : self._end]
-        mask = None if self._sees.all() else self._mask()
+        mask = None if self._sees.all() else sent(self._mask(), keys.device)
         mixed = F.scaled_dot_product_attention(own.flatten(2, 3), keys, values, mask, scale=about.scale)
         mixed = mixed.view(about.kv_heads, count, -1, wide, about.head_dim).permute(1, 3, 0, 2, 4)
         mixed = mixed.reshape(count * wide, -1)

@@ -5,7 +5,8 @@ argmax of the law's logits over the temperature plus Gumbel noise, and the runne
 candidates for a tree (top-k with shared noise). Only the likeliest tokens of the law are looked at: what lies below is
 hardly ever drawn, and guessing it right even less often.
 
-Where numba is installed ``kernels.cpu.guesses`` does this. What follows here is its reference in NumPy.
+Where numba is installed ``kernels.cpu.guesses`` does this for logits on the host. What follows here is its reference
+in NumPy; of logits on a device it takes the largest there, and the host sees no others.
 
 A drafter knows less than the target, so its law is flatter, and the target's draw depends less on the noise than its
 own would: the noise is counted in part (``NOISE``). Of what the bundled ``policy-large`` draws at temperatures from 0.5
@@ -25,6 +26,7 @@ import numpy.typing as npt
 from torch import Tensor
 
 from engine.changes import Point, change
+from engine.device_sampling import change_on_device
 from engine.sequence import GenerateSequence
 from engine.support import Floats, Ints
 from engine.types import SamplingParams
@@ -79,7 +81,7 @@ class Guesses:
         # As they lie in memory: rows one after the other.
         rows = _Rows(self._laws.take(branches, axis=1), self._places.take(branches, axis=1))
         rows.places[3] += ahead
-        if not AVAILABLE:
+        if not AVAILABLE or logits.is_cuda:
             return best_with_numpy(logits, rows, width)
         from kernels.cpu.guesses import best
 
@@ -87,19 +89,17 @@ class Guesses:
 
     def _change(self, logits: Tensor, branches: Ints, ahead: Ints, paths: Sequence[Sequence[int]] | None) -> None:
         """Applies what requests change in their branches' logits."""
-        change(
-            logits,
-            [
-                Point(self._sequences[branch], paths[row] if paths else (), far)
-                for row, (branch, far) in enumerate(zip(branches.tolist(), ahead.tolist(), strict=True))
-            ],
-        )
+        points = [
+            Point(self._sequences[branch], paths[row] if paths else (), far)
+            for row, (branch, far) in enumerate(zip(branches.tolist(), ahead.tolist(), strict=True))
+        ]
+        (change_on_device if logits.is_cuda else change)(logits, points)
 
 
 def best_with_numpy(logits: Tensor, rows: _Rows, width: int) -> tuple[Ints, Floats]:
     """``Guesses.best`` without numba."""
     top = logits.topk(min(_CANDIDATES, logits.shape[1]))
-    tokens, values = top.indices.numpy(), top.values.numpy()
+    tokens, values = top.indices.cpu().numpy(), top.values.cpu().numpy()
     temperature, _, _ = rows.laws[..., None]
     with np.errstate(over="ignore", under="ignore", invalid="ignore"):
         gaps = values - values[:, :1].astype(np.float64)

@@ -47,5 +47,5 @@ def pretend(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(Replay, "captured", 0)
     monkeypatch.setattr(Replay, "replayed", 0)
-    monkeypatch.setattr("engine.core.GpuForward", forward)
+    monkeypatch.setattr("engine.forward.GpuForward", forward)
     monkeypatch.setattr("engine.core.find_place", lambda *_, **__: AS_ON_A_GPU)

@@ -42,7 +42,7 @@ class Counted:
 
     def __init__(self, model: Model) -> None:
         self._model = model
-        self.config = model.config
+        self.config, self.place = model.config, model.place
         self.parameters = model.parameters
         self.passes: list[int] = []
 
