@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from engine.cache.kv import KVCache, PageTable
+from engine.device import sent
 from engine.models.config import read_json
 from engine.models.model import Model
 from engine.speculation.draft import Advance, Wish
@@ -65,7 +66,7 @@ def product(weight: Tensor, bias: Tensor | None = None) -> Callable[[Tensor], Te
 def readout(model: Model) -> Callable[[Tensor], Tensor]:
     """``Model.read`` but for rounding; of a small head that normalises what it reads, in the way that costs least."""
     hidden = model.config.hidden
-    if hidden * model.config.vocab > _SMALL:
+    if hidden * model.config.vocab > _SMALL or model.place.on_gpu:
         return model.read
     # What is read of a vector depends on its direction alone, and is linear in it.
     matrix = model.read(torch.eye(hidden)).T.contiguous()
@@ -79,7 +80,9 @@ def readout(model: Model) -> Callable[[Tensor], Tensor]:
 
 class LastStates:
     """A vector for each running branch, which its latest step left: one row of a table for each row of the cache, so
-    that memory is bounded, and a branch that lost its pages has none until it is computed again."""
+    that memory is bounded, and a branch that lost its pages has none until it is computed again.
+
+    The table is on the host, wherever the vectors come from: there a few rows are read and written in no time."""
 
     def __init__(self, cache: KVCache, width: int) -> None:
         rows = len(cache.pages)
@@ -90,7 +93,10 @@ class LastStates:
     def put(self, steps: Sequence[Advance], vectors: Tensor, which: Sequence[int]) -> None:
         """The rows ``which`` of ``vectors`` ``[any, width]`` belong to the last positions that the steps computed."""
         rows = [step.sequence.pages.row for step in steps]
-        self._vectors[rows] = vectors.numpy()[which]
+        if vectors.dtype == torch.float32 and not vectors.is_cuda:
+            self._vectors[rows] = vectors.numpy()[which]
+        else:
+            self._vectors[rows] = vectors[sent(torch.tensor(which), vectors.device)].float().cpu().numpy()
         for row, step in zip(rows, steps, strict=True):
             self._tables[row] = step.sequence.pages
             self._positions[row] = step.first + len(step.rows) - 1

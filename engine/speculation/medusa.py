@@ -36,7 +36,7 @@ from engine.speculation.guess import Guesses
 from engine.speculation.heads import Floats32, LastStates, read_head_config
 from engine.support import Ints
 from kernels.activation import silu_mul
-from kernels.cpu import AVAILABLE
+from kernels.cpu import computes
 from kernels.cpu.tape import Tapes
 from kernels.linear import Linear
 from kernels.norm import rms_norm
@@ -59,7 +59,8 @@ def load_medusa(folder: Path, model: Model) -> MedusaDrafter:
     trunk = torch.cat([weights.take(f"trunk.{name}_proj.weight", inner, 2 * hidden) for name in ("gate", "up")])
     blocks = weights.take("heads.weight", heads * hidden, inner), weights.take("heads.bias", heads * hidden)
     weights.finish()
-    return MedusaDrafter(Linear(trunk), Linear(*blocks), heads, model)
+    put = model.place.put
+    return MedusaDrafter(Linear(put(trunk)), Linear(*map(put, blocks)), heads, model)
 
 
 class MedusaDrafter:
@@ -73,7 +74,8 @@ class MedusaDrafter:
         """``trunk``: the product with the gate and the other half of the hidden layer, ``blocks``: that with what turns
         it into the heads' states."""
         self._trunk, self._blocks, self._heads, self._model = trunk, blocks, heads, model
-        self._ones = torch.ones(model.config.hidden)
+        self._place = model.place
+        self._ones = self._place.put(torch.ones(model.config.hidden))
         self._table: Floats32 | None = None
         """The embedding table where tapes can be made."""
         if isinstance(model, Decoder) and model.read_repeatable and trunk.is_kernel and blocks.is_kernel:
@@ -115,7 +117,7 @@ class MedusaDrafter:
         """``[wishes * depth, vocab]``, wish by wish."""
         count, drawn = len(wishes), [wish.sequence.tokens[-1] for wish in wishes]
         if self._table is None or count > _MOST:
-            return self._guess(torch.from_numpy(states), self._model.embed(torch.tensor(drawn)), depth)
+            return self._guess(self._place.put(torch.from_numpy(states)), self._model.embed(torch.tensor(drawn)), depth)
         inputs = self._inputs[:, :count]
         filled = inputs.numpy()
         filled[0], filled[1] = states, self._table[drawn]
@@ -124,7 +126,7 @@ class MedusaDrafter:
     def _guess(self, states: Tensor, drawn: Tensor, depth: int) -> Tensor:
         """The logits for ``depth`` tokens after the ones that were ``drawn`` from ``states``, ``[count, hidden]``."""
         hidden = states.shape[1]
-        if AVAILABLE:
+        if computes(states):
             from kernels.cpu.heads import normal_beside, sums
 
             both = normal_beside(states, drawn, _EPS)

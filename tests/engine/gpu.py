@@ -39,7 +39,7 @@ class Replay:
         attend._work, attend._slots = now
 
 
-def pretend(monkeypatch: pytest.MonkeyPatch) -> None:
+def pretend(monkeypatch: pytest.MonkeyPatch, place: Placement = AS_ON_A_GPU) -> None:
     """Engines that are made from now on go the way of a GPU."""
 
     def forward(model: Model, attend: TritonAttention, device: torch.device) -> GpuForward:
@@ -48,4 +48,4 @@ def pretend(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Replay, "captured", 0)
     monkeypatch.setattr(Replay, "replayed", 0)
     monkeypatch.setattr("engine.forward.GpuForward", forward)
-    monkeypatch.setattr("engine.core.find_place", lambda *_, **__: AS_ON_A_GPU)
+    monkeypatch.setattr("engine.core.find_place", lambda *_, **__: place)

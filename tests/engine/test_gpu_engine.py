@@ -18,7 +18,7 @@ from engine.speculation.controller import FixedController
 from engine.speculation.draft import Draft
 from engine.types import Branch, Completion, EngineError, GenerateRequest, ScoreItem
 from tests.engine.conftest import Checkpoints
-from tests.engine.gpu import Replay, pretend
+from tests.engine.gpu import AS_ON_A_GPU, Replay, pretend
 from tests.engine.helpers import SMALL, Harness, generate, score
 from tests.engine.speculation.heads import Recorder, eagle_parts, medusa_parts, save_head
 
@@ -137,6 +137,22 @@ def test_a_drafter_guesses_there_what_it_guesses_on_the_cpu(
     assert same >= 0.99 * len(expected)
 
 
+@pytest.mark.parametrize("kind", ["draft_model", "medusa", "eagle"])
+def test_a_drafter_computes_in_the_type_of_its_target(
+    kind: str, checkpoints: Checkpoints, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Steps of other shapes round otherwise, in bfloat16 by a hundredth of a logit: that tips a draw now and then."""
+    pretend(monkeypatch, replace(AS_ON_A_GPU, dtype=torch.bfloat16))
+    folder, wanted = checkpoints("qwen3"), drafter(kind, checkpoints, tmp_path)
+    expected = answers(folder)
+    harness = Harness(folder, replace(SMALL, draft=wanted))
+    found = answers(folder, replace(SMALL, draft=wanted))
+    same = sum(ours.token_ids == plain.token_ids for ours, plain in zip(found, expected, strict=True))
+    assert harness.core.cache.data.dtype == torch.bfloat16
+    assert same >= 0.75 * len(expected)
+    assert sum(one.drafted_tokens for one in found) > 0
+
+
 @pytest.mark.parametrize(("kind", "token_ids"), [("qwen3_classify", ()), ("gemma2", (7, 3))])
 def test_values_are_those_of_the_cpu(
     kind: str, token_ids: tuple[int, ...], checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch
@@ -214,3 +230,12 @@ def test_models_for_the_cpu_alone_say_so(
 def test_on_a_gpu_in_float32(kind: str, checkpoints: Checkpoints) -> None:
     expected = answers(checkpoints(kind), replace(SMALL, device="cpu"))
     agree(answers(checkpoints(kind), replace(SMALL, device="cuda", dtype="float32")), expected, 2e-3)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
+@pytest.mark.parametrize("kind", ["ngram", "draft_model", "medusa", "eagle"])
+def test_drafters_on_a_gpu_in_float32(kind: str, checkpoints: Checkpoints, tmp_path: Path) -> None:
+    folder, wanted = checkpoints("qwen3"), drafter(kind, checkpoints, tmp_path)
+    expected = answers(folder, replace(SMALL, device="cpu"))
+    agree(answers(folder, replace(SMALL, device="cuda", dtype="float32", draft=wanted)), expected, 2e-3)
