@@ -79,9 +79,9 @@ class CudaGraph:
 class GpuForward:
     """On a GPU, which nothing here waits for.
 
-    Steps in which every sequence has one new token are padded to a multiple of eight (below that to a power of two) and
-    captured when their shape is met for the second time; every later one is a replay. All other steps are launched
-    kernel by kernel, and so are those of mixtures of experts, whose sizes the host must know.
+    Steps in which every sequence has few new tokens, one and its guesses, are padded to a multiple of eight (below that
+    to a power of two) and captured when their shape is met for the second time; every later one is a replay. All other
+    steps are launched kernel by kernel, and so are those of mixtures of experts, whose sizes the host must know.
     """
 
     def __init__(
@@ -104,7 +104,7 @@ class GpuForward:
     def __call__(self, batch: Batch, rows: Rows) -> Tensor:
         """See ``Forward``. On return the device may not even have begun."""
         self._attend.prepare(rows)
-        if not self._captures or int(rows.queries.max()) > 1:
+        if not self._captures or not self._attend.repeatable:
             tokens, positions = sent(torch.stack((batch.tokens, batch.positions)), self._device)
             return self._model.forward(Batch(tokens, positions), self._attend)
         size = padded(len(batch.tokens))

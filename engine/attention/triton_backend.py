@@ -30,14 +30,16 @@ from kernels.paged_work import (
 
 _KEPT = 128
 """Sets of buffers that are kept for steps of the same shape."""
+_FEW = 25
+"""Most new tokens of a row in a step whose shape will come again: one, and the largest tree of guesses."""
 
 
 class TritonAttention:
     """``LayerAttend`` on a GPU.
 
     All index tensors are made once a step, in ``prepare``, and sent without waiting; the layers then only launch
-    kernels. The index tensors of steps in which every row has one new token stay where they are: a CUDA graph that was
-    captured of the layers of one such step computes every other one with the same ``buffers``.
+    kernels. The index tensors of ``repeatable`` steps stay where they are: a CUDA graph that was captured of the layers
+    of one such step computes every other one with the same ``buffers``.
     """
 
     def __init__(self, layers: Sequence[LayerAttention], kv: Tensor, scales: Tensor | None = None) -> None:
@@ -55,10 +57,11 @@ class TritonAttention:
 
     def prepare(self, rows: Rows) -> None:
         """Plans a step and sends the plan."""
-        decode = int(rows.queries.max()) == 1
+        self.repeatable = int(rows.queries.max()) <= _FEW
+        """Whether in the step that was prepared last every row has few new tokens."""
         plans = [self._plan(rows, window) for window in self._windows]
         self.buffers = tuple(
-            self._take(window, Shape.of(plan, rounded=decode), kept=decode)
+            self._take(window, Shape.of(plan, rounded=self.repeatable), kept=self.repeatable)
             for window, plan in zip(self._windows, plans, strict=True)
         )
         """Of the step that was prepared last; a batch has at most as many tokens as their shapes."""

@@ -20,6 +20,7 @@ from engine.types import Branch, Completion, EngineError, GenerateRequest, Score
 from tests.engine.conftest import Checkpoints
 from tests.engine.gpu import AS_ON_A_GPU, Replay, pretend
 from tests.engine.helpers import SMALL, Harness, generate, score
+from tests.engine.speculation.drafters import Oracle
 from tests.engine.speculation.heads import Recorder, eagle_parts, medusa_parts, save_head
 
 _RANDOM = random.Random(0)
@@ -174,6 +175,30 @@ def test_graphs_are_captured_once_for_each_shape(checkpoints: Checkpoints, monke
     harness.complete(replace(request, sampling=replace(request.sampling, ignore_eos=True)))
     assert Replay.captured - before[0] <= 1
     assert Replay.replayed - before[1] >= 18
+
+
+@pytest.mark.parametrize("shape", [(4, 4), (4, 9)], ids=["chain", "tree"])
+def test_steps_with_guesses_are_captured_too(
+    shape: tuple[int, int], checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    branches = [Branch(seed=1, key=key, max_tokens=40) for key in range(3)]
+    asked = generate(TEXTS[1], branches, temperature=1.0, ignore_eos=True)
+    plain = Harness(checkpoints("qwen3"), replace(SMALL, device="cpu")).complete(asked)
+    known = {
+        (1, key, len(TEXTS[1]) + place): token
+        for key, one in enumerate(plain)
+        for place, token in enumerate(one.token_ids)
+    }
+    pretend(monkeypatch)
+    harness = Harness(checkpoints("qwen3"))
+    harness.core.speculate(Oracle(known, 360, right=1.0), FixedController(*shape))
+    agree(harness.complete(asked), plain)
+    before = Replay.replayed
+    agree(harness.complete(asked), plain)
+    tally = harness.core.tally
+    assert tally is not None
+    assert tally.accepted > 150
+    assert Replay.replayed - before >= 6
 
 
 def test_few_sizes_serve_all_batches() -> None:
