@@ -14,6 +14,8 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "int8": {"method": "rtn", "bits": 8, "group_size": None},
     "int4": {"method": "rtn", "bits": 4, "group_size": 64},
 }
+_VERSION = 2
+"""Of what the process writes; copies of an older one are made anew."""
 _SECONDS = 600.0
 
 
@@ -22,7 +24,7 @@ def quantized(folder: Path, variant: str) -> Path:
 
     Raises ``BenchError``.
     """
-    out = folder.with_name(f"{folder.name}-{variant}")
+    out = folder.with_name(f"{folder.name}-{variant}-v{_VERSION}")
     if not out.exists():
         asked = VARIANTS[variant] | {"model": str(folder), "out": str(out), "calibration": None}
         command = [sys.executable, "-m", "engine.quantization", json.dumps(asked)]

@@ -30,8 +30,9 @@ Progress = Callable[[int, int, str], None]
 def quantize(folder: Path, out: Path, options: Options, progress: Progress) -> None:
     """Writes the checkpoint in ``folder`` to ``out`` in the public format of the method.
 
-    Embeddings, norms, routers and the output projection stay as they are; W8A8 takes the output projection too where
-    it has weights of its own. Raises ``EngineError``, before anything is computed, for what cannot be done.
+    Embeddings, norms, routers and the output projection stay as they are. ``rtn`` takes the output projection too where
+    it has weights of its own, in 8 bits with 8-bit activations (W8A8): beside 4 bits for all others it would be most of
+    what is read for a token. Raises ``EngineError``, before anything is computed, for what cannot be done.
     """
     raw = read_raw_config(folder)
     if not is_defined(raw.architecture):
@@ -68,7 +69,7 @@ class _Run:
         head: dict[str, Tensor] = {}
         if self._quantizes_head:
             weight = self._weights.take("lm_head.weight", self._config.vocab, self._config.hidden)
-            head = _rounded("lm_head", weight, self._options)
+            head = compressed_tensors.write("lm_head", int8_rows(weight))
         self._writer.write(head | self._rest(self._untouched.names(), {"lm_head"} if head else set(), head))
         self._writer.finish(self._raw.fields | {"quantization_config": self._format()})
         self._progress(layers + 1, layers + 1, "done")
@@ -76,8 +77,8 @@ class _Run:
     @property
     def _quantizes_head(self) -> bool:
         config, options = self._config, self._options
-        rows = options.method == "rtn" and options.group_size is None
-        return rows and not config.tied and not config.labels
+        rows = options.group_size is None or options.bits == 4
+        return options.method == "rtn" and rows and not config.tied and not config.labels
 
     def _format(self) -> dict[str, Any]:
         options = self._options
@@ -85,7 +86,8 @@ class _Run:
         if self._config.experts:
             left.append("re:.*gate$" if options.method == "rtn" else "gate")
         if options.method == "rtn":
-            return compressed_tensors.config(options.bits, options.group_size, left)
+            head = "lm_head" if self._quantizes_head else None
+            return compressed_tensors.config(options.bits, options.group_size, left, rows=head)
         size = -1 if options.group_size is None else options.group_size
         makers: dict[str, Callable[[], dict[str, Any]]] = {
             "gptq": lambda: gptq.config(options.bits, size, act_order=True),

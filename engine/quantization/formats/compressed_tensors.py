@@ -7,10 +7,12 @@
   ``NAME.weight_zero_point`` int32 ``[out * bits / 32, groups]``; with activation order ``NAME.weight_g_idx`` ``[in]``.
 - ``float-quantized``: ``NAME.weight`` float8 e4m3 ``[out, in]``, ``NAME.weight_scale`` ``[out, 1]``, ``[1]`` or one
   for each block.
+- ``mixed-precision``: some of these, each for the modules that its group names.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -29,12 +31,41 @@ _Read = Callable[[Weights, str, int, int], Matrix]
 
 def reader(config: dict[str, Any]) -> _Read:
     """See ``formats.reader``."""
-    layout = only(config, "format", "int-quantized", "pack-quantized", "float-quantized")
+    layout = only(config, "format", "int-quantized", "pack-quantized", "float-quantized", "mixed-precision")
     schemes = list((config.get("config_groups") or {}).values())
-    if len(schemes) != 1:
-        raise EngineError(f"quantization_config: {len(schemes)} config_groups; supported is 1")
-    about = schemes[0].get("weights") or {}
-    activations = schemes[0].get("input_activations")
+    if not schemes:
+        raise EngineError("quantization_config has no config_groups")
+    if layout != "mixed-precision" and len(schemes) > 1:
+        raise EngineError(f"quantization_config: {len(schemes)} config_groups; with format {layout!r} there is 1")
+    groups = [
+        (scheme.get("targets") or [], _reader(scheme, scheme if layout == "mixed-precision" else config))
+        for scheme in schemes
+    ]
+    if len(groups) == 1:
+        return groups[0][1]
+
+    def read(weights: Weights, name: str, rows: int, columns: int) -> Matrix:
+        return min(groups, key=lambda group: _distance(group[0], name))[1](weights, name, rows, columns)
+
+    return read
+
+
+def _distance(targets: list[str], name: str) -> int:
+    """How far a group is from being the one of a module: its name counts more than a pattern, and that more than what
+    it is."""
+    if name in targets:
+        return 0
+    patterns = [target.removeprefix("re:") for target in targets if target.startswith("re:")]
+    if any(re.match(pattern, name) for pattern in patterns):
+        return 1
+    return 2 if "Linear" in targets else 3
+
+
+def _reader(scheme: dict[str, Any], config: dict[str, Any]) -> _Read:
+    """How a group's matrices are held. ``config`` has the format."""
+    layout = only(config, "format", "int-quantized", "pack-quantized", "float-quantized")
+    about = scheme.get("weights") or {}
+    activations = scheme.get("input_activations")
     if layout != "pack-quantized":
         only(about, "num_bits", 8)
         if activations is not None:
@@ -57,11 +88,24 @@ def reader(config: dict[str, Any]) -> _Read:
     return _Packed(bits, int(about["group_size"]) if strategy == "group" else -1, symmetric).read
 
 
-def config(bits: int, size: int | None, left: list[str]) -> dict[str, Any]:
+def config(bits: int, size: int | None, left: list[str], *, rows: str | None = None) -> dict[str, Any]:
     """The ``quantization_config`` of what ``write`` writes: without ``size`` W8A8, else symmetric weights in groups.
 
-    ``left``: modules that are not quantised.
+    ``left``: modules that are not quantised. ``rows``: one that is W8A8, whatever the others are.
     """
+    groups = [_group(["Linear"], bits, size)]
+    if rows is not None and size is not None:
+        groups.append(_group([rows], 8, None))
+    return {
+        "quant_method": "compressed-tensors",
+        "format": groups[0]["format"] if len(groups) == 1 else "mixed-precision",
+        "quantization_status": "compressed",
+        "ignore": left,
+        "config_groups": {f"group_{number}": group for number, group in enumerate(groups)},
+    }
+
+
+def _group(targets: list[str], bits: int, size: int | None) -> dict[str, Any]:
     weights = {
         "num_bits": bits,
         "type": "int",
@@ -72,21 +116,12 @@ def config(bits: int, size: int | None, left: list[str]) -> dict[str, Any]:
         "observer": "minmax",
     }
     activations = {"num_bits": 8, "type": "int", "symmetric": True, "strategy": "token", "dynamic": True}
-    layout = "int-quantized" if size is None else "pack-quantized"
     return {
-        "quant_method": "compressed-tensors",
-        "format": layout,
-        "quantization_status": "compressed",
-        "ignore": left,
-        "config_groups": {
-            "group_0": {
-                "targets": ["Linear"],
-                "weights": weights,
-                "input_activations": activations if size is None else None,
-                "output_activations": None,
-                "format": layout,
-            }
-        },
+        "targets": targets,
+        "weights": weights,
+        "input_activations": activations if size is None else None,
+        "output_activations": None,
+        "format": "int-quantized" if size is None else "pack-quantized",
     }
 
 

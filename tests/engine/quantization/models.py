@@ -35,8 +35,8 @@ METHODS: dict[str, tuple[str, int, int | None]] = {
     "nf4": ("nf4", 4, None),
 }
 """Method, bits, group size."""
-ROUNDS = ("W8A8", "fp8")
-"""Those that want activations rounded too."""
+ROUNDS = {"W8A8": 0.2, "fp8": 0.2, "int4": 0.02}
+"""Those that want activations rounded too (int4 those of the head), and by how much that may change logits."""
 
 
 def quantised(architecture: str, method: str, folder: Path, **config: object) -> Path:

@@ -146,6 +146,30 @@ def test_compressed_tensors_packed_with_a_scale_for_each_row(tmp_path: Path) -> 
     assert torch.equal(dense(read(tmp_path, config, tensors)), expected)
 
 
+def test_compressed_tensors_of_several_formats(tmp_path: Path) -> None:
+    """A module's name counts more than a pattern, and that more than what it is."""
+    packed, tensors, expected = packed_file(symmetric=True)
+    tensors |= {"head.weight": torch.ones(ROWS, COLUMNS, dtype=torch.int8), "head.weight_scale": torch.ones(ROWS, 1)}
+    tensors |= {"layers.1.proj.weight": torch.ones(ROWS, COLUMNS).to(torch.float8_e4m3fn)}
+    tensors |= {
+        "layers.1.proj.weight_scale": torch.full((ROWS, 1), 2.0),
+        "left.weight": torch.full((ROWS, COLUMNS), 3.0),
+    }
+    rows = {"num_bits": 8, "symmetric": True, "strategy": "channel"}
+    groups = [
+        packed["config_groups"]["group_0"] | {"format": "pack-quantized"},
+        {"targets": ["head"], "weights": rows, "format": "int-quantized"},
+        {"targets": ["re:.*head|layers.1.*"], "weights": rows, "format": "float-quantized"},
+    ]
+    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, tmp_path / "model.safetensors")
+    for order in (groups, groups[::-1]):
+        config = packed | {"format": "mixed-precision", "config_groups": dict(zip("abc", order, strict=True))}
+        weights, read_one = Weights(tmp_path), reader(config)
+        assert torch.equal(dense(read_one(weights, "m", ROWS, COLUMNS)), expected)
+        for name, value in (("head", 1.0), ("layers.1.proj", 2.0), ("left", 3.0)):
+            assert torch.equal(dense(read_one(weights, name, ROWS, COLUMNS)), torch.full((ROWS, COLUMNS), value))
+
+
 @pytest.mark.parametrize("dynamic", [True, False])
 def test_compressed_tensors_int8_rounds_activations_only_where_it_says_so(tmp_path: Path, dynamic: bool) -> None:
     codes = torch.from_numpy(_RANDOM.integers(-127, 128, (ROWS, COLUMNS))).to(torch.int8)
@@ -315,7 +339,12 @@ FLOATS = {"num_bits": 8, "type": "float", "strategy": "channel"}
         ({"quant_method": "awq", "bits": 8}, "bits is 8; supported: 4"),
         ({"quant_method": "awq", "bits": 4, "version": "gemv"}, "'gemv'"),
         ({"quant_method": "compressed-tensors", "format": "marlin-24"}, "'marlin-24'"),
-        ({"quant_method": "compressed-tensors", "format": "pack-quantized", "config_groups": {}}, "0 config_groups"),
+        ({"quant_method": "compressed-tensors", "format": "pack-quantized", "config_groups": {}}, "no config_groups"),
+        (
+            scheme("pack-quantized", {}, None) | {"config_groups": {"a": {}, "b": {}}},
+            "2 config_groups; with format 'pack-",
+        ),
+        (scheme("mixed-precision", {"num_bits": 8}, None), "format is None"),
         (scheme("pack-quantized", {"num_bits": 2}, None), "num_bits is 2; supported: 4, 8"),
         (scheme("int-quantized", {"num_bits": 8, "symmetric": True, "strategy": "tensor"}, None), "'tensor'"),
         (scheme("float-quantized", FLOATS, {"num_bits": 8, "dynamic": False}), "dynamic is False; supported: True"),

@@ -45,6 +45,7 @@ def test_a_decoding_step_compiles(
 PRODUCTS = {"_quantize", "_scaled", "_weight_only"}
 LAUNCHED = {
     "W8A8": {"_quantize": 5, "_scaled": 5},  # the head too
+    "int4": {"_weight_only": 4, "_quantize": 1, "_scaled": 1},  # the head in 8 bits
     "fp8": {"_quantize": 4, "_scaled": 4},
 }
 """By the four products of a layer; elsewhere one kernel does all."""
@@ -70,7 +71,7 @@ def test_a_decoding_step_of_quantised_weights_is_kernels_alone(
     step(folder, torch.bfloat16, "auto", monkeypatch)
     products = Counter(name for name in launched if name in PRODUCTS)
     assert products == LAUNCHED.get(method, {"_weight_only": 4})
-    assert dense == ([] if method == "W8A8" else [(400, 512)])
+    assert dense == ([] if method in ("W8A8", "int4") else [(400, 512)])
 
 
 def step(folder: Path, dtype: torch.dtype, kv_dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
