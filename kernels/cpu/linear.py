@@ -70,11 +70,13 @@ def _copy(_context: Any, _to: Any, _source: Any) -> Any:
     return types.void(types.int64, types.int64), generate
 
 
-def _tile(builder: Any, rows: int, to: Any, stride: Any, x: Any, weights: Any, steps: Any) -> None:
+def _tile(builder: Any, rows: int, to: Any, stride: Any, x: Any, weights: Any, steps: Any, fetch: Any) -> None:
     """The instructions for one number of rows."""
     fma = external(builder, f"llvm.fmuladd.v{LANES}f32", ir.FunctionType(_VECTOR, [_VECTOR] * 3))
     zeros = [_VECTOR(None)] * (rows * VECTORS)
-    sums = tile(builder, zeros, x, weights, steps, lambda value, column, held: builder.call(fma, [value, column, held]))
+    sums = tile(
+        builder, zeros, x, weights, steps, fetch, lambda value, column, held: builder.call(fma, [value, column, held])
+    )
     write(builder, sums, to, stride)
 
 

@@ -22,7 +22,7 @@ from kernels.cpu.launch import begin, floats, function, kernel, longs
 from kernels.cpu.memory import resident
 from kernels.cpu.panels import Panels, product_body
 from kernels.cpu.rounding import LEVELS, STEP, codes_writer, largest
-from kernels.cpu.tile import LANES, VECTORS, WIDE, at, broadcast, dot, external, fence, tile, write
+from kernels.cpu.tile import LANES, LINE, VECTORS, WIDE, at, broadcast, dot, external, fence, tile, write
 
 _ALONE = 1 << 20
 """Products that one thread computes before two would have begun."""
@@ -91,10 +91,11 @@ _I16, _I64 = ir.IntType(16), ir.IntType(64)
 _SUMS, _VECTOR, _SHORTS = (ir.VectorType(kind, LANES) for kind in (ir.IntType(32), ir.FloatType(), _I16))
 
 
-def _tile(builder: Any, rows: int, to: Any, stride: Any, x: Any, panel: Any, own: Any) -> None:
+def _tile(builder: Any, rows: int, to: Any, stride: Any, x: Any, panel: Any, own: Any, fetch: Any) -> None:
     fma = external(builder, f"llvm.fma.v{LANES}f32", ir.FunctionType(_VECTOR, [_VECTOR] * 3))
     low = ir.Constant(_SUMS, [0x0F0F0F0F] * LANES)
     four = ir.Constant(_SUMS, [4] * LANES)
+    ahead, apart = fetch
     groups, steps = (builder.load(at(builder, own, offset, _I64)) for offset in (0, 8))
     before, body, after = builder.block, builder.append_basic_block(), builder.append_basic_block()
     builder.branch(body)
@@ -120,6 +121,7 @@ def _tile(builder: Any, rows: int, to: Any, stride: Any, x: Any, panel: Any, own
         builder.add(from_x, _I64(8 * rows)),
         builder.add(from_panel, _I64(6 * WIDE)),
         steps,
+        (builder.add(ahead, builder.sdiv(builder.mul(builder.sub(from_panel, panel), apart), _I64(LINE))), apart),
         lambda value, column, held: dot(builder, held, column, value),
         lambda loaded: [builder.and_(loaded, low), builder.and_(builder.lshr(loaded, four), low)],
         fetches=1,

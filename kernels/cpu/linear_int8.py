@@ -57,7 +57,7 @@ def _pack(to: int, x: int, rows: int, into: int, stride: int, _own: int) -> None
 _SUMS, _VECTOR = ir.VectorType(ir.IntType(32), LANES), ir.VectorType(ir.FloatType(), LANES)
 
 
-def _tile(builder: Any, rows: int, to: Any, stride: Any, x: Any, panel: Any, steps: Any) -> None:
+def _tile(builder: Any, rows: int, to: Any, stride: Any, x: Any, panel: Any, steps: Any, fetch: Any) -> None:
     def vectors(row: int, kind: Any) -> Any:
         return [builder.load(at(builder, panel, 4 * (row * WIDE + v * LANES), kind), align=4) for v in range(VECTORS)]
 
@@ -67,6 +67,7 @@ def _tile(builder: Any, rows: int, to: Any, stride: Any, x: Any, panel: Any, ste
         builder.add(x, ir.IntType(64)(4 * rows)),
         builder.add(panel, ir.IntType(64)(4 * 2 * WIDE)),
         steps,
+        fetch,
         lambda value, column, held: dot(builder, held, value, column),
     )
     scaled, of_outputs = [], vectors(1, _VECTOR)

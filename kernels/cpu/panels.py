@@ -14,7 +14,7 @@ from torch import Tensor
 
 from kernels.cpu.launch import Kernel, floats, function, share
 from kernels.cpu.tape import empty
-from kernels.cpu.tile import TALL, WIDE, multiplier
+from kernels.cpu.tile import AHEAD, LINE, TALL, WIDE, multiplier
 
 _PART = 8 * TALL
 """Rows that take a panel one after the other while it is in the cache of the second level."""
@@ -80,9 +80,9 @@ class Panels:
 def product_body(pack: Any, tile: Callable[..., None], tall: int = TALL) -> Any:
     """``(arguments, thread, threads)``: a thread's share of a product.
 
-    ``pack(to, x, rows, into, stride, own)`` lays out a block of x. ``tile(builder, rows, to, stride, x, panel, own)``
-    generates the instructions that write the product of a block of so many rows and a panel, in rows that begin
-    ``stride`` bytes apart. ``tall``: the most rows of a block.
+    ``pack(to, x, rows, into, stride, own)`` lays out a block of x. ``tile(builder, rows, to, stride, x, panel, own,
+    fetch)`` generates the instructions that write the product of a block of so many rows and a panel, in rows that
+    begin ``stride`` bytes apart; ``fetch``: see ``tile.tile``. ``tall``: the most rows of a block.
     """
     multiply = multiplier(tile, tall)
 
@@ -110,7 +110,11 @@ def product_body(pack: Any, tile: Callable[..., None], tall: int = TALL) -> Any:
                     low, high = share(bottom - top, block, blocks)
                     offset = 4 * ((top + low) * out + panel * WIDE)
                     to, to_stride = (result + offset, 4 * out) if wide == WIDE else (edge, 4 * WIDE)
-                    multiply(high - low, to, to_stride, packed + low * row, weights + panel * size, own)
+                    start = weights + panel * size
+                    # Only the first block's product waits for memory. All of them ask for the next panel, each for its
+                    # part: were it the first alone, the memory would rest meanwhile.
+                    ahead = start + AHEAD + size + (block - 1) * size // blocks
+                    multiply(high - low, to, to_stride, packed + low * row, start, own, ahead, LINE // blocks)
                     if wide < WIDE:
                         _move(result + offset, edge, high - low, wide, out)
                     if bias:

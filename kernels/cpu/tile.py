@@ -28,9 +28,9 @@ MULTIPLIES_BYTES: bool = FEATURES.get({16: "avx512vnni", 8: "avxvnni"}.get(LANES
 """Whether the processor has the instruction of ``dot``, for its widest vectors."""
 _QUARTERS = 4
 """Times that a step is multiplied."""
-_LINE = 64
+LINE = 64
 """Bytes of a line of the cache."""
-_AHEAD = 16 << 10
+AHEAD = 8 << 10
 """Bytes of weights between what is used and what is fetched into the cache of the second level."""
 _FETCHES = 6
 """From so many rows on, the arithmetic is slow enough to let the processor forget to read ahead by itself."""
@@ -38,25 +38,27 @@ _I32, _I64 = ir.IntType(32), ir.IntType(64)
 
 
 def multiplier(generate: Callable[..., None], tall: int) -> Any:
-    """``(rows, to, stride, x, panel, own)``: the instructions of ``generate(builder, rows, to, ...)`` for each number
-    of rows up to ``tall``, of which ``rows`` chooses one."""
+    """``(rows, to, stride, x, panel, own, ahead, apart)``: the instructions of ``generate(builder, rows, to, stride, x,
+    panel, own, (ahead, apart))`` for each number of rows up to ``tall``, of which ``rows`` chooses one."""
 
     @intrinsic
-    def multiply(_context: Any, _rows: Any, _to: Any, _stride: Any, _x: Any, _panel: Any, _own: Any) -> Any:
+    def multiply(
+        _context: Any, _rows: Any, _to: Any, _stride: Any, _x: Any, _panel: Any, _own: Any, _ahead: Any, _apart: Any
+    ) -> Any:
         def heights(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
-            rows, *rest = arguments
+            rows, *rest, ahead, apart = arguments
             done = builder.append_basic_block()
             choice = builder.switch(rows, done)
             for some in range(1, tall + 1):
                 case = builder.append_basic_block()
                 choice.add_case(_I64(some), case)
                 builder.position_at_end(case)
-                generate(builder, some, *rest)
+                generate(builder, some, *rest, (ahead, apart))
                 builder.branch(done)
             builder.position_at_end(done)
             return context.get_dummy_value()
 
-        return types.void(*[types.int64] * 6), heights
+        return types.void(*[types.int64] * 8), heights
 
     return multiply
 
@@ -67,6 +69,7 @@ def tile(
     x: Any,
     weights: Any,
     steps: Any,
+    fetch: tuple[Any, Any],
     multiply: Callable[..., Any],
     unpack: Callable[[Any], Sequence[Any]] = lambda loaded: [loaded],
     fetches: int = _FETCHES,
@@ -74,21 +77,24 @@ def tile(
     """The sums ``[rows, VECTORS]``, one after the other, which begin as ``begun``.
 
     ``multiply(value, column, held)``: a sum after another 4 bytes of a row, in all lanes, and of each output. ``x`` and
-    ``weights``: addresses. ``unpack``: a vector of weights as they lie in memory, as those of one column or more.
+    ``weights``: addresses. ``fetch``: where the weights are that it asks for meanwhile, and how many bytes further with
+    each line that it uses. ``unpack``: a vector of weights as they lie in memory, as those of one column or more.
     ``fetches``: from so many rows on it asks for weights ahead.
     """
     rows, vector = len(begun) // VECTORS, begun[0].type
     before, body, after = builder.block, builder.append_basic_block(), builder.append_basic_block()
     builder.branch(body)
     builder.position_at_end(body)
-    step, from_x, from_weights = (builder.phi(_I64) for _ in range(3))
+    step, from_x, from_weights, from_ahead = (builder.phi(_I64) for _ in range(4))
     starts = [builder.phi(vector) for _ in begun]
     sums, read, columns = list(starts), 0, deque[Any]()
+    asked, (ahead, apart) = from_ahead, fetch
     for k in range(_QUARTERS):
         if not columns:
             if rows >= fetches:
-                for line in range(0, 4 * WIDE, _LINE):
-                    _prefetch(builder, at(builder, from_weights, _AHEAD + read + line, ir.IntType(8)))
+                for _ in range(0, 4 * WIDE, LINE):
+                    _prefetch(builder, at(builder, asked, 0, ir.IntType(8)))
+                    asked = builder.add(asked, apart)
             places = [at(builder, from_weights, read + 4 * v * LANES, vector) for v in range(VECTORS)]
             columns.extend(zip(*(unpack(builder.load(place, align=4 * LANES)) for place in places), strict=True))
             read += 4 * WIDE
@@ -103,6 +109,7 @@ def tile(
         (step, steps, left),
         (from_x, x, builder.add(from_x, _I64(4 * rows * _QUARTERS))),
         (from_weights, weights, builder.add(from_weights, _I64(read))),
+        (from_ahead, ahead, asked),
         *zip(starts, begun, sums, strict=True),
     ):
         phi.add_incoming(first, before)
