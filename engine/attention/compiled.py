@@ -36,7 +36,9 @@ class CompiledAttention:
         self._layers = layers
         self._kv, self._kind = list(kv), KINDS[kv.dtype]
         self._scales: list[Tensor | int] = [0] * len(self._kv) if scales is None else list(scales)
-        self._page_size = kv.shape[4]
+        # A page that holds whole blocks of sixteen tokens is as many pages for the kernel, which then need not divide.
+        self._blocks = 1 if kv.shape[4] % 16 else kv.shape[4] // 16
+        self._page_size = kv.shape[4] // self._blocks
         self._capacity = kv.shape[3] * kv.shape[4]
         self._sharing = sharing
         self._windows = list(dict.fromkeys(layer.window for layer in layers))
@@ -102,7 +104,8 @@ class CompiledAttention:
         if len(self._scratch) < apart * self._threads:
             self._scratch = torch.empty(apart * self._threads)
         # All integers in one array: to make a tensor of each would take longer than to attend.
-        parts = [rows.pages.reshape(-1), row, first, end, tree_begin, tree_at, rows.slots]
+        pages = (rows.pages[..., None] * self._blocks + np.arange(self._blocks)).reshape(len(rows.pages), -1)
+        parts = [pages.reshape(-1), row, first, end, tree_begin, tree_at, rows.slots]
         parts += [np.array(table, np.int64).reshape(-1), *(piece.tokens for piece in pieces)]
         integers = torch.from_numpy(np.concatenate(parts))
         places = (integers.data_ptr() + 8 * np.cumsum([0, *map(len, parts)])).tolist()
@@ -113,7 +116,7 @@ class CompiledAttention:
             masks.data_ptr(),
             *places[7:9],
             totals.data_ptr(),
-            *(count, rows.pages.shape[1], len(table), longest, apart),
+            *(count, pages.shape[1], len(table), longest, apart),
             places[6],
         )
         return self._scratch, integers, masks, totals

@@ -165,6 +165,7 @@ def attend(address: Any) -> None:
     Token ``i`` of ``tokens`` belongs to row ``rows[i]`` of the page table ``pages`` ``[rows, columns]`` and reads the
     keys ``first[i]`` until ``end[i]`` for itself, of which there are 1 to ``longest``. Where ``tree_at[i]`` is not
     negative, of the keys from ``tree_begin[i]`` on only those whose byte in ``tree``, from ``tree_at[i]`` on, is not 0.
+    ``page_size``: 16, or no multiple of 16.
 
     ``pieces`` ``[count, 5]``: row, first key (on the edge of a page), end, and where the piece's tokens stand in
     ``members``, first and end, in rising order. ``out`` ``[tokens, heads, dim]`` gets the result and ``total``
@@ -212,8 +213,9 @@ def attend(address: Any) -> None:
             for some in range(low, high, step):
                 _tile(head, pieces[piece], members[some : min(some + step, high)], sums, scale, softcap)
         for token in range(begins, after):
-            keys = rows[token], firsts[token], ends[token]
-            _own(head, token, keys, (tree_begins[token], tree_ats[token]), tree, longest, sums, scale, softcap)
+            keys, after_it = (rows[token], firsts[token], ends[token]), min(token + 1, tokens - 1)
+            following, branch = (rows[after_it], firsts[after_it]), (tree_begins[token], tree_ats[token])
+            _own(head, token, keys, following, branch, tree, longest, sums, scale, softcap)
 
 
 @function
@@ -301,9 +303,19 @@ def _merge(out: int, mixed: int, dim: int, state: Any, query: int, sums: Any, to
 
 @function
 def _own(
-    head: Any, token: int, keys: Any, branch: Any, tree: Any, longest: int, sums: Any, scale: Any, softcap: Any
+    head: Any,
+    token: int,
+    keys: Any,
+    later: Any,
+    branch: Any,
+    tree: Any,
+    longest: int,
+    sums: Any,
+    scale: Any,
+    softcap: Any,
 ) -> None:
-    """Attends from one token to keys of its row, and adds it to what was attended to before."""
+    """Attends from one token to keys of its row, and adds it to what was attended to before. ``later``: the row and the
+    first key of the token after it."""
     dim, per_kv, (row, first, end), (tree_begin, tree_at) = head.dim, head.per_kv, keys, branch
     wide, begun = 4 * dim, first - first % 16
     size = (end - begun + 15) // 16 * 16
@@ -311,14 +323,18 @@ def _own(
     held = head.scratch + 4 * _ROWS * (2 * dim + _APART + 2) + 16 * wide
     scores = held + 32 * wide
     query, out = head.qkv + token * head.tokens_apart, head.out + wide * token * head.heads
+    next_pages = longs(head.pages + 8 * later[0] * head.columns, head.columns)
+    pages, in_place = longs(head.pages + 8 * row * head.columns, head.columns), head.page_size == 16 and head.kind == 0
     for position in range(begun, end, 16):
-        block = _block(head, head.keys, row, position, end, held)
-        next_keys, values = (
-            _ahead(head, head.keys, row, position + 16, end),
-            _ahead(head, head.values, row, position, end),
-        )
+        block = following = values = query
+        if in_place:
+            block, values = _at(head, head.keys, pages, position), _at(head, head.values, pages, position)
+            if position + 16 < end:
+                following = _at(head, head.keys, pages, position + 16)
+        else:
+            block = _block(head, head.keys, row, position, end, held)
         for own in range(per_kv):
-            made = dots(query + own * wide, block, wide, dim // 16, values if own == 0 else next_keys)
+            made = dots(query + own * wide, block, wide, dim // 16, following if own else values)
             store(scores + own * apart + 4 * (position - begun), multiply(made, splat(scale)))
     for own in range(per_kv):
         place = scores + own * apart
@@ -343,10 +359,25 @@ def _own(
             store(spot, multiply(load(spot), splat(rest / whole)) if rest > 0 else splat(np.float32(0)))
         sums[token, own] = most + np.log(whole)
     for position in range(begun, end, 16):
-        block = _block(head, head.values, row, position, end, held + 16 * wide)
+        if in_place:
+            block, following = _at(head, head.values, pages, position), _at(head, head.keys, next_pages, later[1])
+            # Asked for a second time, since what is asked for while much is under way may be forgotten.
+            if position + 16 < end:
+                following = _at(head, head.values, pages, position + 16)
+            for i in range(0, 16 * wide, 64):
+                prefetch(following + i)
+        else:
+            block = _block(head, head.values, row, position, end, held + 16 * wide)
         skipped = max(first - position, 0)
         weights, values = scores + 4 * (position - begun + skipped), block + skipped * wide
         _mix_block(out, weights, apart, values, dim, per_kv, min(16, end - position) - skipped)
+
+
+@function
+def _at(head: Any, source: Any, pages: Any, position: int) -> int:
+    """The address of sixteen consecutive keys or values that are read where they are. Small enough to become part of
+    a loop, unlike ``_block``: beside a call the processor reads ahead of less."""
+    return source[0] + pages[position // 16] * 64 * head.dim
 
 
 @function
@@ -357,8 +388,8 @@ def _block(head: Any, source: Any, row: int, position: int, end: int, held: int)
     if head.kind:
         _widen(head, source, pages, position, end, held)
         return held
-    if head.page_size % 16 == 0:
-        return source[0] + (pages[position // head.page_size] * head.page_size + position % head.page_size) * wide
+    if head.page_size == 16:
+        return _at(head, source, pages, position)
     for key in range(16):
         place = min(position + key, end - 1)
         slot = pages[place // head.page_size] * head.page_size + place % head.page_size
@@ -371,7 +402,7 @@ def _block(head: Any, source: Any, row: int, position: int, end: int, held: int)
 def _widen(head: Any, source: Any, pages: Any, position: int, end: int, held: int) -> None:
     """Writes sixteen keys or values of 8 bits to ``held`` as float32. Asks meanwhile for later ones."""
     dim, size, (codes, factors) = head.dim, head.page_size, source
-    whole = size % 16 == 0
+    whole = size == 16
     slot = following = pages[position // size] * size + position % size
     if whole and position + _FORESIGHT < end:
         following = pages[(position + _FORESIGHT) // size] * size + (position + _FORESIGHT) % size
@@ -393,7 +424,7 @@ def _widen(head: Any, source: Any, pages: Any, position: int, end: int, held: in
 @function
 def _ahead(head: Any, source: Any, row: int, position: int, end: int) -> int:
     """The address of a block that is read next; anything where there is none in one place."""
-    if position >= end or head.page_size % 16 or head.kind:
+    if position >= end or head.page_size != 16 or head.kind:
         return head.qkv
     return _block(head, source, row, position, end, 0)
 
