@@ -73,7 +73,9 @@ def read_out(work: list[Work], hidden: Tensor, model: Model, sampler: Sampler = 
         return []
     rows = [row for drawn in drawing for row in range(drawn.row, drawn.row + 1 + len(drawn.draft))]
     points = [point for drawn in drawing for point in _points(drawn)]
-    draws = iter(_draw(points, model.read(_chosen(hidden, rows)), sampler))
+    # The rows rise, so as many as there are are all of them: a decoding step's.
+    chosen = hidden if len(rows) == len(hidden) else _chosen(hidden, rows)
+    draws = iter(_draw(points, model.read(chosen), sampler))
     for drawn in drawing:
         drawn.draws.extend(islice(draws, 1 + len(drawn.draft)))
     return drawing

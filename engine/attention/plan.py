@@ -319,16 +319,15 @@ def share_prefixes(rows: Rows, full: Ints) -> tuple[Ints, list[Shared]]:
             shared.append(Shared(members, begin, tokens))
             begins[members] = split
         deeper = members[full[members] > split]
-        for page in np.unique(rows.pages[deeper, split]) if len(deeper) > 1 else ():
-            part = deeper[rows.pages[deeper, split] == page]
-            if len(part) > 1:
-                divide(part, split)
+        divide_by_page(deeper, split)
 
-    able = np.flatnonzero(full > 0)
-    for page in np.unique(rows.pages[able, 0]) if len(able) > 1 else ():
-        part = able[rows.pages[able, 0] == page]
-        if len(part) > 1:
-            divide(part, 0)
+    def divide_by_page(members: Ints, depth: int) -> None:
+        pages = rows.pages[members, depth]
+        ordered = np.sort(pages)
+        for page in np.unique(ordered[1:][ordered[1:] == ordered[:-1]]):
+            divide(members[pages == page], depth)
+
+    divide_by_page(np.flatnonzero(full > 0), 0)
     return begins, shared
 
 

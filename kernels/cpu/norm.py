@@ -10,7 +10,7 @@ from torch import Tensor
 from kernels.cpu.launch import begin, floats, kernel, number, share
 from kernels.cpu.tape import empty
 
-_ALONE = 1 << 15
+_ALONE = 1 << 14
 """Floats that one thread normalises before two would have begun."""
 
 
