@@ -20,10 +20,12 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from kernels.cpu.launch import begin, flags, floats, function, kernel, longs, number, share
+from kernels.cpu.launch import begin, flags, floats, function, inlined, kernel, longs, number, share
 from kernels.cpu.narrow import load_float8, load_int8, magnitude, store_float8, store_int8
 from kernels.cpu.vector import (
+    TALL,
     add,
+    block_mixer,
     divide,
     dots,
     exp,
@@ -33,7 +35,7 @@ from kernels.cpu.vector import (
     mixer,
     multiply,
     prefetch,
-    scorer,
+    score,
     splat,
     store,
     subtract,
@@ -45,6 +47,8 @@ _ROWS = 64
 """Queries in a tile, one for each of its tokens' heads."""
 _KEYS = 256
 """Keys whose scores a tile has at once."""
+_VALUES = 64
+"""Values that are mixed while the sums of some queries stay in registers. They fit into the first-level cache."""
 STEP_WORDS = 17
 """Words that tell ``attend`` of a step."""
 _APART = _KEYS + 16
@@ -57,9 +61,8 @@ _FORESIGHT = 64
 _SOME = 1 << 40
 """A length for arrays that are as long as their indices reach."""
 
-_score4, _score8 = scorer(4, ahead=False), scorer(8, ahead=False)
-_score4_ahead, _score8_ahead = scorer(4, ahead=True), scorer(8, ahead=True)
 _mix, _mix_wide, _mix4, _mix4_wide = mixer(1, 1), mixer(1, 4), mixer(4, 1), mixer(4, 4)
+_mix_blocks, _mix_blocks_wide = block_mixer(4, 1), block_mixer(4, 4)
 
 
 def tile_tokens(heads_per_kv: int) -> int:
@@ -69,7 +72,7 @@ def tile_tokens(heads_per_kv: int) -> int:
 
 def scratch_floats(dim: int, heads_per_kv: int, longest: int) -> int:
     """What each thread of ``attend`` needs where no token reads more than ``longest`` keys for itself."""
-    return _ROWS * (2 * dim + _APART + 2) + 48 * dim + heads_per_kv * _padded(longest)
+    return _ROWS * (2 * dim + _APART + 2) + 16 + (32 + _VALUES) * dim + heads_per_kv * _padded(longest)
 
 
 def _padded(longest: int) -> int:
@@ -223,51 +226,79 @@ def _tile(head: Any, piece: Any, tokens: Any, sums: Any, scale: Any, softcap: An
     """Attends from some tokens to all keys of a piece."""
     dim, per_kv, row, first, end = head.dim, head.per_kv, piece[0], piece[1], piece[2]
     wide, count = 4 * dim, len(tokens) * per_kv
-    # Up to three queries more, which are 0: a product of fewer than four waits for itself.
-    padded = (count + 3) // 4 * 4
     queries, mixed = head.scratch, head.scratch + _ROWS * wide
     scores = mixed + _ROWS * wide
     state = floats(scores + 4 * _ROWS * _APART, (2, _ROWS))
-    turned = scores + 4 * _ROWS * (_APART + 2)
+    rest = scores + 4 * _ROWS * (_APART + 2)
+    # At least two parts, each of which asks for half of the values.
+    parts = max(min(2, count), (count + TALL - 1) // TALL)
+    for part in range(parts):
+        low, high = share(count, part, parts)
+        turned = floats(queries + low * wide, (dim, high - low))
+        for query in range(low, high):
+            source = floats(head.qkv + tokens[query // per_kv] * head.tokens_apart + query % per_kv * wide, dim)
+            for i in range(dim):
+                turned[i, query - low] = source[i] * scale
     for query in range(count):
-        source = head.qkv + tokens[query // per_kv] * head.tokens_apart + query % per_kv * wide
         state[0, query], state[1, query] = -np.inf, 0
-        for i in range(0, wide, 64):
-            store(queries + query * wide + i, multiply(load(source + i), splat(scale)))
+    # Up to three queries more, which get nothing of each value: four are mixed at a time.
+    padded = (count + 3) // 4 * 4
     for query in range(count, padded):
-        for i in range(0, wide, 64):
-            store(queries + query * wide + i, splat(np.float32(0)))
+        for i in range(0, _KEYS, 16):
+            store(scores + 4 * (query * _APART + i), splat(np.float32(0)))
     for i in range(0, padded * wide, 64):
         store(mixed + i, splat(np.float32(0)))
     for begun in range(first, end, _KEYS):
         size = min(_KEYS, end - begun)
-        for block in range(0, size, 16):
-            position = begun + block
-            keys = _block(head, head.keys, row, position, end, turned + 16 * wide)
-            for i in range(0, dim, 16):
-                transpose(keys + 4 * i, wide, turned + 64 * i)
-            following = _ahead(head, head.keys, row, position + 16, end)
-            out = scores + 4 * block
-            if padded < 8:
-                _score4_ahead(queries, wide, turned, dim, out, 4 * _APART, following)
-            else:
-                _score8_ahead(queries, wide, turned, dim, out, 4 * _APART, following)
-            for query in range(8, padded // 8 * 8, 8):
-                place = out + 4 * query * _APART
-                _score8(queries + query * wide, wide, turned, dim, place, 4 * _APART, 0)
-            if padded > 8 and padded % 8:
-                place = out + 4 * (padded - 4) * _APART
-                _score4(queries + (padded - 4) * wide, wide, turned, dim, place, 4 * _APART, 0)
+        _score_tile(head, row, (begun, size, end), queries, (count, parts), scores, rest)
         for query in range(count):
             _online(scores + 4 * query * _APART, size, mixed + query * wide, dim, state, query, softcap)
-        for block in range(0, size, 16):
-            values = _block(head, head.values, row, begun + block, end, turned + 32 * wide)
-            _mix_block(mixed, scores + 4 * block, 4 * _APART, values, dim, padded, min(16, size - block))
+        _mix_tile(head, row, (begun, size, end), scores, mixed, padded, rest)
     for query in range(count):
         token, own = tokens[query // per_kv], query % per_kv
         _merge(
             head.out + 4 * dim * (token * head.heads + own), mixed + query * wide, dim, state, query, sums, token, own
         )
+
+
+@inlined
+def _score_tile(head: Any, row: int, keys: Any, queries: int, shape: Any, scores: int, rest: int) -> None:
+    """The products of queries, which lie turned in several parts, with a tile's keys. Asks for the tile's values."""
+    dim, (begun, size, end), (count, parts) = head.dim, keys, shape
+    wide, turned, held = 4 * dim, rest, rest + 128 * dim
+    for block in range(0, size, 32):
+        for half in range(2):
+            # Where no keys are left any will do: their scores are hidden.
+            position = begun + (block + 16 * half if block + 16 * half < size else block)
+            place = _block(head, head.keys, row, position, end, held)
+            for i in range(0, dim, 16):
+                transpose(place + 4 * i, wide, turned + 128 * i + 64 * half, 128)
+        for part in range(parts):
+            low, high = share(count, part, parts)
+            out = scores + 4 * (low * _APART + block)
+            following = _ahead(head, head.values, row, begun + block + 16 * part, end) if part < 2 else queries
+            score(high - low, queries + low * wide, turned, dim, out, 4 * _APART, following)
+
+
+@inlined
+def _mix_tile(head: Any, row: int, keys: Any, scores: int, mixed: int, rows: int, rest: int) -> None:
+    """Adds to each row a tile's values times their weights. Asks for the next tile's keys."""
+    dim, (begun, size, end) = head.dim, keys
+    wide, most, held = 4 * dim, dim // 64 * 64, rest + 64
+    blocks = longs(rest, _VALUES // 16)
+    for some in range(0, size, _VALUES):
+        count = min(_VALUES, size - some)
+        for block in range(0, count, 16):
+            blocks[block // 16] = _block(head, head.values, row, begun + some + block, end, held + block * wide)
+        for low in range(0, rows, 4):
+            out, weights = mixed + low * wide, scores + 4 * (low * _APART + some)
+            following = mixed
+            if 4 * low < _VALUES:
+                following = _ahead(head, head.keys, row, begun + size + some + 4 * low, end)
+            for i in range(0, most, 64):
+                _mix_blocks_wide(out + 4 * i, weights, 4 * _APART, rest, 4 * i, wide, count, following + i * count)
+            for i in range(most, dim, 16):
+                _mix_blocks(out + 4 * i, weights, 4 * _APART, rest, 4 * i, wide, count, mixed)
 
 
 @function
@@ -280,11 +311,12 @@ def _online(scores: int, size: int, mixed: int, dim: int, state: Any, query: int
     for i in range(0, size, 16):
         top = maximum(top, load(scores + 4 * i))
     most = largest(top)
-    kept = np.exp(state[0, query] - most)
-    state[0, query], state[1, query] = most, state[1, query] * kept + _exponentials(scores, size, most)
-    if kept < 1:
+    if most > state[0, query]:
+        kept = np.exp(state[0, query] - most)
+        state[0, query], state[1, query] = most, state[1, query] * kept
         for i in range(0, dim, 16):
             store(mixed + 4 * i, multiply(load(mixed + 4 * i), splat(kept)))
+    state[1, query] += _exponentials(scores, size, most)
 
 
 @function

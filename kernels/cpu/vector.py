@@ -13,6 +13,8 @@ from numba import types
 from numba.core.datamodel import models
 from numba.extending import intrinsic, register_model
 
+from kernels.cpu.tile import LANES as NATIVE
+
 LANES = 16
 
 _FLOAT = ir.FloatType()
@@ -174,6 +176,10 @@ def dot(_context: Any, _query: Any, _key: Any, _chunks: Any) -> Any:
 _BYTES = 4 * LANES
 
 
+TALL = 14 if NATIVE == LANES else 3
+"""Queries that ``score`` takes, at most: their sums and two vectors of keys fill the registers."""
+
+
 def mixer(rows: int, width: int) -> Any:
     """``(out, weights, weights_stride, values, stride, count)``: adds to ``rows`` rows of ``width`` neighbouring
     vectors at ``out`` the ``count`` rows of vectors at ``values`` times their weights, of which each row of ``out`` has
@@ -183,63 +189,113 @@ def mixer(rows: int, width: int) -> Any:
     def mix(_context: Any, _out: Any, _weights: Any, _apart: Any, _values: Any, _stride: Any, _count: Any) -> Any:
         def generate(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:
             out, weights, apart, values, stride, count = args
-            starts = [builder.add(out, builder.mul(stride, _long(row))) for row in range(rows)]
-            places = [builder.add(start, _long(_BYTES * part)) for start in starts for part in range(width)]
-            weighted = [builder.add(weights, builder.mul(apart, _long(row))) for row in range(rows)]
 
-            def step(index: Any) -> Any:
-                start = builder.add(values, builder.mul(index, stride))
-                parts = [_load(builder, builder.add(start, _long(_BYTES * part))) for part in range(width)]
-                offset = builder.mul(index, _long(4))
-                return [(_number(builder, builder.add(place, offset)), part) for place in weighted for part in parts]
+            def place(index: Any) -> Any:
+                return builder.add(values, builder.mul(index, stride))
 
-            begun = [_load(builder, place) for place in places]
-            for place, mixed in zip(places, _accumulated(builder, len(places), count, step, begun), strict=True):
-                builder.store(mixed, builder.inttoptr(place, _VECTOR.as_pointer()), align=4)
+            _mix(builder, (rows, width), out, (weights, apart), (place, stride), count)
 
         return types.void(*[types.int64] * 6), generate
 
     return mix
 
 
-def scorer(rows: int, *, ahead: bool) -> Any:
-    """``(queries, stride, keys, dim, out, out_stride, following)``: writes to ``rows`` rows at ``out`` the products
-    of as many queries with sixteen keys, which lie transposed, ``[dim, 16]``. Strides are in bytes. With ``ahead`` it
-    asks meanwhile for as much memory as the keys take at ``following``: the processor foresees no jump to another page,
-    and to ask for much at once would stop it."""
+def block_mixer(rows: int, width: int) -> Any:
+    """``(out, weights, weights_stride, blocks, offset, stride, count, ahead)``: what ``mixer`` does with values of
+    which each sixteen lie together, ``offset`` bytes after one of the addresses at ``blocks``. It asks meanwhile for a
+    line of memory at ``ahead`` with each: the processor foresees no jump to another page, and to ask for much at once
+    would stop it."""
 
     @intrinsic
-    def score(
-        _context: Any, _queries: Any, _stride: Any, _keys: Any, _dim: Any, _out: Any, _apart: Any, _following: Any
+    def mix(
+        _context: Any,
+        _out: Any,
+        _weights: Any,
+        _apart: Any,
+        _blocks: Any,
+        _offset: Any,
+        _stride: Any,
+        _count: Any,
+        _ahead: Any,
     ) -> Any:
         def generate(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:
-            queries, stride, keys, dim, out, apart, following = args
-            starts = [builder.add(queries, builder.mul(stride, _long(row))) for row in range(rows)]
+            out, weights, apart, blocks, offset, stride, count, ahead = args
 
-            def step(index: Any) -> Any:
-                place = builder.mul(index, _long(_BYTES))
-                if ahead:
-                    _prefetch(builder, builder.add(following, place))
-                key = _load(builder, builder.add(keys, place))
-                offset = builder.mul(index, _long(4))
-                return [(_number(builder, builder.add(start, offset)), key) for start in starts]
+            def place(index: Any) -> Any:
+                _prefetch(builder, builder.add(ahead, builder.mul(index, _long(_BYTES))))
+                block = builder.add(blocks, builder.mul(builder.lshr(index, _long(4)), _long(8)))
+                start = builder.load(builder.inttoptr(block, ir.IntType(64).as_pointer()))
+                within = builder.mul(builder.and_(index, _long(LANES - 1)), stride)
+                return builder.add(start, builder.add(offset, within))
 
-            for row, made in enumerate(_accumulated(builder, rows, dim, step)):
-                place = builder.add(out, builder.mul(apart, _long(row)))
-                builder.store(made, builder.inttoptr(place, _VECTOR.as_pointer()), align=4)
+            _mix(builder, (rows, width), out, (weights, apart), (place, stride), count)
 
-        return types.void(*[types.int64] * 7), generate
+        return types.void(*[types.int64] * 8), generate
 
-    return score
+    return mix
+
+
+def _mix(builder: Any, size: Any, out: Any, weighted: Any, values: Any, count: Any) -> None:
+    (rows, width), (weights, apart), (place, stride) = size, weighted, values
+    starts = [builder.add(out, builder.mul(stride, _long(row))) for row in range(rows)]
+    places = [builder.add(start, _long(_BYTES * part)) for start in starts for part in range(width)]
+    factors = [builder.add(weights, builder.mul(apart, _long(row))) for row in range(rows)]
+
+    def step(index: Any) -> Any:
+        start = place(index)
+        parts = [_load(builder, builder.add(start, _long(_BYTES * part))) for part in range(width)]
+        offset = builder.mul(index, _long(4))
+        return [(_number(builder, builder.add(factor, offset)), part) for factor in factors for part in parts]
+
+    begun = [_load(builder, each) for each in places]
+    for each, mixed in zip(places, _accumulated(builder, len(places), count, step, begun), strict=True):
+        builder.store(mixed, builder.inttoptr(each, _VECTOR.as_pointer()), align=4)
 
 
 @intrinsic
-def transpose(_context: Any, _rows: Any, _stride: Any, _out: Any) -> Any:
-    """``(rows, stride, out)``: writes to ``out`` the transpose of the sixteen vectors at ``rows``, ``stride`` bytes
-    apart."""
+def score(_context: Any, _rows: Any, _queries: Any, _keys: Any, _dim: Any, _out: Any, _apart: Any, _ahead: Any) -> Any:
+    """``(rows, queries, keys, dim, out, out_stride, ahead)``: writes to up to ``TALL`` rows, ``out_stride`` bytes
+    apart, the products of queries ``[dim, rows]`` with 32 keys ``[dim, 32]``. It asks meanwhile for a line of memory at
+    ``ahead`` with each of ``dim``, see ``block_mixer``."""
+
+    def generate(context: Any, builder: Any, _signature: Any, args: Any) -> Any:
+        rows, *rest = args
+        done = builder.append_basic_block()
+        choice = builder.switch(rows, done)
+        for some in range(1, TALL + 1):
+            case = builder.append_basic_block()
+            choice.add_case(_long(some), case)
+            builder.position_at_end(case)
+            _score(builder, some, *rest)
+            builder.branch(done)
+        builder.position_at_end(done)
+        return context.get_dummy_value()
+
+    return types.void(*[types.int64] * 7), generate
+
+
+def _score(builder: Any, rows: int, queries: Any, keys: Any, dim: Any, out: Any, apart: Any, ahead: Any) -> None:
+    def step(index: Any) -> Any:
+        _prefetch(builder, builder.add(ahead, builder.mul(index, _long(_BYTES))))
+        query = builder.add(queries, builder.mul(index, _long(4 * rows)))
+        key = builder.add(keys, builder.mul(index, _long(2 * _BYTES)))
+        pair = [_load(builder, builder.add(key, _long(_BYTES * half))) for half in range(2)]
+        values = [_number(builder, builder.add(query, _long(4 * row))) for row in range(rows)]
+        return [(value, half) for value in values for half in pair]
+
+    for index, made in enumerate(_accumulated(builder, 2 * rows, dim, step)):
+        row, half = divmod(index, 2)
+        place = builder.add(builder.add(out, builder.mul(apart, _long(row))), _long(_BYTES * half))
+        builder.store(made, builder.inttoptr(place, _VECTOR.as_pointer()), align=4)
+
+
+@intrinsic
+def transpose(_context: Any, _rows: Any, _stride: Any, _out: Any, _apart: Any) -> Any:
+    """``(rows, stride, out, out_stride)``: writes to ``out`` the transpose of the sixteen vectors at ``rows``. Strides
+    are in bytes."""
 
     def generate(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:
-        rows, stride, out = args
+        rows, stride, out, out_stride = args
         held = [_load(builder, builder.add(rows, builder.mul(stride, _long(row)))) for row in range(LANES)]
         for apart, merged in ((1, _SINGLES), (2, _PAIRS), (4, _QUARTERS), (8, _QUARTERS)):
             for row in range(LANES):
@@ -248,10 +304,10 @@ def transpose(_context: Any, _rows: Any, _stride: Any, _out: Any) -> Any:
                     held[row], held[row + apart] = (builder.shuffle_vector(*two, half) for half in merged)
         for index, made in enumerate(held):
             column = index & ~3 | (index & 1) << 1 | (index & 2) >> 1
-            place = builder.add(out, _long(_BYTES * column))
+            place = builder.add(out, builder.mul(out_stride, _long(column)))
             builder.store(made, builder.inttoptr(place, _VECTOR.as_pointer()), align=4)
 
-    return types.void(types.int64, types.int64, types.int64), generate
+    return types.void(*[types.int64] * 4), generate
 
 
 def _dot_step(builder: Any, query: Any, keys: Any, stride: Any, offset: Any, ahead: Any) -> Any:

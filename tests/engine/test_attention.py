@@ -39,12 +39,13 @@ class Step:
         *,
         trees: bool = False,
         page: int = PAGE,
+        dim: int = DIM,
         dtype: torch.dtype = torch.float32,
     ) -> None:
         """With ``trees`` the new tokens of most rows are trees instead of chains. ``page``: tokens of a page.
         ``dtype``: of the cache."""
         rng = random.Random(seed)
-        self.kv = torch.full((1, 2, KV_HEADS, POOL, page, DIM), 1e30)
+        self.kv = torch.full((1, 2, KV_HEADS, POOL, page, dim), 1e30)
         self.fresh = list(range(POOL))
         if seed % 2:
             rng.shuffle(self.fresh)
@@ -79,14 +80,14 @@ class Step:
         self.plan = plan_step(self.rows)
         torch.manual_seed(seed)
         tokens = len(slots)
-        self.q = torch.randn(tokens, KV_HEADS * PER_KV, DIM)
-        self.k, self.v = torch.randn(tokens, KV_HEADS, DIM), torch.randn(tokens, KV_HEADS, DIM)
+        self.q = torch.randn(tokens, KV_HEADS * PER_KV, dim)
+        self.k, self.v = torch.randn(tokens, KV_HEADS, dim), torch.randn(tokens, KV_HEADS, dim)
         # Every slot before the new tokens holds something; what no row may read stays huge.
         for table, queries, context in zip(tables, self.queries, self.contexts, strict=True):
             for position in range(context - queries):
                 slot = self.kv[0, :, :, table[position // page], position % page]
                 if slot.max() > 1e20:
-                    slot.copy_(torch.randn(2, KV_HEADS, DIM))
+                    slot.copy_(torch.randn(2, KV_HEADS, dim))
         self.scales: Tensor | None = None
         if dtype in EIGHT:
             self.kv, self.scales = quantize_vectors(self.kv, dtype)
@@ -187,6 +188,19 @@ def test_the_kernel_equals_dense_attention_in_float64(
     about = LayerAttention(KV_HEADS * PER_KV, KV_HEADS, DIM, 0.4, window, softcap)
     for seed in range(12 if dtype is torch.float32 else 4):
         step = Step(seed, cost, page=page, trees=trees, dtype=dtype)
+        ours = step.attend(about, CompiledAttention)
+        torch.testing.assert_close(ours.double(), step.expected(about), atol=2e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("page", [4, 16])
+@pytest.mark.parametrize("dim", [48, 64, 80, 128])
+@kv_types
+def test_the_kernel_equals_dense_attention_in_float64_for_heads_of_any_width(
+    dim: int, page: int, dtype: torch.dtype
+) -> None:
+    about = LayerAttention(KV_HEADS * PER_KV, KV_HEADS, dim, 0.4)
+    for seed in range(4):
+        step = Step(seed, ALWAYS, page=page, dim=dim, dtype=dtype)
         ours = step.attend(about, CompiledAttention)
         torch.testing.assert_close(ours.double(), step.expected(about), atol=2e-5, rtol=1e-4)
 
