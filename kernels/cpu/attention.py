@@ -28,6 +28,7 @@ from kernels.cpu.vector import (
     block_mixer,
     divide,
     dots,
+    exceeds,
     exp,
     largest,
     load,
@@ -45,10 +46,10 @@ from kernels.cpu.vector import (
 
 _ROWS = 64
 """Queries in a tile, one for each of its tokens' heads."""
-_KEYS = 256
-"""Keys whose scores a tile has at once."""
-_VALUES = 64
-"""Values that are mixed while the sums of some queries stay in registers. They fit into the first-level cache."""
+_KEYS = 64
+"""Keys of a tile. With their values and the scores they fit into the first-level cache."""
+_LEEWAY = np.float32(8)
+"""How far above what weights are relative to a score may be, before that is changed."""
 STEP_WORDS = 17
 """Words that tell ``attend`` of a step."""
 _APART = _KEYS + 16
@@ -72,7 +73,7 @@ def tile_tokens(heads_per_kv: int) -> int:
 
 def scratch_floats(dim: int, heads_per_kv: int, longest: int) -> int:
     """What each thread of ``attend`` needs where no token reads more than ``longest`` keys for itself."""
-    return _ROWS * (2 * dim + _APART + 2) + 16 + (32 + _VALUES) * dim + heads_per_kv * _padded(longest)
+    return _ROWS * (2 * dim + _APART + 17) + 16 + (32 + _KEYS) * dim + heads_per_kv * _padded(longest)
 
 
 def _padded(longest: int) -> int:
@@ -222,14 +223,14 @@ def attend(address: Any) -> None:
 
 
 @function
-def _tile(head: Any, piece: Any, tokens: Any, sums: Any, scale: Any, softcap: Any) -> None:
+def _tile(head: Any, piece: Any, tokens: Any, totals: Any, scale: Any, softcap: Any) -> None:
     """Attends from some tokens to all keys of a piece."""
     dim, per_kv, row, first, end = head.dim, head.per_kv, piece[0], piece[1], piece[2]
     wide, count = 4 * dim, len(tokens) * per_kv
     queries, mixed = head.scratch, head.scratch + _ROWS * wide
     scores = mixed + _ROWS * wide
-    state = floats(scores + 4 * _ROWS * _APART, (2, _ROWS))
-    rest = scores + 4 * _ROWS * (_APART + 2)
+    sums = scores + 4 * _ROWS * _APART
+    tops, rest = floats(sums + 64 * _ROWS, _ROWS), sums + 68 * _ROWS
     # At least two parts, each of which asks for half of the values.
     parts = max(min(2, count), (count + TALL - 1) // TALL)
     for part in range(parts):
@@ -240,7 +241,8 @@ def _tile(head: Any, piece: Any, tokens: Any, sums: Any, scale: Any, softcap: An
             for i in range(dim):
                 turned[i, query - low] = source[i] * scale
     for query in range(count):
-        state[0, query], state[1, query] = -np.inf, 0
+        tops[query] = -np.inf
+        store(sums + 64 * query, splat(np.float32(0)))
     # Up to three queries more, which get nothing of each value: four are mixed at a time.
     padded = (count + 3) // 4 * 4
     for query in range(count, padded):
@@ -252,18 +254,19 @@ def _tile(head: Any, piece: Any, tokens: Any, sums: Any, scale: Any, softcap: An
         size = min(_KEYS, end - begun)
         _score_tile(head, row, (begun, size, end), queries, (count, parts), scores, rest)
         for query in range(count):
-            _online(scores + 4 * query * _APART, size, mixed + query * wide, dim, state, query, softcap)
+            place, mine = scores + 4 * query * _APART, sums + 64 * query
+            tops[query] = _online(place, size, tops[query], mine, mixed + query * wide, dim, softcap)
         _mix_tile(head, row, (begun, size, end), scores, mixed, padded, rest)
     for query in range(count):
         token, own = tokens[query // per_kv], query % per_kv
-        _merge(
-            head.out + 4 * dim * (token * head.heads + own), mixed + query * wide, dim, state, query, sums, token, own
-        )
+        state = tops[query], total(load(sums + 64 * query))
+        _merge(head.out + wide * (token * head.heads + own), mixed + query * wide, dim, state, totals, token, own)
 
 
 @inlined
 def _score_tile(head: Any, row: int, keys: Any, queries: int, shape: Any, scores: int, rest: int) -> None:
-    """The products of queries, which lie turned in several parts, with a tile's keys. Asks for the tile's values."""
+    """The products of queries, which lie turned in several parts, with a tile's keys. Asks for the tile's values, or
+    for the next keys where the queries are so few that mixing is too short to ask for them."""
     dim, (begun, size, end), (count, parts) = head.dim, keys, shape
     wide, turned, held = 4 * dim, rest, rest + 128 * dim
     for block in range(0, size, 32):
@@ -276,7 +279,11 @@ def _score_tile(head: Any, row: int, keys: Any, queries: int, shape: Any, scores
         for part in range(parts):
             low, high = share(count, part, parts)
             out = scores + 4 * (low * _APART + block)
-            following = _ahead(head, head.values, row, begun + block + 16 * part, end) if part < 2 else queries
+            following, offset = queries, block + 16 * part
+            if part < 2 and count > 4:
+                following = _ahead(head, head.values, row, begun + offset, end)
+            elif part < 2:
+                following = _ahead(head, head.keys, row, begun + offset + 32, end)
             score(high - low, queries + low * wide, turned, dim, out, 4 * _APART, following)
 
 
@@ -285,47 +292,46 @@ def _mix_tile(head: Any, row: int, keys: Any, scores: int, mixed: int, rows: int
     """Adds to each row a tile's values times their weights. Asks for the next tile's keys."""
     dim, (begun, size, end) = head.dim, keys
     wide, most, held = 4 * dim, dim // 64 * 64, rest + 64
-    blocks = longs(rest, _VALUES // 16)
-    for some in range(0, size, _VALUES):
-        count = min(_VALUES, size - some)
-        for block in range(0, count, 16):
-            blocks[block // 16] = _block(head, head.values, row, begun + some + block, end, held + block * wide)
-        for low in range(0, rows, 4):
-            out, weights = mixed + low * wide, scores + 4 * (low * _APART + some)
-            following = mixed
-            if 4 * low < _VALUES:
-                following = _ahead(head, head.keys, row, begun + size + some + 4 * low, end)
-            for i in range(0, most, 64):
-                _mix_blocks_wide(out + 4 * i, weights, 4 * _APART, rest, 4 * i, wide, count, following + i * count)
-            for i in range(most, dim, 16):
-                _mix_blocks(out + 4 * i, weights, 4 * _APART, rest, 4 * i, wide, count, mixed)
+    blocks = longs(rest, _KEYS // 16)
+    for block in range(0, size, 16):
+        blocks[block // 16] = _block(head, head.values, row, begun + block, end, held + block * wide)
+    for low in range(0, rows, 4):
+        out, weights, following = mixed + low * wide, scores + 4 * low * _APART, mixed
+        if 4 * low < _KEYS:
+            following = _ahead(head, head.keys, row, begun + _KEYS + 4 * low, end)
+        for i in range(0, most, 64):
+            _mix_blocks_wide(out + 4 * i, weights, 4 * _APART, rest, 4 * i, wide, size, following + i * size)
+        for i in range(most, dim, 16):
+            _mix_blocks(out + 4 * i, weights, 4 * _APART, rest, 4 * i, wide, size, mixed)
 
 
-@function
-def _online(scores: int, size: int, mixed: int, dim: int, state: Any, query: int, softcap: Any) -> None:
-    """Makes scores weights relative to the largest so far, and what was mixed before relative to it too."""
+@inlined
+def _online(scores: int, size: int, before: Any, sums: int, mixed: int, dim: int, softcap: Any) -> Any:
+    """Makes scores weights relative to ``before``, and adds them to the lanes of ``sums``. Where one is too large, what
+    all is relative to becomes the largest score so far, for what was mixed before too. Returns it."""
     _cap(scores, size, softcap)
     padded = (size + 15) // 16 * 16
     _hide(floats(scores, padded), size, padded)
-    top = splat(state[0, query])
-    for i in range(0, size, 16):
+    most, top = before, load(scores)
+    for i in range(16, size, 16):
         top = maximum(top, load(scores + 4 * i))
-    most = largest(top)
-    if most > state[0, query]:
-        kept = np.exp(state[0, query] - most)
-        state[0, query], state[1, query] = most, state[1, query] * kept
+    if exceeds(top, splat(before + _LEEWAY)):
+        most = largest(top)
+        kept = splat(np.exp(before - most))
+        store(sums, multiply(load(sums), kept))
         for i in range(0, dim, 16):
-            store(mixed + 4 * i, multiply(load(mixed + 4 * i), splat(kept)))
-    state[1, query] += _exponentials(scores, size, most)
+            store(mixed + 4 * i, multiply(load(mixed + 4 * i), kept))
+    store(sums, add(load(sums), _exponentials(scores, size, most)))
+    return most
 
 
 @function
-def _merge(out: int, mixed: int, dim: int, state: Any, query: int, sums: Any, token: int, own: int) -> None:
+def _merge(out: int, mixed: int, dim: int, state: Any, sums: Any, token: int, own: int) -> None:
     """Adds a tile's result to what was attended to before."""
-    before, here = sums[token, own], state[0, query] + np.log(state[1, query])
+    before, here = sums[token, own], state[0] + np.log(state[1])
     most = max(before, here)
     rest, new = np.exp(before - most), np.exp(here - most)
-    kept, factor = splat(rest / (rest + new)), splat(new / (rest + new) / state[1, query])
+    kept, factor = splat(rest / (rest + new)), splat(new / (rest + new) / state[1])
     for i in range(0, dim, 16):
         made = multiply(load(mixed + 4 * i), factor)
         # What is there of nothing may be anything.
@@ -352,7 +358,7 @@ def _own(
     wide, begun = 4 * dim, first - first % 16
     size = (end - begun + 15) // 16 * 16
     apart = 4 * ((longest + 47) // 16 * 16)
-    held = head.scratch + 4 * _ROWS * (2 * dim + _APART + 2) + 16 * wide
+    held = head.scratch + 4 * _ROWS * (2 * dim + _APART + 17) + 16 * wide
     scores = held + 32 * wide
     query, out = head.qkv + token * head.tokens_apart, head.out + wide * token * head.heads
     next_pages = longs(head.pages + 8 * later[0] * head.columns, head.columns)
@@ -383,7 +389,7 @@ def _own(
             top = maximum(top, load(place + 4 * i))
         most = largest(top)
         rest = np.exp(sums[token, own] - most)
-        whole = rest + _exponentials(place, size, most)
+        whole = rest + total(_exponentials(place, size, most))
         for i in range(0, size, 16):
             store(place + 4 * i, multiply(load(place + 4 * i), splat(np.float32(1) / whole)))
         for i in range(0, dim, 16):
@@ -480,13 +486,13 @@ def _cap(scores: int, size: int, softcap: Any) -> None:
 
 @function
 def _exponentials(scores: int, size: int, most: Any) -> Any:
-    """Makes each score ``exp(score - most)``. Returns their sum."""
+    """Makes each score ``exp(score - most)``. Returns the sums of its lanes."""
     sums = splat(np.float32(0))
     for i in range(0, size, 16):
         weight = exp(subtract(load(scores + 4 * i), splat(most)))
         store(scores + 4 * i, weight)
         sums = add(sums, weight)
-    return total(sums)
+    return sums
 
 
 @function

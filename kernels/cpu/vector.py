@@ -132,6 +132,17 @@ def largest(_context: Any, _x: Any) -> Any:
 
 
 @intrinsic
+def exceeds(_context: Any, _x: Any, _y: Any) -> Any:
+    """Whether any lane of ``x`` is larger than that of ``y``."""
+
+    def generate(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:
+        lanes = builder.bitcast(builder.fcmp_ordered(">", *args), ir.IntType(LANES))
+        return builder.icmp_unsigned("!=", lanes, ir.IntType(LANES)(0))
+
+    return types.boolean(vector, vector), generate
+
+
+@intrinsic
 def exp(_context: Any, _x: Any) -> Any:
     """``e ** min(x, 88)`` with a relative error of 2e-7; 0 where it is below the smallest normal number."""
     return vector(vector), lambda _c, builder, _s, args: _exp(builder, args[0])
@@ -369,15 +380,17 @@ def _exp(builder: Any, x: Any) -> Any:
     """Cody and Waite: ``x = n ln 2 + r``, a polynomial in ``r``, and ``2 ** n`` by its bits."""
     lowest, highest = _constant(-87.33), _constant(88)
     x = builder.select(builder.fcmp_ordered(">", x, highest), highest, x)
-    n = _call(builder, "llvm.nearbyint.v16f32", builder.fmul(x, _constant(1 / math.log(2))))
+    # Added to a number, leaves its nearest integer, and 127 more, in the lowest bits.
+    shift = _constant((3 << 22) + 127)
+    shifted = _fma(builder, x, _constant(1 / math.log(2)), shift)
+    n = builder.fsub(shifted, shift)
     r = _fma(builder, n, _constant(-0.693359375), x)
     r = _fma(builder, n, _constant(2.12194440e-4), r)
-    result = _constant(1 / 720)
-    for factorial in (120, 24, 6, 2, 1, 1):
-        result = _fma(builder, result, r, _constant(1 / factorial))
-    bits = builder.shl(
-        builder.add(builder.fptosi(n, _WORDS), ir.Constant(_WORDS, [127] * LANES)), ir.Constant(_WORDS, [23] * LANES)
-    )
+    # A minimax fit of (e^r - 1 - r) / r^2 for |r| <= ln 2 / 2, weighted so that e^r is right to 1.1e-7.
+    result = _constant(0.008312501)
+    for coefficient in (0.04189033, 0.16667116, 0.49999231, 1, 1):
+        result = _fma(builder, result, r, _constant(coefficient))
+    bits = builder.shl(builder.bitcast(shifted, _WORDS), ir.Constant(_WORDS, [23] * LANES))
     result = builder.fmul(result, builder.bitcast(bits, _VECTOR))
     return builder.select(builder.fcmp_ordered("<", x, lowest), _constant(0), result)
 

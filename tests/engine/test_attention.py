@@ -205,6 +205,16 @@ def test_the_kernel_equals_dense_attention_in_float64_for_heads_of_any_width(
         torch.testing.assert_close(ours.double(), step.expected(about), atol=2e-5, rtol=1e-4)
 
 
+def test_the_kernel_equals_dense_attention_in_float64_where_later_keys_matter_far_more() -> None:
+    """Scores rise by tens, so that weights must be made relative to another one on the way."""
+    about = LayerAttention(KV_HEADS * PER_KV, KV_HEADS, DIM, 0.4)
+    for seed in range(12):
+        step = Step(seed, ALWAYS, page=32)
+        step.q *= 16
+        ours = step.attend(about, CompiledAttention)
+        torch.testing.assert_close(ours.double(), step.expected(about), atol=1e-3, rtol=1e-3)
+
+
 @pytest.mark.parametrize("dtype", EIGHT, ids=["int8", "fp8"])
 @pytest.mark.parametrize("other", [CompiledAttention, DeterministicAttention, TritonAttention])
 def test_all_write_the_same_numbers(other: Backend, dtype: torch.dtype) -> None:
