@@ -127,9 +127,8 @@ class KVCache:
         """A table that starts with what ``find`` just found. Needs a free row."""
         if match.version != self.tree.version:
             raise RuntimeError("the cache has changed since the prefix was looked up")
-        for node in match.nodes:
-            self.tree.hold(node)
         pages = [node.page for node in match.nodes]
+        self.tree.hold(pages)
         last = match.nodes[-1] if match.nodes else None
         table = PageTable(self._rows.pop(), pages, namespace, last, len(pages), len(pages) * self.page_size)
         self.pages[table.row, : len(pages)] = pages
@@ -181,8 +180,7 @@ class KVCache:
         """Lets go of every page: published ones stay cached until memory is needed, the others are free."""
         del self._tables[table.row]
         # From the end, so that of pages released together the later ones are the older and go first.
-        for page in reversed(table.pages):
-            self.tree.release(page)
+        self.tree.release(table.pages[::-1])
         self._rows.append(table.row)
 
     def clear(self) -> None:
@@ -228,12 +226,12 @@ class KVCache:
         twin = parent.children.get(key)
         if twin is not None:
             # Somebody computed the same tokens first. Point at their page before letting go of ours.
-            self.tree.hold(twin)
+            self.tree.hold([twin.page])
             ours, table.pages[index] = table.pages[index], twin.page
             self.pages[table.row, index] = twin.page
             if table.tail is not None:
                 self.tree.replace(table.tail, twin)
-            self.tree.release(ours)
+            self.tree.release([ours])
             table.node = twin
         elif table.tail is not None:
             self.tree.grow(table.tail, key)
@@ -246,14 +244,14 @@ class KVCache:
     def _copy_tail(self, table: PageTable, source: Node, tokens: int) -> None:
         """Copies the first slots of a cached page into a page of the table's own, if there is one to have."""
         # Held meanwhile: making room must not evict the page that is about to be read.
-        self.tree.hold(source)
+        self.tree.hold([source.page])
         page = self._take()
         if page is not None:
             for part in self._parts:
                 part[:, :, :, page, :tokens] = part[:, :, :, source.page, :tokens]
             self._append(table, page)
             table.cached_tokens += tokens
-        self.tree.release(source.page)
+        self.tree.release([source.page])
 
     def _append(self, table: PageTable, page: int) -> None:
         self.pages[table.row, len(table.pages)] = page

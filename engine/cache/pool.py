@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 
 class PagePool:
@@ -31,20 +31,25 @@ class PagePool:
         self.holders[page] = 1
         return page
 
-    def hold(self, page: int) -> None:
-        """Adds a holder to a page that has one."""
-        if self.holders[page] < 1:
-            raise RuntimeError(f"page {page} is free and cannot be held")
-        self.holders[page] += 1
+    def hold(self, pages: Sequence[int]) -> list[int]:
+        """Adds a holder to each of some pages, which have one. Returns how many each has now."""
+        holders = self.holders
+        for page in pages:
+            if holders[page] < 1:
+                raise RuntimeError(f"page {page} is free and cannot be held")
+            holders[page] += 1
+        return [holders[page] for page in pages]
 
-    def release(self, page: int) -> int:
-        """Removes a holder and returns how many remain; at zero the page is free."""
-        if self.holders[page] < 1:
-            raise RuntimeError(f"page {page} is free and cannot be released")
-        self.holders[page] -= 1
-        if self.holders[page] == 0:
-            self._free.append(page)
-        return self.holders[page]
+    def release(self, pages: Sequence[int]) -> list[int]:
+        """Removes a holder from each of some pages. Returns how many remain; at zero a page is free."""
+        holders = self.holders
+        for page in pages:
+            if holders[page] < 1:
+                raise RuntimeError(f"page {page} is free and cannot be released")
+            holders[page] -= 1
+            if holders[page] == 0:
+                self._free.append(page)
+        return [holders[page] for page in pages]
 
     def check(self, expected: Iterable[int]) -> None:
         """Raises ``RuntimeError`` unless the holders are exactly ``expected`` (a page as often as it is held)."""

@@ -140,7 +140,7 @@ class PrefixTree:
             self.roots[parent.namespace] = parent
         node = Node(key, page, parent)
         self.nodes[page] = node
-        self.pool.hold(page)
+        self.pool.hold([page])
         self._link(parent, node)
         return node
 
@@ -169,29 +169,30 @@ class PrefixTree:
             self.idle -= 1
         self._unlink(parent, node)
         del self.nodes[node.page]
-        self.pool.release(node.page)
+        self.pool.release([node.page])
         if parent.parent is not None:
             self._offer(parent)
         elif not parent.children:
             del self.roots[parent.namespace]
 
-    def hold(self, node: Node) -> None:
-        """A sequence starts to use a cached page."""
-        if self.pool.holders[node.page] == 1:
-            self.idle -= 1
-        self.pool.hold(node.page)
+    def hold(self, pages: Sequence[int]) -> None:
+        """A sequence starts to use cached pages."""
+        self.idle -= self.pool.hold(pages).count(2)
 
-    def release(self, page: int) -> None:
-        """A sequence lets go of a page, cached or its own."""
-        remaining = self.pool.release(page)
-        node = self.nodes.get(page)
-        if node is None:
-            return
-        self._clock += 1
-        node.used = self._clock
-        if remaining == 1:
-            self.idle += 1
-            self._offer(node)
+    def release(self, pages: Sequence[int]) -> None:
+        """A sequence lets go of pages, cached or its own, in the order in which they may be evicted."""
+        nodes, clock = self.nodes, self._clock
+        for page, remaining in zip(pages, self.pool.release(pages), strict=True):
+            node = nodes.get(page)
+            if node is None:
+                continue
+            clock += 1
+            node.used = clock
+            if remaining == 1:
+                self.idle += 1
+                if not node.children:  # most have some
+                    self._offer(node)
+        self._clock = clock
 
     def pin(self, node: Node, lease: Lease) -> None:
         """Pins a page; the caller also pins those before it."""

@@ -325,7 +325,7 @@ def test_random_traffic_far_beyond_the_memory_keeps_every_page() -> None:
 def test_the_pool_refuses_to_hold_or_release_a_free_page() -> None:
     pool = PagePool(2)
     with pytest.raises(RuntimeError, match="free"):
-        pool.hold(0)
+        pool.hold([0])
     with pytest.raises(RuntimeError, match="free"):
-        pool.release(0)
+        pool.release([0])
     assert [pool.take(), pool.take(), pool.take()] == [0, 1, None]
