@@ -13,8 +13,6 @@ from numba import types
 from numba.core.datamodel import models
 from numba.extending import intrinsic, register_model
 
-from kernels.cpu.tile import LANES as NATIVE
-
 LANES = 16
 
 _FLOAT = ir.FloatType()
@@ -187,7 +185,7 @@ def dot(_context: Any, _query: Any, _key: Any, _chunks: Any) -> Any:
 _BYTES = 4 * LANES
 
 
-TALL = 14 if NATIVE == LANES else 3
+TALL = 14
 """Queries that ``score`` takes, at most: their sums and two vectors of keys fill the registers."""
 
 
