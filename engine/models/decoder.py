@@ -83,6 +83,11 @@ class Decoder:
         return self._embedding
 
     @property
+    def rotations(self) -> list[Tensor]:
+        """Of each kind of rotation the cosines and the sines of all positions, ``[positions, dim]`` each."""
+        return [table for tables in self._ropes for table in tables]
+
+    @property
     def parameters(self) -> int:
         """Number of weights, tied ones once."""
         return self._parameters
@@ -111,7 +116,7 @@ class Decoder:
         """What the layers take: hidden states ``[tokens, hidden]``, and for each kind of rotation the cosines and the
         sines of the tokens' positions, ``[tokens, dim]`` each."""
         hidden = scaled_embedding(self.config, self._embedding[batch.tokens])
-        return hidden, [table[batch.positions] for tables in self._ropes for table in tables]
+        return hidden, [table[batch.positions] for table in self.rotations]
 
     def layers(self, hidden: Tensor, angles: Sequence[Tensor], attend: LayerAttend) -> Tensor:
         """The final hidden states ``[tokens, hidden]``, of ``inputs``."""

@@ -58,8 +58,12 @@ class Guesses:
         self._sequences = sequences
         self.changed = any(s.penalties is not None or s.forbidden is not None for s in sequences)
         """Whether a request changes logits."""
-        self._laws = np.array([_law(s.sampling) for s in sequences]).T
-        self._places = np.array([(_top_k(s.sampling), s.seed, s.key, len(s.tokens)) for s in sequences], np.int64).T
+        self.laws: Floats = np.array([_law(s.sampling) for s in sequences]).T
+        """``[3, branches]`` temperature, top-p and min-p."""
+        self.places: Ints = np.array(
+            [(_top_k(s.sampling), s.seed, s.key, len(s.tokens)) for s in sequences], np.int64
+        ).T
+        """``[4, branches]`` top-k, seed, key and the position of the first guess."""
 
     def best(
         self,
@@ -79,7 +83,7 @@ class Guesses:
         if self.changed:
             self._change(logits, branches, ahead, paths)
         # As they lie in memory: rows one after the other.
-        rows = _Rows(self._laws.take(branches, axis=1), self._places.take(branches, axis=1))
+        rows = _Rows(self.laws.take(branches, axis=1), self.places.take(branches, axis=1))
         rows.places[3] += ahead
         if not AVAILABLE or logits.is_cuda:
             return best_with_numpy(logits, rows, width)
@@ -94,6 +98,18 @@ class Guesses:
             for row, (branch, far) in enumerate(zip(branches.tolist(), ahead.tolist(), strict=True))
         ]
         (change_on_device if logits.is_cuda else change)(logits, points)
+
+
+def write_best(logits: Tensor, laws: Tensor, places: Tensor, ahead: int, tokens: Tensor, chances: Tensor) -> None:
+    """``Guesses.best`` from ``logits`` ``[rows, vocab]`` into ``tokens`` and ``chances`` ``[rows, width]``, int64 and
+    float64, by one kernel that a tape records.
+
+    ``laws`` ``[3, rows]`` and ``places`` ``[4, rows]``: those of the branches, a row for each. ``ahead``: how many
+    guesses lie before these. All are contiguous.
+    """
+    from kernels.cpu.guesses import write_best
+
+    write_best(logits, laws, places, ahead, tokens, chances, most=_CANDIDATES, reach=_REACH, noise=NOISE)
 
 
 def best_with_numpy(logits: Tensor, rows: _Rows, width: int) -> tuple[Ints, Floats]:

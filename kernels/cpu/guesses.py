@@ -13,6 +13,7 @@ from torch import Tensor
 from kernels.cpu.launch import begin, floats, function, kernel, longs, number, share
 from kernels.cpu.noise import gumbel_of, stream_of
 from kernels.cpu.sampling import BLOCK, block_maxima, blocks_of
+from kernels.cpu.tape import empty
 from kernels.noise import SAMPLE
 
 Ints = npt.NDArray[np.int64]
@@ -31,20 +32,41 @@ def best(
     the tokens whose logits are within ``reach`` of the largest one (times a temperature above 1) at most the ``most``
     likeliest are looked at; ``noise`` is the part of the noise that is counted.
     """
-    rows, vocab = logits.shape
+    rows = len(logits)
     tokens, chances = np.empty((rows, width), np.int64), np.empty((rows, width))
-    threads = 1 if logits.numel() < _ALONE else torch.get_num_threads()
-    scratch = np.empty((threads, blocks_of(vocab) + 4 * most))
-    arrays = map(torch.from_numpy, (laws, places, tokens, chances, scratch))
-    _best(logits, *arrays, rows, vocab, most, width, reach, noise, threads=threads)
+    found = torch.from_numpy(tokens), torch.from_numpy(chances)
+    write_best(logits, torch.from_numpy(laws), torch.from_numpy(places), 0, *found, most=most, reach=reach, noise=noise)
     return tokens, chances
+
+
+def write_best(
+    logits: Tensor,
+    laws: Tensor,
+    places: Tensor,
+    ahead: int,
+    tokens: Tensor,
+    chances: Tensor,
+    *,
+    most: int,
+    reach: float,
+    noise: float,
+) -> None:
+    """``best`` into ``tokens`` and ``chances`` ``[rows, width]``, int64 and float64: a launch that a tape may repeat
+    for other laws and places. ``ahead`` is added to the positions. All are contiguous."""
+    rows, vocab = logits.shape
+    threads = 1 if logits.numel() < _ALONE else torch.get_num_threads()
+    scratch = empty(threads, 2 * (blocks_of(vocab) + 4 * most))
+    width = tokens.shape[1]
+    _best(
+        logits, laws, places, tokens, chances, scratch, rows, vocab, most, width, reach, noise, ahead, threads=threads
+    )
 
 
 @kernel
 def _best(address: Any) -> None:
     a, thread, threads = begin(address)
     rows, vocab, most, width = a[6], a[7], a[8], a[9]
-    reach, part = number(a[10]), number(a[11])
+    reach, part, ahead = number(a[10]), number(a[11]), a[12]
     laws, places = longs(a[1], (3, rows)).view(np.float64), longs(a[2], (4, rows))
     tokens, chances = longs(a[3], (rows, width)), longs(a[4], (rows, width)).view(np.float64)
     blocks = (vocab + BLOCK - 1) // BLOCK
@@ -69,7 +91,7 @@ def _best(address: Any) -> None:
             _sort(found[:count], gaps[:count])
             count = _kept(gaps[:count], weights, temperature, places[0, row], laws[1, row], laws[2, row])
         if temperature > 0:
-            stream = stream_of(places[1, row], places[2, row], places[3, row], SAMPLE)
+            stream = stream_of(places[1, row], places[2, row], places[3, row] + ahead, SAMPLE)
             for i in range(count):
                 noisy[i] = gaps[i] + part * temperature * gumbel_of(stream, found[i])
         else:

@@ -1,0 +1,141 @@
+"""A small model's chains of guesses, all levels in one native call.
+
+Of a small model's guess Python and the plan of a step are the larger part. But the levels of a chain are steps of known
+shapes, and all that one needs of the one before is its guess. So they are recorded together: the look-up of the guessed
+tokens' embeddings, the layers, the read-out and the guess with its noise. When they are repeated only positions, slots
+and laws are new. The kernels are those of the levels one by one, and so are the guesses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple, TypeGuard
+
+import torch
+from torch import Tensor
+
+from engine.attention import is_compiled
+from engine.cache.kv import KVCache
+from engine.models.decoder import Decoder
+from engine.models.model import Model
+from engine.speculation.guess import Guesses, write_best
+from engine.support import Floats, Ints
+from kernels.cpu.tape import Tapes, layer_ends
+
+MOST = 16
+"""Branches whose chains are computed together. With more, Python is a small part."""
+_SHAPES = 256
+"""Most shapes of chains that are kept, at some 50 kB each."""
+_SMALL = 1 << 24
+"""Most weights of a model whose chains are computed here. A pass of a larger one takes milliseconds, and branches had
+better read a long prefix together, which they do level by level."""
+DUE = 2
+"""Most tokens of a branch that the first level computes: its last one, and the last guess if that was right."""
+
+
+class Start(NamedTuple):
+    """Where a branch's chain begins."""
+
+    row: int
+    """Of the cache's page table. There are pages for the guesses too."""
+    due: Sequence[int]
+    """The branch's last tokens that are not computed, up to ``DUE``."""
+    end: int
+    """How many tokens it has."""
+
+
+class Chains:
+    """Chains of one model over one cache."""
+
+    def __init__(self, model: Decoder, cache: KVCache, limit: int) -> None:
+        """``limit``: most tokens of a branch, guesses included. For a model that ``can_chain``."""
+        self._model, self._cache, self._limit = model, cache, limit
+        self._known: dict[tuple[int, ...], _Chain] = {}
+        self._tapes = Tapes()
+
+    def __call__(self, starts: Sequence[Start], guesses: Guesses, depth: int, width: int) -> tuple[Ints, Floats]:
+        """Tokens and chances ``[depth, branches, width]``: at each level the best guess after the best one of the level
+        before it, and runners-up (``Guesses.best``). Up to ``MOST`` branches. Valid until the next call."""
+        shape = sum(len(start.due) for start in starts), len(starts), depth, width, torch.get_num_threads()
+        chain = self._known.get(shape)
+        if chain is None:
+            if len(self._known) == _SHAPES:
+                self._known, self._tapes = {}, Tapes()
+            chain = self._known[shape] = _Chain(self._model, self._cache, self._limit, *shape[:4])
+        chain.fill(starts, guesses)
+        self._tapes(shape, chain.compute)
+        return chain.found
+
+
+def can_chain(model: Model, cache: KVCache) -> TypeGuard[Decoder]:
+    """Whether all that a chain of a small model does is to launch kernels that a ``Tape`` records, and each token sees
+    all before it."""
+    return (
+        isinstance(model, Decoder)
+        and is_compiled(model.config.attention[0], cache.data)
+        and all(layer.window is None for layer in model.config.attention)
+        and (cache.page_size == 16 or cache.page_size % 16 > 0)  # what the kernel takes for a page
+        and model.parameters <= _SMALL
+        and model.repeatable
+        and model.read_repeatable
+    )
+
+
+class _Chain:
+    """Chains of one shape, and the memory that its tape reads and writes."""
+
+    def __init__(
+        self, model: Decoder, cache: KVCache, limit: int, due: int, branches: int, depth: int, width: int
+    ) -> None:
+        """``due``: tokens of the first level."""
+        from engine.attention.compiled import AloneAttention
+
+        self._model, self._cache = model, cache
+        total = due + (depth - 1) * branches
+        self._starts = torch.empty(branches, 3, dtype=torch.int64)
+        self._due = torch.empty(due, dtype=torch.int64)
+        self._laws = torch.empty(3, branches, dtype=torch.float64)
+        self._places = torch.empty(4, branches, dtype=torch.int64)
+        self._inputs = [one.numpy() for one in (self._starts, self._due, self._laws, self._places)]
+        self._plan = torch.empty(4, total, dtype=torch.int64)
+        self._last = torch.empty(branches, dtype=torch.int64)
+        self._angles = [torch.empty(total, table.shape[1]) for table in model.rotations]
+        self._tokens = torch.empty(depth, branches, width, dtype=torch.int64)
+        self._chances = torch.empty(depth, branches, width, dtype=torch.float64)
+        self.found = self._tokens.numpy(), self._chances.numpy()
+        """The guesses, after ``compute``."""
+        ends = [due + level * branches for level in range(depth)]
+        self._levels = [slice(start, end) for start, end in zip([0, *ends], ends, strict=False)]
+        layers, kv, pages = model.config.attention, cache.data, cache.pages
+        self._attention = [
+            AloneAttention(layers, kv, cache.scales, pages, self._plan[:3, level], longest=limit)
+            for level in self._levels
+        ]
+
+    def fill(self, starts: Sequence[Start], guesses: Guesses) -> None:
+        """Writes what the next ``compute`` reads."""
+        places, due, laws, noise = self._inputs
+        places[:] = [(start.row, start.end, len(start.due)) for start in starts]
+        due[:] = [token for start in starts for token in start.due]
+        laws[:], noise[:] = guesses.laws, guesses.places
+
+    def compute(self) -> Tensor:
+        """Launches the kernels of all levels."""
+        from kernels.cpu.chain import lay_out, rows_of
+
+        model, pages, depth = self._model, self._cache.pages, len(self._levels)
+        address, columns = pages.ctypes.data, pages.shape[1]
+        lay_out(self._starts, address, columns, self._cache.page_size, self._plan, self._last, depth)
+        for angles, table in zip(self._angles, model.rotations, strict=True):
+            rows_of(table, self._plan[3], out=angles)
+        tokens = self._due
+        for level, (part, attend) in enumerate(zip(self._levels, self._attention, strict=True)):
+            hidden = rows_of(model.embedding, tokens, scale=model.config.embedding_scale)
+            hidden = model.layers(hidden, [angles[part] for angles in self._angles], attend)
+            if level == 0:
+                hidden = rows_of(hidden, self._last)
+            found = self._tokens[level], self._chances[level]
+            write_best(model.read(hidden), self._laws, self._places, level, *found)
+            tokens = self._tokens[level, :, 0]
+            layer_ends()
+        return self._tokens

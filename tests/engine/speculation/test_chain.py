@@ -1,0 +1,163 @@
+"""A chain that is computed in one call is the one that is computed level by level."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from engine.core import CoreOptions
+from engine.models.load import load_model
+from engine.speculation import chain, draft_model
+from engine.speculation.chain import Chains, Start
+from engine.speculation.controller import FixedController
+from engine.speculation.draft_model import DraftModel
+from engine.speculation.guess import Guesses
+from engine.support import Floats, Ints
+from engine.types import GenerateRequest
+from kernels.cpu import AVAILABLE
+from tests.engine.conftest import Checkpoints
+from tests.engine.helpers import SMALL, Harness
+from tests.engine.speculation.heads import Asked, Recorder
+from tests.engine.speculation.test_exact import answers, completions, requests, same
+
+pytestmark = pytest.mark.skipif(not AVAILABLE, reason="without numba levels are computed one by one")
+
+CONTEXT = 256
+SHAPES = {"one guess": (1, 1), "chain": (5, 5), "tree": (4, 7)}
+
+
+class Counted:
+    """Counts the chains that are computed in one call, and the tokens that begin them."""
+
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        self.chains: list[list[int]] = []
+        self.shapes: list[int] = []
+        """That are kept."""
+        original = Chains.__call__
+
+        def call(
+            chains: Chains, starts: Sequence[Start], guesses: Guesses, depth: int, width: int
+        ) -> tuple[Ints, Floats]:
+            self.chains.append([len(start.due) for start in starts])
+            self.shapes.append(len(chains._known))
+            return original(chains, starts, guesses, depth, width)
+
+        patch.setattr(Chains, "__call__", call)
+
+
+def drafts(
+    target: Path, draft: Path, asked: Sequence[GenerateRequest], shape: tuple[int, int], options: CoreOptions
+) -> list[Asked]:
+    """What was asked of a draft model, after answers that must be those of plain decoding."""
+    harness = Harness(target, options)
+    recorder = Recorder(DraftModel(load_model(draft, lambda _: CONTEXT), context=CONTEXT))
+    harness.core.speculate(recorder, FixedController(*shape))
+    same(completions(answers(harness, asked)), completions(answers(Harness(target, options), asked)))
+    return recorder.asked
+
+
+@pytest.mark.parametrize("shape", list(SHAPES))
+@pytest.mark.parametrize("law", ["greedy", "plain", "filters"])
+@pytest.mark.parametrize("family", ["llama", "qwen3"])
+def test_a_chain_is_the_one_that_grows_level_by_level(
+    checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch, family: str, law: str, shape: str
+) -> None:
+    """Sixteen branches of four prompts, some of them with one token to compute and some with two."""
+    folder, draft, asked = checkpoints("qwen3"), checkpoints(family), requests(law)
+    counted = Counted(monkeypatch)
+    at_once = drafts(folder, draft, asked, SHAPES[shape], SMALL)
+    assert len(counted.chains) >= 5
+    assert {count for counts in counted.chains for count in counts} >= ({1, 2} if family == "qwen3" else {1})
+    counted.chains.clear()
+    monkeypatch.setattr(draft_model, "can_chain", lambda *_: False)
+    by_level = drafts(folder, draft, asked, SHAPES[shape], SMALL)
+    assert not counted.chains
+    for one, other in zip(at_once, by_level, strict=True):
+        assert one.tokens == other.tokens
+        assert one.draft.tokens == other.draft.tokens
+        assert one.draft.parents == other.draft.parents
+        assert one.draft.chances == pytest.approx(other.draft.chances, rel=1e-3, abs=1e-6)
+
+
+def test_a_chain_over_keys_of_8_bits_is_the_one_that_grows_level_by_level(
+    checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, draft, asked = checkpoints("qwen3"), checkpoints("llama"), requests("plain")
+    options = replace(SMALL, kv_dtype="int8")
+    counted = Counted(monkeypatch)
+    at_once = drafts(folder, draft, asked, (4, 4), options)
+    assert len(counted.chains) >= 5
+    monkeypatch.setattr(draft_model, "can_chain", lambda *_: False)
+    by_level = drafts(folder, draft, asked, (4, 4), options)
+    agreed = [one.draft.tokens == other.draft.tokens for one, other in zip(at_once, by_level, strict=True)]
+    assert sum(agreed) >= 0.98 * len(agreed)  # what is rounded to 8 bits may fall on the other side
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("page_size", [4, 16])
+def test_the_target_as_its_own_draft_is_always_right_in_one_call(
+    checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch, page_size: int, threads: int
+) -> None:
+    monkeypatch.setattr("engine.speculation.guess.NOISE", 1.0)
+    counted = Counted(monkeypatch)
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        made = drafts(
+            checkpoints("qwen3"),
+            checkpoints("qwen3"),
+            requests("filters", length=40),
+            (4, 4),
+            replace(SMALL, page_size=page_size),
+        )
+    finally:
+        torch.set_num_threads(before)
+    assert len(counted.chains) >= 5
+    tokens = {(*one.tokens[:3], one.key, at): token for one in made for at, token in enumerate(one.tokens)}
+    met = [
+        tokens[place] == token
+        for one in made
+        for ahead, token in enumerate(one.draft.tokens)
+        if (place := (*one.tokens[:3], one.key, len(one.tokens) + ahead)) in tokens
+    ]
+    assert len(met) > 200
+    assert all(met)
+
+
+@pytest.mark.parametrize("family", ["mistral", "gemma2", "gpt2", "mixtral"])
+def test_models_that_are_more_than_kernels_grow_level_by_level(
+    checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch, family: str
+) -> None:
+    counted = Counted(monkeypatch)
+    made = drafts(checkpoints("qwen3"), checkpoints(family), requests("plain"), (3, 3), SMALL)
+    assert sum(len(one.draft) for one in made) > 100
+    assert not counted.chains
+
+
+def test_shapes_that_come_and_go_are_not_all_kept(checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chain, "_SHAPES", 3)
+    counted = Counted(monkeypatch)
+    made = drafts(checkpoints("qwen3"), checkpoints("qwen3"), requests("plain", length=40), (5, 5), SMALL)
+    assert sum(len(one.draft) for one in made) > 100
+    assert len(counted.chains) > 5
+    assert max(counted.shapes) == 3
+
+
+def test_pages_that_the_kernel_does_not_take_as_they_are_grow_level_by_level(
+    checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counted, options = Counted(monkeypatch), replace(SMALL, page_size=32)
+    made = drafts(checkpoints("qwen3"), checkpoints("llama"), requests("plain"), (3, 3), options)
+    assert sum(len(one.draft) for one in made) > 100
+    assert not counted.chains
+
+
+def test_penalties_count_guesses_level_by_level(checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch) -> None:
+    counted = Counted(monkeypatch)
+    made = drafts(checkpoints("qwen3"), checkpoints("llama"), requests("penalties"), (3, 3), SMALL)
+    assert sum(len(one.draft) for one in made) > 100
+    assert not counted.chains
