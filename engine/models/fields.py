@@ -22,6 +22,7 @@ READ = {
 WITHOUT_INFLUENCE = {
     # What the file is, and where it came from.
     *("_name_or_path", "auto_map", "model_type", "transformers_version", "torch_dtype", "dtype", "unsloth_fixed"),
+    "kind",  # of drafter
     *("is_llama_config", "transformers.js_config", "model_max_length", "max_sequence_length"),
     *("unsloth_version", "label2id", "problem_type", "finetuning_task", "task_specific_params", "bos_token_id"),
     *("pad_token_id", "sep_token_id", "decoder_start_token_id", "tokenizer_class", "prefix"),

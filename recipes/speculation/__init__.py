@@ -1,4 +1,4 @@
-"""How drafting heads are trained for a target model, from its own texts to weights; README.md has the commands."""
+"""How drafters are trained for a target model, from its own texts to weights; README.md has the commands."""
 
 from __future__ import annotations
 

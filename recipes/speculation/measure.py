@@ -7,26 +7,22 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
 
 from engine.core import CoreOptions, EngineCore
-from engine.models.model import Model
 from engine.sequence import Event, Job
 from engine.speculation.controller import FixedController, Outcome
-from engine.speculation.draft import Drafter
-from engine.speculation.eagle import load_eagle
-from engine.speculation.medusa import load_medusa
+from engine.speculation.load import load_drafter
 from engine.types import Branch, Completion, EngineError, GenerateRequest, SamplingParams
 from recipes.speculation.target import Target
 from recipes.speculation.texts import SEED, Author, Prompts, Text
 
 GRID = ((1, 1), (2, 2), (3, 3), (4, 4), (5, 5), (6, 6), (8, 8), (3, 8), (5, 16), (5, 32))
 """Guesses after each other and in all."""
-LOADERS: dict[str, Callable[[Path, Model], Drafter]] = {"medusa": load_medusa, "eagle": load_eagle}
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +35,11 @@ class _Counter(FixedController):
         self.accepted.extend(len(outcome.accepted) for outcome in outcomes)
 
 
+def kind_of(folder: Path) -> str:
+    """The kind of the drafter in a folder; what does not say is a model."""
+    return str(json.loads((folder / "config.json").read_text()).get("kind", "draft_model"))
+
+
 def tokens_per_step(
     target: Path, head: Path, texts: Sequence[Text], shape: tuple[int, int], *, greedy: bool, limit: int = 256
 ) -> float:
@@ -48,8 +49,9 @@ def tokens_per_step(
     """
     core = EngineCore("target", target, CoreOptions(max_running=32))
     counter = _Counter(*shape)
-    kind = json.loads((head / "config.json").read_text())["kind"]
-    core.speculate(LOADERS[kind](head, core.model.decoder), counter)
+    drafter = load_drafter(f"{kind_of(head)}={head}", target, core.model.decoder, context=core.model.info.context)
+    assert drafter is not None
+    core.speculate(drafter, counter)
     events: list[Event] = []
     for number, text in enumerate(texts):
         job = Job(str(number), events.append)

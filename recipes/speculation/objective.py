@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from recipes.speculation.heads import Eagle, Medusa
+from recipes.speculation.small import Small
 from recipes.speculation.target import Target
 from recipes.speculation.texts import Text
 
@@ -38,14 +39,18 @@ class Level:
         return (self.target.exp() * (self.target - self.head)).sum(-1).mean()
 
 
-def levels(head: Medusa | Eagle, target: Target, batch: Batch) -> Iterator[Level]:
-    """The levels of a head on a batch, wherever what is guessed was generated and the token before it too."""
+def levels(head: Medusa | Eagle | Small, target: Target, batch: Batch) -> Iterator[Level]:
+    """The levels of a head on a batch, wherever what is guessed was generated and the token before it too. A draft
+    model has one, since all its guesses are made alike."""
     features = target.features(batch.ids)
     place = torch.arange(batch.ids.shape[1], device=batch.ids.device)
     # The token at a position was drawn from the law of the position before.
     wanted = (place >= batch.start) & (place < batch.end - 1)
     with torch.no_grad():
         laws = target.read(features[wanted]).log_softmax(-1)
+    if isinstance(head, Small):
+        yield Level(head(batch.ids)[wanted].log_softmax(-1), laws, wanted)
+        return
     row = (wanted.flatten().cumsum(0) - 1).view_as(wanted)
     for level, state in enumerate(head(features, target.embed(batch.ids))):
         count = state.shape[1] - 1

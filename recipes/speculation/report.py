@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,8 +10,9 @@ import torch
 from torch import Tensor
 
 from recipes.speculation.heads import Eagle, Medusa
-from recipes.speculation.measure import GRID, tokens_per_step
+from recipes.speculation.measure import GRID, kind_of, tokens_per_step
 from recipes.speculation.objective import Batch, collate, levels
+from recipes.speculation.small import Small
 from recipes.speculation.target import Target
 from recipes.speculation.texts import Text
 
@@ -35,7 +35,7 @@ class LevelReport:
 
 
 @torch.inference_mode()
-def held_out(head: Medusa | Eagle, target: Target, texts: Sequence[Text]) -> list[LevelReport]:
+def held_out(head: Medusa | Eagle | Small, target: Target, texts: Sequence[Text]) -> list[LevelReport]:
     """Reads held-out texts; a report for each level."""
     sums: list[Tensor] = []
     for batch in _batches(texts, target.device):
@@ -54,29 +54,29 @@ def held_out(head: Medusa | Eagle, target: Target, texts: Sequence[Text]) -> lis
 
 
 def write_card(
-    folder: Path, head: Medusa | Eagle, target: Target, texts: Sequence[Text], cost: dict[str, float | int]
+    folder: Path, head: Medusa | Eagle | Small, target: Target, texts: Sequence[Text], cost: dict[str, float | int]
 ) -> None:
     """Writes ``README.md`` beside the weights."""
     (folder / "README.md").write_text("\n".join(_card(folder, head, target, texts, cost)) + "\n")
 
 
 def _card(
-    folder: Path, head: Medusa | Eagle, target: Target, texts: Sequence[Text], cost: dict[str, float | int]
+    folder: Path, head: Medusa | Eagle | Small, target: Target, texts: Sequence[Text], cost: dict[str, float | int]
 ) -> Iterator[str]:
-    kind = json.loads((folder / "config.json").read_text())["kind"]
+    kind = kind_of(folder)
     size = (folder / "model.safetensors").stat().st_size
     yield "---\nlicense: apache-2.0\nlibrary_name: reasoner\n---\n"
-    yield f"# Drafting head ({kind}) for {target.folder.name}\n"
+    yield f"# Drafter ({kind}) for {target.folder.name}\n"
     yield f"Guesses tokens of `{target.folder.name}`, which verifies every guess: it changes the speed, never the text."
     yield (
-        f"{ABOUT[kind]} {sum(p.numel() for p in head.parameters()) / 1e6:.2f}M parameters (fp16, {size / 1e3:.0f} kB); "
-        "embedding and head are the target's.\n"
+        f"{ABOUT[kind]} {sum(p.numel() for p in head.parameters()) / 1e6:.2f}M parameters "
+        f"(fp16, {size / 1e3:.0f} kB).\n"
     )
     yield "## Training\n"
     yield (
-        f"`python -m recipes.speculation.train`, on texts that the target wrote itself, two of three sampled and one "
-        f"greedy: {cost['steps']} steps, {cost['tokens'] / 1e6:.1f}M generated tokens read, "
-        f"{cost['seconds'] / 60:.0f} minutes ({target.device}).\n"
+        f"`python -m recipes.speculation.train --target {target.folder} --kind {kind}`, on texts that the target wrote "
+        f"itself, two of three sampled and one greedy: {cost['steps']} steps, {cost['tokens'] / 1e6:.1f}M generated "
+        f"tokens read, {cost['seconds'] / 60:.0f} minutes ({target.device}).\n"
     )
     yield f"## Held-out results\n\n{len(texts)} held-out texts, sampled; every place of a text is a start.\n"
     reports = held_out(head, target, texts)
@@ -84,7 +84,9 @@ def _card(
     yield "|---:|---:|---:|---:|---:|"
     for number, one in enumerate(reports, 1):
         yield f"| {number} | {one.loss:.3f} | {one.same:.3f} | {one.overlap:.3f} | {one.reached:.3f} |"
-    yield f"\nExpected accepted guesses of a chain of {len(reports)}: {sum(one.reached for one in reports):.2f}.\n"
+    if len(reports) > 1:
+        yield f"\nExpected accepted guesses of a chain of {len(reports)}: {sum(one.reached for one in reports):.2f}."
+    yield ""
     if target.device == "cpu":
         yield from _engine_table(folder, target, texts)
 
@@ -100,8 +102,11 @@ def _engine_table(folder: Path, target: Target, texts: Sequence[Text]) -> Iterat
 
 
 ABOUT = {
-    "medusa": "Heads that guess the next tokens all at once from one hidden state (Cai et al. 2024).",
-    "eagle": "A decoder layer that predicts the next hidden states one by one (EAGLE, Li et al. 2024).",
+    "medusa": "Heads that guess the next tokens all at once from one hidden state (Cai et al. 2024). Embedding and "
+    "head are the target's.",
+    "draft_model": "A smaller model of the same vocabulary, grown from a bundled one: it reads the text alone.",
+    "eagle": "A decoder layer that predicts the next hidden states one by one (EAGLE, Li et al. 2024). Embedding and "
+    "head are the target's.",
 }
 
 

@@ -22,15 +22,18 @@ import torch
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
+from recipes.bundled import SHIPPED
 from recipes.bundled.optim import Optimizer
 from recipes.bundled.train import Plan, resume, save
 from recipes.speculation import WORK
 from recipes.speculation.heads import HEADS, Eagle, Medusa
 from recipes.speculation.objective import Batch, collate, levels
 from recipes.speculation.report import write_card
+from recipes.speculation.small import KIND, Small
 from recipes.speculation.target import Target
 from recipes.speculation.texts import SEED, Author, Prompts, Text
 
+KINDS = (KIND, *sorted(HEADS))
 BATCH_TOKENS = 1536
 POOL = 32
 """Batches whose texts are drawn together and sorted by length."""
@@ -54,11 +57,14 @@ def batches(texts: Sequence[Text], device: str, first: int) -> Iterator[Batch]:
 
 
 def train(
-    head: Medusa | Eagle, target: Target, texts: Sequence[Text], plan: Plan, folder: Path
+    head: Medusa | Eagle | Small, target: Target, texts: Sequence[Text], plan: Plan, folder: Path
 ) -> dict[str, float | int]:
     """Trains until the plan ends; returns what it took."""
     folder.mkdir(parents=True, exist_ok=True)
-    named = ((f"layers.{name}" if p.ndim == 2 else name, p) for name, p in head.named_parameters())
+    named = (
+        (f"layers.{name}" if p.ndim == 2 and "embedding" not in name else name, p)
+        for name, p in head.named_parameters()
+    )
     optimizer = Optimizer(named, muon_rate=plan.muon_rate, adam_rate=plan.adam_rate)
     path = folder / "state.safetensors"
     step, _, seconds, tokens = resume(path, head, optimizer)
@@ -105,13 +111,15 @@ def main() -> None:
     """See the module."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--target", type=Path, required=True, help="folder of the model that drafts are for")
-    parser.add_argument("--kind", choices=sorted(HEADS), required=True)
+    parser.add_argument("--kind", choices=KINDS, required=True)
     parser.add_argument("--out", type=Path, required=True, help="folder of the heads")
     parser.add_argument("--prompts", type=Path, help="a file with a prompt on each line; else the suites' problems")
     parser.add_argument("--temperature", type=float, default=1.0, help="of texts from a file of prompts")
     parser.add_argument("--tokens", type=int, default=1_000_000, help="tokens of the texts to learn from")
     parser.add_argument("--max-tokens", type=int, default=1024, help="tokens of one text")
     parser.add_argument("--levels", type=int, default=5, help="heads of medusa; guesses that eagle is trained for")
+    parser.add_argument("--layers", type=int, default=2, help="of a draft model")
+    parser.add_argument("--start", type=Path, default=SHIPPED / "draft", help="the model that a draft model grows from")
     parser.add_argument("--steps", type=int, default=4000, help="optimizer steps")
     parser.add_argument("--minutes", type=float, default=float("inf"), help="training time at most")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
@@ -127,8 +135,12 @@ def main() -> None:
     texts = author.training(prompts, options.tokens, work / "texts")
     held_out = author.write(prompts.held_out(HELD_OUT), SEED - 1)
     author.close()
-    head = HEADS[options.kind](target, options.levels).to(options.device)
-    plan = Plan(steps=options.steps, minutes=options.minutes, decay_from=0.4, adam_rate=0.003)
+    small = options.kind == KIND
+    head = Small(target, options.start, options.layers) if small else HEADS[options.kind](target, options.levels)
+    head.to(options.device)
+    # What a model that is there knows is to last.
+    rate = 0.01 if small else 0.02
+    plan = Plan(steps=options.steps, minutes=options.minutes, decay_from=0.4, muon_rate=rate, adam_rate=0.003)
     cost = train(head, target, texts, plan, work / options.kind)
     head.save(options.out, target)
     write_card(options.out, head, target, held_out, cost)

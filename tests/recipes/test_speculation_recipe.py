@@ -5,25 +5,28 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from engine.local import LocalEngine
-from engine.models.model import Model
+from engine.models.decoder import Decoder
 from engine.speculation import grow
+from engine.speculation.load import load_drafter
 from engine.types import Branch, Completion, GenerateRequest, SamplingParams
 from recipes.bundled.train import Plan
 from recipes.speculation import measure, report, texts
 from recipes.speculation import train as training
 from recipes.speculation.heads import HEADS
-from recipes.speculation.measure import LOADERS
 from recipes.speculation.objective import collate, levels
+from recipes.speculation.small import KIND, Small
 from recipes.speculation.target import Target
 from recipes.speculation.texts import Author, Prompts, Text
-from tests.engine.speculation.heads import Recorder
+from tests.engine.speculation.heads import Asked, Recorder
 
 POLICY = Path(__file__).parents[2] / "reasoner" / "bundled" / "policy"
+DRAFT = POLICY.parent / "draft"
 KINDS = sorted(HEADS)
 
 
@@ -50,6 +53,25 @@ def written(author: Author) -> list[Text]:
     return author.write(Prompts(None, 1.0).held_out(24), seed=3)
 
 
+def drafted(some: list[Text], folder: Path, patch: pytest.MonkeyPatch) -> list[Asked]:
+    """Greedy chains of four guesses by the drafter in a folder."""
+    recorders: list[Recorder] = []
+
+    def load_recorded(wanted: str, folder: Path, model: Decoder, *, context: int) -> Recorder:
+        drafter = load_drafter(wanted, folder, model, context=context)
+        assert drafter is not None
+        recorders.append(Recorder(drafter))
+        return recorders[-1]
+
+    patch.setattr(measure, "load_drafter", load_recorded)
+    for text in some:  # each alone, since the last entry of a shared prefix may be another text's
+        measure.tokens_per_step(POLICY, folder, [text], (4, 4), greedy=True, limit=12)
+    asked = [one for recorder in recorders for one in recorder.asked if one.wish.depth == 4][::3]
+    assert len(asked) >= 8
+    assert sum(len(one.draft) for one in asked) > 3 * len(asked)
+    return asked
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_engine_drafts_what_the_trained_module_says(
     target: Target, written: list[Text], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
@@ -62,19 +84,7 @@ def test_the_engine_drafts_what_the_trained_module_says(
         for p in head.parameters():
             p.copy_((p + 0.1 * torch.randn_like(p)).half())  # what is exported is exactly this
     head.save(tmp_path, target)
-    recorders: list[Recorder] = []
-
-    def load_recorded(folder: Path, model: Model) -> Recorder:
-        recorders.append(Recorder(LOADERS[kind](folder, model)))
-        return recorders[-1]
-
-    monkeypatch.setattr(measure, "LOADERS", {kind: load_recorded})
-    for text in written[::4]:  # each alone, since the last entry of a shared prefix may be another text's
-        measure.tokens_per_step(POLICY, tmp_path, [text], (4, 4), greedy=True, limit=12)
-    asked = [one for recorder in recorders for one in recorder.asked if one.wish.depth == 4][::3]
-    assert len(asked) >= 10
-    assert sum(len(one.draft) for one in asked) > 3 * len(asked)
-    for one in asked:
+    for one in drafted(written[::4], tmp_path, monkeypatch):
         known = len(one.tokens)
         ids = collate([Text(one.tokens, list(one.draft.tokens), 0.0)], "cpu").ids
         with torch.no_grad():
@@ -132,6 +142,41 @@ def test_a_run_that_was_stopped_goes_on_exactly(
     for name, p in whole.items():
         assert torch.equal(resumed[name], p)
         assert not torch.equal(start[name], p)
+
+
+def test_a_draft_model_begins_as_the_one_that_it_grows_from(target: Target, written: list[Text]) -> None:
+    """And not as one of another vocabulary."""
+    small = Target(DRAFT, "cpu")
+    ids = collate(written[:3], "cpu").ids
+    with torch.no_grad():
+        grown = Small(target, DRAFT, 3)(ids)
+        torch.testing.assert_close(grown, small.model(ids).logits, rtol=1e-3, atol=1e-3)
+    other = SimpleNamespace(config=SimpleNamespace(vocab=100))
+    with pytest.raises(SystemExit, match="vocabulary is 826, but the target's is 100"):
+        Small(other, DRAFT, 2)  # type: ignore[arg-type]
+
+
+def test_a_draft_model_is_asked_for_the_targets_law_after_every_token_and_the_engine_drafts_what_it_says(
+    target: Target, written: list[Text], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    small = Small(target, DRAFT, 2)
+    with torch.no_grad():
+        for p in small.parameters():
+            p.copy_((p + 0.05 * torch.randn_like(p)).half())
+        [level] = levels(small, target, collate(written[:2], "cpu"))
+        expected = []
+        for text in written[:2]:
+            laws = target.model(torch.tensor([text.prompt + text.tokens])).logits[0].log_softmax(-1)
+            # The token that is guessed first is the second that was generated.
+            expected.append(laws[len(text.prompt) : -1])
+        torch.testing.assert_close(level.target, torch.cat(expected), rtol=1e-3, atol=1e-3)
+        assert level.roots.sum() == len(level.target) == len(level.head)
+        small.save(tmp_path, target)
+        assert measure.kind_of(tmp_path) == KIND
+        for one in drafted(written[::4], tmp_path, monkeypatch):
+            ids = torch.tensor([one.tokens + list(one.draft.tokens)])
+            said = small(ids)[0, len(one.tokens) - 1 : -1].argmax(-1)
+            assert list(one.draft.tokens) == said.tolist()
 
 
 def test_heads_learn(target: Target, written: list[Text], tmp_path: Path) -> None:
