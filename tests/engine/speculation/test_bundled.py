@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -10,8 +11,10 @@ import pytest
 import reasoner
 from engine.core import CoreOptions
 from engine.speculation.controller import FixedController
+from engine.speculation.draft_model import DraftModel
 from engine.speculation.load import load_drafter
 from engine.types import Branch, Completion
+from kernels.cpu import AVAILABLE
 from reasoner.suites import load
 from tests.engine.helpers import Harness, generate
 
@@ -55,4 +58,14 @@ def test_200_problems_are_answered_with_the_same_tokens(plain: tuple[float, Answ
     temperature, expected = plain
     tokens, accepted = answers(draft, temperature)
     assert tokens == expected
-    assert accepted > 100
+    assert accepted > (0.65 * sum(map(len, tokens)) if draft == "auto" else 100)
+
+
+@pytest.mark.parametrize("name", ["policy", "policy-large"])
+def test_the_drafter_that_ships_is_a_small_model_whose_chain_is_one_call(name: str) -> None:
+    speculator = Harness(BUNDLED / name, replace(OPTIONS, draft="auto")).core._speculator
+    assert speculator is not None
+    drafter = speculator.drafter
+    assert isinstance(drafter, DraftModel)
+    assert drafter._model.parameters < 200_000
+    assert drafter._chains is not None or not AVAILABLE
