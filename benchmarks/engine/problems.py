@@ -7,6 +7,9 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
+PLAIN, GUESSING, ALWAYS = "plain", "controller", "always 4"
+"""Ways to run a system that guesses: not at all, as many guesses as pay, and without a controller."""
+
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
@@ -41,7 +44,8 @@ class Solved:
 
 
 class Solver(Protocol):
-    """A system with a checkpoint loaded. Every call starts with a cold cache."""
+    """A system with a checkpoint loaded. Every call starts with a cold cache. Those that can run in several ways take
+    one of the above as ``way``."""
 
     def tokenize(self, problem: str) -> list[int]:
         """A problem as the model reads it."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import queue
+import signal
 import subprocess
 import sys
 import threading
@@ -81,8 +82,10 @@ class Worker:
         self.close()
 
     def close(self) -> None:
-        """Ends the process."""
+        """Ends the process, and those that it started: they may hold its output open, which is read to its end."""
         stop(self._process, grace=2.0)
+        with suppress(ProcessLookupError):  # there is none left
+            os.killpg(self._process.pid, signal.SIGKILL)
         self._reader.join()
         assert self._process.stdin is not None
         with suppress(BrokenPipeError):  # a call that the dead process did not take

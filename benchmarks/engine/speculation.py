@@ -10,7 +10,7 @@ import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -18,7 +18,7 @@ from typing import Any
 import reasoner
 from benchmarks.engine.checkpoint import SIZES, Size, cache_folder, checkpoint
 from benchmarks.engine.measure import Listener, Measured, Row
-from benchmarks.engine.problems import Prompt, Solved
+from benchmarks.engine.problems import ALWAYS, GUESSING, PLAIN, Prompt, Solved
 from benchmarks.engine.process import BenchError, Worker, installed
 from benchmarks.engine.workloads import VOCAB
 from reasoner import suites
@@ -28,10 +28,12 @@ CASES = (*(f"batch-{batch}" for batch in BATCHES), "policy-large", "250M", "W3")
 """Problems, so many at a time, and the same for the larger bundled model; simulated drafters on a large model; a tree
 search."""
 LARGE_BATCHES = (1, 4)
-PLAIN, ALWAYS, ASSISTED, LOOKUP = "plain", "always 4", "transformers-assisted", "transformers-lookup"
+ASSISTED, LOOKUP = "transformers-assisted", "transformers-lookup"
 BUNDLED = Path(reasoner.__file__).parent / "bundled"
-_LARGE = {PLAIN: {"draft": "off"}, "draft_model": {"draft": "auto"}, "ngram": {"draft": "ngram"}}
+_LARGE = {"draft_model": {"draft": "auto"}, "ngram": {"draft": "ngram"}}
 """How the larger bundled model is run."""
+_PAIRS = 3
+"""Runs in a round where they take about a second."""
 _SOLUTION, _STEP = 256, 32
 """Most tokens of a solution, and of a step of the tree search."""
 
@@ -42,8 +44,9 @@ class Work:
 
     problems: Mapping[int, int] = field(default_factory=lambda: {1: 32, 4: 64, 16: 160, 64: 384})
     """By batch."""
-    tokens: Mapping[int, int] = field(default_factory=lambda: {1: 128, 4: 96, 16: 48, 64: 24})
-    """Of each sequence of the large model, by batch."""
+    tokens: Mapping[int, int] = field(default_factory=lambda: {1: 256, 4: 192, 16: 128, 64: 96})
+    """Of each sequence of the large model, by batch. A controller learns from steps, however long they take: there are
+    as many as tokens where nothing is guessed."""
     searches: int = 16
 
 
@@ -73,15 +76,15 @@ def measure(plan: SpeculationPlan, listener: Listener) -> Measured:
     """Runs the plan. Raises ``BenchError`` when a system fails or answers otherwise than plain decoding."""
     policy = BUNDLED / "policy"
     drafters, shipped = _drafters(plan)
-    systems: dict[str, tuple[str, dict[str, Any]]] = {PLAIN: ("guessing", {"draft": "off"})}
-    systems |= {name: ("guessing", {"draft": draft}) for name, draft in drafters.items()}
-    if plan.batches:
-        systems[ALWAYS] = ("guessing", {"draft": drafters[shipped], "always": 4})
+    systems: dict[str, tuple[str, dict[str, Any]]] = {
+        name: ("guessing", {"draft": draft} | ({"always": 4} if name == shipped else {}))
+        for name, draft in drafters.items()
+    }
     if 1 in plan.batches:
         systems[ASSISTED] = (ASSISTED, {"assistant": str(BUNDLED / "draft")})
         systems[LOOKUP] = (ASSISTED, {"assistant": None})
     bench = _Bench(plan, listener, Measured(versions=installed(("torch", "numpy", "transformers"))))
-    listener.total(_steps_ahead(plan, len(systems), len({PLAIN, "ngram", shipped})))
+    listener.total(_steps_ahead(plan, len(drafters), len({"ngram", shipped})))
     if plan.batches or "W3" in plan.cases:
         with bench.running(policy, systems) as workers:
             for batch in plan.batches:
@@ -94,13 +97,16 @@ def measure(plan: SpeculationPlan, listener: Listener) -> Measured:
             for batch in LARGE_BATCHES:
                 bench.problems(workers, "policy-large ", batch, ("draft_model", "ngram"), "draft_model")
     if "250M" in plan.cases:
-        # Enough for the largest batch, and little beside the weights of two processes.
-        options = {"draft": "off", "kv_tokens": 8192}
-        both = {PLAIN: ("guessing", options), "simulated": ("guessing", options)}
-        with bench.running(checkpoint("250M", plan.large, plan.cache), both) as workers:
+        # Enough for the largest batch, and little beside the weights.
+        only = {"simulated": ("guessing", {"draft": "off", "kv_tokens": 16384})}
+        with bench.running(checkpoint("250M", plan.large, plan.cache), only) as workers:
             for batch in plan.work.tokens:
-                bench.simulated(workers, batch)
+                bench.simulated(workers["simulated"], batch)
     return bench.measured
+
+
+_Runs = dict[str, list[Solved]]
+"""Of one system, by the way that it ran."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,61 +139,54 @@ class _Bench:
                 self.listener.step(f"{folder.name}: {name} loads")
                 worker.ready()
             if not self.measured.ceilings:
-                self.measured.ceilings = workers[PLAIN].call("ceilings")
+                self.measured.ceilings = next(iter(workers.values())).call("ceilings")
             yield workers
 
     def problems(
         self, workers: Mapping[str, Worker], model: str, batch: int, drafters: Sequence[str], shipped: str
     ) -> None:
         """Each drafter on problems, ``batch`` at a time. ``model``: how its cases' names begin."""
-        names = [name for name in workers if batch == 1 or name not in (ASSISTED, LOOKUP)]
-        seen: dict[str, list[Solved]] = {name: [] for name in names}
-        for turn in range(-1, self.plan.rounds):
+        runs: dict[str, _Runs] = {name: {PLAIN: [], GUESSING: []} for name in drafters}
+        if not model:
+            runs[shipped][ALWAYS] = []
+        peers: dict[str, list[Solved]] = {name: [] for name in (ASSISTED, LOOKUP) if batch == 1 and name in workers}
+        for turn in range(-1, _PAIRS * self.plan.rounds):
             seed = _seed("batch", batch, turn)
-            prompts = self._prompts(workers[PLAIN], suites.SUITES, self.plan.work.problems[batch], _SOLUTION)
-            truth: list[list[int]] = []
-            for name in names:
+            prompts = self._prompts(workers[shipped], suites.SUITES, self.plan.work.problems[batch], _SOLUTION)
+            for name, ways in runs.items():
+                run = partial(_call, workers[name], "solve", prompts, seed=seed, batch=batch)
+                self._take_turns(f"{model}batch {batch}", name, turn, ways, run)
+            for name, solved in peers.items() if turn < self.plan.rounds else ():
                 self._say_next(f"{model}batch {batch}", turn, name)
-                solved = _call(workers[name], "solve", prompts, batch=batch, seed=seed)
-                truth = truth or solved.texts
-                if name not in (ASSISTED, LOOKUP):
-                    _compare(name, solved.texts, truth)
-                if turn >= 0:
-                    seen[name].append(solved)
-        for name in drafters:
+                _keep(solved, turn, _call(workers[name], "solve", prompts, seed=seed, batch=batch))
+        for name, ways in runs.items():
             case = f"{model}batch {batch} {name}"
-            self._add(case, seen[name], PLAIN, seen[PLAIN])
-            if ASSISTED in seen:
-                self._add_speed(case, seen[name], ASSISTED, seen[LOOKUP if name == "ngram" else ASSISTED])
-        self._add(f"{model}batch {batch} controller", seen[shipped], PLAIN, seen[PLAIN])
-        if ALWAYS in seen:
-            self._add_speed(f"{model}batch {batch} controller", seen[shipped], ALWAYS, seen[ALWAYS])
+            self._add(case, ways)
+            if peers:
+                self._add_speed(case, ways[GUESSING], ASSISTED, peers[LOOKUP if name == "ngram" else ASSISTED])
+        case, ways = f"{model}batch {batch} controller", runs[shipped]
+        self._add(case, ways)
+        if ALWAYS in ways:
+            self._add_pairs(case, ways[GUESSING], ALWAYS, ways[ALWAYS])
 
     def search(self, workers: Mapping[str, Worker], drafters: Sequence[tuple[str, str]]) -> None:
         """W3 on Countdown problems, one after the other. ``drafters``: with what their cases are called."""
-        seen: dict[str, list[Solved]] = {name: [] for name in (PLAIN, *(name for name, _ in drafters))}
-        for turn in range(-1, self.plan.rounds):
+        runs: dict[str, _Runs] = {name: {PLAIN: [], GUESSING: []} for name, _ in drafters}
+        for turn in range(-1, _PAIRS * self.plan.rounds):
             seed = _seed("W3", 0, turn)
-            prompts = self._prompts(workers[PLAIN], ("countdown",), self.plan.work.searches, _STEP)
-            truth: list[list[int]] = []
-            for name in seen:
-                self._say_next("W3", turn, name)
-                solved = _call(workers[name], "search", prompts, seed=seed)
-                truth = truth or solved.texts
-                _compare(name, solved.texts, truth)
-                if turn >= 0:
-                    seen[name].append(solved)
+            prompts = self._prompts(workers["ngram"], ("countdown",), self.plan.work.searches, _STEP)
+            for name, ways in runs.items():
+                self._take_turns("W3", name, turn, ways, partial(_call, workers[name], "search", prompts, seed=seed))
         for name, called in drafters:
-            self._add(f"W3 {called}", seen[name], PLAIN, seen[PLAIN])
+            self._add(f"W3 {called}", runs[name])
             hits, plain = (
-                100 * _median(each, lambda one: one.cached / one.prompt) for each in (seen[name], seen[PLAIN])
+                100 * _median(runs[name][way], lambda one: one.cached / one.prompt) for way in (GUESSING, PLAIN)
             )
             self.measured.rows.append(Row(f"W3 {called}", "cache hit rate", "%", hits, PLAIN, plain, hits / plain))
 
-    def simulated(self, workers: Mapping[str, Worker], batch: int) -> None:
+    def simulated(self, worker: Worker, batch: int) -> None:
         """Guesses that are right so often, on the large model."""
-        seen: dict[float, list[Solved]] = {right: [] for right in self.plan.right}
-        plain: list[Solved] = []
+        runs: dict[float, _Runs] = {right: {PLAIN: [], GUESSING: []} for right in self.plan.right}
         for turn in range(-1, self.plan.rounds):
             seed = _seed("250M", batch, turn)
             noise = Random(seed)
@@ -195,19 +194,21 @@ class _Bench:
                 Prompt(tuple(noise.choices(VOCAB, k=32)), 1.0, self.plan.work.tokens[batch], False)
                 for _ in range(batch)
             ]
-            self._say_next(f"250M batch {batch}", turn, PLAIN)
-            known = _call(workers[PLAIN], "solve", prompts, batch=batch, seed=seed)
-            for right in self.plan.right:
-                self._say_next(f"250M batch {batch}", turn, f"{right:.0%} right")
-                workers["simulated"].call("imitate", texts=known.texts, right=right)
-                solved = _call(workers["simulated"], "solve", prompts, batch=batch, seed=seed)
-                _compare("simulated", solved.texts, known.texts)
-                if turn >= 0:
-                    seen[right].append(solved)
-            if turn >= 0:
-                plain.append(known)
-        for right, each in seen.items():
-            self._add(f"250M {right} batch {batch}", each, PLAIN, plain)
+            for right, ways in runs.items():
+                run = partial(_imitated, worker, right, prompts, seed=seed, batch=batch)
+                self._take_turns(f"250M batch {batch}", f"{right:.0%} right", turn, ways, run)
+        for right, ways in runs.items():
+            self._add(f"250M {right} batch {batch}", ways)
+
+    def _take_turns(self, case: str, name: str, turn: int, ways: _Runs, run: Callable[[str], Solved]) -> None:
+        """Runs a system in each of its ways, one next to the other. They must write the same."""
+        found: dict[str, Solved] = {}
+        for way in ways:
+            self._say_next(case, turn, f"{name}, {way}")
+            found[way] = run(way)
+        for way, solved in found.items():
+            _compare(f"{name}, {way},", solved.texts, found[PLAIN].texts)
+            _keep(ways[way], turn, solved)
 
     def _prompts(self, worker: Worker, names: Sequence[str], count: int, tokens: int) -> list[Prompt]:
         """Held-out problems, the suites in turn, each at its temperature."""
@@ -223,27 +224,36 @@ class _Bench:
             for problem in [one for turn in zip(*drawn, strict=True) for one in turn][:count]
         ]
 
-    def _add(self, case: str, ours: Sequence[Solved], peer: str, theirs: Sequence[Solved]) -> None:
-        """Speed, guesses that were right, and what a step brings."""
-        self._add_speed(case, ours, peer, theirs)
+    def _add(self, case: str, ways: _Runs) -> None:
+        """Speed beside plain decoding, guesses that were right, and what a step brings."""
+        ours = ways[GUESSING]
+        ratio = self._add_pairs(case, ours, PLAIN, ways[PLAIN])
         right = 100 * _median(ours, lambda one: one.accepted / max(1, one.drafted))
         self.measured.rows.append(Row(case, "accepted guesses", "%", right, "all guesses", 100.0, right / 100))
         tokens = _median(ours, lambda one: one.tokens / (one.tokens - one.accepted))
-        self.measured.rows.append(Row(case, "tokens per branch and step", "tokens", tokens, peer, 1.0, tokens))
-        speed, least = (_median(each, lambda one: one.tokens / one.seconds) for each in (ours, theirs))
+        self.measured.rows.append(Row(case, "tokens per branch and step", "tokens", tokens, PLAIN, 1.0, tokens))
         self.listener.say(
-            f"{case:24} {speed:8.1f} tokens/s, {speed / least:.2f}× {peer}; {right:.0f} % of guesses right, "
-            f"{tokens:.2f} tokens per branch and step"
+            f"{case:24} {ratio:.2f}× {PLAIN}; {right:.0f} % of guesses right, {tokens:.2f} tokens per branch and step"
         )
 
-    def _add_speed(self, case: str, ours: Sequence[Solved], peer: str, theirs: Sequence[Solved]) -> None:
-        runs = {"ours": [one.tokens / one.seconds for one in ours], peer: [one.tokens / one.seconds for one in theirs]}
+    def _add_pairs(self, case: str, ours: Sequence[Solved], peer: str, theirs: Sequence[Solved]) -> float:
+        """Runs next to each other: the ratio is the median of all pairs', and the peer's speed what it makes of our
+        median. Answers the ratio."""
+        ratio = statistics.median(_speed(one) / _speed(other) for one, other in zip(ours, theirs, strict=True))
+        self._add_speed(case, ours, peer, theirs, _median(ours, _speed) / ratio)
+        return ratio
+
+    def _add_speed(
+        self, case: str, ours: Sequence[Solved], peer: str, theirs: Sequence[Solved], other: float | None = None
+    ) -> None:
+        """Our median beside a peer's, or beside another speed of the peer's."""
+        runs = {"ours": [_speed(one) for one in ours], peer: [_speed(one) for one in theirs]}
         self.measured.runs.setdefault(case, {}).update(runs)
-        speed, other = (statistics.median(values) for values in runs.values())
+        speed, other = _median(ours, _speed), other or _median(theirs, _speed)
         self.measured.rows.append(Row(case, "generated tokens", "tokens/s", speed, peer, other, speed / other))
 
     def _say_next(self, case: str, turn: int, name: str) -> None:
-        what = "warm-up" if turn < 0 else f"round {turn + 1}/{self.plan.rounds}"
+        what = "warm-up" if turn < 0 else f"turn {turn + 1}"
         self.listener.step(f"{case} {what}: {name}")
 
 
@@ -273,8 +283,17 @@ def _held_out(suite: str, count: int) -> list[suites.Problem]:
     return suites.load(suite, limit=count)
 
 
-def _call(worker: Worker, name: str, prompts: Sequence[Prompt], **arguments: Any) -> Solved:
+def _call(worker: Worker, name: str, prompts: Sequence[Prompt], way: str | None = None, **arguments: Any) -> Solved:
+    arguments |= {} if way is None else {"way": way}
     return Solved(**worker.call(name, prompts=[asdict(prompt) for prompt in prompts], **arguments))
+
+
+def _imitated(worker: Worker, right: float, prompts: Sequence[Prompt], way: str, **arguments: Any) -> Solved:
+    """What a plain run wrote is what the runs after it guess."""
+    solved = _call(worker, "solve", prompts, way, **arguments)
+    if way == PLAIN:
+        worker.call("imitate", texts=solved.texts, right=right)
+    return solved
 
 
 def _compare(name: str, texts: Sequence[Sequence[int]], truth: Sequence[Sequence[int]]) -> None:
@@ -284,24 +303,33 @@ def _compare(name: str, texts: Sequence[Sequence[int]], truth: Sequence[Sequence
         raise BenchError(f"{name} answers {other} of {len(truth)} prompts otherwise than plain decoding")
 
 
+def _keep(runs: list[Solved], turn: int, solved: Solved) -> None:
+    """The first turn is not timed."""
+    if turn >= 0:
+        runs.append(solved)
+
+
+def _speed(one: Solved) -> float:
+    return one.tokens / one.seconds
+
+
 def _median(each: Sequence[Solved], value: Callable[[Solved], float]) -> float:
     return statistics.median(value(one) for one in each)
 
 
-def _steps_ahead(plan: SpeculationPlan, systems: int, searching: int) -> int:
+def _steps_ahead(plan: SpeculationPlan, drafters: int, searching: int) -> int:
     """How often ``measure`` says what comes next."""
+    turns = _PAIRS * plan.rounds + 1
     assisted = 2 if 1 in plan.batches else 0
-    loads = systems if plan.batches or "W3" in plan.cases else 0
-    runs = sum(systems if batch == 1 else systems - assisted for batch in plan.batches)
+    steps = drafters + assisted if plan.batches or "W3" in plan.cases else 0
+    steps += len(plan.batches) * turns * (2 * drafters + 1) + assisted * (plan.rounds + 1)
     if "W3" in plan.cases:
-        runs += searching
+        steps += turns * 2 * searching
     if "policy-large" in plan.cases:
-        loads += len(_LARGE)
-        runs += len(_LARGE) * len(LARGE_BATCHES)
+        steps += len(_LARGE) * (1 + len(LARGE_BATCHES) * turns * 2)
     if "250M" in plan.cases:
-        loads += 2
-        runs += len(plan.work.tokens) * (1 + len(plan.right))
-    return loads + runs * (plan.rounds + 1)
+        steps += 1 + len(plan.work.tokens) * (plan.rounds + 1) * 2 * len(plan.right)
+    return steps
 
 
 def _seed(case: str, batch: int, turn: int) -> int:

@@ -7,18 +7,21 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.engine.measure import Measured
+from benchmarks.engine.problems import PLAIN
 from benchmarks.engine.report import machine, tables
-from benchmarks.engine.speculation import BATCHES, PLAIN, SpeculationPlan
+from benchmarks.engine.speculation import BATCHES, SpeculationPlan
 
 _METHOD = (
     "The bundled policy on held-out Countdown and word problems, half each, at their suites' temperatures, so many at "
     "a time, and the larger bundled model with the policy as its draft model; 250M: random weights, prompts of 32 "
-    "tokens, temperature 1, and a drafter that knows what comes, is right "
-    "so often and costs nothing; W3: rounds of 8 beams on Countdown. Float32, every system with the same prompts and "
-    "number of threads, in a process of its own that sleeps while others run. Runs take turns after one that is not "
-    "timed; each starts with a cold cache; the medians are shown. A ratio above 1 means that guessing is ahead. "
-    "`controller` is the drafter that the policy uses unless told otherwise, `always 4` the same without a "
-    "controller: four guesses for each branch at every step."
+    "tokens, temperature 1, and a drafter that knows what comes, is right so often and costs nothing, on 96 tokens of "
+    "each sequence or more: a controller learns from steps, however long they take; W3: rounds of 8 beams on "
+    "Countdown. Float32, every system with the same prompts and number of threads, in a process of its own that "
+    "sleeps while others run. Plain decoding, without anything of guessing, is run next to each guessing run on the "
+    "same engine, since two processes of the same code differ by some percent; a ratio is the median of these pairs', "
+    "and the speed beside it what that makes of ours. Runs take turns after one that is not timed; each starts with a "
+    "cold cache. A ratio above 1 means that guessing is ahead. `controller` is the drafter that the policy uses "
+    "unless told otherwise, `always 4` the same without a controller: four guesses for each branch at every step."
 )
 _PANELS = {"batch": "bundled policy", "policy-large": "bundled policy-large", "250M": "250M, simulated"}
 """By the first word of a case."""

@@ -105,6 +105,18 @@ def test_a_worker_that_fails_or_is_slow_or_dies_is_reported_with_its_reason(tmp_
         worker.call("run", case="W4", seed=1)
 
 
+def test_a_worker_ends_though_a_process_that_it_started_goes_on(tmp_path: Path) -> None:
+    """Whoever inherits its output keeps that open."""
+    python = tmp_path / "python"
+    python.write_text('#!/bin/sh\nsleep 1000 &\necho "{\\"error\\": \\"no module safetensors\\"}"\nwait\n')
+    python.chmod(0o700)
+    with (
+        pytest.raises(BenchError, match="could not load the checkpoint: no module safetensors"),
+        Worker("ours", tmp_path, threads=1, log=tmp_path / "log", python=str(python)) as worker,
+    ):
+        worker.ready()
+
+
 def test_a_worker_ends_when_its_parent_is_killed(tmp_path: Path) -> None:
     script = (
         "import sys, threading; from pathlib import Path; from benchmarks.engine.process import BenchError, Worker\n"

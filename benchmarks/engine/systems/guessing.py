@@ -13,41 +13,39 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from benchmarks.engine.problems import Prompt, Solved
+from benchmarks.engine.problems import ALWAYS, GUESSING, PLAIN, Prompt, Solved
 from engine.cache.kv import KVCache
 from engine.core import CoreOptions, EngineCore
 from engine.local import LocalEngine
 from engine.sequence import GenerateSequence
 from engine.speculation.controller import AdaptiveController, Controller, FixedController
 from engine.speculation.draft import Advance, Draft, Drafter, Watch, Wish
-from engine.speculation.load import MAX_NODES, load_drafter
+from engine.speculation.load import MAX_NODES
+from engine.speculation.speculator import Speculator
 from engine.types import Branch, Completion, GenerateRequest, SamplingParams
 
 _BEAMS, _SURVIVORS, _ROUNDS = 8, 4, 8
 
 
 class _Guessing:
+    """Plain and guessing runs on one engine: two processes of the same code differ by more than what is asked for."""
+
     def __init__(self, folder: Path, draft: str, always: int, kv_tokens: int | None) -> None:
         self._loop = asyncio.Runner()
         self._engine = LocalEngine({"model": folder}, CoreOptions(draft=draft, kv_tokens=kv_tokens))
-        self._simulated: dict[float, tuple[_Knowing, Controller]] = {}
+        shipped = self._core._speculator
+        self._ways: dict[str, Speculator | None] = {PLAIN: None, GUESSING: shipped}
+        """Who guesses in a run."""
+        if always and shipped is not None:
+            self._ways[ALWAYS] = self._speculator(shipped.drafter, FixedController(always, always))
+        self._simulated: dict[float, Speculator] = {}
         self._runs = 0
-        if always:
-            # On the engine's thread: what a second one computes here would slow it down for good.
-            self._engine._post(partial(self._always, draft, folder, always))
-
-    def _always(self, draft: str, folder: Path, length: int) -> None:
-        core = self._core
-        drafter = load_drafter(draft, folder, core.model.decoder, context=core.model.info.context)
-        if drafter is None:
-            raise ValueError(f"{draft!r} is no drafter")
-        core.speculate(drafter, FixedController(length, length))
 
     def tokenize(self, problem: str) -> list[int]:
         messages = [{"role": "user", "content": problem}]
         return list(self._loop.run(self._engine.tokenize("model", messages)))
 
-    def solve(self, prompts: Sequence[Prompt], batch: int, seed: int) -> Solved:
+    def solve(self, prompts: Sequence[Prompt], batch: int, seed: int, way: str = GUESSING) -> Solved:
         async def work() -> list[list[int]]:
             places = asyncio.Semaphore(batch)
 
@@ -60,11 +58,11 @@ class _Guessing:
 
             return list(await asyncio.gather(*(one(*each) for each in enumerate(prompts))))
 
-        with self._measured() as measured:
+        with self._measured(way) as measured:
             return measured(self._loop.run(work()))
 
-    def search(self, prompts: Sequence[Prompt], seed: int) -> Solved:
-        with self._measured() as measured:
+    def search(self, prompts: Sequence[Prompt], seed: int, way: str = GUESSING) -> Solved:
+        with self._measured(way) as measured:
             return measured([self._loop.run(self._tree(prompt, seed, place)) for place, prompt in enumerate(prompts)])
 
     async def _tree(self, prompt: Prompt, seed: int, place: int) -> list[int]:
@@ -103,22 +101,31 @@ class _Guessing:
 
     def imitate(self, texts: list[list[int]], right: float) -> None:
         if right not in self._simulated:
-            self._simulated[right] = _Knowing(right, self._core.model.info.vocab_size), AdaptiveController(8, MAX_NODES)
-        drafter, controller = self._simulated[right]
-        drafter.texts = texts
-        self._speculate(drafter, controller)
+            drafter = _Knowing(right, self._core.model.info.vocab_size)
+            self._simulated[right] = self._speculator(drafter, AdaptiveController(8, MAX_NODES))
+        self._ways[GUESSING] = speculator = self._simulated[right]
+        assert isinstance(speculator.drafter, _Knowing)
+        speculator.drafter.texts = texts
 
     @property
     def _core(self) -> EngineCore:
         return self._engine._cores["model"]
 
-    def _speculate(self, drafter: Drafter, controller: Controller) -> None:
-        """On the thread that does all arithmetic; what is asked of the engine next comes after it."""
-        self._engine._post(partial(self._core.speculate, drafter, controller))
+    def _speculator(self, drafter: Drafter, controller: Controller) -> Speculator:
+        return Speculator(drafter, controller, context=self._core.model.info.context, trees=True)
+
+    def _let_guess(self, speculator: Speculator | None) -> None:
+        """Nobody else does, and in plain runs nobody: nothing of guessing runs then. On the thread that does all
+        arithmetic, like everything that is asked of the engine; recorded steps are kept."""
+        self._core._speculator = speculator
+        if speculator is not None:
+            speculator.reset(self._core.cache)
 
     @contextmanager
-    def _measured(self) -> Iterator[Callable[[list[list[int]]], Solved]]:
+    def _measured(self, way: str) -> Iterator[Callable[[list[list[int]]], Solved]]:
         self._loop.run(self._engine.clear_cache())
+        self._engine._post(partial(self._let_guess, self._ways[way]))
+        self._loop.run(self._engine.clear_cache())  # what it waits for comes after that
         before, start = self._core.stats, time.perf_counter()
 
         def measured(texts: list[list[int]]) -> Solved:
@@ -162,6 +169,6 @@ class _Knowing:
 
 
 def load(folder: Path, threads: int, *, draft: str, always: int = 0, kv_tokens: int | None = None) -> _Guessing:
-    """The engine with the checkpoint loaded and guesses by ``draft``: as many as pay, or ``always`` so many."""
+    """The engine with the checkpoint loaded and guesses by ``draft``: as many as pay, none, or ``always`` so many."""
     torch.set_num_threads(threads)
     return _Guessing(folder, draft, always, kv_tokens)
