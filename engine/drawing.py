@@ -72,10 +72,9 @@ def read_out(work: list[Work], hidden: Tensor, model: Model, sampler: Sampler = 
     if not drawing:
         return []
     rows = [row for drawn in drawing for row in range(drawn.row, drawn.row + 1 + len(drawn.draft))]
-    points = [point for drawn in drawing for point in _points(drawn)]
     # The rows rise, so as many as there are are all of them: a decoding step's.
     chosen = hidden if len(rows) == len(hidden) else _chosen(hidden, rows)
-    draws = iter(_draw(points, model.read(chosen), sampler))
+    draws = iter(_draw(drawing, model.read(chosen), sampler))
     for drawn in drawing:
         drawn.draws.extend(islice(draws, 1 + len(drawn.draft)))
     return drawing
@@ -105,28 +104,45 @@ def _wanted(work: list[Work], hidden: Tensor, model: Model) -> tuple[list[Drawn]
 
 def _points(drawn: Drawn) -> Iterator[Point]:
     """Where a branch draws: after its last token, and after each guess."""
-    for index in range(-1, len(drawn.draft)):
-        path = drawn.draft.path(index)
-        yield Point(drawn.sequence, path, len(path))
+    sequence, draft = drawn.sequence, drawn.draft
+    if draft.is_chain:
+        for ahead in range(len(draft) + 1):
+            yield Point(sequence, draft.tokens[:ahead], ahead)
+        return
+    for index in range(-1, len(draft)):
+        path = draft.path(index)
+        yield Point(sequence, path, len(path))
 
 
 def _chosen(rows: Tensor, which: list[int]) -> Tensor:
     return rows[sent(torch.tensor(which), rows.device)]
 
 
-def _draw(points: list[Point], logits: Tensor, sampler: Sampler) -> list[Draw]:
+def _draw(drawing: list[Drawn], logits: Tensor, sampler: Sampler) -> list[Draw]:
+    points = [point for drawn in drawing for point in _points(drawn)]
     asking = [row for row, (sequence, _, _) in enumerate(points) if sequence.logprobs is not None]
     # Complete when the tokens are, which are waited for.
     raw = _chosen(logits, asking).to("cpu", non_blocking=True) if asking else None
-    floats = np.array([(s.sampling.temperature, s.sampling.top_p, s.sampling.min_p) for s, _, _ in points])
-    places = [(s.sampling.top_k, s.seed, s.key, len(s.tokens) + ahead) for s, _, ahead in points]
-    temperature, top_p, min_p = floats.T
-    top_k, seed, key, position = np.array(places, np.int64).T
-    laws = Laws(temperature=temperature, top_p=top_p, min_p=min_p, top_k=top_k)
-    tokens, logprobs = sampler(logits, points, laws, Coordinates(seed=seed, key=key, position=position))
+    laws, where = _laws_and_noise(drawing)
+    tokens, logprobs = sampler(logits, points, laws, where)
     details: list[TokenLogprob | None] = [None] * len(points)
     if raw is not None:
         counts = [points[row].sequence.sampling.logprobs or 0 for row in asking]
         for row, detail in zip(asking, log_probabilities(raw.numpy(), tokens[asking], counts), strict=True):
             details[row] = detail
     return list(map(Draw, tokens.tolist(), logprobs.tolist(), details))
+
+
+def _laws_and_noise(drawing: list[Drawn]) -> tuple[Laws, Coordinates]:
+    """Of every point, branch by branch."""
+    floats: list[tuple[float, float, float]] = []
+    integers: list[tuple[int, int, int, int]] = []
+    for sequence, draft, _, _ in drawing:
+        sampling, known = sequence.sampling, len(sequence.tokens)
+        ahead = range(1 + len(draft)) if draft.is_chain else (0, *draft.depths)
+        floats += [(sampling.temperature, sampling.top_p, sampling.min_p)] * len(ahead)
+        integers += [(sampling.top_k, sequence.seed, sequence.key, known + far) for far in ahead]
+    temperature, top_p, min_p = np.array(floats).T
+    top_k, seed, key, position = np.array(integers, np.int64).T
+    laws = Laws(temperature=temperature, top_p=top_p, min_p=min_p, top_k=top_k)
+    return laws, Coordinates(seed=seed, key=key, position=position)

@@ -5,12 +5,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
+from functools import lru_cache
 from typing import NamedTuple, Protocol
 
 from torch import Tensor
 
 from engine.cache.kv import KVCache
 from engine.sequence import GenerateSequence
+
+
+@lru_cache(64)
+def chain_parents(count: int) -> tuple[int, ...]:
+    """The parents of so many tokens of which each follows the one before it."""
+    return tuple(range(-1, count - 1))
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +33,7 @@ class Draft:
     @classmethod
     def chain(cls, tokens: Sequence[int], chances: Sequence[float]) -> Draft:
         """Guesses that follow each other."""
-        return cls(tuple(tokens), tuple(range(-1, len(tokens) - 1)), tuple(chances))
+        return cls(tuple(tokens), chain_parents(len(tokens)), tuple(chances))
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -34,7 +41,7 @@ class Draft:
     @property
     def is_chain(self) -> bool:
         """Whether each token follows the one before it."""
-        return self.parents == tuple(range(-1, len(self.parents) - 1))
+        return self.parents == chain_parents(len(self.parents))
 
     @property
     def depths(self) -> tuple[int, ...]:
