@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
 
 from engine.speculation.draft import Draft
 
@@ -12,7 +11,11 @@ _LOWEST, _HIGHEST, _PER_UNIT = -5.0, 6.0, 2
 """Said chances are told apart by their log-odds: from, to, and so many bins per unit."""
 _FINE = 1024
 _BELIEF = 0.7
-"""Part of what is said that is believed at first."""
+"""Part of the said log-odds that is believed at first: drafters exaggerate more often than not."""
+_DOUBT, _MEMORY = 8.0, 128.0
+"""Guesses of a bin that what is believed at first counts for, and after which older ones are forgotten."""
+_BRANCHES = 48.0
+"""Branches' drafts after which older ones are forgotten."""
 
 
 def _bin(chance: float) -> int:
@@ -24,75 +27,73 @@ def _bin(chance: float) -> int:
 _BINS = [_bin((index + 0.5) / _FINE) for index in range(_FINE)] + [_bin(1.0)]
 
 
-@dataclass(slots=True)
-class Skill:
-    """How well a drafter guesses for one branch."""
+class Chances:
+    """The chance that a guess is accepted if the one before it is, by what the drafter says of it."""
 
-    weight: float
-    """Log-odds by which its guesses are better than what is said of them."""
-    first: float
-    """The usual chance of the best first guess; 0 counts where there was none."""
-    doubt: float = 0.2
-    """Variance of ``weight``."""
+    def __init__(self) -> None:
+        odds = [_BELIEF * (_LOWEST + index / _PER_UNIT) for index in range(_bin(1.0) + 1)]
+        self._right = [1 / (1 + math.exp(-each)) for each in odds]
+        self._seen = [_DOUBT] * len(odds)
 
+    def kept(self, draft: Draft, least: float) -> list[int]:
+        """The guesses that are accepted, with all before them, with a chance of ``least``: a part of the draft."""
+        right, paths, kept = self._right, [1.0] * (len(draft) + 1), []
+        for index, (parent, chance) in enumerate(zip(draft.parents, draft.chances, strict=True)):
+            # The root is the last of the paths.
+            paths[index] = path = paths[parent] * right[_BINS[int(chance * _FINE)]]
+            if path >= least:
+                kept.append(index)
+        return kept
 
-class Acceptance:
-    """The chance that a guess is accepted if the one before it is.
-
-    A logistic regression on what the drafter says of it (in bins), its depth and its branch. Each has one weight with
-    a variance, updated by an extended Kalman filter with a diagonal covariance. Variances stop falling at a floor, so
-    that what was learned long ago is forgotten.
-    """
-
-    def __init__(self, depth: int) -> None:
-        """``depth``: of the deepest guess."""
-        # Drafters exaggerate more often than not, and it costs less to believe too little at first.
-        self._said = [_BELIEF * (_LOWEST + index / _PER_UNIT) for index in range(_bin(1.0) + 1)]
-        self._said_doubt = [0.5] * len(self._said)
-        self._depth = [0.0] * (depth + 1)
-        self._depth_doubt = [0.1] * (depth + 1)
-
-    def chain(self, chances: Sequence[float], skill: Skill, least: float) -> list[float]:
-        """For guesses that follow each other, the chance that each and all before it are accepted, until it falls below
-        ``least``."""
-        paths: list[float] = []
-        said, by_depth, weight, path = self._said, self._depth, skill.weight, 1.0
-        for depth, chance in enumerate(chances, 1):
-            path /= 1 + math.exp(-(said[_BINS[int(chance * _FINE)]] + by_depth[depth] + weight))
-            if path < least:
-                break
-            paths.append(path)
-        return paths
-
-    def tree(self, draft: Draft, skill: Skill) -> tuple[list[float], list[int]]:
-        """For each guess the chance that it and all before it are accepted, and its depth."""
-        paths: list[float] = []
-        depths: list[int] = []
-        said, by_depth, weight = self._said, self._depth, skill.weight
-        for parent, chance in zip(draft.parents, draft.chances, strict=True):
-            depth, path = (1, 1.0) if parent < 0 else (depths[parent] + 1, paths[parent])
-            depths.append(depth)
-            paths.append(path / (1 + math.exp(-(said[_BINS[int(chance * _FINE)]] + by_depth[depth] + weight))))
-        return paths, depths
-
-    def learn(self, draft: Draft, accepted: Sequence[int], skill: Skill) -> None:
+    def learn(self, draft: Draft, accepted: Sequence[int]) -> None:
         """What became of a draft. Only guesses whose parents were accepted tell anything."""
         reached = {-1, *accepted}
-        depths: list[int] = []
         for index, (parent, chance) in enumerate(zip(draft.parents, draft.chances, strict=True)):
-            depths.append(1 if parent < 0 else depths[parent] + 1)
             if parent in reached:
-                self._learn(_BINS[int(chance * _FINE)], depths[index], skill, index in reached)
+                said = _BINS[int(chance * _FINE)]
+                self._seen[said] = seen = min(_MEMORY, self._seen[said] + 1)
+                self._right[said] += ((index in reached) - self._right[said]) / seen
 
-    def _learn(self, said: int, depth: int, skill: Skill, right: bool) -> None:
-        chance = 1 / (1 + math.exp(-(self._said[said] + self._depth[depth] + skill.weight)))
-        spread = chance * (1 - chance)
-        of_said, of_depth, of_branch = self._said_doubt[said], self._depth_doubt[depth], skill.doubt
-        total = 1 + spread * (of_said + of_depth + of_branch)
-        surprise, shrink = (right - chance) / total, spread / total
-        self._said[said] += of_said * surprise
-        self._depth[depth] += of_depth * surprise
-        skill.weight = max(-4.0, min(4.0, skill.weight + of_branch * surprise))
-        self._said_doubt[said] = max(0.005, of_said * (1 - of_said * shrink))
-        self._depth_doubt[depth] = max(0.002, of_depth * (1 - of_depth * shrink))
-        skill.doubt = max(0.03, of_branch * (1 - of_branch * shrink))
+
+class Survival:
+    """How many guesses after each other are accepted."""
+
+    def __init__(self) -> None:
+        self._shares: list[float] = []
+        """Of the branches that were asked for, those with at least 1, 2, … accepted guesses; never rising."""
+        self._seen: list[float] = []
+
+    def copy(self) -> Survival:
+        """What is known now, to be forgotten soon."""
+        other = Survival()
+        other._shares, other._seen = list(self._shares), [min(each, _BRANCHES / 4) for each in self._seen]
+        return other
+
+    def gain(self, depth: int) -> float:
+        """The mean number of accepted guesses where chains or trees of ``depth`` are asked for. What lies deeper than
+        was ever tried goes on as it last went; where nothing is known, one of two guesses is right."""
+        shares, gain, last, ratio = self._shares, 0.0, 1.0, 0.5
+        for place in range(depth):
+            if place < len(shares):
+                ratio = shares[place] / last if last else 0.0
+                last = shares[place]
+            else:
+                last *= ratio
+            gain += last
+        return gain
+
+    def learn(self, depth: int, accepted: Iterable[int], branches: int) -> None:
+        """``branches`` were asked for chains or trees of ``depth``; the numbers that were ``accepted``, but for those
+        without any guess."""
+        counts = [0] * depth
+        for number in accepted:
+            for place in range(min(number, depth)):
+                counts[place] += 1
+        for place, count in enumerate(counts):
+            if place == len(self._shares):
+                self._shares.append(0.0)
+                self._seen.append(0.0)
+            self._seen[place] = seen = min(_BRANCHES, self._seen[place]) + branches
+            self._shares[place] += (count / branches - self._shares[place]) * branches / seen
+            if place and self._shares[place] > self._shares[place - 1]:
+                self._shares[place] = self._shares[place - 1]

@@ -42,6 +42,8 @@ class Speculator:
         """Whether the drafter was asked for guesses in it."""
         self._rest = 0
         """Steps to go in which the controller wants to hear nothing."""
+        self._resting = 0
+        """Sequences of the step before them."""
         self._began = 0.0
         self._under_way = False
         """Whether a step began that nothing was learned from yet."""
@@ -54,6 +56,8 @@ class Speculator:
     def reset(self, cache: KVCache) -> None:
         """The target's cache is this one now, and empty."""
         self._cache = cache
+        # What other processes do meanwhile is not the guesses' price; but where a GPU computes, this thread may sleep.
+        self._clock = time.perf_counter if cache.data.is_cuda else time.thread_time
         self.drafter.reset(cache)
         self._forget_gone()
 
@@ -61,13 +65,16 @@ class Speculator:
         """The scheduled work with guesses for the branches that are due one token, as far as the step's ``step_tokens``
         and the memory allow: nobody loses its pages to a guess."""
         self._under_way = True
-        self._paused = max(0, self._paused - 1)
+        if self._paused:
+            self._paused -= 1
         if self._rest:
-            self._due = 0
-            return [Work(sequence, count, EMPTY) for sequence, count in work]
+            # What does not pay for many branches may pay for few.
+            if self._resting < 2 * len(work) < 4 * self._resting:
+                return [Work(sequence, count) for sequence, count in work]
+            self._rest = 0
         tokens = sum(count for _, count in work)
         given: dict[Sequence, Draft] = {}
-        started = time.perf_counter()
+        started = self._clock()
         wishes = self._wishes(work, tokens)
         self._asked = bool(wishes)
         if wishes:
@@ -76,7 +83,7 @@ class Speculator:
             for wish, draft in zip(wishes, drafts, strict=True):
                 given[wish.sequence] = fitting = self._fit(wish, draft, left, len(work))
                 left -= len(fitting)
-        self._began = time.perf_counter()
+        self._began = self._clock()
         self._drafting = self._began - started
         return [Work(sequence, count, given.get(sequence, EMPTY)) for sequence, count in work]
 
@@ -90,7 +97,7 @@ class Speculator:
             if watches is Watch.NONE or (watches is Watch.LAST and self._rest):
                 self._forget_gone()
                 return
-        seconds = time.perf_counter() - self._began
+        seconds = self._clock() - self._began
         kept = {outcome.sequence: outcome.accepted for outcome in outcomes}
         advances: list[Advance] = []
         start = 0
@@ -101,18 +108,18 @@ class Speculator:
                 rows = [*due, *(behind + guess for guess in right)] if right else due
                 advances.append(Advance(sequence, sequence.computed - len(rows), rows))
             start += count + len(draft)
-        began = time.perf_counter()
+        began = self._clock()
         self._advance(advances, hidden)
-        advancing = time.perf_counter() - began
+        advancing = self._clock() - began
         # What it took to learn from the step before is part of the price: a small model's steps are as short.
         drafting = self._drafting + self._learning
         self.tally.count(self._due, outcomes, drafting + advancing)
         self._learning = 0.0
         if self._due:
-            began = time.perf_counter()
+            began = self._clock()
             price = drafting + advancing if self._asked else self._price_of_none(drafting, advancing)
-            self._rest = self.controller.learn(outcomes, start, price, seconds)
-            self._learning = time.perf_counter() - began
+            self._rest, self._resting = self.controller.learn(outcomes, start, price, seconds), len(work)
+            self._learning = self._clock() - began
         self._forget_gone()
 
     def _price_of_none(self, looking: float, advancing: float) -> float:
@@ -132,7 +139,6 @@ class Speculator:
         self._under_way = False
         gone, self._gone = self._gone, []
         for sequence in gone:
-            self.controller.forget(sequence)
             try:
                 self.drafter.forget(sequence)
             except Exception:

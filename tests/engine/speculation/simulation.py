@@ -91,8 +91,8 @@ class Simulation:
         self.born = 0
         self.seconds = 0.0
         self.tokens = 0
-        self.rest = 0
-        """Steps to go in which the controller wants to hear nothing."""
+        self.rest = self.resting = 0
+        """Steps to go in which the controller wants to hear nothing, and branches of the step before them."""
         self.sizes: list[int] = []
         """Guesses by step."""
 
@@ -110,6 +110,8 @@ class Simulation:
             self.running.append(Branch(self.usual(rng), rng.randint(1, 2 * self.length), rng))
             self.born += 1
         rows = cast(list[GenerateSequence], self.running)
+        if not self.resting < 2 * len(rows) < 4 * self.resting:
+            self.rest = 0
         sizes = [(0, 0)] * len(rows) if self.rest else controller.sizes(rows, 0)
         wishes = [Wish(row, *size) for row, size in zip(rows, sizes, strict=True) if size[0]]
         drafting = self.draft(len(wishes), max((wish.depth for wish in wishes), default=0)) * self._noise()
@@ -132,9 +134,8 @@ class Simulation:
             self.rest -= 1
             drafting = 0.0
         else:
-            self.rest = controller.learn(outcomes, len(rows) + guesses, drafting, seconds)
+            self.rest, self.resting = controller.learn(outcomes, len(rows) + guesses, drafting, seconds), len(rows)
         for branch in [branch for branch in self.running if branch.table is None]:
-            controller.forget(cast(GenerateSequence, branch))
             self.running.remove(branch)
         self.seconds += drafting + seconds
         self.sizes.append(guesses)

@@ -85,11 +85,11 @@ def test_branches_of_a_step_that_failed_are_forgotten(
 ) -> None:
     folder, asked = checkpoints("qwen3"), requests("plain")
     plain = completions(answers(Harness(folder), asked))
-    oracle, controller = Oracle(truth(asked, plain), VOCAB, 0.7), AdaptiveController(4, 8)
+    oracle = Oracle(truth(asked, plain), VOCAB, 0.7)
     harness = Harness(folder)
-    harness.core.speculate(oracle, controller)
+    harness.core.speculate(oracle, AdaptiveController(4, 8))
     heard = [harness.submit(request) for request in asked]
-    while not controller._skills:  # it measures plain steps first
+    while not oracle.wishes:  # plain steps are measured first
         harness.core.step()
         assert harness.core.busy
     with monkeypatch.context() as patch:
@@ -101,5 +101,4 @@ def test_branches_of_a_step_that_failed_are_forgotten(
         assert not any(isinstance(event, Completion) for event in events)
     same(completions(answers(harness, asked)), plain)
     assert not oracle.known
-    assert not controller._skills
     assert harness.core.timings.requests["generate"] == 2 * len(asked)

@@ -76,7 +76,7 @@ def test_looking_at_a_step_without_guesses_is_paid_by_all_those_that_are_not_loo
 ) -> None:
     clock = Clock()
     harness = Harness(checkpoints("qwen3"))
-    monkeypatch.setattr("engine.speculation.speculator.time", SimpleNamespace(perf_counter=lambda: clock.now))
+    monkeypatch.setattr("engine.speculation.speculator.time", SimpleNamespace(thread_time=lambda: clock.now))
     slow = Slow(clock, watches, depth)
     harness.core.speculate(slow, slow)
     harness.complete(generate([1, 2, 3], [Branch(1, 1, 12)], ignore_eos=True))
