@@ -237,7 +237,10 @@ class AdaptiveController:
                 self._conclude(load, comparison)
             return 0
         if not load.choice.depth:
-            rest = REST if self._beside else self._patience(load, len(self._sizes))
+            rest = self._patience(load, len(self._sizes))
+            if self._beside:
+                # The prompts are soon done, and then there are more branches, for whom it may pay.
+                rest = 0 if any(other.choice.depth for other in self._loads.values()) else REST
             load.waited += rest
             self._credit = min(_MOST, self._credit + _SHARE * (1 + rest))
             return rest

@@ -69,7 +69,7 @@ class Speculator:
             self._paused -= 1
         if self._rest:
             # What does not pay for many branches may pay for few.
-            if self._resting < 2 * len(work) < 4 * self._resting:
+            if 8 * abs(len(work) - self._resting) <= self._resting:
                 return [Work(sequence, count) for sequence, count in work]
             self._rest = 0
         tokens = sum(count for _, count in work)

@@ -110,7 +110,7 @@ class Simulation:
             self.running.append(Branch(self.usual(rng), rng.randint(1, 2 * self.length), rng))
             self.born += 1
         rows = cast(list[GenerateSequence], self.running)
-        if not self.resting < 2 * len(rows) < 4 * self.resting:
+        if 8 * abs(len(rows) - self.resting) > self.resting:
             self.rest = 0
         sizes = [(0, 0)] * len(rows) if self.rest else controller.sizes(rows, 0)
         wishes = [Wish(row, *size) for row, size in zip(rows, sizes, strict=True) if size[0]]
