@@ -21,6 +21,7 @@ from engine.device import sent
 from engine.host_forward import HostForward
 from engine.models.families import DecoderConfig
 from engine.models.model import Batch, Model
+from kernels.firsts import Firsts
 from kernels.paged_work import Buffers
 
 _KEPT = 64
@@ -112,6 +113,8 @@ class GpuForward:
         key = size, self._attend.buffers
         met = key in self._graphs
         graph = self._graphs.pop(key, None)
+        if graph is None:
+            Firsts.count += 1
         if met and graph is None:
             graph = self._capture(lambda: self._model.forward(Batch(*inputs), self._attend))
         self._graphs[key] = graph

@@ -17,6 +17,8 @@ _ENOUGH, PRICE = 1.0, 3.0
 """Plain steps after whose loss a trial ends early: when some of it is believed, and before."""
 _BELIEVED = 4
 """Steps that are believed without those that settled."""
+_FIRSTS = 24
+"""Steps that do something for the first times, of which so many do not count."""
 _WORST = 1.0
 """Plain steps that one step of a trial is believed to have lost, at most."""
 
@@ -33,6 +35,8 @@ class Comparison:
     """Steps of the other size that are not believed."""
     lost: float = 0.0
     """In plain steps, by a trial."""
+    _firsts: int = 0
+    """Steps that did not count."""
     _seconds: list[float] = field(default_factory=list)
     """Of all steps, drafting included."""
     _alone: list[float] = field(default_factory=list)
@@ -50,6 +54,11 @@ class Comparison:
         """Whether there is enough of it."""
         after = len(self._seconds) - LEAD
         return after == self.settling + SEEN or self.lost > (_ENOUGH if after > self.settling + 1 else PRICE)
+
+    def disbelieves(self) -> bool:
+        """Whether a step that did something for the first times is left out."""
+        self._firsts += 1
+        return self._firsts <= _FIRSTS
 
     def add(self, drafting: float, step: float, guesses: int, drafts: int, won: float) -> None:
         """A step took ``step`` seconds and drafting ``drafting``, for so many guesses in so many drafts; ``won``: those

@@ -76,9 +76,10 @@ class Controller(Protocol):
         """The parts of the drafts that are worth computing, one for each wish."""
         ...
 
-    def learn(self, outcomes: Sequence[Outcome], tokens: int, drafting: float, step: float, /) -> int:
+    def learn(self, outcomes: Sequence[Outcome], tokens: int, drafting: float, step: float, first: bool, /) -> int:
         """A step with ``tokens`` tokens in all took ``step`` seconds, and drafting ``drafting`` beside it; there is an
-        outcome for each branch that had guesses. Answers how many steps from now on are to go without guesses and
+        outcome for each branch that had guesses. ``first``: something was done for the first times, so that the like of
+        it will take less. Answers how many steps from now on are to go without guesses and
         without a word to the controller, as long as the number of branches is about the same."""
         ...
 
@@ -99,7 +100,7 @@ class FixedController:
         """See ``Controller``."""
         return list(drafts)
 
-    def learn(self, _outcomes: Sequence[Outcome], _tokens: int, _drafting: float, _step: float, /) -> int:
+    def learn(self, _outcomes: Sequence[Outcome], _tokens: int, _drafting: float, _step: float, _first: bool, /) -> int:
         """See ``Controller``."""
         return 0
 
@@ -220,7 +221,7 @@ class AdaptiveController:
             parts.append(draft if len(indices) == len(draft) else draft.part(indices) if indices else EMPTY)
         return parts
 
-    def learn(self, outcomes: Sequence[Outcome], tokens: int, drafting: float, step: float, /) -> int:
+    def learn(self, outcomes: Sequence[Outcome], tokens: int, drafting: float, step: float, first: bool, /) -> int:
         """See ``Controller``."""
         if self._unheard:
             self._unheard -= 1
@@ -232,9 +233,10 @@ class AdaptiveController:
         if not self._beside and comparison is not None:
             self._credit = min(_MOST, self._credit + _SHARE)
             won = sum(len(outcome.accepted) for outcome in outcomes) / len(self._sizes)
-            comparison.add(drafting, step, tokens - self._due, len(outcomes), won)
-            if comparison.over:
-                self._conclude(load, comparison)
+            if not (first and comparison.disbelieves()):
+                comparison.add(drafting, step, tokens - self._due, len(outcomes), won)
+                if comparison.over:
+                    self._conclude(load, comparison)
             return 0
         if not load.choice.depth:
             rest = self._patience(load, len(self._sizes))
@@ -278,6 +280,10 @@ class AdaptiveController:
     def _next_comparison(self, load: _Load, branches: int) -> Comparison | None:
         """The one that begins now, if it is time for one."""
         if load.choice.depth:
+            promising = self._promising(load)
+            if promising is not None and load.waited >= LEAD:
+                load.waited = 0
+                return Comparison(load.choice, promising)
             if load.waited < load.period:
                 return None
             load.waited = 0
@@ -293,6 +299,14 @@ class AdaptiveController:
         size, share = self._trial(load, branches)
         settling = SETTLING if load.tried or branches >= _MANY else _NEW
         return Comparison(NONE, size, share, settling)
+
+    def _promising(self, load: _Load) -> Size | None:
+        """The size that should be the fastest although it was never tried, up to twice as deep as the choice, if there
+        is one."""
+        depth, nodes = load.choice
+        sizes = [self._shaped(each, tree=nodes > depth) for each in self._depths if each <= 2 * depth]
+        best = max((size for size in sizes if size not in load.costs.known), key=load.speed, default=NONE)
+        return best if load.speed(best) > _BETTER * load.speed(load.choice) else None
 
     def _variation(self, load: _Load, branches: int) -> Size:
         """Another size than the choice: each kind in turn."""

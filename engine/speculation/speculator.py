@@ -14,6 +14,7 @@ from engine.sequence import GenerateSequence, Sequence
 from engine.speculation.controller import REST, Controller, Outcome
 from engine.speculation.draft import EMPTY, Advance, Draft, Drafter, Watch, Wish
 from engine.speculation.tally import Tally
+from kernels.firsts import Firsts
 
 _log = logging.getLogger(__name__)
 
@@ -44,6 +45,8 @@ class Speculator:
         """Steps to go in which the controller wants to hear nothing."""
         self._resting = 0
         """Sequences of the step before them."""
+        self._firsts = 0
+        """``Firsts.count`` when the step under way began."""
         self._began = 0.0
         self._under_way = False
         """Whether a step began that nothing was learned from yet."""
@@ -65,6 +68,7 @@ class Speculator:
         """The scheduled work with guesses for the branches that are due one token, as far as the step's ``step_tokens``
         and the memory allow: nobody loses its pages to a guess."""
         self._under_way = True
+        self._firsts = Firsts.count
         if self._paused:
             self._paused -= 1
         if self._rest:
@@ -118,7 +122,9 @@ class Speculator:
         if self._due:
             began = self._clock()
             price = drafting + advancing if self._asked else self._price_of_none(drafting, advancing)
-            self._rest, self._resting = self.controller.learn(outcomes, start, price, seconds), len(work)
+            first = Firsts.count > self._firsts
+            self._rest = self.controller.learn(outcomes, start, price, seconds, first)
+            self._resting = len(work)
             self._learning = self._clock() - began
         self._forget_gone()
 

@@ -104,9 +104,9 @@ class Timed(AdaptiveController):
         spare = self.steps % 2
         return [(depth, (1 + spare) * depth + spare) for depth, _ in super().sizes(sequences, others)]
 
-    def learn(self, outcomes: Sequence[Outcome], tokens: int, drafting: float, step: float, /) -> int:
+    def learn(self, outcomes: Sequence[Outcome], tokens: int, drafting: float, step: float, first: bool, /) -> int:
         costly = self.steps % 400 > 300
-        return super().learn(outcomes, tokens, 1e-4, 1e-2 + (1e-2 if costly else 1e-5) * tokens)
+        return super().learn(outcomes, tokens, 1e-4, 1e-2 + (1e-2 if costly else 1e-5) * tokens, first)
 
 
 def drafter_of(kind: str, folder: Path, draft: Path, heads: Path, harness: Harness) -> Prompted:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import random
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from types import SimpleNamespace
@@ -78,6 +79,8 @@ class Simulation:
     """How often the drafter has any guess."""
     siblings: int = 1
     """Guesses after each token of the likeliest chain where trees are asked for."""
+    firsts: int = 0
+    """Of so many steps each number of tokens is recorded in: they take eight times as long, and are said to."""
     branches: int = 1
     length: int = 200
     """Mean number of tokens of a branch."""
@@ -93,6 +96,8 @@ class Simulation:
         self.tokens = 0
         self.rest = self.resting = 0
         """Steps to go in which the controller wants to hear nothing, and branches of the step before them."""
+        self.met: Counter[int] = Counter()
+        """Steps by tokens."""
         self.sizes: list[int] = []
         """Guesses by step."""
 
@@ -129,12 +134,15 @@ class Simulation:
             self.tokens += new
             branch.table = branch.left or None
         guesses = sum(len(outcome.draft) for outcome in outcomes)
-        seconds = self.step(len(rows), len(rows) + guesses) * self._noise()
+        tokens = len(rows) + guesses
+        self.met[tokens] += 1
+        first = self.met[tokens] <= self.firsts
+        seconds = self.step(len(rows), tokens) * self._noise() * (8 if first else 1)
         if self.rest:
             self.rest -= 1
             drafting = 0.0
         else:
-            self.rest, self.resting = controller.learn(outcomes, len(rows) + guesses, drafting, seconds), len(rows)
+            self.rest, self.resting = controller.learn(outcomes, tokens, drafting, seconds, first), len(rows)
         for branch in [branch for branch in self.running if branch.table is None]:
             self.running.remove(branch)
         self.seconds += drafting + seconds

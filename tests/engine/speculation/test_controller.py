@@ -248,6 +248,16 @@ def test_what_begins_slowly_is_not_taken_to_stay_slow() -> None:
     assert ours.run(controller, 8000) > 0.93 * best > 1.7 * simulation().run(FixedController(0, 0), 8000)
 
 
+def test_steps_that_are_recorded_say_nothing_of_what_guesses_cost() -> None:
+    for chances in (honest, informed):
+        simulation = Simulation(small, lookup, always(0.9), chances, length=2000, firsts=4)
+        ratios = []
+        for seed in range(5):
+            ours, plain = replace(simulation, seed=seed), replace(simulation, seed=seed)
+            ratios.append(ours.run(adaptive(), 1000) / plain.run(FixedController(0, 0), 1000))
+        assert statistics.median(ratios) > 1.5
+
+
 def test_free_arithmetic_is_spent_on_trees() -> None:
     simulation = Simulation(large, lookup, always(0.5), siblings=3)
     chains = fixed(replace(simulation, siblings=1), 4000)
@@ -273,7 +283,7 @@ def test_a_step_with_a_prompt_has_guesses_only_if_they_are_cheaper_there() -> No
         outcomes = [Outcome(branch, draft, tuple(range(right)))] if draft else []
         tokens = 1 + others + len(draft)
         seconds = 4e-3 if tokens <= 4 else 2e-3 * tokens
-        controller.learn(outcomes, tokens, 1e-5, seconds * rng.lognormvariate(0, 0.02))
+        controller.learn(outcomes, tokens, 1e-5, seconds * rng.lognormvariate(0, 0.02), False)
         if turn > 1500:
             guesses[others].append(len(draft))
             asked[others] += bool(size[0])
@@ -317,6 +327,20 @@ def test_a_branch_left_alone_is_guessed_for_within_some_dozens_of_steps() -> Non
     assert simulation.run(controller, 300) > 2 * plain(replace(simulation), 300)
 
 
+def test_a_drafter_that_is_nearly_always_right_is_soon_asked_for_long_chains() -> None:
+    """As a draft model that was taught by its target: no hundreds of steps are spent on every depth in between."""
+
+    def chain(branches: int, depth: int) -> float:
+        return 5e-5 + 1e-5 * depth if depth else 0
+
+    ratios = []
+    for seed in range(5):
+        ours = Simulation(lambda _, tokens: 4e-4 + 3e-5 * tokens, chain, always(0.9), informed, seed=seed)
+        theirs = replace(ours)
+        ratios.append(ours.run(AdaptiveController(8, 24), 600) / theirs.run(FixedController(8, 8), 600))
+    assert statistics.median(ratios) > 0.9
+
+
 def test_little_is_kept_of_loads_and_nothing_of_branches() -> None:
     controller, gone = adaptive(), []
     for number in range(1024):
@@ -324,7 +348,7 @@ def test_little_is_kept_of_loads_and_nothing_of_branches() -> None:
         gone += [weakref.ref(branch) for branch in branches]
         controller.sizes(branches, 0)
         controller.trim([Wish(branch, 2, 2) for branch in branches], [Draft.chain([1, 2], [0.5, 0.5])] * len(branches))
-        controller.learn([], len(branches), 1e-4, 1e-3)
+        controller.learn([], len(branches), 1e-4, 1e-3, False)
     del branches
     gc.collect()
     assert not any(one() for one in gone)
@@ -351,7 +375,7 @@ def test_a_trimmed_draft_is_a_tree_of_what_was_proposed(data: st.DataObject) -> 
             assert all(parent < index for index, parent in enumerate(part.parents))
         outcomes = [Outcome(wish.sequence, draft, ()) for wish, draft in zip(wishes, kept, strict=True) if draft]
         tokens = len(branches) + sum(map(len, kept))
-        controller.learn(outcomes, tokens, 1e-5, 1e-3 + 1e-5 * tokens)
+        controller.learn(outcomes, tokens, 1e-5, 1e-3 + 1e-5 * tokens, False)
 
 
 def _random_tree(rng: random.Random, wish: Wish) -> Draft:

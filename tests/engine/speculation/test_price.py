@@ -53,7 +53,7 @@ class Slow:
     def trim(self, _: Sequence[Wish], drafts: Sequence[Draft], /) -> list[Draft]:
         return list(drafts)
 
-    def learn(self, _outcomes: Sequence[Outcome], _tokens: int, drafting: float, _step: float, /) -> int:
+    def learn(self, _outcomes: Sequence[Outcome], _tokens: int, drafting: float, _step: float, _first: bool, /) -> int:
         self._clock.now += LEARN
         self.prices.append(drafting)
         return 0
