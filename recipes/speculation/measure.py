@@ -31,8 +31,10 @@ class _Counter(FixedController):
 
     accepted: list[int] = field(default_factory=list)
 
-    def learn(self, outcomes: Sequence[Outcome], _tokens: int, _drafting: float, _step: float, /) -> None:
+    def learn(self, outcomes: Sequence[Outcome], _tokens: int, _drafting: float, _step: float, _first: bool, /) -> int:
+        """See ``Controller``."""
         self.accepted.extend(len(outcome.accepted) for outcome in outcomes)
+        return 0
 
 
 def kind_of(folder: Path) -> str:
