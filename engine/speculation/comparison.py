@@ -18,9 +18,11 @@ _ENOUGH, PRICE = 1.0, 3.0
 _BELIEVED = 4
 """Steps that are believed without those that settled."""
 _FIRSTS = 24
-"""Steps that do something for the first times, of which so many do not count."""
-_WORST = 1.0
-"""Plain steps that one step of a trial is believed to have lost, at most."""
+"""Steps with one branch that do something for the first times, of which so many do not count. The drafts of many
+branches come in so many shapes that there is always one that is new: then that is what they cost."""
+_WORST, _DEAREST = 1.0, 20.0
+"""Plain steps that one step of a trial is believed to have lost, at most: of what trials always lose, and of what this
+one did. Much of that is done for the first times, or makes up for what a drafter has missed."""
 
 
 @dataclass(slots=True)
@@ -34,7 +36,9 @@ class Comparison:
     settling: int = SETTLING
     """Steps of the other size that are not believed."""
     lost: float = 0.0
-    """In plain steps, by a trial."""
+    """In plain steps, by a trial as it should be."""
+    paid: float = 0.0
+    """And by this one."""
     _firsts: int = 0
     """Steps that did not count."""
     _seconds: list[float] = field(default_factory=list)
@@ -55,16 +59,18 @@ class Comparison:
         after = len(self._seconds) - LEAD
         return after == self.settling + SEEN or self.lost > (_ENOUGH if after > self.settling + 1 else PRICE)
 
-    def disbelieves(self) -> bool:
-        """Whether a step that did something for the first times is left out."""
+    def disbelieves(self, branches: int) -> bool:
+        """Whether a step of so many branches that did something for the first times is left out."""
         self._firsts += 1
-        return self._firsts <= _FIRSTS
+        return self._firsts <= _FIRSTS // branches**2
 
     def add(self, drafting: float, step: float, guesses: int, drafts: int, won: float) -> None:
         """A step took ``step`` seconds and drafting ``drafting``, for so many guesses in so many drafts; ``won``: those
         that were accepted, for each branch of the step."""
         if self.begun and not self.usual.depth:
-            self.lost += min(_WORST, (drafting + step) / _usual(self._seconds[:LEAD]) - 1 - won)
+            lost = (drafting + step) / _usual(self._seconds[:LEAD]) - 1 - won
+            self.lost += min(_WORST, lost)
+            self.paid += min(_DEAREST, lost)
         self._seconds.append(drafting + step)
         self._alone.append(step)
         self._guesses.append(guesses + drafts)

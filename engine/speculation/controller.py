@@ -30,9 +30,11 @@ _LOOKED = 2
 """Of so many steps one is learned from where guessing pays: small models' steps are as short as learning from them."""
 _DECIDED = 8
 """Steps that are learned from between two decisions."""
-_SHARE, _FIRST, _LEAST, _MOST = 0.008, 4.0, -1.0, 20.0
-"""What trials may lose: this part of all steps, so many plain steps at first, and so many at once. It is never long
-until the next one."""
+_SHARE, _FIRST, _MOST = 0.008, 4.0, 20.0
+"""What trials may lose: this part of all steps, so many plain steps at first, and so many at once."""
+_LEAST, _LEAST_OF_MANY = -2.0, -20.0
+"""What one trial may owe to later ones, with few branches and with many: for few guessing pays more often, so that it is
+never long until the next one."""
 _PAYS, _BETTER = 1.03, 1.015
 """How many times as fast guessing must be to begin, and another size to take the place of one."""
 _BEHIND = 0.9
@@ -233,7 +235,7 @@ class AdaptiveController:
         if not self._beside and comparison is not None:
             self._credit = min(_MOST, self._credit + _SHARE)
             won = sum(len(outcome.accepted) for outcome in outcomes) / len(self._sizes)
-            if not (first and comparison.disbelieves()):
+            if not (first and comparison.disbelieves(len(self._sizes))):
                 comparison.add(drafting, step, tokens - self._due, len(outcomes), won)
                 if comparison.over:
                     self._conclude(load, comparison)
@@ -355,7 +357,8 @@ class AdaptiveController:
         now.conclude(load.costs)
         load.comparison, load.waited, load.period = None, 0, min(_SELDOM, 2 * load.period)
         if not now.usual.depth:
-            self._credit = max(_LEAST, self._credit - now.lost)
+            least = _LEAST_OF_MANY if len(self._sizes) >= _MANY else _LEAST
+            self._credit = min(self._credit, max(least, self._credit - now.paid))
             load.turn, load.tried = load.turn + 1, True
             if now.part < 1:
                 load.whole = load.speed(now.size) > load.promise
