@@ -33,8 +33,8 @@ _DECIDED = 8
 _SHARE, _FIRST, _MOST = 0.008, 4.0, 20.0
 """What trials may lose: this part of all steps, so many plain steps at first, and so many at once."""
 _LEAST, _LEAST_OF_MANY = -2.0, -20.0
-"""What one trial may owe to later ones, with few branches and with many: for few guessing pays more often, so that it is
-never long until the next one."""
+"""What one trial may owe to later ones, with few branches and with many: for few guessing pays more often, and so it
+is never long until the next one."""
 _PAYS, _BETTER = 1.03, 1.015
 """How many times as fast guessing must be to begin, and another size to take the place of one."""
 _BEHIND = 0.9
