@@ -170,8 +170,8 @@ class AdaptiveController:
         self._nodes = nodes
         self._chances = Chances()
         self._loads: dict[int, _Load] = {}
-        self._credit = _FIRST
-        """Plain steps that trials may lose."""
+        self._credits = [_FIRST, _FIRST]
+        """Plain steps that trials may lose: with few branches, and with many."""
         self._load = self._at(1)
         """Of the step under way."""
         self._sizes: list[Size] = []
@@ -233,7 +233,7 @@ class AdaptiveController:
             self._learn_outcomes(load, size, outcomes)
         comparison = load.comparison
         if not self._beside and comparison is not None:
-            self._credit = min(_MOST, self._credit + _SHARE)
+            self._earn(1)
             won = sum(len(outcome.accepted) for outcome in outcomes) / len(self._sizes)
             if not (first and comparison.disbelieves(len(self._sizes))):
                 comparison.add(drafting, step, tokens - self._due, len(outcomes), won)
@@ -246,16 +246,20 @@ class AdaptiveController:
                 # The prompts are soon done, and then there are more branches, for whom it may pay.
                 rest = 0 if any(other.choice.depth for other in self._loads.values()) else REST
             load.waited += rest
-            self._credit = min(_MOST, self._credit + _SHARE * (1 + rest))
+            self._earn(1 + rest)
             return rest
         if not self._beside:
             load.looked += 1
             load.waited += _LOOKED - 1
-            self._credit = min(_MOST, self._credit + _SHARE * _LOOKED)
+            self._earn(_LOOKED)
             if load.looked % _DECIDED == 0:
                 load.decide()
             self._unheard = _LOOKED - 1
         return 0
+
+    def _earn(self, steps: int) -> None:
+        """So many steps went by."""
+        self._credits = [min(_MOST, credit + _SHARE * steps) for credit in self._credits]
 
     def _at(self, branches: int) -> _Load:
         """What is known of so many branches: if nothing is, what is known of about as many."""
@@ -346,19 +350,21 @@ class AdaptiveController:
     def _patience(self, load: _Load, branches: int) -> int:
         """Steps until the next trial, as far as is known, where guessing does not pay; at most ``REST``."""
         size, share = self._trial(load, branches)
-        if not load.tried:
+        credit = self._credits[branches >= _MANY]
+        if not load.tried and (branches < _MANY or credit > 0):
             # Seldom does so little time teach so much.
             return max(0, LEAD - load.waited)
         loss = max(0.1, load.costs.at(size) - 1 - load.survival(size).gain(size.depth))
-        missing = min(PRICE, share * loss * (SETTLING + SEEN)) - self._credit
+        missing = min(PRICE, share * loss * (SETTLING + SEEN)) - credit
         return max(0, min(REST, max(_CALM - load.waited, int(missing / _SHARE))))
 
     def _conclude(self, load: _Load, now: Comparison) -> None:
         now.conclude(load.costs)
         load.comparison, load.waited, load.period = None, 0, min(_SELDOM, 2 * load.period)
         if not now.usual.depth:
-            least = _LEAST_OF_MANY if len(self._sizes) >= _MANY else _LEAST
-            self._credit = min(self._credit, max(least, self._credit - now.paid))
+            many = len(self._sizes) >= _MANY
+            credit, least = self._credits[many], _LEAST_OF_MANY if many else _LEAST
+            self._credits[many] = min(credit, max(least, credit - now.paid))
             load.turn, load.tried = load.turn + 1, True
             if now.part < 1:
                 load.whole = load.speed(now.size) > load.promise
