@@ -30,7 +30,7 @@ def test_quantised_weights_are_compared_with_float32_at_each_batch(
     cases = ["decode int8, KV int8 batch 1", "decode int8, KV int8 batch 16"]
     assert [(row.case, row.peer) for row in measured.rows] == [(case, "float32") for case in cases]
     assert all(row.ratio == pytest.approx(row.ours / row.peer_value) and row.ratio > 0 for row in measured.rows)
-    config = json.loads((tmp_path / "tiny-v1-int8" / "config.json").read_text())
+    config = json.loads((tmp_path / "tiny-v1-int8-v2" / "config.json").read_text())
     assert config["quantization_config"]["format"] == "int-quantized"
     told = document(plan, measured)
     assert json.loads(json.dumps(told)) == told
