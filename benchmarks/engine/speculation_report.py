@@ -13,7 +13,7 @@ from benchmarks.engine.speculation import BATCHES, SpeculationPlan
 
 _METHOD = (
     "The bundled policy on held-out Countdown and word problems, half each, at their suites' temperatures, so many at "
-    "a time, and the larger bundled model with the policy as its draft model; 250M: random weights, prompts of 32 "
+    "a time, and the larger bundled model with its drafter; 250M: random weights, prompts of 32 "
     "tokens, temperature 1, and a drafter that knows what comes, is right so often and costs nothing, on 96 tokens of "
     "each sequence or more: a controller learns from steps, however long they take; W3: rounds of 8 beams on "
     "Countdown. Float32, every system with the same prompts and number of threads, in a process of its own that "
