@@ -161,7 +161,8 @@ class AdaptiveController:
 
     While guessing pays, sizes like the choice are compared with it in turn, no guesses among them. Where it does not,
     it is tried now and then: where many branches run with some of them, and with all if that promises much. What a
-    trial lost is booked: together they may lose about a hundredth of the time. No clock is read and nothing is random.
+    trial cost is booked, and with many branches the next one waits until it is paid. No clock is read and nothing is
+    random.
     """
 
     def __init__(self, depth: int, nodes: int) -> None:
