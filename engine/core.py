@@ -220,6 +220,8 @@ class EngineCore:
     def clear_cache(self) -> None:
         """Forgets every prefix that no running sequence uses."""
         self.cache.clear()
+        if self._speculator is not None:
+            self._speculator.drafter.clear_cache()
 
     def check(self) -> None:
         """Raises ``RuntimeError`` when an invariant of the cache or the scheduler is broken, or when something is still

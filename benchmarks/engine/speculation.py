@@ -42,12 +42,14 @@ _SOLUTION, _STEP = 256, 32
 class Work:
     """How much is done in one run."""
 
-    problems: Mapping[int, int] = field(default_factory=lambda: {1: 32, 4: 64, 16: 160, 64: 384})
+    problems: Mapping[int, int] = field(default_factory=lambda: {1: 32, 4: 96, 16: 384, 64: 768})
     """By batch."""
     tokens: Mapping[int, int] = field(default_factory=lambda: {1: 256, 4: 192, 16: 128, 64: 96})
     """Of each sequence of the large model, by batch. A controller learns from steps, however long they take: there are
     as many as tokens where nothing is guessed."""
     searches: int = 16
+    warm_up: int = 12
+    """Turns of searches that are not timed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,10 +154,10 @@ class _Bench:
         peers: dict[str, list[Solved]] = {name: [] for name in (ASSISTED, LOOKUP) if batch == 1 and name in workers}
         for turn in range(-1, _PAIRS * self.plan.rounds):
             seed = _seed("batch", batch, turn)
-            prompts = self._prompts(workers[shipped], suites.SUITES, self.plan.work.problems[batch], _SOLUTION)
+            prompts = self._prompts(workers[shipped], suites.SUITES, self.plan.work.problems[batch], _SOLUTION, turn)
             for name, ways in runs.items():
                 run = partial(_call, workers[name], "solve", prompts, seed=seed, batch=batch)
-                self._take_turns(f"{model}batch {batch}", name, turn, ways, run)
+                self._take_turns(f"{model}batch {batch}", name, turn, ways, run, turned=turn % 2 == 1)
             for name, solved in peers.items() if turn < self.plan.rounds else ():
                 self._say_next(f"{model}batch {batch}", turn, name)
                 _keep(solved, turn, _call(workers[name], "solve", prompts, seed=seed, batch=batch))
@@ -170,13 +172,15 @@ class _Bench:
             self._add_pairs(case, ways[GUESSING], ALWAYS, ways[ALWAYS])
 
     def search(self, workers: Mapping[str, Worker], drafters: Sequence[tuple[str, str]]) -> None:
-        """W3 on Countdown problems, one after the other. ``drafters``: with what their cases are called."""
+        """W3 on Countdown problems, one after the other. ``drafters``: with what their cases are called. Each turn has
+        problems of its own: what drafters remember are searches for other ones."""
         runs: dict[str, _Runs] = {name: {PLAIN: [], GUESSING: []} for name, _ in drafters}
-        for turn in range(-1, _PAIRS * self.plan.rounds):
+        for turn in range(-self.plan.work.warm_up, _PAIRS * self.plan.rounds):
             seed = _seed("W3", 0, turn)
-            prompts = self._prompts(workers["ngram"], ("countdown",), self.plan.work.searches, _STEP)
+            prompts = self._prompts(workers["ngram"], ("countdown",), self.plan.work.searches, _STEP, turn)
             for name, ways in runs.items():
-                self._take_turns("W3", name, turn, ways, partial(_call, workers[name], "search", prompts, seed=seed))
+                run = partial(_call, workers[name], "search", prompts, seed=seed)
+                self._take_turns("W3", name, turn, ways, run, turned=turn % 2 == 1)
         for name, called in drafters:
             self._add(f"W3 {called}", runs[name])
             hits, plain = (
@@ -200,20 +204,27 @@ class _Bench:
         for right, ways in runs.items():
             self._add(f"250M {right} batch {batch}", ways)
 
-    def _take_turns(self, case: str, name: str, turn: int, ways: _Runs, run: Callable[[str], Solved]) -> None:
-        """Runs a system in each of its ways, one next to the other. They must write the same."""
+    def _take_turns(
+        self, case: str, name: str, turn: int, ways: _Runs, run: Callable[[str], Solved], *, turned: bool = False
+    ) -> None:
+        """Runs a system in each of its ways, one next to the other, from the last to the first if ``turned``. They must
+        write the same."""
         found: dict[str, Solved] = {}
-        for way in ways:
+        for way in reversed(ways) if turned else ways:
             self._say_next(case, turn, f"{name}, {way}")
             found[way] = run(way)
         for way, solved in found.items():
             _compare(f"{name}, {way},", solved.texts, found[PLAIN].texts)
             _keep(ways[way], turn, solved)
 
-    def _prompts(self, worker: Worker, names: Sequence[str], count: int, tokens: int) -> list[Prompt]:
-        """Held-out problems, the suites in turn, each at its temperature."""
-        most = max(*self.plan.work.problems.values(), 2 * self.plan.work.searches)
+    def _prompts(self, worker: Worker, names: Sequence[str], count: int, tokens: int, turn: int) -> list[Prompt]:
+        """Held-out problems, the suites in turn, each at its temperature. As long as there are any, those of a turn are
+        other ones than those of the turns before."""
+        work = self.plan.work
+        most = max(*work.problems.values(), 2 * (work.warm_up + _PAIRS * self.plan.rounds) * work.searches)
         drawn = [_held_out(name, most // 2) for name in names]
+        ordered = [one for some in zip(*drawn, strict=True) for one in some]
+        first = turn % (len(ordered) // count) * count
         return [
             Prompt(
                 tuple(worker.call("tokenize", problem=problem.text)),
@@ -221,7 +232,7 @@ class _Bench:
                 tokens,
                 True,
             )
-            for problem in [one for turn in zip(*drawn, strict=True) for one in turn][:count]
+            for problem in ordered[first : first + count]
         ]
 
     def _add(self, case: str, ways: _Runs) -> None:
@@ -324,7 +335,7 @@ def _steps_ahead(plan: SpeculationPlan, drafters: int, searching: int) -> int:
     steps = drafters + assisted if plan.batches or "W3" in plan.cases else 0
     steps += len(plan.batches) * turns * (2 * drafters + 1) + assisted * (plan.rounds + 1)
     if "W3" in plan.cases:
-        steps += turns * 2 * searching
+        steps += (plan.work.warm_up + _PAIRS * plan.rounds) * 2 * searching
     if "policy-large" in plan.cases:
         steps += len(_LARGE) * (1 + len(LARGE_BATCHES) * turns * 2)
     if "250M" in plan.cases:

@@ -135,3 +135,7 @@ class Drafter(Protocol):
     def forget(self, sequence: GenerateSequence) -> None:
         """A branch is over, whatever the reason; it may never have been seen before."""
         ...
+
+    def clear_cache(self) -> None:
+        """Forgets the keys and values of its own that no running branch uses."""
+        ...

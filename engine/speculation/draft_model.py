@@ -181,6 +181,10 @@ class DraftModel:
             row.follow(sequence.tokens)
             self._close(row)
 
+    def clear_cache(self) -> None:
+        """See ``Drafter``."""
+        self.cache.clear()
+
     def _row(self, sequence: GenerateSequence) -> _Row:
         row = self._rows.pop(sequence, None)
         if row is None:

@@ -189,6 +189,9 @@ class EagleDrafter:
     def forget(self, sequence: GenerateSequence) -> None:
         """See ``Drafter``. What is known of a branch goes with its row of the cache."""
 
+    def clear_cache(self) -> None:
+        """See ``Drafter``. There are none but the target's."""
+
     def _is_known(self, sequence: GenerateSequence) -> bool:
         """Whether the hidden states of the branch's latest tokens are there, all but the last's, which has none yet."""
         span = self._spans[sequence.pages.row]

@@ -113,6 +113,9 @@ class MedusaDrafter:
     def forget(self, sequence: GenerateSequence) -> None:
         """See ``Drafter``. What is known of a branch goes with its row of the cache."""
 
+    def clear_cache(self) -> None:
+        """See ``Drafter``. There are none."""
+
     def _logits(self, wishes: Sequence[Wish], states: Floats32, depth: int) -> Tensor:
         """``[wishes * depth, vocab]``, wish by wish."""
         count, drawn = len(wishes), [wish.sequence.tokens[-1] for wish in wishes]

@@ -194,6 +194,9 @@ class NgramDrafter:
             if len(self._idle) > _SEARCHES:
                 self._drop(next(iter(self._idle.values())))
 
+    def clear_cache(self) -> None:
+        """See ``Drafter``. There are none."""
+
     # Reading.
 
     def _branch(self, sequence: GenerateSequence) -> _Branch:

@@ -25,7 +25,7 @@ def test_every_drafter_is_compared_with_plain_decoding_and_with_transformers(tmp
         rounds=1,
         large=TINY,
         right=(0.8,),
-        work=Work(problems={1: 2}, tokens={4: 24}, searches=1),
+        work=Work(problems={1: 2}, tokens={4: 24}, searches=1, warm_up=1),
         cache=tmp_path,
     )
     totals: list[int] = []

@@ -88,6 +88,9 @@ class Prompted:
         self.known.discard(sequence)
         self._drafter.forget(sequence)
 
+    def clear_cache(self) -> None:
+        self._drafter.clear_cache()
+
     def check(self) -> None:
         if isinstance(self._drafter, DraftModel):
             self._drafter.cache.check()

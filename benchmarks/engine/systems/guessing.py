@@ -21,6 +21,7 @@ from engine.sequence import GenerateSequence
 from engine.speculation.controller import AdaptiveController, Controller, FixedController
 from engine.speculation.draft import Advance, Draft, Drafter, Watch, Wish
 from engine.speculation.load import MAX_NODES
+from engine.speculation.ngram import NgramDrafter
 from engine.speculation.speculator import Speculator
 from engine.types import Branch, Completion, GenerateRequest, SamplingParams
 
@@ -58,11 +59,12 @@ class _Guessing:
 
             return list(await asyncio.gather(*(one(*each) for each in enumerate(prompts))))
 
-        with self._measured(way) as measured:
+        # The same problems come again in other turns, and whoever remembers texts would know them.
+        with self._measured(way, remembers=False) as measured:
             return measured(self._loop.run(work()))
 
     def search(self, prompts: Sequence[Prompt], seed: int, way: str = GUESSING) -> Solved:
-        with self._measured(way) as measured:
+        with self._measured(way, remembers=True) as measured:
             return measured([self._loop.run(self._tree(prompt, seed, place)) for place, prompt in enumerate(prompts)])
 
     async def _tree(self, prompt: Prompt, seed: int, place: int) -> list[int]:
@@ -112,19 +114,22 @@ class _Guessing:
         return self._engine._cores["model"]
 
     def _speculator(self, drafter: Drafter, controller: Controller) -> Speculator:
-        return Speculator(drafter, controller, context=self._core.model.info.context, trees=True)
+        speculator = Speculator(drafter, controller, context=self._core.model.info.context, trees=True)
+        # On the thread that does all arithmetic, like everything that is asked of the engine.
+        self._engine._post(partial(speculator.reset, self._core.cache))
+        return speculator
 
-    def _let_guess(self, speculator: Speculator | None) -> None:
-        """Nobody else does, and in plain runs nobody: nothing of guessing runs then. On the thread that does all
-        arithmetic, like everything that is asked of the engine; recorded steps are kept."""
+    def _let_guess(self, speculator: Speculator | None, *, remembers: bool) -> None:
+        """Nobody else does, and in plain runs nobody: nothing of guessing runs then. Caches are cold, but steps stay
+        recorded. ``remembers``: whether n-grams know what was written in other runs."""
         self._core._speculator = speculator
-        if speculator is not None:
-            speculator.reset(self._core.cache)
+        self._core.clear_cache()
+        if speculator is not None and isinstance(speculator.drafter, NgramDrafter) and not remembers:
+            speculator.drafter.reset(self._core.cache)
 
     @contextmanager
-    def _measured(self, way: str) -> Iterator[Callable[[list[list[int]]], Solved]]:
-        self._loop.run(self._engine.clear_cache())
-        self._engine._post(partial(self._let_guess, self._ways[way]))
+    def _measured(self, way: str, *, remembers: bool) -> Iterator[Callable[[list[list[int]]], Solved]]:
+        self._engine._post(partial(self._let_guess, self._ways[way], remembers=remembers))
         self._loop.run(self._engine.clear_cache())  # what it waits for comes after that
         before, start = self._core.stats, time.perf_counter()
 
@@ -165,6 +170,9 @@ class _Knowing:
         pass
 
     def forget(self, sequence: GenerateSequence) -> None:
+        pass
+
+    def clear_cache(self) -> None:
         pass
 
 

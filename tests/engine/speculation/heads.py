@@ -111,6 +111,9 @@ class Recorder:
     def forget(self, sequence: GenerateSequence) -> None:
         self._drafter.forget(sequence)
 
+    def clear_cache(self) -> None:
+        self._drafter.clear_cache()
+
 
 class Target:
     """The target by transformers, in float64."""

@@ -205,6 +205,16 @@ def test_only_tokens_of_branches_are_cached_and_only_within_their_namespace(chec
     assert set(drafter.cache.tree.roots) == {None, "one", "two"}
 
 
+def test_clearing_the_cache_forgets_what_the_drafter_computed_too(checkpoints: Checkpoints) -> None:
+    harness, drafter = speculating(checkpoints("qwen3"), checkpoints("llama"))
+    complete(harness, drafter, requests(LAW))
+    assert cached(drafter)
+    harness.core.clear_cache()
+    drafter.cache.check()
+    assert drafter.cache.tree.roots == harness.core.cache.tree.roots
+    assert drafter.cache.pool.free == drafter.cache.pool.size
+
+
 # By hand.
 
 

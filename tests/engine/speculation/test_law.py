@@ -153,6 +153,9 @@ class Likeliest:
     def forget(self, sequence: GenerateSequence) -> None:
         pass
 
+    def clear_cache(self) -> None:
+        pass
+
 
 @pytest.fixture(scope="module")
 def law(checkpoints: Checkpoints) -> Law:

@@ -61,6 +61,9 @@ class Slow:
     def forget(self, sequence: GenerateSequence) -> None:
         pass
 
+    def clear_cache(self) -> None:
+        pass
+
 
 @pytest.mark.parametrize(
     ("watches", "depth", "price"),
