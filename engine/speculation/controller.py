@@ -32,9 +32,8 @@ _DECIDED = 8
 """Steps that are learned from between two decisions."""
 _SHARE, _FIRST, _MOST = 0.008, 4.0, 20.0
 """What trials may lose: this part of all steps, so many plain steps at first, and so many at once."""
-_LEAST, _LEAST_OF_MANY = -2.0, -20.0
-"""What one trial may owe to later ones, with few branches and with many: for few guessing pays more often, and so it
-is never long until the next one."""
+_LEAST = -20.0
+"""What one trial may owe to later ones."""
 _PAYS, _BETTER = 1.03, 1.015
 """How many times as fast guessing must be to begin, and another size to take the place of one."""
 _BEHIND = 0.9
@@ -172,7 +171,8 @@ class AdaptiveController:
         self._chances = Chances()
         self._loads: dict[int, _Load] = {}
         self._credits = [_FIRST, _FIRST]
-        """Plain steps that trials may lose: with few branches, and with many."""
+        """Plain steps that trials may lose: with few branches, and with many. Each earns by steps of its own: where
+        many run, few do for moments."""
         self._load = self._at(1)
         """Of the step under way."""
         self._sizes: list[Size] = []
@@ -260,7 +260,8 @@ class AdaptiveController:
 
     def _earn(self, steps: int) -> None:
         """So many steps went by."""
-        self._credits = [min(_MOST, credit + _SHARE * steps) for credit in self._credits]
+        many = len(self._sizes) >= _MANY
+        self._credits[many] = min(_MOST, self._credits[many] + _SHARE * steps)
 
     def _at(self, branches: int) -> _Load:
         """What is known of so many branches: if nothing is, what is known of about as many."""
@@ -364,8 +365,8 @@ class AdaptiveController:
         load.comparison, load.waited, load.period = None, 0, min(_SELDOM, 2 * load.period)
         if not now.usual.depth:
             many = len(self._sizes) >= _MANY
-            credit, least = self._credits[many], _LEAST_OF_MANY if many else _LEAST
-            self._credits[many] = min(credit, max(least, credit - now.paid))
+            credit = self._credits[many]
+            self._credits[many] = min(credit, max(_LEAST, credit - now.paid))
             load.turn, load.tried = load.turn + 1, True
             if now.part < 1:
                 load.whole = load.speed(now.size) > load.promise
