@@ -30,7 +30,7 @@ _LOOKED = 2
 """Of so many steps one is learned from where guessing pays: small models' steps are as short as learning from them."""
 _DECIDED = 8
 """Steps that are learned from between two decisions."""
-_SHARE, _FIRST, _MOST = 0.008, 4.0, 20.0
+_SHARE, _FIRST, _MOST = 0.005, 4.0, 20.0
 """What trials may lose: this part of all steps, so many plain steps at first, and so many at once."""
 _LEAST = -20.0
 """What one trial may owe to later ones."""
@@ -367,6 +367,10 @@ class AdaptiveController:
             many = len(self._sizes) >= _MANY
             credit = self._credits[many]
             self._credits[many] = min(credit, max(_LEAST, credit - now.paid))
+            for other in self._loads.values():
+                # What they are about to try was not paid for before this.
+                if not other.choice.depth:
+                    other.comparison = None
             load.turn, load.tried = load.turn + 1, True
             if now.part < 1:
                 load.whole = load.speed(now.size) > load.promise
