@@ -21,8 +21,8 @@ _MOST = 64
 class HostForward:
     """A ``Forward``.
 
-    The layers of a small step are recorded when its number of tokens is met for the second time, and then repeated:
-    all that changes from step to step lies in memory that stays where it is.
+    The layers of a small step are recorded when its number of tokens is met first, and then repeated: all that changes
+    from step to step lies in memory that stays where it is.
     """
 
     def __init__(self, model: Model, attend: HostAttention, kv: Tensor) -> None:

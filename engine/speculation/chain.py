@@ -39,7 +39,7 @@ class Start(NamedTuple):
     row: int
     """Of the cache's page table. There are pages for the guesses too."""
     due: Sequence[int]
-    """The branch's last tokens that are not computed, up to ``DUE``."""
+    """The branch's last tokens, up to ``DUE``: all that are not computed."""
     end: int
     """How many tokens it has."""
 

@@ -305,7 +305,12 @@ class DraftModel:
         late = [Work(row, count - (row in in_step)) for row, count, _ in work if count > DUE or row not in in_step]
         if late:
             self._forward(late)
-        starts = [Start(one.row.pages.row, one.row.tokens[one.row.computed :], one.row.known) for one in growing]
+        # As many for each, be one of them computed already: the fewer shapes there are, the fewer are recorded.
+        rows = [one.row for one in growing]
+        even = all(row.known >= DUE for row in rows)
+        starts = [
+            Start(row.pages.row, row.tokens[row.known - DUE if even else row.computed :], row.known) for row in rows
+        ]
         found = chains(starts, guesses, depth, max(one.width for one in growing))
         for one in growing:
             one.row.computed = one.row.known

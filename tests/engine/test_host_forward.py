@@ -87,7 +87,7 @@ def assert_repeated(folder: Path, threads: int, monkeypatch: pytest.MonkeyPatch)
         found = [answers(repeated, seed) for seed in range(3)]
         forward = repeated.core._forward
         assert isinstance(forward, HostForward)
-        assert sum(tape is not None for tape in forward.tapes.known.values()) > 5
+        assert len(forward.tapes.known) > 5
         monkeypatch.setattr(host_forward, "_MOST", 0)
         plain = Harness(folder, OPTIONS)
         assert [answers(plain, seed) for seed in range(3)] == found
