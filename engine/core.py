@@ -26,7 +26,8 @@ from engine.outputs import Ending, completion, ending, next_delta, score_result
 from engine.scheduler import Scheduler
 from engine.sequence import GenerateSequence, Job, ScoreSequence, Sequence
 from engine.served import ServedModel
-from engine.speculation.controller import AdaptiveController, Controller, Outcome
+from engine.speculation.adaptive import AdaptiveController
+from engine.speculation.controller import Controller, Outcome
 from engine.speculation.draft import Drafter
 from engine.speculation.load import MAX_NODES, check_length, extra_layers, load_drafter
 from engine.speculation.speculator import Speculator

@@ -18,7 +18,8 @@ from torch import Tensor
 from engine.cache.kv import KVCache
 from engine.core import CoreOptions
 from engine.sequence import Event, GenerateSequence
-from engine.speculation.controller import AdaptiveController, Outcome
+from engine.speculation.adaptive import AdaptiveController
+from engine.speculation.controller import Outcome
 from engine.speculation.draft import Advance, Draft, Drafter, Wish
 from engine.speculation.draft_model import DraftModel
 from engine.speculation.load import load_drafter

@@ -18,7 +18,8 @@ from engine.cache.kv import KVCache
 from engine.core import CoreOptions, EngineCore
 from engine.local import LocalEngine
 from engine.sequence import GenerateSequence
-from engine.speculation.controller import AdaptiveController, Controller, FixedController
+from engine.speculation.adaptive import AdaptiveController
+from engine.speculation.controller import Controller, FixedController
 from engine.speculation.draft import Advance, Draft, Drafter, Watch, Wish
 from engine.speculation.load import MAX_NODES
 from engine.speculation.ngram import NgramDrafter

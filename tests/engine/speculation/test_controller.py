@@ -15,7 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.sequence import GenerateSequence
-from engine.speculation.controller import AdaptiveController, Controller, FixedController, Outcome
+from engine.speculation.adaptive import AdaptiveController
+from engine.speculation.controller import Controller, FixedController, Outcome
 from engine.speculation.draft import Draft, Wish
 from tests.engine.speculation.simulation import (
     Branch,

@@ -10,7 +10,8 @@ from torch import Tensor
 from engine.cache.kv import KVCache
 from engine.sequence import GenerateSequence
 from engine.speculation import speculator
-from engine.speculation.controller import AdaptiveController, FixedController
+from engine.speculation.adaptive import AdaptiveController
+from engine.speculation.controller import FixedController
 from engine.speculation.draft import Advance, Draft, Wish
 from engine.types import Completion, EngineError
 from tests.engine.conftest import Checkpoints
