@@ -32,36 +32,46 @@ def build_batch(work: Rows[Work], cache: KVCache, about: LayerAttention) -> tupl
     The guesses of a draft lie behind the row's tokens in the order of the draft, in the slots that follow theirs.
     ``about``: any layer's attention; they agree in what matters here.
     """
-    queries = np.array([count + len(draft) for _, count, draft in work])
-    contexts = np.array([sequence.computed for sequence, _, _ in work]) + queries
-    order = np.lexsort((-contexts, queries))
-    if (np.diff(order) != 1).any():
-        work = [work[index] for index in order]
-        queries, contexts = queries[order], contexts[order]
+    work = sorted(work, key=_shape)
     ids: list[int] = []
+    positions: list[int] = []
+    rows: list[int] = []
+    queries: list[int] = []
+    contexts: list[int] = []
+    trees: dict[int, Tree] = {}
     for sequence, count, draft in work:
-        ids += sequence.tokens[sequence.computed : sequence.computed + count]
-        ids += draft.tokens
-    rows = np.array([sequence.pages.row for sequence, _, _ in work])
-    trees = {row: _tree(draft) for row, (_, _, draft) in enumerate(work) if not draft.is_chain}
-    layout, positions = lay_out(cache, about, rows, queries, contexts, trees)
-    batch = Batch(tokens=torch.tensor(ids), positions=torch.from_numpy(positions))
-    return batch, layout, list(work)
+        done, guesses = sequence.computed, draft.tokens
+        due, end = done + count, done + count + len(guesses)
+        ids += sequence.tokens[done:due]
+        if guesses and not draft.is_chain:
+            trees[len(rows)] = tree = _tree(draft)
+            positions += range(done, due - 1)
+            positions += (due - 1 + tree.depths).tolist()
+        else:
+            positions += range(done, end)
+        ids += guesses
+        rows.append(sequence.pages.row)
+        queries.append(end - done)
+        contexts.append(end)
+    layout = lay_out(cache, about, np.array(rows), np.array(queries), np.array(contexts), trees)
+    return Batch(torch.from_numpy(np.array(ids)), torch.from_numpy(np.array(positions))), layout, work
+
+
+def _shape(work: Work) -> tuple[int, int]:
+    """Rows with few tokens come first, and of those with as many the one with the longest context."""
+    sequence, count, draft = work
+    queries = count + len(draft.tokens)
+    return queries, -sequence.computed - queries
 
 
 def lay_out(
     cache: KVCache, about: LayerAttention, rows: Ints, queries: Ints, contexts: Ints, trees: Mapping[int, Tree]
-) -> tuple[RowTable, Ints]:
-    """For the attention, the last ``queries`` tokens of ``contexts`` tokens in rows of the cache, ``[rows]`` each; and
-    the positions of these tokens, ``[tokens]``. ``trees``: see ``plan.Rows``."""
-    row_of_token = np.repeat(np.arange(len(rows)), queries)
-    ends = np.cumsum(queries)
-    positions = np.arange(ends[-1]) + (contexts - ends)[row_of_token]
-    page, offset = np.divmod(positions, cache.page_size)
+) -> RowTable:
+    """For the attention, the last ``queries`` tokens of ``contexts`` tokens in rows of the cache, ``[rows]`` each.
+    ``trees``: see ``plan.Rows``."""
     size = token_bytes(about, cache.data.dtype)
-    layout = RowTable(
+    return RowTable(
         pages=cache.pages[rows, : -(-int(contexts.max()) // cache.page_size)],
-        slots=cache.pages[rows[row_of_token], page] * cache.page_size + offset,
         queries=queries,
         contexts=contexts,
         page_size=cache.page_size,
@@ -71,10 +81,6 @@ def lay_out(
         cost=CostModel.of_kernel(size) if is_compiled(about, cache.data) else CostModel(size),
         trees=trees,
     )
-    for row, tree in trees.items():
-        start = ends[row] - queries[row]
-        positions[start : ends[row]] = positions[start] + tree.depths
-    return layout, positions
 
 
 def _tree(draft: Draft) -> Tree:

@@ -259,7 +259,7 @@ class EngineCore:
         work = [Work(*one) for one in schedule.work] if speculator is None else speculator.extend(schedule.work, size)
         batch, rows, work = build_batch(work, self.cache, self.model.config.attention[0])
         hidden = self._forward(batch, rows)
-        drawn = read_out(work, hidden, self.model.decoder, self._sampler)
+        drawn = read_out(work, hidden, self.model.decoder, self._forward.read, self._sampler)
         self._commit(work, started)
         outcomes = self._settle(drawn)
         if speculator is not None:
@@ -268,7 +268,8 @@ class EngineCore:
     def _commit(self, work: list[Work], started: float) -> None:
         """The keys and values of the scheduled tokens are valid now; those of guesses are not yet."""
         for sequence, count, _ in work:
-            self.timings.started(sequence, started)
+            if sequence.started is None:
+                self.timings.started(sequence, started)
             completes = self._computed(sequence, count)
             if isinstance(sequence, ScoreSequence):
                 self._scored += count
@@ -290,12 +291,12 @@ class EngineCore:
 
     def _settle(self, drawn: list[Drawn]) -> list[Outcome]:
         """Branches receive what they drew: the token that was due, and after each guess that was right the next."""
-        paths = [accepted(one.draft, [draw.token for draw in one.draws]) if one.draft else () for one in drawn]
+        paths = [accepted(one.draft, [draw.token for draw in one.draws]) if one.draft.tokens else () for one in drawn]
         self._move_accepted(drawn, paths)
         now = time.monotonic()
         outcomes: list[Outcome] = []
         for (sequence, draft, _, draws), path in zip(drawn, paths, strict=True):
-            sequence.drafted += len(draft)
+            sequence.drafted += len(draft.tokens)
             self._append(sequence, draws[0], now)
             for place, guess in enumerate(path):
                 if sequence.table is None:  # it ended
@@ -304,7 +305,7 @@ class EngineCore:
                 self._computed(sequence, 1)
                 sequence.accepted += 1
                 self._append(sequence, draws[guess + 1], now)
-            if draft:
+            if draft.tokens:
                 outcomes.append(Outcome(sequence, draft, path))
         return outcomes
 
@@ -320,7 +321,8 @@ class EngineCore:
             self.cache.move(moves)
 
     def _append(self, sequence: GenerateSequence, draw: Draw, now: float) -> None:
-        self.timings.drew(sequence, now)
+        if sequence.first_token is None:
+            self.timings.drew(sequence, now)
         sequence.tokens.append(draw.token)
         sequence.written.append(draw.token)
         sequence.logprob += draw.logprob

@@ -4,7 +4,7 @@ of score requests."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from itertools import islice
+from itertools import repeat
 from typing import NamedTuple
 
 import numpy as np
@@ -57,12 +57,14 @@ def sample_on_host(logits: Tensor, points: Sequence[Point], laws: Laws, where: C
     return sample(logits, laws, where)
 
 
-def read_out(work: list[Work], hidden: Tensor, model: Model, sampler: Sampler = sample_on_host) -> list[Drawn]:
+def read_out(
+    work: list[Work], hidden: Tensor, model: Model, read: Callable[[Tensor], Tensor], sampler: Sampler
+) -> list[Drawn]:
     """Gives score sequences their values and prompts their log-probabilities, and draws the next token of every branch
     whose tokens are all computed now, and the one after each of its guesses.
 
     ``work`` is in the order of the batch, whose final hidden states are ``hidden`` ``[tokens, width]``; it is not
-    committed yet.
+    committed yet. ``read``: see ``Forward``.
     """
     drawing, readings = _wanted(work, hidden, model)
     for token_ids, reads in readings.items():
@@ -73,10 +75,8 @@ def read_out(work: list[Work], hidden: Tensor, model: Model, sampler: Sampler = 
         return []
     rows = [row for drawn in drawing for row in range(drawn.row, drawn.row + 1 + len(drawn.draft))]
     # The rows rise, so as many as there are are all of them: a decoding step's.
-    chosen = hidden if len(rows) == len(hidden) else _chosen(hidden, rows)
-    draws = iter(_draw(drawing, model.read(chosen), sampler))
-    for drawn in drawing:
-        drawn.draws.extend(islice(draws, 1 + len(drawn.draft)))
+    chosen = hidden if len(rows) == hidden.shape[0] else _chosen(hidden, rows)
+    _draw(drawing, read(chosen), sampler)
     return drawing
 
 
@@ -118,31 +118,51 @@ def _chosen(rows: Tensor, which: list[int]) -> Tensor:
     return rows[sent(torch.tensor(which), rows.device)]
 
 
-def _draw(drawing: list[Drawn], logits: Tensor, sampler: Sampler) -> list[Draw]:
-    points = [point for drawn in drawing for point in _points(drawn)]
-    asking = [row for row, (sequence, _, _) in enumerate(points) if sequence.logprobs is not None]
+def _draw(drawing: list[Drawn], logits: Tensor, sampler: Sampler) -> None:
+    points: list[Point] = []
+    asking: list[int] = []
+    if any(map(_is_special, drawing)):
+        points = [point for drawn in drawing for point in _points(drawn)]
+        asking = [row for row, (sequence, _, _) in enumerate(points) if sequence.logprobs is not None]
     # Complete when the tokens are, which are waited for.
     raw = _chosen(logits, asking).to("cpu", non_blocking=True) if asking else None
-    laws, where = _laws_and_noise(drawing)
-    tokens, logprobs = sampler(logits, points, laws, where)
-    details: list[TokenLogprob | None] = [None] * len(points)
+    tokens, logprobs = sampler(logits, points, *_laws_and_noise(drawing))
+    draws = list(map(Draw, tokens.tolist(), logprobs.tolist(), repeat(None)))
     if raw is not None:
         counts = [points[row].sequence.sampling.logprobs or 0 for row in asking]
         for row, detail in zip(asking, log_probabilities(raw.numpy(), tokens[asking], counts), strict=True):
-            details[row] = detail
-    return list(map(Draw, tokens.tolist(), logprobs.tolist(), details))
+            draws[row] = draws[row]._replace(detail=detail)
+    start = 0
+    for drawn in drawing:
+        end = start + 1 + len(drawn.draft.tokens)
+        drawn.draws.extend(draws[start:end])
+        start = end
+
+
+def _is_special(drawn: Drawn) -> bool:
+    """Whether a branch wants more than to be drawn from its logits as they are."""
+    sequence = drawn.sequence
+    return sequence.penalties is not None or sequence.forbidden is not None or sequence.logprobs is not None
 
 
 def _laws_and_noise(drawing: list[Drawn]) -> tuple[Laws, Coordinates]:
     """Of every point, branch by branch."""
     floats: list[tuple[float, float, float]] = []
     integers: list[tuple[int, int, int, int]] = []
+    counts: list[int] = []
+    ahead: list[int] = []
     for sequence, draft, _, _ in drawing:
-        sampling, known = sequence.sampling, len(sequence.tokens)
-        ahead = range(1 + len(draft)) if draft.is_chain else (0, *draft.depths)
-        floats += [(sampling.temperature, sampling.top_p, sampling.min_p)] * len(ahead)
-        integers += [(sampling.top_k, sequence.seed, sequence.key, known + far) for far in ahead]
-    temperature, top_p, min_p = np.array(floats).T
-    top_k, seed, key, position = np.array(integers, np.int64).T
+        sampling, guesses = sequence.sampling, len(draft.tokens)
+        floats.append((sampling.temperature, sampling.top_p, sampling.min_p))
+        integers.append((sampling.top_k, sequence.seed, sequence.key, len(sequence.tokens)))
+        counts.append(1 + guesses)
+        ahead += range(1 + guesses) if draft.is_chain else (0, *draft.depths)
+    law, noise = np.array(floats), np.array(integers, np.int64)
+    if len(ahead) > len(counts):
+        branches = np.repeat(np.arange(len(counts)), counts)
+        law, noise = law[branches], noise[branches]
+        noise[:, 3] += ahead
+    temperature, top_p, min_p = law.T
+    top_k, seed, key, position = noise.T
     laws = Laws(temperature=temperature, top_p=top_p, min_p=min_p, top_k=top_k)
     return laws, Coordinates(seed=seed, key=key, position=position)

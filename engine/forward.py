@@ -29,9 +29,15 @@ _KEPT = 64
 
 
 class Forward(Protocol):
-    """Final hidden states ``[tokens or more, hidden]`` of a step's ``batch``, which is on the host."""
+    """A step's way through a model."""
 
-    def __call__(self, batch: Batch, rows: Rows) -> Tensor: ...
+    def __call__(self, batch: Batch, rows: Rows) -> Tensor:
+        """Final hidden states ``[tokens or more, hidden]`` of a step's ``batch``, which is on the host."""
+        ...
+
+    def read(self, hidden: Tensor) -> Tensor:
+        """The logits ``[rows, vocab]`` of some of them, or all. May be overwritten; valid until the next call."""
+        ...
 
 
 def forward_over(model: Model, cache: KVCache, *, deterministic: bool = False) -> Forward:
@@ -124,6 +130,10 @@ class GpuForward:
             return self._model.forward(Batch(*inputs), self._attend)
         graph.replay()
         return graph.output
+
+    def read(self, hidden: Tensor) -> Tensor:
+        """See ``Forward``."""
+        return self._model.read(hidden)
 
     def _fill(self, batch: Batch, size: int) -> Tensor:
         """Sends a step's tokens and positions to where the graphs of this size read them."""

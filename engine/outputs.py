@@ -15,7 +15,7 @@ Ending = tuple[FinishReason, str | int | None]
 
 def ending(sequence: GenerateSequence, token: int, context: int) -> Ending | None:
     """Why the branch ends with the token that it just received, and the stop that did it; ``None`` if it goes on."""
-    if token in sequence.eos or token in sequence.sampling.stop_token_ids:
+    if token in sequence.ends:
         return "stop", token
     stops = sequence.stop_strings
     if stops is not None and len(sequence.written) <= sequence.sampling.min_tokens:

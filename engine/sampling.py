@@ -73,7 +73,7 @@ def sample(logits: Tensor, laws: Laws, where: Coordinates) -> tuple[Ints, Floats
     from kernels.cpu.sampling import draw
 
     tokens, logprobs = draw(logits, laws, where)
-    if (tokens < 0).any():
+    if tokens.min() < 0:
         raise EngineError(_NOT_FINITE)
     return tokens, logprobs
 

@@ -91,6 +91,8 @@ class GenerateSequence(Sequence):
     sampling: SamplingParams
     eos: frozenset[int]
     """Tokens that end the sequence and are no text; empty when the request ignores them."""
+    ends: frozenset[int] = field(init=False)
+    """These, and those that the request names: all tokens that end it."""
     stop_strings: StopStrings | None
     reader: TextReader
     written: list[int]
@@ -119,6 +121,9 @@ class GenerateSequence(Sequence):
     prompt_logprobs: list[TokenLogprob | None] | None = None
     """Of the prompt's tokens that were read so far, if asked for."""
     prompt_size: int = 0
+
+    def __post_init__(self) -> None:
+        self.ends = self.eos.union(self.sampling.stop_token_ids)
 
     @property
     def limit(self) -> int:

@@ -49,8 +49,7 @@ def _seconds(attend: CompiledAttention, prefix: int, branches: int, cost: CostMo
     own = common + np.arange(branches)[:, None] * OWN + np.arange(OWN)
     pages = np.concatenate((np.broadcast_to(np.arange(common), (branches, common)), own), axis=1)
     contexts = np.full(branches, pages.shape[1] * PAGE)
-    slots = pages[:, -1] * PAGE + PAGE - 1
-    attend.prepare(Rows(pages, slots, np.ones_like(contexts), contexts, PAGE, POOL, KV_HEADS, HEADS // KV_HEADS, cost))
+    attend.prepare(Rows(pages, np.ones_like(contexts), contexts, PAGE, POOL, KV_HEADS, HEADS // KV_HEADS, cost))
     q, k = torch.randn(branches, HEADS, DIM), torch.randn(branches, KV_HEADS, DIM)
     return statistics.median(_time(lambda: [attend(layer, q, k, k) for layer in range(LAYERS)]) for _ in range(9))
 

@@ -75,11 +75,10 @@ def _step(
     count, context = len(pages), pages.shape[1] * _PAGE
     model = Decoder(config, _Random(place.device), context, read, place)
     attend = TritonAttention(config.attention, keys)
-    ones, last = np.ones(count, np.int64), pages[:, -1] * _PAGE + _PAGE - 1
-    about = count * [context]
     cost = CostModel(2 * config.kv_heads * config.head_dim * keys.element_size())
     per_kv = config.heads // config.kv_heads
-    attend.prepare(Rows(pages, last, ones, np.array(about), _PAGE, pages.size, config.kv_heads, per_kv, cost))
+    lengths = np.ones(count, np.int64), np.full(count, context)
+    attend.prepare(Rows(pages, *lengths, _PAGE, pages.size, config.kv_heads, per_kv, cost))
     batch = Batch(tokens, torch.full_like(tokens, context - 1))
     return lambda: model.read(model.forward(batch, attend))
 

@@ -5,22 +5,22 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from engine.attention import LayerAttention
-from engine.attention.plan import Ints, Rows, share_prefixes
+from engine.attention.plan import Ints, Rows
 from kernels.cpu.attention import KINDS, STEP_WORDS, attend, rotary_write, scratch_floats, tile_tokens
+from kernels.cpu.plan import plan, plan_room
 from kernels.cpu.tape import empty
 
 _ALONE = 1 << 14
 """Numbers that one thread turns before two would have begun."""
 _ALONE_KEYS = 1 << 20
 """Products of queries and keys that one thread computes before two would have begun."""
-_NO_TREE = np.zeros(1, np.bool_)
 
 
 class _Kernels(ABC):
@@ -125,102 +125,52 @@ class CompiledAttention(_Kernels):
         super().__init__(layers, kv, scales)
         self._sharing = sharing
         self._windows = list(dict.fromkeys(layer.window for layer in layers))
-        self._scratch = torch.empty(0)
+        self._scratch = self._totals = torch.empty(0)
+        self._trees: dict[int | None, list[Tensor]] = {}
+        self._rooms = {window: torch.empty(0, dtype=torch.int64) for window in self._windows}
         self._steps = {window: torch.zeros(STEP_WORDS, dtype=torch.int64) for window in self._windows}
         """What ``attend`` wants to know of a step; the addresses of these stay."""
 
     def prepare(self, rows: Rows) -> None:
         """Plans a step."""
         self._threads = torch.get_num_threads()
-        self._kept = [self._plan(rows, window, words) for window, words in self._steps.items()]
+        (count, columns), per_kv = rows.pages.shape, rows.heads_per_kv
+        tokens, tile = int(rows.queries.sum()), tile_tokens(per_kv)
+        apart = scratch_floats(self._layers[0].head_dim, per_kv, columns * rows.page_size)
+        self._scratch = _room(self._scratch, apart * self._threads)
+        self._totals = _room(self._totals, tokens * rows.kv_heads * per_kv)
+        size = plan_room(count, tokens, count * columns * self._blocks, tile)
+        given = [torch.from_numpy(np.ascontiguousarray(part)) for part in (rows.pages, rows.queries, rows.contexts)]
+        shape = count, tokens, columns, self._blocks, rows.page_size
+        cost = rows.cost.token_bytes, rows.cost.piece, rows.cost.query
+        for window, words in self._steps.items():
+            room = self._rooms[window] = _room(self._rooms[window], size)
+            how = window or 0, int(self._sharing), tile, *cost, apart
+            trees = self._trees[window] = [torch.from_numpy(part) for part in _trees(rows, window)]
+            plan(words, room, *given, *(trees or (0, 0, 0)), self._scratch, self._totals, *shape, *how, threads=1)
 
     def projected(self, layer: int, qkv: Tensor, norm: Tensor | None, eps: float, cos: Tensor, sin: Tensor) -> Tensor:
         """See ``LayerAttend``."""
         step = self._steps[self._layers[layer].window].data_ptr()
         return self._launch(layer, qkv, norm, eps, (cos, sin), step, self._threads)
 
-    def _plan(self, rows: Rows, window: int | None, words: Tensor) -> tuple[Tensor, ...]:
-        """Writes what ``attend`` wants to know. Returns what the addresses among it are of."""
-        row = np.repeat(np.arange(len(rows.queries)), rows.queries)
-        before, count = rows.contexts - rows.queries, len(row)
-        position = np.arange(count) - rows.starts[row] + before[row]
-        end, first = position + 1, np.zeros_like(position)
-        tree_begin, tree_at, tree = first, np.full_like(row, -1), [_NO_TREE]
-        if rows.trees:
-            tree_begin = np.zeros_like(row)
-        for index, branches in rows.trees.items():
-            own = slice(int(rows.starts[index]), int(rows.starts[index] + rows.queries[index]))
-            position[own] = before[index] + branches.depths
-            sees, size = branches.sees, len(branches.depths)
-            if window is not None:
-                sees = sees & (branches.depths > branches.depths[:, None] - window)
-            end[own], tree_begin[own] = rows.contexts[index], before[index]
-            tree_at[own] = sum(map(len, tree)) + size * np.arange(size)
-            tree.append(sees.reshape(-1))
-        pieces: list[_Piece] = []
-        if window is not None and window < rows.contexts.max():
-            first = np.maximum(position + 1 - window, 0)
-        elif self._sharing and count > 1:
-            pieces, first = self._pieces(rows, row)
-        spans = np.cumsum([0, *(len(piece.tokens) for piece in pieces)])
-        table = [
-            (piece.row, piece.first, piece.end, *span)
-            for piece, *span in zip(pieces, spans[:-1].tolist(), spans[1:].tolist(), strict=True)
-        ]
-        longest = int((end - first).max())
-        apart = scratch_floats(self._layers[0].head_dim, rows.heads_per_kv, longest)
-        if len(self._scratch) < apart * self._threads:
-            self._scratch = torch.empty(apart * self._threads)
-        # All integers in one array: to make a tensor of each would take longer than to attend.
-        pages = (rows.pages[..., None] * self._blocks + np.arange(self._blocks)).reshape(len(rows.pages), -1)
-        parts = [pages.reshape(-1), row, first, end, tree_begin, tree_at, rows.slots]
-        parts += [np.array(table, np.int64).reshape(-1), *(piece.tokens for piece in pieces)]
-        integers = torch.from_numpy(np.concatenate(parts))
-        places = (integers.data_ptr() + 8 * np.cumsum([0, *map(len, parts)])).tolist()
-        masks, totals = torch.from_numpy(np.concatenate(tree)), torch.empty(count * rows.kv_heads * rows.heads_per_kv)
-        words.numpy()[:] = (
-            self._scratch.data_ptr(),
-            *places[:6],
-            masks.data_ptr(),
-            *places[7:9],
-            totals.data_ptr(),
-            *(count, pages.shape[1], len(table), longest, apart),
-            places[6],
-        )
-        return self._scratch, integers, masks, totals
 
-    def _pieces(self, rows: Rows, row: Ints) -> tuple[list[_Piece], Ints]:
-        """What several tokens read together, and for each token the first key that it reads for itself."""
-        before = rows.contexts - rows.queries
-        begins, shared = share_prefixes(rows, before // rows.page_size)
-        pieces = [
-            _Piece(
-                int(part.rows[0]),
-                part.page * rows.page_size,
-                part.page * rows.page_size + part.tokens,
-                rows.tokens(part.rows),
-            )
-            for part in shared
-        ]
-        first = (begins * rows.page_size)[row]
-        size = tile_tokens(rows.heads_per_kv)
-        for index in np.flatnonzero(rows.queries > 1).tolist():
-            start, count = int(rows.starts[index]), int(rows.queries[index])
-            for offset in range(0, count, count if index in rows.trees else size):
-                tokens = np.arange(start + offset, start + min(offset + size, count))
-                begin, end = int(first[start + offset]), int(before[index]) + offset
-                if rows.cost.shares(end - begin, len(tokens), len(tokens)):
-                    pieces.append(_Piece(index, begin, end, tokens))
-                    first[tokens] = end
-        return pieces, first
+def _room(held: Tensor, size: int) -> Tensor:
+    """Memory for ``size`` numbers: what is held if that is enough."""
+    return held if held.shape[0] >= size else torch.empty(2 * size, dtype=held.dtype)
 
 
-@dataclass(frozen=True, slots=True)
-class _Piece:
-    """Keys that all of some tokens see."""
-
-    row: int
-    """Whose pages they lie in."""
-    first: int
-    end: int
-    tokens: Ints
+def _trees(rows: Rows, window: int | None) -> tuple[npt.NDArray[np.generic], ...]:
+    """For each row where its tree lies, or -1; the depths of all trees' tokens, and which of its tokens each sees;
+    nothing where there are no trees."""
+    if not rows.trees:
+        return ()
+    where, depths, masks = np.full((len(rows.queries), 2), -1), [], []
+    mask = depth = 0
+    for row, tree in rows.trees.items():
+        where[row] = mask, depth
+        mask, depth = mask + tree.sees.size, depth + len(tree.depths)
+        depths.append(tree.depths)
+        near = True if window is None else tree.depths > tree.depths[:, None] - window
+        masks.append((tree.sees & near).reshape(-1))
+    return where, np.concatenate(depths), np.concatenate(masks)

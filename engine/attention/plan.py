@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
@@ -147,14 +148,12 @@ class StepPlan:
         return self.by_window[window]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Rows:
     """The rows of a step as arrays, in the order of the batch's flat tokens."""
 
     pages: Ints
     """``[rows, max_pages]``."""
-    slots: Ints
-    """``[tokens]``, page * page_size + offset of every token of the batch."""
     queries: Ints
     contexts: Ints
     page_size: int
@@ -164,6 +163,20 @@ class Rows:
     cost: CostModel
     trees: Mapping[int, Tree] = field(default_factory=dict)
     """Of the rows whose new tokens are no chain."""
+
+    @cached_property
+    def places(self) -> Ints:
+        """``[tokens]`` how many tokens lie before each of the batch's, those of a tree one after the other."""
+        ends = np.cumsum(self.queries)
+        places: Ints = np.arange(ends[-1]) + np.repeat(self.contexts - ends, self.queries)
+        return places
+
+    @cached_property
+    def slots(self) -> Ints:
+        """``[tokens]``, page * page_size + offset of every token of the batch."""
+        page, offset = np.divmod(self.places, self.page_size)
+        slots: Ints = self.pages[np.repeat(np.arange(len(self.queries)), self.queries), page] * self.page_size + offset
+        return slots
 
     @property
     def starts(self) -> Ints:

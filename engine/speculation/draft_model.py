@@ -97,13 +97,24 @@ class _Growth:
         self.tokens.append(token)
         self.chances.append(chance)
         self.chance *= chance
-        sequence = self.wish.sequence
-        ends = token in sequence.eos or token in sequence.sampling.stop_token_ids
-        return len(self.tokens) < self.depth and not ends
+        return len(self.tokens) < self.depth and token not in self.wish.sequence.ends
+
+    def add_all(self, tokens: list[int], chances: list[float]) -> None:
+        """``add`` of the best guesses of all levels, where a chain is wanted."""
+        count, ends = 0, self.wish.sequence.ends
+        for token, chance in zip(tokens[: self.depth], chances, strict=False):
+            if not chance > 0:
+                break
+            count += 1
+            if token in ends:
+                break
+        self.tokens, self.chances = tokens[:count], chances[:count]
 
     @property
     def draft(self) -> Draft:
         """The chain, and as many runners-up as may be."""
+        if not self.beside:
+            return Draft.chain(self.tokens, self.chances) if self.tokens else EMPTY
         best = sorted(self.beside, key=lambda one: -one[0])[: self.wish.nodes - len(self.tokens)]
         return Draft(
             (*self.tokens, *(token for _, _, token, _ in best)),
@@ -212,8 +223,9 @@ class DraftModel:
                 self._close(row)
                 continue
             # Chains that are computed together are as deep as the deepest.
-            room = min(known + deepest - 1, self._limit)
-            if not self._make_room(row, room, asked, underway):
+            room, table = min(known + deepest - 1, self._limit), row.table
+            enough = table is not None and room <= len(table.pages) * size
+            if not enough and not self._make_room(row, room, asked, underway):
                 continue
             due = count = known - row.computed
             if due > size:
@@ -311,14 +323,20 @@ class DraftModel:
         starts = [
             Start(row.pages.row, row.tokens[row.known - DUE if even else row.computed :], row.known) for row in rows
         ]
-        found = chains(starts, guesses, depth, max(one.width for one in growing))
+        width = max(one.width for one in growing)
+        tokens, chances = (array.swapaxes(0, 1) for array in chains(starts, guesses, depth, width))
         for one in growing:
             one.row.computed = one.row.known
         self._publish(work)
-        for one, tokens, chances in zip(growing, *(array.swapaxes(0, 1).tolist() for array in found), strict=True):
-            one.row.tokens += [level[0] for level in tokens[:-1]]
+        for one, guessed in zip(growing, tokens[:, :-1, 0].tolist(), strict=True):
+            one.row.tokens += guessed
             one.row.computed = len(one.row.tokens)
-            for level, odds in zip(tokens, chances, strict=True):
+        if width == 1:
+            for one, levels, odds in zip(growing, tokens[..., 0].tolist(), chances[..., 0].tolist(), strict=True):
+                one.add_all(levels, odds)
+            return
+        for one, *found in zip(growing, tokens.tolist(), chances.tolist(), strict=True):
+            for level, odds in zip(*found, strict=True):
                 if not one.add(level, odds):
                     break
 

@@ -32,7 +32,7 @@ from torch.nn import functional as F
 from engine.attention import LayerAttention
 from engine.attention.host import host_attention
 from engine.attention.pages import gather, write
-from engine.attention.plan import Rows, head_slots
+from engine.attention.plan import head_slots
 from engine.attention.triton_backend import TritonAttention
 from engine.batch import lay_out
 from engine.cache.kv import KVCache, PageTable
@@ -204,14 +204,14 @@ class EagleDrafter:
             torch.cat((self._waiting[span.table.row, : span.length], hidden[step.rows[:-1]])) for step, span in due
         ]
         spans = [_Span(span.table, span.first, len(some)) for (_, span), some in zip(due, features, strict=True)]
-        layout, positions = _layout(spans, self._cache, self._layer.about)
+        rows, firsts, queries = np.array([(span.table.row, span.first, span.length) for span in spans]).T
+        layout = lay_out(self._cache, self._layer.about, rows, queries, firsts + queries, {})
         self._attention.prepare(layout)
         embedded = self._model.embed(torch.tensor(_successors([step.sequence for step, _ in due], spans)))
-        angles = self._at(positions)
+        angles = self._at(layout.places)
         self._layer(torch.cat(features), embedded, angles, lambda q, k, v: self._attention(0, q, k, v))
-        rows = [span.table.row for span in spans]
         self._waiting[rows, 0] = hidden[[step.rows[-1] for step, _ in due]]
-        for row, span in zip(rows, spans, strict=True):
+        for row, span in zip(rows.tolist(), spans, strict=True):
             self._spans[row] = _Span(span.table, span.first + span.length, 1)
 
     def _draft(self, wishes: Sequence[Wish]) -> list[Draft]:
@@ -364,9 +364,3 @@ class _Entries:
 def _width(wish: Wish) -> int:
     """Most guesses of a level."""
     return 1 if wish.nodes == wish.depth else wish.nodes
-
-
-def _layout(spans: Sequence[_Span], cache: KVCache, about: LayerAttention) -> tuple[Rows, Ints]:
-    """The rows of the spans' entries for the attention, and the entries' positions."""
-    rows, firsts, queries = np.array([(span.table.row, span.first, span.length) for span in spans]).T
-    return lay_out(cache, about, rows, queries, firsts + queries, {})

@@ -86,7 +86,7 @@ class Speculator:
             left = step_tokens - tokens
             for wish, draft in zip(wishes, drafts, strict=True):
                 given[wish.sequence] = fitting = self._fit(wish, draft, left, len(work))
-                left -= len(fitting)
+                left -= len(fitting.tokens)
         self._began = self._clock()
         self._drafting = self._began - started
         return [Work(sequence, count, given.get(sequence, EMPTY)) for sequence, count in work]
@@ -106,12 +106,12 @@ class Speculator:
         advances: list[Advance] = []
         start = 0
         for sequence, count, draft in work:
+            behind = start + count
             if isinstance(sequence, GenerateSequence) and sequence.table is not None:
-                behind = start + count
                 due, right = range(start, behind), kept.get(sequence)
                 rows = [*due, *(behind + guess for guess in right)] if right else due
                 advances.append(Advance(sequence, sequence.computed - len(rows), rows))
-            start += count + len(draft)
+            start = behind + len(draft.tokens)
         began = self._clock()
         self._advance(advances, hidden)
         advancing = self._clock() - began
@@ -200,10 +200,11 @@ class Speculator:
 
     def _fit(self, wish: Wish, draft: Draft, left: int, running: int) -> Draft:
         """As much of a draft as there is room for. A page is only taken if one is left for each that runs."""
-        table, cache, known = wish.sequence.pages, self._cache, len(wish.sequence.tokens)
-        wanted = min(len(draft), wish.nodes, left)
+        table, cache, known, guesses = wish.sequence.pages, self._cache, len(wish.sequence.tokens), len(draft.tokens)
+        wanted = min(guesses, wish.nodes, left)
         missing = -(-(known + wanted) // cache.page_size) - len(table.pages)
-        if missing > 0 and cache.available - missing >= running:
-            cache.reserve(table, known + wanted)
-        wanted = max(0, min(wanted, len(table.pages) * cache.page_size - known))
-        return draft if wanted == len(draft) else draft.part(range(wanted))
+        if missing > 0:
+            if cache.available - missing >= running:
+                cache.reserve(table, known + wanted)
+            wanted = max(0, min(wanted, len(table.pages) * cache.page_size - known))
+        return draft if wanted == guesses else draft.part(range(wanted))

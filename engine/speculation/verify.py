@@ -13,6 +13,11 @@ def accepted(draft: Draft, drawn: Sequence[int]) -> tuple[int, ...]:
     ``drawn``: the token that the branch draws after its last one, and then, for each guess, the one that it draws after
     that guess: ``1 + len(draft)``. The tokens of the branch are those guesses and the draw after the last of them.
     """
+    if draft.is_chain:
+        right = 0
+        while right < len(draft.tokens) and draft.tokens[right] == drawn[right]:
+            right += 1
+        return tuple(range(right))
     children: dict[tuple[int, int], int] = {}
     for index, place in enumerate(zip(draft.parents, draft.tokens, strict=True)):
         children.setdefault(place, index)

@@ -84,10 +84,10 @@ def draw(logits: Tensor, laws: Laws, where: Coordinates) -> tuple[Ints, Floats]:
     if logits.stride(1) != 1:
         logits = logits.contiguous()
     reach = np.full(rows, -np.inf)
-    off = laws.min_p <= 0
-    if not off.all():
+    if laws.min_p.any():
         # Here and not in the kernel, where multiplication and addition may be one operation with one rounding.
-        reach[~off] = laws.temperature[~off] * np.log(laws.min_p[~off])
+        some = laws.min_p > 0
+        reach[some] = laws.temperature[some] * np.log(laws.min_p[some])
     settings = torch.from_numpy(np.array((laws.temperature, laws.top_p, reach)))
     places = torch.from_numpy(np.array((laws.top_k, where.seed, where.key, where.position)))
     tokens, found = np.empty(rows, np.int64), np.empty((3, rows))
@@ -95,15 +95,16 @@ def draw(logits: Tensor, laws: Laws, where: Coordinates) -> tuple[Ints, Floats]:
     scratch = torch.empty((threads, vocab + blocks_of(vocab)))
     outputs = torch.from_numpy(tokens), torch.from_numpy(found)
     _draw(logits, logits.stride(0), settings, places, *outputs, scratch, rows, vocab, _CLOSE, threads=threads)
-    score, total, smallest = found
-    for row in np.flatnonzero(tokens == _CLOSE_CALL).tolist():
-        x = logits[row].numpy()
-        kept = np.flatnonzero(x >= smallest[row])
-        scores = (x[kept].astype(np.float64) - x.max()) / laws.temperature[row]
-        stream = noise_streams(where.seed[[row]], where.key[[row]], where.position[[row]], SAMPLE)
-        winner = (scores + gumbel_noise(stream, kept)).argmax()
-        tokens[row], score[row] = kept[winner], scores[winner]
-    return tokens, score - total
+    logprobs, total, smallest = found
+    if tokens.min() < 0:
+        for row in np.flatnonzero(tokens == _CLOSE_CALL).tolist():
+            x = logits[row].numpy()
+            kept = np.flatnonzero(x >= smallest[row])
+            scores = (x[kept].astype(np.float64) - x.max()) / laws.temperature[row]
+            stream = noise_streams(where.seed[[row]], where.key[[row]], where.position[[row]], SAMPLE)
+            winner = (scores + gumbel_noise(stream, kept)).argmax()
+            tokens[row], logprobs[row] = kept[winner], scores[winner] - total[row]
+    return tokens, logprobs
 
 
 def blocks_of(vocab: int) -> int:
@@ -129,7 +130,7 @@ def _draw(address: Any) -> None:
         temperature = laws[0, row]
         if temperature <= 0:
             drawn[row], total = _greedy(x, maxima, top, weights)
-            found[0, row], found[1, row] = 0.0, math.log(total)
+            found[0, row] = -math.log(total)
             continue
         factor = np.float32(min(max(1 / temperature, 1e-37), 3e38))
         smallest = max(
@@ -139,8 +140,8 @@ def _draw(address: Any) -> None:
         stream = stream_of(places[1, row], places[2, row], places[3, row], SAMPLE)
         token, lead, total = _race(x, maxima, weights, top, factor, temperature, smallest, stream)
         drawn[row] = token if lead > close else _CLOSE_CALL
-        found[0, row] = (np.float64(x[token]) - np.float64(top)) / temperature
         found[1, row], found[2, row] = math.log(total), smallest
+        found[0, row] = (np.float64(x[token]) - np.float64(top)) / temperature - found[1, row]
 
 
 @function

@@ -68,18 +68,13 @@ class Step:
         pages = np.zeros((len(tables), max(map(len, tables))), np.int64)
         for row, table in enumerate(tables):
             pages[row, : len(table)] = table
-        slots = [
-            table[position // page] * page + position % page
-            for table, queries, context in zip(tables, self.queries, self.contexts, strict=True)
-            for position in range(context - queries, context)
-        ]
         lengths = np.array(self.queries), np.array(self.contexts)
         wide = [row for row, queries in enumerate(self.queries) if 1 < queries <= 50 and rng.random() < 0.8]
         self.trees = {row: random_tree(rng, self.queries[row]) for row in wide} if trees else {}
-        self.rows = Rows(pages, np.array(slots), *lengths, page, POOL, KV_HEADS, PER_KV, cost, self.trees)
+        self.rows = Rows(pages, *lengths, page, POOL, KV_HEADS, PER_KV, cost, self.trees)
         self.plan = plan_step(self.rows)
         torch.manual_seed(seed)
-        tokens = len(slots)
+        tokens = sum(self.queries)
         self.q = torch.randn(tokens, KV_HEADS * PER_KV, dim)
         self.k, self.v = torch.randn(tokens, KV_HEADS, dim), torch.randn(tokens, KV_HEADS, dim)
         # Every slot before the new tokens holds something; what no row may read stays huge.
@@ -269,10 +264,8 @@ def test_without_sharing_the_kernel_gives_a_token_the_same_bits_in_any_company(
         for row, start in enumerate(step.rows.starts.tolist()):
             for token in range(start, start + step.queries[row]):
                 before = step.contexts[row] - step.queries[row] + token - start
-                one, places = np.ones(1, np.int64), step.rows.slots[[token]]
-                alone = replace(
-                    step.rows, pages=step.rows.pages[[row]], slots=places, queries=one, contexts=one + before
-                )
+                one = np.ones(1, np.int64)
+                alone = replace(step.rows, pages=step.rows.pages[[row]], queries=one, contexts=one + before)
                 attend.prepare(alone)
                 q, k, v = (x[[token]] for x in (step.q, step.k, step.v))
                 assert torch.equal(attend(0, q, k, v)[0], together[token])
@@ -296,8 +289,7 @@ def decode_plan(prefix: int, branches: int, suffix: int, cost: CostModel) -> Ste
         [[*range(prefix), *(prefix + branch * suffix + page for page in range(suffix))] for branch in range(branches)]
     )
     contexts = np.full(branches, (prefix + suffix) * PAGE)
-    slots = pages[:, -1] * PAGE + PAGE - 1
-    return plan_step(Rows(pages, slots, np.ones_like(contexts), contexts, PAGE, POOL, KV_HEADS, PER_KV, cost))
+    return plan_step(Rows(pages, np.ones_like(contexts), contexts, PAGE, POOL, KV_HEADS, PER_KV, cost))
 
 
 @pytest.mark.parametrize("cost", [CostModel(2048), CostModel(8192)], ids=["small", "large"])
@@ -316,8 +308,7 @@ def test_branches_of_branches_share_at_every_level() -> None:
         [[0, 1, 2, 3, 4, 20, 0, 0], [0, 1, 2, 3, 4, 21, 0, 0], [0, 1, 2, 5, 6, 7, 8, 22], [0, 1, 2, 5, 6, 7, 8, 23]]
     )
     contexts = np.array([6, 6, 8, 8]) * PAGE
-    slots = np.array([20, 21, 22, 23]) * PAGE + PAGE - 1
-    plan = plan_step(Rows(pages, slots, np.ones_like(contexts), contexts, PAGE, POOL, KV_HEADS, PER_KV, ALWAYS))
+    plan = plan_step(Rows(pages, np.ones_like(contexts), contexts, PAGE, POOL, KV_HEADS, PER_KV, ALWAYS))
     read = sorted((piece.keys.first_slot, piece.keys.tokens, piece.queries) for piece in plan.pieces)
     assert read == [
         (0, 3 * PAGE, slice(0, 4)),
@@ -332,8 +323,7 @@ def test_a_long_consecutive_beginning_is_read_in_place() -> None:
     cost = CostModel(2048)
     pages = np.array([[*range(10, 510), 3, 1]])
     lengths = np.array([6]), np.array([500 * PAGE + 6])
-    slots = np.array([3, 3, 3, 3, 1, 1]) * PAGE + np.array([0, 1, 2, 3, 0, 1])
-    plan = plan_step(Rows(pages, slots, *lengths, PAGE, POOL, KV_HEADS, PER_KV, cost))
+    plan = plan_step(Rows(pages, *lengths, PAGE, POOL, KV_HEADS, PER_KV, cost))
     [piece], [group] = plan.pieces, plan.groups
     assert (piece.keys.first_slot, piece.keys.tokens, piece.queries) == (10 * PAGE, 500 * PAGE, slice(0, 6))
     assert group.keys.tokens == 6

@@ -51,8 +51,7 @@ def decode(contexts: list[int]) -> Rows:
     """One new token for each of some sequences without common pages."""
     lengths = np.array(contexts)
     pages = np.arange(len(contexts) * 40).reshape(len(contexts), 40)
-    slots = pages[np.arange(len(contexts)), (lengths - 1) // PAGE] * PAGE + (lengths - 1) % PAGE
-    return Rows(pages, slots, np.ones_like(lengths), lengths, PAGE, POOL, KV_HEADS, PER_KV, NEVER)
+    return Rows(pages, np.ones_like(lengths), lengths, PAGE, POOL, KV_HEADS, PER_KV, NEVER)
 
 
 def test_decoding_steps_of_one_shape_use_the_same_memory() -> None:

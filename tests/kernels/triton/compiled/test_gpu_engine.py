@@ -81,9 +81,8 @@ def step(folder: Path, dtype: torch.dtype, kv_dtype: str, monkeypatch: pytest.Mo
     about = model.config.attention[0]
     pages = np.arange(3 * 8).reshape(3, 8)
     contexts = np.array([100, 5, 128])
-    slots = pages[np.arange(3), (contexts - 1) // PAGE] * PAGE + (contexts - 1) % PAGE
     per_kv = about.heads // about.kv_heads
-    rows = Rows(pages, slots, np.ones(3, np.int64), contexts, PAGE, 64, about.kv_heads, per_kv, CostModel(1024))
+    rows = Rows(pages, np.ones(3, np.int64), contexts, PAGE, 64, about.kv_heads, per_kv, CostModel(1024))
     kv = torch.empty(1, 2, about.kv_heads, 64, PAGE, about.head_dim, dtype=kv_type(kv_dtype, place), device="meta")
     scales = None if kv_dtype == "auto" else torch.empty(kv.shape[:-1], device="meta")
     attend = TritonAttention(model.config.attention, kv, scales)

@@ -1,0 +1,129 @@
+"""The plan that the kernel makes of a step is the one that NumPy makes, and each token reads every key once."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+import torch
+
+from engine.attention.plan import CostModel, Ints, Rows, share_prefixes
+from tests.engine.test_attention import ALWAYS, KV_HEADS, NEVER, PER_KV, POOL, USUAL, Step
+
+plans = pytest.importorskip("kernels.cpu.plan")
+
+TILE = 8
+
+
+class Plan(NamedTuple):
+    """What ``attend`` is told: keys that tokens read for themselves, and pieces with their tokens."""
+
+    rows: list[int]
+    first: list[int]
+    end: list[int]
+    slots: list[int]
+    pieces: list[tuple[int, int, int, tuple[int, ...]]]
+    longest: int
+    pages: Ints
+
+
+def planned(rows: Rows, *, window: int = 0, sharing: bool = True, blocks: int = 1) -> Plan:
+    count, columns = rows.pages.shape
+    tokens = int(rows.queries.sum())
+    words = torch.zeros(plans.STEP_WORDS, dtype=torch.int64)
+    room = torch.zeros(plans.plan_room(count, tokens, count * columns * blocks, TILE), dtype=torch.int64)
+    given = [torch.from_numpy(part) for part in (rows.pages, rows.queries, rows.contexts)]
+    shape = count, tokens, columns, blocks, rows.page_size
+    cost = rows.cost.token_bytes, rows.cost.piece, rows.cost.query
+    plans.plan(words, room, *given, 0, 0, 0, 5, 6, *shape, window, int(sharing), TILE, *cost, 7, threads=1)
+    found = words.tolist()
+    assert (found[0], found[10], found[11], found[12], found[15]) == (5, 6, tokens, columns * blocks, 7)
+    members = at(found[9], tokens * 9)
+    pieces = at(found[8], 5 * found[13]).reshape(-1, 5).tolist()
+    return Plan(
+        *(at(found[word], tokens).tolist() for word in (2, 3, 4, 16)),
+        pieces=[(row, first, end, tuple(members[low:high].tolist())) for row, first, end, low, high in pieces],
+        longest=found[14],
+        pages=at(found[1], count * columns * blocks).reshape(count, -1),
+    )
+
+
+def at(address: int, count: int) -> Ints:
+    return np.ctypeslib.as_array((ctypes.c_int64 * count).from_address(address)).copy()
+
+
+def reference(rows: Rows) -> tuple[list[tuple[int, int, int, tuple[int, ...]]], list[int]]:
+    """Pieces in any order, and the first key that each token reads for itself."""
+    before, size = rows.contexts - rows.queries, rows.page_size
+    begins, shared = share_prefixes(rows, before // size)
+    pieces = [
+        (int(part.rows[0]), part.page * size, part.page * size + part.tokens, tuple(rows.tokens(part.rows).tolist()))
+        for part in shared
+    ]
+    first = np.repeat(begins * size, rows.queries)
+    for row in np.flatnonzero(rows.queries > 1).tolist():
+        start, count = int(rows.starts[row]), int(rows.queries[row])
+        for offset in range(0, count, TILE):
+            tokens = range(start + offset, start + min(offset + TILE, count))
+            begin, end = int(first[tokens[0]]), int(before[row]) + offset
+            if rows.cost.shares(end - begin, len(tokens), len(tokens)):
+                pieces.append((row, begin, end, tuple(tokens)))
+                first[tokens] = end
+    return pieces, first.tolist()
+
+
+@pytest.mark.parametrize("cost", [ALWAYS, USUAL, NEVER], ids=["always", "usual", "never"])
+def test_tokens_read_together_what_the_reference_says(cost: CostModel) -> None:
+    pieces = 0
+    for seed in range(60):
+        rows = Step(seed, cost).rows
+        plan, (expected, first) = planned(rows), reference(rows)
+        assert sorted(plan.pieces) == sorted(expected)
+        assert plan.first == first
+        assert plan.slots == rows.slots.tolist()
+        assert plan.rows == np.repeat(np.arange(len(rows.queries)), rows.queries).tolist()
+        assert plan.end == (rows.places + 1).tolist()
+        assert plan.longest == max(end - own for own, end in zip(plan.first, plan.end, strict=True))
+        pieces += len(expected)
+    assert (pieces > 0) == (cost is not NEVER)
+
+
+def test_every_key_is_read_once_however_deep_prefixes_are_nested() -> None:
+    """Of each two neighbours one shares a page more than the other: more levels than a token may read with others."""
+    count, size = 30, 4
+    pages = np.tile(np.arange(count + 1), (count, 1))
+    for row in range(count):
+        pages[row, row + 1 :] = 100 + count * row + np.arange(count - row)
+    contexts = np.full(count, (count + 1) * size)
+    rows = Rows(pages, np.ones_like(contexts), contexts, size, POOL, KV_HEADS, PER_KV, ALWAYS)
+    plan = planned(rows)
+    assert len(reference(rows)[0]) == count - 1 > len(plan.pieces) > 0
+    for token, (first, end) in enumerate(zip(plan.first, plan.end, strict=True)):
+        reads = [(begin, behind) for row, begin, behind, tokens in plan.pieces if token in tokens]
+        assert all(
+            (pages[row, : end // size] == pages[token, : end // size]).all()
+            for row, _, end, some in plan.pieces
+            if token in some
+        )
+        bounds = [0, *(behind for _, behind in reads)]
+        assert [begin for begin, _ in reads] == bounds[:-1]
+        assert (bounds[-1], end) == (first, contexts[token])
+
+
+def test_a_window_is_read_by_each_for_itself() -> None:
+    for seed in range(20):
+        rows = Step(seed, ALWAYS).rows
+        plan = planned(rows, window=9)
+        if rows.contexts.max() > 9:
+            assert plan.first == np.maximum(rows.places + 1 - 9, 0).tolist()
+            assert not plan.pieces
+
+
+def test_large_pages_are_several_for_the_kernel() -> None:
+    rows = Step(3, NEVER).rows
+    plan = planned(rows, sharing=False, blocks=3)
+    assert plan.pages.tolist() == [
+        [3 * page + block for page in row for block in range(3)] for row in rows.pages.tolist()
+    ]
