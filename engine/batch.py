@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from collections.abc import Sequence as Rows
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -41,15 +42,14 @@ def build_batch(work: Rows[Work], cache: KVCache, about: LayerAttention) -> tupl
     trees: dict[int, Tree] = {}
     for sequence, count, draft in work:
         done, guesses = sequence.computed, draft.tokens
-        due, end = done + count, done + count + len(guesses)
-        ids += sequence.tokens[done:due]
+        end = done + count + len(guesses)
+        ids += sequence.tokens[done : done + count]
+        ids += guesses
         if guesses and not draft.is_chain:
             trees[len(rows)] = tree = _tree(draft)
-            positions += range(done, due - 1)
-            positions += (due - 1 + tree.depths).tolist()
+            positions += (done + tree.depths).tolist()
         else:
             positions += range(done, end)
-        ids += guesses
         rows.append(sequence.pages.row)
         queries.append(end - done)
         contexts.append(end)
@@ -69,7 +69,6 @@ def lay_out(
 ) -> RowTable:
     """For the attention, the last ``queries`` tokens of ``contexts`` tokens in rows of the cache, ``[rows]`` each.
     ``trees``: see ``plan.Rows``."""
-    size = token_bytes(about, cache.data.dtype)
     return RowTable(
         pages=cache.pages[rows, : -(-int(contexts.max()) // cache.page_size)],
         queries=queries,
@@ -78,9 +77,16 @@ def lay_out(
         pool_pages=cache.pool.size,
         kv_heads=about.kv_heads,
         heads_per_kv=about.heads // about.kv_heads,
-        cost=CostModel.of_kernel(size) if is_compiled(about, cache.data) else CostModel(size),
+        cost=_cost(about, cache.data.dtype, cache.data.device),
         trees=trees,
     )
+
+
+@lru_cache(8)
+def _cost(about: LayerAttention, dtype: torch.dtype, device: torch.device) -> CostModel:
+    size = token_bytes(about, dtype)
+    compiled = is_compiled(about, torch.empty(0, dtype=dtype, device=device))
+    return CostModel.of_kernel(size) if compiled else CostModel(size)
 
 
 def _tree(draft: Draft) -> Tree:

@@ -16,7 +16,7 @@ from engine.batch import Work, build_batch
 from engine.cache.kv import KVCache, token_bytes
 from engine.device import Placement, find_place, kv_type
 from engine.device_sampling import sample_on_device
-from engine.drawing import Draw, Drawn, Sampler, read_out, sample_on_host
+from engine.drawing import Drawn, Sampler, read_out, sample_on_host
 from engine.forward import forward_over
 from engine.models.config import ModelConfig, read_raw_config
 from engine.models.families import is_defined
@@ -259,7 +259,7 @@ class EngineCore:
         work = [Work(*one) for one in schedule.work] if speculator is None else speculator.extend(schedule.work, size)
         batch, rows, work = build_batch(work, self.cache, self.model.config.attention[0])
         hidden = self._forward(batch, rows)
-        drawn = read_out(work, hidden, self.model.decoder, self._forward.read, self._sampler)
+        drawn = read_out(work, hidden, self.model.decoder, self._forward, self._sampler)
         self._commit(work, started)
         outcomes = self._settle(drawn)
         if speculator is not None:
@@ -291,22 +291,23 @@ class EngineCore:
 
     def _settle(self, drawn: list[Drawn]) -> list[Outcome]:
         """Branches receive what they drew: the token that was due, and after each guess that was right the next."""
-        paths = [accepted(one.draft, [draw.token for draw in one.draws]) if one.draft.tokens else () for one in drawn]
+        paths = [accepted(one.draft, one.tokens) if one.draft.tokens else () for one in drawn]
         self._move_accepted(drawn, paths)
         now = time.monotonic()
         outcomes: list[Outcome] = []
-        for (sequence, draft, _, draws), path in zip(drawn, paths, strict=True):
-            sequence.drafted += len(draft.tokens)
-            self._append(sequence, draws[0], now)
+        for one, path in zip(drawn, paths, strict=True):
+            sequence = one.sequence
+            sequence.drafted += len(one.draft.tokens)
+            self._append(one, 0, now)
             for place, guess in enumerate(path):
                 if sequence.table is None:  # it ended
                     path = path[:place]
                     break
                 self._computed(sequence, 1)
                 sequence.accepted += 1
-                self._append(sequence, draws[guess + 1], now)
-            if draft.tokens:
-                outcomes.append(Outcome(sequence, draft, path))
+                self._append(one, guess + 1, now)
+            if one.draft.tokens:
+                outcomes.append(Outcome(sequence, one.draft, path))
         return outcomes
 
     def _move_accepted(self, drawn: list[Drawn], paths: list[tuple[int, ...]]) -> None:
@@ -320,18 +321,20 @@ class EngineCore:
         if moves:
             self.cache.move(moves)
 
-    def _append(self, sequence: GenerateSequence, draw: Draw, now: float) -> None:
+    def _append(self, drawn: Drawn, place: int, now: float) -> None:
+        """A branch receives one of the tokens that were drawn."""
+        sequence, token = drawn.sequence, drawn.tokens[place]
         if sequence.first_token is None:
             self.timings.drew(sequence, now)
-        sequence.tokens.append(draw.token)
-        sequence.written.append(draw.token)
-        sequence.logprob += draw.logprob
+        sequence.tokens.append(token)
+        sequence.written.append(token)
+        sequence.logprob += drawn.logprobs[place]
         if sequence.penalties is not None:
-            sequence.penalties.add(draw.token)
-        if sequence.logprobs is not None and draw.detail is not None:
-            sequence.logprobs.append(draw.detail)
+            sequence.penalties.add(token)
+        if sequence.logprobs is not None:
+            sequence.logprobs.append(drawn.details[place])
         self._generated += 1
-        reason = ending(sequence, draw.token, self.model.info.context)
+        reason = ending(sequence, token, self.model.info.context)
         if reason is not None:
             self._end(sequence, reason)
         elif sequence.job.stream and (delta := next_delta(sequence)):

@@ -3,8 +3,8 @@ of score requests."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from itertools import repeat
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import islice
 from typing import NamedTuple
 
 import numpy as np
@@ -14,6 +14,7 @@ from torch import Tensor
 from engine.batch import Work
 from engine.changes import Point, change
 from engine.device import sent
+from engine.forward import Forward
 from engine.logprobs import log_probabilities, read_prompt
 from engine.models.model import Model
 from engine.penalties import Ints
@@ -26,15 +27,6 @@ _Read = tuple[ScoreSequence, int, int]
 """A sequence, a position in it to read, and the position's row in the batch."""
 
 
-class Draw(NamedTuple):
-    """A token that a branch drew, its log-probability under the law that it was drawn from, and under the model's own
-    if the request wants that."""
-
-    token: int
-    logprob: float
-    detail: TokenLogprob | None
-
-
 class Drawn(NamedTuple):
     """What one branch drew in a step."""
 
@@ -42,8 +34,12 @@ class Drawn(NamedTuple):
     draft: Draft
     row: int
     """The batch's row of its last token."""
-    draws: list[Draw]
-    """The token after its last one, and then for each guess of its draft the token that would follow that."""
+    tokens: list[int]
+    """The one after its last one, and then for each guess of its draft the one that would follow that."""
+    logprobs: list[float]
+    """Their log-probabilities under the laws that they were drawn from."""
+    details: list[TokenLogprob]
+    """And under the model's own, if the request wants that."""
 
 
 Sampler = Callable[[Tensor, Sequence[Point], Laws, Coordinates], tuple[Ints, Floats]]
@@ -57,14 +53,12 @@ def sample_on_host(logits: Tensor, points: Sequence[Point], laws: Laws, where: C
     return sample(logits, laws, where)
 
 
-def read_out(
-    work: list[Work], hidden: Tensor, model: Model, read: Callable[[Tensor], Tensor], sampler: Sampler
-) -> list[Drawn]:
+def read_out(work: list[Work], hidden: Tensor, model: Model, forward: Forward, sampler: Sampler) -> list[Drawn]:
     """Gives score sequences their values and prompts their log-probabilities, and draws the next token of every branch
     whose tokens are all computed now, and the one after each of its guesses.
 
     ``work`` is in the order of the batch, whose final hidden states are ``hidden`` ``[tokens, width]``; it is not
-    committed yet. ``read``: see ``Forward``.
+    committed yet. ``forward``: the one that they come from.
     """
     drawing, readings = _wanted(work, hidden, model)
     for token_ids, reads in readings.items():
@@ -73,10 +67,15 @@ def read_out(
             sequence.values[position] = tuple(values)
     if not drawing:
         return []
-    rows = [row for drawn in drawing for row in range(drawn.row, drawn.row + 1 + len(drawn.draft))]
-    # The rows rise, so as many as there are are all of them: a decoding step's.
-    chosen = hidden if len(rows) == hidden.shape[0] else _chosen(hidden, rows)
-    _draw(drawing, read(chosen), sampler)
+    counts = [1 + len(drawn.draft.tokens) for drawn in drawing]
+    tokens, logprobs, details = _draw(drawing, counts, hidden, model, forward, sampler)
+    end = 0
+    for drawn, count in zip(drawing, counts, strict=True):
+        start, end = end, end + count
+        drawn.tokens.extend(tokens[start:end])
+        drawn.logprobs.extend(logprobs[start:end])
+        if drawn.sequence.logprobs is not None:
+            drawn.details.extend(islice(details, count))
     return drawing
 
 
@@ -92,7 +91,7 @@ def _wanted(work: list[Work], hidden: Tensor, model: Model) -> tuple[list[Drawn]
             if sequence.prompt_logprobs is not None and len(sequence.prompt_logprobs) < sequence.prompt_size:
                 read_prompt(sequence, count, hidden[start : start + count], model)
             if end == len(sequence.tokens) and sequence.branch.max_tokens:
-                drawing.append(Drawn(sequence, draft, start + count - 1, []))
+                drawing.append(Drawn(sequence, draft, start + count - 1, [], [], []))
         elif isinstance(sequence, ScoreSequence):
             for position in set(sequence.reads):
                 if sequence.computed <= position < end:
@@ -114,35 +113,46 @@ def _points(drawn: Drawn) -> Iterator[Point]:
         yield Point(sequence, path, len(path))
 
 
-def _chosen(rows: Tensor, which: list[int]) -> Tensor:
-    return rows[sent(torch.tensor(which), rows.device)]
+def _chosen(rows: Tensor, which: Iterable[int]) -> Tensor:
+    return rows[sent(torch.tensor(list(which)), rows.device)]
 
 
-def _draw(drawing: list[Drawn], logits: Tensor, sampler: Sampler) -> None:
-    points: list[Point] = []
-    asking: list[int] = []
-    if any(map(_is_special, drawing)):
-        points = [point for drawn in drawing for point in _points(drawn)]
-        asking = [row for row, (sequence, _, _) in enumerate(points) if sequence.logprobs is not None]
-    # Complete when the tokens are, which are waited for.
-    raw = _chosen(logits, asking).to("cpu", non_blocking=True) if asking else None
-    tokens, logprobs = sampler(logits, points, *_laws_and_noise(drawing))
-    draws = list(map(Draw, tokens.tolist(), logprobs.tolist(), repeat(None)))
+def _draw(
+    drawing: list[Drawn], counts: list[int], hidden: Tensor, model: Model, forward: Forward, sampler: Sampler
+) -> tuple[list[int], list[float], Iterator[TokenLogprob]]:
+    """Tokens and log-probabilities, ``counts`` for each branch, and the details that some of them want."""
+    asking = _asking(drawing, counts)
+    # No two rows are the same, so as many as there are are all of them: a decoding step's.
+    whole, found = sum(counts) == hidden.shape[0], None
+    changed = any(drawn.sequence.penalties is not None or drawn.sequence.forbidden is not None for drawn in drawing)
+    if whole and not changed:
+        found = forward.draw(hidden, [drawn.sequence for drawn in drawing], counts)
+    if found is not None:
+        logits, tokens, logprobs = found
+        raw = _chosen(logits, asking) if asking else None
+    else:
+        rows = [drawn.row + ahead for drawn, count in zip(drawing, counts, strict=True) for ahead in range(count)]
+        logits = model.read(hidden if whole else _chosen(hidden, rows))
+        # Complete when the tokens are, which are waited for.
+        raw = _chosen(logits, asking).to("cpu", non_blocking=True) if asking else None
+        points = [point for drawn in drawing for point in _points(drawn)] if changed else []
+        tokens, logprobs = sampler(logits, points, *_laws_and_noise(drawing))
+    details: list[TokenLogprob] = []
     if raw is not None:
-        counts = [points[row].sequence.sampling.logprobs or 0 for row in asking]
-        for row, detail in zip(asking, log_probabilities(raw.numpy(), tokens[asking], counts), strict=True):
-            draws[row] = draws[row]._replace(detail=detail)
-    start = 0
-    for drawn in drawing:
-        end = start + 1 + len(drawn.draft.tokens)
-        drawn.draws.extend(draws[start:end])
-        start = end
+        details = log_probabilities(raw.numpy(), tokens[list(asking)], list(asking.values()))
+    return tokens.tolist(), logprobs.tolist(), iter(details)
 
 
-def _is_special(drawn: Drawn) -> bool:
-    """Whether a branch wants more than to be drawn from its logits as they are."""
-    sequence = drawn.sequence
-    return sequence.penalties is not None or sequence.forbidden is not None or sequence.logprobs is not None
+def _asking(drawing: list[Drawn], counts: list[int]) -> dict[int, int]:
+    """The draws whose log-probabilities are wanted, and of how many of the likeliest tokens beside."""
+    asking: dict[int, int] = {}
+    row = 0
+    for drawn, count in zip(drawing, counts, strict=True):
+        sequence = drawn.sequence
+        if sequence.logprobs is not None:
+            asking |= dict.fromkeys(range(row, row + count), sequence.sampling.logprobs or 0)
+        row += count
+    return asking
 
 
 def _laws_and_noise(drawing: list[Drawn]) -> tuple[Laws, Coordinates]:
@@ -151,7 +161,8 @@ def _laws_and_noise(drawing: list[Drawn]) -> tuple[Laws, Coordinates]:
     integers: list[tuple[int, int, int, int]] = []
     counts: list[int] = []
     ahead: list[int] = []
-    for sequence, draft, _, _ in drawing:
+    for drawn in drawing:
+        sequence, draft = drawn.sequence, drawn.draft
         sampling, guesses = sequence.sampling, len(draft.tokens)
         floats.append((sampling.temperature, sampling.top_p, sampling.min_p))
         integers.append((sampling.top_k, sequence.seed, sequence.key, len(sequence.tokens)))

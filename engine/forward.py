@@ -6,7 +6,7 @@ and its kernels are compiled for Hopper.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -21,6 +21,8 @@ from engine.device import sent
 from engine.host_forward import HostForward
 from engine.models.families import DecoderConfig
 from engine.models.model import Batch, Model
+from engine.sampling import Floats, Ints
+from engine.sequence import GenerateSequence
 from kernels.firsts import Firsts
 from kernels.paged_work import Buffers
 
@@ -35,8 +37,12 @@ class Forward(Protocol):
         """Final hidden states ``[tokens or more, hidden]`` of a step's ``batch``, which is on the host."""
         ...
 
-    def read(self, hidden: Tensor) -> Tensor:
-        """The logits ``[rows, vocab]`` of some of them, or all. May be overwritten; valid until the next call."""
+    def draw(
+        self, hidden: Tensor, branches: Sequence[GenerateSequence], counts: Sequence[int]
+    ) -> tuple[Tensor, Ints, Floats] | None:
+        """Logits, tokens and their log-probabilities, drawn after all ``hidden`` states that the last call returned:
+        ``counts`` of each of the branches, whose requests change no logits. ``None`` where there is no short way to
+        them. They are valid until the next call."""
         ...
 
 
@@ -49,7 +55,7 @@ def forward_over(model: Model, cache: KVCache, *, deterministic: bool = False) -
     kv, scales = cache.data[own], cache.scales_of(own)
     if model.place.on_gpu:
         return GpuForward(model, TritonAttention(about, kv, scales), model.place.device)
-    return HostForward(model, host_attention(about, kv, scales, deterministic=deterministic), kv)
+    return HostForward(model, host_attention(about, kv, scales, deterministic=deterministic), kv, len(cache.pages))
 
 
 class Graph(Protocol):
@@ -131,9 +137,8 @@ class GpuForward:
         graph.replay()
         return graph.output
 
-    def read(self, hidden: Tensor) -> Tensor:
+    def draw(self, *_: object) -> None:
         """See ``Forward``."""
-        return self._model.read(hidden)
 
     def _fill(self, batch: Batch, size: int) -> Tensor:
         """Sends a step's tokens and positions to where the graphs of this size read them."""

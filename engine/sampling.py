@@ -72,7 +72,11 @@ def sample(logits: Tensor, laws: Laws, where: Coordinates) -> tuple[Ints, Floats
         return sample_with_numpy(logits, laws, where)
     from kernels.cpu.sampling import draw
 
-    tokens, logprobs = draw(logits, laws, where)
+    return checked(*draw(logits, laws, where))
+
+
+def checked(tokens: Ints, logprobs: Floats) -> tuple[Ints, Floats]:
+    """What ``kernels.cpu.sampling`` drew. Raises ``EngineError`` when it could not."""
     if tokens.min() < 0:
         raise EngineError(_NOT_FINITE)
     return tokens, logprobs

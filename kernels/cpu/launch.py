@@ -67,7 +67,9 @@ class Kernel:
             self.compile()
         pool = _pool()
         count = 1 if pool is None else min(threads or torch.get_num_threads(), pool.limit)
-        words = [one if type(one) is int else one.data_ptr() if type(one) is Tensor else _word(one) for one in arguments]
+        words = [
+            one if type(one) is int else one.data_ptr() if type(one) is Tensor else _word(one) for one in arguments
+        ]
         # Made in a fifth of the time of an array of ctypes.
         values = struct.pack(f"={2 + len(words)}q", 0 if pool is None or count == 1 else pool.number, count, *words)
         if recorder.tape is not None:
@@ -78,11 +80,11 @@ class Kernel:
             pool.run(self._native, values, count, 0)
 
 
-def repeat(table: bytes, count: int, threads: int) -> None:
-    """``count`` launches, one after the other: in ``table`` each one's function, its arguments' address and its
+def repeat(table: int, count: int, threads: int) -> None:
+    """``count`` launches, one after the other: at ``table`` lie each one's function, its arguments' address and its
     threads, of which ``threads`` are the most."""
     pool = _pool()
-    _repeat(address_of(table), count, 0 if pool is None else pool.barrier, threads=threads)
+    _repeat(table, count, 0 if pool is None else pool.barrier, threads=threads)
 
 
 def kernel(body: Callable[[Any], None]) -> Kernel:

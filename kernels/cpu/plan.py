@@ -7,10 +7,8 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-
 from kernels.cpu.attention import STEP_WORDS
 from kernels.cpu.launch import begin, function, kernel, longs
-
 
 _SHARED = 8
 """Pieces shared with others that a token is in, about, at most. What lies in more it reads for itself."""

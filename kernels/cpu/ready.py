@@ -2,14 +2,27 @@
 
 from __future__ import annotations
 
-from kernels.cpu import activation, attention, chain, guesses, heads, linear, linear_int4, linear_int8, norm, sampling
+from kernels.cpu import (
+    activation,
+    attention,
+    chain,
+    guesses,
+    heads,
+    laws,
+    linear,
+    linear_int4,
+    linear_int8,
+    norm,
+    plan,
+    sampling,
+)
 from kernels.cpu.launch import Kernel
 from kernels.cpu.tile import MULTIPLIES_BYTES
 
 
 def make_ready() -> None:
     """Compiles every kernel: 20 seconds where that was never done before, else one."""
-    everywhere = (activation, attention, chain, guesses, heads, linear, norm, sampling)
+    everywhere = (activation, attention, chain, guesses, heads, laws, linear, norm, plan, sampling)
     for module in (*everywhere, linear_int4, linear_int8) if MULTIPLIES_BYTES else everywhere:
         for value in vars(module).values():
             if isinstance(value, Kernel):

@@ -21,6 +21,7 @@ from torch import Tensor
 from kernels.cpu.exponential import exp32
 from kernels.cpu.launch import begin, floats, function, kernel, longs, number, share
 from kernels.cpu.noise import gumbel_of, race_bits, stream_of
+from kernels.cpu.tape import empty
 from kernels.noise import SAMPLE, gumbel_noise, noise_streams
 
 Ints = npt.NDArray[np.int64]
@@ -80,29 +81,53 @@ class Coordinates(Protocol):
 def draw(logits: Tensor, laws: Laws, where: Coordinates) -> tuple[Ints, Floats]:
     """See ``engine.sampling.sample``. Where a row's largest logit is not finite or any is not a number, its token is
     -1."""
-    rows, vocab = logits.shape
+    rows = logits.shape[0]
     if logits.stride(1) != 1:
         logits = logits.contiguous()
     reach = np.full(rows, -np.inf)
     if laws.min_p.any():
-        # Here and not in the kernel, where multiplication and addition may be one operation with one rounding.
-        some = laws.min_p > 0
-        reach[some] = laws.temperature[some] * np.log(laws.min_p[some])
-    settings = torch.from_numpy(np.array((laws.temperature, laws.top_p, reach)))
-    places = torch.from_numpy(np.array((laws.top_k, where.seed, where.key, where.position)))
+        reach = reach_of(laws.temperature, laws.min_p)
+    settings = np.array((laws.temperature, laws.top_p, reach))
+    places = np.array((laws.top_k, where.seed, where.key, where.position))
     tokens, found = np.empty(rows, np.int64), np.empty((3, rows))
+    write_draws(logits, *(torch.from_numpy(array) for array in (settings, places, tokens, found)))
+    return told_apart(logits, settings, places, tokens, found)
+
+
+def reach_of(temperature: Floats, min_p: Floats) -> Floats:
+    """How far below the largest logit min-p keeps tokens.
+
+    Here and not in the kernel, where multiplication and addition may be one operation with one rounding.
+    """
+    reach = np.full(len(min_p), -np.inf)
+    some = min_p > 0
+    reach[some] = temperature[some] * np.log(min_p[some])
+    return reach
+
+
+def write_draws(logits: Tensor, settings: Tensor, places: Tensor, tokens: Tensor, found: Tensor) -> None:
+    """Writes the ``tokens`` ``[rows]`` that are drawn from ``logits`` ``[rows, vocab]``, and what ``told_apart`` wants
+    to know of them into ``found`` ``[3, rows]`` float64: a launch that a tape may repeat.
+
+    ``settings`` ``[3, rows]`` float64: temperature, top-p and ``reach_of``; ``places`` ``[4, rows]`` int64: top-k,
+    seed, key and position. All but the rows of ``logits`` are contiguous.
+    """
+    rows, vocab = logits.shape
     threads = 1 if rows == 1 or logits.numel() < _ALONE else torch.get_num_threads()
-    scratch = torch.empty((threads, vocab + blocks_of(vocab)))
-    outputs = torch.from_numpy(tokens), torch.from_numpy(found)
-    _draw(logits, logits.stride(0), settings, places, *outputs, scratch, rows, vocab, _CLOSE, threads=threads)
+    scratch = empty(threads, vocab + blocks_of(vocab))
+    _draw(logits, logits.stride(0), settings, places, tokens, found, scratch, rows, vocab, _CLOSE, threads=threads)
+
+
+def told_apart(logits: Tensor, settings: Floats, places: Ints, tokens: Ints, found: Floats) -> tuple[Ints, Floats]:
+    """The tokens of ``write_draws`` and their log-probabilities; those that it left open are drawn here."""
     logprobs, total, smallest = found
     if tokens.min() < 0:
         for row in np.flatnonzero(tokens == _CLOSE_CALL).tolist():
             x = logits[row].numpy()
             kept = np.flatnonzero(x >= smallest[row])
-            scores = (x[kept].astype(np.float64) - x.max()) / laws.temperature[row]
-            stream = noise_streams(where.seed[[row]], where.key[[row]], where.position[[row]], SAMPLE)
-            winner = (scores + gumbel_noise(stream, kept)).argmax()
+            scores = (x[kept].astype(np.float64) - x.max()) / settings[0, row]
+            seed, key, position = places[1:, [row]]
+            winner = (scores + gumbel_noise(noise_streams(seed, key, position, SAMPLE), kept)).argmax()
             tokens[row], logprobs[row] = kept[winner], scores[winner] - total[row]
     return tokens, logprobs
 

@@ -53,6 +53,8 @@ class Tape:
         self.arena = arena
         self._launches: list[tuple[int, bytes, int]] = []
         self._table = b""
+        self._address = 0
+        """Where it lies."""
         self._threads = 1
 
     def record(self, work: Callable[[], Tensor]) -> Tensor:
@@ -81,8 +83,9 @@ class Tape:
                 word for address, values, threads in self._launches for word in (address, address_of(values), threads)
             ]
             self._table = struct.pack(f"={len(words)}q", *words)
+            self._address = address_of(self._table)
             self._threads = max(threads for _, _, threads in self._launches)
-        repeat(self._table, len(self._launches), self._threads)
+        repeat(self._address, len(self._launches), self._threads)
 
 
 class Tapes:

@@ -225,7 +225,7 @@ def test_a_failing_step_fails_its_requests_and_the_engine_goes_on(
 ) -> None:
     failed = harness.submit(generate(PROMPT, [Branch(1, 1, 10)], **LAW))
     with monkeypatch.context() as patch:
-        patch.setattr(harness.core.model.decoder, "layers", lambda *_: 1 / 0)
+        patch.setattr("engine.core.read_out", lambda *_: 1 / 0)
         harness.core.step()
     [error] = failed
     assert isinstance(error, EngineError)

@@ -105,13 +105,24 @@ def test_logits_of_branches_that_were_preempted_equal_transformers(
 ) -> None:
     """Three branches, one with tokens of its own, in memory for about two: every row that a token was drawn from."""
     harness = Harness(checkpoints(kind), CoreOptions(kv_tokens=160, max_running=8, step_tokens=24))
-    drawn, read = [], harness.core.model.decoder.read
+    drawn: list[torch.Tensor] = []
+    read, forward = harness.core.model.decoder.read, harness.core._forward
+    draw = forward.draw
 
     def recording(hidden: torch.Tensor, token_ids: Sequence[int] = ()) -> torch.Tensor:
         drawn.append(read(hidden, token_ids).clone())
         return read(hidden, token_ids)
 
+    def drawing(*arguments: Any) -> Any:
+        with monkeypatch.context() as patch:
+            patch.setattr(harness.core.model.decoder, "read", read)
+            found = draw(*arguments)
+        if found is not None:
+            drawn.append(found[0].clone())
+        return found
+
     monkeypatch.setattr(harness.core.model.decoder, "read", recording)
+    monkeypatch.setattr(forward, "draw", drawing)
     prompt = random_tokens(41, 9)
     branches = [Branch(seed, 0, 60, generated=random_tokens(11 * seed, 10 + seed)) for seed in range(3)]
     completions = harness.complete(generate(prompt, branches, temperature=1.0, ignore_eos=True))

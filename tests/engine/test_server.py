@@ -174,7 +174,7 @@ async def test_a_failing_step_is_told_to_the_client_and_the_server_goes_on(
     client: HttpEngine, engine: LocalEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr(engine._cores["m"].model.decoder, "layers", lambda *_: 1 / 0)
+        patch.setattr("engine.core.read_out", lambda *_: 1 / 0)
         with pytest.raises(EngineError, match="ZeroDivisionError"):
             await collect(client, sampled())
         with pytest.raises(EngineError, match="ZeroDivisionError"):

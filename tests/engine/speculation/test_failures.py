@@ -94,7 +94,7 @@ def test_branches_of_a_step_that_failed_are_forgotten(
         harness.core.step()
         assert harness.core.busy
     with monkeypatch.context() as patch:
-        patch.setattr(harness.core.model.decoder, "read", lambda *_: 1 / 0)
+        patch.setattr("engine.core.read_out", lambda *_: 1 / 0)
         harness.core.step()
     assert not harness.core.busy
     for events in heard:

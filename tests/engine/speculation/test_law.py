@@ -196,7 +196,7 @@ def plant_belief(patch: pytest.MonkeyPatch) -> None:
     def settle(core: EngineCore, drawn: list[Drawn]) -> list[Outcome]:
         for one in drawn:
             if one.draft:
-                one.draws[0] = one.draws[0]._replace(token=one.draft.tokens[0])
+                one.tokens[0] = one.draft.tokens[0]
         return original(core, drawn)
 
     patch.setattr(EngineCore, "_settle", settle)

@@ -1,0 +1,88 @@
+"""The draws of a decoding step on the CPU."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from engine.cache.kv import PageTable
+from engine.models.decoder import Decoder
+from engine.sampling import Floats, Ints, checked
+from engine.sequence import GenerateSequence
+from kernels.cpu.tape import Tapes
+
+_Drawn = tuple[Tensor, Ints, Floats]
+"""Logits ``[rows, vocab]``; tokens and their log-probabilities, ``[rows]`` each (``engine.sampling.sample``)."""
+
+
+class HostDraws:
+    """Reads hidden states and draws after each of them, all repeated from a tape.
+
+    Of a branch only the position of its noise changes from step to step. So its law is written down when it is met for
+    the first time, in a table that has a row for each of the cache's, and a kernel gathers what the tokens need.
+    """
+
+    def __init__(self, model: Decoder, positions: Tensor, rows: int) -> None:
+        """``model``: one that is ``read_repeatable``. ``positions``: where those of a step's tokens are written to,
+        ``[most]``. ``rows``: of the cache's page table."""
+        self._model, self._positions = model, positions
+        most = positions.shape[0]
+        self._tables: list[PageTable | None] = [None] * rows
+        """Whose laws are known."""
+        self._laws = torch.zeros(rows, 3, dtype=torch.float64)
+        self._noise = torch.zeros(rows, 3, dtype=torch.int64)
+        self._rows = torch.zeros(most, dtype=torch.int64)
+        self._held = (
+            torch.empty(3 * most, dtype=torch.float64),
+            torch.empty(4 * most, dtype=torch.int64),
+            torch.empty(most, dtype=torch.int64),
+            torch.empty(3 * most, dtype=torch.float64),
+        )
+        """Settings, places, tokens and what is found: see ``write_draws``."""
+        self._seen = tuple(part.numpy() for part in self._held)
+        self._filled = self._rows.numpy()
+        self._tapes = Tapes()
+
+    def __call__(self, hidden: Tensor, branches: Sequence[GenerateSequence], counts: Sequence[int]) -> _Drawn:
+        """What ``counts`` of the ``hidden`` states of each branch give. Raises ``EngineError`` when logits are not
+        finite. What it returns is valid until the next call."""
+        from kernels.cpu.sampling import told_apart
+
+        owners: list[int] = []
+        for sequence, count in zip(branches, counts, strict=True):
+            table = sequence.pages
+            if self._tables[table.row] is not table:
+                self._write(table, sequence)
+            owners += [table.row] * count
+        rows = len(owners)
+        self._filled[:rows] = owners
+        # The tape reads hidden states where they were.
+        key = hidden.data_ptr(), rows, torch.get_num_threads()
+        logits = self._tapes(key, lambda: self._compute(hidden))
+        settings, places, tokens, found = self._seen
+        parts = settings[: 3 * rows].reshape(3, rows), places[: 4 * rows].reshape(4, rows)
+        return logits, *checked(*told_apart(logits, *parts, tokens[:rows], found[: 3 * rows].reshape(3, rows)))
+
+    def _write(self, table: PageTable, sequence: GenerateSequence) -> None:
+        from kernels.cpu.sampling import reach_of
+
+        law, row = sequence.sampling, table.row
+        [reach] = reach_of(np.array([law.temperature]), np.array([law.min_p]))
+        self._laws[row] = torch.tensor((law.temperature, law.top_p, reach), dtype=torch.float64)
+        self._noise[row] = torch.tensor((law.top_k, sequence.seed, sequence.key))
+        self._tables[row] = table
+
+    def _compute(self, hidden: Tensor) -> Tensor:
+        from kernels.cpu.laws import laws_of
+        from kernels.cpu.sampling import write_draws
+
+        rows = hidden.shape[0]
+        settings, places, tokens, found = self._held
+        parts = settings[: 3 * rows], places[: 4 * rows]
+        laws_of(self._laws, self._noise, self._rows[:rows], self._positions[:rows], *parts)
+        logits = self._model.read(hidden)
+        write_draws(logits, *parts, tokens[:rows], found[: 3 * rows])
+        return logits

@@ -1,0 +1,67 @@
+"""Draws from a tape are those that are made one after the other."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from engine.core import CoreOptions
+from engine.host_draws import HostDraws
+from engine.host_forward import HostForward
+from engine.speculation.controller import FixedController
+from engine.speculation.ngram import NgramDrafter
+from engine.types import Branch, Completion
+from kernels.cpu import AVAILABLE
+from tests.engine.conftest import Checkpoints
+from tests.engine.helpers import Harness, generate
+from tests.engine.test_models import random_tokens
+
+if not AVAILABLE:
+    pytest.skip("numba is not installed", allow_module_level=True)
+
+OPTIONS = CoreOptions(kv_tokens=8192, max_running=6, step_tokens=64)
+LAWS: list[dict[str, float]] = [
+    {"temperature": 1.0},
+    {"temperature": 0.0},
+    {"temperature": 0.7, "top_k": 5},
+    {"temperature": 1.3, "top_p": 0.8, "logprobs": 3},
+    {"temperature": 0.9, "min_p": 0.05},
+    {"temperature": 1.1, "top_k": 30, "top_p": 0.9, "min_p": 0.01, "logprobs": 0},
+]
+
+
+@pytest.mark.parametrize("guesses", [None, (1, 1), (3, 3), (2, 5)], ids=["plain", "one", "three", "trees"])
+def test_draws_from_a_tape_are_those_of_the_plain_way(
+    checkpoints: Checkpoints, guesses: tuple[int, int] | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of branches of different laws that begin and end at different times, so that each row of the cache has several
+    laws in its turn; and neither batch nor tape is known to them."""
+    drawn = 0
+    call = HostDraws.__call__
+
+    def counted(*arguments: object) -> object:
+        nonlocal drawn
+        drawn += 1
+        return call(*arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(HostDraws, "__call__", counted)
+    found = answers(checkpoints("qwen3"), guesses)
+    assert drawn > 20
+    monkeypatch.setattr(HostForward, "draw", lambda *_: None)
+    assert answers(checkpoints("qwen3"), guesses) == found
+
+
+def answers(folder: Path, guesses: tuple[int, int] | None) -> list[list[Completion]]:
+    harness = Harness(folder, OPTIONS)
+    if guesses:
+        harness.core.speculate(NgramDrafter(), FixedController(*guesses))
+    prompt = random_tokens(7, 5) * 3
+    requests = [
+        harness.submit(generate(prompt, [Branch(number, key, 9 + 5 * key) for key in range(2)], **law))
+        for number, law in enumerate(LAWS * 2)
+    ]
+    harness.run()
+    return [
+        sorted((one for one in events if isinstance(one, Completion)), key=lambda one: one.index) for events in requests
+    ]
