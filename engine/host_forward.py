@@ -17,7 +17,7 @@ from engine.sampling import Floats, Ints
 from engine.sequence import GenerateSequence
 from kernels.cpu.tape import Tapes
 
-_MOST = 64
+_MOST = 128
 """Tokens of a step that is repeated from a tape. In larger ones Python is not what takes time."""
 _MOST_LOGITS = 1 << 17
 """Logits that are drawn from in a tape, which keeps the memory for them."""
