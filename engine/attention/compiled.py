@@ -13,8 +13,10 @@ from torch import Tensor
 
 from engine.attention import LayerAttention
 from engine.attention.plan import Ints, Rows
-from kernels.cpu.attention import KINDS, STEP_WORDS, attend, rotary_write, scratch_floats, tile_tokens
+from kernels.cpu.attention import attend, scratch_floats, tile_tokens
+from kernels.cpu.attention_keys import KINDS, STEP_WORDS
 from kernels.cpu.plan import plan, plan_room
+from kernels.cpu.rotary import rotary_write
 from kernels.cpu.tape import empty
 
 _ALONE = 1 << 14
@@ -99,12 +101,12 @@ class AloneAttention(_Kernels):
         """See ``LayerAttend``."""
         about, tokens = self._layers[layer], len(qkv)
         apart = scratch_floats(about.head_dim, about.heads // about.kv_heads, self._longest)
-        scratch, totals = empty(self._threads * apart), empty(tokens * about.heads)
+        scratch, states = empty(self._threads * apart), empty(2 * tokens * about.heads)
         rows, ends, slots = (part.data_ptr() for part in self._plan)
         first, no_tree = (part.data_ptr() for part in self._rest)
         words = (scratch.data_ptr(), self._pages.ctypes.data, rows, first, ends, first, no_tree, first, first, first)
         counts = tokens, self._pages.shape[1], 0, self._longest, apart
-        step = torch.tensor([*words, totals.data_ptr(), *counts, slots], dtype=torch.int64)
+        step = torch.tensor([*words, states.data_ptr(), *counts, slots], dtype=torch.int64)
         self._steps.append(step)
         return self._launch(layer, qkv, norm, eps, (cos, sin), step.data_ptr(), self._threads)
 
@@ -125,7 +127,7 @@ class CompiledAttention(_Kernels):
         super().__init__(layers, kv, scales)
         self._sharing = sharing
         self._windows = list(dict.fromkeys(layer.window for layer in layers))
-        self._scratch = self._totals = torch.empty(0)
+        self._scratch = self._states = torch.empty(0)
         self._trees: dict[int | None, list[Tensor]] = {}
         self._rooms = {window: torch.empty(0, dtype=torch.int64) for window in self._windows}
         self._steps = {window: torch.zeros(STEP_WORDS, dtype=torch.int64) for window in self._windows}
@@ -138,7 +140,7 @@ class CompiledAttention(_Kernels):
         tokens, tile = int(rows.queries.sum()), tile_tokens(per_kv)
         apart = scratch_floats(self._layers[0].head_dim, per_kv, columns * rows.page_size)
         self._scratch = _room(self._scratch, apart * self._threads)
-        self._totals = _room(self._totals, tokens * rows.kv_heads * per_kv)
+        self._states = _room(self._states, 2 * tokens * rows.kv_heads * per_kv)
         size = plan_room(count, tokens, count * columns * self._blocks, tile)
         given = [torch.from_numpy(np.ascontiguousarray(part)) for part in (rows.pages, rows.queries, rows.contexts)]
         shape = count, tokens, columns, self._blocks, rows.page_size
@@ -147,7 +149,7 @@ class CompiledAttention(_Kernels):
             room = self._rooms[window] = _room(self._rooms[window], size)
             how = window or 0, int(self._sharing), tile, *cost, apart
             trees = self._trees[window] = [torch.from_numpy(part) for part in _trees(rows, window)]
-            plan(words, room, *given, *(trees or (0, 0, 0)), self._scratch, self._totals, *shape, *how, threads=1)
+            plan(words, room, *given, *(trees or (0, 0, 0)), self._scratch, self._states, *shape, *how, threads=1)
 
     def projected(self, layer: int, qkv: Tensor, norm: Tensor | None, eps: float, cos: Tensor, sin: Tensor) -> Tensor:
         """See ``LayerAttend``."""

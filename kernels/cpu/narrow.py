@@ -11,7 +11,8 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
-from kernels.cpu.vector import LANES, vector
+from kernels.cpu.vector import vector
+from kernels.cpu.vector_ir import LANES
 
 _BYTES = ir.VectorType(ir.IntType(8), LANES)
 _WORDS = ir.VectorType(ir.IntType(32), LANES)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from kernels.cpu.attention import STEP_WORDS
+from kernels.cpu.attention_keys import STEP_WORDS
 from kernels.cpu.launch import begin, function, kernel, longs
 
 _SHARED = 8
@@ -63,7 +63,7 @@ class _Work(NamedTuple):
 
 @kernel
 def plan(address: Any) -> None:
-    """``(words, room, pages, queries, contexts, trees, depths, masks, scratch, totals, rows, tokens, columns, blocks,
+    """``(words, room, pages, queries, contexts, trees, depths, masks, scratch, states, rows, tokens, columns, blocks,
     page_size, window, sharing, tile, token_bytes, piece, query, apart)``: writes the words of a step that ``attend``
     takes, and what these are addresses of into ``room`` (``plan_room``).
 
@@ -71,7 +71,7 @@ def plan(address: Any) -> None:
     columns]``, each of which is ``blocks`` pages for ``attend``. ``trees`` is 0, or ``[rows, 2]``: where in ``masks``
     and ``depths`` a row's tree lies (``engine.attention.plan.Tree``), or -1. ``window``: 0 for none. ``sharing``:
     whether tokens may read together, at most ``tile`` of one row; ``token_bytes``, ``piece`` and ``query`` say when
-    that is faster (``CostModel``). ``scratch``, ``apart`` floats a thread, and ``totals`` are as ``attend`` wants them.
+    that is faster (``CostModel``). ``scratch``, ``apart`` floats a thread, and ``states`` are as ``attend`` wants them.
     """
     a, _, _ = begin(address)
     rows, tokens, columns, blocks, tile = a[10], a[11], a[12], a[13], a[17]
