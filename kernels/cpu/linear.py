@@ -42,7 +42,7 @@ class FloatPanels(Panels):
 
 
 @function
-def _pack(to: int, x: int, rows: int, into: int, stride: int, _own: int) -> None:
+def _pack(to: int, x: int, rows: int, into: int, stride: int, _own: int, _ahead: int) -> None:
     for step in range(into // _STEP):
         for row in range(rows):
             _copy(to, x + 4 * (row * stride + step * _STEP))
@@ -70,14 +70,14 @@ def _copy(_context: Any, _to: Any, _source: Any) -> Any:
     return types.void(types.int64, types.int64), generate
 
 
-def _tile(builder: Any, rows: int, to: Any, stride: Any, x: Any, weights: Any, steps: Any, fetch: Any) -> None:
+def _tile(builder: Any, rows: int, target: Any, x: Any, weights: Any, steps: Any, fetch: Any) -> None:
     """The instructions for one number of rows."""
     fma = external(builder, f"llvm.fmuladd.v{LANES}f32", ir.FunctionType(_VECTOR, [_VECTOR] * 3))
     zeros = [_VECTOR(None)] * (rows * VECTORS)
     sums = tile(
         builder, zeros, x, weights, steps, fetch, lambda value, column, held: builder.call(fma, [value, column, held])
     )
-    write(builder, sums, to, stride)
+    write(builder, sums, target)
 
 
 _body = product_body(_pack, _tile)

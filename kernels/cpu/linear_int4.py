@@ -21,7 +21,7 @@ from torch.nn import functional as F
 from kernels.cpu.launch import begin, floats, function, kernel, longs
 from kernels.cpu.memory import resident
 from kernels.cpu.panels import Panels, product_body
-from kernels.cpu.rounding import LEVELS, STEP, codes_writer, largest
+from kernels.cpu.rounding import ASKED, LEVELS, STEP, codes_writer, largest
 from kernels.cpu.tile import LANES, LINE, VECTORS, WIDE, at, broadcast, dot, external, fence, tile, write
 
 _ALONE = 1 << 20
@@ -64,7 +64,7 @@ def _in_panels(grouped: Tensor, missing: int) -> Tensor:
 
 
 @function
-def _pack(to: int, x: int, rows: int, into: int, stride: int, own: int) -> None:
+def _pack(to: int, x: int, rows: int, into: int, stride: int, own: int, ahead: int) -> None:
     """For each group its unit in each row, the sums of the codes with the other sign, and the codes."""
     about = longs(own, (3,))
     groups, size = about[0], STEP * about[1]
@@ -81,7 +81,8 @@ def _pack(to: int, x: int, rows: int, into: int, stride: int, own: int) -> None:
             start, part = to + group * whole, source + 4 * group * size
             most = largest(part, size)
             codes = start + 8 * rows + STEP * row
-            total = _write_codes(codes, STEP * rows, part, size, types.float32(LEVELS) / most)
+            factor, asked = types.float32(LEVELS) / most, ahead + ASKED * (into * row + group * size) // STEP
+            total = _write_codes(codes, STEP * rows, part, size, factor, asked)
             about_rows = floats(start, (2, rows))
             about_rows[0, row] = most / types.float32(LEVELS)
             about_rows[1, row] = np.int32(-total).view(np.float32)
@@ -91,7 +92,7 @@ _I16, _I64 = ir.IntType(16), ir.IntType(64)
 _SUMS, _VECTOR, _SHORTS = (ir.VectorType(kind, LANES) for kind in (ir.IntType(32), ir.FloatType(), _I16))
 
 
-def _tile(builder: Any, rows: int, to: Any, stride: Any, x: Any, panel: Any, own: Any, fetch: Any) -> None:
+def _tile(builder: Any, rows: int, target: Any, x: Any, panel: Any, own: Any, fetch: Any) -> None:
     fma = external(builder, f"llvm.fma.v{LANES}f32", ir.FunctionType(_VECTOR, [_VECTOR] * 3))
     low = ir.Constant(_SUMS, [0x0F0F0F0F] * LANES)
     four = ir.Constant(_SUMS, [4] * LANES)
@@ -146,7 +147,7 @@ def _tile(builder: Any, rows: int, to: Any, stride: Any, x: Any, panel: Any, own
         phi.add_incoming(following, end)
     builder.cbranch(builder.icmp_signed(">", rest, _I64(0)), body, after)
     builder.position_at_end(after)
-    write(builder, results, to, stride)
+    write(builder, results, target)
 
 
 def _of_zeros(builder: Any, zero: Any, total: Any) -> Any:

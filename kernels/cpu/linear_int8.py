@@ -19,7 +19,7 @@ from torch.nn import functional as F
 from kernels.cpu.launch import begin, floats, function, kernel
 from kernels.cpu.memory import resident
 from kernels.cpu.panels import Panels, product_body
-from kernels.cpu.rounding import LEVELS, STEP, codes_writer, largest
+from kernels.cpu.rounding import ASKED, LEVELS, STEP, codes_writer, largest
 from kernels.cpu.tile import LANES, VECTORS, WIDE, at, broadcast, dot, fence, tile, write
 
 _ALONE = 1 << 20
@@ -45,19 +45,21 @@ class Int8Panels(Panels):
 
 
 @function
-def _pack(to: int, x: int, rows: int, into: int, stride: int, _own: int) -> None:
+def _pack(to: int, x: int, rows: int, into: int, stride: int, _own: int, ahead: int) -> None:
     """The unit of each row, and then their codes with 128 added."""
     units, codes = floats(to, (rows,)), to + 4 * rows
     for row in range(rows):
         size = largest(x + 4 * row * stride, into)
         units[row] = size / types.float32(LEVELS)
-        _write_codes(codes + STEP * row, STEP * rows, x + 4 * row * stride, into, types.float32(LEVELS) / size)
+        factor = types.float32(LEVELS) / size
+        asked = ahead + ASKED * into // STEP * row
+        _write_codes(codes + STEP * row, STEP * rows, x + 4 * row * stride, into, factor, asked)
 
 
 _SUMS, _VECTOR = ir.VectorType(ir.IntType(32), LANES), ir.VectorType(ir.FloatType(), LANES)
 
 
-def _tile(builder: Any, rows: int, to: Any, stride: Any, x: Any, panel: Any, steps: Any, fetch: Any) -> None:
+def _tile(builder: Any, rows: int, target: Any, x: Any, panel: Any, steps: Any, fetch: Any) -> None:
     def vectors(row: int, kind: Any) -> Any:
         return [builder.load(at(builder, panel, 4 * (row * WIDE + v * LANES), kind), align=4) for v in range(VECTORS)]
 
@@ -78,7 +80,7 @@ def _tile(builder: Any, rows: int, to: Any, stride: Any, x: Any, panel: Any, ste
             for factor in (of_output, of_row):
                 value = fence(builder, builder.fmul(value, factor))
             scaled.append(value)
-    write(builder, scaled, to, stride)
+    write(builder, scaled, target)
 
 
 _body = product_body(_pack, _tile)

@@ -80,9 +80,10 @@ class Panels:
 def product_body(pack: Any, tile: Callable[..., None], tall: int = TALL) -> Any:
     """``(arguments, thread, threads)``: a thread's share of a product.
 
-    ``pack(to, x, rows, into, stride, own)`` lays out a block of x. ``tile(builder, rows, to, stride, x, panel, own,
-    fetch)`` generates the instructions that write the product of a block of so many rows and a panel, in rows that
-    begin ``stride`` bytes apart; ``fetch``: see ``tile.tile``. ``tall``: the most rows of a block.
+    ``pack(to, x, rows, into, stride, own, ahead)`` lays out a block of x and may ask meanwhile for weights at
+    ``ahead``. ``tile(builder, rows, target, x, panel, own, fetch)`` generates the instructions that write the product
+    of a block of so many rows and a panel; ``target``: see ``tile.write``, ``fetch``: see ``tile.tile``. ``tall``: the
+    most rows of a block.
     """
     multiply = multiplier(tile, tall)
 
@@ -103,45 +104,46 @@ def product_body(pack: Any, tile: Callable[..., None], tall: int = TALL) -> Any:
             blocks = (bottom - top + tall - 1) // tall
             for block in range(blocks):
                 low, high = share(bottom - top, block, blocks)
-                pack(packed + low * row, x + 4 * (top + low) * stride, high - low, into, stride, own)
+                start = weights + first * size + block * size // blocks
+                pack(packed + low * row, x + 4 * (top + low) * stride, high - low, into, stride, own, start)
             for panel in range(first, last):
                 wide = min(WIDE, out - panel * WIDE)
+                to_bias = bias + 4 * panel * WIDE if bias else 0
                 for block in range(blocks):
                     low, high = share(bottom - top, block, blocks)
                     offset = 4 * ((top + low) * out + panel * WIDE)
-                    to, to_stride = (result + offset, 4 * out) if wide == WIDE else (edge, 4 * WIDE)
+                    to_residual = residual + offset if residual else 0
                     start = weights + panel * size
                     # Only the first block's product waits for memory. All of them ask for the next panel, each for its
                     # part: were it the first alone, the memory would rest meanwhile.
-                    ahead = start + AHEAD + size + (block - 1) * size // blocks
-                    multiply(high - low, to, to_stride, packed + low * row, start, own, ahead, LINE // blocks)
-                    if wide < WIDE:
-                        _move(result + offset, edge, high - low, wide, out)
-                    if bias:
-                        _add(result + offset, bias + 4 * panel * WIDE, high - low, wide, out, 0)
-                    if residual:
-                        _add(result + offset, residual + offset, high - low, wide, out, out)
+                    ahead, apart = start + AHEAD + size + (block - 1) * size // blocks, LINE // blocks
+                    if panel == last - 1 and block:
+                        apart = 0
+                    x_at = packed + low * row
+                    if wide == WIDE:
+                        to = result + offset
+                        multiply(high - low, to, 4 * out, to_bias, to_residual, x_at, start, own, ahead, apart)
+                    else:
+                        multiply(high - low, edge, 4 * WIDE, 0, 0, x_at, start, own, ahead, apart)
+                        for at in range(low, high):
+                            there = result + offset + 4 * (at - low) * out
+                            _finish(there, edge + 4 * (at - low) * WIDE, to_bias, to_residual, wide)
+                            to_residual += 4 * out if residual else 0
 
     return multiply_panels
 
 
 @function
-def _move(to: int, edge: int, rows: int, wide: int, out: int) -> None:
-    """Copies the outputs of the last panel that there are."""
-    source, target = floats(edge, (rows, WIDE)), floats(to, (rows * out,))
-    for row in range(rows):
+def _finish(to: int, edge: int, bias: int, residual: int, wide: int) -> None:
+    """Writes a row's outputs of the last panel, those that there are."""
+    target, source = floats(to, (wide,)), floats(edge, (wide,))
+    for i in range(wide):
+        target[i] = source[i]
+    if bias:
+        summand = floats(bias, (wide,))
         for i in range(wide):
-            target[row * out + i] = source[row, i]
-
-
-@function
-def _add(to: int, summand: int, rows: int, wide: int, out: int, stride: int) -> None:
-    """Adds rows ``stride`` apart to a tile of the result."""
-    for row in range(rows):
-        target, source = floats(to + 4 * row * out, (WIDE,)), floats(summand + 4 * row * stride, (WIDE,))
-        if wide == WIDE:
-            for i in range(WIDE):
-                target[i] += source[i]
-        else:
-            for i in range(wide):
-                target[i] += source[i]
+            target[i] += summand[i]
+    if residual:
+        summand = floats(residual, (wide,))
+        for i in range(wide):
+            target[i] += summand[i]

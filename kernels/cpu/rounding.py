@@ -8,12 +8,14 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
-from kernels.cpu.tile import at, external
+from kernels.cpu.tile import at, external, prefetch
 
 LEVELS = 127
 """The largest code."""
 STEP = 16
 """Columns that are rounded at once, and lie together in a block of x, ``[in / STEP][rows][STEP]``."""
+ASKED = 32
+"""Bytes that are asked for with each of these groups: of sixteen rows a panel of int8 weights."""
 _TINY = 1e-30
 """Numbers that are all smaller are rounded as if this were the largest."""
 
@@ -42,14 +44,14 @@ def largest(_context: Any, _x: Any, _count: Any) -> Any:
 
 
 def codes_writer(added: int) -> Any:
-    """``(to, stride, x, count, factor)``: writes ``count`` floats, ``factor`` times each, rounded to the even one of
-    two numbers that are as near, with ``added``, in groups of ``STEP``, which begin ``stride`` bytes apart. Returns the
-    sum of the rounded numbers."""
+    """``(to, stride, x, count, factor, ahead)``: writes ``count`` floats, ``factor`` times each, rounded to the even
+    one of two numbers that are as near, with ``added``, in groups of ``STEP``, which begin ``stride`` bytes apart.
+    Returns the sum of the rounded numbers. It asks meanwhile for ``ASKED`` bytes at ``ahead`` with each group."""
 
     @intrinsic
-    def write_codes(_context: Any, _to: Any, _stride: Any, _x: Any, _count: Any, _factor: Any) -> Any:
+    def write_codes(_context: Any, _to: Any, _stride: Any, _x: Any, _count: Any, _factor: Any, _ahead: Any) -> Any:
         def generate(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
-            to, stride, x, count, factor = arguments
+            to, stride, x, count, factor, ahead = arguments
             fma = external(builder, f"llvm.fma.v{STEP}f32", ir.FunctionType(_NUMBERS, [_NUMBERS] * 3))
             of_all = external(builder, f"llvm.vector.reduce.add.v{STEP}i32", ir.FunctionType(_I32, [_BITS]))
             factors = _all(builder, factor)
@@ -57,6 +59,7 @@ def codes_writer(added: int) -> Any:
             whole = ir.Constant(_NUMBERS, [3 * 2.0**22 + added] * STEP)
 
             def step(index: Any, numbers: Any, held: Any) -> Any:
+                prefetch(builder, at(builder, builder.add(ahead, builder.mul(index, _I64(ASKED))), 0, _I8))
                 bits = builder.bitcast(builder.call(fma, [numbers, factors, whole]), _BITS)
                 place = builder.add(to, builder.mul(index, stride))
                 builder.store(builder.trunc(bits, _CODES), at(builder, place, 0, _CODES), align=4)
@@ -64,7 +67,7 @@ def codes_writer(added: int) -> Any:
 
             return builder.call(of_all, [_along(builder, x, count, _BITS(None), step)])
 
-        return types.int32(*[types.int64] * 4, types.float32), generate
+        return types.int32(*[types.int64] * 4, types.float32, types.int64), generate
 
     return write_codes
 

@@ -38,27 +38,38 @@ _I32, _I64 = ir.IntType(32), ir.IntType(64)
 
 
 def multiplier(generate: Callable[..., None], tall: int) -> Any:
-    """``(rows, to, stride, x, panel, own, ahead, apart)``: the instructions of ``generate(builder, rows, to, stride, x,
-    panel, own, (ahead, apart))`` for each number of rows up to ``tall``, of which ``rows`` chooses one."""
+    """``(rows, to, stride, bias, residual, x, panel, own, ahead, apart)``: the instructions of ``generate(builder,
+    rows, (to, stride, bias, residual), x, panel, own, (ahead, apart))`` for each number of rows up to ``tall``, of
+    which ``rows`` chooses one."""
 
     @intrinsic
     def multiply(
-        _context: Any, _rows: Any, _to: Any, _stride: Any, _x: Any, _panel: Any, _own: Any, _ahead: Any, _apart: Any
+        _context: Any,
+        _rows: Any,
+        _to: Any,
+        _stride: Any,
+        _bias: Any,
+        _residual: Any,
+        _x: Any,
+        _panel: Any,
+        _own: Any,
+        _ahead: Any,
+        _apart: Any,
     ) -> Any:
         def heights(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
-            rows, *rest, ahead, apart = arguments
+            rows, to, stride, bias, residual, *rest, ahead, apart = arguments
             done = builder.append_basic_block()
             choice = builder.switch(rows, done)
             for some in range(1, tall + 1):
                 case = builder.append_basic_block()
                 choice.add_case(_I64(some), case)
                 builder.position_at_end(case)
-                generate(builder, some, *rest, (ahead, apart))
+                generate(builder, some, (to, stride, bias, residual), *rest, (ahead, apart))
                 builder.branch(done)
             builder.position_at_end(done)
             return context.get_dummy_value()
 
-        return types.void(*[types.int64] * 8), heights
+        return types.void(*[types.int64] * 10), heights
 
     return multiply
 
@@ -93,7 +104,7 @@ def tile(
         if not columns:
             if rows >= fetches:
                 for _ in range(0, 4 * WIDE, LINE):
-                    _prefetch(builder, at(builder, asked, 0, ir.IntType(8)))
+                    prefetch(builder, at(builder, asked, 0, ir.IntType(8)))
                     asked = builder.add(asked, apart)
             places = [at(builder, from_weights, read + 4 * v * LANES, vector) for v in range(VECTORS)]
             columns.extend(zip(*(unpack(builder.load(place, align=4 * LANES)) for place in places), strict=True))
@@ -119,11 +130,33 @@ def tile(
     return sums
 
 
-def write(builder: Any, tiled: Sequence[Any], to: Any, stride: Any) -> None:
-    """Writes a tile to rows that begin ``stride`` bytes apart."""
+def write(builder: Any, tiled: Sequence[Any], target: tuple[Any, Any, Any, Any]) -> None:
+    """Writes a tile to rows of an address, a stride in bytes apart, and adds what lies at two other addresses: the same
+    for every row, and rows as far apart as those that are written. Nothing is added of what lies at 0."""
+    to, stride, bias, residual = target
+    for start, apart in ((bias, _I64(0)), (residual, stride)):
+        before, body, after = builder.block, builder.append_basic_block(), builder.append_basic_block()
+        builder.cbranch(builder.icmp_signed("!=", start, _I64(0)), body, after)
+        builder.position_at_end(body)
+        added = [
+            builder.fadd(one, builder.load(_place(builder, index, start, apart, one.type), align=4))
+            for index, one in enumerate(tiled)
+        ]
+        builder.branch(after)
+        builder.position_at_end(after)
+        merged = [builder.phi(one.type) for one in tiled]
+        for phi, one, other in zip(merged, tiled, added, strict=True):
+            phi.add_incoming(one, before)
+            phi.add_incoming(other, body)
+        tiled = merged
     for index, vector in enumerate(tiled):
-        start = builder.add(to, builder.mul(stride, _I64(index // VECTORS)))
-        builder.store(vector, at(builder, start, 4 * (index % VECTORS) * LANES, vector.type), align=4)
+        builder.store(vector, _place(builder, index, to, stride, vector.type), align=4)
+
+
+def _place(builder: Any, index: int, start: Any, stride: Any, kind: Any) -> Any:
+    """A pointer to a vector of a tile."""
+    row = builder.add(start, builder.mul(stride, _I64(index // VECTORS)))
+    return at(builder, row, 4 * (index % VECTORS) * LANES, kind)
 
 
 def dot(builder: Any, held: Any, unsigned: Any, signed: Any) -> Any:
@@ -157,6 +190,7 @@ def external(builder: Any, name: str, kind: Any) -> Any:
     return declared if declared is not None else ir.Function(builder.module, kind, name)
 
 
-def _prefetch(builder: Any, line: Any) -> None:
-    prefetch = external(builder, "llvm.prefetch.p0", ir.FunctionType(ir.VoidType(), [line.type, _I32, _I32, _I32]))
-    builder.call(prefetch, [line, _I32(0), _I32(2), _I32(1)])
+def prefetch(builder: Any, line: Any) -> None:
+    """Asks for a line of memory, into the cache of the second level."""
+    called = external(builder, "llvm.prefetch.p0", ir.FunctionType(ir.VoidType(), [line.type, _I32, _I32, _I32]))
+    builder.call(called, [line, _I32(0), _I32(2), _I32(1)])
