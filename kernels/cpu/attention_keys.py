@@ -77,11 +77,10 @@ def block_of(head: Any, kind: int, row: int, position: int, end: int, held: int)
     if reads_in_place(head):
         return head.cache + 4 * head.dim * place
     if head.page_size == BLOCK:
-        for key in range(BLOCK):
-            _copy(head, place + key, held + 4 * head.dim * key)
+        _copy(head, place, BLOCK, held)
     else:
         for key in range(BLOCK):
-            _copy(head, place_of(head, kind, row, min(position + key, end - 1)), held + 4 * head.dim * key)
+            _copy(head, place_of(head, kind, row, min(position + key, end - 1)), 1, held + 4 * head.dim * key)
     return held
 
 
@@ -102,14 +101,17 @@ def ask(head: Any, place: int) -> None:
 
 
 @function
-def _copy(head: Any, place: int, to: int) -> None:
-    """Writes one key or value as float32."""
-    start = head.cache + bytes_of(head) * place
+def _copy(head: Any, place: int, keys: int, to: int) -> None:
+    """Writes consecutive keys or values as float32."""
+    dim, codes, scales = head.dim, head.cache + bytes_of(head) * place, floats(head.scales + 4 * place, (keys,))
     if head.kind == 0:
-        for i in range(0, 4 * head.dim, 64):
-            store(to + i, load(start + i))
-        return
-    scale = splat(floats(head.scales, SOME)[place])
-    for i in range(0, head.dim, 16):
-        part = load_int8(start + i) if head.kind == _INT8 else load_float8(start + i)
-        store(to + 4 * i, multiply(part, scale))
+        for i in range(0, 4 * dim * keys, 64):
+            store(to + i, load(codes + i))
+    elif head.kind == _INT8:
+        for key in range(keys):
+            for i in range(dim * key, dim * (key + 1), 16):
+                store(to + 4 * i, multiply(load_int8(codes + i), splat(scales[key])))
+    else:
+        for key in range(keys):
+            for i in range(dim * key, dim * (key + 1), 16):
+                store(to + 4 * i, multiply(load_float8(codes + i), splat(scales[key])))

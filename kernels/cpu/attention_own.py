@@ -80,7 +80,7 @@ def _attend(
     dim, per_kv, wide = head.dim, head.per_kv, 4 * head.dim
     held, scores, apart = head.scratch, head.scratch + BLOCK * wide, 4 * padded
     listed = scores + (end - low) * per_kv * apart
-    count = _list(head, low, end, spans, listed)
+    count, in_place = _list(head, low, end, spans, listed), reads_in_place(head)
     blocks = longs(listed, (count, 3))
     lead, between_kinds = max(_LEAD // (BLOCK * bytes_of(head)), 1), head.values - head.keys
     for index in range(count):
@@ -88,7 +88,9 @@ def _attend(
         ahead = blocks[min(index + lead, count - 1), 2]
         if index + lead >= count:
             ahead = blocks[min(index + lead - count, count - 1), 2] + between_kinds
-        place, following = _at(head, head.keys, spans, token, position, blocks[index, 2], ahead, held)
+        place, following = head.cache + 4 * dim * blocks[index, 2], head.cache + 4 * dim * ahead
+        if not in_place:
+            place = following = _gather(head, head.keys, spans, token, position, ahead, held)
         first, after = spans.firsts[token], spans.ends[token]
         spot = scores + (token - low) * per_kv * apart + 4 * (position - first // BLOCK * BLOCK)
         query = head.qkv + token * head.tokens_apart
@@ -114,7 +116,9 @@ def _attend(
         ahead = blocks[min(index + lead, count - 1), 2] + between_kinds
         if index + lead >= count:
             ahead = blocks[min(index + lead - count, count - 1), 2] + shift
-        place, following = _at(head, head.values, spans, token, position, blocks[index, 2] + between_kinds, ahead, held)
+        place, following = head.cache + 4 * dim * (blocks[index, 2] + between_kinds), head.cache + 4 * dim * ahead
+        if not in_place:
+            place = following = _gather(head, head.values, spans, token, position, ahead, held)
         first, after = spans.firsts[token], spans.ends[token]
         # Values before the first one are skipped, since they may be anything.
         skipped, out = max(first - position, 0), head.out + wide * token * head.heads
@@ -149,14 +153,11 @@ def _list(head: Any, low: int, end: int, spans: Spans, listed: int) -> int:
 
 
 @function
-def _at(head: Any, kind: int, spans: Spans, token: int, position: int, place: int, ahead: int, held: int) -> Any:
-    """The addresses of a block and of what is to be asked for meanwhile, which lies at the place ``ahead``."""
-    if reads_in_place(head):
-        return head.cache + 4 * head.dim * place, head.cache + 4 * head.dim * ahead
+def _gather(head: Any, kind: int, spans: Spans, token: int, position: int, ahead: int, held: int) -> int:
+    """The address of a block that is not read where it is. Asks for the one at the place ``ahead``."""
     if head.page_size == BLOCK:
         ask(head, ahead)
-    found = block_of(head, kind, spans.rows[token], position, spans.ends[token], held)
-    return found, found
+    return block_of(head, kind, spans.rows[token], position, spans.ends[token], held)
 
 
 @function
