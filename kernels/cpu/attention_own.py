@@ -53,9 +53,11 @@ def _company(heads_per_kv: int, padded: int) -> int:
 
 
 def own_floats(dim: int, heads_per_kv: int, longest: int) -> int:
-    """Scratch of ``attend_alone`` for tokens of at most ``longest`` keys: a block, scores, and the list of blocks."""
-    padded = _padded(longest)
-    return BLOCK * dim + _company(heads_per_kv, padded) * (heads_per_kv * padded + 6 * padded // BLOCK)
+    """Scratch of ``attend_alone`` where no token has more than ``longest`` keys: a block, scores, and the list of
+    blocks. Shorter tokens need no more, although more of them go together."""
+    each = heads_per_kv * _padded(longest)
+    scores = min(_MOST * each, max(_ROOM, each))
+    return BLOCK * dim + scores + 6 * -(-scores // (BLOCK * heads_per_kv))
 
 
 _padded_to, _company_of = function(_padded), function(_company)
