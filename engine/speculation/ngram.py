@@ -30,7 +30,7 @@ from kernels.ngrams import NgramTable, scope_of, search_of
 _PREFIX = 2048
 """Of a longer prefix the last one to two times as many tokens are read."""
 
-_BACKLOG = 8192
+_BACKLOG = 4096
 """Tokens that wait to be read, at most, of branches that are over. Those of the branches that ended last are kept."""
 
 
