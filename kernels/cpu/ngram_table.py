@@ -182,8 +182,12 @@ def judge(table: Any, scope: int, search: int, words: Any, end: int, before: int
 def read_before(table: Any, state: int) -> bool:
     """Whether a text was read; it is now."""
     first = _set_of(table.read, state)
+    taken = first + table.clock[0] % WAYS
     for place in range(first, first + WAYS):
         if table.read[place] == state:
             return True
-    table.read[first + table.clock[0] % WAYS] = state
+        if table.read[place] < 0:
+            taken = place
+            break
+    table.read[taken] = state
     return False
