@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 AVAILABLE = find_spec("numba") is not None
-"""Whether the modules of this package can be imported."""
+"""Whether the modules of this package can be imported; but those of n-grams are also plain Python."""
 
 
 def computes(*tensors: Tensor) -> bool:

@@ -12,6 +12,7 @@ from kernels.cpu import (
     linear,
     linear_int4,
     linear_int8,
+    ngrams,
     norm,
     plan,
     rotary,
@@ -23,7 +24,7 @@ from kernels.cpu.tile import MULTIPLIES_BYTES
 
 def make_ready() -> None:
     """Compiles every kernel: 20 seconds where that was never done before, else one."""
-    everywhere = (activation, attention, chain, guesses, heads, laws, linear, norm, plan, rotary, sampling)
+    everywhere = (activation, attention, chain, guesses, heads, laws, linear, ngrams, norm, plan, rotary, sampling)
     for module in (*everywhere, linear_int4, linear_int8) if MULTIPLIES_BYTES else everywhere:
         for value in vars(module).values():
             if isinstance(value, Kernel):

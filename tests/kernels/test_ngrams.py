@@ -1,0 +1,121 @@
+"""The table of n-grams does natively what it does without numba, and keeps what it should of what it reads."""
+
+from __future__ import annotations
+
+import random
+from itertools import pairwise
+
+import pytest
+
+from kernels import cpu, ngrams
+from kernels.cpu.ngram_table import REACH, WIDTH, mix
+from kernels.ngrams import ENTRIES, TEXTS, Found, NgramTable, scope_of, search_of
+from tests.kernels.plain import plain_ngrams
+
+SCOPE, SEARCH = scope_of("scope"), search_of("search")
+
+
+def row(
+    scope: int, search: int, last: list[int], new: list[int], shape: tuple[int, int], *, judged: int = 0, old: int = 0
+) -> list[int]:
+    last = last[-REACH:]
+    return [scope, search, judged, old, len(last), len(new), *shape, *last, *new]
+
+
+def read(table: NgramTable, new: list[int], last: list[int] | None = None, *, judged: bool = False) -> None:
+    table.learn_and_guess([SCOPE], row(SCOPE, SEARCH, last or [], new, (0, 0), judged=judged * len(new)), 0, 0)
+
+
+def guess(table: NgramTable, last: list[int], depth: int = 1, nodes: int = 1) -> Found:
+    return table.learn_and_guess([SCOPE], row(SCOPE, SEARCH, last, [], (depth, nodes)), nodes, nodes)
+
+
+def played(seed: int) -> list[object]:
+    """All that a table answers to some random texts, and what it holds then."""
+    noise = random.Random(seed)
+    table = NgramTable(256, 64)
+    scopes, searches = [scope_of(name) for name in "aab"], [search_of(name) for name in "xyz"]
+    written: list[list[int]] = [[], [], []]
+    texts, answers = list(scopes), list[object]()
+    for _ in range(150):
+        rows, nodes = list[int](), list[int]()
+        for scope, search, tokens in zip(scopes, searches, written, strict=True):
+            new = noise.choices(range(7), k=noise.randint(0, 4))
+            depth = noise.randint(0, 4)
+            nodes.append(depth + noise.choice((0, 0, 5, 20)) * min(depth, 1))
+            judged, old = noise.randint(0, len(new)), noise.choice((0, 0, 3))
+            rows += row(scope, search, tokens, new, (depth, nodes[-1]), judged=judged, old=old)
+            tokens += new
+        found = table.learn_and_guess(texts, rows, sum(nodes), max(nodes))
+        texts = found.texts
+        answers.append(found)
+    return [*answers, *(each.tolist() for each in table._arrays)]
+
+
+@pytest.mark.skipif(not cpu.AVAILABLE, reason="needs numba")
+def test_native_tables_are_those_of_plain_python(monkeypatch: pytest.MonkeyPatch) -> None:
+    native = [played(seed) for seed in range(3)]
+    monkeypatch.setattr(ngrams, "AVAILABLE", False)
+    monkeypatch.setattr(ngrams, "kernels", plain_ngrams())
+    assert native == [played(seed) for seed in range(3)]
+
+
+def test_of_many_followers_the_rarest_goes_and_of_these_the_oldest() -> None:
+    table = NgramTable(64, 64)
+    for token in (1, 1, 2, 3, 3, 4, 5, 6):
+        read(table, [0, token])
+    assert sorted(guess(table, [0], 1, 9).tokens) == [1, 3, 4, 5, 6]
+    assert guess(table, [0], 1, 9).tokens[:2] == (3, 1)
+    assert guess(table, [0], 1, 9).chances[0] == pytest.approx(0.5 * 2 / 8)
+    assert WIDTH == 5
+
+
+def test_what_was_added_to_longest_ago_makes_room() -> None:
+    """Of texts that fill the table ten times over, the last are known, and of the earlier ones what comes again."""
+    table = NgramTable(1 << 10, 1 << 10)
+    texts = [list(range(100 * number, 100 * number + 50)) for number in range(50)]
+    for text in texts:
+        read(table, [7, 7, *text])
+        read(table, [9_999, 9_998])
+    known = [sum(guess(table, [token]).tokens == (after,) for token, after in pairwise(text)) for text in texts]
+    assert known[-2:] == [49, 49]
+    assert sum(known[:40]) == 0
+    assert guess(table, [9_999]).tokens == (9_998,)
+
+
+def test_the_default_table_takes_as_much_memory_as_it_says() -> None:
+    held = sum(each.nbytes for each in NgramTable()._arrays)
+    assert (ENTRIES, TEXTS) == (1 << 18, 1 << 17)
+    assert held == pytest.approx(21 * 2**20, rel=0.01)
+
+
+def test_what_is_often_written_is_forgotten_when_something_else_is() -> None:
+    table = NgramTable(64, 64)
+    for _ in range(5000):
+        read(table, [0, 1])
+    offered = []
+    for _ in range(1024):
+        offered += guess(table, [0]).tokens
+        read(table, [0, 2])
+    assert offered == sorted(offered)
+    assert 200 < offered.count(1) < 1024
+
+
+def test_only_what_is_judged_changes_the_chances() -> None:
+    table = NgramTable(64, 64)
+    for _ in range(200):
+        read(table, [6], [5])
+    read(table, [7], [5])
+    assert guess(table, [5]).chances == pytest.approx((0.5 * 200 / 201,))
+    for _ in range(9):
+        read(table, [6], [5], judged=True)
+    read(table, [8], [5], judged=True)
+    assert guess(table, [5]).tokens == (6,)
+    assert guess(table, [5]).chances == pytest.approx((10 / 12 * 209 / 211,))
+
+
+def test_hashes_differ_for_texts_that_differ() -> None:
+    """A million texts of one to three tokens, and no two of them meet."""
+    hashes = {mix(mix(mix(SCOPE, a), b), c) for a in range(100) for b in range(100) for c in range(100)}
+    assert len(hashes) == 10**6
+    assert all(0 <= one < 1 << 62 for one in hashes)
