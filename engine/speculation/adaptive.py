@@ -24,7 +24,7 @@ _SOON, _SELDOM = 12, 128
 """Steps between two comparisons while guessing pays: at first, and after many that changed nothing."""
 _CALM = 24
 """Steps between two trials where guessing does not pay, at least."""
-_LOOKED = 2
+_LOOKED = 4
 """Of so many steps one is learned from where guessing pays: small models' steps are as short as learning from them."""
 _DECIDED = 8
 """Steps that are learned from between two decisions."""
@@ -65,6 +65,8 @@ class _Load:
     tried: bool = False
     looked: int = 0
     """Steps that were learned from."""
+    news: bool = True
+    """Whether something was decided since it was asked which size is promising."""
     whole: bool = False
     """Whether the next trial is of all branches."""
     promise: float = _CLOSE
@@ -80,6 +82,7 @@ class _Load:
 
     def decide(self) -> None:
         """Takes the fastest of the sizes that were tried."""
+        self.news = True
         best, most = self.choice, self.speed(self.choice)
         for size in self.costs.known:
             speed = self.speed(size)
@@ -230,10 +233,12 @@ class AdaptiveController:
     def _next_comparison(self, load: _Load, branches: int) -> Comparison | None:
         """The one that begins now, if it is time for one."""
         if load.choice.depth:
-            promising = self._promising(load)
-            if promising is not None and load.waited >= LEAD:
-                load.waited = 0
-                return Comparison(load.choice, promising)
+            if load.news and load.waited >= LEAD:
+                load.news = False
+                promising = self._promising(load)
+                if promising is not None:
+                    load.waited = 0
+                    return Comparison(load.choice, promising)
             if load.waited < load.period:
                 return None
             load.waited = 0
