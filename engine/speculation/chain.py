@@ -97,6 +97,8 @@ class _Chain:
         self._laws = torch.empty(3, branches, dtype=torch.float64)
         self._places = torch.empty(4, branches, dtype=torch.int64)
         self._inputs = [one.numpy() for one in (self._starts, self._due, self._laws, self._places)]
+        self._guesses: Guesses | None = None
+        """What the laws and places were filled with."""
         self._plan = torch.empty(4, total, dtype=torch.int64)
         self._last = torch.empty(branches, dtype=torch.int64)
         self._angles = [torch.empty(total, table.shape[1]) for table in model.rotations]
@@ -117,7 +119,11 @@ class _Chain:
         places, due, laws, noise = self._inputs
         places[:] = [(start.row, start.end, len(start.due)) for start in starts]
         due[:] = [token for start in starts for token in start.due]
-        laws[:], noise[:] = guesses.laws, guesses.places
+        if guesses is self._guesses:
+            noise[3] = guesses.places[3]
+        else:
+            self._guesses = guesses
+            laws[:], noise[:] = guesses.laws, guesses.places
 
     def compute(self) -> Tensor:
         """Launches the kernels of all levels."""

@@ -98,7 +98,7 @@ class Watch(Enum):
     """The steps that a drafter must hear of."""
 
     NONE = auto()
-    """It reads what it missed from the branches' tokens."""
+    """It reads what it missed from the branches' tokens: when it is told of a step, then of none of its branches."""
     LAST = auto()
     """The one before it is asked."""
     ALL = auto()

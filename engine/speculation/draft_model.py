@@ -94,20 +94,21 @@ class _Growth:
             return False
         self.beside += [(self.chance * chance, len(self.tokens), token, chance) for token, chance in guesses[1:]]
         token, chance = guesses[0]
+        if token in self.wish.sequence.ends:
+            # Whoever draws it where all before it is right ends there: computing it spares no step.
+            return False
         self.tokens.append(token)
         self.chances.append(chance)
         self.chance *= chance
-        return len(self.tokens) < self.depth and token not in self.wish.sequence.ends
+        return len(self.tokens) < self.depth
 
     def add_all(self, tokens: list[int], chances: list[float]) -> None:
         """``add`` of the best guesses of all levels, where a chain is wanted."""
         count, ends = 0, self.wish.sequence.ends
         for token, chance in zip(tokens[: self.depth], chances, strict=False):
-            if not chance > 0:
+            if not chance > 0 or token in ends:
                 break
             count += 1
-            if token in ends:
-                break
         self.tokens, self.chances = tokens[:count], chances[:count]
 
     @property
@@ -138,6 +139,7 @@ class DraftModel:
         self._catch_up = catch_up
         self._rows: dict[GenerateSequence, _Row] = {}
         """Every branch that was asked for, the one asked for last at the end."""
+        self._guesses = Guesses(())
 
     def reset(self, cache: KVCache) -> None:
         """See ``Drafter``."""
@@ -169,7 +171,7 @@ class DraftModel:
         asked = {self._row(wish.sequence): wish for wish in wishes}
         work, growths = self._schedule(asked)
         if growths:
-            guesses = Guesses([one.wish.sequence for one in growths])
+            guesses = self._guesses_for([one.wish.sequence for one in growths])
             depth = max(one.depth for one in growths)
             fits = all(one.row.known + depth - 1 <= self._limit for one in growths)
             if self._chains is not None and len(growths) <= MOST and fits and not guesses.changed:
@@ -195,6 +197,14 @@ class DraftModel:
     def clear_cache(self) -> None:
         """See ``Drafter``."""
         self.cache.clear()
+
+    def _guesses_for(self, sequences: list[GenerateSequence]) -> Guesses:
+        """Mostly for the branches that it was for before."""
+        if self._guesses.sequences == sequences and not self._guesses.changed:
+            self._guesses.move()
+        else:
+            self._guesses = Guesses(sequences)
+        return self._guesses
 
     def _row(self, sequence: GenerateSequence) -> _Row:
         row = self._rows.pop(sequence, None)
@@ -324,20 +334,21 @@ class DraftModel:
             Start(row.pages.row, row.tokens[row.known - DUE if even else row.computed :], row.known) for row in rows
         ]
         width = max(one.width for one in growing)
-        tokens, chances = (array.swapaxes(0, 1) for array in chains(starts, guesses, depth, width))
-        for one in growing:
-            one.row.computed = one.row.known
+        tokens, chances = chains(starts, guesses, depth, width)
+        for row in rows:
+            row.computed = row.known
         self._publish(work)
-        for one, guessed in zip(growing, tokens[:, :-1, 0].tolist(), strict=True):
-            one.row.tokens += guessed
-            one.row.computed = len(one.row.tokens)
+        best, odds = tokens[..., 0].T.tolist(), chances[..., 0].T.tolist()
+        for row, guessed in zip(rows, best, strict=True):
+            row.tokens += guessed[:-1]
+            row.computed = len(row.tokens)
         if width == 1:
-            for one, levels, odds in zip(growing, tokens[..., 0].tolist(), chances[..., 0].tolist(), strict=True):
-                one.add_all(levels, odds)
+            for one, guessed, right in zip(growing, best, odds, strict=True):
+                one.add_all(guessed, right)
             return
-        for one, *found in zip(growing, tokens.tolist(), chances.tolist(), strict=True):
-            for level, odds in zip(*found, strict=True):
-                if not one.add(level, odds):
+        for one, *found in zip(growing, tokens.swapaxes(0, 1).tolist(), chances.swapaxes(0, 1).tolist(), strict=True):
+            for level in zip(*found, strict=True):
+                if not one.add(*level):
                     break
 
     def _forward(self, work: Items[Work]) -> tuple[Tensor, dict[Sequence, int]]:

@@ -55,7 +55,7 @@ class Guesses:
     """The best guesses for some branches."""
 
     def __init__(self, sequences: Sequence[GenerateSequence]) -> None:
-        self._sequences = sequences
+        self.sequences = sequences
         self.changed = any(s.penalties is not None or s.forbidden is not None for s in sequences)
         """Whether a request changes logits."""
         self.laws: Floats = np.array([_law(s.sampling) for s in sequences]).T
@@ -64,6 +64,10 @@ class Guesses:
             [(_top_k(s.sampling), s.seed, s.key, len(s.tokens)) for s in sequences], np.int64
         ).T
         """``[4, branches]`` top-k, seed, key and the position of the first guess."""
+
+    def move(self) -> None:
+        """The branches have other tokens than before."""
+        self.places[3] = [len(sequence.tokens) for sequence in self.sequences]
 
     def best(
         self,
@@ -94,7 +98,7 @@ class Guesses:
     def _change(self, logits: Tensor, branches: Ints, ahead: Ints, paths: Sequence[Sequence[int]] | None) -> None:
         """Applies what requests change in their branches' logits."""
         points = [
-            Point(self._sequences[branch], paths[row] if paths else (), far)
+            Point(self.sequences[branch], paths[row] if paths else (), far)
             for row, (branch, far) in enumerate(zip(branches.tolist(), ahead.tolist(), strict=True))
         ]
         (change_on_device if logits.is_cuda else change)(logits, points)

@@ -101,31 +101,22 @@ class Speculator:
             if watches is Watch.NONE or (watches is Watch.LAST and self._rest):
                 self._forget_gone()
                 return
-        seconds = self._clock() - self._began
-        kept = {outcome.sequence: outcome.accepted for outcome in outcomes}
-        advances: list[Advance] = []
-        start = 0
-        for sequence, count, draft in work:
-            behind = start + count
-            if isinstance(sequence, GenerateSequence) and sequence.table is not None:
-                due, right = range(start, behind), kept.get(sequence)
-                rows = [*due, *(behind + guess for guess in right)] if right else due
-                advances.append(Advance(sequence, sequence.computed - len(rows), rows))
-            start = behind + len(draft.tokens)
-        began = self._clock()
-        self._advance(advances, hidden)
-        advancing = self._clock() - began
+        ended = self._clock()
+        seconds = ended - self._began
+        self._advance([] if self.drafter.watches is Watch.NONE else _advances(work, outcomes), hidden)
+        advanced = self._clock()
+        advancing = advanced - ended
         # What it took to learn from the step before is part of the price: a small model's steps are as short.
         drafting = self._drafting + self._learning
         self.tally.count(self._due, outcomes, drafting + advancing)
         self._learning = 0.0
         if self._due:
-            began = self._clock()
+            tokens = sum(count + len(draft.tokens) for _, count, draft in work)
             price = drafting + advancing if self._asked else self._price_of_none(drafting, advancing)
             first = Firsts.count > self._firsts
-            self._rest = self.controller.learn(outcomes, start, price, seconds, first)
+            self._rest = self.controller.learn(outcomes, tokens, price, seconds, first)
             self._resting = len(work)
-            self._learning = self._clock() - began
+            self._learning = self._clock() - advanced
         self._forget_gone()
 
     def _price_of_none(self, looking: float, advancing: float) -> float:
@@ -208,3 +199,18 @@ class Speculator:
                 cache.reserve(table, known + wanted)
             wanted = max(0, min(wanted, len(table.pages) * cache.page_size - known))
         return draft if wanted == guesses else draft.part(range(wanted))
+
+
+def _advances(work: Items[Work], outcomes: Items[Outcome]) -> list[Advance]:
+    """What a step did to the branches that go on."""
+    kept = {outcome.sequence: outcome.accepted for outcome in outcomes}
+    advances: list[Advance] = []
+    start = 0
+    for sequence, count, draft in work:
+        behind = start + count
+        if isinstance(sequence, GenerateSequence) and sequence.table is not None:
+            due, right = range(start, behind), kept.get(sequence)
+            rows = [*due, *(behind + guess for guess in right)] if right else due
+            advances.append(Advance(sequence, sequence.computed - len(rows), rows))
+        start = behind + len(draft.tokens)
+    return advances

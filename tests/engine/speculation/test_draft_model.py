@@ -343,16 +343,19 @@ def test_trees_are_the_chain_with_the_likeliest_runners_up(checkpoints: Checkpoi
     assert [len(draft) for draft in both] == [3, 8]
 
 
-def test_a_chain_ends_with_a_token_that_ends_the_branch(checkpoints: Checkpoints) -> None:
+def test_a_chain_ends_before_a_token_that_ends_the_branch(checkpoints: Checkpoints) -> None:
     harness, drafter = speculating(checkpoints("qwen3"), checkpoints("llama"))
     free = generate(PROMPT[:20], [Branch(1, 1, 90)], **LAW)
     [draft] = propose(drafter, branches(harness, free), depth=6, nodes=6)
     assert len(set(draft.tokens)) > 3
     stopping = generate(PROMPT[:20], [Branch(1, 1, 90)], **LAW | {"stop_token_ids": (draft.tokens[2],)})
+    before = draft.tokens[: draft.tokens.index(draft.tokens[2])]
+    [stopped] = propose(drafter, branches(harness, stopping), depth=6, nodes=6)
+    assert stopped.tokens == before
     # Beside a branch that wants a tree, a chain remains one.
     one, other = branches(harness, stopping, free)
     stopped, _ = drafter.propose([Wish(one, 6, 6), Wish(other, 6, 12)])
-    assert stopped.tokens == draft.tokens[: draft.tokens.index(draft.tokens[2]) + 1]
+    assert stopped.tokens == before
 
 
 def test_short_memory_empties_drafts_and_those_that_have_it_go_on(checkpoints: Checkpoints) -> None:
