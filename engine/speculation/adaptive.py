@@ -34,6 +34,8 @@ _LEAST = -20.0
 """What one trial may owe to later ones."""
 _PAYS, _BETTER = 1.03, 1.015
 """How many times as fast guessing must be to begin, and another size to take the place of one."""
+_CLEARLY = 1.1
+"""How many times as fast another size must be for the next comparisons to be soon again."""
 _BEHIND = 0.9
 """How fast a size must be, beside the choice, to be compared with it in its turn."""
 _HARDLY = 1.15
@@ -90,8 +92,10 @@ class _Load:
                 best, most = size, speed
         if best != self.choice:
             if not (best.depth and self.choice.depth):
-                self.turn = 0
-            self.choice, self.period = best, _SOON
+                self.turn, self.period = 0, _SOON
+            elif most > _CLEARLY * self.speed(self.choice):
+                self.period = _SOON
+            self.choice = best
 
 
 class AdaptiveController:
@@ -181,7 +185,7 @@ class AdaptiveController:
         if not self._beside and comparison is not None:
             self._earn(1)
             won = sum(len(outcome.accepted) for outcome in outcomes) / len(self._sizes)
-            if not (first and comparison.disbelieves(len(self._sizes))):
+            if not (first and comparison.disbelieves()):
                 comparison.add(drafting, step, tokens - self._due, len(outcomes), won)
                 if comparison.over:
                     self._conclude(load, comparison)

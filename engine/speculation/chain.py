@@ -20,12 +20,12 @@ from engine.models.decoder import Decoder
 from engine.models.model import Model
 from engine.speculation.guess import Guesses, write_best
 from engine.support import Floats, Ints
-from kernels.cpu.tape import Tapes, layer_ends
+from kernels.cpu.tape import Tapes, layer_ends, part_ends
 
 MOST = 16
 """Branches whose chains are computed together. With more, Python is a small part."""
-_SHAPES = 256
-"""Most shapes of chains that are kept, at some 50 kB each."""
+_SHAPES = 64
+"""Most shapes of chains that are kept, at some 100 kB each."""
 _SMALL = 1 << 24
 """Most weights of a model whose chains are computed here. A pass of a larger one takes milliseconds, and branches had
 better read a long prefix together, which they do level by level."""
@@ -56,15 +56,18 @@ class Chains:
     def __call__(self, starts: Sequence[Start], guesses: Guesses, depth: int, width: int) -> tuple[Ints, Floats]:
         """Tokens and chances ``[depth, branches, width]``: at each level the best guess after the best one of the level
         before it, and runners-up (``Guesses.best``). Up to ``MOST`` branches. Valid until the next call."""
-        shape = sum(len(start.due) for start in starts), len(starts), depth, width, torch.get_num_threads()
+        shape = sum(len(start.due) for start in starts), len(starts), width, torch.get_num_threads()
         chain = self._known.get(shape)
-        if chain is None:
+        if chain is None or depth > chain.depth or shape not in self._tapes.known:
             if len(self._known) == _SHAPES:
                 self._known, self._tapes = {}, Tapes()
-            chain = self._known[shape] = _Chain(self._model, self._cache, self._limit, *shape[:4])
-        chain.fill(starts, guesses)
-        self._tapes(shape, chain.compute)
-        return chain.found
+            self._tapes.known.pop(shape, None)
+            chain = self._known[shape] = _Chain(self._model, self._cache, self._limit, *shape[:3], depth)
+        chain.fill(starts, guesses, depth)
+        # Of one that was recorded for deeper chains, only so many levels.
+        self._tapes(shape, chain.compute, depth)
+        tokens, chances = chain.found
+        return tokens[:depth], chances[:depth]
 
 
 def can_chain(model: Model, cache: KVCache) -> TypeGuard[Decoder]:
@@ -85,21 +88,22 @@ class _Chain:
     """Chains of one shape, and the memory that its tape reads and writes."""
 
     def __init__(
-        self, model: Decoder, cache: KVCache, limit: int, due: int, branches: int, depth: int, width: int
+        self, model: Decoder, cache: KVCache, limit: int, due: int, branches: int, width: int, depth: int
     ) -> None:
-        """``due``: tokens of the first level."""
+        """``due``: tokens of the first level. ``depth``: most levels."""
         from engine.attention.compiled import AloneAttention
 
-        self._model, self._cache = model, cache
+        self._model, self._cache, self.depth = model, cache, depth
         total = due + (depth - 1) * branches
         self._starts = torch.empty(branches, 3, dtype=torch.int64)
         self._due = torch.empty(due, dtype=torch.int64)
         self._laws = torch.empty(3, branches, dtype=torch.float64)
         self._places = torch.empty(4, branches, dtype=torch.int64)
-        self._inputs = [one.numpy() for one in (self._starts, self._due, self._laws, self._places)]
+        self._asked = torch.empty(1, dtype=torch.int64)
+        self._inputs = [one.numpy() for one in (self._starts, self._due, self._laws, self._places, self._asked)]
         self._guesses: Guesses | None = None
         """What the laws and places were filled with."""
-        self._plan = torch.empty(4, total, dtype=torch.int64)
+        self._plan = torch.zeros(4, total, dtype=torch.int64)
         self._last = torch.empty(branches, dtype=torch.int64)
         self._angles = [torch.empty(total, table.shape[1]) for table in model.rotations]
         self._tokens = torch.empty(depth, branches, width, dtype=torch.int64)
@@ -114,9 +118,10 @@ class _Chain:
             for level in self._levels
         ]
 
-    def fill(self, starts: Sequence[Start], guesses: Guesses) -> None:
-        """Writes what the next ``compute`` reads."""
-        places, due, laws, noise = self._inputs
+    def fill(self, starts: Sequence[Start], guesses: Guesses, depth: int) -> None:
+        """Writes what the next ``compute`` reads, of which so many levels are wanted."""
+        places, due, laws, noise, asked = self._inputs
+        asked[0] = depth
         places[:] = [(start.row, start.end, len(start.due)) for start in starts]
         due[:] = [token for start in starts for token in start.due]
         if guesses is self._guesses:
@@ -129,9 +134,9 @@ class _Chain:
         """Launches the kernels of all levels."""
         from kernels.cpu.chain import lay_out, rows_of
 
-        model, pages, depth = self._model, self._cache.pages, len(self._levels)
+        model, pages = self._model, self._cache.pages
         address, columns = pages.ctypes.data, pages.shape[1]
-        lay_out(self._starts, address, columns, self._cache.page_size, self._plan, self._last, depth)
+        lay_out(self._starts, address, columns, self._cache.page_size, self._plan, self._last, self._asked)
         for angles, table in zip(self._angles, model.rotations, strict=True):
             rows_of(table, self._plan[3], out=angles)
         tokens = self._due
@@ -144,4 +149,5 @@ class _Chain:
             write_best(model.read(hidden), self._laws, self._places, level, *found)
             tokens = self._tokens[level, :, 0]
             layer_ends()
+            part_ends()
         return self._tokens

@@ -17,9 +17,9 @@ _ENOUGH, PRICE = 1.0, 3.0
 """Plain steps after whose loss a trial ends early: when some of it is believed, and before."""
 _BELIEVED = 4
 """Steps that are believed without those that settled."""
-_FIRSTS = 24
-"""Steps with one branch that do something for the first times, of which so many do not count. The drafts of many
-branches come in so many shapes that there is always one that is new: then that is what they cost."""
+_FIRSTS = 8
+"""Steps that do something for the first times, of which so many do not count. Where there are always more, that is what
+they cost."""
 _WORST, _DEAREST = 1.0, 20.0
 """Plain steps that one step of a trial is believed to have lost, at most: of what trials always lose, and of what this
 one did. Much of that is done for the first times, or makes up for what a drafter has missed."""
@@ -59,10 +59,10 @@ class Comparison:
         after = len(self._seconds) - LEAD
         return after == self.settling + SEEN or self.lost > (_ENOUGH if after > self.settling + 1 else PRICE)
 
-    def disbelieves(self, branches: int) -> bool:
-        """Whether a step of so many branches that did something for the first times is left out."""
+    def disbelieves(self) -> bool:
+        """Whether a step that did something for the first times is left out."""
         self._firsts += 1
-        return self._firsts <= _FIRSTS // branches**2
+        return self._firsts <= _FIRSTS
 
     def add(self, drafting: float, step: float, guesses: int, drafts: int, won: float) -> None:
         """A step took ``step`` seconds and drafting ``drafting``, for so many guesses in so many drafts; ``won``: those

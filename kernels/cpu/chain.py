@@ -11,9 +11,11 @@ from kernels.cpu.launch import begin, floats, kernel, longs, number
 from kernels.cpu.tape import empty
 
 
-def lay_out(starts: Tensor, pages: int, columns: int, page_size: int, plan: Tensor, last: Tensor, depth: int) -> None:
+def lay_out(
+    starts: Tensor, pages: int, columns: int, page_size: int, plan: Tensor, last: Tensor, depth: Tensor
+) -> None:
     """Writes the places of all tokens of some branches' chains, level by level: first those that are due, then a guess
-    of each branch.
+    of each branch. ``depth`` ``[1]``: so many levels.
 
     ``starts``: ``[branches, 3]`` row of the page table, tokens, and how many of these are due. ``pages``: the address
     of the page table, int64 ``[rows, columns]``. ``plan`` ``[4, tokens]`` gets rows, keys that a token sees, slots and
@@ -34,7 +36,7 @@ def rows_of(table: Tensor, index: Tensor, *, scale: float = 1.0, out: Tensor | N
 @kernel
 def _lay_out(address: Any) -> None:
     a, _, _ = begin(address)
-    branches, columns, page_size, tokens, depth = a[4], a[5], a[6], a[7], a[8]
+    branches, columns, page_size, tokens, depth = a[4], a[5], a[6], a[7], longs(a[8], (1,))[0]
     starts, plan, last = longs(a[0], (branches, 3)), longs(a[2], (4, tokens)), longs(a[3], (branches,))
     token = 0
     for level in range(depth):

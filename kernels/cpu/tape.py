@@ -56,6 +56,8 @@ class Tape:
         self._address = 0
         """Where it lies."""
         self._threads = 1
+        self.parts: list[int] = []
+        """How many launches there were when each part ended (``part_ends``)."""
 
     def record(self, work: Callable[[], Tensor]) -> Tensor:
         """Does ``work`` and keeps its launches on this thread. What it does in other ways is not repeated.
@@ -73,8 +75,13 @@ class Tape:
         """Another launch: the function, its arguments and its threads."""
         self._launches.append((address, values, threads))
 
-    def repeat(self) -> None:
-        """The launches once more, in their order."""
+    @property
+    def launches(self) -> int:
+        """How many there are."""
+        return len(self._launches)
+
+    def repeat(self, parts: int | None = None) -> None:
+        """The launches once more, in their order, or those of the first so many parts."""
         from kernels.cpu.launch import address_of, repeat
 
         if not self._table:
@@ -85,7 +92,8 @@ class Tape:
             self._table = struct.pack(f"={len(words)}q", *words)
             self._address = address_of(self._table)
             self._threads = max(threads for _, _, threads in self._launches)
-        repeat(self._address, len(self._launches), self._threads)
+        count = len(self._launches) if parts is None else self.parts[parts - 1]
+        repeat(self._address, count, self._threads)
 
 
 class Tapes:
@@ -100,11 +108,12 @@ class Tapes:
         self.known: dict[Hashable, tuple[Tape, Tensor]] = {}
         """With what they leave."""
 
-    def __call__(self, key: Hashable, work: Callable[[], Tensor]) -> Tensor:
-        """The result of ``work``, which launches the same kernels whenever it has this key."""
+    def __call__(self, key: Hashable, work: Callable[[], Tensor], parts: int | None = None) -> Tensor:
+        """The result of ``work``, which launches the same kernels whenever it has this key. ``parts``: when it is
+        repeated, only the first so many."""
         known = self.known.get(key)
         if known is not None:
-            known[0].repeat()
+            known[0].repeat(parts)
             return known[1]
         Firsts.count += 1
         known = self.known[key] = self._record(work)
@@ -137,3 +146,9 @@ def layer_ends() -> None:
     """What was taken by ``empty`` before the last layer's end is not needed any more."""
     if recorder.tape is not None:
         recorder.tape.arena.turn()
+
+
+def part_ends() -> None:
+    """What is recorded up to here can be repeated without what comes after it."""
+    if recorder.tape is not None:
+        recorder.tape.parts.append(recorder.tape.launches)

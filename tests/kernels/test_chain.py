@@ -20,7 +20,7 @@ def test_tokens_of_chains_lie_level_by_level(depth: int) -> None:
             for position in range(end - due, end) if level == 0 else [end + level - 1]:
                 expected.append((row, position + 1, 4 * pages[row, position // 4] + position % 4, position))
     plan, last = torch.zeros(4, len(expected), dtype=torch.int64), torch.zeros(3, dtype=torch.int64)
-    chain.lay_out(torch.tensor(starts), pages.ctypes.data, 10, 4, plan, last, depth)
+    chain.lay_out(torch.tensor(starts), pages.ctypes.data, 10, 4, plan, last, torch.tensor([depth]))
     assert plan.T.tolist() == [list(map(int, one)) for one in expected]
     assert last.tolist() == [1, 2, 4]
 

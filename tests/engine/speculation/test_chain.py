@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ import torch
 
 from engine.core import CoreOptions
 from engine.models.load import load_model
+from engine.sequence import GenerateSequence
 from engine.speculation import chain, draft_model
 from engine.speculation.chain import Chains, Start
 from engine.speculation.controller import FixedController
@@ -37,6 +39,7 @@ class Counted:
         self.chains: list[list[int]] = []
         self.shapes: list[int] = []
         """That are kept."""
+        self.depths: list[int] = []
         original = Chains.__call__
 
         def call(
@@ -44,18 +47,33 @@ class Counted:
         ) -> tuple[Ints, Floats]:
             self.chains.append([len(start.due) for start in starts])
             self.shapes.append(len(chains._known))
+            self.depths.append(depth)
             return original(chains, starts, guesses, depth, width)
 
         patch.setattr(Chains, "__call__", call)
 
 
+class Changing(FixedController):
+    """Chains that are now shorter, now longer."""
+
+    def sizes(self, sequences: Sequence[GenerateSequence], others: int, /) -> Sequence[tuple[int, int]]:
+        found = super().sizes(sequences, others)
+        cut = len(sequences[0].tokens) % 3
+        return [(depth - cut, nodes - cut) for depth, nodes in found]
+
+
 def drafts(
-    target: Path, draft: Path, asked: Sequence[GenerateRequest], shape: tuple[int, int], options: CoreOptions
+    target: Path,
+    draft: Path,
+    asked: Sequence[GenerateRequest],
+    shape: tuple[int, int],
+    options: CoreOptions,
+    kind: type[FixedController] = FixedController,
 ) -> list[Asked]:
     """What was asked of a draft model, after answers that must be those of plain decoding."""
     harness = Harness(target, options)
     recorder = Recorder(DraftModel(load_model(draft, lambda _: CONTEXT), context=CONTEXT))
-    harness.core.speculate(recorder, FixedController(*shape))
+    harness.core.speculate(recorder, kind(*shape))
     same(completions(answers(harness, asked)), completions(answers(Harness(target, options), asked)))
     return recorder.asked
 
@@ -82,6 +100,25 @@ def test_a_chain_is_the_one_that_grows_level_by_level(
         assert one.draft.tokens == other.draft.tokens
         assert one.draft.parents == other.draft.parents
         assert one.draft.chances == pytest.approx(other.draft.chances, rel=1e-3, abs=1e-6)
+
+
+@pytest.mark.parametrize("shape", [(4, 4), (4, 7)])
+def test_shorter_chains_are_the_beginnings_of_what_was_recorded_for_longer_ones(
+    checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch, shape: tuple[int, int]
+) -> None:
+    folder, draft, asked = checkpoints("qwen3"), checkpoints("llama"), requests("plain")
+    counted = Counted(monkeypatch)
+    at_once = drafts(folder, draft, asked, shape, SMALL, Changing)
+    assert {2, 3, 4} <= set(counted.depths)
+    assert any(shallow < deep for deep, shallow in pairwise(counted.depths))
+    monkeypatch.setattr(draft_model, "can_chain", lambda *_: False)
+    by_level = drafts(folder, draft, asked, shape, SMALL, Changing)
+    for one, other in zip(at_once, by_level, strict=True):
+        assert (one.tokens, one.draft.tokens, one.draft.parents) == (
+            other.tokens,
+            other.draft.tokens,
+            other.draft.parents,
+        )
 
 
 def test_a_chain_over_keys_of_8_bits_is_the_one_that_grows_level_by_level(
