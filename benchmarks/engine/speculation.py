@@ -42,7 +42,7 @@ _SOLUTION, _STEP = 256, 32
 class Work:
     """How much is done in one run."""
 
-    problems: Mapping[int, int] = field(default_factory=lambda: {1: 32, 4: 96, 16: 384, 64: 768})
+    problems: Mapping[int, int] = field(default_factory=lambda: {1: 96, 4: 256, 16: 512, 64: 768})
     """By batch."""
     tokens: Mapping[int, int] = field(default_factory=lambda: {1: 256, 4: 192, 16: 128, 64: 96})
     """Of each sequence of the large model, by batch. A controller learns from steps, however long they take: there are

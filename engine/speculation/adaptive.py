@@ -218,8 +218,11 @@ class AdaptiveController:
         load = self._loads.get(place)
         if load is None:
             if self._loads:
-                near = self._loads[min(self._loads, key=lambda other: abs(other - place))]
+                nearest = min(self._loads, key=lambda other: abs(other - place))
+                near = self._loads[nearest]
                 load = _Load(near.costs.copy(near.choice), near.chains.copy(), near.trees.copy(), near.choice)
+                # A first trial may come at once, but of many branches one is enough for all numbers of them.
+                load.tried = near.tried and min(nearest, place) >= _MANY
             else:
                 load = _Load(Costs(), Survival(), Survival())
             self._loads[place] = load
