@@ -109,8 +109,8 @@ class AdaptiveController:
 
     While guessing pays, sizes like the choice are compared with it in turn, no guesses among them. Where it does not,
     it is tried now and then: where many branches run with some of them, and with all if that promises much. What a
-    trial cost is booked, and with many branches the next one waits until it is paid. No clock is read and nothing is
-    random.
+    trial cost is booked, and the next one waits until steps with as many branches, few or many, have paid it; but the
+    first one with each small number of them does not wait. No clock is read and nothing is random.
     """
 
     def __init__(self, depth: int, nodes: int) -> None:
@@ -322,7 +322,7 @@ class AdaptiveController:
             credit = self._credits[many]
             self._credits[many] = min(credit, max(_LEAST, credit - now.paid))
             for other in self._loads.values():
-                # What they are about to try was not paid for before this.
+                # What they were about to try was affordable before this, and may not be now.
                 if not other.choice.depth:
                     other.comparison = None
             load.turn, load.tried = load.turn + 1, True
