@@ -68,6 +68,19 @@ class Draft:
             tuple(self.chances[index] for index in kept),
         )
 
+    def before(self, ends: frozenset[int]) -> Draft:
+        """The part without tokens that end the branch. Who draws one where all before it is right ends there: to
+        compute it spares no step."""
+        if ends.isdisjoint(self.tokens):
+            return self
+        kept: list[int] = []
+        left = {-1}
+        for index, (token, parent) in enumerate(zip(self.tokens, self.parents, strict=True)):
+            if parent in left and token not in ends:
+                left.add(index)
+                kept.append(index)
+        return self.part(kept)
+
 
 EMPTY = Draft((), (), ())
 

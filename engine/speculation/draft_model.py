@@ -94,22 +94,16 @@ class _Growth:
             return False
         self.beside += [(self.chance * chance, len(self.tokens), token, chance) for token, chance in guesses[1:]]
         token, chance = guesses[0]
-        if token in self.wish.sequence.ends:
-            # Whoever draws it where all before it is right ends there: computing it spares no step.
-            return False
         self.tokens.append(token)
         self.chances.append(chance)
         self.chance *= chance
-        return len(self.tokens) < self.depth
+        return len(self.tokens) < self.depth and token not in self.wish.sequence.ends
 
     def add_all(self, tokens: list[int], chances: list[float]) -> None:
         """``add`` of the best guesses of all levels, where a chain is wanted."""
-        count, ends = 0, self.wish.sequence.ends
-        for token, chance in zip(tokens[: self.depth], chances, strict=False):
-            if not chance > 0 or token in ends:
-                break
-            count += 1
-        self.tokens, self.chances = tokens[:count], chances[:count]
+        right = chances[: self.depth]
+        count = next((place for place, chance in enumerate(right) if not chance > 0), len(right))
+        self.tokens, self.chances = tokens[:count], right[:count]
 
     @property
     def draft(self) -> Draft:

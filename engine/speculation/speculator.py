@@ -145,7 +145,9 @@ class Speculator:
         if self._paused:
             return [EMPTY] * len(wishes)
         try:
-            return self.controller.trim(wishes, self.drafter.propose(wishes))
+            drafts = self.drafter.propose(wishes)
+            going = [draft.before(wish.sequence.ends) for wish, draft in zip(wishes, drafts, strict=True)]
+            return self.controller.trim(wishes, going)
         except Exception:
             self._start_anew()
             return [EMPTY] * len(wishes)

@@ -343,19 +343,21 @@ def test_trees_are_the_chain_with_the_likeliest_runners_up(checkpoints: Checkpoi
     assert [len(draft) for draft in both] == [3, 8]
 
 
-def test_a_chain_ends_before_a_token_that_ends_the_branch(checkpoints: Checkpoints) -> None:
+def test_what_ends_the_branch_is_guessed_and_not_computed(checkpoints: Checkpoints) -> None:
     harness, drafter = speculating(checkpoints("qwen3"), checkpoints("llama"))
     free = generate(PROMPT[:20], [Branch(1, 1, 90)], **LAW)
     [draft] = propose(drafter, branches(harness, free), depth=6, nodes=6)
     assert len(set(draft.tokens)) > 3
     stopping = generate(PROMPT[:20], [Branch(1, 1, 90)], **LAW | {"stop_token_ids": (draft.tokens[2],)})
-    before = draft.tokens[: draft.tokens.index(draft.tokens[2])]
-    [stopped] = propose(drafter, branches(harness, stopping), depth=6, nodes=6)
-    assert stopped.tokens == before
+    place, ends = draft.tokens.index(draft.tokens[2]), frozenset({draft.tokens[2]})
     # Beside a branch that wants a tree, a chain remains one.
     one, other = branches(harness, stopping, free)
-    stopped, _ = drafter.propose([Wish(one, 6, 6), Wish(other, 6, 12)])
-    assert stopped.tokens == before
+    stopped, tree = drafter.propose([Wish(one, 6, 6), Wish(other, 6, 12)])
+    assert stopped.tokens == draft.tokens[: place + 1]
+    assert draft.before(ends).tokens == stopped.before(ends).tokens == draft.tokens[:place]
+    left = tree.before(ends)
+    paths = {tuple(tree.path(index)) for index in range(len(tree))}
+    assert {tuple(left.path(index)) for index in range(len(left))} == {path for path in paths if ends.isdisjoint(path)}
 
 
 def test_short_memory_empties_drafts_and_those_that_have_it_go_on(checkpoints: Checkpoints) -> None:
