@@ -6,6 +6,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 from torch import Tensor
@@ -358,6 +359,25 @@ def test_what_ends_the_branch_is_guessed_and_not_computed(checkpoints: Checkpoin
     left = tree.before(ends)
     paths = {tuple(tree.path(index)) for index in range(len(tree))}
     assert {tuple(left.path(index)) for index in range(len(left))} == {path for path in paths if ends.isdisjoint(path)}
+
+
+class Seeing(FixedController):
+    """Sees what is to be computed."""
+
+    seen: ClassVar[list[Draft]] = []
+
+    def trim(self, wishes: Sequence[Wish], drafts: Sequence[Draft], /) -> list[Draft]:
+        self.seen.extend(drafts)
+        return super().trim(wishes, drafts)
+
+
+def test_no_step_computes_a_guess_that_ends_the_branch(checkpoints: Checkpoints) -> None:
+    harness, drafter = speculating(checkpoints("qwen3"), checkpoints("qwen3"))
+    harness.core.speculate(drafter, Seeing(4, 4))
+    ends = set(range(30, 46))
+    complete(harness, drafter, [generate(PROMPT[:20], [Branch(1, 1, 90)], **LAW | {"stop_token_ids": tuple(ends)})])
+    assert Seeing.seen
+    assert all(ends.isdisjoint(draft.tokens) for draft in Seeing.seen)
 
 
 def test_short_memory_empties_drafts_and_those_that_have_it_go_on(checkpoints: Checkpoints) -> None:
