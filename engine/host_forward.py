@@ -19,7 +19,7 @@ from kernels.cpu.tape import Tapes
 
 _MOST = 128
 """Tokens of a step that is repeated from a tape. In larger ones Python is not what takes time."""
-_MOST_LOGITS = 1 << 17
+_MOST_LOGITS = 1 << 20
 """Logits that are drawn from in a tape, which keeps the memory for them."""
 
 
