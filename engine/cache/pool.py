@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from heapq import heappop, heappush
 
 
 class PagePool:
@@ -15,8 +16,9 @@ class PagePool:
     def __init__(self, size: int) -> None:
         self.size = size
         self.holders = [0] * size
-        # A stack: the page that was freed last is the one most likely still in the processor's cache.
-        self._free = list(range(size - 1, -1, -1))
+        # A heap: branches that grow side by side take their pages at the same time, and read them one after the other,
+        # which goes faster the closer together these lie.
+        self._free = list(range(size))
 
     @property
     def free(self) -> int:
@@ -24,10 +26,10 @@ class PagePool:
         return len(self._free)
 
     def take(self) -> int | None:
-        """A free page, held once by the caller; ``None`` when there is none."""
+        """The first free page, held once by the caller; ``None`` when there is none."""
         if not self._free:
             return None
-        page = self._free.pop()
+        page = heappop(self._free)
         self.holders[page] = 1
         return page
 
@@ -48,7 +50,7 @@ class PagePool:
                 raise RuntimeError(f"page {page} is free and cannot be released")
             holders[page] -= 1
             if holders[page] == 0:
-                self._free.append(page)
+                heappush(self._free, page)
         return [holders[page] for page in pages]
 
     def check(self, expected: Iterable[int]) -> None:

@@ -329,3 +329,13 @@ def test_the_pool_refuses_to_hold_or_release_a_free_page() -> None:
     with pytest.raises(RuntimeError, match="free"):
         pool.release([0])
     assert [pool.take(), pool.take(), pool.take()] == [0, 1, None]
+
+
+def test_pages_are_taken_in_the_order_of_their_places_however_they_were_freed() -> None:
+    pool = PagePool(6)
+    for _ in range(6):
+        pool.take()
+    pool.release([4, 1, 5, 2])
+    assert [pool.take(), pool.take()] == [1, 2]
+    pool.release([0])
+    assert [pool.take(), pool.take(), pool.take(), pool.take()] == [0, 4, 5, None]
