@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import atexit
 import logging
 import threading
 import time
@@ -56,6 +57,8 @@ class LocalEngine:
         self._thread = threading.Thread(target=self._run, args=(load, loaded), name="engine", daemon=True)
         self._thread.start()
         self._cores = loaded.result()
+        # The interpreter's end would stop the thread wherever it is, and abort the process if that is in a kernel.
+        atexit.register(self._stop)
 
     def generate(self, request: GenerateRequest, *, stream: bool = False) -> AsyncGenerator[Completion | Delta, None]:
         """See ``EngineClient``. Checks and queues the request before it returns, so that errors are raised at the
@@ -146,11 +149,15 @@ class LocalEngine:
 
     async def close(self) -> None:
         """Ends what runs with ``EngineUnavailable``, ends the thread and frees the models."""
+        await asyncio.to_thread(self._stop)
+        atexit.unregister(self._stop)
+        self._cores.clear()
+
+    def _stop(self) -> None:
         with self._wake:
             self._closed = True
             self._wake.notify()
-        await asyncio.to_thread(self._thread.join)
-        self._cores.clear()
+        self._thread.join()
 
     @property
     def alive(self) -> bool:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
 import threading
 from collections.abc import AsyncIterator
 
@@ -165,3 +167,28 @@ async def test_a_broken_invariant_stops_the_engine_and_everybody_hears_of_it(che
 def test_an_engine_without_models_is_refused() -> None:
     with pytest.raises(EngineError, match="at least one model"):
         LocalEngine({})
+
+
+_LEFT_AT_WORK = """
+import asyncio, atexit, sys
+from engine.local import LocalEngine
+from engine.types import Branch, GenerateRequest, SamplingParams
+
+engines = []
+atexit.register(lambda: print(engines[0].alive))  # called after what is registered later
+engines.append(LocalEngine({"m": sys.argv[1]}))
+request = GenerateRequest("r", "m", (1, 2, 3), (Branch(1, 0, 200),), SamplingParams(ignore_eos=True))
+kept = []
+
+async def begin():
+    kept.append(engines[0].generate(request, stream=True))
+    await anext(kept[0])
+
+asyncio.new_event_loop().run_until_complete(begin())
+"""
+
+
+def test_a_program_that_ends_without_closing_its_engine_ends_in_order(checkpoints: Checkpoints) -> None:
+    command = [sys.executable, "-c", _LEFT_AT_WORK, str(checkpoints("qwen3"))]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert (done.stdout, done.stderr, done.returncode) == ("False\n", "", 0)
