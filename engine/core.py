@@ -16,7 +16,7 @@ from engine.batch import Work, build_batch
 from engine.cache.kv import KVCache, token_bytes
 from engine.device import Placement, find_place, kv_type
 from engine.device_sampling import sample_on_device
-from engine.drawing import Drawn, Sampler, read_out, sample_on_host
+from engine.drawing import Drawn, Sampler, read_out, rows_to_read, sample_on_host
 from engine.forward import forward_over
 from engine.models.config import ModelConfig, read_raw_config
 from engine.models.families import is_defined
@@ -28,7 +28,7 @@ from engine.sequence import GenerateSequence, Job, ScoreSequence, Sequence
 from engine.served import ServedModel
 from engine.speculation.adaptive import AdaptiveController
 from engine.speculation.controller import Controller, Outcome
-from engine.speculation.draft import Drafter
+from engine.speculation.draft import Drafter, Watch
 from engine.speculation.load import MAX_NODES, check_length, extra_layers, load_drafter
 from engine.speculation.speculator import Speculator
 from engine.speculation.tally import Tally
@@ -145,6 +145,11 @@ class EngineCore:
         return bool(self._jobs)
 
     @property
+    def waiting(self) -> int:
+        """Sequences that wait. May be read from another thread."""
+        return self._scheduler.waiting
+
+    @property
     def stats(self) -> CoreStats:
         """Current numbers. May be read from another thread; they are then those of about now."""
         scheduler, tally = self._scheduler, self.tally
@@ -258,8 +263,11 @@ class EngineCore:
         speculator, size = self._speculator, self._options.step_tokens
         work = [Work(*one) for one in schedule.work] if speculator is None else speculator.extend(schedule.work, size)
         batch, rows, work = build_batch(work, self.cache, self.model.config.attention[0])
-        hidden = self._forward(batch, rows)
-        drawn = read_out(work, hidden, self.model.decoder, self._forward, self._sampler)
+        # Who watches steps sees all of them.
+        blind = speculator is None or speculator.drafter.watches is Watch.NONE
+        read = rows_to_read(work) if blind else None
+        hidden = self._forward(batch, rows, read)
+        drawn = read_out(work, read, hidden, self.model.decoder, self._forward, self._sampler)
         self._commit(work, started)
         outcomes = self._settle(drawn)
         if speculator is not None:

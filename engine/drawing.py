@@ -24,7 +24,7 @@ from engine.speculation.draft import Draft
 from engine.types import TokenLogprob
 
 _Read = tuple[ScoreSequence, int, int]
-"""A sequence, a position in it to read, and the position's row in the batch."""
+"""A sequence, a position in it to read, and the row of its hidden state."""
 
 
 class Drawn(NamedTuple):
@@ -33,7 +33,7 @@ class Drawn(NamedTuple):
     sequence: GenerateSequence
     draft: Draft
     row: int
-    """The batch's row of its last token."""
+    """That of its last token's hidden state."""
     tokens: list[int]
     """The one after its last one, and then for each guess of its draft the one that would follow that."""
     logprobs: list[float]
@@ -53,14 +53,36 @@ def sample_on_host(logits: Tensor, points: Sequence[Point], laws: Laws, where: C
     return sample(logits, laws, where)
 
 
-def read_out(work: list[Work], hidden: Tensor, model: Model, forward: Forward, sampler: Sampler) -> list[Drawn]:
+def rows_to_read(work: list[Work]) -> list[int] | None:
+    """The rows of the batch whose final hidden states ``read_out`` reads, ascending; ``None``: all."""
+    if all(count == 1 for _, count, _ in work):
+        return None
+    rows: list[int] = []
+    start = 0
+    for sequence, count, draft in work:
+        last = start + count - 1
+        if isinstance(sequence, GenerateSequence):
+            if sequence.prompt_logprobs is not None:
+                return None
+            if sequence.computed + count == len(sequence.tokens):
+                rows += range(last, last + 1 + len(draft.tokens))
+        elif isinstance(sequence, ScoreSequence):
+            positions = (start + position - sequence.computed for position in sorted(set(sequence.reads)))
+            rows += (row for row in positions if start <= row <= last)
+        start = last + 1 + len(draft.tokens)
+    return rows if len(rows) < start else None
+
+
+def read_out(
+    work: list[Work], rows: list[int] | None, hidden: Tensor, model: Model, forward: Forward, sampler: Sampler
+) -> list[Drawn]:
     """Gives score sequences their values and prompts their log-probabilities, and draws the next token of every branch
     whose tokens are all computed now, and the one after each of its guesses.
 
-    ``work`` is in the order of the batch, whose final hidden states are ``hidden`` ``[tokens, width]``; it is not
-    committed yet. ``forward``: the one that they come from.
+    ``work`` is in the order of the batch; it is not committed yet. ``hidden`` ``[rows, width]`` are the final hidden
+    states of its ``rows_to_read``, and ``forward`` is where they come from.
     """
-    drawing, readings = _wanted(work, hidden, model)
+    drawing, readings = _wanted(work, rows, hidden, model)
     for token_ids, reads in readings.items():
         logits = model.read(_chosen(hidden, [row for _, _, row in reads]), token_ids)
         for (sequence, position, _), values in zip(reads, logits.tolist(), strict=True):
@@ -79,11 +101,14 @@ def read_out(work: list[Work], hidden: Tensor, model: Model, forward: Forward, s
     return drawing
 
 
-def _wanted(work: list[Work], hidden: Tensor, model: Model) -> tuple[list[Drawn], dict[tuple[int, ...], list[_Read]]]:
+def _wanted(
+    work: list[Work], rows: list[int] | None, hidden: Tensor, model: Model
+) -> tuple[list[Drawn], dict[tuple[int, ...], list[_Read]]]:
     """Branches that draw, which have drawn nothing yet, and positions to read, by the token ids whose logits they
     want."""
     drawing: list[Drawn] = []
     readings: dict[tuple[int, ...], list[_Read]] = {}
+    places = range(len(hidden)) if rows is None else {row: place for place, row in enumerate(rows)}
     start = 0
     for sequence, count, draft in work:
         end = sequence.computed + count
@@ -91,11 +116,11 @@ def _wanted(work: list[Work], hidden: Tensor, model: Model) -> tuple[list[Drawn]
             if sequence.prompt_logprobs is not None and len(sequence.prompt_logprobs) < sequence.prompt_size:
                 read_prompt(sequence, count, hidden[start : start + count], model)
             if end == len(sequence.tokens) and sequence.branch.max_tokens:
-                drawing.append(Drawn(sequence, draft, start + count - 1, [], [], []))
+                drawing.append(Drawn(sequence, draft, places[start + count - 1], [], [], []))
         elif isinstance(sequence, ScoreSequence):
             for position in set(sequence.reads):
                 if sequence.computed <= position < end:
-                    row = start + position - sequence.computed
+                    row = places[start + position - sequence.computed]
                     readings.setdefault(sequence.token_ids, []).append((sequence, position, row))
         start += count + len(draft)
     return drawing, readings

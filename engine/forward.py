@@ -33,8 +33,9 @@ _KEPT = 64
 class Forward(Protocol):
     """A step's way through a model."""
 
-    def __call__(self, batch: Batch, rows: Rows) -> Tensor:
-        """Final hidden states ``[tokens or more, hidden]`` of a step's ``batch``, which is on the host."""
+    def __call__(self, batch: Batch, rows: Rows, read: Sequence[int] | None = None) -> Tensor:
+        """Final hidden states ``[tokens or more, hidden]`` of a step's ``batch``, which is on the host; of those of its
+        tokens alone that are to be ``read`` if that says which, ascending. The others leave keys and values."""
         ...
 
     def draw(
@@ -114,8 +115,12 @@ class GpuForward:
         self._graphs: dict[tuple[int, tuple[Buffers, ...]], Graph | None] = {}
         """By size and by the attention's buffers; ``None``: met once."""
 
-    def __call__(self, batch: Batch, rows: Rows) -> Tensor:
+    def __call__(self, batch: Batch, rows: Rows, read: Sequence[int] | None = None) -> Tensor:
         """See ``Forward``. On return the device may not even have begun."""
+        hidden = self._all(batch, rows)
+        return hidden if read is None else hidden[sent(torch.tensor(read, dtype=torch.int64), self._device)]
+
+    def _all(self, batch: Batch, rows: Rows) -> Tensor:
         self._attend.prepare(rows)
         if not self._captures or not self._attend.repeatable:
             tokens, positions = sent(torch.stack((batch.tokens, batch.positions)), self._device)

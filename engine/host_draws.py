@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -34,6 +35,7 @@ class HostDraws:
         """Whose laws are known."""
         self._laws = torch.zeros(rows, 3, dtype=torch.float64)
         self._noise = torch.zeros(rows, 3, dtype=torch.int64)
+        self._written = self._laws.numpy(), self._noise.numpy()
         self._rows = torch.zeros(most, dtype=torch.int64)
         self._held = (
             torch.empty(3 * most, dtype=torch.float64),
@@ -44,7 +46,7 @@ class HostDraws:
         """Settings, places, tokens and what is found: see ``write_draws``."""
         self._seen = tuple(part.numpy() for part in self._held)
         self._filled = self._rows.numpy()
-        self._tapes = Tapes()
+        self._tapes: Tapes[Tensor] = Tapes()
 
     def __call__(self, hidden: Tensor, branches: Sequence[GenerateSequence], counts: Sequence[int]) -> _Drawn:
         """What ``counts`` of the ``hidden`` states of each branch give. Raises ``EngineError`` when logits are not
@@ -69,10 +71,12 @@ class HostDraws:
     def _write(self, table: PageTable, sequence: GenerateSequence) -> None:
         from kernels.cpu.sampling import reach_of
 
-        law, row = sequence.sampling, table.row
-        [reach] = reach_of(np.array([law.temperature]), np.array([law.min_p]))
-        self._laws[row] = torch.tensor((law.temperature, law.top_p, reach), dtype=torch.float64)
-        self._noise[row] = torch.tensor((law.top_k, sequence.seed, sequence.key))
+        law, row, (laws, noise) = sequence.sampling, table.row, self._written
+        reach = -math.inf
+        if law.min_p:
+            [reach] = reach_of(np.array([law.temperature]), np.array([law.min_p]))
+        laws[row] = law.temperature, law.top_p, reach
+        noise[row] = law.top_k, sequence.seed, sequence.key
         self._tables[row] = table
 
     def _compute(self, hidden: Tensor) -> Tensor:

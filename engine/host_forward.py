@@ -51,18 +51,33 @@ class HostForward:
             self._angles = [torch.empty(_MOST, table.shape[1]) for table in model.rotations]
         self._hidden = torch.empty(0)
         """What the last call returned."""
-        self.tapes = Tapes()
+        self.tapes: Tapes[Tensor] = Tapes()
         """By tokens and threads."""
+        self._beginnings: Tapes[tuple[Tensor, Tensor]] = Tapes()
+        self._ends: Tapes[Tensor] = Tapes()
+        """Of steps of which not all is read. Each beginning may have any end, which finds its rows where they are
+        copied to."""
+        self._read = torch.empty(_MOST, dtype=torch.int64)
+        about = model.config.attention[0]
+        widths = (self._repeatable.embedding.shape[1], about.heads * about.head_dim) if self._repeatable else ()
+        self._chosen = [torch.empty(_MOST, width) for width in widths]
 
-    def __call__(self, batch: Batch, rows: Rows) -> Tensor:
+    def __call__(self, batch: Batch, rows: Rows, read: Sequence[int] | None = None) -> Tensor:
         """See ``Forward``. What it returns is valid until the next call."""
         self._attend.prepare(rows)
         model, tokens = self._repeatable, batch.tokens.shape[0]
-        if model is None or tokens > _MOST:
-            return self._model.forward(batch, self._attend)
-        self._filled[0, :tokens], self._filled[1, :tokens] = batch.tokens.numpy(), batch.positions.numpy()
-        key = tokens, torch.get_num_threads()
-        self._hidden = self.tapes(key, lambda: self._compute(model, *self._inputs[:, :tokens]))
+        if model is None:
+            hidden = self._model.forward(batch, self._attend)
+            return hidden if read is None else hidden[torch.tensor(read, dtype=torch.int64)]
+        if tokens <= _MOST:
+            self._filled[0, :tokens], self._filled[1, :tokens] = batch.tokens.numpy(), batch.positions.numpy()
+        if read is not None:
+            return self._end(model, *self._begin(model, batch), batch, read)
+        if tokens > _MOST:
+            return model.forward(batch, self._attend)
+        self._hidden = self.tapes(
+            (tokens, torch.get_num_threads()), lambda: model.layers(*self._given(model, tokens), self._attend)
+        )
         return self._hidden
 
     def draw(
@@ -73,12 +88,41 @@ class HostForward:
             return None
         return self._draws(hidden, branches, counts)
 
-    def _compute(self, model: Decoder, tokens: Tensor, positions: Tensor) -> Tensor:
+    def _begin(self, model: Decoder, batch: Batch) -> tuple[Tensor, Tensor]:
+        """``Decoder.begun``."""
+        tokens = batch.tokens.shape[0]
+        if tokens > _MOST:
+            return model.begun(*model.inputs(batch), self._attend)
+        return self._beginnings(
+            (tokens, torch.get_num_threads()), lambda: model.begun(*self._given(model, tokens), self._attend)
+        )
+
+    def _end(self, model: Decoder, hidden: Tensor, mixed: Tensor, batch: Batch, read: Sequence[int]) -> Tensor:
+        """``Decoder.ended``, of the rows to read."""
         from kernels.cpu.chain import rows_of
 
+        count = len(read)
+        if not 0 < count <= _MOST:
+            which = torch.tensor(read, dtype=torch.int64)
+            return model.ended(hidden[which], mixed[which]) if count else hidden[:0]
+        which = self._read[:count]
+        which.numpy()[:] = read
+        # The tokens' places are not needed any more. Draws take those of what was read.
+        self._filled[1, :count] = batch.positions.numpy()[read]
+        taken = [
+            rows_of(table, which, out=held[:count]) for table, held in zip((hidden, mixed), self._chosen, strict=True)
+        ]
+        self._hidden = self._ends((count, torch.get_num_threads()), lambda: model.ended(*taken))
+        return self._hidden
+
+    def _given(self, model: Decoder, count: int) -> tuple[Tensor, list[Tensor]]:
+        """``Decoder.inputs``, of what was filled in."""
+        from kernels.cpu.chain import rows_of
+
+        tokens, positions = self._inputs[:, :count]
         hidden = rows_of(model.embedding, tokens, scale=model.config.embedding_scale)
         angles = [
-            rows_of(table, positions, out=held[: len(tokens)])
+            rows_of(table, positions, out=held[:count])
             for table, held in zip(model.rotations, self._angles, strict=True)
         ]
-        return model.layers(hidden, angles, self._attend)
+        return hidden, angles

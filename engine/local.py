@@ -209,7 +209,7 @@ class LocalEngine:
     def _submit(self, core: EngineCore, job: Job) -> None:
         name, new = core.model.info.id, len(job.sequences)
         with self._wake:
-            waiting = self._arriving[name] + core.stats.waiting
+            waiting = self._arriving[name] + core.waiting
             if waiting + new > self._max_waiting:
                 raise EngineBusy(f"{waiting} sequences wait and {new} more would pass {self._max_waiting}; try later")
             self._check_open()

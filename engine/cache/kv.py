@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -84,6 +85,9 @@ class KVCache:
         numbers = self.data if self.scales is None else self.data.view(torch.int8)
         self._parts = [numbers] if self.scales is None else [numbers, self.scales[..., None]]
         """All that belongs to a slot, ``[layers, 2, kv_heads, pages, page_size, …]``."""
+        # Of a few slots NumPy copies the numbers in a fifth of the time that torch takes to find out how.
+        self._copied: list[Any] = self._parts if place.on_gpu else [part.numpy() for part in self._parts]
+        """The same, to copy a few slots."""
         self.pages: npt.NDArray[np.int64] = np.zeros((rows, -(-context // page_size)), np.int64)
         self._rows = list(range(rows - 1, -1, -1))
         self._tables: dict[int, PageTable] = {}
@@ -247,7 +251,7 @@ class KVCache:
         self.tree.hold([source.page])
         page = self._take()
         if page is not None:
-            for part in self._parts:
+            for part in self._copied:
                 part[:, :, :, page, :tokens] = part[:, :, :, source.page, :tokens]
             self._append(table, page)
             table.cached_tokens += tokens

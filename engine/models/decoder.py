@@ -120,11 +120,25 @@ class Decoder:
 
     def layers(self, hidden: Tensor, angles: Sequence[Tensor], attend: LayerAttend) -> Tensor:
         """The final hidden states ``[tokens, hidden]``, of ``inputs``."""
+        hidden = self.ended(*self.begun(hidden, angles, attend))
+        layer_ends()
+        return hidden
+
+    def begun(self, hidden: Tensor, angles: Sequence[Tensor], attend: LayerAttend) -> tuple[Tensor, Tensor]:
+        """The part of ``layers`` that other tokens need: what the last layer takes ``[tokens, hidden]``, and what it
+        attended to ``[tokens, heads * head_dim]``. All keys and values are written then."""
+        last = len(self._layers) - 1
         for index, layer in enumerate(self._layers):
             rope = 2 * self._rope_of[index]
-            hidden = layer_forward(self.config, layer, index, hidden, (angles[rope], angles[rope + 1]), attend)
-            layer_ends()
-        return hidden
+            mixed = layer_attended(self.config, layer, index, hidden, (angles[rope], angles[rope + 1]), attend)
+            if index < last:
+                hidden = layer_ended(self.config, layer, hidden, mixed)
+                layer_ends()
+        return hidden, mixed
+
+    def ended(self, hidden: Tensor, mixed: Tensor) -> Tensor:
+        """The final hidden states ``[rows, hidden]`` of those tokens whose rows of ``begun`` these are."""
+        return layer_ended(self.config, self._layers[-1], hidden, mixed)
 
     def embed(self, tokens: Tensor) -> Tensor:
         """See ``Model``."""
@@ -156,9 +170,20 @@ def layer_forward(
     config: DecoderConfig, layer: Layer, index: int, hidden: Tensor, angles: tuple[Tensor, Tensor], attend: LayerAttend
 ) -> Tensor:
     """The hidden states ``[tokens, hidden]`` after a layer. ``angles``: cosines and sines of the tokens' positions."""
+    return layer_ended(config, layer, hidden, layer_attended(config, layer, index, hidden, angles, attend))
+
+
+def layer_attended(
+    config: DecoderConfig, layer: Layer, index: int, hidden: Tensor, angles: tuple[Tensor, Tensor], attend: LayerAttend
+) -> Tensor:
+    """What a layer attends to, ``[tokens, heads * head_dim]``."""
     normal = rms_norm(hidden, layer.input_norm, config.norm_eps)
     qkv = layer.qkv(normal).view(len(hidden), -1, config.head_dim)
-    mixed = attend.projected(index, qkv, layer.qk_norm, config.norm_eps, *angles)
+    return attend.projected(index, qkv, layer.qk_norm, config.norm_eps, *angles)
+
+
+def layer_ended(config: DecoderConfig, layer: Layer, hidden: Tensor, mixed: Tensor) -> Tensor:
+    """The rest of a layer, in which no token needs another."""
     if layer.output_norm is None:
         hidden = layer.output.add(mixed, hidden)
     else:

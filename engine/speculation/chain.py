@@ -51,7 +51,7 @@ class Chains:
         """``limit``: most tokens of a branch, guesses included. For a model that ``can_chain``."""
         self._model, self._cache, self._limit = model, cache, limit
         self._known: dict[tuple[int, ...], _Chain] = {}
-        self._tapes = Tapes()
+        self._tapes: Tapes[Tensor] = Tapes()
 
     def __call__(self, starts: Sequence[Start], guesses: Guesses, depth: int, width: int) -> tuple[Ints, Floats]:
         """Tokens and chances ``[depth, branches, width]``: at each level the best guess after the best one of the level

@@ -173,7 +173,7 @@ class DraftModel:
             else:
                 self._grow(work, growths, guesses)
         elif work:
-            self._forward(work)
+            self._forward(work, read=())
             self._publish(work)
         drafts = {one.wish.sequence: one.draft for one in growths}
         return [drafts.get(wish.sequence, EMPTY) for wish in wishes]
@@ -320,7 +320,7 @@ class DraftModel:
         in_step = {one.row for one in growing}
         late = [Work(row, count - (row in in_step)) for row, count, _ in work if count > DUE or row not in in_step]
         if late:
-            self._forward(late)
+            self._forward(late, read=())
         # As many for each, be one of them computed already: the fewer shapes there are, the fewer are recorded.
         rows = [one.row for one in growing]
         even = all(row.known >= DUE for row in rows)
@@ -345,11 +345,11 @@ class DraftModel:
                 if not one.add(*level):
                     break
 
-    def _forward(self, work: Items[Work]) -> tuple[Tensor, dict[Sequence, int]]:
+    def _forward(self, work: Items[Work], read: Items[int] | None = None) -> tuple[Tensor, dict[Sequence, int]]:
         """Computes tokens; answers the final hidden states, valid until the next call, and, for each row, which of them
-        is its last token's."""
+        is its last token's. ``read``: see ``Forward``."""
         batch, layout, ordered = build_batch(work, self.cache, self._model.config.attention[0])
-        hidden = self._compute(batch, layout)
+        hidden = self._compute(batch, layout, read)
         last: dict[Sequence, int] = {}
         end = 0
         for row, count, _ in ordered:

@@ -82,7 +82,7 @@ class MedusaDrafter:
             self._table = model.embedding.numpy()
         self._inputs = torch.empty(2, _MOST, model.config.hidden)
         """States and embedded tokens, where tapes read them."""
-        self._tapes = Tapes()
+        self._tapes: Tapes[Tensor] = Tapes()
 
     def reset(self, cache: KVCache) -> None:
         """See ``Drafter``."""

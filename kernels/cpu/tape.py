@@ -11,11 +11,14 @@ import math
 import struct
 import threading
 from collections.abc import Callable, Hashable, Sequence
+from typing import Generic, TypeVar
 
 import torch
 from torch import Tensor
 
 from kernels.firsts import Firsts
+
+_T = TypeVar("_T")
 
 
 class Arena:
@@ -59,7 +62,7 @@ class Tape:
         self.parts: list[int] = []
         """How many launches there were when each part ended (``part_ends``)."""
 
-    def record(self, work: Callable[[], Tensor]) -> Tensor:
+    def record(self, work: Callable[[], _T]) -> _T:
         """Does ``work`` and keeps its launches on this thread. What it does in other ways is not repeated.
 
         Raises ``MemoryError`` where the arena must grow.
@@ -96,7 +99,7 @@ class Tape:
         repeat(self._address, count, self._threads)
 
 
-class Tapes:
+class Tapes(Generic[_T]):
     """Computations of which one is wanted at a time, again and again, each known by a key.
 
     It is recorded when it is met for the first time, which takes about as long as any time without. It must read its
@@ -105,10 +108,10 @@ class Tapes:
 
     def __init__(self) -> None:
         self._arena = Arena()
-        self.known: dict[Hashable, tuple[Tape, Tensor]] = {}
+        self.known: dict[Hashable, tuple[Tape, _T]] = {}
         """With what they leave."""
 
-    def __call__(self, key: Hashable, work: Callable[[], Tensor], parts: int | None = None) -> Tensor:
+    def __call__(self, key: Hashable, work: Callable[[], _T], parts: int | None = None) -> _T:
         """The result of ``work``, which launches the same kernels whenever it has this key. ``parts``: when it is
         repeated, only the first so many."""
         known = self.known.get(key)
@@ -119,7 +122,7 @@ class Tapes:
         known = self.known[key] = self._record(work)
         return known[1]
 
-    def _record(self, work: Callable[[], Tensor]) -> tuple[Tape, Tensor]:
+    def _record(self, work: Callable[[], _T]) -> tuple[Tape, _T]:
         while True:
             tape = Tape(self._arena)
             try:
