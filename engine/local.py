@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 
 from engine.core import CoreOptions, CoreStats, EngineCore
+from engine.outbox import Outbox
 from engine.sequence import Event, Job
 from engine.speculation.tally import Tally
 from engine.timings import Timings
@@ -48,6 +49,7 @@ class LocalEngine:
         self._inbox: list[_Command] = []
         self._arriving = dict.fromkeys(models, 0)
         """Sequences by model that the inbox holds; what the core has is the core's to count."""
+        self._outbox = Outbox()
         self._closed = False
         self.failure: str | None = None
         """Why the engine stopped by itself."""
@@ -65,7 +67,7 @@ class LocalEngine:
         call."""
         core = self._core(request.model)
         events: asyncio.Queue[Event] = asyncio.Queue()
-        job = _job(request, events)
+        job = self._job(request, events)
         job.stream = stream
         if request.timeout is not None:
             job.deadline = time.monotonic() + request.timeout
@@ -77,7 +79,7 @@ class LocalEngine:
         """See ``EngineClient``."""
         core = self._core(request.model)
         events: asyncio.Queue[Event] = asyncio.Queue()
-        job = _job(request, events)
+        job = self._job(request, events)
         core.model.add_items(request, job)
         results: list[ScoreResult] = []
         wanted = len(request.items)
@@ -206,6 +208,16 @@ class LocalEngine:
         if self._closed:
             raise EngineUnavailable("the engine is closed")
 
+    def _job(self, request: GenerateRequest | ScoreRequest, events: asyncio.Queue[Event]) -> Job:
+        return Job(
+            request.request_id,
+            self._outbox.sink(events),
+            priority=request.priority,
+            namespace=request.cache_salt,
+            lease=request.lease,
+            draft=isinstance(request, GenerateRequest) and request.draft,
+        )
+
     def _submit(self, core: EngineCore, job: Job) -> None:
         name, new = core.model.info.id, len(job.sequences)
         with self._wake:
@@ -247,6 +259,7 @@ class LocalEngine:
             _carry_out(commands)
             for core in cores:
                 core.fail(EngineUnavailable(f"the engine has stopped: {self.failure}"))
+            self._outbox.send()
 
     def _serve(self, cores: list[EngineCore]) -> None:
         """Does what is asked until the engine is closed. Raises only for what must end it."""
@@ -257,15 +270,18 @@ class LocalEngine:
                 commands, self._inbox = self._inbox, []
                 closed = self._closed
             _carry_out(commands)
+            self._outbox.send()
             if closed:
                 break
             for core in cores:
                 if core.busy:
                     core.step()
+                    self._outbox.send()
                 if self._debug and not core.busy:
                     core.check()
         for core in cores:
             core.fail(EngineUnavailable("the engine was closed"))
+        self._outbox.send()
 
 
 def _load(models: Mapping[str, str | Path], options: CoreOptions) -> dict[str, EngineCore]:
@@ -279,28 +295,3 @@ def _carry_out(commands: Sequence[_Command]) -> None:
         except Exception:
             # One bad command must not end the thread that everybody waits for.
             _log.exception("a command to the engine failed")
-
-
-def _job(request: GenerateRequest | ScoreRequest, events: asyncio.Queue[Event]) -> Job:
-    return Job(
-        request.request_id,
-        _deliver_to(events),
-        priority=request.priority,
-        namespace=request.cache_salt,
-        lease=request.lease,
-        draft=isinstance(request, GenerateRequest) and request.draft,
-    )
-
-
-def _deliver_to(events: asyncio.Queue[Event]) -> Callable[[Event], None]:
-    """A sink for the engine's thread that reaches a queue of the calling event loop."""
-    loop = asyncio.get_running_loop()
-
-    def deliver(event: Event) -> None:
-        try:
-            loop.call_soon_threadsafe(events.put_nowait, event)
-        except RuntimeError:
-            # The loop was closed, and whoever waited on it is gone.
-            _log.debug("an answer found its event loop closed")
-
-    return deliver
