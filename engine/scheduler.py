@@ -76,8 +76,11 @@ class Scheduler:
 
     def add(self, job: Job) -> None:
         """Queues the sequences of a new job."""
+        first, match = job.sequences[0], Match()
         for sequence in job.sequences:
-            sequence.order, sequence.match = next(self._arrivals), None
+            # Branches of one prefix wait for the same pages, which are looked up once for all of them.
+            same = sequence.limit == first.limit and sequence.tokens == first.tokens
+            sequence.order, sequence.match = next(self._arrivals), match if same else None
         job.waiting, job.order, job.overtaken = [], job.sequences[0].order, self._admissions
         self._queue_again(job, list(job.sequences))
 

@@ -122,10 +122,11 @@ class KVCache:
 
     def fits(self, match: Match, tokens: int, reserve: int) -> bool:
         """Whether a table opened on the match could grow to ``tokens`` tokens and leave ``reserve`` pages."""
+        needed = -(-tokens // self.page_size) - len(match.nodes) + reserve
+        if needed <= self.available - len(match.nodes):
+            return True
         holders = self.pool.holders
-        idle = sum(holders[node.page] == 1 for node in match.nodes)
-        needed = -(-tokens // self.page_size) - len(match.nodes)
-        return needed + reserve <= self.available - idle
+        return needed <= self.available - sum(holders[node.page] == 1 for node in match.nodes)
 
     def open(self, match: Match, namespace: str | None = None) -> PageTable:
         """A table that starts with what ``find`` just found. Needs a free row."""

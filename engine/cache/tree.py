@@ -11,7 +11,7 @@ Each namespace has a root of its own, so that nothing is shared between two of t
 from __future__ import annotations
 
 import heapq
-from bisect import bisect_left, insort
+from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -279,10 +279,14 @@ class PrefixTree:
     def _link(self, parent: Node, node: Node) -> None:
         """Adds a child, and drops idle partial pages that say nothing that it does not say too."""
         self.version += 1
-        parent.children[node.key] = node
-        insort(parent.keys, node.key)
-        for length in range(1, len(node.key)):
-            shorter = parent.children.get(node.key[:length])
+        key, keys = node.key, parent.keys
+        place = bisect_left(keys, key)
+        # What lies between a key's beginning and the key begins so too: the one before it knows how long that may be.
+        common = _common_prefix(keys[place - 1], key) if place else 0
+        parent.children[key] = node
+        keys.insert(place, key)
+        for length in range(1, min(common + 1, len(key))):
+            shorter = parent.children.get(key[:length])
             if shorter is not None and self.pool.holders[shorter.page] == 1:
                 self.replace(shorter, node)
 
