@@ -1,0 +1,88 @@
+"""Of a step only what is read is computed to the end, and that is what it would be beside all the rest."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from torch import Tensor
+
+from engine import core
+from engine.attention.plan import Rows
+from engine.core import CoreOptions
+from engine.host_forward import HostForward
+from engine.models.model import Batch
+from engine.speculation.controller import FixedController
+from engine.speculation.ngram import NgramDrafter
+from engine.types import Branch, ScoreItem
+from tests.engine.conftest import Checkpoints
+from tests.engine.helpers import Harness, generate, score
+from tests.engine.test_models import random_tokens
+
+OPTIONS = CoreOptions(kv_tokens=8192, max_running=16, step_tokens=160)
+LENGTHS = (240, 2, 17, 40, 129, 200)
+"""Of prompts: too long for a step, on a tape, and too long for one."""
+_Answers = list[list[tuple[tuple[int, ...], float]]]
+
+
+@pytest.mark.parametrize("guesses", [False, True], ids=["plain", "guessing"])
+@pytest.mark.parametrize("kind", ["llama", "qwen3", "gemma2"])
+def test_branches_of_prompts_that_join_others_write_what_they_write_where_all_is_computed(
+    checkpoints: Checkpoints, kind: str, guesses: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read = spied(monkeypatch)
+    found = answers(checkpoints(kind), guesses)
+    assert any(0 < rows < tokens for tokens, rows in read)
+    assert any(rows == 0 for _, rows in read)  # a prompt's first part
+    monkeypatch.setattr(core, "rows_to_read", lambda work: None)
+    for ours, plain in zip(found, answers(checkpoints(kind), guesses), strict=True):
+        assert [tokens for tokens, _ in ours] == [tokens for tokens, _ in plain]
+        assert [logprob for _, logprob in ours] == pytest.approx([logprob for _, logprob in plain], abs=1e-4)
+
+
+@pytest.mark.parametrize("kind", ["qwen3", "gemma2"])
+def test_scores_are_those_of_a_step_that_is_computed_whole(
+    checkpoints: Checkpoints, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read = spied(monkeypatch)
+    request = score(
+        *(ScoreItem((random_tokens(size, size), random_tokens(3, 1)), (1, 0)) for size in LENGTHS), token_ids=(3, 1, 7)
+    )
+    found = Harness(checkpoints(kind), OPTIONS).score(request)
+    assert any(0 < rows < tokens for tokens, rows in read)
+    monkeypatch.setattr(core, "rows_to_read", lambda work: None)
+    for ours, plain in zip(found, Harness(checkpoints(kind), OPTIONS).score(request), strict=True):
+        assert ours.values is not None
+        assert plain.values is not None
+        for some, others in zip(ours.values, plain.values, strict=True):
+            assert some == pytest.approx(others, abs=1e-4)
+
+
+def spied(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
+    """How many tokens each step has, and how many of them are read where not all are."""
+    read: list[tuple[int, int]] = []
+    call = HostForward.__call__
+
+    def spy(self: HostForward, batch: Batch, rows: Rows, chosen: Sequence[int] | None = None) -> Tensor:
+        if chosen is not None:
+            read.append((len(batch.tokens), len(chosen)))
+        return call(self, batch, rows, chosen)
+
+    monkeypatch.setattr(HostForward, "__call__", spy)
+    return read
+
+
+def answers(folder: Path, guesses: bool) -> _Answers:
+    harness = Harness(folder, OPTIONS)
+    if guesses:
+        harness.core.speculate(NgramDrafter(), FixedController(3, 3))
+    events = []
+    for size, law in zip(LENGTHS, [{}, {"temperature": 0.0}, {"logprobs": 2}] * 2, strict=True):
+        branches = [Branch(size, key, 12) for key in range(2)]
+        events.append(harness.submit(generate(random_tokens(size, size), branches, ignore_eos=True, **law)))
+        if size == LENGTHS[0]:
+            harness.core.step()
+    harness.run()
+    ordered = [sorted(some, key=lambda one: one.index) for some in events]  # type: ignore[union-attr]
+    return [[(one.token_ids, one.logprob) for one in some] for some in ordered]  # type: ignore[union-attr]
