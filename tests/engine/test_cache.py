@@ -257,6 +257,25 @@ def test_the_longest_of_several_partial_pages_is_chosen() -> None:
     assert run_through(cache, [1, 2, 3, 4, 5, 6, 7, 8, 9]) == 7
 
 
+def test_a_partial_page_goes_when_another_says_all_that_it_says() -> None:
+    """Of pages that lie close together in the order of their tokens, too."""
+    rng = random.Random(4)
+    tree = make_cache(pages=512).tree
+    root, keys = tree.root(None), set[tuple[int, ...]]()
+    for _ in range(400):
+        key = tuple(rng.choices(range(2), k=rng.randint(1, PAGE)))
+        if key in keys or tree.covering(root, key):
+            continue
+        page = tree.pool.take()
+        assert page is not None
+        tree.insert(root, key, page)
+        tree.release([page])
+        keys = {other for other in keys if key[: len(other)] != other} | {key}
+        assert set(root.children) == keys
+        tree.check()
+    assert len(keys) > 1
+
+
 def test_a_duplicate_page_is_given_back_and_the_table_points_to_the_original() -> None:
     cache = make_cache()
     tokens = [1, 2, 3, 4, 5]

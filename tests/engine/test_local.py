@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import AsyncIterator
+from typing import Any
 
 import pytest
 
@@ -71,6 +72,23 @@ async def test_answers_arrive_as_branches_finish(engine: LocalEngine) -> None:
     branches = [Branch(3, 0, 30), Branch(3, 1, 2), Branch(3, 2, 9)]
     order = [one.index for one in await collect(engine, generate(PROMPT, branches, ignore_eos=True))]
     assert order == [1, 2, 0]
+
+
+async def test_answers_of_one_step_wake_an_event_loop_once(
+    engine: LocalEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await collect(engine, request())  # of a cached prompt all branches begin in the same step, and so they end
+    loop, woken = asyncio.get_running_loop(), 0
+    call = loop.call_soon_threadsafe
+
+    def counted(*arguments: Any) -> object:
+        nonlocal woken
+        woken += 1
+        return call(*arguments)
+
+    monkeypatch.setattr(loop, "call_soon_threadsafe", counted)
+    assert len(await collect(engine, request(key=1, count=8))) == 8
+    assert woken == 1
 
 
 async def test_refusals_are_raised_at_the_call(engine: LocalEngine) -> None:
