@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 
-from engine.speculation.draft import Draft
+from engine.speculation.draft import EMPTY, Draft
 
 _LOWEST, _HIGHEST, _PER_UNIT = -5.0, 6.0, 2
 """Said chances are told apart by their log-odds: from, to, and so many bins per unit."""
@@ -35,15 +35,22 @@ class Chances:
         self._right = [1 / (1 + math.exp(-each)) for each in odds]
         self._seen = [_DOUBT] * len(odds)
 
-    def kept(self, draft: Draft, least: float) -> list[int]:
-        """The guesses that are accepted, with all before them, with a chance of ``least``: a part of the draft."""
-        right, paths, kept = self._right, [1.0] * (len(draft) + 1), []
+    def trimmed(self, draft: Draft, least: float) -> Draft:
+        """The guesses that are accepted, with all before them, with a chance of ``least``."""
+        right, path = self._right, 1.0
+        if draft.is_chain:
+            for count, chance in enumerate(draft.chances):
+                path *= right[_BINS[int(chance * _FINE)]]
+                if path < least:
+                    return Draft.chain(draft.tokens[:count], draft.chances[:count]) if count else EMPTY
+            return draft
+        # The root is the last of the paths.
+        paths, kept = [1.0] * (len(draft) + 1), []
         for index, (parent, chance) in enumerate(zip(draft.parents, draft.chances, strict=True)):
-            # The root is the last of the paths.
             paths[index] = path = paths[parent] * right[_BINS[int(chance * _FINE)]]
             if path >= least:
                 kept.append(index)
-        return kept
+        return draft if len(kept) == len(draft) else draft.part(kept) if kept else EMPTY
 
     def learn(self, draft: Draft, accepted: Sequence[int]) -> None:
         """What became of a draft. Only guesses whose parents were accepted tell anything."""

@@ -276,7 +276,7 @@ def test_a_step_with_a_prompt_has_guesses_only_if_they_are_cheaper_there() -> No
     asked: dict[int, int] = {0: 0, 300: 0}
     for turn in range(3000):
         others = 300 if turn % 5 == 0 else 0
-        [size] = controller.sizes([branch], others)
+        [size] = controller.sizes([branch], others, 0)
         draft = Draft.chain([0] * size[0], [0.8] * size[0])
         if size[0]:
             [draft] = controller.trim([Wish(branch, *size)], [draft])
@@ -313,7 +313,7 @@ def test_trials_are_paid_from_the_first_step_on() -> None:
                 Simulation(step, lookup, always(0.01), boastful, branches=branches, noise=0.01, seed=seed)
             ]
         ]
-        assert statistics.median(ratios) > 0.94
+        assert statistics.median(ratios) > 0.92
 
 
 def test_a_branch_left_alone_is_guessed_for_within_some_dozens_of_steps() -> None:
@@ -347,7 +347,7 @@ def test_little_is_kept_of_loads_and_nothing_of_branches() -> None:
     for number in range(1024):
         branches = [cast(GenerateSequence, Branch(0.5, 1, random.Random(0))) for _ in range(1 + number % 256)]
         gone += [weakref.ref(branch) for branch in branches]
-        controller.sizes(branches, 0)
+        controller.sizes(branches, 0, 0)
         controller.trim([Wish(branch, 2, 2) for branch in branches], [Draft.chain([1, 2], [0.5, 0.5])] * len(branches))
         controller.learn([], len(branches), 1e-4, 1e-3, False)
     del branches
@@ -364,7 +364,7 @@ def test_a_trimmed_draft_is_a_tree_of_what_was_proposed(data: st.DataObject) -> 
     rng = random.Random(data.draw(st.integers(0, 1 << 20)))
     branches = [cast(GenerateSequence, Branch(0.5, 1 << 30, rng)) for _ in range(data.draw(st.integers(1, 5)))]
     for _ in range(40):
-        sizes = controller.sizes(branches, rng.choice((0, 0, 100)))
+        sizes = controller.sizes(branches, rng.choice((0, 0, 100)), 0)
         assert all(0 <= depth <= DEPTH and depth <= nodes <= NODES for depth, nodes in sizes)
         wishes = [Wish(branch, *size) for branch, size in zip(branches, sizes, strict=True) if size[0]]
         drafts = [_random_tree(rng, wish) for wish in wishes]

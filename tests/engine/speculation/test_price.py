@@ -46,7 +46,7 @@ class Slow:
     def advance(self, steps: Sequence[Advance], hidden: Tensor) -> None:
         self._clock.now += ADVANCE
 
-    def sizes(self, sequences: Sequence[GenerateSequence], _: int, /) -> list[tuple[int, int]]:
+    def sizes(self, sequences: Sequence[GenerateSequence], _: int, _rested: int, /) -> list[tuple[int, int]]:
         self._clock.now += SIZES
         return [(self._depth, self._depth)] * len(sequences)
 
