@@ -16,26 +16,27 @@ DEPTHS = (1, 2, 3, 4, 6, 8, 12, 16)
 """That are asked for."""
 _TREE = 3
 """Guesses in a tree for each of its depths."""
-_FEW, _PART = 8, 0.25
-"""Of more branches only some are tried first, and all if that promises anything."""
+_FEW, _PART, _CLOSE = 8, 0.25, 0.85
+"""Of more branches only some are tried first, and all if they would be nearly as fast as without guesses."""
 _FIRST, _DEEP = 16, 8
 """Guesses of a first trial, of all branches and of each."""
-_SOON = 16
+_SOON = 24
 """Steps to the next comparison after another choice, at most."""
 _LOOKED, _DECIDED = 4, 8
 """Of so many steps with guesses one is learned from, as small models' steps are as short as that, and of so many of
 these one decides."""
 _PAYS, _BETTER = 1.03, 1.015
 """How many times as fast guessing must be to begin, and another size to take the place of one."""
-_APART, _SHARE = 2, 0.04
-"""Between two comparisons there are so many times as many steps as in one, and what it lost is this part of them, while
-they change something."""
-_PATIENT, _NEWS = 8.0, 1.25
-"""So many times rarer they become, while a size is never found so many times faster or slower than it was."""
+_APART, _SHARE, _PATIENT = 2, 0.04, 16
+"""Between two comparisons there are so many times as many steps as in the first, and what it lost is this part of them;
+with each after which nothing else is chosen, twice as many, up to so many times."""
 _FAINT, _UNSURE, _SURE = 0.02, 0.3, 0.8
 """Guesses of a smaller chance are never computed; those of a larger one always are in trials, and at all."""
-_ALL = 3
-"""Of so many comparisons one is of every guess: what is believed of them may be outdated."""
+_NEXT = 0.5
+"""What one guess more costs beside the mean of all: the first ones are the dearest."""
+_OTHER = 3
+"""Of so many comparisons one is of every guess and, where guessing does not pay, of each size in turn: what is believed
+of them may be outdated."""
 _SAMPLED = 16
 """Branches of a step whose guesses are learned from one by one."""
 
@@ -50,7 +51,7 @@ class _Load:
     choice: Size = NONE
     wait: int = 0
     """Steps to the next comparison."""
-    patience: float = 1.0
+    patience: int = 1
     """How many times as long they become."""
     turn: int = 0
     """Comparisons so far with this choice."""
@@ -77,7 +78,7 @@ class _Load:
             if speed > most * (_BETTER if best.depth or self.choice.depth else _PAYS):
                 best, most = size, speed
         if best != self.choice:
-            self.choice, self.patience, self.turn, self.wait = best, 1.0, 0, min(self.wait, _SOON)
+            self.choice, self.patience, self.turn, self.wait = best, 1, 0, min(self.wait, _SOON)
 
 
 class AdaptiveController:
@@ -134,8 +135,8 @@ class AdaptiveController:
             if now is not None and now.begun:
                 size, asked = now.size, int(branches * now.part)
         most = _SURE if load.choice.depth else _UNSURE
-        self._least = max(_FAINT, min(most, load.costs.guess * branches * load.speed(load.choice)))
-        if not self._beside and size != load.choice and load.turn % _ALL == 0:
+        self._least = max(_FAINT, min(most, _NEXT * load.costs.guess * branches * load.speed(load.choice)))
+        if not self._beside and size != load.choice and load.turn % _OTHER == 0:
             self._least = 0.0
         self._size, self._sizes = size, [size] * branches
         if size.depth and asked < branches:
@@ -207,14 +208,15 @@ class AdaptiveController:
         usual, known = load.choice, max(size.depth for size in load.costs.known)
         if usual.depth:
             size = self._variation(load, branches)
-            return Comparison(usual, size, branches, load.tokens(usual), load.speed(size if size.depth else usual))
+            return Comparison(usual, size, branches, load.tokens(usual))
         most = 2 * known or max(1, min(_DEEP, _FIRST // branches))
         sizes = [self._shaped(depth) for depth in self._depths if depth <= most]
         size = max(sizes, key=load.speed) if known else sizes[-1]
-        part, believed = _PART if branches > _FEW else 1.0, load.speed(size)
+        if known and load.turn % _OTHER == 0:
+            size = sizes[(load.turn // _OTHER - 1) % len(sizes)]
         # What was long ago counts little.
         load.chains = load.chains.copy()
-        return Comparison(usual, size, branches, 1.0, believed, part=part)
+        return Comparison(usual, size, branches, 1.0, part=_PART if branches > _FEW else 1.0)
 
     def _variation(self, load: _Load, branches: int) -> Size:
         """What the choice is compared with: the size that should be faster although it never was compared, up to twice
@@ -236,16 +238,11 @@ class AdaptiveController:
         return Size(depth, max(depth, min(self._nodes, _TREE * depth)) if tree else depth)
 
     def _conclude(self, load: _Load, now: Comparison) -> None:
-        size = now.size if now.size.depth else now.usual
-        known = size in load.costs.known
         now.conclude(load.costs)
-        speed, load.comparison = load.speed(size), None
-        expected = known and 1 / _NEWS < speed / now.believed < _NEWS
-        load.patience = min(_PATIENT, 2 * load.patience) if expected else 1.0
+        load.comparison, load.turn = None, load.turn + 1
         load.wait = int(load.patience * max(_APART * now.steps, now.lost / _SHARE))
-        load.turn += 1
-        if now.part == 1:
-            if now.enough:
-                load.decide()
-        elif speed > 1:
-            load.comparison = Comparison(NONE, size, now.branches, 1.0, speed)
+        load.patience = min(_PATIENT, 2 * load.patience)
+        if now.part < 1 and load.speed(now.size) > _CLOSE:
+            load.comparison = Comparison(NONE, now.size, now.branches, 1.0)
+        elif now.part == 1 and now.enough:
+            load.decide()

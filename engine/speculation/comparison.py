@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from engine.speculation.costs import NONE, Costs, Size
 
-_LEAD = 6
+_LEAD = 8
 """Steps as before that begin a comparison."""
 _LEAST, _MOST = 5, 24
 """Steps of the other size that are believed: until it is clear which is faster, and at most."""
@@ -47,8 +47,6 @@ class Comparison:
     """Of its steps, about. Others do not count."""
     pace: float
     """Tokens of a branch in a usual step."""
-    believed: float
-    """How fast the other size, or where that is no guesses the usual one, was taken to be."""
     settling: int = 4
     """Steps of the other size that are not believed: memory of a new size is taken, the caches are full of other
     things, and a drafter makes up for what it has missed."""

@@ -65,9 +65,13 @@ class Costs:
     def learn(self, size: Size, beside: Size, ratio: float) -> None:
         """A step of ``size`` took ``ratio`` times as long as one of ``beside``, which is known."""
         if size == NONE:
-            # Plain steps are the measure: this is how much more any guesses cost.
-            factor = (self.known[beside] * ratio) ** -self._rate(beside)
-            self.known = {each: cost * factor if each.depth else cost for each, cost in self.known.items()}
+            # Plain steps are the measure: this is how much more any guesses cost, unless it is the size that was wrong.
+            times = self._times.get(beside, 0)
+            wrong = (self.known[beside] * ratio) ** -self._rate(beside)
+            for other in self.known:
+                sure = other == beside or other not in self._times
+                if other.depth:
+                    self.known[other] *= wrong if sure else wrong ** (times / (1 + times))
         else:
             cost = self.known[beside] * ratio
             was = self.known.setdefault(size, cost)
