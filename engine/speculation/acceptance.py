@@ -14,8 +14,8 @@ _BELIEF = 0.7
 """Part of the said log-odds that is believed at first: drafters exaggerate more often than not."""
 _DOUBT, _MEMORY = 8.0, 128.0
 """Guesses of a bin that what is believed at first counts for, and after which older ones are forgotten."""
-_BRANCHES = 48.0
-"""Branches' drafts after which older ones are forgotten."""
+_BRANCHES, _STEPS = 48.0, 8
+"""Branches' drafts, and steps, after which older ones are forgotten: branches differ, and stay for many steps."""
 
 
 def _bin(chance: float) -> int:
@@ -100,7 +100,7 @@ class Survival:
             if place == len(self._shares):
                 self._shares.append(0.0)
                 self._seen.append(0.0)
-            self._seen[place] = seen = min(_BRANCHES, self._seen[place]) + branches
+            self._seen[place] = seen = min(max(_BRANCHES, _STEPS * branches), self._seen[place]) + branches
             self._shares[place] += (count / branches - self._shares[place]) * branches / seen
             if place and self._shares[place] > self._shares[place - 1]:
                 self._shares[place] = self._shares[place - 1]

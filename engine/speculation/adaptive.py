@@ -22,7 +22,7 @@ _FIRST, _DEEP = 16, 8
 """Guesses of a first trial, of all branches and of each."""
 _SOON = 24
 """Steps to the next comparison after another choice, at most."""
-_LOOKED, _DECIDED = 4, 8
+_LOOKED, _DECIDED = 8, 4
 """Of so many steps with guesses one is learned from, as small models' steps are as short as that, and of so many of
 these one decides."""
 _PAYS, _BETTER = 1.03, 1.015
@@ -58,6 +58,11 @@ class _Load:
     looked: int = 0
     """Steps that were learned from."""
     comparison: Comparison | None = None
+
+    @property
+    def turns_aside(self) -> bool:
+        """Whether the comparison is one to find out whether what is believed is outdated."""
+        return self.turn % _OTHER == _OTHER - 1
 
     def survival(self, size: Size) -> Survival:
         return self.trees if size.is_tree else self.chains
@@ -136,7 +141,7 @@ class AdaptiveController:
                 size, asked = now.size, int(branches * now.part)
         most = _SURE if load.choice.depth else _UNSURE
         self._least = max(_FAINT, min(most, _NEXT * load.costs.guess * branches * load.speed(load.choice)))
-        if not self._beside and size != load.choice and load.turn % _OTHER == 0:
+        if not self._beside and size != load.choice and load.turns_aside:
             self._least = 0.0
         self._size, self._sizes = size, [size] * branches
         if size.depth and asked < branches:
@@ -212,8 +217,8 @@ class AdaptiveController:
         most = 2 * known or max(1, min(_DEEP, _FIRST // branches))
         sizes = [self._shaped(depth) for depth in self._depths if depth <= most]
         size = max(sizes, key=load.speed) if known else sizes[-1]
-        if known and load.turn % _OTHER == 0:
-            size = sizes[(load.turn // _OTHER - 1) % len(sizes)]
+        if load.turns_aside:
+            size = sizes[load.turn // _OTHER % len(sizes)]
         # What was long ago counts little.
         load.chains = load.chains.copy()
         return Comparison(usual, size, branches, 1.0, part=_PART if branches > _FEW else 1.0)
