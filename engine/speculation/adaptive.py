@@ -95,8 +95,9 @@ class AdaptiveController:
     comparisons: a few steps as usual, then a few of another size; sizes between those lie on the line through them. So
     nothing is measured most of the time, and it does not matter that a machine is slower today, or at longer contexts.
 
-    What a comparison has lost beside the usual steps is earned before the next one begins. Each that finds what was
-    believed makes the time until the next one longer, up to ``_PATIENT`` times. No clock is read and nothing is random.
+    What a comparison has lost beside the usual steps is earned before the next one begins. Each after which nothing
+    else is chosen doubles the time until the next one, up to ``_PATIENT`` times. No clock is read, and nothing is
+    random.
     """
 
     def __init__(self, depth: int, nodes: int) -> None:
