@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 
-from engine.speculation.draft import Draft
+from engine.speculation.draft import EMPTY, Draft
 
 _LOWEST, _HIGHEST, _PER_UNIT = -5.0, 6.0, 2
 """Said chances are told apart by their log-odds: from, to, and so many bins per unit."""
@@ -14,8 +14,8 @@ _BELIEF = 0.7
 """Part of the said log-odds that is believed at first: drafters exaggerate more often than not."""
 _DOUBT, _MEMORY = 8.0, 128.0
 """Guesses of a bin that what is believed at first counts for, and after which older ones are forgotten."""
-_BRANCHES = 48.0
-"""Branches' drafts after which older ones are forgotten."""
+_BRANCHES, _STEPS = 48.0, 8
+"""Branches' drafts, and steps, after which older ones are forgotten: branches differ, and stay for many steps."""
 
 
 def _bin(chance: float) -> int:
@@ -35,15 +35,22 @@ class Chances:
         self._right = [1 / (1 + math.exp(-each)) for each in odds]
         self._seen = [_DOUBT] * len(odds)
 
-    def kept(self, draft: Draft, least: float) -> list[int]:
-        """The guesses that are accepted, with all before them, with a chance of ``least``: a part of the draft."""
-        right, paths, kept = self._right, [1.0] * (len(draft) + 1), []
+    def trimmed(self, draft: Draft, least: float) -> Draft:
+        """The guesses that are accepted, with all before them, with a chance of ``least``."""
+        right, path = self._right, 1.0
+        if draft.is_chain:
+            for count, chance in enumerate(draft.chances):
+                path *= right[_BINS[int(chance * _FINE)]]
+                if path < least:
+                    return Draft.chain(draft.tokens[:count], draft.chances[:count]) if count else EMPTY
+            return draft
+        # The root is the last of the paths.
+        paths, kept = [1.0] * (len(draft) + 1), []
         for index, (parent, chance) in enumerate(zip(draft.parents, draft.chances, strict=True)):
-            # The root is the last of the paths.
             paths[index] = path = paths[parent] * right[_BINS[int(chance * _FINE)]]
             if path >= least:
                 kept.append(index)
-        return kept
+        return draft if len(kept) == len(draft) else draft.part(kept) if kept else EMPTY
 
     def learn(self, draft: Draft, accepted: Sequence[int]) -> None:
         """What became of a draft. Only guesses whose parents were accepted tell anything."""
@@ -93,7 +100,7 @@ class Survival:
             if place == len(self._shares):
                 self._shares.append(0.0)
                 self._seen.append(0.0)
-            self._seen[place] = seen = min(_BRANCHES, self._seen[place]) + branches
+            self._seen[place] = seen = min(max(_BRANCHES, _STEPS * branches), self._seen[place]) + branches
             self._shares[place] += (count / branches - self._shares[place]) * branches / seen
             if place and self._shares[place] > self._shares[place - 1]:
                 self._shares[place] = self._shares[place - 1]

@@ -5,59 +5,95 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from engine.speculation.costs import NONE, Costs, Size
 
-LEAD, SETTLING, SEEN = 6, 2, 6
-"""Steps of a comparison: as before, otherwise but not believed (memory of a new size is taken, what is done in it is
-recorded, the caches are full of other things), and otherwise."""
+_LEAD = 8
+"""Steps as before that begin a comparison."""
+_LEAST, _MOST = 5, 24
+"""Steps of the other size that are believed: until it is clear which is faster, and at most."""
+_CLEAR = 0.2
+"""How much faster or slower makes that clear."""
+_LOSS, _WORST = 3.0, 20.0
+"""Usual steps after whose loss nobody waits until it is: of steps that are believed, and of all."""
+_DEAREST = 4.0
+"""Usual steps that one step of the other size is believed to have lost, at most."""
+_PASSED = 64
+"""Steps of other numbers of branches that a comparison waits for."""
 _ODD = 2.0
-"""Steps that take so many times as long as others like them were interrupted."""
-_ENOUGH, PRICE = 1.0, 3.0
-"""Plain steps after whose loss a trial ends early: when some of it is believed, and before."""
-_BELIEVED = 4
-"""Steps that are believed without those that settled."""
+"""Steps that take so many times as long as others like them were interrupted, and count as if they took just that."""
 _FIRSTS = 8
 """Steps that do something for the first times, of which so many do not count. Where there are always more, that is what
 they cost."""
-_WORST, _DEAREST = 1.0, 20.0
-"""Plain steps that one step of a trial is believed to have lost, at most: of what trials always lose, and of what this
-one did. Much of that is done for the first times, or makes up for what a drafter has missed."""
+
+
+class _Step(NamedTuple):
+    seconds: float
+    """Drafting included."""
+    alone: float
+    """Without it."""
+    guesses: int
+    """That were computed, and drafts: what these cost beside is about as much as one guess more."""
 
 
 @dataclass(slots=True)
 class Comparison:
-    """Some steps as usual, then some of another size; a trial if there are usually no guesses."""
+    """Some steps as usual, then some of another size."""
 
     usual: Size
     size: Size
+    branches: int
+    """Of its steps, about. Others do not count."""
+    pace: float
+    """Tokens of a branch in a usual step."""
+    settling: int = 4
+    """Steps of the other size that are not believed: memory of a new size is taken, the caches are full of other
+    things, and a drafter makes up for what it has missed."""
     part: float = 1.0
-    """Of the branches: those that get guesses in a trial."""
-    settling: int = SETTLING
-    """Steps of the other size that are not believed."""
+    """Of the branches: those that are asked for the other size, where usually there are no guesses."""
     lost: float = 0.0
-    """In plain steps, by a trial as it should be."""
-    paid: float = 0.0
-    """And by this one."""
+    """By the steps of the other size, in usual ones; negative where they gained."""
+    _spent: float = 0.0
+    """Usual steps' time since it settled, and what was made in it, in usual steps' tokens."""
+    _made: float = 0.0
+    _passed: int = 0
+    """Steps of other numbers of branches since it began."""
     _firsts: int = 0
     """Steps that did not count."""
-    _seconds: list[float] = field(default_factory=list)
-    """Of all steps, drafting included."""
-    _alone: list[float] = field(default_factory=list)
-    """Without it."""
-    _guesses: list[float] = field(default_factory=list)
-    """That were computed in each of them, and what a draft costs beside them: about as much as one more."""
+    _before: list[_Step] = field(default_factory=list)
+    _after: list[_Step] = field(default_factory=list)
 
     @property
     def begun(self) -> bool:
         """Whether the next step is of the other size."""
-        return len(self._seconds) >= LEAD
+        return len(self._before) >= _LEAD
 
     @property
     def over(self) -> bool:
         """Whether there is enough of it."""
-        after = len(self._seconds) - LEAD
-        return after == self.settling + SEEN or self.lost > (_ENOUGH if after > self.settling + 1 else PRICE)
+        believed, won = self.steps - self.settling, self._made - self._spent
+        clear = believed >= _LEAST and abs(won) > _CLEAR * self.part * self._spent
+        dear = won < -_LOSS or self.lost > _WORST
+        return clear or dear or believed >= _MOST or self._passed > _PASSED
+
+    @property
+    def steps(self) -> int:
+        """Of the other size."""
+        return len(self._after)
+
+    @property
+    def enough(self) -> bool:
+        """Whether it tells what the other size costs."""
+        return self.steps > self.settling + 1
+
+    def is_about(self, branches: int) -> bool:
+        """Whether steps of so many branches count."""
+        return 8 * abs(branches - self.branches) <= self.branches
+
+    def passes(self) -> None:
+        """A step of another number of branches went by."""
+        self._passed += 1
 
     def disbelieves(self) -> bool:
         """Whether a step that did something for the first times is left out."""
@@ -67,31 +103,34 @@ class Comparison:
     def add(self, drafting: float, step: float, guesses: int, drafts: int, won: float) -> None:
         """A step took ``step`` seconds and drafting ``drafting``, for so many guesses in so many drafts; ``won``: those
         that were accepted, for each branch of the step."""
-        if self.begun and not self.usual.depth:
-            lost = (drafting + step) / _usual(self._seconds[:LEAD]) - 1 - won
-            self.lost += min(_WORST, lost)
-            self.paid += min(_DEAREST, lost)
-        self._seconds.append(drafting + step)
-        self._alone.append(step)
-        self._guesses.append(guesses + drafts)
+        if self.begun:
+            spent = (drafting + step) / _usual([each.seconds for each in self._before])
+            made = (1 + won) / self.pace
+            self.lost += min(_DEAREST, spent - made)
+            if len(self._after) >= self.settling:
+                self._spent += spent
+                self._made += made
+        (self._after if self.begun else self._before).append(_Step(drafting + step, step, guesses + drafts))
 
     def conclude(self, costs: Costs) -> None:
         """Learns from a comparison that is over."""
-        first = LEAD + self.settling
-        if len(self._seconds) < first + _BELIEVED:
-            # It ended early, and may have been interrupted rather than slow.
-            first = LEAD
-        ratio = _usual(self._seconds[first:]) / _usual(self._seconds[:LEAD])
+        before, after = self._before, self._after[self.settling :]
+        if not self.enough:
+            if not self._after:
+                return
+            # It ended early, and some of it may have been interrupted, or have made up for something.
+            after = [min(self._after)]
+        ratio = _usual([each.seconds for each in after]) / _usual([each.seconds for each in before])
         # What only a part of the branches had is taken to cost as much for each of the others.
         costs.learn(self.size, self.usual, max(0.1, 1 + (ratio - 1) / self.part))
-        before, after = _usual(self._alone[:LEAD]), _usual(self._alone[first:])
-        if self.usual == NONE and (guesses := statistics.mean(self._guesses[first:])):
-            costs.learn_guess((after / before - 1) / guesses)
-        elif self.size == NONE and (guesses := statistics.mean(self._guesses[:LEAD])):
-            costs.learn_guess((before / after - 1) / guesses)
+        if NONE in (self.usual, self.size):
+            with_guesses, plain = (after, before) if self.usual == NONE else (before, after)
+            if guesses := statistics.mean(each.guesses for each in with_guesses):
+                steps = [_usual([each.alone for each in some]) for some in (with_guesses, plain)]
+                costs.learn_guess((steps[0] / steps[1] - 1) / guesses)
 
 
 def _usual(seconds: Sequence[float]) -> float:
     """The mean without interruptions."""
     most = _ODD * statistics.median_low(seconds)
-    return statistics.mean(each for each in seconds if each <= most)
+    return statistics.mean(min(each, most) for each in seconds)

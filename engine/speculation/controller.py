@@ -31,9 +31,10 @@ class Controller(Protocol):
     that it wants to hear nothing of.
     """
 
-    def sizes(self, sequences: Sequence[GenerateSequence], others: int, /) -> Sequence[tuple[int, int]]:
+    def sizes(self, sequences: Sequence[GenerateSequence], others: int, rested: int, /) -> Sequence[tuple[int, int]]:
         """For each branch that is due one token, the most guesses after each other and the most in all (``Wish``); 0, 0
-        for none. ``others``: tokens that the step computes for prompts."""
+        for none. ``others``: tokens that the step computes for prompts. ``rested``: steps that went by without a word
+        since the last ``learn``."""
         ...
 
     def trim(self, wishes: Sequence[Wish], drafts: Sequence[Draft], /) -> list[Draft]:
@@ -56,7 +57,7 @@ class FixedController:
     nodes: int
     """``depth`` for chains, more for trees."""
 
-    def sizes(self, sequences: Sequence[GenerateSequence], _: int, /) -> Sequence[tuple[int, int]]:
+    def sizes(self, sequences: Sequence[GenerateSequence], _: int, _rested: int, /) -> Sequence[tuple[int, int]]:
         """See ``Controller``."""
         return [(self.depth, self.nodes)] * len(sequences)
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from typing import NamedTuple
 
-_RATE = 0.4
+_DRAFTING = 4.0
+"""Guesses that take as long as what drafting costs however much is drafted, where nothing tells."""
+_RATE = 0.2
 """What a new comparison counts for, once there were some."""
-_TIMES = 8
-"""Comparisons beyond which more of them do not make what is known of a size more credible."""
 
 
 class Size(NamedTuple):
@@ -18,6 +17,11 @@ class Size(NamedTuple):
     """Guesses after each other."""
     nodes: int
     """Guesses in all: ``depth`` for a chain."""
+
+    @property
+    def is_tree(self) -> bool:
+        """Whether some of the guesses are alternatives."""
+        return self.nodes > self.depth
 
 
 NONE = Size(0, 0)
@@ -33,50 +37,57 @@ class Costs:
         """Of computing one guess."""
         self._guesses = 0
 
-    def copy(self, size: Size) -> Costs:
-        """What is known now of one size, to be corrected soon."""
+    def copy(self) -> Costs:
+        """What is known now, to be corrected soon."""
         other = Costs()
-        other.known[size] = self.at(size)
+        other.known = dict(self.known)
         other.guess, other._guesses = self.guess, min(self._guesses, 1)
         return other
 
     def at(self, size: Size) -> float:
-        """What a step costs: as measured, else in proportion to the measured one that is most like it."""
+        """What a step costs: as measured, else on the line through the next smaller and larger size that were measured.
+        Where one of them is missing it is in proportion to the other."""
         if size in self.known:
             return self.known[size]
-        others = [other for other in self.known if other.depth]
-        if not others:
+        others = sorted(other for other in self.known if other.depth)
+        # Chains tell most of chains.
+        others = [other for other in others if other.is_tree == size.is_tree] or others
+        below = next((other for other in reversed(others) if other.nodes <= size.nodes), None)
+        above = next((other for other in others if other.nodes > size.nodes), None)
+        if below is not None and above is not None:
+            part = (size.nodes - below.nodes) / (above.nodes - below.nodes)
+            return (1 - part) * self.known[below] + part * self.known[above]
+        like = below or above
+        if like is None:
             return 1.0
-        like = min(
-            others, key=lambda one: abs(math.log(one.depth / size.depth)) + abs(math.log(one.nodes / size.nodes))
-        )
-        return 1 + max(0.0, self.known[like] - 1) * (1 + size.nodes) / (1 + like.nodes)
+        return 1 + max(0.0, self.known[like] - 1) * (_DRAFTING + size.nodes) / (_DRAFTING + like.nodes)
 
     def learn(self, size: Size, beside: Size, ratio: float) -> None:
         """A step of ``size`` took ``ratio`` times as long as one of ``beside``, which is known."""
-        times = self._times.setdefault(size, 0), self._times.setdefault(beside, 0)
-        if size not in self.known:
-            self.known[size] = self.known[beside] * ratio
+        if size == NONE:
+            # Plain steps are the measure: this is how much more any guesses cost, unless it is the size that was wrong.
+            times = self._times.get(beside, 0)
+            wrong = (self.known[beside] * ratio) ** -self._rate(beside)
+            for other in self.known:
+                sure = other == beside or other not in self._times
+                if other.depth:
+                    self.known[other] *= wrong if sure else wrong ** (times / (1 + times))
         else:
-            wrong = math.log(ratio * self.known[beside] / self.known[size]) * max(_RATE, 1 / (1 + max(times)))
-            if NONE in (size, beside):
-                # Plain steps are the measure: this is how much more any guesses cost.
-                factor = math.exp(wrong if beside == NONE else -wrong)
-                self.known = {each: cost * factor if each.depth else cost for each, cost in self.known.items()}
-            else:
-                # Of two sizes the one that is known less is corrected more.
-                part = (1 + times[1]) / (2 + sum(times))
-                self.known[size] *= math.exp(part * wrong)
-                self.known[beside] *= math.exp((part - 1) * wrong)
-        for each in (size, beside):
-            self._times[each] = min(_TIMES, self._times[each] + 1)
+            cost = self.known[beside] * ratio
+            was = self.known.setdefault(size, cost)
+            self.known[size] = was * (cost / was) ** self._rate(size)
 
     def learn_guess(self, cost: float) -> None:
         """Computing one guess took ``cost`` plain steps."""
         self._guesses += 1
         self.guess += (max(0.0, cost) - self.guess) * max(_RATE, 1 / self._guesses)
 
+    def _rate(self, size: Size) -> float:
+        self._times[size] = times = self._times.get(size, 0) + 1
+        return max(_RATE, 1 / times)
+
 
 def bucket(branches: int) -> int:
-    """Counts up to 8 apart, larger ones four to a doubling."""
-    return branches if branches <= 8 else 8 + int(4 * math.log2(branches / 8))
+    """The next power of two. Numbers of branches that come and go one by one should not differ: what is guessed for
+    them for a few steps at a time does not pay."""
+    return 1 << (branches - 1).bit_length()

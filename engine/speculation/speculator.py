@@ -45,6 +45,8 @@ class Speculator:
         """Steps to go in which the controller wants to hear nothing."""
         self._resting = 0
         """Sequences of the step before them."""
+        self._rested = 0
+        """Those that went by."""
         self._firsts = 0
         """``Firsts.count`` when the step under way began."""
         self._began = 0.0
@@ -96,6 +98,7 @@ class Speculator:
         guesses, and the final hidden states ``[tokens, width]``."""
         if self._rest:
             self._rest -= 1
+            self._rested += 1
             self.tally.idle(sum(count == 1 for _, count, _ in work))
             watches = self.drafter.watches
             if watches is Watch.NONE or (watches is Watch.LAST and self._rest):
@@ -181,7 +184,8 @@ class Speculator:
         self._due = len(due)
         if not due:
             return []
-        sizes = self.controller.sizes([sequence for sequence, _ in due], tokens - len(due))
+        sizes = self.controller.sizes([sequence for sequence, _ in due], tokens - len(due), self._rested)
+        self._rested = 0
         wishes = []
         for (sequence, room), (depth, nodes) in zip(due, sizes, strict=True):
             # The slots of a tree lie one after the other like a chain's, and within the context too.

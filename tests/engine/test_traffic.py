@@ -103,10 +103,10 @@ class Timed(AdaptiveController):
 
     steps = 0
 
-    def sizes(self, sequences: Sequence[GenerateSequence], others: int, /) -> Sequence[tuple[int, int]]:
+    def sizes(self, sequences: Sequence[GenerateSequence], others: int, rested: int, /) -> Sequence[tuple[int, int]]:
         self.steps += 1
         spare = self.steps % 2
-        return [(depth, (1 + spare) * depth + spare) for depth, _ in super().sizes(sequences, others)]
+        return [(depth, (1 + spare) * depth + spare) for depth, _ in super().sizes(sequences, others, rested)]
 
     def learn(self, outcomes: Sequence[Outcome], tokens: int, drafting: float, step: float, first: bool, /) -> int:
         costly = self.steps % 400 > 300

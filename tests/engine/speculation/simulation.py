@@ -53,6 +53,8 @@ class Branch:
     """Tokens until it ends."""
     rng: random.Random
     position: int = 0
+    missed: int = 0
+    """Tokens that it was given without being asked for."""
     job: Any = field(default_factory=lambda: SimpleNamespace(lease=None))
     table: object | None = True
     known: list[tuple[tuple[float, float], float]] = field(default_factory=list)
@@ -81,6 +83,8 @@ class Simulation:
     """Guesses after each token of the likeliest chain where trees are asked for."""
     firsts: int = 0
     """Of so many steps each number of tokens is recorded in: they take eight times as long, and are said to."""
+    missing: float = 0.0
+    """Seconds that the drafter needs for each token that it has missed, once it is asked again."""
     branches: int = 1
     length: int = 200
     """Mean number of tokens of a branch."""
@@ -94,8 +98,9 @@ class Simulation:
         self.born = 0
         self.seconds = 0.0
         self.tokens = 0
-        self.rest = self.resting = 0
-        """Steps to go in which the controller wants to hear nothing, and branches of the step before them."""
+        self.rest = self.resting = self.rested = 0
+        """Steps to go in which the controller wants to hear nothing, branches of the step before them, and those that
+        went by."""
         self.met: Counter[int] = Counter()
         """Steps by tokens."""
         self.sizes: list[int] = []
@@ -117,9 +122,16 @@ class Simulation:
         rows = cast(list[GenerateSequence], self.running)
         if 8 * abs(len(rows) - self.resting) > self.resting:
             self.rest = 0
-        sizes = [(0, 0)] * len(rows) if self.rest else controller.sizes(rows, 0)
+        resting = self.rest > 0
+        sizes = [(0, 0)] * len(rows) if resting else controller.sizes(rows, 0, self.rested)
+        self.rested = self.rested + 1 if resting else 0
         wishes = [Wish(row, *size) for row, size in zip(rows, sizes, strict=True) if size[0]]
         drafting = self.draft(len(wishes), max((wish.depth for wish in wishes), default=0)) * self._noise()
+        for branch in self.running:
+            branch.missed += 1
+        for wish in wishes:
+            drafting += self.missing * (cast(Branch, wish.sequence).missed - 1)
+            cast(Branch, wish.sequence).missed = 0
         drafts = controller.trim(wishes, [self._guess(wish) for wish in wishes]) if wishes else []
         outcomes: list[Outcome] = []
         for wish, draft in zip(wishes, drafts, strict=True):
@@ -138,7 +150,7 @@ class Simulation:
         self.met[tokens] += 1
         first = self.met[tokens] <= self.firsts
         seconds = self.step(len(rows), tokens) * self._noise() * (8 if first else 1)
-        if self.rest:
+        if resting:
             self.rest -= 1
             drafting = 0.0
         else:

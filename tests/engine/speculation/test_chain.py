@@ -56,8 +56,8 @@ class Counted:
 class Changing(FixedController):
     """Chains that are now shorter, now longer."""
 
-    def sizes(self, sequences: Sequence[GenerateSequence], others: int, /) -> Sequence[tuple[int, int]]:
-        found = super().sizes(sequences, others)
+    def sizes(self, sequences: Sequence[GenerateSequence], others: int, rested: int, /) -> Sequence[tuple[int, int]]:
+        found = super().sizes(sequences, others, rested)
         cut = len(sequences[0].tokens) % 3
         return [(depth - cut, nodes - cut) for depth, nodes in found]
 

@@ -202,8 +202,8 @@ def test_what_is_hardly_worth_it_or_ends_the_branch_is_not_followed(
 class _Later(FixedController):
     """Wants guesses once branches have written 21 tokens."""
 
-    def sizes(self, sequences: Sequence[GenerateSequence], others: int, /) -> list[tuple[int, int]]:
-        wanted = FixedController.sizes(self, sequences, others)
+    def sizes(self, sequences: Sequence[GenerateSequence], others: int, rested: int, /) -> list[tuple[int, int]]:
+        wanted = FixedController.sizes(self, sequences, others, rested)
         return [one if len(s.written) > 20 else (0, 0) for s, one in zip(sequences, wanted, strict=True)]
 
 

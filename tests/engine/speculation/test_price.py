@@ -46,7 +46,7 @@ class Slow:
     def advance(self, steps: Sequence[Advance], hidden: Tensor) -> None:
         self._clock.now += ADVANCE
 
-    def sizes(self, sequences: Sequence[GenerateSequence], _: int, /) -> list[tuple[int, int]]:
+    def sizes(self, sequences: Sequence[GenerateSequence], _: int, _rested: int, /) -> list[tuple[int, int]]:
         self._clock.now += SIZES
         return [(self._depth, self._depth)] * len(sequences)
 
@@ -85,3 +85,26 @@ def test_looking_at_a_step_without_guesses_is_paid_by_all_those_that_are_not_loo
     harness.complete(generate([1, 2, 3], [Branch(1, 1, 12)], ignore_eos=True))
     assert len(slow.prices) > 5
     assert slow.prices[1:-1] == pytest.approx([price] * (len(slow.prices) - 2))
+
+
+class Restful(Slow):
+    """Wants to hear of every fourth step."""
+
+    def __init__(self, clock: Clock) -> None:
+        super().__init__(clock, Watch.NONE, 0)
+        self.rested: list[int] = []
+
+    def sizes(self, sequences: Sequence[GenerateSequence], _: int, rested: int, /) -> list[tuple[int, int]]:
+        self.rested.append(rested)
+        return [(0, 0)] * len(sequences)
+
+    def learn(self, _outcomes: Sequence[Outcome], _tokens: int, _drafting: float, _step: float, _first: bool, /) -> int:
+        return 3
+
+
+def test_a_rest_is_as_long_as_is_said_and_ends_when_branches_come_or_go(checkpoints: Checkpoints) -> None:
+    harness, restful = Harness(checkpoints("qwen3")), Restful(Clock())
+    harness.core.speculate(restful, restful)
+    harness.complete(generate([1, 2, 3], [Branch(1, 1, 14), Branch(1, 2, 6)], ignore_eos=True))
+    # With the second look the second branch ends, and the rest that would have followed.
+    assert restful.rested == [0, 3, 0, 3]
