@@ -22,7 +22,7 @@ from engine.models.config import ModelConfig, read_raw_config
 from engine.models.families import is_defined
 from engine.models.foreign import ForeignModel
 from engine.models.load import load_model
-from engine.outputs import Ending, completion, ending, next_delta, score_result
+from engine.outputs import Ending, completion, ending, next_delta, portions, score_result
 from engine.scheduler import Scheduler
 from engine.sequence import GenerateSequence, Job, ScoreSequence, Sequence
 from engine.served import ServedModel
@@ -39,6 +39,8 @@ from kernels.cpu import AVAILABLE
 
 _log = logging.getLogger(__name__)
 
+_DUE = ((0,),)
+"""What a branch receives without a guess that was right."""
 _DEFAULT_KV_BYTES = 1 << 30
 _DEFAULT_KV_TOKENS = 1 << 17
 
@@ -304,18 +306,17 @@ class EngineCore:
         now = time.monotonic()
         outcomes: list[Outcome] = []
         for one, path in zip(drawn, paths, strict=True):
-            sequence = one.sequence
-            sequence.drafted += len(one.draft.tokens)
-            self._append(one, 0, now)
-            for place, guess in enumerate(path):
+            sequence, draft = one.sequence, one.draft
+            if sequence.first_token is None:
+                self.timings.drew(sequence, now)
+            sequence.drafted += len(draft.tokens)
+            before = sequence.accepted
+            for places in portions(sequence, one.tokens, path) if path else _DUE:
+                self._append(one, places)
                 if sequence.table is None:  # it ended
-                    path = path[:place]
                     break
-                self._computed(sequence, 1)
-                sequence.accepted += 1
-                self._append(one, guess + 1, now)
-            if one.draft.tokens:
-                outcomes.append(Outcome(sequence, one.draft, path))
+            if draft.tokens:
+                outcomes.append(Outcome(sequence, draft, path[: sequence.accepted - before]))
         return outcomes
 
     def _move_accepted(self, drawn: list[Drawn], paths: list[tuple[int, ...]]) -> None:
@@ -323,25 +324,30 @@ class EngineCore:
         moves = [
             (one.sequence.pages, one.sequence.computed + guess, one.sequence.computed + place)
             for one, path in zip(drawn, paths, strict=True)
+            if path and path[-1] != len(path) - 1  # else it is the draft's beginning
             for place, guess in enumerate(path)
             if guess != place
         ]
         if moves:
             self.cache.move(moves)
 
-    def _append(self, drawn: Drawn, place: int, now: float) -> None:
-        """A branch receives one of the tokens that were drawn."""
-        sequence, token = drawn.sequence, drawn.tokens[place]
-        if sequence.first_token is None:
-            self.timings.drew(sequence, now)
-        sequence.tokens.append(token)
-        sequence.written.append(token)
-        sequence.logprob += drawn.logprobs[place]
-        if sequence.penalties is not None:
-            sequence.penalties.add(token)
-        if sequence.logprobs is not None:
-            sequence.logprobs.append(drawn.details[place])
-        self._generated += 1
+    def _append(self, drawn: Drawn, places: Items[int]) -> None:
+        """A branch receives some of the tokens that were drawn, of which only the last can end it."""
+        sequence, token = drawn.sequence, 0
+        for place in places:
+            token = drawn.tokens[place]
+            sequence.tokens.append(token)
+            sequence.written.append(token)
+            sequence.logprob += drawn.logprobs[place]
+            if sequence.penalties is not None:
+                sequence.penalties.add(token)
+            if sequence.logprobs is not None:
+                sequence.logprobs.append(drawn.details[place])
+        self._generated += len(places)
+        right = len(sequence.tokens) - 1 - sequence.computed
+        if right:  # the tokens before the last are guesses, and computed
+            sequence.accepted += right
+            self._computed(sequence, right)
         reason = ending(sequence, token, self.model.info.context)
         if reason is not None:
             self._end(sequence, reason)

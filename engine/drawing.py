@@ -32,14 +32,21 @@ class Drawn(NamedTuple):
 
     sequence: GenerateSequence
     draft: Draft
-    row: int
-    """That of its last token's hidden state."""
     tokens: list[int]
     """The one after its last one, and then for each guess of its draft the one that would follow that."""
     logprobs: list[float]
     """Their log-probabilities under the laws that they were drawn from."""
     details: list[TokenLogprob]
     """And under the model's own, if the request wants that."""
+
+
+class _Drawing(NamedTuple):
+    """A branch that draws."""
+
+    sequence: GenerateSequence
+    draft: Draft
+    row: int
+    """That of its last token's hidden state."""
 
 
 Sampler = Callable[[Tensor, Sequence[Point], Laws, Coordinates], tuple[Ints, Floats]]
@@ -85,28 +92,26 @@ def read_out(
     drawing, readings = _wanted(work, rows, hidden, model)
     for token_ids, reads in readings.items():
         logits = model.read(_chosen(hidden, [row for _, _, row in reads]), token_ids)
-        for (sequence, position, _), values in zip(reads, logits.tolist(), strict=True):
-            sequence.values[position] = tuple(values)
+        for (scored, position, _), values in zip(reads, logits.tolist(), strict=True):
+            scored.values[position] = tuple(values)
     if not drawing:
         return []
-    counts = [1 + len(drawn.draft.tokens) for drawn in drawing]
+    counts = [1 + len(draft.tokens) for _, draft, _ in drawing]
     tokens, logprobs, details = _draw(drawing, counts, hidden, model, forward, sampler)
+    drawn: list[Drawn] = []
     end = 0
-    for drawn, count in zip(drawing, counts, strict=True):
+    for (sequence, draft, _), count in zip(drawing, counts, strict=True):
         start, end = end, end + count
-        drawn.tokens.extend(tokens[start:end])
-        drawn.logprobs.extend(logprobs[start:end])
-        if drawn.sequence.logprobs is not None:
-            drawn.details.extend(islice(details, count))
-    return drawing
+        some = [] if sequence.logprobs is None else list(islice(details, count))
+        drawn.append(Drawn(sequence, draft, tokens[start:end], logprobs[start:end], some))
+    return drawn
 
 
 def _wanted(
     work: list[Work], rows: list[int] | None, hidden: Tensor, model: Model
-) -> tuple[list[Drawn], dict[tuple[int, ...], list[_Read]]]:
-    """Branches that draw, which have drawn nothing yet, and positions to read, by the token ids whose logits they
-    want."""
-    drawing: list[Drawn] = []
+) -> tuple[list[_Drawing], dict[tuple[int, ...], list[_Read]]]:
+    """Branches that draw, and positions to read, by the token ids whose logits they want."""
+    drawing: list[_Drawing] = []
     readings: dict[tuple[int, ...], list[_Read]] = {}
     places = range(len(hidden)) if rows is None else {row: place for place, row in enumerate(rows)}
     start = 0
@@ -116,19 +121,18 @@ def _wanted(
             if sequence.prompt_logprobs is not None and len(sequence.prompt_logprobs) < sequence.prompt_size:
                 read_prompt(sequence, count, hidden[start : start + count], model)
             if end == len(sequence.tokens) and sequence.branch.max_tokens:
-                drawing.append(Drawn(sequence, draft, places[start + count - 1], [], [], []))
+                drawing.append(_Drawing(sequence, draft, places[start + count - 1]))
         elif isinstance(sequence, ScoreSequence):
             for position in set(sequence.reads):
                 if sequence.computed <= position < end:
                     row = places[start + position - sequence.computed]
                     readings.setdefault(sequence.token_ids, []).append((sequence, position, row))
-        start += count + len(draft)
+        start += count + len(draft.tokens)
     return drawing, readings
 
 
-def _points(drawn: Drawn) -> Iterator[Point]:
+def _points(sequence: GenerateSequence, draft: Draft) -> Iterator[Point]:
     """Where a branch draws: after its last token, and after each guess."""
-    sequence, draft = drawn.sequence, drawn.draft
     if draft.is_chain:
         for ahead in range(len(draft) + 1):
             yield Point(sequence, draft.tokens[:ahead], ahead)
@@ -143,24 +147,24 @@ def _chosen(rows: Tensor, which: Iterable[int]) -> Tensor:
 
 
 def _draw(
-    drawing: list[Drawn], counts: list[int], hidden: Tensor, model: Model, forward: Forward, sampler: Sampler
+    drawing: list[_Drawing], counts: list[int], hidden: Tensor, model: Model, forward: Forward, sampler: Sampler
 ) -> tuple[list[int], list[float], Iterator[TokenLogprob]]:
     """Tokens and log-probabilities, ``counts`` for each branch, and the details that some of them want."""
     asking = _asking(drawing, counts)
     # No two rows are the same, so as many as there are are all of them: a decoding step's.
     whole, found = sum(counts) == hidden.shape[0], None
-    changed = any(drawn.sequence.penalties is not None or drawn.sequence.forbidden is not None for drawn in drawing)
+    changed = any(sequence.penalties is not None or sequence.forbidden is not None for sequence, _, _ in drawing)
     if whole and not changed:
-        found = forward.draw(hidden, [drawn.sequence for drawn in drawing], counts)
+        found = forward.draw(hidden, [sequence for sequence, _, _ in drawing], counts)
     if found is not None:
         logits, tokens, logprobs = found
         raw = _chosen(logits, asking) if asking else None
     else:
-        rows = [drawn.row + ahead for drawn, count in zip(drawing, counts, strict=True) for ahead in range(count)]
+        rows = [row + ahead for (_, _, row), count in zip(drawing, counts, strict=True) for ahead in range(count)]
         logits = model.read(hidden if whole else _chosen(hidden, rows))
         # Complete when the tokens are, which are waited for.
         raw = _chosen(logits, asking).to("cpu", non_blocking=True) if asking else None
-        points = [point for drawn in drawing for point in _points(drawn)] if changed else []
+        points = [point for sequence, draft, _ in drawing for point in _points(sequence, draft)] if changed else []
         tokens, logprobs = sampler(logits, points, *_laws_and_noise(drawing))
     details: list[TokenLogprob] = []
     if raw is not None:
@@ -168,26 +172,24 @@ def _draw(
     return tokens.tolist(), logprobs.tolist(), iter(details)
 
 
-def _asking(drawing: list[Drawn], counts: list[int]) -> dict[int, int]:
+def _asking(drawing: list[_Drawing], counts: list[int]) -> dict[int, int]:
     """The draws whose log-probabilities are wanted, and of how many of the likeliest tokens beside."""
     asking: dict[int, int] = {}
     row = 0
-    for drawn, count in zip(drawing, counts, strict=True):
-        sequence = drawn.sequence
+    for (sequence, _, _), count in zip(drawing, counts, strict=True):
         if sequence.logprobs is not None:
             asking |= dict.fromkeys(range(row, row + count), sequence.sampling.logprobs or 0)
         row += count
     return asking
 
 
-def _laws_and_noise(drawing: list[Drawn]) -> tuple[Laws, Coordinates]:
+def _laws_and_noise(drawing: list[_Drawing]) -> tuple[Laws, Coordinates]:
     """Of every point, branch by branch."""
     floats: list[tuple[float, float, float]] = []
     integers: list[tuple[int, int, int, int]] = []
     counts: list[int] = []
     ahead: list[int] = []
-    for drawn in drawing:
-        sequence, draft = drawn.sequence, drawn.draft
+    for sequence, draft, _ in drawing:
         sampling, guesses = sequence.sampling, len(draft.tokens)
         floats.append((sampling.temperature, sampling.top_p, sampling.min_p))
         integers.append((sampling.top_k, sequence.seed, sequence.key, len(sequence.tokens)))

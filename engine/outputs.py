@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TypeVar
 
 from engine.detokenize import held_back
@@ -11,6 +12,18 @@ from engine.types import Completion, Delta, FinishReason, ScoreResult
 _T = TypeVar("_T")
 
 Ending = tuple[FinishReason, str | int | None]
+
+
+def portions(sequence: GenerateSequence, drawn: Sequence[int], path: Sequence[int]) -> list[list[int]]:
+    """Which of the tokens that a branch drew it receives, in portions of which only the last token can end it.
+
+    ``drawn``: all of them; ``path``: the guesses that were right (``engine.speculation.verify.accepted``). No guess is
+    one of ``sequence.ends``, and there is room for the token after them: only a stop string can end before it.
+    """
+    places, stops = [0, *(guess + 1 for guess in path)], sequence.stop_strings
+    if stops is None or not any(stops.may_end(drawn[place]) for place in places):
+        return [places]
+    return [[place] for place in places]
 
 
 def ending(sequence: GenerateSequence, token: int, context: int) -> Ending | None:

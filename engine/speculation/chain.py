@@ -95,14 +95,14 @@ class _Chain:
 
         self._model, self._cache, self.depth = model, cache, depth
         total = due + (depth - 1) * branches
-        self._starts = torch.empty(branches, 3, dtype=torch.int64)
-        self._due = torch.empty(due, dtype=torch.int64)
         self._laws = torch.empty(3, branches, dtype=torch.float64)
-        self._places = torch.empty(4, branches, dtype=torch.int64)
-        self._asked = torch.empty(1, dtype=torch.int64)
-        self._inputs = [one.numpy() for one in (self._starts, self._due, self._laws, self._places, self._asked)]
+        inputs = torch.empty(7 * branches + due + 1, dtype=torch.int64)
+        places, starts, self._due, self._asked = inputs.tensor_split((4 * branches, 7 * branches, len(inputs) - 1))
+        self._places, self._starts = places.view(4, branches), starts.view(branches, 3)
+        self._noise, self._changing = self._places[:3].numpy(), inputs[3 * branches :].numpy()
+        """What is new for other branches, as the laws are, and what is new in each step."""
         self._guesses: Guesses | None = None
-        """What the laws and places were filled with."""
+        """What the laws and the noise were filled with."""
         self._plan = torch.zeros(4, total, dtype=torch.int64)
         self._last = torch.empty(branches, dtype=torch.int64)
         self._angles = [torch.empty(total, table.shape[1]) for table in model.rotations]
@@ -120,15 +120,16 @@ class _Chain:
 
     def fill(self, starts: Sequence[Start], guesses: Guesses, depth: int) -> None:
         """Writes what the next ``compute`` reads, of which so many levels are wanted."""
-        places, due, laws, noise, asked = self._inputs
-        asked[0] = depth
-        places[:] = [(start.row, start.end, len(start.due)) for start in starts]
-        due[:] = [token for start in starts for token in start.due]
-        if guesses is self._guesses:
-            noise[3] = guesses.places[3]
-        else:
+        if guesses is not self._guesses:
             self._guesses = guesses
-            laws[:], noise[:] = guesses.laws, guesses.places
+            self._laws.numpy()[:], self._noise[:] = guesses.laws, guesses.places[:3]
+        words = [end for _, _, end in starts]
+        for row, due, end in starts:
+            words += row, end, len(due)
+        for _, due, _ in starts:
+            words += due
+        words.append(depth)
+        self._changing[:] = words
 
     def compute(self) -> Tensor:
         """Launches the kernels of all levels."""

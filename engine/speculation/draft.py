@@ -20,9 +20,12 @@ def chain_parents(count: int) -> tuple[int, ...]:
     return tuple(range(-1, count - 1))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Draft:
-    """A tree of guessed tokens, whose root is the branch's last token."""
+    """A tree of guessed tokens, whose root is the branch's last token.
+
+    Nobody changes one. It is not frozen since that takes three times as long to make, and each branch gets one in each
+    step."""
 
     tokens: tuple[int, ...]
     parents: tuple[int, ...]
@@ -71,8 +74,6 @@ class Draft:
     def before(self, ends: frozenset[int]) -> Draft:
         """The part without tokens that end the branch. Who draws one where all before it is right ends there: to
         compute it spares no step."""
-        if ends.isdisjoint(self.tokens):
-            return self
         kept: list[int] = []
         left = {-1}
         for index, (token, parent) in enumerate(zip(self.tokens, self.parents, strict=True)):

@@ -15,9 +15,10 @@ A small model's levels are computed in one call (``chain``), unless penalties mu
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from collections.abc import Sequence as Items
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -52,26 +53,36 @@ class _Row(Sequence):
 
     def follow(self, tokens: list[int]) -> None:
         """The branch has these tokens now. Guesses that were right stay computed."""
-        guessed, new = self.tokens[self.known :], tokens[self.known :]
-        right = 0
-        while right < min(len(guessed), len(new)) and guessed[right] == new[right]:
+        known, new = self.known, tokens[self.known :]
+        right = known
+        for guessed, token in zip(self.tokens[known:], new, strict=False):
+            if guessed != token:
+                break
             right += 1
         # The last token is always computed again: it gives the first guess.
-        self.computed = min(self.computed, self.known + right, len(tokens) - 1)
-        self.tokens[self.known :] = new
+        self.computed = min(self.computed, right, len(tokens) - 1)
+        self.tokens[known:] = new
         self.known = len(tokens)
+
+
+class _Ready(NamedTuple):
+    """A branch that is in step as soon as the work is done."""
+
+    row: _Row
+    wish: Wish
+    depth: int
+    """Most tokens after each other."""
+    width: int
+    """Most guesses at one token: 1 where a chain is wanted."""
 
 
 @dataclass(slots=True)
 class _Growth:
     """One branch's draft while it grows."""
 
-    row: _Row
-    wish: Wish
+    ready: _Ready
     place: int
-    """Among the branches of the step that are in step."""
-    depth: int
-    """Most tokens after each other."""
+    """Among the branches that are."""
     tokens: list[int] = field(default_factory=list)
     """The chain."""
     chances: list[float] = field(default_factory=list)
@@ -81,15 +92,11 @@ class _Growth:
     chance: float = 1.0
     """That the chain is right."""
 
-    @property
-    def width(self) -> int:
-        """Most guesses at one token: 1 where a chain is wanted."""
-        return 1 + self.wish.nodes - self.wish.depth
-
     def add(self, tokens: list[int], chances: list[float]) -> bool:
         """Takes the best guess as the chain's next token; answers whether the chain goes on from there."""
         # A chance is 0 for what the branch cannot draw, and none where the logits are not finite.
-        guesses = [(token, chance) for token, chance in zip(tokens, chances, strict=True) if chance > 0][: self.width]
+        guesses = [(token, chance) for token, chance in zip(tokens, chances, strict=True) if chance > 0]
+        guesses = guesses[: self.ready.width]
         if not guesses:
             return False
         self.beside += [(self.chance * chance, len(self.tokens), token, chance) for token, chance in guesses[1:]]
@@ -97,20 +104,14 @@ class _Growth:
         self.tokens.append(token)
         self.chances.append(chance)
         self.chance *= chance
-        return len(self.tokens) < self.depth and token not in self.wish.sequence.ends
-
-    def add_all(self, tokens: list[int], chances: list[float]) -> None:
-        """``add`` of the best guesses of all levels, where a chain is wanted."""
-        right = chances[: self.depth]
-        count = next((place for place, chance in enumerate(right) if not chance > 0), len(right))
-        self.tokens, self.chances = tokens[:count], right[:count]
+        return len(self.tokens) < self.ready.depth and token not in self.ready.wish.sequence.ends
 
     @property
     def draft(self) -> Draft:
         """The chain, and as many runners-up as may be."""
         if not self.beside:
-            return Draft.chain(self.tokens, self.chances) if self.tokens else EMPTY
-        best = sorted(self.beside, key=lambda one: -one[0])[: self.wish.nodes - len(self.tokens)]
+            return Draft.chain(self.tokens, self.chances)
+        best = sorted(self.beside, key=lambda one: -one[0])[: self.ready.wish.nodes - len(self.tokens)]
         return Draft(
             (*self.tokens, *(token for _, _, token, _ in best)),
             (*range(-1, len(self.tokens) - 1), *(before - 1 for _, before, _, _ in best)),
@@ -163,20 +164,21 @@ class DraftModel:
         """See ``Drafter``. No guesses for a branch that is catching up, that has outgrown the draft model's context or
         for which there is no memory."""
         asked = {self._row(wish.sequence): wish for wish in wishes}
-        work, growths = self._schedule(asked)
-        if growths:
-            guesses = self._guesses_for([one.wish.sequence for one in growths])
-            depth = max(one.depth for one in growths)
-            fits = all(one.row.known + depth - 1 <= self._limit for one in growths)
-            if self._chains is not None and len(growths) <= MOST and fits and not guesses.changed:
-                self._chain(self._chains, work, growths, guesses, depth)
+        work, ready = self._schedule(asked)
+        drafts: list[Draft] = []
+        if ready:
+            guesses = self._guesses_for([wish.sequence for _, wish, _, _ in ready])
+            depth = max([depth for _, _, depth, _ in ready])
+            fits = len(ready) <= MOST and max([row.known for row, _, _, _ in ready]) + depth - 1 <= self._limit
+            if self._chains is not None and fits and not guesses.changed:
+                drafts = self._chain(self._chains, work, ready, guesses, depth)
             else:
-                self._grow(work, growths, guesses)
+                drafts = self._grow(work, ready, guesses)
         elif work:
             self._forward(work, read=())
-            self._publish(work)
-        drafts = {one.wish.sequence: one.draft for one in growths}
-        return [drafts.get(wish.sequence, EMPTY) for wish in wishes]
+        self._publish(asked)
+        found = {one.row: draft for one, draft in zip(ready, drafts, strict=True)}
+        return [found.get(row, EMPTY) for row in asked]
 
     def advance(self, steps: Items[Advance], hidden: Tensor) -> None:
         """See ``Drafter``. What was drawn is seen when the branch is asked for next."""
@@ -194,9 +196,7 @@ class DraftModel:
 
     def _guesses_for(self, sequences: list[GenerateSequence]) -> Guesses:
         """Mostly for the branches that it was for before."""
-        if self._guesses.sequences == sequences and not self._guesses.changed:
-            self._guesses.move()
-        else:
+        if self._guesses.sequences != sequences or self._guesses.changed:
             self._guesses = Guesses(sequences)
         return self._guesses
 
@@ -212,22 +212,22 @@ class DraftModel:
 
     # What is computed first: the tokens that branches have and the draft model does not.
 
-    def _schedule(self, asked: Mapping[_Row, Wish]) -> tuple[list[Work], list[_Growth]]:
+    def _schedule(self, asked: Mapping[_Row, Wish]) -> tuple[list[Work], list[_Ready]]:
         """The tokens to compute, with pages for them and for the guesses, and the branches that are in step then."""
-        size, left = self.cache.page_size, self._catch_up
-        deepest = max((wish.depth for wish in asked.values()), default=0)
+        size, limit, left = self.cache.page_size, self._limit, self._catch_up
+        deepest = max([wish.depth for wish in asked.values()], default=0)
         work: list[Work] = []
-        growths: list[_Growth] = []
+        ready: list[_Ready] = []
         underway: set[_Page] = set()
         # First those that run already: others may wait for what they are about to compute.
         for row in sorted(asked, key=lambda row: row.table is None):
-            wish, known = asked[row], row.known
-            depth = min(wish.depth, self._limit - known + 1)
+            wish, known, table = asked[row], row.known, row.table
+            depth = min(wish.depth, limit - known + 1)
             if depth < 1:
                 self._close(row)
                 continue
             # Chains that are computed together are as deep as the deepest.
-            room, table = min(known + deepest - 1, self._limit), row.table
+            room = min(known + deepest - 1, limit)
             enough = table is not None and room <= len(table.pages) * size
             if not enough and not self._make_room(row, room, asked, underway):
                 continue
@@ -239,8 +239,8 @@ class DraftModel:
             if count:
                 work.append(Work(row, count))
             if count == due:
-                growths.append(_Growth(row, wish, len(growths), depth))
-        return work, growths
+                ready.append(_Ready(row, wish, depth, 1 + wish.nodes - wish.depth))
+        return work, ready
 
     def _make_room(self, row: _Row, tokens: int, asked: Collection[_Row], underway: Collection[_Page]) -> bool:
         """Gives a row pages for so many tokens, at the cost of branches that are not asked for; without them it gives
@@ -286,22 +286,25 @@ class DraftModel:
             self.cache.close(row.table)
             row.table, row.computed = None, 0
 
-    def _publish(self, work: Items[Work]) -> None:
-        """What fills a page becomes shareable. Nothing is guessed yet."""
-        for row, _, _ in work:
-            if row.computed // self.cache.page_size > row.pages.shared:
-                self.cache.publish(row.pages, row.tokens, row.computed, tail=False)
+    def _publish(self, rows: Iterable[_Row]) -> None:
+        """What fills a page becomes shareable, but for guesses."""
+        size = self.cache.page_size
+        for row in rows:
+            own, table = min(row.computed, row.known), row.table
+            if table is not None and own // size > table.shared:
+                self.cache.publish(table, row.tokens, own, tail=False)
 
     # Then the guesses, level by level.
 
-    def _grow(self, work: Items[Work], growing: list[_Growth], guesses: Guesses) -> None:
+    def _grow(self, work: Items[Work], ready: Items[_Ready], guesses: Guesses) -> list[Draft]:
         """Computes the tokens and draws guesses level by level until every chain has ended."""
         hidden, last = self._forward(work)
-        self._publish(work)
-        width = max(one.width for one in growing)
+        guesses.move()
+        growths = growing = [_Growth(one, place) for place, one in enumerate(ready)]
+        width = max(one.width for one in ready)
         ahead = 0
         while True:
-            rows = torch.tensor([last[one.row] for one in growing])
+            rows = torch.tensor([last[one.ready.row] for one in growing])
             logits = self._model.read(hidden[sent(rows, hidden.device)])
             branches = np.array([one.place for one in growing])
             paths = [one.tokens for one in growing]
@@ -309,41 +312,38 @@ class DraftModel:
             added = zip(growing, *(array.tolist() for array in best), strict=True)
             growing = [one for one, tokens, chances in added if one.add(tokens, chances)]
             if not growing:
-                break
+                return [one.draft for one in growths]
             for one in growing:
-                one.row.tokens.append(one.tokens[-1])
-            hidden, last = self._forward([Work(one.row, 1) for one in growing])
+                one.ready.row.tokens.append(one.tokens[-1])
+            hidden, last = self._forward([Work(one.ready.row, 1) for one in growing])
             ahead += 1
 
-    def _chain(self, chains: Chains, work: Items[Work], growing: list[_Growth], guesses: Guesses, depth: int) -> None:
+    def _chain(
+        self, chains: Chains, work: Items[Work], ready: Items[_Ready], guesses: Guesses, depth: int
+    ) -> list[Draft]:
         """The same with all levels at once."""
-        in_step = {one.row for one in growing}
-        late = [Work(row, count - (row in in_step)) for row, count, _ in work if count > DUE or row not in in_step]
-        if late:
+        if len(work) > len(ready) or max([count for _, count, _ in work]) > DUE:
+            in_step = {one.row for one in ready}
+            late = [Work(row, count - (row in in_step)) for row, count, _ in work if count > DUE or row not in in_step]
             self._forward(late, read=())
         # As many for each, be one of them computed already: the fewer shapes there are, the fewer are recorded.
-        rows = [one.row for one in growing]
-        even = all(row.known >= DUE for row in rows)
-        starts = [
-            Start(row.pages.row, row.tokens[row.known - DUE if even else row.computed :], row.known) for row in rows
-        ]
-        width = max(one.width for one in growing)
+        starts = [Start(row.pages.row, row.tokens[-DUE:], row.known) for row, _, _, _ in ready]
+        width = max([width for _, _, _, width in ready])
         tokens, chances = chains(starts, guesses, depth, width)
-        for row in rows:
-            row.computed = row.known
-        self._publish(work)
         best, odds = tokens[..., 0].T.tolist(), chances[..., 0].T.tolist()
-        for row, guessed in zip(rows, best, strict=True):
+        drafts: list[Draft] = []
+        for (row, _, most, _), guessed, right in zip(ready, best, odds, strict=True):
             row.tokens += guessed[:-1]
             row.computed = len(row.tokens)
+            drafts.append(_possible(guessed[:most], right[:most]))
         if width == 1:
-            for one, guessed, right in zip(growing, best, odds, strict=True):
-                one.add_all(guessed, right)
-            return
-        for one, *found in zip(growing, tokens.swapaxes(0, 1).tolist(), chances.swapaxes(0, 1).tolist(), strict=True):
+            return drafts
+        trees = [_Growth(one, place) for place, one in enumerate(ready)]
+        for tree, *found in zip(trees, tokens.swapaxes(0, 1).tolist(), chances.swapaxes(0, 1).tolist(), strict=True):
             for level in zip(*found, strict=True):
-                if not one.add(*level):
+                if not tree.add(*level):
                     break
+        return [tree.draft for tree in trees]
 
     def _forward(self, work: Items[Work], read: Items[int] | None = None) -> tuple[Tensor, dict[Sequence, int]]:
         """Computes tokens; answers the final hidden states, valid until the next call, and, for each row, which of them
@@ -357,6 +357,16 @@ class DraftModel:
             end += count
             last[row] = end - 1
         return hidden, last
+
+
+def _possible(tokens: list[int], chances: list[float]) -> Draft:
+    """The chain of the guesses before the first that cannot be drawn, or that is none."""
+    count = 0
+    for chance in chances:
+        if not chance > 0:
+            break
+        count += 1
+    return Draft.chain(tokens[:count], chances[:count])
 
 
 def _end(row: _Row) -> Node | str | None:

@@ -41,6 +41,8 @@ class Speculator:
         """Branches of the step under way that might get guesses."""
         self._asked = False
         """Whether the drafter was asked for guesses in it."""
+        self._tokens = 0
+        """That it computes, guesses among them."""
         self._rest = 0
         """Steps to go in which the controller wants to hear nothing."""
         self._resting = 0
@@ -78,17 +80,16 @@ class Speculator:
             if 8 * abs(len(work) - self._resting) <= self._resting:
                 return [Work(sequence, count) for sequence, count in work]
             self._rest = 0
-        tokens = sum(count for _, count in work)
-        given: dict[Sequence, Draft] = {}
+        self._tokens = sum([count for _, count in work])
         started = self._clock()
-        wishes = self._wishes(work, tokens)
+        wishes = self._wishes(work)
         self._asked = bool(wishes)
+        given: dict[Sequence, Draft] = {}
         if wishes:
-            drafts = self._drafts(wishes)
-            left = step_tokens - tokens
-            for wish, draft in zip(wishes, drafts, strict=True):
-                given[wish.sequence] = fitting = self._fit(wish, draft, left, len(work))
-                left -= len(fitting.tokens)
+            for wish, draft in zip(wishes, self._drafts(wishes), strict=True):
+                if draft.tokens:
+                    given[wish.sequence] = draft = self._fitting(wish, draft, step_tokens - self._tokens, len(work))
+                    self._tokens += len(draft.tokens)
         self._began = self._clock()
         self._drafting = self._began - started
         return [Work(sequence, count, given.get(sequence, EMPTY)) for sequence, count in work]
@@ -96,17 +97,21 @@ class Speculator:
     def learn(self, work: Items[Work], outcomes: Items[Outcome], hidden: Tensor) -> None:
         """The step that ``extend`` began is done: what it computed, in the order of the batch, what became of the
         guesses, and the final hidden states ``[tokens, width]``."""
+        watches = self.drafter.watches
         if self._rest:
             self._rest -= 1
             self._rested += 1
-            self.tally.idle(sum(count == 1 for _, count, _ in work))
-            watches = self.drafter.watches
-            if watches is Watch.NONE or (watches is Watch.LAST and self._rest):
-                self._forget_gone()
-                return
+            seconds = 0.0
+            if watches is Watch.ALL or (watches is Watch.LAST and not self._rest):
+                started = self._clock()
+                self._advance(_advances(work, outcomes), hidden)
+                seconds = self._clock() - started
+            self.tally.count(sum([count == 1 for _, count, _ in work]), (), seconds)
+            self._forget_gone()
+            return
         ended = self._clock()
         seconds = ended - self._began
-        self._advance([] if self.drafter.watches is Watch.NONE else _advances(work, outcomes), hidden)
+        self._advance([] if watches is Watch.NONE else _advances(work, outcomes), hidden)
         advanced = self._clock()
         advancing = advanced - ended
         # What it took to learn from the step before is part of the price: a small model's steps are as short.
@@ -114,10 +119,9 @@ class Speculator:
         self.tally.count(self._due, outcomes, drafting + advancing)
         self._learning = 0.0
         if self._due:
-            tokens = sum(count + len(draft.tokens) for _, count, draft in work)
             price = drafting + advancing if self._asked else self._price_of_none(drafting, advancing)
             first = Firsts.count > self._firsts
-            self._rest = self.controller.learn(outcomes, tokens, price, seconds, first)
+            self._rest = self.controller.learn(outcomes, self._tokens, price, seconds, first)
             self._resting = len(work)
             self._learning = self._clock() - advanced
         self._forget_gone()
@@ -149,7 +153,11 @@ class Speculator:
             return [EMPTY] * len(wishes)
         try:
             drafts = self.drafter.propose(wishes)
-            going = [draft.before(wish.sequence.ends) for wish, draft in zip(wishes, drafts, strict=True)]
+            # What ends a branch is no guess: whoever draws it where all before it is right ends there.
+            going = [
+                draft if sequence.ends.isdisjoint(draft.tokens) else draft.before(sequence.ends)
+                for (sequence, _, _), draft in zip(wishes, drafts, strict=True)
+            ]
             return self.controller.trim(wishes, going)
         except Exception:
             self._start_anew()
@@ -169,38 +177,45 @@ class Speculator:
         self._paused, self._pause = self._pause, 2 * self._pause
         self.drafter.reset(self._cache)
 
-    def _wishes(self, work: Items[tuple[Sequence, int]], tokens: int) -> list[Wish]:
+    def _wishes(self, work: Items[tuple[Sequence, int]]) -> list[Wish]:
         """What is asked for the branches that are due one token and may write more than that."""
-        due: list[tuple[GenerateSequence, int]] = []
+        due: list[GenerateSequence] = []
+        rooms: list[int] = []
         for sequence, count in work:
-            if not isinstance(sequence, GenerateSequence) or not sequence.job.draft:
-                continue
-            if count == 1 and sequence.computed + 1 == len(sequence.tokens):
-                written = len(sequence.written) - len(sequence.branch.generated)
+            known = len(sequence.tokens)
+            if (
+                count == 1
+                and sequence.computed + 1 == known
+                and isinstance(sequence, GenerateSequence)
+                and sequence.job.draft
+            ):
                 # The step draws one token more than are guessed right.
-                room = min(sequence.branch.max_tokens - written, self._context - len(sequence.tokens)) - 1
+                room = min(sequence.prefix + sequence.branch.max_tokens, self._context) - known - 1
                 if room > 0:
-                    due.append((sequence, room))
+                    due.append(sequence)
+                    rooms.append(room)
         self._due = len(due)
         if not due:
             return []
-        sizes = self.controller.sizes([sequence for sequence, _ in due], tokens - len(due), self._rested)
-        self._rested = 0
         wishes = []
-        for (sequence, room), (depth, nodes) in zip(due, sizes, strict=True):
-            # The slots of a tree lie one after the other like a chain's, and within the context too.
-            left = self._context - len(sequence.tokens) if self._trees and nodes > depth else 0
-            depth = min(depth, room)
+        sizes = self.controller.sizes(due, self._tokens - len(due), self._rested)
+        self._rested = 0
+        for sequence, room, (depth, nodes) in zip(due, rooms, sizes, strict=True):
             if depth > 0:
-                wishes.append(Wish(sequence, depth, max(depth, min(nodes, left))))
+                most = min(depth, room)
+                if nodes > depth and self._trees:
+                    # The slots of a tree lie one after the other like a chain's, and within the context too.
+                    wishes.append(Wish(sequence, most, max(most, min(nodes, self._context - len(sequence.tokens)))))
+                else:
+                    wishes.append(Wish(sequence, most, most))
         return wishes
 
-    def _fit(self, wish: Wish, draft: Draft, left: int, running: int) -> Draft:
+    def _fitting(self, wish: Wish, draft: Draft, left: int, running: int) -> Draft:
         """As much of a draft as there is room for. A page is only taken if one is left for each that runs."""
         table, cache, known, guesses = wish.sequence.pages, self._cache, len(wish.sequence.tokens), len(draft.tokens)
         wanted = min(guesses, wish.nodes, left)
-        missing = -(-(known + wanted) // cache.page_size) - len(table.pages)
-        if missing > 0:
+        if known + wanted > len(table.pages) * cache.page_size:
+            missing = -(-(known + wanted) // cache.page_size) - len(table.pages)
             if cache.available - missing >= running:
                 cache.reserve(table, known + wanted)
             wanted = max(0, min(wanted, len(table.pages) * cache.page_size - known))

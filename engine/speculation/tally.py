@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 from engine.speculation.controller import Outcome
@@ -17,27 +18,46 @@ class Tally:
     def __init__(self, drafter: str) -> None:
         self.drafter = drafter
         """Its kind."""
-        self.drafted = 0
-        """Guesses that were computed, and how many of them were right and spared a step."""
-        self.accepted = 0
         self.seconds = 0.0
         """Spent on drafting."""
-        self.sizes = Histogram(_SIZES)
-        """Guesses computed for a branch in a step that it was due a token in, 0 included: what the controller chose."""
-        self.lengths = Histogram(_SIZES)
-        """Right ones among the guesses of a branch in a step, where there were any guesses."""
+        self._sizes: Counter[int] = Counter()
+        self._lengths: Counter[int] = Counter()
 
-    def idle(self, due: int) -> None:
-        """Counts a step in which none of ``due`` branches was to have guesses."""
-        self.sizes.observe(0, due)
+    @property
+    def drafted(self) -> int:
+        """Guesses that were computed."""
+        return _sum(self._sizes)
+
+    @property
+    def accepted(self) -> int:
+        """Those of them that were right and spared a step."""
+        return _sum(self._lengths)
+
+    @property
+    def sizes(self) -> Histogram:
+        """Guesses computed for a branch in a step that it was due a token in, 0 included: what the controller chose."""
+        return _histogram(self._sizes)
+
+    @property
+    def lengths(self) -> Histogram:
+        """Right ones among the guesses of a branch in a step, where there were any guesses."""
+        return _histogram(self._lengths)
 
     def count(self, due: int, outcomes: Sequence[Outcome], seconds: float) -> None:
         """Counts a step in which ``due`` branches might have had guesses, and ``seconds`` of drafting."""
         self.seconds += seconds
-        self.sizes.observe(0, due - len(outcomes))
-        for outcome in outcomes:
-            guesses, right = len(outcome.draft), len(outcome.accepted)
-            self.drafted += guesses
-            self.accepted += right
-            self.sizes.observe(guesses)
-            self.lengths.observe(right)
+        self._sizes[0] += due - len(outcomes)
+        for _, draft, right in outcomes:
+            self._sizes[len(draft.tokens)] += 1
+            self._lengths[len(right)] += 1
+
+
+def _sum(counted: Counter[int]) -> int:
+    return sum(number * times for number, times in list(counted.items()))
+
+
+def _histogram(counted: Counter[int]) -> Histogram:
+    histogram = Histogram(_SIZES)
+    for number, times in list(counted.items()):
+        histogram.observe(number, times)
+    return histogram

@@ -84,7 +84,7 @@ def test_a_drafter_that_fails_pauses_and_nobody_else_notices(
 def test_branches_of_a_step_that_failed_are_forgotten(
     checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder, asked = checkpoints("qwen3"), requests("plain")
+    folder, asked = checkpoints("qwen3"), requests("plain", length=96)
     plain = completions(answers(Harness(folder), asked))
     oracle = Oracle(truth(asked, plain), VOCAB, 0.7)
     harness = Harness(folder)

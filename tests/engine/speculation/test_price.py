@@ -31,10 +31,12 @@ class Slow:
     kind = "slow"
     layers = 0
 
-    def __init__(self, clock: Clock, watches: Watch, depth: int) -> None:
+    def __init__(self, clock: Clock, watches: Watch, depth: int, rest: int = 0) -> None:
         self.watches = watches
         self.prices: list[float] = []
-        self._clock, self._depth = clock, depth
+        self.looks = self.told = 0
+        """Steps that the controller looked at, and those that the drafter was told of."""
+        self._clock, self._depth, self._rest = clock, depth, rest
 
     def reset(self, cache: KVCache) -> None:
         pass
@@ -45,9 +47,11 @@ class Slow:
 
     def advance(self, steps: Sequence[Advance], hidden: Tensor) -> None:
         self._clock.now += ADVANCE
+        self.told += 1
 
     def sizes(self, sequences: Sequence[GenerateSequence], _: int, _rested: int, /) -> list[tuple[int, int]]:
         self._clock.now += SIZES
+        self.looks += 1
         return [(self._depth, self._depth)] * len(sequences)
 
     def trim(self, _: Sequence[Wish], drafts: Sequence[Draft], /) -> list[Draft]:
@@ -56,7 +60,7 @@ class Slow:
     def learn(self, _outcomes: Sequence[Outcome], _tokens: int, drafting: float, _step: float, _first: bool, /) -> int:
         self._clock.now += LEARN
         self.prices.append(drafting)
-        return 0
+        return self._rest
 
     def forget(self, sequence: GenerateSequence) -> None:
         pass
@@ -108,3 +112,15 @@ def test_a_rest_is_as_long_as_is_said_and_ends_when_branches_come_or_go(checkpoi
     harness.complete(generate([1, 2, 3], [Branch(1, 1, 14), Branch(1, 2, 6)], ignore_eos=True))
     # With the second look the second branch ends, and the rest that would have followed.
     assert restful.rested == [0, 3, 0, 3]
+
+
+@pytest.mark.parametrize(("watches", "told"), [(Watch.ALL, 12), (Watch.LAST, 6), (Watch.NONE, 4)])
+def test_a_controller_at_rest_hears_nothing_and_the_drafter_what_it_watches(
+    checkpoints: Checkpoints, watches: Watch, told: int
+) -> None:
+    """Of eleven steps after the prompt's, one of four is looked at."""
+    slow = Slow(Clock(), watches, 0, rest=3)
+    harness = Harness(checkpoints("qwen3"))
+    harness.core.speculate(slow, slow)
+    harness.complete(generate([1, 2, 3], [Branch(1, 1, 12)], ignore_eos=True))
+    assert (slow.looks, len(slow.prices), slow.told) == (3, 3, told)
