@@ -97,7 +97,7 @@ class _Growth:
         self.tokens.append(token)
         self.chances.append(chance)
         self.chance *= chance
-        return len(self.tokens) < self.depth and token not in self.wish.sequence.ends
+        return len(self.tokens) < self.depth and token not in self.wish.sequence.final
 
     def add_all(self, tokens: list[int], chances: list[float]) -> None:
         """``add`` of the best guesses of all levels, where a chain is wanted."""

@@ -146,7 +146,7 @@ class Speculator:
             return [EMPTY] * len(wishes)
         try:
             drafts = self.drafter.propose(wishes)
-            going = [draft.before(wish.sequence.ends) for wish, draft in zip(wishes, drafts, strict=True)]
+            going = [draft.before(wish.sequence.final) for wish, draft in zip(wishes, drafts, strict=True)]
             return self.controller.trim(wishes, going)
         except Exception:
             self._start_anew()
