@@ -113,6 +113,9 @@ class AdaptiveController:
     first one with each small number of them does not wait. No clock is read and nothing is random.
     """
 
+    least = _FAINT
+    """See ``Controller``."""
+
     def __init__(self, depth: int, nodes: int) -> None:
         """``depth``, ``nodes``: the most guesses after each other, and in all, that are ever asked for."""
         self._depths = [each for each in DEPTHS if each < depth] + [depth]

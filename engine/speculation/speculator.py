@@ -182,13 +182,13 @@ class Speculator:
         if not due:
             return []
         sizes = self.controller.sizes([sequence for sequence, _ in due], tokens - len(due))
-        wishes = []
+        least, wishes = self.controller.least, []
         for (sequence, room), (depth, nodes) in zip(due, sizes, strict=True):
             # The slots of a tree lie one after the other like a chain's, and within the context too.
             left = self._context - len(sequence.tokens) if self._trees and nodes > depth else 0
             depth = min(depth, room)
             if depth > 0:
-                wishes.append(Wish(sequence, depth, max(depth, min(nodes, left))))
+                wishes.append(Wish(sequence, depth, max(depth, min(nodes, left)), least))
         return wishes
 
     def _fit(self, wish: Wish, draft: Draft, left: int, running: int) -> Draft:
