@@ -97,6 +97,9 @@ class StopStrings:
         self._last = "".join({stop[-1] for stop in stops})
         self._unseen = " " in self._last or _HALF in self._last
         self._may_end: dict[int, bool] = {}
+        encoded = [(stop, tokenizer.encode(stop)) for stop in self.stops]
+        self.tokens = frozenset(ids[0] for stop, ids in encoded if len(ids) == 1 and tokenizer.decode(ids) == stop)
+        """Those that are a stop string all by themselves."""
 
     def may_end(self, token: int) -> bool:
         """Whether the token could complete a stop string; almost none can, and the others need no decoding.

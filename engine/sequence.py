@@ -93,6 +93,9 @@ class GenerateSequence(Sequence):
     """Tokens that end the sequence and are no text; empty when the request ignores them."""
     ends: frozenset[int] = field(init=False)
     """These, and those that the request names: all tokens that end it."""
+    final: frozenset[int] = field(init=False)
+    """These, and those that are a stop string by themselves: what follows them is not worth guessing. Before
+    ``min_tokens`` such a string does not end it."""
     stop_strings: StopStrings | None
     reader: TextReader
     written: list[int]
@@ -124,6 +127,7 @@ class GenerateSequence(Sequence):
 
     def __post_init__(self) -> None:
         self.ends = self.eos.union(self.sampling.stop_token_ids)
+        self.final = self.ends if self.stop_strings is None else self.ends | self.stop_strings.tokens
 
     @property
     def limit(self) -> int:

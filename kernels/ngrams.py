@@ -28,7 +28,9 @@ import numpy.typing as npt
 
 from kernels.cpu import AVAILABLE
 from kernels.cpu import ngrams as kernels
+from kernels.cpu.memory import resident
 from kernels.cpu.ngram_table import RATES, RECORD, Table
+from kernels.cpu.ngrams import BRANCH
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
@@ -37,15 +39,15 @@ ENTRIES = 1 << 18
 """Contexts: 20 MiB. New text makes two or three for each token, what the bundled models write one for four tokens."""
 TEXTS = 1 << 17
 """Beginnings of texts of which it is known that they were read: 1 MiB."""
+_FEWEST = 64
+"""Places for branches at first."""
 
 
 class Found(NamedTuple):
     """Guesses for some branches, those of the first one first."""
 
-    texts: list[int]
-    """The hashes of what is read of each branch now."""
-    counts: list[int]
-    """How many guesses each branch has."""
+    counts: tuple[int, ...]
+    """How many guesses each row has."""
     tokens: tuple[int, ...]
     parents: tuple[int, ...]
     """Within the branch, as in ``engine.speculation.draft.Draft``."""
@@ -58,82 +60,96 @@ class NgramTable:
     def __init__(self, entries: int = ENTRIES, texts: int = TEXTS) -> None:
         """Powers of two, of 8 at least: how many contexts and beginnings of texts are kept."""
         self._arrays = Table(
-            np.empty(entries, np.int64),
-            np.empty(entries, np.int64),
-            np.zeros(entries * RECORD, np.int32),
+            _resident(2 * entries).view(np.int64),
+            _resident(2 * entries).view(np.int64),
+            _resident(entries * RECORD).view(np.int32),
             np.empty(2 * RATES),
-            np.empty(texts, np.int64),
+            _resident(2 * texts).view(np.int64),
             np.empty(1, np.int64),
+            np.zeros(0, np.int64),
         )
-        self._scratch = _scratch(0, 0)
-        self._native = (*(each.ctypes.data for each in self._arrays), entries, texts)
-        self._plain = Table(*(each.data for each in self._arrays))
+        self._whole, self._real = np.empty(0, np.int64), np.empty(0)
+        """What guessing writes to."""
         self.clear()
 
     def clear(self) -> None:
-        """Forgets everything."""
-        keys, used, _, rates, read, clock = self._arrays
+        """Forgets everything, branches too."""
+        keys, used, _, rates, read, clock, _ = self._arrays
         keys.fill(-1)
         read.fill(-1)
         used.fill(0)
         clock.fill(0)
         # One case for and one against before anything is seen.
         rates[0::2], rates[1::2] = 1.0, 2.0
+        self._free: list[int] = []
+        self._hold(np.zeros(0, np.int64))
 
-    def learn_and_guess(self, texts: list[int], rows: list[int], room: int, most: int) -> Found:
+    def take(self) -> int:
+        """A place for a new branch."""
+        if not self._free:
+            before = len(self._arrays.branches)
+            self._hold(np.concatenate((self._arrays.branches, np.zeros(max(before, _FEWEST * BRANCH), np.int64))))
+            self._free = [*range(before // BRANCH, len(self._arrays.branches) // BRANCH)]
+        return self._free.pop()
+
+    def leave(self, place: int) -> None:
+        """The branch at a place is over."""
+        self._free.append(place)
+
+    def _hold(self, branches: Ints) -> None:
+        """What is known of branches lies there from now on."""
+        self._arrays = self._arrays._replace(branches=branches)
+        self._plain = Table(*(each.data for each in self._arrays))
+        self._find()
+
+    def _find(self) -> None:
+        """Where everything lies, for the kernel."""
+        arrays, whole, real = self._arrays, self._whole, self._real
+        sizes = map(len, (arrays.keys, arrays.read, arrays.branches, whole, real))
+        places = [each.ctypes.data for each in (*arrays, whole, real)]
+        self._places = np.array([*places[: len(arrays)], *sizes, *places[len(arrays) :]])
+        self._at = self._places.ctypes.data
+
+    def learn_and_guess(self, words: list[int], rows: int, room: int, most: int, least: float) -> Found:
         """Reads what some branches have written, and guesses what comes next: for each branch a tree of those guesses
         that are likeliest to be accepted, all before them too, or a chain of likeliest ones.
 
-        ``texts``: for each branch the hash of what was read of it; before its first token it is its scope. ``rows``:
-        for each branch
+        ``words``: a row for each branch,
 
-        0. its scope and its search, see ``scope_of`` and ``search_of``,
-        2. how many of its new tokens are compared with what was known before,
-        3. how many come from a prefix, of which nothing counts again that was read in the scope before,
-        4. how many tokens before them follow here (``REACH``, or all if there are fewer), and how many new ones,
-        6. the most guesses after each other, and in all: as many mean a chain, 0 none;
+        0. its place, or the place's complement (``~place``) for a new branch,
+        1. how many new tokens follow here,
+        2. the most guesses after each other, and in all: as many mean a chain, 0 none;
 
-        and then these tokens. ``room``: the most guesses of all branches, ``most``: of one.
+        then of a new branch
+
+        4. its scope and its search, see ``scope_of`` and ``search_of``,
+        6. how many tokens come from a prefix, of which nothing counts again that was read in the scope before;
+
+        and then these tokens. ``rows``: how many these are, ``room``: the most guesses of all of them, ``most``: of
+        one. What is accepted with a chance below ``least``, with all before it, is not guessed.
         """
-        words, branches = array("q", texts + rows), len(texts)
-        self._make_room(*kernels.sizes(branches, room, most))
-        whole, real, *places = self._scratch
+        self._make_room(*kernels.sizes(rows, room, most))
+        whole, real, message = self._whole, self._real, array("q", words)
         if AVAILABLE:
             kernels.learn_and_guess_natively(
-                *self._native, *words.buffer_info(), branches, room, most, *places, threads=1
+                self._at, *message.buffer_info(), rows, room, most, float(least), threads=1
             )
         else:
-            kernels.learn_and_guess(self._plain, words, branches, room, most, whole.data, real.data)
-        counts = whole[:branches].tolist()
-        total = sum(counts)
-        tokens, parents = branches, branches + room
-        return Found(
-            words[:branches].tolist(),
-            counts,
-            tuple(whole[tokens : tokens + total].tolist()),
-            tuple(whole[parents : parents + total].tolist()),
-            tuple(real[:total].tolist()),
-        )
+            kernels.learn_and_guess(self._plain, message, rows, room, most, least, whole.data, real.data)
+        numbers = tuple(whole[: rows + 2 * room].tolist())
+        counts, tokens, parents = numbers[:rows], numbers[rows : rows + room], numbers[rows + room :]
+        return Found(counts, tokens, parents, tuple(real[:room].tolist()))
 
     def _make_room(self, whole: int, real: int) -> None:
-        if whole > len(self._scratch.whole) or real > len(self._scratch.real):
-            self._scratch = _scratch(2 * whole, 2 * real)
+        if whole > len(self._whole) or real > len(self._real):
+            self._whole, self._real = np.empty(2 * whole, np.int64), np.empty(2 * real)
+            self._find()
 
 
-class _Scratch(NamedTuple):
-    """What guessing writes to: whole and real numbers, where these lie, and how many there are."""
-
-    whole: Ints
-    real: Floats
-    at_whole: int
-    at_real: int
-    size_whole: int
-    size_real: int
-
-
-def _scratch(whole: int, real: int) -> _Scratch:
-    ints, floats = np.empty(whole, np.int64), np.empty(real)
-    return _Scratch(ints, floats, ints.ctypes.data, floats.ctypes.data, whole, real)
+def _resident(size: int) -> npt.NDArray[np.float32]:
+    """``size`` zeros."""
+    memory: npt.NDArray[np.float32] = resident(size).numpy()
+    return memory
 
 
 def scope_of(name: Hashable) -> int:

@@ -104,7 +104,7 @@ class _Growth:
         self.tokens.append(token)
         self.chances.append(chance)
         self.chance *= chance
-        return len(self.tokens) < self.ready.depth and token not in self.ready.wish.sequence.ends
+        return len(self.tokens) < self.ready.depth and token not in self.ready.wish.sequence.final
 
     @property
     def draft(self) -> Draft:

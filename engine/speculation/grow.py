@@ -77,7 +77,7 @@ class _Tree:
         """The first guess of the latest level."""
         self._nodes = wish.nodes
         self._chain = wish.nodes == wish.depth
-        self._ends = wish.sequence.ends
+        self._ends = wish.sequence.final
 
     def add(self, parent: int, row: int, tokens: list[int], chances: list[float]) -> None:
         worth = self._worth[parent] if parent >= 0 else 1.0

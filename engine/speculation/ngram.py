@@ -5,12 +5,13 @@ prefixes: nothing is learned from what others write. The texts of a search, the 
 namespace, or the branches of one request otherwise, are told apart from those of earlier searches: these foresee more
 than half of what the bundled policy writes in a tree search, the search's own texts a sixth.
 
-What a step drew is compared with what was known before the step, as guesses are: a sibling that is one token ahead in
-the same step was no help.
+The token that a branch draws after it was asked for is compared with what was known then, as guesses are: a sibling
+that is one token ahead in the same step was no help.
 
-**Cost.** Each token is read once: those that a branch draws, and those that it starts with only as far as no text of
-its namespace has them. A step costs one call and two or three microseconds for each branch, however long the texts are,
-and next to nothing where nobody wants guesses: what is written meanwhile is read when somebody does.
+**Cost.** Each token is read once: those that a branch draws, and those that it starts with only if no text of its
+namespace begins with them. A step hands over the new tokens alone, in one call, and costs one or two microseconds for
+each branch, however long the texts are, and next to nothing where nobody wants guesses: what is written meanwhile is
+read when somebody does, some of it in each step.
 """
 
 from __future__ import annotations
@@ -24,49 +25,32 @@ from torch import Tensor
 from engine.cache.kv import KVCache
 from engine.sequence import GenerateSequence
 from engine.speculation.draft import EMPTY, Advance, Draft, Watch, Wish
-from kernels.cpu.ngram_table import REACH
 from kernels.ngrams import NgramTable, scope_of, search_of
 
 _PREFIX = 2048
 """Of a longer prefix the last one to two times as many tokens are read."""
-
 _BACKLOG = 4096
 """Tokens that wait to be read, at most, of branches that are over. Those of the branches that ended last are kept."""
+_AT_ONCE = 512
+"""Tokens of these that one step reads, about: a tenth of a millisecond."""
 
 
 @dataclass(eq=False, slots=True)
 class _Branch:
-    scope: int
-    search: int
     tokens: list[int]
     """The sequence's, which grow."""
-    prefix: int
-    """How many of them it began with."""
     done: int
     """Those before are read, or will never be."""
-    text: int
-    """The hash of what is read."""
-    judged: int = 0
-    """The next tokens so many of which were drawn in a step that had guesses for it."""
+    begin: tuple[int, ...]
+    """What the table hears before its first token."""
+    place: int = -1
+    """In the table; -1 before it hears of the branch."""
+    over: bool = False
 
     @property
     def left(self) -> int:
         """Tokens that are to be read."""
         return len(self.tokens) - self.done
-
-    def write(self, rows: list[int], depth: int, nodes: int) -> None:
-        """Its row for the table, with all tokens that are not read; they are then."""
-        done, tokens = self.done, self.tokens
-        end, before = len(tokens), done if done < REACH else REACH
-        rows += (self.scope, self.search, self.judged, max(0, self.prefix - done), before, end - done, depth, nodes)
-        rows += tokens[done - before :]
-        self.done, self.judged = end, 0
-
-    def shorten(self) -> None:
-        """Forgets what need not be read again."""
-        start = self.done - REACH
-        if start > 0:
-            self.tokens, self.prefix, self.done = self.tokens[start:], self.prefix - start, REACH
 
 
 class NgramDrafter:
@@ -88,10 +72,8 @@ class NgramDrafter:
     def _forget_branches(self) -> None:
         self._branches: dict[GenerateSequence, _Branch] = {}
         """Those that are not over."""
-        self._guessed: list[_Branch] = []
-        """Those that the step which goes on has guesses for."""
-        self._drawn: list[_Branch] = []
-        """Those that the last step with guesses had some for; what they drew is not read yet."""
+        self._asked: list[_Branch] = []
+        """Those that something was guessed for last."""
         self._unread: deque[_Branch] = deque()
         """Those that are over, the last one last; their tokens are read when somebody wants guesses."""
         self._waiting = 0
@@ -99,66 +81,85 @@ class NgramDrafter:
 
     def propose(self, wishes: Sequence[Wish]) -> list[Draft]:
         """See ``Drafter``."""
-        branches = [self._branch(wish.sequence) for wish in wishes]
-        rows: list[int] = []
-        for branch, (_, depth, nodes) in zip(branches, wishes, strict=True):
-            branch.write(rows, depth, nodes)
-        late = self._late()
-        for branch in late:
-            branch.write(rows, 0, 0)
-        read = branches + late
-        sizes = [wish.nodes for wish in wishes]
-        texts, counts, tokens, parents, chances = self._table.learn_and_guess(
-            [branch.text for branch in read], rows, sum(sizes), max(sizes, default=0)
-        )
-        for branch, text in zip(read, texts, strict=True):
-            branch.text = text
-        self._guessed = branches
-        drafts, start = [], 0
+        words: list[int] = []
+        branches: list[_Branch] = []
+        room = most = 0
+        for sequence, depth, nodes, _ in wishes:
+            branch = self._branches.get(sequence)
+            if branch is None:
+                branch = self._branches[sequence] = _begin(sequence)
+            self._write(words, branch, depth, nodes)
+            branches.append(branch)
+            room += nodes
+            if nodes > most:
+                most = nodes
+        rows = len(wishes) + self._write_others(words, branches)
+        least = wishes[0].least if wishes else 0.0
+        counts, tokens, parents, chances = self._table.learn_and_guess(words, rows, room, most, least)
+        drafts: list[Draft] = []
+        start = 0
         for count in counts[: len(wishes)]:
             end = start + count
             drafts.append(Draft(tokens[start:end], parents[start:end], chances[start:end]) if count else EMPTY)
             start = end
         return drafts
 
-    def advance(self, steps: Sequence[Advance], hidden: Tensor) -> None:  # noqa: ARG002
+    def _write(self, words: list[int], branch: _Branch, depth: int, nodes: int) -> None:
+        """A branch's row for the table, with all tokens that are not read; they are then."""
+        done, tokens = branch.done, branch.tokens
+        branch.done = end = len(tokens)
+        if branch.place < 0:
+            branch.place = place = self._table.take()
+            words += (~place, end - done, depth, nodes, *branch.begin)
+        else:
+            words += (branch.place, end - done, depth, nodes)
+        words += tokens[done:]
+
+    def _write_others(self, words: list[int], asked: list[_Branch]) -> int:
+        """Rows of branches that are asked for no guesses: those that had some in the last step with any, and some of
+        those that are over. Answers how many."""
+        rows = 0
+        if asked != self._asked:
+            for branch in self._asked:
+                if branch.left and not branch.over:
+                    self._write(words, branch, 0, 0)
+                    rows += 1
+            self._asked = asked
+        late: list[_Branch] = []
+        room = _AT_ONCE
+        while self._unread and room > 0:
+            branch = self._unread.popleft()
+            room -= branch.left
+            self._waiting -= branch.left
+            self._write(words, branch, 0, 0)
+            late.append(branch)
+        # Who began in this step must not get the places of these.
+        for branch in late:
+            self._table.leave(branch.place)
+        return rows + len(late)
+
+    def advance(self, steps: Sequence[Advance], hidden: Tensor) -> None:
         """See ``Drafter``. What was drawn is read together with the next question."""
-        for branch in self._guessed:
-            branch.judged = len(branch.tokens) - branch.done
-        if self._guessed:
-            self._drawn, self._guessed = self._guessed, []
 
     def forget(self, sequence: GenerateSequence) -> None:
         """See ``Drafter``. The branch's text stays."""
         branch = self._branches.pop(sequence, None)
         if branch is None and sequence.computed:
             branch = _begin(sequence)
-        if branch is None or branch.judged or not branch.left:
+        if branch is None:
             return
-        branch.shorten()
+        # The text may be long, and what is to be read of it short.
+        branch.tokens, branch.done, branch.over = branch.tokens[branch.done :], 0, True
         self._unread.append(branch)
         self._waiting += branch.left
         while self._waiting > _BACKLOG:
-            self._waiting -= self._unread.popleft().left
+            lost = self._unread.popleft()
+            self._waiting -= lost.left
+            if lost.place >= 0:
+                self._table.leave(lost.place)
 
     def clear_cache(self) -> None:
         """See ``Drafter``. There are none."""
-
-    def _branch(self, sequence: GenerateSequence) -> _Branch:
-        """What is known about a branch, be it new."""
-        branch = self._branches.get(sequence)
-        if branch is None:
-            branch = self._branches[sequence] = _begin(sequence)
-        return branch
-
-    def _late(self) -> list[_Branch]:
-        """Other branches with tokens that are not read: those that have drawn some, and those that are over."""
-        late = [branch for branch in self._drawn if branch.judged]
-        late += self._unread
-        self._drawn = []
-        self._unread.clear()
-        self._waiting = 0
-        return late
 
 
 def _begin(sequence: GenerateSequence) -> _Branch:
@@ -168,4 +169,4 @@ def _begin(sequence: GenerateSequence) -> _Branch:
     # A job's place in memory may be another's before.
     name = (id(job), job.arrived) if job.lease is None else job.lease
     start = max(0, sequence.prefix // _PREFIX - 1) * _PREFIX
-    return _Branch(scope, search_of((job.namespace, name)), sequence.tokens, sequence.prefix, start, scope)
+    return _Branch(sequence.tokens, start, (scope, search_of((job.namespace, name)), sequence.prefix - start))

@@ -155,8 +155,8 @@ class Speculator:
             drafts = self.drafter.propose(wishes)
             # What ends a branch is no guess: whoever draws it where all before it is right ends there.
             going = [
-                draft if sequence.ends.isdisjoint(draft.tokens) else draft.before(sequence.ends)
-                for (sequence, _, _), draft in zip(wishes, drafts, strict=True)
+                draft if sequence.final.isdisjoint(draft.tokens) else draft.before(sequence.final)
+                for (sequence, *_), draft in zip(wishes, drafts, strict=True)
             ]
             return self.controller.trim(wishes, going)
         except Exception:
@@ -199,15 +199,16 @@ class Speculator:
             return []
         wishes = []
         sizes = self.controller.sizes(due, self._tokens - len(due), self._rested)
-        self._rested = 0
+        least, self._rested = self.controller.least, 0
         for sequence, room, (depth, nodes) in zip(due, rooms, sizes, strict=True):
             if depth > 0:
                 most = min(depth, room)
                 if nodes > depth and self._trees:
                     # The slots of a tree lie one after the other like a chain's, and within the context too.
-                    wishes.append(Wish(sequence, most, max(most, min(nodes, self._context - len(sequence.tokens)))))
+                    nodes = max(most, min(nodes, self._context - len(sequence.tokens)))
+                    wishes.append(Wish(sequence, most, nodes, least))
                 else:
-                    wishes.append(Wish(sequence, most, most))
+                    wishes.append(Wish(sequence, most, most, least))
         return wishes
 
     def _fitting(self, wish: Wish, draft: Draft, left: int, running: int) -> Draft:

@@ -13,7 +13,16 @@ from kernels.cpu import AVAILABLE
 
 if AVAILABLE:
     from kernels.cpu.launch import function as function
+    from kernels.cpu.vector import prefetch
+
+    @function
+    def ask(array: Any, place: int) -> None:
+        """Asks for the cache line at a place, which will be read soon."""
+        prefetch(array.ctypes.data + array.itemsize * place)
 else:
+
+    def ask(array: Any, place: int) -> None:
+        """Asks for nothing."""
 
     def function(body: Callable[..., Any]) -> Callable[..., Any]:
         """Compiles nothing."""
@@ -56,6 +65,8 @@ class Table(NamedTuple):
     """int64, texts that were read to here."""
     clock: Any
     """int64, one number: tokens that were read."""
+    branches: Any
+    """int64: what is known of branches, see ``kernels.cpu.ngrams``."""
 
 
 @function
@@ -79,19 +90,50 @@ def _bits(count: int, most: int) -> int:
 
 
 @function
-def longest(table: Any, scope: int, words: Any, end: int, before: int) -> Any:
-    """The record of the longest known context that ends before ``words[end]``, and its length; -1 and 0 for none."""
-    found, length, state = -1, 0, scope
-    while length < min(before, REACH):
-        state = mix(state, words[end - 1 - length])
-        first = _set_of(table.keys, state)
+def contexts_of(table: Any, scope: int, window: Any, before: int, contexts: Any) -> None:
+    """Writes the contexts that end the ``window`` ``[REACH]`` and lie within its last ``before`` tokens, the shortest
+    first. They are looked up soon."""
+    state = scope
+    for length in range(before):
+        state = mix(state, window[REACH - 1 - length])
+        contexts[length] = state
+        ask(table.keys, _set_of(table.keys, state))
+
+
+@function
+def longest(table: Any, contexts: Any, count: int) -> Any:
+    """The record of the longest known one of so many contexts, and its length; -1 and 0 for none. It is read soon."""
+    found, length = -1, 0
+    while length < count:
+        first = _set_of(table.keys, contexts[length])
         place = first
-        while place < first + WAYS and table.keys[place] != state:
+        while place < first + WAYS and table.keys[place] != contexts[length]:
             place += 1
         if place == first + WAYS:
             break
         found, length = place * RECORD, length + 1
+    if found >= 0:
+        ask(table.records, found)
     return found, length
+
+
+@function
+def ask_for(table: Any, contexts: Any, count: int) -> None:
+    """Something is added to so many contexts soon."""
+    for length in range(count):
+        first = _set_of(table.keys, contexts[length])
+        ask(table.keys, first)
+        ask(table.used, first)
+
+
+@function
+def ask_for_records(table: Any, contexts: Any, count: int) -> None:
+    """Something is added to so many contexts now."""
+    for length in range(count):
+        first = _set_of(table.keys, contexts[length])
+        for place in range(first, first + WAYS):
+            if table.keys[place] == contexts[length]:
+                ask(table.records, place * RECORD)
 
 
 @function
@@ -154,7 +196,8 @@ def kind_of(records: Any, record: int, length: int, search: int) -> Any:
 
 
 @function
-def _rate(rates: Any, kind: int, was: bool) -> None:
+def rate(rates: Any, kind: int, was: bool) -> None:
+    """Something of a kind was so, or was not."""
     if rates[2 * kind + 1] >= _LIFE:
         rates[2 * kind] /= 2
         rates[2 * kind + 1] /= 2
@@ -163,31 +206,31 @@ def _rate(rates: Any, kind: int, was: bool) -> None:
 
 
 @function
-def judge(table: Any, scope: int, search: int, words: Any, end: int, before: int) -> None:
-    """Compares the token at ``words[end]`` with what is known to follow those before it."""
-    records = table.records
-    record, length = longest(table, scope, words, end, before)
-    if record < 0:
-        return
-    kind, count, _, seldom, own = kind_of(records, record, length, search)
-    was = False
-    for slot in range(count):
-        was = was or records[record + 1 + 3 * slot] == words[end]
-    _rate(table.rates, kind, was)
-    if own >= 0:
-        _rate(table.rates, seldom, records[record + 1 + 3 * own] == words[end])
+def was_read(table: Any, text: int) -> bool:
+    """Whether a text was read."""
+    first = _set_of(table.read, text)
+    place = first
+    while place < first + WAYS and table.read[place] != text:
+        place += 1
+    return place < first + WAYS
 
 
 @function
-def read_before(table: Any, state: int) -> bool:
+def read(table: Any, text: int) -> bool:
     """Whether a text was read; it is now."""
-    first = _set_of(table.read, state)
+    first = _set_of(table.read, text)
     taken = first + table.clock[0] % WAYS
     for place in range(first, first + WAYS):
-        if table.read[place] == state:
+        if table.read[place] == text:
             return True
         if table.read[place] < 0:
             taken = place
             break
-    table.read[taken] = state
+    table.read[taken] = text
     return False
+
+
+@function
+def ask_for_text(table: Any, text: int) -> None:
+    """A text is read soon."""
+    ask(table.read, _set_of(table.read, text))

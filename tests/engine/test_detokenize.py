@@ -96,6 +96,13 @@ def test_only_tokens_that_can_complete_a_stop_string_are_decoded(tokenizer: Toke
     assert StopStrings(tokenizer, ("\ufffd",)).may_end(tokenizer.encode("add")[0])
 
 
+def test_tokens_that_are_a_stop_string_by_themselves_are_known(tokenizer: Tokenizer) -> None:
+    first, *others = tokenizer.encode(TEXT)
+    alone = tokenizer.decode([first])
+    assert others
+    assert StopStrings(tokenizer, (alone, TEXT)).tokens == {first}
+
+
 STOPS = [("\n\n",), ("d{4",), ("🐣",), ("ï",), ("녕", "🐢🐣"), ("step",), ("o",), ("}",), (" 🐢",)]
 
 

@@ -8,7 +8,7 @@ from itertools import pairwise
 import pytest
 
 from kernels import cpu, ngrams
-from kernels.cpu.ngram_table import REACH, WIDTH, mix
+from kernels.cpu.ngram_table import WIDTH, mix
 from kernels.ngrams import ENTRIES, TEXTS, Found, NgramTable, scope_of, search_of
 from tests.kernels.plain import plain_ngrams
 
@@ -16,39 +16,68 @@ SCOPE, SEARCH = scope_of("scope"), search_of("search")
 
 
 def row(
-    scope: int, search: int, last: list[int], new: list[int], shape: tuple[int, int], *, judged: int = 0, old: int = 0
+    place: int, new: list[int], shape: tuple[int, int] = (0, 0), start: tuple[int, int, int] | None = None
 ) -> list[int]:
-    last = last[-REACH:]
-    return [scope, search, judged, old, len(last), len(new), *shape, *last, *new]
+    return [place if start is None else ~place, len(new), *shape, *(start or ()), *new]
 
 
-def read(table: NgramTable, new: list[int], last: list[int] | None = None, *, judged: bool = False) -> None:
-    table.learn_and_guess([SCOPE], row(SCOPE, SEARCH, last or [], new, (0, 0), judged=judged * len(new)), 0, 0)
+def read(table: NgramTable, text: list[int]) -> None:
+    """As a branch of its own."""
+    place = table.take()
+    table.learn_and_guess(row(place, text, start=(SCOPE, SEARCH, 0)), 1, 0, 0, 0.0)
+    table.leave(place)
 
 
-def guess(table: NgramTable, last: list[int], depth: int = 1, nodes: int = 1) -> Found:
-    return table.learn_and_guess([SCOPE], row(SCOPE, SEARCH, last, [], (depth, nodes)), nodes, nodes)
+def guess(table: NgramTable, last: int, depth: int = 1, nodes: int = 1, least: float = 0.0) -> Found:
+    """What follows a token; nothing is learned."""
+    place = table.take()
+    found = table.learn_and_guess(row(place, [last], (depth, nodes), (SCOPE, SEARCH, 0)), 1, nodes, nodes, least)
+    table.leave(place)
+    total = sum(found.counts)
+    return Found(found.counts, found.tokens[:total], found.parents[:total], found.chances[:total])
+
+
+def draw(table: NgramTable, first: int, then: int) -> None:
+    """A branch has guesses after its first token, and then draws another one."""
+    place = table.take()
+    table.learn_and_guess(row(place, [first], (1, 1), (SCOPE, SEARCH, 0)), 1, 1, 1, 0.0)
+    table.learn_and_guess(row(place, [then]), 1, 0, 0, 0.0)
+    table.leave(place)
 
 
 def played(seed: int) -> list[object]:
     """All that a table answers to some random texts, and what it holds then."""
     noise = random.Random(seed)
     table = NgramTable(256, 64)
-    scopes, searches = [scope_of(name) for name in "aab"], [search_of(name) for name in "xyz"]
-    written: list[list[int]] = [[], [], []]
-    texts, answers = list(scopes), list[object]()
+    answers = list[object]()
+    places, texts = list[int](), list[list[int]]()
     for _ in range(150):
-        rows, nodes = list[int](), list[int]()
-        for scope, search, tokens in zip(scopes, searches, written, strict=True):
+        if len(places) < 3 or noise.random() < 0.1:
+            places.append(table.take())
+            texts.append([])
+        rows, room, most = list[int](), 0, 0
+        for place, text in zip(places, texts, strict=True):
             new = noise.choices(range(7), k=noise.randint(0, 4))
             depth = noise.randint(0, 4)
-            nodes.append(depth + noise.choice((0, 0, 5, 20)) * min(depth, 1))
-            judged, old = noise.randint(0, len(new)), noise.choice((0, 0, 3))
-            rows += row(scope, search, tokens, new, (depth, nodes[-1]), judged=judged, old=old)
-            tokens += new
-        found = table.learn_and_guess(texts, rows, sum(nodes), max(nodes))
-        texts = found.texts
-        answers.append(found)
+            nodes = depth + noise.choice((0, 0, 5, 20)) * min(depth, 1)
+            start = (
+                None
+                if text
+                else (scope_of(noise.choice("ab")), search_of(noise.choice("xyz")), noise.randint(0, len(new)))
+            )
+            if text or new:
+                rows += row(place, new, (depth, nodes), start)
+            else:
+                rows += row(place, [6], (depth, nodes), start)
+                text.append(6)
+            text += new
+            room, most = room + nodes, max(most, nodes)
+        found = table.learn_and_guess(rows, len(places), room, most, noise.choice((0.0, 0.1, 0.5)))
+        total = sum(found.counts)
+        answers += [found.counts, found.tokens[:total], found.parents[:total], found.chances[:total]]
+        if len(places) > 5:
+            table.leave(places.pop(0))
+            texts.pop(0)
     return [*answers, *(each.tolist() for each in table._arrays)]
 
 
@@ -64,9 +93,9 @@ def test_of_many_followers_the_rarest_goes_and_of_these_the_oldest() -> None:
     table = NgramTable(64, 64)
     for token in (1, 1, 2, 3, 3, 4, 5, 6):
         read(table, [0, token])
-    assert sorted(guess(table, [0], 1, 9).tokens) == [1, 3, 4, 5, 6]
-    assert guess(table, [0], 1, 9).tokens[:2] == (3, 1)
-    assert guess(table, [0], 1, 9).chances[0] == pytest.approx(0.5 * 2 / 8)
+    assert sorted(guess(table, 0, 1, 9).tokens) == [1, 3, 4, 5, 6]
+    assert guess(table, 0, 1, 9).tokens[:2] == (3, 1)
+    assert guess(table, 0, 1, 9).chances[0] == pytest.approx(0.5 * 2 / 8)
     assert WIDTH == 5
 
 
@@ -77,10 +106,10 @@ def test_what_was_added_to_longest_ago_makes_room() -> None:
     for text in texts:
         read(table, [7, 7, *text])
         read(table, [9_999, 9_998])
-    known = [sum(guess(table, [token]).tokens == (after,) for token, after in pairwise(text)) for text in texts]
+    known = [sum(guess(table, token).tokens == (after,) for token, after in pairwise(text)) for text in texts]
     assert known[-2:] == [49, 49]
     assert sum(known[:40]) == 0
-    assert guess(table, [9_999]).tokens == (9_998,)
+    assert guess(table, 9_999).tokens == (9_998,)
 
 
 def test_the_default_table_takes_as_much_memory_as_it_says() -> None:
@@ -95,7 +124,7 @@ def test_what_is_often_written_is_forgotten_when_something_else_is() -> None:
         read(table, [0, 1])
     offered = []
     for _ in range(1024):
-        offered += guess(table, [0]).tokens
+        offered += guess(table, 0).tokens
         read(table, [0, 2])
     assert offered == sorted(offered)
     assert 200 < offered.count(1) < 1024
@@ -104,14 +133,22 @@ def test_what_is_often_written_is_forgotten_when_something_else_is() -> None:
 def test_only_what_is_judged_changes_the_chances() -> None:
     table = NgramTable(64, 64)
     for _ in range(200):
-        read(table, [6], [5])
-    read(table, [7], [5])
-    assert guess(table, [5]).chances == pytest.approx((0.5 * 200 / 201,))
+        read(table, [5, 6])
+    read(table, [5, 7])
+    assert guess(table, 5).chances == pytest.approx((0.5 * 200 / 201,))
     for _ in range(9):
-        read(table, [6], [5], judged=True)
-    read(table, [8], [5], judged=True)
-    assert guess(table, [5]).tokens == (6,)
-    assert guess(table, [5]).chances == pytest.approx((10 / 12 * 209 / 211,))
+        draw(table, 5, 6)
+    draw(table, 5, 8)
+    assert guess(table, 5).tokens == (6,)
+    assert guess(table, 5).chances == pytest.approx((10 / 12 * 209 / 211,))
+
+
+def test_no_guess_is_made_that_is_met_with_less_than_the_least_chance() -> None:
+    table = NgramTable(64, 64)
+    read(table, [5, 6, 7, 8, 9])
+    assert guess(table, 5, 3, 3).chances == pytest.approx((0.5, 0.5, 0.5))
+    assert guess(table, 5, 3, 3, 0.25).tokens == (6, 7)
+    assert guess(table, 5, 3, 3, 0.51).tokens == ()
 
 
 def test_hashes_differ_for_texts_that_differ() -> None:

@@ -33,7 +33,7 @@ class Oracle:
 
     def propose(self, wishes: Sequence[Wish]) -> list[Draft]:
         self.wishes += len(wishes)
-        return [self._guess(*wish) for wish in wishes]
+        return [self._guess(wish.sequence, wish.depth, wish.nodes) for wish in wishes]
 
     def _guess(self, sequence: GenerateSequence, depth: int, nodes: int) -> Draft:
         rng = self._random

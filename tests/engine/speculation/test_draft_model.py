@@ -380,6 +380,25 @@ def test_no_step_computes_a_guess_that_ends_the_branch(checkpoints: Checkpoints)
     assert all(ends.isdisjoint(draft.tokens) for draft in Seeing.seen)
 
 
+def test_no_step_computes_a_guess_that_is_a_stop_string(checkpoints: Checkpoints) -> None:
+    harness, drafter = speculating(checkpoints("qwen3"), checkpoints("qwen3"))
+    prompt = generate(PROMPT[:20], [Branch(1, 1, 40)], **LAW)
+    tokenizer = harness.core.model.tokenizer
+    [free] = harness.complete(prompt)
+    texts = [(token, tokenizer.decode([token])) for token in free.token_ids]
+    # The last new one, so that there are guesses before it.
+    last, stops = next(
+        (text, {token})
+        for place, (token, text) in reversed([*enumerate(texts)])
+        if tokenizer.encode(text) == (token,) and token not in free.token_ids[:place]
+    )
+    Seeing.seen.clear()
+    harness.core.speculate(drafter, Seeing(4, 4))
+    complete(harness, drafter, [generate(PROMPT[:20], [Branch(1, 1, 40)], **LAW | {"stop": (last,)})])
+    assert Seeing.seen
+    assert all(stops.isdisjoint(draft.tokens) for draft in Seeing.seen)
+
+
 def test_short_memory_empties_drafts_and_those_that_have_it_go_on(checkpoints: Checkpoints) -> None:
     pages = 7
     harness, drafter = speculating(checkpoints("qwen3"), checkpoints("llama"), pool_bytes=pages * 16 * 512)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 import sys
 import tracemalloc
@@ -166,6 +167,8 @@ class Scan:
     texts: dict[object, Texts] = field(default_factory=dict)
     judged: list[tuple[object, bool]] = field(default_factory=list)
     done: dict[GenerateSequence, int] = field(default_factory=dict)
+    foreseen: dict[GenerateSequence, Followers] = field(default_factory=dict)
+    """What was known to follow branches when they were guessed."""
 
     def of(self, sequence: GenerateSequence) -> Texts:
         return self.texts.setdefault(sequence.job.namespace, Texts())
@@ -173,23 +176,23 @@ class Scan:
     def search(self, sequence: GenerateSequence) -> object:
         return sequence.job.lease or sequence.job
 
-    def read(self, sequences: Iterable[GenerateSequence]) -> None:
+    def read(self, sequences: list[GenerateSequence]) -> None:
+        for sequence in sequences:
+            followers, done = self.foreseen.pop(sequence, None), self.done.get(sequence, 0)
+            if followers is not None and done < len(sequence.tokens):
+                token = sequence.tokens[done]
+                self.judged.append((followers.kind, token in followers.counts))
+                if followers.own_kind is not None:
+                    self.judged.append((followers.own_kind, token == followers.own))
         for sequence in sequences:
             done, search = self.done.get(sequence, 0), self.search(sequence)
             self.of(sequence).read(sequence.tokens, done, sequence.prefix, search)
             self.done[sequence] = len(sequence.tokens)
 
-    def judge(self, counts: dict[GenerateSequence, int]) -> None:
-        """So many tokens of branches that are not read yet."""
-        for sequence, count in counts.items():
-            for end in range(self.done[sequence], self.done[sequence] + count):
-                token = sequence.tokens[end]
-                size, found = self.of(sequence).match(tuple(sequence.tokens[:end]))
-                if found:
-                    followers = Followers(size, found, self.search(sequence))
-                    self.judged.append((followers.kind, token in followers.counts))
-                    if followers.own_kind is not None:
-                        self.judged.append((followers.own_kind, token == followers.own))
+    def foresee(self, sequence: GenerateSequence) -> None:
+        size, found = self.of(sequence).match(tuple(sequence.tokens))
+        if found:
+            self.foreseen[sequence] = Followers(size, found, self.search(sequence))
 
     def rate(self, kind: object) -> float:
         seen = [was for other, was in self.judged if other == kind]
@@ -212,6 +215,7 @@ class Scan:
         paths = [tuple(draft.path(index)) for index in range(len(draft))]
         chances = dict(zip(paths, draft.chances, strict=True))
         assert len(chances) == len(draft)
+        self.foresee(wish.sequence)
         if wish.nodes == wish.depth:
             assert draft.is_chain
             for index, path in enumerate(paths):
@@ -219,12 +223,16 @@ class Scan:
                 assert (
                     draft.chances[index] == pytest.approx(possible[path[-1]]) == pytest.approx(max(possible.values()))
                 )
-            assert len(draft) == wish.depth or not self.next(wish.sequence, before + (paths[-1] if paths else ()))
+            more = self.next(wish.sequence, before + (paths[-1] if paths else ()))
+            whole = math.prod(draft.chances)
+            assert whole >= wish.least or not paths
+            assert len(draft) == wish.depth or whole * max(more.values(), default=0) < (wish.least or 1e-9)
             return
         possible: dict[tuple[int, ...], tuple[float, float]] = {(): (1.0, 1.0)}
         for path, (_, whole) in (queue := list(possible.items())):
             for token, chance in self.next(wish.sequence, before + path).items() if len(path) < wish.depth else ():
-                queue.append(((*path, token), (chance, whole * chance)))
+                if whole * chance >= wish.least:
+                    queue.append(((*path, token), (chance, whole * chance)))
         possible = dict(queue[1:])
         assert chances == pytest.approx({path: possible[path][0] for path in chances})
         best = sorted((whole for _, whole in possible.values()), reverse=True)[: wish.nodes]
@@ -251,7 +259,7 @@ def test_guesses_are_those_of_a_scan_of_all_texts_of_the_namespace(rng: random.R
     running: list[Job] = []
     texts: list[list[int]] = [[0]]
     unread: list[GenerateSequence] = []
-    drawn: dict[GenerateSequence, int] = {}
+    asked: list[GenerateSequence] = []
     for _ in range(rng.randint(3, 20)):
         if rng.random() < 0.4 and sum(len(job.sequences) for job in running) < 8:
             old = rng.choice(texts)
@@ -261,28 +269,26 @@ def test_guesses_are_those_of_a_scan_of_all_texts_of_the_namespace(rng: random.R
         sequences = branches_of(running)
         rng.shuffle(sequences)
         guessed = sequences[: rng.randint(0, len(sequences))]
+        least = rng.choice((0.0, 0.0, 0.0507, 0.2983))
         wishes = [
-            Wish(one, depth, depth + rng.choice((0, 0, 3, 9))) for one in guessed for depth in [rng.randint(1, 3)]
+            Wish(one, depth, depth + rng.choice((0, 0, 3, 9)), least)
+            for one in guessed
+            for depth in [rng.randint(1, 3)]
         ]
         if wishes:
             drafts = drafter.propose(wishes)
-            scan.judge(drawn)
-            scan.read([*guessed, *(one for one in drawn if one not in guessed), *unread])
+            scan.read([*guessed, *(one for one in asked if one not in guessed and one not in unread), *unread])
             unread.clear()
+            asked = guessed
             for wish, draft in zip(wishes, drafts, strict=True):
                 scan.check(wish, draft)
         for sequence in sequences:
             sequence.tokens += rng.choices(range(alphabet), k=rng.randint(1, 3))
             sequence.computed = len(sequence.tokens) - 1
-        if wishes:
-            drawn = {one: len(one.tokens) - scan.done[one] for one in guessed}
-        over = [sequence for sequence in sequences if rng.random() < 0.2]
-        drafter.advance(advances(one for one in sequences if one not in over), NO_STATES)
-        for sequence in over:
+        for sequence in [sequence for sequence in sequences if rng.random() < 0.2]:
             end(drafter, sequence)
             texts.append(sequence.tokens)
-            if sequence not in drawn:
-                unread.append(sequence)
+            unread.append(sequence)
         running = [job for job in running if job.sequences]
 
 
@@ -375,6 +381,19 @@ def test_texts_that_nobody_wanted_guesses_for_are_read_when_somebody_does(monkey
     last.tokens += [3]
     (draft,) = drafter.propose([Wish(last, 1, 9)])
     assert set(draft.tokens) == {200, 300, 400, 500}
+
+
+def test_of_many_texts_that_wait_each_step_reads_some(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ngram, "_AT_ONCE", 150)
+    drafter = NgramDrafter()
+    *siblings, last = branches_of([request([1, 2], 5, "search")])
+    for number, sequence in enumerate(siblings):
+        sequence.tokens += [3, *range(100 * number + 100, 100 * number + 200)]
+        sequence.computed = len(sequence.tokens)
+        end(drafter, sequence)
+    last.tokens += [3]
+    offered = [set(drafter.propose([Wish(last, 1, 9)])[0].tokens) for _ in range(3)]
+    assert offered == [{100, 200}, {100, 200, 300, 400}, {100, 200, 300, 400}]
 
 
 def test_reset_forgets_everything() -> None:
@@ -551,7 +570,7 @@ def test_without_wishes_a_step_costs_next_to_nothing_per_branch() -> None:
     assert (costs[512] - costs[128]) / (512 - 128) < 12
 
 
-def growth(work: Callable[[int], object]) -> float:
+def growth(drafter: NgramDrafter, work: Callable[[int], object]) -> float:
     """By which factor the memory that the drafter holds grows from the first rounds to later ones."""
     files = [tracemalloc.Filter(True, module.__file__) for module in (ngram, ngrams)]
     tracemalloc.start()
@@ -561,7 +580,9 @@ def growth(work: Callable[[int], object]) -> float:
             work(number)
             if number in (10, 12, 14, 16, 45, 50, 55, 59):
                 held = tracemalloc.take_snapshot().filter_traces(files)
-                sizes.append(sum(trace.size for trace in held.traces))
+                # The large arrays are no objects of Python's.
+                table = sum(each.nbytes for each in drafter._table._arrays)
+                sizes.append(table + sum(trace.size for trace in held.traces))
         return max(sizes[4:]) / max(sizes[:4])
     finally:
         tracemalloc.stop()
@@ -581,7 +602,7 @@ def test_memory_is_bounded_for_one_search_and_for_many(lease: Callable[[int], st
     def search(number: int) -> None:
         write(drafter, request(fresh(number, 50), 2, lease(number)), fresh(number, 100)[50:])
 
-    assert growth(search) < 1.01
+    assert growth(drafter, search) < 1.01
 
 
 def test_memory_is_bounded_when_nobody_wants_guesses() -> None:
@@ -596,7 +617,7 @@ def test_memory_is_bounded_when_nobody_wants_guesses() -> None:
         for sequence in sequences:
             end(drafter, sequence)
 
-    assert growth(arrive_and_leave) < 1.01
+    assert growth(drafter, arrive_and_leave) < 1.01
 
 
 def test_of_a_long_prefix_the_end_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
