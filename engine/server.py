@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import gc
 import math
 import signal
 import sys
@@ -125,8 +126,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     except EngineError as error:
         print(f"engine: {error}", file=sys.stderr)
         return 2
+    app = create_app(engine)
+    # What loading made stays. To look through it for garbage stopped all steps for a sixth of a second now and then.
+    gc.collect()
+    gc.freeze()
     config = uvicorn.Config(
-        create_app(engine),
+        app,
         host=arguments.host,
         port=arguments.port,
         uds=arguments.uds,

@@ -6,6 +6,7 @@ answer says that the system is loaded. Between calls the process is blocked.
 
 from __future__ import annotations
 
+import gc
 import importlib
 import json
 import os
@@ -46,6 +47,8 @@ def main() -> None:
     threading.Thread(target=_listen, args=(lines,), daemon=True).start()
     loaded: list[Any] = []
     answer = _answer(lambda: loaded.append(_load(name, folder, threads, options)))
+    gc.collect()
+    gc.freeze()  # as the engine's server does
     while True:
         answers.write(json.dumps(answer) + "\n")
         answers.flush()

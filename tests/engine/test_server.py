@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import json
 import math
 import random
@@ -14,6 +15,7 @@ import threading
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -517,6 +519,23 @@ def test_wrong_options_are_wrong_usage(option: list[str], capsys: pytest.Capture
         main(option and ["--model", "m=/nowhere", *option])
     assert leaving.value.code == 2
     assert "error:" in capsys.readouterr().err
+
+
+def test_what_loading_made_is_not_looked_through_for_garbage_again(
+    checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left: list[int] = []
+
+    def serve(server: Any) -> None:
+        left.append(sum(1 for one in gc.get_objects() if isinstance(one, type(sys))))
+        asyncio.run(server._engine.close())
+
+    monkeypatch.setattr("engine.server._Server.run", serve)
+    try:
+        assert main(["--model", f"m={checkpoints('llama')}"]) == 0
+    finally:
+        gc.unfreeze()
+    assert left == [0]  # of hundreds of modules
 
 
 def test_the_server_process_says_when_it_is_ready_and_leaves_nothing_behind(
