@@ -16,7 +16,7 @@ DEPTHS = (1, 2, 3, 4, 6, 8, 12, 16)
 """That are asked for."""
 _TREE = 3
 """Guesses in a tree for each of its depths."""
-_FEW, _PART, _CLOSE = 8, 0.25, 0.85
+_FEW, _PART, _CLOSE = 8, 0.125, 0.85
 """Of more branches only some are tried first, and all if they would be nearly as fast as without guesses."""
 _FIRST, _DEEP = 16, 8
 """Guesses of a first trial, of all branches and of each."""

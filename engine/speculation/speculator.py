@@ -114,12 +114,12 @@ class Speculator:
         self._advance([] if watches is Watch.NONE else _advances(work, outcomes), hidden)
         advanced = self._clock()
         advancing = advanced - ended
-        # What it took to learn from the step before is part of the price: a small model's steps are as short.
-        drafting = self._drafting + self._learning
-        self.tally.count(self._due, outcomes, drafting + advancing)
+        drafting = self._drafting + advancing
+        # What it took to learn from the step before is no part of a step's price: of most steps nothing is learned.
+        self.tally.count(self._due, outcomes, drafting + self._learning)
         self._learning = 0.0
         if self._due:
-            price = drafting + advancing if self._asked else self._price_of_none(drafting, advancing)
+            price = drafting if self._asked else self._price_of_none(self._drafting, advancing)
             first = Firsts.count > self._firsts
             self._rest = self.controller.learn(outcomes, self._tokens, price, seconds, first)
             self._resting = len(work)

@@ -73,10 +73,10 @@ class Slow:
 @pytest.mark.parametrize(
     ("watches", "depth", "price"),
     [
-        (Watch.ALL, 0, ADVANCE + (SIZES + LEARN) / (1 + REST)),
-        (Watch.LAST, 0, (ADVANCE + SIZES + LEARN) / (1 + REST)),
-        (Watch.NONE, 0, (ADVANCE + SIZES + LEARN) / (1 + REST)),
-        (Watch.LAST, 3, PROPOSE + ADVANCE + SIZES + LEARN),
+        (Watch.ALL, 0, ADVANCE + SIZES / (1 + REST)),
+        (Watch.LAST, 0, (ADVANCE + SIZES) / (1 + REST)),
+        (Watch.NONE, 0, (ADVANCE + SIZES) / (1 + REST)),
+        (Watch.LAST, 3, PROPOSE + ADVANCE + SIZES),
     ],
 )
 def test_looking_at_a_step_without_guesses_is_paid_by_all_those_that_are_not_looked_at(
