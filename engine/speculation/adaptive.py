@@ -27,9 +27,12 @@ _LOOKED, _DECIDED = 8, 4
 these one decides."""
 _PAYS, _BETTER = 1.03, 1.015
 """How many times as fast guessing must be to begin, and another size to take the place of one."""
-_APART, _SHARE, _PATIENT = 2, 0.04, 16
-"""Between two comparisons there are so many times as many steps as in the first, and what it lost is this part of them;
-with each after which nothing else is chosen, twice as many, up to so many times."""
+_APART, _PATIENT = 2, 16
+"""Between two comparisons there are so many times as many steps as in the first; with each after which nothing else is
+chosen, twice as many, up to so many times."""
+_SHARE, _OF_MANY = 0.04, 0.01
+"""What a comparison lost is at most this part of the steps to the next one, and of those with many branches, for whom
+guessing seldom pays: what is arithmetic to spare for a few they use themselves."""
 _FAINT, _UNSURE, _SURE = 0.02, 0.3, 0.8
 """Guesses of a smaller chance are never computed; those of a larger one always are in trials, and at all."""
 _NEXT = 0.5
@@ -249,7 +252,8 @@ class AdaptiveController:
     def _conclude(self, load: _Load, now: Comparison) -> None:
         now.conclude(load.costs)
         load.comparison, load.turn = None, load.turn + 1
-        load.wait = int(load.patience * max(_APART * now.steps, now.lost / _SHARE))
+        share = _SHARE if now.branches <= _FEW else _OF_MANY
+        load.wait = int(load.patience * max(_APART * now.steps, now.lost / share))
         load.patience = min(_PATIENT, 2 * load.patience)
         if now.part < 1 and load.speed(now.size) > _CLOSE:
             load.comparison = Comparison(NONE, now.size, now.branches, 1.0)
