@@ -57,7 +57,8 @@ def bench_engine(
     search, W4 single stream, cache-hit, and step, the gap between a decode step and its matrix products.
 
     With --speculation drafters beside plain decoding and transformers' assisted generation: on problems (batch-1,
-    batch-4, batch-16, batch-64; policy-large), on a large model (250M) and in a tree search (W3).
+    batch-4, batch-16, batch-64; policy-large), on a large model (250M) and in a tree search (W3; policy-250M: with the
+    policy at the cost of a large model).
     """
     console = Console(stderr=True)
     try:

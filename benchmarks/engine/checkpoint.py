@@ -6,7 +6,7 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
@@ -48,13 +48,18 @@ def cache_folder() -> Path:
 def checkpoint(name: str, size: Size, cache: Path) -> Path:
     """The folder of a checkpoint under ``cache``, made there when it is not there yet: config.json, float32
     model.safetensors (normal, standard deviation 0.02, seed 0; norms about one) and tokenizer.json."""
+    return kept(name, cache, lambda folder: _make(size, folder))
+
+
+def kept(name: str, cache: Path, make: Callable[[Path], None]) -> Path:
+    """The folder of that name under ``cache``, with what ``make`` writes there when it is not there yet."""
     folder = cache / f"{name}-v{_VERSION}"
     if not folder.exists():
         cache.mkdir(parents=True, exist_ok=True)
         # Made aside and renamed: what is there under its name is complete, whatever was interrupted.
         making = Path(tempfile.mkdtemp(prefix=f".{name}-", dir=cache))
         try:
-            _make(size, making)
+            make(making)
             making.rename(folder)
         finally:
             shutil.rmtree(making, ignore_errors=True)
@@ -72,7 +77,7 @@ def _make(size: Size, folder: Path) -> None:
     )
     noise = np.random.Generator(np.random.PCG64(0))
     tensors = {}
-    for name, shape in _shapes(size):
+    for name, shape in shapes(size):
         draw = noise.standard_normal(shape, np.float32)
         # Ones would let a compiler drop the multiplication that a real model has.
         tensors[name] = 1 + np.float32(0.1) * draw if "norm" in name else np.float32(0.02) * draw
@@ -102,7 +107,8 @@ def _config(size: Size) -> dict[str, Any]:
     }
 
 
-def _shapes(size: Size) -> Iterator[tuple[str, tuple[int, ...]]]:
+def shapes(size: Size) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """Every tensor's name and shape."""
     query, key = size.heads * size.head_dim, size.kv_heads * size.head_dim
     yield "model.embed_tokens.weight", (size.vocab, size.hidden)
     for index in range(size.layers):

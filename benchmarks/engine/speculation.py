@@ -20,14 +20,17 @@ from benchmarks.engine.checkpoint import SIZES, Size, cache_folder, checkpoint
 from benchmarks.engine.measure import Listener, Measured, Row
 from benchmarks.engine.problems import ALWAYS, GUESSING, PLAIN, Prompt, Solved
 from benchmarks.engine.process import BenchError, Worker, installed
+from benchmarks.engine.widened import widened
 from benchmarks.engine.workloads import VOCAB
 from reasoner import suites
 
 BATCHES = (1, 4, 16, 64)
-CASES = (*(f"batch-{batch}" for batch in BATCHES), "policy-large", "250M", "W3")
+CASES = (*(f"batch-{batch}" for batch in BATCHES), "policy-large", "250M", "W3", "policy-250M")
 """Problems, so many at a time, and the same for the larger bundled model; simulated drafters on a large model; a tree
-search."""
+search with the policy, and with the policy at the cost of a large model."""
 LARGE_BATCHES = (1, 4)
+WIDE = Size(hidden=1024, layers=20, heads=32, kv_heads=16, head_dim=32, intermediate=3072, vocab=826, context=512)
+"""Of the policy with 250 million parameters."""
 ASSISTED, LOOKUP = "transformers-assisted", "transformers-lookup"
 BUNDLED = Path(reasoner.__file__).parent / "bundled"
 _LARGE = {"draft_model": {"draft": "auto"}, "ngram": {"draft": "ngram"}}
@@ -48,6 +51,8 @@ class Work:
     """Of each sequence of the large model, by batch. A controller learns from steps, however long they take: there are
     as many as tokens where nothing is guessed."""
     searches: int = 16
+    wide_searches: int = 6
+    """Of the widened policy."""
     warm_up: int = 12
     """Turns of searches that are not timed."""
 
@@ -62,11 +67,12 @@ class SpeculationPlan:
     rounds: int = 3
     threads: int = 1
     large: Size = SIZES["250M"]
+    wide: Size = WIDE
     right: tuple[float, ...] = (0.6, 0.8, 0.9)
     """How often simulated guesses are right."""
     work: Work = field(default_factory=Work)
     cache: Path = field(default_factory=cache_folder)
-    """Where the large checkpoint is kept."""
+    """Where large checkpoints are kept."""
 
     @property
     def batches(self) -> tuple[int, ...]:
@@ -92,7 +98,7 @@ def measure(plan: SpeculationPlan, listener: Listener) -> Measured:
             for batch in plan.batches:
                 bench.problems(workers, "", batch, list(drafters), shipped)
             if "W3" in plan.cases:
-                bench.search(workers, [("ngram", "sibling-ngram"), (shipped, "controller")])
+                bench.search(workers, "", plan.work.searches, shipped)
     if "policy-large" in plan.cases:
         systems = {name: ("guessing", dict(options)) for name, options in _LARGE.items()}
         with bench.running(BUNDLED / "policy-large", systems) as workers:
@@ -104,6 +110,10 @@ def measure(plan: SpeculationPlan, listener: Listener) -> Measured:
         with bench.running(checkpoint("250M", plan.large, plan.cache), only) as workers:
             for batch in plan.work.tokens:
                 bench.simulated(workers["simulated"], batch)
+    if "policy-250M" in plan.cases:
+        systems = {name: ("guessing", {"draft": drafters[name], "kv_tokens": 16384}) for name in ("ngram", shipped)}
+        with bench.running(widened("policy-250M", policy, plan.wide, plan.cache), systems) as workers:
+            bench.search(workers, "policy-250M ", plan.work.wide_searches, shipped)
     return bench.measured
 
 
@@ -171,22 +181,28 @@ class _Bench:
         if ALWAYS in ways:
             self._add_pairs(case, ways[GUESSING], ALWAYS, ways[ALWAYS])
 
-    def search(self, workers: Mapping[str, Worker], drafters: Sequence[tuple[str, str]]) -> None:
-        """W3 on Countdown problems, one after the other. ``drafters``: with what their cases are called. Each turn has
-        problems of its own: what drafters remember are searches for other ones."""
-        runs: dict[str, _Runs] = {name: {PLAIN: [], GUESSING: []} for name, _ in drafters}
+    def search(self, workers: Mapping[str, Worker], model: str, searches: int, shipped: str) -> None:
+        """W3 on Countdown problems, one after the other, with n-grams and with the ``shipped`` drafter. Each turn has
+        problems of its own: what drafters remember are searches for other ones. ``model``: how its cases' names
+        begin."""
+        runs: dict[str, _Runs] = {name: {PLAIN: [], GUESSING: []} for name in ("ngram", shipped)}
         for turn in range(-self.plan.work.warm_up, _PAIRS * self.plan.rounds):
             seed = _seed("W3", 0, turn)
-            prompts = self._prompts(workers["ngram"], ("countdown",), self.plan.work.searches, _STEP, turn)
+            prompts = self._prompts(workers["ngram"], ("countdown",), searches, _STEP, turn)
             for name, ways in runs.items():
                 run = partial(_call, workers[name], "search", prompts, seed=seed)
-                self._take_turns("W3", name, turn, ways, run, turned=turn % 2 == 1)
-        for name, called in drafters:
-            self._add(f"W3 {called}", runs[name])
+                if turn < -1:
+                    self._say_next(f"{model}W3", turn, name)
+                    run(GUESSING)
+                else:
+                    self._take_turns(f"{model}W3", name, turn, ways, run, turned=turn % 2 == 1)
+        for name, called in (("ngram", "sibling-ngram"), (shipped, "controller")):
+            case = f"{model}W3 {called}"
+            self._add(case, runs[name])
             hits, plain = (
                 100 * _median(runs[name][way], lambda one: one.cached / one.prompt) for way in (GUESSING, PLAIN)
             )
-            self.measured.rows.append(Row(f"W3 {called}", "cache hit rate", "%", hits, PLAIN, plain, hits / plain))
+            self.measured.rows.append(Row(case, "cache hit rate", "%", hits, PLAIN, plain, hits / plain))
 
     def simulated(self, worker: Worker, batch: int) -> None:
         """Guesses that are right so often, on the large model."""
@@ -334,8 +350,9 @@ def _steps_ahead(plan: SpeculationPlan, drafters: int, searching: int) -> int:
     assisted = 2 if 1 in plan.batches else 0
     steps = drafters + assisted if plan.batches or "W3" in plan.cases else 0
     steps += len(plan.batches) * turns * (2 * drafters + 1) + assisted * (plan.rounds + 1)
-    if "W3" in plan.cases:
-        steps += (plan.work.warm_up + _PAIRS * plan.rounds) * 2 * searching
+    for case, loads in (("W3", 0), ("policy-250M", searching)):
+        if case in plan.cases:
+            steps += loads + (plan.work.warm_up - 1 + (_PAIRS * plan.rounds + 1) * 2) * searching
     if "policy-large" in plan.cases:
         steps += len(_LARGE) * (1 + len(LARGE_BATCHES) * turns * 2)
     if "250M" in plan.cases:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from api.cli import app
 from benchmarks.engine import speculation
 from benchmarks.engine.measure import Listener, Measured, Row
 from benchmarks.engine.process import BenchError
-from benchmarks.engine.speculation import SpeculationPlan, Work, measure
+from benchmarks.engine.speculation import WIDE, SpeculationPlan, Work, measure
 from benchmarks.engine.speculation_report import document, draw, markdown
 from tests.benchmarks.test_workloads import TINY
 
@@ -21,11 +22,12 @@ pytestmark = [pytest.mark.timeout(240), pytest.mark.alone]
 
 def test_every_drafter_is_compared_with_plain_decoding_and_with_transformers(tmp_path: Path) -> None:
     plan = SpeculationPlan(
-        cases=("batch-1", "250M", "W3"),
+        cases=("batch-1", "250M", "W3", "policy-250M"),
         rounds=1,
         large=TINY,
         right=(0.8,),
-        work=Work(problems={1: 2}, tokens={4: 24}, searches=1, warm_up=1),
+        wide=replace(WIDE, hidden=192, layers=5, heads=6, kv_heads=3, intermediate=320),
+        work=Work(problems={1: 2}, tokens={4: 24}, searches=1, wide_searches=1, warm_up=2),
         cache=tmp_path,
     )
     totals: list[int] = []
@@ -44,9 +46,10 @@ def test_every_drafter_is_compared_with_plain_decoding_and_with_transformers(tmp
     assert rows["250M 0.8 batch 4", speed, "plain"].ratio > 0
     # Of chains of up to 16 guesses, each right four times in five, at least a fifth.
     assert 20 < rows["250M 0.8 batch 4", "accepted guesses", "all guesses"].ours <= 100
-    assert rows["W3 sibling-ngram", speed, "plain"].ratio > 0
-    # Guesses take no pages from what is cached: the hit rate is the same.
-    assert rows["W3 sibling-ngram", "cache hit rate", "plain"].ratio == pytest.approx(1)
+    for case in ("W3 sibling-ngram", "W3 controller", "policy-250M W3 sibling-ngram", "policy-250M W3 controller"):
+        assert rows[case, speed, "plain"].ratio > 0
+        # Guesses take no pages from what is cached: the hit rate is the same.
+        assert rows[case, "cache hit rate", "plain"].ratio == pytest.approx(1)
     for row in measured.rows:
         assert row.ratio == pytest.approx(row.ours / row.peer_value)
     told = document(plan, measured)
@@ -88,7 +91,10 @@ def test_the_command_runs_the_plan_and_prints_one_document(monkeypatch: pytest.M
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--speculation", "--case", "W1"], "known are batch-1, batch-4, batch-16, batch-64, policy-large, 250M, W3"),
+        (
+            ["--speculation", "--case", "W1"],
+            "batch-64, policy-large, 250M, W3, policy-250M",
+        ),
         (["--speculation", "--peer", "transformers"], "no meaning with it"),
         (["--head", "somewhere"], "with --speculation only"),
     ],

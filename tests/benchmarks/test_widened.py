@@ -1,0 +1,26 @@
+"""A widened checkpoint computes what the small one does."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from benchmarks.engine.checkpoint import Size
+from benchmarks.engine.speculation import BUNDLED
+from benchmarks.engine.widened import widened
+
+
+def test_transformers_gives_the_logits_of_the_small_model_for_the_large_one(tmp_path: Path) -> None:
+    source = BUNDLED / "policy"
+    size = Size(hidden=320, layers=6, heads=12, kv_heads=6, head_dim=32, intermediate=640, vocab=826, context=512)
+    folder = widened("wide", source, size, tmp_path)
+    ids = torch.randint(826, (2, 100), generator=torch.Generator().manual_seed(0))
+    with torch.inference_mode():
+        small, large = (AutoModelForCausalLM.from_pretrained(each, dtype=torch.float32) for each in (source, folder))
+        assert large.num_parameters() > 8 * small.num_parameters()
+        difference = (small(ids).logits - large(ids).logits).abs().max().item()
+    assert difference == pytest.approx(0, abs=2e-4)
+    assert (folder / "tokenizer.json").read_bytes() == (source / "tokenizer.json").read_bytes()
