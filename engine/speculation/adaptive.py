@@ -193,7 +193,9 @@ class AdaptiveController:
         return 0
 
     def _at(self, branches: int) -> _Load:
-        """What is known of so many branches: if nothing is, what is known of about as many."""
+        """What is known of so many branches: if nothing is, what is known of about as many. That guesses pay is taken
+        over from more branches alone: for fewer it costs a few plain steps to find out, many times less than some steps
+        with guesses for many branches that do not pay."""
         place = bucket(branches)
         load = self._loads.get(place)
         if load is None:
@@ -201,9 +203,12 @@ class AdaptiveController:
             if self._loads:
                 nearest = min(self._loads, key=lambda other: max(other, place) / min(other, place))
                 near = self._loads[nearest]
-                load = _Load(near.costs.copy(), near.chains.copy(), near.trees.copy(), near.choice)
+                load = _Load(near.costs.copy(), near.chains.copy(), near.trees.copy())
+                if nearest > place:
+                    load.choice = near.choice
                 # A first trial may come at once, but of many branches one is enough for all numbers of them.
-                load.wait = near.wait if min(nearest, place) > _FEW else 0
+                if min(nearest, place) > _FEW and load.choice == near.choice:
+                    load.wait = near.wait
             self._loads[place] = load
         return load
 
@@ -232,7 +237,8 @@ class AdaptiveController:
 
     def _variation(self, load: _Load, branches: int) -> Size:
         """What the choice is compared with: the size that should be faster although it never was compared, up to twice
-        as deep, if there is one; else no guesses, a larger one, a smaller one and one of the other kind, in turn."""
+        as deep, if there is one; else no guesses, the next larger and smaller one, the more promising first, and one of
+        the other kind, in turn."""
         depth, tree = load.choice.depth, load.choice.is_tree
         sizes = [self._shaped(each, tree=tree) for each in self._depths]
         promising = [size for size in sizes if size.depth <= 2 * depth and size not in load.costs.known]
@@ -240,7 +246,8 @@ class AdaptiveController:
         if load.speed(best) > _BETTER * load.speed(load.choice):
             return best
         place = self._depths.index(depth)
-        neighbours = (NONE, *sizes[place + 1 : place + 2], *sizes[max(0, place - 1) : place])
+        beside = sizes[place + 1 : place + 2] + sizes[max(0, place - 1) : place]
+        neighbours = (NONE, *sorted(beside, key=load.speed, reverse=True))
         # Trees need arithmetic to spare.
         if tree or (branches <= _FEW and self._nodes > self._depths[-1]):
             neighbours += (self._shaped(depth, tree=not tree),)

@@ -121,8 +121,8 @@ class Comparison:
             # It ended early, and some of it may have been interrupted, or have made up for something.
             after = [min(self._after)]
         ratio = _usual([each.seconds for each in after]) / _usual([each.seconds for each in before])
-        # What only a part of the branches had is taken to cost as much for each of the others.
-        costs.learn(self.size, self.usual, max(0.1, 1 + (ratio - 1) / self.part))
+        # What only a part of the branches had is taken to cost as much for each of the others, and so are errors.
+        costs.learn(self.size, self.usual, max(0.1, 1 + (ratio - 1) / self.part), sure=self.part == 1)
         if NONE in (self.usual, self.size):
             with_guesses, plain = (after, before) if self.usual == NONE else (before, after)
             if guesses := statistics.mean(each.guesses for each in with_guesses):

@@ -32,40 +32,50 @@ class Costs:
 
     def __init__(self) -> None:
         self.known: dict[Size, float] = {NONE: 1.0}
+        """As measured."""
+        self._believed = self.known
+        """As measured for about as many branches: until something is."""
         self._times: dict[Size, int] = {}
         self.guess = 0.0
         """Of computing one guess."""
         self._guesses = 0
 
     def copy(self) -> Costs:
-        """What is known now, to be corrected soon."""
+        """What is to be believed of steps of other numbers of branches."""
         other = Costs()
-        other.known = dict(self.known)
+        other._believed = dict(self._present)
         other.guess, other._guesses = self.guess, min(self._guesses, 1)
         return other
+
+    @property
+    def _present(self) -> dict[Size, float]:
+        return self.known if len(self.known) > 1 else self._believed
 
     def at(self, size: Size) -> float:
         """What a step costs: as measured, else on the line through the next smaller and larger size that were measured.
         Where one of them is missing it is in proportion to the other."""
-        if size in self.known:
-            return self.known[size]
-        others = sorted(other for other in self.known if other.depth)
+        known = self._present
+        if size in known:
+            return known[size]
+        others = sorted(other for other in known if other.depth)
         # Chains tell most of chains.
         others = [other for other in others if other.is_tree == size.is_tree] or others
         below = next((other for other in reversed(others) if other.nodes <= size.nodes), None)
         above = next((other for other in others if other.nodes > size.nodes), None)
         if below is not None and above is not None:
             part = (size.nodes - below.nodes) / (above.nodes - below.nodes)
-            return (1 - part) * self.known[below] + part * self.known[above]
+            return (1 - part) * known[below] + part * known[above]
         like = below or above
         if like is None:
             return 1.0
-        return 1 + max(0.0, self.known[like] - 1) * (_DRAFTING + size.nodes) / (_DRAFTING + like.nodes)
+        return 1 + max(0.0, known[like] - 1) * (_DRAFTING + size.nodes) / (_DRAFTING + like.nodes)
 
-    def learn(self, size: Size, beside: Size, ratio: float) -> None:
-        """A step of ``size`` took ``ratio`` times as long as one of ``beside``, which is known."""
+    def learn(self, size: Size, beside: Size, ratio: float, *, sure: bool) -> None:
+        """A step of ``size`` took ``ratio`` times as long as one of ``beside``, which is known. Unless that is
+        ``sure``, the next that is measured counts for more."""
         if size == NONE:
             # Plain steps are the measure: this is how much more any guesses cost, unless it is the size that was wrong.
+            self.known.setdefault(beside, self.at(beside))
             times = self._times.get(beside, 0)
             wrong = (self.known[beside] * ratio) ** -self._rate(beside)
             for other in self.known:
@@ -73,17 +83,19 @@ class Costs:
                 if other.depth:
                     self.known[other] *= wrong if sure else wrong ** (times / (1 + times))
         else:
-            cost = self.known[beside] * ratio
+            cost = self.known.setdefault(beside, self.at(beside)) * ratio
             was = self.known.setdefault(size, cost)
-            self.known[size] = was * (cost / was) ** self._rate(size)
+            self.known[size] = was * (cost / was) ** self._rate(size, counts=sure)
 
     def learn_guess(self, cost: float) -> None:
         """Computing one guess took ``cost`` plain steps."""
         self._guesses += 1
         self.guess += (max(0.0, cost) - self.guess) * max(_RATE, 1 / self._guesses)
 
-    def _rate(self, size: Size) -> float:
-        self._times[size] = times = self._times.get(size, 0) + 1
+    def _rate(self, size: Size, *, counts: bool = True) -> float:
+        times = self._times.get(size, 0) + 1
+        if counts:
+            self._times[size] = times
         return max(_RATE, 1 / times)
 
 

@@ -182,6 +182,23 @@ def test_it_follows_the_load() -> None:
         assert simulation.run(controller, 2000 * branches) > 0.93 * best
 
 
+@pytest.mark.parametrize("right", [0.6, 0.8, 0.9])
+def test_what_pays_for_a_few_branches_is_not_done_for_many_before_it_was_tried(right: float) -> None:
+    """A large model on two cores, which reads its weights in the time of ten tokens' arithmetic."""
+    ratios = []
+    for seed in range(5):
+        simulation = Simulation(
+            lambda _, tokens: max(24e-3, 8e-3 + 1.55e-3 * tokens), lookup, always(right), noise=0.02, seed=seed
+        )
+        controller = adaptive()
+        for simulation.branches in (1, 4):
+            simulation.run(controller, 500 * simulation.branches)
+        simulation.branches = 16
+        before = replace(simulation)
+        ratios.append(simulation.run(controller, 16 * 384) / plain(before, 16 * 384))
+    assert statistics.mean(ratios) > 0.98
+
+
 def test_a_machine_that_becomes_slower_changes_no_decision_for_long() -> None:
     simulation = Simulation(small, model, always(0.9), informed)
     controller = adaptive()
