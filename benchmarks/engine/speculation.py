@@ -37,6 +37,8 @@ _LARGE = {"draft_model": {"draft": "auto"}, "ngram": {"draft": "ngram"}}
 """How the larger bundled model is run."""
 _PAIRS = 3
 """Runs in a round where they take about a second."""
+_MORE = 2
+"""Runs of simulated guesses more that are not timed."""
 _SOLUTION, _STEP = 256, 32
 """Most tokens of a solution, and of a step of the tree search."""
 
@@ -217,6 +219,9 @@ class _Bench:
             for right, ways in runs.items():
                 run = partial(_imitated, worker, right, prompts, seed=seed, batch=batch)
                 self._take_turns(f"250M batch {batch}", f"{right:.0%} right", turn, ways, run)
+                for _ in range(_MORE if turn < 0 else 0):
+                    self._say_next(f"250M batch {batch}", turn, f"{right:.0%} right")
+                    run(GUESSING)
         for right, ways in runs.items():
             self._add(f"250M {right} batch {batch}", ways)
 
@@ -356,7 +361,7 @@ def _steps_ahead(plan: SpeculationPlan, drafters: int, searching: int) -> int:
     if "policy-large" in plan.cases:
         steps += len(_LARGE) * (1 + len(LARGE_BATCHES) * turns * 2)
     if "250M" in plan.cases:
-        steps += 1 + len(plan.work.tokens) * (plan.rounds + 1) * 2 * len(plan.right)
+        steps += 1 + len(plan.work.tokens) * ((plan.rounds + 1) * 2 + _MORE) * len(plan.right)
     return steps
 
 

@@ -21,11 +21,11 @@ _METHOD = (
     "and number of threads, in a process of its own that sleeps while others run. Plain decoding, without anything of "
     "guessing, is run next to each guessing run on the same engine, since two processes of the same code differ by "
     "some percent; a ratio is the median of these pairs', and the speed beside it what that makes of ours; who comes "
-    "first changes from pair to pair. Runs take turns after one that is not timed; each starts with a cold cache, and "
-    "n-grams know nothing but in W3, where they remember the searches before, twelve turns of which are not timed: "
-    "every turn has problems of its own. A ratio above 1 means that guessing is ahead. `controller` is the drafter "
-    "that the policy uses unless told otherwise, `always 4` the same without a controller: four guesses for each "
-    "branch at every step."
+    "first changes from pair to pair. Runs take turns after one that is not timed, on the large model three; each "
+    "starts with a cold cache, and n-grams know nothing but in W3, where they remember the searches before, twelve "
+    "turns of which are not timed: every turn has problems of its own. A ratio above 1 means that guessing is ahead. "
+    "`controller` is the drafter that the policy uses unless told otherwise, `always 4` the same without a "
+    "controller: four guesses for each branch at every step."
 )
 _PANELS = {"batch": "bundled policy", "policy-large": "bundled policy-large", "250M": "250M, simulated"}
 """By the first word of a case."""

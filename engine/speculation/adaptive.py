@@ -239,6 +239,9 @@ class AdaptiveController:
         """What the choice is compared with: the size that should be faster although it never was compared, up to twice
         as deep, if there is one; else no guesses, the next larger and smaller one, the more promising first, and one of
         the other kind, in turn."""
+        # For many branches it may seldom pay: perhaps the machine was slower for a while when it seemed to.
+        if branches > _FEW and not load.turn:
+            return NONE
         depth, tree = load.choice.depth, load.choice.is_tree
         sizes = [self._shaped(each, tree=tree) for each in self._depths]
         promising = [size for size in sizes if size.depth <= 2 * depth and size not in load.costs.known]
