@@ -263,6 +263,8 @@ class EngineCore:
         if not schedule.work:
             return
         speculator, size = self._speculator, self._options.step_tokens
+        if speculator is not None and speculator.sleeps(len(schedule.work)):
+            speculator = None
         work = [Work(*one) for one in schedule.work] if speculator is None else speculator.extend(schedule.work, size)
         batch, rows, work = build_batch(work, self.cache, self.model.config.attention[0])
         # Who watches steps sees all of them.

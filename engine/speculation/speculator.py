@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Sequence as Items
 
@@ -45,6 +46,8 @@ class Speculator:
         """That it computes, guesses among them."""
         self._rest = 0
         """Steps to go in which the controller wants to hear nothing."""
+        self._watched = {Watch.NONE: 0, Watch.LAST: 1, Watch.ALL: math.inf}[drafter.watches]
+        """Of these the drafter watches so many, the last ones."""
         self._resting = 0
         """Sequences of the step before them."""
         self._rested = 0
@@ -58,7 +61,7 @@ class Speculator:
         """Branches that it ended."""
         self._pause = _PAUSE
         self._paused = 0
-        """Steps to go until the drafter is asked again."""
+        """Steps to go until the drafter is asked again, those not counted that are slept through."""
 
     def reset(self, cache: KVCache) -> None:
         """The target's cache is this one now, and empty."""
@@ -68,18 +71,31 @@ class Speculator:
         self.drafter.reset(cache)
         self._forget_gone()
 
+    def sleeps(self, sequences: int) -> bool:
+        """Whether the next step, of so many, is none of its business: nobody guesses, and nothing is learned from it.
+        Asked before every step; ``extend`` and ``learn`` follow if it is."""
+        if not self._rest:
+            return False
+        # What does not pay for many branches may pay for few.
+        if 8 * abs(sequences - self._resting) > self._resting:
+            self._rest = 0
+            return False
+        if self._rest <= self._watched:
+            return False
+        self._rest -= 1
+        self._rested += 1
+        self.tally.rest(sequences)
+        return True
+
     def extend(self, work: Items[tuple[Sequence, int]], step_tokens: int) -> list[Work]:
         """The scheduled work with guesses for the branches that are due one token, as far as the step's ``step_tokens``
         and the memory allow: nobody loses its pages to a guess."""
         self._under_way = True
+        if self._rest:
+            return [Work(sequence, count) for sequence, count in work]
         self._firsts = Firsts.count
         if self._paused:
             self._paused -= 1
-        if self._rest:
-            # What does not pay for many branches may pay for few.
-            if 8 * abs(len(work) - self._resting) <= self._resting:
-                return [Work(sequence, count) for sequence, count in work]
-            self._rest = 0
         self._tokens = sum([count for _, count in work])
         started = self._clock()
         wishes = self._wishes(work)
@@ -97,21 +113,17 @@ class Speculator:
     def learn(self, work: Items[Work], outcomes: Items[Outcome], hidden: Tensor) -> None:
         """The step that ``extend`` began is done: what it computed, in the order of the batch, what became of the
         guesses, and the final hidden states ``[tokens, width]``."""
-        watches = self.drafter.watches
         if self._rest:
+            started = self._clock()
+            self._advance(_advances(work, outcomes), hidden)
+            self.tally.count(len(work), (), self._clock() - started)
             self._rest -= 1
             self._rested += 1
-            seconds = 0.0
-            if watches is Watch.ALL or (watches is Watch.LAST and not self._rest):
-                started = self._clock()
-                self._advance(_advances(work, outcomes), hidden)
-                seconds = self._clock() - started
-            self.tally.count(sum([count == 1 for _, count, _ in work]), (), seconds)
             self._forget_gone()
             return
         ended = self._clock()
         seconds = ended - self._began
-        self._advance([] if watches is Watch.NONE else _advances(work, outcomes), hidden)
+        self._advance([] if self.drafter.watches is Watch.NONE else _advances(work, outcomes), hidden)
         advanced = self._clock()
         advancing = advanced - ended
         drafting = self._drafting + advancing
