@@ -33,21 +33,25 @@ class ForeignScores:
         self._likeliest = likeliest
         self._slots = asyncio.Semaphore(_AT_ONCE)
 
-    async def rows(self, index: int, model: str, tokens: Sequence[int], reads: Sequence[int]) -> ScoreResult:
-        """The labels of a reward model at the positions ``reads`` of one sequence. It is read as a whole."""
+    async def rows(
+        self, index: int, model: str, tokens: Sequence[int], reads: Sequence[int], salt: Json
+    ) -> ScoreResult:
+        """The labels of a reward model at the positions ``reads`` of one sequence. It is read as a whole. ``salt``:
+        what is sent beside it to keep what is cached of it apart."""
         body = {"model": model, "input": list(tokens), "encoding_format": "float"}
         # What vLLM calls it now, and what it was called: logits, if there is a choice.
         raw = {"use_activation": False, "activation": False}
         async with self._slots:
-            answer = await self._connection.call("POST", "/pooling", body | raw)
+            answer = await self._connection.call("POST", "/pooling", body | raw | salt)
         rows = _rows(answer, tokens, reads)
         computed, cached = _bill(answer)
         return ScoreResult(index, tuple(_logits(row) for row in rows), computed, cached)
 
     async def logits(
-        self, index: int, model: str, prompts: Sequence[str | Sequence[int]], wanted: Sequence[str]
+        self, index: int, model: str, prompts: Sequence[str | Sequence[int]], wanted: Sequence[str], salt: Json
     ) -> ScoreResult:
-        """The log-probabilities of tokens, by the names that the server gives them, after each of some texts."""
+        """The log-probabilities of tokens, by the names that the server gives them, after each of some texts. ``salt``
+        as in ``rows``."""
         values, computed, cached = [], 0, 0
         for prompt in prompts:
             body = {
@@ -57,6 +61,7 @@ class ForeignScores:
                 "temperature": 0.0,
                 **self._extensions,
                 "logprobs": self._likeliest,
+                **salt,
             }
             async with self._slots:
                 answer = await self._connection.call("POST", "/v1/completions", body)

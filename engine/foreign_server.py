@@ -62,6 +62,9 @@ class Dialect:
     """Whether that takes messages."""
     likeliest: int
     """How many log-probabilities it reports of one place at most."""
+    salts: bool
+    """Whether ``cache_salt`` keeps what it caches apart: vLLM since its #20981 (2025), SGLang since its #23300 (2026).
+    Older ones take a salt and ignore it."""
 
 
 DIALECTS = {
@@ -74,11 +77,18 @@ DIALECTS = {
             tokenizes=True,
             chats=True,
             likeliest=20,
+            salts=True,
         ),
         Dialect(
-            "sglang", _OPENAI | _MORE, {"no_stop_trim": True, "logprobs": 0}, tokenizes=True, chats=False, likeliest=20
+            "sglang",
+            _OPENAI | _MORE,
+            {"no_stop_trim": True, "logprobs": 0},
+            tokenizes=True,
+            chats=False,
+            likeliest=20,
+            salts=True,
         ),
-        Dialect("openai", _OPENAI, {}, tokenizes=False, chats=False, likeliest=5),
+        Dialect("openai", _OPENAI, {}, tokenizes=False, chats=False, likeliest=5, salts=False),
     )
 }
 
@@ -119,9 +129,10 @@ class ForeignEngine:
     async def score(self, request: ScoreRequest) -> list[ScoreResult]:
         """See ``EngineClient`` and ``engine.foreign_scores``. A server computes an item as a whole, or says what it
         had cached; ``max_compute`` is held against the whole."""
-        return list(await asyncio.gather(*(self._score(request, *one) for one in enumerate(request.items))))
+        salt = self._salt(request)
+        return list(await asyncio.gather(*(self._score(request, salt, *one) for one in enumerate(request.items))))
 
-    async def _score(self, request: ScoreRequest, index: int, item: ScoreItem) -> ScoreResult:
+    async def _score(self, request: ScoreRequest, salt: Json, index: int, item: ScoreItem) -> ScoreResult:
         tokens: list[int] = []
         ends: list[int] = []
         for part in item.parts:
@@ -136,9 +147,9 @@ class ForeignEngine:
         if request.token_ids:
             names = [self._name(token) for token in request.token_ids]
             texts = [self._prompt(prompt) for prompt in prompts]
-            result = await self._scores.logits(index, request.model, texts, names)
+            result = await self._scores.logits(index, request.model, texts, names, salt)
         else:
-            result = await self._scores.rows(index, request.model, tokens[: max(reads) + 1], reads)
+            result = await self._scores.rows(index, request.model, tokens[: max(reads) + 1], reads, salt)
         if request.max_compute is not None and result.computed_tokens > request.max_compute:
             raise self._cannot(f"be held to a budget: it reports {result.computed_tokens} tokens for {needed}")
         return result
@@ -207,11 +218,20 @@ class ForeignEngine:
                 f"tell the context of model {entry['id']!r}; name the folder of its tokenizer and config"
             )
         server: dict[str, object] = {"server": self._dialect.name}
+        isolates = self._dialect.salts
         if self._text is None:
-            return ModelInfo(entry["id"], "generate", int(context), 0, 0, server)
+            return ModelInfo(entry["id"], "generate", int(context), 0, 0, server, isolates=isolates)
         text = self._text
         return ModelInfo(
-            entry["id"], text.kind, int(context), text.vocab_size, 0, server | text.notes, text.architecture, text.bos
+            entry["id"],
+            text.kind,
+            int(context),
+            text.vocab_size,
+            0,
+            server | text.notes,
+            text.architecture,
+            text.bos,
+            isolates=isolates,
         )
 
     def _check(self, request: GenerateRequest) -> None:
@@ -219,13 +239,19 @@ class ForeignEngine:
         for name, value in asdict(request.sampling).items():
             if value != _DEFAULTS[name] and name not in self._dialect.settings:
                 raise self._cannot(f"honour {name}")
-        if request.cache_salt is not None:
-            raise self._cannot("keep caches apart by cache_salt")
         if not self._dialect.tokenizes and self._text is None:
             raise self._cannot("tell token ids; name the folder of its model's tokenizer")
         for branch in request.branches:
             if branch.max_tokens < 1:
                 raise InvalidRequest(f"max_tokens is {branch.max_tokens}; it must be at least 1", "max_tokens")
+
+    def _salt(self, request: GenerateRequest | ScoreRequest) -> Json:
+        """What keeps its cached prefixes apart. Raises ``EngineError`` where the server has nothing for it."""
+        if request.cache_salt is None:
+            return {}
+        if not self._dialect.salts:
+            raise self._cannot("keep caches apart by cache_salt")
+        return {"cache_salt": request.cache_salt}
 
     def _cannot(self, what: str) -> EngineError:
         return EngineError(f"the server at {self._connection.url} ({self._dialect.name}) cannot {what}")
@@ -245,6 +271,7 @@ class ForeignEngine:
             "stream_options": {"include_usage": True},
             **self._dialect.extensions,
             **settings,
+            **self._salt(request),
         }
 
     async def _continue(

@@ -211,6 +211,8 @@ class ModelInfo:
     """The tokenizer's ``bos_token``, whether or not it puts it before a text by itself."""
     fingerprint: str = ""
     """Tells checkpoints apart (``engine.fingerprint``); empty where the server does not say."""
+    isolates: bool = True
+    """Whether its server keeps what is cached under different ``cache_salt`` apart. One that cannot refuses a salt."""
 
 
 class EngineClient(Protocol):

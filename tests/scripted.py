@@ -67,6 +67,8 @@ class ScriptedEngine:
         self._aborted: set[str] = set()
         self.leases: set[str | None] = set()
         """Leases that requests named and nobody released."""
+        self.salts: set[tuple[str, str | None]] = set()
+        """Models that were asked, with the salts of the requests."""
         self.pruned: list[tuple[str, tuple[int, ...]]] = []
 
     async def models(self) -> list[ModelInfo]:
@@ -94,6 +96,7 @@ class ScriptedEngine:
     async def generate(self, request: GenerateRequest, *, stream: bool = False) -> AsyncIterator[Completion | Delta]:
         self.requests.append(request)
         self.leases.add(request.lease)
+        self.salts.add((request.model, request.cache_salt))
         self._promise(sum(branch.max_tokens for branch in request.branches))
         order = list(range(len(request.branches)))
         self._order.shuffle(order)
@@ -105,6 +108,7 @@ class ScriptedEngine:
 
     async def score(self, request: ScoreRequest) -> list[ScoreResult]:
         self.leases.add(request.lease)
+        self.salts.add((request.model, request.cache_salt))
         if request.max_compute is not None:
             self._promise(request.max_compute * len(request.items))
         await asyncio.sleep(0)

@@ -22,6 +22,7 @@ from workers import tracing
 from workers.batches import BatchStore
 from workers.journal import RedisJournal
 from workers.store import BROKER_DOWN, Claim, JobStore
+from workers.tenants import TenantEngine
 
 ENGINE_RETRY_SECONDS = 3.0
 BEATS_PER_LEASE = 6
@@ -122,7 +123,7 @@ async def _search(
     """Runs the search for as long as the lease holds and nobody asks this process to stop."""
     journal, cancelled = RedisJournal(store, claim), asyncio.Event()
     spec = JobSpec.model_validate(claim.spec)
-    search = asyncio.ensure_future(run(spec, engine, journal, cancelled=cancelled))
+    search = asyncio.ensure_future(run(spec, TenantEngine(engine, claim.owner), journal, cancelled=cancelled))
     lost = asyncio.create_task(_keep_lease(claim, store, cancelled, lease))
     drained = asyncio.create_task(draining.wait())
     try:

@@ -79,6 +79,7 @@ class Claim:
     job_id: str
     token: int
     attempt: int
+    owner: str
     spec: dict[str, Any]
     origin: Origin = field(default_factory=Origin)
     share: Share | None = None
@@ -289,9 +290,9 @@ class JobStore:
         outcome, *claim = await self.script("claim", job_id, round(lease * 1000), max_attempts, worker)
         if outcome != "claimed":
             return None
-        token, attempt, spec, origin, granted, share = claim
+        token, attempt, owner, spec, origin, granted, share = claim
         of_batch = None if granted is None else Share(int(granted), share == "closed")
-        return Claim(job_id, token, attempt, json.loads(spec), Origin.from_json(origin or "{}"), of_batch)
+        return Claim(job_id, token, attempt, owner, json.loads(spec), Origin.from_json(origin or "{}"), of_batch)
 
     async def heartbeat(self, claim: Claim, lease: float) -> Beat:
         """Renews the lease."""

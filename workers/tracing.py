@@ -10,18 +10,11 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Literal
 
-from engine.types import (
-    Completion,
-    Delta,
-    EngineClient,
-    GenerateRequest,
-    ModelInfo,
-    ScoreRequest,
-    ScoreResult,
-)
+from engine.forwarding import ForwardingEngine
+from engine.types import Completion, Delta, EngineClient, GenerateRequest, ScoreRequest, ScoreResult
 from workers.setting_values import ConfigError
 from workers.settings import Settings
 
@@ -132,11 +125,9 @@ def traced(engine: EngineClient) -> EngineClient:
     return engine if _tracer is None else _TracedEngine(engine, _tracer)
 
 
-class _TracedEngine:
-    """``EngineClient``."""
-
+class _TracedEngine(ForwardingEngine):
     def __init__(self, engine: EngineClient, tracer: Tracer) -> None:
-        self._engine = engine
+        super().__init__(engine)
         self._tracer = tracer
 
     async def generate(
@@ -152,7 +143,7 @@ class _TracedEngine:
         begun = _begin(self._tracer, f"text_completion {request.model}", "client", about)
         with _ending(begun):
             try:
-                async for event in self._engine.generate(request, stream=stream):
+                async for event in super().generate(request, stream=stream):
                     if isinstance(event, Completion):
                         spent[_INPUT] += event.prompt_tokens
                         spent[_CACHED] += event.cached_tokens
@@ -166,41 +157,10 @@ class _TracedEngine:
         about: dict[str, Attribute] = {_OPERATION: "score", _MODEL: request.model, _BRANCHES: len(request.items)}
         begun = _begin(self._tracer, f"score {request.model}", "client", about)
         with _ending(begun):
-            results = await self._engine.score(request)
+            results = await super().score(request)
             cached = sum(result.cached_tokens for result in results)
             begun.set_attributes({_CACHED: cached, _INPUT: cached + sum(result.computed_tokens for result in results)})
             return results
-
-    async def abort(self, request_id: str) -> None:
-        """See ``EngineClient``."""
-        await self._engine.abort(request_id)
-
-    async def release(self, lease: str, tokens: Sequence[int] | None = None) -> None:
-        """See ``EngineClient``."""
-        await self._engine.release(lease, tokens)
-
-    async def tokenize(
-        self,
-        model: str,
-        text: str | Sequence[dict[str, str]],
-        *,
-        special: bool = True,
-        generation_prompt: bool = True,
-    ) -> tuple[int, ...]:
-        """See ``EngineClient``."""
-        return await self._engine.tokenize(model, text, special=special, generation_prompt=generation_prompt)
-
-    async def models(self) -> list[ModelInfo]:
-        """See ``EngineClient``."""
-        return await self._engine.models()
-
-    async def clear_cache(self) -> None:
-        """See ``EngineClient``."""
-        await self._engine.clear_cache()
-
-    async def close(self) -> None:
-        """See ``EngineClient``."""
-        await self._engine.close()
 
 
 def _begin(tracer: Tracer, name: str, kind: Kind, attributes: Mapping[str, Attribute], parent: str = "") -> Span:

@@ -9,6 +9,7 @@ import re
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -137,6 +138,14 @@ async def test_what_a_foreign_server_cannot_do_is_named(foreign: HttpEngine, tra
     for law, message in refused:
         with pytest.raises(EngineError, match=message):
             await collect(foreign, generate(prompt, [Branch(1, 1, 3)], model=str(POLICY), **law))
+    salted = score(ScoreItem((prompt,), (0,)), token_ids=(1,), model=str(POLICY))
+    for asking in (
+        collect(foreign, generate(prompt, [Branch(1, 1, 3)], model=str(POLICY), cache_salt="mine")),
+        foreign.score(replace(salted, cache_salt="mine")),
+    ):
+        with pytest.raises(EngineError, match="cannot keep caches apart by cache_salt"):
+            await asking
+    assert [info.isolates for info in await foreign.models()] == [False]
     with pytest.raises(EngineError, match="cannot score"):
         await foreign.score(score(ScoreItem((prompt,), (0,)), token_ids=(1,), model=str(POLICY)))
     with pytest.raises(EngineError, match="cannot empty"):
@@ -213,6 +222,33 @@ async def test_vllm_is_asked_in_token_ids_one_request_for_each_branch() -> None:
     assert sent["return_token_ids"]
     assert sent["include_stop_str_in_output"]
     assert not {"request_id", "branches", "stream_choices", "lease", "priority"} & set(sent)
+    await client.close()
+
+
+@pytest.mark.parametrize("owner", ["vllm", "sglang"])
+async def test_a_salt_goes_along_to_servers_that_keep_caches_apart_by_it(owner: str) -> None:
+    bodies: list[dict[str, Any]] = []
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        bodies.append(json.loads(request.content))
+        if request.url.path == "/tokenize":
+            return httpx.Response(200, json={"tokens": [7]})
+        if bodies[-1].get("stream"):
+            return chunks(piece("a", finish_reason="length"))
+        likeliest = {"logprobs": {"top_logprobs": [{"token_id:7": -0.5}]}}
+        return httpx.Response(200, json={"choices": [likeliest], "usage": {"prompt_tokens": 2}})
+
+    client = scripted(owner, answer)
+    assert [info.isolates for info in await client.models()] == [True]
+    for salt in ("ann", None):
+        await collect(client, generate((5, 6), [Branch(1, 1, 9)], cache_salt=salt))
+        assert bodies.pop(0).get("cache_salt") == salt
+        bodies.clear()
+    if owner == "vllm":
+        asked = score(ScoreItem(((5, 6),), (0,)), token_ids=(7,))
+        await client.score(replace(asked, cache_salt="ann"))
+        await client.score(asked)
+        assert [body.get("cache_salt") for body in bodies] == ["ann", None]
     await client.close()
 
 

@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from engine.client import HttpEngine
-from engine.types import EngineError, EngineUnavailable, InvalidRequest
+from engine.types import EngineError, EngineUnavailable, InvalidRequest, ScoreItem, ScoreRequest
 from prm.formats.base import Prompt
 from prm.outcome import OutcomeScorer
 from prm.scorer import Chain, StepScorer
@@ -87,6 +87,13 @@ async def test_a_reward_model_behind_pooling_gives_the_scores_of_transformers(tm
     assert second.scores == pytest.approx(expected[-1:], abs=1e-4)
     assert {(path, body["use_activation"]) for path, body in server.asked} == {("/pooling", False)}
     assert {reading.computed for reading in (whole, second)} == {len(body["input"]) for _, body in server.asked}
+
+
+async def test_a_salt_reaches_pooling(tmp_path: Path) -> None:
+    server = Server("qwen_math", save_checkpoint("qwen_math", tmp_path / "prm"))
+    for salt in ("ann", None):
+        await server.client.score(ScoreRequest("r", "m", (ScoreItem(((5, 6),), (0,)),), cache_salt=salt))
+    assert [(path, body.get("cache_salt")) for path, body in server.asked] == [("/pooling", "ann"), ("/pooling", None)]
 
 
 async def test_a_value_head_behind_pooling_gives_the_scores_of_transformers(tmp_path: Path) -> None:

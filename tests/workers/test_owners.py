@@ -32,6 +32,12 @@ async def test_a_job_is_there_for_its_owner_and_for_whoever_sees_all(store: JobS
         await store.check_owner("job_" + "0" * 32, "ann")
 
 
+async def test_whoever_takes_a_job_over_hears_whose_it_is(store: JobStore) -> None:
+    _, [of_batch] = await submit_batch(store, 1, 10, owner="bob")
+    for owner, job_id in (("ann", await submit(store, owner="ann")), ("bob", of_batch)):
+        assert (await claim(store, job_id)).owner == owner
+
+
 async def test_lists_are_the_owners_jobs_in_every_status_whatever_happens_to_them(store: JobStore) -> None:
     draw, owner_of, status_of = random.Random(3), {}, {}
     for _ in range(24):

@@ -101,7 +101,7 @@ class Jobs(RuleBasedStateMachine):
         else:
             known.status, known.live = "in_progress", True
             known.attempt += 1
-            assert held == Claim(job_id, len(known.claims) + 1, known.attempt, SPEC)
+            assert held == Claim(job_id, len(known.claims) + 1, known.attempt, "local", SPEC)
             known.claims.append(held)
 
     @precondition(lambda self: self.known)

@@ -36,5 +36,5 @@ look_at(id, now + lease)
 if not waiting then
   append(id, first and 'job.started' or 'job.resumed', '{"attempt":' .. attempt .. '}')
 end
-local spec, origin, granted = unpack(redis.call('HMGET', job, 'spec', 'origin', 'granted'))
-return { 'claimed', token, attempt, spec, origin, granted, share }
+local owner, spec, origin, granted = unpack(redis.call('HMGET', job, 'owner', 'spec', 'origin', 'granted'))
+return { 'claimed', token, attempt, owner, spec, origin, granted, share }

@@ -1,0 +1,53 @@
+"""An engine that stands before another one and changes something of what it is asked."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+
+from engine.types import Completion, Delta, EngineClient, GenerateRequest, ModelInfo, ScoreRequest, ScoreResult
+
+
+class ForwardingEngine:
+    """``EngineClient`` that asks ``engine``: what subclasses do not override is asked and answered as it is."""
+
+    def __init__(self, engine: EngineClient) -> None:
+        self._engine = engine
+
+    def generate(self, request: GenerateRequest, *, stream: bool = False) -> AsyncIterator[Completion | Delta]:
+        """See ``EngineClient``."""
+        return self._engine.generate(request, stream=stream)
+
+    async def score(self, request: ScoreRequest) -> list[ScoreResult]:
+        """See ``EngineClient``."""
+        return await self._engine.score(request)
+
+    async def abort(self, request_id: str) -> None:
+        """See ``EngineClient``."""
+        await self._engine.abort(request_id)
+
+    async def release(self, lease: str, tokens: Sequence[int] | None = None) -> None:
+        """See ``EngineClient``."""
+        await self._engine.release(lease, tokens)
+
+    async def tokenize(
+        self,
+        model: str,
+        text: str | Sequence[dict[str, str]],
+        *,
+        special: bool = True,
+        generation_prompt: bool = True,
+    ) -> tuple[int, ...]:
+        """See ``EngineClient``."""
+        return await self._engine.tokenize(model, text, special=special, generation_prompt=generation_prompt)
+
+    async def models(self) -> list[ModelInfo]:
+        """See ``EngineClient``."""
+        return await self._engine.models()
+
+    async def clear_cache(self) -> None:
+        """See ``EngineClient``."""
+        await self._engine.clear_cache()
+
+    async def close(self) -> None:
+        """See ``EngineClient``."""
+        await self._engine.close()

@@ -1,0 +1,121 @@
+"""What was computed for one owner's jobs speeds up that owner's jobs, and nobody else's."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from engine.core import CoreOptions
+from engine.limits import check_score
+from engine.local import LocalEngine
+from engine.types import Branch, EngineClient, EngineError, ModelInfo, ScoreItem
+from reasoner.jobs import JobSpec
+from reasoner.run import run_job
+from reasoner.strategies import STRATEGIES
+from tests.engine.helpers import generate, score
+from tests.engine.test_foreign_servers import chunks, collect, piece, scripted
+from tests.scripted import ScriptedEngine
+from workers.execution import execute
+from workers.store import JobStore
+from workers.tenants import TenantEngine, salt_of
+
+BUNDLED = Path(__file__).parents[2] / "reasoner" / "bundled"
+PRM, JUDGE = {"kind": "prm", "model": "prm"}, {"kind": "judge", "model": "policy"}
+ENDED = ("completed", "incomplete")
+
+
+def spec(strategy: str, verifier: dict[str, str] = PRM, tokens: int = 1500) -> dict[str, Any]:
+    params = {} if strategy == "greedy" else {"n": 4}
+    told = {"problem": "Use the numbers 3, 7, 8 and 12 to reach 45.", "model": "policy", "seed": 1}
+    asked = {"strategy": {"name": strategy} | params, "verifier": verifier, "budget": {"tokens": tokens}}
+    return JobSpec.model_validate(told | asked).model_dump()
+
+
+async def submit(store: JobStore, owner: str, job: dict[str, Any]) -> str:
+    return str((await store.submit(job, owner=owner, queue_cap=10))[0]["id"])
+
+
+async def wake(store: JobStore, job_id: str, engine: EngineClient) -> dict[str, Any]:
+    await execute(job_id, store=store, engine=engine, run=run_job, draining=asyncio.Event(), lease=30, max_attempts=3)
+    return dict(await store.get(job_id))
+
+
+@pytest.mark.parametrize("strategy", sorted(STRATEGIES))
+async def test_whatever_a_job_asks_of_an_engine_carries_its_owners_salt(store: JobStore, strategy: str) -> None:
+    for verifier in (PRM, JUDGE):
+        engine = ScriptedEngine()
+        job = await wake(store, await submit(store, "ann", spec(strategy, verifier)), engine)
+        assert job["status"] in ENDED
+        assert {salt for _, salt in engine.salts} == {salt_of("ann")}
+        if STRATEGIES[strategy].needs_verifier:
+            assert job["usage"]["verifier_computed"] > 0
+
+
+async def test_a_job_that_another_worker_goes_on_with_keeps_its_salt(store: JobStore) -> None:
+    first, second = ScriptedEngine(die_after=6), ScriptedEngine()
+    job_id = await submit(store, "ann", spec("beam"))
+    assert (await wake(store, job_id, first))["status"] == "queued"
+    assert (await wake(store, job_id, second))["status"] in ENDED
+    assert [{salt for _, salt in engine.salts} for engine in (first, second)] == [{salt_of("ann")}] * 2
+
+
+def test_a_salt_is_the_same_in_every_version_and_fits_for_the_longest_owner() -> None:
+    assert salt_of("ann") == "49915e0d7d4b402e3017d010bc1c0e83cac6c797d6c16e66340fe3268693a6a1"
+    assert len({salt_of(owner) for owner in ("ann", "bob", "local", "config", "a" * 64)}) == 5
+    request = score(ScoreItem(((1,),), (0,)), token_ids=(1,))
+    check_score(replace(request, cache_salt=salt_of("a" * 64)), ModelInfo("m", "generate", 8, 8, 0), 8)
+
+
+async def test_jobs_of_one_owner_share_what_is_cached_and_those_of_two_do_not(store: JobStore) -> None:
+    """The same job four times, on the bundled models: each owner's first one finds nothing of the other's."""
+    models = {name: BUNDLED / name for name in ("policy", "prm")}
+    engine = LocalEngine(models, CoreOptions(kv_tokens=16384, deterministic=True))
+    try:
+        usage: dict[str, list[dict[str, int]]] = {"ann": [], "bob": []}
+        for owner in ("ann", "bob", "ann", "bob"):
+            job = await wake(store, await submit(store, owner, spec("best_of_n", tokens=4000)), engine)
+            usage[owner].append(job["usage"])
+    finally:
+        await engine.close()
+    (ann, ann_again), (bob, bob_again) = usage.values()
+    for kind in ("cached", "verifier_cached"):
+        assert bob[kind] == ann[kind]
+        assert bob_again[kind] == ann_again[kind] > ann[kind]
+
+
+class Mixed(ScriptedEngine):
+    """Serves its policy from a server that keeps nothing apart."""
+
+    async def models(self) -> list[ModelInfo]:
+        policy, prm = await super().models()
+        return [ModelInfo(policy.id, policy.kind, policy.context, 100, 1000, isolates=False), prm]
+
+
+async def test_a_model_whose_server_cannot_keep_owners_apart_is_asked_without_a_salt(store: JobStore) -> None:
+    engine = Mixed()
+    job = await wake(store, await submit(store, "ann", spec("beam")), engine)
+    assert job["status"] in ENDED
+    assert engine.salts == {("policy", None), ("prm", salt_of("ann"))}
+
+
+async def test_a_plain_server_gets_no_salt_and_refuses_one_that_nobody_took_away() -> None:
+    bodies: list[dict[str, Any]] = []
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        bodies.append(json.loads(request.content))
+        return chunks(piece("a", finish_reason="length"))
+
+    client = scripted("llamacpp", answer, tokenizer=BUNDLED / "policy")
+    engine, request = TenantEngine(client, "ann"), generate((5, 6), [Branch(1, 1, 9)])
+    with pytest.raises(EngineError, match="cannot keep caches apart by cache_salt"):
+        await collect(engine, request)
+    assert [info.isolates for info in await engine.models()] == [False]
+    assert len(await collect(engine, request)) == 1
+    assert ["cache_salt" in body for body in bodies] == [False]
+    await client.close()
