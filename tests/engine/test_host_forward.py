@@ -23,11 +23,12 @@ from tests.engine.test_models import random_tokens
 
 OPTIONS = CoreOptions(kv_tokens=8192, max_running=64, step_tokens=512)
 REPEATED = ["llama", "mistral", "qwen2", "qwen3"]
+THREADS = [1, pytest.param(2, marks=pytest.mark.alone)]
 OTHERS = ["gemma2", "qwen3_moe", "phi3"]
 
 
 @pytest.mark.parametrize("kind", REPEATED)
-@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("threads", THREADS)
 def test_a_repeated_step_gives_the_same_bits(
     checkpoints: Checkpoints, kind: str, threads: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -35,7 +36,7 @@ def test_a_repeated_step_gives_the_same_bits(
 
 
 @pytest.mark.parametrize(("bits", "size"), [(8, None), (4, 16)])
-@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("threads", THREADS)
 def test_a_repeated_step_in_fewer_bits_gives_the_same_bits(
     checkpoints: Checkpoints,
     bits: int,

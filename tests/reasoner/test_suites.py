@@ -66,7 +66,7 @@ def test_splits_are_disjoint_by_canonical_problem(name: str) -> None:
 
     suite = family(name)
     keys = {
-        split: {key(suite.problem(split, seed, level)) for level in suite.LEVELS for seed in range(40)}
+        split: {key(suite.problem(split, seed, level)) for level in suite.LEVELS for seed in range(20)}
         for split in ("train", "heldout")
     }
     assert not keys["train"] & keys["heldout"]

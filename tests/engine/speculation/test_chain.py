@@ -135,7 +135,7 @@ def test_a_chain_over_keys_of_8_bits_is_the_one_that_grows_level_by_level(
     assert sum(agreed) >= 0.98 * len(agreed)  # what is rounded to 8 bits may fall on the other side
 
 
-@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("threads", [1, pytest.param(2, marks=pytest.mark.alone)])
 @pytest.mark.parametrize("page_size", [4, 16])
 def test_the_target_as_its_own_draft_is_always_right_in_one_call(
     checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch, page_size: int, threads: int

@@ -427,8 +427,9 @@ def test_a_drafter_that_is_nearly_always_right_is_soon_asked_for_long_chains() -
 
 def test_little_is_kept_of_loads_and_nothing_of_branches() -> None:
     controller, gone = adaptive(), []
-    for number in range(1024):
-        branches = [cast(GenerateSequence, Branch(0.5, 1, random.Random(0))) for _ in range(1 + number % 256)]
+    rng = random.Random(0)
+    for number in range(512):
+        branches = [cast(GenerateSequence, Branch(0.5, 1, rng)) for _ in range(1 + number % 256)]
         gone += [weakref.ref(branch) for branch in branches]
         controller.sizes(branches, 0, 0)
         controller.trim([Wish(branch, 2, 2) for branch in branches], [Draft.chain([1, 2], [0.5, 0.5])] * len(branches))
