@@ -138,7 +138,7 @@ class Scheduler:
         for sequence in self.running:
             (prompts if len(sequence.tokens) - sequence.computed > 1 else decoding).append(sequence)
         starting = self._queue and len(self.running) < self._max_running
-        most = self._step_tokens - (max(1, self._step_tokens // 4) if prompts or starting else 0)
+        most = max(1, self._step_tokens - (max(1, self._step_tokens // 4) if prompts or starting else 0))
         if len(decoding) > most:
             decoding = sorted(decoding, key=_rank)[:most]
         for sequence in decoding:

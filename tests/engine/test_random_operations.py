@@ -27,7 +27,7 @@ class Traffic(RuleBasedStateMachine):
 
     dtype = torch.float32
 
-    @initialize(rows=st.integers(1, 6), step_tokens=st.integers(4, 40), max_pinned=st.integers(0, PAGES))
+    @initialize(rows=st.integers(1, 6), step_tokens=st.integers(1, 40), max_pinned=st.integers(0, PAGES))
     def start(self, rows: int, step_tokens: int, max_pinned: int) -> None:
         self.engine = Simulation(
             pages=PAGES,

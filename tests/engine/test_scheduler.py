@@ -53,6 +53,16 @@ def test_those_that_generate_leave_a_quarter_of_the_step_to_prompts() -> None:
     assert dict(simulation.step())[10] == 2
 
 
+def test_a_step_of_one_token_goes_to_those_that_generate_while_others_find_no_memory() -> None:
+    simulation = Simulation(pages=4, step_tokens=1)
+    simulation.add([[1] * 8, [2] * 8], 14)
+    for _ in range(8):
+        simulation.step()
+    assert simulation.step() == [(0, 1)]
+    simulation.run()
+    assert simulation.finished == [0, 1]
+
+
 def test_equal_prompts_are_computed_once() -> None:
     simulation = Simulation()
     for _ in range(4):
@@ -268,7 +278,7 @@ PROMPTS = st.tuples(st.integers(0, 2), st.integers(1, 20), st.integers(0, 2), st
 
 @settings(max_examples=120, deadline=None, derandomize=True)
 @given(
-    st.lists(PROMPTS, min_size=1, max_size=12), st.integers(10, 16), st.integers(1, 5), st.integers(5, 40), st.data()
+    st.lists(PROMPTS, min_size=1, max_size=12), st.integers(10, 16), st.integers(1, 5), st.integers(1, 40), st.data()
 )
 def test_every_sequence_finishes_on_a_pool_that_can_hold_the_longest(
     shapes: list[tuple[int, int, int, int, int]], pages: int, rows: int, step_tokens: int, data: st.DataObject
