@@ -10,6 +10,8 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import asdict, dataclass
 
+from anyio import CancelScope
+
 from engine.merge import Events
 from engine.openai_logprobs import logprobs_object, prompt_logprobs
 from engine.schema import CompletionBody
@@ -143,7 +145,9 @@ async def _keep_alive(chunks: AsyncGenerator[str, None]) -> AsyncGenerator[str, 
                 waiting = asyncio.ensure_future(anext(chunks, None))
         finally:
             waiting.cancel()
-            await asyncio.wait({waiting})
+            # When the client is gone, every wait outside of such a scope is cancelled at once.
+            with CancelScope(shield=True):
+                await asyncio.wait({waiting})
 
 
 def _choice(asked: Question, completion: Completion, text: str) -> Json:

@@ -19,6 +19,7 @@ from typing import Any
 
 import httpx
 import pytest
+from starlette.types import Message
 
 from engine.client import HttpEngine
 from engine.core import CoreOptions
@@ -170,6 +171,24 @@ async def test_a_client_that_hangs_up_stops_its_work(
     gate.set()
     await settled(engine)
     assert core.stats.generated_tokens - before <= 8
+
+
+async def test_a_client_that_hangs_up_is_no_error_of_the_server(engine: LocalEngine) -> None:
+    body = {"model": "m", "prompt": ["add", "and"], "max_tokens": 200, "ignore_eos": True, "stream": True}
+    messages = [{"type": "http.request", "body": json.dumps(body).encode()}, {"type": "http.disconnect"}]
+
+    async def receive() -> Message:
+        return messages.pop(0)
+
+    sent: list[Message] = []
+
+    async def send(message: Message) -> None:
+        sent.append(message)
+
+    scope = {"type": "http", "method": "POST", "path": "/v1/completions", "query_string": b""}
+    await create_app(engine)(scope | {"headers": [(b"content-type", b"application/json")]}, receive, send)
+    assert sent[0]["status"] == 200
+    await settled(engine)
 
 
 async def test_a_failing_step_is_told_to_the_client_and_the_server_goes_on(
