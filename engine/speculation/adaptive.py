@@ -103,9 +103,6 @@ class AdaptiveController:
     random.
     """
 
-    least = _FAINT
-    """See ``Controller``."""
-
     def __init__(self, depth: int, nodes: int) -> None:
         """``depth``, ``nodes``: the most guesses after each other, and in all, that are ever asked for."""
         self._depths = [each for each in DEPTHS if each < depth] + [depth]

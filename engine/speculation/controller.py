@@ -31,12 +31,6 @@ class Controller(Protocol):
     that it wants to hear nothing of.
     """
 
-    @property
-    def least(self) -> float:
-        """In the step under way, a guess that its drafter says is met with a smaller chance, with all before it, need
-        not be made."""
-        ...
-
     def sizes(self, sequences: Sequence[GenerateSequence], others: int, rested: int, /) -> Sequence[tuple[int, int]]:
         """For each branch that is due one token, the most guesses after each other and the most in all (``Wish``); 0, 0
         for none. ``others``: tokens that the step computes for prompts. ``rested``: steps that went by without a word
@@ -62,7 +56,6 @@ class FixedController:
     depth: int
     nodes: int
     """``depth`` for chains, more for trees."""
-    least: float = 0.0
 
     def sizes(self, sequences: Sequence[GenerateSequence], _: int, _rested: int, /) -> Sequence[tuple[int, int]]:
         """See ``Controller``."""

@@ -95,8 +95,6 @@ class Wish(NamedTuple):
     """Most tokens after each other, at least 1."""
     nodes: int
     """Most tokens in all, at least ``depth``; as many mean a chain."""
-    least: float = 0.0
-    """What is met with a smaller chance, with all before it, need not be guessed. The same for all of a step."""
 
 
 class Advance(NamedTuple):

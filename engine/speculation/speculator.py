@@ -168,7 +168,7 @@ class Speculator:
             # What ends a branch is no guess: whoever draws it where all before it is right ends there.
             going = [
                 draft if sequence.final.isdisjoint(draft.tokens) else draft.before(sequence.final)
-                for (sequence, *_), draft in zip(wishes, drafts, strict=True)
+                for (sequence, _, _), draft in zip(wishes, drafts, strict=True)
             ]
             return self.controller.trim(wishes, going)
         except Exception:
@@ -211,16 +211,16 @@ class Speculator:
             return []
         wishes = []
         sizes = self.controller.sizes(due, self._tokens - len(due), self._rested)
-        least, self._rested = self.controller.least, 0
+        self._rested = 0
         for sequence, room, (depth, nodes) in zip(due, rooms, sizes, strict=True):
             if depth > 0:
                 most = min(depth, room)
                 if nodes > depth and self._trees:
                     # The slots of a tree lie one after the other like a chain's, and within the context too.
                     nodes = max(most, min(nodes, self._context - len(sequence.tokens)))
-                    wishes.append(Wish(sequence, most, nodes, least))
+                    wishes.append(Wish(sequence, most, nodes))
                 else:
-                    wishes.append(Wish(sequence, most, most, least))
+                    wishes.append(Wish(sequence, most, most))
         return wishes
 
     def _fitting(self, wish: Wish, draft: Draft, left: int, running: int) -> Draft:

@@ -30,7 +30,6 @@ class Slow:
 
     kind = "slow"
     layers = 0
-    least = 0.0
 
     def __init__(self, clock: Clock, watches: Watch, depth: int, rest: int = 0) -> None:
         self.watches = watches
