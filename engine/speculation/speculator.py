@@ -165,6 +165,10 @@ class Speculator:
             return [EMPTY] * len(wishes)
         try:
             drafts = self.drafter.propose(wishes)
+            for wish, draft in zip(wishes, drafts, strict=True):
+                # A deeper one would write past the branch's end.
+                if len(draft.tokens) > wish.depth < max(draft.depths):
+                    raise ValueError(f"guesses are {max(draft.depths)} deep; they may be {wish.depth}")
             # What ends a branch is no guess: whoever draws it where all before it is right ends there.
             going = [
                 draft if sequence.final.isdisjoint(draft.tokens) else draft.before(sequence.final)

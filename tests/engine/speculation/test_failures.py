@@ -36,6 +36,8 @@ class Fragile(Oracle):
         drafts = super().propose(wishes)
         if self.where == "trim" and self.resets == 1:
             drafts[0] = Draft((3,), (-1,), (float("nan"),))
+        if self.where == "depth" and self.resets == 1:
+            drafts = [self._guess(wish.sequence, wish.nodes, wish.nodes) for wish in wishes]
         return drafts
 
     def advance(self, steps: Sequence[Advance], hidden: Tensor) -> None:
@@ -61,7 +63,7 @@ class Strict(FixedController):
         return list(drafts)
 
 
-@pytest.mark.parametrize("where", ["propose", "trim", "advance", "forget"])
+@pytest.mark.parametrize("where", ["propose", "depth", "trim", "advance", "forget"])
 def test_a_drafter_that_fails_pauses_and_nobody_else_notices(
     checkpoints: Checkpoints, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:
