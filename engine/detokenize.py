@@ -36,6 +36,11 @@ def held_back(text: str, stops: Sequence[str]) -> int:
     return longest
 
 
+def stops_from(stop: str, start: int) -> int:
+    """Where a stop string that ends after the first ``start`` characters of a text begins at the earliest."""
+    return max(0, start - len(stop) + 1)
+
+
 class TextReader:
     """Follows one branch's growing list of tokens."""
 
@@ -118,7 +123,7 @@ class StopStrings:
         """The stop string that ends first among those ending after ``start``, or ``None``."""
         best, best_end = None, len(text) + 1
         for stop in self.stops:
-            index = text.find(stop, max(0, start - len(stop) + 1))
+            index = text.find(stop, stops_from(stop, start))
             if index >= 0 and index + len(stop) < best_end:
                 best, best_end = stop, index + len(stop)
         return best

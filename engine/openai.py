@@ -100,11 +100,7 @@ async def _openai_events(asked: Question, events: Events) -> AsyncGenerator[str,
                 last.pop("token_ids", None)
                 yield _event(_envelope(asked, [last]))
             else:
-                text = event.text
-                if not body.include_stop_str_in_output:
-                    # The start of a stop string is held back until it is decided, so it lies within one delta.
-                    text = _before_stop(text, asked.requests[0].sampling.stop)
-                text = echoes.pop(event.index, "") + text
+                text = echoes.pop(event.index, "") + event.text
                 choice: Json = {"index": event.index, "text": text, "finish_reason": None, "logprobs": None}
                 if event.logprobs is not None:
                     start = offsets[event.index]
@@ -152,8 +148,6 @@ async def _keep_alive(chunks: AsyncGenerator[str, None]) -> AsyncGenerator[str, 
 
 def _choice(asked: Question, completion: Completion, text: str) -> Json:
     body = asked.body
-    if not body.include_stop_str_in_output and isinstance(completion.stop, str):
-        text = _before_stop(text, asked.requests[0].sampling.stop)
     reason = "length" if completion.finish_reason == "context" else completion.finish_reason
     choice: Json = {
         "index": completion.index,
@@ -174,12 +168,6 @@ def _logprobs(asked: Question, completion: Completion, prompt: Sequence[TokenLog
     if asked.body.echo and prompt is not None:
         tokens, found = asked.prompt(completion.index)[0].prompt + tokens, (*prompt, *found)
     return logprobs_object(asked.name, tokens, found)
-
-
-def _before_stop(text: str, stops: Sequence[str]) -> str:
-    """The text before the stop string that ends first; all of it when there is none."""
-    found = [(text.index(stop) + len(stop), text.index(stop)) for stop in stops if stop in text]
-    return text[: min(found)[1]] if found else text
 
 
 def _envelope(asked: Question, choices: list[Json]) -> Json:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TypeVar
 
-from engine.detokenize import held_back
+from engine.detokenize import held_back, stops_from
 from engine.sequence import GenerateSequence, ScoreSequence
 from engine.types import Completion, Delta, FinishReason, ScoreResult
 
@@ -60,6 +60,9 @@ def completion(sequence: GenerateSequence, reason: Ending) -> tuple[Delta | None
     tokens = sequence.new_tokens
     ended = finish_reason == "stop" and stop in sequence.eos
     text = sequence.reader.final(len(sequence.written) - ended)
+    if isinstance(stop, str) and not sequence.sampling.include_stop_str_in_output:
+        # Before ``min_tokens`` the text may have others.
+        text = text[: text.index(stop, stops_from(stop, sequence.checked))]
     answer = Completion(
         index=sequence.index,
         token_ids=tuple(tokens),

@@ -83,7 +83,8 @@ class CompletionBody(_Body):
     stop: _Text | Annotated[list[_Text], Field(max_length=64)] = []
     stop_token_ids: list[int] = []
     ignore_eos: bool = False
-    include_stop_str_in_output: bool = False
+    include_stop_str_in_output: bool | None = None
+    """By default only with ``stream_choices``."""
     seed: _Word | None = None
     stream: bool = False
     stream_options: StreamOptions | None = None
@@ -163,6 +164,9 @@ class CompletionBody(_Body):
             logit_bias=tuple((int(token), bias) for token, bias in self.logit_bias.items()),
             min_tokens=self.min_tokens,
             stop=(self.stop,) if isinstance(self.stop, str) else tuple(self.stop),
+            include_stop_str_in_output=(
+                self.stream_choices if self.include_stop_str_in_output is None else self.include_stop_str_in_output
+            ),
             stop_token_ids=tuple(self.stop_token_ids),
             ignore_eos=self.ignore_eos,
             logprobs=self.logprobs,

@@ -37,8 +37,7 @@ class SamplingParams:
 
     The logits are changed by ``logit_bias``, the penalties and ``min_tokens`` (``engine.penalties`` says how), divided
     by ``temperature`` (0 means greedy: argmax) and filtered by ``top_k`` (0 is off), ``top_p`` (1 is off) and ``min_p``
-    (0 is off), in this order. ``stop`` strings end a branch as soon as the generated text contains one; the text keeps
-    it, since a search re-sends it.
+    (0 is off), in this order. ``stop`` strings end a branch as soon as the generated text contains one.
     """
 
     temperature: float = 1.0
@@ -55,6 +54,9 @@ class SamplingParams:
     min_tokens: int = 0
     """Before this many generated tokens (``Branch.generated`` included) nothing stops a branch."""
     stop: tuple[str, ...] = ()
+    include_stop_str_in_output: bool = True
+    """Whether the text keeps the stop string that ended it, and what its last token wrote behind it: a search re-sends
+    them. The tokens are the same."""
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
     logprobs: int | None = None

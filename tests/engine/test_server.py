@@ -309,6 +309,27 @@ async def test_an_openai_stream_adds_up_to_the_whole_answer(http: httpx.AsyncCli
         assert whole["stop_reason"] == stop
 
 
+@pytest.mark.parametrize("seed", [0, 4])
+@pytest.mark.parametrize("stop", ["a", "af", " "])
+async def test_the_text_before_the_stop_string_that_ended_it_is_whole(
+    http: httpx.AsyncClient, stop: str, seed: int
+) -> None:
+    body = openai_body() | {"prompt": [5, 6, 7], "seed": seed, "min_tokens": 12, "stop": [stop]}
+
+    async def answer(**extra: object) -> tuple[str, int]:
+        whole = (await http.post("/v1/completions", json=body | extra)).json()
+        return whole["choices"][0]["text"], whole["usage"]["completion_tokens"]
+
+    whole, tokens = await answer(include_stop_str_in_output=True)
+    before, _ = await answer(stop=[], max_tokens=tokens - 1)
+    expected = whole[: whole.index(stop, max(0, len(before) - len(stop) + 1))]
+    assert stop in expected
+    assert await answer() == (expected, tokens)
+    lines = (await http.post("/v1/completions", json=body | {"stream": True})).text.split("\n\n")[:-2]
+    chunks = [json.loads(line.removeprefix("data: ")) for line in lines]
+    assert "".join(chunk["choices"][0]["text"] for chunk in chunks) == expected
+
+
 def openai_body() -> dict[str, object]:
     return {"model": "m", "prompt": "add 3", "max_tokens": 40, "seed": 8, "ignore_eos": True}
 
