@@ -86,7 +86,9 @@ class TextReader:
         window = self._tokenizer.decode(self._tokens[self._window :])
         for cut in range(end - 1, max(self._read, end - _BYTES - 1), -1):
             known = self._tokenizer.decode(self._tokens[self._window : cut])
-            if known + self._tokenizer.decode(self._tokens[cut:]) == window:
+            behind = self._tokenizer.decode(self._tokens[cut:])
+            # Tokens that have no text do not end the character before them.
+            if behind and known + behind == window:
                 left = self._lead + known
                 self._lead, self._shown = left[self._shown :], max(0, self._shown - len(left))
                 self._window = self._read = cut

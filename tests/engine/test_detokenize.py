@@ -187,6 +187,17 @@ def test_bytes_that_are_no_text_are_read_as_the_decoder_shows_them(
         assert reader.final(len(grown)) == text_of(tokenizer, grown)
 
 
+def test_tokens_without_a_text_lie_within_a_character(tokenizer: Tokenizer) -> None:
+    [silent] = split(tokenizer, b"<|end|>", [])
+    assert tokenizer.decode([silent]) == ""
+    first, last = split(tokenizer, "é".encode(), [1])
+    reader = TextReader(tokenizer, grown := split(tokenizer, b"\x80" * 8, []))
+    for token in (first, silent, silent, last):
+        grown.append(token)
+        reader.advance()
+    assert reader.text == tokenizer.decode(grown) == "\ufffd" * 8 + "é"
+
+
 def test_a_character_before_a_half_one_is_read_once_when_many_tokens_come_at_once(tokenizer: Tokenizer) -> None:
     pieces = {token: tokenizer.decode([token]) for token in range(360)}
     joined = next(token for token, piece in pieces.items() if piece[:1].isalpha() and piece.endswith("\ufffd"))
