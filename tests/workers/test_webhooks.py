@@ -245,6 +245,20 @@ async def test_a_job_that_is_retried_tells_its_second_end_only(
     assert [json.loads(body)["type"] for _, _, body in receiver.got] == ["job.completed"]
 
 
+async def test_word_of_the_first_end_is_not_taken_for_that_of_the_second(
+    store: JobStore, settings: Settings, receiver: Receiver
+) -> None:
+    job, _ = await store.submit(SPEC | {"webhook": receiver.url, "metadata": {}}, owner="me", queue_cap=10)
+    job_id = job["id"]
+    await store.finish(await claim(store, job_id), "failed", error=JobError(code="engine_error", message="no"))
+    _, token, *_ = await store.script("webhook_claim", job_id, 30_000, 7)
+    await store.retry(job_id, queue_cap=10)
+    await store.cancel(job_id)
+    assert await store.script("webhook_settle", job_id, token, "delivered", "", 0) == "lost"
+    await deliver(job_id, store=store, settings=settings)
+    assert [json.loads(body)["type"] for _, _, body in receiver.got] == ["job.cancelled"]
+
+
 async def test_a_deleted_job_tells_nothing(store: JobStore, settings: Settings, receiver: Receiver, url: str) -> None:
     job_id = await ended(store, receiver.url)
     await store.delete(job_id)

@@ -217,6 +217,7 @@ local function finish(id, status, result, failure)
   if redis.call('HEXISTS', job_key(id), 'webhook') == 1 then
     redis.call('HSET', job_key(id), 'webhook:state', 'pending', 'webhook:attempt', 0, 'webhook:seq', seq,
       'webhook:error', '')
+    redis.call('HINCRBY', job_key(id), 'webhook:token', 1) -- whoever still tells an earlier end is heard no more
     tell_at(id, now)
   end
   local batch, granted, share, generated, verified = unpack(
