@@ -13,7 +13,7 @@ from typing import Any
 
 from reasoner.budget import Ledger
 from reasoner.jobs import Usage
-from reasoner.journal import Entry, Journal
+from reasoner.journal import Entry, JobCancelled, Journal
 from reasoner.prices import NOTHING, Amount
 
 LOST = "lost"
@@ -45,6 +45,8 @@ class Record:
         self._ledger = ledger
         self._replay = deque(replay)
         self._early: dict[str, Entry] = {}
+        self.unheard: list[Entry] = []
+        """What was written when the job was found cancelled: the journal holds it, and no strategy saw it."""
         self._batch = 0
         self._pass_over()
 
@@ -84,7 +86,11 @@ class Record:
             entries.append(Entry(answer.key, answer.type, data, spend, self._ledger.elapsed()))
         self._batch += 1
         if entries:
-            await self._journal.append(entries)
+            try:
+                await self._journal.append(entries)
+            except JobCancelled:
+                self.unheard = entries
+                raise
         return entries
 
     async def note(self, key: str, type: str, data: dict[str, Any], spend: Usage) -> None:

@@ -136,19 +136,21 @@ class Stream:
         # The strategy has heard enough, or nobody wants to hear more. With any other error the engine is gone or this
         # attempt is, and the next one goes on from the parts.
         final = error is None or isinstance(error, (GeneratorExit, JobCancelled))
-        for entry in self._shared.record.replay(self._wanted):
-            self._land(self._wanted[entry.key], entry.data)
+        record = self._shared.record
+        for entry in [*record.replay(self._wanted), *record.unheard]:
+            if entry.key in self._wanted:
+                self._land(self._wanted[entry.key], entry.data)
         in_flight = await self._grower.stop(final=final)
         answers: list[Answer] = []
         if self._shared.spec.deterministic:
             answers = [lost(arrival, withhold=final) for arrival in in_flight]
             in_flight = []
-        if final and not self._shared.record.replaying:
+        if final and not record.replaying:
             going = {arrival.growth for arrival in in_flight}
             begun = [growth for growth in self._wanted.values() if growth.part > 0 and growth not in going]
             in_flight += [Arrival(growth, (), "", 0.0, Usage(), NOTHING, "cancelled") for growth in begun]
         answers += [self._answer(arrival) for arrival in in_flight]
-        entries = await self._shared.record.write(answers if final else [early(answer) for answer in answers])
+        entries = await record.write(answers if final else [early(answer) for answer in answers])
         for entry in entries:
             if final and entry.key in self._wanted:
                 self._land(self._wanted[entry.key], entry.data)

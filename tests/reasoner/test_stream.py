@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 
 import pytest
 from hypothesis import given, settings
@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from engine.types import Completion, Delta, EngineUnavailable, GenerateRequest
 from reasoner.jobs import JobSpec
-from reasoner.journal import MemoryJournal
+from reasoner.journal import Entry, JobCancelled, MemoryJournal
 from reasoner.lease import CacheLease
 from reasoner.prices import Amount
 from reasoner.run import run_job
@@ -162,6 +162,33 @@ async def test_every_branch_that_began_ends_with_a_reason_also_where_the_stream_
     for delays in range(20):
         journal = MemoryJournal()
         await search_with(Delayed(delays), journal, chase, budget={"tokens": tokens})
+        begun = {entry.data["node"] for entry in journal.entries if entry.type == "node"}
+        ended = {entry.data["node"] for entry in journal.entries if entry.type == "node" and entry.data["final"]}
+        assert begun == ended
+
+
+class Cancelled(MemoryJournal):
+    """Of a job that is cancelled before one of its commits, which hears of it."""
+
+    def __init__(self, before: int) -> None:
+        super().__init__()
+        self._left = before
+
+    async def append(self, entries: Sequence[Entry]) -> None:
+        await super().append(entries)
+        self._left -= 1
+        if self._left < 0:
+            raise JobCancelled
+
+
+@pytest.mark.parametrize("tokens", [None, 150, 40])
+async def test_a_commit_that_hears_of_the_cancellation_leaves_no_branch_without_an_end(tokens: int | None) -> None:
+    for commit in range(12):
+        journal = Cancelled(commit)
+        with contextlib.suppress(JobCancelled):
+            await search_with(Delayed(commit), journal, chase, budget={"tokens": tokens})
+        keys = [entry.key for entry in journal.entries]
+        assert len(set(keys)) == len(keys)
         begun = {entry.data["node"] for entry in journal.entries if entry.type == "node"}
         ended = {entry.data["node"] for entry in journal.entries if entry.type == "node" and entry.data["final"]}
         assert begun == ended
