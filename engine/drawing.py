@@ -3,6 +3,7 @@ of score requests."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 from typing import NamedTuple
@@ -18,10 +19,10 @@ from engine.forward import Forward
 from engine.logprobs import log_probabilities, read_prompt
 from engine.models.model import Model
 from engine.penalties import Ints
-from engine.sampling import Coordinates, Floats, Laws, sample
+from engine.sampling import NOT_FINITE, Coordinates, Floats, Laws, sample
 from engine.sequence import GenerateSequence, ScoreSequence
 from engine.speculation.draft import Draft
-from engine.types import TokenLogprob
+from engine.types import EngineError, TokenLogprob
 
 _Read = tuple[ScoreSequence, int, int]
 """A sequence, a position in it to read, and the row of its hidden state."""
@@ -87,12 +88,15 @@ def read_out(
     whose tokens are all computed now, and the one after each of its guesses.
 
     ``work`` is in the order of the batch; it is not committed yet. ``hidden`` ``[rows, width]`` are the final hidden
-    states of its ``rows_to_read``, and ``forward`` is where they come from.
+    states of its ``rows_to_read``, and ``forward`` is where they come from. Raises ``EngineError`` when what is read or
+    drawn from is not finite.
     """
     drawing, readings = _wanted(work, rows, hidden, model)
     for token_ids, reads in readings.items():
         logits = model.read(_chosen(hidden, [row for _, _, row in reads]), token_ids)
         for (scored, position, _), values in zip(reads, logits.tolist(), strict=True):
+            if not all(map(math.isfinite, values)):
+                raise EngineError(NOT_FINITE)
             scored.values[position] = tuple(values)
     if not drawing:
         return []

@@ -9,9 +9,10 @@ import numpy.typing as npt
 from torch import Tensor
 
 from engine.models.model import Model
+from engine.sampling import NOT_FINITE
 from engine.sequence import GenerateSequence
 from engine.support import largest, relative_weights
-from engine.types import TokenLogprob
+from engine.types import EngineError, TokenLogprob
 
 _BLOCK = 1 << 22
 """Logits in memory at once while a prompt is read."""
@@ -20,8 +21,11 @@ _BLOCK = 1 << 22
 def log_probabilities(
     logits: npt.NDArray[np.float32], tokens: npt.NDArray[np.int64], counts: Sequence[int]
 ) -> list[TokenLogprob]:
-    """One for each row of ``logits`` ``[rows, vocab]``: that of its token, and of the ``counts`` likeliest."""
+    """One for each row of ``logits`` ``[rows, vocab]``: that of its token, and of the ``counts`` likeliest. Raises
+    ``EngineError`` when a row's largest logit is not finite."""
     top = logits.max(axis=-1)
+    if not np.isfinite(top).all():
+        raise EngineError(NOT_FINITE)
     weights = relative_weights(logits, top, np.ones(len(logits)))
     normaliser = top + np.log(weights.sum(axis=-1).astype(np.float64))
     chosen = logits[np.arange(len(logits)), tokens] - normaliser

@@ -30,7 +30,7 @@ Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 Logits = npt.NDArray[np.float32]
 
-_NOT_FINITE = "the model's logits are not finite"
+NOT_FINITE = "the model's logits are not finite"
 _CHUNK = 1 << 15
 """Logits handled at once: what they need stays in a core's second-level cache."""
 _RACE = 24.0
@@ -78,7 +78,7 @@ def sample(logits: Tensor, laws: Laws, where: Coordinates) -> tuple[Ints, Floats
 def checked(tokens: Ints, logprobs: Floats) -> tuple[Ints, Floats]:
     """What ``kernels.cpu.sampling`` drew. Raises ``EngineError`` when it could not."""
     if tokens.min() < 0:
-        raise EngineError(_NOT_FINITE)
+        raise EngineError(NOT_FINITE)
     return tokens, logprobs
 
 
@@ -137,7 +137,7 @@ def _rows(values: Logits, rows: list[int]) -> Logits:
 def _tops(x: Logits) -> Logits:
     top: Logits = x.max(axis=-1)
     if not np.isfinite(top).all():
-        raise EngineError(_NOT_FINITE)
+        raise EngineError(NOT_FINITE)
     return top
 
 

@@ -11,7 +11,16 @@ import torch
 
 from engine.core import CoreOptions
 from engine.device import KV_DTYPES
-from engine.types import Branch, Completion, Delta, EngineError, InvalidRequest, ScoreItem
+from engine.types import (
+    Branch,
+    Completion,
+    Delta,
+    EngineError,
+    GenerateRequest,
+    InvalidRequest,
+    ScoreItem,
+    ScoreRequest,
+)
 from tests.engine.conftest import Checkpoints
 from tests.engine.helpers import SMALL, Harness, generate, score
 
@@ -251,6 +260,25 @@ def test_texts_of_a_cut_branch_add_up_to_the_text_of_the_whole(harness: Harness)
     rests = [Branch(9, 2, 24 - len(first.token_ids), first.token_ids) for first in firsts]
     seconds = harness.complete(generate(PROMPT, rests, **LAW))
     assert {first.text + second.text for first, second in zip(firsts, seconds, strict=True)} == {whole.text}
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        generate([5, 6, 7], [Branch(1, 1, 3)]),
+        generate([5, 6, 7], [Branch(1, 1, 0)], prompt_logprobs=0),
+        score(ScoreItem(((5, 6, 7),), (0,)), token_ids=(3, 4)),
+    ],
+)
+def test_logits_that_are_no_numbers_fail_the_request(
+    checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch, asked: GenerateRequest | ScoreRequest
+) -> None:
+    harness = Harness(checkpoints("qwen3"))
+    monkeypatch.setattr(harness.core.model.decoder, "_norm", torch.full((48,), torch.nan))
+    events = harness.submit(asked)
+    harness.run()
+    assert "not finite" in str(events)
+    assert all(isinstance(event, EngineError) for event in events)
 
 
 def test_a_score_request_computes_nothing_over_max_compute(harness: Harness) -> None:
