@@ -18,7 +18,7 @@ from rich.table import Table
 from rich.text import Text
 
 from api.client import ServiceClient
-from api.show import follow, plain, print_job, print_tree
+from api.show import follow, output, plain, print_job, print_tree
 from api.show import watch as draw_live
 from api.stack import private_stack
 from reasoner.jobs import Job
@@ -63,7 +63,7 @@ Verifier = Annotated[
 
 jobs = typer.Typer(no_args_is_help=True)
 _progress = Console(stderr=True)
-_out = Console()
+_out = output()
 
 
 def solve(
