@@ -57,6 +57,7 @@ def run_engine(settings: Settings) -> None:
     if address.scheme == "unix":
         where = ["--uds", address.path]
     elif address.scheme == "http" and address.hostname and address.port:
+        check_port(address.hostname, address.port)
         where = ["--host", address.hostname, "--port", str(address.port)]
     else:
         raise ConfigError(
