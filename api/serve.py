@@ -92,7 +92,10 @@ def _say(message: str) -> None:
 
 def main(role: str) -> None:
     """How the supervisor starts a role: configured by the environment alone."""
-    {"api": run_api, "worker": run_worker}[role](load_settings())
+    try:
+        {"api": run_api, "worker": run_worker}[role](load_settings())
+    except ConfigError as error:
+        sys.exit(f"reasoner: {error}")
 
 
 if __name__ == "__main__":
