@@ -391,6 +391,15 @@ def test_a_job_that_failed_before_its_first_branch_says_why_and_promises_none(
         shows(page.locator("#step .hint"), "There is no branch to show.")
 
 
+def test_seconds_are_rounded_before_they_become_minutes(browser: Browser, service: Service) -> None:
+    with opened(browser, service.url) as page:
+        told = page.evaluate(
+            "times => import('/dashboard/words.js').then(({ seconds }) => times.map(seconds))",
+            [0.04, 9.94, 99.4, 99.6, 119.4, 179.7, 5999.4],
+        )
+    assert told == ["0.0 s", "9.9 s", "99 s", "1 min 40 s", "1 min 59 s", "3 min 0 s", "99 min 59 s"]
+
+
 def test_where_a_key_is_asked_for_the_page_asks_and_keeps_it_in_its_tab(
     browser: Browser, url: str, tmp_path: Path
 ) -> None:
