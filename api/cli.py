@@ -42,7 +42,7 @@ def _option(setting: str) -> Any:
 
 
 def main() -> None:
-    """Entry point: configuration and service errors become one clear line, never a traceback."""
+    """Entry point: errors of the configuration, the service and files become one clear line, never a traceback."""
     try:
         app()
     except ConfigError as error:
@@ -52,6 +52,11 @@ def main() -> None:
         print(f"reasoner: {error}", file=sys.stderr)
         refused = isinstance(error, ServiceError) and error.status == 422
         sys.exit(2 if refused else 1)
+    except OSError as error:
+        if error.filename is None:
+            raise
+        print(f"reasoner: {error.filename}: {error.strerror}", file=sys.stderr)
+        sys.exit(1)
 
 
 @app.command()

@@ -10,11 +10,12 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from api.cli_jobs import EXTRA, AsJson, Key, Strategy, Url, client_of, strategy_options
 from api.client import ServiceClient
+from api.show import output
 from reasoner.batches import Batch
 from reasoner.jobs import TERMINAL
 
@@ -23,7 +24,7 @@ _LINE_CHARS = 80
 
 batch = typer.Typer(no_args_is_help=True)
 _progress = Console(stderr=True)
-_out = Console()
+_out = output()
 
 
 @batch.command(context_settings=EXTRA)
@@ -62,7 +63,7 @@ def list_batches(
     if as_json:
         print(json.dumps(page, indent=2))
         return
-    table = Table("batch", "status", "jobs", "tokens", "of", box=None)
+    table = Table(Column("batch", no_wrap=True), "status", "jobs", "tokens", "of", box=None)
     for found in (Batch.model_validate(item) for item in page["data"]):
         count = sum(found.counts.values())
         table.add_row(found.id, found.status, str(count), str(found.usage.total), str(found.budget.tokens))
@@ -136,7 +137,7 @@ def _print(found: Batch, as_json: bool) -> None:
     counts = ", ".join(f"{count} {status}" for status, count in found.counts.items() if count)
     _out.print(Text(f"{found.id}  {found.status}: {counts}", style="bold"))
     _out.print(Text(f"  {found.usage.total} of {found.budget.tokens} tokens, {found.unassigned} unassigned"))
-    table = Table("job", "status", "tokens", "granted", "answer", box=None)
+    table = Table(Column("job", no_wrap=True), "status", "tokens", "granted", "answer", box=None)
     for job in found.jobs or ():
         table.add_row(job.id, job.status, str(job.tokens), str(job.granted), Text(job.answer or ""))
     _out.print(table)

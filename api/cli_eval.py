@@ -18,6 +18,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
+from api.show import output
 from api.stack import private_engine
 from engine.types import EngineError
 from reasoner.comparisons import Results
@@ -32,7 +33,6 @@ from workers.engines import connect
 from workers.setting_values import served_name
 from workers.settings import Settings, load_settings
 
-WIDTH = 140
 """Characters of a line where no terminal says how wide it is."""
 LINES = 20
 """Lines of progress for each stage where no terminal shows a bar."""
@@ -127,7 +127,7 @@ def evaluate_suite(
     if as_json:
         print(json.dumps(document, indent=2))
     else:
-        _print(Console() if sys.stdout.isatty() else Console(width=WIDTH), results)
+        _print(output(), results)
 
 
 def _plan(settings: Settings, strategy: str, n: str, live_n: str | None, seeds: int, against: list[str]) -> Plan:

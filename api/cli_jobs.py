@@ -18,7 +18,7 @@ from rich.table import Table
 from rich.text import Text
 
 from api.client import ServiceClient
-from api.show import follow, plain, print_job, print_tree
+from api.show import follow, output, plain, print_job, print_tree
 from api.show import watch as draw_live
 from api.stack import private_stack
 from reasoner.jobs import Job
@@ -44,7 +44,16 @@ Deterministic = Annotated[
     bool, typer.Option("--deterministic", help="With the same seed the same tree, however quick each branch is.")
 ]
 Temperature = Annotated[float | None, typer.Option(min=0, max=10, help="Sampling temperature.")]
-Picture = Annotated[Path | None, typer.Option(help="Draw the search tree into this PNG file.")]
+
+
+def _picture_file(path: Path | None) -> Path | None:
+    """Looked at before a search is paid for, not after it."""
+    if path is not None and (path.suffix.lower() != ".png" or path.is_dir() or not path.parent.is_dir()):
+        raise typer.BadParameter(f"{path}: give a file that ends in .png, in a folder that is there")
+    return path
+
+
+Picture = Annotated[Path | None, typer.Option(callback=_picture_file, help="Draw the search tree into this PNG file.")]
 Answer = Annotated[
     str | None, typer.Option(help="How answers are compared: math, text, choice or code; or the field as JSON.")
 ]
@@ -54,7 +63,7 @@ Verifier = Annotated[
 
 jobs = typer.Typer(no_args_is_help=True)
 _progress = Console(stderr=True)
-_out = Console()
+_out = output()
 
 
 def solve(

@@ -11,12 +11,12 @@ from typing import Annotated, Any, TypeVar
 
 import typer
 from pydantic import BaseModel, ValidationError
-from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from api.cli_jobs import AsJson, Key, Url, client_of
 from api.client import ServiceError
+from api.show import output
 from workers.embedded import EmbeddedBroker, broker_url
 from workers.keys import SCOPES, KeySpec, KeyStore, NewKey, NoSuchKey
 from workers.keys import Key as StoredKey
@@ -32,7 +32,7 @@ Direct = Annotated[
 ]
 
 keys = typer.Typer(no_args_is_help=True)
-_out = Console()
+_out = output()
 
 
 @keys.command()
@@ -82,7 +82,7 @@ def list_keys(
     if as_json:
         print(json.dumps(page, indent=2))
         return
-    table = Table("key", "name", "owner", "scopes", "state", box=None)
+    table = Table(Column("key", no_wrap=True), "name", "owner", "scopes", "state", box=None)
     for item in map(StoredKey.model_validate, page["data"]):
         table.add_row(item.id, Text(item.name), item.owner, " ".join(item.scopes), _state(item))
     _out.print(table)

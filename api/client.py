@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from types import TracebackType
 from typing import Any
@@ -33,6 +34,11 @@ class ServiceClient:
     """Talks to a running ``reasoner api``. Use as a context manager."""
 
     def __init__(self, url: str, key: str | None = None) -> None:
+        """Raises ``ServiceError`` for what cannot be an address or a key."""
+        if not re.match(r"https?://[^/]", url):
+            raise ServiceError(f"{url!r} is no address of a service: give http://HOST:PORT or https://HOST", 422)
+        if not re.fullmatch(r"[!-~]*", key or ""):
+            raise ServiceError("a key is one word of ASCII letters, digits and signs, and what was given is not", 422)
         self.url = url
         headers = {} if key is None else {"Authorization": f"Bearer {key}"}
         timeout = httpx.Timeout(ANSWER_SECONDS, connect=CONNECT_SECONDS)
@@ -151,6 +157,10 @@ class ServiceClient:
                 f"no service answers at {self.url} ({error}): start one with 'reasoner serve', "
                 "or name another with --url"
             ) from None
+        except ValueError as error:
+            raise ServiceError(
+                f"JSON cannot say this ({error}): write finite numbers, and text in UTF-8", 422
+            ) from None
         if response.is_error:
             raise _refusal(response)
         return response
@@ -168,4 +178,6 @@ def _refusal(response: httpx.Response) -> ServiceError:
         message = problem.get("detail") or problem["title"]
     except (ValueError, KeyError, TypeError, AttributeError):
         message = f"HTTP {response.status_code} from {response.request.url}"
+    if response.status_code == httpx.codes.UNAUTHORIZED:
+        message += " (--key, REASONER_API_KEY)"
     return ServiceError(message, response.status_code)

@@ -188,21 +188,24 @@ def _message(error: Mapping[str, Any], body: type[BaseModel] | None) -> str:
     if location == ("body",) and error["type"] != "value_error":
         return "send a JSON object, with Content-Type: application/json"
     if error["type"] == "extra_forbidden" and body is not None:
-        known = ", ".join(_known_fields(location, body))
+        known = ", ".join(_model_at(location[:-1], body).model_fields)
         return f"there is no such field; known here are {known}"
+    if error["type"] == "model_attributes_type" and body is not None:
+        first = next(iter(_model_at(location, body).model_fields))
+        return f'give a JSON object such as {{"{first}": …}}'
     message: str = error["msg"]
     return message.removeprefix("Value error, ")
 
 
-def _known_fields(location: Sequence[int | str], body: type[BaseModel]) -> list[str]:
-    """Names that would be right where an unknown one was found in the body."""
+def _model_at(location: Sequence[int | str], body: type[BaseModel]) -> type[BaseModel]:
+    """What should be at a place in the body."""
     model = body
-    for name in location[1:-1]:
+    for name in location[1:]:
         if isinstance(name, str) and name in model.model_fields:
             model = _model_in(model.model_fields[name].annotation) or model
         elif name in KINDS:
             model = KINDS[str(name)]
-    return list(model.model_fields)
+    return model
 
 
 def _model_in(annotation: Any) -> type[BaseModel] | None:

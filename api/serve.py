@@ -57,6 +57,7 @@ def run_engine(settings: Settings) -> None:
     if address.scheme == "unix":
         where = ["--uds", address.path]
     elif address.scheme == "http" and address.hostname and address.port:
+        check_port(address.hostname, address.port)
         where = ["--host", address.hostname, "--port", str(address.port)]
     else:
         raise ConfigError(
@@ -91,7 +92,10 @@ def _say(message: str) -> None:
 
 def main(role: str) -> None:
     """How the supervisor starts a role: configured by the environment alone."""
-    {"api": run_api, "worker": run_worker}[role](load_settings())
+    try:
+        {"api": run_api, "worker": run_worker}[role](load_settings())
+    except ConfigError as error:
+        sys.exit(f"reasoner: {error}")
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@ an effect."""
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 from rich.console import Console, Group
@@ -14,6 +15,8 @@ from api.client import ServiceClient
 from api.tree import GrowingTree
 from reasoner.jobs import TERMINAL, Event, Job
 
+WIDTH = 140
+"""Characters of a line where no terminal says how many."""
 DEEPEST_WIDTH = 60
 """Characters of a step that fit on a line of the tree."""
 MOST_NODES = 40
@@ -61,6 +64,11 @@ class Progress:
             f"{self.state}: {self.branches} branches, {self.answered} answers, {self.pruned} pruned, "
             f"{self.tokens} tokens{best}"
         )
+
+
+def output() -> Console:
+    """Where results go: a file or a pipe gets whole tables, whatever size a terminal has by default."""
+    return Console() if sys.stdout.isatty() else Console(width=WIDTH)
 
 
 def follow(client: ServiceClient, job: Job, console: Console) -> None:

@@ -46,17 +46,23 @@ class Role:
         self._command = command
         self._env = env
         self._started = 0.0
+        self._log_start = 0
         self._deaths = 0
         self._due = 0.0
 
     def start(self) -> None:
         self._started = time.monotonic()
+        self._log_start = self.log.stat().st_size if self.log.exists() else 0
         self.process = spawn(self._command, log=self.log, env=self._env, death_signal=signal.SIGKILL)
 
     @property
     def exit_status(self) -> int | None:
         """``None`` while it runs."""
         return None if self.process is None else self.process.poll()
+
+    def last_words(self) -> str:
+        """The end of what it has logged since it was started: the file keeps what others said before it."""
+        return tail(self.log, since=self._log_start)
 
     def restart_when_due(self) -> float | None:
         """Called while it is dead: starts it after a pause that grows; answers the pause when it begins."""
@@ -165,7 +171,8 @@ class Supervisor:
             while True:
                 for role in self._roles:
                     if role.exit_status is not None:
-                        raise StartError(f"the {role.name} did not start; the end of {role.log}:\n{tail(role.log)}")
+                        why = f"the {role.name} did not start; the end of {role.log}"
+                        raise StartError(f"{why}:\n{role.last_words()}")
                 with contextlib.suppress(httpx.TransportError):
                     answer = client.get(f"{self.url}/readyz")
                     if answer.status_code == httpx.codes.OK:

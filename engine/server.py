@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import errno
 import gc
 import math
 import signal
@@ -117,7 +118,10 @@ def create_app(engine: LocalEngine) -> FastAPI:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs a server until a signal ends it. Exit status 2 when the arguments or a model folder are wrong."""
+    """Runs a server until a signal ends it.
+
+    Exit status 2 when the arguments or a model folder are wrong, 1 when memory does not hold what they ask for.
+    """
     arguments = _parser().parse_args(argv)
     if arguments.threads is not None:
         torch.set_num_threads(arguments.threads)
@@ -126,6 +130,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     except EngineError as error:
         print(f"engine: {error}", file=sys.stderr)
         return 2
+    except (MemoryError, OSError, torch.OutOfMemoryError) as error:
+        if isinstance(error, OSError) and error.errno != errno.ENOMEM:
+            raise
+        why = "there is not enough memory for the models and their --kv-tokens and --max-running"
+        print(f"engine: {why}: {error}", file=sys.stderr)
+        return 1
     app = create_app(engine)
     # What loading made stays. To look through it for garbage stopped all steps for a sixth of a second now and then.
     gc.collect()

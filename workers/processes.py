@@ -62,10 +62,10 @@ def private_folder(path: Path) -> Path:
     return path
 
 
-def tail(log: Path, lines: int = 5) -> str:
-    """The last lines of a log that say something."""
+def tail(log: Path, lines: int = 5, *, since: int = 0) -> str:
+    """The last lines of a log that say something, of what was written behind its first ``since`` bytes."""
     try:
-        text = log.read_text(errors="replace")
+        text = log.read_bytes()[since:].decode(errors="replace")
     except FileNotFoundError:
         return ""
     return "\n".join([line for line in text.splitlines() if line.strip()][-lines:])

@@ -87,7 +87,7 @@ class Settings(BaseSettings):
     engine_step_tokens: Annotated[int, Field(ge=1)] | None = Field(
         None, description="Tokens computed in one step at most; 2048 by default."
     )
-    engine_threads: Annotated[int, Field(ge=1)] | None = Field(
+    engine_threads: Annotated[int, Field(ge=1, le=1024)] | None = Field(
         None, description="Threads for the arithmetic of one step; by default one for each core."
     )
     engine_lease_share: Annotated[float, Field(ge=0, le=1)] | None = Field(

@@ -192,6 +192,7 @@ function draw() {
   burn.draw(job, replay);
   drawing.draw(shown, newest, chosen);
   byId("empty").hidden = newest.nodes.size > 0;
+  write(byId("empty"), ended ? "The job ended before its first branch." : "The tree grows here as soon as a worker has the job.");
   put(byId("canvas"), "aria-label", `Search tree: ${shown.nodes.size} branches${chosen ? `, ${chosen} selected` : ""}`);
   timeline.draw(replay);
   drawStep(byId("step"), shown, chosen, pick);

@@ -2,14 +2,15 @@
 
 import { el, fill } from "./dom.js";
 import { steps } from "./replay.js";
-import { REASON, line, score, whole } from "./words.js";
+import { REASON, TERMINAL, line, score, whole } from "./words.js";
 
 const MOST_SHOWN = 40; // continuations
 
 export function drawStep(box, moment, id, onPick) {
   const node = moment.nodes.get(id);
   if (!node) {
-    const hint = moment.nodes.size ? "Click a branch of the tree, or walk it with the arrow keys." : "The first branches will show here.";
+    const none = TERMINAL.has(moment.status) ? "There is no branch to show." : "The first branches will show here.";
+    const hint = moment.nodes.size ? "Click a branch of the tree, or walk it with the arrow keys." : none;
     fill(box, el("p", { class: "hint" }, hint));
     return;
   }

@@ -22,13 +22,14 @@ export function drawAnswer(box, job, moment, onPick) {
   const facts = [];
   if (result?.confidence !== null && result?.confidence !== undefined) facts.push(`confidence ${score(result.confidence)}`);
   if (result) facts.push({ answer: "the search is done", budget: "the budget ended the search", no_answer: "no candidate states an answer" }[result.finish_reason]);
-  if (ended && job.error) facts.push(job.error.message);
+  const error = ended && job.error;
+  if (error) facts.push(error.message);
   if (!ended) facts.push(moment.status === "queued" ? (moment.last?.data.detail ?? "waiting for a worker") : `${moment.nodes.size} branches so far`);
   fill(
     box,
     el("h3", {}, "Answer"),
     el("p", { class: answer === null ? "answer none" : "answer" }, answer ?? (ended ? STATUS[moment.status] : "…")),
-    el("p", { class: "facts" }, facts.join(" · ")),
+    el("p", { class: error ? "facts error" : "facts" }, facts.join(" · ")),
     best ? el("button", { type: "button", class: "link", click: () => onPick(best.id) }, `step ${best.id}`) : null,
   );
 }

@@ -31,8 +31,9 @@ export const score = (value) => (value === null || value === undefined ? "–" :
 
 export function seconds(value) {
   if (value < 10) return `${value.toFixed(1)} s`;
-  if (value < 100) return `${value.toFixed(0)} s`;
-  if (value < 6000) return `${Math.floor(value / 60)} min ${Math.round(value % 60)} s`;
+  const round = Math.round(value);
+  if (round < 100) return `${round} s`;
+  if (round < 6000) return `${Math.floor(round / 60)} min ${round % 60} s`;
   return `${(value / 3600).toFixed(1)} h`;
 }
 

@@ -1,7 +1,8 @@
 """``python -m engine.quantization``: the process in which ``reasoner quantize`` computes.
 
 Its argument is a JSON object of ``model``, ``out``, ``method``, ``bits``, ``group_size`` and ``calibration``. It writes
-JSON lines: ``{"done", "total", "next"}`` as it goes, ``{"error"}`` with exit status 1 when it cannot.
+JSON lines: ``{"done", "total", "next"}`` as it goes, ``{"error"}`` with exit status 1 when it cannot, with
+``"usage": true`` where what was asked for is wrong.
 """
 
 from __future__ import annotations
@@ -22,7 +23,10 @@ def main() -> int:
     try:
         chosen = options(asked["method"], asked["bits"], asked["group_size"], calibration)
         quantize(Path(asked["model"]), Path(asked["out"]), chosen, _tell)
-    except EngineError as error:
+    except EngineError as error:  # the model, the folder or an option
+        print(json.dumps({"error": str(error), "usage": True}), flush=True)
+        return 1
+    except OSError as error:
         print(json.dumps({"error": str(error)}), flush=True)
         return 1
     return 0

@@ -16,8 +16,8 @@ from typer.testing import CliRunner
 from api import cli_jobs
 from api.cli import app
 from api.client import ServiceClient, ServiceError
-from api.show import print_tree, watch
-from reasoner.jobs import Event, Job, JobSpec
+from api.show import output, print_tree, watch
+from reasoner.jobs import Event, Job, JobSpec, StrategySpec
 
 
 class Sent(Exception):
@@ -139,6 +139,27 @@ def test_deleting_answers_one_document(monkeypatch: pytest.MonkeyPatch) -> None:
     result = CliRunner().invoke(app, ["jobs", "delete", "job_1", "job_2", "--json"])
     assert result.exit_code == 0, result.output
     assert json.loads(result.stdout) == {"deleted": gone} == {"deleted": ["job_1", "job_2"]}
+
+
+def test_a_list_that_goes_to_a_pipe_holds_whole_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = JobSpec(problem="?", strategy=StrategySpec(name="self_consistency"))
+    job = Job(id=f"job_{'0' * 32}", status="in_progress", created_at=0.0, spec=spec)
+
+    class Client:
+        def __enter__(self) -> Client:
+            return self
+
+        def __exit__(self, *_: object) -> None:
+            return None
+
+        def list(self, **_: object) -> dict[str, Any]:
+            return {"data": [job.model_dump()]}
+
+    monkeypatch.setattr(cli_jobs, "client_of", lambda url, key: Client())
+    monkeypatch.setattr("sys.stdout", io.StringIO())
+    monkeypatch.setattr(cli_jobs, "_out", output())
+    line = CliRunner().invoke(app, ["jobs", "list"]).stdout.splitlines()[1]
+    assert line.split()[:3] == [job.id, "in_progress", "self_consistency"]
 
 
 @pytest.mark.parametrize("name", ["../keys", "..", "x/cancel", "x?wait=60", "x#y", "\x01", "é", "%2e%2e"])

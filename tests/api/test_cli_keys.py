@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 from starlette.testclient import TestClient
 from typer.testing import CliRunner, Result
 
@@ -48,6 +49,7 @@ def test_the_first_key_is_made_on_the_broker_and_the_others_through_the_service(
     admin = document(reasoner("create", "me", "--scope", "admin", "--direct", "--json"))
     refused = reasoner("list", "--key", "rk_none")
     assert isinstance(refused.exception, ServiceError)
+    assert "--key, REASONER_API_KEY" in str(refused.exception)
     with_key = ("--key", admin["key"])
     made = document(reasoner("create", "notebook", "--owner", "ann", "--expires", "2d", "--json", *with_key))
     assert (made["owner"], made["scopes"]) == ("ann", ["jobs:read", "jobs:write"])
@@ -83,6 +85,14 @@ def test_wrong_usage_is_told(reasoner: Any, words: tuple[str, ...], hint: str) -
     result = reasoner(*words)
     assert result.exit_code == 2
     assert hint in result.output
+
+
+def test_the_id_that_revokes_a_key_is_whole_on_a_narrow_terminal(
+    reasoner: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = document(reasoner("create", "a name of some length", "--direct", "--json"))
+    monkeypatch.setattr(cli_keys, "_out", Console(width=60))
+    assert made["id"] in reasoner("list", "--direct").stdout
 
 
 def test_an_unknown_key_cannot_be_revoked(reasoner: Any) -> None:

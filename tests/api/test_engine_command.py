@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+import socket
 
 import pytest
 from typer.testing import CliRunner
 
 from api.cli import app
+from api.serve import run_engine
 from api.supervisor import ENGINE_OPTIONS, engine_command, worker_pools
 from engine.core import CoreOptions
 from engine.server import main
@@ -39,6 +41,16 @@ def test_sizes_that_nobody_configured_are_the_engines_own() -> None:
     command = engine_command(load_settings(), ["--port", "0"])
     assert "--deterministic" not in command
     assert not [word for word in command if word.removeprefix("--").replace("-", "_") in ENGINE_OPTIONS]
+
+
+def test_an_engine_is_not_started_where_another_server_listens(monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[str] = []
+    monkeypatch.setattr("api.serve.os.execv", lambda program, command: started.append(program))
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        with pytest.raises(ConfigError, match=f"port {port} .*choose another port"):
+            run_engine(load_settings(engine_url=f"http://127.0.0.1:{port}"))
+    assert not started
 
 
 def test_a_worker_is_told_its_queues_and_slots(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 
 import pytest
 
 from api.supervisor import LONGEST_PAUSE, STEADY_SECONDS, Role
+from workers.settings import load_settings
 
 
 class Clock:
@@ -43,3 +45,25 @@ def test_the_pause_doubles_with_every_death_up_to_a_limit_and_is_short_again_aft
         assert dies(after=STEADY_SECONDS + 1) == 0.5
     finally:
         role.stop()
+
+
+def test_the_last_words_of_a_role_are_those_of_this_start(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    for words in ("the port is taken", "the model is missing", ""):
+        role = Role("engine", [sys.executable, "-c", f"print({words!r})"], {}, log)
+        role.start()
+        assert role.process is not None
+        role.process.wait()
+        assert role.last_words() == words
+    assert log.read_text().splitlines() == ["the port is taken", "the model is missing", ""]
+
+
+def test_a_role_that_is_configured_wrongly_says_so_in_a_line(tmp_path: Path) -> None:
+    table = tmp_path / "table.json"
+    settings = load_settings(redis_url="unix:///nowhere.sock", calibration=table)
+    worker = [sys.executable, "-m", "api.serve", "worker"]
+    role = Role("worker", worker, os.environ | settings.environment(), tmp_path / "log")
+    role.start()
+    assert role.process is not None
+    assert role.process.wait() == 1
+    assert role.last_words() == f"reasoner: calibration {table}: No such file or directory"

@@ -19,6 +19,8 @@ import pytest
 REASONER = [sys.executable, "-m", "api.cli"]
 QUESTION = "Use the numbers 3, 7, 8 and 12, each exactly once, with + - * / to reach 45."
 PATIENCE = 100.0
+NOBODY = "http://127.0.0.1:9"
+BUNDLED = Path(__file__).parents[2] / "reasoner" / "bundled"
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -146,9 +148,21 @@ def test_eval_prints_the_contracts_document_and_draws_the_chart(home: Path) -> N
         (("solve", QUESTION, "--tokens", "0"), 2, "greater than or equal to 1"),
         (("solve", QUESTION, "--n"), 2, "--name value"),
         (("solve", QUESTION, "--strategy", "beem"), 2, "unknown strategy 'beem'; known are greedy"),
+        (("solve", QUESTION, "--seconds", "inf", "--url", NOBODY), 2, "write finite numbers"),
+        (("solve", "\udcff", "--url", NOBODY), 2, "text in UTF-8"),
+        (("solve", QUESTION, "--url", NOBODY, "--key", "clé"), 2, "ASCII"),
+        (("solve", QUESTION, "--url", "localhost:8000"), 2, "give http://HOST:PORT"),
+        (("solve", QUESTION, "--picture", "tree.txt"), 2, "ends in .png"),
+        (("solve", QUESTION, "--picture", "nowhere/tree.png"), 2, "in a folder that is there"),
+        (("eval", "words", "--limit", "1", "--out", "/proc/out"), 1, "reasoner: /proc/out: No such file"),
+        (("quantize", "policy", "out", "--method", "rtn", "--bits", "3"), 2, "supported: (8, 4)"),
+        (("quantize", "nowhere", "out"), 2, "nowhere is not a folder"),
+        (("quantize", str(BUNDLED / "policy"), "/proc/out"), 1, "No such file"),
+        (("engine", "--threads", "100000"), 2, "less than or equal to 1024"),
+        (("engine", "--kv-tokens", "10000000000000"), 1, "not enough memory"),
         (("serve", "--model", "/nowhere"), 2, "neither a bundled model"),
         (("serve", "--host", "0.0.0.0"), 2, "REASONER_API_KEYS"),
-        (("jobs", "show", "job_x", "--url", "http://127.0.0.1:9"), 1, "no service answers"),
+        (("jobs", "show", "job_x", "--url", NOBODY), 1, "no service answers"),
         (("frobnicate",), 2, "No such command"),
     ],
 )

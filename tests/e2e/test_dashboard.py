@@ -24,6 +24,7 @@ from playwright.sync_api import Browser, Page, expect
 
 from api.app import create_app
 from benchmarks.browser import CHROMIUM, chromium
+from engine.types import InvalidRequest
 from reasoner.run import run_job
 from tests.planned import Planned, PlannedEngine
 from tests.workers.fixtures import broker, url
@@ -336,6 +337,14 @@ def test_a_refused_job_is_told_where_it_is_wrong(browser: Browser, service: Serv
         assert service.get("/v1/jobs")["data"] == []
 
 
+def sticking_out(page: Page) -> Any:
+    """What reaches beyond the right edge of the window."""
+    return page.evaluate(
+        "[...document.querySelectorAll('body *')].map(e => [e, e.getBoundingClientRect()])"
+        ".filter(([e, box]) => box.right > innerWidth + 0.5 && !e.closest('svg')).map(([e]) => e.outerHTML)"
+    )
+
+
 def test_on_a_phone_each_view_has_the_screen_in_light_and_in_dark(browser: Browser, service: Service) -> None:
     job_id = service.submit(problem="word " * 20 + "unbreakable" * 8)
     service.open_gate()
@@ -349,15 +358,46 @@ def test_on_a_phone_each_view_has_the_screen_in_light_and_in_dark(browser: Brows
                 page.click(f".tabs [data-to={view}]")
                 expect(page.locator(shown)).to_be_visible(timeout=WAIT)
                 assert page.evaluate("document.documentElement.scrollWidth") == 375
-                sticking_out = page.evaluate(
-                    "[...document.querySelectorAll('body *')].map(e => [e, e.getBoundingClientRect()])"
-                    ".filter(([e, box]) => box.right > 375.5 && !e.closest('svg')).map(([e]) => e.outerHTML)"
-                )
-                assert sticking_out == [], view
+                assert sticking_out(page) == [], view
             grounds.append(page.evaluate("getComputedStyle(document.body).backgroundColor"))
     light, dark_ground = ([int(part) for part in re.findall(r"\d+", ground)[:3]] for ground in grounds)
     assert min(light) > 230
     assert max(dark_ground) < 40
+
+
+def test_a_strategy_of_many_parameters_does_not_widen_a_phones_page(browser: Browser, service: Service) -> None:
+    job_id = service.submit(strategy={"name": "mcts", "n": 256})
+    with opened(browser, f"{service.url}/#{job_id}", width=375, height=720) as page:
+        expect(page.locator("#strategy")).to_contain_text("max steps", timeout=WAIT)
+        assert sticking_out(page) == []
+
+
+@pytest.mark.parametrize("width", [375, 1440])
+def test_a_job_that_failed_before_its_first_branch_says_why_and_promises_none(
+    browser: Browser, service: Service, monkeypatch: pytest.MonkeyPatch, width: int
+) -> None:
+    why = "the problem has 2802 tokens, and the context of model 'policy' holds 512: shorten it so that room is left"
+
+    def refuse(*_: object, **__: object) -> None:
+        raise InvalidRequest(why)
+
+    monkeypatch.setattr(service.engine, "generate", refuse)
+    job_id = service.submit()
+    service.work(job_id).result(60)
+    with opened(browser, f"{service.url}/#{job_id}", width=width, height=720) as page:
+        shows(page.locator("#answer .facts"), why)
+        assert page.evaluate("(box => box.scrollHeight - box.clientHeight)(document.querySelector('#answer'))") == 0
+        shows(page.locator("#empty"), "The job ended before its first branch.")
+        shows(page.locator("#step .hint"), "There is no branch to show.")
+
+
+def test_seconds_are_rounded_before_they_become_minutes(browser: Browser, service: Service) -> None:
+    with opened(browser, service.url) as page:
+        told = page.evaluate(
+            "times => import('/dashboard/words.js').then(({ seconds }) => times.map(seconds))",
+            [0.04, 9.94, 99.4, 99.6, 119.4, 179.7, 5999.4],
+        )
+    assert told == ["0.0 s", "9.9 s", "99 s", "1 min 40 s", "1 min 59 s", "3 min 0 s", "99 min 59 s"]
 
 
 def test_where_a_key_is_asked_for_the_page_asks_and_keeps_it_in_its_tab(
