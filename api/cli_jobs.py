@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from api.client import ServiceClient
+from api.client import ServiceClient, ServiceError
 from api.show import follow, output, plain, print_job, print_tree
 from api.show import watch as draw_live
 from api.stack import private_stack
@@ -88,18 +88,32 @@ def solve(
     """Answer one question. Parameters of the strategy are options too, such as --n 16 or --expansions 4.
 
     Asks the service at --url or on the configured port; when none runs there, starts one for this question alone.
+    Ctrl-C cancels the job.
     """
     budget = _budget(tokens, seconds, flops, cost, effort)
     spec = _spec(problem, strategy, context.args, budget, seed, temperature, answer, verifier, deterministic)
     settings = load_settings()
     with _service(settings, url, key) as client:
         job = client.submit(spec)
-        follow(client, job, _progress)
+        try:
+            follow(client, job, _progress)
+        except KeyboardInterrupt:
+            _cancel(client, job.id)
+            raise
         job = client.get(job.id)
         tree = client.tree(job.id)
     _show(job, tree, picture, as_json)
     if job.status != "completed":
         raise typer.Exit(1)
+
+
+def _cancel(client: ServiceClient, job_id: str) -> None:
+    try:
+        client.cancel(job_id)
+    except ServiceError as error:  # a service for this question alone may have heard Ctrl-C too
+        _progress.print(f"{job_id} was not cancelled: {error}", markup=False)
+    else:
+        _progress.print(f"{job_id} is cancelled", markup=False)
 
 
 @jobs.command(context_settings=EXTRA)

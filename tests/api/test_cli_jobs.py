@@ -5,6 +5,8 @@ from __future__ import annotations
 import io
 import json
 from collections.abc import Iterator
+from contextlib import nullcontext
+from types import SimpleNamespace
 from typing import Any, cast
 from urllib.parse import unquote
 
@@ -59,6 +61,30 @@ def test_what_begins_like_json_and_is_none_is_wrong_usage() -> None:
     assert result.exit_code == 2
     assert "--verifier" in result.output
     assert "not JSON" in result.output
+
+
+@pytest.mark.parametrize("gone", [False, True])
+def test_who_interrupts_solve_cancels_its_job(monkeypatch: pytest.MonkeyPatch, gone: bool) -> None:
+    cancelled: list[str] = []
+
+    class Client:
+        def submit(self, _spec: dict[str, Any]) -> SimpleNamespace:
+            return SimpleNamespace(id="job_1")
+
+        def cancel(self, job_id: str) -> None:
+            cancelled.append(job_id)
+            if gone:
+                raise ServiceError("nobody answers")
+
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cli_jobs, "_service", lambda *_: nullcontext(Client()))
+    monkeypatch.setattr(cli_jobs, "follow", interrupted)
+    result = CliRunner().invoke(app, ["solve", "?"])
+    assert cancelled == ["job_1"]
+    assert ("job_1 was not cancelled: nobody answers" if gone else "job_1 is cancelled") in result.stderr
+    assert result.exit_code not in (0, 2)
 
 
 def node(name: str, text: str, score: float | None = None, state: str = "step") -> dict[str, Any]:
