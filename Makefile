@@ -17,7 +17,7 @@ demo: .venv/.installed
 	@$(BIN)/reasoner demo
 
 test: .venv/.installed-test
-	@echo "Running the tests: two at a time, those that mostly wait, those that need the machine for themselves (about 10 minutes) ..."
+	@echo "Running the tests: two at a time, those that mostly wait, those that need the machine for themselves (about 11 minutes) ..."
 	@$(BIN)/python -m pytest -n 2 --dist loadfile -m "not alone and not waiting"
 	@$(BIN)/python -m pytest -n 5 --dist loadfile -m waiting
 	@$(BIN)/python -m pytest -m alone
