@@ -33,7 +33,6 @@ from workers.engines import connect
 from workers.setting_values import served_name
 from workers.settings import Settings, load_settings
 
-"""Characters of a line where no terminal says how wide it is."""
 LINES = 20
 """Lines of progress for each stage where no terminal shows a bar."""
 

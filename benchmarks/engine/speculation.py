@@ -38,7 +38,7 @@ _LARGE = {"draft_model": {"draft": "auto"}, "ngram": {"draft": "ngram"}}
 _PAIRS = 3
 """Runs in a round where they take about a second."""
 _MORE = 2
-"""Runs of simulated guesses more that are not timed."""
+"""More runs of simulated guesses that are not timed."""
 _SOLUTION, _STEP = 256, 32
 """Most tokens of a solution, and of a step of the tree search."""
 

@@ -73,17 +73,16 @@ class Costs:
     def learn(self, size: Size, beside: Size, ratio: float, *, sure: bool) -> None:
         """A step of ``size`` took ``ratio`` times as long as one of ``beside``, which is known. Unless that is
         ``sure``, the next that is measured counts for more."""
+        cost = self.known.setdefault(beside, self.at(beside)) * ratio
         if size == NONE:
             # Plain steps are the measure: this is how much more any guesses cost, unless it is the size that was wrong.
-            self.known.setdefault(beside, self.at(beside))
             times = self._times.get(beside, 0)
-            wrong = (self.known[beside] * ratio) ** -self._rate(beside)
+            wrong = cost ** -self._rate(beside)
             for other in self.known:
-                sure = other == beside or other not in self._times
                 if other.depth:
-                    self.known[other] *= wrong if sure else wrong ** (times / (1 + times))
+                    alike = other == beside or other not in self._times
+                    self.known[other] *= wrong if alike else wrong ** (times / (1 + times))
         else:
-            cost = self.known.setdefault(beside, self.at(beside)) * ratio
             was = self.known.setdefault(size, cost)
             self.known[size] = was * (cost / was) ** self._rate(size, counts=sure)
 

@@ -84,7 +84,7 @@ class Speculator:
             return False
         self._rest -= 1
         self._rested += 1
-        self.tally.rest(sequences)
+        self.tally.count(sequences, (), 0.0)
         return True
 
     def extend(self, work: Items[tuple[Sequence, int]], step_tokens: int) -> list[Work]:

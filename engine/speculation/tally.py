@@ -43,10 +43,6 @@ class Tally:
         """Right ones among the guesses of a branch in a step, where there were any guesses."""
         return _histogram(self._lengths)
 
-    def rest(self, due: int) -> None:
-        """Counts a step in which nobody was asked for guesses."""
-        self._sizes[0] += due
-
     def count(self, due: int, outcomes: Sequence[Outcome], seconds: float) -> None:
         """Counts a step in which ``due`` branches might have had guesses, and ``seconds`` of drafting."""
         self.seconds += seconds
