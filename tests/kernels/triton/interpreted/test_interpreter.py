@@ -94,6 +94,12 @@ def test_arithmetic_in_bfloat16_is_that_of_torch() -> None:
     torch.testing.assert_close(ours[4], a.float().sum().bfloat16().expand(64))
 
 
+def test_the_largest_of_nothing_but_nan_is_no_warning() -> None:
+    out = torch.zeros(40)
+    _arithmetic[(1,)](torch.full((8,), torch.nan), torch.ones(8), out, 8)
+    assert out[24:].isnan().all()
+
+
 def test_sorting_sorts() -> None:
     torch.manual_seed(0)
     values, ours = torch.randn(64), torch.empty(64)
