@@ -3,51 +3,53 @@
 from __future__ import annotations
 
 import re
-import unicodedata
 from fractions import Fraction
 from functools import lru_cache
 
 from reasoner.answer_spec import Compare
+from reasoner.answers.normalize import normalize, plain_characters
+from reasoner.answers.numbers import split_unit
+from reasoner.answers.plain import read
 
-_PLAIN_NUMBER = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)(/\d+)?")
-_THOUSANDS = re.compile(r"(?<=\d)(?:,|\{,\})(?=\d{3}(\D|$))")
-_TYPESETTING = re.compile(r"\\[,;!:]|\\left(?=[(\[|\\])|\\right(?=[)\]|\\])")
-_WORDS = re.compile(r"\\(?:text|textbf|mathrm|mbox)\{([^{}\\]*)\}")
-_SUPERSCRIPTS = re.compile("[⁰¹²³⁴⁵⁶⁷⁸⁹⁻]+")
-_FRACTION_SIGN = re.compile(r"(?<!\d)[½⅓⅔¼¾⅕⅖⅗⅘⅙⅚⅛⅜⅝⅞]")
+_PLAIN_NUMBER = re.compile(r"[+-]?(?:(?:[1-9]\d{0,2}(?:,\d{3})+|\d+)(?:\.\d*)?|\.\d+)(?:\s?/\s?(\d+))?")
+_SPACES = re.compile(r"\s+")
+_FREE_SPACE = re.compile(r"(?<![A-Za-z\d]) | (?![A-Za-z\d])|(?<=\d) (?=[A-Za-z])|(?<![A-Za-z])(?<=[A-Za-z]) (?=\d)")
+_LETTER_ALONE = re.compile(r"[(\[]\s?([A-Za-z])\s?[)\]]")
+_CHOICE = re.compile(r"(?<![A-Za-z\\])[A-Ja-j](?![A-Za-z])")
 _MAX_DIGITS = 1000
 """Longer numbers are compared as text: arithmetic on them takes time that grows with their square."""
 
 
 @lru_cache(maxsize=4096)
 def canonical(answer: str, compare: Compare = "math") -> str:
-    """Equal plain numbers are equal strings (7, 7.0, 14/2, $7$, 1,000), for ``math`` and ``text``; everything else
-    loses its white space and, for ``math``, how it is typeset. A choice is its letter, and code its lines."""
+    """Return a form of the answer: most equal answers have equal ones, and no others.
+
+    ``math``: numbers, lists of numbers and units as ``reasoner.answers.plain`` writes them, formulas without what only
+    typesets. ``text``: plain numbers (7, 7.0, 14/2, $7$, 1,000) have one form, all else loses its white space but for
+    that between two digits. A choice is its letter, and code its lines.
+    """
     if compare == "code":
         return "\n".join(line.rstrip() for line in answer.strip("\n").splitlines() if line.strip())
     if compare == "choice":
-        letter = re.search(r"(?<![A-Za-z\\])[A-Ja-j](?![A-Za-z])", answer)
+        letter = _CHOICE.search(plain_characters(answer))
         return letter.group().upper() if letter else answer.strip().casefold()
-    bare = re.sub(r"\s+|\$", "", answer).rstrip(".")
-    if compare == "math":
-        bare = _TYPESETTING.sub("", bare)
-        words = _WORDS.fullmatch(bare)
-        bare = _plain_characters(words.group(1) if words else bare)
-    number = _THOUSANDS.sub("", bare)
-    if len(number) <= _MAX_DIGITS and _PLAIN_NUMBER.fullmatch(number) and not re.fullmatch(r".*/0+", number):
-        top, _, bottom = number.partition("/")
-        return str(Fraction(top) / Fraction(bottom or "1"))
-    return bare
+    if compare == "text":
+        return _text(answer)
+    plain = read(answer)
+    if plain is not None:
+        form = str(plain)
+        if len(form) <= _MAX_DIGITS:
+            return form
+    text, unit = split_unit(normalize(answer))
+    text = _FREE_SPACE.sub("", text)
+    letter = _LETTER_ALONE.fullmatch(text)
+    return letter.group(1) if letter else f"{text} {unit}".rstrip()
 
 
-def _plain_characters(text: str) -> str:
-    """Full-width and other shapes of ASCII characters, minus signs, and Unicode's powers and fractions as LaTeX."""
-    if text.isascii():
-        return text
-    text = _SUPERSCRIPTS.sub(lambda match: "^{" + unicodedata.normalize("NFKC", match.group()) + "}", text)
-    text = _FRACTION_SIGN.sub(lambda match: unicodedata.normalize("NFKC", match.group()).replace("\u2044", "/"), text)
-    text = "".join(
-        unicodedata.normalize("NFKC", char) if unicodedata.decomposition(char).startswith("<wide>") else char
-        for char in text
-    )
-    return text.replace("\u2212", "-")
+def _text(answer: str) -> str:
+    bare = _SPACES.sub(" ", answer.replace("$", "")).strip().rstrip(".")
+    number = _PLAIN_NUMBER.fullmatch(bare) if len(bare) <= _MAX_DIGITS else None
+    if number is not None and (number.group(1) is None or int(number.group(1))):
+        top, _, bottom = bare.replace(",", "").partition("/")
+        return str(Fraction(top.strip()) / Fraction(bottom.strip() or "1"))
+    return re.sub(r"(?<!\d) | (?!\d)", "", bare)

@@ -3,33 +3,45 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from reasoner.answer_spec import AnswerSpec
 from reasoner.answers.canonical import canonical
-from reasoner.equivalence import Equivalence
+from reasoner.answers.plain import differ
 from reasoner.jobs import Vote
 from reasoner.tree import Node
 
+if TYPE_CHECKING:  # which compares by ``reasoner.answers.plain``
+    from reasoner.equivalence import Equivalence
+
 
 async def classes(candidates: Sequence[Node], how: AnswerSpec, equivalence: Equivalence) -> list[list[Node]]:
-    """Groups candidates by equivalent answer, in order of first appearance.
+    """Group candidates by equivalent answer, in order of first appearance.
 
-    Canonical forms are compared, and where mathematics is asked for and forms differ that are not both plain numbers,
-    math-verify decides.
+    Canonical forms are compared, and where mathematics is asked for and forms differ that are no plain answers
+    (``reasoner.answers.plain``), algebra decides. An answer is in a class when it is equal to the class's first one and
+    plainly different from none in it: 3 cm and 3 m are both equal to 3, but no class has both.
     """
     groups: dict[str, list[Node]] = {}
+    forms: dict[str, list[str]] = {}
+    class_of: dict[str, str] = {}
     for node in candidates:
         if node.answer is None:
             continue
         form = canonical(node.answer, how.compare)
-        if form not in groups and how.compare == "math":
-            form = await equivalence.representative(form, list(groups))
-        groups.setdefault(form, []).append(node)
+        if form not in class_of:
+            first = form
+            if how.compare == "math":
+                possible = [key for key, others in forms.items() if not any(differ(form, other) for other in others)]
+                first = await equivalence.representative(form, possible)
+            class_of[form] = first
+            forms.setdefault(first, []).append(form)
+        groups.setdefault(class_of[form], []).append(node)
     return list(groups.values())
 
 
 def votes(groups: Sequence[Sequence[Node]], weights: dict[Node, float]) -> list[tuple[Vote, list[Node]]]:
-    """One vote for each class, heaviest first; of equally heavy ones the class that appeared first."""
+    """Return one vote for each class, heaviest first; of equally heavy ones the class that appeared first."""
     counted = [
         (Vote(answer=group[0].answer or "", count=len(group), weight=sum(weights[node] for node in group)), list(group))
         for group in groups

@@ -1,0 +1,52 @@
+"""The answers of one job's solutions, where finding them may take time: a client's pattern may search for ever."""
+
+from __future__ import annotations
+
+import logging
+
+from engine.types import InvalidRequest
+from reasoner.answer_spec import AnswerSpec, RegexExtract
+from reasoner.answers.extract import MAX_CHARS, extract_answer, without_thought
+from reasoner.answers.phrases import Ended
+from reasoner.deadline import TimeLeft, unlimited, within
+from reasoner.patterns import pattern_error, search_last
+
+MAX_LATE = 6
+"""Searches of one job that may be late. From then on its pattern is not asked any more."""
+
+log = logging.getLogger("reasoner.answers")
+
+
+class AnswerFinder:
+    """Finds answers as a job asks for it, a client's pattern in a child process and within the job's time."""
+
+    def __init__(self, how: AnswerSpec, time_left: TimeLeft = unlimited) -> None:
+        self._how = how
+        self._time_left = time_left
+        self._late = 0
+
+    async def check(self) -> None:
+        """Raise ``InvalidRequest`` for a pattern that cannot be used: it is compiled here for the first time."""
+        if isinstance(self._how.extract, RegexExtract):
+            pattern = self._how.extract.regex
+            if error := await within(self._time_left(), lambda: pattern_error(pattern)):
+                raise InvalidRequest(error, "answer.extract.regex")
+
+    async def find(self, text: str, ended: Ended = "end") -> str | None:
+        """Return ``extract_answer``'s answer; none from a pattern whose search was late, which is logged once."""
+        if not isinstance(self._how.extract, RegexExtract):
+            return extract_answer(text, self._how, ended)
+        stated = without_thought(text)
+        if stated is None or self._late >= MAX_LATE:
+            return None
+        pattern = self._how.extract.regex
+        found = await within(self._time_left(), lambda: search_last(pattern, stated))
+        if found is None:
+            if not self._late:
+                log.warning("the search for the answer's pattern took too long: the solution counts as without answer")
+            self._late += 1
+            return None
+        answer = found.group
+        if answer is None or (ended == "inside" and found.end == len(stated)) or len(answer) > MAX_CHARS:
+            return None
+        return answer.strip() or None

@@ -1,0 +1,51 @@
+"""The number in a solution's last line, where nothing else states an answer: "= 18", "So it is **$18**."."""
+
+from __future__ import annotations
+
+import re
+
+from reasoner.answers import plain
+from reasoner.answers.numbers import Number
+from reasoner.answers.phrases import bare, sentence
+from reasoner.answers.statement import as_mathematics, only_number
+
+_RESULT = re.compile(
+    r"[\s*_>#-]{0,10}(?:(?:so|thus|therefore|hence|finally|and)\b[,\s]{0,3}){0,2}(?:(?:(?:the|our)\s)?(?:final\s|total\s|overall\s)?"
+    r"(?:result|solution|total|output|value|sum|amount)[*_]{0,2}(?:\sis\b|\sequals\b|\s?[:=])|a\s?:|(?:=>?|⇒|∴|\\therefore\b|\\Rightarrow\b)"
+    r"|(?<=[a-z,]\s)(?=[$\d]))",
+    re.IGNORECASE,
+)
+_CONCLUDES = re.compile(
+    r"[\s*_>#-]{0,10}(?:so|thus|therefore|hence|consequently|finally|altogether|overall|in\s(?:total|all|conclusion))\b[,\s]{0,3}",
+    re.IGNORECASE,
+)
+_GIVEN = re.compile(r"\b(?:the|these|those|this|its|her|his|their|our)\s[$*\\]{0,4}\d", re.IGNORECASE)
+"""A number that was known before: "the 9 eggs"."""
+_NEXT_SENTENCE = re.compile(r"[.!?]\s+(?=[A-Z*$\\])")
+_BOLD = re.compile(r"\*\*([^*\n]{1,80})\*\*")
+
+
+def last_line(text: str) -> str | None:
+    """Return the number that the last line of a solution calls its result, or the one number in it that is in bold
+    type, but for the label that a line may begin with, or the one number of a last sentence that concludes."""
+    last = text.rstrip().rsplit("\n", 1)[-1][-2000:].partition("<|")[0].rstrip()
+    result = _RESULT.match(last)
+    if result is not None and (content := sentence(last[result.end() :], whole=True)):
+        answer = as_mathematics(content)
+        return answer if answer and isinstance(plain.read(answer), Number) else None
+    bold = _BOLD.findall(last)
+    if len(bold) == 1 and (not last.lstrip(" >-").startswith("**") or last.rstrip(" .").endswith("**")):
+        content = bold[0].strip().rstrip(".")
+        return content if isinstance(plain.read(content), Number) else None
+    return _conclusion(_NEXT_SENTENCE.split(last)[-1])
+
+
+def _conclusion(last: str) -> str | None:
+    """Return the number in "So she earns $18 in total." and "Therefore, x = 18."."""
+    concludes = _CONCLUDES.match(last)
+    if concludes is None:
+        return None
+    told = bare(last[concludes.end() :])
+    if _GIVEN.search(told):
+        return None
+    return told if isinstance(plain.read(told), Number) else only_number(told)

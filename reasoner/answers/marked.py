@@ -1,0 +1,111 @@
+r"""Answers that a solution marks: ``\boxed{18}``, ``<answer>18</answer>``, ``{"answer": 18}``, ``#### 18``."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+
+from reasoner.answers.phrases import Ended, announcements, bare, last_matches
+
+_BOX_OR_BRACE = re.compile(r"\\(?:f?boxed|fbox|framebox)\s?\{|(?<!\\)\\[{}]|[{}]")  # behind one backslash: a character
+_BOX = re.compile(r"\\(?:f?boxed|fbox|framebox)(?![A-Za-z])")
+_BARE_BOX = re.compile(r"\\(?:boxed|fbox)\s{0,5}(-?\\?\$?\d(?:[\d,.]{0,30}\d)?%?|[A-Z](?![A-Za-z]))")
+_MAX_BOXES = 64
+"""Boxes from the end of a text that are looked at."""
+_LISTED = re.compile(
+    r"(?:\s|\$|\\[()\[\],;]|\\q?quad|\\text\{\s?(?:,?\s?(?:and|or))\s?\}|,|;|and\b|or\b){1,40}+", re.IGNORECASE
+)
+_TAG = re.compile(r"<(?:final[_ ]?)?answer>|\[answer\]", re.IGNORECASE)
+_TAG_END = re.compile(r"</|<\||\[/")
+_HASH = re.compile(r"^[ \t]{0,20}####[ \t]*(.*)$", re.MULTILINE)
+_HASH_END = re.compile(r"\s#{1,6}\s*$")
+_JSON = re.compile(
+    r"""answers?\\?["']\s{0,20}[:\uff1a]\s{0,20}(?:
+        (?P<string>"(?:[^"\\\n]|\\.){0,2000}+")|'(?P<single>[^'\n]{0,2000}+)'|(?P<plain>-?\d[\d.,eE+]{0,40}|\[[^\[\]\n]{0,500}+\]))""",
+    re.IGNORECASE | re.VERBOSE,
+)
+
+
+def boxed(text: str) -> str | None:
+    """Return the content of ``find_box``."""
+    box = find_box(text)
+    return None if box is None else box[0]
+
+
+def find_box(text: str) -> tuple[str, int] | None:
+    r"""Return the content of the last ``\boxed{…}`` that is closed, and of those that are listed with it, and where it
+    ends; ``None`` without one or when it is empty."""
+    boxes = [match.start() for match in _BOX.finditer(text)]
+    if not boxes:
+        return None
+    found: list[tuple[int, int, str]] = []  # where the last outermost boxes begin and end, and their contents
+    opened: list[tuple[int, int] | None] = []  # for each open brace the box that it opened, if it did
+    for match in _BOX_OR_BRACE.finditer(text, boxes[-_MAX_BOXES:][0]):
+        if match.group() == "{":
+            opened.append(None)
+        elif match.group().startswith("\\") and len(match.group()) > 2:
+            opened.append((match.start(), match.end()))
+        elif match.group() == "}" and opened:
+            box = opened.pop()
+            if box is not None and text[box[1] : match.start()].strip():
+                content = text[box[1] : match.start()].strip()
+                if not _BOX.search(content):  # what is around a box adds nothing to it
+                    found.append((box[0], match.end(), content))
+    without_braces = [(m.start(), m.end(), m.group(1)) for m in _BARE_BOX.finditer(text, boxes[-1])]
+    found += [box for box in without_braces if not found or box[0] > found[-1][0]]
+    if not found:
+        return None
+    begin, end, content = found[-1]
+    contents = [content]
+    for earlier in reversed(found[:-1]):
+        between = text[earlier[1] : begin]
+        if len(between) > 80 or not _LISTED.fullmatch(between) or not re.search(r",|;|and|or", between):
+            break
+        contents.insert(0, earlier[2])
+        begin = earlier[0]
+    return ", ".join(dict.fromkeys(contents)), end
+
+
+def hashes(text: str, ended: Ended) -> Iterator[str]:
+    """Yield what stands behind ####, GSM8K's form, last first."""
+    if "####" not in text:
+        return
+    for match in last_matches(_HASH, text):
+        if (ended != "inside" or match.end() < len(text)) and (content := bare(_HASH_END.sub("", match.group(1)))):
+            yield content
+
+
+def tagged(text: str, ended: Ended) -> Iterator[str]:
+    """Yield what is in tags, last first. A tag that is left open ends with the solution."""
+    if "<" not in text and "[" not in text:
+        return
+    for match in last_matches(_TAG, text):
+        close = _TAG_END.search(text, match.end(), match.end() + 70_000)
+        if close is None and ended != "end":
+            continue
+        content = text[match.end() : close.start() if close else None].strip()
+        if content:
+            yield boxed(content) or bare(content)
+
+
+def json_answers(text: str) -> Iterator[str]:
+    """Yield the values of JSON's "answer", last first."""
+    for word in announcements(text):
+        match = _JSON.match(text, word)
+        if match is None:
+            continue
+        string, single, number = match.group("string", "single", "plain")
+        value = _decoded(string) if string is not None else single or number or ""
+        if value.strip():
+            yield value.strip().rstrip(",").strip()
+
+
+def _decoded(string: str) -> str:
+    r"""Decode JSON's string; take it as it stands where a model forgot to double LaTeX's backslashes."""
+    if re.search(r'(?<!\\)\\[^"\\/nu]', string):
+        return string[1:-1].replace("\\\\", "\\")
+    try:
+        return str(json.loads(string))
+    except ValueError:
+        return string[1:-1]

@@ -1,0 +1,174 @@
+r"""One way to write an answer: ASCII characters and LaTeX's plain commands, without what only typesets.
+
+``√2`` and ``\sqrt2`` become ``\sqrt{2}``, full-width digits ASCII, ``\dfrac12`` ``\frac{1}{2}``, ``\text{ cm}`` ``cm``.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+
+MAX_CHARS = 1000
+"""Longer answers are left as they are but for their white space."""
+
+WIDE = {code: code - 0xFEE0 for code in range(0xFF01, 0xFF5F)}
+"""From full-width characters to ASCII."""
+_INVISIBLE = re.compile("[\u00ad\u200b-\u200f\u2060\ufeff\ufe0e\ufe0f]")
+_SPACES = re.compile(r"\s+")
+_THIN = re.compile("(?<=\\d)[\u00a0\u2009\u202f'\u2019](?=\\d{3}(?!\\d))")
+_RANGE = re.compile("(?<=\\d)[\u2013\u2014](?=\\d)")
+_RAISED = re.compile("[⁰¹²³⁴⁵⁶⁷⁸⁹⁻⁺ⁿ]+")
+_LOWERED = re.compile("[₀-₉]+")
+_PART = re.compile("[¼-¾⅐-⅞]")
+_ROOT = re.compile(r"([√∛])\s*(?:(\d+(?:\.\d+)?|[A-Za-z])|\(([^()]*)\)|(?=\{))")
+_CHINESE_MONEY = re.compile(r"(?<=[\d\s])(美元|元|欧元|日元)$")
+_MONEY_NAMES = {"美元": " dollars", "元": " yuan", "欧元": " euros", "日元": " yen"}
+_CHARACTERS = str.maketrans(
+    {
+        "\u2212": "-", "\u2013": "-", "\u2012": "-", "\u2010": "-", "\u2011": "-", "\u2014": "-", "\ufe63": "-",
+        "×": "\\times ", "·": "\\cdot ", "⋅": "\\cdot ", "÷": "/", "\u2215": "/", "\u2044": "/", "\u2236": ":",
+        "∞": "\\infty ", "π": "\\pi ", "±": "\\pm ", "≤": "\\le ", "≥": "\\ge ", "≠": "\\ne ", "≈": "\\approx ",
+        "∈": "\\in ", "\u222a": "\\cup ", "∩": "\\cap ", "∅": "\\emptyset ", "º": "°", "\u211d": "\\mathbb{R}",
+        "\u03b1": "\\alpha ", "β": "\\beta ", "\u03b3": "\\gamma ", "δ": "\\delta ", "θ": "\\theta ", "λ": "\\lambda ",
+        "μ": "\\mu ", "\u03c3": "\\sigma ", "φ": "\\phi ", "ω": "\\omega ", "Δ": "\\Delta ",
+        "\u2018": "'", "\u2019": "'", "\u201c": '"', "\u201d": '"', "、": ",", "。": ".",
+        "￥": "¥", "￡": "£",
+    }
+)  # fmt: skip
+
+_GROUPS = re.compile(r"(?<=\d)(?:\s*\{\s*,\s*\}\s*|,\s*\\!\s*|\\,)(?=\d{3}(?!\d))")
+_NARROW = re.compile(r"(?<!\\)\\!\s*")
+_SPACE = re.compile(
+    r"(?<!\\)\\[,;: ]|~|\\(?:q?quad|enspace|thinspace|displaystyle|textstyle|bf|rm|it|large|Large)(?![A-Za-z])"
+)
+_SIZED = re.compile(r"\\(?:left|right|[bB]igg?[lr]?)(?![A-Za-z])\s*\.?")
+_BOXES = r"boxed|fbox|underline|emph|mathbf|mathrm|mathit|mathsf|mathtt|boldsymbol|bm|pmb|operatorname\*?"
+_WORDS = r"text(?:bf|it|rm|normal|sf|tt)?|[mh]box"
+_COLOUR = re.compile(r"\\(?:textcolor|color)\s*\{[A-Za-z]{1,20}\}")
+_WRAPPED = re.compile(rf"\\(?:({_WORDS})|{_BOXES})\s*\{{([^{{}}]*)\}}")
+_NUMERATOR = r"(\{[^{}]*\}|\d|[A-Za-z]|\\[A-Za-z]+(?![A-Za-z{])|(?=\{))"
+_FRACTION = re.compile(rf"\\[dtc]?frac(?![A-Za-z])\s*{_NUMERATOR}\s*{_NUMERATOR}")
+_OTHER_FRACTION = re.compile(r"\\[dtc]frac(?![A-Za-z])")
+_SQUARE_ROOT = re.compile(r"\\sqrt\s*(\d|[A-Za-z])")
+_DEGREE = re.compile(
+    r"\^\s*(?:\{\s*\\(?:circ|degree)\s*\}|\\(?:circ|degree)(?![A-Za-z])|°)|\\(?:text)?degree(?![A-Za-z])"
+)
+_PLAIN_ROOT = re.compile(r"(?<![\\A-Za-z])sqrt\s*(?:\(([^()]*)\)|(\d+))")
+_PLAIN_NAME = re.compile(r"(?<![\\A-Za-z])(pi|infinity|infty|inf)(?![A-Za-z])")
+_SIGN = re.compile(r"\\([$%&#])")
+_HEDGE = re.compile(
+    r"^(?:\\?(?:approx|sim|simeq|cong)(?![A-Za-z])|[~=:\u2248]|(?:approximately|about|roughly|around|exactly)(?![A-Za-z]))\s*",
+    re.IGNORECASE,
+)
+_SENTENCE_INSIDE = re.compile(r"[.!?]\s+[A-Za-z]|\n\s*[A-Za-z]{2}|[.,:]\s*$")
+_PROSE = re.compile(
+    r"(?<![\\A-Za-z{])(?!(?:sin|cos|tan|log|exp|mod|max|min|gcd|lcm|and)\b)[A-Za-z]{3,}(?![A-Za-z])|\s(?:is|or|and|to|of|a)\s"
+)
+_LEFT_OPEN = re.compile(r"[-+*/(=]\s*$")
+_FORMULA = re.compile(r"(?<!\\)\$((?:[^$\\]|\\.){1,500}+)\$(?=(.?))", re.DOTALL)
+_WRAPPERS = (
+    ("$$", "$$"),
+    ("\\[", "\\]"),
+    ("\\(", "\\)"),
+    ("$", "$"),
+    ("**", "**"),
+    ("__", "__"),
+    ("`", "`"),
+    ('"', '"'),
+)
+
+
+def plain_characters(text: str) -> str:
+    """Return the text in ASCII where it has a usual way to be written so."""
+    if text.isascii():
+        return text
+    text = _THIN.sub("", _INVISIBLE.sub("", text))
+    text = _RAISED.sub(lambda match: "^{" + unicodedata.normalize("NFKC", match.group()) + "}", text)
+    text = _LOWERED.sub(lambda match: "_{" + unicodedata.normalize("NFKC", match.group()) + "}", text)
+    text = _PART.sub(_fraction_sign, text)
+    text = _CHINESE_MONEY.sub(lambda match: _MONEY_NAMES[match.group()], text)
+    text = _RANGE.sub("\u2015", text)  # "3–5" is a range and no difference
+    return _ROOT.sub(_root_sign, text.translate(WIDE).translate(_CHARACTERS))
+
+
+def _fraction_sign(match: re.Match[str]) -> str:
+    top, _, bottom = unicodedata.normalize("NFKC", match.group()).partition("\u2044")
+    return f"\\frac{{{top}}}{{{bottom}}}"
+
+
+def _root_sign(match: re.Match[str]) -> str:
+    command = "\\sqrt" if match.group(1) == "√" else "\\sqrt[3]"
+    inner = match.group(2) or match.group(3)
+    return command if inner is None else f"{command}{{{inner}}}"
+
+
+def normalize(text: str) -> str:
+    """Return the answer in one way of writing; what is longer than ``MAX_CHARS`` with its white space made single."""
+    if len(text) > MAX_CHARS:
+        return _SPACES.sub(" ", text).strip()
+    text = _GROUPS.sub("", _unwrap(without_signs(_unwrap(plain_characters(text)))))
+    text = _SPACE.sub(" ", _NARROW.sub("", text))
+    text = _COLOUR.sub("", _SIZED.sub("", text))
+    for _ in range(3):  # as deep as they are nested
+        text, count = _WRAPPED.subn(_content, text)
+        if not count:
+            break
+    text = _OTHER_FRACTION.sub(r"\\frac", _FRACTION.sub(_fraction, text))
+    text = _SQUARE_ROOT.sub(r"\\sqrt{\1}", text)
+    text = _PLAIN_ROOT.sub(lambda match: "\\sqrt{" + (match.group(1) or match.group(2) or "") + "}", text)
+    text = _PLAIN_NAME.sub(lambda match: "\\pi " if match.group(1) == "pi" else "\\infty ", text)
+    text = _SIGN.sub(r"\1", _DEGREE.sub("°", text)).replace("**", "^")
+    text = _SPACES.sub(" ", text).strip()
+    text = _unwrap(text)
+    return _HEDGE.sub("", text).strip()
+
+
+def _content(match: re.Match[str]) -> str:
+    """Return words apart from what is around them, and letters that are only set in another type as they are."""
+    return f" {match.group(2)} " if match.group(1) else match.group(2)
+
+
+def _fraction(match: re.Match[str]) -> str:
+    top, bottom = (part if part.startswith("{") or not part else f"{{{part}}}" for part in match.groups())
+    return f"\\frac{top}{bottom}"
+
+
+def _unwrap(text: str) -> str:
+    """Remove the signs of a formula or of Markdown around all of it, and a sentence's end."""
+    while True:
+        before = text
+        text = text.strip()
+        if len(text) > 1 and text[-1] in ".,;" and text[-2] != "\\":
+            text = text[:-1].rstrip()
+        for opening, closing in _WRAPPERS:
+            inner = text[len(opening) : -len(closing)]
+            if text == f"{opening}{inner}{closing}" and inner.strip() and closing not in inner:
+                text = inner
+        if text == before:
+            return text
+
+
+def is_formula(inner: str, following: str) -> bool:
+    """Return whether what is between two dollar signs is a formula, and the signs no prices.
+
+    A formula has no line end, no end of a sentence, no prose and no sign that is left open; behind its closing sign
+    comes no digit.
+    """
+    if not inner.strip() or "\n\n" in inner or following.isdigit() or _SENTENCE_INSIDE.search(inner):
+        return False
+    if _PROSE.search(_WRAPPED.sub("", inner)) or _LEFT_OPEN.search(inner):
+        return False
+    return (
+        inner.count("(") - inner.count("[") == inner.count(")") - inner.count("]")
+        or inner[0] in "(["
+        or inner[-1] in ")]"
+    )
+
+
+def without_signs(text: str) -> str:
+    """Return the text without the signs around formulas in it; prices keep theirs."""
+    if text.count("$") < 2:
+        return text
+    return _FORMULA.sub(
+        lambda match: f" {match.group(1)} " if is_formula(match.group(1), match.group(2)) else match.group(), text
+    )

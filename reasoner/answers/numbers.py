@@ -1,0 +1,295 @@
+"""Numbers as models write them: with thousands separators, currency, units, percent, names, and words behind them."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import lru_cache
+
+from reasoner.answers.units import CURRENCIES, NO_UNIT, Unit, how_many, measure, read_unit, same_amount
+
+MAX_EXPONENT = 400
+"""Largest power of ten that is multiplied out."""
+ROUNDED_DIGITS = 6
+"""A decimal number with this many digits, all of them behind the point too, may be a rounded or cut fraction."""
+
+_DIGITS = (
+    r"(?:[1-9]\d{0,2}(?:,\d{3})+|[1-9]\d?(?:,\d{2})+,\d{3}|[1-9]\d{0,2}(?: \d{3})*(?: 0\d\d)(?: \d{3})*|\d+)(?![\d])"
+)
+_DECIMAL = rf"(?:{_DIGITS}(?:\.\d+|\.(?!\d))?|\.\d+)"
+_POWER = r"10\s?\^\s?(?:\{\s?(?P<power>[+-]?\d{1,4})\s?\}|(?P<bare_power>[+-]?\d{1,4}))"
+_CORE = re.compile(
+    rf"(?P<repeating>\d*\.\d*)(?:\\(?:overline|bar|dot)\{{(?P<period>\d+)\}}|\((?P<paren>\d+)\))"
+    rf"|(?:(?P<whole>\d+)(?:\s|\s?(?=\\)))?"
+    rf"(?:\\frac\{{\s?(?P<top>[+-]?\d+(?:\.\d+)?)\s?\}}\{{\s?(?P<bottom>\d+(?:\.\d+)?)\s?\}}"
+    rf"|(?P<over>\d+)\s?/\s?(?P<under>\d+))(?![\d.^_!/])"
+    rf"|(?:(?P<mantissa>{_DECIMAL})\s?(?:\\times|\\cdot|\*|x)\s?)?{_POWER}(?![\d.^!])"
+    rf"|(?P<number>{_DECIMAL})(?:[eE](?P<exponent>[+-]?\d{{1,4}})(?!\d))?(?![\d^_!]|\.\d|/(?!\s?[A-Za-z]{{2}}))"
+)
+_NAME = re.compile(
+    r"([A-Za-z](?:_(?:\{\w{1,9}\}|\w))?|[A-Z]{2}|[A-Za-z]\([A-Za-z]\)|\([A-Za-z](?:\s?,\s?[A-Za-z])+\))"
+    r"\s?(?:=|:=|\\approx)\s?(?!=)"
+)
+_LONG_NAME = re.compile(r"(?:the )?[A-Za-z]{4,20}(?: [A-Za-z]{1,20}){0,3}\s?(?:=|:|\\approx)\s?", re.IGNORECASE)
+_MONEY = re.compile(rf"(?:US|CA|AU)?\s?([{CURRENCIES}])\s?|(USD|EUR|GBP|INR|Rs\.?)\s", re.IGNORECASE)
+_MONEY_BEHIND = re.compile(rf"\s?([{CURRENCIES}])")
+_EUROPEAN = re.compile(r"(\d{1,9}),(\d{2})(?!\d)")
+_PERCENT = re.compile(r"\s?%|\s(?:percent(?:age(?: points?)?)?|per cent|pct)\b\.?", re.IGNORECASE)
+_GLUED = re.compile(r"/?\s?([A-Za-zµ¢°]+)")
+_LARGE = {
+    "hundred": 2, "thousand": 3, "million": 6, "billion": 9, "trillion": 12, "k": 3, "K": 3, "M": 6, "B": 9, "bn": 9,
+    "mn": 6, "m": 6,
+}  # fmt: skip
+_LARGE_WORD = re.compile(r"\s?(hundred|thousand|million|billion|trillion)\b", re.IGNORECASE)
+_LARGE_LETTER = re.compile(r"(k|K|M|B|bn|mn|m)\b")
+_COUNTED = re.compile(
+    r"(?:[\s,/]++|\^\{?\d\}?|[A-Za-zµ¢°]++(?:['.-][A-Za-z]++)*+\.?|[(\[][A-Za-z][A-Za-z ,.'-]*+[)\]])*+"
+)
+_MEASURED = re.compile(r"(.*(?:[\d})]|\\pi)) ((?:(?:square|sq|cubic|cu)\.? )?[A-Za-z°][A-Za-z°/^0-9 .]{0,60})")
+"""A formula with what it measures or counts."""
+_STEP = (
+    rf"(?:[\s+\-*/.()%^{{}}!{CURRENCIES}]|(?<=\d),(?=\d{{3}})|(?<=[\d\s])x(?=\s?\d)"
+    r"|\\(?:times|cdot|div|frac)(?![A-Za-z]))"
+)
+_CALCULATES = re.compile(rf"{_STEP}*+\d(?:\d|{_STEP})*+")
+_CHINESE = re.compile(r"\s?[\u4e00-\u9fff]{1,8}")
+_PARTS = re.compile(r"(?<=[A-Za-z.])\s?(?:,\s?)?(?:and\s)?(?=\d)")
+WORD = re.compile(r"[A-Za-z]+(?:['.-][A-Za-z]+)*")
+_CHANGES = frozenset(
+    ("and", "or", "plus", "minus", "out", "over", "half", "halves", "third", "thirds", "quarter", "quarters", "tenths",
+     "hundredths", "thousandths", "mod", "modulo", "choose", "factorial", "remainder", "divided", "multiplied", "base",
+     "pi", "sin", "cos", "tan", "log", "ln", "exp", "sqrt", "not", "if", "when", "unless", "where")
+)  # fmt: skip
+"""Words that make another number of the one before them, or a condition."""
+_SHORT = frozenset(
+    ["st", "nd", "rd", "th", "sq", "cu", "of", "in", "at", "on", "by", "us", "a", "an", "is", "it", "as", "we", "he"]
+)
+_BASED = re.compile(r"\(?(\d[0-9A-Z]{0,63})\)?_\s?\{?(\d{1,2})\}?")
+
+
+@dataclass(frozen=True, slots=True)
+class Number:
+    """``base``: where the digits are told in another base than ten, and ``value`` is what they mean there."""
+
+    value: Fraction
+    unit: Unit = NO_UNIT
+    percent: bool = False
+    name: str = ""
+    base: str = ""
+
+    def __str__(self) -> str:
+        if self.base:
+            return self.base
+        unit = str(self.unit)
+        name = f"{self.name}=" if self.name else ""
+        return f"{name}{self.value}{'%' if self.percent else ''}{' ' * bool(unit)}{unit}"
+
+
+def read_number(text: str, *, alone: bool = True) -> Number | None:
+    """Return the number with its unit that a normalized text is. ``alone``: not one of several in brackets."""
+    based = _BASED.fullmatch(text)
+    if based is not None:
+        return _in_base(*based.groups())
+    name, text = split_name(text)
+    sign, text = _signed(_bare(text))
+    money = _MONEY.match(text)
+    unit = NO_UNIT
+    if money is not None:
+        unit = Unit(measure(money.group(1) or money.group(2).lower().rstrip(".")) or "")
+        more, text = _signed(text[money.end() :])
+        sign *= more
+        text = _EUROPEAN.sub(r"\1.\2", text)
+    found = _CORE.match(text)
+    if found is None or (not alone and "," in found.group()):
+        return None
+    value = _value(found)
+    if value is None:
+        return None
+    tail = _tail(text[found.end() :], value, unit)
+    if tail is None:
+        return None
+    return Number(sign * tail[0], tail[1], tail[2], name)
+
+
+def _in_base(digits: str, base: str) -> Number | None:
+    if not 2 <= int(base) <= 36:
+        return None
+    try:
+        return Number(Fraction(int(digits, int(base))), base=f"{digits}_{base}")
+    except ValueError:
+        return None
+
+
+def split_name(text: str) -> tuple[str, str]:
+    """Return the name that a text begins with, or none, and the rest: x = 5. Words ("Total = 5") are no name."""
+    name = _NAME.match(text)
+    if name is not None and "=" not in text[name.end() :]:
+        return re.sub(r"[{}\s]", "", name.group(1)), text[name.end() :]
+    name = _LONG_NAME.match(text)
+    if name is not None and "=" not in text[name.end() :]:
+        return "", text[name.end() :]
+    return "", text
+
+
+def _bare(text: str) -> str:
+    """Remove brackets around all of it."""
+    text = text.strip()
+    for opening, closing in (("(", ")"), ("{", "}"), ("[", "]")):
+        inner = text[1:-1]
+        if text == f"{opening}{inner}{closing}" and not set(inner) & set("(){}[],"):
+            return inner.strip()
+    return text
+
+
+def _signed(text: str) -> tuple[int, str]:
+    if text[:1] in ("+", "-"):
+        return (-1 if text[0] == "-" else 1), text[1:].lstrip()
+    return 1, text
+
+
+def _value(found: re.Match[str]) -> Fraction | None:
+    """Return the number in a match of ``_CORE``."""
+    part = found.groupdict()
+    period = part["period"] or part["paren"]
+    if period:
+        start, digits = Fraction(f"{part['repeating']}0"), len(part["repeating"].partition(".")[2])
+        return start + Fraction(int(period), (10 ** len(period) - 1) * 10**digits)
+    top, bottom = part["top"] or part["over"], part["bottom"] or part["under"]
+    if top is not None:
+        if not Fraction(bottom):
+            return None
+        value = Fraction(top) / Fraction(bottom)
+        if part["whole"] is None:
+            return value
+        return int(part["whole"]) + value if 0 < value < 1 else None
+    exponent = int(part["exponent"] or part["power"] or part["bare_power"] or 0)
+    digits_text = (part["number"] or part["mantissa"] or "1").replace(",", "").replace(" ", "").rstrip(".")
+    if abs(exponent) > MAX_EXPONENT:
+        return None
+    return Fraction(digits_text) * Fraction(10) ** exponent
+
+
+def _tail(tail: str, value: Fraction, unit: Unit) -> tuple[Fraction, Unit, bool] | None:
+    """Return the value, the unit and whether it is a percentage, by what is behind the digits; ``None``: no number."""
+    large = _LARGE_WORD.match(tail) or (_LARGE_LETTER.match(tail) if unit.above else None)
+    if large is not None:
+        word = large.group(1)
+        value, tail = value * 10 ** _LARGE.get(word, _LARGE.get(word.lower(), 0)), tail[large.end() :]
+    percent = _PERCENT.match(tail)
+    if percent is not None:
+        tail = tail[percent.end() :]
+    else:
+        behind = _MONEY_BEHIND.match(tail)
+        if behind is not None and not unit.above:
+            unit, tail = Unit(measure(behind.group(1)) or ""), tail[behind.end() :]
+    if not tail:
+        return value, unit, percent is not None
+    if not _counts(tail):
+        return None
+    told = read_unit(tail)
+    if unit.above:
+        told = Unit(unit.above, 1, told.below, told.below_power)
+    return value, NO_UNIT if percent is not None else told, percent is not None
+
+
+def _counts(tail: str) -> bool:
+    """Return whether what is behind a number only says what it counts or measures."""
+    if _CHINESE.fullmatch(tail):
+        return True
+    if len(tail) > 200 or not _COUNTED.fullmatch(tail):
+        return False
+    words = [word.lower() for word in WORD.findall(tail)]
+    if not words:
+        return not tail.strip(" °¢")
+    if not _CHANGES.isdisjoint(words) or words[0] in ("squared", "cubed") or "times" in words[:-1]:
+        return False
+    if not tail[0].isspace():  # 3cm is a length, 3m a product
+        glued = _GLUED.match(tail)
+        if glued is None:
+            return tail[0] in "°¢"
+        letters = glued.group(1)
+        return letters in ("st", "nd", "rd", "th") or (
+            measure(letters) is not None and (len(letters) > 1 or tail[0] == "/")
+        )
+    first = WORD.findall(tail)[0]
+    return measure(first) is not None or len(first) >= 3 or first.lower() in _SHORT or tail.strip()[0] in "([°"
+
+
+def split_unit(text: str) -> tuple[str, Unit]:
+    """Return a formula without what it measures or counts, and its unit."""
+    found = _MEASURED.fullmatch(text)
+    if (
+        found is None
+        or not _counts(f" {found.group(2)}")
+        or (len(found.group(2)) == 1 and text[found.end(1) - 1].isalpha())
+    ):
+        return text, NO_UNIT
+    return found.group(1), read_unit(found.group(2))
+
+
+def result_of(text: str) -> str:
+    """Return the result of a calculation (16 - 7 = 9), with the name that it may begin with."""
+    if "=" not in text or len(sides := text.split("=")) > 10:
+        return text
+    if len(sides) == 2 and re.fullmatch(r"[A-Za-z]", sides[1].strip()) and _CALCULATES.fullmatch(sides[0]):
+        sides.reverse()  # 18 = x
+    named = bool(_NAME.fullmatch(sides[0].strip() + "="))
+    if not all(_CALCULATES.fullmatch(side) for side in sides[named:-1]):
+        return text
+    calculated = len(sides) == 2 and _CALCULATES.fullmatch(sides[1]) and not read_number(sides[1].strip())
+    if calculated and read_number(sides[0].strip()):
+        return sides[0].strip()  # 18 = 9 * 2
+    return f"{sides[0].strip()}={sides[-1]}" if named else sides[-1].strip()
+
+
+def read_compound(text: str) -> Number | None:
+    """Return the sum of a measure and its smaller parts: 5 feet 3 inches, 2 hours and 30 minutes."""
+    parts = _PARTS.split(text)
+    numbers = [read_number(part) for part in parts]
+    if not 2 <= len(parts) <= 4 or any(number is None or not number.unit.above or number.name for number in numbers):
+        return None
+    first, *others = (number for number in numbers if number is not None)
+    total = first.value
+    for other in others:
+        ratio = how_many(other.unit, first.unit)
+        if ratio is None or ratio >= 1 or other.value < 0:
+            return None
+        total += other.value * ratio
+    return Number(total, first.unit)
+
+
+def same_name(a: str, b: str) -> bool:
+    """Return whether two names are equal, or one is missing."""
+    return not a or not b or a == b
+
+
+def same_number(a: Number, b: Number) -> bool:
+    """Return whether two numbers are equal but for their names."""
+    if a.base or b.base:
+        return a.value == b.value if a.base and b.base else _digits(a) == _digits(b)
+    if a.percent != b.percent and NO_UNIT in (a.unit, b.unit):
+        part, whole = (a.value, b.value) if a.percent else (b.value, a.value)
+        return whole in (part, part / 100)
+    return same_amount(a.value, a.unit, b.value, b.unit) or (a.unit == b.unit and _rounded(a.value, b.value))
+
+
+def _digits(number: Number) -> str:
+    return number.base.partition("_")[0] or str(number.value)
+
+
+def _rounded(a: Fraction, b: Fraction) -> bool:
+    """Return whether one is a long decimal and the other the periodic fraction that it was rounded or cut from."""
+    ours, theirs = places(a), places(b)
+    if (ours is None) == (theirs is None):
+        return False
+    decimal, periodic, count = (a, b, ours) if ours is not None else (b, a, theirs)
+    assert count is not None
+    digits = len(str(abs(decimal.numerator) * 10**count // decimal.denominator))
+    return min(count, digits + 1) >= ROUNDED_DIGITS and abs(decimal - periodic) < Fraction(1, 10**count)
+
+
+@lru_cache(maxsize=1024)
+def places(value: Fraction) -> int | None:
+    """Return the digits behind the decimal point, ``None`` for more than fifty."""
+    return next((count for count in range(50) if not 10**count % value.denominator), None)

@@ -1,0 +1,197 @@
+r"""Answers that need no algebra: numbers with their units, lists of numbers, and words; read, written and compared.
+
+What is no difference: how a number is written (7, 7.0, 14/2, 3 1/2, ``3\frac{1}{2}``, 1.6e-19, ``0.\overline{3}``),
+what it counts (18 eggs), a unit that one of two leaves out (``reasoner.answers.units``), a name that one leaves out
+(x = 5 is 5, but not y = 5). 50% is 50 and 1/2. Lists are sets (1, 2 is 2, 1) where nothing else is said: a tuple keeps
+its order, and is equal to a list in this order. Words differ in their letters, upper case or not.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import lru_cache
+from typing import TypeVar
+
+from reasoner.answers.normalize import MAX_CHARS, normalize
+from reasoner.answers.numbers import (
+    WORD,
+    Number,
+    read_compound,
+    read_number,
+    result_of,
+    same_name,
+    same_number,
+    split_name,
+)
+
+T = TypeVar("T")
+
+MAX_ITEMS = 100
+_FUNCTIONS = frozenset(
+    ("and", "or", "sin", "cos", "tan", "cot", "sec", "csc", "log", "ln", "exp", "sqrt", "lim", "max", "min", "mod",
+     "gcd", "lcm", "det", "for", "all", "frac", "pi", "infty", "cup", "cap", "pmod")
+)  # fmt: skip
+_LETTERS = re.compile(r"[^\W\d_](?:[^\W\d_]|[ '.,-])*[^\W\d_.]")
+_COMMAND = re.compile(r"\\(?:begin|end)\{[A-Za-z*]+\}|\\[A-Za-z]+")
+_JOINED = re.compile(r"\s*(?:,\s*(?:and|or)\b|;|,|\b(?:and|or)\b)\s*", re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True)
+class Items:
+    """Several numbers. ``kind``: the brackets around them, or none."""
+
+    kind: str
+    items: tuple[Number, ...]
+    name: str = ""
+
+    def __str__(self) -> str:
+        opening, closing = ("\\{", "\\}") if self.kind == "{}" else (self.kind[:1], self.kind[1:])
+        name = f"{self.name}=" if self.name else ""
+        return name + opening + ("," if self.kind else ", ").join(map(str, self.items)) + closing
+
+
+@dataclass(frozen=True, slots=True)
+class Words:
+    """Text that is no mathematics."""
+
+    text: str
+
+    def __str__(self) -> str:
+        return self.text
+
+
+Plain = Number | Items | Words
+
+
+@lru_cache(maxsize=4096)
+def read(answer: str) -> Plain | None:
+    """Return what an answer plainly says; ``None`` when it is a formula, or too long to look at."""
+    if len(answer) > MAX_CHARS:
+        return None
+    text = result_of(normalize(answer))
+    return read_number(text) or read_compound(text) or _items(text) or _words(text)
+
+
+def number_of(answer: str) -> Fraction | None:
+    """Return the number that an answer is, exactly, whatever its unit; ``None`` for a formula, a list and words."""
+    plain = read(answer)
+    return plain.value if isinstance(plain, Number) and not plain.base else None
+
+
+def _items(text: str) -> Items | Number | None:
+    """Read several numbers, in brackets or not."""
+    name, rest = split_name(text)
+    if rest.startswith("\\pm") or "\\pm" in rest:
+        front, _, back = rest.partition("\\pm")
+        number = read_number(back.strip())
+        if front.strip() or number is None or number.name:
+            return None
+        return Items("", (number, Number(-number.value, number.unit, number.percent)), name)
+    kind, inner = _brackets(rest)
+    if not kind and not _JOINED.search(inner):
+        return None
+    parts = _JOINED.split(inner) if kind not in ("()", "{}", "[]", "(]", "[)") else _in_brackets(inner)
+    if len(parts) > MAX_ITEMS or (len(parts) < 2 and kind != "{}"):
+        return None
+    items = []
+    for part in parts:
+        item = read_number(part.strip(), alone=not kind)
+        if item is None:
+            return None
+        items.append(item)
+    return Items(kind, tuple(items), name)
+
+
+def _in_brackets(inner: str) -> list[str]:
+    """Split at the commas in brackets, but for one before a group that begins with 0."""
+    return re.split(r"\s*[;,]\s*(?:(?:and|or)\s)?\s*|\s+(?:and|or)\s+", re.sub(r"(?<=\d),(?=0\d\d(?!\d))", "", inner))
+
+
+def _brackets(text: str) -> tuple[str, str]:
+    """Return the brackets around all of a text, and what is in them."""
+    for opening in ("\\{", "{", "(", "["):
+        if text.startswith(opening):
+            for closing in ("\\}", "}", ")", "]"):
+                inner = text[len(opening) : -len(closing)].strip()
+                if text.endswith(closing) and not set(inner) & set("()[]{}") and len(text) > len(opening) + 1:
+                    if opening in ("(", "[") and closing in (")", "]"):
+                        return opening + closing, inner
+                    if (opening, closing) in (("\\{", "\\}"), ("{", "}")):
+                        return ("{}" if opening == "\\{" else ""), inner
+    return "", text
+
+
+def _words(text: str) -> Words | None:
+    """Read words, and what is mostly words; one letter is a variable."""
+    if _LETTERS.fullmatch(text):
+        return Words(text)
+    bare = _COMMAND.sub(" ", text)
+    long = [word for word in WORD.findall(bare) if len(word) >= 3 and word.lower() not in _FUNCTIONS]
+    if len(long) >= 2 or "\u2015" in text or re.fullmatch(r"\d{1,2}:\d\d(?::\d\d)?(?: ?[AaPp]\.?[Mm]\.?)?", text):
+        return Words(text)
+    return None
+
+
+def decide(a: str, b: str) -> bool | None:
+    """Return whether two answers are equal; ``None`` where that takes algebra. Prose is equal to prose alone."""
+    ours, theirs = read(a), read(b)
+    if ours is not None and theirs is not None:
+        return same(ours, theirs)
+    prose = next((one for one in (ours, theirs) if isinstance(one, Words)), None)
+    return None if prose is None or prose.text.isalpha() or ":" in prose.text else False
+
+
+def differ(a: str, b: str) -> bool:
+    """Return whether two answers are different without a doubt."""
+    return decide(a, b) is False
+
+
+def same(a: Plain, b: Plain) -> bool:
+    """Return whether two plain answers are equal; the same from both sides."""
+    if isinstance(a, Number) and isinstance(b, Number):
+        return same_name(a.name, b.name) and same_number(a, b)
+    if isinstance(a, Items) and isinstance(b, Items):
+        return _same_items(a, b)
+    if isinstance(a, Words) and isinstance(b, Words):
+        return _letters(a.text) == _letters(b.text)
+    for one, other in ((a, b), (b, a)):
+        if isinstance(one, Items) and isinstance(other, Number) and one.kind == "{}" and len(one.items) == 1:
+            return same_name(one.name, other.name) and same_number(one.items[0], other)
+    return False
+
+
+def _letters(text: str) -> str:
+    return " ".join(text.casefold().replace(",", " ").split()).strip(" .")
+
+
+def _same_items(a: Items, b: Items) -> bool:
+    if len(a.items) != len(b.items) or not same_name(a.name, b.name):
+        return False
+    kinds = {a.kind, b.kind}
+    if kinds <= {"", "{}"}:
+        if any(one.name for one in a.items) and any(one.name for one in b.items):
+            return _pair_up(a.items, b.items)
+        if len({one.name for one in (*a.items, *b.items)} - {""}) <= 1:
+            return _pair_up(a.items, b.items)
+    elif len(kinds) == 2 and not (kinds == {"", "()"} or (kinds == {"", "[]"} and len(a.items) > 2)):
+        return False
+    return all(map(same, a.items, b.items))
+
+
+def _pair_up(ours: tuple[Number, ...], theirs: tuple[Number, ...]) -> bool:
+    """Return whether each number has one of its own that it is the same as, from both sides."""
+    return pairs_up(ours, theirs, same) and pairs_up(theirs, ours, same)
+
+
+def pairs_up(ours: Sequence[T], theirs: Sequence[T], equal: Callable[[T, T], bool]) -> bool:
+    """Return whether every one of ``ours`` finds an equal one in ``theirs`` that no other took."""
+    left = list(theirs)
+    for one in ours:
+        partner = next((index for index, other in enumerate(left) if equal(one, other)), None)
+        if partner is None:
+            return False
+        del left[partner]
+    return True

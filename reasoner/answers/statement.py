@@ -1,0 +1,101 @@
+"""The mathematics in what a solution states: "18 dollars a day, 2 more than before", "Janet makes 9 * $2 = $18"."""
+
+from __future__ import annotations
+
+import re
+
+from reasoner.answers import plain
+from reasoner.answers.normalize import MAX_CHARS
+from reasoner.answers.numbers import Number, result_of
+from reasoner.answers.units import NO_UNIT
+
+_MATHEMATICS = re.compile(
+    r"[~\u2248]?\s{0,20}[+\-\u2212\u2013±]?\s{0,20}"
+    r"(?:[\d\\(\[{π√∞$€£¥₹½⅓⅔¼¾]|\.\d|(?:USD|EUR|Rs\.?)\s?\d|[A-Za-z](?![A-Za-z]|\s+[A-Za-z]))"
+)
+_WORD = re.compile(r"(?<![\\A-Za-z{])(?!(?:and|or|to|sin|cos|tan|log|ln|exp|sqrt|pi|mod|max|min)\b)[A-Za-z]{2,}")
+_NUMBER_AFTER_WORD = re.compile(r"(?<![\^_\d.])\d")
+_UNIT_WORDS = 3
+_ONE_NUMBER = re.compile(r"[-\u2212]?\\?[$€£¥]?(?<![\w.^{])\d[\d,]*(?:\.\d+)?(?:/\d+)?(?:\s?\\?%)?(?![\d(^])")
+_NO_ANSWER = re.compile(
+    r"\b(?:not|no|more|less|fewer|least|most|than|step|part|question|problem|equation|case|method|option|choice|see|"
+    r"above|below|figure|first|we|let|need|subtract|add|multiply|divide|if|or|and|between|cannot|can't|times|half|"
+    r"twice)\b|[=<>+*^]",
+    re.IGNORECASE,
+)
+_OPERATION = re.compile(r"(?:[-+*/x×÷]|\\times|\\cdot)\s?[$€£¥(\\]{0,2}\d")
+_VARIABLE = re.compile(
+    r"(?<![A-Za-z])[A-Za-z]\s?[-+*/^=]|[-+*/^]\s?[A-Za-z](?![A-Za-z])|\d[A-Za-z](?![A-Za-z])|(?<![A-Za-z])[A-Za-z]$"
+)
+_COMPARES = re.compile(r"(?:more|less|fewer|greater|smaller|larger|than)\b", re.IGNORECASE)
+_LABEL = re.compile(r"\(?[A-J]\)\s{1,3}")
+_ASIDE = re.compile(
+    r"\s+[(\[](?=[^()\[\]]{0,200}(?<![\\A-Za-z])[A-Za-z]{2,})|,\s|[;:]\s|\s(?:and|but)\s(?=[A-Za-z]{2})|\s[-–—]\s(?=[A-Za-z]{2})"
+)
+
+
+def as_mathematics(content: str) -> str | None:
+    """Return the part of what was stated that is mathematics: "18 dollars a day, 2 more than before" states 18 dollars
+    a day, and "5 more than 3" and "not obvious" nothing."""
+    if not _MATHEMATICS.match(content) or len(content) > MAX_CHARS:
+        return content if _MATHEMATICS.match(content) and not _WORD.search(content) else None
+    label = _LABEL.match(content)
+    if label is not None and isinstance(plain.read(content[label.end() :]), Number):
+        return content[label.end() :]
+    *_, last = steps = content.split(", ")
+    if len(steps) > 1 and all(result_of(step) != step for step in steps):
+        return last  # 16 - 7 = 9, 9 * 2 = 18
+    if not _WORD.search(content):
+        return _ASIDE.split(content, maxsplit=1)[0] if ": " in content else content
+    read = plain.read(content)
+    if isinstance(read, Number):
+        return content
+    if isinstance(read, plain.Items) and len(_WORD.findall(content)) <= len(read.items):
+        return content
+    if result := _calculated(content):
+        return result
+    head = _ASIDE.split(content, maxsplit=1)[0].strip()
+    if head != content and (isinstance(plain.read(head), Number) or not _WORD.search(head)):
+        return head
+    number, unit, following = [*content.split(" ", 2), "", ""][:3]
+    if _COMPARES.match(unit) or _COMPARES.match(following):
+        return None
+    if looks_like_mathematics(content):
+        return content
+    measured = plain.read(f"{number} {unit}")
+    if following[:1].isdigit() or not isinstance(measured, Number) or measured.unit == NO_UNIT:
+        return None
+    return f"{number} {unit}"
+
+
+def _calculated(content: str) -> str | None:
+    """Return the result in "9 eggs * $2 = $18 per day"; ``None`` where letters stand for numbers."""
+    calculation, _, result = (side.strip() for side in content.rpartition("="))
+    if not _OPERATION.search(calculation) or _VARIABLE.search(calculation):
+        return None
+    return result if isinstance(plain.read(result), Number) else None
+
+
+def only_number(content: str) -> str | None:
+    """Return the one number in a sentence that states an answer ("Janet makes $18 every day"), with what it counts, or
+    the result of the calculation in it."""
+    content = content.replace("**", "")
+    if result := _calculated(content):
+        return result
+    numbers = list(_ONE_NUMBER.finditer(content[:MAX_CHARS]))
+    if len(numbers) != 1 or _NO_ANSWER.search(content):
+        return None
+    tail = _ASIDE.split(content[numbers[0].start() :].strip(" *_$\\()[]"), maxsplit=1)[0]
+    for told in (tail, numbers[0].group()):
+        if isinstance(plain.read(told), Number):
+            return told
+    return None
+
+
+def looks_like_mathematics(answer: str) -> bool:
+    """Return whether a text begins like a number or formula, with a few words behind it at most: units, and no more
+    numbers after them."""
+    words = list(_WORD.finditer(answer))
+    if not _MATHEMATICS.match(answer) or len(words) > _UNIT_WORDS:
+        return False
+    return not words or not _NUMBER_AFTER_WORD.search(answer, words[0].end())
