@@ -45,12 +45,14 @@ class AnswerSpec(Strict):
 
     compare: Compare = Field(
         "math",
-        description="math: as mathematics; text: without its spaces; choice: as one letter; code: line by line.",
+        description="math: as mathematics; text: without its spaces, but for those between digits; choice: as one "
+        "letter; code: line by line.",
     )
     extract: Extract = Field(
         "auto",
         description="boxed: \\boxed{…}; phrase: 'The answer is …', 'Final answer: …'; hash: '#### …'; choice: a letter "
-        "A to J; code: the last fenced block; auto: what fits 'compare', for math and text boxed, hash, phrase.",
+        "A to J; code: the last fenced block; auto: what fits 'compare', for math and text boxed, <answer>, hash, "
+        "JSON's answer, phrase; for math what is tagged or called final behind a box comes before it.",
     )
 
     @model_validator(mode="before")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, JsonValue, field_validator
@@ -11,9 +12,21 @@ from reasoner.strict import Strict
 
 MAX_BATCH_JOBS = 1000
 
-BatchStatus = Literal["queued", "in_progress", "completed", "cancelled"]
-"""``queued``: no job has begun. ``completed``: all have ended, each in its own way. ``cancelled``: likewise, and the
-batch was cancelled before."""
+BatchStatus = Literal["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]
+"""``queued``: no job has begun. All others but ``in_progress``: all jobs have ended. ``cancelled``: the batch was
+cancelled before, or each of its jobs was. Else it is as its jobs are, but for those that were cancelled one by one:
+``completed`` or ``failed`` when they all are, and ``incomplete`` when only some have an answer, or none has."""
+
+
+def end_status(counts: Mapping[Status, int], *, cancelled: bool) -> BatchStatus:
+    """Return the status of a batch whose jobs have all ended. ``counts``: jobs by status; ``cancelled``: the batch
+    was."""
+    ends = {status for status, count in counts.items() if count and status != "cancelled"}
+    if cancelled or not ends:
+        return "cancelled"
+    if ends == {"completed"}:
+        return "completed"
+    return "failed" if ends == {"failed"} else "incomplete"
 
 
 class BatchBudget(Strict):
@@ -58,7 +71,11 @@ class Batch(Strict):
     """A batch as the API shows it. Times are seconds since the epoch."""
 
     id: str
-    status: BatchStatus
+    status: BatchStatus = Field(
+        description="'queued', 'in_progress'; when all jobs have ended: 'completed' (all have an answer), 'failed' "
+        "(all failed), 'incomplete' (anything else), 'cancelled' (the batch was). Jobs that were cancelled one by one "
+        "do not count."
+    )
     created_at: float
     finished_at: float | None
     budget: BatchBudget

@@ -5,6 +5,10 @@ promises, and a promise is settled with what the request really took. A promise 
 a branch that is its whole prompt, computed, and all the tokens that it may write: what the cache turns out to hold
 comes back when the branch arrives. Under a limit on FLOPs nobody guesses tokens for the job, since how many guesses go
 wrong cannot be promised.
+
+A search that grows step by step keeps a part of every limit until it has an answer: what one branch takes to its end,
+at most half. So a budget that is small for its width still ends with an answer. How much that is nobody knows before a
+branch has ended: it is guessed from the steps so far, since what is kept needlessly is missing where the search looks.
 """
 
 from __future__ import annotations
@@ -18,6 +22,9 @@ from reasoner.jobs import Budget, Usage
 from reasoner.prices import NOTHING, TRILLIONTHS, Amount, Prices, Rate
 
 _NAMES = ("tokens", "FLOPs", "trillionths")
+GRACE = 0.25
+"""Seconds behind the end of the time budget, in all, for bringing the job to its end: the last answers are compared,
+and what was begun before may still arrive."""
 
 
 class Ledger:
@@ -47,6 +54,7 @@ class Ledger:
         self._clock = clock
         self._spent = NOTHING
         self._promised = NOTHING
+        self._kept: tuple[Amount, Amount] | None = None
         self._base = 0.0
         self._since = clock()
 
@@ -59,9 +67,34 @@ class Ledger:
         """Whether a request must say how much it may take."""
         return any(limit is not None for limit in self._limits)
 
-    def times(self, one: Amount, fixed: Amount = NOTHING) -> int:
+    @property
+    def keeps(self) -> bool:
+        """True while a part is kept for the end of one branch."""
+        return self._kept is not None and (self.bounded or self.budget.seconds is not None)
+
+    def keep(self, most: Amount, likely: Amount) -> None:
+        """Keep what one branch takes from all but who asks for the ``whole`` budget.
+
+        That is what it is ``likely`` to take, from a quarter to a half of each limit, and no more than ``most``. Of
+        time half is kept: nobody can tell how long a branch takes.
+        """
+        self._kept = (most, likely)
+
+    def let_go(self) -> None:
+        """Keep nothing any more."""
+        self._kept = None
+
+    def times(self, one: Amount, fixed: Amount = NOTHING, *, whole: bool = False) -> int:
         """How many times ``one`` can be promised beside ``fixed``: not at all when not above 0, a very large number
-        when nothing limits it."""
+        when nothing limits it. ``whole`` is for what may take what is kept, too."""
+        if self._kept is not None and not whole:
+            if self.budget.seconds is not None and self.elapsed() > self.budget.seconds / 2:
+                return 0
+            kept = (
+                most if limit is None else min(most, max(likely, limit // 4), limit // 2)
+                for most, likely, limit in zip(*self._kept, self._limits, strict=True)
+            )
+            fixed += Amount(*kept)
         left = self._left(self._spent + self._promised + fixed)
         return min(
             have if have == sys.maxsize else have // each if each else (sys.maxsize if have >= 0 else -1)
@@ -128,6 +161,12 @@ class Ledger:
         if self.budget.seconds is None:
             return None
         return max(0.0, self.budget.seconds - self.elapsed())
+
+    def time_left(self) -> float | None:
+        """Return the seconds until what still runs is cut, which is ``GRACE`` later; ``None`` as above."""
+        if self.budget.seconds is None:
+            return None
+        return max(0.0, self.budget.seconds + GRACE - self.elapsed())
 
     @property
     def exhausted(self) -> bool:

@@ -10,7 +10,8 @@ from reasoner.calibration import Bin, Calibration, Curve, Mark, Reliability
 from reasoner.fitting import PROBE, TREES, Measured, fit_curve, fit_stages, gather, reliability
 from reasoner.jobs import JobSpec, StrategySpec
 from reasoner.served import wanted_policy, wanted_verifier
-from reasoner.trials import POOL, TrialFile, measure, problems_to_fit
+from reasoner.suites import Suite
+from reasoner.trials import POOL, TrialFile, key_of, measure
 from reasoner.verifier_specs import PrmVerifier
 
 CONFIDENCE = 0.8
@@ -19,12 +20,11 @@ WORTH = 3_000
 
 
 async def calibrate(
-    suites: Sequence[str],
+    suites: Sequence[Suite],
     engine: EngineClient,
     measurements: Path,
     command: str,
     *,
-    limit: int,
     seed: int,
     concurrency: int,
     progress: Callable[[int, int], None],
@@ -32,15 +32,15 @@ async def calibrate(
     """The table for the engine's only policy and its only verifier; ``progress(done, total)`` counts runs.
 
     The curve is fitted on the pools, and the strategies run with it. How well it holds is measured on the half of the
-    problems that a curve of the other half has not seen. Raises ``ValueError``
-    for an unknown suite, ``CalibrationError`` for measurements of something else, and the engine's errors.
+    problems that a curve of the other half has not seen. Raises ``CalibrationError`` for measurements of something else
+    and where nothing can be fitted, and the engine's errors.
     """
     served = await engine.models()
     verifies = wanted_verifier(PrmVerifier())
     assert verifies is not None
     policy = Mark.of(wanted_policy(JobSpec(problem="any")).find(served))
     verifier = Mark.of(verifies.find(served))
-    problems = [problem for suite in suites for problem in problems_to_fit(suite, limit)]
+    problems = [problem for suite in suites for problem in suite.problems]
     setting = {"policy": policy.model_dump(), "verifier": verifier.model_dump(), "seed": seed, "confidence": CONFIDENCE}
     file = TrialFile(measurements, setting)
     total, done = len(problems) * (1 + len(TREES)), 0
@@ -54,7 +54,7 @@ async def calibrate(
         return Calibration(
             version=1,
             command=command,
-            suites=list(suites),
+            suites=[suite.name for suite in suites],
             problems=len(problems),
             policy=policy,
             verifier=verifier,
@@ -68,7 +68,7 @@ async def calibrate(
     async def run(stages: Sequence[StrategySpec], stop: Calibration | None) -> list[Measured]:
         await engine.clear_cache()
         await measure(
-            problems,
+            suites,
             stages,
             engine,
             file,
@@ -77,7 +77,7 @@ async def calibrate(
             calibration=stop,
             progress=advance,
         )
-        wanted = {problem.id for problem in problems}
+        wanted = {key_of(problem) for problem in problems}
         return gather(trial for trial in file.trials.values() if trial.problem in wanted)
 
     curve = fit_curve(await run([POOL], None))

@@ -8,8 +8,8 @@ from typing import Any, Self
 from pydantic import Field, field_validator, model_validator
 
 from engine.types import InvalidRequest
-from reasoner.jobs import Budget, JobSpec, StrategySpec
-from reasoner.strategies import resolve
+from reasoner.jobs import VOTE, Budget, JobSpec, StrategySpec
+from reasoner.strategies import STRATEGIES, resolve
 from reasoner.strict import Strict
 
 LIMITS = ("tokens", "seconds", "flops", "cost")
@@ -58,6 +58,8 @@ DEFAULT_EFFORTS: dict[str, Effort] = {
 def apply_effort(spec: JobSpec, efforts: Mapping[str, Effort]) -> JobSpec:
     """The job with its effort's limits, and its strategy if the job chose none. Without an effort, the job as it is.
 
+    A job without a verifier votes with as many samples where the effort's strategy needs one.
+
     Raises ``InvalidRequest`` for a name that nobody knows and for limits that contradict the effort's.
     """
     name, given = spec.budget.effort, spec.budget
@@ -77,8 +79,16 @@ def apply_effort(spec: JobSpec, efforts: Mapping[str, Effort]) -> JobSpec:
     changes: dict[str, Any] = {"budget": meant.model_copy(update={"effort": name})}
     strategy = efforts[name].strategy
     if strategy is not None and "strategy" not in spec.model_fields_set:
-        changes["strategy"] = strategy
+        changes["strategy"] = strategy if spec.verifier is not None else _without_verifier(strategy)
     return spec.model_copy(update=changes)
+
+
+def _without_verifier(strategy: StrategySpec) -> StrategySpec:
+    """Return the strategy, or a vote of as many samples in place of one that needs a verifier."""
+    if not STRATEGIES[strategy.name].needs_verifier:
+        return strategy
+    samples = {"n": strategy.params["n"]} if "n" in strategy.params else {}
+    return StrategySpec.model_validate({"name": VOTE, **samples})
 
 
 def _told(budget: Budget) -> str:

@@ -1,16 +1,20 @@
-"""Whether two answers are the same mathematics, decided by math-verify in a child process that is killed when late.
+"""Equality of two answers as mathematics, decided by math-verify in a child process that is killed when late.
 
-"Late" means "not shown to be equal". What depends on the clock might be decided otherwise in a replay, so what the
-child said is settled in the job's journal before anybody acts on it.
+"Late" means "not shown to be equal", and so does whatever the job's time does not reach. What depends on the clock
+might be decided otherwise in a replay, so what the child said is settled in the job's journal before anybody acts on
+it.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import ExitStack
 
-from reasoner.child import Child
+from reasoner.answers import plain
+from reasoner.children import Pool, keep_children
+from reasoner.deadline import TimeLeft, unlimited, within
 
+POOL = Pool("reasoner.equivalence_child")
 PATIENCE = 5.0
 """Seconds of processor time for one comparison."""
 MAX_LATE = 6
@@ -19,8 +23,6 @@ MAX_QUESTIONS = 4096
 """Comparisons in one job, with the same end."""
 MAX_CHARS = 1000
 """Longer answers are compared as text."""
-_NUMBER = re.compile(r"-?\d+(/\d+)?")
-_WORD = re.compile(r"[^\W\d_]{4,}")
 
 Settle = Callable[[str, Callable[[], Awaitable[str | None]]], Awaitable[str | None]]
 """``settle(key, find)`` answers what ``find`` said the first time that the job came to this key."""
@@ -31,33 +33,33 @@ async def _ask_anew(key: str, find: Callable[[], Awaitable[str | None]]) -> str 
 
 
 class Equivalence:
-    """Compares canonical answers. Use as an async context manager; one comparison at a time."""
+    """Compares canonical answers, one at a time. As an async context manager it keeps the children for its block."""
 
-    def __init__(self, settle: Settle = _ask_anew) -> None:
+    def __init__(self, settle: Settle = _ask_anew, time_left: TimeLeft = unlimited) -> None:
         self._settle = settle
-        self._child = Child("reasoner.equivalence_child")
+        self._time_left = time_left
+        self._kept = ExitStack()
         self._known: dict[frozenset[str], bool] = {}
         self._settled = 0
         self._questions = 0
         self._late = 0
 
     def settled_by(self, settle: Settle) -> Equivalence:
-        """The same comparisons by the same child, settled elsewhere."""
-        other = Equivalence(settle)
-        other._child = self._child
-        return other
+        """Return the same comparisons within the same time, settled elsewhere."""
+        return Equivalence(settle, self._time_left)
 
     async def __aenter__(self) -> Equivalence:
+        self._kept.enter_context(keep_children())
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        await self._child.close()
+        self._kept.close()
 
     async def equal(self, a: str, b: str) -> bool:
         return await self.representative(a, [b]) == b
 
     async def representative(self, answer: str, others: Sequence[str]) -> str:
-        """The first of ``others`` that is equivalent to ``answer``, else ``answer`` itself."""
+        """Return the first of ``others`` that is equivalent to ``answer``, else ``answer`` itself."""
         for index, other in enumerate(others):
             same = self._at_once(answer, other)
             if same is None:
@@ -83,21 +85,19 @@ class Equivalence:
         return None
 
     def _at_once(self, a: str, b: str) -> bool | None:
-        """What needs no algebra: ``None`` when it does."""
+        """Compare what needs no algebra; ``None`` for what does."""
         if a == b:
             return True
-        if _NUMBER.fullmatch(a) and _NUMBER.fullmatch(b):
-            return False  # canonical numbers are equal only as strings
-        if _WORD.fullmatch(a) and _WORD.fullmatch(b):
-            return a.casefold() == b.casefold()  # algebra would read letters to be multiplied, and find anagrams equal
         if max(len(a), len(b)) > MAX_CHARS:
             return False
+        if (same := plain.decide(a, b)) is not None:
+            return same
         return self._known.get(frozenset((a, b)))
 
     async def _ask(self, a: str, b: str) -> bool:
         if self._late >= MAX_LATE or self._questions >= MAX_QUESTIONS:
             return False
         self._questions += 1
-        answer = await self._child.ask([a, b], PATIENCE)
+        answer = await within(self._time_left(), lambda: POOL.ask([a, b], PATIENCE))
         self._late += answer is None
         return answer is True

@@ -17,7 +17,7 @@ from statistics import median
 import numpy as np
 from numpy.typing import NDArray
 
-from reasoner.calibration import Bin, Curve, Reliability
+from reasoner.calibration import Bin, CalibrationError, Curve, Reliability
 from reasoner.confidence import FEATURES, Evidence, features
 from reasoner.jobs import StrategySpec
 from reasoner.trials import POOL, Candidate, Trial, stage_name
@@ -100,7 +100,8 @@ def gather(trials: Iterable[Trial]) -> list[Measured]:
 def fit_curve(problems: Sequence[Measured]) -> Curve:
     """Logistic regression on every answer of every part of the pools, whose samples vote independently.
 
-    Each suite has the same weight, each problem of a suite, and each part of its pool.
+    Each suite has the same weight, each problem of a suite, and each part of its pool. Raises ``CalibrationError``
+    where no solution states an answer.
     """
     rows, right, weight = examples(problems)
     values = _newton(rows, right, weight)
@@ -118,6 +119,11 @@ def examples(problems: Sequence[Measured]) -> tuple[Array, Array, Array]:
                 rows.append(features([evidence for evidence, _ in answers], place))
                 right.append(float(good))
                 weight.append(1.0 / (len(of_suite) * of_suite[problem.suite] * len(sets) * len(answers)))
+    if not rows:
+        raise CalibrationError(
+            f"of {len(problems)} problems no solution states an answer, so that nothing can be fitted: raise --limit, "
+            "or take a suite that the model can answer"
+        )
     return np.array(rows), np.array(right), np.array(weight) / np.sum(weight)
 
 
@@ -147,7 +153,7 @@ def reliability(curve: Curve, problems: Sequence[Measured]) -> Reliability:
     """How the curve does on these problems."""
     rows, right, weight = examples(problems)
     odds = rows @ np.array([getattr(curve, name) for name in FEATURES])
-    predicted = 1.0 / (1.0 + np.exp(-odds))
+    predicted = _logistic(odds)
     bins, error = [], 0.0
     for low in range(10):
         inside = (predicted >= low / 10) & ((predicted < (low + 1) / 10) | (low == 9))
@@ -157,20 +163,35 @@ def reliability(curve: Curve, problems: Sequence[Measured]) -> Reliability:
             bins.append((mean, share, mass))
             error += mass * abs(mean - share)
     brier = float(np.average((predicted - right) ** 2, weights=weight))
-    return Reliability(answers=len(right), ece=error, brier=brier, bins=bins)
+    return Reliability(answers=len(right), ece=min(error, 1.0), brier=brier, bins=bins)
 
 
 def _newton(rows: Array, right: Array, weight: Array) -> Array:
+    """Newton's method with steps that are halved until the loss falls: a whole one may lead to where all is certain,
+    and the next one from there to nowhere."""
+
+    def loss(values: Array) -> float:
+        odds = rows @ values
+        return float(weight @ (np.logaddexp(0.0, odds) - right * odds) + 0.5 * RIDGE * values @ values)
+
     values = np.zeros(rows.shape[1])
     for _ in range(100):
-        predicted = 1.0 / (1.0 + np.exp(-rows @ values))
+        predicted = _logistic(rows @ values)
         gradient = rows.T @ (weight * (predicted - right)) + RIDGE * values
         hessian = (rows * (weight * predicted * (1.0 - predicted))[:, None]).T @ rows + RIDGE * np.eye(len(values))
         change = np.linalg.solve(hessian, gradient)
+        before = loss(values)
+        while loss(values - change) > before and np.abs(change).max() >= 1e-10:
+            change /= 2
         values -= change
         if np.abs(change).max() < 1e-10:
             break
     return values
+
+
+def _logistic(odds: Array) -> Array:
+    """``1 / (1 + exp(-odds))`` without an overflow."""
+    return 0.5 * (1.0 + np.tanh(0.5 * odds))
 
 
 # The stages.

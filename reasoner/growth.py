@@ -14,8 +14,9 @@ from __future__ import annotations
 import asyncio
 import uuid
 from bisect import bisect
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Awaitable, Callable, Collection, Hashable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 from engine.types import (
     Branch,
@@ -28,7 +29,7 @@ from engine.types import (
     SamplingParams,
 )
 from reasoner.budget import Ledger
-from reasoner.jobs import Usage
+from reasoner.jobs import Sampling, Usage
 from reasoner.journal import JobCancelled
 from reasoner.prices import NOTHING, Amount
 from reasoner.repetition import HORIZON, loops
@@ -59,7 +60,7 @@ class Watch:
     ``verdict`` answers. It must depend on nothing but what it sees and what the strategy knew when it made it."""
 
     every: int
-    verdict: Callable[[Seen], Reason | None]
+    verdict: Callable[[Seen], Reason | Awaitable[Reason | None] | None]
 
 
 @dataclass(slots=True, eq=False)
@@ -80,10 +81,27 @@ class Growth:
     logprob: float = 0.0
     confidence: tuple[float, ...] = ()
     part: int = 0
+    end: dict[str, Any] | None = None
+    """The last part as the journal holds it, once the branch has ended."""
+    equality: Hashable | None = field(init=False)
+    """The same for branches that must be equal: each continues one text by the likeliest tokens. ``None`` where chance
+    decides."""
+
+    def __post_init__(self) -> None:
+        if takes_likeliest(self.sampling):  # whatever else would have been left to chance
+            sampling = replace(self.sampling, temperature=0.0, top_k=0, top_p=1.0, min_p=0.0)
+            self.equality = (self.op, self.parent.prefix, self.parent.solution, sampling, self.limit, self.watch)
+        else:
+            self.equality = None
+
+    @property
+    def id(self) -> str:
+        """The node's."""
+        return ".".join(map(str, self.path))
 
     @property
     def key(self) -> str:
-        return f"{self.op}:{'.'.join(map(str, self.path))}:{self.part}"
+        return f"{self.op}:{self.id}:{self.part}"
 
     @property
     def room(self) -> int:
@@ -109,14 +127,15 @@ class Growth:
             tokens = self.parent.written + tokens
         return loops(tokens)
 
-    def verdict(self, more: Completion) -> Reason | None:
+    async def verdict(self, more: Completion) -> Reason | None:
         """Why the branch should end where it is with this addition, if it should."""
         if self.loops(more.token_ids):
             return "repetition"
         tokens = len(self.token_ids) + len(more.token_ids)
         if self.watch is None or tokens % self.watch.every:
             return None
-        return self.watch.verdict(Seen(self.parent, self.text + more.text, self.confidence + confidences(more)))
+        found = self.watch.verdict(Seen(self.parent, self.text + more.text, self.confidence + confidences(more)))
+        return await found if isinstance(found, Awaitable) else found
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,6 +184,7 @@ class Grower:
         self._verdicts: dict[Growth, Reason] = {}
         self._stopping = False
         self._ready: dict[Growth, Completion] = {}
+        self._unread: list[Arrival] = []
         self._failure: Exception | None = None
         self._news = asyncio.Event()
 
@@ -220,6 +240,10 @@ class Grower:
                 raise self._failure
             await self._wait()
 
+    def put_back(self, arrivals: Sequence[Arrival]) -> None:
+        """Takes arrivals back that could not be written: ``stop`` answers them again."""
+        self._unread += arrivals
+
     def cut(self, growths: Collection[Growth]) -> list[Arrival]:
         """Ends the branches that have a part and can get no more: the budget is used up."""
         reason: Reason = "timeout" if self._ledger.seconds_left() == 0.0 else "budget"
@@ -241,11 +265,11 @@ class Grower:
             for task in late:
                 task.cancel()
         arrivals = []
-        for growth, completion in self._ready.items():
-            arrival = self._arrival(growth, completion)
+        for arrival in [*self._unread, *(self._arrival(*ready) for ready in self._ready.items())]:
             if arrival.reason in (None, "cancelled"):
                 arrival = replace(arrival, reason="cancelled" if final else None)
             arrivals.append(arrival)
+        self._unread.clear()
         self._ready.clear()
         for promise in self._promises.values():
             self._ledger.release(promise)
@@ -265,7 +289,8 @@ class Grower:
     def _fit(self, growths: Sequence[Growth], tokens: int, aside: Amount) -> bool:
         """Whether the budget can promise each of the growths so many tokens, or those that it may have, and leave
         ``aside`` untouched."""
-        return self._ledger.times(self._most(growths, tokens) + aside) >= 1
+        whole = all(growth.op == "complete" for growth in growths)  # a branch that goes to its end is what is kept for
+        return self._ledger.times(self._most(growths, tokens) + aside, whole=whole) >= 1
 
     def _verification(self, growths: Sequence[Growth], sensible: int) -> Amount:
         """About what the verifier will want for these growths and for those in flight, by what it took so far: a
@@ -317,7 +342,7 @@ class Grower:
             async for item in self._engine.generate(request):
                 if isinstance(item, Completion):
                     missing.remove(item.index)
-                    self._hear(siblings[item.index], item)
+                    await self._hear(siblings[item.index], item)
             if missing:
                 raise EngineUnavailable("the engine's answer ended before all of its branches had")
         except Exception as error:  # raised again where the search waits, after what did arrive
@@ -326,13 +351,13 @@ class Grower:
             self._failure = error
             self._news.set()
 
-    def _hear(self, growth: Growth, stretch: Completion) -> None:
+    async def _hear(self, growth: Growth, stretch: Completion) -> None:
         """Adds a stretch to its branch, which goes on, or is ready because it ended or used up its promise."""
         so_far = self._so_far.pop(growth, None)
         whole = stretch if so_far is None else joined(so_far, stretch)
         length = len(whole.token_ids)
         if stretch.finish_reason == "length" and length < growth.room:
-            verdict = growth.verdict(whole)
+            verdict = await growth.verdict(whole)
             if verdict is not None:
                 self._verdicts[growth] = verdict
             elif length < self._promises[growth].tokens and not self._stopping:
@@ -376,6 +401,11 @@ class Grower:
                 return None
             case other:
                 return other
+
+
+def takes_likeliest(sampling: SamplingParams | Sampling) -> bool:
+    """Return true if every token is the likeliest one, so that siblings are equal."""
+    return sampling.temperature == 0 or sampling.top_k == 1
 
 
 def joined(first: Completion, then: Completion) -> Completion:

@@ -12,12 +12,19 @@ from reasoner.verifier_specs import KINDS, PrmVerifier, Verifier
 
 MAX_PROBLEM_CHARS = 32_000
 MAX_N = 256
+MAX_TOP_K = 1_000_000
+"""More tokens than any vocabulary has."""
 MAX_BUDGET_TOKENS = 10_000_000
 MAX_BUDGET_SECONDS = 86_400.0
 MAX_BUDGET_FLOPS = 1e24
 MAX_BUDGET_COST = 1e6
 MAX_METADATA_KEYS = 16
+MAX_SEQ = 2**53
+"""Largest number of an event: more than any job has, and JavaScript can hold it."""
 MAX_ADDRESS_CHARS = 2048
+BEST = "best_of_n"
+VOTE = "self_consistency"
+"""Strategies of jobs that name none: with a verifier, and without one."""
 
 Status = Literal["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]
 TERMINAL: frozenset[str] = frozenset({"completed", "incomplete", "failed", "cancelled"})
@@ -51,9 +58,9 @@ class Budget(Strict):
 class Sampling(Strict):
     temperature: Annotated[float, Field(ge=0, le=10)] = 1.0
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
-    top_k: Annotated[int, Field(ge=0)] = 0
+    top_k: Annotated[int, Field(ge=0, le=MAX_TOP_K, description="0: all tokens.")] = 0
     min_p: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    max_tokens: Annotated[int, Field(ge=1)] | None = Field(
+    max_tokens: Annotated[int, Field(ge=1, le=MAX_BUDGET_TOKENS)] | None = Field(
         None, description="Longest solution in tokens; without it the model's context is the limit."
     )
 
@@ -75,10 +82,15 @@ class JobSpec(Strict):
     problem: Annotated[str, Field(min_length=1, max_length=MAX_PROBLEM_CHARS)] | None = None
     messages: Annotated[list[Message], Field(min_length=1, max_length=64)] | None = None
     model: str | None = Field(None, description="Name of a served model; without it the service's own.")
-    strategy: StrategySpec = Field(default_factory=lambda: StrategySpec(name="best_of_n"))
+    strategy: StrategySpec = Field(
+        default_factory=lambda: StrategySpec(name=BEST),
+        description=f"By default {BEST}, or {VOTE} without a verifier; an effort and the model may have their own.",
+    )
     budget: Budget = Field(default_factory=Budget)
     sampling: Sampling = Field(default_factory=Sampling)
-    verifier: Verifier = Field(default_factory=PrmVerifier)
+    verifier: Verifier | None = Field(
+        default_factory=PrmVerifier, description="Without one the service's own, if it has one; null: none."
+    )
     answer: AnswerSpec = Field(
         default_factory=AnswerSpec, description="Where a solution states its answer, and how answers are compared."
     )
@@ -123,9 +135,24 @@ class JobSpec(Strict):
         return self
 
     @model_validator(mode="after")
+    def _vote_without_verifier(self) -> Self:
+        from reasoner.strategies import STRATEGIES
+
+        if self.verifier is None and STRATEGIES[self.strategy.name].needs_verifier:
+            if "strategy" in self.model_fields_set:
+                raise ValueError(
+                    f"strategy {self.strategy.name!r} needs a verifier, and the job says that it has none: use {VOTE}"
+                )
+            self.strategy = StrategySpec(name=VOTE)
+            self.model_fields_set.remove("strategy")  # an effort or the model's defaults may still choose
+        return self
+
+    @model_validator(mode="after")
     def _verifier_is_of_use(self) -> Self:
         from reasoner.strategies import STRATEGIES
 
+        if self.verifier is None:
+            return self
         if STRATEGIES[self.strategy.name].needs_steps and not self.verifier.scores_steps:
             fitting = [name for name, kind in KINDS.items() if kind.scores_steps]
             raise ValueError(
@@ -136,7 +163,8 @@ class JobSpec(Strict):
 
     @model_validator(mode="after")
     def _answer_is_what_is_tested(self) -> Self:
-        language = {"python": "python", "json_schema": "json"}.get(self.verifier.kind)
+        kind = "" if self.verifier is None else self.verifier.kind
+        language = {"python": "python", "json_schema": "json"}.get(kind)
         if "answer" not in self.model_fields_set and language is not None:
             self.answer = AnswerSpec(compare="code", extract=CodeExtract(code=language))
         return self
@@ -149,6 +177,11 @@ class JobSpec(Strict):
             able = ", ".join(name for name, strategy in STRATEGIES.items() if strategy.stops_when_sure)
             raise ValueError(f"'confidence' means nothing to strategy {self.strategy.name!r}; it stops {able}")
         return self
+
+    @property
+    def has_certain_verifier(self) -> bool:
+        """Return True if a score of 1 is a fact, so that nothing can be better."""
+        return self.verifier is not None and self.verifier.certain
 
     def conversation(self) -> list[dict[str, str]]:
         """The question as chat messages."""
@@ -196,14 +229,17 @@ class Vote(Strict):
 
 
 class JobResult(Strict):
-    """What the search found. ``answer`` is ``None`` when no candidate stated one."""
+    """The result of a search. ``answer`` is ``None`` when no candidate stated one.
+
+    A job that was cancelled has what it had found by then, and none if its search had not begun.
+    """
 
     answer: str | None
     text: str | None
-    """The chosen solution."""
+    """The chosen solution; without an answer the most promising one, as far as it came."""
     confidence: float | None
     votes: list[Vote] = Field(default_factory=list)
-    finish_reason: Literal["answer", "budget", "no_answer"]
+    finish_reason: Literal["answer", "budget", "no_answer", "cancelled"]
     """``budget``: the search ended because the budget did."""
     node: str | None
     """Id of the chosen leaf in the tree."""
@@ -232,6 +268,7 @@ class Job(Strict):
     started_at: float | None = None
     finished_at: float | None = None
     attempt: int = 0
+    """Workers that took it so far, without those that handed it back."""
     last_seq: int = 0
     """Sequence number of the newest event."""
     batch: str | None = None

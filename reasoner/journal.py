@@ -15,10 +15,14 @@ from reasoner.jobs import Usage
 
 if TYPE_CHECKING:
     from reasoner.allowance import Allowance
+    from reasoner.jobs import JobResult
 
 
 class JobCancelled(Exception):
     """The client cancelled the job."""
+
+    result: JobResult | None = None
+    """The best that there was, once ``run_job`` has let go of the search; ``None`` if it had not begun."""
 
 
 class LeaseLost(Exception):

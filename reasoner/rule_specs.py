@@ -16,6 +16,10 @@ from reasoner.patterns import check_pattern
 from reasoner.strict import VerifierSpec
 
 MAX_SCHEMA_CHARS = 20_000
+MAX_SCHEMAS = 1000
+"""Schemas in a schema: to check one of them takes a tenth of a millisecond."""
+MAX_TIMES = 8
+"""Times its own size that a test may have when its finally blocks are written out, as compiling does it."""
 
 
 class RuleSpec(VerifierSpec):
@@ -35,9 +39,11 @@ class NumericVerifier(RuleSpec):
     """1 for a number near enough to the expected one: within ``absolute``, or ``relative`` times the expected one."""
 
     kind: Literal["numeric"]
-    expected: Annotated[int | float, Field(ge=-1e300, le=1e300)]
-    absolute: Annotated[float, Field(ge=0)] = 0.0
-    relative: Annotated[float, Field(ge=0)] = 0.0
+    expected: Annotated[
+        int | float, Field(ge=-1e300, le=1e300, json_schema_extra={"minimum": -1e300, "maximum": 1e300})
+    ]
+    absolute: Annotated[float, Field(ge=0, le=1e300)] = 0.0
+    relative: Annotated[float, Field(ge=0, le=1)] = 0.0
 
 
 class MathVerifier(RuleSpec):
@@ -60,16 +66,31 @@ def _check_schema(schema: dict[str, Any]) -> dict[str, Any]:
 
     if len(json.dumps(schema)) > MAX_SCHEMA_CHARS:
         raise ValueError(f"the schema has more than {MAX_SCHEMA_CHARS} characters")
+    formats = FormatChecker(())
+    formats.checks("regex", raises=ValueError)(_is_pattern)  # the library's own check compiles it
     try:
-        Draft202012Validator.check_schema(schema, format_checker=FormatChecker(("regex",)))
+        if _schemas(schema) > MAX_SCHEMAS:
+            raise ValueError(f"the schema has more than {MAX_SCHEMAS} schemas in it")
+        Draft202012Validator.check_schema(schema, format_checker=formats)
     except SchemaError as error:
-        raise ValueError(f"not a JSON schema: {error.message[:500]} (at {error.json_path})") from None
+        why = f": {error.cause}" if error.cause else ""
+        raise ValueError(f"not a JSON schema: {error.message[:500]}{why} (at {error.json_path})") from None
     except RecursionError:
         raise ValueError("the schema is nested too deeply") from None
     for reference in _references(schema):
         if not reference.startswith("#"):
             raise ValueError(f"$ref {reference[:200]!r} leads out of the schema: only references into it are followed")
     return schema
+
+
+def _is_pattern(value: object) -> bool:
+    return not isinstance(value, str) or check_pattern(value) == value
+
+
+def _schemas(part: Any) -> int:
+    """About how many schemas there are: each is an object or a truth value."""
+    inner = part.values() if isinstance(part, dict) else part if isinstance(part, list) else ()
+    return isinstance(part, dict | bool) + sum(map(_schemas, inner))
 
 
 def _references(part: Any) -> list[str]:
@@ -91,14 +112,38 @@ class JsonSchemaVerifier(RuleSpec):
 def _check_test(source: str) -> str:
     try:
         tree = ast.parse(source)
-        compile(source, "<test>", "exec", dont_inherit=True)
+        multiplied = compiled_parts(tree)[0] > MAX_TIMES * sum(1 for _ in ast.walk(tree))
+        if not multiplied:
+            compile(source, "<test>", "exec", dont_inherit=True)
     except (SyntaxError, ValueError) as error:
         raise ValueError(f"not Python: {error}") from None
     except (RecursionError, MemoryError):
         raise ValueError("not Python: nested too deeply") from None
+    if multiplied:
+        raise ValueError(
+            "the test's finally blocks multiply when they are compiled: nest fewer, or leave them fewer ways"
+        )
     if not any(isinstance(node, ast.Assert | ast.Raise | ast.Call) for node in ast.walk(tree)):
         raise ValueError("the test asserts nothing, so that every answer would pass it")
     return source
+
+
+def compiled_parts(node: ast.AST) -> tuple[int, int]:
+    """Return about how many syntax nodes are compiled for a node, and the ways out of it among them.
+
+    A finally block is compiled once for each way out of what it belongs to, so that nested ones multiply.
+    """
+    repeated = node.finalbody if isinstance(node, ast.Try | ast.TryStar) else []
+    parts, exits = 1, int(isinstance(node, ast.Return | ast.Break | ast.Continue))
+    for child in ast.iter_child_nodes(node):
+        if child not in repeated:
+            more, out = compiled_parts(child)
+            parts, exits = parts + more, exits + out
+    copies = 2 + exits  # the end of the block and an exception are ways out, too
+    for child in repeated:
+        more, out = compiled_parts(child)
+        parts, exits = parts + copies * more, exits + copies * out
+    return parts, exits
 
 
 class PythonVerifier(RuleSpec):

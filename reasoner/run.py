@@ -11,15 +11,17 @@ from functools import lru_cache
 from typing import Literal
 
 from engine.types import EngineClient, ModelInfo
+from reasoner.best_so_far import best_so_far
 from reasoner.calibration import Calibration, shipped_calibration
 from reasoner.equivalence import Equivalence
 from reasoner.jobs import JobResult, JobSpec, Usage
-from reasoner.journal import Journal
+from reasoner.journal import JobCancelled, Journal
 from reasoner.lease import CacheLease
 from reasoner.prices import Prices
 from reasoner.search import Models, Search
 from reasoner.served import wanted_policy, wanted_verifier
 from reasoner.strategies import STRATEGIES, Choice, resolve
+from reasoner.tree import most_promising
 from reasoner.verifier_specs import PrmVerifier
 
 log = logging.getLogger("reasoner.run")
@@ -48,9 +50,9 @@ async def run_job(
     ``calibration``, by default that of the bundled models, is used if it was fitted for the job's models.
     ``unlocked_tests`` allows a client's Python tests where no sandbox holds them.
 
-    Raises ``JobCancelled`` soon after ``cancelled`` is set, ``LeaseLost`` when the journal has another owner,
-    ``EngineUnavailable`` when the engine is away (run it again later: the journal holds what is done), and
-    ``InvalidRequest`` for what can never work.
+    Raises ``JobCancelled`` with the best so far soon after ``cancelled`` is set, ``LeaseLost`` when the journal has
+    another owner, ``EngineUnavailable`` when the engine is away (run it again later: the journal holds what is done),
+    and ``InvalidRequest`` for what can never work.
     """
     strategy = STRATEGIES[spec.strategy.name]
     params = resolve(spec.strategy.name, spec.strategy.params)
@@ -63,9 +65,13 @@ async def run_job(
         calibration=calibration,
         unlocked_tests=unlocked_tests,
     )
-    async with opened as (search, equivalence):
-        choice = await strategy.run(search, params, equivalence.settled_by(search.settle))
-        await search.select(choice.node)
+    try:
+        async with opened as (search, equivalence):
+            choice = await strategy.run(search, params, equivalence.settled_by(search.settle))
+            await search.select(choice.node)
+    except JobCancelled as end:
+        end.result = best_so_far(spec, await journal.load())
+        raise
     return _outcome(search, choice)
 
 
@@ -82,23 +88,25 @@ async def open_search(
 ) -> AsyncIterator[tuple[Search, Equivalence]]:
     """What ``run_job`` hands to the strategy: with a verifier if the strategy takes one. Raises as ``run_job``."""
     strategy = STRATEGIES[spec.strategy.name]
-    async with CacheLease(engine, journal.job_id) as lease, Equivalence() as equivalence:
+    async with CacheLease(engine, journal.job_id) as lease, Equivalence():  # which keeps the children
         served = {info.id: info for info in await engine.models()}
         policy = wanted_policy(spec).find(served.values())
         verifies = strategy.needs_verifier or (strategy.welcomes_verifier and _has_verifier(spec, served))
-        models = Models(engine, served, policy, lease, verifies, equivalence, prices or {}, unlocked_tests)
+        models = Models(engine, served, policy, lease, verifies, prices or {}, unlocked_tests)
         table = None
         if strategy.stops_when_sure and verifies:
             table = _fitting(calibration or shipped_calibration(), spec, models)
         search = await Search.begin(spec, models, journal, cancelled or asyncio.Event(), table)
         try:
-            yield search, equivalence
+            yield search, search.equivalence
         finally:
             await search.close()
 
 
 def _has_verifier(spec: JobSpec, served: Mapping[str, ModelInfo]) -> bool:
-    """Whether the job names a verifier, or its kind needs no model, or one that fits is served."""
+    """Return True if the job's verifier is named, or needs no model, or one that fits is served."""
+    if spec.verifier is None:
+        return False
     wanted = wanted_verifier(spec.verifier)
     return wanted is None or wanted.name is not None or any(wanted.fits(info) for info in served.values())
 
@@ -125,12 +133,13 @@ def _warn(message: str) -> None:
 def _outcome(search: Search, choice: Choice) -> JobOutcome:
     node = choice.node
     finished: Literal["answer", "no_answer"] = "no_answer" if node is None else "answer"
+    shown = node or most_promising(search.root)
     result = JobResult(
         answer=None if node is None else node.answer,
-        text=None if node is None else node.solution,
+        text=None if shown is None else shown.solution,
         confidence=choice.confidence,
         votes=choice.votes,
         finish_reason="budget" if search.cut_short else finished,
-        node=None if node is None else node.id,
+        node=None if shown is None else shown.id,
     )
     return JobOutcome("completed" if node is not None else "incomplete", result, search.ledger.usage)

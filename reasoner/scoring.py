@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Protocol
 
 from engine.types import InvalidRequest, ModelInfo
 from prm.aggregate import aggregate
 from prm.scorer import Reading
 from reasoner.budget import Ledger
+from reasoner.deadline import within
 from reasoner.jobs import Usage
 from reasoner.prices import NOTHING, Amount
 from reasoner.tree import Node
@@ -96,7 +98,9 @@ class BudgetedReader:
         estimates: Mapping[Node, int],
         ask: ReadNodes,
     ) -> list[tuple[Node, Reading, Amount]]:
-        """What the model says of a head of the nodes, with the promise of each; nothing when the budget reaches none.
+        """Return the model's scores of a head of the nodes, with the promise of each.
+
+        Nothing when the budget reaches none, or its time is up before the model has answered.
 
         ``ask(nodes, bound)`` answers a reading of each node for at most ``bound`` tokens of each.
         """
@@ -108,10 +112,14 @@ class BudgetedReader:
             promise = self._rate.verification(bound)
             self._ledger.reserve(promise * len(batch))
             try:
-                readings = await _each(ask, batch, bound if self._ledger.bounded else None)
+                most = bound if self._ledger.bounded else None
+                readings = await within(self._ledger.time_left(), partial(_each, ask, batch, most))
             except BaseException:
                 self._ledger.release(promise * len(batch))
                 raise
+            if readings is None:  # the engine stops computing when nobody waits for it any more
+                self._ledger.release(promise * len(batch))
+                return []
             answered = []
             for node, reading in zip(batch, readings, strict=True):
                 if reading.scores is None:

@@ -19,7 +19,7 @@ from typing import Any
 from engine.types import EngineClient, InvalidRequest, ModelInfo
 from reasoner.allocator import RULES, TRUST, Ask, Standing
 from reasoner.allowance import Grants
-from reasoner.answers import canonical
+from reasoner.answers import AnswerFinder, canonical
 from reasoner.budget import Ledger
 from reasoner.calibration import Calibration
 from reasoner.equivalence import Equivalence
@@ -30,7 +30,7 @@ from reasoner.prices import Prices, check_budget
 from reasoner.record import Answer, Record
 from reasoner.scoring import NodeScorer, known_steps
 from reasoner.stream import Shared, Stream
-from reasoner.tree import Node
+from reasoner.tree import Node, best_end
 from reasoner.verifiers import open_scorer
 from reasoner.verifiers.base import Surroundings
 
@@ -44,8 +44,6 @@ class Models:
     policy: ModelInfo
     lease: CacheLease
     verifies: bool
-    equivalence: Equivalence = field(default_factory=Equivalence)
-    """What a verifier compares answers with."""
     prices: Mapping[str, Prices] = field(default_factory=dict)
     """By model."""
     unlocked_tests: bool = False
@@ -64,6 +62,7 @@ class Search:
         scorer: NodeScorer | None,
         prompt: tuple[int, ...],
         cancelled: asyncio.Event,
+        equivalence: Equivalence,
         calibration: Calibration | None = None,
     ) -> None:
         if spec.seed is None:
@@ -73,12 +72,27 @@ class Search:
         self.root = Node(path=(), parent=None, prefix=prompt)
         self.calibration = calibration
         """What scores and votes mean for the job's models; ``None`` where nobody measured it."""
+        self.equivalence = equivalence
+        """Compares answers within the job's time."""
         self._models = models
         self._record = record
         self._scorer = scorer
+        self._verdicts: dict[tuple[tuple[int, ...], str], tuple[int, tuple[float, ...], float]] = {}
+        """By what was scored: how many steps above it had scores, those of its own, and its score."""
         self._shared = Shared(
-            spec, spec.seed, models.engine, models.policy, models.lease.name, ledger, record, cancelled
+            spec,
+            spec.seed,
+            models.engine,
+            models.policy,
+            models.lease.name,
+            ledger,
+            record,
+            cancelled,
+            AnswerFinder(spec.answer, ledger.time_left),
+            self.root,
         )
+        self._shared.finish_one = self._finish_one
+        self._shared.keep()
 
     @classmethod
     async def begin(
@@ -100,6 +114,7 @@ class Search:
             )
         check_budget(spec.budget, models.policy.id, models.policy, models.prices)
         ledger = Ledger(spec.budget, models.prices, by_grants=journal.allowance is not None)
+        equivalence = Equivalence(time_left=ledger.time_left)
         scorer = None
         if models.verifies:
             scorer = await open_scorer(
@@ -110,12 +125,13 @@ class Search:
                     models.policy,
                     models.lease.name,
                     ledger,
-                    models.equivalence,
+                    equivalence,
                     models.unlocked_tests,
                 )
             )
         record = Record(journal, ledger, await journal.load())
-        search = cls(spec, models, ledger, record, scorer, prompt, cancelled, calibration)
+        search = cls(spec, models, ledger, record, scorer, prompt, cancelled, equivalence, calibration)
+        await search._shared.answers.check()
         if journal.allowance is not None:
             search._shared.grants = Grants(journal.allowance, ledger, record, search._ask)
         return search
@@ -201,7 +217,7 @@ class Search:
         todo = [node for node in nodes if node.score is None and self._scorer.scorable(node)]
         while todo:
             landed = await self._score_batch(todo)
-            if not landed and await self._shared.more():
+            if not landed and await self._shared.more(steps=True):
                 continue
             if not landed:
                 self._shared.cut_short = True
@@ -218,7 +234,7 @@ class Search:
         if not self._record.replaying:
             self._models.lease.prune([node.prefix for node in live])
         ids = [node.id for node in live]
-        spend = Usage(pruned=sum(node.tokens for node in live))
+        spend = Usage(pruned=sum(node.tokens for node in live if not node.is_copy))
         await self._record.note(f"prune:{ids[0]}", "prune", {"nodes": ids}, spend)
 
     async def settle(self, key: str, find: Callable[[], Awaitable[str | None]]) -> str | None:
@@ -226,11 +242,16 @@ class Search:
         decides, and another run might decide otherwise."""
         if self._record.replaying:
             found = self._record.replay((key,))
-            value: str | None = found[0].data["value"] if found else await find()
-            return value
-        value = await find()
-        await self._record.write([Answer(key, "settled", {"value": value}, Usage())])
-        return value
+            if not found:
+                return await find()
+        else:
+            value = await find()
+            late = {"late": True} if self.ledger.seconds_left() == 0.0 else {}
+            found = await self._record.write([Answer(key, "settled", {"value": value} | late, Usage())])
+        data = found[0].data
+        self._shared.cut_short |= data.get("late", False)
+        settled: str | None = data["value"]
+        return settled
 
     @property
     def verifies(self) -> bool:
@@ -251,10 +272,41 @@ class Search:
         """All nodes that state an answer, in the order of their paths."""
         return sorted((node for node in self.root.walk() if node.answer is not None), key=lambda node: node.path)
 
+    async def solutions(self) -> list[Node]:
+        """Return the candidates of a search by steps that has come to its end.
+
+        Where no branch states an answer, the best one goes to its end first: it got no further because the strategy's
+        own limits did not.
+        """
+        if not self.candidates():
+            await self._finish_best()
+        return self.candidates()
+
     async def close(self) -> None:
         """Aborts what is still in flight, where a failure left a stream open."""
         for stream in list(self._shared.streams):
             await stream.abandon()
+
+    # The end of a search by steps.
+
+    async def _finish_one(self) -> bool:
+        """Finish the best branch out of what was kept for it, since the budget reaches no further and no branch has an
+        answer. Return whether something was kept: then there may be some of it left."""
+        if not self.ledger.keeps:
+            return False
+        await self._finish_best()
+        return True
+
+    async def _finish_best(self) -> None:
+        """Take the best branch that can go on to its end, greedily. From then on nothing is kept for that."""
+        self.ledger.let_go()
+        ends = [node for node in self.root.walk() if node.open and not any(child.open for child in node.children)]
+        best = best_end([node for node in ends if self.room(node) > 0])
+        if best is None:
+            return
+        async for nodes in self.complete([best], 1, greedy=True):
+            if self._scorer is not None:
+                await self.score(nodes)
 
     # Text that is not generated.
 
@@ -293,7 +345,8 @@ class Search:
             for leaf in self.root.walk()
             if leaf.parent is not None and not leaf.open and leaf.reason != "pruned"
         ]
-        trust = 1.0 if self.spec.verifier.kind in RULES else TRUST
+        verifier = self.spec.verifier
+        trust = 1.0 if verifier is not None and verifier.kind in RULES else TRUST
         return Standing(samples, self.ledger.usage.total, trust).ask()
 
     # Scoring.
@@ -304,11 +357,15 @@ class Search:
         by_key = {f"score:{node.id}": node for node in todo}
         if self._record.replaying:
             entries = self._record.replay(by_key)
+        elif repeats := [repeat for node in todo if (repeat := self._repeat(node)) is not None]:
+            entries = await self._record.write(repeats)
         else:
             answers = []
-            # A node whose ancestor is here too comes after it, and adds to what that one's score covers.
+            # A node whose ancestor is here too comes after it, and adds to what that one's score covers. So does one
+            # that says the same as another: it gets that one's score.
             here = set(todo)
-            ready = [node for node in todo if here.isdisjoint(node.lineage()[:-1])]
+            alone = set({_saying(node): node for node in reversed(todo)}.values())
+            ready = [node for node in todo if node in alone and here.isdisjoint(node.lineage()[:-1])]
             for item in await self._scorer.score(ready):
                 data = {
                     "node": item.node.id,
@@ -320,7 +377,21 @@ class Search:
                 answers.append(Answer(f"score:{item.node.id}", "score", data, item.spend, item.promise))
             entries = await self._record.write(answers)
         for entry in entries:
-            node = by_key[entry.key]
-            node.scores = known_steps(node) + tuple(entry.data["scores"])
+            node, steps = by_key[entry.key], tuple(entry.data["scores"])
+            self._verdicts.setdefault(_saying(node), (len(known_steps(node)), steps, entry.data["score"]))
+            node.scores = known_steps(node) + steps
             node.score = entry.data["score"]
         return bool(entries)
+
+    def _repeat(self, node: Node) -> Answer | None:
+        """The score of a node that says, after the same text, what a scored one says: nothing is computed for it."""
+        known, steps, score = self._verdicts.get(_saying(node), (-1, (), 0.0))
+        if known != len(known_steps(node)):
+            return None
+        data = {"node": node.id, "scores": list(steps), "score": score, "computed": 0, "cached": 0}
+        return Answer(f"score:{node.id}", "score", data, Usage())
+
+
+def _saying(node: Node) -> tuple[tuple[int, ...], str]:
+    """Return what a verdict depends on: all tokens up to the node's end, and its own text."""
+    return node.prefix, node.text

@@ -38,7 +38,7 @@ def wanted_policy(spec: JobSpec) -> Wanted:
     return Wanted("model", spec.model, _writes)
 
 
-def wanted_verifier(verifier: VerifierSpec) -> Wanted | None:
+def wanted_verifier(verifier: VerifierSpec | None) -> Wanted | None:
     """The model that verifies them; ``None`` where no model does."""
     match verifier:
         case PrmVerifier(model=name):

@@ -11,23 +11,27 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import TracebackType
 from typing import Any
 
 from engine.types import EngineClient, ModelInfo, SamplingParams
 from reasoner.allowance import Grants
-from reasoner.answers import Ended, extract_answer
+from reasoner.answers import AnswerFinder, Ended
 from reasoner.budget import Ledger
-from reasoner.growth import Arrival, Grower, Growth, Watch
+from reasoner.copies import Copies, copied
+from reasoner.growth import Arrival, Grower, Growth, Watch, takes_likeliest
 from reasoner.jobs import JobSpec, Usage
-from reasoner.journal import JobCancelled
+from reasoner.journal import Entry, JobCancelled
 from reasoner.prices import NOTHING, Amount
 from reasoner.record import EARLY, LOST, Answer, Record
 from reasoner.tree import Node, Reason
 
 STEP_SEPARATOR = "\n\n"
+STEPS = 4
+"""A branch is likely to need no more tokens to its end than so many steps of the longest kind so far. One that needs
+more has mostly come some way when the search ends."""
 ENDED: Mapping[Reason, Ended] = {"step": "step", "stop": "end"}
 """What a branch's end means for the answer that it may be stating; anything else cut it."""
 
@@ -44,18 +48,32 @@ class Shared:
     ledger: Ledger
     record: Record
     cancelled: asyncio.Event
+    answers: AnswerFinder
+    root: Node
     cut_short: bool = False
     """Whether the budget kept the search from something that the strategy asked for."""
     longest: dict[str, int] = field(default_factory=dict)
     """Tokens of the longest branch so far, by operation."""
+    copies: Copies = field(default_factory=Copies)
     streams: set[Stream] = field(default_factory=set)
     """Those that are open."""
     grants: Grants | None = None
     """Of a job that shares a budget."""
+    finish_one: Callable[[], Awaitable[bool]] | None = None
+    """See ``Search``."""
 
-    async def more(self) -> bool:
-        """For what the budget did not reach: whether it may be worth trying again."""
-        return self.grants is not None and await self.grants.more()
+    async def more(self, *, steps: bool) -> bool:
+        """Return whether it may be worth trying again what the budget did not reach. ``steps``: whether it was a step
+        of a search or its score, from which a part of the budget is kept."""
+        if self.grants is not None and await self.grants.more():
+            return True
+        return steps and self.finish_one is not None and await self.finish_one()
+
+    def keep(self) -> None:
+        """Keep as much of the budget as one branch takes to its end, as far as the steps so far tell."""
+        rate, prompt, most = self.ledger.rate(self.policy), len(self.root.prefix), self.room(self.root)
+        likely = min(most, STEPS * self.longest.get("expand", most))
+        self.ledger.keep(*(rate.branch(prompt + tokens, tokens) for tokens in (most, likely)))
 
     def room(self, node: Node) -> int:
         """See ``Search.room``."""
@@ -149,7 +167,7 @@ class Stream:
             going = {arrival.growth for arrival in in_flight}
             begun = [growth for growth in self._wanted.values() if growth.part > 0 and growth not in going]
             in_flight += [Arrival(growth, (), "", 0.0, Usage(), NOTHING, "cancelled") for growth in begun]
-        answers += [self._answer(arrival) for arrival in in_flight]
+        answers += [await self._answer(arrival) for arrival in in_flight]
         entries = await record.write(answers if final else [early(answer) for answer in answers])
         for entry in entries:
             if final and entry.key in self._wanted:
@@ -163,7 +181,7 @@ class Stream:
         if self._shared.spec.deterministic:
             await self._shared.record.write([lost(arrival) for arrival in in_flight])
         else:
-            await self._shared.record.write([early(self._answer(arrival)) for arrival in in_flight])
+            await self._shared.record.write([early(await self._answer(arrival)) for arrival in in_flight])
 
     def _add(
         self,
@@ -207,31 +225,49 @@ class Stream:
         entries = record.early(self._wanted)
         if not entries and record.replaying:
             entries = record.replay(self._wanted)
-            if not entries and await self._shared.more():
+            if not entries and await self._more():
                 return await self._next_batch()
         elif not entries:
-            self._grower.start(self._wanted.values())
+            originals = {growth: self._shared.copies.original(growth, self._grows) for growth in self._wanted.values()}
+            copies = [copied(growth, first) for growth, first in originals.items() if first is not None and first.end]
+            if copies:
+                return self._answered(await record.write(copies))
+            self._grower.start([growth for growth, first in originals.items() if first is None])
             arrivals = await self._grower.arrivals(wave=self._shared.spec.deterministic)
-            if not arrivals and await self._shared.more():
+            if not arrivals and await self._more():
                 return await self._next_batch()
             if not arrivals:
                 arrivals = self._grower.cut(self._wanted.values())
-            entries = await record.write([self._answer(arrival) for arrival in arrivals])
+            try:
+                answers = [await self._answer(arrival) for arrival in arrivals]
+            except BaseException:  # to find an answer may take time, and nothing that was paid for gets lost in it
+                self._grower.put_back(arrivals)
+                raise
+            entries = await record.write(answers)
+        return self._answered(entries)
+
+    def _answered(self, entries: Sequence[Entry]) -> list[tuple[Growth, dict[str, Any]]]:
         return [(self._wanted[entry.key], entry.data) for entry in entries]
 
-    def _answer(self, arrival: Arrival) -> Answer:
+    async def _more(self) -> bool:
+        return await self._shared.more(steps=any(growth.op == "expand" for growth in self._wanted.values()))
+
+    def _grows(self, growth: Growth) -> bool:
+        return self._wanted.get(growth.key) is growth
+
+    async def _answer(self, arrival: Arrival) -> Answer:
         growth = arrival.growth
         reason, stated = arrival.reason, None
         if reason is not None:
             solution = growth.parent.solution + growth.text + arrival.text
-            stated = extract_answer(solution, self._shared.spec.answer, ENDED.get(reason, "inside"))
+            stated = await self._shared.answers.find(solution, ENDED.get(reason, "inside"))
             if stated is not None and reason == "step":
                 reason = "answer"
         spend = arrival.spend
         if reason == "pruned":
             spend = spend + Usage(pruned=len(growth.token_ids) + len(arrival.token_ids))
         data = {
-            "node": ".".join(map(str, growth.path)),
+            "node": growth.id,
             "parent": growth.parent.id,
             "part": growth.part,
             "text": arrival.text,
@@ -260,22 +296,29 @@ class Stream:
         if reason is None:
             self._wanted[growth.key] = growth
             return None
+        growth.end = data
+        self._shared.copies.ended(growth)
         self._shared.cut_short |= reason in ("budget", "timeout")
         longest = self._shared.longest
         longest[growth.op] = max(longest.get(growth.op, 1), len(growth.token_ids))
+        if growth.op == "expand" and self._shared.ledger.keeps:
+            self._shared.keep()
         node = Node(
             path=growth.path,
             parent=growth.parent,
             prefix=growth.parent.prefix + growth.token_ids,
             text=growth.text,
             tokens=len(growth.token_ids),
-            logprob=growth.logprob,
+            logprob=0.0 if takes_likeliest(self._shared.spec.sampling) else growth.logprob,
             reason=reason,
             answer=data["answer"],
             confidence=growth.confidence,
             closed=data.get("closed", False),
+            is_copy="copy_of" in data,
         )
         growth.parent.children.append(node)
+        if node.answer is not None:
+            self._shared.ledger.let_go()
         return node
 
 
@@ -288,5 +331,5 @@ def lost(arrival: Arrival, *, withhold: bool = False) -> Answer:
     """Tokens that are on the bill and nowhere else. ``withhold`` keeps the rest of their promise from being given out
     again: how much that is depends on how quick the branch was."""
     rest = arrival.promise - Amount.of(arrival.spend) if withhold else NOTHING
-    data = {"node": ".".join(map(str, arrival.growth.path)), "tokens": len(arrival.token_ids), "withheld": list(rest)}
+    data = {"node": arrival.growth.id, "tokens": len(arrival.token_ids), "withheld": list(rest)}
     return Answer(f"lost:{uuid.uuid4().hex}", LOST, data, arrival.spend, arrival.promise - rest)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Literal
@@ -28,6 +29,7 @@ class Node:
     tokens: int = 0
     """Tokens of this node alone."""
     logprob: float = 0.0
+    """Log-probability of its tokens as they were sampled: 0 where the job's sampling takes the likeliest one."""
     reason: Reason | None = None
     answer: str | None = None
     scores: tuple[float, ...] = ()
@@ -43,6 +45,8 @@ class Node:
     """Whether its last token only ended the text: what is said next takes its place."""
     undone: int = 0
     """Characters at the end of the text above that this node took back."""
+    is_copy: bool = False
+    """Nothing was generated for it: the sampling law leaves no other branch than one that was there already."""
     children: list[Node] = field(default_factory=list)
     created: int = 0
     """Children that were ever asked for: the next child's index."""
@@ -89,6 +93,27 @@ class Node:
         yield self
         for child in self.children:
             yield from child.walk()
+
+
+def unseen(siblings: Iterable[Node]) -> float:
+    """Return the probability that one more sample beside these is none of them (0 to 1)."""
+    return max(0.0, 1.0 - sum({node.text: math.exp(node.logprob) for node in siblings}.values()))
+
+
+def most_promising(root: Node) -> Node | None:
+    """Return the end of the branch that the verifier likes best, of those that were not given up."""
+    live = [node for node in root.walk() if node.parent is not None and node.reason != "pruned"]
+    return best_end([node for node in live if all(child.reason == "pruned" for child in node.children)])
+
+
+def best_end(ends: Sequence[Node]) -> Node | None:
+    """Return the one that the verifier likes best, and of those that it likes equally or knows nothing of the one that
+    came furthest."""
+    return max(
+        sorted(ends, key=lambda node: node.path),
+        key=lambda node: (-1.0 if node.score is None else node.score, node.depth_tokens),
+        default=None,
+    )
 
 
 def branch_key(path: tuple[int, ...]) -> int:

@@ -7,8 +7,10 @@ file, a line each, so that a run that was interrupted goes on where it was.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,14 +19,18 @@ from pydantic import ValidationError
 from engine.types import EngineClient
 from reasoner.answers import canonical
 from reasoner.calibration import Calibration, CalibrationError
+from reasoner.equivalence import Equivalence
 from reasoner.jobs import JobSpec, StrategySpec
 from reasoner.journal import MemoryJournal
 from reasoner.run import run_job
 from reasoner.strict import Strict
-from reasoner.suites import DEFAULT_SIZE, Problem, check, family, load
+from reasoner.suites import DEFAULT_SIZE, SUITES, Problem, Suite, family, load, open_suite
+from reasoner.suites.problem import digest
 
 POOL = StrategySpec.model_validate({"name": "best_of_n", "n": 16})
 """Independent samples, all scored: any probe and any vote of up to so many is a part of them."""
+GYM_SEED = 1_000_003
+"""Seed of the problems that reasoning-gym makes for a fit; evaluations begin at 0."""
 PER_STAGE = 50
 """Draws for each problem wanted after which a level is taken to hold no more."""
 
@@ -49,6 +55,16 @@ class Trial(Strict):
     stage: str
     candidates: list[Candidate]
     tokens: int
+
+
+def suite_to_fit(where: str, limit: int) -> Suite:
+    """Open a suite like ``open_suite``, with problems that no evaluation of it reports on where there are others.
+
+    A bundled suite has them, and reasoning-gym makes them; a file has only those that it has. Raises ``SuiteError``.
+    """
+    if where in SUITES:
+        return replace(open_suite(where, limit=1), problems=problems_to_fit(where, limit))
+    return open_suite(where, limit=limit, seed=GYM_SEED)
 
 
 def problems_to_fit(suite: str, limit: int) -> list[Problem]:
@@ -105,7 +121,7 @@ class TrialFile:
 
 
 async def measure(
-    problems: Sequence[Problem],
+    suites: Sequence[Suite],
     stages: Sequence[StrategySpec],
     engine: EngineClient,
     file: TrialFile,
@@ -115,16 +131,35 @@ async def measure(
     calibration: Calibration | None,
     progress: Callable[[], None],
 ) -> None:
-    """Runs each stage on each problem, but for what the file has. ``calibration`` is what stages stop by."""
-    slots = asyncio.Semaphore(concurrency)
+    """Runs each stage on each problem, but for what the file has. ``calibration`` is what stages stop by. Raises the
+    first error, and ends all other runs."""
+    slots, turn = asyncio.Semaphore(concurrency), asyncio.Lock()
 
-    async def one(problem: Problem, stage: StrategySpec) -> None:
-        if (problem.id, stage_name(stage)) not in file.trials:
+    async def in_turn(key: str, find: Callable[[], Awaitable[str | None]]) -> str | None:  # noqa: ARG001
+        async with turn:
+            return await find()
+
+    async def one(suite: Suite, problem: Problem, stage: StrategySpec, equivalence: Equivalence) -> None:
+        if (key_of(problem), stage_name(stage)) not in file.trials:
             async with slots:
-                file.add(await _run(problem, stage, engine, seed, calibration))
+                equal = equivalence.settled_by(in_turn)
+                file.add(await _run(suite, problem, stage, engine, seed, calibration, equal))
         progress()
 
-    await asyncio.gather(*(one(problem, stage) for stage in stages for problem in problems))
+    try:
+        async with Equivalence() as equivalence, asyncio.TaskGroup() as group:
+            for stage, suite in itertools.product(stages, suites):
+                for problem in suite.problems:
+                    group.create_task(one(suite, problem, stage, equivalence))
+    except ExceptionGroup as errors:
+        raise errors.exceptions[0] from None
+
+
+def key_of(problem: Problem) -> str:
+    """Return the name of a problem in trials. A line of a file may change, so its text and answer count too."""
+    if problem.suite in SUITES:
+        return problem.id
+    return f"{problem.id} {digest(json.dumps([problem.suite, problem.text, problem.answer])):016x}"
 
 
 def stage_name(stage: StrategySpec) -> str:
@@ -133,14 +168,20 @@ def stage_name(stage: StrategySpec) -> str:
 
 
 async def _run(
-    problem: Problem, stage: StrategySpec, engine: EngineClient, seed: int, calibration: Calibration | None
+    suite: Suite,
+    problem: Problem,
+    stage: StrategySpec,
+    engine: EngineClient,
+    seed: int,
+    calibration: Calibration | None,
+    equal: Equivalence,
 ) -> Trial:
     journal = MemoryJournal()
     spec = JobSpec(
         problem=problem.text,
         strategy=stage,
-        sampling={"temperature": family(problem.suite).TEMPERATURE},
-        answer="text",
+        sampling={"temperature": suite.temperature},
+        answer=suite.answer,
         seed=seed,
     )
     outcome = await run_job(spec, engine, journal, calibration=calibration)
@@ -158,16 +199,22 @@ async def _run(
     for path, node in sorted(ended.items(), key=lambda item: _path(item[0])):
         if path not in parents:  # of one first step an answer counts once, as in ``auto``
             leaves.setdefault((_path(path)[0], node["answer"]), node)
+    candidates: list[Candidate] = []
+    forms: list[str] = []
+    for node in leaves.values():
+        stated, form = node["answer"], None
+        if stated is not None:
+            form = canonical(stated)
+            if suite.answer == "math":  # as a vote sees them: "1/2" and "0.5" are one answer
+                form = await equal.representative(form, forms)
+            forms += [form] if form not in forms else []
+        right = await suite.check(problem, stated, equal)
+        candidates.append(Candidate(**node | {"answer": form, "right": right}))
     return Trial(
-        suite=problem.suite,
-        problem=problem.id,
+        suite=suite.name,
+        problem=key_of(problem),
         stage=stage_name(stage),
-        candidates=[
-            Candidate(**node | {"answer": canonical(node["answer"]), "right": check(problem, node["answer"])})
-            if node["answer"] is not None
-            else Candidate(**node, right=False)
-            for node in leaves.values()
-        ],
+        candidates=candidates,
         tokens=outcome.usage.total,
     )
 

@@ -7,12 +7,13 @@ asked again, and the job goes on from its journal; nothing that an engine failed
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from dataclasses import dataclass
 from hashlib import blake2b
 
 from engine.types import EngineClient, EngineUnavailable, InvalidRequest, ModelInfo
 from reasoner.calibration import Calibration
+from reasoner.children import keep_children
 from reasoner.equivalence import Equivalence
 from reasoner.evaluation.lean import LeanEngine
 from reasoner.evaluation.plan import BEST_OF_N, DEEPCONF, MAJORITY, Case, Plan, Stage
@@ -44,8 +45,6 @@ class Setting:
     concurrency: int
     calibration: Calibration | None
     """For ``auto``; by default that of the bundled models."""
-    equivalence: Equivalence
-    turn: asyncio.Lock
 
     @classmethod
     async def of(
@@ -53,7 +52,7 @@ class Setting:
         suite: Suite,
         plan: Plan,
         engine: EngineClient,
-        verifier: str,
+        verifier: str | None,
         sampling: Sampling,
         concurrency: int,
         calibration: Calibration | None = None,
@@ -63,7 +62,7 @@ class Setting:
         models = {info.id: info for info in await engine.models()}
         strategies = [STRATEGIES[case.name] for case in (*plan.pooled, *plan.live)]
         needed = any(strategy.needs_verifier for strategy in strategies)
-        for name in (plan.model, *plan.against, *([verifier] if needed else [])):
+        for name in (plan.model, *plan.against, *([verifier] if needed and verifier is not None else [])):
             if name not in models:
                 raise InvalidRequest(f"model {name!r} is not served; served are {', '.join(models)}", "model")
         wanted = needed or any(strategy.welcomes_verifier for strategy in strategies)
@@ -76,21 +75,10 @@ class Setting:
             sampling,
             concurrency,
             calibration,
-            Equivalence(),
-            asyncio.Lock(),
         )
 
     async def check(self, problem: Problem, answer: str | None) -> bool:
-        return await self.suite.check(problem, answer, self.equal())
-
-    def equal(self) -> Equivalence:
-        """Comparisons for one piece, which may be late on its own account; one child answers all of them in turn."""
-
-        async def in_turn(key: str, find: Callable[[], Awaitable[str | None]]) -> str | None:  # noqa: ARG001
-            async with self.turn:
-                return await find()
-
-        return self.equivalence.settled_by(in_turn)
+        return await self.suite.check(problem, answer, Equivalence())
 
 
 def missing(suite: Suite, plan: Plan, file: RunFile) -> bool:
@@ -106,7 +94,7 @@ async def evaluate(setting: Setting, file: RunFile, advance: Advance) -> None:
     in the file, and the same call goes on from there."""
     done = file.done()
     problems = setting.suite.problems
-    async with setting.equivalence:
+    with keep_children():
         for stage in setting.plan.stages():
             todo = [problem for problem in problems if (stage.name, stage.seed, problem.id) not in done]
             advance(stage, len(problems) - len(todo), len(problems))
@@ -203,7 +191,7 @@ async def _pool(setting: Setting, stage: Stage, problem: Problem, journal: Memor
     cases = [(case, plan.grid() if case.label == MAJORITY else plan.ns) for case in plan.pooled]
     if not any(case.label == MAJORITY for case in plan.pooled):
         cases.append((Case(MAJORITY, MAJORITY), plan.grid()))
-    return await decide(pool, problem.id, stage.seed, cases, plan.grid(), setting.equal())
+    return await decide(pool, problem.id, stage.seed, cases, plan.grid(), Equivalence())
 
 
 def _parameters(setting: Setting) -> int:
@@ -217,7 +205,7 @@ def _spec(setting: Setting, stage: Stage, problem: Problem, case: Case) -> JobSp
             "problem": problem.text,
             "model": stage.model,
             "strategy": case.spec(stage.n),
-            "verifier": {"model": setting.verifier},
+            "verifier": None if setting.verifier is None else {"model": setting.verifier},
             "sampling": setting.sampling,
             "answer": setting.suite.answer,
             "confidence": case.confidence,

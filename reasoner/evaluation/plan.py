@@ -102,12 +102,19 @@ class Plan:
         return sorted({*self.ns, *(2**power for power in range(self.ns[-1].bit_length()))})
 
 
-def parse_cases(text: str) -> tuple[Case, ...]:
+def parse_cases(text: str, *, verifies: bool = True) -> tuple[Case, ...]:
     """Strategies separated by commas, each with its parameters: ``NAME:KEY=VALUE:KEY=VALUE``; ``all`` names every
-    strategy with its defaults. Raises ValueError that says what would be right."""
+    strategy with its defaults. Raises ValueError that says what would be right. Without a verifier (``verifies``) those
+    that need one are refused, and ``all`` leaves them out."""
+    possible = [name for name, strategy in STRATEGIES.items() if verifies or not strategy.needs_verifier]
     cases: dict[str, Case] = {}
     for item in filter(None, (part.strip() for part in text.split(","))):
-        for case in [Case(name, name) for name in STRATEGIES] if item == "all" else [_case(item)]:
+        for case in [Case(name, name) for name in possible] if item == "all" else [_case(item)]:
+            if case.name not in possible:
+                raise ValueError(
+                    f"strategy {case.name!r} needs a verifier, and there is none here: set REASONER_PRM, or choose "
+                    f"from {', '.join(possible)}"
+                )
             cases[case.label] = case
     if not cases:
         raise ValueError(f"no strategy is named; known are all, {', '.join(STRATEGIES)}")

@@ -77,4 +77,4 @@ def doubling(search: Search, done: int, n: int) -> list[StrategySpec]:
     return stages
 
 
-STRATEGY = Strategy("auto", Auto, run, needs_verifier=False, welcomes_verifier=True, stops_when_sure=True)
+STRATEGY = Strategy("auto", Auto, run, needs_verifier=False, welcomes_verifier=True, stops_when_sure=True, votes=True)

@@ -18,6 +18,9 @@ from reasoner.tree import Node
 Samples = Annotated[int, Field(ge=1, le=MAX_N, description="Solutions to sample.")]
 Steps = Annotated[int, Field(ge=1, le=256, description="Steps after which the search ends.")]
 
+WORTH = 0.2
+"""The least chance of being a new one that a sample of a step must have: repeats cost tokens and tell nothing."""
+
 
 class Params(Strict):
     """Parameters of a strategy: they become its REST schema and its command-line options."""
@@ -49,6 +52,8 @@ class Strategy(Generic[P]):
     """Whether it takes a verifier where there is one, and does without otherwise."""
     stops_when_sure: bool = False
     """Whether it stops by ``JobSpec.confidence``."""
+    votes: bool = False
+    """True if its candidates vote; else the best score wins."""
 
 
 def best_scored(nodes: Sequence[Node]) -> Choice:
@@ -61,7 +66,11 @@ def best_scored(nodes: Sequence[Node]) -> Choice:
 
 async def majority(search: Search, nodes: Sequence[Node], weights: dict[Node, float], equal: Equivalence) -> Choice:
     """The heaviest class of equivalent answers; its heaviest member is the chosen leaf, its share the confidence."""
-    counted = votes(await classes(nodes, search.spec.answer, equal), weights)
+    return elected(votes(await classes(nodes, search.spec.answer, equal), weights), weights)
+
+
+def elected(counted: Sequence[tuple[Vote, list[Node]]], weights: dict[Node, float]) -> Choice:
+    """The outcome of a vote, its classes heaviest first."""
     if not counted:
         return Choice(None)
     total = sum(vote.weight for vote, _ in counted)

@@ -3,21 +3,22 @@
 Source: Snell et al. 2024, "Scaling LLM Test-Time Compute Optimally", section 5.2: N samples of a step, keep the best
 N / M by the verifier, expand each M times. A level is a barrier by definition: beams are compared with one another.
 
-One thing is different: a beam gets its M samples only when the first of them leaves doubt (see ``settles``).
+One thing is different: a beam gets its M samples only when the first of them leaves doubt (see ``settles``), and of
+those no more once a new one is unlikely (see ``useful``).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Annotated
 
 from pydantic import Field
 
 from reasoner.equivalence import Equivalence
 from reasoner.search import Search
-from reasoner.strategies.base import Choice, Params, Samples, Steps, Strategy, best_scored
-from reasoner.tree import Node
+from reasoner.strategies.base import WORTH, Choice, Params, Samples, Steps, Strategy, best_scored
+from reasoner.tree import Node, unseen
 
 CERTAIN = math.log(0.9)
 """Log-probability from which a sampled step is taken for the only one: more samples would be its twins."""
@@ -46,7 +47,13 @@ async def climb(search: Search, params: Beam, value: Callable[[list[Node]], Awai
     for _ in range(params.max_steps):
         level = await grow(search, beams, 1)
         settled = {node.parent for node in level if settles(node)}
-        level += await grow(search, [beam for beam in beams if beam not in settled], share - 1)
+        doubtful, rest = [beam for beam in beams if beam not in settled], share - 1
+        while rest > 0 and doubtful:
+            drawn = {beam: [node for node in level if node.parent is beam] for beam in doubtful}
+            more = {beam: useful(drawn[beam], min(rest, expansions)) for beam in doubtful}
+            doubtful = [beam for beam in doubtful if more[beam] > 0]
+            level += await grow(search, doubtful, [more[beam] for beam in doubtful])
+            rest -= expansions
         values = await value(distinct(level))
         kept = sorted(values, key=lambda node: (-values[node], node.path))[:width]
         await search.prune([node for node in level if node.open and node not in kept])
@@ -55,16 +62,21 @@ async def climb(search: Search, params: Beam, value: Callable[[list[Node]], Awai
         if not beams:
             break
         share = expansions * width // len(beams)
-    return best_scored(search.candidates())
+    return best_scored(await search.solutions())
 
 
-async def grow(search: Search, beams: list[Node], each: int) -> list[Node]:
+async def grow(search: Search, beams: list[Node], each: int | list[int]) -> list[Node]:
     """New next steps of the beams, scored."""
     level: list[Node] = []
     async for arrived in search.expand(beams, each):
         await search.score(arrived)
         level += arrived
     return level
+
+
+def useful(drawn: Sequence[Node], most: int) -> int:
+    """Return how many more samples of a beam's next step are worth their tokens: none where a new one is unlikely."""
+    return most if unseen(drawn) >= WORTH else 0
 
 
 def settles(node: Node) -> bool:

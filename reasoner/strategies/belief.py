@@ -32,7 +32,7 @@ async def believe(search: Search, equivalence: Equivalence) -> Choice:
         evidence = [Evidence(independent(group), best.score) for group, best in zip(groups, chosen, strict=True)]
         weights = [table.curve.right(evidence, place) for place in range(len(groups))]
         confidence = max(weights)
-    elif search.verifies and search.spec.verifier.certain:
+    elif search.verifies and search.spec.has_certain_verifier:
         weights = [best.score or 0.0 for best in chosen]
         confidence = max(weights)
     else:

@@ -18,9 +18,10 @@ from pydantic import Field
 from reasoner.equivalence import Equivalence
 from reasoner.jobs import MAX_N
 from reasoner.search import Search
-from reasoner.strategies.base import Choice, Params, Strategy
+from reasoner.strategies.base import WORTH, Choice, Params, Strategy
 from reasoner.strategies.belief import believe, certain
-from reasoner.tree import Node
+from reasoner.stream import STEP_SEPARATOR
+from reasoner.tree import Node, unseen
 
 HOPE = 0.25
 """How often a step from a state that can still be won keeps it so, before anything is known of the question."""
@@ -44,6 +45,7 @@ async def run(search: Search, params: BestFirst, equivalence: Equivalence) -> Ch
     await search.score(there)
     boxes = {box: index(box) for box in [search.root, *(node for node in there if can_open(node, params.max_steps))]}
     sampled, length = 0, 1
+    candidates = search.candidates()
     choice = await believe(search, equivalence)
     while (left := params.n * length - sampled) > 0 and not certain(search, choice):
         picks = pick(boxes, min(params.width, left))
@@ -51,14 +53,18 @@ async def run(search: Search, params: BestFirst, equivalence: Equivalence) -> Ch
         async for nodes in search.expand(list(picks), list(picks.values())):
             await search.score(nodes)
             arrived += nodes
+        known, candidates = len(candidates), search.candidates()
+        if len(candidates) > known:
+            choice = await believe(search, equivalence)
         if not arrived:
             break
         sampled += len(arrived)
-        ended = [len(node.path) for node in search.candidates() if len(node.path) > 1]
+        stepped = [node for node in candidates if len(node.path) > 1 and STEP_SEPARATOR not in node.text.strip()]
+        ended = [len(node.path) for node in stepped]
         length = min(ended, default=max(length, *(len(node.path) + 1 for node in arrived)))
         boxes |= {box: index(box) for box in [*picks, *(node for node in arrived if can_open(node, params.max_steps))]}
-        if any(node.answer is not None for node in arrived):
-            choice = await believe(search, equivalence)
+    if not candidates and await search.solutions():
+        choice = await believe(search, equivalence)
     return choice
 
 
@@ -79,10 +85,15 @@ def pick(boxes: Mapping[Node, float], width: int) -> Counter[Node]:
 def index(box: Node, pending: int = 0) -> float:
     """The chance that a box can still be won, given what came out of it, and that the next sample is a new one, over
     the chance that luck would have come as deep: a child is worth more than its parent when it is likelier good than
-    another sample there. The share of samples that came once estimates how often the next one is new (Good 1953,
-    "The Population Frequencies of Species and the Estimation of Population Parameters")."""
+    another sample there.
+
+    A box is opened again while another sample is likely enough to be new: by the probabilities of those that came, and
+    by the share of them that came once (Good 1953, "The Population Frequencies of Species and the Estimation of
+    Population Parameters"), whichever is less."""
     heard = Counter(child.text for child in box.children)
-    new = sum(count == 1 for count in heard.values()) / len(box.children) if box.children else 1.0
+    once = sum(count == 1 for count in heard.values()) / len(box.children) if box.children else 1.0
+    left = unseen(box.children)
+    new = min(once, left) if left >= WORTH else 0.0
     prior = ROOT if box.parent is None else min(box.score or 0.0, SUREST)
     scores = sorted([child.score or 0.0 for child in box.children])  # the product must not depend on who came first
     failed = math.prod(1.0 - HOPE * (1.0 - score) for score in [*scores, *[0.0] * pending])
@@ -100,4 +111,6 @@ def can_open(node: Node, max_steps: int) -> bool:
     )
 
 
-STRATEGY = Strategy("best_first", BestFirst, run, needs_verifier=True, needs_steps=True, stops_when_sure=True)
+STRATEGY = Strategy(
+    "best_first", BestFirst, run, needs_verifier=True, needs_steps=True, stops_when_sure=True, votes=True
+)

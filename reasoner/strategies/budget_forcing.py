@@ -14,7 +14,7 @@ from typing import Annotated
 from pydantic import Field
 
 from reasoner.answer_spec import AnswerSpec
-from reasoner.answers import extract_answer
+from reasoner.answers import AnswerFinder
 from reasoner.equivalence import Equivalence
 from reasoner.growth import Seen, Watch
 from reasoner.jobs import MAX_BUDGET_TOKENS
@@ -57,6 +57,7 @@ async def run(search: Search, params: BudgetForcing, equivalence: Equivalence) -
     extended, ends = Counter[int](), dict[int, Node]()
     # Where the request opens a box, nothing short of its end is an answer.
     form = AnswerSpec(extract="boxed") if "\\boxed{" in params.final else search.spec.answer
+    stated = AnswerFinder(form, search.ledger.time_left)
     writing: set[Node] = set()
     """Nodes whose continuation is the answer."""
     async with search.stream() as stream:
@@ -66,9 +67,9 @@ async def run(search: Search, params: BudgetForcing, equivalence: Equivalence) -
             writing.add(asked)
             stream.complete([asked], 1, limit=params.answer, watch=Watch(LOOK, answered))
 
-        def answered(seen: Seen) -> Reason | None:
+        async def answered(seen: Seen) -> Reason | None:
             told = seen.parent.text + seen.text
-            return None if extract_answer(told, form, "inside") is None else "answer"
+            return None if await stated.find(told, "inside") is None else "answer"
 
         if cap > 0:
             stream.complete([search.root], params.n, until=marker, limit=cap)
@@ -109,4 +110,4 @@ async def _cap(search: Search, params: BudgetForcing, marker: str | None) -> int
     return max(0, min(rooms) - params.answer)
 
 
-STRATEGY = Strategy("budget_forcing", BudgetForcing, run, needs_verifier=False)
+STRATEGY = Strategy("budget_forcing", BudgetForcing, run, needs_verifier=False, votes=True)

@@ -35,5 +35,5 @@ async def climb(
         await search.prune([node for node in level if node.open and node not in parents])
         if not parents:
             break
-    candidates = search.candidates()
+    candidates = await search.solutions()
     return await majority(search, candidates, {node: node.score or 0.0 for node in candidates}, equivalence)

@@ -128,4 +128,4 @@ async def _shares(search: Search, weights: dict[Node, float], equivalence: Equiv
     return [[weights[node] for node in group] for group in same]
 
 
-STRATEGY = Strategy("deepconf", DeepConf, run, needs_verifier=False)
+STRATEGY = Strategy("deepconf", DeepConf, run, needs_verifier=False, votes=True)

@@ -4,7 +4,7 @@ Source: Beeching, Tunstall and Rush 2024, "Scaling test-time compute with open m
 independent subtrees; in each, of M next steps the one that the verifier likes best goes on. Nothing is compared across
 subtrees, so each goes on as soon as its own steps are there.
 
-As in ``beam``, the other samples of a step are drawn only when the first leaves doubt.
+As in ``beam``, the other samples of a step are drawn only when the first leaves doubt, and a new one is likely enough.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pydantic import Field
 from reasoner.equivalence import Equivalence
 from reasoner.search import Search
 from reasoner.strategies.base import Choice, Params, Samples, Steps, Strategy, best_scored
-from reasoner.strategies.beam import settles
+from reasoner.strategies.beam import settles, useful
 from reasoner.tree import Node
 
 
@@ -52,16 +52,16 @@ async def run(search: Search, params: Dvts, equivalence: Equivalence) -> Choice:
                 subtree.rivals.append(node)
                 if len(subtree.rivals) < subtree.asked:
                     continue
-                if subtree.asked < subtree.width and not settles(node):
-                    stream.expand([subtree.tip], subtree.width - subtree.asked)
-                    subtree.asked = subtree.width
+                more = 0 if subtree.asked > 1 or settles(node) else useful(subtree.rivals, subtree.width - 1)
+                if more > 0 and (asked := stream.expand([subtree.tip], more)):
+                    subtree.asked += asked
                     continue
                 best = best_of(subtree.rivals)
                 await search.prune([rival for rival in subtree.rivals if rival.open and rival is not best])
                 if best.open and best.score is not None and len(best.path) < params.max_steps:
                     subtree.tip, subtree.asked, subtree.rivals = best, 1, []
                     stream.expand([best], 1)
-    return best_scored(search.candidates())
+    return best_scored(await search.solutions())
 
 
 def best_of(rivals: list[Node]) -> Node:

@@ -5,10 +5,11 @@ et al. 2011, "Continuous Upper Confidence Trees" (the more often a node is visit
 
 At each node the search chooses among the steps that it has seen there and drawing another one. The prior of a step is
 the policy's own probability of it, and that of another draw is the probability that is left: where the policy is
-certain, nothing is drawn twice. Another draw is worth what the steps seen there are worth on average. Equal steps are
-one child. Values are compared on the scale from the lowest to the highest score so far (Schrittwieser et al. 2020,
-"Mastering Atari, Go, chess and shogi by planning with a learned model", appendix B): where everything is doubtful,
-small differences are all that there is.
+nearly certain, nothing is drawn again. Another draw is worth what the steps seen there are worth on average, by the
+chance that it is a new one. Equal steps are one child. Below the root a node's first draw is waited for, since only it
+tells what is left there. Values are compared on the scale from the lowest to the highest score so far (Schrittwieser
+et al. 2020, "Mastering Atari, Go, chess and shogi by planning with a learned model", appendix B): where everything is
+doubtful, small differences are all that there is.
 
 Several simulations run at once. Each counts as a visit without value until it ends, so that they part ways. The order
 in which they end decides how the tree grows; a replay takes it from the journal.
@@ -25,11 +26,8 @@ from pydantic import Field
 
 from reasoner.equivalence import Equivalence
 from reasoner.search import Search
-from reasoner.strategies.base import Choice, Params, Samples, Steps, Strategy, best_scored
+from reasoner.strategies.base import WORTH, Choice, Params, Samples, Steps, Strategy, best_scored
 from reasoner.tree import Node
-
-RARE = 0.002
-"""Probability below which what is left to draw at a node is not worth a draw."""
 
 
 class Mcts(Params):
@@ -68,6 +66,8 @@ class Place:
     visits: int = 0
     total: float = 0.0
     draws: int = 0
+    drawing: int = 0
+    """Draws in flight."""
     below: dict[str, Place] = field(default_factory=dict)
     closed: bool = False
     """Nothing is left to find here."""
@@ -84,26 +84,31 @@ class Place:
             place.visits += count
 
     def descend(self, exploration: float, scale: Scale) -> Place | None:
-        """Where to draw the next step, here or below; ``None`` when there is nothing left."""
+        """Return where to draw the next step, here or below.
+
+        ``None`` when there is nothing left, or nothing before a draw in flight has arrived.
+        """
+        waiting: set[Place] = set()
         while not self.closed:
             urge = exploration * math.sqrt(self.visits + 1)
             worths = {child: scale.of(child.total / child.visits) for child in self.below.values()}
             options = [
                 (worth + urge * child.prior / (1 + child.visits), child)
                 for child, worth in worths.items()
-                if not child.closed
+                if not child.closed and child not in waiting
             ]
             left = 1.0 - sum(child.prior for child in worths)
-            if left > RARE or not worths:
+            if left >= WORTH if worths else self.above is None or not self.drawing:
                 average = sum(worths.values()) / max(1, len(worths))
-                options.append((average + urge * left / (1 + self.draws), self))
+                options.append((left * average + urge * left / (1 + self.draws), self))
             if not options:
-                self.closed = True
+                self.closed = not self.drawing and not waiting
                 break
             best = max(options, key=lambda option: option[0])[1]  # of equals the one that was seen first
             found = self if best is self else best.descend(exploration, scale)
             if found is not None:
                 return found
+            waiting.add(best)
         return None
 
 
@@ -119,6 +124,7 @@ async def run(search: Search, params: Mcts, equivalence: Equivalence) -> Choice:
                 child = rollouts.get(node.path)
                 if child is None:
                     above = places[node.path[:-1]]
+                    above.drawing -= 1
                     if node.text in above.below:
                         running -= 1
                         above.visit(-1)
@@ -144,12 +150,13 @@ async def run(search: Search, params: Mcts, equivalence: Equivalence) -> Choice:
                 if stream.expand([place.node], 1) == 0:  # the context is full
                     place.closed = True
                     continue
+                place.drawing += 1
                 place.visit(1)
                 left, running = left - 1, running + 1
             arrived = await anext(stream, [])
             if not arrived:
                 break
-    return best_scored(search.candidates())
+    return best_scored(await search.solutions())
 
 
 STRATEGY = Strategy("mcts", Mcts, run, needs_verifier=True)

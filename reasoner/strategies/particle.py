@@ -57,4 +57,4 @@ def systematic(weights: Sequence[float], places: int, rng: random.Random) -> lis
     return counts
 
 
-STRATEGY = Strategy("particle", Particle, run, needs_verifier=True, needs_steps=True)
+STRATEGY = Strategy("particle", Particle, run, needs_verifier=True, needs_steps=True, votes=True)

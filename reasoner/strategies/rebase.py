@@ -49,4 +49,4 @@ def balanced(scores: Sequence[float], width: int, temperature: float) -> list[in
     return counts
 
 
-STRATEGY = Strategy("rebase", Rebase, run, needs_verifier=True, needs_steps=True)
+STRATEGY = Strategy("rebase", Rebase, run, needs_verifier=True, needs_steps=True, votes=True)

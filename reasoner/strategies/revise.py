@@ -74,4 +74,4 @@ async def ask(search: Search, params: Revise, attempts: list[Node]) -> Node:
         shown = shown[1:]
 
 
-STRATEGY = Strategy("revise", Revise, run, needs_verifier=False, welcomes_verifier=True)
+STRATEGY = Strategy("revise", Revise, run, needs_verifier=False, welcomes_verifier=True, votes=True)

@@ -74,4 +74,4 @@ async def _needed(search: Search, params: SelfConsistency, arrived: list[Node], 
     return beta_needs(heard, params.n, params.threshold if sure is None else sure)
 
 
-STRATEGY = Strategy("self_consistency", SelfConsistency, run, needs_verifier=False, stops_when_sure=True)
+STRATEGY = Strategy("self_consistency", SelfConsistency, run, needs_verifier=False, stops_when_sure=True, votes=True)

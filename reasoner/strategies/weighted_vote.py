@@ -23,4 +23,4 @@ async def run(search: Search, params: WeightedVote, equivalence: Equivalence) ->
     return await majority(search, candidates, {node: node.score or 0.0 for node in candidates}, equivalence)
 
 
-STRATEGY = Strategy("weighted_vote", WeightedVote, run, needs_verifier=True)
+STRATEGY = Strategy("weighted_vote", WeightedVote, run, needs_verifier=True, votes=True)

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from reasoner.answers import canonical, extract_answer
+from reasoner.answers.plain import number_of
 from reasoner.equivalence import Equivalence
 from reasoner.jobs import MAX_PROBLEM_CHARS
 from reasoner.suites.opened import Rule, Suite, SuiteError
@@ -24,7 +25,6 @@ TEMPERATURE = 0.8
 """The usual one for sampling solutions of competition problems (Beeching et al. 2024, "Scaling test-time compute")."""
 
 _MARK = re.compile(r"####\s*([-+]?(?:\d[\d,]*)?\.?\d+)\s*$")
-_NUMBER = re.compile(r"[-+]?(?:\d[\d,]*\d|\d)?\.?\d+(?:/\d+)?")
 
 
 def open_file(path: Path, limit: int | None) -> Suite:
@@ -51,9 +51,9 @@ def open_file(path: Path, limit: int | None) -> Suite:
 
 
 async def same_number(problem: Problem, answer: str, equal: Equivalence) -> bool:  # noqa: ARG001
-    """Whether the answer states one number and it is the problem's; units and thousands separators do not matter."""
-    numbers = _NUMBER.findall(answer)
-    return len(numbers) == 1 and canonical(numbers[0]) == canonical(problem.answer)
+    """Return true if the answer states one number and it is the problem's, however it is written, in any unit."""
+    value = number_of(answer)
+    return value is not None and value == number_of(problem.answer)
 
 
 async def same_mathematics(problem: Problem, answer: str, equal: Equivalence) -> bool:

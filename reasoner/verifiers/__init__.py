@@ -20,4 +20,6 @@ OPENERS: Mapping[str, Callable[[Surroundings], Awaitable[NodeScorer]]] = {
 
 async def open_scorer(around: Surroundings) -> NodeScorer:
     """Opens the verifier that the job asks for. Raises ``InvalidRequest`` and ``EngineError`` when it cannot be."""
-    return await OPENERS[around.spec.verifier.kind](around)
+    verifier = around.spec.verifier
+    assert verifier is not None  # who opens none has none
+    return await OPENERS[verifier.kind](around)

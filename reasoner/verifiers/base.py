@@ -34,7 +34,7 @@ class Surroundings:
         """The served model that the job's verifier is. Raises ``InvalidRequest`` when there is none of its name."""
         wanted = wanted_verifier(self.spec.verifier)
         if wanted is None:
-            raise ValueError(f"a verifier of kind {self.spec.verifier.kind!r} has no model")
+            raise ValueError(f"the verifier {self.spec.verifier!r} has no model")
         return wanted.find(self.served.values())
 
 

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import re
 from collections.abc import Awaitable, Callable, Sequence
 from fractions import Fraction
 
+from engine.processors import find_processors
 from engine.types import InvalidRequest
-from reasoner.answers import canonical
-from reasoner.child import Child
-from reasoner.patterns import matches
+from reasoner.answers.canonical import canonical
+from reasoner.answers.plain import number_of
+from reasoner.budget import Ledger
+from reasoner.children import Pool
+from reasoner.deadline import within
+from reasoner.patterns import matches, pattern_error
 from reasoner.rule_specs import (
     ExactVerifier,
     JsonSchemaVerifier,
@@ -28,31 +30,39 @@ from reasoner.verifiers.base import Surroundings
 
 SCHEMA_PATIENCE = 5.0
 """Seconds of processor time for one answer; a schema whose patterns backtrack for longer is not met."""
-AT_ONCE = min(4, os.cpu_count() or 1)
+AT_ONCE = min(4, find_processors().threads)
 """Answers of one job that are tested at the same time."""
-_NUMBER = re.compile(
-    r"(?:[A-Za-z]\w{0,20}=)?[$€£]?([+-]?)(\d+(?:\.\d*)?|\.\d+)"
-    r"(?:(?:[eE]|(?:\\times|\\cdot|\*|×)10\^\{?)([+-]?\d{1,3})\}?)?(/\d+)?(?![\d.^/])"
-)
-_FRACTION = re.compile(r"([+-]?)\\[dt]?frac\{?([+-]?\d+)\}?\{?(\d+)\}?")
+SCHEMAS = Pool("reasoner.schema_child")
 
 Check = Callable[[str], Awaitable[float]]
+INSTANT = ExactVerifier | NumericVerifier
+"""Rules that take no time: a deadline does not keep them from an answer that is there."""
 
 
 async def open_rule(around: Surroundings) -> NodeScorer:
-    """Raises ``InvalidRequest`` when a sandbox is needed and this worker's system has none."""
+    """Raises ``InvalidRequest`` when a sandbox is needed and this worker's system has none, and for a pattern that
+    cannot be used: it is compiled here for the first time."""
     rule = around.spec.verifier
     assert isinstance(rule, Rule)
-    if isinstance(rule, PythonVerifier) and not around.unlocked_tests:
-        await _probe()
-    return RuleScorer(_check(rule, around))
+    match rule:
+        case PythonVerifier() if not around.unlocked_tests:
+            await within(around.ledger.time_left(), _probe)
+        case RegexVerifier(pattern=pattern):
+            if error := await within(around.ledger.time_left(), lambda: pattern_error(pattern)):
+                raise InvalidRequest(error, "verifier.pattern")
+    return RuleScorer(_check(rule, around), None if isinstance(rule, INSTANT) else around.ledger)
 
 
 class RuleScorer:
-    """A ``NodeScorer``: a node that states an answer, once for every different answer."""
+    """A ``NodeScorer``: a node that states an answer, once for every different answer.
 
-    def __init__(self, check: Check) -> None:
+    What the deadline cuts, or keeps from being begun, has no score: nobody knows whether it is right.
+    """
+
+    def __init__(self, check: Check, ledger: Ledger | None) -> None:
+        """``ledger``: whose deadline ends a check; ``None`` for checks that take no time."""
         self._check = check
+        self._ledger = ledger
         self._known: dict[str, float] = {}
         self._slots = asyncio.Semaphore(AT_ONCE)
 
@@ -61,14 +71,21 @@ class RuleScorer:
         return node.answer is not None
 
     async def score(self, nodes: Sequence[Node]) -> list[Scored]:
-        """See ``NodeScorer``. Tokens do not limit it, since it takes none."""
+        """See ``NodeScorer``. Of the budget time alone limits it."""
         answers = {node.answer for node in nodes if node.answer is not None}
         await asyncio.gather(*(self._learn(answer) for answer in sorted(answers - self._known.keys())))
-        return [Scored(node, self._known[node.answer]) for node in nodes if node.answer is not None]
+        return [Scored(node, self._known[node.answer]) for node in nodes if node.answer in self._known]
 
     async def _learn(self, answer: str) -> None:
-        async with self._slots:
+        if self._ledger is None:
             self._known[answer] = await self._check(answer)
+            return
+        async with self._slots:
+            if self._ledger.seconds_left() == 0.0:
+                return
+            score = await within(self._ledger.time_left(), lambda: self._check(answer))
+            if score is not None and self._ledger.time_left() != 0.0:
+                self._known[answer] = score
 
 
 def _check(rule: Rule, around: Surroundings) -> Check:
@@ -83,7 +100,7 @@ def _check(rule: Rule, around: Surroundings) -> Check:
             case MathVerifier():
                 return float(await around.equivalence.equal(canonical(rule.expected), canonical(answer)))
             case RegexVerifier():
-                return float(matches(rule.pattern, answer))
+                return float(await matches(rule.pattern, answer))
             case JsonSchemaVerifier():
                 return float(await _valid(rule, answer))
             case PythonVerifier():
@@ -92,24 +109,9 @@ def _check(rule: Rule, around: Surroundings) -> Check:
     return check
 
 
-def number(answer: str) -> Fraction | None:
-    """The number that an answer is, exactly: also as a fraction, in LaTeX, with a power of ten, before a unit."""
-    text = canonical(answer)
-    plain = _FRACTION.fullmatch(text)
-    if plain is not None and int(plain.group(3)):
-        return Fraction(int(plain.group(1) + "1") * int(plain.group(2)), int(plain.group(3)))
-    found = _NUMBER.match(text) if len(text) <= 1000 else None
-    if found is None or re.search(r"\d", text[found.end() :].replace("^2", "").replace("^3", "")):
-        return None
-    sign, digits, power, bottom = found.groups()
-    if bottom is not None and not int(bottom[1:]):
-        return None
-    return Fraction(f"{sign}{digits}e{power or 0}") / int(bottom[1:] if bottom else 1)
-
-
 def near(answer: str, rule: NumericVerifier) -> bool:
     """By exact arithmetic: 0.1 + 0.2 is 0.3 here, and nothing that is no number is near anything."""
-    value = number(answer)
+    value = number_of(answer)
     if value is None:
         return False
     expected = Fraction(str(rule.expected))
@@ -118,11 +120,7 @@ def near(answer: str, rule: NumericVerifier) -> bool:
 
 
 async def _valid(rule: JsonSchemaVerifier, answer: str) -> bool:
-    child = Child("reasoner.schema_child")
-    try:
-        return await child.ask({"schema": rule.json_schema, "text": answer}, SCHEMA_PATIENCE) is True
-    finally:
-        await child.close()
+    return await SCHEMAS.ask({"schema": rule.json_schema, "text": answer}, SCHEMA_PATIENCE) is True
 
 
 async def _tested(rule: PythonVerifier, answer: str, *, locked: bool) -> float:

@@ -299,8 +299,8 @@ def test_the_curve_is_the_logistic_function_of_what_was_written_out_by_hand() ->
 # Which box is opened next.
 
 
-def box(path: tuple[int, ...], parent: Node | None, score: float | None) -> Node:
-    node = Node(path, parent, (), text=f"{path}", reason="step", score=score)
+def box(path: tuple[int, ...], parent: Node | None, score: float | None, probability: float = 1e-30) -> Node:
+    node = Node(path, parent, (), text=f"{path}", reason="step", score=score, logprob=math.log(probability))
     if parent is not None:
         parent.children.append(node)
     return node
@@ -319,6 +319,20 @@ def test_an_index_is_the_chance_of_a_win_over_what_luck_gives() -> None:
     twin.text = bad.text
     failed *= 1 - HOPE
     assert index(root) == pytest.approx(1 / 3 * ROOT * failed / (ROOT * failed + 1 - ROOT))
+
+
+def test_a_box_is_worth_less_the_likelier_its_next_sample_is_one_that_came_and_nothing_where_it_nearly_must_be() -> (
+    None
+):
+    root = box((), None, None)
+    box((0,), root, 0.5, 0.6)
+    unlike = index(root)
+    box((1,), root, 0.5, 0.1)
+    failed = (1 - HOPE * 0.5) ** 2
+    assert index(root) == pytest.approx(0.3 * ROOT * failed / (ROOT * failed + 1 - ROOT))
+    assert index(root) < unlike
+    box((2,), root, 0.5, 0.15)
+    assert index(root) == 0.0
 
 
 def test_a_box_that_was_never_opened_gives_one_sample_at_first_and_the_question_as_many_as_it_takes() -> None:

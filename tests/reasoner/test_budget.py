@@ -222,6 +222,45 @@ def test_a_ledger_gives_out_what_is_left_and_gets_all_that_is_not_used_back(
         assert Amount.of(ledger.usage) == spent
 
 
+def test_what_is_kept_is_at_most_half_of_a_limit_and_only_for_who_asks_for_the_whole() -> None:
+    ledger = Ledger(Budget(tokens=100, flops=1000))
+    ledger.keep(*[Amount(tokens=30, flops=800)] * 2)
+    assert ledger.times(Amount(tokens=1)) == 70
+    assert ledger.times(Amount(flops=1)) == 500
+    assert ledger.times(Amount(tokens=1), whole=True) == 100
+    ledger.keep(*[Amount(tokens=80)] * 2)
+    assert ledger.times(Amount(tokens=1)) == 50
+    ledger.let_go()
+    assert ledger.times(Amount(tokens=1)) == 100
+
+
+def test_of_what_a_branch_is_likely_to_take_at_least_a_quarter_of_a_limit_is_kept() -> None:
+    ledger = Ledger(Budget(tokens=100))
+    for likely, kept in ((5, 25), (40, 40), (90, 50)):
+        ledger.keep(Amount(tokens=500), Amount(tokens=likely))
+        assert ledger.times(Amount(tokens=1)) == 100 - kept
+    ledger.keep(Amount(tokens=10), Amount(tokens=10))
+    assert ledger.times(Amount(tokens=1)) == 90
+
+
+def test_of_time_the_second_half_is_kept() -> None:
+    now = 0.0
+    ledger = Ledger(Budget(seconds=10), clock=lambda: now)
+    ledger.keep(NOTHING, NOTHING)
+    assert ledger.times(Amount(tokens=1)) > 0
+    now = 6.0
+    assert ledger.times(Amount(tokens=1)) == 0
+    assert ledger.times(Amount(tokens=1), whole=True) > 0
+    ledger.let_go()
+    assert ledger.times(Amount(tokens=1)) > 0
+
+
+def test_nothing_is_kept_where_nothing_is_limited() -> None:
+    ledger = Ledger(Budget())
+    ledger.keep(*[Amount(tokens=30)] * 2)
+    assert not ledger.keeps
+
+
 @pytest.mark.parametrize("part", [0, 1, 2])
 def test_a_request_that_took_more_than_its_promise_is_an_error(part: int) -> None:
     ledger = Ledger(Budget(tokens=100, flops=100, cost=100e-12))

@@ -223,7 +223,8 @@ async def test_beam_of_n_never_has_more_than_n_branches_on_a_level(n: int) -> No
     journal = MemoryJournal()
     spec = JobSpec.model_validate({"problem": "how?", "strategy": {"name": "beam", "n": n}, "seed": 1})
     await run_job(spec, ScriptedEngine(), journal)
-    levels = [entry.data["node"].count(".") for entry in journal.entries if entry.type == "node"]
+    steps = [entry for entry in journal.entries if entry.type == "node" and entry.key.startswith("expand:")]
+    levels = [entry.data["node"].count(".") for entry in steps]
     assert max(levels.count(level) for level in set(levels)) <= n
 
 
@@ -320,3 +321,16 @@ def test_a_broken_line_is_named(tmp_path: Path) -> None:
 def test_two_runs_cannot_write_to_one_folder(tmp_path: Path) -> None:
     with RunFile({}, tmp_path), pytest.raises(DifferentEvaluation, match="another process"), RunFile({}, tmp_path):
         pass
+
+
+async def test_without_a_verifier_what_votes_is_measured_and_the_rest_is_refused_by_name() -> None:
+    every = {case.name for case in parse_cases("all", verifies=False)}
+    assert every == {name for name, strategy in STRATEGIES.items() if not strategy.needs_verifier}
+    with pytest.raises(ValueError, match=r"'beam' needs a verifier.*REASONER_PRM"):
+        parse_cases("greedy,beam", verifies=False)
+    pooled, live = split(parse_cases("auto,self_consistency", verifies=False))
+    wanted = Plan("policy", pooled, live, (4,), (4,), 1)
+    with RunFile({}) as opened:
+        setting = await Setting.of(SUITE, wanted, ScriptedEngine(), None, Sampling(), 3)
+        await evaluate(setting, opened, lambda stage, done, total: None)
+    assert not any(run.verifier_tokens for run in flatten(opened.pieces))

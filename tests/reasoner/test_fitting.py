@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from pathlib import Path
 
@@ -9,12 +10,17 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from reasoner.calibration import CalibrationError, Curve
+from engine.types import EngineUnavailable
+from reasoner.calibrate import calibrate
+from reasoner.calibration import Calibration, CalibrationError, Curve
 from reasoner.confidence import FEATURES, Evidence
 from reasoner.fitting import (
+    RIDGE,
     TREES,
     VOTES,
     Measured,
+    _logistic,
+    _newton,
     believed,
     examples,
     fit_curve,
@@ -24,7 +30,8 @@ from reasoner.fitting import (
     veiled,
 )
 from reasoner.suites import load
-from reasoner.trials import POOL, Candidate, Trial, TrialFile, problems_to_fit, stage_name
+from reasoner.trials import POOL, Candidate, Trial, TrialFile, key_of, problems_to_fit, stage_name, suite_to_fit
+from tests.scripted import ScriptedEngine
 
 FLAT = Curve(constant=0.0, score=0.0, rival_score=0.0, votes=0.0, rival_votes=0.0)
 
@@ -145,3 +152,78 @@ def test_measurements_go_on_where_they_were_and_are_refused_for_another_setting(
     path.write_text("\n".join([lines[0], "nonsense", *lines[1:]]) + "\n")
     with pytest.raises(CalibrationError, match="line 2: not a measurement"):
         TrialFile(path, {"seed": 1})
+
+
+def test_a_fit_whose_whole_steps_would_leave_the_floats_ends_at_the_minimum() -> None:
+    rows = np.array(
+        [
+            [1.0, -2.0, -6.0, 0.0, 0.648],
+            [1.0, -2.0, 6.0, 2.485, 2.108],
+            [1.0, 0.5, -6.0, 1.386, 0.938],
+            [1.0, -6.0, 1.0, 2.079, 1.848],
+            [1.0, -2.0, -6.0, 0.693, 0.771],
+            [1.0, -2.0, -6.0, 2.303, 0.448],
+        ]
+    )
+    right = np.array([0.0, 0.0, 0.0, 1.0, 1.0, 0.0])
+    weight = np.array([0.1673, 0.0525, 0.2477, 0.1807, 0.1682, 0.1837])
+    values = _newton(rows, right, weight)
+    gradient = rows.T @ (weight * (_logistic(rows @ values) - right)) + RIDGE * values
+    assert np.abs(gradient).max() < 1e-10
+
+
+def test_a_fit_without_any_answer_says_so() -> None:
+    with pytest.raises(CalibrationError, match="of 3 problems no solution states an answer"):
+        fit_curve([measured([candidate(None)] * 16)] * 3)
+
+
+def write_problems(path: Path, count: int = 24) -> Path:
+    lines = [{"question": f"What is {n} + 1?", "answer": f"#### {n + 1}"} for n in range(count)]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return path
+
+
+async def test_any_suite_can_be_calibrated_on(tmp_path: Path) -> None:
+    suite = suite_to_fit(str(write_problems(tmp_path / "sums.jsonl")), 6)
+    told: list[tuple[int, int]] = []
+
+    async def run() -> Calibration:
+        return await calibrate(
+            [suite],
+            ScriptedEngine(),
+            tmp_path / "trials.jsonl",
+            "reasoner calibrate sums.jsonl",
+            seed=1,
+            concurrency=8,
+            progress=lambda done, total: told.append((done, total)),
+        )
+
+    table = await run()
+    assert (table.suites, table.problems) == (["sums"], 6)
+    assert told[-1] == (18, 18)
+    assert sum(part.problems for part in table.bins) == 6
+    trials = (tmp_path / "trials.jsonl").read_text()
+    assert await run() == table  # and measures nothing again
+    assert (tmp_path / "trials.jsonl").read_text() == trials
+
+
+async def test_an_engine_that_goes_away_ends_a_calibration_with_its_own_error(tmp_path: Path) -> None:
+    suite = suite_to_fit(str(write_problems(tmp_path / "sums.jsonl")), 20)
+    with pytest.raises(EngineUnavailable):
+        await calibrate(
+            [suite],
+            ScriptedEngine(die_after=30),
+            tmp_path / "trials.jsonl",
+            "c",
+            seed=1,
+            concurrency=4,
+            progress=lambda *_: None,
+        )
+
+
+def test_a_line_that_changed_is_another_problem(tmp_path: Path) -> None:
+    file = write_problems(tmp_path / "sums.jsonl")
+    before = [key_of(problem) for problem in suite_to_fit(str(file), 20).problems]
+    file.write_text(file.read_text().replace("What is 3 + 1", "What is 2 + 2"))
+    after = [key_of(problem) for problem in suite_to_fit(str(file), 20).problems]
+    assert [a == b for a, b in zip(before, after, strict=True)].count(False) == 1

@@ -15,6 +15,8 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from engine.types import InvalidRequest, ModelInfo
+from reasoner import equivalence, patterns
+from reasoner.answers.plain import number_of as number
 from reasoner.budget import Ledger
 from reasoner.equivalence import Equivalence
 from reasoner.jobs import Budget, JobSpec
@@ -24,7 +26,6 @@ from reasoner.sandbox.run import SandboxRefused
 from reasoner.tree import Node
 from reasoner.verifiers import open_scorer, rules
 from reasoner.verifiers.base import Surroundings
-from reasoner.verifiers.rules import number
 from tests.scripted import ANSWER, TEXTS, ScriptedEngine
 
 
@@ -33,9 +34,9 @@ async def scores(verifier: dict[str, object], answers: Sequence[str | None]) -> 
     spec = JobSpec.model_validate({"problem": "?", "verifier": verifier})
     engine = ScriptedEngine()
     nodes = [Node((i,), None, (), reason="stop", answer=answer) for i, answer in enumerate(answers)]
-    async with Equivalence() as equivalence:
+    async with Equivalence() as equal:
         policy: ModelInfo = (await engine.models())[0]
-        scorer = await open_scorer(Surroundings(spec, engine, {}, policy, "job", Ledger(Budget()), equivalence))
+        scorer = await open_scorer(Surroundings(spec, engine, {}, policy, "job", Ledger(Budget()), equal))
         found = {item.node: item.score for item in await scorer.score([n for n in nodes if scorer.scorable(n)])}
     return [found.get(node) for node in nodes]
 
@@ -76,13 +77,15 @@ async def test_numeric_tolerates_what_it_was_told_to() -> None:
     assert await scores(verifier | {"expected": -200, "relative": 0.01}, ["-202", "-198", "-203"]) == [1.0, 1.0, 0.0]
 
 
-async def test_math_is_equivalence_to_the_expected_expression() -> None:
+async def test_math_is_equivalence_to_the_expected_expression(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(equivalence, "PATIENCE", 1.0)
     verifier = {"kind": "math", "expected": "\\frac{\\sqrt{2}}{2}"}
     answers = ["\\frac{1}{\\sqrt{2}}", "\\sqrt{1/2}", "0.5", "9^{9^{9^{9}}}", None]
     assert await scores(verifier, answers) == [1.0, 1.0, 0.0, 0.0, None]
 
 
-async def test_a_pattern_matches_the_whole_answer_in_bounded_time() -> None:
+async def test_a_pattern_matches_the_whole_answer_in_bounded_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(patterns, "PATIENCE", 0.1)
     assert await scores({"kind": "regex", "pattern": "a+b?"}, ["aab", "b", "aabc", "xaab"]) == [1.0, 0.0, 0.0, 0.0]
     assert await scores({"kind": "regex", "pattern": "(x+x+)+y"}, ["x" * 5000]) == [0.0]
 
@@ -141,6 +144,32 @@ async def test_equal_answers_are_checked_once(monkeypatch: pytest.MonkeyPatch) -
 
 
 SCHEMA = "verifier.json_schema.json_schema"
+TEST = "verifier.python.tests.0"
+HEAVY = "(?:" + "[ab]?" * 191 + "){9999}"
+"""Compiled it takes seconds and gigabytes."""
+
+
+def finally_inside(source: str, times: int) -> str:
+    for _ in range(times):
+        source = "try:\n pass\nfinally:\n" + "".join(f" {line}\n" for line in source.splitlines())
+    return source
+
+
+def way_out_times_finally(count: int) -> str:
+    inside = "  return\n" * count + " finally:\n" + "  assert f\n" * count
+    return f"def test():\n try:\n{inside}"
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        finally_inside("assert f\n", 2),
+        way_out_times_finally(5),
+        "for x in f():\n try:\n  if x:\n   break\n finally:\n  assert x\n",
+    ],
+)
+def test_a_test_may_have_finally_blocks(source: str) -> None:
+    JobSpec.model_validate({"problem": "?", "verifier": {"kind": "python", "tests": [source]}})
 
 
 @pytest.mark.parametrize(
@@ -156,7 +185,12 @@ SCHEMA = "verifier.json_schema.json_schema"
         ({"kind": "math", "expected": "x" * 1001}, "verifier.math.expected", "at most 1000"),
         ({"kind": "regex", "pattern": "("}, "verifier.regex.pattern", "not a regular expression"),
         ({"kind": "regex", "pattern": "(?:a{99}){999}"}, "verifier.regex.pattern", "multiply"),
+        ({"kind": "regex", "pattern": HEAVY}, "verifier.regex.pattern", "this pattern has 1909809; use smaller counts"),
         ({"kind": "json_schema", "json_schema": {"type": "strin"}}, SCHEMA, "not a JSON schema"),
+        ({"kind": "json_schema", "json_schema": {"pattern": HEAVY}}, SCHEMA, "1909809; use smaller counts"),
+        ({"kind": "json_schema", "json_schema": {"patternProperties": {HEAVY: {}}}}, SCHEMA, "use smaller counts"),
+        ({"kind": "json_schema", "json_schema": {"pattern": "a" * 1001}}, SCHEMA, "at most 1000"),
+        ({"kind": "json_schema", "json_schema": {"anyOf": [{}] * 1000}}, SCHEMA, "more than 1000 schemas"),
         ({"kind": "json_schema", "json_schema": {"pattern": "("}}, SCHEMA, "is not a 'regex'"),
         ({"kind": "json_schema", "json_schema": {"$ref": "http://x/y"}}, SCHEMA, "leads out"),
         ({"kind": "json_schema", "json_schema": {"$ref": "file:///etc"}}, SCHEMA, "leads out"),
@@ -167,6 +201,8 @@ SCHEMA = "verifier.json_schema.json_schema"
         ({"kind": "python", "tests": ["return 1"]}, "verifier.python.tests.0", "not Python"),
         ({"kind": "python", "tests": ["x = 1"]}, "verifier.python.tests.0", "asserts nothing"),
         ({"kind": "python", "tests": ["(" * 9999]}, "verifier.python.tests.0", "not Python"),
+        ({"kind": "python", "tests": [finally_inside(finally_inside("assert f\n", 10), 10)]}, TEST, "blocks multiply"),
+        ({"kind": "python", "tests": [way_out_times_finally(400)]}, TEST, "finally blocks multiply"),
         ({"kind": "python", "tests": ["assert f"], "seconds": 61}, "verifier.python.seconds", "or equal to 60"),
     ],
 )  # fmt: skip

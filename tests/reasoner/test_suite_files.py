@@ -46,7 +46,8 @@ def test_gsm8ks_answers_are_the_published_ones() -> None:
 
 
 @pytest.mark.parametrize(
-    "answer", ["70000", "70,000", "$70,000$", "70000.00", "\\$70,000", "70000 \\text{ dollars}", "+70000"]
+    "answer",
+    ["70000", "70,000", "$70,000$", "70000.00", "\\$70,000", "70000 \\text{ dollars}", "+70000", "7e4", "70{,}000"],
 )
 async def test_a_number_is_right_however_it_is_written(answer: str) -> None:
     suite = open_suite(str(GSM8K), limit=3)
@@ -54,7 +55,20 @@ async def test_a_number_is_right_however_it_is_written(answer: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "answer", [None, "", "7000", "70000 or 80000", "7 0000", "seventy thousand", "70000/0", "-70000", "70000.5"]
+    "answer",
+    [
+        None,
+        "",
+        "7000",
+        "70000 or 80000",
+        "7 0000",
+        "seventy thousand",
+        "70000/0",
+        "-70000",
+        "70000.5",
+        "70000\\pi",
+        "1/70000",
+    ],
 )
 async def test_another_number_two_numbers_and_none_are_wrong(answer: str | None) -> None:
     suite = open_suite(str(GSM8K), limit=3)

@@ -224,14 +224,14 @@ def place(above: Place | None, name: str, prior: float, visits: int, value: floa
 
 
 def test_puct_chooses_by_value_plus_prior_as_computed_by_hand() -> None:
-    # sqrt(8 + 1) = 3. With c = 1: a: 0.5 + 3 * 0.2 / 5 = 0.62; b: 0.1 + 3 * 0.6 / 5 = 0.46; another draw, worth the
-    # average of both: 0.3 + 3 * 0.2 / 3 = 0.5.
+    # sqrt(8 + 1) = 3. With c = 1: a: 0.5 + 3 * 0.2 / 5 = 0.62; b: 0.1 + 3 * 0.5 / 5 = 0.4; another draw, worth the
+    # average of both if it is a new one: 0.3 * 0.3 + 3 * 0.3 / 3 = 0.39.
     root = Place(Node((), None, ()), visits=8, draws=2)
-    a, b = place(root, "a", 0.2, 4, 0.5), place(root, "b", 0.6, 4, 0.1)
+    a, b = place(root, "a", 0.2, 4, 0.5), place(root, "b", 0.5, 4, 0.1)
     assert root.descend(1.0, Scale()) is a
-    # c = 3: a: 0.5 + 0.36 = 0.86; b: 0.1 + 1.08 = 1.18; another draw: 0.9.
+    # c = 3: a: 0.5 + 0.36 = 0.86; b: 0.1 + 0.9 = 1; another draw: 0.99.
     assert root.descend(3.0, Scale()) is b
-    # Neither is worth anything and b was visited often: a: 0.12; b: 0.02; another draw: 0.6.
+    # Neither is worth anything and b was visited often: a: 0.12; b: 0.01; another draw: 0.9.
     a.total, b.total, b.visits, root.draws = 0.0, 0.0, 100, 0
     assert root.descend(1.0, Scale()) is root
 
@@ -283,22 +283,65 @@ async def test_mcts_goes_where_the_value_is() -> None:
 async def test_mcts_sees_small_differences_where_all_values_are_small() -> None:
     plan = {(0,): step("better", 0.02, 0.4), (1,): step("likelier", 0.01, 0.6)}
     _, asked, _ = await search(plan, {"name": "mcts", "n": 1, "draws": 3, "in_flight": 1})
-    assert asked == [(0,), (1,), (0, 0)]
+    assert asked[:3] == [(0,), (1,), (0, 0)]
 
 
 async def test_a_twin_is_no_visit_of_mcts() -> None:
-    """If it were, the two visits of "better" would be worth 0.4 on average, and "worse" would be gone on with."""
+    """If it were, "better" would be worth less on average than another draw at the root, which would come next."""
     plan = {
-        (0,): step("better", 0.6, 0.4),
-        (1,): step("worse", 0.5, 0.6),
-        (0, 0): step("on", 0.6, 0.45),
-        (0, 1): step("on", 0.6, 0.45),
+        (0,): step("better", 0.7, 0.6),
+        (1,): step("worse", 0.4, 0.1),
+        (0, 0): step("on", 0.8, 0.1),
+        (0, 1): step("on", 0.8, 0.1),
         (0, 0, 0): end("there", 0.6, 0.999),
     }
-    params = {"name": "mcts", "n": 1, "draws": 5, "in_flight": 1, "exploration": 0.01}
+    params = {"name": "mcts", "n": 1, "draws": 5, "in_flight": 1, "exploration": 0.1}
     _, asked, pruned = await search(plan, params)
-    assert asked == [(0,), (1,), (0, 0), (0, 1), (0, 0, 0)]
-    assert pruned == {"0.1"}
+    assert asked == [(0,), (0, 0), (0, 0, 0), (0, 1), (0, 2)]
+    assert "0.1" in pruned
+
+
+async def test_mcts_draws_nothing_more_where_a_new_step_is_unlikely() -> None:
+    plan = {(0,): step("likely", 0.5, 0.85), (0, 0): end("there", 0.5, 0.85)}
+    _, asked, _ = await search(plan, {"name": "mcts", "n": 16, "in_flight": 1})
+    assert asked == [(0,), (0, 0)]
+
+
+async def test_mcts_waits_for_the_first_draw_of_a_step_before_it_draws_another_there() -> None:
+    """Only the first draw tells how likely another one is to be new; at the root several begin at once."""
+    released = asyncio.Event()
+    plan = {(0,): step("only", 0.9, 0.999), (0, 0): end("there", 0.9, 0.999)}
+    plan |= {(index,): plan[(0,)] for index in range(1, 4)}
+
+    class Watching(PlannedEngine):
+        async def generate(self, request, *, stream=False):  # type: ignore[no-untyped-def]
+            if len(request.prompt) > len("how?"):
+                for _ in range(50):  # turns of the event loop in which others might begin
+                    await asyncio.sleep(0)
+                released.set()
+            async for item in super().generate(request, stream=stream):
+                yield item
+
+    engine = Watching(plan)
+    spec = JobSpec.model_validate(
+        {"problem": "how?", "seed": 0, "strategy": {"name": "mcts", "n": 16, "in_flight": 4}, "answer": "text"}
+    )
+    await run_job(spec, engine, MemoryJournal())
+    assert released.is_set()
+    assert [path for path in engine.asked if len(path) == 2] == [(0, 0)]
+
+
+async def test_a_beam_asks_for_siblings_until_a_new_one_is_unlikely() -> None:
+    plan = {(0,): step("a", 0.5, 0.6), (1,): step("b", 0.4, 0.3)} | {(i,): step("a", 0.5, 0.6) for i in range(2, 16)}
+    _, asked, _ = await search(plan, {"name": "beam", "n": 16, "expansions": 4, "max_steps": 1})
+    *steps, finished = asked
+    assert steps == [(index,) for index in range(5)]  # the first, then as many as a step has; 0.1 is left
+    assert finished == (0, 0)
+
+
+async def test_a_beam_asks_for_no_sibling_where_a_new_one_is_unlikely() -> None:
+    _, asked, _ = await search({(0,): step("a", 0.5, 0.85)}, {"name": "beam", "n": 4, "expansions": 4, "max_steps": 1})
+    assert [path for path in asked if len(path) == 1] == [(0,)]
 
 
 async def test_mcts_ends_when_nothing_is_left_to_find() -> None:

@@ -1,0 +1,73 @@
+"""The best that a job's journal holds, for one that ends before its search does.
+
+Nothing is computed for it: no model is asked, and answers are the same where they read the same. So it can be told at
+once, by whoever holds the journal, whether or not a worker has the job.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from reasoner.answers import canonical, votes
+from reasoner.jobs import JobResult, JobSpec
+from reasoner.journal import Entry
+from reasoner.strategies import STRATEGIES
+from reasoner.strategies.base import Choice, best_scored, elected
+from reasoner.tree import Node, most_promising
+
+
+def best_so_far(spec: JobSpec, entries: Iterable[Entry]) -> JobResult | None:
+    """Return the result of a job that was cancelled, or ``None`` if its search had not begun.
+
+    The answer is chosen as the strategy would: by a vote, weighted by scores where there are any, or by the best score.
+    Without an answer the text is that of the best branch, as far as it came.
+    """
+    root = _tree(entries)
+    if not root.children:
+        return None
+    candidates = sorted((node for node in root.walk() if node.answer is not None), key=lambda node: node.path)
+    choice = _vote(spec, candidates) if STRATEGIES[spec.strategy.name].votes else best_scored(candidates)
+    shown = choice.node or most_promising(root)
+    return JobResult(
+        answer=choice.node and choice.node.answer,
+        text=shown and shown.solution,
+        confidence=choice.confidence,
+        votes=choice.votes,
+        finish_reason="cancelled",
+        node=shown and shown.id,
+    )
+
+
+def _vote(spec: JobSpec, candidates: Sequence[Node]) -> Choice:
+    groups: dict[str, list[Node]] = {}
+    for node in candidates:
+        groups.setdefault(canonical(node.answer or "", spec.answer.compare), []).append(node)
+    scored = any(node.score is not None for node in candidates)
+    weights = {node: (node.score or 0.0) if scored else 1.0 for node in candidates}
+    return elected(votes(list(groups.values()), weights), weights)
+
+
+def _tree(entries: Iterable[Entry]) -> Node:
+    """Return the tree that a journal describes, from its root; without token ids."""
+    root = Node((), None, ())
+    nodes = {"": root}
+    for entry in entries:
+        data = entry.data
+        match entry.type:
+            case "node":
+                node = nodes.get(data["node"])
+                if node is None:
+                    parent, path = nodes[data["parent"]], tuple(map(int, data["node"].split(".")))
+                    node = nodes[data["node"]] = Node(path, parent, (), reason="cancelled")
+                    parent.children.append(node)
+                node.text += data["text"]
+                node.tokens += data["tokens"]
+                node.fresh, node.undone = data.get("fresh", False), data.get("undone", 0)
+                if data["final"]:
+                    node.reason, node.answer = data["reason"], data["answer"]
+            case "score":
+                nodes[data["node"]].score = data["score"]
+            case "prune":
+                for name in data["nodes"]:
+                    nodes[name].reason = "pruned"
+    return root

@@ -1,0 +1,30 @@
+"""A job's deadline: what still runs then is cut, and nothing that takes time is begun."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+_T = TypeVar("_T")
+
+TimeLeft = Callable[[], float | None]
+"""Seconds until what still runs is cut, at least zero; ``None`` without a deadline. See ``Ledger.time_left``."""
+
+
+def unlimited() -> float | None:
+    """Return the time left of what has no deadline."""
+    return None
+
+
+async def within(seconds: float | None, work: Callable[[], Awaitable[_T]]) -> _T | None:
+    """Return what ``work()`` answers, or ``None`` when the time is up before; without time left it is not begun."""
+    if seconds is not None and seconds <= 0:
+        return None
+    try:
+        async with asyncio.timeout(seconds) as limit:
+            return await work()
+    except TimeoutError:
+        if not limit.expired():
+            raise
+        return None

@@ -1,0 +1,63 @@
+"""Checks of model folders before anything serves them. They read the config and the tokenizer, and no weights."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from pathlib import Path
+from typing import cast
+
+from engine.text_model import TextModel, chat_template
+from engine.types import EngineClient, EngineError, ModelInfo
+from prm.formats import FORMAT_NOTE
+from prm.outcome import scores_solutions
+from prm.scorer import StepScorer
+
+
+def check_policy(folder: Path) -> None:
+    """Raise ``EngineError`` for a model that could not be asked a question."""
+    if chat_template(folder) is None:
+        raise EngineError(
+            f"{folder} has no chat template, and questions are asked as chat messages: give it a chat_template.jinja "
+            "or a chat_template in tokenizer_config.json, or take the model's instruction-tuned variant"
+        )
+
+
+def check_prm(folder: Path, name: str, format_name: str | None) -> None:
+    """Raise ``EngineError`` for a model that could not score steps. ``format_name`` is what the service says of it."""
+    tokenizer = _FolderTokenizer(folder)
+    text = tokenizer.text
+    extra = text.notes | ({} if format_name is None else {FORMAT_NOTE: format_name})
+    info = ModelInfo(name, text.kind, 0, text.vocab_size, 0, extra=extra, architecture=text.architecture, bos=text.bos)
+    if scores_solutions(info):
+        raise EngineError(
+            f"model {name!r} scores finished solutions, not steps: serve it by an engine of its own, whose address is "
+            "another one of REASONER_ENGINE_URL, and let jobs name it in a verifier of kind 'outcome'"
+        )
+    scorer = StepScorer(cast(EngineClient, tokenizer), info)  # which tokenises and asks nothing else
+    asyncio.run(scorer.prompt([{"role": "user", "content": "?"}]))
+
+
+class _FolderTokenizer:
+    """The part of an ``EngineClient`` that tokenises, from a model folder.
+
+    A chat template is not rendered: it is a program for transformers, and the engine sees whether it runs.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.text = TextModel(folder)
+        self._folder = folder
+
+    async def tokenize(
+        self,
+        model: str,  # noqa: ARG002
+        text: str | Sequence[dict[str, str]],
+        *,
+        special: bool = True,
+        generation_prompt: bool = True,  # noqa: ARG002
+    ) -> tuple[int, ...]:
+        if isinstance(text, str):
+            return self.text.encode(text, special=special)
+        if self.text.template is None:
+            raise EngineError(f"{self._folder} has no chat template, and its format asks as chat messages")
+        return ()

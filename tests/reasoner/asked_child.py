@@ -1,0 +1,35 @@
+"""A child for tests of ``reasoner.children``: it does what it is asked to."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from reasoner.child import serve
+
+MEMORY_BYTES = 512 << 20
+kept: list[bytes] = []
+
+
+def answer(question: Any) -> Any:
+    match question:
+        case "pid":
+            return os.getpid()
+        case "hang":
+            while True:
+                pass
+        case "die":
+            os._exit(3)
+        case "grow":
+            kept.append(b"x" * (MEMORY_BYTES * 5 // 8))
+        case "burst":
+            kept.append(b"x" * (2 * MEMORY_BYTES))
+        case "raise":
+            raise KeyError
+        case "print":
+            print("this is no answer")
+    return os.getpid()
+
+
+if __name__ == "__main__":
+    serve(answer, MEMORY_BYTES)
