@@ -85,8 +85,8 @@ class HttpEngine:
         return await server.tokenize(model, text, special=special, generation_prompt=generation_prompt)
 
     async def models(self) -> list[ModelInfo]:
-        """See ``EngineClient``."""
-        return await (await self._server()).models()
+        """See ``EngineClient``. A server that cannot be reached is not waited for: this is how its health is asked."""
+        return await (await self._server(patient=False)).models()
 
     async def clear_cache(self) -> None:
         """See ``EngineClient``."""
@@ -96,17 +96,17 @@ class HttpEngine:
         """Closes the connections."""
         await self._connection.close()
 
-    async def _server(self) -> NativeEngine | ForeignEngine:
+    async def _server(self, *, patient: bool = True) -> NativeEngine | ForeignEngine:
         async with self._asking:
             if self._engine is None:
-                dialect = self._dialect or await self._ask()
+                dialect = self._dialect or await self._ask(patient)
                 if dialect == NATIVE:
                     self._engine = NativeEngine(self._connection)
                 else:
                     self._engine = ForeignEngine(self._connection, DIALECTS[dialect], self._tokenizer)
             return self._engine
 
-    async def _ask(self) -> str:
-        answer = await self._connection.call("GET", "/v1/models", None)
+    async def _ask(self, patient: bool) -> str:
+        answer = await self._connection.call("GET", "/v1/models", None, patient=patient)
         owners = {model.get("owned_by") for model in answer["data"]}
         return next((name for name in (NATIVE, *DIALECTS) if name in owners), "openai")

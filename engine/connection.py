@@ -6,7 +6,7 @@ import asyncio
 import functools
 import json
 import ssl
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from typing import Any
 
 import httpx
@@ -19,6 +19,8 @@ _TIMEOUT = httpx.Timeout(connect=5.0, write=30.0, pool=60.0, read=600.0)
 _LIMITS = httpx.Limits(max_connections=256, max_keepalive_connections=64)
 _BACKOFF = (0.1, 0.3, 0.9)
 """Seconds before each new attempt to reach the engine."""
+_AT_ONCE = (0.0,)
+"""The same for a question that is out of date a moment later: once more, as for a connection that had grown stale."""
 _RETRIED = (httpx.ConnectError, httpx.ConnectTimeout, httpx.RemoteProtocolError, httpx.ReadError)
 """Failures after which a request is sent again, if nothing of its answer had arrived. All requests are safe to repeat:
 an answer depends on the request alone, and the server stops the work of a connection that broke."""
@@ -46,9 +48,9 @@ class Connection:
             raise InvalidRequest(f"engine URL {url!r} must be http://host:port or unix:///path/to/socket", "url")
         self._http = httpx.AsyncClient(base_url=base, transport=transport, timeout=_TIMEOUT)
 
-    async def call(self, method: str, path: str, body: Json | None) -> Any:
-        """The JSON value that the server answers."""
-        response = await self._send(method, path, body)
+    async def call(self, method: str, path: str, body: Json | None, *, patient: bool = True) -> Any:
+        """The JSON value that the server answers. Without ``patient`` one that cannot be reached is told at once."""
+        response = await self._send(method, path, body, self._backoff if patient else _AT_ONCE)
         try:
             content = await response.aread()
         except httpx.HTTPError as error:
@@ -59,7 +61,7 @@ class Connection:
 
     async def events(self, path: str, body: Json) -> AsyncGenerator[Json, None]:
         """The JSON objects of a server-sent event stream, up to its ``[DONE]`` or its end."""
-        response = await self._send("POST", path, body)
+        response = await self._send("POST", path, body, self._backoff)
         try:
             if response.status_code != httpx.codes.OK:
                 _parse(response.status_code, await response.aread())
@@ -77,9 +79,9 @@ class Connection:
         """Closes what is open."""
         await self._http.aclose()
 
-    async def _send(self, method: str, path: str, body: Json | None) -> httpx.Response:
+    async def _send(self, method: str, path: str, body: Json | None, backoff: Sequence[float]) -> httpx.Response:
         """The response with its headers read, after as many attempts as it takes to reach the engine."""
-        attempts = len(self._backoff)
+        attempts = len(backoff)
         for attempt in range(attempts + 1):
             request = self._http.build_request(method, path, json=body)
             try:
@@ -87,7 +89,7 @@ class Connection:
             except _RETRIED as error:
                 if attempt == attempts:
                     raise self._unavailable(error) from error
-                await asyncio.sleep(self._backoff[attempt])
+                await asyncio.sleep(backoff[attempt])
             except httpx.HTTPError as error:
                 raise self._unavailable(error) from error
         raise AssertionError("the last attempt returns or raises")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import time
+from collections import Counter
 from collections.abc import Callable
 from collections.abc import Sequence as Items
 from dataclasses import dataclass
@@ -33,6 +34,7 @@ from engine.speculation.load import MAX_NODES, check_length, extra_layers, load_
 from engine.speculation.speculator import Speculator
 from engine.speculation.tally import Tally
 from engine.speculation.verify import accepted
+from engine.suspects import MAX_UNEXPLAINED, RequestFailed, Suspects
 from engine.timings import Timings
 from engine.types import EngineError, FinishReason
 from kernels.cpu import AVAILABLE
@@ -130,6 +132,12 @@ class EngineCore:
         self._jobs: list[Job] = []
         self._deadline = math.inf
         """No job's is earlier."""
+        self._scheduled: list[tuple[Sequence, int]] = []
+        """Sequences that the step under way computes."""
+        self._suspects: Suspects | None = None
+        """After a step that failed: until it is known who made it fail, the scheduler has a group of them alone."""
+        self._unexplained: Counter[Job] = Counter()
+        """Failed steps of jobs in flight that nobody turned out to be the cause of."""
         self.timings = Timings()
         self._generated = 0
         self._scored = 0
@@ -142,6 +150,11 @@ class EngineCore:
             ) from None
 
     @property
+    def may_change_threads(self) -> bool:
+        """True if it computes on the processor's threads and sums may round differently with their number."""
+        return not self._place.on_gpu and not self._options.deterministic
+
+    @property
     def busy(self) -> bool:
         """Whether there is anything to do."""
         return bool(self._jobs)
@@ -149,7 +162,11 @@ class EngineCore:
     @property
     def waiting(self) -> int:
         """Sequences that wait. May be read from another thread."""
-        return self._scheduler.waiting
+        suspects = self._suspects
+        if suspects is None:
+            return self._scheduler.waiting
+        held = sum(len(job.sequences) for job in tuple(self._jobs) if job not in suspects.trial)
+        return self._scheduler.waiting + held
 
     @property
     def stats(self) -> CoreStats:
@@ -157,7 +174,7 @@ class EngineCore:
         scheduler, tally = self._scheduler, self.tally
         return CoreStats(
             running=len(scheduler.running),
-            waiting=scheduler.waiting,
+            waiting=self.waiting,
             kv_tokens=self.cache.used_tokens,
             kv_capacity=self._pages * self._options.page_size,
             pinned_tokens=self.cache.tree.pinned * self._options.page_size,
@@ -187,33 +204,37 @@ class EngineCore:
     def submit(self, job: Job) -> None:
         """Starts a job whose sequences ``ServedModel`` made."""
         self.timings.requests["score" if isinstance(job.sequences[0], ScoreSequence) else "generate"] += 1
-        self._queue(job)
-
-    def _queue(self, job: Job) -> None:
         self._jobs.append(job)
         self._deadline = min(self._deadline, job.deadline)
         if job.lease is not None:
             self.cache.leases.touch(job.lease)
-        self._scheduler.add(job)
+        if self._suspects is None:
+            self._scheduler.add(job)
 
     def cancel(self, chosen: Callable[[Job], bool], reason: FinishReason = "cancelled") -> None:
         """Ends jobs at once: branches with the tokens that they have, score requests with an error."""
         for job in [job for job in self._jobs if chosen(job)]:
             self._scheduler.drop(job)
-            self._jobs.remove(job)
+            self._remove(job)
             if any(isinstance(sequence, ScoreSequence) for sequence in job.sequences):
                 job.sink(EngineError(f"score request {job.request_id!r} was {reason}"))
             sequences, job.sequences = job.sequences, []
             for sequence in sequences:
-                if isinstance(sequence, GenerateSequence):
-                    self._emit_completion(sequence, (reason, None))
                 self._forget(sequence)
+            try:
+                for sequence in sequences:
+                    if isinstance(sequence, GenerateSequence):
+                        self._emit_completion(sequence, (reason, None))
+            except Exception as error:
+                _log.exception("request %s was %s and has no answer", job.request_id, reason)
+                job.sink(EngineError(f"the engine failed while it ended this request: {error!r}"))
 
     def fail(self, error: EngineError) -> None:
         """Ends all jobs with an error; the engine can do nothing after it."""
         for job in self._jobs:
             job.sink(error)
         self._jobs.clear()
+        self._suspects = None
 
     def release(self, lease: str, tokens: Items[int] | None = None) -> None:
         """Ends a lease, or gives up one branch of it. See ``EngineClient.release``."""
@@ -241,10 +262,11 @@ class EngineCore:
     def step(self) -> None:
         """Advances the work by one forward pass.
 
-        An exception ends the jobs that were running and empties the cache, since nothing is known about its state. Jobs
-        that wait are not touched, and the engine goes on with them.
+        An exception empties the cache, since nothing is known about its state, and the step's jobs are tried again in
+        groups (``Suspects``): one that fails alone ends with the error. All others go on as if it had never been there.
         """
         now = time.monotonic()
+        self._scheduled = []
         try:
             if now >= self._deadline:
                 self.cancel(lambda job: job.deadline <= now, "timeout")
@@ -253,11 +275,13 @@ class EngineCore:
             with torch.inference_mode():
                 self._advance(now)
         except Exception as error:
-            _log.exception("a step of model %s failed", self.model.info.id)
             self._recover(error)
+        else:
+            self._end_trial()
 
     def _advance(self, started: float) -> None:
         schedule = self._scheduler.schedule()
+        self._scheduled = schedule.work
         for declined in schedule.declined:
             self._emit_score(declined, declined=True)
         if not schedule.work:
@@ -289,7 +313,10 @@ class EngineCore:
                     self._scheduler.finish(sequence)
                     self._emit_score(sequence, declined=False)
             elif isinstance(sequence, GenerateSequence) and completes and not sequence.branch.max_tokens:
-                self._end(sequence, ("length", None))
+                try:
+                    self._end(sequence, ("length", None))
+                except Exception as error:
+                    raise RequestFailed(sequence.job) from error
 
     def _computed(self, sequence: Sequence, count: int) -> bool:
         """``count`` more tokens of a sequence are computed. What fills a page or ends its prefix becomes shareable;
@@ -313,10 +340,13 @@ class EngineCore:
                 self.timings.drew(sequence, now)
             sequence.drafted += len(draft.tokens)
             before = sequence.accepted
-            for places in portions(sequence, one.tokens, path) if path else _DUE:
-                self._append(one, places)
-                if sequence.table is None:  # it ended
-                    break
+            try:
+                for places in portions(sequence, one.tokens, path) if path else _DUE:
+                    self._append(one, places)
+                    if sequence.table is None:  # it ended
+                        break
+            except Exception as error:
+                raise RequestFailed(sequence.job) from error
             if draft.tokens:
                 outcomes.append(Outcome(sequence, draft, path[: sequence.accepted - before]))
         return outcomes
@@ -376,24 +406,78 @@ class EngineCore:
         self._forget(sequence)
         sequence.job.sequences.remove(sequence)
         if not sequence.job.sequences:
-            self._jobs.remove(sequence.job)
+            self._remove(sequence.job)
+
+    def _remove(self, job: Job) -> None:
+        self._jobs.remove(job)
+        self._unexplained.pop(job, None)
 
     def _forget(self, sequence: Sequence) -> None:
         if self._speculator is not None and isinstance(sequence, GenerateSequence):
             self._speculator.forget(sequence)
 
     def _recover(self, error: Exception) -> None:
-        running = {id(sequence.job) for sequence in self._scheduler.running}
-        self._start_empty()
-        jobs, self._jobs = self._jobs, []
-        for job in jobs:
-            # With nobody running, one of those that wait must be the cause: kept, it would fail every step to come.
-            if id(job) in running or not running:
-                job.sink(EngineError(f"the engine failed while it worked on this request: {error!r}"))
-                for sequence in job.sequences:
-                    self._forget(sequence)
-            else:
-                self._queue(job)
+        """Starts empty again with everybody but the job that is known to have failed the step, if one is."""
+        blamed: Job | None = None
+        if isinstance(error, RequestFailed) and isinstance(error.__cause__, Exception):
+            blamed, error = error.job, error.__cause__
+        suspects, work = self._suspects, self._scheduled
+        if suspects is None:
+            _log.error("a step of model %s failed", self.model.info.id, exc_info=error)
+            if blamed is None:
+                self._suspects = Suspects(work, self._jobs, repr(error))
+        else:
+            _log.warning("a step of model %s failed again, with fewer requests: %r", self.model.info.id, error)
+            blamed = suspects.failed(work, blamed)
+        self._restart()
+        if blamed is not None:
+            self._fail(blamed, repr(error))
+        self._next_trial()
+
+    def _end_trial(self) -> None:
+        """Goes on with the next suspects when those that run have passed."""
+        if self._suspects is not None and self._suspects.passed:
+            for job in self._suspects.trial:
+                self._scheduler.drop(job)
+            self._next_trial()
+
+    def _next_trial(self) -> None:
+        """Schedules the next group of suspects, or everybody when there is none."""
+        suspects = self._suspects
+        if suspects is None or not suspects.next():
+            self._suspects = None
+            if suspects is not None and not suspects.explained:
+                self._excuse(suspects)
+        for job in self._jobs if self._suspects is None else self._suspects.trial:
+            self._scheduler.add(job)
+
+    def _excuse(self, suspects: Suspects) -> None:
+        """Lets jobs go on after a failure of which none was the cause, but not for ever."""
+        alive = [job for job in suspects.jobs if job.sequences]
+        _log.warning("none of %d requests failed alone: they go on", len(alive))
+        for job in alive:
+            self._unexplained[job] += 1
+            if self._unexplained[job] > MAX_UNEXPLAINED:
+                self._fail(job, suspects.reason)
+
+    def _fail(self, job: Job, reason: str) -> None:
+        """Ends a job that does not run."""
+        _log.error("request %s of model %s fails: %s", job.request_id, self.model.info.id, reason)
+        self._remove(job)
+        sequences, job.sequences = job.sequences, []
+        for sequence in sequences:
+            self._forget(sequence)
+        job.sink(EngineError(f"the engine failed while it worked on this request: {reason}"))
+
+    def _restart(self) -> None:
+        """Starts empty again; every job in flight waits to be scheduled anew."""
+        self.cache.reset()
+        for job in self._jobs:
+            job.waiting = []
+            for sequence in job.sequences:
+                sequence.table, sequence.match, sequence.computed = None, None, 0
+        self._scheduler.reset()
+        self._connect()
 
     def _load_speculator(self, folder: Path) -> Speculator | None:
         """What the options want for this model; classifiers have nothing to guess."""
@@ -433,11 +517,15 @@ class EngineCore:
             max_pinned=int(self._pages * options.lease_share),
             lease_seconds=options.lease_seconds,
         )
-        self._forward = forward_over(self.model.decoder, self.cache, deterministic=options.deterministic)
         self._sampler: Sampler = sample_on_device if self._place.on_gpu else sample_on_host
         self._scheduler = Scheduler(self.cache, max_running=options.max_running, step_tokens=options.step_tokens)
-        if speculator is not None:
-            speculator.reset(self.cache)
+        self._connect()
+
+    def _connect(self) -> None:
+        """Makes what reads and writes the cache, which is empty."""
+        self._forward = forward_over(self.model.decoder, self.cache, deterministic=self._options.deterministic)
+        if self._speculator is not None:
+            self._speculator.reset(self.cache)
 
 
 def _place(folder: Path, options: CoreOptions) -> Placement:

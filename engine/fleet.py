@@ -18,7 +18,7 @@ from functools import lru_cache
 from hashlib import blake2b
 from typing import Any, TypeVar
 
-from engine.health import Health
+from engine.health import ANSWER_SECONDS, MOMENT_SECONDS, Health
 from engine.types import (
     Completion,
     Delta,
@@ -36,6 +36,8 @@ PATIENCE_SECONDS = 5.0
 """An engine that takes longer to say what it serves has fallen silent."""
 GRACE_SECONDS = 0.5
 """How long a list of models waits for engines that are slow to answer, when others have."""
+CURRENT_GRACE_SECONDS = ANSWER_SECONDS + 0.05
+"""The same where what is listed has to hold now: at its end, one that has not answered counts as away."""
 TICK_SECONDS = 0.5
 MOST_ENGINES = 3
 """That one request is tried on: a request that brings engines down must not take all of them along."""
@@ -54,10 +56,14 @@ class FleetEngine:
     otherwise than ``models`` said, another checkpoint under the same name, does not stand in for it.
     """
 
-    def __init__(self, engines: Mapping[str, EngineClient], health: Health | None = None) -> None:
+    def __init__(
+        self, engines: Mapping[str, EngineClient], health: Health | None = None, *, current: bool = False
+    ) -> None:
         """Names decide who gets what, so they must be the same in every process, as addresses are. ``health`` may be
-        shared by clients in several threads."""
+        shared by clients in several threads. With ``current`` what ``models`` says holds now: it is for those who tell
+        others how the engines are."""
         self._engines = dict(engines)
+        self._current = current
         self._health = health or Health()
         for name in self._engines:
             self._health.add(name)
@@ -159,9 +165,14 @@ class FleetEngine:
 
     async def models(self) -> list[ModelInfo]:
         """See ``EngineClient``: what is served by the engines that answer, as the first of them says it."""
-        nobody = not self._up()
-        await self._ask([name for name in self._engines if nobody or self._health.new(name) or self._health.due(name)])
+        nobody, fresh = not self._up(), MOMENT_SECONDS if self._current else None
+        health = self._health
+        asked = [name for name in self._engines if nobody or health.new(name) or health.due(name, fresh)]
+        await self._ask(asked, CURRENT_GRACE_SECONDS if self._current else GRACE_SECONDS)
         up = self._up()
+        if self._current:
+            away = {known.name for known in health.standings() if known.state == "away"}
+            up = {name: models for name, models in up.items() if name not in away}
         if not up:
             raise self._nobody()
         found: dict[str, ModelInfo] = {}
@@ -280,11 +291,11 @@ class FleetEngine:
 
     # How the engines are.
 
-    async def _ask(self, names: Iterable[str]) -> None:
+    async def _ask(self, names: Iterable[str], moment: float | None = None) -> None:
         """Asks engines how they are, for a moment, and until one of them is well or none is left."""
         asking = {self._probe(name) for name in names}
         if asking:
-            _, asking = await asyncio.wait(asking, timeout=GRACE_SECONDS)
+            _, asking = await asyncio.wait(asking, timeout=GRACE_SECONDS if moment is None else moment)
         while asking and not self._up():
             _, asking = await asyncio.wait(asking, return_when=asyncio.FIRST_COMPLETED)
 
@@ -295,6 +306,7 @@ class FleetEngine:
         return self._probes[name]
 
     async def _ask_one(self, name: str) -> None:
+        self._health.asking(name)
         try:
             async with asyncio.timeout(PATIENCE_SECONDS):
                 models = await self._engines[name].models()
@@ -308,6 +320,8 @@ class FleetEngine:
             self._health.unwell(name, failure, silent=False)
         else:
             self._health.answered(name, models)
+        finally:
+            self._health.asked(name)
 
     async def _watch(self) -> None:
         """Asks again in the background, and gives up on what silent engines owe as long as others answer."""

@@ -201,7 +201,7 @@ class ForeignEngine:
 
         A server that lists no model (``transformers serve`` on a folder) is taken to serve the tokenizer's folder.
         """
-        answer = await self._connection.call("GET", "/v1/models", None)
+        answer = await self._connection.call("GET", "/v1/models", None, patient=False)
         listed: list[Json] = answer["data"]
         if not listed and self._text is not None:
             listed = [{"id": str(self._text.folder)}]

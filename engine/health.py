@@ -10,10 +10,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from engine.types import EngineError, ModelInfo
+from engine.types import EngineError, EngineUnavailable, ModelInfo
 
 FRESH_SECONDS = 2.0
 """An engine is asked how it is no more often than this."""
+MOMENT_SECONDS = 0.25
+"""The same where somebody wants to know how it is now."""
+ANSWER_SECONDS = 0.7
+"""An engine that was asked how it is and has not answered for so long is not up to those who want to know."""
 FIRST_PAUSE = 0.5
 LONGEST_PAUSE = 10.0
 """Seconds that an engine is left alone after its first failure, doubled with each further one, and at most."""
@@ -42,6 +46,8 @@ class _Record:
     failures: int = 0
     """Since a request last succeeded: one that says it is well and fails every request is left alone longer, too."""
     asked_at: float = float("-inf")
+    asking_since: float | None = None
+    """``None`` while nobody waits for it to say how it is."""
     away_until: float = float("-inf")
 
 
@@ -80,14 +86,29 @@ class Health:
         with self._lock:
             return self._records[name].silent
 
-    def due(self, name: str) -> bool:
-        """Whether it is time to ask it how it is. Whoever is told so is to ask."""
+    def due(self, name: str, fresh: float | None = None) -> bool:
+        """Return true if it is time to ask it how it is, which the caller is then to do.
+
+        Its answer of ``fresh`` seconds ago still holds.
+        """
         with self._lock:
             record, now = self._records[name], self._clock()
-            if now < max(record.away_until, record.asked_at + FRESH_SECONDS):
+            alone_until = float("-inf") if record.error is None else record.away_until
+            if now < max(alone_until, record.asked_at + (FRESH_SECONDS if fresh is None else fresh)):
                 return False
             record.asked_at = now
             return True
+
+    def asking(self, name: str) -> None:
+        """It is being asked how it is."""
+        with self._lock:
+            record = self._records[name]
+            record.asking_since = self._clock() if record.asking_since is None else record.asking_since
+
+    def asked(self, name: str) -> None:
+        """It has said how it is, or nobody waits for that any longer."""
+        with self._lock:
+            self._records[name].asking_since = None
 
     def answered(self, name: str, models: Sequence[ModelInfo]) -> None:
         """It said what it serves."""
@@ -133,9 +154,11 @@ class Health:
         record.failures += 1
         record.away_until = self._clock() + pause
 
-    @staticmethod
-    def _standing(name: str, record: _Record) -> Standing:
-        models = record.models or ()
-        if record.error is not None:
-            return Standing(name, "away", models, record.error)
+    def _standing(self, name: str, record: _Record) -> Standing:
+        models, error = record.models or (), record.error
+        since = record.asking_since
+        if error is None and since is not None and self._clock() - since >= ANSWER_SECONDS:
+            error = EngineUnavailable(f"the engine at {name} has not answered for {ANSWER_SECONDS:g} s")
+        if error is not None:
+            return Standing(name, "away", models, error)
         return Standing(name, "unknown" if record.models is None else "up", models)

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 from engine.types import GenerateRequest, InvalidRequest, ModelInfo, SamplingParams, ScoreRequest
 
 _NAME = 256
 """Characters of a lease or a cache salt at most."""
-_PRIORITY = range(-(1 << 31), 1 << 31)
 _WORD = range(-(1 << 63), 1 << 64)
 """Seeds and keys are 64-bit words, signed or not."""
+MAX_TOP_K = (1 << 31) - 1
+"""Kernels hold it in a signed word; what no vocabulary reaches is off."""
+MAX_TEMPERATURE = 1000.0
+MIN_REPETITION_PENALTY, MAX_REPETITION_PENALTY = 0.001, 1000.0
+"""Beyond these logits would leave float32."""
+MAX_LOGIT_BIASES = 1024
+MAX_SECONDS = 1e9
+MAX_COMPUTE = (1 << 63) - 1
+MAX_PRIORITY = (1 << 31) - 1
 MAX_LOGPROBS = 20
 MAX_STOPS = 64
 MAX_STOP_LENGTH = 256
@@ -45,8 +52,10 @@ def check_generate(request: GenerateRequest, model: ModelInfo, max_branches: int
                 "prompt",
             )
     _check_sampling(request.sampling, model)
-    if request.timeout is not None and not request.timeout > 0:
-        raise InvalidRequest(f"timeout is {request.timeout}; it must be more than 0 seconds", "timeout")
+    if request.timeout is not None and not 0 < request.timeout <= MAX_SECONDS:
+        raise InvalidRequest(
+            f"timeout is {request.timeout}; it must be more than 0 and at most {MAX_SECONDS:g} seconds", "timeout"
+        )
     _check_service(request)
 
 
@@ -61,8 +70,10 @@ def check_score(request: ScoreRequest, model: ModelInfo, max_items: int) -> None
     check_tokens(request.token_ids, model, "token_ids")
     if len(request.items) > max_items:
         raise InvalidRequest(f"{len(request.items)} items; there may be at most {max_items}", "items")
-    if request.max_compute is not None and request.max_compute < 0:
-        raise InvalidRequest(f"max_compute is {request.max_compute}; it must not be negative", "max_compute")
+    if request.max_compute is not None and not 0 <= request.max_compute <= MAX_COMPUTE:
+        raise InvalidRequest(
+            f"max_compute is {request.max_compute}; it must be between 0 and {MAX_COMPUTE}", "max_compute"
+        )
     _check_service(request)
     for item in request.items:
         if not item.read:
@@ -78,18 +89,22 @@ def check_tokens(tokens: Sequence[int], model: ModelInfo, field: str) -> None:
 
 
 def _check_service(request: GenerateRequest | ScoreRequest) -> None:
-    if request.priority not in _PRIORITY:
-        raise InvalidRequest(f"priority is {request.priority}; it must fit into 32 bits", "priority")
+    if not -MAX_PRIORITY <= request.priority <= MAX_PRIORITY:
+        raise InvalidRequest(
+            f"priority is {request.priority}; it must be between -{MAX_PRIORITY} and {MAX_PRIORITY}", "priority"
+        )
     for field, name in (("lease", request.lease), ("cache_salt", request.cache_salt)):
         if name is not None and not 1 <= len(name) <= _NAME:
             raise InvalidRequest(f"{field} has {len(name)} characters; it must have 1 to {_NAME}", field)
 
 
 def _check_sampling(sampling: SamplingParams, model: ModelInfo) -> None:
-    if not (math.isfinite(sampling.temperature) and sampling.temperature >= 0):
-        raise InvalidRequest(f"temperature is {sampling.temperature}; it must be finite, 0 or more", "temperature")
-    if sampling.top_k < 0:
-        raise InvalidRequest(f"top_k is {sampling.top_k}; it must be 0 (off) or more", "top_k")
+    if not 0 <= sampling.temperature <= MAX_TEMPERATURE:
+        raise InvalidRequest(
+            f"temperature is {sampling.temperature}; it must be between 0 and {MAX_TEMPERATURE:g}", "temperature"
+        )
+    if not 0 <= sampling.top_k <= MAX_TOP_K:
+        raise InvalidRequest(f"top_k is {sampling.top_k}; it must be between 0 (off) and {MAX_TOP_K}", "top_k")
     if not 0 < sampling.top_p <= 1:
         raise InvalidRequest(f"top_p is {sampling.top_p}; it must be above 0 and at most 1", "top_p")
     if not 0 <= sampling.min_p <= 1:
@@ -102,19 +117,29 @@ def _check_sampling(sampling: SamplingParams, model: ModelInfo) -> None:
         raise InvalidRequest(f"{len(sampling.stop)} stop strings; there may be at most {MAX_STOPS}", "stop")
     if not all(1 <= len(stop) <= MAX_STOP_LENGTH for stop in sampling.stop):
         raise InvalidRequest(f"a stop string must have 1 to {MAX_STOP_LENGTH} characters", "stop")
+    if len(sampling.stop_token_ids) > model.vocab_size:
+        raise InvalidRequest(f"there are only {model.vocab_size} different tokens", "stop_token_ids")
     check_tokens(sampling.stop_token_ids, model, "stop_token_ids")
 
 
 def _check_penalties(sampling: SamplingParams, model: ModelInfo) -> None:
-    if not (math.isfinite(sampling.repetition_penalty) and sampling.repetition_penalty > 0):
+    if not MIN_REPETITION_PENALTY <= sampling.repetition_penalty <= MAX_REPETITION_PENALTY:
         raise InvalidRequest(
-            f"repetition_penalty is {sampling.repetition_penalty}; it must be above 0", "repetition_penalty"
+            f"repetition_penalty is {sampling.repetition_penalty}; it must be between {MIN_REPETITION_PENALTY:g} and "
+            f"{MAX_REPETITION_PENALTY:g}",
+            "repetition_penalty",
         )
     for name in ("presence_penalty", "frequency_penalty"):
         if not -2 <= getattr(sampling, name) <= 2:
             raise InvalidRequest(f"{name} is {getattr(sampling, name)}; it must be between -2 and 2", name)
+    if len(sampling.logit_bias) > MAX_LOGIT_BIASES:
+        raise InvalidRequest(
+            f"{len(sampling.logit_bias)} biases; there may be at most {MAX_LOGIT_BIASES}", "logit_bias"
+        )
     check_tokens([token for token, _ in sampling.logit_bias], model, "logit_bias")
     if not all(-100 <= bias <= 100 for _, bias in sampling.logit_bias):
         raise InvalidRequest("a bias must be between -100 and 100", "logit_bias")
-    if sampling.min_tokens < 0:
-        raise InvalidRequest(f"min_tokens is {sampling.min_tokens}; it must not be negative", "min_tokens")
+    if not 0 <= sampling.min_tokens <= model.context:
+        raise InvalidRequest(
+            f"min_tokens is {sampling.min_tokens}; it must be between 0 and the context's {model.context}", "min_tokens"
+        )

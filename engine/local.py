@@ -12,6 +12,9 @@ from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
 
+import torch
+
+from engine.contention import ThreadGovernor, waiting_clock
 from engine.core import CoreOptions, CoreStats, EngineCore
 from engine.outbox import Outbox
 from engine.sequence import Event, Job
@@ -30,6 +33,7 @@ from engine.types import (
     ScoreRequest,
     ScoreResult,
 )
+from kernels.cpu import AVAILABLE
 
 _log = logging.getLogger(__name__)
 
@@ -230,9 +234,14 @@ class LocalEngine:
             self._wake.notify()
 
     def _start(self, core: EngineCore, job: Job, sequences: int) -> None:
-        core.submit(job)
-        with self._wake:
-            self._arriving[core.model.info.id] -= sequences
+        try:
+            core.submit(job)
+        except Exception as error:
+            job.sink(EngineError(f"the engine could not take this request: {error!r}"))
+            raise
+        finally:
+            with self._wake:
+                self._arriving[core.model.info.id] -= sequences
 
     def _post(self, command: _Command) -> None:
         with self._wake:
@@ -263,12 +272,16 @@ class LocalEngine:
 
     def _serve(self, cores: list[EngineCore]) -> None:
         """Does what is asked until the engine is closed. Raises only for what must end it."""
+        governor = _governor(cores)
         while True:
             with self._wake:
+                rested = not any(core.busy for core in cores)
                 while not (self._inbox or self._closed or any(core.busy for core in cores)):
                     self._wake.wait()
                 commands, self._inbox = self._inbox, []
                 closed = self._closed
+            if rested and governor is not None:
+                governor.begin()
             _carry_out(commands)
             self._outbox.send()
             if closed:
@@ -277,6 +290,8 @@ class LocalEngine:
                 if core.busy:
                     core.step()
                     self._outbox.send()
+                    if governor is not None:
+                        governor.step()
                 if self._debug and not core.busy:
                     core.check()
         for core in cores:
@@ -286,6 +301,18 @@ class LocalEngine:
 
 def _load(models: Mapping[str, str | Path], options: CoreOptions) -> dict[str, EngineCore]:
     return {name: EngineCore(name, Path(folder), options) for name, folder in models.items()}
+
+
+def _governor(cores: Sequence[EngineCore]) -> ThreadGovernor | None:
+    """For the calling thread; ``None`` where its number of threads stays: it is one, sums must come out the same to the
+    bit, nothing is computed here, or the system does not tell."""
+    full = torch.get_num_threads()
+    if full == 1 or not AVAILABLE or any(not core.may_change_threads for core in cores):
+        return None
+    from kernels.cpu.launch import team
+
+    waited = waiting_clock(team())
+    return None if waited is None else ThreadGovernor(full, torch.set_num_threads, waited)
 
 
 def _carry_out(commands: Sequence[_Command]) -> None:

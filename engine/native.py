@@ -85,7 +85,7 @@ class NativeEngine:
 
     async def models(self) -> list[ModelInfo]:
         """See ``EngineClient``."""
-        answer = await self._connection.call("GET", "/v1/models", None)
+        answer = await self._connection.call("GET", "/v1/models", None, patient=False)
         return [model_from_json(model) for model in answer["data"]]
 
     async def clear_cache(self) -> None:

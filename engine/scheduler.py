@@ -84,6 +84,12 @@ class Scheduler:
         job.waiting, job.order, job.overtaken = [], job.sequences[0].order, self._admissions
         self._queue_again(job, list(job.sequences))
 
+    def reset(self) -> None:
+        """Forgets all jobs; the cache was emptied. What was counted stays."""
+        self.running.clear()
+        self._queue.clear()
+        self.waiting = 0
+
     def schedule(self) -> Schedule:
         """Chooses the work of the next step and reserves its memory."""
         preemptions = self.preemptions

@@ -9,7 +9,18 @@ from typing import Annotated, Any, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
-from engine.limits import MAX_LOGPROBS
+from engine.limits import (
+    MAX_COMPUTE,
+    MAX_LOGIT_BIASES,
+    MAX_LOGPROBS,
+    MAX_PRIORITY,
+    MAX_REPETITION_PENALTY,
+    MAX_SECONDS,
+    MAX_STOPS,
+    MAX_TEMPERATURE,
+    MAX_TOP_K,
+    MIN_REPETITION_PENALTY,
+)
 from engine.types import Branch, GenerateRequest, SamplingParams, ScoreItem, ScoreRequest
 
 MAX_BRANCHES = 256
@@ -19,7 +30,12 @@ MAX_CHOICES = 1024
 MAX_ITEMS = 4096
 """Items of one score request at most."""
 
+MAX_TOKENS = (1 << 31) - 1
+"""Bound on any count of tokens; the model's context is the real limit."""
+
 _Word = Annotated[int, Field(ge=-(1 << 63), lt=1 << 64)]
+_Count = Annotated[int, Field(ge=0, le=MAX_TOKENS)]
+_Priority = Annotated[int, Field(ge=-MAX_PRIORITY, le=MAX_PRIORITY)]
 _Id = Annotated[str, Field(min_length=1, max_length=256)]
 
 
@@ -35,7 +51,7 @@ _Text = Annotated[str, AfterValidator(_whole_characters)]
 
 
 class _Body(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True)
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
 
 class BranchBody(_Body):
@@ -43,7 +59,7 @@ class BranchBody(_Body):
 
     seed: _Word
     key: _Word
-    max_tokens: Annotated[int, Field(ge=0)]
+    max_tokens: _Count
     generated: list[int] = []
 
 
@@ -63,24 +79,27 @@ class CompletionBody(_Body):
     prompt: _Text | list[int] | list[_Text] | list[list[int]]
     """One prompt or a list of them. The choices of the first come first, then those of the second."""
     n: Annotated[int, Field(ge=1, le=MAX_BRANCHES)] = 1
-    max_tokens: Annotated[int, Field(ge=0)] = 16
+    max_tokens: _Count = 16
     """0 only with ``echo`` or ``prompt_logprobs``."""
-    temperature: Annotated[float, Field(ge=0)] = 1.0
+    temperature: Annotated[float, Field(ge=0, le=MAX_TEMPERATURE)] = 1.0
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
-    top_k: Annotated[int, Field(ge=-1)] = 0
+    top_k: Annotated[int, Field(ge=-1, le=MAX_TOP_K)] = 0
     """0, and as in vLLM -1, switch it off."""
     min_p: Annotated[float, Field(ge=0, le=1)] = 0.0
-    repetition_penalty: Annotated[float, Field(gt=0)] = 1.0
+    repetition_penalty: Annotated[float, Field(ge=MIN_REPETITION_PENALTY, le=MAX_REPETITION_PENALTY)] = 1.0
     presence_penalty: Annotated[float, Field(ge=-2, le=2)] = 0.0
     frequency_penalty: Annotated[float, Field(ge=-2, le=2)] = 0.0
-    logit_bias: dict[Annotated[str, Field(pattern="^[0-9]{1,9}$")], Annotated[float, Field(ge=-100, le=100)]] = {}
+    logit_bias: Annotated[
+        dict[Annotated[str, Field(pattern="^[0-9]{1,9}$")], Annotated[float, Field(ge=-100, le=100)]],
+        Field(max_length=MAX_LOGIT_BIASES),
+    ] = {}
     """By token id."""
-    min_tokens: Annotated[int, Field(ge=0)] = 0
+    min_tokens: _Count = 0
     logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
     prompt_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
     echo: bool = False
     """The prompt is part of the answer, with its log-probabilities if ``logprobs`` asks for any."""
-    stop: _Text | Annotated[list[_Text], Field(max_length=64)] = []
+    stop: _Text | Annotated[list[_Text], Field(max_length=MAX_STOPS)] = []
     stop_token_ids: list[int] = []
     ignore_eos: bool = False
     include_stop_str_in_output: bool | None = None
@@ -98,9 +117,9 @@ class CompletionBody(_Body):
     """Name for ``/v1/abort``; the server makes one up."""
     branches: Annotated[list[BranchBody], Field(min_length=1, max_length=MAX_BRANCHES)] | None = None
     """Instead of ``n``, ``max_tokens`` and ``seed``."""
-    timeout: Annotated[float, Field(gt=0)] | None = None
+    timeout: Annotated[float, Field(gt=0, le=MAX_SECONDS)] | None = None
     """Seconds."""
-    priority: int = 0
+    priority: _Priority = 0
     """Higher goes first."""
     lease: _Id | None = None
     """What the request computes stays cached until ``/v1/leases/release``."""
@@ -215,9 +234,9 @@ class ScoreBody(_Body):
     model: str
     items: Annotated[list[ItemBody], Field(max_length=MAX_ITEMS)]
     token_ids: list[int] = []
-    max_compute: Annotated[int, Field(ge=0)] | None = None
+    max_compute: Annotated[int, Field(ge=0, le=MAX_COMPUTE)] | None = None
     request_id: _Id | None = None
-    priority: int = 0
+    priority: _Priority = 0
     lease: _Id | None = None
     cache_salt: _Id | None = None
 

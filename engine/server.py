@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import gc
+
+if __name__ == "__main__":
+    gc.disable()  # a fifth of the start went into looking through modules, which stay, for garbage
+
 import argparse
 import asyncio
 import errno
-import gc
 import math
 import signal
 import sys
@@ -16,6 +20,9 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, TypeVar
 
+from engine import short_waits  # noqa: F401 - it has to come before torch
+
+# isort: split
 import torch
 import uvicorn
 from fastapi import FastAPI, HTTPException, Request, Response
@@ -31,6 +38,7 @@ from engine.local import LocalEngine
 from engine.merge import Events, merged
 from engine.metrics import EngineCollector
 from engine.openai import Question, streamed_answer, whole_answer
+from engine.processors import choose_threads
 from engine.schema import AbortBody, CompletionBody, ReleaseBody, ScoreBody, TokenizeBody
 from engine.speculation.load import FORMS, MAX_LENGTH, SHIPPED
 from engine.types import EngineError
@@ -39,6 +47,7 @@ from engine.wire import error_body, error_to_json
 MAX_BODY_BYTES = 32 << 20
 
 _SHUTDOWN_SECONDS = 2
+_INTERRUPTED = 128 + signal.SIGINT
 _DEFAULTS = CoreOptions()
 _T = TypeVar("_T")
 
@@ -120,11 +129,12 @@ def create_app(engine: LocalEngine) -> FastAPI:
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs a server until a signal ends it.
 
-    Exit status 2 when the arguments or a model folder are wrong, 1 when memory does not hold what they ask for.
+    Exit status 130 after Ctrl-C, 2 when the arguments or a model folder are wrong, 1 when memory does not hold what
+    they ask for, and when the engine stopped by itself.
     """
     arguments = _parser().parse_args(argv)
-    if arguments.threads is not None:
-        torch.set_num_threads(arguments.threads)
+    threads = choose_threads(arguments.threads)
+    torch.set_num_threads(threads.number)
     try:
         engine = LocalEngine(_named_folders(arguments.model), _options(arguments))
     except EngineError as error:
@@ -136,6 +146,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         why = "there is not enough memory for the models and their --kv-tokens and --max-running"
         print(f"engine: {why}: {error}", file=sys.stderr)
         return 1
+    print(f"engine: {threads}", flush=True)
     app = create_app(engine)
     # What loading made stays. To look through it for garbage stopped all steps for a sixth of a second now and then.
     gc.collect()
@@ -149,20 +160,28 @@ def main(argv: Sequence[str] | None = None) -> int:
         access_log=False,
         timeout_graceful_shutdown=_SHUTDOWN_SECONDS,
     )
+    server = _Server(config, engine)
     try:
-        _Server(config, engine).run()
+        server.run()
     finally:
         if arguments.uds:
             Path(arguments.uds).unlink(missing_ok=True)
-    return 0
+    if engine.failure is not None:
+        print(f"engine: it stopped: {engine.failure}", file=sys.stderr)
+        return 1
+    return _INTERRUPTED if server.interrupted else 0
 
 
 class _Server(uvicorn.Server):
-    """Says when it is ready, and ends with status 0 on the first signal instead of dying by it."""
+    """Says when it is ready, and ends in order: on the first signal instead of dying by it, and with its engine.
+
+    A server without its engine would refuse every request for as long as it runs; one that ends is started again.
+    """
 
     def __init__(self, config: uvicorn.Config, engine: LocalEngine) -> None:
         super().__init__(config)
         self._engine = engine
+        self.interrupted = False
 
     async def startup(self, sockets: list[Any] | None = None) -> None:
         await super().startup(sockets)
@@ -173,13 +192,17 @@ class _Server(uvicorn.Server):
                 where = f"http://{host}:{port}"
             print(f"engine ready on {where}", flush=True)
 
+    async def on_tick(self, counter: int) -> bool:
+        return await super().on_tick(counter) or not self._engine.alive
+
     async def shutdown(self, sockets: list[Any] | None = None) -> None:
         await self._engine.close()  # before the wait for answers under way, so that they end with an error at once
         await super().shutdown(sockets)
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        def leave(_: int, __: FrameType | None) -> None:
+        def leave(number: int, _: FrameType | None) -> None:
+            self.interrupted = self.interrupted or number == signal.SIGINT
             self.should_exit = True  # however often: uvicorn would take a second Ctrl-C for a wish to leave untidily
 
         previous = {number: signal.signal(number, leave) for number in (signal.SIGINT, signal.SIGTERM)}
@@ -384,4 +407,9 @@ def _named_folders(models: Sequence[str]) -> dict[str, str]:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    gc.freeze()
+    gc.enable()
+    try:
+        sys.exit(main())
+    except KeyboardInterrupt:  # while the models are loaded
+        sys.exit(_INTERRUPTED)

@@ -26,6 +26,7 @@ class TextModel:
         except Exception as error:  # the library raises plain ``Exception``
             raise EngineError(f"{folder} has no loadable tokenizer.json: {error}") from error
         self._settings = _read(folder / "tokenizer_config.json")
+        self.template = chat_template(folder)
         config = _read(folder / "config.json")
         self.context: int | None = config.get("max_position_embeddings")
         self.vocab_size: int = config.get("vocab_size") or self._fast.get_vocab_size()
@@ -35,6 +36,8 @@ class TextModel:
         )
         self.notes: dict[str, object] = {name: value for name, value in config.items() if name.startswith("reasoner_")}
         first = self._settings.get("bos_token")
+        if first is None and "added_tokens_decoder" not in self._settings:  # as older checkpoints say it
+            first = _read(folder / "special_tokens_map.json").get("bos_token")
         self.bos: int | None = self._fast.token_to_id(first["content"] if isinstance(first, dict) else first or "")
 
     def encode(self, text: str, *, special: bool = False) -> tuple[int, ...]:
@@ -58,19 +61,31 @@ class TextModel:
         from jinja2 import TemplateError
         from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-        file = self.folder / "chat_template.jinja"
-        template = file.read_text() if file.exists() else self._settings.get("chat_template")
-        if not isinstance(template, str):
+        if self.template is None:
             raise InvalidRequest("the model has no chat template; give a plain text instead of messages", "messages")
         environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
         environment.globals["raise_exception"] = _refuse
         special = {name: value for name, value in self._settings.items() if name.endswith("_token")}
         try:
-            return environment.from_string(template).render(
+            return environment.from_string(self.template).render(
                 messages=list(messages), add_generation_prompt=generation_prompt, **special
             )
         except TemplateError as error:
             raise InvalidRequest(f"the chat template refused the messages: {error}", "messages") from error
+
+
+def chat_template(folder: Path) -> str | None:
+    """Return a checkpoint's chat template, of several the default one; ``None`` where there is none.
+
+    Raises ``EngineError`` for a broken file.
+    """
+    file = folder / "chat_template.jinja"
+    if file.exists():
+        return file.read_text(encoding="utf-8")
+    template = _read(folder / "tokenizer_config.json").get("chat_template")
+    if isinstance(template, list):
+        template = next((one.get("template") for one in template if one.get("name") == "default"), None)
+    return template if isinstance(template, str) else None
 
 
 def _refuse(message: str) -> None:

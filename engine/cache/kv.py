@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -89,11 +90,23 @@ class KVCache:
         self._copied: list[Any] = self._parts if place.on_gpu else [part.numpy() for part in self._parts]
         """The same, to copy a few slots."""
         self.pages: npt.NDArray[np.int64] = np.zeros((rows, -(-context // page_size)), np.int64)
-        self._rows = list(range(rows - 1, -1, -1))
+        self._leases_of = partial(Leases, cap=max_pinned, seconds=lease_seconds, clock=clock)
+        self._start_empty()
+
+    def _start_empty(self) -> None:
+        self._rows = list(range(len(self.pages) - 1, -1, -1))
         self._tables: dict[int, PageTable] = {}
-        self.pool = PagePool(pages)
-        self.tree = PrefixTree(self.pool, page_size)
-        self.leases = Leases(self.tree, cap=max_pinned, seconds=lease_seconds, clock=clock)
+        self.pool = PagePool(self.data.shape[3])
+        self.tree = PrefixTree(self.pool, self.page_size)
+        self.leases = self._leases_of(self.tree)
+
+    def reset(self) -> None:
+        """Forgets every table, prefix and lease, whatever state they are in, and clears what was written: see
+        ``_zeros``."""
+        for part in self._parts:
+            part[:, :, :, : self.pool.touched] = 0
+        self.pages.fill(0)
+        self._start_empty()
 
     def scales_of(self, layers: int | slice) -> Tensor | None:
         """The scales of a layer or of some, if ``data`` has 8 bits."""

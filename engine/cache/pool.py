@@ -19,6 +19,8 @@ class PagePool:
         # A heap: branches that grow side by side take their pages at the same time, and read them one after the other,
         # which goes faster the closer together these lie.
         self._free = list(range(size))
+        self.touched = 0
+        """Pages before this one were taken at some time."""
 
     @property
     def free(self) -> int:
@@ -31,6 +33,7 @@ class PagePool:
             return None
         page = heappop(self._free)
         self.holders[page] = 1
+        self.touched = max(self.touched, page + 1)
         return page
 
     def hold(self, pages: Sequence[int]) -> list[int]:

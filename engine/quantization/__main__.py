@@ -11,6 +11,12 @@ import json
 import sys
 from pathlib import Path
 
+from engine import short_waits  # noqa: F401 - it has to come before torch
+
+# isort: split
+import torch
+
+from engine.processors import choose_threads
 from engine.quantization.options import options
 from engine.quantization.quantize import quantize
 from engine.types import EngineError
@@ -19,6 +25,7 @@ from engine.types import EngineError
 def main() -> int:
     """Returns the exit status."""
     asked = json.loads(sys.argv[1])
+    torch.set_num_threads(choose_threads().number)
     calibration = None if asked["calibration"] is None else Path(asked["calibration"])
     try:
         chosen = options(asked["method"], asked["bits"], asked["group_size"], calibration)

@@ -25,7 +25,7 @@ _C0, _C1, _C2, _C3, _C4 = (
 
 
 # The terms must not be put in another order, unlike those of ``launch.function``.
-@njit(fastmath={"contract"}, error_model="numpy", cache=True)
+@njit(fastmath={"contract"}, error_model="numpy")
 def exp32(x: Any) -> Any:
     """e^x of a float32, right to 1e-7 relative. Above 88.72 infinity, below -87.34 denormal and from -104 on 0;
     NaN stays NaN."""
@@ -41,7 +41,7 @@ def exp32(x: Any) -> Any:
     return (q * (r * r) + r + np.float32(1)) * _power_of_2(half) * _power_of_2(np.int32(power - half))
 
 
-@njit(error_model="numpy", cache=True)
+@njit(error_model="numpy")
 def _power_of_2(exponent: Any) -> Any:
     bits = np.int32(np.int32(exponent + np.int32(127)) << np.int32(23))
     return bits.view(np.float32)

@@ -11,11 +11,10 @@ begins with ``arguments, thread, threads = begin(address)`` and does the share o
 from __future__ import annotations
 
 import ctypes
-import os
 import struct
+import threading
 from collections.abc import Callable
 from functools import cache
-from hashlib import sha256
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -27,12 +26,11 @@ from numba import carray, cfunc, njit, types
 from numba.extending import intrinsic
 from torch import Tensor
 
+from kernels.cpu.cache import find_cache
 from kernels.cpu.tape import recorder
 
-_sources = sorted(Path(__file__).parent.glob("*.py"))
-_cache = Path(__file__).parent / "__pycache__" / sha256(b"".join(map(Path.read_bytes, _sources))).hexdigest()[:16]
-"""numba compiles a kernel again when its own file changed; it must also when a function did that it calls."""
-numba.config.CACHE_DIR = str(_cache)
+_CACHE = find_cache()
+numba.config.CACHE_DIR = str(_CACHE or "")
 
 _FAST = {"contract", "nsz", "reassoc"}
 """What the compiler may do with floats: fuse, and add in another order (one that depends on a loop's length alone)."""
@@ -54,7 +52,7 @@ class Kernel:
         """Makes the first call as quick as the others."""
         if self._native is None:
             signature = types.void(types.CPointer(types.int64))
-            options = {"fastmath": _FAST, "error_model": "numpy", "cache": os.access(_sources[0].parent, os.W_OK)}
+            options = {"fastmath": _FAST, "error_model": "numpy", "cache": _CACHE is not None}
             self._compiled = cfunc(signature, **options)(self._body)
             self._native = _Native(self._compiled.address)
 
@@ -87,9 +85,17 @@ def repeat(table: int, count: int, threads: int) -> None:
     _repeat(table, count, 0 if pool is None else pool.barrier, threads=threads)
 
 
+def team() -> list[int]:
+    """The system's numbers of the threads on which the calling thread's kernels run, itself among them."""
+    pool, count, numbers = _pool(), torch.get_num_threads(), list[int]()
+    if pool is None or count == 1:
+        return [threading.get_native_id()]
+    pool.run(_Native(lambda _: numbers.append(threading.get_native_id())), None, count, 0)
+    return numbers
+
+
 def kernel(body: Callable[[Any], None]) -> Kernel:
-    """Decorates a body, which is compiled at its first call. The result is kept beside its source between runs, if that
-    can be written to."""
+    """Decorates a body, which is compiled at its first call. The result is kept between runs: ``kernels.cpu.cache``."""
     return Kernel(body)
 
 
@@ -139,7 +145,7 @@ def _pool() -> _Pool | None:
         return None
     # GNU's, or LLVM's and Intel's, which have GNU's entry points too.
     names = ("libgomp", "libiomp", "libomp")
-    for path in dict.fromkeys(line.split()[-1] for line in maps.read_text().splitlines() if "/" in line):
+    for path in mapped_files(maps.read_text()):
         if Path(path).name.startswith(names):
             library = ctypes.CDLL(path)
             run = library.GOMP_parallel
@@ -153,6 +159,12 @@ def _pool() -> _Pool | None:
             # Kernels rely on as many threads as they ask for.
             return None if library.omp_get_dynamic() else _Pool(run, number, barrier, library.omp_get_thread_limit())
     return None
+
+
+def mapped_files(maps: str) -> list[str]:
+    """Return the files that a process has mapped, each once, as ``/proc/PID/maps`` tells them."""
+    fields = (line.split(maxsplit=5) for line in maps.splitlines())  # the path is the sixth, spaces and all
+    return list(dict.fromkeys(path for *_, path in fields if path.startswith("/")))
 
 
 @intrinsic

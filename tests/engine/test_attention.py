@@ -17,6 +17,8 @@ from engine.attention.plan import CostModel, Rows, StepPlan, Tree, plan_step
 from engine.attention.torch_backend import TorchAttention
 from engine.attention.triton_backend import TritonAttention
 from kernels.quantize import dequantize_vectors, quantize_vectors
+from tests.closeness import assert_rounded, attention_bound
+from tests.long import mostly_long_grid
 
 PAGE, KV_HEADS, PER_KV, DIM, POOL = 4, 2, 3, 16, 700
 ALWAYS, NEVER = CostModel(1, piece=0, query=0), CostModel(0)
@@ -96,10 +98,23 @@ class Step:
         attend.prepare(self.rows)
         return attend(0, self.q, self.k, self.v)
 
+    def check(self, found: Tensor, about: LayerAttention) -> None:
+        """Check what ``attend`` returned against dense attention in float64, up to the rounding of float32."""
+        held = [self.held()[0][:, :, table].flatten(2, 3) for table in self.tables]
+        k, v = (
+            torch.cat([one[kind, :, :context] for one, context in zip(held, self.contexts, strict=True)], dim=1)
+            for kind in range(2)
+        )
+        bound = attention_bound(self.q, k, v, scale=about.scale, keys=max(self.contexts))
+        assert_rounded(found, self.expected(about), bound)
+
+    def held(self) -> Tensor:
+        """Return the keys and values in the cache."""
+        return self.kv if self.scales is None else dequantize_vectors(self.kv, self.scales)
+
     def expected(self, about: LayerAttention) -> Tensor:
         """After ``attend``: dense attention of every token, in float64, to what lies in the cache."""
-        kv = self.kv if self.scales is None else dequantize_vectors(self.kv, self.scales)
-        out, start = [], 0
+        kv, out, start = self.held(), [], 0
         lengths = zip(self.tables, self.queries, self.contexts, strict=True)
         for row, (table, queries, context) in enumerate(lengths):
             own = kv[0][:, :, table].flatten(2, 3)[:, :, :context].double()
@@ -130,32 +145,43 @@ def random_tree(rng: random.Random, queries: int) -> Tree:
     return Tree(sees.sum(axis=1) - 1, sees)
 
 
-@pytest.mark.parametrize("cost", [ALWAYS, NEVER, USUAL], ids=["always", "never", "usual"])
-@pytest.mark.parametrize(("window", "softcap"), [(None, None), (9, None), (40, 1.5), (None, 1.5)])
-@kv_types
+@pytest.mark.parametrize(
+    ("cost", "limits", "dtype"),
+    mostly_long_grid(
+        [ALWAYS, NEVER, USUAL], [(None, None), (9, None), (40, 1.5), (None, 1.5)], [torch.float32, *EIGHT], every=5
+    ),
+)
 def test_paged_attention_equals_dense_attention_in_float64(
-    cost: CostModel, window: int | None, softcap: float | None, dtype: torch.dtype
+    cost: CostModel, limits: tuple[int | None, float | None], dtype: torch.dtype
 ) -> None:
+    window, softcap = limits
     about = LayerAttention(KV_HEADS * PER_KV, KV_HEADS, DIM, 0.4, window, softcap)
     shared = 0
     for seed in range(12):
         step = Step(seed, cost, dtype=dtype)
-        torch.testing.assert_close(step.attend(about).double(), step.expected(about), atol=2e-5, rtol=1e-4)
+        step.check(step.attend(about), about)
         shared += sharing(step.plan)
     assert (shared > 0) == (cost is not NEVER)
 
 
-@pytest.mark.parametrize("cost", [ALWAYS, NEVER, USUAL], ids=["always", "never", "usual"])
-@pytest.mark.parametrize(("window", "softcap"), [(None, None), (3, None), (9, None), (40, 1.5), (None, 1.5)])
-@kv_types
+@pytest.mark.parametrize(
+    ("cost", "limits", "dtype"),
+    mostly_long_grid(
+        [ALWAYS, NEVER, USUAL],
+        [(None, None), (3, None), (9, None), (40, 1.5), (None, 1.5)],
+        [torch.float32, *EIGHT],
+        every=4,
+    ),
+)
 def test_a_tree_of_tokens_attends_along_its_branches(
-    cost: CostModel, window: int | None, softcap: float | None, dtype: torch.dtype
+    cost: CostModel, limits: tuple[int | None, float | None], dtype: torch.dtype
 ) -> None:
+    window, softcap = limits
     about = LayerAttention(KV_HEADS * PER_KV, KV_HEADS, DIM, 0.4, window, softcap)
     trees = 0
     for seed in range(12):
         step = Step(seed, cost, trees=True, dtype=dtype)
-        torch.testing.assert_close(step.attend(about).double(), step.expected(about), atol=2e-5, rtol=1e-4)
+        step.check(step.attend(about), about)
         trees += len(step.trees)
     assert trees > 12
 
@@ -169,27 +195,34 @@ def test_deterministic_attention_equals_dense_attention_in_float64(
     for seed in range(12):
         step = Step(seed, USUAL, dtype=dtype)
         ours = step.attend(about, DeterministicAttention)
-        torch.testing.assert_close(ours.double(), step.expected(about), atol=2e-5, rtol=1e-4)
+        step.check(ours, about)
 
 
-@pytest.mark.parametrize("page", [4, 16, 32])
-@pytest.mark.parametrize("cost", [ALWAYS, NEVER, USUAL], ids=["always", "never", "usual"])
-@pytest.mark.parametrize(("window", "softcap"), [(None, None), (9, None), (40, 1.5), (None, 1.5)])
-@pytest.mark.parametrize("trees", [False, True], ids=["chains", "trees"])
-@kv_types
+@pytest.mark.parametrize(
+    ("page", "cost", "limits", "trees", "dtype"),
+    mostly_long_grid(
+        [4, 16, 32],
+        [ALWAYS, NEVER, USUAL],
+        [(None, None), (9, None), (40, 1.5), (None, 1.5)],
+        [False, True],
+        [torch.float32, *EIGHT],
+        every=7,
+    ),
+)
 def test_the_kernel_equals_dense_attention_in_float64(
-    cost: CostModel, window: int | None, softcap: float | None, page: int, trees: bool, dtype: torch.dtype
+    page: int, cost: CostModel, limits: tuple[int | None, float | None], trees: bool, dtype: torch.dtype
 ) -> None:
+    window, softcap = limits
     about = LayerAttention(KV_HEADS * PER_KV, KV_HEADS, DIM, 0.4, window, softcap)
     for seed in range(12 if dtype is torch.float32 else 4):
         step = Step(seed, cost, page=page, trees=trees, dtype=dtype)
         ours = step.attend(about, CompiledAttention)
-        torch.testing.assert_close(ours.double(), step.expected(about), atol=2e-5, rtol=1e-4)
+        step.check(ours, about)
 
 
-@pytest.mark.parametrize("page", [4, 16])
-@pytest.mark.parametrize("dim", [48, 64, 80, 128])
-@kv_types
+@pytest.mark.parametrize(
+    ("dim", "page", "dtype"), mostly_long_grid([48, 64, 80, 128], [4, 16], [torch.float32, *EIGHT], every=5)
+)
 def test_the_kernel_equals_dense_attention_in_float64_for_heads_of_any_width(
     dim: int, page: int, dtype: torch.dtype
 ) -> None:
@@ -197,7 +230,7 @@ def test_the_kernel_equals_dense_attention_in_float64_for_heads_of_any_width(
     for seed in range(4):
         step = Step(seed, ALWAYS, page=page, dim=dim, dtype=dtype)
         ours = step.attend(about, CompiledAttention)
-        torch.testing.assert_close(ours.double(), step.expected(about), atol=2e-5, rtol=1e-4)
+        step.check(ours, about)
 
 
 def test_the_kernel_equals_dense_attention_in_float64_where_later_keys_matter_far_more() -> None:
@@ -207,7 +240,7 @@ def test_the_kernel_equals_dense_attention_in_float64_where_later_keys_matter_fa
         step = Step(seed, ALWAYS, page=32)
         step.q *= 16
         ours = step.attend(about, CompiledAttention)
-        torch.testing.assert_close(ours.double(), step.expected(about), atol=1e-3, rtol=1e-3)
+        step.check(ours, about)
 
 
 @pytest.mark.parametrize("dtype", EIGHT, ids=["int8", "fp8"])

@@ -11,8 +11,10 @@ import torch
 from engine.core import CoreOptions
 from engine.types import Branch, Completion, EngineError
 from tests.engine.conftest import Checkpoints
+from tests.engine.exact import gap
 from tests.engine.helpers import Harness, generate
 from tests.engine.test_models import engine_logits, random_tokens
+from tests.long import mostly_long
 
 ROOMY = CoreOptions(kv_tokens=8192, max_running=64, step_tokens=512, deterministic=True)
 KINDS = ["llama", "mistral", "qwen2", "qwen3", "qwen3_moe", "phi3", "gemma2", "gemma3", "qwen3_classify"]
@@ -20,9 +22,6 @@ CASES = [*((kind, "auto") for kind in KINDS), ("qwen3", "int8"), ("mistral", "fp
 """Models and types of keys and values."""
 PROMPT = random_tokens(75, 1)
 BRANCHES = [Branch(3, key, 24) for key in range(16)]
-
-
-pytestmark = pytest.mark.alone
 
 
 @pytest.fixture(autouse=True)
@@ -43,7 +42,9 @@ def test_logits_do_not_depend_on_chunks_or_on_the_cache(checkpoints: Checkpoints
     assert torch.equal(engine_logits(cached, text, start=70), whole[70:])
 
 
-@pytest.mark.parametrize(("kind", "kv_dtype"), [case for case in CASES if "classify" not in case[0]])
+@pytest.mark.parametrize(
+    ("kind", "kv_dtype"), mostly_long([case for case in CASES if "classify" not in case[0]], every=3)
+)
 def test_samples_do_not_depend_on_the_batch_the_cache_or_preemption(
     checkpoints: Checkpoints, kind: str, kv_dtype: str
 ) -> None:
@@ -66,7 +67,9 @@ def test_the_fast_attention_does_depend_on_the_batch(checkpoints: Checkpoints) -
     alone = [answers(Harness(checkpoints("qwen3"), fast), [branch])[0] for branch in BRANCHES[:3]]
     together = answers(Harness(checkpoints("qwen3"), fast), BRANCHES)[:3]
     assert together != alone
-    assert all(abs(one - other) < 1e-3 for (_, one), (_, other) in zip(alone, together, strict=True))
+    # A temperature of 1.1 makes differences smaller, and the sum is over so many tokens.
+    bound = BRANCHES[0].max_tokens * gap(checkpoints("qwen3"))
+    assert all(abs(one - other) < bound for (_, one), (_, other) in zip(alone, together, strict=True))
 
 
 def test_a_model_of_transformers_is_refused(checkpoints: Checkpoints) -> None:

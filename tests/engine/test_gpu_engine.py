@@ -18,6 +18,7 @@ from engine.speculation.controller import FixedController
 from engine.speculation.draft import Draft
 from engine.types import Branch, Completion, EngineError, GenerateRequest, ScoreItem
 from tests.engine.conftest import Checkpoints
+from tests.engine.exact import float32_loss, gap
 from tests.engine.gpu import AS_ON_A_GPU, Replay, pretend
 from tests.engine.helpers import SMALL, Harness, generate, score
 from tests.engine.speculation.drafters import Oracle
@@ -68,11 +69,13 @@ def answers(folder: Path, options: CoreOptions = SMALL, size: int = 24) -> list[
     return [one for some in done for one in sorted(some, key=lambda one: one.index)]
 
 
-def agree(ours: list[Completion], theirs: list[Completion], tolerance: float = 2e-4) -> None:
+def agree(ours: list[Completion], theirs: list[Completion], folder: Path, kv_dtype: str = "auto") -> None:
+    """But for the roundings of other steps, which a law's temperature may enlarge: all are over 1/2."""
+    tolerance = gap(folder, kv_dtype)
     assert [one.token_ids for one in ours] == [one.token_ids for one in theirs]
     for one, other in zip(ours, theirs, strict=True):
         assert one.finish_reason == other.finish_reason
-        assert one.logprob == pytest.approx(other.logprob, abs=24 * tolerance)
+        assert one.logprob == pytest.approx(other.logprob, abs=2 * len(one.token_ids) * tolerance)
         for own, plain in zip(one.logprobs or (), other.logprobs or (), strict=True):
             assert own.logprob == pytest.approx(plain.logprob, abs=tolerance)
 
@@ -86,7 +89,7 @@ def test_a_gpu_draws_the_tokens_that_the_cpu_draws(
     options = replace(SMALL, kv_dtype=kv_dtype)
     expected = answers(checkpoints(kind), replace(options, device="cpu"))
     pretend(monkeypatch)
-    agree(answers(checkpoints(kind), options), expected, 2e-4 if kv_dtype == "auto" else 5e-3)
+    agree(answers(checkpoints(kind), options), expected, checkpoints(kind), kv_dtype)
     assert (Replay.replayed > 0) == (kind != "qwen3_moe")
 
 
@@ -94,7 +97,7 @@ def test_and_when_sequences_are_preempted(checkpoints: Checkpoints, monkeypatch:
     options = CoreOptions(kv_tokens=320, max_running=8, step_tokens=64, device="cpu")
     expected = answers(checkpoints("qwen3"), options, 40)
     pretend(monkeypatch)
-    agree(answers(checkpoints("qwen3"), options, 40), expected)
+    agree(answers(checkpoints("qwen3"), options, 40), expected, checkpoints("qwen3"))
 
 
 @pytest.mark.parametrize("kv_dtype", ["auto", "int8"])
@@ -108,7 +111,7 @@ def test_and_when_tokens_are_guessed(
     )
     expected = answers(folder, replace(options, draft="off", device="cpu"))
     pretend(monkeypatch)
-    agree(answers(folder, options), expected, 2e-4 if kv_dtype == "auto" else 5e-3)
+    agree(answers(folder, options), expected, folder, kv_dtype)
 
 
 @pytest.mark.parametrize("shape", [(4, 4), (3, 8)], ids=["chain", "tree"])
@@ -162,7 +165,7 @@ def test_values_are_those_of_the_cpu(
     expected = Harness(checkpoints(kind), replace(SMALL, device="cpu")).score(asked)
     pretend(monkeypatch)
     for ours, theirs in zip(Harness(checkpoints(kind)).score(asked), expected, strict=True):
-        np.testing.assert_allclose(ours.values, theirs.values, atol=1e-4)
+        np.testing.assert_allclose(ours.values, theirs.values, atol=2 * float32_loss(checkpoints(kind)).logit, rtol=0)
 
 
 def test_graphs_are_captured_once_for_each_shape(checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -192,9 +195,9 @@ def test_steps_with_guesses_are_captured_too(
     pretend(monkeypatch)
     harness = Harness(checkpoints("qwen3"))
     harness.core.speculate(Oracle(known, 360, right=1.0), FixedController(*shape))
-    agree(harness.complete(asked), plain)
+    agree(harness.complete(asked), plain, checkpoints("qwen3"))
     before = Replay.replayed
-    agree(harness.complete(asked), plain)
+    agree(harness.complete(asked), plain, checkpoints("qwen3"))
     tally = harness.core.tally
     assert tally is not None
     assert tally.accepted > 150
@@ -254,7 +257,7 @@ def test_models_for_the_cpu_alone_say_so(
 @pytest.mark.parametrize("kind", FAMILIES)
 def test_on_a_gpu_in_float32(kind: str, checkpoints: Checkpoints) -> None:
     expected = answers(checkpoints(kind), replace(SMALL, device="cpu"))
-    agree(answers(checkpoints(kind), replace(SMALL, device="cuda", dtype="float32")), expected, 2e-3)
+    agree(answers(checkpoints(kind), replace(SMALL, device="cuda", dtype="float32")), expected, checkpoints(kind))
 
 
 @pytest.mark.gpu
@@ -263,4 +266,4 @@ def test_on_a_gpu_in_float32(kind: str, checkpoints: Checkpoints) -> None:
 def test_drafters_on_a_gpu_in_float32(kind: str, checkpoints: Checkpoints, tmp_path: Path) -> None:
     folder, wanted = checkpoints("qwen3"), drafter(kind, checkpoints, tmp_path)
     expected = answers(folder, replace(SMALL, device="cpu"))
-    agree(answers(folder, replace(SMALL, device="cuda", dtype="float32", draft=wanted)), expected, 2e-3)
+    agree(answers(folder, replace(SMALL, device="cuda", dtype="float32", draft=wanted)), expected, folder)

@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from engine.health import FIRST_PAUSE, FRESH_SECONDS, LONGEST_PAUSE, Health
+from engine.health import ANSWER_SECONDS, FIRST_PAUSE, FRESH_SECONDS, LONGEST_PAUSE, Health
 from engine.types import EngineUnavailable, ModelInfo
 
 POLICY = ModelInfo("policy", "generate", 256, 100, 1000)
@@ -122,3 +122,20 @@ def test_counts_from_many_threads_add_up(health: Health) -> None:
     for thread in threads:
         thread.join()
     assert health.take_counts() == {("a", "requests"): 4000, ("a", "failures"): 4000}
+
+
+def test_one_that_was_asked_and_has_not_answered_is_away_to_those_who_want_to_know(
+    health: Health, clock: Clock
+) -> None:
+    health.answered("a", [POLICY])
+    clock.now += 60
+    health.asking("a")
+    clock.now += ANSWER_SECONDS - 0.1
+    health.asking("a")
+    assert health.standings()[0].state == "up"
+    clock.now += 0.2
+    away = health.standings()[0]
+    assert (away.state, health.up("a")) == ("away", (POLICY,))
+    assert "has not answered" in str(away.error)
+    health.asked("a")
+    assert health.standings()[0].state == "up"

@@ -23,7 +23,7 @@ from tests.engine.test_models import random_tokens
 
 OPTIONS = CoreOptions(kv_tokens=8192, max_running=64, step_tokens=512)
 REPEATED = ["llama", "mistral", "qwen2", "qwen3"]
-THREADS = [1, pytest.param(2, marks=pytest.mark.alone)]
+THREADS = [1, 2]
 OTHERS = ["gemma2", "qwen3_moe", "phi3"]
 
 

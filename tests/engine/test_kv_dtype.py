@@ -73,7 +73,8 @@ def test_as_many_bytes_hold_more_tokens(checkpoints: Checkpoints, monkeypatch: p
         # What is left would not make a page.
         assert 0 <= (1 << 20) - size < size // capacities[kv_dtype] * 16
     assert capacities["int8"] == capacities["fp8"]
-    assert capacities["int8"] / capacities["auto"] == pytest.approx(64 / 20, rel=0.02)
+    page = 16 / capacities["auto"]  # which each of them may fall short of, as a share
+    assert capacities["int8"] / capacities["auto"] == pytest.approx(64 / 20, rel=page)
 
 
 def test_a_vector_of_64_numbers_takes_little_more_than_a_quarter(checkpoints: Checkpoints) -> None:

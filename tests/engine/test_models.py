@@ -8,7 +8,7 @@ import random
 import shutil
 import weakref
 from collections.abc import Sequence
-from functools import lru_cache
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -16,34 +16,29 @@ import pytest
 import torch
 import transformers
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM, AutoModelForTokenClassification
+from transformers import AutoModelForCausalLM
 
 from engine.core import CoreOptions
 from engine.models.families import is_defined, known_fields
 from engine.models.weights import Weights
 from engine.types import Branch, EngineError, ScoreItem
+from tests.closeness import assert_as_exact_as
 from tests.engine.conftest import MODELS, Checkpoints, save_random_model
+from tests.engine.exact import exact_logits, float32_loss, peer_logits, reference
 from tests.engine.helpers import SMALL, Harness, generate, score
+from tests.long import mostly_long
 
 KINDS = list(MODELS)
 GENERATING = [kind for kind in KINDS if "classify" not in kind]
-TOLERANCE = 1e-4
 
 
 def random_tokens(count: int, seed: int) -> tuple[int, ...]:
     return tuple(random.Random(seed).choices(range(3, 360), k=count))
 
 
-@lru_cache
-def reference(folder: Path) -> Any:
-    loader = AutoModelForTokenClassification if "classify" in folder.name else AutoModelForCausalLM
-    return loader.from_pretrained(folder, dtype=torch.float32).eval()
-
-
-def reference_logits(folder: Path, tokens: Sequence[int]) -> torch.Tensor:
-    with torch.no_grad():
-        logits: torch.Tensor = reference(folder)(torch.tensor([tokens])).logits[0]
-    return logits
+def assert_equal_logits(ours: torch.Tensor, folder: Path, tokens: Sequence[int], start: int = 0) -> None:
+    """Logits from position ``start`` on are as close to float64's as transformers' in float32 are."""
+    assert_as_exact_as(ours, peer_logits(folder, tokens)[start:], exact_logits(folder, tokens)[start:])
 
 
 def engine_logits(harness: Harness, tokens: tuple[int, ...], start: int = 0) -> torch.Tensor:
@@ -60,7 +55,7 @@ def engine_logits(harness: Harness, tokens: tuple[int, ...], start: int = 0) -> 
 def test_logits_of_a_full_prefill_equal_transformers(checkpoints: Checkpoints, kind: str) -> None:
     tokens = random_tokens(70, 1)
     ours = engine_logits(Harness(checkpoints(kind)), tokens)
-    torch.testing.assert_close(ours, reference_logits(checkpoints(kind), tokens), atol=TOLERANCE, rtol=0)
+    assert_equal_logits(ours, checkpoints(kind), tokens)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -68,7 +63,7 @@ def test_logits_of_a_chunked_prefill_equal_transformers(checkpoints: Checkpoints
     tokens = random_tokens(70, 2)
     harness = Harness(checkpoints(kind), CoreOptions(kv_tokens=512, max_running=8, step_tokens=13))
     ours = engine_logits(harness, tokens)
-    torch.testing.assert_close(ours, reference_logits(checkpoints(kind), tokens), atol=TOLERANCE, rtol=0)
+    assert_equal_logits(ours, checkpoints(kind), tokens)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -80,7 +75,7 @@ def test_logits_after_a_cached_prefix_equal_transformers(checkpoints: Checkpoint
     assert (result.cached_tokens, result.computed_tokens) == (41, 29)
     harness.core.cache.check()
     ours = engine_logits(harness, tokens[:50] + tokens[50:], start=45)
-    torch.testing.assert_close(ours, reference_logits(checkpoints(kind), tokens)[45:], atol=TOLERANCE, rtol=0)
+    assert_equal_logits(ours, checkpoints(kind), tokens, start=45)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -95,11 +90,10 @@ def test_logits_of_texts_that_fork_equal_transformers(checkpoints: Checkpoints, 
     )
     assert sum(result.cached_tokens for result in results) == 3 * 37
     for text, result in zip(texts, results, strict=True):
-        expected = reference_logits(checkpoints(kind), text)[37:]
-        torch.testing.assert_close(torch.tensor(result.values), expected, atol=TOLERANCE, rtol=0)
+        assert_equal_logits(torch.tensor(result.values), checkpoints(kind), text, start=37)
 
 
-@pytest.mark.parametrize("kind", GENERATING)
+@pytest.mark.parametrize("kind", mostly_long(GENERATING, every=3))
 def test_logits_of_branches_that_were_preempted_equal_transformers(
     checkpoints: Checkpoints, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -131,14 +125,15 @@ def test_logits_of_branches_that_were_preempted_equal_transformers(
     assert len(rows) == 3 * 60
     for branch, completion in zip(branches, completions, strict=True):
         text = (*prompt, *branch.generated, *completion.token_ids)
-        expected = reference_logits(checkpoints(kind), text)[-61:-1]
-        nearest = (expected[:, None] - rows).abs().amax(-1).amin(1)
-        assert nearest.max() < TOLERANCE
+        expected = exact_logits(checkpoints(kind), text)[-61:-1]
+        nearest = rows[(expected[:, None] - rows).abs().amax(-1).argmin(1)]
+        assert_as_exact_as(nearest, peer_logits(checkpoints(kind), text)[-61:-1], expected)
 
 
-@pytest.mark.parametrize("kind", GENERATING)
+@pytest.mark.parametrize("kind", mostly_long(GENERATING, every=3))
 def test_greedy_tokens_equal_transformers_generate(checkpoints: Checkpoints, kind: str) -> None:
-    model = reference(checkpoints(kind))
+    """But where two tokens are as likely to what float32 knows: either may be taken there, and the texts part."""
+    model, loss = reference(checkpoints(kind)), float32_loss(checkpoints(kind)).logit
     harness = Harness(checkpoints(kind))
     # With longrope, generate computes all keys again when a text grows beyond the original context.
     for seed in range(3, 6) if kind == "phi3_longrope" else range(0, 6, 2):
@@ -148,7 +143,11 @@ def test_greedy_tokens_equal_transformers_generate(checkpoints: Checkpoints, kin
         theirs = model.generate(
             inputs, attention_mask=torch.ones_like(inputs), max_new_tokens=40, do_sample=False, pad_token_id=0
         )
-        assert list(ours.token_ids) == theirs[0, len(prompt) :].tolist()
+        pairs = list(zip_longest(ours.token_ids, theirs[0, len(prompt) :].tolist()))
+        parted = next((place for place, (one, other) in enumerate(pairs) if one != other), None)
+        if parted is not None:
+            law = exact_logits(checkpoints(kind), (*prompt, *ours.token_ids[:parted]))[-1]
+            assert (law.max() - law[list(pairs[parted])]).max() <= 2 * loss
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
@@ -160,7 +159,7 @@ def test_half_precision_weights_are_computed_in_float32(
     save_file({name: tensor.to(dtype) for name, tensor in weights.items()}, folder / "model.safetensors")
     tokens = random_tokens(20, 4)
     ours = engine_logits(Harness(folder), tokens)
-    torch.testing.assert_close(ours, reference_logits(folder, tokens), atol=TOLERANCE, rtol=0)
+    assert_equal_logits(ours, folder, tokens)
 
 
 def test_sharded_weights_are_the_same_model(checkpoints: Checkpoints, tmp_path: Path) -> None:
@@ -171,7 +170,7 @@ def test_sharded_weights_are_the_same_model(checkpoints: Checkpoints, tmp_path: 
     assert (folder / "model.safetensors.index.json").exists()
     tokens = random_tokens(20, 5)
     ours = engine_logits(Harness(folder), tokens)
-    torch.testing.assert_close(ours, reference_logits(checkpoints("qwen3"), tokens), atol=TOLERANCE, rtol=0)
+    assert_equal_logits(ours, checkpoints("qwen3"), tokens)
 
 
 @pytest.mark.parametrize("kind", ["mixtral", "qwen3_moe_mixed"])

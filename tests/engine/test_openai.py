@@ -15,6 +15,7 @@ from engine.core import CoreOptions
 from engine.local import LocalEngine
 from engine.types import Branch, Completion, TokenLogprob
 from tests.engine.conftest import Checkpoints
+from tests.engine.exact import gap
 from tests.engine.helpers import generate
 from tests.engine.serving import served
 
@@ -28,6 +29,12 @@ def engine(checkpoints: Checkpoints) -> Iterator[LocalEngine]:
     local = LocalEngine({"m": checkpoints("qwen3")}, OPTIONS)
     yield local
     asyncio.run(local.close())
+
+
+@pytest.fixture(scope="module")
+def bound(checkpoints: Checkpoints) -> float:
+    """Between a log-probability of one step and of another."""
+    return gap(checkpoints("qwen3"))
 
 
 @pytest.fixture(scope="module")
@@ -59,7 +66,7 @@ async def test_its_models_are_listed(openai: AsyncOpenAI) -> None:
     assert [(model.id, model.owned_by) async for model in openai.models.list()] == [("m", "reasoner")]
 
 
-async def test_log_probabilities_come_in_openais_object(openai: AsyncOpenAI, engine: LocalEngine) -> None:
+async def test_log_probabilities_come_in_openais_object(openai: AsyncOpenAI, engine: LocalEngine, bound: float) -> None:
     answer = await openai.completions.create(
         model="m", prompt=PROMPT, max_tokens=12, logprobs=3, seed=5, temperature=0.7, user="somebody", extra_body=EXTRA
     )
@@ -71,16 +78,18 @@ async def test_log_probabilities_come_in_openais_object(openai: AsyncOpenAI, eng
     assert choice.logprobs.text_offset == [len("".join(pieces[:place])) for place in range(len(pieces))]
     after = await read(engine, PROMPT + ids, 3)
     expected = [one for one in after[len(PROMPT) :] if one is not None]
-    assert choice.logprobs.token_logprobs == pytest.approx([one.logprob for one in expected], abs=1e-4)
+    assert choice.logprobs.token_logprobs == pytest.approx([one.logprob for one in expected], abs=bound)
     for top, one, piece in zip(choice.logprobs.top_logprobs or [], expected, pieces, strict=True):
-        assert top[piece] == pytest.approx(one.logprob, abs=1e-4)
-        assert max(top.values()) == pytest.approx(one.top[0][1], abs=1e-4)
+        assert top[piece] == pytest.approx(one.logprob, abs=bound)
+        assert max(top.values()) == pytest.approx(one.top[0][1], abs=bound)
         assert len(top) <= 4
     assert answer.usage is not None
     assert (answer.usage.prompt_tokens, answer.usage.completion_tokens) == (len(PROMPT), 12)
 
 
-async def test_a_harness_reads_a_text_with_echo_and_no_new_token(openai: AsyncOpenAI, engine: LocalEngine) -> None:
+async def test_a_harness_reads_a_text_with_echo_and_no_new_token(
+    openai: AsyncOpenAI, engine: LocalEngine, bound: float
+) -> None:
     """The call that evaluation harnesses make to score a text."""
     text = "so the answer is 42"
     ids = list(await engine.tokenize("m", text))
@@ -93,7 +102,7 @@ async def test_a_harness_reads_a_text_with_echo_and_no_new_token(openai: AsyncOp
         assert logprobs.token_logprobs is not None
         assert logprobs.token_logprobs[0] is None
         values = [one.logprob for one in expected if one is not None]
-        assert logprobs.token_logprobs[1:] == pytest.approx(values, abs=1e-4)
+        assert logprobs.token_logprobs[1:] == pytest.approx(values, abs=bound)
         assert len(logprobs.tokens or ()) == len(logprobs.top_logprobs or ()) == len(prompt)
     silent = await openai.completions.create(model="m", prompt=text, max_tokens=0, echo=True)
     assert (silent.choices[0].text, silent.choices[0].logprobs) == (text, None)
@@ -160,7 +169,9 @@ async def test_streamed_log_probabilities_add_up_to_the_whole_ones(openai: Async
     )
 
 
-async def test_prompt_log_probabilities_come_as_vllm_gives_them(openai: AsyncOpenAI, engine: LocalEngine) -> None:
+async def test_prompt_log_probabilities_come_as_vllm_gives_them(
+    openai: AsyncOpenAI, engine: LocalEngine, bound: float
+) -> None:
     answer = await openai.completions.create(
         model="m", prompt=PROMPT, max_tokens=1, n=2, logprobs=0, extra_body={"prompt_logprobs": 2, **EXTRA}
     )
@@ -170,7 +181,7 @@ async def test_prompt_log_probabilities_come_as_vllm_gives_them(openai: AsyncOpe
         assert found[0] is None
         for entry, one in zip(found[1:], expected[1:], strict=True):
             assert one is not None
-            assert entry[str(one.token_id)]["logprob"] == pytest.approx(one.logprob, abs=1e-4)
+            assert entry[str(one.token_id)]["logprob"] == pytest.approx(one.logprob, abs=bound)
             assert set(entry) == {str(token) for token, _ in one.top} | {str(one.token_id)}
         assert choice.logprobs is not None
         assert len(choice.logprobs.tokens or ()) == 1

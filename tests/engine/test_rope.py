@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -13,6 +14,8 @@ from transformers.models.phi3.modeling_phi3 import Phi3RotaryEmbedding
 
 from engine.models.rope import Rope, read_rope, read_ropes_by_layer_type
 from engine.types import EngineError
+from tests.closeness import assert_as_exact_as
+from tests.engine.exact import float64
 
 DIM = 32
 POSITIONS = 4096
@@ -53,17 +56,20 @@ VARIANTS: list[dict[str, Any]] = [
 ]
 
 
-def their_tables(embedding: Any, positions: int, **options: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    cos, sin = embedding(torch.zeros(1), torch.arange(positions)[None], **options)
+def their_tables(embedding: Callable[[], Any], positions: int, **options: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    cos, sin = embedding()(torch.zeros(1), torch.arange(positions)[None], **options)
     # They negate half of a head's coordinates where we negate half of the sines.
     sin[..., : sin.shape[-1] // 2] *= -1
     return cos[0], sin[0]
 
 
-def assert_equal_tables(rope: Rope, theirs: tuple[torch.Tensor, torch.Tensor]) -> None:
-    # A frequency may differ in its last bit, and the largest angle is about 4096 radians.
-    for ours, right in zip(rope.tables(POSITIONS), theirs, strict=True):
-        torch.testing.assert_close(ours, right, atol=5e-4, rtol=0)
+def assert_equal_tables(rope: Rope, embedding: Callable[[], Any], positions: int = POSITIONS, **options: Any) -> None:
+    """As close to float64's as theirs: angles are in float32, and the largest is about 4096 radians."""
+    peer = their_tables(embedding, positions, **options)
+    with float64():
+        exact = their_tables(embedding, positions, **options)
+    for tables in zip(rope.tables(positions), peer, exact, strict=True):
+        assert_as_exact_as(*tables)
 
 
 @pytest.mark.parametrize("settings", VARIANTS)
@@ -75,7 +81,7 @@ def test_each_variant_equals_transformers_in_both_forms_of_config(settings: dict
         named = {"type" if name == "rope_type" else name: value for name, value in settings.items()}
         fields = {"rope_scaling": named, "rope_theta": 9000.0}
     ours = read_rope(_SHAPE | fields, DIM, theta=1.0, partial=False)
-    assert_equal_tables(ours, their_tables(LlamaRotaryEmbedding(LlamaConfig(**_SHAPE, **fields)), POSITIONS))
+    assert_equal_tables(ours, lambda: LlamaRotaryEmbedding(LlamaConfig(**_SHAPE, **fields)))
 
 
 @pytest.mark.parametrize("kind", ["su", "longrope"])
@@ -89,7 +95,7 @@ def test_phi3_rotates_a_part_of_each_head(kind: str) -> None:
     ours = read_rope(fields, DIM, theta=10_000.0, partial=True)
     assert ours.dim == 16
     config = Phi3Config(**fields | {"rope_scaling": {"type": "longrope", **factors}, "pad_token_id": None})
-    assert_equal_tables(ours, their_tables(Phi3RotaryEmbedding(config), POSITIONS))
+    assert_equal_tables(ours, lambda: Phi3RotaryEmbedding(config))
 
 
 @pytest.mark.parametrize("old", [True, False])
@@ -102,18 +108,17 @@ def test_gemma3_has_one_embedding_for_each_type_of_layer(old: bool) -> None:
         sliding = {"rope_type": "default", "rope_theta": 700.0}
         fields = {"rope_parameters": {"full_attention": full, "sliding_attention": sliding}}
     ours = read_ropes_by_layer_type(_SHAPE | fields, DIM)
-    theirs = Gemma3RotaryEmbedding(Gemma3TextConfig(**_SHAPE, **fields))
     for layer_type, rope in ours.items():
-        assert_equal_tables(rope, their_tables(theirs, POSITIONS, layer_type=layer_type))
+        assert_equal_tables(
+            rope, lambda: Gemma3RotaryEmbedding(Gemma3TextConfig(**_SHAPE, **fields)), layer_type=layer_type
+        )
 
 
 def test_the_longest_text_that_is_served_decides_the_factors_of_longrope() -> None:
     fields = _SHAPE | {"rope_scaling": VARIANTS[-2] | {"attention_factor": 1.0}}
     rope = read_rope(fields, DIM, theta=10_000.0, partial=False)
-    theirs = LlamaRotaryEmbedding(LlamaConfig(**fields))
     for positions in (512, 513):
-        for ours, right in zip(rope.tables(positions), their_tables(theirs, positions), strict=True):
-            torch.testing.assert_close(ours, right, atol=1e-4, rtol=0)
+        assert_equal_tables(rope, lambda: LlamaRotaryEmbedding(LlamaConfig(**fields)), positions)
 
 
 def test_a_context_ends_where_its_variant_ends() -> None:

@@ -12,6 +12,7 @@ from torch import Tensor
 from engine.sampling import Coordinates, Floats, Ints, Laws, sample_with_numpy
 from kernels.cpu import AVAILABLE
 from kernels.noise import SAMPLE, Words, gumbel_noise, noise_streams
+from tests.closeness import log_sum_bound
 
 if not AVAILABLE:
     pytest.skip("numba is not installed", allow_module_level=True)
@@ -83,10 +84,11 @@ def test_tokens_are_those_of_the_reference(vocab: int, kind: str, filtered: bool
         assert tokens.tolist() == expected.tolist()
         # Where the edge of a wide nucleus lies within float32 rounding of a token the two see one token more or less.
         wrong = np.abs(logprobs - theirs)
-        assert (wrong > 1e-6).sum() <= ROWS // 50
-        assert wrong.max() < 3e-5
+        # That moves the law's mass by a token that is less likely than one of the many kept.
+        assert (wrong > 2 * log_sum_bound(vocab)).sum() <= ROWS // 50
+        assert wrong.max() < 2 * log_sum_bound(vocab) + 3e-5
         if not filtered:
-            np.testing.assert_allclose(logprobs, exact(logits, laws, tokens), atol=1e-6)
+            np.testing.assert_allclose(logprobs, exact(logits, laws, tokens), atol=log_sum_bound(vocab), rtol=0)
 
 
 @pytest.mark.parametrize("vocab", [17, 1000])

@@ -360,7 +360,7 @@ BAD_COMPLETIONS: list[tuple[dict[str, object], int, str | None]] = [
     ({"n": "3"}, 400, "n"),
     ({"max_tokens": 0}, 400, "max_tokens"),
     ({"max_tokens": 10**9}, 400, "max_tokens"),
-    ({"branches": [{"seed": 1, "key": 1, "max_tokens": 10**30}]}, 400, "max_tokens"),
+    ({"branches": [{"seed": 1, "key": 1, "max_tokens": 10**30}]}, 400, "branches"),
     ({"prompt": "a\ud800"}, 400, "prompt"),
     ({"prompt": ["a", "\udfff"]}, 400, "prompt"),
     ({"stop": "\ud800"}, 400, "stop"),
@@ -586,6 +586,7 @@ def test_the_server_process_says_when_it_is_ready_and_leaves_nothing_behind(
     with subprocess.Popen([*command, "--threads", "1"], stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         try:
+            assert process.stdout.readline().endswith("--threads 1: 1 thread\n")
             assert process.stdout.readline() == f"engine ready on {socket}\n"
             answer = asyncio.run(one_answer(f"unix://{socket}"))
             assert len(answer.token_ids) == 20
@@ -596,6 +597,22 @@ def test_the_server_process_says_when_it_is_ready_and_leaves_nothing_behind(
     assert not socket.exists()
 
 
+def test_a_server_whose_engine_stopped_ends_too_so_that_it_can_be_started_again(
+    checkpoints: Checkpoints, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def break_down(_: object) -> None:
+        raise RuntimeError("no such library")
+
+    monkeypatch.setattr("engine.local._governor", break_down)
+    socket = tmp_path / "engine.sock"
+    try:
+        assert main(["--model", f"m={checkpoints('llama')}", "--uds", str(socket)]) == 1
+    finally:
+        gc.unfreeze()
+    assert "it stopped: RuntimeError('no such library')" in capsys.readouterr().err
+    assert not socket.exists()
+
+
 def test_signals_end_answers_under_way_with_an_error_and_no_traceback(checkpoints: Checkpoints, tmp_path: Path) -> None:
     socket = tmp_path / "engine.sock"
     command = [sys.executable, "-m", "engine.server", "--model", f"m={checkpoints('llama')}", "--uds", str(socket)]
@@ -603,10 +620,11 @@ def test_signals_end_answers_under_way_with_an_error_and_no_traceback(checkpoint
     with subprocess.Popen([*command, "--threads", "1"], text=True, **pipes) as process:
         assert process.stdout is not None
         try:
+            assert process.stdout.readline().endswith("--threads 1: 1 thread\n")
             assert process.stdout.readline() == f"engine ready on {socket}\n"
             with pytest.raises(EngineUnavailable):
                 asyncio.run(interrupted(f"unix://{socket}", process))
-            assert process.wait(30) == 0
+            assert process.wait(30) == 130
             assert process.stdout.read() == ""
         finally:
             process.kill()

@@ -11,16 +11,18 @@ from torch import Tensor
 
 from kernels import cpu
 from kernels.activation import gelu_tanh_mul, silu_mul
+from tests.closeness import EPS, assert_rounded
 
 Activation = Callable[[Tensor], Tensor]
 
 
 @pytest.fixture(params=["operators", "compiled"], autouse=True)
-def means(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+def means(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     if request.param == "operators":
         monkeypatch.setattr(cpu, "AVAILABLE", False)
     elif not cpu.AVAILABLE:
         pytest.skip("needs numba")
+    return str(request.param)
 
 
 def random(*shape: int) -> Tensor:
@@ -35,12 +37,21 @@ def gelu(x: Tensor) -> Tensor:
     return x / 2 * (1 + (math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)).tanh())
 
 
-@pytest.mark.parametrize(("function", "formula"), [(silu_mul, silu), (gelu_tanh_mul, gelu)])
+def check(function: Activation, formula: Activation, x: Tensor) -> None:
+    gate, up = x.double().chunk(2, dim=1)
+    exact = formula(gate) * up
+    # An exponential (2 EPS) whose argument, up to 16, was rounded twice, and four operations; of gelu's 1 + tanh what
+    # is left of two numbers near 1.
+    assert_rounded(function(x), exact, 24 * EPS * exact.abs() + 4 * EPS * (gate * up).abs())
+
+
+both = pytest.mark.parametrize(("function", "formula"), [(silu_mul, silu), (gelu_tanh_mul, gelu)])
+
+
+@both
 @pytest.mark.parametrize(("rows", "width"), [(1, 1), (7, 10), (3, 131), (40, 1536)])
 def test_it_equals_the_float64_formula(function: Activation, formula: Activation, rows: int, width: int) -> None:
-    x = random(rows, 2 * width)
-    gate, up = x.double().chunk(2, dim=1)
-    torch.testing.assert_close(function(x).double(), formula(gate) * up, atol=3e-6, rtol=1e-6)
+    check(function, formula, random(rows, 2 * width))
 
 
 @pytest.mark.parametrize("function", [silu_mul, gelu_tanh_mul])
@@ -48,14 +59,18 @@ def test_far_from_zero_and_not_finite(function: Activation) -> None:
     gate = torch.tensor([[200.0, 1e30, torch.inf, torch.nan, -200.0, -1e30, 0.0, 1.0]])
     up = torch.tensor([[2.0, 2.0, 2.0, 2.0, 2.0, 2.0, 2.0, torch.inf]])
     expected = torch.tensor([[400.0, 2e30, torch.inf, torch.nan, 0.0, 0.0, 0.0, torch.inf]])
-    torch.testing.assert_close(function(torch.cat((gate, up), dim=1)), expected, atol=0, rtol=1e-6, equal_nan=True)
+    found = function(torch.cat((gate, up), dim=1))
+    torch.testing.assert_close(found, expected, atol=0, rtol=4 * EPS, equal_nan=True)
 
 
-@pytest.mark.parametrize("function", [silu_mul, gelu_tanh_mul])
-def test_rows_may_lie_apart(function: Activation) -> None:
+@both
+def test_rows_may_lie_apart(function: Activation, formula: Activation, means: str) -> None:
+    """The compiled ones give the same bits then; torch's operators compute what lies apart in another loop."""
     wide = random(5, 100)
     for part in (wide[:, 20:80], wide[::2, :60], wide[:, ::2]):
-        assert torch.equal(function(part), function(part.clone(memory_format=torch.contiguous_format)))
+        check(function, formula, part)
+        if means == "compiled":
+            assert torch.equal(function(part), function(part.clone(memory_format=torch.contiguous_format)))
 
 
 @pytest.mark.parametrize("function", [silu_mul, gelu_tanh_mul])

@@ -34,6 +34,7 @@ def exponential(x: Tensor) -> Tensor:
 def test_it_is_right_to_float32s_precision_wherever_the_result_is_normal() -> None:
     x = torch.linspace(-87.3, 88.7, 1_000_003)
     expected = x.double().exp()
+    # What it promises: 4e-9 of the fit, 6e-8 of the result's rounding and as much again on the way to it.
     assert ((exponential(x) - expected) / expected).abs().max() < 1e-7
 
 

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from kernels.norm import rms_norm
 from kernels.rotary import frequencies, rotary, rotary_tables
+from tests.closeness import EPS, assert_rounded
 
 PAGE = 4
 
@@ -21,7 +22,8 @@ def test_rms_norm_equals_the_float64_formula() -> None:
     x, weight = random(5, 3, 32), random(3, 32, seed=1)
     wide = x.double()
     expected = wide / (wide.pow(2).mean(-1, keepdim=True) + 1e-5).sqrt() * weight.double()
-    torch.testing.assert_close(rms_norm(x, weight, 1e-5).double(), expected, atol=1e-6, rtol=1e-5)
+    # Half the relative error of a sum of 32 squares, a root, a division and two products.
+    assert_rounded(rms_norm(x, weight, 1e-5), expected, (32 / 2 + 4) * EPS / 2 * expected.abs())
 
 
 def test_rotary_turns_each_pair_by_its_position_and_frequency() -> None:
@@ -32,6 +34,9 @@ def test_rotary_turns_each_pair_by_its_position_and_frequency() -> None:
     for token, position in enumerate(positions):
         for pair in range(dim // 2):
             angle = position * theta ** (-2 * pair / dim)
-            rotation = torch.tensor([[math.cos(angle), -math.sin(angle)], [math.sin(angle), math.cos(angle)]])
-            expected = x[token][:, [pair, pair + dim // 2]] @ rotation.T
-            torch.testing.assert_close(turned[token][:, [pair, pair + dim // 2]], expected, atol=1e-5, rtol=1e-5)
+            rotation = [[math.cos(angle), -math.sin(angle)], [math.sin(angle), math.cos(angle)]]
+            right = torch.tensor(rotation, dtype=torch.float64)
+            expected = x[token][:, [pair, pair + dim // 2]].double() @ right.T
+            # Of numbers up to the pair's length: an angle's cosine and sine, two products and a sum.
+            found, size = turned[token][:, [pair, pair + dim // 2]], expected.norm(dim=1, keepdim=True)
+            assert_rounded(found, expected, 4 * EPS * size)

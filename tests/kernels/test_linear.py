@@ -7,6 +7,7 @@ import torch
 
 from kernels import cpu
 from kernels.linear import Linear
+from tests.closeness import EPS, assert_rounded, product_bound
 
 SHAPES = [(96, 48), (48, 96), (400, 48), (33, 7), (1, 1), (500, 1537), (1536, 512), (512, 1536)]
 
@@ -28,5 +29,7 @@ def test_products_equal_float64(out: int, into: int, bias: bool) -> None:
     for rows in (*range(1, 71), 250):
         x, residual = torch.randn(rows, into), torch.randn(rows, out)
         expected = x.double() @ weight.double().T + (0 if offset is None else offset.double())
-        torch.testing.assert_close(linear(x).double(), expected, atol=1e-3, rtol=1e-5)
-        torch.testing.assert_close(linear.add(x, residual).double(), expected + residual, atol=1e-3, rtol=1e-5)
+        # What is added is rounded with it.
+        bound = product_bound(x, weight) + EPS * expected.abs()
+        assert_rounded(linear(x), expected, bound)
+        assert_rounded(linear.add(x, residual), expected + residual, bound + EPS * (expected + residual).abs())

@@ -16,24 +16,32 @@ import pytest
 import torch
 
 HERE = Path(__file__).parent
+LONG = [pytest.mark.long, pytest.mark.timeout(900)]
 
 
 @pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed: it exists for Linux alone")
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("folder", ["interpreted", "compiled"])
-def test_kernels(folder: str) -> None:
-    check(folder)
+@pytest.mark.parametrize(
+    ("folder", "marks"),
+    [
+        ("interpreted", "not long"),
+        ("compiled", "not long"),
+        *(pytest.param(folder, "long", marks=LONG) for folder in ("interpreted", "compiled")),
+    ],
+)
+def test_kernels(folder: str, marks: str) -> None:
+    check(folder, marks)
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
 @pytest.mark.timeout(900)
 def test_kernels_on_a_gpu() -> None:
-    check("interpreted", REASONER_TEST_DEVICE="cuda")
+    check("interpreted", "", REASONER_TEST_DEVICE="cuda")
 
 
-def check(folder: str, **environment: str) -> None:
-    command = [sys.executable, "-m", "pytest", "--tb=short", "--color=no", str(HERE / "triton" / folder)]
+def check(folder: str, marks: str, **environment: str) -> None:
+    command = [sys.executable, "-m", "pytest", "--tb=short", "--color=no", "-m", marks, str(HERE / "triton" / folder)]
     run = subprocess.run(
         command, capture_output=True, text=True, timeout=880, cwd=HERE.parents[1], env=os.environ | environment
     )

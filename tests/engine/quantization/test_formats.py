@@ -266,7 +266,8 @@ def test_the_levels_of_nf4_are_the_quantiles_of_a_normal_distribution() -> None:
 
     ends = np.linspace(0.9677083, 0.5, 9)[:-1], np.linspace(0.9677083, 0.5, 8)[:-1]
     levels = np.sort(np.concatenate([norm.ppf(ends[0]), [0.0], -norm.ppf(ends[1])]))
-    np.testing.assert_allclose(CODES, levels / levels.max(), atol=1e-6)
+    # The offset is written with seven digits, and where it lies the quantiles rise fourteen times as fast.
+    np.testing.assert_allclose(CODES, levels / levels.max(), atol=14 * 5e-8, rtol=0)
 
 
 def grouped(bits: int, *, symmetric: bool) -> GroupedMatrix:

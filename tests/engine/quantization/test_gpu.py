@@ -22,6 +22,8 @@ from engine.quantization.quality import logits, open_model
 from engine.types import Branch, ScoreItem
 from kernels.linear import Linear, Product
 from kernels.nf4 import Nf4
+from tests.closeness import EPS, assert_rounded, product_bound
+from tests.engine.exact import float32_loss, float32_share
 from tests.engine.gpu import AS_ON_A_GPU, Replay, pretend
 from tests.engine.helpers import SMALL, Harness, generate, score
 from tests.engine.quantization.models import METHODS, ROUNDS, dense_product, quantised
@@ -63,7 +65,8 @@ def whole(rows: int) -> Matrix:
     return torch.randn(rows, INTO)
 
 
-EXACT, ROUNDED = 1e-5, 0.05
+EXACT, ROUNDED = 0.0, 0.05
+"""Bounds of formats that round activations, too: float8 and int8 change results by some hundredths."""
 CASES: dict[str, tuple[list[Matrix], type, float]] = {
     "4 bits": ([groups(64), groups(32), groups(24)], PackedLinear, EXACT),
     "4 bits, act-order": ([groups(64, shuffled=1), groups(32, shuffled=1)], PackedLinear, EXACT),
@@ -107,7 +110,9 @@ def test_parts_become_the_fewest_products_and_these_are_exact(name: str) -> None
         expected = x.double() @ weight.T + (0 if added is None else added)
         for found, right in ((product(x), expected), (product.add(x, residual), expected + residual)):
             assert found.dtype == torch.float32
-            assert (found.double() - right).norm() / right.norm() < tolerance
+            if tolerance == EXACT:
+                assert_rounded(found, right, product_bound(x, weight) + 2 * EPS * right.abs())
+            assert (found.double() - right).norm() / right.norm() < ROUNDED
         if tolerance == ROUNDED:
             assert (product(x).double() - expected).norm() / expected.norm() > 1e-4
 
@@ -148,7 +153,7 @@ def test_a_model_is_computed_as_it_is_stored_and_says_what_its_weights_say(
     found = logits(model, tokens)
     monkeypatch.setattr(decoder, "product", dense_product)
     expected = logits(open_model(folder), tokens)
-    assert (found - expected).norm() / expected.norm() < ROUNDS.get(method, 1e-5)
+    assert (found - expected).norm() / expected.norm() < ROUNDS.get(method, float32_share(folder.with_name("original")))
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -157,8 +162,10 @@ def test_the_engine_draws_the_tokens_that_it_draws_from_the_model_alone(
 ) -> None:
     """In pages, padded, from graphs; beside a forward pass without any of it."""
     folder = quantised(QWEN2, method, tmp_path)
+    # Where activations are rounded, steps of other shapes round a few of them to other codes.
+    bound = ROUNDS.get(method, 0) / 10 + 2 * float32_loss(folder.with_name("original")).logit
     pretend(monkeypatch)
-    assert worst_token(folder, SMALL) < 1e-3
+    assert worst_token(folder, SMALL) < bound
     assert Replay.replayed > 0
 
 
@@ -167,7 +174,7 @@ def test_the_engine_draws_the_tokens_that_it_draws_from_the_model_alone(
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("method", METHODS)
 def test_and_on_a_gpu(method: str, dtype: str, tmp_path: Path) -> None:
-    """Whose logits, of numbers up to 5, are not those of the CPU to the bit."""
+    """Logits, of numbers up to 5, are not those of the CPU to the bit: a few units of bfloat16 (2^-8) there."""
     folder = quantised(QWEN2, method, tmp_path)
     assert worst_token(folder, replace(SMALL, device="cuda", dtype=dtype)) < (0.02 if dtype == "float32" else 0.5)
 
@@ -189,9 +196,10 @@ def test_a_reward_model_in_fewer_bits_gives_the_values_of_its_weights(
     text = tuple(random.Random(1).choices(range(3, 360), k=30))
     folder = quantised("Qwen3ForTokenClassification", "int4", tmp_path, num_labels=2)
     asked = score(ScoreItem((text, text[:7]), (0, 1)))
+    bound = 2 * float32_loss(folder.with_name("original")).logit
     monkeypatch.setattr(decoder, "product", dense_product)
     expected = Harness(folder, replace(SMALL, device="cpu")).score(asked)
     monkeypatch.undo()
     pretend(monkeypatch)
     for ours, theirs in zip(Harness(folder).score(asked), expected, strict=True):
-        np.testing.assert_allclose(ours.values, theirs.values, atol=1e-4)
+        np.testing.assert_allclose(ours.values, theirs.values, atol=bound, rtol=0)

@@ -3,24 +3,29 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from safetensors.torch import save_file
 from torch import Tensor
-from transformers import AutoModelForCausalLM
 
 from engine.cache.kv import KVCache
 from engine.sequence import GenerateSequence
 from engine.speculation.draft import Advance, Draft, Drafter, Wish
+from engine.speculation.guess import _REACH as REACH
 from engine.speculation.guess import NOISE
 from kernels.noise import SAMPLE, gumbel_noise, noise_streams
+from tests.closeness import MOST
+from tests.engine.exact import exact_reference, float64, reference
 
 Floats = npt.NDArray[np.float64]
+Guess = TypeVar("Guess")
 
 HIDDEN, VOCAB, HEADS, KV_HEADS, HEAD_DIM, INNER, EPS, THETA = 48, 400, 6, 2, 16, 64, 1e-6, 500.0
 """The first of them are those of the tests' targets."""
@@ -116,25 +121,58 @@ class Recorder:
 
 
 class Target:
-    """The target by transformers, in float64."""
+    """The target by transformers, in float64 throughout, or in float32."""
 
-    def __init__(self, folder: Path) -> None:
-        self._model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float64)
+    def __init__(self, folder: Path, dtype: torch.dtype = torch.float64) -> None:
+        self.dtype = dtype
+        self._model = exact_reference(folder) if dtype == torch.float64 else reference(folder)
         self.embedding: Tensor = self._model.get_input_embeddings().weight.detach()
 
-    @torch.inference_mode()
     def features(self, tokens: Sequence[int]) -> Tensor:
         """The hidden states before the last norm, ``[tokens, hidden]``."""
         seen: list[Tensor] = []
         hook = self._model.model.norm.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
-        self._model(torch.tensor([tokens]))
+        with self._computing():
+            self._model(torch.tensor([tokens]))
         hook.remove()
         return seen[0][0]
 
-    @torch.inference_mode()
+    def read_direction(self, features: Tensor) -> Floats:
+        """Return the read-out of states scaled to length 1, like ``readout``: the norm's epsilon weighs more."""
+        return self.read(features / features.norm(dim=-1, keepdim=True))
+
     def read(self, features: Tensor) -> Floats:
-        logits: Floats = self._model.lm_head(self._model.model.norm(features)).numpy()
+        with self._computing():
+            logits: Floats = self._model.lm_head(self._model.model.norm(features)).double().numpy()
         return logits
+
+    def _computing(self) -> AbstractContextManager[None]:
+        return float64() if self.dtype == torch.float64 else torch.no_grad()
+
+
+class Guessed:
+    """Chances of guesses beside those by definition, in float32 (``peer``) and in float64: all in logarithms.
+
+    The guesses are few and their errors come together, from one hidden state: what the definition loses in float32 is
+    the most over all tokens of its laws.
+    """
+
+    def __init__(self) -> None:
+        self._wrong, self._lost, self._peer = [0.0], [0.0], [0.0]
+
+    def add(self, said: float, guess: Guess, peer: Mapping[Guess, float], exact: Mapping[Guess, float]) -> None:
+        """``said``: the chance of ``guess``, one of those that the definitions know."""
+        self._wrong.append(abs(math.log(said / exact[guess])))
+        self._peer += [abs(math.log(peer[one] / exact[one])) for one in peer.keys() & exact.keys()]
+
+    def choose(self, chosen: float, best: float) -> None:
+        """Check that what was taken for the likeliest is, up to rounding."""
+        self._lost.append(math.log(best / chosen))
+
+    def check(self) -> None:
+        most = MOST * max(self._peer)
+        assert 0 < max(self._wrong) <= most
+        assert max(self._lost) <= 2 * most
 
 
 def rms(x: Tensor) -> Tensor:
@@ -152,8 +190,10 @@ def noisy(logits: Floats, asked: Asked, position: int) -> Floats:
 
 
 def ranked(logits: Floats, asked: Asked, position: int) -> list[tuple[int, float]]:
-    """The 64 likeliest tokens with their shares of the exponentials of the noisy logits, the largest first."""
+    """The 64 likeliest tokens but the faintest, with their shares of the exponentials of the noisy logits, the largest
+    first."""
     likeliest = np.argsort(-logits)[:64]
+    likeliest = likeliest[logits[likeliest] >= logits.max() - REACH * max(asked.temperature, 1)]
     scores = noisy(logits, asked, position)[likeliest]
     weights = np.exp(scores - scores.max())
     weights /= weights.sum()

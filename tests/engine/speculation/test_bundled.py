@@ -17,6 +17,7 @@ from engine.types import Branch, Completion
 from kernels.cpu import AVAILABLE
 from reasoner.suites import load
 from tests.engine.helpers import Harness, generate
+from tests.long import mostly_long
 
 BUNDLED = Path(reasoner.__file__).parent / "bundled"
 OPTIONS = CoreOptions(kv_tokens=40_000, max_running=64)
@@ -53,7 +54,9 @@ def plain(request: pytest.FixtureRequest) -> tuple[float, Answers]:
     return request.param, tokens
 
 
-@pytest.mark.parametrize("draft", ["ngram", f"draft_model={BUNDLED / 'draft'}", "auto"], ids=["ngram", "draft", "auto"])
+@pytest.mark.parametrize(
+    "draft", mostly_long(["auto", "ngram", f"draft_model={BUNDLED / 'draft'}"], every=3), ids=["auto", "ngram", "draft"]
+)
 def test_200_problems_are_answered_with_the_same_tokens(plain: tuple[float, Answers], draft: str) -> None:
     temperature, expected = plain
     tokens, accepted = answers(draft, temperature)

@@ -22,6 +22,7 @@ from engine.support import Floats, Ints
 from engine.types import GenerateRequest
 from kernels.cpu import AVAILABLE
 from tests.engine.conftest import Checkpoints
+from tests.engine.exact import float32_loss
 from tests.engine.helpers import SMALL, Harness
 from tests.engine.speculation.heads import Asked, Recorder
 from tests.engine.speculation.test_exact import answers, completions, requests, same
@@ -74,7 +75,8 @@ def drafts(
     harness = Harness(target, options)
     recorder = Recorder(DraftModel(load_model(draft, lambda _: CONTEXT), context=CONTEXT))
     harness.core.speculate(recorder, kind(*shape))
-    same(completions(answers(harness, asked)), completions(answers(Harness(target, options), asked)))
+    plain = completions(answers(Harness(target, options), asked))
+    same(completions(answers(harness, asked)), plain, target, options.kv_dtype)
     return recorder.asked
 
 
@@ -95,11 +97,13 @@ def test_a_chain_is_the_one_that_grows_level_by_level(
     monkeypatch.setattr(draft_model, "can_chain", lambda *_: False)
     by_level = drafts(folder, draft, asked, SHAPES[shape], SMALL)
     assert not counted.chains
+    # A share of exponentials, of logits that two runs round otherwise.
+    bound = 4 * float32_loss(draft).logit
     for one, other in zip(at_once, by_level, strict=True):
         assert one.tokens == other.tokens
         assert one.draft.tokens == other.draft.tokens
         assert one.draft.parents == other.draft.parents
-        assert one.draft.chances == pytest.approx(other.draft.chances, rel=1e-3, abs=1e-6)
+        assert one.draft.chances == pytest.approx(other.draft.chances, rel=bound, abs=1e-12)
 
 
 @pytest.mark.parametrize("shape", [(4, 4), (4, 7)])
@@ -135,7 +139,7 @@ def test_a_chain_over_keys_of_8_bits_is_the_one_that_grows_level_by_level(
     assert sum(agreed) >= 0.98 * len(agreed)  # what is rounded to 8 bits may fall on the other side
 
 
-@pytest.mark.parametrize("threads", [1, pytest.param(2, marks=pytest.mark.alone)])
+@pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("page_size", [4, 16])
 def test_the_target_as_its_own_draft_is_always_right_in_one_call(
     checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch, page_size: int, threads: int

@@ -27,6 +27,7 @@ from tests.engine.speculation.simulation import (
     informed,
     mute,
 )
+from tests.long import mostly_long
 
 DEPTH, NODES = 16, 48
 FIXED = (1, 2, 3, 4, 6, 8, 12)
@@ -95,7 +96,7 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", mostly_long(CASES, every=4))
 def test_it_is_about_as_fast_as_the_best_fixed_depth(case: str) -> None:
     ratios = []
     for seed in range(3):
@@ -387,6 +388,7 @@ def test_a_gain_behind_a_dear_beginning_is_found() -> None:
         assert statistics.mean(ratios) > 0.95
 
 
+@pytest.mark.long
 def test_on_a_noisy_machine_it_is_as_fast_as_the_best_fixed_depth() -> None:
     """Every step takes a fifth longer or shorter than the one before it."""
     for branches, step in ((1, small), (4, small), (4, large)):

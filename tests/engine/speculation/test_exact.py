@@ -17,6 +17,7 @@ from engine.speculation.draft import Draft
 from engine.speculation.verify import accepted
 from engine.types import Branch, Completion, Delta, GenerateRequest, ScoreItem
 from tests.engine.conftest import Checkpoints
+from tests.engine.exact import gap
 from tests.engine.helpers import SMALL, Harness, generate, score
 from tests.engine.speculation.drafters import Oracle, Place
 
@@ -72,7 +73,9 @@ def truth(asked: Sequence[GenerateRequest], plain: Sequence[Completion]) -> dict
     }
 
 
-def same(ours: Sequence[Completion], plain: Sequence[Completion]) -> None:
+def same(ours: Sequence[Completion], plain: Sequence[Completion], folder: Path, kv_dtype: str = "auto") -> None:
+    """But for the roundings of other steps, which a law's temperature may enlarge: that of all ``LAWS`` is over 1/2."""
+    bound = gap(folder, kv_dtype)
     for one, other in zip(ours, plain, strict=True):
         assert (one.token_ids, one.text, one.finish_reason, one.stop) == (
             other.token_ids,
@@ -80,10 +83,10 @@ def same(ours: Sequence[Completion], plain: Sequence[Completion]) -> None:
             other.finish_reason,
             other.stop,
         )
-        assert one.logprob == pytest.approx(other.logprob, abs=1e-3)
+        assert one.logprob == pytest.approx(other.logprob, abs=2 * len(one.token_ids) * bound)
         for ours_at, plain_at in zip(one.logprobs or (), other.logprobs or (), strict=True):
             assert ours_at.token_id == plain_at.token_id
-            assert ours_at.logprob == pytest.approx(plain_at.logprob, abs=1e-4)
+            assert ours_at.logprob == pytest.approx(plain_at.logprob, abs=bound)
             assert [token for token, _ in ours_at.top] == [token for token, _ in plain_at.top]
         assert [at and at.token_id for at in one.prompt_logprobs or ()] == [
             at and at.token_id for at in other.prompt_logprobs or ()
@@ -107,7 +110,7 @@ def test_every_kind_of_request_is_answered_as_without_guesses(checkpoints: Check
         oracle = Oracle(truth(asked, plain), VOCAB, right)
         harness = speculating(folder, oracle, shape)
         ours = completions(answers(harness, asked))
-        same(ours, plain)
+        same(ours, plain, folder)
         accepted_at[right] = harness.core.tally.accepted
         assert harness.core.tally.drafted == sum(one.drafted_tokens for one in ours)
         assert accepted_at[right] == sum(one.accepted_tokens for one in ours)
@@ -123,7 +126,7 @@ def test_a_request_that_wants_no_guesses_gets_none_beside_others_that_do(checkpo
     plain = completions(answers(Harness(folder), asked))
     harness = speculating(folder, Oracle(truth(asked, plain), VOCAB, 1.0), "chain")
     heard = answers(harness, [replace(request, draft=number % 2 == 0) for number, request in enumerate(asked)])
-    same(completions(heard), plain)
+    same(completions(heard), plain, folder)
     for number, events in enumerate(heard):
         assert all((one.drafted_tokens > 0) == (number % 2 == 0) for one in completions([events]))
 
@@ -137,7 +140,7 @@ def test_windows_soft_caps_experts_and_foreign_models_speculate_exactly(
     asked = requests("plain")
     plain = completions(answers(Harness(folder), asked))
     harness = speculating(folder, Oracle(truth(asked, plain), VOCAB, 0.7), shape)
-    same(completions(answers(harness, asked)), plain)
+    same(completions(answers(harness, asked)), plain, folder)
 
 
 @pytest.mark.parametrize("shape", list(SHAPES))
@@ -171,7 +174,7 @@ def test_a_pool_that_is_far_too_small_preempts_and_still_gives_the_same_tokens(
     tight = CoreOptions(kv_tokens=160, page_size=8, max_running=6, step_tokens=24)
     harness = speculating(folder, Oracle(truth(asked, plain), VOCAB, 0.7), shape, tight)
     read = [harness.submit(READ) for _ in range(2)]
-    same(completions(answers(harness, asked)), plain)
+    same(completions(answers(harness, asked)), plain, folder)
     assert harness.core.stats.preemptions > 0
     assert all(len(events) == 1 for events in read)
 
@@ -196,7 +199,7 @@ def test_a_prefix_that_guesses_ran_through_is_a_cache_hit_like_any_other(
     ]
     expected = completions(answers(plain_harness, again))
     found = completions(answers(harness, again))
-    same(found, expected)
+    same(found, expected, folder, kv_dtype)
     assert [one.cached_tokens for one in found] == [one.cached_tokens for one in expected]
 
 
@@ -228,7 +231,7 @@ def test_a_cancelled_branch_is_forgotten_with_what_it_has(checkpoints: Checkpoin
     for one, other in zip(cut[:4], plain[:4], strict=True):
         assert one.finish_reason == "cancelled"
         assert one.token_ids == other.token_ids[: len(one.token_ids)]
-    same(cut[4:], plain[4:])
+    same(cut[4:], plain[4:], folder)
     assert not oracle.known
     harness.submit(asked[0])
     for _ in range(3):

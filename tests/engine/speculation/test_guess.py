@@ -103,7 +103,7 @@ def test_the_best_are_those_whose_logits_and_noise_sum_to_most_and_the_sums_shar
             scores[closed_form(row - row.max(), **law) == 0] = -math.inf  # type: ignore[arg-type]
         order = np.argsort(-scores)[:4]
         shares = np.exp(scores - scores.max())
-        # The faintest tokens are not looked at.
+        # The faintest tokens, e^-12 of the likeliest each, are not looked at: 60 of them, enlarged by noise up to e^3.
         assert chances[place] == pytest.approx(shares[order] / shares.sum(), abs=2e-3)
         possible = int((scores[order] > -math.inf).sum())
         assert tokens[place, :possible].tolist() == order[:possible].tolist()

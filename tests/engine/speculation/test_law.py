@@ -30,6 +30,7 @@ from engine.types import Branch, Completion
 from tests.engine.conftest import Checkpoints
 from tests.engine.helpers import SMALL, Harness, generate
 from tests.engine.speculation.heads import eagle_parts, medusa_parts, save_head
+from tests.long import mostly_long, mostly_long_grid
 
 PROMPT = (17, 5, 90, 41, 5)
 LENGTH = 3
@@ -173,8 +174,9 @@ def test_sequences_have_the_exact_law_when_the_likeliest_are_guessed(
     assert p_value(draw(checkpoints("qwen3"), Likeliest(law), shape), law) > SURELY
 
 
-@pytest.mark.parametrize("shape", list(SHAPES))
-@pytest.mark.parametrize("kind", ["ngram", "draft_model", "medusa", "eagle"])
+@pytest.mark.parametrize(
+    ("kind", "shape"), mostly_long_grid(["ngram", "draft_model", "medusa", "eagle"], SHAPES, every=3)
+)
 def test_sequences_have_the_exact_law_whoever_guesses(
     checkpoints: Checkpoints, law: Law, tmp_path: Path, kind: str, shape: str
 ) -> None:
@@ -237,8 +239,9 @@ def plant_unmoved_keys(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(KVCache, "move", lambda cache, moves: None)
 
 
-@pytest.mark.parametrize("plant", [plant_belief, plant_stale_penalties, plant_repeated_noise])
-@pytest.mark.parametrize("shape", list(SHAPES))
+@pytest.mark.parametrize(
+    ("plant", "shape"), mostly_long_grid([plant_belief, plant_stale_penalties, plant_repeated_noise], SHAPES, every=5)
+)
 def test_a_planted_bug_is_seen(
     checkpoints: Checkpoints,
     law: Law,
@@ -250,7 +253,7 @@ def test_a_planted_bug_is_seen(
     assert p_value(draw(checkpoints("qwen3"), Likeliest(law), shape), law) < HARDLY
 
 
-@pytest.mark.parametrize("plant", [plant_no_tree_mask, plant_unmoved_keys])
+@pytest.mark.parametrize("plant", mostly_long([plant_no_tree_mask, plant_unmoved_keys], every=2))
 def test_a_bug_planted_in_trees_is_seen(
     checkpoints: Checkpoints, law: Law, monkeypatch: pytest.MonkeyPatch, plant: Callable[[pytest.MonkeyPatch], None]
 ) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +13,12 @@ import torch
 from torch import Tensor
 
 from engine.speculation.controller import FixedController
-from engine.speculation.draft import EMPTY
+from engine.speculation.draft import EMPTY, Draft
 from engine.speculation.medusa import load_medusa
 from engine.types import EngineError
 from tests.engine.conftest import Checkpoints
 from tests.engine.helpers import SMALL, Harness
-from tests.engine.speculation.heads import Asked, Recorder, Target, medusa_parts, paths, ranked, rms, save_head
+from tests.engine.speculation.heads import Asked, Guessed, Recorder, Target, medusa_parts, paths, ranked, rms, save_head
 from tests.engine.speculation.test_exact import answers, completions, requests, same
 
 SHAPES = {"chain": (3, 3), "tree": (3, 12), "more than there are heads": (6, 6)}
@@ -30,12 +32,19 @@ def guessing(folder: Path, head: Path, shape: tuple[int, int]) -> tuple[Harness,
 
 
 def head_logits(target: Target, tensors: dict[str, Tensor], asked: Asked) -> np.ndarray[Any, np.dtype[np.float64]]:
-    """Every head's logits, ``[heads, vocab]``, from the whole text in float64."""
+    """Every head's logits, ``[heads, vocab]``, from the whole text in the target's type."""
+    tensors = {name: tensor.to(target.dtype) for name, tensor in tensors.items()}
     state = rms(target.features(asked.tokens[:-1])[-1])
     both = torch.cat((state, target.embedding[asked.tokens[-1]]))
-    gate, up = (tensors[f"trunk.{name}_proj.weight"].double() @ both for name in ("gate", "up"))
-    blocks = tensors["heads.weight"].double() @ (gate * torch.sigmoid(gate) * up) + tensors["heads.bias"]
+    gate, up = (tensors[f"trunk.{name}_proj.weight"] @ both for name in ("gate", "up"))
+    blocks = tensors["heads.weight"] @ (gate * torch.sigmoid(gate) * up) + tensors["heads.bias"]
     return target.read(state + blocks.view(-1, len(state)))
+
+
+def ranked_by(target: Target, tensors: dict[str, Tensor], asked: Asked) -> list[list[tuple[int, float]]]:
+    """The likeliest guesses of every head."""
+    logits = head_logits(target, tensors, asked)
+    return [ranked(row, asked, len(asked.tokens) + place) for place, row in enumerate(logits)]
 
 
 @pytest.mark.parametrize("shape", list(SHAPES))
@@ -44,37 +53,52 @@ def test_guesses_are_those_of_the_closed_form(checkpoints: Checkpoints, tmp_path
     folder, (config, tensors) = checkpoints("qwen3"), medusa_parts()
     harness, recorder = guessing(folder, save_head(tmp_path, config, tensors), SHAPES[shape])
     asked = requests(law)
-    same(completions(answers(harness, asked)), completions(answers(Harness(folder, SMALL), asked)))
-    target = Target(folder)
+    same(completions(answers(harness, asked)), completions(answers(Harness(folder, SMALL), asked)), folder)
+    targets, guessed = [Target(folder, dtype) for dtype in (torch.float32, torch.float64)], Guessed()
     made = [one for one in recorder.asked if one.draft != EMPTY]
     assert len(made) > 0.9 * len(recorder.asked)
     for one in made[::9]:
-        logits = head_logits(target, tensors, one)
-        laws = [ranked(row, one, len(one.tokens) + place) for place, row in enumerate(logits)]
+        peer, laws = ([dict(law) for law in ranked_by(target, tensors, one)] for target in targets)
         for _, before, token, chance in paths(one.draft):
-            assert dict(laws[len(before)])[token] == pytest.approx(chance, rel=1e-3)
+            guessed.add(chance, token, peer[len(before)], laws[len(before)])
         if one.wish.nodes == one.wish.depth:
-            assert list(one.draft.tokens) == [some[0][0] for some in laws[: one.wish.depth]]
+            assert len(one.draft) == min(one.wish.depth, len(laws))
+            for token, law in zip(one.draft.tokens, laws, strict=False):
+                guessed.choose(law[token], max(law.values()))
+    guessed.check()
 
 
 def test_a_tree_is_made_of_the_likeliest_combinations(checkpoints: Checkpoints, tmp_path: Path) -> None:
     folder, (config, tensors) = checkpoints("qwen3"), medusa_parts()
     harness, recorder = guessing(folder, save_head(tmp_path, config, tensors), SHAPES["tree"])
-    target = Target(folder)
+    targets, guessed = [Target(folder, dtype) for dtype in (torch.float32, torch.float64)], Guessed()
     answers(harness, requests("plain"))
     made = [one for one in recorder.asked if one.draft != EMPTY and one.wish.depth == 3]
     assert len(made) > 100
     for one in made[::9]:
-        logits = head_logits(target, tensors, one)[: one.wish.depth]
-        laws = [ranked(row, one, len(one.tokens) + place)[:6] for place, row in enumerate(logits)]
-        worth = {(): 1.0}
-        for place, some in enumerate(laws):
-            longest = [path for path in worth if len(path) == place]
-            worth |= {(*path, token): worth[path] * chance for path in longest for token, chance in some}
-        del worth[()]
+        peer, worth = (worths(ranked_by(target, tensors, one)[: one.wish.depth]) for target in targets)
         chosen = {tuple(one.draft.path(index)) for index in range(len(one.draft))}
         assert len(chosen) == 12
-        assert min(worth[path] for path in chosen) >= max(worth[path] for path in worth.keys() - chosen) * (1 - 1e-3)
+        for path in chosen:
+            guessed.add(math.prod(said(one.draft, path)), path, peer, worth)
+        guessed.choose(min(worth[path] for path in chosen), max(worth[path] for path in worth.keys() - chosen))
+    guessed.check()
+
+
+def worths(laws: Sequence[list[tuple[int, float]]]) -> dict[tuple[int, ...], float]:
+    """The chance of every combination of the six likeliest tokens."""
+    worth = {(): 1.0}
+    for place, some in enumerate(laws):
+        longest = [path for path in worth if len(path) == place]
+        worth |= {(*path, token): worth[path] * chance for path in longest for token, chance in some[:6]}
+    del worth[()]
+    return worth
+
+
+def said(draft: Draft, path: tuple[int, ...]) -> list[float]:
+    """The chances of a path's guesses."""
+    places = [at for at in range(len(draft)) if tuple(draft.path(at)) == path[: draft.depths[at]]]
+    return [draft.chances[at] for at in places]
 
 
 @pytest.mark.parametrize(("name", "value", "target"), [("hidden_size", 64, 48), ("vocab_size", 401, 400)])

@@ -22,12 +22,15 @@ from kernels.sampling import Coordinates, Laws, draw
 from tests.engine.conftest import save_random_model
 from tests.engine.quantization.models import METHODS, quantised
 from tests.kernels.triton.hopper import SHARED_MEMORY, compiling
+from tests.long import mostly_long
 
 PAGE, SIZES = 16, {"hidden_size": 512, "intermediate_size": 1024, "head_dim": 128, "num_hidden_layers": 1}
 
 
 @pytest.mark.parametrize(
-    ("dtype", "kv_dtype"), [(torch.float32, "auto"), *((torch.bfloat16, kv_dtype) for kv_dtype in KV_DTYPES)], ids=str
+    ("dtype", "kv_dtype"),
+    mostly_long([*((torch.bfloat16, kv_dtype) for kv_dtype in KV_DTYPES), (torch.float32, "auto")], every=4),
+    ids=str,
 )
 def test_a_decoding_step_compiles(
     dtype: torch.dtype, kv_dtype: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -12,6 +12,7 @@ from kernels.paged_attention import PagedKeys
 from kernels.paged_work import FIELDS, Work, tile_height
 from kernels.triton.paged_attention import launch
 from tests.kernels.triton.hopper import SHARED_MEMORY, Compiled, compiling
+from tests.long import mostly_long
 
 HEADS, KV_HEADS, PAGE = 32, 8, 16
 FLOAT8 = torch.float8_e4m3fn
@@ -71,7 +72,7 @@ def compiled(kind: Kind) -> list[Compiled]:
     return made
 
 
-@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize("name", mostly_long(KINDS, every=2))
 def test_attention_fits_a_hopper_gpu(name: str) -> None:
     kind = KINDS[name]
     attend, *merge = compiled(kind)

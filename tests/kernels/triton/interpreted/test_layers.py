@@ -16,11 +16,10 @@ from kernels.rotary import frequencies, rotary_tables
 from kernels.triton import activation, norm
 from kernels.triton.kv_write import rotary_write
 from kernels.triton.quantize import quantize_vectors
+from tests.closeness import EPS, unit_bound
 from tests.kernels.triton.device import DEVICE
 
-TOLERANCE = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
-"""Two units in the last place, relative: one for the result, one for what was rounded on the way."""
-DTYPES = list(TOLERANCE)
+DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 
 
 def random(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> Tensor:
@@ -42,14 +41,14 @@ def test_rms_norm_equals_float64(dtype: torch.dtype, rows: int, n: int) -> None:
     x, weight = random(rows, n, dtype=dtype) * 3, random(n, dtype=dtype, seed=1)
     ours = norm.rms_norm(x.to(DEVICE), weight.to(DEVICE), 1e-2)
     assert ours.dtype == dtype
-    close(ours, normalised(x, weight, 1e-2), TOLERANCE[dtype])
+    close(ours, normalised(x, weight, 1e-2), unit_bound(dtype))
 
 
 def test_rms_norm_of_heads_reads_the_heads_of_a_wider_tensor() -> None:
     """Each with its own weight, in place."""
     qkv, weight = random(5, 7, 24).to(DEVICE), random(4, 24, seed=1).to(DEVICE)
     ours = norm.rms_norm(qkv[:, :4], weight, 1e-5)
-    close(ours, normalised(qkv[:, :4].cpu(), weight.cpu(), 1e-5), 1e-5)
+    close(ours, normalised(qkv[:, :4].cpu(), weight.cpu(), 1e-5), unit_bound(torch.float32))
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -57,7 +56,7 @@ def test_add_rms_norm_normalises_the_rounded_sum(dtype: torch.dtype) -> None:
     x, residual, weight = (random(6, 300, dtype=dtype, seed=seed) for seed in (1, 2, 3))
     ours, total = norm.add_rms_norm(x.to(DEVICE), residual.to(DEVICE), weight[0].to(DEVICE), 1e-5)
     assert torch.equal(total.cpu(), x + residual)
-    close(ours, normalised(x + residual, weight[0], 1e-5), TOLERANCE[dtype])
+    close(ours, normalised(x + residual, weight[0], 1e-5), unit_bound(dtype))
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -66,7 +65,7 @@ def test_gated_activations_equal_float64(name: str, dtype: torch.dtype) -> None:
     x = random(3, 2 * 2050, dtype=dtype) * 4
     ours: Callable[[Tensor], Tensor] = getattr(activation, name)
     plain: Callable[[Tensor], Tensor] = getattr(plain_activation, name)
-    close(ours(x.to(DEVICE)), plain(x.double()), TOLERANCE[dtype])
+    close(ours(x.to(DEVICE)), plain(x.double()), unit_bound(dtype))
 
 
 PAGES, PAGE, KV_HEADS, HEADS = 3, 5, 2, 6
@@ -92,8 +91,8 @@ def test_queries_are_turned_and_keys_and_values_are_where_they_belong(
     expected = cache.cpu().double()
     queries = plain_rotary_write(*(x.double() if x.is_floating_point() else x for x in args), expected)
     ours = rotary_write(*(x.to(DEVICE) for x in args), cache, None, 0.0)
-    close(ours, queries, TOLERANCE[dtype])
-    close(cache, expected, TOLERANCE[dtype])
+    close(ours, queries, unit_bound(dtype))
+    close(cache, expected, unit_bound(dtype))
     untouched = torch.ones(PAGES * PAGE, dtype=torch.bool)
     untouched[SLOTS[SLOTS >= 0]] = False
     before = random(2, KV_HEADS, PAGES, PAGE, dim, dtype=dtype, seed=2)
@@ -113,12 +112,12 @@ def test_a_quantized_cache_holds_the_nearest_numbers(dim: int, turned: int, stor
     rotary_write(*(x.to(DEVICE) for x in args), cache, scales, LIMITS[stored])
     scales, restored = scales.cpu().double(), cache.cpu().double() * scales.cpu().double()[..., None]
     largest = exact.abs().amax(-1)
-    close(scales, torch.where(largest > 0, largest, 0) / LIMITS[stored], 1e-6)
+    close(scales, torch.where(largest > 0, largest, 0) / LIMITS[stored], 8 * EPS)
     # float8_e4m3fn has 3 bits after the leading one, and nothing finer than 2**-9.
     step = scales[..., None] * (1 if stored == torch.int8 else 2**-9)
     if stored == torch.float8_e4m3fn:
         step = torch.maximum(step, exact.abs() * 2**-3)
-    assert ((restored - exact).abs() <= step * 0.5001 + 1e-7).all()
+    assert ((restored - exact).abs() <= step * 0.5001 + 8 * EPS).all()  # of what was turned
 
 
 @pytest.mark.parametrize("stored", list(LIMITS), ids=str)

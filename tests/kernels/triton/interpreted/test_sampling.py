@@ -28,6 +28,7 @@ from kernels.sampling import draw as plain_draw
 from kernels.triton import noise as noise_kernels
 from kernels.triton import sampling
 from kernels.triton.acceptance import accept
+from tests.closeness import EPS, log_sum_bound
 from tests.kernels.triton.device import DEVICE
 from tests.kernels.triton.planted import planted
 
@@ -69,7 +70,7 @@ def test_the_kernel_and_its_reference_draw_what_the_engine_draws() -> None:
     expected, chances = on_cpu.sample(x, columns, on_cpu.Coordinates(*(y.numpy() for y in where)))
     for tokens, logprobs in (drawn(x, law, where), plain_draw(x, law, where)):
         assert tokens.tolist() == expected.tolist()
-        torch.testing.assert_close(logprobs, torch.from_numpy(chances), atol=2e-6, rtol=1e-5)
+        torch.testing.assert_close(logprobs, torch.from_numpy(chances), atol=2 * log_sum_bound(VOCAB), rtol=2 * EPS)
 
 
 def test_logits_that_are_not_finite_give_no_token() -> None:
@@ -148,6 +149,7 @@ def same_noise(module: ModuleType) -> bool:
     exact, limit = noise.gumbel_noise(streams, np.arange(n)), bound.cpu().numpy()
     return (
         np.array_equal(bits.cpu().numpy().view(np.uint64), noise.hash_noise(streams, np.arange(n)))
+        # Two logarithms in float64, of numbers up to 40.
         and np.allclose(drawn.cpu().numpy(), exact, atol=1e-14, rtol=1e-14)
         and bool((limit >= exact - 1e-3).all())
         and bool((limit <= exact + 0.05)[exact > 3].all())
@@ -188,13 +190,14 @@ def ties() -> tuple[Tensor, Laws, Coordinates, Tensor, Tensor]:
 def draws_ties(module: ModuleType) -> bool:
     x, law, where, tokens, logprobs = ties()
     ours, chances = drawn(x, law, where, module)
-    return ours.equal(tokens) and torch.allclose(chances, logprobs, atol=1e-5)
+    return ours.equal(tokens) and torch.allclose(chances, logprobs, atol=2 * log_sum_bound(600), rtol=2 * EPS)
 
 
 def test_all_tokens_that_tie_with_the_last_one_are_kept() -> None:
     assert draws_ties(sampling)
 
 
+@pytest.mark.long
 @pytest.mark.skipif(DEVICE != "cpu", reason="bugs are planted in the interpreter")
 @pytest.mark.parametrize(
     ("right", "wrong"),

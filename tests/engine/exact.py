@@ -1,0 +1,136 @@
+"""transformers in float64 throughout, and how far from it transformers in float32 is."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+from transformers import AutoModelForCausalLM, AutoModelForTokenClassification
+
+from engine.types import ScoreItem
+from tests.closeness import MOST, RMS
+from tests.engine.helpers import SMALL, Harness, score
+
+
+class _NoFloat32(TorchFunctionMode):
+    """Takes float64 wherever float32 is asked for by name.
+
+    transformers computes norms, rotary angles and softmax in float32 whatever the type of the model: that is to widen
+    16 bits, and would narrow 64.
+    """
+
+    def __torch_function__(
+        self, function: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if function == torch.Tensor.float:
+            function = torch.Tensor.double
+        named = {name: _widened(value) for name, value in (kwargs or {}).items()}
+        return function(*map(_widened, args), **named)
+
+
+def _widened(argument: Any) -> Any:
+    return torch.float64 if argument is torch.float32 else argument
+
+
+@contextmanager
+def float64() -> Iterator[None]:
+    """Let transformers load and compute models in float64, and nothing of it in float32."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        with torch.no_grad(), _NoFloat32():
+            yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+def _loader(folder: Path) -> Any:
+    [architecture] = json.loads((folder / "config.json").read_text())["architectures"]
+    return AutoModelForTokenClassification if "TokenClassification" in architecture else AutoModelForCausalLM
+
+
+@lru_cache
+def reference(folder: Path) -> Any:
+    """Return the checkpoint as transformers computes it in float32."""
+    return _loader(folder).from_pretrained(folder, dtype=torch.float32).eval()
+
+
+@lru_cache
+def exact_reference(folder: Path) -> Any:
+    """Return the checkpoint in float64. To be called within ``float64`` alone."""
+    with float64():
+        return _loader(folder).from_pretrained(folder, dtype=torch.float64, experts_implementation="eager").eval()
+
+
+def peer_logits(folder: Path, tokens: Sequence[int]) -> Tensor:
+    """Return transformers' logits in float32, ``[tokens, vocab]``."""
+    with torch.no_grad():
+        logits: Tensor = reference(folder)(torch.tensor([tokens])).logits[0]
+    return logits
+
+
+def exact_logits(folder: Path, tokens: Sequence[int]) -> Tensor:
+    """Return the logits in float64, ``[tokens, vocab]``."""
+    with float64():
+        logits: Tensor = exact_reference(folder)(torch.tensor([tokens])).logits[0]
+    return logits
+
+
+@lru_cache
+def float32_share(folder: Path) -> float:
+    """Return by how much two runs in float32 may differ along a text, in the Euclidean norm and as a share of it."""
+    tokens = _text(250)
+    peer, exact = peer_logits(folder, tokens).double(), exact_logits(folder, tokens)
+    return 2 * RMS * float((peer - exact).norm() / exact.norm())
+
+
+class Loss(NamedTuple):
+    """Bounds on the error of a checkpoint in float32 against float64: ``MOST`` times the worst of transformers."""
+
+    logit: float
+    logprob: float
+
+
+@lru_cache
+def float32_loss(folder: Path) -> Loss:
+    """Return what float32 may lose along a text of the engine's tests."""
+    tokens = _text(250)
+    peer, exact = peer_logits(folder, tokens).double(), exact_logits(folder, tokens)
+    differences = peer - exact, peer.log_softmax(-1) - exact.log_softmax(-1)
+    return Loss(*(MOST * float(one.abs().max()) for one in differences))
+
+
+@lru_cache
+def gap(folder: Path, kv_dtype: str = "auto") -> float:
+    """Return how far two runs may differ in a log-probability, which cut their steps in different places.
+
+    In float32 each may lose what ``float32_loss`` says. With keys and values of 8 bits, rounding may also send a number
+    that lies between two codes to one in one run and to the other in the other: that moves one number of thousands by a
+    step, where rounding itself moves all of them by up to a half. The root mean square of what all of it changes is
+    more than one of them can.
+    """
+    if kv_dtype == "auto":
+        return 2 * float32_loss(folder).logprob
+    tokens = tuple(_text(120))
+    options = (replace(SMALL, kv_dtype=dtype, device="cpu") for dtype in ("auto", kv_dtype))
+    plain, rounded = (_logprobs(Harness(folder, one), tokens) for one in options)
+    return float((rounded - plain).square().mean().sqrt())
+
+
+def _logprobs(harness: Harness, tokens: Sequence[int]) -> Tensor:
+    item = ScoreItem(tuple((token,) for token in tokens), tuple(range(len(tokens))))
+    [result] = harness.score(score(item, token_ids=range(harness.core.model.info.vocab_size)))
+    return torch.tensor(result.values, dtype=torch.float64).log_softmax(-1)
+
+
+def _text(size: int) -> list[int]:
+    tokens: list[int] = torch.randint(3, 360, (size,), generator=torch.Generator().manual_seed(0)).tolist()
+    return tokens

@@ -1,0 +1,75 @@
+"""Tiles are made of instructions that numba's target has, which need not be the processor at hand."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from kernels import cpu
+
+if not cpu.AVAILABLE:
+    pytest.skip("needs numba", allow_module_level=True)
+
+from numba import config
+
+from kernels.cpu import tile
+
+HOST = "+sse2,+fma,+avx,+avx2,+avx512f,+avx512bw,+avx512vnni,+avxvnni,-amx-tile"
+
+
+@pytest.mark.parametrize(
+    ("name", "features", "known"),
+    [
+        (None, None, {"sse2", "fma", "avx", "avx2", "avx512f", "avx512bw", "avx512vnni", "avxvnni"}),
+        ("haswell", None, {"sse2", "fma", "avx", "avx2", "avx512f", "avx512bw", "avx512vnni", "avxvnni"}),
+        (None, "-avx512f", {"sse2", "fma", "avx", "avx2", "avxvnni"}),
+        (None, "-avx512f,-avxvnni", {"sse2", "fma", "avx", "avx2"}),
+        ("haswell", "+avx2,+fma", {"avx2", "fma"}),
+        ("haswell", "", set()),
+        ("generic", "", set()),
+    ],
+)
+def test_features_are_those_that_numba_compiles_for(
+    name: str | None, features: str | None, known: set[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tile, "get_host_cpu_features", lambda: HOST)
+    monkeypatch.setattr(config, "CPU_NAME", name)
+    monkeypatch.setattr(config, "CPU_FEATURES", features)
+    assert tile._target_features() == known
+
+
+_PRODUCTS = """
+import torch
+from kernels import cpu
+from kernels.cpu.tile import LANES
+from kernels.linear import Linear
+from kernels.linear_int8 import Int8Linear
+x = torch.arange(-64, 64).float().view(2, 64)
+codes = torch.arange(40 * 64).view(40, 64).remainder(200).sub(100).to(torch.int8)
+assert Linear(codes.float())(x).equal(x @ codes.float().T)
+x[:, 0] = 127
+assert not cpu.multiplies_bytes() or Int8Linear(codes, torch.ones(40))(x).equal(x @ codes.float().T)
+print(LANES)
+"""
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("settings", "most"),
+    [
+        ({"NUMBA_CPU_FEATURES": "-avx512f"}, 8),
+        ({"NUMBA_CPU_NAME": "haswell", "NUMBA_CPU_FEATURES": "+avx2,+fma"}, 8),
+        ({"NUMBA_ENABLE_AVX": "0"}, 4),
+        ({"NUMBA_CPU_NAME": "generic"}, 4),
+    ],
+    ids=str,
+)
+def test_products_are_compiled_for_narrower_targets(settings: dict[str, str], most: int) -> None:
+    """An instruction that the target lacks would end the process."""
+    command = [sys.executable, "-c", _PRODUCTS]
+    run = subprocess.run(command, capture_output=True, text=True, timeout=110, env=os.environ | settings)
+    assert run.returncode == 0, run.stderr
+    assert int(run.stdout) <= most
