@@ -7,7 +7,9 @@ from collections.abc import Sequence
 from typing import Any, get_args
 
 from reasoner.allocator import WIDTH, Ask, floor
+from reasoner.batches import BatchStatus, end_status
 from reasoner.jobs import Status
+from reasoner.journal import JobCancelled, LeaseLost
 from workers.documents import usage_of
 from workers.limits import Quota
 from workers.origin import ORIGIN
@@ -98,15 +100,30 @@ class BatchStore:
 
     async def cancel(self, batch_id: str) -> BatchDocument:
         """Cancels every job that has not ended. Raises ``NoSuchBatch``."""
-        if await self._store.script("batch_cancel", batch_id) == "gone":
+        best: list[str] = []
+        for job_id in await self._store.command("LRANGE", f"{_batch(batch_id)}:jobs", 0, -1):
+            best += (job_id, await self._store.best_so_far(job_id))
+        if await self._store.script("batch_cancel", batch_id, *best) == "gone":
             raise NoSuchBatch(batch_id)
         return await self.get(batch_id)
 
     async def park(self, claim: Claim, ask: Ask) -> Share | None:
         """Asks for more of the batch's budget. With a share the job goes on at once; without one it has been handed
-        back, or has another owner: this one must stop."""
-        outcome, *share = await self._store.script("park", claim.job_id, claim.token, ask.tokens, repr(ask.rate))
-        return Share(int(share[0]), share[1] == "closed") if outcome == "granted" else None
+        back, and waits for its share.
+
+        Raises ``LeaseLost`` when it has another owner, ``JobCancelled`` when it has been cancelled, and has ended.
+        """
+        outcome, *share = await self._store.script(
+            "park", claim.job_id, claim.token, claim.lease_ms, ask.tokens, repr(ask.rate)
+        )
+        match outcome:
+            case "granted":
+                return Share(int(share[0]), share[1] == "closed")
+            case "lost":
+                raise LeaseLost(claim.job_id)
+            case "cancelled":
+                raise JobCancelled(claim.job_id)
+        return None
 
 
 _SPENT = ("usage:generated", "usage:verifier_computed")
@@ -131,14 +148,18 @@ def _job(job_id: str, status: str, result: str | None, granted: str, spent: list
     }
 
 
-def _document(fields: dict[str, str]) -> BatchDocument:
-    counts = {status: int(fields.get(f"count:{status}", 0)) for status in get_args(Status)}
-    ended = int(fields["running"]) == 0
+def _status(fields: dict[str, str], counts: dict[Status, int]) -> BatchStatus:
+    if int(fields["running"]) == 0:
+        return end_status(counts, cancelled="cancel" in fields)
     begun = any(count for status, count in counts.items() if status != "queued") or "usage:seconds" in fields
-    status = ("cancelled" if "cancel" in fields else "completed") if ended else "in_progress" if begun else "queued"
+    return "in_progress" if begun else "queued"
+
+
+def _document(fields: dict[str, str]) -> BatchDocument:
+    counts: dict[Status, int] = {status: int(fields.get(f"count:{status}", 0)) for status in get_args(Status)}
     return {
         "id": fields["id"],
-        "status": status,
+        "status": _status(fields, counts),
         "created_at": float(fields["created"]),
         "finished_at": float(fields["finished"]) if "finished" in fields else None,
         "budget": json.loads(fields["budget"]),

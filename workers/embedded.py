@@ -23,14 +23,16 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
+from workers.interrupts import uninterrupted
 from workers.processes import StartError, private_folder, spawn, stop, tail
 from workers.setting_values import ConfigError
 from workers.settings import Settings
 
 START_SECONDS = 30.0
 STOP_SECONDS = 10.0
-_LONGEST_SOCKET_PATH = 100
-"""Bytes. The kernel's limit is 108 with the terminating zero, and redis-server binds under a longer temporary name."""
+_LONGEST_SOCKET_PATH = 96
+"""Bytes. The kernel's limit is 108 with the terminating zero. The temporary name under which redis-server binds is
+longer, and so is the name of an engine's socket in the same folder."""
 
 
 def broker_url(settings: Settings) -> str:
@@ -39,12 +41,17 @@ def broker_url(settings: Settings) -> str:
 
 
 def socket_path(data_dir: Path) -> Path:
-    """The embedded broker's socket: in the data folder, or in a temporary one when that path is too long."""
-    path = data_dir / "run" / "broker.sock"
-    if len(os.fsencode(path)) <= _LONGEST_SOCKET_PATH:
-        return path
+    """Return the embedded broker's socket: in the data folder, or in a temporary one when that path is too long.
+
+    ``TMPDIR`` may be too long as well; ``/tmp`` never is.
+    """
     digest = hashlib.sha256(os.fsencode(data_dir)).hexdigest()[:16]
-    return Path(tempfile.gettempdir()) / f"reasoner-{os.getuid()}-{digest}" / "broker.sock"
+    short = f"reasoner-{os.getuid()}-{digest}"
+    for folder in (data_dir / "run", Path(tempfile.gettempdir()) / short):
+        path = folder / "broker.sock"
+        if len(os.fsencode(path)) <= _LONGEST_SOCKET_PATH:
+            return path
+    return Path("/tmp") / short / "broker.sock"
 
 
 class EmbeddedBroker:
@@ -90,10 +97,11 @@ class EmbeddedBroker:
             self.socket.unlink(missing_ok=True)
             log = folder / "server.log"
             # SIGTERM, not SIGKILL: an orphaned server then flushes its file and removes its socket.
-            self.process = spawn(self._command(folder), log=log, death_signal=signal.SIGTERM)
+            with uninterrupted():
+                self.process = server = spawn(self._command(folder), log=log, death_signal=signal.SIGTERM)
             deadline = time.monotonic() + START_SECONDS
             while not self._answers():
-                if self.process.poll() is not None or time.monotonic() > deadline:
+                if server.poll() is not None or time.monotonic() > deadline:
                     self.stop()
                     self._failed = True
                     raise StartError(f"the embedded broker did not start; the end of {log}:\n{tail(log)}")
@@ -104,11 +112,12 @@ class EmbeddedBroker:
         """Stops the server if this object started it."""
         if self.process is None:
             return
-        stop(self.process, grace=STOP_SECONDS)
-        self.process = None
-        self.socket.unlink(missing_ok=True)
-        with contextlib.suppress(OSError):  # not empty: somebody else's socket lies there too
-            self.socket.parent.rmdir()
+        with uninterrupted():
+            stop(self.process, grace=STOP_SECONDS)
+            self.process = None
+            self.socket.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):  # not empty: somebody else's socket lies there too
+                self.socket.parent.rmdir()
 
     def _command(self, folder: Path) -> list[str]:
         options = {

@@ -11,21 +11,25 @@ from engine.fleet import FleetEngine
 from engine.health import Health
 from engine.routed import RoutedEngine
 from engine.types import EngineClient
+from prm.formats import FORMAT_NOTE
 from workers.settings import Settings
 
 
-def connect(settings: Settings, urls: Sequence[str] = (), *, health: Health | None = None) -> EngineClient:
+def connect(
+    settings: Settings, urls: Sequence[str] = (), *, health: Health | None = None, current: bool = False
+) -> EngineClient:
     """A client of the engines at ``urls``, by default the configured ones, and of the verifier's own if it has some.
 
-    Does not connect yet. ``health`` is what this process knows of them.
+    Does not connect yet. ``health`` is what this process knows of them, ``current`` as for ``FleetEngine``.
     """
     health = health or Health()
-    main = _fleet(urls or settings.engine_addresses, settings.engine_tokenizer, health)
+    main = _fleet(urls or settings.engine_addresses, settings.engine_tokenizer, health, current)
     elsewhere, notes = {}, {}
-    if settings.prm_url:
-        elsewhere[settings.prm_name] = _fleet(settings.prm_url, settings.prm_tokenizer, health)
-    if settings.prm_format is not None:
-        notes[settings.prm_name] = {"reasoner_prm": settings.prm_format}
+    prm = settings.prm_name
+    if prm is not None and settings.prm_url:
+        elsewhere[prm] = _fleet(settings.prm_url, settings.prm_tokenizer, health, current)
+    if prm is not None and settings.prm_format is not None:
+        notes[prm] = {FORMAT_NOTE: settings.prm_format}
     return RoutedEngine(main, elsewhere, notes) if elsewhere or notes else main
 
 
@@ -35,6 +39,7 @@ def engine_name(url: str) -> str:
     return url.replace(login + at, "", 1)
 
 
-def _fleet(urls: Sequence[str], tokenizer: Path | None, health: Health) -> FleetEngine:
+def _fleet(urls: Sequence[str], tokenizer: Path | None, health: Health, current: bool) -> FleetEngine:
     alone = len(urls) == 1  # nobody can stand in for it: wait for it
-    return FleetEngine({engine_name(url): HttpEngine(url, tokenizer=tokenizer, patient=alone) for url in urls}, health)
+    engines = {engine_name(url): HttpEngine(url, tokenizer=tokenizer, patient=alone) for url in urls}
+    return FleetEngine(engines, health, current=current)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import socket
 from collections.abc import Awaitable
@@ -25,6 +26,8 @@ from workers.store import BROKER_DOWN, Claim, JobStore
 from workers.tenants import TenantEngine
 
 ENGINE_RETRY_SECONDS = 3.0
+"""After which a job tries by itself, where no API process reaches the engines to wake it (``workers.engine_watch``)."""
+BROKER_RETRY_SECONDS = 0.5
 BEATS_PER_LEASE = 6
 """A heartbeat is also how a job that is thinking hears of its cancellation, so it comes often."""
 
@@ -73,15 +76,23 @@ async def execute(
         tracing.span("job", "consumer", about, claim.origin.traceparent),
     ):
         log.info("job claimed")
+        cancelled = asyncio.Event()
+        # One for the whole life of the claim: grants of a batch may follow each other faster than it beats.
+        heartbeat = asyncio.create_task(_keep_lease(claim, store, cancelled))
         try:
             going: Claim | None = claim
             while going is not None:
-                going = await _record(going, store, _search(going, store, engine, run, draining, lease))
+                search = _search(going, store, engine, run, draining, heartbeat, cancelled)
+                going = await _record(going, store, search)
         except LeaseLost:
             log.warning("lease lost: another worker has the job")
         except BROKER_DOWN as error:
-            # What the journal holds is safe; whoever claims the job after its lease goes on from there.
-            log.error("broker lost: the job is left to its lease", error=type(error).__name__)
+            # What the journal holds is safe; whoever claims the job next goes on from there.
+            log.error("broker lost: the job is handed back once it answers", error=type(error).__name__)
+            await _hand_back_late(claim, store, draining)
+        finally:
+            heartbeat.cancel()
+            await asyncio.wait({heartbeat})
 
 
 async def _record(claim: Claim, store: JobStore, search: Awaitable[JobOutcome]) -> Claim | None:
@@ -90,12 +101,17 @@ async def _record(claim: Claim, store: JobStore, search: Awaitable[JobOutcome]) 
         outcome = await search
     except (LeaseLost, *BROKER_DOWN):
         raise
-    except JobCancelled:
-        await store.finish(claim, "cancelled")
+    except JobCancelled as end:
+        await store.finish(claim, "cancelled", result=end.result)
         log.info("job cancelled")
         tracing.describe({tracing.STATUS: "cancelled"})
     except Parked as parked:
-        share = await BatchStore(store).park(claim, parked.ask)
+        try:
+            share = await BatchStore(store).park(claim, parked.ask)
+        except JobCancelled:
+            log.info("job cancelled")
+            tracing.describe({tracing.STATUS: "cancelled"})
+            return None
         if share is not None:
             return replace(claim, share=share)
         log.info("job waits for its share")
@@ -108,7 +124,10 @@ async def _record(claim: Claim, store: JobStore, search: Awaitable[JobOutcome]) 
     except Exception as error:
         failure = _failure(error)
         await store.finish(claim, "failed", error=failure)
-        log.error("job failed", code=failure.code, exc_info=failure.code == "internal_error")
+        # Other messages may quote the problem.
+        missing = isinstance(error, InvalidRequest) and error.field in ("model", "verifier.model")
+        reason = {"reason": failure.message} if missing else {}
+        log.error("job failed", code=failure.code, exc_info=failure.code == "internal_error", **reason)
         tracing.describe({tracing.STATUS: "failed"})
     else:
         await store.finish(claim, outcome.status, result=outcome.result)
@@ -117,39 +136,59 @@ async def _record(claim: Claim, store: JobStore, search: Awaitable[JobOutcome]) 
     return None
 
 
+async def _hand_back_late(claim: Claim, store: JobStore, draining: asyncio.Event) -> None:
+    """Releases the job when the broker is back, however long that takes: the attempt was not the job's fault."""
+    while not draining.is_set():
+        with contextlib.suppress(*BROKER_DOWN):
+            if await store.release(claim, reason="broker_unavailable", detail="the worker could not reach the broker"):
+                log.info("job handed back")
+            return
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(BROKER_RETRY_SECONDS):
+                await draining.wait()
+    log.warning("broker still away: the job is left to its lease")
+
+
 async def _search(
-    claim: Claim, store: JobStore, engine: EngineClient, run: RunJob, draining: asyncio.Event, lease: float
+    claim: Claim,
+    store: JobStore,
+    engine: EngineClient,
+    run: RunJob,
+    draining: asyncio.Event,
+    heartbeat: asyncio.Task[None],
+    cancelled: asyncio.Event,
 ) -> JobOutcome:
-    """Runs the search for as long as the lease holds and nobody asks this process to stop."""
-    journal, cancelled = RedisJournal(store, claim), asyncio.Event()
+    """Runs the search for as long as the lease holds and nobody asks this process to stop.
+
+    ``heartbeat`` ends when the lease is lost; it goes on for as long as the caller lets it.
+    """
+    journal = RedisJournal(store, claim)
     spec = JobSpec.model_validate(claim.spec)
     search = asyncio.ensure_future(run(spec, TenantEngine(engine, claim.owner), journal, cancelled=cancelled))
-    lost = asyncio.create_task(_keep_lease(claim, store, cancelled, lease))
     drained = asyncio.create_task(draining.wait())
     try:
-        await asyncio.wait({search, lost, drained}, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait({search, heartbeat, drained}, return_when=asyncio.FIRST_COMPLETED)
         if not search.done():
             search.cancel()
         # Let it book what was in flight; the lease is kept meanwhile.
         await asyncio.gather(search, return_exceptions=True)
-        if lost.done():
-            lost.result()
+        if heartbeat.done():
+            heartbeat.result()
             raise LeaseLost(claim.job_id)
         if search.cancelled():
             raise HandBack
         return search.result()
     finally:
-        for task in (lost, drained):
-            task.cancel()
-        await asyncio.wait({lost, drained})
+        drained.cancel()
+        await asyncio.wait({drained})
 
 
-async def _keep_lease(claim: Claim, store: JobStore, cancelled: asyncio.Event, lease: float) -> None:
+async def _keep_lease(claim: Claim, store: JobStore, cancelled: asyncio.Event) -> None:
     """Renews the lease until it is lost, and passes a cancellation on."""
     while True:
-        await asyncio.sleep(lease / BEATS_PER_LEASE)
+        await asyncio.sleep(claim.lease / BEATS_PER_LEASE)
         try:
-            beat = await store.heartbeat(claim, lease)
+            beat = await store.heartbeat(claim)
         except BROKER_DOWN:
             continue  # the search ends by itself if it cannot write; until then nothing is lost
         if beat == "lost":

@@ -37,7 +37,7 @@ class KeySpec(Strict):
         None,
         description="Whose jobs its jobs are; keys of one owner see the same jobs. Without it a key is on its own.",
     )
-    scopes: Annotated[list[Scope], Field(min_length=1)] = Field(["jobs:read", "jobs:write"])
+    scopes: Annotated[list[Scope], Field(min_length=1, max_length=16)] = Field(["jobs:read", "jobs:write"])
     expires_in: Annotated[float, Field(gt=0, le=MAX_LIFETIME_SECONDS)] | None = Field(
         None, description="Seconds that the key is good for; without it until it is revoked."
     )

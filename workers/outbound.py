@@ -18,7 +18,17 @@ import httpx
 TIMEOUT_SECONDS = 10.0
 """For all of a request: looking the name up, connecting, sending and the head of the answer."""
 _LABEL = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?")
+_UNICAST = ipaddress.ip_network("2000::/3")
+"""All of IPv6 that is given out for the public internet."""
 _NAT64 = ipaddress.ip_network("64:ff9b::/96")
+"""NAT64: a network without IPv4 reaches IPv4 through it, with the address in the last 32 bits."""
+_NOT_PUBLIC = tuple(
+    map(
+        ipaddress.ip_network,
+        ("192.0.0.0/24", "192.88.99.0/24", "2001::/23", "2001:db8::/32", "2002::/16", "3fff::/20"),
+    )
+)
+"""Protocol assignments (Teredo among them), relays (6to4) and documentation: Python's versions disagree about them."""
 
 
 class ForbiddenAddress(ValueError):
@@ -62,17 +72,17 @@ def check_address(address: str, allowed: Collection[str]) -> httpx.URL:
 
 
 def check_public(address: ipaddress.IPv4Address | ipaddress.IPv6Address, host: str) -> None:
-    """Raises ``ForbiddenAddress`` for everything that is not one machine in the public internet, also inside of the
-    ways in which IPv6 carries IPv4."""
-    inner = [address]
+    """Raises ``ForbiddenAddress`` for everything that is not one machine in the public internet: what IANA's registries
+    of special addresses do not call globally reachable, and the ways but NAT64 in which IPv6 carries IPv4."""
+    public = True
     if isinstance(address, ipaddress.IPv6Address):
-        carried = [address.ipv4_mapped, address.sixtofour, *(address.teredo or ())]
         if address in _NAT64:
-            carried.append(ipaddress.IPv4Address(int(address) & 0xFFFFFFFF))
-        inner += [each for each in carried if each is not None]
-    for each in inner:
-        if not each.is_global or each.is_multicast or each.is_reserved:
-            raise ForbiddenAddress(f"{host} is not a public address")
+            address = ipaddress.IPv4Address(int(address) & 0xFFFFFFFF)
+        else:
+            public = address in _UNICAST
+    public &= address.is_global and not (address.is_multicast or address.is_reserved)
+    if not public or any(address in network for network in _NOT_PUBLIC):
+        raise ForbiddenAddress(f"{host} is not a public address")
 
 
 async def post(address: str, body: bytes, headers: Mapping[str, str], *, allowed: Collection[str]) -> None:

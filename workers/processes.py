@@ -9,12 +9,18 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
+from workers.interrupts import at_force, is_forced
+
+_POLL_SECONDS = 0.02
 _PR_SET_PDEATHSIG = 1
 # Loaded before any fork: a child between fork and exec must not import or allocate more than it has to.
 _LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
+_running: list[tuple[subprocess.Popen[bytes], signal.Signals]] = []
+"""Children that nobody has stopped, with what ends them when this process has no time to."""
 
 
 class StartError(Exception):
@@ -30,7 +36,7 @@ def spawn(
     (on Linux; elsewhere only ``stop`` ends a child): call it from a thread that lives as long as the child may.
     """
     with log.open("ab") as output, _signals_later():
-        return subprocess.Popen(
+        child = subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
             stdout=output,
@@ -39,17 +45,28 @@ def spawn(
             start_new_session=True,
             preexec_fn=_die_with_parent(death_signal),
         )
+        _running[:] = [(each, number) for each, number in _running if each.returncode is None]
+        _running.append((child, death_signal))
+        return child
 
 
 def stop(process: subprocess.Popen[bytes], *, grace: float) -> None:
-    """Asks a child to end, and ends it when it has not after ``grace`` seconds."""
+    """Ask a child to end, and kill it when it has not after ``grace`` seconds, or at once when there is no time."""
     if process.poll() is None:
         process.terminate()
-    try:
-        process.wait(grace)
-    except subprocess.TimeoutExpired:
+    if not ended(process, within=grace):
         process.kill()
         process.wait()
+
+
+def ended(process: subprocess.Popen[bytes], *, within: float) -> bool:
+    """Wait for a child's end, for so many seconds at most; not at all once a second Ctrl-C wants us gone."""
+    deadline = time.monotonic() + within
+    while process.poll() is None:
+        if is_forced() or time.monotonic() > deadline:
+            return False
+        time.sleep(_POLL_SECONDS)
+    return True
 
 
 def private_folder(path: Path) -> Path:
@@ -84,7 +101,8 @@ def _signals_later() -> Iterator[None]:
     came: list[int] = []
     handlers = {
         number: signal.signal(number, lambda number, _: came.append(number))
-        for number in (signal.SIGINT, signal.SIGTERM)
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+        if signal.getsignal(number) != signal.SIG_IGN
     }
     try:
         yield
@@ -106,3 +124,12 @@ def _die_with_parent(death_signal: signal.Signals) -> Callable[[], None] | None:
             os._exit(1)
 
     return ask
+
+
+def _end_children() -> None:
+    for child, number in list(_running):
+        if child.poll() is None:
+            child.send_signal(number)
+
+
+at_force(_end_children)

@@ -8,6 +8,9 @@ import ipaddress
 from pathlib import Path
 from urllib.parse import urlsplit
 
+BUNDLED = Path(__file__).parent.parent / "reasoner" / "bundled"
+BUNDLED_PRM = "prm"
+
 
 class ConfigError(Exception):
     """The configuration cannot work; the message names the setting and says what would be right."""
@@ -32,20 +35,28 @@ def served_name(value: str) -> str:
     return Path(value).name if Path(value).expanduser().is_dir() else value
 
 
-def model_folder(value: str, setting: str) -> Path:
-    """Where the weights of ``NAME=FOLDER``, a folder or a bundled model lie. Raises ``ConfigError``."""
-    bundled = Path(__file__).parent.parent / "reasoner" / "bundled"
+def is_bundled(value: str) -> bool:
+    """Return True for the name of a bundled model."""
+    return "/" not in value and "=" not in value and (BUNDLED / value / "config.json").is_file()
+
+
+def find_folder(value: str) -> Path | None:
+    """Return where the weights of ``NAME=FOLDER``, a folder or a bundled model lie; ``None`` if not on this machine."""
     _, separator, path = value.partition("=")
-    folder = Path(path if separator else value).expanduser()
-    if not separator and "/" not in value and (bundled / value).is_dir():
-        folder = bundled / value
-    if not (folder / "config.json").is_file():
-        names = ", ".join(sorted(child.parent.name for child in bundled.glob("*/config.json"))) or "none"
+    folder = BUNDLED / value if is_bundled(value) else Path(path if separator else value).expanduser()
+    return folder.absolute() if (folder / "config.json").is_file() else None
+
+
+def model_folder(value: str, setting: str) -> Path:
+    """The same where there has to be one. Raises ``ConfigError``."""
+    folder = find_folder(value)
+    if folder is None:
+        names = ", ".join(sorted(child.parent.name for child in BUNDLED.glob("*/config.json"))) or "none"
         raise ConfigError(
             f"{setting}: {value!r} is neither a bundled model (here: {names}) nor a Hugging Face model folder, "
             "which holds config.json and *.safetensors"
         )
-    return folder.absolute()
+    return folder
 
 
 def is_loopback(host: str) -> bool:

@@ -23,12 +23,15 @@ from prm.formats import FormatName
 from reasoner.calibration import Calibration, CalibrationError, read_calibration
 from reasoner.defaults import ModelDefaults
 from reasoner.effort import DEFAULT_EFFORTS, Effort
-from reasoner.jobs import MAX_BUDGET_SECONDS, MAX_BUDGET_TOKENS
+from reasoner.jobs import MAX_BUDGET_SECONDS, MAX_BUDGET_TOKENS, VOTE
 from reasoner.prices import Prices
+from reasoner.strategies import STRATEGIES
 from workers.limits import Limits, LimitsTable
 from workers.setting_values import (
+    BUNDLED_PRM,
     ConfigError,
     address,
+    is_bundled,
     is_loopback,
     model_folder,
     served_name,
@@ -41,6 +44,7 @@ QUEUES: Final[tuple[QueueName, ...]] = ("interactive", "webhooks", "batch")
 CONFIG_FILE = "reasoner.toml"
 DEFAULT_ENGINE_URL = "http://127.0.0.1:8100"
 MIN_KEY_CHARS = 16
+NO_PRM = "none"
 
 
 _SECRETS = ("api_keys", "redis_url", "webhook_secret", "webhook_secrets")
@@ -117,7 +121,11 @@ class Settings(BaseSettings):
         None, description="Most tokens that are guessed after each other; 8 by default."
     )
     model: str = Field("policy", description="A bundled model, a model folder, or NAME=FOLDER.")
-    prm: str = Field("prm", description="The verifier: a bundled model, a model folder, or NAME=FOLDER.")
+    prm: str | None = Field(
+        None,
+        description="The verifier: a bundled model, a model folder, NAME=FOLDER, or none; by default the bundled one "
+        "for a bundled model, else none.",
+    )
     prm_url: Annotated[tuple[str, ...], NoDecode] = Field(
         (), description="Servers of the verifier under its name, which can stand in for each other: see engine_url."
     )
@@ -160,8 +168,11 @@ class Settings(BaseSettings):
         default_factory=dict,
         description="By queue: slots of a worker process of its own under 'reasoner serve'; one worker has the others.",
     )
+    alive_file: Path | None = Field(
+        None, description="File that a worker touches every second while it can take jobs, for health checks."
+    )
     max_attempts: Annotated[int, Field(ge=1, le=100)] = Field(
-        3, description="Times that a job may lose its worker before it is given up."
+        3, description="Times in a row that a job may lose its worker without a step forward before it is given up."
     )
     lease_seconds: Annotated[float, Field(ge=0.5, le=60)] = Field(
         3.0, description="Silence after which a worker is taken for dead."
@@ -299,9 +310,25 @@ class Settings(BaseSettings):
         return served_name(self.model)
 
     @property
-    def prm_name(self) -> str:
-        """What jobs and the engine call the verifier."""
-        return served_name(self.prm)
+    def verifier(self) -> str | None:
+        """The process reward model, as ``prm`` names one; ``None`` for a service without.
+
+        The bundled one was trained on solutions of the bundled policies: it knows nothing of any other model's.
+        """
+        if self.prm is None:
+            return BUNDLED_PRM if is_bundled(self.model) else None
+        return None if self.prm == NO_PRM else self.prm
+
+    @property
+    def prm_name(self) -> str | None:
+        """The name of the verifier in jobs and at the engine; ``None`` for a service without one."""
+        return None if self.verifier is None else served_name(self.verifier)
+
+    def require_prm(self, what: str) -> str:
+        """Return ``prm_name``. Raises ``ConfigError`` that says ``what`` needs a verifier where there is none."""
+        if self.prm_name is None:
+            raise ConfigError(f"{what} needs a verifier, and there is none here; name one by REASONER_PRM")
+        return self.prm_name
 
     @property
     def given(self) -> dict[str, Any]:
@@ -358,7 +385,28 @@ def load_settings(**overrides: Any) -> Settings:
     except (SettingsError, ValueError) as error:  # a file that is not TOML
         raise ConfigError(f"{CONFIG_FILE}: {error}") from None
     settings._given = frozenset(overrides)
+    if settings.verifier is None:
+        _refuse_uses_of_verifier(settings, overrides)
     return settings
+
+
+def _refuse_uses_of_verifier(settings: Settings, overrides: dict[str, Any]) -> None:
+    """Raise ``ConfigError`` for a setting that makes no sense in a service without a verifier."""
+    for name in ("prm_url", "prm_tokenizer", "prm_format"):
+        if getattr(settings, name):
+            raise ConfigError(
+                f"{_origin(name, overrides)}: there is no verifier here; name it by REASONER_PRM, or leave this out"
+            )
+    tables: dict[str, Effort | ModelDefaults] = {
+        f"effort.{name}": effort for name, effort in settings.effort.items() if effort != DEFAULT_EFFORTS.get(name)
+    }
+    tables |= {f"models.{name}": defaults for name, defaults in settings.models.items()}
+    for name, table in tables.items():
+        if table.strategy is not None and STRATEGIES[table.strategy.name].needs_verifier:
+            raise ConfigError(
+                f"{_origin(name, overrides)}.strategy: {table.strategy.name!r} needs a verifier, and there is none "
+                f"here; set REASONER_PRM, or use {VOTE}"
+            )
 
 
 def _plain(value: Any) -> Any:

@@ -14,12 +14,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Literal
 
+from pydantic import ValidationError
 from redis import exceptions
 from redis.asyncio import Redis
 from redis.asyncio.retry import Retry
 from redis.backoff import ExponentialBackoff, NoBackoff
 
-from reasoner.jobs import TERMINAL, Event, JobError, JobResult
+from reasoner.best_so_far import best_so_far
+from reasoner.jobs import TERMINAL, Event, JobError, JobResult, JobSpec
 from reasoner.journal import Entry
 from workers import documents
 from workers.documents import JobDocument
@@ -31,7 +33,7 @@ BROKER_DOWN: Final = (exceptions.ConnectionError, exceptions.TimeoutError)
 
 TERMINAL_EVENTS: Final = frozenset(f"job.{status}" for status in TERMINAL)
 DEAD: Final = "dead"
-"""What a list of jobs takes beside a status: failed jobs that lost their worker too often."""
+"""A filter of a list of jobs beside the statuses: failed jobs that kept losing their worker without progress."""
 
 RESEND_SECONDS = 5.0
 _LUA = Path(__file__).parent / "lua"
@@ -40,6 +42,7 @@ _BLOCK_SECONDS = 5.0
 _REAP_LIMIT = 1000
 _EXPIRE_LIMIT = 100
 _PAGE = 100
+_LOG_PAGE = 200
 _CONNECTIONS = 1000
 """At most, of each kind: every client that follows a job holds one."""
 
@@ -58,6 +61,10 @@ class NoSuchJob(Exception):
 
 class JobActive(Exception):
     """Only a job that has ended can be deleted."""
+
+
+class ShuttingDown(Exception):
+    """The process that waits for a job is about to end; the job goes on."""
 
 
 class NotRetryable(Exception):
@@ -81,9 +88,16 @@ class Claim:
     attempt: int
     owner: str
     spec: dict[str, Any]
+    lease: float
+    """Seconds of silence after which the worker is taken for dead: from the claim, or from its last write."""
     origin: Origin = field(default_factory=Origin)
     share: Share | None = None
     """Of a job of a batch."""
+
+    @property
+    def lease_ms(self) -> int:
+        """The lease as the scripts take it."""
+        return round(self.lease * 1000)
 
 
 Beat = Literal["ok", "cancel", "lost"]
@@ -103,11 +117,16 @@ class JobStore:
         self._redis = _connect(url, timeout, retry)
         # Blocking reads answer late by design and must not share the short timeout of the others.
         self._blocking = _connect(url, _BLOCK_SECONDS + 5, Retry(NoBackoff(), 0))
+        self._closing = asyncio.Event()
         self._scripts = {name: self._redis.register_script(text) for name, text in _sources().items()}
 
     async def close(self) -> None:
         await self._redis.aclose()
         await self._blocking.aclose()
+
+    def stop_waiting(self) -> None:
+        """End every wait for a job: this process is about to end. What is known by then is still told."""
+        self._closing.set()
 
     async def ping(self) -> None:
         """Raises one of ``BROKER_DOWN`` when the broker does not answer."""
@@ -179,9 +198,22 @@ class JobStore:
 
     async def cancel(self, job_id: str) -> JobDocument:
         """Cancels; a job that has ended stays as it is. Raises ``NoSuchJob``."""
-        if await self.script("cancel", job_id) == "gone":
+        if await self.script("cancel", job_id, await self.best_so_far(job_id)) == "gone":
             raise NoSuchJob(job_id)
         return await self.get(job_id)
+
+    async def best_so_far(self, job_id: str) -> str:
+        """The result (JSON) that an unfinished job's journal allows: ``null`` where a search has not begun. A job that
+        waits has no worker that could tell; of one that runs it counts if its worker is lost."""
+        status, spec = await self.command("HMGET", _job(job_id), "status", "spec")
+        if status is None or status in TERMINAL:
+            return "null"
+        entries = await self.entries(job_id)
+        try:
+            result = best_so_far(JobSpec.model_validate_json(spec), entries) if entries else None
+        except ValidationError:  # of another version: no worker could run it either
+            return "null"
+        return "null" if result is None else result.model_dump_json()
 
     async def delete(self, job_id: str) -> None:
         """Raises ``NoSuchJob``, ``JobActive``."""
@@ -247,37 +279,39 @@ class JobStore:
 
     async def events(self, job_id: str, after: int = 0) -> list[Event]:
         """What the job's stream holds now, from the event behind ``after``."""
-        rows = await self.command("XRANGE", f"{_job(job_id)}:log", f"({after}-0", "+")
-        return [documents.event(entry_id, fields) for entry_id, fields in rows]
+        return [documents.event(entry_id, fields) for entry_id, fields in await self._log(job_id, after)]
 
     async def follow(self, job_id: str, after: int = 0) -> AsyncIterator[Event]:
         """Events behind ``after`` as they come, to the terminal one. Outlasts a broker that is away.
 
         Ends early when the job is deleted. A terminal event behind which a retried job went on is one among others.
+        Raises ``ShuttingDown`` when ``stop_waiting`` ends the wait.
         """
         ended = False
         while True:
             try:
-                rows = await self.command("XRANGE", f"{_job(job_id)}:log", f"({after}-0", "+")
+                rows = await self._log_page(job_id, after)
                 if not rows:
                     if ended or not await self.command("EXISTS", _job(job_id)):
                         return
                     rows = await self._await_events(job_id, after)
             except BROKER_DOWN:
                 await asyncio.sleep(0.5)
-                continue
+                rows = []
             for entry_id, fields in rows:
                 event = documents.event(entry_id, fields)
                 after = event.seq
                 ended = event.type in TERMINAL_EVENTS
                 yield event
+            if self._closing.is_set() and not ended:
+                raise ShuttingDown(job_id)
 
     async def wait(self, job_id: str, seconds: float) -> JobDocument:
         """The job as it is when it has ended or when the time is over. Raises ``NoSuchJob``."""
         job = await self.get(job_id)
         if job["status"] in TERMINAL or seconds <= 0:
             return job
-        with contextlib.suppress(TimeoutError):
+        with contextlib.suppress(TimeoutError, ShuttingDown):
             async with asyncio.timeout(seconds):
                 async for _ in self.follow(job_id, job["last_seq"]):
                     pass
@@ -292,20 +326,21 @@ class JobStore:
             return None
         token, attempt, owner, spec, origin, granted, share = claim
         of_batch = None if granted is None else Share(int(granted), share == "closed")
-        return Claim(job_id, token, attempt, owner, json.loads(spec), Origin.from_json(origin or "{}"), of_batch)
+        return Claim(job_id, token, attempt, owner, json.loads(spec), lease, Origin.from_json(origin or "{}"), of_batch)
 
-    async def heartbeat(self, claim: Claim, lease: float) -> Beat:
+    async def heartbeat(self, claim: Claim) -> Beat:
         """Renews the lease."""
-        beat: Beat = await self.script("heartbeat", claim.job_id, claim.token, round(lease * 1000))
+        beat: Beat = await self.script("heartbeat", claim.job_id, claim.token, claim.lease_ms)
         return beat
 
     async def commit(self, claim: Claim, entries: Sequence[Entry]) -> Beat:
-        """Appends to the journal and to the bill; ``lost`` when nothing was written. May be repeated."""
+        """Appends to the journal and to the bill, and renews the lease; ``lost`` when nothing was written. May be
+        repeated."""
         parts: list[str] = []
         for entry in entries:
             spend = {name: value for name, value in entry.spend.model_dump().items() if value}
             parts += [entry.key, entry.type, _json(entry.data), repr(entry.elapsed), _json(spend)]
-        beat: Beat = await self.script("commit", claim.job_id, claim.token, *parts)
+        beat: Beat = await self.script("commit", claim.job_id, claim.token, claim.lease_ms, *parts)
         return beat
 
     async def finish(
@@ -323,8 +358,7 @@ class JobStore:
 
     async def entries(self, job_id: str) -> list[Entry]:
         """The journal: events that carry a key."""
-        rows = await self.command("XRANGE", f"{_job(job_id)}:log", "-", "+")
-        return [documents.entry(fields) for _, fields in rows if "key" in fields]
+        return [documents.entry(fields) for _, fields in await self._log(job_id, 0) if "key" in fields]
 
     # Reaper and metrics.
 
@@ -332,6 +366,14 @@ class JobStore:
         """Jobs that need a wake-up now, with their queues."""
         rows = await self.script("reap", _REAP_LIMIT, round(RESEND_SECONDS * 1000), max_attempts)
         return [(job_id, queue) for job_id, queue in rows]
+
+    async def waits_for_engine(self) -> bool:
+        """Return whether there may be jobs that were handed back because no engine answered."""
+        return bool(await self.command("EXISTS", "reasoner:waiting"))
+
+    async def wake_for_engine(self) -> int:
+        """Make those jobs due now; return how many they were."""
+        return int(await self.script("wake"))
 
     async def expire(self, keep: float) -> int:
         """Forgets jobs that ended more than ``keep`` seconds ago, not all of them at once; answers how many."""
@@ -349,13 +391,33 @@ class JobStore:
         for name, count in counters.items():
             await self.command("HINCRBY", "reasoner:stats", name, count)
 
+    async def _log(self, job_id: str, after: int) -> list[Any]:
+        rows: list[Any] = []
+        while page := await self._log_page(job_id, after):
+            rows += page
+            after = int(page[-1][0].removesuffix("-0"))
+        return rows
+
+    async def _log_page(self, job_id: str, after: int) -> list[Any]:
+        """Some of the stream: the whole of a long one takes longer to read than a command may."""
+        page: list[Any] = await self.command("XRANGE", f"{_job(job_id)}:log", f"({after}-0", "+", "COUNT", _LOG_PAGE)
+        return page
+
     async def _await_events(self, job_id: str, after: int) -> list[Any]:
         log, start, block = f"{_job(job_id)}:log", f"{after}-0", round(_BLOCK_SECONDS * 1000)
-        reading = self._blocking.execute_command(  # type: ignore[no-untyped-call]
-            "XREAD", "COUNT", 500, "BLOCK", block, "STREAMS", log, start
+        reading = asyncio.ensure_future(
+            self._blocking.execute_command(  # type: ignore[no-untyped-call]
+                "XREAD", "COUNT", _LOG_PAGE, "BLOCK", block, "STREAMS", log, start
+            )
         )
-        # Shielded for the reason that ``_whole`` gives; left alone, it ends by itself.
-        answer = await asyncio.shield(reading)
+        reading.add_done_callback(_heard)
+        closing = asyncio.ensure_future(self._closing.wait())
+        try:
+            # Never cancelled, for the reason that ``_whole`` gives; left alone, it ends by itself.
+            await asyncio.wait({reading, closing}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            closing.cancel()
+        answer = reading.result() if reading.done() else None
         return list(answer[0][1]) if answer else []
 
     async def command(self, *command: str | int) -> Any:
@@ -386,11 +448,18 @@ async def _whole(operation: Coroutine[Any, Any, Any]) -> Any:
     3.11 can swallow a cancellation (cpython #86296): a task that should have ended would go on for ever.
     """
     running = asyncio.ensure_future(operation)
+    running.add_done_callback(_heard)
     try:
         return await asyncio.shield(running)
     except asyncio.CancelledError:
         await asyncio.wait({running})
         raise
+
+
+def _heard(ended: asyncio.Future[Any]) -> None:
+    """Takes note of an error that whoever asked may not be there to hear: the event loop would log it."""
+    if not ended.cancelled():
+        ended.exception()
 
 
 @functools.cache

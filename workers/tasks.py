@@ -5,18 +5,23 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import signal
 import threading
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 from celery import Celery
-from celery.signals import setup_logging, worker_shutting_down
+from celery.signals import setup_logging, worker_init, worker_shutdown, worker_shutting_down
 
 from engine.health import Health
+from reasoner.children import keep_children
+from reasoner.equivalence import POOL as COMPARING
 from reasoner.run import run_job
+from workers.alive import keep_alive_file
 from workers.embedded import broker_url
 from workers.engines import connect
 from workers.execution import RunJob, execute
+from workers.interrupts import take_over
 from workers.live import LiveSettings
 from workers.logs import configure_logging
 from workers.messages import RUN_TASK, WEBHOOK_TASK, make_celery
@@ -67,10 +72,15 @@ def make_worker(settings: Settings, run: RunJob | None = None) -> Celery:
     calibration = settings.read_calibration()
     live = LiveSettings(settings)
     app = make_celery(settings)
+    if settings.alive_file is not None:
+        keep_alive_file(app, settings.alive_file)
     health = Health()
     draining = Draining()
     worker_shutting_down.connect(draining.begin, weak=False)
     setup_logging.connect(configure_logging, weak=False)
+    children = contextlib.ExitStack()
+    worker_init.connect(lambda **_: children.enter_context(keep_children(COMPARING)), weak=False)
+    worker_shutdown.connect(lambda **_: children.close(), weak=False)
 
     async def wake(job_id: str) -> None:
         store = JobStore(broker_url(settings), patience=BROKER_PATIENCE)
@@ -118,7 +128,14 @@ def make_worker(settings: Settings, run: RunJob | None = None) -> Celery:
 
 
 def serve(app: Celery, queues: Sequence[str]) -> None:
-    """Works for these queues, the first ones first, until SIGTERM or Ctrl-C."""
+    """Work for these queues, the first ones first, until SIGTERM or Ctrl-C. Raises ``KeyboardInterrupt``."""
+    stopped_by: list[str] = []
+
+    def shutting_down(sig: str, **_: Any) -> None:
+        stopped_by.append(sig)
+        take_over(signal.Signals[sig])  # Celery would let a second one wait for its time-outs
+
+    worker_shutting_down.connect(shutting_down, weak=False)
     app.worker_main(
         [
             "--quiet",
@@ -131,3 +148,5 @@ def serve(app: Celery, queues: Sequence[str]) -> None:
             "--loglevel=WARNING",
         ]
     )
+    if "SIGINT" in stopped_by:
+        raise KeyboardInterrupt

@@ -143,10 +143,11 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory, slow_engine: SlowEngin
 
 
 def same(result: dict[str, Any], other: dict[str, Any]) -> bool:
-    """Equal, but for the last digits of scores that were computed in other batches."""
+    """Equal, but for the last digits of scores that were computed in other batches: of one of the bundled reward model
+    float32 loses 2e-5 at most (``tests.prm.checkpoints.score_gap``), of sums and shares of a few of them more."""
     floats = "confidence"
     rest = {name: value for name, value in result.items() if name != floats}
     return bool(
         rest == {name: value for name, value in other.items() if name != floats}
-        and result[floats] == pytest.approx(other[floats], abs=1e-5)
+        and result[floats] == pytest.approx(other[floats], abs=1e-4)
     )

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +14,7 @@ import pytest
 
 from tests.chaos import processes
 from tests.chaos.fleet import Fleet
+from workers.alive import TOUCH_SECONDS
 
 SEARCH = {"problem": "?", "strategy": {"name": "beam", "n": 4}, "budget": {"tokens": 100_000}, "seed": 1}
 SHORT = {"problem": "?", "strategy": {"name": "greedy"}, "seed": 1}
@@ -47,6 +50,34 @@ def started(fleet: Fleet, spec: dict[str, Any]) -> str:
     job_id = str(ask(fleet, "POST", "/v1/jobs", json=spec)["id"])
     processes.until(lambda: fleet.seq(job_id) >= 4, "the search has begun")
     return job_id
+
+
+def test_jobs_whose_workers_live_survive_a_broker_that_is_away_for_longer_than_a_lease(tmp_path: Path) -> None:
+    settings = {"concurrency": 8, "max_attempts": 1, "lease_seconds": 1.0}
+    with Fleet(tmp_path, workers=1, apis=1, token_seconds=0.03, **settings) as fleet:
+        processes.until(lambda: ask(fleet, "GET", "/v1/jobs"), "the API answers")
+        jobs = [started(fleet, SEARCH | {"seed": seed}) for seed in range(4)]
+        fleet.kill("broker")
+        threading.Event().wait(2 * fleet.settings.lease_seconds)
+        fleet.restart("broker")
+        for job_id in jobs:
+            job = ended(fleet, job_id)
+            assert (job["status"], job["error"], job["attempt"]) == ("completed", None, 1)
+
+
+def test_the_file_that_says_that_a_worker_takes_jobs_grows_old_without_a_broker(tmp_path: Path) -> None:
+    alive = tmp_path / "worker.alive"
+
+    def age() -> float:
+        return time.time() - alive.stat().st_mtime
+
+    with Fleet(tmp_path, workers=1, apis=0, token_seconds=0.03, alive_file=alive) as fleet:
+        processes.until(alive.exists, "the worker takes jobs")
+        fleet.kill("broker")
+        processes.until(lambda: age() > 3 * TOUCH_SECONDS, "nobody touches the file")
+        fleet.restart("broker")
+        processes.until(lambda: age() < TOUCH_SECONDS, "it is touched again")
+    assert not alive.exists()
 
 
 @pytest.mark.parametrize("held", ["a search", "the end of a search"])

@@ -38,7 +38,7 @@ ROUNDS: list[tuple[Role, ...]] = [
 ]
 """Who is killed together."""
 
-pytestmark = pytest.mark.timeout(900)
+pytestmark = [pytest.mark.timeout(900), pytest.mark.long]
 
 
 def spec(number: int) -> dict[str, Any]:

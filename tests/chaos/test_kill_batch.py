@@ -22,7 +22,7 @@ JOBS = [
 ]
 TOKENS = 2400
 
-pytestmark = pytest.mark.timeout(240)
+pytestmark = [pytest.mark.timeout(240), pytest.mark.long]
 
 
 def test_a_batch_whose_workers_are_killed_ends_within_its_budget(service: Service) -> None:
@@ -45,7 +45,7 @@ def test_a_batch_whose_workers_are_killed_ends_within_its_budget(service: Servic
         service.workers.pop(victim).wait()
 
     batch = processes.until(lambda: look() if look()["finished_at"] else None, "the batch has ended", seconds=120)
-    assert batch["status"] == "completed"
+    assert batch["status"] == ("incomplete" if batch["counts"]["incomplete"] else "completed")
     assert batch["counts"]["completed"] + batch["counts"]["incomplete"] == len(JOBS)
     jobs = [service.ended(job["id"]) for job in batch["jobs"]]
     spent = sum(Usage.model_validate(job["usage"]).total for job in jobs)

@@ -16,6 +16,7 @@ import pytest
 from api.supervisor import StartError, Supervisor, free_port
 from tests.chaos.processes import alive, until
 from tests.chaos.slow_engine import SlowEngine
+from tests.long import mostly_long
 from workers.setting_values import ConfigError
 from workers.settings import Settings, load_settings
 
@@ -54,7 +55,7 @@ def supervised(settings: Settings) -> Supervisor:
     return Supervisor(settings, log_dir=settings.data_dir / "logs")
 
 
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+@pytest.mark.parametrize("how", mostly_long([signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP], every=2))
 def test_however_the_supervisor_ends_no_process_and_no_file_is_left(tmp_path: Path, how: signal.Signals) -> None:
     folder = tmp_path / "data"
     with subprocess.Popen([sys.executable, "-c", PROGRAM, folder, ""], stdout=subprocess.PIPE) as supervisor:
@@ -84,7 +85,10 @@ def child(mark: bytes) -> int:
 
 @pytest.mark.parametrize(
     ("role", "mark"),
-    [("worker", b"api.serve\0worker"), ("api", b"api.serve\0api"), ("broker", b"unixsocket:HERE/run/broker.sock")],
+    mostly_long(
+        [("worker", b"api.serve\0worker"), ("api", b"api.serve\0api"), ("broker", b"unixsocket:HERE/run/broker.sock")],
+        every=2,
+    ),
 )
 def test_what_dies_is_started_again_and_jobs_go_on(stack: tuple[Supervisor, list[str]], role: str, mark: bytes) -> None:
     running, said = stack
@@ -108,6 +112,7 @@ def test_a_model_that_cannot_be_loaded_is_told_with_the_engines_own_words(tmp_pa
     folder = tmp_path / "model"
     folder.mkdir()
     (folder / "config.json").write_text("{}")
+    (folder / "chat_template.jinja").write_text("?")
     settings = load_settings(data_dir=tmp_path / "data", port=free_port(), model=str(folder))
     before = children(os.getpid())
     with pytest.raises(StartError, match=r"(?s)engine did not start.*model") as caught, supervised(settings):

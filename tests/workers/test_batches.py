@@ -12,10 +12,10 @@ import redis
 from engine.types import EngineClient
 from reasoner.allocator import WIDTH, Ask, Pool
 from reasoner.jobs import JobResult, JobSpec, Usage
-from reasoner.journal import Entry, Journal
+from reasoner.journal import Entry, JobCancelled, Journal, LeaseLost
 from reasoner.run import JobOutcome, run_job
 from tests.scripted import ScriptedEngine
-from tests.workers.test_store import expire
+from tests.workers.test_store import expire, solution
 from workers.batches import BatchStore, NoSuchBatch
 from workers.execution import RunJob, execute
 from workers.store import Claim, IdempotencyConflict, JobActive, JobStore, QueueFull
@@ -43,7 +43,7 @@ async def claim(store: JobStore, job_id: str) -> Claim:
 
 
 def spend(key: str, tokens: int) -> Entry:
-    return Entry(key, "node", {}, Usage(generated=tokens), 0.0)
+    return Entry(key, "lost", {}, Usage(generated=tokens), 0.0)
 
 
 async def test_a_batch_is_its_jobs_with_a_floor_each_and_the_rest_in_the_pool(store: JobStore) -> None:
@@ -144,14 +144,35 @@ async def test_a_parked_job_is_left_alone_until_its_grant_wakes_it(store: JobSto
     assert (await BatchStore(store).get(batch_id))["unassigned"] == 800 - 150
 
 
+async def test_a_grant_renews_the_lease(store: JobStore, url: str) -> None:
+    _, (job_id,) = await submit(store, 1, 800)
+    held = await claim(store, job_id)
+    expire(url, job_id)
+    assert await BatchStore(store).park(held, Ask(50, 0.5)) is not None
+    assert await store.reap(1) == []
+    assert await store.claim(job_id, lease=60, max_attempts=100, worker="w") is None
+
+
+async def test_whoever_parks_a_job_of_another_hears_of_it(store: JobStore, url: str) -> None:
+    _, (job_id, _) = await submit(store, 2, 800)
+    held = await claim(store, job_id)
+    expire(url, job_id)
+    await claim(store, job_id)
+    with pytest.raises(LeaseLost):
+        await BatchStore(store).park(held, Ask(50, 0.5))
+
+
 async def test_cancelling_a_batch_ends_those_that_wait_at_once_and_tells_those_that_run(store: JobStore) -> None:
     batch_id, jobs = await submit(store, 3, 900)
     running, parked = await claim(store, jobs[0]), await claim(store, jobs[1])
+    await store.commit(parked, [solution("0", "2")])
     assert await BatchStore(store).park(parked, Ask(5, 0.5)) is None
     batch = await BatchStore(store).cancel(batch_id)
     assert (batch["status"], batch["counts"]["cancelled"], batch["finished_at"]) == ("in_progress", 2, None)
-    assert await store.heartbeat(running, 60) == "cancel"
-    assert await BatchStore(store).park(running, Ask(5, 0.5)) is None
+    assert [job["answer"] for job in batch["jobs"]] == [None, "2", None]
+    assert await store.heartbeat(running) == "cancel"
+    with pytest.raises(JobCancelled):
+        await BatchStore(store).park(running, Ask(5, 0.5))
     batch = await BatchStore(store).get(batch_id)
     assert (batch["status"], batch["counts"]["cancelled"]) == ("cancelled", 3)
     assert await BatchStore(store).cancel(batch_id) == batch
@@ -172,6 +193,33 @@ async def test_a_batch_that_does_not_fit_into_the_queue_is_refused_whole(store: 
     with pytest.raises(QueueFull):
         await submit(store, 3, 10, queue_cap=5)
     assert len(await store.page(owner=None, after=None, limit=10, status=None)) == 3
+
+
+@pytest.mark.parametrize(
+    ("ends", "status"),
+    [
+        (["completed", "completed"], "completed"),
+        (["completed", "cancelled"], "completed"),
+        (["completed", "incomplete"], "incomplete"),
+        (["completed", "failed"], "incomplete"),
+        (["incomplete", "incomplete"], "incomplete"),
+        (["incomplete", "failed"], "incomplete"),
+        (["failed", "failed"], "failed"),
+        (["failed", "cancelled"], "failed"),
+        (["cancelled", "cancelled"], "cancelled"),
+    ],
+)
+async def test_an_ended_batch_has_the_status_that_its_jobs_have_in_common(
+    store: JobStore, ends: list[str], status: str
+) -> None:
+    batch_id, jobs = await submit(store, 2, 10)
+    for job_id, end in zip(jobs, ends, strict=True):
+        assert (await BatchStore(store).get(batch_id))["status"] in ("queued", "in_progress")
+        if end == "cancelled":
+            await store.cancel(job_id)
+        else:
+            await store.finish(await claim(store, job_id), end, result=RESULT if end == "completed" else None)
+    assert (await BatchStore(store).get(batch_id))["status"] == status
 
 
 async def test_pages_of_batches_are_newest_first(store: JobStore) -> None:

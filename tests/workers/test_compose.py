@@ -1,10 +1,11 @@
-"""The users that compose.yaml gives to the roles may do what the roles do, and nothing else."""
+"""compose.yaml: its users may do what the roles do and nothing else, and its health checks tell a role that works."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import signal
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,7 +21,9 @@ from workers.embedded import find_server
 from workers.processes import spawn, stop, tail
 from workers.settings import Settings, load_settings
 
-COMPOSE = yaml.safe_load((Path(__file__).parents[2] / "compose.yaml").read_text())
+ROOT = Path(__file__).parents[2]
+COMPOSE = yaml.safe_load((ROOT / "compose.yaml").read_text())
+SERVICES = COMPOSE["services"]
 PASSWORDS = {"REASONER_REDIS_API": "of-the-api", "REASONER_REDIS_WORKER": "of-the-worker"}
 OPERATOR = "user operator on >of-the-operator ~* &* +@all\n"
 
@@ -60,10 +63,45 @@ def test_nobody_comes_in_without_a_name(port: int) -> None:
         client.ping()
 
 
-@pytest.mark.alone
+def test_the_health_check_needs_no_password_and_its_user_can_do_nothing_else(port: int) -> None:
+    with redis.Redis(port=port, username="health", password="any") as client:
+        assert client.ping()
+        for command in ("GET reasoner:jobs", "INFO", "PUBLISH a b", "KEYS *", "CLIENT LIST", "EVAL return(1) 0"):
+            with pytest.raises(redis.exceptions.NoPermissionError):
+                client.execute_command(*command.split())
+
+
+def is_healthy(service: str, **changes: object) -> bool:
+    """Run a service's health check here, with these parts of its text replaced."""
+    kind, *command = SERVICES[service]["healthcheck"]["test"]
+    if kind == "CMD-SHELL":
+        command = ["/bin/sh", "-c", *(text.replace("$$", "$") for text in command)]
+    assert kind in ("CMD", "CMD-SHELL")
+    assert command[0] in ("python", "/bin/sh")
+    command = [sys.executable if text == "python" else text for text in command]
+    for before, after in changes.items():
+        assert any(before in text for text in command)
+        command = [text.replace(before, str(after)) for text in command]
+    return subprocess.run(command, capture_output=True, timeout=30, check=False).returncode == 0
+
+
+@pytest.mark.timeout(240)
+def test_the_health_check_of_an_engine_tells_whether_it_serves(tmp_path: Path) -> None:
+    number = free_port()
+    env = os.environ | {"REASONER_ENGINE_URL": f"http://127.0.0.1:{number}"}
+    assert not is_healthy("engine", **{"8100": number})
+    log = tmp_path / "engine.log"
+    engine = spawn([sys.executable, "-m", "api.cli", "engine"], log=log, env=env, death_signal=signal.SIGKILL)
+    try:
+        until(lambda: is_healthy("engine", **{"8100": number}), "the engine is healthy", seconds=120)
+    finally:
+        stop(engine, grace=15)
+    assert not is_healthy("engine", **{"8100": number})
+
+
 @pytest.mark.timeout(240)
 def test_a_job_runs_from_its_submission_to_its_result_and_nothing_is_denied(port: int, tmp_path: Path) -> None:
-    engine, listening = tmp_path / "engine.sock", free_port()
+    engine, listening, alive = tmp_path / "engine.sock", free_port(), tmp_path / "worker.alive"
 
     def settings(user: str) -> Settings:
         address = f"redis://{user}:of-the-{user}@127.0.0.1:{port}/0"
@@ -74,6 +112,7 @@ def test_a_job_runs_from_its_submission_to_its_result_and_nothing_is_denied(port
             prm="null-verifier",
             data_dir=tmp_path,
             port=listening,
+            alive_file=alive,
         )
 
     commands = {
@@ -99,5 +138,9 @@ def test_a_job_runs_from_its_submission_to_its_result_and_nothing_is_denied(port
         job = client.post("/v1/jobs", json=spec, headers={"Prefer": "wait=60"}).json()
         assert job["status"] == "completed", job
         assert client.get("/metrics").status_code == 200
+        assert is_healthy("api", **{"8000": listening})
+        assert is_healthy("worker", **{SERVICES["worker"]["environment"]["REASONER_ALIVE_FILE"]: alive})
         with redis.Redis(port=port, username="operator", password="of-the-operator") as operator:
             assert operator.acl_log() == []
+    assert not is_healthy("api", **{"8000": listening})
+    assert not is_healthy("worker", **{SERVICES["worker"]["environment"]["REASONER_ALIVE_FILE"]: alive})

@@ -80,7 +80,7 @@ def test_every_format_may_be_named_and_comes_with_the_model() -> None:
     assert set(get_args(FormatName)) == set(FORMATS)
     engine = connect(load_settings(prm_format="rlhflow", prm="policy"))
     assert isinstance(engine, RoutedEngine)
-    assert engine._notes == {"policy": {"reasoner_prm": "rlhflow"}}
+    assert engine._notes == {"policy": {"reasoner_prm_format": "rlhflow"}}
 
 
 @pytest.mark.parametrize(

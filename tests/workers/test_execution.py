@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from typing import Any
 
 import pytest
 import redis
+import structlog
+from structlog.testing import capture_logs
 
 from engine.types import EngineClient, EngineError, EngineUnavailable, InvalidRequest
+from reasoner.allocator import Ask
+from reasoner.allowance import Parked
 from reasoner.jobs import JobResult, JobSpec, Usage
 from reasoner.journal import Entry, JobCancelled, Journal
 from reasoner.run import JobOutcome
 from tests.scripted import ScriptedEngine
+from workers.batches import BatchStore
 from workers.execution import RunJob, execute
 from workers.store import JobStore
 
@@ -83,6 +89,65 @@ async def test_a_search_that_takes_longer_than_its_lease_keeps_it(store: JobStor
     assert (await store.get(job_id))["attempt"] == 1
 
 
+async def test_a_job_whose_grants_follow_each_other_faster_than_its_heartbeat_keeps_its_lease(store: JobStore) -> None:
+    runs, pause = 0, LEASE / 12
+
+    async def run(spec: JobSpec, engine: EngineClient, journal: Journal, *, cancelled: asyncio.Event) -> JobOutcome:
+        nonlocal runs
+        runs += 1
+        await asyncio.sleep(pause)
+        assert await store.claim(job_id, lease=LEASE, max_attempts=3, worker="other") is None
+        if runs * pause < 2.5 * LEASE:
+            raise Parked(Ask(1, 0.5))
+        return OUTCOME
+
+    made, _ = await BatchStore(store).submit([SPEC], {"tokens": 1000}, {}, owner="local", queue_cap=10)
+    job_id = made["jobs"][0]["id"]
+    await wake(store, job_id, run)
+    job = await store.get(job_id)
+    assert (job["status"], job["attempt"]) == ("completed", 1)
+
+
+async def test_a_grant_that_takes_long_to_use_keeps_the_lease_too(store: JobStore) -> None:
+    runs = 0
+
+    async def run(spec: JobSpec, engine: EngineClient, journal: Journal, *, cancelled: asyncio.Event) -> JobOutcome:
+        nonlocal runs
+        runs += 1
+        if runs == 1:
+            raise Parked(Ask(1, 0.5))
+        await asyncio.sleep(2.5 * LEASE)
+        assert await store.claim(job_id, lease=LEASE, max_attempts=3, worker="other") is None
+        return OUTCOME
+
+    made, _ = await BatchStore(store).submit([SPEC], {"tokens": 1000}, {}, owner="local", queue_cap=10)
+    job_id = made["jobs"][0]["id"]
+    await wake(store, job_id, run)
+    assert (await store.get(job_id))["attempt"] == 1
+
+
+@pytest.mark.parametrize("why", ["waits", "lost", "cancelled"])
+async def test_what_became_of_a_job_that_asked_for_more_is_logged_as_it_was(
+    store: JobStore, url: str, why: str
+) -> None:
+    async def run(spec: JobSpec, engine: EngineClient, journal: Journal, *, cancelled: asyncio.Event) -> JobOutcome:
+        if why == "lost":
+            with redis.Redis.from_url(url) as client:
+                client.hset(f"reasoner:job:{job_id}", "lease", 1)
+            assert await store.claim(job_id, lease=60, max_attempts=3, worker="other") is not None
+        if why == "cancelled":
+            await store.cancel(job_id)
+        raise Parked(Ask(1, 0.5))
+
+    made, _ = await BatchStore(store).submit([SPEC, SPEC], {"tokens": 1000}, {}, owner="local", queue_cap=10)
+    job_id = made["jobs"][0]["id"]
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.INFO))  # other tests are quieter
+    with capture_logs() as logs:
+        await wake(store, job_id, run)
+    said = {"waits": "job waits for its share", "lost": "lease lost: another worker has the job"}
+    assert [line["event"] for line in logs] == ["job claimed", said.get(why, "job cancelled")]
+
+
 @pytest.mark.parametrize(
     ("error", "code", "message"),
     [
@@ -146,6 +211,20 @@ async def test_a_search_that_only_thinks_hears_of_its_cancellation(store: JobSto
     assert (await store.get(job_id))["status"] == "cancelled"
 
 
+async def test_a_cancelled_search_leaves_the_best_that_it_had(store: JobStore) -> None:
+    found = JobResult(answer="2", text="2", confidence=0.5, finish_reason="cancelled", node="0")
+
+    async def run(spec: JobSpec, engine: EngineClient, journal: Journal, *, cancelled: asyncio.Event) -> JobOutcome:
+        end = JobCancelled()
+        end.result = found
+        raise end
+
+    job_id = await submit(store)
+    await wake(store, job_id, run)
+    job = await store.get(job_id)
+    assert (job["status"], job["result"]) == ("cancelled", found.model_dump())
+
+
 async def test_a_search_that_writes_hears_of_its_cancellation_and_what_it_wrote_is_billed(store: JobStore) -> None:
     async def run(spec: JobSpec, engine: EngineClient, journal: Journal, *, cancelled: asyncio.Event) -> JobOutcome:
         await store.cancel(job_id)
@@ -199,3 +278,17 @@ async def test_a_worker_that_lost_its_lease_stops_and_writes_nothing(store: JobS
     assert stopped.is_set()
     job = await store.get(job_id)
     assert (job["status"], job["attempt"], job["usage"]["generated"]) == ("in_progress", 2, 0)
+
+
+async def test_the_log_says_which_model_a_job_did_not_find_and_nothing_else_of_a_failure(store: JobStore) -> None:
+    async def run(spec: JobSpec, engine: EngineClient, journal: Journal, *, cancelled: asyncio.Event) -> JobOutcome:
+        raise errors.pop()
+
+    errors = [InvalidRequest("a secret of the problem", "problem"), InvalidRequest("'x' is not served", "model")]
+    structlog.reset_defaults()
+    with structlog.testing.capture_logs() as logs:
+        for _ in range(2):
+            await wake(store, await submit(store), run)
+    failures = [entry for entry in logs if entry["event"] == "job failed"]
+    assert [entry.get("reason") for entry in failures] == ["'x' is not served", None]
+    assert "secret" not in str(logs)

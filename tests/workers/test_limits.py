@@ -221,7 +221,7 @@ async def test_a_day_ends_and_what_began_in_it_is_settled_there(monkeypatch: pyt
     assert attempt("job_2") == ["tokens", 60, 1]
     clock.ms += 1000
     assert attempt("job_3") == ["created", "job_3"]
-    cancel(args=["job_1"])
+    cancel(args=["job_1", "null"])
     assert attempt("job_4") == ["tokens", 60, DAY]
     yesterday, today = sorted(server.keys("reasoner:quota:ann:*"))
     assert (server.get(yesterday), server.get(today)) == ("0", "60")

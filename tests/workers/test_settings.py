@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -206,3 +207,52 @@ def test_a_wrong_entry_of_a_table_is_named_with_its_place(
     with pytest.raises(ConfigError) as caught:
         load_settings()
     assert hint in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("model", "prm", "name"),
+    [
+        ("policy", None, "prm"),
+        ("policy-large", None, "prm"),
+        ("policy", "none", None),
+        ("qwen", None, None),
+        ("qwen=/models/qwen", None, None),
+        ("qwen", "prm", "prm"),
+        ("qwen", "mine=/models/prm", "mine"),
+    ],
+)
+def test_the_bundled_verifier_comes_with_the_bundled_policies_alone(
+    model: str, prm: str | None, name: str | None
+) -> None:
+    assert load_settings(model=model, prm=prm).prm_name == name
+
+
+def test_a_copy_of_a_bundled_policy_has_no_verifier_by_itself(tmp_path: Path) -> None:
+    copy = shutil.copytree(model_folder("policy", "model"), tmp_path / "policy-2")
+    assert load_settings(model=str(copy)).prm_name is None
+
+
+def test_none_survives_the_way_to_a_role(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in load_settings(prm="none").environment().items():
+        monkeypatch.setenv(name, value)
+    assert load_settings().prm_name is None
+
+
+@pytest.mark.parametrize(
+    ("text", "where"),
+    [
+        ("prm_url = ['http://127.0.0.1:9']", "reasoner.toml: prm_url: there is no verifier here"),
+        ("prm_format = 'rlhflow'", "reasoner.toml: prm_format: there is no verifier here"),
+        (
+            "[effort.most]\ntokens = 9\nstrategy = 'beam'",
+            "reasoner.toml: effort.most.strategy: 'beam' needs a verifier",
+        ),
+        ("[models.policy]\nstrategy = 'best_of_n'", "models.policy.strategy: 'best_of_n' needs a verifier"),
+    ],
+)
+def test_what_only_a_verifier_gives_a_meaning_is_refused_without_one(tmp_path: Path, text: str, where: str) -> None:
+    (tmp_path / "reasoner.toml").write_text(f"prm = 'none'\n{text}\n")
+    with pytest.raises(ConfigError) as caught:
+        load_settings()
+    assert where in str(caught.value)
+    assert "REASONER_PRM" in str(caught.value)

@@ -36,6 +36,18 @@ def expire(url: str, job_id: str) -> None:
         client.zadd("reasoner:due", {job_id: 1})
 
 
+async def claim_again(store: JobStore, url: str, job_id: str) -> Claim:
+    """By the next worker: the one before, if there was one, is dead."""
+    expire(url, job_id)
+    return await claim(store, job_id)
+
+
+def solution(name: str, answer: str) -> Entry:
+    text = f"\\boxed{{{answer}}}"
+    data = {"node": name, "parent": "", "text": text, "tokens": 5, "final": True, "reason": "stop", "answer": answer}
+    return Entry(f"complete:{name}:0", "node", data, Usage(generated=5), 1.0)
+
+
 def entry(key: str, tokens: int = 3) -> Entry:
     return Entry(key, "node", {"node": key, "tokens": tokens}, Usage(generated=tokens, seconds=0.25), 1.5)
 
@@ -102,17 +114,21 @@ async def test_a_worker_that_was_thought_dead_can_write_nothing(store: JobStore,
     heir = await claim(store, zombie.job_id, "w2")
     assert (heir.attempt, heir.token) == (2, 2)
     assert await store.commit(zombie, [entry("b")]) == "lost"
-    assert await store.heartbeat(zombie, 60) == "lost"
+    assert await store.heartbeat(zombie) == "lost"
     assert not await store.finish(zombie, "completed", result=RESULT)
     assert not await store.release(zombie, reason="shutdown", detail="")
     assert await types(store, zombie.job_id) == ["job.queued", "job.started", "node", "job.resumed"]
     assert await store.commit(heir, [entry("b")]) == "ok"
 
 
-async def test_a_worker_that_was_only_slow_keeps_its_job(store: JobStore, url: str) -> None:
+@pytest.mark.parametrize("sign", ["heartbeat", "commit"])
+async def test_a_worker_that_was_only_slow_keeps_its_job_with_its_next_sign_of_life(
+    store: JobStore, url: str, sign: str
+) -> None:
     held = await claim(store, await submit(store))
     expire(url, held.job_id)
-    assert await store.heartbeat(held, 60) == "ok"
+    assert await (store.heartbeat(held) if sign == "heartbeat" else store.commit(held, [entry("a")])) == "ok"
+    assert await store.reap(1) == []
     assert await store.claim(held.job_id, lease=60, max_attempts=3, worker="w2") is None
 
 
@@ -124,6 +140,45 @@ async def test_a_job_that_kills_its_workers_is_given_up(store: JobStore, url: st
     assert await store.claim(job_id, lease=60, max_attempts=3, worker="w") is None
     job = await store.get(job_id)
     assert (job["status"], job["error"]["code"]) == ("failed", "max_attempts")
+
+
+@pytest.mark.parametrize("way", ["claimed", "reaped"])
+async def test_a_job_that_steps_forward_between_the_deaths_of_its_workers_is_not_given_up(
+    store: JobStore, url: str, way: str
+) -> None:
+    job_id = await submit(store)
+    for attempt in range(1, 9):
+        held = await claim(store, job_id)
+        assert (held.attempt, held.token) == (attempt, attempt)
+        if attempt % 3 == 0:
+            await store.commit(held, [entry(f"k{attempt}")])
+        expire(url, job_id)
+        if way == "reaped":
+            assert await store.reap(3) == [(job_id, "interactive")]
+    assert (await store.get(job_id))["attempt"] == 8
+    await store.commit(await claim(store, job_id), [entry("k3")])  # which the journal has: nothing new
+    expire(url, job_id)
+    assert await store.reap(3) == []
+    error = (await store.get(job_id))["error"]
+    assert error["code"] == "max_attempts"
+    assert "3 times in a row" in error["message"]
+
+
+@pytest.mark.parametrize("wrote", [True, False])
+async def test_handing_back_changes_nothing_about_the_attempts_before(store: JobStore, url: str, wrote: bool) -> None:
+    job_id = await submit(store)
+    for _ in range(2):
+        await claim_again(store, url, job_id)
+    for _ in range(5):
+        held = await claim_again(store, url, job_id)
+        if wrote:
+            await store.commit(held, [entry("k")])
+        await store.release(held, reason="shutdown", detail="")
+    for _ in range(3 if wrote else 1):
+        await claim_again(store, url, job_id)
+    expire(url, job_id)
+    assert await store.reap(3) == []
+    assert (await store.get(job_id))["status"] == "failed"
 
 
 async def test_the_reaper_gives_up_too_when_no_worker_is_left_to_do_it(store: JobStore, url: str) -> None:
@@ -165,7 +220,7 @@ async def test_a_waiting_job_is_cancelled_at_once(store: JobStore) -> None:
 async def test_a_running_job_hears_of_its_cancellation_and_its_last_spend_is_booked(store: JobStore) -> None:
     held = await claim(store, await submit(store))
     assert (await store.cancel(held.job_id))["status"] == "in_progress"
-    assert await store.heartbeat(held, 60) == "cancel"
+    assert await store.heartbeat(held) == "cancel"
     assert await store.commit(held, [entry("a")]) == "cancel"
     assert await store.finish(held, "cancelled")
     job = await store.get(held.job_id)
@@ -185,6 +240,38 @@ async def test_a_cancelled_job_whose_worker_is_gone_still_ends(store: JobStore, 
     if how == "claimed":
         assert await store.claim(held.job_id, lease=60, max_attempts=3, worker="w") is None
     assert (await store.get(held.job_id))["status"] == "cancelled"
+
+
+@pytest.mark.parametrize("how", ["handed back", "released", "reaped", "claimed"])
+async def test_a_cancelled_job_without_a_worker_has_what_its_journal_holds(store: JobStore, url: str, how: str) -> None:
+    held = await claim(store, await submit(store))
+    await store.commit(held, [solution("0", "2")])
+    if how == "handed back":
+        await store.release(held, reason="engine_unavailable", detail="gone", delay=0)
+    await store.cancel(held.job_id)
+    if how == "released":
+        await store.release(held, reason="shutdown", detail="")
+    elif how != "handed back":
+        expire(url, held.job_id)
+    if how == "reaped":
+        await store.reap(3)
+    if how == "claimed":
+        assert await store.claim(held.job_id, lease=60, max_attempts=3, worker="w") is None
+    job = await store.get(held.job_id)
+    told = {
+        "answer": "2",
+        "text": "\\boxed{2}",
+        "confidence": None,
+        "votes": [],
+        "finish_reason": "cancelled",
+        "node": "0",
+    }
+    assert (job["status"], job["result"], job["usage"]["generated"]) == ("cancelled", told, 5)
+    assert (await store.events(held.job_id))[-1].data["result"] == told
+
+
+async def test_a_job_that_is_cancelled_before_its_search_began_has_no_result(store: JobStore) -> None:
+    assert (await store.cancel(await submit(store)))["result"] is None
 
 
 async def test_a_failure_keeps_its_code_and_message(store: JobStore) -> None:
@@ -283,7 +370,7 @@ async def test_the_job_of_a_silent_worker_is_woken_and_that_of_a_live_one_is_not
     assert await store.reap(3) == []
     expire(url, silent.job_id)
     expire(url, live.job_id)
-    await store.heartbeat(live, 60)
+    await store.heartbeat(live)
     assert await store.reap(3) == [(silent.job_id, "interactive")]
     await claim(store, silent.job_id, "w2")
     counts, counters = await store.stats()
@@ -307,6 +394,16 @@ async def test_followers_get_every_event_from_any_start(store: JobStore) -> None
         assert seen == list(range(after + 1, 24))
 
 
+async def test_a_journal_of_any_length_is_read_whole(store: JobStore) -> None:
+    held = await claim(store, await submit(store))
+    keys = [f"k{index}" for index in range(450)]
+    await store.commit(held, [entry(key) for key in keys])
+    await store.finish(held, "completed", result=RESULT)
+    assert [item.key for item in await store.entries(held.job_id)] == keys
+    assert [event.seq for event in await store.events(held.job_id, 5)] == list(range(6, 454))
+    assert [event.seq async for event in store.follow(held.job_id)] == list(range(1, 454))
+
+
 async def test_waiting_ends_with_the_job_or_with_the_time(store: JobStore) -> None:
     held = await claim(store, await submit(store))
     assert (await store.wait(held.job_id, 0.05))["status"] == "in_progress"
@@ -320,7 +417,7 @@ async def test_a_cancellation_is_never_swallowed_whenever_it_comes(store: JobSto
 
     async def beat_for_ever() -> None:
         while True:
-            await store.heartbeat(held, 60)
+            await store.heartbeat(held)
 
     for moment in range(200):
         beating = asyncio.create_task(beat_for_ever())

@@ -14,6 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from reasoner.jobs import TERMINAL, JobResult, Usage
 from reasoner.journal import Entry
+from tests.workers.test_outages import pass_time
 from tests.workers.test_store import SPEC, expire
 from workers.store import Claim, JobStore
 
@@ -29,8 +30,12 @@ class Known:
 
     status: str = "queued"
     attempt: int = 0
+    stalled: int = 0
+    """Attempts in a row that wrote nothing new."""
     live: bool = False
     """Whether its worker has been heard of within the lease."""
+    graced: bool = False
+    """True if its lease was prolonged without a heartbeat of its worker."""
     cancelled: bool = False
     retries: int = 0
     spent: dict[str, int] = field(default_factory=dict)
@@ -56,6 +61,7 @@ class Jobs(RuleBasedStateMachine):
         self.redis.flushall()
         self.store = JobStore(self.url)
         self.known: dict[str, Known] = {}
+        self.away = False
 
     def teardown(self) -> None:
         self.runner.run(self.store.close())
@@ -87,6 +93,7 @@ class Jobs(RuleBasedStateMachine):
     def claim(self, which: int) -> None:
         job_id = self.pick(which)
         known = self.known[job_id]
+        self.look()
         held = self.runner.run(self.store.claim(job_id, lease=60, max_attempts=MAX_ATTEMPTS, worker="w"))
         if known.ended or known.live:
             assert held is None
@@ -94,14 +101,15 @@ class Jobs(RuleBasedStateMachine):
         elif known.cancelled:
             assert held is None
             known.status = "cancelled"
-        elif known.attempt >= MAX_ATTEMPTS:
+        elif known.stalled >= MAX_ATTEMPTS:
             assert held is None
             known.status = "failed"
             self.seen["poison"] += 1
         else:
-            known.status, known.live = "in_progress", True
+            known.status, known.live, known.graced = "in_progress", True, False
             known.attempt += 1
-            assert held == Claim(job_id, len(known.claims) + 1, known.attempt, "local", SPEC)
+            known.stalled += 1
+            assert held == Claim(job_id, len(known.claims) + 1, known.attempt, "local", SPEC, 60)
             known.claims.append(held)
 
     @precondition(lambda self: self.known)
@@ -111,14 +119,22 @@ class Jobs(RuleBasedStateMachine):
         if claim is None:
             return
         known = self.known[claim.job_id]
-        entries = [Entry(f"k{key}", "node", {"k": key}, Usage(generated=tokens + key), 0.0) for key in keys]
+        part = {"parent": "", "text": "so", "tokens": 1, "final": False}
+        entries = [
+            Entry(f"k{key}", "node", part | {"node": str(key)}, Usage(generated=tokens + key), 0.0) for key in keys
+        ]
         beat = self.runner.run(self.store.commit(claim, entries))
         if not known.owned_by(claim):
             assert beat == "lost"
             self.seen["stale commits"] += 1
             return
         assert beat == ("cancel" if known.cancelled else "ok")
+        known.live, known.graced = True, False
         for key in keys:
+            if f"k{key}" not in known.spent:
+                if known.stalled > 1:
+                    self.seen["steps forward after a death"] += 1
+                known.stalled = 0
             self.seen["repeated keys" if f"k{key}" in known.spent else "new keys"] += 1
             known.spent.setdefault(f"k{key}", tokens + key)
 
@@ -129,10 +145,10 @@ class Jobs(RuleBasedStateMachine):
         if claim is None:
             return
         known = self.known[claim.job_id]
-        beat = self.runner.run(self.store.heartbeat(claim, 60))
+        beat = self.runner.run(self.store.heartbeat(claim))
         if known.owned_by(claim):
             assert beat == ("cancel" if known.cancelled else "ok")
-            known.live = True
+            known.live, known.graced = True, False
         else:
             assert beat == "lost"
 
@@ -144,17 +160,34 @@ class Jobs(RuleBasedStateMachine):
         expire(self.url, job_id)
         self.known[job_id].live = False
 
+    @precondition(lambda self: any(known.live for known in self.known.values()))
+    @rule()
+    def outage(self) -> None:
+        """Nobody reaches the broker until all leases have run out."""
+        pass_time(self.url, 100, looked=False)
+        self.away = True
+
+    def look(self) -> None:
+        """The first look after an outage: who has had no word since the one before has no time left."""
+        if self.away:
+            for known in self.known.values():
+                self.seen["living workers after an outage"] += known.live and not known.graced
+                known.live, known.graced = known.live and not known.graced, known.live
+        self.away = False
+
     @rule()
     def reap(self) -> None:
+        self.look()
         # An expired job keeps its due time in the past until the reaper has seen it, and then gets one in the future.
-        due = {job_id for job_id, at in self.redis.zrange("reasoner:due", 0, -1, withscores=True) if at <= 1}
+        past = self.redis.zrangebyscore("reasoner:due", "-inf", self.redis.time()[0] * 1000)
+        due = {job_id for job_id in past if not self.known[job_id].live}
         woken = {job_id for job_id, _ in self.runner.run(self.store.reap(MAX_ATTEMPTS))}
         for job_id, known in self.known.items():
             if job_id in woken:
                 assert known.status == "queued" or (known.status == "in_progress" and not known.live)
             if job_id in due and known.cancelled:
                 known.status = "cancelled"
-            elif job_id in due and known.attempt >= MAX_ATTEMPTS:
+            elif job_id in due and known.stalled >= MAX_ATTEMPTS:
                 known.status = "failed"
                 self.seen["poison"] += 1
             elif job_id in due:
@@ -167,7 +200,7 @@ class Jobs(RuleBasedStateMachine):
         job_id = failed[which % len(failed)]
         known = self.known[job_id]
         assert self.runner.run(self.store.retry(job_id, queue_cap=100))["error"] is None
-        known.status, known.attempt, known.cancelled = "queued", 0, False
+        known.status, known.attempt, known.stalled, known.cancelled = "queued", 0, 0, False
         known.retries += 1
         self.seen["retries"] += 1
 
@@ -193,7 +226,8 @@ class Jobs(RuleBasedStateMachine):
             if how == "release":
                 assert self.runner.run(self.store.release(claim, reason="engine_unavailable", detail="")) == owned
                 if owned:
-                    known.attempt -= 0 if known.cancelled else 1
+                    if not known.cancelled:
+                        known.attempt, known.stalled = known.attempt - 1, max(0, known.stalled - 1)
                     known.status, known.live = ("cancelled" if known.cancelled else "queued"), False
             else:
                 assert self.runner.run(self.store.finish(claim, "completed", result=RESULT)) == owned
@@ -241,7 +275,7 @@ def test_no_history_breaks_a_promise(url: str) -> None:
     run_state_machine_as_test(  # type: ignore[no-untyped-call]
         Jobs,
         settings=settings(
-            max_examples=60,
+            max_examples=100,
             stateful_step_count=50,
             deadline=None,
             derandomize=True,
@@ -249,4 +283,4 @@ def test_no_history_breaks_a_promise(url: str) -> None:
             suppress_health_check=list(HealthCheck),
         ),
     )
-    assert len(Jobs.seen) == 8, Jobs.seen
+    assert len(+Jobs.seen) == 10, Jobs.seen

@@ -1,5 +1,10 @@
--- Cancels all jobs of a batch that have not ended: waiting ones at once, running ones through their owners.
+-- Cancels all jobs of a batch that have not ended: waiting ones at once, running ones through their owners. After the
+-- batch come pairs of a job and what its journal allows for a result.
 local batch = ARGV[1]
+local best = {}
+for i = 2, #ARGV, 2 do
+  best[ARGV[i]] = ARGV[i + 1]
+end
 if redis.call('EXISTS', batch_key(batch)) == 0 then
   return 'gone'
 end
@@ -7,6 +12,6 @@ if number(redis.call('HGET', batch_key(batch), 'running')) > 0 then
   redis.call('HSET', batch_key(batch), 'cancel', 1)
 end
 for _, id in ipairs(redis.call('LRANGE', batch_key(batch) .. ':jobs', 0, -1)) do
-  cancel(id)
+  cancel(id, best[id] or 'null')
 end
 return 'ok'

@@ -2,8 +2,9 @@
 local id, lease, max_attempts, worker = unpack(ARGV)
 local job = job_key(id)
 local now = now_ms()
-local status, expires, attempt, cancel, waiting, share = unpack(
-  redis.call('HMGET', job, 'status', 'lease', 'attempt', 'cancel', 'waiting', 'share'))
+look_for_outage(now)
+local status, expires, stalled, cancel, waiting, share = unpack(
+  redis.call('HMGET', job, 'status', 'lease', 'stalled', 'cancel', 'waiting', 'share'))
 
 if not status then
   return { 'gone' }
@@ -14,24 +15,24 @@ elseif status ~= 'queued' and status ~= 'in_progress' then
 elseif share == 'waiting' then
   return { 'waiting' } -- for its batch: the grant that it asked for wakes it
 elseif cancel then
-  finish(id, 'cancelled', 'null', 'null')
+  finish_cancelled(id)
   return { 'ended' }
-elseif number(attempt) >= tonumber(max_attempts) then
-  give_up(id, number(attempt))
+elseif number(stalled) >= tonumber(max_attempts) then
+  give_up(id, number(stalled))
   return { 'ended' }
 end
 if status == 'in_progress' then
   redis.call('HINCRBY', STATS, 'lease_reclaims', 1)
 end
-attempt = redis.call('HINCRBY', job, 'attempt', 1)
+local attempt = begin_attempt(id)
 local token = redis.call('HINCRBY', job, 'token', 1)
 local first = redis.call('HSETNX', job, 'started', seconds(now)) == 1
 if first then
   count_time(id, 'queue_wait', now)
 end
-redis.call('HSET', job, 'lease', ms(now + lease), 'worker', worker)
+redis.call('HSET', job, 'worker', worker)
 set_status(id, 'in_progress')
-look_at(id, now + lease)
+renew(id, lease)
 -- A job that waits for its engine is claimed again and again; its stream says so once.
 if not waiting then
   append(id, first and 'job.started' or 'job.resumed', '{"attempt":' .. attempt .. '}')

@@ -1,19 +1,21 @@
 -- Appends entries to the journal and their spend to the bill. An entry whose key the journal holds is not written again,
--- so a commit whose answer got lost can be repeated.
-local id, token = ARGV[1], ARGV[2]
+-- so a commit whose answer got lost can be repeated. Whoever writes is alive: a commit renews the lease as a heartbeat does.
+local id, token, lease = ARGV[1], ARGV[2], ARGV[3]
 local job = job_key(id)
 local status, current, cancel, waiting, attempt, batch = unpack(
   redis.call('HMGET', job, 'status', 'token', 'cancel', 'waiting', 'attempt', 'batch'))
 if status ~= 'in_progress' or current ~= token then
   return 'lost'
 end
+renew(id, lease)
 if waiting then
   redis.call('HDEL', job, 'waiting')
   append(id, 'job.resumed', '{"attempt":' .. attempt .. '}')
 end
-for i = 3, #ARGV, 5 do
+for i = 4, #ARGV, 5 do
   local key, kind, data, elapsed, spend = unpack(ARGV, i, i + 4)
   if redis.call('SADD', job .. ':keys', key) == 1 then
+    redis.call('HSET', job, 'stalled', 0)
     append(id, kind, data, 'key', key, 'elapsed', elapsed, 'spend', spend)
     for name, value in pairs(cjson.decode(spend)) do
       local amount = string.format('%.17g', value)

@@ -1,7 +1,10 @@
 -- Prepended to every script. The keys, the clock, and the two changes that several scripts make: an entry in a job's
 -- stream and a change of its status. A script runs alone, so whatever it does is one step to everybody else.
 --
---   reasoner:job:ID          hash: spec, owner, origin, status, times, attempt, token (fencing), lease (its end), seq, cancel,
+--   reasoner:job:ID          hash: spec, owner, origin, status, times, attempt, token (fencing), lease (its end), term (how long it
+--                            is), grace (1: it was prolonged without a word of the worker), seq, cancel,
+--                            stalled (attempts in a row that wrote nothing new to the journal),
+--                            best (what its journal allowed for a result when it was cancelled),
 --                            usage:*, form (what a route keeps of the request beside the spec)
 --   reasoner:job:ID:log      stream: the journal and the events, entry ids are SEQ-0
 --   reasoner:job:ID:keys     set: keys of the journal's entries, until the job ends for good: a failed one may be retried
@@ -12,6 +15,7 @@
 --   reasoner:due             sorted set of unfinished ids by the time (ms) at which the reaper must look at them
 --   reasoner:webhooks        likewise for ids of ended jobs whose end is still to be told; their hashes have webhook (its
 --                            address) and webhook:state, :attempt, :token, :at (not before), :seq (of the end), :error
+--   reasoner:waiting         set of ids: jobs that were handed back because no engine answered, until one does
 --   reasoner:sent            hash: how many messages each queue was sent so far
 --   reasoner:idempotency:*   hash: job and digest of the body, for a day
 --   reasoner:quota:OWNER:DAY   tokens that the owner's jobs of that day (since the epoch) spent, and that unfinished ones
@@ -25,9 +29,12 @@
 --                            floor, waiting, active, closed
 --   reasoner:batch:ID:waiting  sorted set of jobs that ask for more by the gain that a token promises there
 --   reasoner:batches, :of:OWNER   sorted sets of ids by order of submission: all batches, and those of one owner
+--   reasoner:looked          when (ms) somebody last looked for leases that ran out
 --   reasoner:stats           hash: counters for /metrics
 
 local JOBS, DUE, WEBHOOKS, SENT, STATS = 'reasoner:jobs', 'reasoner:due', 'reasoner:webhooks', 'reasoner:sent', 'reasoner:stats'
+local LOOKED = 'reasoner:looked'
+local WAITING = 'reasoner:waiting'
 
 local function now_ms()
   local time = redis.call('TIME')
@@ -90,6 +97,65 @@ end
 
 local function look_at(id, time)
   redis.call('ZADD', DUE, ms(time), id)
+end
+
+-- Counts an attempt that begins.
+local function begin_attempt(id)
+  redis.call('HINCRBY', job_key(id), 'stalled', 1)
+  return redis.call('HINCRBY', job_key(id), 'attempt', 1)
+end
+
+-- The attempt did not end by itself: it does not count.
+local function take_attempt_back(id)
+  redis.call('HINCRBY', job_key(id), 'attempt', -1)
+  if number(redis.call('HGET', job_key(id), 'stalled')) > 0 then -- else it has written something new
+    redis.call('HINCRBY', job_key(id), 'stalled', -1)
+  end
+end
+
+-- Its worker has just been heard of.
+local function renew(id, lease)
+  local ends = now_ms() + lease
+  redis.call('HSET', job_key(id), 'lease', ms(ends), 'term', lease, 'grace', 0)
+  look_at(id, ends)
+end
+
+-- The clock was set back, or another server with a slower one took over: what was to happen at a time happens as much
+-- earlier, or dead workers would keep their jobs for as long.
+local function set_back(by)
+  for _, index in ipairs({ DUE, WEBHOOKS }) do
+    for _, id in ipairs(redis.call('ZRANGE', index, 0, -1)) do
+      redis.call('ZINCRBY', index, -by, id)
+    end
+  end
+  for _, id in ipairs(redis.call('ZRANGE', JOBS .. ':in_progress', 0, -1)) do
+    redis.call('HINCRBY', job_key(id), 'lease', -by)
+  end
+  for _, id in ipairs(redis.call('ZRANGE', WEBHOOKS, 0, -1)) do
+    redis.call('HINCRBY', job_key(id), 'webhook:at', -by)
+  end
+end
+
+-- Called before leases are found to have run out. A worker is dead when nothing was heard of it although it could have
+-- been. When nobody has looked for long, this server or every reaper was away, and perhaps the workers could not reach it
+-- either: a lease that held then is prolonged by one, until its worker has had the time for a word. That is done once:
+-- without a word the next look finds it run out, however seldom somebody looks.
+local function look_for_outage(now)
+  local last = number(redis.call('GET', LOOKED))
+  redis.call('SET', LOOKED, ms(now))
+  local gap = now - last
+  if gap < 0 then
+    set_back(-gap)
+  elseif last > 0 and gap > 750 then -- reapers look twice a second
+    for _, id in ipairs(redis.call('ZRANGE', JOBS .. ':in_progress', 0, -1)) do
+      local lease, term, grace = unpack(redis.call('HMGET', job_key(id), 'lease', 'term', 'grace'))
+      local ends = ms(now + number(term))
+      if 3 * gap > number(term) and number(lease) > last and grace ~= '1' then
+        redis.call('HSET', job_key(id), 'lease', ends, 'grace', 1)
+        look_at(id, ends)
+      end
+    end
+  end
 end
 
 -- The end of a job is to be told, not before a time.
@@ -243,10 +309,15 @@ local function finish(id, status, result, failure)
   count_time(id, 'job', now)
 end
 
-local function give_up(id, attempts)
-  local message = 'the job lost its worker ' .. attempts .. ' times and is given up'
+local function give_up(id, stalled)
+  local message = 'the job lost its worker ' .. stalled .. ' times in a row without a step forward and is given up'
   list(id, ':dead', redis.call('HGET', job_key(id), 'n'))
   finish(id, 'failed', 'null', cjson.encode({ code = 'max_attempts', message = message }))
+end
+
+-- Ends a job that was cancelled and has no owner to tell what it found: with what its journal held when it was cancelled.
+local function finish_cancelled(id)
+  finish(id, 'cancelled', redis.call('HGET', job_key(id), 'best') or 'null', 'null')
 end
 
 -- Removes every trace of a job that has ended.
@@ -285,14 +356,16 @@ local function record(id, spec, priority, owner, origin, now)
   look_at(id, now)
 end
 
-local function cancel(id)
+-- Cancels a job. best is the result (JSON) that its journal allows by now.
+local function cancel(id, best)
   local status = redis.call('HGET', job_key(id), 'status')
   if not status then
     return 'gone'
-  elseif status == 'queued' then
-    finish(id, 'cancelled', 'null', 'null')
-  elseif status == 'in_progress' then
-    redis.call('HSET', job_key(id), 'cancel', 1)
+  elseif status == 'queued' or status == 'in_progress' then
+    redis.call('HSET', job_key(id), 'cancel', 1, 'best', best)
+    if status == 'queued' then
+      finish_cancelled(id)
+    end
   end
   return 'ok'
 end

@@ -4,7 +4,5 @@ local status, current, cancel = unpack(redis.call('HMGET', job_key(id), 'status'
 if status ~= 'in_progress' or current ~= token then
   return 'lost'
 end
-local expires = now_ms() + lease
-redis.call('HSET', job_key(id), 'lease', ms(expires))
-look_at(id, expires)
+renew(id, lease)
 return cancel and 'cancel' or 'ok'

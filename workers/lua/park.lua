@@ -1,14 +1,14 @@
--- A job of a batch has used its grant up and asks for more. Answers false when it has to wait: it has no owner then, and
--- its attempt did not count. Else what it has been granted by now, and its share: it goes on at once.
-local id, token, tokens, gain = unpack(ARGV)
+-- A job of a batch has used its grant up and asks for more. Answers that it has to wait: it has no owner then, and its
+-- attempt did not count. Or what it has been granted by now, and its share: it goes on at once, with a new lease.
+local id, token, lease, tokens, gain = unpack(ARGV)
 local job = job_key(id)
 local status, current, cancel, batch, share = unpack(
   redis.call('HMGET', job, 'status', 'token', 'cancel', 'batch', 'share'))
 if status ~= 'in_progress' or current ~= token then
   return { 'lost' }
 elseif cancel then
-  finish(id, 'cancelled', 'null', 'null')
-  return { 'lost' }
+  finish_cancelled(id)
+  return { 'cancelled' }
 end
 leave_share(batch, id, share)
 redis.call('HSET', job, 'share', 'waiting', 'asked', tokens)
@@ -16,10 +16,10 @@ redis.call('ZADD', batch_key(batch) .. ':waiting', gain, id)
 deal(batch)
 local granted, now_share = unpack(redis.call('HMGET', job, 'granted', 'share'))
 if now_share ~= 'waiting' then
-  look_at(id, number(redis.call('HGET', job, 'lease')))
+  renew(id, lease)
   return { 'granted', granted, now_share }
 end
-redis.call('HINCRBY', job, 'attempt', -1)
+take_attempt_back(id)
 redis.call('HSET', job, 'lease', 0)
 redis.call('HDEL', job, 'sent')
 redis.call('ZREM', DUE, id)

@@ -4,6 +4,7 @@
 local limit, resend, max_attempts = unpack(ARGV)
 local now = now_ms()
 local wake = {}
+look_for_outage(now)
 
 -- A queue keeps its order: when as many messages have left it as were sent up to a job's own, that one has left it too.
 -- If the job still waits then, whoever took its message is dead.
@@ -23,12 +24,12 @@ end
 
 for _, id in ipairs(redis.call('ZRANGEBYSCORE', DUE, '-inf', ms(now), 'LIMIT', 0, limit)) do
   local job = job_key(id)
-  local status, attempt, cancel, sent, priority = unpack(
-    redis.call('HMGET', job, 'status', 'attempt', 'cancel', 'sent', 'priority'))
+  local status, stalled, cancel, sent, priority = unpack(
+    redis.call('HMGET', job, 'status', 'stalled', 'cancel', 'sent', 'priority'))
   if status == 'in_progress' and cancel then
-    finish(id, 'cancelled', 'null', 'null')
-  elseif status == 'in_progress' and number(attempt) >= tonumber(max_attempts) then
-    give_up(id, number(attempt))
+    finish_cancelled(id)
+  elseif status == 'in_progress' and number(stalled) >= tonumber(max_attempts) then
+    give_up(id, number(stalled))
   else
     look_at(id, now + resend)
     if status == 'in_progress' or unsent_or_lost(priority, sent) then

@@ -6,15 +6,16 @@ if status ~= 'in_progress' or current ~= token then
   return 'lost'
 end
 if cancel then
-  finish(id, 'cancelled', 'null', 'null')
+  finish_cancelled(id)
   return 'ok'
 end
-redis.call('HINCRBY', job, 'attempt', -1)
+take_attempt_back(id)
 redis.call('HSET', job, 'lease', 0)
 redis.call('HDEL', job, 'sent')
 set_status(id, 'queued')
 look_at(id, now_ms() + delay)
 if reason == 'engine_unavailable' then
+  redis.call('SADD', WAITING, id)
   if waiting then
     return 'ok'
   end

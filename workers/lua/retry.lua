@@ -34,8 +34,8 @@ else
     redis.call('HSET', job, 'booked', ms(spent + rest))
   end
 end
-redis.call('HSET', job, 'attempt', 0)
-redis.call('HDEL', job, 'finished', 'result', 'error', 'cancel', 'waiting', 'sent')
+redis.call('HSET', job, 'attempt', 0, 'stalled', 0)
+redis.call('HDEL', job, 'finished', 'result', 'error', 'cancel', 'best', 'waiting', 'sent')
 list(id, ':dead')
 list(id, ':ended')
 redis.call('ZREM', WEBHOOKS, id) -- that end was none

@@ -1,0 +1,106 @@
+"""The image and its compose files: what a container without root, on a read-only file system, needs is there."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from kernels.cpu.cache import find_cache
+from workers.settings import Settings
+
+ROOT = Path(__file__).parents[2]
+COMPOSE = yaml.safe_load((ROOT / "compose.yaml").read_text())
+ROLES = {name: service for name, service in COMPOSE["services"].items() if service.get("image") == "reasoner"}
+
+
+def stages() -> dict[str, list[tuple[str, str]]]:
+    """The instructions of each stage of the Dockerfile, those of the stage that it begins with before its own."""
+    lines = [line for line in (ROOT / "Dockerfile").read_text().splitlines() if not line.lstrip().startswith("#")]
+    found: dict[str, list[tuple[str, str]]] = {}
+    name = ""
+    for line in "\n".join(lines).replace("\\\n", " ").splitlines():
+        word, _, rest = line.strip().partition(" ")
+        if word == "FROM":
+            base, _, name = rest.split()
+            found[name] = list(found.get(base, []))
+        elif word:
+            found[name].append((word, rest))
+    return found
+
+
+STAGES = stages()
+SERVICE = STAGES["service"]
+ENV = dict(part.split("=", 1) for word, rest in SERVICE if word == "ENV" for part in shlex.split(rest))
+
+
+def settings() -> set[str]:
+    return {f"REASONER_{name.upper()}" for name in Settings.model_fields}
+
+
+def mounts(service: dict[str, Any]) -> dict[str, str]:
+    """Return what is mounted, by path."""
+    return {target: source for source, target, *_ in (text.split(":") for text in service["volumes"])}
+
+
+def test_the_image_that_a_plain_build_makes_is_the_service_and_its_user_is_not_root() -> None:
+    assert list(STAGES)[-1] == "service"
+    assert [rest for word, rest in SERVICE if word == "ENTRYPOINT"] == ['["reasoner"]']
+    for stage in ("service", "test"):
+        assert [rest for word, rest in STAGES[stage] if word == "USER"][-1] == "reasoner"
+
+
+def test_triton_finds_a_compiler_with_its_headers() -> None:
+    installed = " ".join(rest for word, rest in SERVICE if word == "RUN" and "apt-get install" in rest)
+    assert {"gcc", "libc6-dev"} <= set(installed.split())
+
+
+def test_the_image_for_tests_has_make_and_runs_its_target() -> None:
+    assert any("make" in rest.split() for word, rest in STAGES["test"] if word == "RUN" and "apt-get install" in rest)
+    assert [rest for word, rest in STAGES["test"] if word == "CMD"] == ['["make", "test"]']
+
+
+@pytest.mark.parametrize("name", sorted(ROLES))
+def test_a_role_runs_read_only_and_its_variables_are_settings(name: str) -> None:
+    role = ROLES[name]
+    assert role["read_only"]
+    assert role["tmpfs"] == ["/tmp"]
+    named = set(role["environment"]) | set(ENV)
+    assert {variable for variable in named if variable.startswith("REASONER_")} <= settings()
+    assert mounts(role)["/models"] == "./models"
+    assert Path(ENV["REASONER_DATA_DIR"]).is_relative_to("/tmp")
+
+
+@pytest.mark.parametrize("name", sorted(COMPOSE["services"]))
+def test_every_service_has_a_health_check_and_waits_for_a_broker_that_is_ready(name: str) -> None:
+    service = COMPOSE["services"][name]
+    assert service["healthcheck"]["test"]
+    if "REASONER_REDIS_URL" in service.get("environment", {}):
+        assert service["depends_on"] == {"redis": {"condition": "service_healthy"}}
+
+
+def test_a_restarted_engine_finds_its_kernels_in_a_volume_that_its_user_owns(tmp_path: Path) -> None:
+    (made,) = (rest.split() for word, rest in SERVICE if word == "RUN" and rest.startswith("useradd"))
+    home = made[made.index("--home-dir") + 1]
+    assert "--create-home" in made  # a new volume takes its owner from the folder in the image
+    volume = mounts(COMPOSE["services"]["engine"])[home]
+    assert volume in COMPOSE["volumes"]
+    assert Path(ENV["TRITON_CACHE_DIR"]).is_relative_to(home)
+
+    package = tmp_path / "package"
+    package.mkdir()
+    (package / "__pycache__").touch()  # nothing can be written there
+    root = {name: value.replace(home, str(tmp_path / "volume")) for name, value in ENV.items()}
+    kept = find_cache(root, package)
+    assert kept is not None
+    assert kept.is_relative_to(tmp_path / "volume")
+
+
+def test_the_file_for_a_gpu_adds_to_the_engine_alone_and_asks_for_a_gpu() -> None:
+    added = yaml.safe_load((ROOT / "compose.gpu.yaml").read_text())["services"]
+    assert list(added) == ["engine"]
+    (device,) = added["engine"]["deploy"]["resources"]["reservations"]["devices"]
+    assert (device["driver"], device["capabilities"]) == ("nvidia", ["gpu"])

@@ -1,0 +1,154 @@
+"""Models with which every job would fail are refused before anything starts, whichever role it is."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from api.serve import run_engine
+from api.supervisor import Supervisor, free_port
+from engine.text_model import TextModel
+from engine.tokenizer import Tokenizer
+from tests.prm.checkpoints import FORMATS, save_checkpoint
+from workers.model_folders import check_models
+from workers.setting_values import ConfigError, model_folder
+from workers.settings import load_settings
+
+
+def copy_of(name: str, folder: Path) -> Path:
+    """A bundled model as a user's own."""
+    return shutil.copytree(model_folder(name, "model"), folder)
+
+
+def edit(file: Path, **changes: Any) -> None:
+    """Change fields of a JSON file; ``None`` removes one."""
+    fields = json.loads(file.read_text()) | changes
+    file.write_text(json.dumps({name: value for name, value in fields.items() if value is not None}))
+
+
+@pytest.fixture
+def policy(tmp_path: Path) -> Path:
+    return copy_of("policy", tmp_path / "my-policy")
+
+
+@pytest.fixture
+def prm(tmp_path: Path) -> Path:
+    return copy_of("prm", tmp_path / "my-prm")
+
+
+def test_the_bundled_models_and_copies_of_them_are_fine(policy: Path, prm: Path) -> None:
+    check_models(load_settings())
+    check_models(load_settings(model="policy-large", prm="none"))
+    check_models(load_settings(model=str(policy)))
+    check_models(load_settings(model=f"mine={policy}", prm=f"judge={prm}"))
+
+
+def test_models_of_other_machines_are_left_to_readiness() -> None:
+    check_models(load_settings(engine_url="http://gpu:8100", model="qwen", prm="/not/here/prm"))
+
+
+def test_a_policy_without_a_chat_template_is_refused(policy: Path) -> None:
+    edit(policy / "tokenizer_config.json", chat_template=None)
+    for settings in (
+        load_settings(model=str(policy)),
+        load_settings(engine_url="http://gpu:8100", model="mine", engine_tokenizer=str(policy)),
+    ):
+        with pytest.raises(ConfigError, match=r"(model|engine_tokenizer): .*my-policy has no chat template.*jinja"):
+            check_models(settings)
+
+
+def test_a_chat_template_may_stand_in_a_file_or_be_one_of_several(policy: Path) -> None:
+    config = policy / "tokenizer_config.json"
+    template = json.loads(config.read_text())["chat_template"]
+    named = [{"name": "tools", "template": "?"}, {"name": "default", "template": template}]
+    edit(config, chat_template=named)
+    check_models(load_settings(model=str(policy)))
+    edit(config, chat_template=named[:1])
+    with pytest.raises(ConfigError, match="no chat template"):
+        check_models(load_settings(model=str(policy)))
+    (policy / "chat_template.jinja").write_text(template)
+    check_models(load_settings(model=str(policy)))
+
+
+def test_a_prm_without_its_settings_is_refused(prm: Path) -> None:
+    edit(prm / "config.json", reasoner_prm=None)
+    with pytest.raises(ConfigError, match=r"prm: model 'my-prm' is not known to be .*token_class.*REASONER_PRM_FORMAT"):
+        check_models(load_settings(prm=str(prm)))
+    with pytest.raises(ConfigError, match=r"prm: .*config.json needs 'separator' in 'reasoner_prm'"):
+        check_models(load_settings(prm=str(prm), prm_format="token_classification"))
+    with pytest.raises(ConfigError, match=r"prm_tokenizer: model 'far' is not known"):
+        check_models(load_settings(prm="far", prm_url="http://gpu:8100", prm_tokenizer=str(prm)))
+
+
+def test_a_causal_model_is_no_prm_unless_a_format_is_named(policy: Path) -> None:
+    with pytest.raises(ConfigError, match="prm: model 'my-policy' is not known to be a process reward model"):
+        check_models(load_settings(prm=str(policy)))
+    with pytest.raises(ConfigError, match="is for a model that classifies tokens"):
+        check_models(load_settings(prm=str(policy), prm_format="qwen_math"))
+
+
+def test_a_prm_whose_separator_is_two_tokens_is_refused(prm: Path) -> None:
+    notes = json.loads((prm / "config.json").read_text())["reasoner_prm"]
+    edit(prm / "config.json", reasoner_prm=notes | {"separator": "\n\n7"})
+    with pytest.raises(ConfigError, match=r"separator '\\n\\n7' is not a token .* which cuts it into 2"):
+        check_models(load_settings(prm=str(prm)))
+
+
+def test_a_prm_without_a_chat_template_is_refused_where_its_format_asks_by_chat(prm: Path) -> None:
+    edit(prm / "tokenizer_config.json", chat_template=None)
+    with pytest.raises(ConfigError, match=r"prm: .*my-prm has no chat template"):
+        check_models(load_settings(prm=str(prm)))
+
+
+@pytest.mark.parametrize("kind", sorted(FORMATS))
+def test_every_public_kind_of_prm_passes_and_begins_as_the_engine_reads_it(kind: str, tmp_path: Path) -> None:
+    folder = save_checkpoint(kind, tmp_path / kind)
+    check_models(load_settings(prm=str(folder)))
+    assert TextModel(folder).bos == Tokenizer(folder, 700).bos
+
+
+def test_an_outcome_reward_model_is_no_prm(tmp_path: Path) -> None:
+    folder = save_checkpoint("outcome", tmp_path / "outcome")
+    with pytest.raises(ConfigError, match=r"scores finished solutions, not steps.*'outcome'"):
+        check_models(load_settings(prm=str(folder)))
+
+
+@pytest.mark.parametrize("role", ["serve", "engine", "api", "worker", "solve", "eval"])
+def test_every_command_that_resolves_models_refuses_them_in_one_line(role: str, policy: Path, tmp_path: Path) -> None:
+    edit(policy / "tokenizer_config.json", chat_template=None)
+    arguments = {"solve": ["solve", "1 + 1?"], "eval": ["eval", "words", "--strategy", "greedy", "--limit", "1"]}
+    run = subprocess.run(
+        [sys.executable, "-m", "api.cli", *arguments.get(role, [role])],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        env={
+            "PATH": "/usr/bin:/bin",
+            "HOME": str(tmp_path),
+            "REASONER_MODEL": str(policy),
+            "REASONER_PORT": str(free_port()),
+            "REASONER_DATA_DIR": str(tmp_path / "data"),
+        },
+    )
+    assert run.returncode == 2, run.stderr
+    assert "my-policy has no chat template" in run.stderr
+    assert "Traceback" not in run.stderr
+    assert not (tmp_path / "data").exists()
+
+
+def test_nothing_is_started_with_such_a_model(prm: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    edit(prm / "config.json", reasoner_prm=None)
+    settings = load_settings(prm=str(prm), data_dir=tmp_path / "data", port=free_port())
+    with pytest.raises(ConfigError, match="prm"), Supervisor(settings, log_dir=tmp_path / "logs"):
+        pass
+    assert not (tmp_path / "data").exists()
+    monkeypatch.setattr("api.serve.os.execv", lambda *_: pytest.fail("it was started"))
+    with pytest.raises(ConfigError, match="prm"):
+        run_engine(settings)

@@ -1,0 +1,26 @@
+"""A worker's child for comparisons is started with the worker, not with the first job that compares answers."""
+
+from __future__ import annotations
+
+import pytest
+from celery.signals import worker_init, worker_shutdown
+
+from reasoner.equivalence import POOL
+from tests.children import no_children
+from workers.settings import load_settings
+from workers.tasks import make_worker
+
+__all__ = ["no_children"]
+
+
+@pytest.mark.usefixtures("no_children")
+def test_a_worker_keeps_a_child_for_comparisons_as_long_as_it_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    for signal in (worker_init, worker_shutdown):
+        monkeypatch.setattr(signal, "receivers", [])  # those of other tests' workers
+    make_worker(load_settings(redis_url="redis://localhost:1"))
+    assert POOL.children == []
+    worker_init.send(sender=None)
+    (child,) = POOL.children
+    worker_shutdown.send(sender=None)
+    assert POOL.children == []
+    assert child.process.returncode is not None

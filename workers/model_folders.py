@@ -1,0 +1,47 @@
+"""The model folders on this machine that the settings name, checked before a role starts."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+
+from engine.types import EngineError
+from reasoner.model_checks import check_policy, check_prm
+from workers.setting_values import ConfigError, find_folder
+from workers.settings import Settings
+
+
+def check_models(settings: Settings) -> None:
+    """Raise ``ConfigError`` for a policy or a PRM with which every job would fail.
+
+    A model on another machine cannot be looked at here: ``/readyz`` says what is wrong with it.
+    """
+    for setting, folder in (
+        ("model", find_folder(settings.model)),
+        ("engine_tokenizer", _expanded(settings.engine_tokenizer)),
+    ):
+        if folder is not None:
+            with _named(setting):
+                check_policy(folder)
+    if settings.verifier is None or settings.prm_name is None:
+        return
+    for setting, folder in (
+        ("prm", find_folder(settings.verifier)),
+        ("prm_tokenizer", _expanded(settings.prm_tokenizer)),
+    ):
+        if folder is not None:
+            with _named(setting):
+                check_prm(folder, settings.prm_name, settings.prm_format)
+
+
+def _expanded(folder: Path | None) -> Path | None:
+    return None if folder is None else folder.expanduser().absolute()
+
+
+@contextlib.contextmanager
+def _named(setting: str) -> Iterator[None]:
+    try:
+        yield
+    except EngineError as error:
+        raise ConfigError(f"{setting}: {error}") from None
