@@ -26,11 +26,13 @@ from api.limits import LimitCallers
 from api.middleware import LimitBody, Observe
 from api.openai import routes_chat, routes_responses
 from api.openai.errors import OpenAIErrors
+from api.readiness import Readiness
 from api.security_headers import Harden
 from api.state import State
 from engine.health import Health
 from engine.types import EngineClient
 from workers.embedded import broker_url
+from workers.engine_watch import EngineWatch
 from workers.engines import connect
 from workers.live import LiveSettings
 from workers.messages import make_celery
@@ -50,20 +52,23 @@ def create_app(settings: Settings, engine: EngineClient | None = None) -> FastAP
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         store = JobStore(broker_url(settings))
         health = Health()
-        client = engine or connect(settings, health=health)
+        client = engine or connect(settings, health=health, current=True)
         reaper = Reaper(
             store,
             make_celery(settings),
             max_attempts=settings.max_attempts,
             retention=settings.retention_seconds,
         )
-        app.state.service = State(LiveSettings(settings), store, Catalog(client, health), reaper)
+        catalog = Catalog(client, health)
+        app.state.service = State(LiveSettings(settings), store, catalog, reaper, Readiness(client, catalog))
         reaping = asyncio.create_task(reaper.run())
+        watching = asyncio.create_task(EngineWatch(store, catalog.answers, reaper.nudge).run())
         try:
             yield
         finally:
+            watching.cancel()
             reaper.stop()
-            await reaping
+            await asyncio.wait({watching, reaping})
             await client.close()
             await store.close()
             flush_traces()  # the server's last act is to die by the signal that it was sent

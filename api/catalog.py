@@ -19,6 +19,7 @@ class Catalog:
         self._engine = engine
         self._health = health
         self._asked_at = float("-inf")
+        self._asking: asyncio.Task[None] | None = None
         self._answer: list[ModelInfo] | EngineError = EngineUnavailable("not asked yet")
 
     async def models(self) -> list[ModelInfo]:
@@ -33,7 +34,18 @@ class Catalog:
         """How each of them is."""
         return self._health.standings()
 
+    async def answers(self) -> bool:
+        """Ask now, and return whether jobs find an engine."""
+        await self.refresh()
+        return not isinstance(self._answer, EngineError)
+
     async def refresh(self) -> None:
+        """Ask now. Those who come at the same time share one question, and its answer if they go before it comes."""
+        if self._asking is None or self._asking.done():
+            self._asking = asyncio.create_task(self._ask())
+        await asyncio.shield(self._asking)
+
+    async def _ask(self) -> None:
         try:
             async with asyncio.timeout(PATIENCE_SECONDS):
                 self._answer = await self._engine.models()

@@ -1,8 +1,9 @@
-"""The command line. Exit status: 0 done, 1 failed, 2 wrong usage."""
+"""The command line. Exit status: 0 done, 1 failed, 2 wrong usage, 128 and the signal's number (Ctrl-C: 130) stopped."""
 
 from __future__ import annotations
 
 import sys
+from importlib.metadata import version
 from typing import Annotated, Any
 
 import typer
@@ -10,12 +11,13 @@ import typer
 from api import cli_batch, cli_bench, cli_calibrate, cli_eval, cli_jobs, cli_keys, cli_prm, cli_quantize, demo
 from api.client import ServiceError
 from api.supervisor import StartError
+from workers.interrupts import interruptible
+from workers.model_folders import check_models
 from workers.setting_values import ConfigError
 from workers.settings import Settings, load_settings
 
 app = typer.Typer(
     name="reasoner",
-    help="Reasoner: better answers from the model that you have, by searching longer, within a budget.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     add_completion=False,
@@ -41,10 +43,29 @@ def _option(setting: str) -> Any:
     return typer.Option(help=Settings.model_fields[setting].description)
 
 
+def _version(wanted: bool) -> None:
+    if wanted:
+        print(f"reasoner {version('reasoner')}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    shows_version: Annotated[
+        bool, typer.Option("--version", is_eager=True, callback=_version, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    """Reasoner: better answers from the model that you have, by searching longer, within a budget."""
+
+
 def main() -> None:
-    """Entry point: errors of the configuration, the service and files become one clear line, never a traceback."""
+    """Entry point: errors of the configuration, the service and files become one clear line, never a traceback.
+
+    Ctrl-C ends every command with status 130: none catches it for good.
+    """
     try:
-        app()
+        with interruptible():
+            app()
     except ConfigError as error:
         print(f"reasoner: {error}", file=sys.stderr)
         sys.exit(2)
@@ -60,11 +81,37 @@ def main() -> None:
 
 
 @app.command()
-def serve(model: Model = None, prm: Prm = None, host: Host = None, port: Port = None) -> None:
+def serve(
+    model: Model = None,
+    prm: Prm = None,
+    host: Host = None,
+    port: Port = None,
+    threads: Annotated[int | None, _option("engine_threads")] = None,
+    device: Annotated[str | None, _option("engine_device")] = None,
+    kv_dtype: Annotated[str | None, _option("engine_kv_dtype")] = None,
+    draft: Annotated[str | None, _option("draft")] = None,
+) -> None:
     """Run the API, a worker and an engine on this machine, with an embedded broker unless one is configured."""
     from api.serve import serve as run
 
-    run(_settings(model=model, prm=prm, host=host, port=port))
+    own = {"threads": threads, "device": device, "kv_dtype": kv_dtype, "draft": draft}
+    settings = _settings(
+        model=model,
+        prm=prm,
+        host=host,
+        port=port,
+        engine_threads=threads,
+        engine_device=device,
+        engine_kv_dtype=kv_dtype,
+        draft=draft,
+    )
+    given = [f"--{name.replace('_', '-')}" for name, value in own.items() if value is not None]
+    if given and settings.engine_url:
+        raise ConfigError(
+            f"{', '.join(given)}: the engines are configured elsewhere (engine_url {', '.join(settings.engine_url)}); "
+            "give the option to 'reasoner engine', or leave engine_url out"
+        )
+    run(settings)
 
 
 @app.command()
@@ -72,7 +119,9 @@ def api(host: Host = None, port: Port = None) -> None:
     """Run the HTTP API alone."""
     from api.serve import run_api
 
-    run_api(_settings(host=host, port=port))
+    settings = _settings(host=host, port=port)
+    check_models(settings)
+    run_api(settings)
 
 
 @app.command()
@@ -87,7 +136,9 @@ def worker(
     """
     from api.serve import run_worker
 
-    run_worker(_settings(queues=queues, concurrency=slots))
+    settings = _settings(queues=queues, concurrency=slots)
+    check_models(settings)
+    run_worker(settings)
 
 
 @app.command()

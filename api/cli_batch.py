@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import time
+from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,13 +15,15 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Column, Table
 from rich.text import Text
 
-from api.cli_jobs import EXTRA, AsJson, Key, Strategy, Url, client_of, strategy_options
+from api.cli_jobs import EXTRA, AsJson, Key, Strategy, Url, client_of, name_strategy, strategy_options
 from api.client import ServiceClient
-from api.show import output
-from reasoner.batches import Batch
-from reasoner.jobs import TERMINAL
+from api.show import output, plain
+from reasoner.batches import Batch, BatchJob
+from reasoner.jobs import TERMINAL, Job
 
 POLL_SECONDS = 0.5
+MAX_EXPLAINED = 100
+"""Jobs that are asked why they failed, at most."""
 _LINE_CHARS = 80
 
 batch = typer.Typer(no_args_is_help=True)
@@ -33,7 +37,9 @@ def submit(
     file: Annotated[Path, typer.Argument(help='JSON lines: a job each, at least {"problem": …}.')],
     tokens: Annotated[int, typer.Option(min=1, help="What all jobs together may spend.")],
     strategy: Strategy = None,
-    wait: Annotated[bool, typer.Option("--wait", help="Follow the batch to its end.")] = False,
+    wait: Annotated[
+        bool, typer.Option("--wait", help="Follow the batch to its end. Exit status 1 when a job failed.")
+    ] = False,
     url: Url = None,
     key: Key = None,
     as_json: AsJson = False,
@@ -42,11 +48,19 @@ def submit(
     jobs = _read(file)
     options = strategy_options(context.args)
     if strategy is not None or options:
-        usual = {"name": strategy or "best_of_n"} | options
+        usual = ({} if strategy is None else {"name": strategy}) | options
         jobs = [{"strategy": usual} | job for job in jobs]
     with client_of(url, key) as client:
-        found = client.submit_batch({"jobs": jobs, "budget": {"tokens": tokens}})
-        _print(_follow(client, found) if wait else found, as_json)
+        named = [name_strategy(job, client) for job in jobs]
+        found = client.submit_batch({"jobs": named, "budget": {"tokens": tokens}})
+        if wait:
+            _progress.print(f"{found.id}: {len(jobs)} jobs", markup=False, highlight=False)
+            found = _follow(client, found)
+        _print(found, as_json)
+        lost = [job for job in found.jobs or () if job.status in ("failed", "cancelled")]
+        if wait and lost:
+            _explain(client, lost, len(jobs))
+            raise typer.Exit(1)
 
 
 @batch.command("list")
@@ -128,6 +142,22 @@ def _follow(client: ServiceClient, found: Batch) -> Batch:
                 return found
             time.sleep(POLL_SECONDS)
             found = client.batch(found.id)
+
+
+def _explain(client: ServiceClient, lost: Sequence[BatchJob], count: int) -> None:
+    """Say why jobs have no result, each reason once."""
+    reasons = Counter(
+        "cancelled" if job.status == "cancelled" else _reason(client.get(job.id)) for job in lost[:MAX_EXPLAINED]
+    )
+    _progress.print(f"{len(lost)} of {count} jobs did not end well:", markup=False, highlight=False)
+    for reason, jobs in reasons.most_common():
+        _progress.print(f"  {jobs} × {reason}", markup=False, highlight=False, soft_wrap=True)
+    if len(lost) > MAX_EXPLAINED:
+        _progress.print(f"  and {len(lost) - MAX_EXPLAINED} that were not looked at", markup=False, highlight=False)
+
+
+def _reason(job: Job) -> str:
+    return job.status if job.error is None else f"{job.error.code}: {plain(job.error.message)}"
 
 
 def _print(found: Batch, as_json: bool) -> None:

@@ -3,25 +3,26 @@
 from __future__ import annotations
 
 import json
-import os
 import shlex
-import signal
 import sys
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn, TypeVar
 
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from engine.processors import find_processors
 from workers.processes import StartError
+from workers.setting_values import ConfigError
 
 if TYPE_CHECKING:
     from benchmarks.engine.measure import Measured
+
+M = TypeVar("M")
 
 bench = typer.Typer(help="Measure this machine: our speed beside that of others.", no_args_is_help=True)
 
@@ -69,7 +70,7 @@ def bench_engine(
         from benchmarks.engine.process import BenchError
     except ModuleNotFoundError as error:
         _not_installed(error, console)
-    threads = threads or os.cpu_count() or 1
+    threads = threads or find_processors().threads
     if head and not speculation:
         raise typer.BadParameter("it has a meaning with --speculation only", param_hint="--head")
     try:
@@ -129,7 +130,7 @@ def bench_kernels(
         from benchmarks.kernels.cpu import CpuPlan, document, markdown, measure_cpu
     except ModuleNotFoundError as error:
         _not_installed(error, console)
-    plan = CpuPlan(threads=threads or os.cpu_count() or 1, rounds=rounds)
+    plan = CpuPlan(threads=threads or find_processors().threads, rounds=rounds)
     plan = replace(plan, model=_chosen(model, plan.sizes, "--model")[0])
     try:
         measured = _measure(measure_cpu, Listener, plan, console)
@@ -175,7 +176,7 @@ def bench_search(
         model=_chosen(model, SIZES, "--model")[0],
         rounds=rounds,
         problems=problems,
-        threads=threads or os.cpu_count() or 1,
+        threads=threads or find_processors().threads,
     )
     try:
         measured = _measure(searching.measure, Listener, plan, console)
@@ -227,6 +228,59 @@ def bench_service(
         _print(Console(), [], measured)
 
 
+@bench.command("chaos")
+def bench_chaos(
+    seconds: Annotated[float, typer.Option(min=1, max=86_400, help="How long disruptions come.")] = 240.0,
+    seed: Annotated[int, typer.Option(min=0, help="Of the disruptions and the jobs.")] = 0,
+    out: Annotated[Path | None, typer.Option(help="Folder for results.json and table.md.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")] = False,
+) -> None:
+    """The service while its processes are killed, terminated and frozen at random: jobs lost, ended twice, given up or
+    billed wrongly, refusals, and how long each role takes to recover. The exit status is 1 if anything went wrong.
+    """
+    console = Console(stderr=True)
+    try:
+        from benchmarks.chaos import measure as disrupting
+        from benchmarks.chaos import report
+        from benchmarks.engine.measure import Listener
+        from benchmarks.engine.process import BenchError
+    except ModuleNotFoundError as error:
+        _not_installed(error, console)
+    plan = disrupting.ChaosPlan(seconds=seconds, seed=seed)
+    try:
+        chaos = _measure(disrupting.measure, Listener, plan, console)
+    except (BenchError, StartError, ConfigError) as error:
+        console.print(f"reasoner: {error}", markup=False, highlight=False)
+        raise typer.Exit(1) from None
+    told = report.document(plan, chaos)
+    if out is not None:
+        _write(out, told, report.markdown)
+    if as_json:
+        print(json.dumps(told, indent=2))
+    else:
+        _print_chaos(Console(), told)
+    if not chaos.is_good:
+        raise typer.Exit(1)
+
+
+def _print_chaos(console: Console, told: dict[str, Any]) -> None:
+    head, *lines = told["table"]
+    view = Table(*head, title=f"{len(told['disruptions'])} disruptions, {told['jobs']} jobs")
+    for line in lines:
+        view.add_row(*line)
+    console.print(view)
+    view = Table("what must not happen", "count")
+    for row in told["rows"]:
+        if row["case"] == "jobs":
+            view.add_row(row["metric"], f"{row['ours']:g}")
+    console.print(view)
+    view = Table("refused", "times")
+    for kind, count in told["refusals"].items():
+        view.add_row(kind, str(count))
+    if view.row_count:
+        console.print(view)
+
+
 def _write(out: Path, told: dict[str, Any], markdown: Callable[[dict[str, Any], str], str]) -> None:
     out.mkdir(parents=True, exist_ok=True)
     (out / "results.json").write_text(json.dumps(told, indent=2) + "\n")
@@ -240,9 +294,9 @@ def _not_installed(error: ModuleNotFoundError, console: Console) -> NoReturn:
     raise typer.Exit(1) from None
 
 
-def _measure(measure: Callable[..., Measured], listener: Callable[..., Any], plan: Any, console: Console) -> Measured:
+def _measure(measure: Callable[..., M], listener: Callable[..., Any], plan: Any, console: Console) -> M:
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with _ended_in_order(), Progress(*columns, console=console) as progress:
+    with Progress(*columns, console=console) as progress:
         task = progress.add_task("checkpoints", total=None, completed=-1)
         measured = measure(
             plan,
@@ -254,16 +308,6 @@ def _measure(measure: Callable[..., Measured], listener: Callable[..., Any], pla
         )
         progress.update(task, advance=1, description="done")
         return measured
-
-
-@contextmanager
-def _ended_in_order() -> Iterator[None]:
-    """SIGTERM ends the run as Ctrl-C does: processes and their logs are gone afterwards."""
-    earlier = signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, earlier)
 
 
 def _chosen(text: str, known: Iterable[str], option: str) -> tuple[str, ...]:

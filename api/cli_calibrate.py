@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import sys
 from pathlib import Path
@@ -17,15 +16,25 @@ from api.stack import private_engine
 from engine.types import EngineError
 from reasoner.calibrate import calibrate
 from reasoner.calibration import Calibration, CalibrationError
-from reasoner.suites import SUITES
-from reasoner.trials import stage_name
+from reasoner.suites import Suite, SuiteError
+from reasoner.trials import stage_name, suite_to_fit
+from workers import interrupts
 from workers.engines import connect
 from workers.settings import load_settings
 
+FEWEST = 20
+"""Problems of a suite without which nothing is fitted."""
+
 
 def calibrate_suite(
-    suite: Annotated[str, typer.Argument(help="Suites, separated by commas: countdown, words.")],
-    limit: Annotated[int, typer.Option(min=20, max=5000, help="Problems of each suite.")] = 200,
+    suite: Annotated[
+        str,
+        typer.Argument(
+            help="Suites, separated by commas: countdown, words, .jsonl files (GSM8K's or MATH's shape), "
+            "reasoning-gym:TASK."
+        ),
+    ],
+    limit: Annotated[int, typer.Option(min=20, max=5000, help="Problems of each suite, as far as it has them.")] = 200,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the sampling noise.")] = 1,
     concurrency: Annotated[int, typer.Option(min=1, max=64, help="Problems in flight.")] = 16,
     out: Annotated[Path, typer.Option(help="The table; beside it a picture and the measurements.")] = Path(
@@ -33,16 +42,15 @@ def calibrate_suite(
     ),
     as_json: Annotated[bool, typer.Option("--json", help="Print the table on stdout as well.")] = False,
 ) -> None:
-    """Fit the table of ``auto`` for the configured models. Interrupted, it goes on where it was.
+    """Fit the table of the strategy auto for the configured models. Interrupted, it goes on where it was.
 
-    The problems are held-out ones that no evaluation reports on.
+    Of bundled suites and of reasoning-gym the problems are ones that no evaluation reports on; a file has only those
+    that it has, so evaluate on another one.
     """
     console = Console(stderr=True)
-    suites = tuple(dict.fromkeys(name.strip() for name in suite.split(",") if name.strip()))
-    unknown = [name for name in suites if name not in SUITES]
-    if unknown or not suites:
-        raise typer.BadParameter(f"unknown: {', '.join(unknown)}; known are {', '.join(SUITES)}", param_hint="SUITE")
+    suites = _open(suite, limit)
     settings = load_settings()
+    settings.require_prm("reasoner calibrate")
     command = " ".join(["reasoner", *sys.argv[1:]])
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     try:
@@ -57,7 +65,6 @@ def calibrate_suite(
                         engine,
                         out.with_suffix(".trials.jsonl"),
                         command,
-                        limit=limit,
                         seed=seed,
                         concurrency=concurrency,
                         progress=lambda done, total: progress.update(task, completed=done, total=total),
@@ -65,7 +72,7 @@ def calibrate_suite(
                 finally:
                     await engine.close()
 
-            table = asyncio.run(run())
+            table = interrupts.run(run())
     except (EngineError, CalibrationError) as error:
         console.print(f"reasoner: {error}", markup=False)
         raise typer.Exit(1) from None
@@ -74,6 +81,19 @@ def calibrate_suite(
         print(json.dumps(table.model_dump(), indent=2))
     else:
         _print(Console(), table, out)
+
+
+def _open(names: str, limit: int) -> list[Suite]:
+    try:
+        suites = [suite_to_fit(name, limit) for name in dict.fromkeys(map(str.strip, names.split(","))) if name]
+    except SuiteError as error:
+        raise typer.BadParameter(str(error), param_hint="SUITE") from None
+    if not suites:
+        raise typer.BadParameter("name at least one", param_hint="SUITE")
+    few = [f"{suite.name} has {len(suite.problems)}" for suite in suites if len(suite.problems) < FEWEST]
+    if few:
+        raise typer.BadParameter(f"{', '.join(few)}: a fit needs {FEWEST} problems of a suite", param_hint="SUITE")
+    return suites
 
 
 def _write(table: Calibration, out: Path) -> None:

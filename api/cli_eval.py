@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import json
 import shlex
@@ -29,6 +28,7 @@ from reasoner.evaluation.pool import DRAWS
 from reasoner.evaluation.runs import FILE, DifferentEvaluation, RunFile, flatten
 from reasoner.jobs import Sampling
 from reasoner.suites import Suite, SuiteError, open_suite
+from workers import interrupts
 from workers.engines import connect
 from workers.setting_values import served_name
 from workers.settings import Settings, load_settings
@@ -98,10 +98,10 @@ def evaluate_suite(
                         private_engine(settings, console, against or []) as urls,
                         _progress(console, opened, plan) as advance,
                     ):
-                        asyncio.run(_run(settings, urls, opened, plan, sampling, concurrency, file, advance))
+                        interrupts.run(_run(settings, urls, opened, plan, sampling, concurrency, file, advance))
             except KeyboardInterrupt:
                 console.print(_stopped(out), markup=False, soft_wrap=True)
-                raise typer.Exit(1) from None
+                raise
     except DifferentEvaluation as error:
         raise typer.BadParameter(str(error), param_hint="--out") from None
     except EngineError as error:
@@ -136,7 +136,8 @@ def _plan(settings: Settings, strategy: str, n: str, live_n: str | None, seeds: 
         except ValueError as error:
             raise typer.BadParameter(str(error), param_hint=hint) from None
     try:
-        pooled, live = split(parse_cases(strategy))
+        cases = parse_cases(strategy, verifies=settings.prm_name is not None)
+        pooled, live = split(cases)
     except ValueError as error:
         raise typer.BadParameter(str(error), param_hint="--strategy") from None
     names = tuple(served_name(value) for value in against)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
@@ -14,14 +15,15 @@ from typing import Annotated, Any
 import httpx
 import typer
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from api.client import ServiceClient, ServiceError
 from api.show import follow, output, plain, print_job, print_tree
 from api.show import watch as draw_live
 from api.stack import private_stack
-from reasoner.jobs import Job
+from api.times import moment
+from reasoner.jobs import BEST, Job
 from reasoner.strategies import STRATEGIES
 from reasoner.tree_picture import draw_tree
 from workers.settings import Settings, load_settings
@@ -33,6 +35,7 @@ Url = Annotated[
 ]
 Key = Annotated[str | None, typer.Option(envvar="REASONER_API_KEY", help="API key, where the service asks for one.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout and nothing else there.")]
+Question = Annotated[str, typer.Argument(help='The question; "-" reads it from standard input.')]
 Strategy = Annotated[str | None, typer.Option(help=f"One of {', '.join(STRATEGIES)}.")]
 Tokens = Annotated[int | None, typer.Option(min=1, help="Budget: generated and verifier tokens.")]
 Seconds = Annotated[float | None, typer.Option(min=0.001, help="Budget: seconds of work.")]
@@ -43,6 +46,11 @@ Seed = Annotated[int | None, typer.Option(min=0, help="The same seed gives the s
 Deterministic = Annotated[
     bool, typer.Option("--deterministic", help="With the same seed the same tree, however quick each branch is.")
 ]
+Model = Annotated[
+    str | None,
+    typer.Option(help="A model that the service serves; a service of one's own takes a bundled one or a folder."),
+]
+System = Annotated[str | None, typer.Option(help="What the model is told before the question.")]
 Temperature = Annotated[float | None, typer.Option(min=0, max=10, help="Sampling temperature.")]
 
 
@@ -61,6 +69,9 @@ Verifier = Annotated[
     str | None, typer.Option(help='Who scores: a kind, or the field as JSON: \'{"kind": "numeric", "expected": 4}\'.')
 ]
 
+PROBLEM_CHARS = 48
+"""Characters of a question that a list of jobs shows."""
+
 jobs = typer.Typer(no_args_is_help=True)
 _progress = Console(stderr=True)
 _out = output()
@@ -68,7 +79,7 @@ _out = output()
 
 def solve(
     context: typer.Context,
-    problem: Annotated[str, typer.Argument(help="The question.")],
+    problem: Question,
     strategy: Strategy = None,
     tokens: Tokens = None,
     seconds: Seconds = None,
@@ -77,6 +88,8 @@ def solve(
     effort: Effort = None,
     seed: Seed = None,
     deterministic: Deterministic = False,
+    model: Model = None,
+    system: System = None,
     temperature: Temperature = None,
     answer: Answer = None,
     verifier: Verifier = None,
@@ -91,10 +104,10 @@ def solve(
     Ctrl-C cancels the job.
     """
     budget = _budget(tokens, seconds, flops, cost, effort)
-    spec = _spec(problem, strategy, context.args, budget, seed, temperature, answer, verifier, deterministic)
+    spec = _spec(problem, system, strategy, context.args, budget, seed, temperature, answer, verifier, deterministic)
     settings = load_settings()
-    with _service(settings, url, key) as client:
-        job = client.submit(spec)
+    with _service(settings, url, key, model) as (client, served):
+        job = client.submit(name_strategy(spec, client) | ({} if served is None else {"model": served}))
         try:
             follow(client, job, _progress)
         except KeyboardInterrupt:
@@ -119,7 +132,7 @@ def _cancel(client: ServiceClient, job_id: str) -> None:
 @jobs.command(context_settings=EXTRA)
 def submit(
     context: typer.Context,
-    problem: Annotated[str, typer.Argument(help="The question.")],
+    problem: Question,
     strategy: Strategy = None,
     tokens: Tokens = None,
     seconds: Seconds = None,
@@ -128,6 +141,8 @@ def submit(
     effort: Effort = None,
     seed: Seed = None,
     deterministic: Deterministic = False,
+    model: Model = None,
+    system: System = None,
     temperature: Temperature = None,
     answer: Answer = None,
     verifier: Verifier = None,
@@ -138,11 +153,13 @@ def submit(
 ) -> None:
     """Submit a job and return at once. Parameters of the strategy are options too, such as --n 16."""
     budget = _budget(tokens, seconds, flops, cost, effort)
-    spec = _spec(problem, strategy, context.args, budget, seed, temperature, answer, verifier, deterministic)
+    spec = _spec(problem, system, strategy, context.args, budget, seed, temperature, answer, verifier, deterministic)
+    if model is not None:
+        spec["model"] = model
     if webhook is not None:
         spec["webhook"] = webhook
     with client_of(url, key) as client:
-        _print(client.submit(spec), as_json)
+        _print(client.submit(name_strategy(spec, client)), as_json)
 
 
 @jobs.command("list")
@@ -160,14 +177,16 @@ def list_jobs(
     if as_json:
         print(json.dumps(page, indent=2))
         return
-    table = Table("job", "status", "strategy", "tokens", "seconds", "answer", box=None)
-    for column in table.columns:
-        column.no_wrap = column.header == "job"
+    shortened = Column("problem", no_wrap=True, overflow="ellipsis")
+    columns = "status", "strategy", "tokens", "seconds", "answer", shortened
+    table = Table(Column("job", no_wrap=True), *columns, box=None)
     for job in (Job.model_validate(item) for item in page["data"]):
         found = job.result.answer if job.result is not None else None
         usage = job.usage
         answer = Text(plain(found or ""))
-        table.add_row(job.id, job.status, job.spec.strategy.name, str(usage.total), f"{usage.seconds:.1f}", answer)
+        problem = Text(_in_short(job.spec.conversation()[-1]["content"]))
+        cells = job.id, job.status, job.spec.strategy.name, str(usage.total), f"{usage.seconds:.1f}", answer, problem
+        table.add_row(*cells)
     _out.print(table)
 
 
@@ -221,17 +240,25 @@ def delete(
 @jobs.command()
 def export(
     since: Annotated[
-        float, typer.Option(min=0, help="Jobs that ended at this time (seconds since 1970) or later.")
-    ] = 0,
+        str | None,
+        typer.Option(metavar="TIME", help="Jobs that ended since then: 2d, 12h, 2026-01-31, or seconds since 1970."),
+    ] = None,
     status: Annotated[str | None, typer.Option(help="Only jobs that ended like this.")] = None,
     journal: Annotated[bool, typer.Option("--journal", help="With all events of each job.")] = False,
     url: Url = None,
     key: Key = None,
 ) -> None:
     """Print jobs that have ended, a line of JSON each, in the order of their ends."""
+    start = 0.0 if since is None else moment(since, "--since")
     with client_of(url, key) as client:
-        for line in client.export(since=since, status=status, journal=journal):
+        for line in client.export(since=start, status=status, journal=journal):
             print(line)
+
+
+def _in_short(problem: str) -> str:
+    """Return the beginning of a question on one line."""
+    words = " ".join(plain(problem).split())
+    return words if len(words) <= PROBLEM_CHARS else words[: PROBLEM_CHARS - 1] + "…"
 
 
 def _show(job: Job, tree: dict[str, Any], picture: Path | None, as_json: bool) -> None:
@@ -252,6 +279,7 @@ def _print(job: Job, as_json: bool) -> None:
 
 def _spec(
     problem: str,
+    system: str | None,
     strategy: str | None,
     extra: list[str],
     budget: dict[str, Any],
@@ -261,10 +289,14 @@ def _spec(
     verifier: str | None,
     deterministic: bool,
 ) -> dict[str, Any]:
+    problem = _read(problem)
     spec: dict[str, Any] = {"problem": problem, "budget": budget}
+    if system is not None:
+        said = [{"role": "system", "content": system}, {"role": "user", "content": problem}]
+        spec = {"messages": said, "budget": budget}
     options = strategy_options(extra)
     if strategy is not None or options:  # else the service chooses, by the effort if there is one
-        spec["strategy"] = {"name": strategy or "best_of_n"} | options
+        spec["strategy"] = ({} if strategy is None else {"name": strategy}) | options
     if temperature is not None:
         spec["sampling"] = {"temperature": temperature}
     optional = {
@@ -276,6 +308,19 @@ def _spec(
     if isinstance(optional["verifier"], str):
         optional["verifier"] = {"kind": verifier}
     return spec | {name: value for name, value in optional.items() if value is not None}
+
+
+def _read(problem: str) -> str:
+    """Return the question itself, from standard input for "-"."""
+    if problem != "-":
+        return problem
+    try:
+        problem = sys.stdin.read().strip()
+    except UnicodeDecodeError as error:
+        raise typer.BadParameter(f"standard input is not UTF-8: {error}", param_hint="PROBLEM") from None
+    if not problem:
+        raise typer.BadParameter("standard input is empty: write the question to it", param_hint="PROBLEM")
+    return problem
 
 
 def _word_or_json(option: str, text: str | None) -> Any:
@@ -308,6 +353,15 @@ def strategy_options(extra: list[str]) -> dict[str, Any]:
     return options
 
 
+def name_strategy(spec: dict[str, Any], client: ServiceClient) -> dict[str, Any]:
+    """Return the job with the name of a strategy of which only parameters are given: that of jobs that say nothing."""
+    strategy = spec.get("strategy")
+    if strategy is None or "name" in strategy:
+        return spec
+    name = client.default_strategy() if spec.get("verifier") is None else BEST
+    return spec | {"strategy": {"name": name} | strategy}
+
+
 def client_of(url: str | None, key: str | None) -> ServiceClient:
     return ServiceClient(url or _configured_url(load_settings()), key)
 
@@ -317,15 +371,21 @@ def _configured_url(settings: Settings) -> str:
 
 
 @contextlib.contextmanager
-def _service(settings: Settings, url: str | None, key: str | None) -> Iterator[ServiceClient]:
-    """The named service, else the one on the configured port, else one of our own for as long as it is needed."""
+def _service(
+    settings: Settings, url: str | None, key: str | None, model: str | None
+) -> Iterator[tuple[ServiceClient, str | None]]:
+    """The named service, else the one on the configured port, else one of our own for as long as it is needed; and what
+    it calls the model that is asked for."""
     if url is None and not _answers(_configured_url(settings)):
         _progress.print("[dim]No service is running here: starting one for this question.[/dim]")
+        if model is not None and not settings.engine_url:
+            settings = load_settings(model=model)
+            model = settings.model_name
         with private_stack(settings, _progress) as own, ServiceClient(own) as client:
-            yield client
+            yield client, model
     else:
         with ServiceClient(url or _configured_url(settings), key) as client:
-            yield client
+            yield client, model
 
 
 def _answers(url: str) -> bool:

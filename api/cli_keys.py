@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import re
 import time
 from collections.abc import Awaitable, Callable
 from typing import Annotated, Any, TypeVar
@@ -17,13 +16,13 @@ from rich.text import Text
 from api.cli_jobs import AsJson, Key, Url, client_of
 from api.client import ServiceError
 from api.show import output
+from api.times import seconds_of
 from workers.embedded import EmbeddedBroker, broker_url
 from workers.keys import SCOPES, KeySpec, KeyStore, NewKey, NoSuchKey
 from workers.keys import Key as StoredKey
 from workers.settings import load_settings
 from workers.store import BROKER_DOWN, JobStore
 
-_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 T = TypeVar("T")
 
 Direct = Annotated[
@@ -136,10 +135,10 @@ def _checked(spec: dict[str, Any]) -> KeySpec:
 def _seconds(text: str | None) -> float | None:
     if text is None:
         return None
-    found = re.fullmatch(r"(\d+)([smhd])", text)
-    if found is None:
-        raise typer.BadParameter(f"{text!r} is no time: write a number and s, m, h or d", param_hint="--expires")
-    return float(found[1]) * _UNITS[found[2]]
+    seconds = seconds_of(text)
+    if seconds is None:
+        raise typer.BadParameter(f"{text!r} is no time: write a number and s, m, h, d or w", param_hint="--expires")
+    return seconds
 
 
 def _state(item: StoredKey) -> str:

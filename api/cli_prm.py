@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -25,6 +23,7 @@ from prm.formats import FORMATS
 from prm.records import BadRecord
 from prm.rollouts import Plan, Tally, roll_out
 from prm.scorer import Chain, StepScorer
+from workers import interrupts
 from workers.engines import connect
 from workers.setting_values import model_folder
 from workers.settings import Settings, load_settings
@@ -80,7 +79,7 @@ def rollouts(
     with _bad_records_are_wrong_usage("PROBLEMS"):
         known = Known.open(problems, limit, seed)
     with _engine(settings, console) as engine, _bad_records_are_wrong_usage("OUT"):
-        tally = asyncio.run(_roll_out(known, plan, engine, out, console))
+        tally = interrupts.run(_roll_out(known, plan, engine, out, console))
     document = asdict(tally) | {"out": str(out)}
     if as_json:
         print(json.dumps(document, indent=2))
@@ -163,9 +162,10 @@ def evaluate_file(
     if fit is not None:
         with _bad_records_are_wrong_usage("--fit"):
             fitted = read_cases(fit)
-    settings = _settings(prm=model, engine_device=device)
+    settings = _settings(prm=model, prm_format=form, engine_device=device)
+    name = settings.require_prm("reasoner prm evaluate")
     with _engine(settings, console) as engine:
-        scores = asyncio.run(_score([*fitted, *cases], engine, settings.prm_name, form, concurrency, console))
+        scores = interrupts.run(_score([*fitted, *cases], engine, name, concurrency, console))
     if fitted:
         try:
             threshold = fit_threshold(fitted, scores[: len(fitted)])
@@ -174,7 +174,8 @@ def evaluate_file(
     result = evaluate(cases, scores[len(fitted) :], 0.5 if threshold is None else threshold)
     fitted_on = None if fit is None else str(fit)
     if as_json:
-        print(json.dumps({"file": str(file), "prm": settings.prm, "fitted_on": fitted_on, **asdict(result)}, indent=2))
+        document = {"file": str(file), "prm": settings.verifier, "fitted_on": fitted_on}
+        print(json.dumps(document | asdict(result), indent=2))
     else:
         _print_result(result, fitted_on)
 
@@ -196,11 +197,11 @@ async def _roll_out(known: Known, plan: Plan, engine: EngineClient, out: Path, c
 
 
 async def _score(
-    cases: list[Case], engine: EngineClient, name: str, form: str | None, concurrency: int, console: Console
+    cases: list[Case], engine: EngineClient, name: str, concurrency: int, console: Console
 ) -> list[Scores]:
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     try:
-        scorer = await _scorer(engine, name, form)
+        scorer = await _scorer(engine, name)
         with Progress(*columns, console=console) as progress:
             task = progress.add_task("cases", total=len(cases))
 
@@ -220,10 +221,10 @@ async def _score(
         await engine.close()
 
 
-async def _scorer(engine: EngineClient, name: str, form: str | None) -> StepScorer:
+async def _scorer(engine: EngineClient, name: str) -> StepScorer:
     for info in await engine.models():
         if info.id == name:
-            return StepScorer(engine, info, format=form)
+            return StepScorer(engine, info)
     raise EngineError(f"the engine does not serve {name!r}")
 
 
@@ -233,8 +234,7 @@ def _settings(**overrides: Any) -> Settings:
 
 @contextmanager
 def _engine(settings: Settings, console: Console) -> Iterator[EngineClient]:
-    """The configured engine or one of our own. What it refuses ends the command; Ctrl-C and SIGTERM do in order."""
-    earlier = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    """The configured engine or one of our own. What it refuses ends the command; Ctrl-C does in order."""
     try:
         with private_engine(settings, console) as urls:
             yield connect(settings, urls)
@@ -243,9 +243,7 @@ def _engine(settings: Settings, console: Console) -> Iterator[EngineClient]:
         raise typer.Exit(1) from None
     except KeyboardInterrupt:
         console.print("reasoner: stopped; what is written stays, and the same command goes on from there")
-        raise typer.Exit(1) from None
-    finally:
-        signal.signal(signal.SIGTERM, earlier)
+        raise
 
 
 @contextmanager

@@ -63,4 +63,12 @@ def _report(out: Path | None, as_json: bool, console: Console) -> None:
             f"{row['accuracy']:.3f}",
             f"{row['tokens_per_second']:,.0f}",
         )
-    Console().print(view)
+    out_console = Console()
+    out_console.print(view)
+    size, lengths = document["settings"], document["lengths"]
+    out_console.print(
+        f"perplexity and divergence: {size['texts']} texts of {lengths['mean']:.0f} tokens on average and "
+        f"{lengths['longest']} at most; accuracy and speed: {size['problems']} problems of each suite, solutions of "
+        f"at most {lengths['solution']} tokens",
+        highlight=False,
+    )

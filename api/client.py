@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import time
+import uuid
 from collections.abc import Iterator
 from types import TracebackType
 from typing import Any
@@ -20,14 +22,21 @@ ANSWER_SECONDS = 30.0
 SILENCE_SECONDS = 60.0
 """Longest silence on an event stream; the service sends a comment far more often."""
 RECONNECTS = 5
+REPEATS = 5
+"""Times that a request is sent again while the service says that it cannot answer just now."""
+PAUSE_SECONDS = 1.0
+_PASSING = frozenset({"urn:reasoner:problem:broker-unavailable", "urn:reasoner:problem:shutting-down"})
+"""Refusals that are over in a moment: a broker that answers late on a busy machine, an API that is replaced."""
 
 
 class ServiceError(Exception):
     """The service refused the request or cannot be reached; the message says what it said."""
 
-    def __init__(self, message: str, status: int | None = None) -> None:
+    def __init__(self, message: str, status: int | None = None, *, is_passing: bool = False) -> None:
+        """``is_passing``: the same request may succeed a moment later."""
         super().__init__(message)
         self.status = status
+        self.is_passing = is_passing
 
 
 class ServiceClient:
@@ -53,7 +62,7 @@ class ServiceClient:
         self._http.close()
 
     def submit(self, spec: dict[str, Any]) -> Job:
-        return Job.model_validate(self._json("POST", "/v1/jobs", json=spec))
+        return Job.model_validate(self._json("POST", "/v1/jobs", json=spec, headers=_idempotency_key()))
 
     def get(self, job_id: str) -> Job:
         return Job.model_validate(self._json("GET", f"/v1/jobs/{_part(job_id)}"))
@@ -87,8 +96,12 @@ class ServiceClient:
         except httpx.TransportError as error:
             raise ServiceError(f"the export from {self.url} broke off: {error}") from None
 
+    def default_strategy(self) -> str:
+        """Return the strategy of jobs that name none."""
+        return str(self._json("GET", "/v1/strategies")["default"])
+
     def submit_batch(self, spec: dict[str, Any]) -> Batch:
-        return Batch.model_validate(self._json("POST", "/v1/batches", json=spec))
+        return Batch.model_validate(self._json("POST", "/v1/batches", json=spec, headers=_idempotency_key()))
 
     def batch(self, batch_id: str) -> Batch:
         return Batch.model_validate(self._json("GET", f"/v1/batches/{_part(batch_id)}"))
@@ -122,6 +135,10 @@ class ServiceClient:
             except httpx.TransportError as error:
                 if failures == RECONNECTS:
                     raise ServiceError(f"lost the event stream of {self.url}: {error}") from None
+            except ServiceError as error:
+                if failures == RECONNECTS or not error.is_passing:
+                    raise
+                time.sleep(PAUSE_SECONDS)
             failures += 1
             if failures > RECONNECTS:
                 raise ServiceError(f"the event stream of {self.url} ends before the job does")
@@ -150,6 +167,18 @@ class ServiceClient:
         return body
 
     def _answer(self, method: str, path: str, **kwargs: Any) -> httpx.Response:
+        """Send a request, and again while its refusal is passing, if sending it twice does no more than once."""
+        repeats = REPEATS if method == "GET" or "headers" in kwargs else 0  # those with an Idempotency-Key
+        while True:
+            try:
+                return self._answer_once(method, path, **kwargs)
+            except ServiceError as error:
+                if not repeats or not error.is_passing:
+                    raise
+            repeats -= 1
+            time.sleep(PAUSE_SECONDS)
+
+    def _answer_once(self, method: str, path: str, **kwargs: Any) -> httpx.Response:
         try:
             response = self._http.request(method, path, **kwargs)
         except httpx.TransportError as error:
@@ -171,13 +200,19 @@ def _part(text: str) -> str:
     return quote(text, safe="").replace(".", "%2E")
 
 
+def _idempotency_key() -> dict[str, str]:
+    return {"Idempotency-Key": uuid.uuid4().hex}
+
+
 def _refusal(response: httpx.Response) -> ServiceError:
     """What a problem document says, in one line."""
+    is_passing = False
     try:
         problem = json.loads(response.content)
+        is_passing = problem.get("type") in _PASSING
         message = problem.get("detail") or problem["title"]
     except (ValueError, KeyError, TypeError, AttributeError):
         message = f"HTTP {response.status_code} from {response.request.url}"
     if response.status_code == httpx.codes.UNAUTHORIZED:
         message += " (--key, REASONER_API_KEY)"
-    return ServiceError(message, response.status_code)
+    return ServiceError(message, response.status_code, is_passing=is_passing)

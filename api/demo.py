@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import random
 import threading
 import time
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from typing import Annotated, Any
 
 import typer
 from rich.box import SIMPLE_HEAD
@@ -19,9 +21,19 @@ from api.show import Progress, print_tree
 from api.stack import private_stack
 from reasoner.jobs import TERMINAL, Job
 from reasoner.suites import Problem, check, family, load
+from reasoner.suites.countdown import make
 from workers.settings import load_settings
 
 REFRESH = 0.1
+
+
+SEED = 7
+QUESTION = ((3, 7, 8, 12), 24)
+"""The README's first question."""
+AT_ONCE = 8
+"""Jobs that are followed at a time."""
+
+_TURN = threading.Lock()
 
 
 @dataclass(slots=True)
@@ -31,6 +43,7 @@ class Case:
     problem: Problem
     strategy: dict[str, Any]
     budget: dict[str, Any]
+    seed: int = SEED
     job: Job | None = None
     progress: Progress = field(default_factory=Progress)
     failure: str | None = None
@@ -39,15 +52,22 @@ class Case:
     def ended(self) -> bool:
         return self.failure is not None or (self.job is not None and self.job.status in TERMINAL)
 
+    @property
+    def right(self) -> bool:
+        """Return true if it has the right answer."""
+        result = None if self.job is None else self.job.result
+        return check(self.problem, None if result is None else result.answer)
+
 
 def cases() -> list[Case]:
     """The demo's jobs: the same problem by several strategies, and both families of problems."""
     countdown, words = load("countdown", limit=9), load("words", limit=9)
+    question = make(*QUESTION, rng=random.Random(SEED))
     return [
-        Case(countdown[1], {"name": "greedy"}, {"tokens": 500}),
-        Case(countdown[1], {"name": "best_of_n", "n": 16}, {"tokens": 4000}),
-        Case(countdown[1], {"name": "beam", "n": 16}, {"tokens": 4000}),
-        Case(countdown[4], {"name": "beam", "n": 64}, {"seconds": 20}),
+        Case(question, {"name": "greedy"}, {"tokens": 500}),
+        Case(question, {"name": "weighted_vote", "n": 64}, {"tokens": 8000}),
+        Case(question, {"name": "rebase", "n": 32}, {"tokens": 4000}),
+        Case(countdown[4], {"name": "particle", "n": 64}, {"tokens": 8000}),
         Case(words[1], {"name": "greedy"}, {"tokens": 500}),
         Case(words[1], {"name": "self_consistency", "n": 16}, {"tokens": 3000}),
         Case(words[4], {"name": "weighted_vote", "n": 32}, {"tokens": 8000}),
@@ -55,34 +75,54 @@ def cases() -> list[Case]:
     ]
 
 
-def demo() -> None:
+def demo(
+    seeds: Annotated[
+        int, typer.Option(min=1, max=1000, help="How often each problem is solved, every time with another seed.")
+    ] = 1,
+) -> None:
     """Start everything, solve sample problems over REST, show the search live, print the table. Ctrl-C stops it."""
+    settings = load_settings()
+    settings.require_prm("reasoner demo")
     console = Console()
     console.print("Reasoner demo: API, worker, engine, verifier and broker, all on this machine, for this run only.\n")
     started = time.monotonic()
-    with private_stack(load_settings(), console) as url:
+    with private_stack(settings, console) as url:
         console.print(f"The service is up at {url} after {time.monotonic() - started:.0f} s.\n")
-        todo = cases()
-        with Live(_table(todo), console=console, refresh_per_second=8) as live:
-            threads = [threading.Thread(target=_solve, args=(url, case), daemon=True) for case in todo]
+        rows = [[replace(case, seed=SEED + k, progress=Progress()) for k in range(seeds)] for case in cases()]
+        todo = [case for row in rows for case in row]
+        waiting = iter([case for turn in zip(*rows, strict=True) for case in turn])
+        with Live(_table(rows), console=console, refresh_per_second=8) as live:
+            threads = [threading.Thread(target=_work, args=(url, waiting), daemon=True) for _ in range(AT_ONCE)]
             for thread in threads:
                 thread.start()
             for thread in threads:
                 while thread.is_alive():
                     thread.join(REFRESH)
-                    live.update(_table(todo))
-            live.update(_table(todo))
+                    live.update(_table(rows))
+            live.update(_table(rows))
         with ServiceClient(url) as client:
-            searched = next((case for case in todo if case.strategy["name"] == "beam" and case.job is not None), None)
+            searched = next((case for case in todo if case.strategy["name"] == "rebase" and case.job is not None), None)
             if searched is not None and searched.job is not None:
-                console.print(f"\nThe beam search on: {searched.problem.text}", markup=False)
+                console.print(f"\nThe search by rebase on: {searched.problem.text}", markup=False)
                 print_tree(console, client.tree(searched.job.id), most=24)
+    if seeds == 1:
+        console.print("\nThat was one seed; 'reasoner demo --seeds 40' says how often each row is right.")
     console.print("\nEverything is stopped. Next: 'reasoner serve', then the README's first curl.")
     failed = [case for case in todo if case.failure is not None]
     for case in failed:
         console.print(f"{case.strategy['name']}: {case.failure}", markup=False, style="red")
     if failed:
         raise typer.Exit(1)
+
+
+def _work(url: str, waiting: Iterator[Case]) -> None:
+    while (case := _next(waiting)) is not None:
+        _solve(url, case)
+
+
+def _next(waiting: Iterator[Case]) -> Case | None:
+    with _TURN:
+        return next(waiting, None)
 
 
 def _solve(url: str, case: Case) -> None:
@@ -92,7 +132,7 @@ def _solve(url: str, case: Case) -> None:
         "budget": case.budget,
         "sampling": {"temperature": family(case.problem.suite).TEMPERATURE},
         "answer": "text",
-        "seed": 7,
+        "seed": case.seed,
         "metadata": {"suite": case.problem.suite, "problem": case.problem.id},
     }
     try:
@@ -107,29 +147,32 @@ def _solve(url: str, case: Case) -> None:
         case.failure = str(error)
 
 
-def _table(todo: list[Case]) -> Table:
+def _table(rows: list[list[Case]]) -> Table:
     table = Table(
         "problem", "strategy", "budget", "state", "tokens", "s", "answer", "right?", box=SIMPLE_HEAD, padding=0
     )
     for column in table.columns:
         column.no_wrap = column.header != "answer"
-    for case in todo:
-        job, result = case.job, None if case.job is None else case.job.result
-        done = case.ended and job is not None
+    for row in rows:
+        case, jobs = row[0], [case.job for case in row if case.ended and case.job is not None]
+        tokens = sum(job.usage.total for job in jobs) / len(jobs) if jobs else case.progress.tokens
         table.add_row(
             f"{case.problem.suite} {case.problem.level}",
             " ".join(str(part) for part in case.strategy.values()),
             ", ".join(f"{value} {name[:3]}" for name, value in case.budget.items()),
-            _state(case),
-            str(job.usage.total if done and job is not None else case.progress.tokens),
-            f"{job.usage.seconds:.1f}" if done and job is not None else "",
-            Text((result.answer or "none") if result is not None else ""),
-            _verdict(case),
+            _state(row),
+            f"{tokens:.0f}",
+            f"{sum(job.usage.seconds for job in jobs) / len(jobs):.1f}" if jobs else "",
+            _answer(case) if len(row) == 1 else "",
+            _verdict(row),
         )
     return table
 
 
-def _state(case: Case) -> str:
+def _state(row: list[Case]) -> str:
+    case = row[0]
+    if len(row) > 1:
+        return f"{sum(case.ended for case in row)} of {len(row)}"
     if case.failure is not None:
         return "failed"
     if case.progress.state == "in_progress":
@@ -137,8 +180,16 @@ def _state(case: Case) -> str:
     return case.progress.state
 
 
-def _verdict(case: Case) -> str:
-    if not case.ended or case.failure is not None or case.job is None:
+def _answer(case: Case) -> Text:
+    result = None if case.job is None else case.job.result
+    return Text((result.answer or "none") if result is not None else "")
+
+
+def _verdict(row: list[Case]) -> str:
+    ended = [case for case in row if case.ended and case.failure is None]
+    right = sum(case.right for case in ended)
+    if len(row) > 1:
+        return f"{right} of {len(ended)}"
+    if not ended:
         return ""
-    answer = None if case.job.result is None else case.job.result.answer
-    return "[green]yes[/green]" if check(case.problem, answer) else "[red]no[/red]"
+    return "[green]yes[/green]" if right else "[red]no[/red]"

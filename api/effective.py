@@ -14,10 +14,10 @@ from api.problems import Problem
 from engine.types import EngineError, InvalidRequest, ModelInfo
 from reasoner.defaults import apply_defaults
 from reasoner.effort import apply_effort
-from reasoner.jobs import Budget, JobSpec, StrategySpec
+from reasoner.jobs import VOTE, Budget, JobSpec, StrategySpec
 from reasoner.prices import check_budget
 from reasoner.served import Wanted, wanted_policy, wanted_verifier
-from reasoner.strategies import resolve
+from reasoner.strategies import STRATEGIES, resolve
 from reasoner.verifier_specs import JudgeVerifier, PrmVerifier
 from workers.outbound import ForbiddenAddress, check_address
 from workers.settings import Settings
@@ -25,7 +25,7 @@ from workers.settings import Settings
 
 async def effective(spec: JobSpec, settings: Settings, catalog: Catalog) -> dict[str, Any]:
     """The specification with models, budget, parameters and seed filled in. Raises ``Problem`` for what cannot work."""
-    spec = _with_defaults(spec, settings)
+    spec = _with_defaults(with_verifier(spec, settings), settings)
     if spec.budget == Budget():
         budget = Budget(tokens=settings.budget_tokens, seconds=settings.budget_seconds)
         spec = spec.model_copy(update={"budget": budget})
@@ -36,8 +36,26 @@ async def effective_in_batch(spec: JobSpec, settings: Settings, catalog: Catalog
     """The same for a job that shares a budget: one of its own is a cap, and it is in no hurry unless it says so."""
     if "priority" not in spec.model_fields_set:
         spec = spec.model_copy(update={"priority": "batch"})
-    spec = _with_defaults(spec, settings).model_copy(update={"budget": spec.budget})
+    spec = _with_defaults(with_verifier(spec, settings), settings).model_copy(update={"budget": spec.budget})
     return await _filled(spec, settings, catalog)
+
+
+def with_verifier(spec: JobSpec, settings: Settings) -> JobSpec:
+    """Return the job, without a verifier if it leaves that to a service that has none. Raise ``Problem`` where the job
+    needs one."""
+    if settings.prm_name is not None or not isinstance(spec.verifier, PrmVerifier) or spec.verifier.model is not None:
+        return spec
+    name = spec.strategy.name
+    if "strategy" in spec.model_fields_set and STRATEGIES[name].needs_verifier:
+        message = (
+            f"strategy {name!r} needs a verifier, and this service has no process reward model of its own: give the "
+            f"job a 'verifier', such as a rule or a judge, or use {VOTE}; the operator may set REASONER_PRM"
+        )
+        raise Problem(422, "no-verifier", message, errors=[("strategy", message)])
+    if "verifier" in spec.model_fields_set:
+        message = "this service has no process reward model of its own: name a served 'model', or another 'kind'"
+        raise Problem(422, "no-verifier", f"verifier: {message}", errors=[("verifier", message)])
+    return JobSpec.model_validate(spec.model_dump(exclude_unset=True) | {"verifier": None})
 
 
 @contextlib.contextmanager

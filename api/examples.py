@@ -63,6 +63,9 @@ _ENDED = Job(
     usage=_USAGE,
     result=_RESULT,
 )
+_CANCELLED = _ENDED.model_copy(
+    update={"status": "cancelled", "result": _RESULT.model_copy(update={"finish_reason": "cancelled"})}
+)
 _QUEUED = Job(id=JOB, status="queued", created_at=_NOON, last_seq=1, spec=_SPEC)
 
 
@@ -193,7 +196,7 @@ ANSWERS: dict[str, dict[int, Any]] = {
     "GET /v1/jobs/{job_id}": {200: _ENDED.model_dump()},
     "GET /v1/jobs/{job_id}/events": {200: _stream(*_EVENTS[:3])},
     "GET /v1/jobs/{job_id}/tree": {200: fold(JOB, _EVENTS).model_dump()},
-    "POST /v1/jobs/{job_id}/cancel": {200: _ENDED.model_dump(), 202: _QUEUED.model_dump()},
+    "POST /v1/jobs/{job_id}/cancel": {200: _CANCELLED.model_dump(), 202: _QUEUED.model_dump()},
     "POST /v1/jobs/{job_id}/retry": {202: _QUEUED.model_dump()},
     "POST /v1/batches": {202: _BATCH.model_dump()},
     "GET /v1/batches": {200: _page(_BATCH.model_dump() | {"jobs": None})},
@@ -211,7 +214,12 @@ ANSWERS: dict[str, dict[int, Any]] = {
     "GET /v1/keys": {200: _page(_KEY.model_dump())},
     "GET /v1/keys/{key_id}": {200: _KEY.model_dump()},
     "DELETE /v1/keys/{key_id}": {200: _REVOKED.model_dump()},
-    "GET /v1/strategies": {200: {"data": [{"name": name, **schema} for name, schema in [*schemas().items()][:1]]}},
+    "GET /v1/strategies": {
+        200: {
+            "default": "best_of_n",
+            "data": [{"name": name, "available": True, **schema} for name, schema in [*schemas().items()][:1]],
+        }
+    },
     "GET /v1/models": {200: {"object": "list", "data": [_MODEL]}},
     "GET /v1/models/{model}": {200: _MODEL},
     "GET /metrics": {200: '# TYPE reasoner_jobs gauge\nreasoner_jobs{status="queued"} 0.0\n'},

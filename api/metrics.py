@@ -74,7 +74,7 @@ def _job_metrics(counts: dict[str, int], counters: dict[str, float]) -> Iterator
     yield webhooks
 
     reasons = CounterMetricFamily("reasoner_results", "Why searches ended that have a result.", labels=["reason"])
-    for reason in ("answer", "budget", "no_answer"):
+    for reason in ("answer", "budget", "no_answer", "cancelled"):
         reasons.add_metric([reason], counter(f"reason:{reason}"))
     yield reasons
 

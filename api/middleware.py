@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import re
 import time
@@ -40,17 +41,18 @@ class Observe:
         asked = Headers(scope=scope).get("x-request-id", "")
         request_id = asked if _SANE_ID.fullmatch(asked) else uuid.uuid4().hex
         scope.setdefault("state", {})["request_id"] = request_id
-        started, status = time.perf_counter(), 0
+        started, status, streams = time.perf_counter(), 0, False
 
         open_stream = contextlib.ExitStack()
 
         async def observed_send(message: Message) -> None:
-            nonlocal status
+            nonlocal status, streams
             if message["type"] == "http.response.start":
                 status = message["status"]
                 headers = MutableHeaders(scope=message)
                 headers["X-Request-ID"] = request_id
                 if headers.get("content-type", "").startswith("text/event-stream"):
+                    streams = True
                     open_stream.enter_context(HTTP_STREAMS.track_inprogress())
             await send(message)
 
@@ -59,6 +61,11 @@ class Observe:
             origin = ORIGIN.set(Origin(request_id, tracing.traceparent()))
             try:
                 await self._app(scope, receive, observed_send)
+            except asyncio.CancelledError:
+                # The server stops and has waited for long enough. Whoever follows a job comes back for the rest of it.
+                if not streams:
+                    raise
+                await send({"type": "http.response.body", "body": b"", "more_body": False})
             except Exception:
                 log.exception("request failed", **about)
                 if status:  # the client has half an answer: only a broken connection tells it so

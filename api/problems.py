@@ -19,7 +19,15 @@ from reasoner.verifier_specs import KINDS
 from workers.batches import NoSuchBatch
 from workers.keys import NoSuchKey
 from workers.limits import QuotaExceeded
-from workers.store import BROKER_DOWN, IdempotencyConflict, JobActive, NoSuchJob, NotRetryable, QueueFull
+from workers.store import (
+    BROKER_DOWN,
+    IdempotencyConflict,
+    JobActive,
+    NoSuchJob,
+    NotRetryable,
+    QueueFull,
+    ShuttingDown,
+)
 
 MEDIA_TYPE = "application/problem+json"
 RETRY_AFTER = {"Retry-After": "1"}
@@ -60,6 +68,13 @@ class Problem(HTTPException):
         self.errors = [FieldProblem(field=field, message=message) for field, message in errors]
 
 
+SHUTTING_DOWN = Problem(
+    503,
+    "shutting-down",
+    "this process is about to end: send the request again; if it had an Idempotency-Key, the same key goes on with the "
+    "same job",
+    headers=RETRY_AFTER,
+)
 BROKER_UNAVAILABLE = Problem(503, "broker-unavailable", "the job store cannot be reached", headers=RETRY_AFTER)
 
 
@@ -94,6 +109,7 @@ def install(app: FastAPI) -> None:
         QueueFull,
         IdempotencyConflict,
         QuotaExceeded,
+        ShuttingDown,
         *BROKER_DOWN,
     ):
         app.add_exception_handler(kind, _on_store_error)
@@ -151,6 +167,8 @@ async def _on_store_error(request: Request, error: Exception) -> Response:
         case QuotaExceeded():
             headers = {"Retry-After": str(error.retry_after)}
             problem = Problem(429, "quota-exceeded", f"{error}: try again later", headers=headers)
+        case ShuttingDown():
+            problem = SHUTTING_DOWN
         case IdempotencyConflict():
             problem = Problem(422, "idempotency-conflict", f"{error}: use a new Idempotency-Key for a new job")
         case _:

@@ -2,27 +2,32 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 from collections.abc import AsyncIterator
 from typing import Annotated, Literal
 
 from fastapi import APIRouter, Depends, Header, Path, Query, Request, Response
-from fastapi.responses import JSONResponse
-from fastapi.sse import EventSourceResponse, ServerSentEvent
+from fastapi.responses import JSONResponse, StreamingResponse
 from pydantic import BaseModel
 
 from api.caller import Known, Reader, Writer
 from api.idempotency import IdempotencyKey, idempotency_of
 from api.json_body import JsonRoute
+from api.openai.following import EventStream
 from api.problems import Problem, ProblemDocument
 from api.state import State, service
 from api.submission import submit_job
 from api.tree import Tree, fold
-from reasoner.jobs import TERMINAL, Job, JobSpec, Status
-from workers.store import NoSuchJob
+from reasoner.jobs import MAX_SEQ, TERMINAL, Event, Job, JobSpec, Status
+from workers.store import NoSuchJob, ShuttingDown
 
 MAX_WAIT_SECONDS = 60
+EVENT = {
+    "type": "object",
+    "properties": {"id": {"type": "string"}, "event": {"type": "string"}, "data": {"type": "string"}},
+}
 _EVENT_ID = re.compile(r"[0-9]{1,18}")
 _JOB_ID = re.compile(r"job_[0-9a-f]{32}")
 _PREFER_WAIT = re.compile(r"(?:^|[,;\s])wait\s*=\s*\"?(\d{1,6})\"?(?=$|[,;\s])")
@@ -96,7 +101,7 @@ async def page(
     limit: Annotated[int, Query(ge=1, le=100)] = 20,
     status: Annotated[
         Literal[Status, "dead"] | None,
-        Query(description="'dead' are the failed jobs that lost their worker too often."),
+        Query(description="'dead' are the failed jobs that lost their worker too often without a step forward."),
     ] = None,
 ) -> Response:
     try:
@@ -118,7 +123,7 @@ async def _starting_point(
     job_id: JobId,
     state: Service,
     starting_after: Annotated[
-        int | None, Query(ge=0, description="Sequence number of the last event you have.")
+        int | None, Query(ge=0, le=MAX_SEQ, description="Sequence number of the last event you have.")
     ] = None,
     last_event_id: Annotated[str | None, Header(description="The same, as EventSource sends it.")] = None,
 ) -> int:
@@ -139,17 +144,25 @@ async def _starting_point(
 
 @router.get(
     "/{job_id}/events",
-    response_class=EventSourceResponse,
-    responses={204: {"description": "The job has ended, and you have its last event"}},
+    response_class=StreamingResponse,
+    responses={
+        200: {"content": {"text/event-stream": {"itemSchema": EVENT}}},
+        204: {"description": "The job has ended, and you have its last event"},
+    },
     summary="Follow a job",
 )
 async def events(
     _: Reader, job_id: JobId, state: Service, after: Annotated[int, Depends(_starting_point)]
-) -> AsyncIterator[ServerSentEvent]:
+) -> EventStream:
     """Server-sent events with ``id`` = sequence number, gapless, resumable anywhere, ending with the job's end."""
-    async for event in state.store.follow(job_id, after):
-        # In ASCII: many clients take U+2028 or U+0085 inside a text for the end of a line.
-        yield ServerSentEvent(id=str(event.seq), event=event.type, raw_data=json.dumps(event.model_dump()))
+    return EventStream(_as_text(state.store.follow(job_id, after)))
+
+
+async def _as_text(events: AsyncIterator[Event]) -> AsyncIterator[str]:
+    with contextlib.suppress(ShuttingDown):  # the stream ends without the job's end: its client comes back for the rest
+        async for event in events:
+            # In ASCII: many clients take U+2028 or U+0085 inside a text for the end of a line.
+            yield f"id: {event.seq}\nevent: {event.type}\ndata: {json.dumps(event.model_dump())}\n\n"
 
 
 @router.get("/{job_id}/tree", summary="The search tree so far")

@@ -14,6 +14,7 @@ from api.openai.errors import ErrorDocument
 from api.problems import RETRY_AFTER, Problem, ProblemDocument
 from api.state import State, service
 from engine.types import EngineError
+from reasoner.jobs import BEST, VOTE
 from reasoner.strategies import schemas
 from workers.store import BROKER_DOWN
 
@@ -23,8 +24,15 @@ router = APIRouter(tags=["service"], responses={"default": {"model": ProblemDocu
 
 
 @router.get("/v1/strategies", summary="Strategies and the JSON schemas of their parameters")
-async def strategies(_: Known) -> dict[str, Any]:
-    return {"data": [{"name": name, **schema} for name, schema in schemas().items()]}
+async def strategies(state: Service, _: Known) -> dict[str, Any]:
+    """``default`` is the strategy of a job that names none. Those that are not ``available`` need a verifier, and the
+    service has no process reward model: the job must bring a ``verifier`` of its own."""
+    verifies = state.settings.prm_name is not None
+    listed = [
+        {"name": name, "available": verifies or not schema["needs_verifier"], **schema}
+        for name, schema in schemas().items()
+    ]
+    return {"default": BEST if verifies else VOTE, "data": listed}
 
 
 @router.get("/v1/models", summary="Models that the engines serve")
@@ -57,7 +65,7 @@ async def readyz(state: Service) -> Response:
         failures.append(("broker", f"cannot be reached: {type(error).__name__}"))
     try:
         await state.catalog.refresh()
-        await state.catalog.models()
+        failures += [("models", problem) for problem in await state.readiness.problems(state.settings)]
     except EngineError as error:
         failures.append(("engine", str(error)))
     if failures:
@@ -69,6 +77,7 @@ async def readyz(state: Service) -> Response:
 
 @router.get("/metrics", response_class=PlainTextResponse, summary="Prometheus metrics")
 async def metrics(state: Service, _: MetricsReader) -> Response:
+    await state.catalog.refresh()
     return Response(
         exposition(*await state.store.stats(), state.catalog.engines()),
         media_type="text/plain; version=0.0.4; charset=utf-8",

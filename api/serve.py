@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import contextlib
 import os
+import socket
 import sys
-import threading
+import time
 from collections.abc import Iterator
 from urllib.parse import urlsplit
 
 import uvicorn
+from fastapi import FastAPI
 
 from api.app import create_app
 from api.supervisor import Supervisor, check_bind, check_port, engine_command
 from workers.embedded import EmbeddedBroker
+from workers.interrupts import interruptible
 from workers.logs import configure_logging
+from workers.model_folders import check_models
 from workers.setting_values import ConfigError
 from workers.settings import Settings, load_settings
 from workers.tasks import make_worker
@@ -22,6 +26,7 @@ from workers.tasks import serve as serve_worker
 from workers.tracing import start_tracing
 
 GRACEFUL_SECONDS = 3
+LOOK_SECONDS = 0.5
 
 
 def run_api(settings: Settings) -> None:
@@ -31,15 +36,32 @@ def run_api(settings: Settings) -> None:
     start_tracing(settings, "api")
     with _broker(settings):
         check_bind(settings)
-        uvicorn.run(
-            create_app(settings),
+        app = create_app(settings)
+        config = uvicorn.Config(
+            app,
             host=settings.host,
             port=settings.port,
             log_config=None,
             access_log=False,
             server_header=False,
-            timeout_graceful_shutdown=GRACEFUL_SECONDS,  # event streams would never end by themselves
+            timeout_graceful_shutdown=GRACEFUL_SECONDS,
         )
+        server = Server(config, app)
+        server.run()
+        if not server.started:
+            sys.exit(1)
+
+
+class Server(uvicorn.Server):
+    """Tells the application that it is about to end, before it waits for the calls that are under way."""
+
+    def __init__(self, config: uvicorn.Config, app: FastAPI) -> None:
+        super().__init__(config)
+        self._app = app
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self._app.state.service.store.stop_waiting()
+        await super().shutdown(sockets)
 
 
 def run_worker(settings: Settings) -> None:
@@ -53,6 +75,7 @@ def run_engine(settings: Settings) -> None:
     """Becomes the engine server: this process never holds torch, the one that replaces it does."""
     if len(settings.engine_addresses) > 1:
         raise ConfigError("REASONER_ENGINE_URL: these are several engines; give the address of this one alone")
+    check_models(settings)
     address = urlsplit(settings.engine_addresses[0])
     if address.scheme == "unix":
         where = ["--uds", address.path]
@@ -70,11 +93,9 @@ def run_engine(settings: Settings) -> None:
 
 def serve(settings: Settings) -> None:
     """Runs everything on this machine until SIGTERM or Ctrl-C."""
-    with (
-        contextlib.suppress(KeyboardInterrupt),
-        Supervisor(settings, log_dir=settings.data_dir / "logs", on_progress=_say),
-    ):
-        threading.Event().wait()
+    with Supervisor(settings, log_dir=settings.data_dir / "logs", on_progress=_say):
+        while True:  # not one wait for ever: a signal that comes just before it begins is handled when it ends
+            time.sleep(LOOK_SECONDS)
 
 
 @contextlib.contextmanager
@@ -93,7 +114,8 @@ def _say(message: str) -> None:
 def main(role: str) -> None:
     """How the supervisor starts a role: configured by the environment alone."""
     try:
-        {"api": run_api, "worker": run_worker}[role](load_settings())
+        with interruptible():
+            {"api": run_api, "worker": run_worker}[role](load_settings())
     except ConfigError as error:
         sys.exit(f"reasoner: {error}")
 

@@ -15,7 +15,10 @@ import httpx
 from rich.console import Console
 
 from api.supervisor import StartError, Supervisor, engine_command, free_port
-from workers.processes import spawn, stop, tail
+from workers.embedded import socket_path
+from workers.interrupts import uninterrupted
+from workers.model_folders import check_models
+from workers.processes import private_folder, spawn, stop, tail
 from workers.setting_values import model_folder, served_name
 from workers.settings import Settings
 
@@ -45,12 +48,14 @@ def private_engine(settings: Settings, console: Console, more: Sequence[str] = (
 
     ``more`` are models that our own serves besides the policy and the verifier; a configured one must have them.
     """
+    check_models(settings)
     if settings.engine_url:
         yield settings.engine_url
         return
     folder = Path(tempfile.mkdtemp(prefix="reasoner-"))
-    address, log = folder / "engine.sock", folder / "engine.log"
+    address, log = socket_path(folder).with_name("engine.sock"), folder / "engine.log"
     try:
+        private_folder(address.parent)
         command = engine_command(settings, ["--uds", str(address)])
         for value in more:
             command += ["--model", f"{served_name(value)}={model_folder(value, '--against')}"]
@@ -60,9 +65,12 @@ def private_engine(settings: Settings, console: Console, more: Sequence[str] = (
                 _await_engine(process, address, log)
             yield (f"unix://{address}",)
         finally:
-            stop(process, grace=_STOP_SECONDS)
+            with uninterrupted():
+                stop(process, grace=_STOP_SECONDS)
     finally:
-        shutil.rmtree(folder, ignore_errors=True)
+        with uninterrupted():
+            for made in (address.parent, folder):
+                shutil.rmtree(made, ignore_errors=True)
 
 
 def _await_engine(process: subprocess.Popen[bytes], address: Path, log: Path) -> None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from fastapi import Request
 
 from api.catalog import Catalog
+from api.readiness import Readiness
 from workers.live import LiveSettings
 from workers.reaper import Reaper
 from workers.settings import Settings
@@ -20,6 +21,7 @@ class State:
     store: JobStore
     catalog: Catalog
     reaper: Reaper
+    readiness: Readiness
     started_at: float = field(default_factory=time.time)
 
     @property

@@ -17,16 +17,17 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from types import FrameType, TracebackType
-from typing import Any
+from types import TracebackType
 
 import httpx
 
 from workers.embedded import EmbeddedBroker, broker_url, socket_path
+from workers.interrupts import interruptible, is_forced, uninterrupted
 from workers.keys import stored_keys
+from workers.model_folders import check_models
 from workers.processes import StartError as StartError
-from workers.processes import private_folder, spawn, stop, tail
-from workers.setting_values import ConfigError, is_loopback, model_folder
+from workers.processes import ended, private_folder, spawn, stop, tail
+from workers.setting_values import ConfigError, is_loopback, model_folder, served_name
 from workers.settings import QUEUES, Settings
 
 STOP_SECONDS = 10.0
@@ -48,12 +49,13 @@ class Role:
         self._started = 0.0
         self._log_start = 0
         self._deaths = 0
-        self._due = 0.0
+        self._due: float | None = None
 
     def start(self) -> None:
         self._started = time.monotonic()
         self._log_start = self.log.stat().st_size if self.log.exists() else 0
-        self.process = spawn(self._command, log=self.log, env=self._env, death_signal=signal.SIGKILL)
+        with uninterrupted():
+            self.process = spawn(self._command, log=self.log, env=self._env, death_signal=signal.SIGKILL)
 
     @property
     def exit_status(self) -> int | None:
@@ -65,17 +67,19 @@ class Role:
         return tail(self.log, since=self._log_start)
 
     def restart_when_due(self) -> float | None:
-        """Called while it is dead: starts it after a pause that grows; answers the pause when it begins."""
+        """Called while it is dead: start it again, after a first death at once, then after a pause that grows. Return
+        the pause when it begins."""
         now = time.monotonic()
-        if self._due == 0.0:
+        if self._due is None:
             self._deaths = 1 if now - self._started > STEADY_SECONDS else self._deaths + 1
-            pause = min(LONGEST_PAUSE, 0.5 * 2.0 ** (self._deaths - 1))
+            pause = min(LONGEST_PAUSE, 0.5 * 2.0 ** (self._deaths - 2)) if self._deaths > 1 else 0.0
             self._due = now + pause
-            return pause
+        else:
+            pause = None
         if now >= self._due:
-            self._due = 0.0
+            self._due = None
             self.start()
-        return None
+        return pause
 
     def stop(self) -> None:
         if self.process is not None:
@@ -108,13 +112,12 @@ class Supervisor:
         self._lock = threading.Lock()
         self._stopping = False
         self._stopped = threading.Event()
-        self._watcher = threading.Thread(target=self._watch, name="supervisor")
-        self._old_handlers: dict[signal.Signals, Any] = {}
+        # At the end of a process that had no time to stop it, nobody waits for this thread.
+        self._watcher = threading.Thread(target=self._watch, name="supervisor", daemon=True)
+        self._signals = contextlib.ExitStack()
 
     def __enter__(self) -> Supervisor:
-        for number in (signal.SIGTERM, signal.SIGHUP):
-            if signal.getsignal(number) != signal.SIG_IGN:  # under nohup it is to outlive its terminal
-                self._old_handlers[number] = signal.signal(number, _leave)
+        self._signals.enter_context(interruptible())
         try:
             self._start()
         except BaseException:
@@ -131,7 +134,9 @@ class Supervisor:
         settings = self.settings
         socket_folder = socket_path(settings.data_dir).parent
         engine_socket = socket_folder / f"engine-{os.getpid()}.sock"
-        self._janitor = _hire_janitor([settings.data_dir, socket_folder] if self._ephemeral else [engine_socket])
+        with uninterrupted():
+            self._janitor = _hire_janitor([settings.data_dir, socket_folder] if self._ephemeral else [engine_socket])
+        check_models(settings)
         check_port(settings.host, settings.port)
         local_engine = not settings.engine_url
         engine = engine_command(settings, ["--uds", str(engine_socket)]) if local_engine else []
@@ -148,7 +153,8 @@ class Supervisor:
         known = {"redis_url": redis_url, "engine_url": settings.engine_url or (f"unix://{engine_socket}",)}
         env = os.environ | settings.model_copy(update=known).environment()
         if local_engine:
-            self._say(f"starting the engine with {settings.model_name} and {settings.prm_name}")
+            names = [settings.model_name, *([] if settings.prm_name is None else [settings.prm_name])]
+            self._say(f"starting the engine with {' and '.join(names)}")
             self._launch("engine", engine, env)
         self._say("starting the worker and the API")
         for name, slots, queues in worker_pools(settings):
@@ -177,9 +183,9 @@ class Supervisor:
                     answer = client.get(f"{self.url}/readyz")
                     if answer.status_code == httpx.codes.OK:
                         return
-                    known, missing = missing, " and the ".join(part["field"] for part in answer.json()["errors"])
+                    known, missing = missing, _missing(answer.json()["errors"])
                     if missing != known:
-                        self._say(f"waiting for the {missing}")
+                        self._say(missing)
                 time.sleep(_POLL_SECONDS)
 
     def _watch(self) -> None:
@@ -194,7 +200,8 @@ class Supervisor:
                 for role in self._roles:
                     status = role.exit_status
                     if status is not None and (pause := role.restart_when_due()) is not None:
-                        self._say(f"the {role.name} ended with status {status}; starting it again in {pause:g} s")
+                        when = f"in {pause:g} s" if pause else "at once"
+                        self._say(f"the {role.name} ended with status {status}; starting it again {when}")
 
     def _restart(self, broker: EmbeddedBroker) -> None:
         try:
@@ -203,9 +210,17 @@ class Supervisor:
             self._say(str(error))
 
     def stop(self) -> None:
-        """Stops everything, those who use a thing before the thing. May be called again."""
-        with self._lock:
-            self._stopping = True
+        """Stop everything, those who use a thing before the thing. May be called again.
+
+        A second Ctrl-C meanwhile kills what has not ended.
+        """
+        with uninterrupted():
+            self._stop_children()
+        self._signals.close()
+
+    def _stop_children(self) -> None:
+        self._stopping = True
+        self._await_watcher()
         for role in self._roles:
             if role.name != "engine" and role.process is not None and role.exit_status is None:
                 role.process.terminate()  # side by side: handing jobs back takes a moment
@@ -214,13 +229,27 @@ class Supervisor:
         if self._broker is not None:
             self._broker.stop()
         self._stopped.set()
-        if self._watcher.is_alive():
-            self._watcher.join()
+        while self._watcher.is_alive() and not is_forced():
+            self._watcher.join(_POLL_SECONDS)
         if self._janitor is not None:
-            self._janitor.communicate()
+            assert self._janitor.stdin is not None
+            self._janitor.stdin.close()
+            ended(self._janitor, within=STOP_SECONDS)  # it outlives us if it has to
             self._janitor = None
-        while self._old_handlers:
-            signal.signal(*self._old_handlers.popitem())
+
+    def _await_watcher(self) -> None:
+        """Wait until the watcher has started what it is starting; afterwards it starts nothing."""
+        while not self._lock.acquire(timeout=_POLL_SECONDS):
+            if is_forced():
+                return
+        self._lock.release()
+
+
+def _missing(errors: Sequence[dict[str, str]]) -> str:
+    """Return what the service still waits for. Only somebody who is told can help a model that is not as configured."""
+    wrong = [part["message"] for part in errors if part["field"] == "models"]
+    parts = [part["field"] for part in errors if part["field"] != "models"]
+    return "; ".join([*([f"waiting for the {' and the '.join(parts)}"] if parts else []), *wrong])
 
 
 def worker_pools(settings: Settings) -> list[tuple[str, int, tuple[str, ...]]]:
@@ -249,8 +278,8 @@ def engine_command(settings: Settings, where: Sequence[str]) -> list[str]:
     """The command line of an engine server with the configured models. Raises ``ConfigError``."""
     command = [sys.executable, "-m", "engine.server", *where]
     served = [(settings.model_name, settings.model, "model")]
-    if not settings.prm_url:
-        served.append((settings.prm_name, settings.prm, "prm"))
+    if settings.verifier is not None and not settings.prm_url:
+        served.append((served_name(settings.verifier), settings.verifier, "prm"))
     for name, value, setting in served:
         command += ["--model", f"{name}={model_folder(value, setting)}"]
     for option in ENGINE_OPTIONS:
@@ -304,7 +333,3 @@ def _hire_janitor(paths: Sequence[Path]) -> subprocess.Popen[bytes]:
         stderr=subprocess.DEVNULL,
         start_new_session=True,
     )
-
-
-def _leave(number: int, _: FrameType | None) -> None:
-    raise SystemExit(128 + number)

@@ -28,7 +28,8 @@ class TreeNode(BaseModel):
 
 
 class Tree(BaseModel):
-    """``best`` is the chosen leaf, once there is one. The root, ``""``, is the problem and not among the nodes."""
+    """``best`` is the chosen leaf, once there is one, or the best so far of a cancelled search. The root, ``""``, is
+    the problem and not among the nodes."""
 
     job: str
     nodes: list[TreeNode]
@@ -61,6 +62,8 @@ class GrowingTree:
                     nodes[pruned].state = "pruned"
             case "select":
                 self._best = data["node"]
+            case "job.cancelled" if data["result"] is not None:
+                self._best = data["result"]["node"]
 
     def of(self, job_id: str) -> Tree:
         return Tree(job=job_id, nodes=list(self._nodes.values()), best=self._best)

@@ -25,10 +25,11 @@ export class SubmitForm {
 
   async open() {
     if (!this.strategies.size) {
-      const { data } = await call("GET", "/v1/strategies");
+      const listed = await call("GET", "/v1/strategies");
+      const data = listed.data.filter(({ available }) => available); // the form has no field for a verifier
       this.strategies = new Map(data.map((strategy) => [strategy.name, strategy]));
       this.choice.replaceChildren(...data.map(({ name }) => el("option", { value: name }, name.replaceAll("_", " "))));
-      this.choice.value = this.strategies.has("beam") ? "beam" : data[0].name;
+      this.choice.value = this.strategies.has("beam") ? "beam" : listed.default;
       this.#choose();
     }
     this.#refuse("", []);

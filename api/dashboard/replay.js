@@ -32,7 +32,10 @@ export class Moment {
       this.status = "in_progress";
       this.attempt = data.attempt;
     } else if (type === "job.queued") this.status = "queued";
-    else if (TERMINAL.has(type.replace("job.", ""))) this.status = type.replace("job.", "");
+    else if (TERMINAL.has(type.replace("job.", ""))) {
+      this.status = type.replace("job.", "");
+      if (type === "job.cancelled") this.best = data.result?.node ?? null;
+    }
   }
 
   /** From below the problem, or from where its conversation began, to this node. */

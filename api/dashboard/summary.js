@@ -21,7 +21,7 @@ export function drawAnswer(box, job, moment, onPick) {
   const answer = result ? result.answer : (best?.answer ?? null);
   const facts = [];
   if (result?.confidence !== null && result?.confidence !== undefined) facts.push(`confidence ${score(result.confidence)}`);
-  if (result) facts.push({ answer: "the search is done", budget: "the budget ended the search", no_answer: "no candidate states an answer" }[result.finish_reason]);
+  if (result) facts.push({ answer: "the search is done", budget: "the budget ended the search", no_answer: "no candidate states an answer", cancelled: "cancelled: the best so far" }[result.finish_reason]);
   const error = ended && job.error;
   if (error) facts.push(error.message);
   if (!ended) facts.push(moment.status === "queued" ? (moment.last?.data.detail ?? "waiting for a worker") : `${moment.nodes.size} branches so far`);

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal, Self
 from fastapi.exceptions import RequestValidationError
 from pydantic import Field, ValidationError, model_validator
 
+from api.effective import with_verifier
 from api.problems import Problem
 from engine.types import InvalidRequest
 from reasoner.answer_spec import AnswerSpec
@@ -15,6 +16,7 @@ from reasoner.effort import Effort, apply_effort
 from reasoner.jobs import MAX_BUDGET_TOKENS, Budget, JobSpec, Message, StrategySpec
 from reasoner.strict import Strict
 from reasoner.verifier_specs import Verifier
+from workers.settings import Settings
 
 Tokens = Annotated[int, Field(ge=1, le=MAX_BUDGET_TOKENS)]
 Summary = Literal["auto", "concise", "detailed"]
@@ -83,11 +85,12 @@ class Asked(Strict):
         )
         return [tokens for tokens in given if tokens is not None]
 
-    def to_job(self, conversation: list[Message], efforts: Mapping[str, Effort]) -> JobSpec:
+    def to_job(self, conversation: list[Message], settings: Settings) -> JobSpec:
         """The job, with what the model gets to read. An effort's tokens may be bounded further.
 
         Raises what becomes a 4xx that names the field.
         """
+        efforts = settings.effort
         budget = (self.budget or Budget()).model_copy(update={"effort": self._effort(efforts)})
         sampling = {"temperature": self.temperature, "top_p": self.top_p}
         fields: dict[str, Any] = {
@@ -104,7 +107,7 @@ class Asked(Strict):
         except ValidationError as error:
             found = [{**part, "loc": ("body", *part["loc"])} for part in error.errors()]
             raise RequestValidationError(found) from None
-        return _bounded(spec, self.bounds(), efforts)
+        return _bounded(with_verifier(spec, settings), self.bounds(), efforts)
 
     def _marks(self) -> dict[str, str]:
         marks = {"user": self.user, "safety_identifier": self.safety_identifier}

@@ -8,10 +8,13 @@ from typing import Any, Literal
 
 from pydantic import BaseModel
 
+from api.openai.errors import stream_error
 from api.openai.report import CachedTokens, ReasoningTokens, Report, reasoning_tokens
 from api.openai.story import End, Story
+from api.problems import SHUTTING_DOWN
 from reasoner.jobs import Event
 from workers.documents import JobDocument
+from workers.store import ShuttingDown
 
 Json = dict[str, Any]
 
@@ -73,15 +76,20 @@ def completion(job: JobDocument, story: Story, end: End) -> ChatCompletion:
 async def chunks(job: JobDocument, story: Story, events: AsyncIterator[Event], *, usage: bool) -> AsyncIterator[str]:
     """The same as the data of server-sent events: first what the search does, while it does it, then the answer.
 
-    ``usage``: in a chunk of its own. A search that fails ends the stream with an error.
+    ``usage``: in a chunk of its own. A search that fails ends the stream with an error, and so does a service that is
+    about to end.
     """
     yield _chunk(job, {"role": "assistant", "content": ""}, usage=usage)
-    async for event in events:
-        told = story.take(event)
-        if told:
-            yield _chunk(job, {"reasoning_content": told}, usage=usage)
+    try:
+        async for event in events:
+            told = story.take(event)
+            if told:
+                yield _chunk(job, {"reasoning_content": told}, usage=usage)
+    except ShuttingDown:
+        yield json.dumps({"error": stream_error(SHUTTING_DOWN).model_dump()})
+        return
     end = story.end
-    if end is None or end.result is None:
+    if end is None or end.result is None or end.status == "cancelled":
         yield json.dumps({"error": _error(end)})
         return
     for line in end.content.splitlines(keepends=True):

@@ -10,7 +10,7 @@ from pydantic import BaseModel
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from api.problems import MEDIA_TYPE
+from api.problems import MEDIA_TYPE, Problem
 
 PATHS = ("/v1/chat/", "/v1/responses", "/v1/models/")
 _STATUS = {HTTPStatus.UNPROCESSABLE_ENTITY: HTTPStatus.BAD_REQUEST}
@@ -40,6 +40,11 @@ class ErrorDocument(BaseModel):
     """The body of every error."""
 
     error: ErrorBody
+
+
+def stream_error(problem: Problem) -> ErrorBody:
+    """Return a problem of the server's as it is said in the middle of a stream, where there is no status any more."""
+    return ErrorBody(message=problem.detail, type="server_error", param=None, code=_code(problem.code))
 
 
 class OpenAIErrors:
@@ -77,7 +82,7 @@ async def _send_error(start: Message, problem: dict[str, Any], send: Send) -> No
         message=problem["detail"],
         type="server_error" if server else _TYPES.get(status, "invalid_request_error"),
         param=next((part["field"] for part in problem.get("errors", ())), None),
-        code=_CODES.get(code, code.replace("-", "_")),
+        code=_code(code),
     )
     body = ErrorDocument(error=error).model_dump_json().encode()
     if code == "unknown-model":
@@ -88,3 +93,7 @@ async def _send_error(start: Message, problem: dict[str, Any], send: Send) -> No
         headers["x-should-retry"] = "false"  # OpenAI's clients repeat those by themselves
     await send({**start, "status": int(_STATUS.get(status, status))})
     await send({"type": "http.response.body", "body": body, "more_body": False})
+
+
+def _code(problem: str) -> str:
+    return _CODES.get(problem, problem.replace("-", "_"))

@@ -29,12 +29,15 @@ class ReasoningItem(BaseModel):
     summary: list[SummaryText]
 
 
+MessageStatus = Literal["in_progress", "completed", "incomplete"]
+
+
 class MessageItem(BaseModel):
-    """The chosen solution."""
+    """The chosen solution; ``incomplete``: the best by then of a search that was cancelled or found no answer."""
 
     type: Literal["message"] = "message"
     id: str
-    status: Literal["in_progress", "completed"]
+    status: MessageStatus
     role: Literal["assistant"] = "assistant"
     content: list[OutputText]
 
@@ -144,10 +147,17 @@ def reasoning_item(job_id: str, text: str | None) -> ReasoningItem:
     return ReasoningItem(id=f"rs_{job_id.removeprefix('job_')}", status=_state(text), summary=summary)
 
 
-def message_item(job_id: str, text: str | None) -> MessageItem:
-    """With its text, or when it begins, ``None``."""
-    content = [] if text is None else [OutputText(text=text)]
-    return MessageItem(id=f"msg_{job_id.removeprefix('job_')}", status=_state(text), content=content)
+def message_item(job_id: str, status: MessageStatus, text: str) -> MessageItem:
+    """With its text, but when it begins."""
+    content = [] if status == "in_progress" else [OutputText(text=text)]
+    return MessageItem(id=f"msg_{job_id.removeprefix('job_')}", status=status, content=content)
+
+
+def message_status(end: End) -> MessageStatus | None:
+    """Return how the message stands with which a response ended; ``None`` where there is nothing to say."""
+    if end.status == "completed":
+        return "completed"
+    return "incomplete" if end.content else None
 
 
 def _state(text: str | None) -> Literal["in_progress", "completed"]:
@@ -158,7 +168,8 @@ def _output(job_id: str, story: Story) -> list[ReasoningItem | MessageItem]:
     if story.end is None:
         return []
     items: list[ReasoningItem | MessageItem] = [reasoning_item(job_id, story.text)]
-    return [*items, message_item(job_id, story.end.content)] if story.end.status == "completed" else items
+    status = message_status(story.end)
+    return items if status is None else [*items, message_item(job_id, status, story.end.content)]
 
 
 def _error(end: End | None) -> ResponseError | None:

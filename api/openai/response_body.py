@@ -34,7 +34,7 @@ class InputReasoning(Strict):
     """What an earlier response told of its search. The model is not shown it."""
 
     type: Literal["reasoning"]
-    summary: list[SummaryText]
+    summary: Annotated[list[SummaryText], Field(max_length=10_000)]
     id: str | None = None
     status: Literal["in_progress", "completed", "incomplete"] | None = None
     content: Nothing = None

@@ -6,11 +6,14 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Iterable
 from typing import Any
 
-from api.openai.response import Response, message_item, reasoning_item
+from api.openai.errors import stream_error
+from api.openai.response import MessageStatus, Response, message_item, message_status, reasoning_item
 from api.openai.response_body import Form
 from api.openai.story import End, Story
+from api.problems import SHUTTING_DOWN
 from reasoner.jobs import Event, Status, Usage
 from workers.documents import JobDocument
+from workers.store import ShuttingDown
 
 Json = dict[str, Any]
 
@@ -49,6 +52,12 @@ class ResponseEvents:
         """What is said when the job has ended for good; nothing when it vanished."""
         return self._closing
 
+    def interrupt(self) -> Json:
+        """Return what is said when the service ends before the job. It counts for nothing: whoever goes on behind the
+        number of the last event misses nothing."""
+        error = stream_error(SHUTTING_DOWN).model_dump(exclude={"type"})
+        return {"type": "error", "sequence_number": self._number - 1, **error}
+
     def _beginning(self) -> list[Json]:
         self._telling = True
         return [
@@ -63,14 +72,14 @@ class ResponseEvents:
             self._part("response.reasoning_summary_part.done", part={"type": "summary_text", "text": text}),
             self._event("response.output_item.done", output_index=0, item=self._reasoning(text)),
         ]
-        if end.status == "completed":
-            found += self._message(end.content)
+        if (status := message_status(end)) is not None:
+            found += self._message(status, end.content)
         name = _TERMINAL.get(end.status, "response.failed")
         return [*found, self._event(name, response=self._response(self._job))]
 
-    def _message(self, text: str) -> list[Json]:
-        whole = message_item(self._job["id"], text).model_dump()
-        begun = message_item(self._job["id"], None).model_dump()
+    def _message(self, status: MessageStatus, text: str) -> list[Json]:
+        whole = message_item(self._job["id"], status, text).model_dump()
+        begun = message_item(self._job["id"], "in_progress", text).model_dump()
         place = {"item_id": whole["id"], "output_index": 1, "content_index": 0}
         (part,) = whole["content"]
         return [
@@ -113,10 +122,14 @@ def newest_number(stream: ResponseEvents, events: Iterable[Event]) -> int:
 
 async def behind(after: int | None, stream: ResponseEvents, events: AsyncIterator[Event]) -> AsyncIterator[Json]:
     """The stream from behind the number ``after``, as the job's ``events`` come, of which there are all."""
-    async for event in events:
-        for found in stream.take(event):
-            if after is None or found["sequence_number"] > after:
-                yield found
+    try:
+        async for event in events:
+            for found in stream.take(event):
+                if after is None or found["sequence_number"] > after:
+                    yield found
+    except ShuttingDown:
+        yield stream.interrupt()
+        return
     for found in stream.close():
         if after is None or found["sequence_number"] > after:
             yield found

@@ -50,6 +50,8 @@ EXAMPLES: dict[str, Any] = {
         },
     },
 }
+_STATUS = {"invalid_request": 422, "engine_error": 502, "max_attempts": 503}
+"""HTTP statuses by the code with which a job failed: the caller's fault or a limit. Any other code is 500."""
 EVENT = {"type": "object", "properties": {"event": {"type": "string"}, "data": {"type": "string"}}}
 STREAM: dict[int | str, dict[str, Any]] = {
     200: {"content": {"text/event-stream": {"itemSchema": EVENT}}, "description": "With 'stream': events."}
@@ -68,13 +70,14 @@ async def complete(
 ) -> Response:
     """A search stands behind every completion: ``reasoning_content`` tells what it does, ``reasoner`` has the job. The
     job is ``job_`` and the digits of the completion's id. A client that goes away cancels it; one that sent an
-    ``Idempotency-Key`` does not, and gets the same job's answer when it asks again.
+    ``Idempotency-Key`` does not, and gets the same job's answer when it asks again. So does a client that was sent away
+    with 503 because this process ends.
 
     All of max_completion_tokens, reasoning.max_tokens and thinking.budget_tokens bound the job's tokens, and the
     smallest holds; an effort is a budget and a strategy by name. strategy, budget, verifier, answer, confidence,
     deterministic, priority and webhook are those of ``POST /v1/jobs``.
     """
-    spec = body.to_job(body.conversation(), state.settings.effort)
+    spec = body.to_job(body.conversation(), state.settings)
     idempotency = await idempotency_of(idempotency_key, request)
     job, _ = await submit_job(spec, caller, state, idempotency=idempotency)
     summary = body.reasoning.summary if body.reasoning else None
@@ -88,7 +91,7 @@ async def complete(
         end = await ended(request, state.store, job["id"], story, returns=idempotency is not None)
     except ClientGone:
         return Response(status_code=499)
-    if end is None or end.result is None:
+    if end is None or end.result is None or end.status == "cancelled":
         raise _failure(end)
     return JSONResponse(completion(job, story, end).model_dump())
 
@@ -103,5 +106,6 @@ def _failure(end: End | None) -> Problem:
     headers = {"x-should-retry": "false"}
     if end is None or end.error is None:
         return Problem(409, "cancelled", "the job was cancelled or deleted while it ran", headers=headers)
-    status = 422 if end.error.code == "invalid_request" else 500
-    return Problem(status, end.error.code.replace("_", "-"), end.error.message, headers=headers)
+    return Problem(
+        _STATUS.get(end.error.code, 500), end.error.code.replace("_", "-"), end.error.message, headers=headers
+    )

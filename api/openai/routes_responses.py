@@ -28,7 +28,7 @@ from api.problems import Problem
 from api.state import State, service
 from api.submission import submit_job
 from reasoner.answers import without_thought
-from reasoner.jobs import TERMINAL, JobSpec, Message
+from reasoner.jobs import MAX_SEQ, TERMINAL, JobSpec, Message
 from reasoner.strict import Strict
 from workers.documents import JobDocument
 from workers.store import NoSuchJob
@@ -62,7 +62,9 @@ class Retrieve(Strict):
     """How to look at a response."""
 
     stream: bool = Field(False, description="As events: from the first, or behind 'starting_after'.")
-    starting_after: Annotated[int, Field(ge=0)] | None = Field(None, description="Number of the last event you have.")
+    starting_after: Annotated[int, Field(ge=0, le=MAX_SEQ)] | None = Field(
+        None, description="Number of the last event you have."
+    )
     include_obfuscation: Literal[False] | None = None
 
 
@@ -100,7 +102,7 @@ async def create(
     """
     form = body.form
     history = [] if body.previous_response_id is None else await _history(body.previous_response_id, state, caller)
-    spec = body.to_job(body.conversation(history), state.settings.effort)
+    spec = body.to_job(body.conversation(history), state.settings)
     idempotency = await idempotency_of(idempotency_key, request)
     returns = form.background or idempotency is not None
     job, _ = await submit_job(spec, caller, state, idempotency=idempotency, form=form.model_dump_json())

@@ -165,7 +165,7 @@ class Story:
         spent = f"{end.usage.total} tokens, {end.usage.verifier_computed} of them the verifier's"
         if end.error is not None:
             return f"Failed: {end.error.message}.\n"
-        if end.result is None:
+        if end.result is None or end.status == "cancelled":
             return f"Cancelled, after {spent}.\n"
         if end.result.answer is None:
             return f"No branch stated an answer; {spent}.\n"

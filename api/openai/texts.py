@@ -22,7 +22,8 @@ class TextPart(Strict):
     logprobs: Nothing = None
 
 
-_PARTS = TypeAdapter(list[TextPart])
+_Parts = Annotated[list[TextPart], Field(max_length=1000)]
+_PARTS: TypeAdapter[list[TextPart]] = TypeAdapter(_Parts)
 
 
 def _joined(value: Any) -> Any:
@@ -30,5 +31,5 @@ def _joined(value: Any) -> Any:
 
 
 _Plain = Annotated[str, Field(min_length=1, max_length=MAX_PROBLEM_CHARS)]
-Text = Annotated[_Plain, BeforeValidator(_joined, json_schema_input_type=_Plain | list[TextPart])]
+Text = Annotated[_Plain, BeforeValidator(_joined, json_schema_input_type=_Plain | _Parts)]
 """Parts are lines of one text."""

@@ -16,6 +16,7 @@ from openai import AsyncOpenAI
 from redis.asyncio import Redis
 
 from api.app import create_app
+from api.serve import Server
 from engine.types import EngineClient
 from reasoner.run import run_job
 from tests.scripted import ScriptedEngine
@@ -32,14 +33,21 @@ Run = Callable[..., Awaitable[object]]
 @contextlib.asynccontextmanager
 async def listening(settings: Settings, engine: EngineClient | None = None) -> AsyncIterator[str]:
     """The application's address."""
+    async with serving(settings, engine) as (address, _):
+        yield address
+
+
+@contextlib.asynccontextmanager
+async def serving(settings: Settings, engine: EngineClient | None = None) -> AsyncIterator[tuple[str, Server]]:
+    """The same with its server."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         listener.listen()
         app = create_app(settings, engine or ScriptedEngine())
-        server = uvicorn.Server(uvicorn.Config(app, lifespan="on", log_config=None, timeout_graceful_shutdown=5))
+        server = Server(uvicorn.Config(app, lifespan="on", log_config=None, timeout_graceful_shutdown=30), app)
         serving = asyncio.create_task(server.serve(sockets=[listener]))
         try:
-            yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+            yield f"http://127.0.0.1:{listener.getsockname()[1]}", server
         finally:
             server.should_exit = True
             await serving

@@ -116,3 +116,43 @@ def test_a_file_that_holds_something_else_is_told_where(
     assert result.exit_code == 2
     assert hint in " ".join(result.output.replace("│", " ").split())
     assert not service.asked
+
+
+def test_who_waits_for_a_batch_knows_its_id_first_and_hears_why_jobs_failed(service: Service, tmp_path: Path) -> None:
+    file = jobs_file(tmp_path, count=4)
+    states = ["completed", "failed", "cancelled", "failed"]
+    jobs = [job | {"id": f"job_{n}", "status": state} for n, state in enumerate(states) for job in [BATCH["jobs"][0]]]
+    counts = {"completed": 1, "failed": 2, "cancelled": 1}
+    lost = {
+        "id": "job_1",
+        "status": "failed",
+        "created_at": 1.0,
+        "spec": {"problem": "?"},
+        "error": {"code": "max_attempts", "message": "three workers [died]\x1b[2J"},
+    }
+    service.answers = [BATCH, ENDED | {"counts": counts, "jobs": jobs}, lost]
+    result = batch("submit", str(file), "--tokens", "500", "--wait", "--json")
+    assert result.exit_code == 1
+    assert json.loads(result.stdout)["counts"]["failed"] == 2
+    assert result.stderr.splitlines()[0] == "batch_1: 4 jobs"
+    assert "3 of 4 jobs did not end well" in result.stderr
+    assert "2 × max_attempts: three workers [died]" in result.stderr
+    assert "1 × cancelled" in result.stderr
+    assert "\x1b" not in result.stderr
+    assert [path for path, _ in service.asked].count("GET /v1/jobs/job_1") == 1
+
+
+def test_a_batch_without_failures_and_one_that_nobody_waits_for_end_well(service: Service, tmp_path: Path) -> None:
+    file = jobs_file(tmp_path, count=2)
+    service.answers = [BATCH, ENDED | {"counts": {"completed": 1, "incomplete": 1}}]
+    assert batch("submit", str(file), "--tokens", "500", "--wait").exit_code == 0
+    service.answers = [BATCH]
+    result = batch("submit", str(file), "--tokens", "500")
+    assert result.exit_code == 0
+    assert "batch_1" in result.stdout
+
+
+def jobs_file(folder: Path, count: int) -> Path:
+    file = folder / "jobs.jsonl"
+    file.write_text('{"problem": "?"}\n' * count)
+    return file

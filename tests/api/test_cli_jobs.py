@@ -5,7 +5,8 @@ from __future__ import annotations
 import io
 import json
 from collections.abc import Iterator
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
+from datetime import datetime
 from types import SimpleNamespace
 from typing import Any, cast
 from urllib.parse import unquote
@@ -20,13 +21,16 @@ from api.cli import app
 from api.client import ServiceClient, ServiceError
 from api.show import output, print_tree, watch
 from reasoner.jobs import Event, Job, JobSpec, StrategySpec
+from workers.settings import Settings
 
 
 class Sent(Exception):
     """Carries the body instead of sending it."""
 
 
-def sent(monkeypatch: pytest.MonkeyPatch, *options: str) -> dict[str, Any]:
+def sent(
+    monkeypatch: pytest.MonkeyPatch, *options: str, problem: str = "?", stdin: str | None = None
+) -> dict[str, Any]:
     class Client:
         def __enter__(self) -> Client:
             return self
@@ -34,11 +38,14 @@ def sent(monkeypatch: pytest.MonkeyPatch, *options: str) -> dict[str, Any]:
         def __exit__(self, *_: object) -> None:
             return None
 
+        def default_strategy(self) -> str:
+            return "self_consistency"
+
         def submit(self, spec: dict[str, Any]) -> None:
             raise Sent(spec)
 
     monkeypatch.setattr(cli_jobs, "client_of", lambda url, key: Client())
-    result = CliRunner().invoke(app, ["jobs", "submit", "?", *options])
+    result = CliRunner().invoke(app, ["jobs", "submit", problem, *options], input=stdin)
     assert isinstance(result.exception, Sent), result.output
     body: dict[str, Any] = result.exception.args[0]
     return body
@@ -54,6 +61,11 @@ def test_a_word_or_json_says_who_verifies_and_how_answers_are_compared(monkeypat
     assert body["answer"] == "text"
     assert body["strategy"] == {"name": "best_of_n", "n": 4}
     assert "verifier" not in sent(monkeypatch)
+
+
+def test_parameters_alone_are_of_the_services_own_strategy(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert sent(monkeypatch, "--n", "4")["strategy"] == {"name": "self_consistency", "n": 4}
+    assert sent(monkeypatch, "--strategy", "beam", "--n", "4")["strategy"] == {"name": "beam", "n": 4}
 
 
 def test_what_begins_like_json_and_is_none_is_wrong_usage() -> None:
@@ -79,7 +91,7 @@ def test_who_interrupts_solve_cancels_its_job(monkeypatch: pytest.MonkeyPatch, g
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(cli_jobs, "_service", lambda *_: nullcontext(Client()))
+    monkeypatch.setattr(cli_jobs, "_service", lambda *_: nullcontext((Client(), None)))
     monkeypatch.setattr(cli_jobs, "follow", interrupted)
     result = CliRunner().invoke(app, ["solve", "?"])
     assert cancelled == ["job_1"]
@@ -209,3 +221,119 @@ def test_whatever_is_given_as_an_id_is_one_part_of_the_path(name: str) -> None:
         assert kind in ("jobs", "batches", "keys")
         assert unquote(given) == name
         assert not set("/?#") & set(given)
+
+
+def test_a_dash_reads_the_question_from_standard_input(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert sent(monkeypatch, problem="-", stdin="What is\n2 + 2?\n")["problem"] == "What is\n2 + 2?"
+    empty = CliRunner().invoke(app, ["jobs", "submit", "-"], input=" \n")
+    assert empty.exit_code == 2
+    assert "standard input is empty" in empty.stderr
+
+
+def test_a_system_message_and_a_model_are_part_of_the_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    body = sent(monkeypatch, "--system", "Answer in French.", "--model", "policy-large")
+    assert body["messages"] == [
+        {"role": "system", "content": "Answer in French."},
+        {"role": "user", "content": "?"},
+    ]
+    assert "problem" not in body
+    assert body["model"] == "policy-large"
+    assert JobSpec.model_validate(body).conversation()[0]["role"] == "system"
+    assert "model" not in sent(monkeypatch)
+
+
+@pytest.mark.parametrize("alone", [False, True])
+def test_solve_asks_a_running_service_for_a_model_by_name_and_starts_its_own_with_it(
+    monkeypatch: pytest.MonkeyPatch, alone: bool
+) -> None:
+    started: list[str] = []
+
+    @contextmanager
+    def private(settings: Settings, _: Console) -> Iterator[str]:
+        started.append(settings.model)
+        yield "http://own"
+
+    class Client:
+        def __init__(self, url: str, *_: object) -> None:
+            self.url = url
+
+        def __enter__(self) -> Client:
+            return self
+
+        def __exit__(self, *_: object) -> None:
+            return None
+
+        def submit(self, spec: dict[str, Any]) -> None:
+            raise Sent(spec | {"url": self.url})
+
+    monkeypatch.setattr(cli_jobs, "ServiceClient", Client)
+    monkeypatch.setattr(cli_jobs, "private_stack", private)
+    monkeypatch.setattr(cli_jobs, "_answers", lambda _: not alone)
+    result = CliRunner().invoke(app, ["solve", "?", "--model", "mine=policy-large" if alone else "mine"])
+    assert isinstance(result.exception, Sent), result.output
+    body = result.exception.args[0]
+    assert body["model"] == "mine"
+    assert started == (["mine=policy-large"] if alone else [])
+    assert body["url"] == ("http://own" if alone else "http://127.0.0.1:8000")
+
+
+class Listing:
+    def __init__(self, *jobs: Job) -> None:
+        self.jobs = jobs
+        self.since: list[float] = []
+
+    def __enter__(self) -> Listing:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        return None
+
+    def list(self, **_: object) -> dict[str, Any]:
+        return {"data": [job.model_dump() for job in self.jobs]}
+
+    def export(self, *, since: float, **_: object) -> Iterator[str]:
+        self.since.append(since)
+        return iter(())
+
+
+def test_the_list_of_jobs_shows_what_was_asked_shortened_and_whole_as_json(monkeypatch: pytest.MonkeyPatch) -> None:
+    long = "How many\n[red]eggs[/red] " + "and more eggs " * 30
+    said = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Why?"}]
+    specs = [JobSpec(problem=long), JobSpec(messages=said)]  # type: ignore[arg-type]
+    jobs = [Job(id=f"job_{n}", status="queued", created_at=0.0, spec=spec) for n, spec in enumerate(specs)]
+    monkeypatch.setattr(cli_jobs, "client_of", lambda *_: Listing(*jobs))
+    shown = CliRunner().invoke(app, ["jobs", "list"]).stdout
+    assert "How many [red]eggs[/red] and more" in shown
+    assert "…" in shown
+    assert "Why?" in shown
+    assert len(shown.splitlines()) == 3
+    assert json.loads(CliRunner().invoke(app, ["jobs", "list", "--json"]).stdout)["data"][0]["spec"]["problem"] == long
+
+
+def test_an_export_begins_days_ago_at_a_date_or_at_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
+    listing = Listing()
+    monkeypatch.setattr(cli_jobs, "client_of", lambda *_: listing)
+    monkeypatch.setattr("api.times.time", SimpleNamespace(time=lambda: 1_000_000.0))
+    day = datetime(2026, 1, 31).timestamp()
+    cases = {
+        "2d": 1_000_000.0 - 2 * 86_400,
+        "90s": 999_910.0,
+        "1w": 1_000_000.0 - 604_800,
+        "9999w": 0.0,
+        "2026-01-31": day,
+        "2026-01-31T12:30": day + 45_000,
+        "2026-01-31T00:00Z": 1_769_817_600.0,
+        "1700000000.5": 1_700_000_000.5,
+    }
+    for word in cases:
+        assert CliRunner().invoke(app, ["jobs", "export", "--since", word]).exit_code == 0
+    assert CliRunner().invoke(app, ["jobs", "export"]).exit_code == 0
+    assert listing.since == [*cases.values(), 0.0]
+
+
+@pytest.mark.parametrize("word", ["soon", "-5", "2 days", "1e300", "nan", "2026-13-01", "0001-01-01", ""])
+def test_what_is_no_time_is_wrong_usage_that_says_what_would_be_one(word: str) -> None:
+    result = CliRunner().invoke(app, ["jobs", "export", f"--since={word}"], env={"COLUMNS": "200"})
+    assert result.exit_code == 2
+    assert "--since" in result.stderr
+    assert "write 2d" in result.stderr

@@ -47,6 +47,7 @@ class Engines:
 def _asked_every_time(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("FRESH_SECONDS", "FIRST_PAUSE", "LONGEST_PAUSE"):
         monkeypatch.setattr(f"engine.health.{name}", 0.0)
+    monkeypatch.setattr("engine.fleet.MOMENT_SECONDS", 0.0)
 
 
 @pytest.fixture

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 import httpx
 import pytest
 
-from reasoner.jobs import Event, Job, Usage
-from reasoner.journal import Entry
+from api.tree import fold
+from engine.types import EngineClient
+from reasoner.jobs import Event, Job, JobSpec, Usage
+from reasoner.journal import Entry, Journal, MemoryJournal
+from reasoner.run import JobOutcome, run_job
 from tests.api.conftest import submitted
+from tests.scripted import ScriptedEngine
+from workers.execution import execute
 from workers.settings import Settings
 from workers.store import JobStore
 
@@ -225,6 +230,46 @@ async def test_cancelling_a_waiting_job_ends_it(client: httpx.AsyncClient) -> No
     assert (await client.post(f"/v1/jobs/{job_id}/cancel")).json() == response.json()
 
 
+async def test_a_job_that_is_cancelled_while_it_runs_has_the_best_that_it_found(
+    client: httpx.AsyncClient, store: JobStore
+) -> None:
+    async def run(spec: JobSpec, engine: EngineClient, journal: Journal, *, cancelled: asyncio.Event) -> JobOutcome:
+        class Telling(MemoryJournal):
+            """The client cancels as soon as it sees an answer; the search hears of it when it next writes."""
+
+            async def load(self) -> list[Entry]:
+                return await journal.load()
+
+            async def append(self, entries: Sequence[Entry]) -> None:
+                await journal.append(entries)
+                if any(entry.data.get("answer") is not None for entry in entries):
+                    assert (await client.post(f"/v1/jobs/{job_id}/cancel")).status_code == 202
+
+        return await run_job(spec, engine, Telling(), cancelled=cancelled)
+
+    job_id = await submitted(client, strategy={"name": "best_of_n", "n": 8}, seed=5)
+    await execute(
+        job_id, store=store, engine=ScriptedEngine(), run=run, draining=asyncio.Event(), lease=30, max_attempts=3
+    )
+    job = (await client.get(f"/v1/jobs/{job_id}")).json()
+    assert (job["status"], job["result"]["finish_reason"]) == ("cancelled", "cancelled")
+    told = [event["data"] for event in await read_events(client, job_id) if event["event"] == "node"]
+    assert job["result"]["answer"] in {node["answer"] for node in told} - {None}
+    assert f"boxed{{{job['result']['answer']}}}" in job["result"]["text"]
+
+
+async def test_a_job_whose_budget_ends_before_any_branch_does_shows_how_far_the_best_came(
+    client: httpx.AsyncClient, work: Work
+) -> None:
+    for budget in ({"tokens": 4}, {"seconds": 1e-6}):
+        job_id = await submitted(client, strategy={"name": "beam", "n": 8}, seed=1, budget=budget)
+        await work(job_id)
+        job = (await client.get(f"/v1/jobs/{job_id}")).json()
+        assert (job["status"], job["result"]["finish_reason"]) == ("incomplete", "budget")
+        assert job["result"]["answer"] is None
+        assert bool(job["result"]["text"]) == (job["usage"]["generated"] > 0)
+
+
 async def test_a_running_job_cannot_be_deleted_and_an_ended_one_can(client: httpx.AsyncClient, store: JobStore) -> None:
     job_id = await submitted(client)
     held = await store.claim(job_id, lease=60, max_attempts=3, worker="w")
@@ -252,3 +297,11 @@ async def test_an_effort_is_echoed_as_the_budget_and_the_strategy_that_it_stands
     assert (spec["strategy"]["name"], spec["strategy"]["n"]) == ("weighted_vote", 16)
     again = await client.post("/v1/jobs", json=spec)  # what was echoed can be sent again
     assert again.json()["spec"] == spec
+
+
+def test_the_tree_of_a_cancelled_job_shows_the_best_so_far() -> None:
+    node = {"node": "0", "parent": "", "text": "so", "tokens": 1, "logprob": -1.0, "final": True}
+    grown = Event(seq=1, type="node", at=0.0, data=node | {"reason": "stop", "answer": "2"})
+    for result, best in ((None, None), ({"node": "0"}, "0")):
+        end = Event(seq=2, type="job.cancelled", at=1.0, data={"result": result, "error": None, "usage": {}})
+        assert fold("job", [grown, end]).best == best

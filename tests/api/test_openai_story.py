@@ -143,6 +143,28 @@ def test_only_what_the_chosen_solution_says_is_visible() -> None:
     assert story.end.visible == round(40 * len("It is 4.") / len("<think></think>It is 4." + "x" * 22))
 
 
+@pytest.mark.parametrize(
+    ("status", "answer", "text", "message"),
+    [
+        ("completed", "4", "so 4", ("completed", "so 4")),
+        ("cancelled", "4", "so 4", ("incomplete", "so 4")),
+        ("cancelled", None, "so f", ("incomplete", "so f")),
+        ("cancelled", None, None, None),
+        ("incomplete", None, "so f", ("incomplete", "so f")),
+    ],
+)
+def test_a_response_says_the_best_that_there_was_however_its_search_ended(
+    status: str, answer: str | None, text: str | None, message: tuple[str, str] | None
+) -> None:
+    write, stream = Journal(), ResponseEvents(JOB, Form())
+    events = [write.event("job.started", attempt=1), write.end(status, answer=answer, text=text)]
+    told = [found for event in events for found in stream.take(event)] + stream.close()
+    messages = [item for item in told[-1]["response"]["output"] if item["type"] == "message"]
+    assert [(item["status"], item["content"][0]["text"]) for item in messages] == ([] if message is None else [message])
+    done = [found["item"] for found in told if found["type"] == "response.output_item.done"]
+    assert done[1:] == messages
+
+
 def test_a_number_never_means_two_events_even_when_a_failed_job_is_tried_again() -> None:
     write = Journal()
     first = [write.event("job.queued"), write.event("job.started", attempt=1), write.end("failed")]

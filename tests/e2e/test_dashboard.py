@@ -365,6 +365,19 @@ def test_on_a_phone_each_view_has_the_screen_in_light_and_in_dark(browser: Brows
     assert max(dark_ground) < 40
 
 
+def test_the_form_offers_no_strategy_that_the_service_would_refuse(browser: Browser, url: str, tmp_path: Path) -> None:
+    settings = load_settings(redis_url=url, data_dir=tmp_path, prm="none")
+    with Service(settings) as service, opened(browser, service.url) as page:
+        page.keyboard.press("n")
+        expect(page.locator("#strategies")).to_have_value("self_consistency", timeout=WAIT)
+        offered = page.locator("#strategies option").evaluate_all("options => options.map((option) => option.value)")
+        assert {"greedy", "auto"} < set(offered)
+        assert not {"beam", "best_of_n", "weighted_vote"} & set(offered)
+        page.fill("#problem", "3 + 4?")
+        page.click("#form [type=submit]")
+        shows(page.locator("#state"), "queued")
+
+
 def test_a_strategy_of_many_parameters_does_not_widen_a_phones_page(browser: Browser, service: Service) -> None:
     job_id = service.submit(strategy={"name": "mcts", "n": 256})
     with opened(browser, f"{service.url}/#{job_id}", width=375, height=720) as page:

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import httpx
 import pytest
 
 from benchmarks.service.deployment import OURS, Deployment
 from benchmarks.service.measure import search_spec
+from tests.chaos.processes import until
 from tests.workers.collector import Collector
 
 
-@pytest.mark.alone
 @pytest.mark.timeout(240)
 def test_a_request_leads_to_its_job_in_the_logs_and_in_the_trace(monkeypatch: pytest.MonkeyPatch) -> None:
     caller = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
@@ -25,15 +26,21 @@ def test_a_request_leads_to_its_job_in_the_logs_and_in_the_trace(monkeypatch: py
             url = f"{deployment.url(OURS)}/v1/jobs"
             job = httpx.post(url, json=search_spec(2, seed=1), headers=headers, timeout=70).json()
             assert job["status"] == "completed", job
-            lines = [
-                json.loads(line)
-                for log in deployment.folder.glob(f"*{OURS}*.log")
-                for line in log.read_text().splitlines()
-                if line.startswith("{")
-            ]
-    about = {line["event"]: line for line in lines if line.get("request_id") == "a-complaint"}
-    assert {"job submitted", "request", "job claimed", "job ended"} <= set(about)
-    assert {line["job"] for line in about.values() if "job" in line} == {job["id"]}
+
+            def told() -> list[dict[str, Any]]:
+                texts = [log.read_text() for log in deployment.folder.glob(f"*{OURS}*.log")]
+                whole = [line for text in texts for line in text.splitlines(keepends=True) if line.endswith("\n")]
+                return [json.loads(line) for line in whole if line.startswith("{")]
+
+            def about() -> dict[str, dict[str, Any]]:
+                return {line["event"]: line for line in told() if line.get("request_id") == "a-complaint"}
+
+            # A request is logged when its answer has gone out.
+            until(
+                lambda: {"job submitted", "request", "job claimed", "job ended"} <= set(about()), "all is in the logs"
+            )
+            lines, events = told(), about()
+    assert {line["job"] for line in events.values() if "job" in line} == {job["id"]}
     assert "answer?" not in str(lines)  # nothing of the problem
 
     spans = {(service, span.name): span for service, span in collector.spans()}

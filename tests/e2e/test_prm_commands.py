@@ -13,6 +13,7 @@ import pytest
 from typer.testing import CliRunner
 
 from api.cli import app
+from tests.chaos.processes import until
 from workers.setting_values import ConfigError
 
 pytestmark = pytest.mark.timeout(300)
@@ -35,6 +36,7 @@ def reasoner(*arguments: object) -> Any:
     return json.loads(done.stdout)
 
 
+@pytest.mark.long
 def test_from_problems_to_a_measured_prm(tmp_path: Path) -> None:
     data, prm, cases = tmp_path / "data.jsonl", tmp_path / "prm", tmp_path / "cases.json"
     told = reasoner("rollouts", "countdown", data, *FEW)
@@ -53,22 +55,24 @@ def test_from_problems_to_a_measured_prm(tmp_path: Path) -> None:
     assert measured["f1"] == 1.0
 
 
+@pytest.mark.long
 def test_ctrl_c_ends_in_order_and_the_same_command_goes_on(tmp_path: Path) -> None:
     problems, data = tmp_path / "problems.jsonl", tmp_path / "data.jsonl"
-    questions = [f"Use the numbers 2, 3 and {n}, each exactly once, to reach 24." for n in range(40)]
+    questions = [f"Use the numbers 2, 3 and {n}, each exactly once, to reach 24." for n in range(400)]
     problems.write_text("".join(json.dumps({"question": one, "answer": "24"}) + "\n" for one in questions))
-    command = [sys.executable, "-m", "api.cli", "prm", "rollouts", str(problems), str(data), "--json"]
+    few = ("--solutions", "2", "--completions", "2")
+    command = [sys.executable, "-m", "api.cli", "prm", "rollouts", str(problems), str(data), *few, "--json"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as running:
         assert running.stderr is not None
-        while not data.exists() or data.read_bytes().count(b"\n") < 10:
-            assert running.poll() is None, running.stderr.read()
+        until(lambda: running.poll() is not None or (data.exists() and data.read_bytes()), "it has begun")
+        assert running.poll() is None, running.stderr.read()
         running.send_signal(signal.SIGINT)
         _, errors = running.communicate(timeout=60)
-    assert running.returncode == 1
+    assert running.returncode == 130
     assert "the same command goes on" in errors
     assert "KeyboardInterrupt" not in errors
-    told = reasoner("rollouts", problems, data, "--limit", 2)
-    assert told["solutions"] == 16
+    told = reasoner("rollouts", problems, data, "--limit", 2, *few)
+    assert told["solutions"] == 4
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,87 @@
+"""The command line describes itself, and options reach the roles."""
+
+from __future__ import annotations
+
+from importlib.metadata import version
+from typing import Any
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from api import serve as roles
+from api.cli import app
+from workers.setting_values import ConfigError
+from workers.settings import Settings
+
+
+def commands(command: Any, path: tuple[str, ...] = ()) -> dict[tuple[str, ...], Any]:
+    """Every command and group by its words."""
+    found = {path: command}
+    for name, part in getattr(command, "commands", {}).items():
+        found |= commands(part, (*path, name))
+    return found
+
+
+COMMANDS = commands(typer.main.get_command(app))
+
+
+def test_the_version_is_that_of_the_package() -> None:
+    result = CliRunner().invoke(app, ["--version"])
+    assert result.exit_code == 0
+    assert result.stdout == f"reasoner {version('reasoner')}\n"
+
+
+@pytest.mark.parametrize("path", COMMANDS, ids=lambda path: " ".join(path) or "reasoner")
+def test_every_command_has_help_without_the_marks_of_source_code(path: tuple[str, ...]) -> None:
+    result = CliRunner().invoke(app, [*path, "--help"], env={"COLUMNS": "120"})
+    assert result.exit_code == 0, result.output
+    assert "``" not in result.stdout
+    command = COMMANDS[path]
+    assert command.help
+    for parameter in command.params:
+        assert "``" not in (getattr(parameter, "help", None) or "")
+
+
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch) -> list[Settings]:
+    found: list[Settings] = []
+    monkeypatch.setattr(roles, "serve", found.append)
+    return found
+
+
+def test_serve_gives_its_engine_what_it_was_given(started: list[Settings]) -> None:
+    words = ["serve", "--device", "cpu", "--threads", "3", "--draft", "off", "--kv-dtype", "int8"]
+    result = CliRunner().invoke(app, words)
+    assert result.exit_code == 0, result.output
+    [settings] = started
+    assert (settings.engine_device, settings.engine_threads) == ("cpu", 3)
+    assert (settings.draft, settings.engine_kv_dtype) == ("off", "int8")
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["--device", "tpu"], "--device"),
+        (["--threads", "0"], "--threads"),
+        (["--kv-dtype", "int3"], "--kv-dtype"),
+    ],
+)
+def test_serve_refuses_what_no_engine_has_by_the_options_name(
+    started: list[Settings], words: list[str], told: str
+) -> None:
+    result = CliRunner().invoke(app, ["serve", *words])
+    assert isinstance(result.exception, ConfigError)
+    assert told in str(result.exception)
+    assert not started
+
+
+def test_serve_ignores_no_option_of_an_engine_that_is_somewhere_else(
+    started: list[Settings], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("REASONER_ENGINE_URL", "http://127.0.0.1:9")
+    result = CliRunner().invoke(app, ["serve", "--threads", "2", "--kv-dtype", "int8"])
+    assert isinstance(result.exception, ConfigError)
+    assert "--threads, --kv-dtype: the engines are configured elsewhere" in str(result.exception)
+    assert not started
+    assert CliRunner().invoke(app, ["serve"]).exit_code == 0

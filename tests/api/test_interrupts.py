@@ -1,0 +1,68 @@
+"""Ctrl-C at a command that waits for the service: its status is always the same, whatever it waits for."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+
+from api.metrics import HTTP_REQUESTS, HTTP_STREAMS
+from tests.api.openai_client import address
+from workers.store import JobStore
+
+__all__ = ["address"]
+
+POLLED = ("GET", "/v1/batches/{batch_id}", "200")
+
+
+def seen() -> float:
+    """Event streams that were opened and looks at batches: what commands do while they wait."""
+    return float(HTTP_STREAMS._value.get() + HTTP_REQUESTS.labels(*POLLED)._value.get())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "cancels"),
+    [(["solve", "1 + 1?"], True), (["jobs", "watch", "JOB"], False), (["batch", "submit", "FILE", "--wait"], False)],
+)
+async def test_ctrl_c_ends_a_command_that_waits_with_130(
+    address: str, store: JobStore, tmp_path: Path, arguments: list[str], cancels: bool
+) -> None:
+    file = tmp_path / "jobs.jsonl"
+    file.write_text('{"problem": "1 + 1?"}\n')
+    if "JOB" in arguments:
+        spec = {
+            "problem": "1 + 1?",
+            "priority": "interactive",
+            "budget": {"tokens": 10},
+            "strategy": {"name": "greedy"},
+        }
+        job, _ = await store.submit(spec, owner="local", queue_cap=5)
+        arguments = [job["id"] if word == "JOB" else word for word in arguments]
+    if "FILE" in arguments:
+        arguments = [*(str(file) if word == "FILE" else word for word in arguments), "--tokens", "100"]
+    before = seen()
+    command = await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-m",
+        "api.cli",
+        *arguments,
+        "--url",
+        address,
+        stdout=asyncio.subprocess.DEVNULL,
+        stderr=asyncio.subprocess.PIPE,
+        env=os.environ | {"COLUMNS": "120"},
+    )
+    async with asyncio.timeout(60):
+        while seen() == before:
+            await asyncio.wait({asyncio.ensure_future(command.wait())}, timeout=0.02)  # nobody tells us: look again
+            assert command.returncode is None
+        command.send_signal(signal.SIGINT)
+        _, errors = await command.communicate()
+    assert command.returncode == 130, errors.decode()
+    assert b"Traceback" not in errors
+    [left] = await store.page(owner=None, after=None, limit=2, status=None)
+    assert (left["status"] == "cancelled") == cancels
