@@ -20,8 +20,8 @@ def main() -> None:
     """Measures, and writes results.json, table.md and chart.png."""
     asked = json.loads(sys.argv[1])
     out, size = asked.pop("out"), Size(**asked)
-    rows = measure(_FOLDER, size, _tell)
-    told = document(rows, size)
+    rows, lengths = measure(_FOLDER, size, _tell)
+    told = document(rows, size, lengths)
     if out is not None:
         folder = Path(out)
         folder.mkdir(parents=True, exist_ok=True)

@@ -39,6 +39,18 @@ _WARM_UP = 16
 _COLOURS = ("black", "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 _SHAPES = "os^vD*P"
 
+
+@dataclass(frozen=True, slots=True)
+class Lengths:
+    """Lengths of the texts that the numbers hold for, in tokens."""
+
+    mean: float
+    """Tokens of the texts that perplexity and divergence are measured on, the problem included."""
+    longest: int
+    solution: int = _TOKENS
+    """A generated solution's at most."""
+
+
 Progress = Callable[[int, int, str], None]
 
 
@@ -73,7 +85,7 @@ class Row:
     """Generated over the wall time of those solutions, all asked for at once."""
 
 
-def measure(folder: Path, size: Size, progress: Progress) -> list[Row]:
+def measure(folder: Path, size: Size, progress: Progress) -> tuple[list[Row], Lengths]:
     """Quantises the model in ``folder`` in every way and measures it."""
     names = (ORIGINAL, *VARIANTS)
     total = len(names) + size.rounds
@@ -102,7 +114,8 @@ def measure(folder: Path, size: Size, progress: Progress) -> list[Row]:
                 accuracy[weights], speed = asyncio.run(_solve(folders[weights], problems))
                 speeds[weights].append(speed)
     progress(total, total, "done")
-    return [
+    sizes = [len(tokens) for tokens, _ in unseen]
+    rows = [
         Row(
             weights,
             stored[weights],
@@ -113,11 +126,17 @@ def measure(folder: Path, size: Size, progress: Progress) -> list[Row]:
         )
         for weights in names
     ]
+    return rows, Lengths(sum(sizes) / len(sizes), max(sizes))
 
 
-def document(rows: Sequence[Row], size: Size) -> dict[str, Any]:
+def document(rows: Sequence[Row], size: Size, lengths: Lengths) -> dict[str, Any]:
     """The JSON document."""
-    return {"model": _MODEL, "settings": asdict(size), "rows": [asdict(row) for row in rows]}
+    return {
+        "model": _MODEL,
+        "settings": asdict(size),
+        "lengths": asdict(lengths),
+        "rows": [asdict(row) for row in rows],
+    }
 
 
 def markdown(rows: Sequence[Row]) -> str:

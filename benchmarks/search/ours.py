@@ -10,6 +10,9 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+from engine import short_waits  # noqa: F401 - it has to come before torch
+
+# isort: split
 import torch
 
 from benchmarks.search.workload import SEPARATOR_ID, Beam, Seen, Shape, check, prompt, survivors

@@ -49,6 +49,7 @@ class NullEngine:
                 Route("/tokenize", self._tokenize, methods=["POST"]),
                 Route("/v1/abort", self._nothing, methods=["POST"]),
                 Route("/v1/leases/release", self._nothing, methods=["POST"]),
+                Route("/v1/cache/clear", self._nothing, methods=["POST"]),
             ]
         )
 

@@ -14,7 +14,7 @@ from benchmarks.kernels.cpu import CpuPlan, document, markdown, measure_cpu
 
 TINY = Size(hidden=64, layers=1, heads=4, kv_heads=2, head_dim=16, intermediate=64)
 
-pytestmark = [pytest.mark.timeout(180), pytest.mark.alone]
+pytestmark = [pytest.mark.timeout(180), pytest.mark.long]
 
 
 def test_quantised_weights_are_compared_with_float32_at_each_batch(

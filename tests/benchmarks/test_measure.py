@@ -22,11 +22,12 @@ from benchmarks.engine.process import BenchError, Worker, installed
 from benchmarks.engine.report import document, draw, markdown
 from tests.benchmarks.test_workloads import TINY
 
-pytestmark = [pytest.mark.timeout(180), pytest.mark.alone]
+pytestmark = pytest.mark.timeout(180)
 
 FIELDS = {"case", "metric", "unit", "ours", "peer", "peer_value", "ratio"}
 
 
+@pytest.mark.long
 def test_a_run_compares_every_kind_of_case_and_reports_it(tmp_path: Path) -> None:
     plan = Plan(
         models=("tiny",),

@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 from api.cli import app
 from benchmarks.quantization import report
 from benchmarks.quantization.report import Size, document, draw, markdown, measure, pareto
+from engine.tokenizer import Tokenizer
 from tests.engine.conftest import save_checkpoint
 
 POLICY = Path(__file__).parents[2] / "reasoner" / "bundled" / "policy"
@@ -22,7 +23,7 @@ def test_a_report_measures_the_original_and_each_format_on_the_same_texts(
 ) -> None:
     monkeypatch.setattr(report, "VARIANTS", {"int8": ("rtn", 8, None), "int4 rtn": ("rtn", 4, 32)})
     size, heard = Size(calibration=1, texts=4, problems=2, rounds=2), []
-    rows = measure(POLICY, size, lambda done, total, following: heard.append((done, total, following)))
+    rows, lengths = measure(POLICY, size, lambda done, total, following: heard.append((done, total, following)))
     rounds = [(3, 5, "speed, round 1 of 2"), (4, 5, "speed, round 2 of 2")]
     assert heard == [(0, 5, "float32"), (1, 5, "int8"), (2, 5, "int4 rtn"), *rounds, (5, 5, "done")]
     original, int8, int4 = rows
@@ -30,7 +31,9 @@ def test_a_report_measures_the_original_and_each_format_on_the_same_texts(
     assert 0 < int8.divergence < int4.divergence / 4
     assert original.bytes > 3 * int8.bytes > 3 * int4.bytes
     assert all(row.tokens_per_second > 0 and 0 <= row.accuracy <= 1 and row.perplexity > 1 for row in rows)
-    told = document(rows, size)
+    unseen = [len(text.tokens) for text in report.texts(Tokenizer(POLICY, 4096), "heldout", 4)]
+    assert (lengths.mean, lengths.longest, lengths.solution) == (sum(unseen) / 4, max(unseen), 200)
+    told = document(rows, size, lengths)
     assert json.loads(json.dumps(told)) == told
     assert told["rows"][1] == asdict(int8)
     assert markdown(rows).count("\n") == 5

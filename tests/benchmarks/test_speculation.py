@@ -17,9 +17,10 @@ from benchmarks.engine.speculation import WIDE, SpeculationPlan, Work, measure
 from benchmarks.engine.speculation_report import document, draw, markdown
 from tests.benchmarks.test_workloads import TINY
 
-pytestmark = [pytest.mark.timeout(240), pytest.mark.alone]
+pytestmark = pytest.mark.timeout(240)
 
 
+@pytest.mark.long
 def test_every_drafter_is_compared_with_plain_decoding_and_with_transformers(tmp_path: Path) -> None:
     plan = SpeculationPlan(
         cases=("batch-1", "250M", "W3", "policy-250M"),

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
 from benchmarks.engine.checkpoint import Size
 from benchmarks.engine.speculation import BUNDLED
 from benchmarks.engine.widened import widened
+from tests.engine.exact import float32_loss
 
 
 def test_transformers_gives_the_logits_of_the_small_model_for_the_large_one(tmp_path: Path) -> None:
@@ -22,5 +22,5 @@ def test_transformers_gives_the_logits_of_the_small_model_for_the_large_one(tmp_
         small, large = (AutoModelForCausalLM.from_pretrained(each, dtype=torch.float32) for each in (source, folder))
         assert large.num_parameters() > 8 * small.num_parameters()
         difference = (small(ids).logits - large(ids).logits).abs().max().item()
-    assert difference == pytest.approx(0, abs=2e-4)
+    assert difference <= float32_loss(source).logit + float32_loss(folder).logit
     assert (folder / "tokenizer.json").read_bytes() == (source / "tokenizer.json").read_bytes()

@@ -10,6 +10,9 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
+from engine import short_waits  # noqa: F401 - it has to come before torch
+
+# isort: split
 import torch
 from torch import Tensor
 

@@ -7,6 +7,9 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from engine import short_waits  # noqa: F401 - it has to come before torch
+
+# isort: split
 import torch
 
 from benchmarks.engine.workloads import Generate, Outputs, Request
