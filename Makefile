@@ -3,11 +3,11 @@ PYTHON ?= python3
 BIN := .venv/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check bench bench-accuracy bench-countdown bench-words bench-engine bench-search bench-batch bench-service clean
+.PHONY: help demo test test-long check bench bench-accuracy bench-countdown bench-words bench-engine bench-search bench-batch bench-service clean
 
 help:
 	@echo "make demo    solve sample problems with every part of the service running on this machine"
-	@echo "make test    run the tests"
+	@echo "make test    run the tests; make test-long, soak and statistical runs"
 	@echo "make check   lint, types, import contract"
 	@echo "make bench   every table of the README: bench-accuracy (about two hours), bench-engine (about an hour),"
 	@echo "             bench-search and bench-service (some minutes), bench-batch (about 20 minutes)"
@@ -17,10 +17,10 @@ demo: .venv/.installed
 	@$(BIN)/reasoner demo
 
 test: .venv/.installed-test
-	@echo "Running the tests: two at a time, those that mostly wait, those that need the machine for themselves (about 11 minutes) ..."
-	@$(BIN)/python -m pytest -n 2 --dist loadfile -m "not alone and not waiting"
-	@$(BIN)/python -m pytest -n 5 --dist loadfile -m waiting
-	@$(BIN)/python -m pytest -m alone
+	@$(BIN)/python -m tests.run
+
+test-long: .venv/.installed-test
+	@$(BIN)/python -m tests.run --long
 
 check: .venv/.installed-test
 	@echo "Checking style, types and the import contract ..."

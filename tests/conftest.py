@@ -16,13 +16,12 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 # each of thousands of operators waits for it. Before torch is imported, and for every process that a test starts.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-_MARKS = {"chaos": "waiting", "e2e": "alone"}
-"""Of all tests in these folders, which start services of several processes."""
+_LONGEST = {"test_triton.py"}
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Says what a test needs of the machine."""
+    """Mark fuzzing as long, and put the longest first: nothing else is left for the other core when one begins last."""
+    items.sort(key=lambda item: item.path.name not in _LONGEST)
     for item in items:
-        for folder, mark in _MARKS.items():
-            if Path(__file__).parent / folder in item.path.parents:
-                item.add_marker(mark)
+        if Path(__file__).parent / "fuzz" in item.path.parents:
+            item.add_marker("long")

@@ -145,6 +145,10 @@ class ScriptedEngine:
     async def close(self) -> None:
         return None
 
+    def token(self, branch: Branch, position: int, temperature: float) -> int:
+        """Return the token at a place."""
+        return _token(branch, position, temperature)
+
     def _promise(self, tokens: int) -> None:
         self.outstanding += tokens
         self.most = max(self.most, self.total + self.outstanding)
@@ -164,7 +168,7 @@ class ScriptedEngine:
                 reason = "cancelled"
                 break
             at = len(request.prompt) + len(branch.generated) + position
-            token = _token(branch, at, request.sampling.temperature)
+            token = self.token(branch, at, request.sampling.temperature)
             if self._loops is not None and at >= self._loops and (branch.key % 2 or not request.sampling.temperature):
                 token = 10 + at % 12 if at % 12 else SEPARATOR
             if self._thinks and 24 <= token < 32:

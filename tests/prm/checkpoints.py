@@ -7,15 +7,26 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+import safetensors.numpy
 import torch
 import transformers
 from safetensors.torch import load_file, save_file
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM, AutoModelForTokenClassification, AutoTokenizer, PreTrainedTokenizerFast
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+    AutoModelForTokenClassification,
+    AutoTokenizer,
+    PreTrainedTokenizerFast,
+)
+
+from tests.closeness import MOST
+from tests.engine.exact import float64
 
 FORMATS = {
     "token_classification": "token_classification",
@@ -149,7 +160,7 @@ def reference(kind: str, folder: Path, question: str, steps: Sequence[str]) -> l
     match kind:
         case "token_classification":
             # TRL's PRMTrainer: each completion by itself, a separator after each, its label at the separator's end.
-            model = AutoModelForTokenClassification.from_pretrained(folder).eval()
+            model = _loaded(AutoModelForTokenClassification, folder)
             ids = tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_dict=False)
             ends = []
             for step in steps:
@@ -184,7 +195,7 @@ def reference(kind: str, folder: Path, question: str, steps: Sequence[str]) -> l
             rewards = torch.sigmoid(label_logits(kind, folder, ids))[:, 0]
             return [float(rewards[end]) for end in ends]
         case "math_shepherd":
-            model = AutoModelForCausalLM.from_pretrained(folder).eval()
+            model = _loaded(AutoModelForCausalLM, folder)
             output = "\n".join(f"Step {at}: {step} ки" for at, step in enumerate(steps, 1))
             candidates = tokenizer.encode("+ -")[1:]
             tag = tokenizer.encode("ки")[-1]
@@ -192,7 +203,7 @@ def reference(kind: str, folder: Path, question: str, steps: Sequence[str]) -> l
             scores = model(ids[None]).logits[0][:, candidates].softmax(-1)[:, 0]
             return [float(score) for score in scores[ids == tag]]
         case _:
-            model = AutoModelForCausalLM.from_pretrained(folder).eval()
+            model = _loaded(AutoModelForCausalLM, folder)
             plus, minus = (tokenizer.encode(word)[-1] for word in "+-")
             conversation: list[dict[str, str]] = []
             found = []
@@ -205,11 +216,50 @@ def reference(kind: str, folder: Path, question: str, steps: Sequence[str]) -> l
             return found
 
 
+def _loaded(kind: Any, folder: Path) -> Any:
+    """In torch's default type, which is float64 within ``tests.engine.exact.float64``."""
+    return kind.from_pretrained(folder, dtype=torch.get_default_dtype()).eval()
+
+
+def _stored(folder: Path) -> dict[str, Tensor]:
+    """In torch's default type. (Within ``float64`` torch cannot be told that bytes are of float32.)"""
+    arrays = safetensors.numpy.load_file(folder / "model.safetensors")
+    return {name: torch.from_numpy(array).to(torch.get_default_dtype()) for name, array in arrays.items()}
+
+
+@lru_cache
+@torch.no_grad()
+def score_gap(kind: str, folder: Path) -> float:
+    """Return how far a score may be from another float32 computation of it.
+
+    Each may lose as much of a logit as ``MOST`` times what transformers in float32 does along a text, and a probability
+    changes by at most a quarter of a logit, or of the difference of two.
+    """
+    ids = torch.randint(10, 380, (250,), generator=torch.Generator().manual_seed(0)).tolist()
+    peer = _logits(kind, folder, ids).double()
+    with float64():
+        exact = _logits(kind, folder, ids)
+    return 2 * MOST * 2 / 4 * float((peer - exact).abs().max())
+
+
+def _logits(kind: str, folder: Path, ids: Sequence[int]) -> Tensor:
+    """Return the logits that decide scores, at every token."""
+    if kind in ("qwen_math", "skywork", "outcome_two"):
+        return label_logits(kind, folder, ids)
+    if kind == "outcome":
+        model = _loaded(AutoModelForSequenceClassification, folder)
+        logits: Tensor = model.score(model.model(torch.tensor([ids])).last_hidden_state[0])
+        return logits
+    model = _loaded(AutoModelForTokenClassification if kind == "token_classification" else AutoModelForCausalLM, folder)
+    logits = model(torch.tensor([ids])).logits[0]
+    return logits
+
+
 def _hidden(folder: Path, ids: Sequence[int]) -> Tensor:
     """Final hidden states of transformers' Qwen2 with the checkpoint's weights."""
     config = transformers.Qwen2Config.from_pretrained(folder)
     model = transformers.Qwen2Model(config).eval()
-    weights = load_file(folder / "model.safetensors")
+    weights = _stored(folder)
     body = {name.removeprefix("model."): tensor for name, tensor in weights.items() if name.startswith("model.")}
     model.load_state_dict(body)
     hidden: Tensor = model(torch.tensor([ids])).last_hidden_state[0]
@@ -218,8 +268,8 @@ def _hidden(folder: Path, ids: Sequence[int]) -> Tensor:
 
 @torch.no_grad()
 def label_logits(kind: str, folder: Path, ids: Sequence[int]) -> Tensor:
-    """What a reward model's head answers at every token, ``[tokens, labels]``."""
-    weights = load_file(folder / "model.safetensors")
+    """Return the output of a reward model's head at every token, ``[tokens, labels]``, in torch's default type."""
+    weights = _stored(folder)
     hidden = _hidden(folder, ids)
     if kind == "skywork":
         return nn.functional.linear(hidden, weights["v_head.summary.weight"], weights["v_head.summary.bias"])
@@ -232,6 +282,6 @@ def label_logits(kind: str, folder: Path, ids: Sequence[int]) -> Tensor:
 @torch.no_grad()
 def next_logprobs(folder: Path, ids: Sequence[int], tokens: Sequence[int]) -> list[float]:
     """Of some tokens after a text."""
-    model = AutoModelForCausalLM.from_pretrained(folder).eval()
+    model = _loaded(AutoModelForCausalLM, folder)
     logprobs: list[float] = model(torch.tensor([ids])).logits[0, -1].log_softmax(-1)[list(tokens)].tolist()
     return logprobs

@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from engine.core import CoreOptions
 from engine.local import LocalEngine
 from prm.judge import TEMPLATE, Judge
-from tests.prm.checkpoints import save_checkpoint
+from tests.prm.checkpoints import save_checkpoint, score_gap
 
 CHAT = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "How many are 3 and 4?"}]
 QUESTION = "System: Be brief.\n\nUser: How many are 3 and 4?"
@@ -47,7 +47,7 @@ async def test_a_verdict_is_the_probability_of_yes_against_no(served: tuple[Loca
     judge = await Judge.open(engine, info, CHAT)
     short, long = [(await judge.judge([solution]))[0] for solution in SOLUTIONS]
     for solution, reading in zip(SOLUTIONS, (short, long), strict=True):
-        assert reading.scores == pytest.approx((reference(folder, solution),), abs=1e-4)
+        assert reading.scores == pytest.approx((reference(folder, solution),), abs=score_gap("rlhflow_llama", folder))
     assert short.scores != long.scores
     # Question and first step are in the cache by then; the second step and the request for a verdict are not.
     assert long.cached > short.computed / 2

@@ -12,7 +12,7 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer
 from engine.core import CoreOptions
 from engine.local import LocalEngine
 from prm.outcome import OutcomeScorer, scores_solutions
-from tests.prm.checkpoints import save_checkpoint
+from tests.prm.checkpoints import save_checkpoint, score_gap
 
 CHAT = [{"role": "user", "content": "How many are 3 and 4?"}]
 SOLUTIONS = ("add 3 and 4 to get 7.\n\nso the answer is \\boxed{7}", "add 3 and 4 to get 7.\n\nso it is 8", "1")
@@ -20,8 +20,9 @@ SOLUTIONS = ("add 3 and 4 to get 7.\n\nso the answer is \\boxed{7}", "add 3 and 
 
 @pytest.fixture(params=["outcome", "outcome_two"])
 async def served(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[tuple[LocalEngine, Path]]:
+    """The folder is named after the kind."""
     torch.set_num_threads(1)
-    folder = save_checkpoint(request.param, tmp_path / "orm")
+    folder = save_checkpoint(request.param, tmp_path / request.param)
     local = LocalEngine({"orm": folder}, CoreOptions(kv_tokens=4096, max_running=32, step_tokens=512))
     yield local, folder
     await local.close()
@@ -48,10 +49,10 @@ async def test_scores_equal_those_of_transformers_and_share_what_they_have_in_co
     assert scores_solutions(info)
     readings = await OutcomeScorer(engine, info, CHAT).score(SOLUTIONS)
     for solution, reading in zip(SOLUTIONS, readings, strict=True):
-        assert reading.scores == pytest.approx((reference(folder, solution),), abs=1e-4)
+        assert reading.scores == pytest.approx((reference(folder, solution),), abs=score_gap(folder.name, folder))
     assert sum(reading.cached for reading in readings) > 0
     [again] = await OutcomeScorer(engine, info, CHAT).score(SOLUTIONS[:1])
-    assert again.scores == pytest.approx(readings[0].scores, abs=1e-5)
+    assert again.scores == pytest.approx(readings[0].scores, abs=score_gap(folder.name, folder))
 
 
 async def test_a_bound_on_computation_is_kept(served: tuple[LocalEngine, Path]) -> None:

@@ -24,6 +24,7 @@ from prm.scorer import Chain, StepScorer
 from prm.train import Trained, TrainPlan, _backward, schedule, train
 from prm.training_data import Labelled, batches, chosen, encode, split
 from prm.validation import auc
+from tests.prm.checkpoints import score_gap
 
 POLICY = Path(__file__).parents[2] / "reasoner" / "bundled" / "policy"
 FACTS = [(a, b) for a in range(2, 8) for b in range(2, 8)]
@@ -108,6 +109,7 @@ def test_scores_are_the_chances_that_labels_were_drawn_with(base: Path, tmp_path
     data = write(tmp_path / "data.jsonl", in_four_of_five, 1600)
     seen = trained(replace(plan(base, data, tmp_path / "prm"), epochs=2)).validation
     entropy = -(0.8 * math.log(0.8) + 0.2 * math.log(0.2))
+    # Of 640 draws the mean loss and the area under the curve have deviations of 0.02 each.
     assert seen.loss == pytest.approx(entropy, abs=0.06)
     assert seen.auc == pytest.approx(0.8, abs=0.06)
 
@@ -160,7 +162,7 @@ async def test_the_engine_serves_the_export_and_scores_as_transformers_does(base
     assert encoded.ids[: len(prompt.tokens)] == prompt.tokens
     with torch.inference_mode():
         logits = model(input_ids=torch.tensor([encoded.ids])).logits[0, list(encoded.places)]
-    assert scored.scores == pytest.approx(logits.softmax(1)[:, 1].tolist(), abs=1e-5)
+    assert scored.scores == pytest.approx(logits.softmax(1)[:, 1].tolist(), abs=score_gap("token_classification", out))
     assert scored.scores[0] > 0.5 > scored.scores[1]
 
 
@@ -172,9 +174,11 @@ def test_the_bundled_policy_is_a_base(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "prm" / "config.json").read_text())["dtype"] == "float16"
 
 
-def test_the_loss_is_the_mean_cross_entropy_at_separators_whatever_the_batches(base: Path) -> None:
+def test_the_loss_is_the_mean_cross_entropy_at_separators_whatever_the_batches(base: Path, tmp_path: Path) -> None:
     torch.manual_seed(1)
     model = AutoModelForTokenClassification.from_pretrained(base, num_labels=2, dtype=torch.float32)
+    model.save_pretrained(tmp_path)
+    gap = score_gap("token_classification", tmp_path)
     noise = np.random.default_rng(2)
     group = []
     for length in (9, 30, 17, 12):
@@ -193,10 +197,11 @@ def test_the_loss_is_the_mean_cross_entropy_at_separators_whatever_the_batches(b
     for most in (1, 40, 1000):
         model.zero_grad()
         loss = _backward(model, group, TrainPlan(str(base), "", "", batch_tokens=most))
-        assert loss == pytest.approx(expected, rel=1e-5)
+        assert loss == pytest.approx(expected, abs=2 * gap)
         gradients.append(model.score.weight.grad.clone())
-    torch.testing.assert_close(gradients[0], gradients[2], rtol=1e-4, atol=1e-6)
-    torch.testing.assert_close(gradients[1], gradients[2], rtol=1e-4, atol=1e-6)
+    # Sums of what probabilities are wrong by times hidden states: both lose about as much as a score, relatively.
+    for gradient in gradients[:2]:
+        assert (gradient - gradients[2]).norm() <= 8 * gap * gradients[2].norm()
 
 
 def test_steps_that_do_not_fit_are_left_out_whole() -> None:

@@ -1,0 +1,25 @@
+"""Which of many like cases the quick suite runs: the others are marked ``long`` (``make test-long``)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from itertools import product
+from typing import Any
+
+import pytest
+
+
+def mostly_long(cases: Iterable[Any], every: int) -> list[Any]:
+    """Return the cases as pytest's parameters, of which one in ``every`` is quick, the first among them."""
+    return [_parameter(case, is_quick=index % every == 0) for index, case in enumerate(cases)]
+
+
+def mostly_long_grid(*factors: Iterable[Any], every: int) -> list[Any]:
+    """Return every combination of the factors' values. With an ``every`` that has no divisor in common with any
+    factor's length the quick ones hold each pair of values of two neighbouring factors."""
+    return mostly_long(product(*factors), every)
+
+
+def _parameter(case: Any, *, is_quick: bool) -> Any:
+    values = case if isinstance(case, tuple) else (case,)
+    return pytest.param(*values, marks=() if is_quick else pytest.mark.long)

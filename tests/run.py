@@ -1,0 +1,147 @@
+"""Run every section of the tests, also when one fails, and end with what passed, failed and was skipped.
+
+``python -m tests.run`` runs the suite, ``python -m tests.run --long`` the soak and statistical runs. Tests of running
+services, which mostly wait, run beside those that compute. Exit status 1 if a test or a section failed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from xml.etree import ElementTree
+
+TESTS = Path(__file__).parent
+
+
+@dataclass(frozen=True)
+class Section:
+    """One run of pytest: the tests of ``folders`` that have ``marks``. ``niceness``: how far it steps back for sections
+    that run beside it."""
+
+    name: str
+    marks: str
+    folders: Sequence[str] = ()
+    options: Sequence[str] = ()
+    niceness: int = 0
+
+    @property
+    def command(self) -> list[str]:
+        places = [str(TESTS / folder) for folder in self.folders or [""]]
+        return [sys.executable, "-m", "pytest", "-m", self.marks, *self.options, *places]
+
+
+# A process of pytest imports all that it collects, for some seconds: folders are left out where no test of theirs runs.
+COMPUTING = Section(
+    "computing",
+    "not long",
+    options=("-n", "2", "--dist", "worksteal", *(f"--ignore={TESTS / folder}" for folder in ("chaos", "e2e", "fuzz"))),
+    niceness=5,
+)
+SERVICES = Section("services", "not long", ["chaos", "e2e"], ("-n", "2", "--dist", "loadfile"))
+LONG = Section("long", "long", options=("-n", "2", "--dist", "worksteal"))
+
+
+@dataclass
+class Outcome:
+    """The result of a section. ``status`` is pytest's exit status; ``skipped`` counts tests by reason."""
+
+    section: Section
+    status: int
+    seconds: float
+    output: str
+    passed: int = 0
+    failed: int = 0
+    skipped: Counter[str] = field(default_factory=Counter)
+
+    @property
+    def is_good(self) -> bool:
+        return self.status == 0
+
+
+def run(section: Section, folder: Path, *, live: bool) -> Outcome:
+    """Run pytest for a section: its output is shown at once if ``live``, else kept for later."""
+    report = folder / f"{section.name}.xml"
+    started = time.monotonic()
+    process = subprocess.Popen(
+        [*section.command, "--junitxml", str(report)],
+        cwd=TESTS.parent,
+        stdout=None if live else subprocess.PIPE,
+        stderr=None if live else subprocess.STDOUT,
+        text=True,
+    )
+    os.setpriority(os.PRIO_PROCESS, process.pid, section.niceness)  # what it starts later inherits it
+    try:
+        output, _ = process.communicate()
+    finally:
+        if process.poll() is None:  # interrupted: pytest ends by the same Ctrl-C
+            process.wait()
+    outcome = Outcome(section, process.returncode, time.monotonic() - started, output or "")
+    if report.exists():
+        read_report(report, outcome)
+    return outcome
+
+
+def read_report(report: Path, outcome: Outcome) -> None:
+    """Count the tests of a JUnit report."""
+    for case in ElementTree.parse(report).getroot().iter("testcase"):
+        skipped = case.find("skipped")
+        if case.find("failure") is not None or case.find("error") is not None:
+            outcome.failed += 1
+        elif skipped is not None:
+            outcome.skipped[skipped.get("message", "")] += 1
+        else:
+            outcome.passed += 1
+
+
+def summarize(outcomes: Sequence[Outcome], not_run: str) -> str:
+    """Return the closing paragraph, whose last line is the sum."""
+    lines = []
+    for outcome in outcomes:
+        verdict = "passed" if outcome.is_good else f"FAILED (exit status {outcome.status})"
+        lines.append(f"{outcome.section.name}: {verdict}, {outcome.passed} tests in {minutes(outcome.seconds)}")
+    skipped = sum((outcome.skipped for outcome in outcomes), Counter[str]())
+    for reason, count in skipped.most_common():
+        lines.append(f"skipped {count}: {reason}")
+    lines.append(not_run)
+    passed, failed = (sum(getattr(outcome, name) for outcome in outcomes) for name in ("passed", "failed"))
+    lines.append(f"{passed} passed, {failed} failed, {skipped.total()} skipped")
+    return "\n".join(lines)
+
+
+def minutes(seconds: float) -> str:
+    whole = round(seconds)
+    return f"{whole // 60} min {whole % 60} s" if whole >= 60 else f"{whole} s"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--long", action="store_true", help="run the soak and statistical tests instead of the others")
+    long = parser.parse_args().long
+    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor() as pool:
+        place = Path(folder)
+        if long:
+            outcomes = [run(LONG, place, live=True)]
+        else:
+            beside = pool.submit(run, SERVICES, place, live=False)
+            computing = run(COMPUTING, place, live=True)
+            services = beside.result()
+            print(f"\n{services.section.name}, run beside it:\n{services.output}", flush=True)
+            outcomes = [computing, services]
+    print(
+        "\n"
+        + summarize(outcomes, "the quick suite (make test)" if long else "soak and statistical runs: make test-long")
+    )
+    return 0 if all(outcome.is_good for outcome in outcomes) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
