@@ -13,6 +13,12 @@ import sys
 import threading
 from dataclasses import asdict
 
+from engine import short_waits  # noqa: F401 - it has to come before torch
+
+# isort: split
+import torch
+
+from engine.processors import choose_threads
 from engine.types import EngineError
 from prm.records import BadRecord
 from prm.train import TrainPlan, train
@@ -21,6 +27,7 @@ from prm.train import TrainPlan, train
 def main() -> int:
     """Returns the exit status."""
     stopped = threading.Event()
+    torch.set_num_threads(choose_threads().number)
     signal.signal(signal.SIGTERM, lambda *_: stopped.set())
     try:
         trained = train(TrainPlan(**json.loads(sys.argv[1])), _tell, stopped.is_set)

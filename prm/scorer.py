@@ -38,15 +38,13 @@ class Reading:
 class StepScorer:
     """Speaks to a served process reward model. Keep one for each model and lease: it remembers the latest steps."""
 
-    def __init__(
-        self, engine: EngineClient, info: ModelInfo, lease: str | None = None, *, format: str | None = None
-    ) -> None:
-        """``lease``: see ``ScoreRequest``. ``format``: for a checkpoint that does not show its own.
+    def __init__(self, engine: EngineClient, info: ModelInfo, lease: str | None = None) -> None:
+        """``lease``: see ``ScoreRequest``.
 
         Raises ``EngineError`` when the model is no process reward model, or its format is not known.
         """
         self.info = info
-        self._format = open_format(engine, info, format)
+        self._format = open_format(engine, info)
         self.separator = self._format.separator
         self._engine = engine
         self._lease = lease

@@ -18,12 +18,18 @@ FORMATS: Mapping[str, type[Format]] = {
 }
 FormatName = Literal["token_classification", "qwen_math", "skywork", "math_shepherd", "rlhflow"]
 """Their names, for those who configure one."""
+FORMAT_NOTE = "reasoner_prm_format"
+"""The key of ``ModelInfo.extra`` under which a service names a model's format, beside what its config.json says."""
 _ARCHITECTURES = {"Qwen2ForProcessRewardModel": QwenMath.name, "Qwen2ForPrmModel": Skywork.name}
 """Architectures that nothing else has."""
 
 
 def format_of(info: ModelInfo) -> str | None:
-    """The name of a served model's format: what its config.json says, or what its architecture shows; else ``None``."""
+    """Return the name of a served model's format: what the service says, else what its config.json says, else what its
+    architecture shows; ``None`` for a model that is not known to have one."""
+    configured = info.extra.get(FORMAT_NOTE)
+    if configured is not None:
+        return str(configured)
     notes = info.extra.get("reasoner_prm")
     if isinstance(notes, str):
         return notes
@@ -32,13 +38,13 @@ def format_of(info: ModelInfo) -> str | None:
     return _ARCHITECTURES.get(info.architecture)
 
 
-def open_format(engine: EngineClient, info: ModelInfo, name: str | None = None) -> Format:
-    """The format of a served model; ``name`` where the service says it. Raises ``EngineError`` that says what fits."""
-    name = name or format_of(info)
+def open_format(engine: EngineClient, info: ModelInfo) -> Format:
+    """Return the format of a served model. Raises ``EngineError`` that says what fits."""
+    name = format_of(info)
     if name is None:
         raise EngineError(
             f"model {info.id!r} is not known to be a process reward model: name its format, which is one of "
-            f"{', '.join(FORMATS)}, as 'reasoner_prm' in its config.json or in the service's settings"
+            f"{', '.join(FORMATS)}, as 'reasoner_prm' in its config.json or by REASONER_PRM_FORMAT"
         )
     if name not in FORMATS:
         raise EngineError(f"model {info.id!r} has PRM format {name!r}; known are {', '.join(FORMATS)}")
