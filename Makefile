@@ -3,11 +3,12 @@ PYTHON ?= python3
 BIN := .venv/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-long check bench bench-accuracy bench-countdown bench-words bench-engine bench-search bench-batch bench-service clean
+.PHONY: help demo test test-long test-failed check bench bench-accuracy bench-countdown bench-words bench-engine bench-search bench-batch bench-service clean
 
 help:
 	@echo "make demo    solve sample problems with every part of the service running on this machine"
-	@echo "make test    run the tests; make test-long, soak and statistical runs"
+	@echo "make test    run the tests; make test-long, soak and statistical runs;"
+	@echo "             make test-failed, once more and alone what failed in the run before"
 	@echo "make check   lint, types, import contract"
 	@echo "make bench   every table of the README: bench-accuracy (about two hours), bench-engine (about an hour),"
 	@echo "             bench-search and bench-service (some minutes), bench-batch (about 20 minutes)"
@@ -21,6 +22,9 @@ test: .venv/.installed-test
 
 test-long: .venv/.installed-test
 	@$(BIN)/python -m tests.run --long
+
+test-failed: .venv/.installed-test
+	@$(BIN)/python -m tests.run --failed
 
 check: .venv/.installed-test
 	@echo "Checking style, types and the import contract ..."

@@ -2,6 +2,9 @@
 
 ``python -m tests.run`` runs the suite, ``python -m tests.run --long`` the soak and statistical runs. Tests of running
 services, which mostly wait, run beside those that compute. Exit status 1 if a test or a section failed.
+
+``python -m tests.run --failed`` runs once more, alone, what failed in the run before, and names what passes then: such
+a test flickers, which is a fault of its own.
 """
 
 from __future__ import annotations
@@ -20,6 +23,8 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 TESTS = Path(__file__).parent
+FAILED = TESTS.parent / "build" / "failed-tests.txt"
+"""The node ids that failed in the last run, one in a line."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +64,8 @@ class Outcome:
     seconds: float
     output: str
     passed: int = 0
-    failed: int = 0
+    failed: list[str] = field(default_factory=list)
+    """Node ids."""
     skipped: Counter[str] = field(default_factory=Counter)
 
     @property
@@ -72,7 +78,7 @@ def run(section: Section, folder: Path, *, live: bool) -> Outcome:
     report = folder / f"{section.name}.xml"
     started = time.monotonic()
     process = subprocess.Popen(
-        [*section.command, "--junitxml", str(report)],
+        [*section.command, "--junitxml", str(report), "-o", "junit_family=xunit1"],
         cwd=TESTS.parent,
         stdout=None if live else subprocess.PIPE,
         stderr=None if live else subprocess.STDOUT,
@@ -95,11 +101,39 @@ def read_report(report: Path, outcome: Outcome) -> None:
     for case in ElementTree.parse(report).getroot().iter("testcase"):
         skipped = case.find("skipped")
         if case.find("failure") is not None or case.find("error") is not None:
-            outcome.failed += 1
+            outcome.failed.append(node_id(case))
         elif skipped is not None:
             outcome.skipped[skipped.get("message", "")] += 1
         else:
             outcome.passed += 1
+
+
+def node_id(case: ElementTree.Element) -> str:
+    """Return the node id by which pytest runs this test again; a file's path if it could not even be collected."""
+    path, module, name = (case.get(key, "") for key in ("file", "classname", "name"))
+    classes = module.removeprefix(path.removesuffix(".py").replace("/", ".")).strip(".")
+    if not path:
+        return name.replace(".", "/") + ".py"
+    return "::".join(part for part in (path, *classes.split("."), name) if part)
+
+
+def record_failures(outcomes: Sequence[Outcome]) -> None:
+    """Write down what failed for ``--failed``: nothing if a section failed otherwise than by its tests."""
+    FAILED.parent.mkdir(exist_ok=True)
+    by_tests = all(outcome.is_good or outcome.failed for outcome in outcomes)
+    FAILED.write_text("".join(f"{name}\n" for outcome in outcomes for name in outcome.failed if by_tests))
+
+
+def run_failed_again() -> int:
+    """Run what failed before, alone, and return 0 if it passes now."""
+    names = FAILED.read_text().splitlines() if FAILED.exists() else []
+    if not names:
+        print("the run before recorded no test that failed")
+        return 1
+    status = subprocess.run([sys.executable, "-m", "pytest", *names], cwd=TESTS.parent).returncode
+    if status == 0:
+        print("\nfailed in the whole suite and passed alone, to be mended:", *names, sep="\n  ")
+    return status
 
 
 def summarize(outcomes: Sequence[Outcome], not_run: str) -> str:
@@ -112,7 +146,8 @@ def summarize(outcomes: Sequence[Outcome], not_run: str) -> str:
     for reason, count in skipped.most_common():
         lines.append(f"skipped {count}: {reason}")
     lines.append(not_run)
-    passed, failed = (sum(getattr(outcome, name) for outcome in outcomes) for name in ("passed", "failed"))
+    passed = sum(outcome.passed for outcome in outcomes)
+    failed = sum(len(outcome.failed) for outcome in outcomes)
     lines.append(f"{passed} passed, {failed} failed, {skipped.total()} skipped")
     return "\n".join(lines)
 
@@ -125,7 +160,11 @@ def minutes(seconds: float) -> str:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--long", action="store_true", help="run the soak and statistical tests instead of the others")
-    long = parser.parse_args().long
+    parser.add_argument("--failed", action="store_true", help="run once more, alone, what failed in the run before")
+    options = parser.parse_args()
+    if options.failed:
+        return run_failed_again()
+    long = options.long
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor() as pool:
         place = Path(folder)
         if long:
@@ -136,6 +175,7 @@ def main() -> int:
             services = beside.result()
             print(f"\n{services.section.name}, run beside it:\n{services.output}", flush=True)
             outcomes = [computing, services]
+    record_failures(outcomes)
     print(
         "\n"
         + summarize(outcomes, "the quick suite (make test)" if long else "soak and statistical runs: make test-long")
