@@ -71,7 +71,7 @@ bench-batch: .venv/.installed
 	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e .
 	@echo "Compiling the kernels for this processor (once; 20 seconds) ..."
-	@$(BIN)/python -m kernels.cpu.ready
+	@$(BIN)/python -m kernels.cpu.precompile
 	@touch $@
 
 .venv/.installed-test: .venv/.installed

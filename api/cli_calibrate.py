@@ -16,7 +16,7 @@ from api.stack import private_engine
 from engine.types import EngineError
 from reasoner.calibrate import calibrate
 from reasoner.calibration import Calibration, CalibrationError
-from reasoner.suites import Suite, SuiteError
+from reasoner.suites.opened import Suite, SuiteError
 from reasoner.trials import stage_name, suite_to_fit
 from workers import interrupts
 from workers.engines import connect

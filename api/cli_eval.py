@@ -27,7 +27,8 @@ from reasoner.evaluation.plan import Plan, Stage, parse_cases, parse_counts, spl
 from reasoner.evaluation.pool import DRAWS
 from reasoner.evaluation.runs import FILE, DifferentEvaluation, RunFile, flatten
 from reasoner.jobs import Sampling
-from reasoner.suites import Suite, SuiteError, open_suite
+from reasoner.suites import open_suite
+from reasoner.suites.opened import Suite, SuiteError
 from workers import interrupts
 from workers.engines import connect
 from workers.setting_values import served_name

@@ -20,8 +20,9 @@ from api.client import ServiceClient, ServiceError
 from api.show import Progress, print_tree
 from api.stack import private_stack
 from reasoner.jobs import TERMINAL, Job
-from reasoner.suites import Problem, check, family, load
+from reasoner.suites import check, family, load
 from reasoner.suites.countdown import make
+from reasoner.suites.problem import Problem
 from workers.settings import load_settings
 
 REFRESH = 0.1

@@ -13,7 +13,8 @@ from typing import Self
 from prm.records import BadRecord, Record, read_records
 from prm.rollouts import Problem
 from reasoner import suites
-from reasoner.answers import canonical, extract_answer
+from reasoner.answers.canonical import canonical
+from reasoner.answers.extract import extract_answer
 from reasoner.equivalence import Equivalence
 
 SUITE_PROBLEMS = 200

@@ -37,7 +37,7 @@ from engine.speculation.verify import accepted
 from engine.suspects import MAX_UNEXPLAINED, RequestFailed, Suspects
 from engine.timings import Timings
 from engine.types import EngineError, FinishReason
-from kernels.cpu import AVAILABLE
+from kernels.cpu.availability import AVAILABLE
 
 _log = logging.getLogger(__name__)
 
@@ -118,7 +118,7 @@ class EngineCore:
         self._place = _place(folder, options)
         self._kv_type = kv_type(options.kv_dtype, self._place)
         if AVAILABLE and not self._place.on_gpu:
-            from kernels.cpu.ready import make_ready
+            from kernels.cpu.precompile import make_ready
 
             make_ready()
         self._extra_layers = extra_layers(options.draft, folder)

@@ -14,7 +14,7 @@ from engine.device import sent
 from engine.penalties import Ints, Penalties
 from engine.sampling import Coordinates, Floats, Laws
 from engine.types import EngineError
-from kernels import sampling
+from kernels.sampling import sampling
 
 
 def sample_on_device(logits: Tensor, points: Sequence[Point], laws: Laws, where: Coordinates) -> tuple[Ints, Floats]:

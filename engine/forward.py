@@ -23,8 +23,8 @@ from engine.models.families import DecoderConfig
 from engine.models.model import Batch, Model
 from engine.sampling import Floats, Ints
 from engine.sequence import GenerateSequence
-from kernels.firsts import Firsts
-from kernels.paged_work import Buffers
+from kernels.common.attention_schedule import Buffers
+from kernels.common.warmup import Firsts
 
 _KEPT = 64
 """Graphs, at most; the one that was not used for longest goes first."""

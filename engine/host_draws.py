@@ -13,7 +13,7 @@ from engine.cache.kv import PageTable
 from engine.models.decoder import Decoder
 from engine.sampling import Floats, Ints, checked
 from engine.sequence import GenerateSequence
-from kernels.cpu.tape import Tapes
+from kernels.cpu.runtime.kernel_graph import Tapes
 
 _Drawn = tuple[Tensor, Ints, Floats]
 """Logits ``[rows, vocab]``; tokens and their log-probabilities, ``[rows]`` each (``engine.sampling.sample``)."""
@@ -51,7 +51,7 @@ class HostDraws:
     def __call__(self, hidden: Tensor, branches: Sequence[GenerateSequence], counts: Sequence[int]) -> _Drawn:
         """What ``counts`` of the ``hidden`` states of each branch give. Raises ``EngineError`` when logits are not
         finite. What it returns is valid until the next call."""
-        from kernels.cpu.sampling import told_apart
+        from kernels.cpu.sampling.sampler import told_apart
 
         owners: list[int] = []
         for sequence, count in zip(branches, counts, strict=True):
@@ -72,7 +72,7 @@ class HostDraws:
         return logits, drawn, logprobs
 
     def _write(self, table: PageTable, sequence: GenerateSequence) -> None:
-        from kernels.cpu.sampling import reach_of
+        from kernels.cpu.sampling.sampler import reach_of
 
         law, row, (laws, noise) = sequence.sampling, table.row, self._written
         reach = -math.inf
@@ -83,8 +83,8 @@ class HostDraws:
         self._tables[row] = table
 
     def _compute(self, hidden: Tensor) -> Tensor:
-        from kernels.cpu.laws import laws_of
-        from kernels.cpu.sampling import write_draws
+        from kernels.cpu.sampling.params import laws_of
+        from kernels.cpu.sampling.sampler import write_draws
 
         rows = hidden.shape[0]
         settings, places, tokens, found = self._held

@@ -15,7 +15,7 @@ from engine.models.decoder import Decoder
 from engine.models.model import Batch, Model
 from engine.sampling import Floats, Ints
 from engine.sequence import GenerateSequence
-from kernels.cpu.tape import Tapes
+from kernels.cpu.runtime.kernel_graph import Tapes
 
 _MOST = 128
 """Tokens of a step that is repeated from a tape. In larger ones Python is not what takes time."""
@@ -99,7 +99,7 @@ class HostForward:
 
     def _end(self, model: Decoder, hidden: Tensor, mixed: Tensor, batch: Batch, read: Sequence[int]) -> Tensor:
         """``Decoder.ended``, of the rows to read."""
-        from kernels.cpu.chain import rows_of
+        from kernels.cpu.sampling.draft_chain import rows_of
 
         count = len(read)
         if not 0 < count <= _MOST:
@@ -117,7 +117,7 @@ class HostForward:
 
     def _given(self, model: Decoder, count: int) -> tuple[Tensor, list[Tensor]]:
         """``Decoder.inputs``, of what was filled in."""
-        from kernels.cpu.chain import rows_of
+        from kernels.cpu.sampling.draft_chain import rows_of
 
         tokens, positions = self._inputs[:, :count]
         hidden = rows_of(model.embedding, tokens, scale=model.config.embedding_scale)

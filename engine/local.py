@@ -33,7 +33,7 @@ from engine.types import (
     ScoreRequest,
     ScoreResult,
 )
-from kernels.cpu import AVAILABLE
+from kernels.cpu.availability import AVAILABLE
 
 _log = logging.getLogger(__name__)
 
@@ -309,7 +309,7 @@ def _governor(cores: Sequence[EngineCore]) -> ThreadGovernor | None:
     full = torch.get_num_threads()
     if full == 1 or not AVAILABLE or any(not core.may_change_threads for core in cores):
         return None
-    from kernels.cpu.launch import team
+    from kernels.cpu.runtime.kernel import team
 
     waited = waiting_clock(team())
     return None if waited is None else ThreadGovernor(full, torch.set_num_threads, waited)

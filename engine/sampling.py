@@ -7,8 +7,8 @@ not depend on the order of equal logits.
 The draw is ``argmax((logit - top) / temperature + Gumbel noise)`` in float64 over the law's tokens, which has exactly
 that law. The noise of a token is a function of its id, so it is only computed for tokens that can win.
 
-Where numba is installed ``kernels.cpu.sampling`` does all of this. What follows here is its reference in NumPy, which
-draws the same tokens.
+Where numba is installed ``kernels.cpu.sampling.sampler`` does all of this. What follows here is its reference in NumPy,
+which draws the same tokens.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from torch import Tensor
 
 from engine.support import relative_weights, smallest_kept
 from engine.types import EngineError
-from kernels.cpu import AVAILABLE
-from kernels.noise import SAMPLE, RaceBits, Words, gumbel_noise, noise_streams
+from kernels.common.noise import SAMPLE, RaceBits, Words, gumbel_noise, noise_streams
+from kernels.cpu.availability import AVAILABLE
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
@@ -70,13 +70,13 @@ def sample(logits: Tensor, laws: Laws, where: Coordinates) -> tuple[Ints, Floats
     """
     if not AVAILABLE:
         return sample_with_numpy(logits, laws, where)
-    from kernels.cpu.sampling import draw
+    from kernels.cpu.sampling.sampler import draw
 
     return checked(*draw(logits, laws, where))
 
 
 def checked(tokens: Ints, logprobs: Floats) -> tuple[Ints, Floats]:
-    """What ``kernels.cpu.sampling`` drew. Raises ``EngineError`` when it could not."""
+    """What ``kernels.cpu.sampling.sampler`` drew. Raises ``EngineError`` when it could not."""
     if tokens.min() < 0:
         raise EngineError(NOT_FINITE)
     return tokens, logprobs

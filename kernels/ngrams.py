@@ -26,11 +26,11 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from kernels.cpu import AVAILABLE
-from kernels.cpu import ngrams as kernels
-from kernels.cpu.memory import resident
-from kernels.cpu.ngram_table import RATES, RECORD, Table
-from kernels.cpu.ngrams import BRANCH
+from kernels.cpu.availability import AVAILABLE
+from kernels.cpu.ngrams import match as kernels
+from kernels.cpu.ngrams.match import BRANCH
+from kernels.cpu.ngrams.table import RATES, RECORD, Table
+from kernels.cpu.runtime.memory import resident
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]

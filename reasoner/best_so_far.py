@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from reasoner.answers import canonical, votes
+from reasoner.answers.canonical import canonical
+from reasoner.answers.vote import votes
 from reasoner.jobs import JobResult, JobSpec
 from reasoner.journal import Entry
 from reasoner.strategies import STRATEGIES

@@ -10,7 +10,7 @@ from reasoner.calibration import Bin, Calibration, Curve, Mark, Reliability
 from reasoner.fitting import PROBE, TREES, Measured, fit_curve, fit_stages, gather, reliability
 from reasoner.jobs import JobSpec, StrategySpec
 from reasoner.served import wanted_policy, wanted_verifier
-from reasoner.suites import Suite
+from reasoner.suites.opened import Suite
 from reasoner.trials import POOL, TrialFile, key_of, measure
 from reasoner.verifier_specs import PrmVerifier
 

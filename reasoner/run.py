@@ -20,7 +20,8 @@ from reasoner.lease import CacheLease
 from reasoner.prices import Prices
 from reasoner.search import Models, Search
 from reasoner.served import wanted_policy, wanted_verifier
-from reasoner.strategies import STRATEGIES, Choice, resolve
+from reasoner.strategies import STRATEGIES, resolve
+from reasoner.strategies.base import Choice
 from reasoner.tree import most_promising
 from reasoner.verifier_specs import PrmVerifier
 

@@ -19,7 +19,8 @@ from typing import Any
 from engine.types import EngineClient, InvalidRequest, ModelInfo
 from reasoner.allocator import RULES, TRUST, Ask, Standing
 from reasoner.allowance import Grants
-from reasoner.answers import AnswerFinder, canonical
+from reasoner.answers.canonical import canonical
+from reasoner.answers.finder import AnswerFinder
 from reasoner.budget import Ledger
 from reasoner.calibration import Calibration
 from reasoner.equivalence import Equivalence

@@ -18,7 +18,8 @@ from typing import Any
 
 from engine.types import EngineClient, ModelInfo, SamplingParams
 from reasoner.allowance import Grants
-from reasoner.answers import AnswerFinder, Ended
+from reasoner.answers.finder import AnswerFinder
+from reasoner.answers.phrases import Ended
 from reasoner.budget import Ledger
 from reasoner.copies import Copies, copied
 from reasoner.growth import Arrival, Grower, Growth, Watch, takes_likeliest

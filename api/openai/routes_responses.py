@@ -27,7 +27,7 @@ from api.openai.story import Story
 from api.problems import Problem
 from api.state import State, service
 from api.submission import submit_job
-from reasoner.answers import without_thought
+from reasoner.answers.extract import without_thought
 from reasoner.jobs import MAX_SEQ, TERMINAL, JobSpec, Message
 from reasoner.strict import Strict
 from workers.documents import JobDocument

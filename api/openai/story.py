@@ -8,7 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from reasoner.answers import canonical, without_thought
+from reasoner.answers.canonical import canonical
+from reasoner.answers.extract import without_thought
 from reasoner.effort import LIMITS
 from reasoner.jobs import TERMINAL, Event, JobError, JobResult, Usage
 

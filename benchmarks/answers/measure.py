@@ -10,7 +10,8 @@ from pathlib import Path
 from benchmarks.answers.pairs import DIFFERENT, EQUAL, NUMERIC
 from benchmarks.answers.styles import CHOICES, STYLES, written
 from reasoner.answer_spec import AnswerSpec
-from reasoner.answers import canonical, extract_answer
+from reasoner.answers.canonical import canonical
+from reasoner.answers.extract import extract_answer
 from reasoner.equivalence import Equivalence
 from reasoner.rule_specs import NumericVerifier
 from reasoner.suites.files import open_file

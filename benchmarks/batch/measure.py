@@ -18,7 +18,8 @@ from reasoner.answer_spec import AnswerSpec
 from reasoner.jobs import Budget, JobSpec, Sampling, StrategySpec
 from reasoner.journal import MemoryJournal
 from reasoner.run import run_job
-from reasoner.suites import SUITES, Problem, check, family, load
+from reasoner.suites import SUITES, check, family, load
+from reasoner.suites.problem import Problem
 
 Way = Literal["even", "shared"]
 WAYS: tuple[Way, ...] = ("even", "shared")

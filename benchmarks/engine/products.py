@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from kernels.linear import Linear
+from kernels.linear.fp32 import Linear
 
 
 def products(folder: Path, rows: int) -> dict[str, float]:

@@ -19,8 +19,8 @@ from torch.nn.attention.bias import causal_lower_right
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
 
 from benchmarks.kernels.measure import Case, Run, Runs, compiled
-from kernels.paged_attention import PagedKeys, paged_attention
-from kernels.paged_work import (
+from kernels.attention.paged import PagedKeys, paged_attention
+from kernels.common.attention_schedule import (
     NO_TREE,
     Buffers,
     Ints,

@@ -14,11 +14,11 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from benchmarks.kernels.measure import Case, Run, Runs
-from kernels import int4, nf4
-from kernels.fp8 import BLOCK, fp8_linear
-from kernels.int4 import Int4, Layout, int4_linear
-from kernels.int8 import int8_linear, int8_weight_linear
-from kernels.nf4 import Nf4, nf4_linear
+from kernels.linear import nf4, weight_only_int4
+from kernels.linear.fp8 import BLOCK, fp8_linear
+from kernels.linear.nf4 import Nf4, nf4_linear
+from kernels.linear.weight_only_int4 import Int4, Layout, int4_linear
+from kernels.linear.weight_only_int8 import int8_linear, int8_weight_linear
 from kernels.quantize import quantize_vectors
 
 SHAPES = ((4096, 6144), (4096, 28672), (14336, 4096))
@@ -59,7 +59,7 @@ def _int4(layout: Layout) -> _Make:
         scales = torch.rand(into // _GROUP, out, device=x.device, dtype=torch.float16)
         zeros = torch.randint(1, 16, scales.shape, device=x.device, dtype=torch.uint8)
         weight = Int4(packed, scales, zeros, layout, None)
-        return lambda: int4_linear(x, weight), int4.dequantize(weight), 0.02
+        return lambda: int4_linear(x, weight), weight_only_int4.dequantize(weight), 0.02
 
     return make
 

@@ -10,11 +10,11 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from benchmarks.kernels.measure import Case, Run, Runs, compiled
-from kernels.activation import silu_mul
-from kernels.kv_write import rotary_write
-from kernels.norm import add_rms_norm
+from kernels.attention.kv_write import rotary_write
+from kernels.common.rotary import frequencies, rotary, rotary_tables
+from kernels.layers.activation import silu_mul
+from kernels.layers.norm import add_rms_norm
 from kernels.quantize import LIMITS
-from kernels.rotary import frequencies, rotary, rotary_tables
 
 _EPS = 1e-5
 _HEADS, _KV_HEADS, _DIM, _PAGE = 32, 8, 128, 16

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.kernels.measure import Case, Run, Runs
-from kernels.sampling import Coordinates, Laws, draw
+from kernels.sampling.sampling import Coordinates, Laws, draw
 
 _TEMPERATURE = 0.8
 _KINDS = {

@@ -18,8 +18,9 @@ from engine.quantization.quality import compare, open_model
 from engine.quantization.quantize import quantize
 from engine.tokenizer import Tokenizer
 from engine.types import Branch, Completion, GenerateRequest, SamplingParams
-from reasoner.answers import extract_answer
-from reasoner.suites import SUITES, Problem, check, load
+from reasoner.answers.extract import extract_answer
+from reasoner.suites import SUITES, check, load
+from reasoner.suites.problem import Problem
 
 ORIGINAL = "float32"
 VARIANTS: dict[str, tuple[str, int, int | None]] = {

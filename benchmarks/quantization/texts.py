@@ -6,7 +6,8 @@ import random
 from dataclasses import dataclass
 
 from engine.tokenizer import Tokenizer
-from reasoner.suites import SUITES, Split, family
+from reasoner.suites import SUITES, family
+from reasoner.suites.problem import Split
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from kernels.cpu import AVAILABLE
+from kernels.cpu.availability import AVAILABLE
 from kernels.quantize import LIMITS
 
 _MOST_HEADS = 64

@@ -13,11 +13,11 @@ from torch import Tensor
 
 from engine.attention import LayerAttention
 from engine.attention.plan import Ints, Rows
-from kernels.cpu.attention import attend, scratch_floats, tile_tokens
-from kernels.cpu.attention_keys import KINDS, STEP_WORDS
-from kernels.cpu.plan import plan, plan_room
-from kernels.cpu.rotary import rotary_write
-from kernels.cpu.tape import empty
+from kernels.cpu.attention.keys import KINDS, STEP_WORDS
+from kernels.cpu.attention.paged import attend, scratch_floats, tile_tokens
+from kernels.cpu.attention.plan import plan, plan_room
+from kernels.cpu.attention.rotary_write import rotary_write
+from kernels.cpu.runtime.kernel_graph import empty
 
 _ALONE = 1 << 14
 """Numbers that one thread turns before two would have begun."""

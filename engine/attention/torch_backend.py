@@ -11,7 +11,7 @@ from engine.attention import LayerAttention
 from engine.attention.pages import gather, write
 from engine.attention.plan import Group, Keys, Rows, plan_step
 from engine.attention.turned import turned
-from kernels.attention import attention, attention_piece, causal_attention, merge
+from kernels.attention.reference import attention, attention_piece, causal_attention, merge
 from kernels.quantize import dequantize_vectors
 
 _BLOCK_FLOATS = 1 << 20

@@ -11,10 +11,9 @@ from torch import Tensor
 
 from engine.attention import LayerAttention
 from engine.attention.plan import Ints, Rows, share_prefixes
-from kernels.kv_write import rotary_write
-from kernels.norm import rms_norm
-from kernels.paged_attention import PagedKeys, paged_attention
-from kernels.paged_work import (
+from kernels.attention.kv_write import rotary_write
+from kernels.attention.paged import PagedKeys, paged_attention
+from kernels.common.attention_schedule import (
     NO_TREE,
     Buffers,
     Plan,
@@ -27,6 +26,7 @@ from kernels.paged_work import (
     plan_work,
     shared_keys,
 )
+from kernels.layers.norm import rms_norm
 
 _KEPT = 128
 """Sets of buffers that are kept for steps of the same shape."""

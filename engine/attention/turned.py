@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from engine.attention import LayerAttention
-from kernels.norm import rms_norm
-from kernels.rotary import rotary
+from kernels.common.rotary import rotary
+from kernels.layers.norm import rms_norm
 
 
 def turned(

@@ -19,7 +19,7 @@ from engine.cache.leases import Leases
 from engine.cache.pool import PagePool
 from engine.cache.tree import Match, Node, PrefixTree
 from engine.device import HOST, Placement, sent
-from kernels.cpu.memory import resident
+from kernels.cpu.runtime.memory import resident
 from kernels.quantize import LIMITS
 
 

@@ -21,10 +21,10 @@ from engine.models.model import Batch
 from engine.models.weights import Weights
 from engine.quantization.formats import Read
 from engine.quantization.matrix import product
-from kernels.activation import gelu_tanh_mul, silu_mul
-from kernels.cpu.tape import layer_ends
-from kernels.linear import Linear, Product
-from kernels.norm import rms_norm
+from kernels.cpu.runtime.kernel_graph import layer_ends
+from kernels.layers.activation import gelu_tanh_mul, silu_mul
+from kernels.layers.norm import rms_norm
+from kernels.linear.fp32 import Linear, Product
 
 _ACTIVATIONS = {"silu": silu_mul, "gelu_pytorch_tanh": gelu_tanh_mul}
 

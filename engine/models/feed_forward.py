@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from kernels.linear import Product
+from kernels.linear.fp32 import Product
 
 Activation = Callable[[Tensor], Tensor]
 

@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from engine.types import EngineError
-from kernels.rotary import (
+from kernels.common.rotary import (
     frequencies,
     llama3_frequencies,
     longrope_frequencies,

@@ -18,8 +18,8 @@ from engine.quantization.formats import Read
 from engine.quantization.matrix import dense
 from engine.tokenizer import Tokenizer
 from engine.types import EngineError
-from kernels.attention import attention
-from kernels.linear import Linear
+from kernels.attention.reference import attention
+from kernels.linear.fp32 import Linear
 
 _LENGTH = 512
 _SEQUENCES = 128

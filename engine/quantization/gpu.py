@@ -20,11 +20,11 @@ from engine.quantization.matrix import (
     stack,
 )
 from engine.quantization.packing import pack
-from kernels.fp8 import BLOCK, fp8_linear
-from kernels.int4 import Int4, Layout, int4_linear
-from kernels.int8 import int8_linear, int8_weight_linear
-from kernels.linear import Linear, Product
-from kernels.nf4 import Nf4, nf4_linear
+from kernels.linear.fp8 import BLOCK, fp8_linear
+from kernels.linear.fp32 import Linear, Product
+from kernels.linear.nf4 import Nf4, nf4_linear
+from kernels.linear.weight_only_int4 import Int4, Layout, int4_linear
+from kernels.linear.weight_only_int8 import int8_linear, int8_weight_linear
 
 T = TypeVar("T")
 Multiply = Callable[[Tensor, Tensor | None], Tensor]

@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 from engine.device import HOST, Placement
-from kernels import linear_int4, linear_int8
-from kernels.linear import Linear, Product
-from kernels.linear_int4 import Int4Linear
-from kernels.linear_int8 import Int8Linear
-from kernels.nf4 import Nf4, dequantize
+from kernels.linear import int4, int8
+from kernels.linear.fp32 import Linear, Product
+from kernels.linear.int4 import Int4Linear
+from kernels.linear.int8 import Int8Linear
+from kernels.linear.nf4 import Nf4, dequantize
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +111,7 @@ def product(parts: Sequence[Matrix], bias: Tensor | None = None, place: Placemen
 
         return gpu_product(parts, bias, place)
     first = parts[0]
-    if isinstance(first, Int8Matrix) and linear_int8.supported(first.codes.shape[1]):
+    if isinstance(first, Int8Matrix) and int8.supported(first.codes.shape[1]):
         ints = [part for part in parts if isinstance(part, Int8Matrix)]
         if len(ints) == len(parts):
             return Int8Linear(stack([part.codes for part in ints]), stack([part.scales for part in ints]), bias)
@@ -131,7 +131,7 @@ def _packable(matrix: GroupedMatrix) -> bool:
     columns, groups = matrix.codes.shape[1], matrix.scales.shape[1]
     size = columns // groups
     equal = matrix.group_of is None or bool((matrix.group_of.bincount(minlength=groups) == size).all())
-    return matrix.bits == 4 and equal and linear_int4.supported(columns, groups)
+    return matrix.bits == 4 and equal and int4.supported(columns, groups)
 
 
 def alike(matrix: GroupedMatrix, other: GroupedMatrix) -> bool:

@@ -12,7 +12,7 @@ from engine.models.weights import Weights
 from engine.quantization.formats import bitsandbytes, reader
 from engine.quantization.options import Options, group
 from engine.types import EngineError
-from kernels.linear import Linear, Product
+from kernels.linear.fp32 import Linear, Product
 
 _WORD = 32
 _AWQ_ROWS = 8

@@ -20,7 +20,7 @@ from engine.models.decoder import Decoder
 from engine.models.model import Model
 from engine.speculation.guess import Guesses, write_best
 from engine.support import Floats, Ints
-from kernels.cpu.tape import Tapes, layer_ends, part_ends
+from kernels.cpu.runtime.kernel_graph import Tapes, layer_ends, part_ends
 
 MOST = 16
 """Branches whose chains are computed together. With more, Python is a small part."""
@@ -133,7 +133,7 @@ class _Chain:
 
     def compute(self) -> Tensor:
         """Launches the kernels of all levels."""
-        from kernels.cpu.chain import lay_out, rows_of
+        from kernels.cpu.sampling.draft_chain import lay_out, rows_of
 
         model, pages = self._model, self._cache.pages
         address, columns = pages.ctypes.data, pages.shape[1]

@@ -45,8 +45,8 @@ from engine.speculation.grow import Level, grow
 from engine.speculation.heads import fits, product, read_head_config, readout
 from engine.support import Ints
 from engine.types import EngineError
-from kernels.activation import silu_mul
-from kernels.rotary import frequencies, rotary, rotary_tables
+from kernels.common.rotary import frequencies, rotary, rotary_tables
+from kernels.layers.activation import silu_mul
 
 Bools = npt.NDArray[np.bool_]
 

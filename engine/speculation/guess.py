@@ -5,8 +5,8 @@ argmax of the law's logits over the temperature plus Gumbel noise, and the runne
 candidates for a tree (top-k with shared noise). Only the likeliest tokens of the law are looked at: what lies below is
 hardly ever drawn, and guessing it right even less often.
 
-Where numba is installed ``kernels.cpu.guesses`` does this for logits on the host. What follows here is its reference
-in NumPy; of logits on a device it takes the largest there, and the host sees no others.
+Where numba is installed ``kernels.cpu.sampling.topk_drafts`` does this for logits on the host. What follows here is its
+reference in NumPy; of logits on a device it takes the largest there, and the host sees no others.
 
 A drafter knows less than the target, so its law is flatter, and the target's draw depends less on the noise than its
 own would: the noise is counted in part (``NOISE``). Of what the bundled ``policy-large`` draws at temperatures from 0.5
@@ -30,8 +30,8 @@ from engine.device_sampling import change_on_device
 from engine.sequence import GenerateSequence
 from engine.support import Floats, Ints
 from engine.types import SamplingParams
-from kernels.cpu import AVAILABLE
-from kernels.noise import SAMPLE, gumbel_noise, noise_streams
+from kernels.common.noise import SAMPLE, gumbel_noise, noise_streams
+from kernels.cpu.availability import AVAILABLE
 
 NOISE = 0.75
 """The part of the noise that is counted; with 1 a drafter that is the target is always right."""
@@ -91,7 +91,7 @@ class Guesses:
         rows.places[3] += ahead
         if not AVAILABLE or logits.is_cuda:
             return best_with_numpy(logits, rows, width)
-        from kernels.cpu.guesses import best
+        from kernels.cpu.sampling.topk_drafts import best
 
         return best(logits.contiguous(), *rows, most=_CANDIDATES, reach=_REACH, noise=NOISE, width=width)
 
@@ -111,7 +111,7 @@ def write_best(logits: Tensor, laws: Tensor, places: Tensor, ahead: int, tokens:
     ``laws`` ``[3, rows]`` and ``places`` ``[4, rows]``: those of the branches, a row for each. ``ahead``: how many
     guesses lie before these. All are contiguous.
     """
-    from kernels.cpu.guesses import write_best
+    from kernels.cpu.sampling.topk_drafts import write_best
 
     write_best(logits, laws, places, ahead, tokens, chances, most=_CANDIDATES, reach=_REACH, noise=NOISE)
 

@@ -18,7 +18,7 @@ from engine.models.config import read_json
 from engine.models.model import Model
 from engine.speculation.draft import Advance, Wish
 from engine.types import EngineError
-from kernels.linear import Linear
+from kernels.linear.fp32 import Linear
 
 Floats32 = npt.NDArray[np.float32]
 

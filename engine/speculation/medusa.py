@@ -35,11 +35,11 @@ from engine.speculation.draft import EMPTY, Advance, Draft, Watch, Wish
 from engine.speculation.guess import Guesses
 from engine.speculation.heads import Floats32, LastStates, read_head_config
 from engine.support import Ints
-from kernels.activation import silu_mul
-from kernels.cpu import computes
-from kernels.cpu.tape import Tapes
-from kernels.linear import Linear
-from kernels.norm import rms_norm
+from kernels.cpu.availability import computes
+from kernels.cpu.runtime.kernel_graph import Tapes
+from kernels.layers.activation import silu_mul
+from kernels.layers.norm import rms_norm
+from kernels.linear.fp32 import Linear
 
 _EPS = 1e-6
 _WIDTH = 6
@@ -130,7 +130,7 @@ class MedusaDrafter:
         """The logits for ``depth`` tokens after the ones that were ``drawn`` from ``states``, ``[count, hidden]``."""
         hidden = states.shape[1]
         if computes(states):
-            from kernels.cpu.heads import normal_beside, sums
+            from kernels.cpu.sampling.draft_heads import normal_beside, sums
 
             both = normal_beside(states, drawn, _EPS)
             blocks = self._blocks(silu_mul(self._trunk(both))).view(-1, self._heads, hidden)

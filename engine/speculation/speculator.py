@@ -15,7 +15,7 @@ from engine.sequence import GenerateSequence, Sequence
 from engine.speculation.controller import REST, Controller, Outcome
 from engine.speculation.draft import EMPTY, Advance, Draft, Drafter, Watch, Wish
 from engine.speculation.tally import Tally
-from kernels.firsts import Firsts
+from kernels.common.warmup import Firsts
 
 _log = logging.getLogger(__name__)
 

@@ -37,7 +37,7 @@ def _accept(TOKENS, PARENTS, DRAWN, STARTS, LENGTHS, PATHS, OUT, guesses, BLOCK:
 
 
 def accept(tokens: Tensor, parents: Tensor, drawn: Tensor, starts: Tensor, guesses: int) -> tuple[Tensor, ...]:
-    """See ``kernels.acceptance.accept``."""
+    """See ``kernels.sampling.acceptance.accept``."""
     branches, device = len(starts) - 1, tokens.device
     lengths = torch.empty(branches, dtype=torch.int32, device=device)
     paths = torch.empty(branches, guesses, dtype=torch.int32, device=device)

@@ -82,7 +82,8 @@ def _rotary_write(
 def rotary_write(
     qk: Tensor, v: Tensor, cos: Tensor, sin: Tensor, slots: Tensor, cache: Tensor, scales: Tensor | None, limit: float
 ) -> Tensor:
-    """See ``kernels.kv_write.rotary_write``; ``limit``: the largest number of the quantized type, 0 without one."""
+    """See ``kernels.attention.kv_write.rotary_write``; ``limit``: the largest number of the quantized type, 0 without
+    one."""
     tokens, kv_heads, dim = v.shape
     heads = qk.shape[1] - kv_heads
     qk, v = (x if x.stride()[1:] == (dim, 1) else x.contiguous() for x in (qk, v))

@@ -1,4 +1,4 @@
-"""The noise of ``kernels.noise``, bit for bit, inside other kernels."""
+"""The noise of ``kernels.common.noise``, bit for bit, inside other kernels."""
 
 from __future__ import annotations
 

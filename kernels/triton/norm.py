@@ -36,12 +36,12 @@ def _rms_norm(
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """See ``kernels.norm.rms_norm``."""
+    """See ``kernels.layers.norm.rms_norm``."""
     return _launch(x, None, weight, eps)[0]
 
 
 def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """See ``kernels.norm.add_rms_norm``."""
+    """See ``kernels.layers.norm.add_rms_norm``."""
     return _launch(x, residual, weight, eps)
 
 

@@ -1,4 +1,4 @@
-"""``kernels.paged_attention`` in Triton.
+"""``kernels.attention.paged`` in Triton.
 
 A program computes one tile for one key-value head. Row ``m`` of the tile is query ``m // GROUP`` of head ``m % GROUP``
 of those that share the keys, so that these are read once. Softmax is computed in base 2, which is what the hardware
@@ -19,8 +19,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.paged_attention import PagedKeys
-from kernels.paged_work import FIELDS, LOW, Work
+from kernels.attention.paged import PagedKeys
+from kernels.common.attention_schedule import FIELDS, LOW, Work
 
 _FIELDS = tl.constexpr(FIELDS)
 _LOG2_E = tl.constexpr(1.4426950408889634)
@@ -259,7 +259,7 @@ def _merge(
 def launch(
     q: Tensor, cache: PagedKeys, work: Work, *, scale: float, window: int | None, softcap: float | None
 ) -> Tensor:
-    """See ``kernels.paged_attention.paged_attention``."""
+    """See ``kernels.attention.paged.paged_attention``."""
     tokens, heads, dim = q.shape
     kv_heads, _, page, _ = cache.keys.shape
     group, wide = heads // kv_heads, max(16, triton.next_power_of_2(dim))

@@ -172,7 +172,7 @@ def _draw(
 def change(
     logits: Tensor, starts: Tensor, tokens: Tensor, bias: Tensor, seen: Tensor, counts: Tensor, settings: Tensor
 ) -> None:
-    """See ``kernels.sampling.change``."""
+    """See ``kernels.sampling.sampling.change``."""
     rows = len(logits)
     if rows:
         # Products and sums are rounded one by one, as they are on the CPU.
@@ -186,7 +186,7 @@ def draw(
     logits: Tensor, temperature: Tensor, top_p: Tensor, min_p: Tensor, top_k: Tensor,
     seed: Tensor, key: Tensor, position: Tensor, purpose: int,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """See ``kernels.sampling.draw``."""
+    """See ``kernels.sampling.sampling.draw``."""
     rows, vocab = logits.shape
     tokens = torch.empty(rows, dtype=torch.int64, device=logits.device)
     logprobs = torch.empty(rows, dtype=torch.float64, device=logits.device)

@@ -23,7 +23,8 @@ from reasoner.jobs import JobSpec, Sampling
 from reasoner.journal import MemoryJournal
 from reasoner.run import open_search, run_job
 from reasoner.strategies import STRATEGIES
-from reasoner.suites import Problem, Suite
+from reasoner.suites.opened import Suite
+from reasoner.suites.problem import Problem
 
 PAUSES = (1.0, 2.0, 4.0, 8.0, 16.0)
 """Seconds between attempts at a piece whose engine is away or busy."""

@@ -9,7 +9,7 @@ the Best Alternative" (each next amount is bought only while what is in hand is 
 
 from __future__ import annotations
 
-from reasoner.answers import classes
+from reasoner.answers.vote import classes
 from reasoner.equivalence import Equivalence
 from reasoner.jobs import StrategySpec
 from reasoner.search import Search

@@ -8,7 +8,7 @@ from typing import Annotated, Generic, TypeVar
 
 from pydantic import Field
 
-from reasoner.answers import classes, votes
+from reasoner.answers.vote import classes, votes
 from reasoner.equivalence import Equivalence
 from reasoner.jobs import MAX_N, Vote
 from reasoner.search import Search

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from reasoner.answers import classes
+from reasoner.answers.vote import classes
 from reasoner.confidence import Evidence, leader_stays
 from reasoner.equivalence import Equivalence
 from reasoner.jobs import Vote

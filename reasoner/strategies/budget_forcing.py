@@ -14,7 +14,7 @@ from typing import Annotated
 from pydantic import Field
 
 from reasoner.answer_spec import AnswerSpec
-from reasoner.answers import AnswerFinder
+from reasoner.answers.finder import AnswerFinder
 from reasoner.equivalence import Equivalence
 from reasoner.growth import Seen, Watch
 from reasoner.jobs import MAX_BUDGET_TOKENS

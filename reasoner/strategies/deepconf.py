@@ -17,7 +17,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from reasoner.answers import classes
+from reasoner.answers.vote import classes
 from reasoner.equivalence import Equivalence
 from reasoner.growth import Watch
 from reasoner.search import Search

@@ -15,7 +15,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from reasoner.answers import classes
+from reasoner.answers.vote import classes
 from reasoner.equivalence import Equivalence
 from reasoner.search import Search
 from reasoner.stopping import beta_needs, window_needs

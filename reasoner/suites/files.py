@@ -13,7 +13,8 @@ import re
 from pathlib import Path
 from typing import Any
 
-from reasoner.answers import canonical, extract_answer
+from reasoner.answers.canonical import canonical
+from reasoner.answers.extract import extract_answer
 from reasoner.answers.plain import number_of
 from reasoner.equivalence import Equivalence
 from reasoner.jobs import MAX_PROBLEM_CHARS

@@ -20,8 +20,8 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from reasoner.suites import Problem, countdown, family, label_steps, words
-from reasoner.suites.problem import split_of
+from reasoner.suites import countdown, family, label_steps, words
+from reasoner.suites.problem import Problem, split_of
 from recipes.bundled import WORK
 from recipes.bundled import tokenizer as tok
 

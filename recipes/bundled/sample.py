@@ -19,7 +19,8 @@ from rich.console import Console
 from rich.progress import track
 from tokenizers import Tokenizer
 
-from reasoner.suites import Problem, family
+from reasoner.suites import family
+from reasoner.suites.problem import Problem
 from recipes.bundled import SHIPPED, WORK, model
 from recipes.bundled import tokenizer as tok
 from recipes.bundled.data import BRANCHES, PRM_MIX, Example, draw, packed

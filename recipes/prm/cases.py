@@ -21,7 +21,8 @@ from rich.progress import Progress
 
 from engine.local import LocalEngine
 from engine.types import Branch, Completion, GenerateRequest, SamplingParams
-from reasoner.suites import SUITES, Problem, check, family, label_steps, load
+from reasoner.suites import SUITES, check, family, label_steps, load
+from reasoner.suites.problem import Problem
 from recipes.prm import SHIPPED, WORK
 
 SAMPLES = 16

@@ -96,7 +96,7 @@ def test_the_kernel_counts_the_waiting_of_threads_or_nobody_does(tmp_path: Path)
 
 def test_the_threads_of_the_pool_are_named_by_the_system() -> None:
     torch = pytest.importorskip("torch")
-    launch = pytest.importorskip("kernels.cpu.launch")
+    launch = pytest.importorskip("kernels.cpu.runtime.kernel")
     found: list[list[int]] = []
 
     def ask() -> None:

@@ -12,7 +12,7 @@ from engine.host_forward import HostForward
 from engine.speculation.controller import FixedController
 from engine.speculation.ngram import NgramDrafter
 from engine.types import Branch, Completion
-from kernels.cpu import AVAILABLE
+from kernels.cpu.availability import AVAILABLE
 from tests.engine.conftest import Checkpoints
 from tests.engine.helpers import Harness, generate
 from tests.engine.test_models import random_tokens

@@ -15,8 +15,8 @@ from engine.host_forward import HostForward
 from engine.quantization.options import options
 from engine.quantization.quantize import quantize
 from engine.types import Branch, Completion
-from kernels import cpu
-from kernels.cpu.tape import Tape
+from kernels.cpu import availability
+from kernels.cpu.runtime.kernel_graph import Tape
 from tests.engine.conftest import Checkpoints
 from tests.engine.helpers import Harness, generate
 from tests.engine.test_models import random_tokens
@@ -45,7 +45,7 @@ def test_a_repeated_step_in_fewer_bits_gives_the_same_bits(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    if not cpu.multiplies_bytes():
+    if not availability.multiplies_bytes():
         pytest.skip("needs a processor that multiplies bytes")
     quantize(checkpoints("qwen3"), tmp_path / "quantized", options("rtn", bits, size, None), lambda *_: None)
     assert_repeated(tmp_path / "quantized", threads, monkeypatch)

@@ -17,7 +17,7 @@ from transformers.generation import TopPLogitsWarper
 from engine.sampling import Coordinates, Floats, Ints, Laws, sample, sample_with_numpy
 from engine.support import largest, smallest_kept
 from engine.types import EngineError
-from kernels.noise import SAMPLE, gumbel_noise, noise_streams
+from kernels.common.noise import SAMPLE, gumbel_noise, noise_streams
 from tests.closeness import log_sum_bound
 
 LEVEL = 1e-4

@@ -10,14 +10,14 @@ import torch
 from torch import Tensor
 
 from engine.sampling import Coordinates, Floats, Ints, Laws, sample_with_numpy
-from kernels.cpu import AVAILABLE
-from kernels.noise import SAMPLE, Words, gumbel_noise, noise_streams
+from kernels.common.noise import SAMPLE, Words, gumbel_noise, noise_streams
+from kernels.cpu.availability import AVAILABLE
 from tests.closeness import log_sum_bound
 
 if not AVAILABLE:
     pytest.skip("numba is not installed", allow_module_level=True)
 
-from kernels.cpu.sampling import _weigh_block, draw
+from kernels.cpu.sampling.sampler import _weigh_block, draw
 
 ROWS = 160
 TEMPERATURES = (1e-300, 1e-3, 0.05, 0.4, 0.7, 1.0, 1.6, 5.0, 1e300)
@@ -96,7 +96,7 @@ def test_close_calls_are_decided_as_by_the_reference(vocab: int, monkeypatch: py
     """Here a lead of less than 1 is close, which is more than half of all."""
     logits, laws = rows_of(vocab, "any"), some_laws(vocab, filtered=True)
     tokens, logprobs = draw(logits, laws, places())
-    monkeypatch.setattr("kernels.cpu.sampling._CLOSE", 1.0)
+    monkeypatch.setattr("kernels.cpu.sampling.sampler._CLOSE", 1.0)
     again, theirs = draw(logits, laws, places())
     assert again.tolist() == tokens.tolist()
     assert theirs.tolist() == logprobs.tolist()
@@ -115,8 +115,8 @@ def test_close_calls_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
         decided.extend(stream.tolist())
         return gumbel_noise(stream, tokens)
 
-    monkeypatch.setattr("kernels.cpu.sampling._CLOSE", close)
-    monkeypatch.setattr("kernels.cpu.sampling.gumbel_noise", noted)
+    monkeypatch.setattr("kernels.cpu.sampling.sampler._CLOSE", close)
+    monkeypatch.setattr("kernels.cpu.sampling.sampler.gumbel_noise", noted)
     draw(logits, Laws(np.ones(rows), np.ones(rows), np.zeros(rows), np.zeros(rows, np.int64)), where)
     expected = streams[best[:, -1] - best[:, -2] <= close].tolist()
     assert len(expected) > 5

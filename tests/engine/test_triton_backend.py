@@ -10,7 +10,7 @@ import torch
 from engine.attention import LayerAttention
 from engine.attention.plan import CostModel, Rows
 from engine.attention.triton_backend import TritonAttention
-from kernels.paged_work import COUNT
+from kernels.common.attention_schedule import COUNT
 from kernels.quantize import quantize_vectors
 from tests.engine.test_attention import ALWAYS, DIM, KV_HEADS, NEVER, PAGE, PER_KV, POOL, USUAL, Step
 

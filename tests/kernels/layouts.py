@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 
-from kernels import cpu
+from kernels.cpu import availability
 
 
 def needs_bytes() -> None:
     """Skips the test where the compiled products with whole numbers cannot run."""
-    if not cpu.multiplies_bytes():
+    if not availability.multiplies_bytes():
         pytest.skip("needs numba and a processor that multiplies bytes")
 
 

@@ -7,16 +7,16 @@ from importlib import import_module
 from types import ModuleType
 from unittest.mock import patch
 
-from kernels import cpu
-from kernels.cpu import ngram_table, ngrams
+from kernels.cpu import availability
+from kernels.cpu.ngrams import match, table
 
 
 def plain_ngrams() -> ModuleType:
-    """``kernels.cpu.ngrams`` of which nothing is compiled."""
+    """``kernels.cpu.ngrams.match`` of which nothing is compiled."""
     with (
         patch.dict(sys.modules),
-        patch.multiple(cpu, AVAILABLE=False, ngrams=ngrams, ngram_table=ngram_table),
+        patch.multiple(availability, AVAILABLE=False, ngrams=match, ngram_table=table),
     ):
-        for module in (ngrams, ngram_table):
+        for module in (match, table):
             del sys.modules[module.__name__]
-        return import_module(ngrams.__name__)
+        return import_module(match.__name__)

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from kernels import cpu
-from kernels.activation import gelu_tanh_mul, silu_mul
+from kernels.cpu import availability
+from kernels.layers.activation import gelu_tanh_mul, silu_mul
 from tests.closeness import EPS, assert_rounded
 
 Activation = Callable[[Tensor], Tensor]
@@ -19,8 +19,8 @@ Activation = Callable[[Tensor], Tensor]
 @pytest.fixture(params=["operators", "compiled"], autouse=True)
 def means(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     if request.param == "operators":
-        monkeypatch.setattr(cpu, "AVAILABLE", False)
-    elif not cpu.AVAILABLE:
+        monkeypatch.setattr(availability, "AVAILABLE", False)
+    elif not availability.AVAILABLE:
         pytest.skip("needs numba")
     return str(request.param)
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from kernels.attention import attention, attention_piece, causal_attention, merge
+from kernels.attention.reference import attention, attention_piece, causal_attention, merge
 from tests.closeness import assert_rounded, attention_bound
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from kernels.cpu.cache import SOURCES, find_cache
+from kernels.cpu.runtime.compile_cache import SOURCES, find_cache
 
 
 @pytest.fixture
@@ -74,8 +74,8 @@ def test_kernels_compute_in_an_installation_that_nobody_can_write_to(tmp_path: P
     shutil.copytree(SOURCES.parent, tmp_path / "kernels", ignore=shutil.ignore_patterns("__pycache__"))
     _lock(tmp_path / "kernels" / "cpu" / "__pycache__")
     code = (
-        "import torch, kernels.cpu.activation\n"
-        "from kernels.cpu.chain import rows_of\n"
+        "import torch, kernels.cpu.layers.activation\n"
+        "from kernels.cpu.sampling.draft_chain import rows_of\n"
         "print(kernels.__file__, rows_of(torch.arange(6.0).view(3, 2), torch.tensor([2, 0])).tolist())"
     )
     env = {name: value for name, value in os.environ.items() if name not in ("NUMBA_CACHE_DIR", "XDG_CACHE_HOME")}

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-chain = pytest.importorskip("kernels.cpu.chain")
+chain = pytest.importorskip("kernels.cpu.sampling.draft_chain")
 
 
 @pytest.mark.parametrize("depth", [1, 2, 5])

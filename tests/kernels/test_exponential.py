@@ -8,13 +8,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from kernels import cpu
+from kernels.cpu import availability
 
-if not cpu.AVAILABLE:
+if not availability.AVAILABLE:
     pytest.skip("needs numba", allow_module_level=True)
 
-from kernels.cpu.exponential import exp32
-from kernels.cpu.launch import begin, floats, kernel
+from kernels.cpu.runtime.kernel import begin, floats, kernel
+from kernels.cpu.simd.exp import exp32
 
 
 @kernel

@@ -7,7 +7,7 @@ import torch
 
 from tests.closeness import EPS, assert_rounded
 
-heads = pytest.importorskip("kernels.cpu.heads")
+heads = pytest.importorskip("kernels.cpu.sampling.draft_heads")
 
 
 @pytest.mark.parametrize("rows", [1, 3])

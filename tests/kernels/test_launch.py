@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-launch = pytest.importorskip("kernels.cpu.launch")
+launch = pytest.importorskip("kernels.cpu.runtime.kernel")
 
 MAPS = """\
 55d0a0a00000-55d0a0a01000 r--p 00000000 fe:00 131077                     /usr/bin/python3.11

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-laws = pytest.importorskip("kernels.cpu.laws")
+laws = pytest.importorskip("kernels.cpu.sampling.params")
 
 
 def test_a_token_has_its_branchs_law_and_a_place_of_its_own() -> None:

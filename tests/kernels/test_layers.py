@@ -7,8 +7,8 @@ import math
 import torch
 from torch import Tensor
 
-from kernels.norm import rms_norm
-from kernels.rotary import frequencies, rotary, rotary_tables
+from kernels.common.rotary import frequencies, rotary, rotary_tables
+from kernels.layers.norm import rms_norm
 from tests.closeness import EPS, assert_rounded
 
 PAGE = 4

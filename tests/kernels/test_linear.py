@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from kernels import cpu
-from kernels.linear import Linear
+from kernels.cpu import availability
+from kernels.linear.fp32 import Linear
 from tests.closeness import EPS, assert_rounded, product_bound
 
 SHAPES = [(96, 48), (48, 96), (400, 48), (33, 7), (1, 1), (500, 1537), (1536, 512), (512, 1536)]
@@ -15,8 +15,8 @@ SHAPES = [(96, 48), (48, 96), (400, 48), (33, 7), (1, 1), (500, 1537), (1536, 51
 @pytest.fixture(params=["panels", "onednn"], autouse=True)
 def layout(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     if request.param == "onednn":
-        monkeypatch.setattr(cpu, "AVAILABLE", False)
-    elif not cpu.AVAILABLE:
+        monkeypatch.setattr(availability, "AVAILABLE", False)
+    elif not availability.AVAILABLE:
         pytest.skip("needs numba")
 
 

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from kernels import cpu
-from kernels.linear_int4 import Int4Linear
+from kernels.cpu import availability
+from kernels.linear.int4 import Int4Linear
 from tests.closeness import EPS, assert_rounded
 from tests.kernels.layouts import needs_bytes, random_int4
 
@@ -25,7 +25,7 @@ def layout(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> N
     if request.param == "panels":
         needs_bytes()
     else:
-        monkeypatch.setattr(cpu, "AVAILABLE", False)
+        monkeypatch.setattr(availability, "AVAILABLE", False)
 
 
 def weight(codes: Tensor, scales: Tensor, zeros: Tensor) -> Tensor:

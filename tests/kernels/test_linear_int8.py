@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from kernels import cpu
-from kernels.linear_int8 import Int8Linear
+from kernels.cpu import availability
+from kernels.linear.int8 import Int8Linear
 from tests.closeness import EPS, assert_rounded
 from tests.kernels.layouts import needs_bytes, random_int8
 
@@ -16,7 +16,7 @@ SHAPES = [(50, 128), (33, 7), (1, 1), (31, 17), (500, 1537), (400, 64), (512, 15
 @pytest.fixture(params=["panels", "fbgemm"])
 def layout(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     if request.param == "fbgemm":
-        monkeypatch.setattr(cpu, "AVAILABLE", False)
+        monkeypatch.setattr(availability, "AVAILABLE", False)
         if "fbgemm" not in torch.backends.quantized.supported_engines:
             pytest.skip("needs FBGEMM")
     else:

@@ -7,14 +7,14 @@ from typing import Any
 import pytest
 import torch
 
-from kernels.cpu import AVAILABLE
+from kernels.cpu.availability import AVAILABLE
 
 if not AVAILABLE:
     pytest.skip("numba is not installed", allow_module_level=True)
 
-from kernels.cpu.launch import begin, kernel
-from kernels.cpu.narrow import load_float8, load_int8, store_float8, store_int8
-from kernels.cpu.vector import load, store
+from kernels.cpu.runtime.kernel import begin, kernel
+from kernels.cpu.simd.convert_8bit import load_float8, load_int8, store_float8, store_int8
+from kernels.cpu.simd.vector import load, store
 
 
 @kernel

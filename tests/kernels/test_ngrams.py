@@ -7,8 +7,9 @@ from itertools import pairwise
 
 import pytest
 
-from kernels import cpu, ngrams
-from kernels.cpu.ngram_table import WIDTH, mix
+from kernels import ngrams
+from kernels.cpu import availability
+from kernels.cpu.ngrams.table import WIDTH, mix
 from kernels.ngrams import ENTRIES, TEXTS, Found, NgramTable, scope_of, search_of
 from tests.kernels.plain import plain_ngrams
 
@@ -82,7 +83,7 @@ def played(seed: int) -> list[object]:
     return [*answers, *(each.tolist() for each in table._arrays)]
 
 
-@pytest.mark.skipif(not cpu.AVAILABLE, reason="needs numba")
+@pytest.mark.skipif(not availability.AVAILABLE, reason="needs numba")
 def test_native_tables_are_those_of_plain_python(monkeypatch: pytest.MonkeyPatch) -> None:
     native = [played(seed) for seed in range(3)]
     monkeypatch.setattr(ngrams, "AVAILABLE", False)

@@ -7,7 +7,7 @@ import numpy.typing as npt
 import pytest
 from scipy import stats
 
-from kernels.noise import SAMPLE, Ints, RaceBits, Words, gumbel_noise, hash_noise, noise_streams, uniform_noise
+from kernels.common.noise import SAMPLE, Ints, RaceBits, Words, gumbel_noise, hash_noise, noise_streams, uniform_noise
 
 MASK = (1 << 64) - 1
 LEVEL = 1e-4
@@ -55,7 +55,7 @@ def test_splitmix64_gives_its_published_first_value() -> None:
 
 
 def reference_hash_stream(seed: int) -> int:
-    from kernels.noise import GAMMA, _finalise
+    from kernels.common.noise import GAMMA, _finalise
 
     return int(_finalise(np.array([seed], np.uint64) + GAMMA)[0])
 

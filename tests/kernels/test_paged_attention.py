@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from kernels.paged_attention import PagedKeys
+from kernels.attention.paged import PagedKeys
 
 
 def keys(*shape: int, dtype: torch.dtype = torch.float16) -> Tensor:

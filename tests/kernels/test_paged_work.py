@@ -5,7 +5,18 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from kernels.paged_work import BEGIN, COUNT, END, FIRST, NO_TREE, PARTIAL, Plan, Segments, packed_bits, plan_work
+from kernels.common.attention_schedule import (
+    BEGIN,
+    COUNT,
+    END,
+    FIRST,
+    NO_TREE,
+    PARTIAL,
+    Plan,
+    Segments,
+    packed_bits,
+    plan_work,
+)
 
 GROUP, KV_HEADS = 4, 8
 

@@ -12,7 +12,7 @@ import torch
 from engine.attention.plan import CostModel, Ints, Rows, share_prefixes
 from tests.engine.test_attention import ALWAYS, KV_HEADS, NEVER, PER_KV, POOL, USUAL, Step
 
-plans = pytest.importorskip("kernels.cpu.plan")
+plans = pytest.importorskip("kernels.cpu.attention.plan")
 
 TILE = 8
 

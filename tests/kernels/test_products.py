@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterator
 import pytest
 import torch
 
-from kernels import cpu
-from kernels.linear import Linear, Product
-from kernels.linear_int4 import Int4Linear
-from kernels.linear_int8 import Int8Linear
+from kernels.cpu import availability
+from kernels.linear.fp32 import Linear, Product
+from kernels.linear.int4 import Int4Linear
+from kernels.linear.int8 import Int8Linear
 from tests.kernels.layouts import needs_bytes, random_int4, random_int8
 
 Make = Callable[[int, int, bool], Product]
@@ -47,12 +47,12 @@ _KINDS = {
 def make(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Make:
     kind = request.param
     if not kind.endswith("panels"):
-        monkeypatch.setattr(cpu, "AVAILABLE", False)
+        monkeypatch.setattr(availability, "AVAILABLE", False)
         if kind == "FBGEMM" and "fbgemm" not in torch.backends.quantized.supported_engines:
             pytest.skip("needs FBGEMM")
     elif kind != "float32 panels":
         needs_bytes()
-    elif not cpu.AVAILABLE:
+    elif not availability.AVAILABLE:
         pytest.skip("needs numba")
     return _KINDS[kind]
 

@@ -8,14 +8,14 @@ import sys
 
 import pytest
 
-from kernels import cpu
+from kernels.cpu import availability
 
-if not cpu.AVAILABLE:
+if not availability.AVAILABLE:
     pytest.skip("needs numba", allow_module_level=True)
 
 from numba import config
 
-from kernels.cpu import tile
+from kernels.cpu.linear import gemm_tile
 
 HOST = "+sse2,+fma,+avx,+avx2,+avx512f,+avx512bw,+avx512vnni,+avxvnni,-amx-tile"
 
@@ -35,18 +35,18 @@ HOST = "+sse2,+fma,+avx,+avx2,+avx512f,+avx512bw,+avx512vnni,+avxvnni,-amx-tile"
 def test_features_are_those_that_numba_compiles_for(
     name: str | None, features: str | None, known: set[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tile, "get_host_cpu_features", lambda: HOST)
+    monkeypatch.setattr(gemm_tile, "get_host_cpu_features", lambda: HOST)
     monkeypatch.setattr(config, "CPU_NAME", name)
     monkeypatch.setattr(config, "CPU_FEATURES", features)
-    assert tile._target_features() == known
+    assert gemm_tile._target_features() == known
 
 
 _PRODUCTS = """
 import torch
 from kernels import cpu
-from kernels.cpu.tile import LANES
-from kernels.linear import Linear
-from kernels.linear_int8 import Int8Linear
+from kernels.cpu.linear.gemm_tile import LANES
+from kernels.linear.fp32 import Linear
+from kernels.linear.int8 import Int8Linear
 x = torch.arange(-64, 64).float().view(2, 64)
 codes = torch.arange(40 * 64).view(40, 64).remainder(200).sub(100).to(torch.int8)
 assert Linear(codes.float())(x).equal(x @ codes.float().T)

@@ -6,8 +6,8 @@ import pytest
 
 from benchmarks.answers.measure import is_near
 from benchmarks.answers.pairs import DIFFERENT, EQUAL, NUMERIC
-from reasoner.answers import canonical
 from reasoner.answers.algebra import equal, split
+from reasoner.answers.canonical import canonical
 
 
 def both(a: str, b: str) -> set[bool]:

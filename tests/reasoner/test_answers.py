@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from reasoner import equivalence as equivalence_module
 from reasoner.answer_spec import AnswerSpec
-from reasoner.answers import canonical, classes, votes
+from reasoner.answers.canonical import canonical
+from reasoner.answers.vote import classes, votes
 from reasoner.equivalence import Equivalence
 from reasoner.jobs import JobSpec
 from reasoner.journal import Entry, MemoryJournal

@@ -16,7 +16,8 @@ import pytest
 from engine.types import InvalidRequest, ScoreRequest, ScoreResult
 from reasoner import equivalence, search
 from reasoner.answer_spec import AnswerSpec
-from reasoner.answers import AnswerFinder, finder
+from reasoner.answers import finder
+from reasoner.answers.finder import AnswerFinder
 from reasoner.budget import GRACE, Ledger
 from reasoner.deadline import within
 from reasoner.jobs import Budget, JobSpec

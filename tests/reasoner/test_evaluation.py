@@ -22,8 +22,10 @@ from reasoner.jobs import JobSpec, Sampling, Usage
 from reasoner.journal import MemoryJournal
 from reasoner.run import open_search, run_job
 from reasoner.search import Search
-from reasoner.strategies import STRATEGIES, Choice, Params, Strategy
-from reasoner.suites import Suite, load, open_suite
+from reasoner.strategies import STRATEGIES
+from reasoner.strategies.base import Choice, Params, Strategy
+from reasoner.suites import load, open_suite
+from reasoner.suites.opened import Suite
 from reasoner.tree import Node
 from tests.scripted import CONTEXT, ScriptedEngine
 

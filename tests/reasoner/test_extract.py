@@ -12,9 +12,10 @@ from pydantic import ValidationError
 from benchmarks.answers.styles import STYLES, written
 from reasoner import patterns
 from reasoner.answer_spec import AnswerSpec
-from reasoner.answers import AnswerFinder, Ended, canonical, extract_answer
-from reasoner.answers.extract import MAX_CHARS
-from reasoner.answers.phrases import announcements
+from reasoner.answers.canonical import canonical
+from reasoner.answers.extract import MAX_CHARS, extract_answer
+from reasoner.answers.finder import AnswerFinder
+from reasoner.answers.phrases import Ended, announcements
 from reasoner.answers.plain import decide, number_of
 from reasoner.children import keep_children
 from reasoner.jobs import JobSpec

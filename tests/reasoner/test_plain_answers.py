@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reasoner.answers import canonical
+from reasoner.answers.canonical import canonical
 from reasoner.answers.normalize import MAX_CHARS, normalize
 from reasoner.answers.numbers import Number
 from reasoner.answers.plain import Items, Words, differ, number_of, read, same

@@ -12,7 +12,9 @@ from typing import Any
 import pytest
 
 from reasoner.equivalence import Equivalence
-from reasoner.suites import Problem, Suite, SuiteError, open_suite
+from reasoner.suites import open_suite
+from reasoner.suites.opened import Suite, SuiteError
+from reasoner.suites.problem import Problem
 
 GSM8K = Path(__file__).parent / "data" / "gsm8k_head.jsonl"
 MATH = {

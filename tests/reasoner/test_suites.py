@@ -8,8 +8,8 @@ from fractions import Fraction
 
 import pytest
 
-from reasoner.suites import SUITES, Problem, check, countdown, family, label_steps, load, words
-from reasoner.suites.problem import split_of
+from reasoner.suites import SUITES, check, countdown, family, label_steps, load, words
+from reasoner.suites.problem import Problem, split_of
 
 
 def four(numbers: list[int], target: int) -> Problem:

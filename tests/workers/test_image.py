@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from kernels.cpu.cache import find_cache
+from kernels.cpu.runtime.compile_cache import find_cache
 from workers.settings import Settings
 
 ROOT = Path(__file__).parents[2]

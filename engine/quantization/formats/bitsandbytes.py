@@ -19,7 +19,7 @@ from engine.models.weights import Weights
 from engine.quantization.formats.checks import finite, only
 from engine.quantization.matrix import Matrix, Nf4Matrix
 from engine.types import EngineError
-from kernels.nf4 import CODES, from_bitsandbytes
+from kernels.linear.nf4 import CODES, from_bitsandbytes
 
 BLOCK = 64
 _STATE = "quant_state.bitsandbytes__nf4"

@@ -13,7 +13,7 @@ from engine.device import Placement
 from engine.quantization.matrix import Matrix, dense
 from engine.quantization.options import options
 from engine.quantization.quantize import quantize
-from kernels.linear import Linear
+from kernels.linear.fp32 import Linear
 from tests.engine.conftest import CORPUS, save_random_model
 
 SIZES = {

@@ -17,7 +17,7 @@ from engine.models.weights import Weights
 from engine.quantization.formats import awq, bitsandbytes, compressed_tensors, fp8, gptq, reader
 from engine.quantization.matrix import Float8Matrix, GroupedMatrix, Int8Matrix, Matrix, dense
 from engine.types import EngineError
-from kernels.nf4 import CODES
+from kernels.linear.nf4 import CODES
 
 ROWS, COLUMNS, GROUP = 16, 64, 32
 _RANDOM = np.random.default_rng(3)

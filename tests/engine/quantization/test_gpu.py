@@ -20,8 +20,8 @@ from engine.quantization.gpu import PackedLinear, SideBySide, gpu_product
 from engine.quantization.matrix import Float8Matrix, GroupedMatrix, Int8Matrix, Matrix, Nf4Matrix, dense
 from engine.quantization.quality import logits, open_model
 from engine.types import Branch, ScoreItem
-from kernels.linear import Linear, Product
-from kernels.nf4 import Nf4
+from kernels.linear.fp32 import Linear, Product
+from kernels.linear.nf4 import Nf4
 from tests.closeness import EPS, assert_rounded, product_bound
 from tests.engine.exact import float32_loss, float32_share
 from tests.engine.gpu import AS_ON_A_GPU, Replay, pretend

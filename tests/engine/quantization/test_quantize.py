@@ -22,9 +22,9 @@ from engine.quantization.quality import compare, logits, open_model
 from engine.quantization.quantize import quantize
 from engine.tokenizer import Tokenizer
 from engine.types import EngineError
-from kernels.linear import Linear
-from kernels.linear_int4 import Int4Linear
-from kernels.linear_int8 import Int8Linear
+from kernels.linear.fp32 import Linear
+from kernels.linear.int4 import Int4Linear
+from kernels.linear.int8 import Int8Linear
 from tests.engine.conftest import CORPUS, Checkpoints, save_random_model
 from tests.engine.exact import float32_loss
 from tests.engine.quantization.conftest import POLICY

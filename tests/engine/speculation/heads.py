@@ -20,7 +20,7 @@ from engine.sequence import GenerateSequence
 from engine.speculation.draft import Advance, Draft, Drafter, Wish
 from engine.speculation.guess import _REACH as REACH
 from engine.speculation.guess import NOISE
-from kernels.noise import SAMPLE, gumbel_noise, noise_streams
+from kernels.common.noise import SAMPLE, gumbel_noise, noise_streams
 from tests.closeness import MOST
 from tests.engine.exact import exact_reference, float64, reference
 

@@ -14,7 +14,7 @@ from engine.speculation.controller import FixedController
 from engine.speculation.draft_model import DraftModel
 from engine.speculation.load import load_drafter
 from engine.types import Branch, Completion
-from kernels.cpu import AVAILABLE
+from kernels.cpu.availability import AVAILABLE
 from reasoner.suites import load
 from tests.engine.helpers import Harness, generate
 from tests.long import mostly_long

@@ -20,7 +20,7 @@ from engine.speculation.draft_model import DraftModel
 from engine.speculation.guess import Guesses
 from engine.support import Floats, Ints
 from engine.types import GenerateRequest
-from kernels.cpu import AVAILABLE
+from kernels.cpu.availability import AVAILABLE
 from tests.engine.conftest import Checkpoints
 from tests.engine.exact import float32_loss
 from tests.engine.helpers import SMALL, Harness

@@ -16,8 +16,8 @@ from engine.sequence import GenerateSequence, Job
 from engine.speculation.guess import NOISE, Guesses
 from engine.support import Floats, Ints
 from engine.types import Branch
-from kernels.cpu import AVAILABLE
-from kernels.noise import SAMPLE, gumbel_noise, noise_streams
+from kernels.common.noise import SAMPLE, gumbel_noise, noise_streams
+from kernels.cpu.availability import AVAILABLE
 from tests.engine.conftest import Checkpoints
 from tests.engine.helpers import Harness, generate
 from tests.engine.test_sampling import closed_form

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from engine.speculation.heads import product, readout
-from kernels.linear import Linear
+from kernels.linear.fp32 import Linear
 from tests.closeness import EPS, assert_as_exact_as, assert_rounded, product_bound
 from tests.engine.conftest import Checkpoints
 from tests.engine.helpers import Harness

@@ -25,7 +25,8 @@ from engine.speculation.controller import FixedController
 from engine.speculation.draft import EMPTY, Advance, Draft, Wish
 from engine.speculation.ngram import NgramDrafter
 from engine.types import Branch, SamplingParams
-from kernels import cpu, ngrams
+from kernels import ngrams
+from kernels.cpu import availability
 from tests.engine.conftest import Checkpoints
 from tests.engine.helpers import Harness, generate
 from tests.kernels.plain import plain_ngrams
@@ -243,10 +244,10 @@ class Scan:
 def ways(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """With numba, and without."""
     if request.param == "plain":
-        monkeypatch.setattr(cpu, "AVAILABLE", False)
+        monkeypatch.setattr(availability, "AVAILABLE", False)
         monkeypatch.setattr(ngrams, "AVAILABLE", False)
         monkeypatch.setattr(ngrams, "kernels", plain_ngrams())
-    elif not cpu.AVAILABLE:
+    elif not availability.AVAILABLE:
         pytest.skip("needs numba")
 
 

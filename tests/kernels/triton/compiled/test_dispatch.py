@@ -12,16 +12,16 @@ import torch
 from torch import Tensor
 from triton.runtime.jit import JITFunction
 
-from kernels.acceptance import accept
-from kernels.activation import gelu_tanh_mul, silu_mul
-from kernels.fp8 import fp8_linear
-from kernels.int4 import Int4, Layout, int4_linear
-from kernels.int8 import int8_linear, int8_weight_linear
-from kernels.kv_write import rotary_write
-from kernels.nf4 import Nf4, nf4_linear
-from kernels.norm import add_rms_norm, rms_norm
+from kernels.attention.kv_write import rotary_write
+from kernels.layers.activation import gelu_tanh_mul, silu_mul
+from kernels.layers.norm import add_rms_norm, rms_norm
+from kernels.linear.fp8 import fp8_linear
+from kernels.linear.nf4 import Nf4, nf4_linear
+from kernels.linear.weight_only_int4 import Int4, Layout, int4_linear
+from kernels.linear.weight_only_int8 import int8_linear, int8_weight_linear
 from kernels.quantize import quantize_vectors
-from kernels.sampling import Changes, Coordinates, Laws, change, draw
+from kernels.sampling.acceptance import accept
+from kernels.sampling.sampling import Changes, Coordinates, Laws, change, draw
 
 F32, F64, I32, I64, U8, FP8 = torch.float32, torch.float64, torch.int32, torch.int64, torch.uint8, torch.float8_e4m3fn
 ROWS, IN, OUT = 5, 256, 128

@@ -18,7 +18,7 @@ from engine.attention.triton_backend import TritonAttention
 from engine.device import KV_DTYPES, Placement, kv_type
 from engine.models.load import load_model
 from engine.models.model import Batch
-from kernels.sampling import Coordinates, Laws, draw
+from kernels.sampling.sampling import Coordinates, Laws, draw
 from tests.engine.conftest import save_random_model
 from tests.engine.quantization.models import METHODS, quantised
 from tests.kernels.triton.hopper import SHARED_MEMORY, compiling

@@ -9,8 +9,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kernels.paged_attention import PagedKeys
-from kernels.paged_work import NO_TREE, Buffers, Segments, Shape, Work, joined, packed_bits, plan_work, shared_keys
+from kernels.attention.paged import PagedKeys
+from kernels.common.attention_schedule import (
+    NO_TREE,
+    Buffers,
+    Segments,
+    Shape,
+    Work,
+    joined,
+    packed_bits,
+    plan_work,
+    shared_keys,
+)
 from kernels.quantize import quantize_vectors
 from tests.kernels.triton.device import DEVICE
 

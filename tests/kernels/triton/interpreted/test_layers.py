@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from kernels import activation as plain_activation
-from kernels.kv_write import rotary_write as plain_rotary_write
+from kernels.attention.kv_write import rotary_write as plain_rotary_write
+from kernels.common.rotary import frequencies, rotary_tables
+from kernels.layers import activation as plain_activation
 from kernels.quantize import LIMITS
 from kernels.quantize import quantize_vectors as plain_quantize_vectors
-from kernels.rotary import frequencies, rotary_tables
 from kernels.triton import activation, norm
 from kernels.triton.kv_write import rotary_write
 from kernels.triton.quantize import quantize_vectors

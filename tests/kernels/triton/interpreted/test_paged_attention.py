@@ -10,8 +10,8 @@ import pytest
 import torch
 from triton.runtime.errors import InterpreterError
 
-from kernels import paged_work
-from kernels.paged_attention import reference
+from kernels.attention.paged import reference
+from kernels.common import attention_schedule
 from kernels.triton import paged_attention as module
 from tests.closeness import assert_rounded, attention_bound, unit_bound
 from tests.kernels.triton.device import DEVICE
@@ -30,7 +30,7 @@ STEPS: dict[str, Callable[..., Step]] = {
 
 @pytest.fixture(autouse=True)
 def _short_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(paged_work, "_LEAST", 64)
+    monkeypatch.setattr(attention_schedule, "_LEAST", 64)
 
 
 def check(step: Step, launch: Callable[..., Any] = module.launch) -> None:
@@ -89,7 +89,7 @@ def test_padding_is_no_work() -> None:
     """The tensors are larger than the step, as a captured graph's are."""
     step = Step([70, 81, 97, 70, 66], [1] * 5, shared=4)
     work = step.work()
-    assert (work.low[:, paged_work.COUNT] == 0).any()
+    assert (work.low[:, attention_schedule.COUNT] == 0).any()
     assert (work.merged[:, 2] == 0).any()
     check(step)
 

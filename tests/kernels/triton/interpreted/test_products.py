@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from kernels import fp8, int4, int8, nf4
+from kernels.linear import fp8, nf4, weight_only_int4, weight_only_int8
 from kernels.quantize import quantize_vectors
 from kernels.triton import scaled, weight_only
 from tests.closeness import EPS, assert_rounded, unit_bound
@@ -39,7 +39,7 @@ def words(numbers: list[list[int]]) -> Tensor:
 class Checkpoint(NamedTuple):
     """A weight of 4 bits as a layout stores it, and in float64."""
 
-    weight: int4.Int4
+    weight: weight_only_int4.Int4
     wide: Tensor
     """``[out, in]``."""
 
@@ -59,11 +59,11 @@ def checkpoint(layout: str, into: int, out: int, group: int) -> Checkpoint:
     if layout == "awq":
         packed = words([[n[k][c + j] for j in AWQ_ORDER] for k in range(into) for c in range(0, out, 8)])
         stored = words([[z[g][c + j] for j in AWQ_ORDER] for g in range(groups) for c in range(0, out, 8)])
-        return Checkpoint(int4.from_awq(packed.view(into, -1), stored.view(groups, -1), scales), wide)
+        return Checkpoint(weight_only_int4.from_awq(packed.view(into, -1), stored.view(groups, -1), scales), wide)
     packed = words([[n[k + j][c] for j in range(8)] for k in range(0, into, 8) for c in range(out)])
     stored = words([[z[g][c + j] - 1 for j in range(8)] for g in range(groups) for c in range(0, out, 8)])
     groups_of = of.to(torch.int32) if layout == "gptq order" else None
-    weight = int4.from_gptq(packed.view(-1, out), stored.view(groups, -1), scales, groups_of)
+    weight = weight_only_int4.from_gptq(packed.view(-1, out), stored.view(groups, -1), scales, groups_of)
     return Checkpoint(weight, wide)
 
 
@@ -78,7 +78,9 @@ def close(ours: Tensor, expected: Tensor, dtype: torch.dtype) -> None:
     assert_rounded(ours.cpu(), expected, size * unit_bound(dtype))
 
 
-def int4_product(x: Tensor, weight: int4.Int4, bias: Tensor | None, module: ModuleType = weight_only) -> Tensor:
+def int4_product(
+    x: Tensor, weight: weight_only_int4.Int4, bias: Tensor | None, module: ModuleType = weight_only
+) -> Tensor:
     packed, scales, zeros, layout, order = (y.to(DEVICE) if isinstance(y, Tensor) else y for y in weight)
     bias = None if bias is None else bias.to(DEVICE)
     result: Tensor = module.weight_only(x.to(DEVICE), packed, scales, bias, layout.value, zeros=zeros, order=order)
@@ -93,11 +95,11 @@ LAYOUTS = ["gptq", "gptq order", "awq"]
 def test_int4_products_equal_float64(layout: str, rows: int, into: int, out: int, group: int) -> None:
     """Outputs that no tile divides, groups of one step and of the whole, sums in parts."""
     weight, wide = checkpoint(layout, into, out, group)
-    assert torch.equal(int4.dequantize(weight).double(), wide)
+    assert torch.equal(weight_only_int4.dequantize(weight).double(), wide)
     x, bias = activations(rows, into), torch.randn(out, generator=generator(1))
     expected = x.double() @ wide.T + bias
     close(int4_product(x, weight, bias), expected, torch.float32)
-    close(int4.int4_linear(x, weight, bias), expected, torch.float32)
+    close(weight_only_int4.int4_linear(x, weight, bias), expected, torch.float32)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
@@ -120,7 +122,7 @@ def test_int8_weights_equal_float64(rows: int, groups: int, dtype: torch.dtype) 
     ours = weight_only.weight_only(x.to(DEVICE), weight.to(DEVICE), scales.to(DEVICE), None, weight_only.BYTES)
     close(ours, expected, dtype)
     if dtype == torch.float32:
-        close(int8.int8_weight_linear(x, weight, scales), expected, dtype)
+        close(weight_only_int8.int8_weight_linear(x, weight, scales), expected, dtype)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -141,7 +143,7 @@ def test_weights_of_a_byte_with_zeros_and_an_order_equal_float64(stored: torch.d
     changed = {"zeros": zeros.to(DEVICE), "order": order.to(DEVICE)}
     close(weight_only.weight_only(*given, None, weight_only.BYTES, **changed), expected, dtype)
     if dtype == torch.float32:
-        close(int8.int8_weight_linear(x, weight, scales, zeros=zeros, order=order), expected, dtype)
+        close(weight_only_int8.int8_weight_linear(x, weight, scales, zeros=zeros, order=order), expected, dtype)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -225,7 +227,7 @@ def test_the_plain_products_round_their_rows_and_equal_float64() -> None:
         numbers, row_scales = quantize_vectors(x, stored)
         plain = (numbers.double() * row_scales.double()[:, None]) @ weight.double().T
         scales = torch.rand(200, generator=generator(2))
-        product = int8.int8_linear if stored == torch.int8 else fp8.fp8_linear
+        product = weight_only_int8.int8_linear if stored == torch.int8 else fp8.fp8_linear
         close(product(x, weight, scales), plain * scales.double(), torch.float32)
     numbers, row_scales = quantize_vectors(x.view(5, 2, 128), stored)
     given = (numbers.double() * row_scales.double()[..., None]).flatten(1)
@@ -242,26 +244,26 @@ def test_the_plain_products_round_their_rows_and_equal_float64() -> None:
 def test_shapes_that_disagree_are_refused_with_their_numbers() -> None:
     zeros, scales = torch.zeros(3, 9, dtype=torch.int32), torch.zeros(3, 72)
     packed = torch.zeros(24, 72, dtype=torch.int32)
-    int4.from_gptq(packed, zeros, scales)
+    weight_only_int4.from_gptq(packed, zeros, scales)
     with pytest.raises(ValueError, match=r"192 inputs and 72 outputs with scales \(3, 71\)"):
-        int4.from_gptq(packed, zeros, scales[:, :71])
+        weight_only_int4.from_gptq(packed, zeros, scales[:, :71])
     with pytest.raises(ValueError, match=r"zeros \(3, 8\)"):
-        int4.from_gptq(packed, zeros[:, :8], scales)
+        weight_only_int4.from_gptq(packed, zeros[:, :8], scales)
     with pytest.raises(ValueError, match="160 inputs in 3 groups"):
-        int4.from_gptq(packed[:20], zeros, scales)
+        weight_only_int4.from_gptq(packed[:20], zeros, scales)
     with pytest.raises(ValueError, match="each of 3 groups for 64 of 192"):
-        int4.from_gptq(packed, zeros, scales, torch.arange(192).clamp(max=2))
+        weight_only_int4.from_gptq(packed, zeros, scales, torch.arange(192).clamp(max=2))
     with pytest.raises(ValueError, match=r"72 outputs with scales \(3, 72\) and zeros \(2, 9\)"):
-        int4.from_awq(torch.zeros(192, 9, dtype=torch.int32), zeros[:2], scales)
+        weight_only_int4.from_awq(torch.zeros(192, 9, dtype=torch.int32), zeros[:2], scales)
     with pytest.raises(ValueError, match="100 bytes and 4 scales"):
         nf4.from_bitsandbytes(torch.zeros(100, dtype=torch.uint8), torch.zeros(4), 4, 64)
     weight = torch.zeros(70, 96, dtype=torch.int8)
     with pytest.raises(ValueError, match=r"\(70, 96\) with scales \(5, 70\)"):
-        int8.int8_weight_linear(torch.zeros(1, 96), weight, torch.zeros(5, 70))
+        weight_only_int8.int8_weight_linear(torch.zeros(1, 96), weight, torch.zeros(5, 70))
     with pytest.raises(ValueError, match=r"zeros \(1, 70\) for scales \(3, 70\)"):
-        int8.int8_weight_linear(torch.zeros(1, 96), weight, torch.zeros(3, 70), zeros=torch.zeros(1, 70))
+        weight_only_int8.int8_weight_linear(torch.zeros(1, 96), weight, torch.zeros(3, 70), zeros=torch.zeros(1, 70))
     with pytest.raises(ValueError, match=r"\(70, 96\) with scales \(69,\)"):
-        int8.int8_linear(torch.zeros(1, 96), weight, torch.zeros(69))
+        weight_only_int8.int8_linear(torch.zeros(1, 96), weight, torch.zeros(69))
     with pytest.raises(ValueError, match=r"\(70, 96\) with scales \(1, 2\)"):
         fp8.fp8_linear(torch.zeros(1, 96), weight.to(torch.float8_e4m3fn), torch.zeros(1, 2))
 

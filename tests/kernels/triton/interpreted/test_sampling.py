@@ -19,12 +19,12 @@ from engine.penalties import Penalties, penalise
 from engine.speculation.draft import Draft
 from engine.speculation.verify import accepted
 from engine.types import SamplingParams
-from kernels import noise
-from kernels.acceptance import accept as plain_accept
-from kernels.noise import SAMPLE
-from kernels.sampling import Changes, Coordinates, Laws
-from kernels.sampling import change as plain_change
-from kernels.sampling import draw as plain_draw
+from kernels.common import noise
+from kernels.common.noise import SAMPLE
+from kernels.sampling.acceptance import accept as plain_accept
+from kernels.sampling.sampling import Changes, Coordinates, Laws
+from kernels.sampling.sampling import change as plain_change
+from kernels.sampling.sampling import draw as plain_draw
 from kernels.triton import noise as noise_kernels
 from kernels.triton import sampling
 from kernels.triton.acceptance import accept
@@ -137,8 +137,8 @@ def _noise(SEED, KEY, POSITION, BITS, NOISE, BOUND, STREAM: tl.constexpr, HASH: 
 
 
 def same_noise(module: ModuleType) -> bool:
-    """Whether it is that of ``kernels.noise`` to the bit (the Gumbel noise: to the logarithm's last place), and the
-    bound is one, and close where the noise is large."""
+    """Whether it is that of ``kernels.common.noise`` to the bit (the Gumbel noise: to the logarithm's last place), and
+    the bound is one, and close where the noise is large."""
     rng, n = np.random.default_rng(2), 4096
     where = rng.integers(-(2**63), 2**63 - 1, (3, 5))
     streams = noise.noise_streams(*where, 3)[:, None]

@@ -1,0 +1,78 @@
+"""The gated activations in one pass."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from kernels.cpu.runtime.kernel import Kernel, begin, floats, function, kernel, share
+from kernels.cpu.runtime.kernel_graph import empty
+from kernels.cpu.simd.exp import exp32
+
+_ALONE = 1 << 14
+"""Results that one thread computes before two would have begun."""
+# gelu(x) = x / (1 + exp(-2 sqrt(2 / pi) (x + 0.044715 x^3))), since (1 + tanh(u)) / 2 = 1 / (1 + exp(-2 u)).
+_LINEAR = np.float32(-2 * np.sqrt(2 / np.pi))
+_CUBIC = np.float32(-2 * np.sqrt(2 / np.pi) * 0.044715)
+_ONE = np.float32(1)
+
+
+def silu_mul(gate_up: Tensor) -> Tensor:
+    """See ``kernels.layers.activation.silu_mul``."""
+    return _gated(_silu_mul, gate_up)
+
+
+def gelu_tanh_mul(gate_up: Tensor) -> Tensor:
+    """See ``kernels.layers.activation.gelu_tanh_mul``."""
+    return _gated(_gelu_tanh_mul, gate_up)
+
+
+def _gated(activation: Kernel, gate_up: Tensor) -> Tensor:
+    rows, width = gate_up.shape[0], gate_up.shape[1] // 2
+    out = empty(rows, width)
+    if gate_up.stride(1) != 1:
+        gate_up = gate_up.contiguous()
+    activation(gate_up, out, rows, width, gate_up.stride(0), threads=1 if rows * width < _ALONE else None)
+    return out
+
+
+def _loop(exponent: Any) -> Any:
+    """``(arguments, thread, threads)``: a thread's share of ``gate / (1 + exp(exponent(gate))) * up``."""
+
+    @function
+    def loop(a: Any, thread: int, threads: int) -> None:
+        rows, width, stride = a[2], a[3], a[4]
+        out = floats(a[1], (rows, width))
+        first, end = share(rows, thread, threads)
+        for row in range(first, end):
+            gate_up = floats(a[0] + 4 * row * stride, (2, width))
+            for i in range(width):
+                x = gate_up[0, i]
+                out[row, i] = x / (_ONE + exp32(exponent(x))) * gate_up[1, i]
+
+    return loop
+
+
+@function
+def _silu(x: Any) -> Any:
+    return -x
+
+
+@function
+def _gelu_tanh(x: Any) -> Any:
+    return x * (_LINEAR + _CUBIC * (x * x))
+
+
+_silu_loop, _gelu_tanh_loop = _loop(_silu), _loop(_gelu_tanh)
+
+
+@kernel
+def _silu_mul(address: Any) -> None:
+    _silu_loop(*begin(address))
+
+
+@kernel
+def _gelu_tanh_mul(address: Any) -> None:
+    _gelu_tanh_loop(*begin(address))

@@ -1,0 +1,40 @@
+"""Root-mean-square normalisation in one pass."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from kernels.cpu.runtime.kernel import begin, floats, kernel, number, share
+from kernels.cpu.runtime.kernel_graph import empty
+
+_ALONE = 1 << 14
+"""Floats that one thread normalises before two would have begun."""
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """See ``kernels.layers.norm.rms_norm``."""
+    out = empty(*x.shape)
+    size = x.shape[-1]
+    rows = x.numel() // size
+    threads = 1 if x.numel() < _ALONE else None
+    _rms_norm(x.contiguous(), weight, out, rows, size, weight.numel() // size, eps, threads=threads)
+    return out
+
+
+@kernel
+def _rms_norm(address: Any) -> None:
+    a, thread, threads = begin(address)
+    rows, size, heads = a[3], a[4], a[5]
+    x, weight, out = floats(a[0], (rows, size)), floats(a[1], (heads, size)), floats(a[2], (rows, size))
+    first, end = share(rows, thread, threads)
+    for row in range(first, end):
+        total = np.float32(0)
+        for i in range(size):
+            total += x[row, i] * x[row, i]
+        factor = np.float32(1 / np.sqrt(np.float64(total) / size + number(a[6])))
+        head = row % heads
+        for i in range(size):
+            out[row, i] = x[row, i] * factor * weight[head, i]

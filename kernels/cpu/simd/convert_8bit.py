@@ -1,0 +1,116 @@
+"""Sixteen numbers of 8 bits in memory, int8 or float8 (e4m3), as a ``vector`` of float32 and back.
+
+Rounded to nearest, ties to even, as ``kernels.quantize.quantize_vectors`` does.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from llvmlite import ir
+from numba import types
+from numba.extending import intrinsic
+
+from kernels.cpu.simd.llvm_ir import LANES
+from kernels.cpu.simd.vector import vector
+
+_BYTES = ir.VectorType(ir.IntType(8), LANES)
+_WORDS = ir.VectorType(ir.IntType(32), LANES)
+_FLOATS = ir.VectorType(ir.FloatType(), LANES)
+_LEAST = 2.0**-6
+"""The smallest normal float8."""
+_STEPS = 2.0**9
+"""So many float8 below it make 1."""
+_BIAS = 127 - 7
+"""Between the exponents of float32 and of float8."""
+_CUT = 23 - 3
+"""Bits of a float32's fraction that a float8 has not."""
+
+
+@intrinsic
+def load_int8(_context: Any, _address: Any) -> Any:
+    """The int8 at an address."""
+
+    def generate(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:
+        return builder.sitofp(builder.sext(_load(builder, args[0]), _WORDS), _FLOATS)
+
+    return vector(types.int64), generate
+
+
+@intrinsic
+def load_float8(_context: Any, _address: Any) -> Any:
+    """The float8 at an address; the one that is no number becomes 480."""
+
+    def generate(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:
+        code = builder.sext(_load(builder, args[0]), _WORDS)
+        bits = builder.shl(builder.and_(code, _word(0x7F)), _word(_CUT))
+        normal = builder.bitcast(builder.add(bits, _word(_BIAS << 23)), _FLOATS)
+        # Below the smallest normal number as if its exponent were that one's, without the leading 1.
+        small = builder.bitcast(builder.add(bits, _word((_BIAS + 1) << 23)), _FLOATS)
+        small = builder.fsub(small, _float(_LEAST))
+        size = builder.select(builder.icmp_unsigned("<", bits, _word(1 << 23)), small, normal)
+        sign = builder.and_(code, _word(1 << 31))
+        return builder.bitcast(builder.or_(builder.bitcast(size, _WORDS), sign), _FLOATS)
+
+    return vector(types.int64), generate
+
+
+@intrinsic
+def store_int8(_context: Any, _address: Any, _value: Any) -> Any:
+    """Writes numbers of at most 127 in magnitude."""
+
+    def generate(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:
+        _store(builder, builder.fptosi(_rounded(builder, args[1]), _WORDS), args[0])
+
+    return types.void(types.int64, vector), generate
+
+
+@intrinsic
+def store_float8(_context: Any, _address: Any, _value: Any) -> Any:
+    """Writes numbers of at most 448 in magnitude."""
+
+    def generate(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:
+        bits = builder.bitcast(args[1], _WORDS)
+        whole = builder.and_(bits, _word(0x7FFFFFFF))
+        odd = builder.and_(builder.lshr(whole, _word(_CUT)), _word(1))
+        rounded = builder.add(builder.add(whole, odd), _word((1 << (_CUT - 1)) - 1))
+        normal = builder.sub(builder.lshr(rounded, _word(_CUT)), _word(_BIAS << 3))
+        size = builder.bitcast(whole, _FLOATS)
+        # Codes of the small numbers count up to the smallest normal one's, which is the next.
+        small = builder.fptosi(_rounded(builder, builder.fmul(size, _float(_STEPS))), _WORDS)
+        code = builder.select(builder.fcmp_ordered("<", size, _float(_LEAST)), small, normal)
+        sign = builder.and_(builder.lshr(bits, _word(24)), _word(0x80))
+        _store(builder, builder.or_(code, sign), args[0])
+
+    return types.void(types.int64, vector), generate
+
+
+@intrinsic
+def magnitude(_context: Any, _x: Any) -> Any:
+    """``|x|``."""
+
+    def generate(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:
+        return builder.bitcast(builder.and_(builder.bitcast(args[0], _WORDS), _word(0x7FFFFFFF)), _FLOATS)
+
+    return vector(vector), generate
+
+
+def _load(builder: Any, address: Any) -> Any:
+    return builder.load(builder.inttoptr(address, _BYTES.as_pointer()), align=1)
+
+
+def _store(builder: Any, code: Any, address: Any) -> None:
+    builder.store(builder.trunc(code, _BYTES), builder.inttoptr(address, _BYTES.as_pointer()), align=1)
+
+
+def _rounded(builder: Any, x: Any) -> Any:
+    name, kind = "llvm.nearbyint.v16f32", ir.FunctionType(_FLOATS, [_FLOATS])
+    return builder.call(builder.module.globals.get(name) or ir.Function(builder.module, kind, name), [x])
+
+
+def _word(value: int) -> Any:
+    return ir.Constant(_WORDS, [value] * LANES)
+
+
+def _float(value: float) -> Any:
+    return ir.Constant(_FLOATS, [value] * LANES)
