@@ -1,0 +1,25 @@
+"""The verifiers, by the ``kind`` that a job names (``reasoner.verifier_specs``)."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+
+from reasoner.rule_specs import RuleSpec
+from reasoner.scoring import NodeScorer
+from reasoner.verifier_specs import KINDS
+from reasoner.verifiers import judge, outcome, rules, steps
+from reasoner.verifiers.base import Surroundings
+
+OPENERS: Mapping[str, Callable[[Surroundings], Awaitable[NodeScorer]]] = {
+    "prm": steps.open_prm,
+    "judge": judge.open_judge,
+    "outcome": outcome.open_outcome,
+    **{kind: rules.open_rule for kind, spec in KINDS.items() if issubclass(spec, RuleSpec)},
+}
+
+
+async def open_scorer(around: Surroundings) -> NodeScorer:
+    """Opens the verifier that the job asks for. Raises ``InvalidRequest`` and ``EngineError`` when it cannot be."""
+    verifier = around.spec.verifier
+    assert verifier is not None  # who opens none has none
+    return await OPENERS[verifier.kind](around)
