@@ -13,12 +13,12 @@ import typer
 from playwright.sync_api import Browser, expect
 from rich.console import Console
 
-from api.client import ServiceClient
-from api.stack import private_stack
+from api.cli.api_client import ServiceClient
+from api.roles.private_service import private_stack
 from benchmarks.browser import CHROMIUM, chromium
-from reasoner.prices import Prices
-from reasoner.suites import load
-from workers.settings import load_settings
+from reasoner.budget.prices import Prices
+from reasoner.evaluation.suites.registry import load
+from workers.config.settings import load_settings
 
 COUNTDOWN = "Make 32 with + - * / from the numbers 4, 10, 4 and 8, each used exactly once."
 PRICES = {"policy": Prices(prompt=0.15, cached=0.03, generated=0.6)}

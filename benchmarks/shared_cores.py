@@ -25,12 +25,12 @@ import httpx
 from rich.console import Console
 from rich.table import Table
 
-from api.client import ServiceClient
-from api.supervisor import free_port
+from api.cli.api_client import ServiceClient
+from api.roles.supervisor import free_port
 from benchmarks.engine.measure import Measured, Row
 from benchmarks.engine.report import machine
-from engine.processors import find_processors
-from workers.processes import stop, tail
+from engine.threads.processors import find_processors
+from workers.broker.processes import stop, tail
 
 QUESTION: dict[str, Any] = {
     "problem": "Use the numbers 3, 7, 8 and 12, each exactly once, with + - * / to reach 24.",
@@ -136,7 +136,7 @@ def _service(name: str, launch: Sequence[str], environ: dict[str, str], folder: 
     kept = {key: value for key, value in os.environ.items() if not key.startswith(("REASONER_", "OMP_", "GOMP_"))}
     with log.open("wb") as output:
         process = subprocess.Popen(
-            [*launch, sys.executable, "-m", "api.cli", "serve", "--port", str(port)],
+            [*launch, sys.executable, "-m", "api.cli.main", "serve", "--port", str(port)],
             env=kept | {"REASONER_DATA_DIR": str(folder / "data"), **environ},
             stdout=output,
             stderr=output,

@@ -50,7 +50,7 @@ class Found(NamedTuple):
     """How many guesses each row has."""
     tokens: tuple[int, ...]
     parents: tuple[int, ...]
-    """Within the branch, as in ``engine.speculation.draft.Draft``."""
+    """Within the branch, as in ``engine.speculation.drafter.Draft``."""
     chances: tuple[float, ...]
 
 

@@ -13,15 +13,15 @@ import sys
 import threading
 from dataclasses import asdict
 
-from engine import short_waits  # noqa: F401 - it has to come before torch
+from engine.threads import short_waits  # noqa: F401 - it has to come before torch
 
 # isort: split
 import torch
 
-from engine.processors import choose_threads
-from engine.types import EngineError
+from engine.protocol.types import EngineError
+from engine.threads.processors import choose_threads
 from prm.records import BadRecord
-from prm.train import TrainPlan, train
+from prm.training.train import TrainPlan, train
 
 
 def main() -> int:

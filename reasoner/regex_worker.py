@@ -1,4 +1,4 @@
-"""The child of ``reasoner.patterns``: compiles clients' regular expressions and matches them.
+"""The child of ``reasoner.regex``: compiles clients' regular expressions and matches them.
 
 The package ``regex`` looks at the clock while it backtracks, so that a search that is late costs no process.
 """
@@ -10,7 +10,7 @@ from typing import Any
 
 import regex
 
-from reasoner.child import serve
+from reasoner.subprocess_worker import serve
 
 MEMORY_BYTES = 512 << 20
 

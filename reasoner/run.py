@@ -10,20 +10,20 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal
 
-from engine.types import EngineClient, ModelInfo
-from reasoner.best_so_far import best_so_far
-from reasoner.calibration import Calibration, shipped_calibration
-from reasoner.equivalence import Equivalence
-from reasoner.jobs import JobResult, JobSpec, Usage
-from reasoner.journal import JobCancelled, Journal
-from reasoner.lease import CacheLease
-from reasoner.prices import Prices
-from reasoner.search import Models, Search
-from reasoner.served import wanted_policy, wanted_verifier
-from reasoner.strategies import STRATEGIES, resolve
+from engine.protocol.types import EngineClient, ModelInfo
+from reasoner.answers.equivalence import Equivalence
+from reasoner.budget.prices import Prices
+from reasoner.confidence.calibration import Calibration, shipped_calibration
+from reasoner.jobs.journal import JobCancelled, Journal
+from reasoner.jobs.spec import JobResult, JobSpec, Usage
+from reasoner.jobs.verifier_specs import PrmVerifier
+from reasoner.search.best_so_far import best_so_far
+from reasoner.search.cache_lease import CacheLease
+from reasoner.search.model_selection import wanted_policy, wanted_verifier
+from reasoner.search.search import Models, Search
 from reasoner.strategies.base import Choice
+from reasoner.strategies.registry import STRATEGIES, resolve
 from reasoner.tree import most_promising
-from reasoner.verifier_specs import PrmVerifier
 
 log = logging.getLogger("reasoner.run")
 

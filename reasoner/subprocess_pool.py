@@ -21,7 +21,7 @@ from collections.abc import Iterator
 from concurrent.futures import Future
 from typing import Any
 
-from engine.processors import find_processors
+from engine.threads.processors import find_processors
 
 START_PATIENCE = 60.0
 """Seconds for the child to import what it needs on a busy machine."""
@@ -58,7 +58,7 @@ def keep_children(*ahead: Pool) -> Iterator[None]:
 
 
 class Child:
-    """One process that runs ``python -m MODULE``, whose main calls ``reasoner.child.serve``."""
+    """One process that runs ``python -m MODULE``, whose main calls ``reasoner.subprocess_worker.serve``."""
 
     def __init__(self, module: str) -> None:
         self._socket, theirs = socket.socketpair()

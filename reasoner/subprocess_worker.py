@@ -1,4 +1,5 @@
-"""A child process's own side: it answers one question at a time, within limits. Its parent's: ``reasoner.children``."""
+"""A child process's own side: it answers one question at a time, within limits. Its parent's:
+``reasoner.subprocess_pool``."""
 
 from __future__ import annotations
 

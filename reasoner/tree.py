@@ -38,7 +38,8 @@ class Node:
     score: float | None = None
     """The verifier's score of the solution up to here; ``None`` until scored."""
     confidence: tuple[float, ...] = ()
-    """How sure the model was of each of its tokens (``reasoner.token_confidence``), where that was asked for."""
+    """How sure the model was of each of its tokens (``reasoner.confidence.token_confidence``), where that was asked
+    for."""
     fresh: bool = False
     """Whether it begins a conversation of its own: solutions below start after it."""
     closed: bool = False

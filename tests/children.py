@@ -6,19 +6,19 @@ from collections.abc import Iterator
 
 import pytest
 
-from reasoner import children
+from reasoner import subprocess_pool
 
 
 @pytest.fixture(scope="session")
 def warm_children() -> Iterator[None]:
     """Keep children until the last test has ended."""
-    with children.keep_children():
+    with subprocess_pool.keep_children():
         yield
 
 
 @pytest.fixture
 def no_children(monkeypatch: pytest.MonkeyPatch) -> None:
     """Begin without children, in a process that keeps none."""
-    monkeypatch.setattr(children, "_keepers", 0)
-    for pool in children._pools:
+    monkeypatch.setattr(subprocess_pool, "_keepers", 0)
+    for pool in subprocess_pool._pools:
         pool.close()

@@ -7,7 +7,7 @@ import math
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 
-from engine.types import Completion, Delta, GenerateRequest, ScoreRequest, ScoreResult
+from engine.protocol.types import Completion, Delta, GenerateRequest, ScoreRequest, ScoreResult
 from reasoner.tree import branch_key
 from tests.scripted import ScriptedEngine
 

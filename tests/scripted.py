@@ -12,7 +12,7 @@ import random
 from collections.abc import AsyncIterator, Sequence
 from hashlib import blake2b
 
-from engine.types import (
+from engine.protocol.types import (
     Branch,
     Completion,
     Delta,

@@ -1,6 +1,6 @@
 """The application that ``celery -A workers.app worker`` finds, configured by the environment."""
 
-from workers.settings import load_settings
-from workers.tasks import make_worker
+from workers.config.settings import load_settings
+from workers.execution.tasks import make_worker
 
 app = make_worker(load_settings())

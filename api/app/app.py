@@ -9,37 +9,31 @@ from collections.abc import AsyncIterator
 from fastapi import Depends, FastAPI
 from starlette.middleware import Middleware
 
-from api import (
-    openapi,
-    problems,
-    routes_batches,
-    routes_export,
-    routes_jobs,
-    routes_keys,
-    routes_pages,
-    routes_service,
-)
-from api.authentication import Authenticate
-from api.catalog import Catalog
-from api.known_query import known_query
-from api.limits import LimitCallers
-from api.middleware import LimitBody, Observe
-from api.openai import routes_chat, routes_responses
+from api.app import openapi
+from api.http import problems
+from api.http.authentication import Authenticate
+from api.http.limits import LimitCallers
+from api.http.middleware import LimitBody, Observe
+from api.http.model_catalog import Catalog
+from api.http.query_parameters import known_query
+from api.http.readiness import Readiness
+from api.http.security_headers import Harden
+from api.http.state import State
+from api.openai.chat import routes as chat_routes
 from api.openai.errors import OpenAIErrors
-from api.readiness import Readiness
-from api.security_headers import Harden
-from api.state import State
-from engine.health import Health
-from engine.types import EngineClient
-from workers.embedded import broker_url
-from workers.engine_watch import EngineWatch
-from workers.engines import connect
-from workers.live import LiveSettings
-from workers.messages import make_celery
-from workers.reaper import Reaper
-from workers.settings import Settings
-from workers.store import JobStore
-from workers.tracing import flush_traces
+from api.openai.responses import routes as responses_routes
+from api.routes import batches, export, jobs, keys, pages, service
+from engine.client.health import Health
+from engine.protocol.types import EngineClient
+from workers.broker.embedded import broker_url
+from workers.broker.reaper import Reaper
+from workers.broker.wakeups import make_celery
+from workers.config.reload import LiveSettings
+from workers.config.settings import Settings
+from workers.engines.connect import connect
+from workers.engines.watch import EngineWatch
+from workers.store.jobs import JobStore
+from workers.telemetry.tracing import flush_traces
 
 
 def create_app(settings: Settings, engine: EngineClient | None = None) -> FastAPI:
@@ -93,12 +87,12 @@ def create_app(settings: Settings, engine: EngineClient | None = None) -> FastAP
     problems.install(app)
     openapi.install(app)
     strict = [Depends(known_query)]
-    app.include_router(routes_export.router, dependencies=strict)  # before the one that takes any word for an id
-    app.include_router(routes_jobs.router, dependencies=strict)
-    app.include_router(routes_batches.router, dependencies=strict)
-    app.include_router(routes_keys.router, dependencies=strict)
-    app.include_router(routes_chat.router)
-    app.include_router(routes_responses.router)
-    app.include_router(routes_service.router)
-    app.include_router(routes_pages.router)
+    app.include_router(export.router, dependencies=strict)  # before the one that takes any word for an id
+    app.include_router(jobs.router, dependencies=strict)
+    app.include_router(batches.router, dependencies=strict)
+    app.include_router(keys.router, dependencies=strict)
+    app.include_router(chat_routes.router)
+    app.include_router(responses_routes.router)
+    app.include_router(service.router)
+    app.include_router(pages.router)
     return app

@@ -9,20 +9,20 @@ import json
 from dataclasses import asdict
 from typing import Any
 
-from api.openai.chat_answer import completion
+from api.http.problems import FieldProblem, ProblemDocument
+from api.http.search_tree import fold
+from api.openai.chat.answer import completion
 from api.openai.errors import ErrorBody, ErrorDocument
-from api.openai.input_items import ListItems, input_items
-from api.openai.response import Response
-from api.openai.response_body import Form
-from api.openai.story import Story
-from api.problems import FieldProblem, ProblemDocument
-from api.tree import fold
-from engine.types import ModelInfo
-from reasoner.batches import Batch, BatchBudget, BatchJob
-from reasoner.jobs import Budget, Event, Job, JobResult, JobSpec, StrategySpec, Usage, Vote
-from reasoner.strategies import schemas
-from reasoner.verifier_specs import PrmVerifier
-from workers.keys import Key, NewKey
+from api.openai.narration import Story
+from api.openai.responses.body import Form
+from api.openai.responses.items import ListItems, input_items
+from api.openai.responses.object import Response
+from engine.protocol.types import ModelInfo
+from reasoner.jobs.batch import Batch, BatchBudget, BatchJob
+from reasoner.jobs.spec import Budget, Event, Job, JobResult, JobSpec, StrategySpec, Usage, Vote
+from reasoner.jobs.verifier_specs import PrmVerifier
+from reasoner.strategies.registry import schemas
+from workers.store.keys import Key, NewKey
 
 JOB = "job_4f1d8f0a6c1e4b7d9a52c3e8b7d6f510"
 BATCH = "batch_90b1c6f2d3e44f8fa2c17b5d6e8f9a01"

@@ -7,9 +7,9 @@ from typing import Any
 
 from fastapi import FastAPI
 
-from api import examples
+from api.app import examples
+from api.http.problems import MEDIA_TYPE
 from api.openai.errors import PATHS as OPENAI_PATHS
-from api.problems import MEDIA_TYPE
 
 Document = dict[str, Any]
 

@@ -13,9 +13,9 @@ from urllib.parse import quote
 
 import httpx
 
-from reasoner.batches import Batch
-from reasoner.jobs import TERMINAL, Event, Job
-from workers.keys import Key, NewKey
+from reasoner.jobs.batch import Batch
+from reasoner.jobs.spec import TERMINAL, Event, Job
+from workers.store.keys import Key, NewKey
 
 CONNECT_SECONDS = 5.0
 ANSWER_SECONDS = 30.0

@@ -15,11 +15,11 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Column, Table
 from rich.text import Text
 
-from api.cli_jobs import EXTRA, AsJson, Key, Strategy, Url, client_of, name_strategy, strategy_options
-from api.client import ServiceClient
-from api.show import output, plain
-from reasoner.batches import Batch, BatchJob
-from reasoner.jobs import TERMINAL, Job
+from api.cli.api_client import ServiceClient
+from api.cli.jobs import EXTRA, AsJson, Key, Strategy, Url, client_of, name_strategy, strategy_options
+from api.cli.render import output, plain
+from reasoner.jobs.batch import Batch, BatchJob
+from reasoner.jobs.spec import TERMINAL, Job
 
 POLL_SECONDS = 0.5
 MAX_EXPLAINED = 100

@@ -15,9 +15,9 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from engine.processors import find_processors
-from workers.processes import StartError
-from workers.setting_values import ConfigError
+from engine.threads.processors import find_processors
+from workers.broker.processes import StartError
+from workers.config.types import ConfigError
 
 if TYPE_CHECKING:
     from benchmarks.engine.measure import Measured

@@ -12,15 +12,15 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from api.stack import private_engine
-from engine.types import EngineError
-from reasoner.calibrate import calibrate
-from reasoner.calibration import Calibration, CalibrationError
-from reasoner.suites.opened import Suite, SuiteError
-from reasoner.trials import stage_name, suite_to_fit
-from workers import interrupts
-from workers.engines import connect
-from workers.settings import load_settings
+from api.roles.private_service import private_engine
+from engine.protocol.types import EngineError
+from reasoner.confidence.calibration import Calibration, CalibrationError
+from reasoner.evaluation.calibrate.calibrate import calibrate
+from reasoner.evaluation.calibrate.trials import stage_name, suite_to_fit
+from reasoner.evaluation.suites.suite import Suite, SuiteError
+from workers.config.settings import load_settings
+from workers.engines.connect import connect
+from workers.execution import shutdown
 
 FEWEST = 20
 """Problems of a suite without which nothing is fitted."""
@@ -72,7 +72,7 @@ def calibrate_suite(
                 finally:
                     await engine.close()
 
-            table = interrupts.run(run())
+            table = shutdown.run(run())
     except (EngineError, CalibrationError) as error:
         console.print(f"reasoner: {error}", markup=False)
         raise typer.Exit(1) from None
@@ -97,7 +97,7 @@ def _open(names: str, limit: int) -> list[Suite]:
 
 
 def _write(table: Calibration, out: Path) -> None:
-    from reasoner.calibration_chart import draw_calibration
+    from reasoner.evaluation.calibrate.chart import draw_calibration
 
     out.write_text(json.dumps(table.model_dump(), indent=2) + "\n")
     draw_calibration(table, out.with_suffix(".png"))

@@ -16,14 +16,14 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from api.client import ServiceClient, ServiceError
-from api.show import Progress, print_tree
-from api.stack import private_stack
-from reasoner.jobs import TERMINAL, Job
-from reasoner.suites import check, family, load
-from reasoner.suites.countdown import make
-from reasoner.suites.problem import Problem
-from workers.settings import load_settings
+from api.cli.api_client import ServiceClient, ServiceError
+from api.cli.render import Progress, print_tree
+from api.roles.private_service import private_stack
+from reasoner.evaluation.suites.countdown import make
+from reasoner.evaluation.suites.problem import Problem
+from reasoner.evaluation.suites.registry import check, family, load
+from reasoner.jobs.spec import TERMINAL, Job
+from workers.config.settings import load_settings
 
 REFRESH = 0.1
 

@@ -17,22 +17,22 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
-from api.show import output
-from api.stack import private_engine
-from engine.types import EngineError
-from reasoner.comparisons import Results
+from api.cli.render import output
+from api.roles.private_service import private_engine
+from engine.protocol.types import EngineError
 from reasoner.evaluation import report
+from reasoner.evaluation.comparisons import Results
 from reasoner.evaluation.measure import Advance, Setting, evaluate, missing
 from reasoner.evaluation.plan import Plan, Stage, parse_cases, parse_counts, split
 from reasoner.evaluation.pool import DRAWS
 from reasoner.evaluation.runs import FILE, DifferentEvaluation, RunFile, flatten
-from reasoner.jobs import Sampling
-from reasoner.suites import open_suite
-from reasoner.suites.opened import Suite, SuiteError
-from workers import interrupts
-from workers.engines import connect
-from workers.setting_values import served_name
-from workers.settings import Settings, load_settings
+from reasoner.evaluation.suites.registry import open_suite
+from reasoner.evaluation.suites.suite import Suite, SuiteError
+from reasoner.jobs.spec import Sampling
+from workers.config.settings import Settings, load_settings
+from workers.config.types import served_name
+from workers.engines.connect import connect
+from workers.execution import shutdown
 
 LINES = 20
 """Lines of progress for each stage where no terminal shows a bar."""
@@ -99,7 +99,7 @@ def evaluate_suite(
                         private_engine(settings, console, against or []) as urls,
                         _progress(console, opened, plan) as advance,
                     ):
-                        interrupts.run(_run(settings, urls, opened, plan, sampling, concurrency, file, advance))
+                        shutdown.run(_run(settings, urls, opened, plan, sampling, concurrency, file, advance))
             except KeyboardInterrupt:
                 console.print(_stopped(out), markup=False, soft_wrap=True)
                 raise

@@ -18,15 +18,15 @@ from rich.console import Console
 from rich.table import Column, Table
 from rich.text import Text
 
-from api.client import ServiceClient, ServiceError
-from api.show import follow, output, plain, print_job, print_tree
-from api.show import watch as draw_live
-from api.stack import private_stack
-from api.times import moment
-from reasoner.jobs import BEST, Job
-from reasoner.strategies import STRATEGIES
+from api.cli.api_client import ServiceClient, ServiceError
+from api.cli.durations import moment
+from api.cli.render import follow, output, plain, print_job, print_tree
+from api.cli.render import watch as draw_live
+from api.roles.private_service import private_stack
+from reasoner.jobs.spec import BEST, Job
+from reasoner.strategies.registry import STRATEGIES
 from reasoner.tree_picture import draw_tree
-from workers.settings import Settings, load_settings
+from workers.config.settings import Settings, load_settings
 
 EXTRA = {"allow_extra_args": True, "ignore_unknown_options": True}
 

@@ -13,15 +13,15 @@ from pydantic import BaseModel, ValidationError
 from rich.table import Column, Table
 from rich.text import Text
 
-from api.cli_jobs import AsJson, Key, Url, client_of
-from api.client import ServiceError
-from api.show import output
-from api.times import seconds_of
-from workers.embedded import EmbeddedBroker, broker_url
-from workers.keys import SCOPES, KeySpec, KeyStore, NewKey, NoSuchKey
-from workers.keys import Key as StoredKey
-from workers.settings import load_settings
-from workers.store import BROKER_DOWN, JobStore
+from api.cli.api_client import ServiceError
+from api.cli.durations import seconds_of
+from api.cli.jobs import AsJson, Key, Url, client_of
+from api.cli.render import output
+from workers.broker.embedded import EmbeddedBroker, broker_url
+from workers.config.settings import load_settings
+from workers.store.jobs import BROKER_DOWN, JobStore
+from workers.store.keys import SCOPES, KeySpec, KeyStore, NewKey, NoSuchKey
+from workers.store.keys import Key as StoredKey
 
 T = TypeVar("T")
 

@@ -11,11 +11,11 @@ from types import TracebackType
 from typing import Self
 
 from prm.records import BadRecord, Record, read_records
-from prm.rollouts import Problem
-from reasoner import suites
+from prm.rollouts.rollouts import Problem
 from reasoner.answers.canonical import canonical
-from reasoner.answers.extract import extract_answer
-from reasoner.equivalence import Equivalence
+from reasoner.answers.equivalence import Equivalence
+from reasoner.answers.extraction.extract import extract_answer
+from reasoner.evaluation.suites import registry
 
 SUITE_PROBLEMS = 200
 
@@ -25,20 +25,20 @@ class Known:
     """``count`` problems that are read when they are asked for. Use as an async context manager to judge."""
 
     count: int
-    _read: Callable[[], Iterator[tuple[Problem, str | suites.Problem]]]
-    _answers: dict[str, str | suites.Problem] = field(default_factory=dict)
+    _read: Callable[[], Iterator[tuple[Problem, str | registry.Problem]]]
+    _answers: dict[str, str | registry.Problem] = field(default_factory=dict)
     _equivalence: Equivalence = field(default_factory=Equivalence)
     _one_at_a_time: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     @classmethod
     def open(cls, name: str, limit: int | None, seed: int) -> Known:
         """A suite's name, or a JSONL file's, every line of which is checked now. Raises ``BadRecord``."""
-        if name in suites.SUITES:
+        if name in registry.SUITES:
             count = SUITE_PROBLEMS if limit is None else limit
             return cls(count, lambda: _of_suite(name, count, seed))
         path = Path(name)
         if not path.is_file():
-            raise BadRecord(f"{name!r} is neither a suite ({', '.join(suites.SUITES)}) nor a file")
+            raise BadRecord(f"{name!r} is neither a suite ({', '.join(registry.SUITES)}) nor a file")
         count = sum(1 for _ in islice(_of_file(path), limit))
         if not count:
             raise BadRecord(f"{path} holds no problem")
@@ -62,19 +62,19 @@ class Known:
         """Whether a solution of a problem that was handed out states the right answer: by the suite's exact rule, or as
         mathematics."""
         stated, answer = extract_answer(text), self._answers[problem.key]
-        if isinstance(answer, suites.Problem):
-            return suites.check(answer, stated)
+        if isinstance(answer, registry.Problem):
+            return registry.check(answer, stated)
         if stated is None:
             return False
         async with self._one_at_a_time:
             return await self._equivalence.equal(canonical(answer), canonical(stated))
 
 
-def _of_suite(name: str, count: int, seed: int) -> Iterator[tuple[Problem, suites.Problem]]:
+def _of_suite(name: str, count: int, seed: int) -> Iterator[tuple[Problem, registry.Problem]]:
     """Training problems, never held-out ones, the levels in turn."""
-    family = suites.family(name)
+    family = registry.family(name)
     for index in range(count):
-        one: suites.Problem = family.problem(
+        one: registry.Problem = family.problem(
             "train", f"rollouts/{seed}/{index}", family.LEVELS[index % len(family.LEVELS)]
         )
         yield Problem(one.id, one.text), one

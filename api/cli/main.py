@@ -8,13 +8,14 @@ from typing import Annotated, Any
 
 import typer
 
-from api import cli_batch, cli_bench, cli_calibrate, cli_eval, cli_jobs, cli_keys, cli_prm, cli_quantize, demo
-from api.client import ServiceError
-from api.supervisor import StartError
-from workers.interrupts import interruptible
-from workers.model_folders import check_models
-from workers.setting_values import ConfigError
-from workers.settings import Settings, load_settings
+from api.cli import batch, bench, calibrate, demo, eval, jobs, keys, quantize
+from api.cli import prm as cli_prm
+from api.cli.api_client import ServiceError
+from workers.broker.processes import StartError
+from workers.config.model_folders import check_models
+from workers.config.settings import Settings, load_settings
+from workers.config.types import ConfigError
+from workers.execution.shutdown import interruptible
 
 app = typer.Typer(
     name="reasoner",
@@ -22,16 +23,16 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     add_completion=False,
 )
-app.command("solve", context_settings=cli_jobs.EXTRA)(cli_jobs.solve)
-app.command("eval")(cli_eval.evaluate_suite)
-app.command("calibrate")(cli_calibrate.calibrate_suite)
-app.command("quantize")(cli_quantize.quantize)
+app.command("solve", context_settings=jobs.EXTRA)(jobs.solve)
+app.command("eval")(eval.evaluate_suite)
+app.command("calibrate")(calibrate.calibrate_suite)
+app.command("quantize")(quantize.quantize)
 app.command("demo")(demo.demo)
-app.add_typer(cli_jobs.jobs, name="jobs", help="Submit, list, show, watch and cancel jobs of a running service.")
-app.add_typer(cli_batch.batch, name="batch", help="Many problems under one budget of a running service.")
-app.add_typer(cli_keys.keys, name="keys", help="Make, list and revoke the API keys of a service.")
+app.add_typer(jobs.jobs, name="jobs", help="Submit, list, show, watch and cancel jobs of a running service.")
+app.add_typer(batch.batch, name="batch", help="Many problems under one budget of a running service.")
+app.add_typer(keys.keys, name="keys", help="Make, list and revoke the API keys of a service.")
 app.add_typer(cli_prm.prm, name="prm")
-app.add_typer(cli_bench.bench, name="bench")
+app.add_typer(bench.bench, name="bench")
 
 Model = Annotated[str | None, typer.Option(help="A bundled model, a model folder, or NAME=FOLDER.")]
 Prm = Annotated[str | None, typer.Option(help="The verifier: a bundled model, a model folder, or NAME=FOLDER.")]
@@ -92,7 +93,7 @@ def serve(
     draft: Annotated[str | None, _option("draft")] = None,
 ) -> None:
     """Run the API, a worker and an engine on this machine, with an embedded broker unless one is configured."""
-    from api.serve import serve as run
+    from api.roles.serve import serve as run
 
     own = {"threads": threads, "device": device, "kv_dtype": kv_dtype, "draft": draft}
     settings = _settings(
@@ -117,7 +118,7 @@ def serve(
 @app.command()
 def api(host: Host = None, port: Port = None) -> None:
     """Run the HTTP API alone."""
-    from api.serve import run_api
+    from api.roles.serve import run_api
 
     settings = _settings(host=host, port=port)
     check_models(settings)
@@ -134,7 +135,7 @@ def worker(
     A job's priority is its queue: a worker with "--queues interactive" and one with "--queues batch,webhooks" keep
     slots for each.
     """
-    from api.serve import run_worker
+    from api.roles.serve import run_worker
 
     settings = _settings(queues=queues, concurrency=slots)
     check_models(settings)
@@ -163,7 +164,7 @@ def engine(
 
     Without it that is http://127.0.0.1:8100; http://HOST:PORT and unix:///PATH are understood. Ctrl-C ends it.
     """
-    from api.serve import run_engine
+    from api.roles.serve import run_engine
 
     run_engine(
         _settings(

@@ -14,19 +14,19 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
-from api.computing import compute
-from api.known import Known
-from api.stack import private_engine
-from engine.types import EngineClient, EngineError, InvalidRequest
+from api.cli.known_answers import Known
+from api.roles.compute_process import compute
+from api.roles.private_service import private_engine
+from engine.protocol.types import EngineClient, EngineError, InvalidRequest
 from prm.evaluate import Case, Result, Scores, evaluate, fit_threshold, read_cases, score_cases
-from prm.formats import FORMATS
+from prm.formats.registry import FORMATS
 from prm.records import BadRecord
-from prm.rollouts import Plan, Tally, roll_out
-from prm.scorer import Chain, StepScorer
-from workers import interrupts
-from workers.engines import connect
-from workers.setting_values import model_folder
-from workers.settings import Settings, load_settings
+from prm.rollouts.rollouts import Plan, Tally, roll_out
+from prm.scorers.steps import Chain, StepScorer
+from workers.config.settings import Settings, load_settings
+from workers.config.types import model_folder
+from workers.engines.connect import connect
+from workers.execution import shutdown
 
 prm = typer.Typer(help="Make a process reward model, and measure one.", no_args_is_help=True)
 
@@ -79,7 +79,7 @@ def rollouts(
     with _bad_records_are_wrong_usage("PROBLEMS"):
         known = Known.open(problems, limit, seed)
     with _engine(settings, console) as engine, _bad_records_are_wrong_usage("OUT"):
-        tally = interrupts.run(_roll_out(known, plan, engine, out, console))
+        tally = shutdown.run(_roll_out(known, plan, engine, out, console))
     document = asdict(tally) | {"out": str(out)}
     if as_json:
         print(json.dumps(document, indent=2))
@@ -165,7 +165,7 @@ def evaluate_file(
     settings = _settings(prm=model, prm_format=form, engine_device=device)
     name = settings.require_prm("reasoner prm evaluate")
     with _engine(settings, console) as engine:
-        scores = interrupts.run(_score([*fitted, *cases], engine, name, concurrency, console))
+        scores = shutdown.run(_score([*fitted, *cases], engine, name, concurrency, console))
     if fitted:
         try:
             threshold = fit_threshold(fitted, scores[: len(fitted)])

@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from api.computing import compute
+from api.roles.compute_process import compute
 
 
 def quantize(

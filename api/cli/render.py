@@ -11,9 +11,9 @@ from rich.live import Live
 from rich.text import Text
 from rich.tree import Tree
 
-from api.client import ServiceClient
-from api.tree import GrowingTree
-from reasoner.jobs import TERMINAL, Event, Job
+from api.cli.api_client import ServiceClient
+from api.http.search_tree import GrowingTree
+from reasoner.jobs.spec import TERMINAL, Event, Job
 
 WIDTH = 140
 """Characters of a line where no terminal says how many."""

@@ -10,13 +10,13 @@ import re
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from api.caller import LOCAL, Caller
-from api.problems import BROKER_UNAVAILABLE, Problem, refuse
-from api.state import State
-from workers.keys import SCOPES, KeyStore
-from workers.setting_values import is_loopback
-from workers.settings import Settings
-from workers.store import BROKER_DOWN
+from api.http.principal import LOCAL, Caller
+from api.http.problems import BROKER_UNAVAILABLE, Problem, refuse
+from api.http.state import State
+from workers.config.settings import Settings
+from workers.config.types import is_loopback
+from workers.store.jobs import BROKER_DOWN
+from workers.store.keys import SCOPES, KeyStore
 
 OPEN_PATHS = frozenset({"/", "/healthz", "/readyz", "/docs", "/openapi.json", "/favicon.ico"})
 """What needs no key: health, and what says nothing about anybody, such as the page that asks for the key."""

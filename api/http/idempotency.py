@@ -15,7 +15,7 @@ IdempotencyKey = Annotated[
 
 
 async def idempotency_of(key: str | None, request: Request) -> tuple[str, str] | None:
-    """The key with the digest of its body, as ``api.submission`` takes them; ``None`` without a key."""
+    """The key with the digest of its body, as ``api.http.submission`` takes them; ``None`` without a key."""
     return None if key is None else (key, _digest(await request.body()))
 
 

@@ -10,13 +10,13 @@ from typing import Any
 from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from api.caller import Caller
-from api.problems import BROKER_UNAVAILABLE, Problem, refuse
-from api.state import State
-from reasoner.jobs import Budget
-from workers.limits import Limits
-from workers.settings import Settings
-from workers.store import BROKER_DOWN, JobStore
+from api.http.principal import Caller
+from api.http.problems import BROKER_UNAVAILABLE, Problem, refuse
+from api.http.state import State
+from reasoner.jobs.spec import Budget
+from workers.config.rate_limits import Limits
+from workers.config.settings import Settings
+from workers.store.jobs import BROKER_DOWN, JobStore
 
 _RETRY_SECONDS = "1"
 

@@ -9,15 +9,15 @@ from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histo
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from engine.health import Standing
-from workers.store import DEAD
+from engine.client.health import Standing
+from workers.store.jobs import DEAD
 
 HTTP_REQUESTS = Counter("reasoner_http_requests", "HTTP requests.", ["method", "route", "status"])
 HTTP_SECONDS = Histogram("reasoner_http_request_seconds", "Time to the end of the answer.", ["method", "route"])
 HTTP_STREAMS = Gauge("reasoner_open_streams", "Event streams that clients read now.")
 
 BUCKETS = ("0.5", "1", "2", "5", "10", "30", "60", "120", "300", "600", "1800")
-"""As in ``workers/lua/common.lua``, which counts them."""
+"""As in ``workers/store/lua/common.lua``, which counts them."""
 
 TOKEN_KINDS = (
     "prompt",

@@ -13,11 +13,11 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from structlog.contextvars import bound_contextvars
 
-from api.metrics import HTTP_REQUESTS, HTTP_SECONDS, HTTP_STREAMS
-from api.problems import Problem, problem_response, refuse
-from workers import tracing
-from workers.origin import ORIGIN, Origin
-from workers.settings import Settings
+from api.http.metrics import HTTP_REQUESTS, HTTP_SECONDS, HTTP_STREAMS
+from api.http.problems import Problem, problem_response, refuse
+from workers.config.settings import Settings
+from workers.store.request_origin import ORIGIN, Origin
+from workers.telemetry import tracing
 
 _PROBES = frozenset({"/healthz", "/readyz", "/metrics"})
 _SANE_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")

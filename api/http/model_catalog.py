@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import time
 
-from engine.health import Health, Standing
-from engine.types import EngineClient, EngineError, EngineUnavailable, ModelInfo
+from engine.client.health import Health, Standing
+from engine.protocol.types import EngineClient, EngineError, EngineUnavailable, ModelInfo
 
 FRESH_SECONDS = 5.0
 PATIENCE_SECONDS = 0.8

@@ -8,8 +8,8 @@ from typing import Annotated, Final
 from fastapi import Depends, Request, Security
 from fastapi.security import HTTPBearer, SecurityScopes
 
-from api.problems import Problem
-from workers.keys import SCOPES, Scope
+from api.http.problems import Problem
+from workers.store.keys import SCOPES, Scope
 
 _bearer = HTTPBearer(auto_error=False, description="A key of 'reasoner keys create', or one of REASONER_API_KEYS.")
 
@@ -33,7 +33,8 @@ LOCAL: Final = Caller("local", "local", SCOPES)
 
 
 def caller(request: Request, needed: SecurityScopes, _: Annotated[object, Depends(_bearer)] = None) -> Caller:
-    """Whom ``api.middleware.Authenticate`` found. Raises ``Problem`` when a scope that the route needs is missing."""
+    """Whom ``api.http.middleware.Authenticate`` found. Raises ``Problem`` when a scope that the route needs is
+    missing."""
     found: Caller = request.state.caller
     missing = [scope for scope in needed.scopes if scope not in found.scopes]
     if missing:

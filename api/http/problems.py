@@ -15,11 +15,10 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import compile_path
 from starlette.types import Scope
 
-from reasoner.verifier_specs import KINDS
-from workers.batches import NoSuchBatch
-from workers.keys import NoSuchKey
-from workers.limits import QuotaExceeded
-from workers.store import (
+from reasoner.jobs.verifier_specs import KINDS
+from workers.config.rate_limits import QuotaExceeded
+from workers.store.batches import NoSuchBatch
+from workers.store.jobs import (
     BROKER_DOWN,
     IdempotencyConflict,
     JobActive,
@@ -28,6 +27,7 @@ from workers.store import (
     QueueFull,
     ShuttingDown,
 )
+from workers.store.keys import NoSuchKey
 
 MEDIA_TYPE = "application/problem+json"
 RETRY_AFTER = {"Retry-After": "1"}

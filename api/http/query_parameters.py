@@ -6,7 +6,7 @@ from collections import Counter
 
 from fastapi import Request
 
-from api.problems import Problem
+from api.http.problems import Problem
 
 
 async def known_query(request: Request) -> None:

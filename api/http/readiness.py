@@ -6,10 +6,10 @@ import asyncio
 
 import structlog
 
-from api.catalog import Catalog
-from engine.types import EngineClient, EngineError, EngineUnavailable, ModelInfo
-from prm.scorer import StepScorer
-from workers.settings import Settings
+from api.http.model_catalog import Catalog
+from engine.protocol.types import EngineClient, EngineError, EngineUnavailable, ModelInfo
+from prm.scorers.steps import StepScorer
+from workers.config.settings import Settings
 
 PATIENCE_SECONDS = 2.0
 _QUESTION = [{"role": "user", "content": "?"}]

@@ -12,7 +12,7 @@ from fastapi import Request
 from fastapi.responses import Response
 from fastapi.routing import APIRoute
 
-from api.problems import Problem
+from api.http.problems import Problem
 
 MAX_DEPTH = 100
 """Of arrays and objects inside each other: far beyond what any field asks for, far below what ends a reader."""

@@ -9,18 +9,18 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from api.catalog import Catalog
-from api.problems import Problem
-from engine.types import EngineError, InvalidRequest, ModelInfo
-from reasoner.defaults import apply_defaults
-from reasoner.effort import apply_effort
-from reasoner.jobs import VOTE, Budget, JobSpec, StrategySpec
-from reasoner.prices import check_budget
-from reasoner.served import Wanted, wanted_policy, wanted_verifier
-from reasoner.strategies import STRATEGIES, resolve
-from reasoner.verifier_specs import JudgeVerifier, PrmVerifier
-from workers.outbound import ForbiddenAddress, check_address
-from workers.settings import Settings
+from api.http.model_catalog import Catalog
+from api.http.problems import Problem
+from engine.protocol.types import EngineError, InvalidRequest, ModelInfo
+from reasoner.admission.defaults import apply_defaults
+from reasoner.admission.effort import apply_effort
+from reasoner.budget.prices import check_budget
+from reasoner.jobs.spec import VOTE, Budget, JobSpec, StrategySpec
+from reasoner.jobs.verifier_specs import JudgeVerifier, PrmVerifier
+from reasoner.search.model_selection import Wanted, wanted_policy, wanted_verifier
+from reasoner.strategies.registry import STRATEGIES, resolve
+from workers.config.settings import Settings
+from workers.webhooks.http import ForbiddenAddress, check_address
 
 
 async def effective(spec: JobSpec, settings: Settings, catalog: Catalog) -> dict[str, Any]:

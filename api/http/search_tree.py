@@ -7,7 +7,7 @@ from typing import Any, cast
 
 from pydantic import BaseModel
 
-from reasoner.jobs import Event
+from reasoner.jobs.spec import Event
 
 
 class TreeNode(BaseModel):

@@ -7,12 +7,12 @@ from dataclasses import dataclass, field
 
 from fastapi import Request
 
-from api.catalog import Catalog
-from api.readiness import Readiness
-from workers.live import LiveSettings
-from workers.reaper import Reaper
-from workers.settings import Settings
-from workers.store import JobStore
+from api.http.model_catalog import Catalog
+from api.http.readiness import Readiness
+from workers.broker.reaper import Reaper
+from workers.config.reload import LiveSettings
+from workers.config.settings import Settings
+from workers.store.jobs import JobStore
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import structlog
 
-from api.caller import Caller
-from api.effective import effective, effective_in_batch, in_batch
-from api.limits import batch_within, bookable, within
-from api.state import State
-from reasoner.batches import BatchSpec
-from reasoner.jobs import JobSpec
-from workers.batches import BatchDocument, BatchStore
-from workers.documents import JobDocument
+from api.http.limits import batch_within, bookable, within
+from api.http.principal import Caller
+from api.http.resolve import effective, effective_in_batch, in_batch
+from api.http.state import State
+from reasoner.jobs.batch import BatchSpec
+from reasoner.jobs.spec import JobSpec
+from workers.store.batches import BatchDocument, BatchStore
+from workers.store.serialization import JobDocument
 
 log = structlog.get_logger("reasoner.api")
 

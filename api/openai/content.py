@@ -6,8 +6,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, TypeAdapter
 
-from reasoner.jobs import MAX_PROBLEM_CHARS
-from reasoner.strict import Strict
+from reasoner.base_model import Strict
+from reasoner.jobs.spec import MAX_PROBLEM_CHARS
 
 Nothing = Annotated[list[Any], Field(max_length=0)] | None
 """For what a client sends back as it got it."""

@@ -10,7 +10,7 @@ from pydantic import BaseModel
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from api.problems import MEDIA_TYPE, Problem
+from api.http.problems import MEDIA_TYPE, Problem
 
 PATHS = ("/v1/chat/", "/v1/responses", "/v1/models/")
 _STATUS = {HTTPStatus.UNPROCESSABLE_ENTITY: HTTPStatus.BAD_REQUEST}

@@ -8,10 +8,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from reasoner.admission.effort import LIMITS
 from reasoner.answers.canonical import canonical
-from reasoner.answers.extract import without_thought
-from reasoner.effort import LIMITS
-from reasoner.jobs import TERMINAL, Event, JobError, JobResult, Usage
+from reasoner.answers.extraction.extract import without_thought
+from reasoner.jobs.spec import TERMINAL, Event, JobError, JobResult, Usage
 
 LONGEST_ANSWER = 80
 """Characters of an answer that fit in a line."""

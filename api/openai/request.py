@@ -8,15 +8,15 @@ from typing import Annotated, Any, Literal, Self
 from fastapi.exceptions import RequestValidationError
 from pydantic import Field, ValidationError, model_validator
 
-from api.effective import with_verifier
-from api.problems import Problem
-from engine.types import InvalidRequest
-from reasoner.answer_spec import AnswerSpec
-from reasoner.effort import Effort, apply_effort
-from reasoner.jobs import MAX_BUDGET_TOKENS, Budget, JobSpec, Message, StrategySpec
-from reasoner.strict import Strict
-from reasoner.verifier_specs import Verifier
-from workers.settings import Settings
+from api.http.problems import Problem
+from api.http.resolve import with_verifier
+from engine.protocol.types import InvalidRequest
+from reasoner.admission.effort import Effort, apply_effort
+from reasoner.answers.spec import AnswerSpec
+from reasoner.base_model import Strict
+from reasoner.jobs.spec import MAX_BUDGET_TOKENS, Budget, JobSpec, Message, StrategySpec
+from reasoner.jobs.verifier_specs import Verifier
+from workers.config.settings import Settings
 
 Tokens = Annotated[int, Field(ge=1, le=MAX_BUDGET_TOKENS)]
 Summary = Literal["auto", "concise", "detailed"]

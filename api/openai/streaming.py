@@ -11,8 +11,8 @@ from fastapi import Request
 from fastapi.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from api.openai.story import End, Story
-from workers.store import BROKER_DOWN, JobStore, NoSuchJob
+from api.openai.narration import End, Story
+from workers.store.jobs import BROKER_DOWN, JobStore, NoSuchJob
 
 KEEP_ALIVE_SECONDS = 15.0
 

@@ -6,9 +6,9 @@ from typing import Any, Self
 
 from pydantic import BaseModel
 
-from api.openai.story import End
-from reasoner.jobs import Budget, JobError, Status, Usage, Vote
-from workers.documents import JobDocument
+from api.openai.narration import End
+from reasoner.jobs.spec import Budget, JobError, Status, Usage, Vote
+from workers.store.serialization import JobDocument
 
 
 class Report(BaseModel):

@@ -14,13 +14,13 @@ from pathlib import Path
 import httpx
 from rich.console import Console
 
-from api.supervisor import StartError, Supervisor, engine_command, free_port
-from workers.embedded import socket_path
-from workers.interrupts import uninterrupted
-from workers.model_folders import check_models
-from workers.processes import private_folder, spawn, stop, tail
-from workers.setting_values import model_folder, served_name
-from workers.settings import Settings
+from api.roles.supervisor import Supervisor, engine_command, free_port
+from workers.broker.embedded import socket_path
+from workers.broker.processes import StartError, private_folder, spawn, stop, tail
+from workers.config.model_folders import check_models
+from workers.config.settings import Settings
+from workers.config.types import model_folder, served_name
+from workers.execution.shutdown import uninterrupted
 
 _POLL_SECONDS = 0.1
 _STOP_SECONDS = 10.0

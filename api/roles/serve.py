@@ -13,17 +13,17 @@ from urllib.parse import urlsplit
 import uvicorn
 from fastapi import FastAPI
 
-from api.app import create_app
-from api.supervisor import Supervisor, check_bind, check_port, engine_command
-from workers.embedded import EmbeddedBroker
-from workers.interrupts import interruptible
-from workers.logs import configure_logging
-from workers.model_folders import check_models
-from workers.setting_values import ConfigError
-from workers.settings import Settings, load_settings
-from workers.tasks import make_worker
-from workers.tasks import serve as serve_worker
-from workers.tracing import start_tracing
+from api.app.app import create_app
+from api.roles.supervisor import Supervisor, check_bind, check_port, engine_command
+from workers.broker.embedded import EmbeddedBroker
+from workers.config.model_folders import check_models
+from workers.config.settings import Settings, load_settings
+from workers.config.types import ConfigError
+from workers.execution.shutdown import interruptible
+from workers.execution.tasks import make_worker
+from workers.execution.tasks import serve as serve_worker
+from workers.telemetry.logs import configure_logging
+from workers.telemetry.tracing import start_tracing
 
 GRACEFUL_SECONDS = 3
 LOOK_SECONDS = 0.5

@@ -21,14 +21,13 @@ from types import TracebackType
 
 import httpx
 
-from workers.embedded import EmbeddedBroker, broker_url, socket_path
-from workers.interrupts import interruptible, is_forced, uninterrupted
-from workers.keys import stored_keys
-from workers.model_folders import check_models
-from workers.processes import StartError as StartError
-from workers.processes import ended, private_folder, spawn, stop, tail
-from workers.setting_values import ConfigError, is_loopback, model_folder, served_name
-from workers.settings import QUEUES, Settings
+from workers.broker.embedded import EmbeddedBroker, broker_url, socket_path
+from workers.broker.processes import StartError, ended, private_folder, spawn, stop, tail
+from workers.config.model_folders import check_models
+from workers.config.settings import QUEUES, Settings
+from workers.config.types import ConfigError, is_loopback, model_folder, served_name
+from workers.execution.shutdown import interruptible, is_forced, uninterrupted
+from workers.store.keys import stored_keys
 
 STOP_SECONDS = 10.0
 STEADY_SECONDS = 60.0
@@ -159,8 +158,8 @@ class Supervisor:
         self._say("starting the worker and the API")
         for name, slots, queues in worker_pools(settings):
             pool = {"REASONER_QUEUES": ",".join(queues), "REASONER_CONCURRENCY": str(slots)}
-            self._launch(name, [sys.executable, "-m", "api.serve", "worker"], env | pool)
-        self._launch("api", [sys.executable, "-m", "api.serve", "api"], env)
+            self._launch(name, [sys.executable, "-m", "api.roles.serve", "worker"], env | pool)
+        self._launch("api", [sys.executable, "-m", "api.roles.serve", "api"], env)
         self._await_ready()
         self._watcher.start()
         self._say(f"ready at {self.url}")
@@ -276,7 +275,7 @@ ENGINE_OPTIONS = (
 
 def engine_command(settings: Settings, where: Sequence[str]) -> list[str]:
     """The command line of an engine server with the configured models. Raises ``ConfigError``."""
-    command = [sys.executable, "-m", "engine.server", *where]
+    command = [sys.executable, "-m", "engine.server.app", *where]
     served = [(settings.model_name, settings.model, "model")]
     if settings.verifier is not None and not settings.prm_url:
         served.append((served_name(settings.verifier), settings.verifier, "prm"))

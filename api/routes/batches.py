@@ -9,14 +9,14 @@ from fastapi import APIRouter, Body, Depends, Path, Query, Request, Response
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel
 
-from api.caller import Known, Reader, Writer
-from api.idempotency import IdempotencyKey, idempotency_of
-from api.json_body import JsonRoute
-from api.problems import Problem, ProblemDocument
-from api.state import State, service
-from api.submission import submit_batch
-from reasoner.batches import Batch, BatchSpec
-from workers.batches import BatchStore, NoSuchBatch
+from api.http.idempotency import IdempotencyKey, idempotency_of
+from api.http.principal import Known, Reader, Writer
+from api.http.problems import Problem, ProblemDocument
+from api.http.request_parsing import JsonRoute
+from api.http.state import State, service
+from api.http.submission import submit_batch
+from reasoner.jobs.batch import Batch, BatchSpec
+from workers.store.batches import BatchStore, NoSuchBatch
 
 _BATCH_ID = re.compile(r"batch_[0-9a-f]{32}")
 
@@ -57,7 +57,7 @@ async def batch_id_of(
     state: Service,
     caller: Known,
 ) -> str:
-    """As ``api.routes_jobs.job_id_of``."""
+    """As ``api.routes.jobs.job_id_of``."""
     if not _BATCH_ID.fullmatch(batch_id):
         raise NoSuchBatch(batch_id)
     await BatchStore(state.store).check_owner(batch_id, caller.sees)

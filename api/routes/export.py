@@ -9,11 +9,11 @@ from typing import Annotated
 from fastapi import APIRouter, Depends, Query
 from fastapi.responses import StreamingResponse
 
-from api.caller import Reader
-from api.problems import ProblemDocument
-from api.state import State, service
-from reasoner.jobs import TERMINAL, Status
-from workers.store import JobStore, NoSuchJob
+from api.http.principal import Reader
+from api.http.problems import ProblemDocument
+from api.http.state import State, service
+from reasoner.jobs.spec import TERMINAL, Status
+from workers.store.jobs import JobStore, NoSuchJob
 
 MAX_TIME = 1e11
 """Seconds since the epoch: three thousand years on."""

@@ -12,16 +12,16 @@ from fastapi import APIRouter, Depends, Header, Path, Query, Request, Response
 from fastapi.responses import JSONResponse, StreamingResponse
 from pydantic import BaseModel
 
-from api.caller import Known, Reader, Writer
-from api.idempotency import IdempotencyKey, idempotency_of
-from api.json_body import JsonRoute
-from api.openai.following import EventStream
-from api.problems import Problem, ProblemDocument
-from api.state import State, service
-from api.submission import submit_job
-from api.tree import Tree, fold
-from reasoner.jobs import MAX_SEQ, TERMINAL, Event, Job, JobSpec, Status
-from workers.store import NoSuchJob, ShuttingDown
+from api.http.idempotency import IdempotencyKey, idempotency_of
+from api.http.principal import Known, Reader, Writer
+from api.http.problems import Problem, ProblemDocument
+from api.http.request_parsing import JsonRoute
+from api.http.search_tree import Tree, fold
+from api.http.state import State, service
+from api.http.submission import submit_job
+from api.openai.streaming import EventStream
+from reasoner.jobs.spec import MAX_SEQ, TERMINAL, Event, Job, JobSpec, Status
+from workers.store.jobs import NoSuchJob, ShuttingDown
 
 MAX_WAIT_SECONDS = 60
 EVENT = {

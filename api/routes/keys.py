@@ -8,11 +8,11 @@ from typing import Annotated
 from fastapi import APIRouter, Body, Depends, Path, Query
 from pydantic import BaseModel
 
-from api.caller import Admin
-from api.json_body import JsonRoute
-from api.problems import Problem, ProblemDocument
-from api.state import State, service
-from workers.keys import Key, KeySpec, KeyStore, NewKey, NoSuchKey
+from api.http.principal import Admin
+from api.http.problems import Problem, ProblemDocument
+from api.http.request_parsing import JsonRoute
+from api.http.state import State, service
+from workers.store.keys import Key, KeySpec, KeyStore, NewKey, NoSuchKey
 
 _KEY_ID = re.compile(r"key_[0-9a-f]{16}")
 

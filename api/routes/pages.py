@@ -14,10 +14,10 @@ from typing import Annotated
 
 from fastapi import APIRouter, Header, Request, Response
 
-from api.security_headers import PAGE_POLICY
+from api.http.security_headers import PAGE_POLICY
 
-DASHBOARD = Path(__file__).parent / "dashboard"
-DOCS = Path(__file__).parent / "docs"
+DASHBOARD = Path(__file__).parents[1] / "dashboard"
+DOCS = Path(__file__).parents[1] / "docs"
 VENDORED = DOCS / "swagger_ui"
 MEDIA_TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
 _DOCS_POLICY = f"{PAGE_POLICY}; img-src 'self' data:"

@@ -8,15 +8,15 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Depends, Path, Response
 from fastapi.responses import JSONResponse, PlainTextResponse
 
-from api.caller import Known, MetricsReader
-from api.metrics import exposition
+from api.http.metrics import exposition
+from api.http.principal import Known, MetricsReader
+from api.http.problems import RETRY_AFTER, Problem, ProblemDocument
+from api.http.state import State, service
 from api.openai.errors import ErrorDocument
-from api.problems import RETRY_AFTER, Problem, ProblemDocument
-from api.state import State, service
-from engine.types import EngineError
-from reasoner.jobs import BEST, VOTE
-from reasoner.strategies import schemas
-from workers.store import BROKER_DOWN
+from engine.protocol.types import EngineError
+from reasoner.jobs.spec import BEST, VOTE
+from reasoner.strategies.registry import schemas
+from workers.store.jobs import BROKER_DOWN
 
 Service = Annotated[State, Depends(service)]
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from benchmarks.answers.measure import measure_choices, measure_hard, measure_pairs, measure_styles, references
 from benchmarks.answers.styles import CHOICES, STYLES
-from reasoner.suites.opened import SuiteError
+from reasoner.evaluation.suites.suite import SuiteError
 
 
 def main() -> None:

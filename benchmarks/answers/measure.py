@@ -9,12 +9,12 @@ from pathlib import Path
 
 from benchmarks.answers.pairs import DIFFERENT, EQUAL, NUMERIC
 from benchmarks.answers.styles import CHOICES, STYLES, written
-from reasoner.answer_spec import AnswerSpec
 from reasoner.answers.canonical import canonical
-from reasoner.answers.extract import extract_answer
-from reasoner.equivalence import Equivalence
-from reasoner.rule_specs import NumericVerifier
-from reasoner.suites.files import open_file
+from reasoner.answers.equivalence import Equivalence
+from reasoner.answers.extraction.extract import extract_answer
+from reasoner.answers.spec import AnswerSpec
+from reasoner.evaluation.suites.files import open_file
+from reasoner.jobs.rule_specs import NumericVerifier
 from reasoner.verifiers.rules import near
 
 LONGEST = 64_000

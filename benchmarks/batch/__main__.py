@@ -12,12 +12,12 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from api.stack import private_engine
+from api.roles.private_service import private_engine
 from benchmarks.batch.measure import Plan, Solved, measure
 from benchmarks.batch.report import document, markdown
-from engine.types import EngineClient
-from workers.engines import connect
-from workers.settings import load_settings
+from engine.protocol.types import EngineClient
+from workers.config.settings import load_settings
+from workers.engines.connect import connect
 
 
 def main() -> None:

@@ -11,15 +11,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from engine.types import EngineClient
-from reasoner.allocator import WIDTH, Ask
-from reasoner.allowance import Allowance, SharedBudget
-from reasoner.answer_spec import AnswerSpec
-from reasoner.jobs import Budget, JobSpec, Sampling, StrategySpec
-from reasoner.journal import MemoryJournal
+from engine.protocol.types import EngineClient
+from reasoner.answers.spec import AnswerSpec
+from reasoner.budget.allocator import WIDTH, Ask
+from reasoner.evaluation.suites.problem import Problem
+from reasoner.evaluation.suites.registry import SUITES, check, family, load
+from reasoner.jobs.journal import MemoryJournal
+from reasoner.jobs.spec import Budget, JobSpec, Sampling, StrategySpec
 from reasoner.run import run_job
-from reasoner.suites import SUITES, check, family, load
-from reasoner.suites.problem import Problem
+from reasoner.search.grants import Allowance, SharedBudget
 
 Way = Literal["even", "shared"]
 WAYS: tuple[Way, ...] = ("even", "shared")

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from benchmarks.batch.measure import STRATEGY, WAYS, Plan, Solved, Way
-from reasoner.statistics import Bootstrap, Estimate, clustered_wilson
+from reasoner.evaluation.statistics import Bootstrap, Estimate, clustered_wilson
 
 Values = npt.NDArray[np.float64]
 

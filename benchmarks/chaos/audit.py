@@ -8,8 +8,8 @@ from typing import Any
 
 from benchmarks.chaos.clients import Heard
 from benchmarks.chaos.fleet import Fleet
-from reasoner.jobs import TERMINAL, Usage
-from workers.documents import usage_of
+from reasoner.jobs.spec import TERMINAL, Usage
+from workers.store.serialization import usage_of
 
 BAD = {
     "lost": "accepted jobs that the store does not know",

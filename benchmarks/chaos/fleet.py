@@ -15,11 +15,11 @@ from typing import Any, Literal, Self, get_args
 import httpx
 import redis
 
-from api.supervisor import engine_command, free_port
+from api.roles.supervisor import engine_command, free_port
 from benchmarks.service.null_engine import POLICY, VERIFIER
-from workers.embedded import EmbeddedBroker
-from workers.processes import spawn, stop
-from workers.settings import load_settings
+from workers.broker.embedded import EmbeddedBroker
+from workers.broker.processes import spawn, stop
+from workers.config.settings import load_settings
 
 Role = Literal["worker", "api", "engine", "broker"]
 ROLES: tuple[Role, ...] = get_args(Role)
@@ -146,7 +146,7 @@ class Fleet:
         command, env = self._engine, dict(environ)
         if role != "engine":
             port = self.ports[number] if role == "api" else self.settings.port
-            command = [sys.executable, "-m", "api.serve", role]
+            command = [sys.executable, "-m", "api.roles.serve", role]
             env |= self.settings.model_copy(update={"port": port}).environment()
         process = spawn(command, log=log, env=env, death_signal=signal.SIGKILL)
         self._running.callback(stop, process, grace=_STOP_SECONDS)

@@ -17,8 +17,8 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from engine.attention import LayerAttention
-from engine.attention.compiled import CompiledAttention
+from engine.attention.cpu_numba import CompiledAttention
+from engine.attention.layer import LayerAttention
 from engine.attention.plan import CostModel, Rows
 
 HEADS, KV_HEADS, DIM, PAGE, POOL, LAYERS = 8, 4, 64, 16, 4096, 16

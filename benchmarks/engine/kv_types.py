@@ -15,10 +15,10 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.engine.checkpoint import SIZES, cache_folder, checkpoint
-from engine.core import CoreOptions, EngineCore
+from engine.core.engine_core import CoreOptions, EngineCore
 from engine.device import KV_DTYPES
-from engine.sequence import Job
-from engine.types import Branch, GenerateRequest, SamplingParams
+from engine.protocol.types import Branch, GenerateRequest, SamplingParams
+from engine.scheduler.sequence import Job
 
 SEQUENCES, STEPS, LENGTHS = 16, 40, (100, 500, 2000)
 

@@ -22,7 +22,7 @@ from benchmarks.engine.problems import ALWAYS, GUESSING, PLAIN, Prompt, Solved
 from benchmarks.engine.process import BenchError, Worker, installed
 from benchmarks.engine.widened import widened
 from benchmarks.engine.workloads import VOCAB
-from reasoner import suites
+from reasoner.evaluation.suites import registry
 
 BATCHES = (1, 4, 16, 64)
 CASES = (*(f"batch-{batch}" for batch in BATCHES), "policy-large", "250M", "W3", "policy-250M")
@@ -166,7 +166,7 @@ class _Bench:
         peers: dict[str, list[Solved]] = {name: [] for name in (ASSISTED, LOOKUP) if batch == 1 and name in workers}
         for turn in range(-1, _PAIRS * self.plan.rounds):
             seed = _seed("batch", batch, turn)
-            prompts = self._prompts(workers[shipped], suites.SUITES, self.plan.work.problems[batch], _SOLUTION, turn)
+            prompts = self._prompts(workers[shipped], registry.SUITES, self.plan.work.problems[batch], _SOLUTION, turn)
             for name, ways in runs.items():
                 run = partial(_call, workers[name], "solve", prompts, seed=seed, batch=batch)
                 self._take_turns(f"{model}batch {batch}", name, turn, ways, run, turned=turn % 2 == 1)
@@ -249,7 +249,7 @@ class _Bench:
         return [
             Prompt(
                 tuple(worker.call("tokenize", problem=problem.text)),
-                suites.family(problem.suite).TEMPERATURE,
+                registry.family(problem.suite).TEMPERATURE,
                 tokens,
                 True,
             )
@@ -310,9 +310,9 @@ def _kind(folder: Path) -> str:
 
 
 @cache
-def _held_out(suite: str, count: int) -> list[suites.Problem]:
+def _held_out(suite: str, count: int) -> list[registry.Problem]:
     """Drawn once: word problems take their time."""
-    return suites.load(suite, limit=count)
+    return registry.load(suite, limit=count)
 
 
 def _call(worker: Worker, name: str, prompts: Sequence[Prompt], way: str | None = None, **arguments: Any) -> Solved:

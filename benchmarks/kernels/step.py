@@ -16,16 +16,16 @@ import torch
 from torch import Tensor
 
 from benchmarks.kernels.measure import Case, Runs
+from engine.attention.cuda_triton import TritonAttention
 from engine.attention.plan import CostModel, Rows
-from engine.attention.triton_backend import TritonAttention
 from engine.device import Placement
 from engine.models.config import RawConfig
 from engine.models.decoder import Decoder
 from engine.models.families import DecoderConfig, decoder_config
-from engine.models.model import Batch
-from engine.models.weights import Weights
-from engine.quantization.formats import Read
-from engine.quantization.matrix import GroupedMatrix, Matrix, dense
+from engine.models.interface import Batch
+from engine.weights.formats.registry import Read
+from engine.weights.matrix import GroupedMatrix, Matrix, dense
+from engine.weights.safetensors import Weights
 
 SIZES = {
     "vocab_size": 128_256,

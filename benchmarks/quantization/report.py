@@ -12,15 +12,15 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.quantization.texts import texts
-from engine.local import LocalEngine
+from engine.core.local_engine import LocalEngine
+from engine.protocol.types import Branch, Completion, GenerateRequest, SamplingParams
 from engine.quantization.options import options
 from engine.quantization.quality import compare, open_model
 from engine.quantization.quantize import quantize
-from engine.tokenizer import Tokenizer
-from engine.types import Branch, Completion, GenerateRequest, SamplingParams
-from reasoner.answers.extract import extract_answer
-from reasoner.suites import SUITES, check, load
-from reasoner.suites.problem import Problem
+from engine.text.tokenizer import Tokenizer
+from reasoner.answers.extraction.extract import extract_answer
+from reasoner.evaluation.suites.problem import Problem
+from reasoner.evaluation.suites.registry import SUITES, check, load
 
 ORIGINAL = "float32"
 VARIANTS: dict[str, tuple[str, int, int | None]] = {

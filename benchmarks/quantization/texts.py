@@ -5,9 +5,9 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 
-from engine.tokenizer import Tokenizer
-from reasoner.suites import SUITES, family
-from reasoner.suites.problem import Split
+from engine.text.tokenizer import Tokenizer
+from reasoner.evaluation.suites.problem import Split
+from reasoner.evaluation.suites.registry import SUITES, family
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from benchmarks.engine.measure import OURS, Listener, Measured, Row
 from benchmarks.engine.process import BenchError, Worker, installed
 from benchmarks.search.verifier import verifier
 from benchmarks.search.workload import W3, WIDE, Seen, Shape
-from reasoner import suites
+from reasoner.evaluation.suites import registry
 
 CASES = ("tokens", "W3")
 """Verifier tokens of beam searches 16 wide and 8 steps deep; the wall clock of a search with scoring."""
@@ -97,10 +97,10 @@ class _Bench:
 
     def jobs(self, worker: Worker) -> None:
         """The service's own strategy on real problems."""
-        for name in suites.SUITES:
+        for name in registry.SUITES:
             self.listener.step(f"beam on {name}")
-            problems = [problem.text for problem in suites.load(name, limit=self.plan.problems)]
-            seed, heat = _seed(name, 0), suites.family(name).TEMPERATURE
+            problems = [problem.text for problem in registry.load(name, limit=self.plan.problems)]
+            seed, heat = _seed(name, 0), registry.family(name).TEMPERATURE
             told = worker.call("beam_jobs", problems=problems, temperature=heat, seed=seed)
             self._tokens(f"16 × 8, {name}", [Seen(**told)])
 
@@ -154,7 +154,7 @@ def _search(worker: Worker, shape: Shape, seed: int) -> Seen:
 
 def _steps_ahead(plan: SearchPlan) -> int:
     """How often ``measure`` says what comes next."""
-    tokens = 2 + len(suites.SUITES) if "tokens" in plan.cases else 0
+    tokens = 2 + len(registry.SUITES) if "tokens" in plan.cases else 0
     timed = 2 + 3 * (1 + plan.rounds) if "W3" in plan.cases else 0
     return 1 + tokens + timed
 

@@ -10,16 +10,16 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from engine import short_waits  # noqa: F401 - it has to come before torch
+from engine.threads import short_waits  # noqa: F401 - it has to come before torch
 
 # isort: split
 import torch
 
 from benchmarks.search.workload import SEPARATOR_ID, Beam, Seen, Shape, check, prompt, survivors
-from engine.local import LocalEngine
-from engine.types import Branch, Completion, GenerateRequest, SamplingParams, ScoreItem, ScoreRequest
-from reasoner.jobs import JobSpec, StrategySpec
-from reasoner.journal import MemoryJournal
+from engine.core.local_engine import LocalEngine
+from engine.protocol.types import Branch, Completion, GenerateRequest, SamplingParams, ScoreItem, ScoreRequest
+from reasoner.jobs.journal import MemoryJournal
+from reasoner.jobs.spec import JobSpec, StrategySpec
 from reasoner.run import run_job
 
 _SAMPLING = SamplingParams(temperature=1.0, ignore_eos=True)

@@ -20,15 +20,15 @@ from typing import Any, Self
 import httpx
 import redis
 
-from api.supervisor import free_port
+from api.roles.supervisor import free_port
 from benchmarks.engine.process import BenchError
 from benchmarks.service.null_engine import POLICY, VERIFIER
-from workers.embedded import EmbeddedBroker
-from workers.processes import spawn, stop, tail
-from workers.settings import Settings, load_settings
+from workers.broker.embedded import EmbeddedBroker
+from workers.broker.processes import spawn, stop, tail
+from workers.config.settings import Settings, load_settings
 
 OURS, PLAIN = "ours", "Celery alone"
-_MODULES = {OURS: "api.serve", PLAIN: "benchmarks.service.plain"}
+_MODULES = {OURS: "api.roles.serve", PLAIN: "benchmarks.service.plain"}
 _PATIENCE = 120.0
 _PAUSE = 0.05
 

@@ -18,9 +18,9 @@ from benchmarks.service.deployment import OURS, PLAIN, Deployment, proportional_
 from benchmarks.service.load import bear, submit_all
 from benchmarks.service.null_engine import POLICY, VERIFIER
 from benchmarks.service.plain import CREATED, FINISHED
-from engine.client import HttpEngine
-from reasoner.jobs import JobResult, JobSpec
-from reasoner.journal import MemoryJournal
+from engine.client.http import HttpEngine
+from reasoner.jobs.journal import MemoryJournal
+from reasoner.jobs.spec import JobResult, JobSpec
 from reasoner.run import run_job
 
 CASES = ("submit", "throughput", "overhead", "load")

@@ -20,7 +20,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from engine.types import Completion, ModelInfo, ScoreResult
+from engine.protocol.types import Completion, ModelInfo, ScoreResult
 
 POLICY, VERIFIER = "null", "null-verifier"
 STEPS = 8

@@ -17,12 +17,12 @@ import uvicorn
 from celery import Celery
 from fastapi import FastAPI
 
-from engine.client import HttpEngine
-from reasoner.jobs import JobSpec
-from reasoner.journal import MemoryJournal
+from engine.client.http import HttpEngine
+from reasoner.jobs.journal import MemoryJournal
+from reasoner.jobs.spec import JobSpec
 from reasoner.run import run_job
-from workers.messages import make_celery
-from workers.settings import Settings, load_settings
+from workers.broker.wakeups import make_celery
+from workers.config.settings import Settings, load_settings
 
 TASK, QUEUE = "plain.run", "plain"
 CREATED, FINISHED, RESULTS = "plain:created", "plain:finished", "plain:results"

@@ -22,10 +22,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine.attention import LayerAttention
-from engine.attention.pages import gather, write
+from engine.attention.layer import LayerAttention
+from engine.attention.paged_tensors import gather, write
 from engine.attention.plan import Ints, Rows
-from engine.attention.turned import turned
+from engine.attention.projections import turned
 
 TILE = 4
 """Positions in a tile of queries."""

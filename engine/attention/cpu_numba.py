@@ -11,7 +11,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from engine.attention import LayerAttention
+from engine.attention.layer import LayerAttention
 from engine.attention.plan import Ints, Rows
 from kernels.cpu.attention.keys import KINDS, STEP_WORDS
 from kernels.cpu.attention.paged import attend, scratch_floats, tile_tokens

@@ -7,10 +7,10 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from engine.attention import LayerAttention
-from engine.attention.pages import gather, write
+from engine.attention.layer import LayerAttention
+from engine.attention.paged_tensors import gather, write
 from engine.attention.plan import Group, Keys, Rows, plan_step
-from engine.attention.turned import turned
+from engine.attention.projections import turned
 from kernels.attention.reference import attention, attention_piece, causal_attention, merge
 from kernels.quantize import dequantize_vectors
 

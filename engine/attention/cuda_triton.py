@@ -9,7 +9,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from engine.attention import LayerAttention
+from engine.attention.layer import LayerAttention
 from engine.attention.plan import Ints, Rows, share_prefixes
 from kernels.attention.kv_write import rotary_write
 from kernels.attention.paged import PagedKeys, paged_attention

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from engine.attention import LayerAttention
+from engine.attention.layer import LayerAttention
 from kernels.common.rotary import rotary
 from kernels.layers.norm import rms_norm
 

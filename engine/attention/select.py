@@ -7,10 +7,10 @@ from typing import Protocol
 
 from torch import Tensor
 
-from engine.attention import LayerAttend, LayerAttention, is_compiled
-from engine.attention.deterministic import DeterministicAttention
+from engine.attention.cpu_deterministic import DeterministicAttention
+from engine.attention.cpu_torch import TorchAttention
+from engine.attention.layer import LayerAttend, LayerAttention, is_compiled
 from engine.attention.plan import Rows
-from engine.attention.torch_backend import TorchAttention
 
 
 class HostAttention(LayerAttend, Protocol):
@@ -30,7 +30,7 @@ def host_attention(
     ``deterministic``: what a token gets is, bit for bit, a function of its sequence alone.
     """
     if is_compiled(layers[0], kv):
-        from engine.attention.compiled import CompiledAttention
+        from engine.attention.cpu_numba import CompiledAttention
 
         return CompiledAttention(layers, kv, scales, sharing=not deterministic)
     return (DeterministicAttention if deterministic else TorchAttention)(layers, kv, scales)

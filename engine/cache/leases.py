@@ -12,7 +12,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 
-from engine.cache.tree import Lease, Node, PrefixTree
+from engine.cache.radix_tree import Lease, Node, PrefixTree
 
 MAX_LEASES = 4096
 """Leases that pin anything at the same time. Beyond it the least recently used one lapses."""

@@ -14,10 +14,10 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from engine.attention import LayerAttention
+from engine.attention.layer import LayerAttention
 from engine.cache.leases import Leases
-from engine.cache.pool import PagePool
-from engine.cache.tree import Match, Node, PrefixTree
+from engine.cache.pages import PagePool
+from engine.cache.radix_tree import Match, Node, PrefixTree
 from engine.device import HOST, Placement, sent
 from kernels.cpu.runtime.memory import resident
 from kernels.quantize import LIMITS

@@ -15,7 +15,7 @@ from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from engine.cache.pool import PagePool
+from engine.cache.pages import PagePool
 
 Key = tuple[int, ...]
 

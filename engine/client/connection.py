@@ -11,8 +11,8 @@ from typing import Any
 
 import httpx
 
-from engine.types import EngineUnavailable, InvalidRequest
-from engine.wire import Json, error_from_json
+from engine.protocol.types import EngineUnavailable, InvalidRequest
+from engine.protocol.wire import Json, error_from_json
 
 _TIMEOUT = httpx.Timeout(connect=5.0, write=30.0, pool=60.0, read=600.0)
 """A generation stream is never silent for long (the server sends keep-alives); a large score request may be."""
@@ -29,7 +29,7 @@ an answer depends on the request alone, and the server stops the work of a conne
 class Connection:
     """A server at ``http://host:port`` or ``unix:///path/to/socket``.
 
-    Belongs to the event loop that it is first used in. Raises the exceptions of ``engine.types`` only.
+    Belongs to the event loop that it is first used in. Raises the exceptions of ``engine.protocol.types`` only.
     """
 
     def __init__(self, url: str, *, patient: bool = True) -> None:

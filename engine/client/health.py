@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from engine.types import EngineError, EngineUnavailable, ModelInfo
+from engine.protocol.types import EngineError, EngineUnavailable, ModelInfo
 
 FRESH_SECONDS = 2.0
 """An engine is asked how it is no more often than this."""

@@ -8,10 +8,10 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from pathlib import Path
 
-from engine.connection import Connection
-from engine.foreign_server import DIALECTS, ForeignEngine
-from engine.native import NativeEngine
-from engine.types import (
+from engine.client.connection import Connection
+from engine.client.native import NativeEngine
+from engine.client.openai_compatible import DIALECTS, ForeignEngine
+from engine.protocol.types import (
     Completion,
     Delta,
     GenerateRequest,
@@ -29,9 +29,10 @@ class HttpEngine:
     """An engine server at ``http://host:port`` or ``unix:///path/to/socket``.
 
     It is asked once, before the first request, whose server it is: ours, vLLM, SGLang, or another that speaks OpenAI's
-    completions API. What a foreign server cannot do raises ``EngineError`` that names it (``engine.foreign_server``).
+    completions API. What a foreign server cannot do raises ``EngineError`` that names it
+    (``engine.client.openai_compatible``).
 
-    Belongs to the event loop that it is first used in. Raises the exceptions of ``engine.types`` only.
+    Belongs to the event loop that it is first used in. Raises the exceptions of ``engine.protocol.types`` only.
     """
 
     def __init__(

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from engine.types import EngineError, InvalidRequest
+from engine.protocol.types import EngineError, InvalidRequest
 
 _CLASSIFIERS = ("TokenClassification", "SequenceClassification", "ForProcessRewardModel", "ForPrmModel")
 """How the names of architectures end that answer labels, not tokens."""

@@ -6,8 +6,8 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import asdict
 
-from engine.connection import Connection
-from engine.types import (
+from engine.client.connection import Connection
+from engine.protocol.types import (
     Completion,
     Delta,
     EngineUnavailable,
@@ -17,7 +17,14 @@ from engine.types import (
     ScoreRequest,
     ScoreResult,
 )
-from engine.wire import Json, completion_from_json, delta_from_json, error_from_json, model_from_json, score_from_json
+from engine.protocol.wire import (
+    Json,
+    completion_from_json,
+    delta_from_json,
+    error_from_json,
+    model_from_json,
+    score_from_json,
+)
 
 _DEFAULTS = asdict(SamplingParams())
 

@@ -20,11 +20,11 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Self, TypeVar
 
-from engine.connection import Connection
-from engine.foreign_scores import ForeignScores
-from engine.merge import Events, merged
-from engine.text_model import TextModel
-from engine.types import (
+from engine.client.connection import Connection
+from engine.client.local_tokenizer import TextModel
+from engine.client.openai_scoring import ForeignScores
+from engine.protocol.streams import Events, merged
+from engine.protocol.types import (
     Branch,
     Completion,
     Delta,
@@ -39,7 +39,7 @@ from engine.types import (
     ScoreRequest,
     ScoreResult,
 )
-from engine.wire import Json, error_from_json
+from engine.protocol.wire import Json, error_from_json
 
 _T = TypeVar("_T")
 _DEFAULTS = asdict(SamplingParams())
@@ -127,8 +127,8 @@ class ForeignEngine:
                 del self._running[request.request_id]
 
     async def score(self, request: ScoreRequest) -> list[ScoreResult]:
-        """See ``EngineClient`` and ``engine.foreign_scores``. A server computes an item as a whole, or says what it
-        had cached; ``max_compute`` is held against the whole."""
+        """See ``EngineClient`` and ``engine.client.openai_scoring``. A server computes an item as a whole, or says what
+        it had cached; ``max_compute`` is held against the whole."""
         salt = self._salt(request)
         return list(await asyncio.gather(*(self._score(request, salt, *one) for one in enumerate(request.items))))
 

@@ -14,9 +14,9 @@ import asyncio
 import math
 from collections.abc import Sequence
 
-from engine.connection import Connection
-from engine.types import EngineError, ScoreResult
-from engine.wire import Json
+from engine.client.connection import Connection
+from engine.protocol.types import EngineError, ScoreResult
+from engine.protocol.wire import Json
 
 _AT_ONCE = 16
 """Items that are asked for side by side."""

@@ -18,8 +18,8 @@ from functools import lru_cache
 from hashlib import blake2b
 from typing import Any, TypeVar
 
-from engine.health import ANSWER_SECONDS, MOMENT_SECONDS, Health
-from engine.types import (
+from engine.client.health import ANSWER_SECONDS, MOMENT_SECONDS, Health
+from engine.protocol.types import (
     Completion,
     Delta,
     EngineBusy,

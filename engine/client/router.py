@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import replace
 
-from engine.types import (
+from engine.protocol.types import (
     Completion,
     Delta,
     EngineClient,

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TypeVar
 
-from engine.detokenize import held_back, stops_from
-from engine.sequence import GenerateSequence, ScoreSequence
-from engine.types import Completion, Delta, FinishReason, ScoreResult
+from engine.protocol.types import Completion, Delta, FinishReason, ScoreResult
+from engine.scheduler.sequence import GenerateSequence, ScoreSequence
+from engine.text.detokenizer import held_back, stops_from
 
 _T = TypeVar("_T")
 

@@ -13,30 +13,30 @@ from pathlib import Path
 
 import torch
 
-from engine.batch import Work, build_batch
-from engine.cache.kv import KVCache, token_bytes
+from engine.cache.paged_kv import KVCache, token_bytes
+from engine.core.completion import Ending, completion, ending, next_delta, portions, score_result
+from engine.core.loaded_model import ServedModel
+from engine.core.recovery import MAX_UNEXPLAINED, RequestFailed, Suspects
 from engine.device import Placement, find_place, kv_type
-from engine.device_sampling import sample_on_device
-from engine.drawing import Drawn, Sampler, read_out, rows_to_read, sample_on_host
-from engine.forward import forward_over
 from engine.models.config import ModelConfig, read_raw_config
 from engine.models.families import is_defined
-from engine.models.foreign import ForeignModel
 from engine.models.load import load_model
-from engine.outputs import Ending, completion, ending, next_delta, portions, score_result
-from engine.scheduler import Scheduler
-from engine.sequence import GenerateSequence, Job, ScoreSequence, Sequence
-from engine.served import ServedModel
-from engine.speculation.adaptive import AdaptiveController
-from engine.speculation.controller import Controller, Outcome
-from engine.speculation.draft import Drafter, Watch
+from engine.models.transformers_backend import ForeignModel
+from engine.protocol.types import EngineError, FinishReason
+from engine.runner.batch import Work, build_batch
+from engine.runner.forward_gpu import forward_over
+from engine.runner.sample_step import Drawn, Sampler, read_out, rows_to_read, sample_on_host
+from engine.sampling.gpu import sample_on_device
+from engine.scheduler.scheduler import Scheduler
+from engine.scheduler.sequence import GenerateSequence, Job, ScoreSequence, Sequence
+from engine.scheduler.timings import Timings
+from engine.speculation.control.adaptive import AdaptiveController
+from engine.speculation.control.controller import Controller, Outcome
+from engine.speculation.drafter import Drafter, Watch
 from engine.speculation.load import MAX_NODES, check_length, extra_layers, load_drafter
 from engine.speculation.speculator import Speculator
-from engine.speculation.tally import Tally
+from engine.speculation.stats import Tally
 from engine.speculation.verify import accepted
-from engine.suspects import MAX_UNEXPLAINED, RequestFailed, Suspects
-from engine.timings import Timings
-from engine.types import EngineError, FinishReason
 from kernels.cpu.availability import AVAILABLE
 
 _log = logging.getLogger(__name__)

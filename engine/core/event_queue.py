@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 
-from engine.sequence import Event
+from engine.scheduler.sequence import Event
 
 _log = logging.getLogger(__name__)
 

@@ -8,14 +8,14 @@ from pathlib import Path
 
 import numpy as np
 
-from engine.detokenize import StopStrings, TextReader, text_of
 from engine.fingerprint import fingerprint
-from engine.limits import check_generate, check_score, check_tokens
-from engine.models.model import Model
-from engine.penalties import Penalties
-from engine.sequence import GenerateSequence, Job, ScoreSequence
-from engine.tokenizer import Tokenizer
-from engine.types import GenerateRequest, InvalidRequest, ModelInfo, ScoreItem, ScoreRequest
+from engine.models.interface import Model
+from engine.protocol.request_checks import check_generate, check_score, check_tokens
+from engine.protocol.types import GenerateRequest, InvalidRequest, ModelInfo, ScoreItem, ScoreRequest
+from engine.sampling.penalties import Penalties
+from engine.scheduler.sequence import GenerateSequence, Job, ScoreSequence
+from engine.text.detokenizer import StopStrings, TextReader, text_of
+from engine.text.tokenizer import Tokenizer
 
 Positions = tuple[int, ...]
 

@@ -14,14 +14,9 @@ from pathlib import Path
 
 import torch
 
-from engine.contention import ThreadGovernor, waiting_clock
-from engine.core import CoreOptions, CoreStats, EngineCore
-from engine.outbox import Outbox
-from engine.sequence import Event, Job
-from engine.speculation.tally import Tally
-from engine.timings import Timings
-from engine.tokenizer import LONG_TEXT, Tokenizer
-from engine.types import (
+from engine.core.engine_core import CoreOptions, CoreStats, EngineCore
+from engine.core.event_queue import Outbox
+from engine.protocol.types import (
     Completion,
     Delta,
     EngineBusy,
@@ -33,6 +28,11 @@ from engine.types import (
     ScoreRequest,
     ScoreResult,
 )
+from engine.scheduler.sequence import Event, Job
+from engine.scheduler.timings import Timings
+from engine.speculation.stats import Tally
+from engine.text.tokenizer import LONG_TEXT, Tokenizer
+from engine.threads.contention import ThreadGovernor, waiting_clock
 from kernels.cpu.availability import AVAILABLE
 
 _log = logging.getLogger(__name__)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from engine.sequence import Job, Sequence
+from engine.scheduler.sequence import Job, Sequence
 
 MAX_UNEXPLAINED = 8
 """Failed steps that a job survives although nobody failed alone, such as for want of memory."""

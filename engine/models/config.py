@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from engine.attention import LayerAttention
-from engine.types import EngineError
+from engine.attention.layer import LayerAttention
+from engine.protocol.types import EngineError
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from engine.types import EngineError
+from engine.protocol.types import EngineError
 
 READ = {
     *("architectures", "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"),

@@ -13,14 +13,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine.attention import LayerAttend
+from engine.attention.layer import LayerAttend
 from engine.device import HOST, Placement, sent
 from engine.models.families import DecoderConfig
 from engine.models.feed_forward import Experts, GatedMlp
-from engine.models.model import Batch
-from engine.models.weights import Weights
-from engine.quantization.formats import Read
-from engine.quantization.matrix import product
+from engine.models.interface import Batch
+from engine.weights.formats.registry import Read
+from engine.weights.matrix import product
+from engine.weights.safetensors import Weights
 from kernels.cpu.runtime.kernel_graph import layer_ends
 from kernels.layers.activation import gelu_tanh_mul, silu_mul
 from kernels.layers.norm import rms_norm

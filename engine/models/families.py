@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from engine.attention import LayerAttention
+from engine.attention.layer import LayerAttention
 from engine.models.config import ModelConfig, RawConfig
-from engine.models.fields import READ, WITHOUT_INFLUENCE, refuse_unknown
+from engine.models.config_fields import READ, WITHOUT_INFLUENCE, refuse_unknown
 from engine.models.rope import Rope, read_rope, read_ropes_by_layer_type
-from engine.types import EngineError
+from engine.protocol.types import EngineError
 
 _FULL, _SLIDING = "full_attention", "sliding_attention"
 

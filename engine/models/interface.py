@@ -8,7 +8,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-from engine.attention import LayerAttend
+from engine.attention.layer import LayerAttend
 from engine.device import Placement
 from engine.models.config import ModelConfig
 

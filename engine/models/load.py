@@ -9,11 +9,11 @@ from engine.device import HOST, Placement
 from engine.models.config import ModelConfig, read_raw_config
 from engine.models.decoder import Decoder
 from engine.models.families import decoder_config, is_defined
-from engine.models.foreign import ForeignModel
-from engine.models.model import Model
-from engine.models.weights import Weights
-from engine.quantization.formats import reader
-from engine.types import EngineError
+from engine.models.interface import Model
+from engine.models.transformers_backend import ForeignModel
+from engine.protocol.types import EngineError
+from engine.weights.formats.registry import reader
+from engine.weights.safetensors import Weights
 
 
 def load_model(folder: Path, capacity: Callable[[ModelConfig], int], place: Placement = HOST) -> Model:

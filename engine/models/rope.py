@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from engine.types import EngineError
+from engine.protocol.types import EngineError
 from kernels.common.rotary import (
     frequencies,
     llama3_frequencies,

@@ -14,8 +14,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from engine.attention import Attend, LayerAttention
-from engine.types import EngineError
+from engine.attention.layer import Attend, LayerAttention
+from engine.protocol.types import EngineError
 
 NAME = "reasoner"
 """Our functions in transformers' registers."""

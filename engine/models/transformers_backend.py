@@ -17,12 +17,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from engine.attention import Attend, LayerAttention
+from engine.attention.layer import Attend, LayerAttention
 from engine.device import HOST, Placement
 from engine.models.config import ModelConfig, RawConfig
-from engine.models.foreign_calls import NAME, DenseAttention, PagedCalls, TracedCalls, calls_go_to, register
-from engine.models.model import Batch
-from engine.types import EngineError
+from engine.models.interface import Batch
+from engine.models.transformers_attention import NAME, DenseAttention, PagedCalls, TracedCalls, calls_go_to, register
+from engine.protocol.types import EngineError
 
 _TOLERANCE = 1e-4
 """Largest difference of logits in the rehearsal, relative to the largest logit where that exceeds 1."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from engine.types import GenerateRequest, InvalidRequest, ModelInfo, SamplingParams, ScoreRequest
+from engine.protocol.types import GenerateRequest, InvalidRequest, ModelInfo, SamplingParams, ScoreRequest
 
 _NAME = 256
 """Characters of a lease or a cache salt at most."""

@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 
-from engine.types import Completion, Delta
+from engine.protocol.types import Completion, Delta
 
 Events = AsyncGenerator[Completion | Delta, None]
 

@@ -35,9 +35,9 @@ class EngineBusy(EngineUnavailable):
 class SamplingParams:
     """How the next token is drawn.
 
-    The logits are changed by ``logit_bias``, the penalties and ``min_tokens`` (``engine.penalties`` says how), divided
-    by ``temperature`` (0 means greedy: argmax) and filtered by ``top_k`` (0 is off), ``top_p`` (1 is off) and ``min_p``
-    (0 is off), in this order. ``stop`` strings end a branch as soon as the generated text contains one.
+    The logits are changed by ``logit_bias``, the penalties and ``min_tokens`` (``engine.sampling.penalties`` says how),
+    divided by ``temperature`` (0 means greedy: argmax) and filtered by ``top_k`` (0 is off), ``top_p`` (1 is off) and
+    ``min_p`` (0 is off), in this order. ``stop`` strings end a branch as soon as the generated text contains one.
     """
 
     temperature: float = 1.0

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
-from engine.types import (
+from engine.protocol.types import (
     Completion,
     Delta,
     EngineBusy,

@@ -11,15 +11,15 @@ import json
 import sys
 from pathlib import Path
 
-from engine import short_waits  # noqa: F401 - it has to come before torch
+from engine.threads import short_waits  # noqa: F401 - it has to come before torch
 
 # isort: split
 import torch
 
-from engine.processors import choose_threads
+from engine.protocol.types import EngineError
 from engine.quantization.options import options
 from engine.quantization.quantize import quantize
-from engine.types import EngineError
+from engine.threads.processors import choose_threads
 
 
 def main() -> int:

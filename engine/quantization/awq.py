@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 from engine.models.families import DecoderConfig
-from engine.models.weights import Weights
 from engine.quantization.calibration import Observed
-from engine.quantization.formats import awq
 from engine.quantization.options import Options, group
 from engine.quantization.rounding import asymmetric, clipped
+from engine.weights.formats import awq
+from engine.weights.safetensors import Weights
 
 _STEPS = 20
 """Of the exponent between 0 and 1 (section 3.2)."""

@@ -9,15 +9,15 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from engine.attention import LayerAttention
-from engine.attention.turned import turned
+from engine.attention.layer import LayerAttention
+from engine.attention.projections import turned
 from engine.models.decoder import LayerBuilder
 from engine.models.families import DecoderConfig
-from engine.models.weights import Weights
-from engine.quantization.formats import Read
-from engine.quantization.matrix import dense
-from engine.tokenizer import Tokenizer
-from engine.types import EngineError
+from engine.protocol.types import EngineError
+from engine.text.tokenizer import Tokenizer
+from engine.weights.formats.registry import Read
+from engine.weights.matrix import dense
+from engine.weights.safetensors import Weights
 from kernels.attention.reference import attention
 from kernels.linear.fp32 import Linear
 

@@ -11,7 +11,7 @@ from typing import Any, Self
 from safetensors.torch import save_file
 from torch import Tensor
 
-from engine.types import EngineError
+from engine.protocol.types import EngineError
 
 _INDEX = "model.safetensors.index.json"
 

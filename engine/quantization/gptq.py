@@ -6,9 +6,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from engine.quantization.matrix import GroupedMatrix
+from engine.protocol.types import EngineError
 from engine.quantization.rounding import symmetric_scales
-from engine.types import EngineError
+from engine.weights.matrix import GroupedMatrix
 
 _DAMPING = (0.01, 0.1, 1.0)
 """Part of the mean diagonal that is added to it: the paper's, and what is tried where that is not enough."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from engine.types import EngineError
+from engine.protocol.types import EngineError
 
 METHODS = {"rtn": (8, 4), "gptq": (4, 8), "awq": (4,), "fp8": (8,), "nf4": (4,)}
 """The bits that each method knows, its default first."""

@@ -8,10 +8,11 @@ import torch
 
 from engine.models.decoder import LayerBuilder
 from engine.models.families import DecoderConfig
-from engine.models.weights import Weights
-from engine.quantization.formats import bitsandbytes, reader
+from engine.protocol.types import EngineError
 from engine.quantization.options import Options, group
-from engine.types import EngineError
+from engine.weights.formats import bitsandbytes
+from engine.weights.formats.registry import reader
+from engine.weights.safetensors import Weights
 from kernels.linear.fp32 import Linear, Product
 
 _WORD = 32

@@ -10,8 +10,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from engine.models.interface import Batch, Model
 from engine.models.load import load_model
-from engine.models.model import Batch, Model
 from engine.quantization.calibration import DenseAttend
 
 

@@ -12,16 +12,17 @@ from torch import Tensor
 from engine.models.config import RawConfig, read_raw_config
 from engine.models.decoder import Layer, layer_forward, scaled_embedding
 from engine.models.families import DecoderConfig, decoder_config, is_defined
-from engine.models.weights import Weights
+from engine.protocol.types import EngineError
 from engine.quantization.awq import awq_layer
 from engine.quantization.calibration import DenseAttend, Observed, ObservedBuilder, calibration_sequences
-from engine.quantization.checkpoint import CheckpointWriter
-from engine.quantization.formats import awq, bitsandbytes, compressed_tensors, fp8, gptq, reader
+from engine.quantization.checkpoint_writer import CheckpointWriter
 from engine.quantization.gptq import gptq as gptq_rounded
 from engine.quantization.options import Options, group
 from engine.quantization.plan import check, is_router
 from engine.quantization.rounding import int8_rows, symmetric
-from engine.types import EngineError
+from engine.weights.formats import awq, bitsandbytes, compressed_tensors, fp8, gptq
+from engine.weights.formats.registry import reader
+from engine.weights.safetensors import Weights
 
 Progress = Callable[[int, int, str], None]
 """Hears what is done, of how much, and what comes next."""

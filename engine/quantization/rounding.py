@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from engine.quantization.matrix import GroupedMatrix, Int8Matrix
+from engine.weights.matrix import GroupedMatrix, Int8Matrix
 
 _CUTS, _CUT = 10, 0.05
 """How many spans are tried, and by how much each is shorter."""

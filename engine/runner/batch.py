@@ -10,13 +10,13 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from engine.attention import LayerAttention, is_compiled
+from engine.attention.layer import LayerAttention, is_compiled
 from engine.attention.plan import CostModel, Ints, Tree
 from engine.attention.plan import Rows as RowTable
-from engine.cache.kv import KVCache, token_bytes
-from engine.models.model import Batch
-from engine.sequence import Sequence
-from engine.speculation.draft import EMPTY, Draft
+from engine.cache.paged_kv import KVCache, token_bytes
+from engine.models.interface import Batch
+from engine.scheduler.sequence import Sequence
+from engine.speculation.drafter import EMPTY, Draft
 
 
 class Work(NamedTuple):

@@ -7,14 +7,14 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from engine.attention import is_compiled
-from engine.attention.host import HostAttention
+from engine.attention.layer import is_compiled
 from engine.attention.plan import Rows
-from engine.host_draws import HostDraws
+from engine.attention.select import HostAttention
 from engine.models.decoder import Decoder
-from engine.models.model import Batch, Model
-from engine.sampling import Floats, Ints
-from engine.sequence import GenerateSequence
+from engine.models.interface import Batch, Model
+from engine.runner.fused_sampler_cpu import HostDraws
+from engine.sampling.sampler import Floats, Ints
+from engine.scheduler.sequence import GenerateSequence
 from kernels.cpu.runtime.kernel_graph import Tapes
 
 _MOST = 128

@@ -13,16 +13,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine.attention.host import host_attention
+from engine.attention.cuda_triton import TritonAttention
 from engine.attention.plan import Rows
-from engine.attention.triton_backend import TritonAttention
-from engine.cache.kv import KVCache
+from engine.attention.select import host_attention
+from engine.cache.paged_kv import KVCache
 from engine.device import sent
-from engine.host_forward import HostForward
 from engine.models.families import DecoderConfig
-from engine.models.model import Batch, Model
-from engine.sampling import Floats, Ints
-from engine.sequence import GenerateSequence
+from engine.models.interface import Batch, Model
+from engine.runner.forward_cpu import HostForward
+from engine.sampling.sampler import Floats, Ints
+from engine.scheduler.sequence import GenerateSequence
 from kernels.common.attention_schedule import Buffers
 from kernels.common.warmup import Firsts
 

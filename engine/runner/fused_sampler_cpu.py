@@ -9,14 +9,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine.cache.kv import PageTable
+from engine.cache.paged_kv import PageTable
 from engine.models.decoder import Decoder
-from engine.sampling import Floats, Ints, checked
-from engine.sequence import GenerateSequence
+from engine.sampling.sampler import Floats, Ints, checked
+from engine.scheduler.sequence import GenerateSequence
 from kernels.cpu.runtime.kernel_graph import Tapes
 
 _Drawn = tuple[Tensor, Ints, Floats]
-"""Logits ``[rows, vocab]``; tokens and their log-probabilities, ``[rows]`` each (``engine.sampling.sample``)."""
+"""Logits ``[rows, vocab]``; tokens and their log-probabilities, ``[rows]`` each
+(``engine.sampling.sampler.sample``)."""
 
 
 class HostDraws:

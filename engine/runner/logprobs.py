@@ -8,11 +8,11 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
-from engine.models.model import Model
-from engine.sampling import NOT_FINITE
-from engine.sequence import GenerateSequence
-from engine.support import largest, relative_weights
-from engine.types import EngineError, TokenLogprob
+from engine.models.interface import Model
+from engine.protocol.types import EngineError, TokenLogprob
+from engine.sampling.sampler import NOT_FINITE
+from engine.sampling.truncation import largest, relative_weights
+from engine.scheduler.sequence import GenerateSequence
 
 _BLOCK = 1 << 22
 """Logits in memory at once while a prompt is read."""

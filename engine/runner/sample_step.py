@@ -12,17 +12,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine.batch import Work
-from engine.changes import Point, change
 from engine.device import sent
-from engine.forward import Forward
-from engine.logprobs import log_probabilities, read_prompt
-from engine.models.model import Model
-from engine.penalties import Ints
-from engine.sampling import NOT_FINITE, Coordinates, Floats, Laws, sample
-from engine.sequence import GenerateSequence, ScoreSequence
-from engine.speculation.draft import Draft
-from engine.types import EngineError, TokenLogprob
+from engine.models.interface import Model
+from engine.protocol.types import EngineError, TokenLogprob
+from engine.runner.batch import Work
+from engine.runner.forward_gpu import Forward
+from engine.runner.logprobs import log_probabilities, read_prompt
+from engine.sampling.logits_processors import Point, change
+from engine.sampling.penalties import Ints
+from engine.sampling.sampler import NOT_FINITE, Coordinates, Floats, Laws, sample
+from engine.scheduler.sequence import GenerateSequence, ScoreSequence
+from engine.speculation.drafter import Draft
 
 _Read = tuple[ScoreSequence, int, int]
 """A sequence, a position in it to read, and the row of its hidden state."""
@@ -52,7 +52,7 @@ class _Drawing(NamedTuple):
 
 Sampler = Callable[[Tensor, Sequence[Point], Laws, Coordinates], tuple[Ints, Floats]]
 """Applies what requests change in the logits of their points, in place, and draws one token for each. See
-``engine.sampling.sample``."""
+``engine.sampling.sampler.sample``."""
 
 
 def sample_on_host(logits: Tensor, points: Sequence[Point], laws: Laws, where: Coordinates) -> tuple[Ints, Floats]:

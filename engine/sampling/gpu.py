@@ -1,5 +1,5 @@
-"""Drawing a step's tokens on the device that has the logits: what ``engine.penalties`` and ``engine.sampling`` do on
-the host. The host waits once, for tokens and log-probabilities together."""
+"""Drawing a step's tokens on the device that has the logits: what ``engine.sampling.penalties`` and
+``engine.sampling.sampler`` do on the host. The host waits once, for tokens and log-probabilities together."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine.changes import Point, forbidden_at, penalties_of
 from engine.device import sent
-from engine.penalties import Ints, Penalties
-from engine.sampling import Coordinates, Floats, Laws
-from engine.types import EngineError
+from engine.protocol.types import EngineError
+from engine.sampling.logits_processors import Point, forbidden_at, penalties_of
+from engine.sampling.penalties import Ints, Penalties
+from engine.sampling.sampler import Coordinates, Floats, Laws
 from kernels.sampling import sampling
 
 
@@ -42,7 +42,8 @@ def sample_on_device(logits: Tensor, points: Sequence[Point], laws: Laws, where:
 
 
 def change_on_device(logits: Tensor, points: Sequence[Point]) -> None:
-    """Applies bias, penalties and ``min_tokens`` in place, as ``engine.changes.change`` does on the host."""
+    """Applies bias, penalties and ``min_tokens`` in place, as ``engine.sampling.logits_processors.change`` does on the
+    host."""
     penalties, forbidden = penalties_of(points), forbidden_at(points)
     if penalties or forbidden:
         sampling.change(logits, changes(len(logits), penalties, forbidden, logits.device))

@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from engine.penalties import Ints, Penalties, forbid, penalise
-from engine.sequence import GenerateSequence
+from engine.sampling.penalties import Ints, Penalties, forbid, penalise
+from engine.scheduler.sequence import GenerateSequence
 
 
 class Point(NamedTuple):
@@ -22,8 +22,8 @@ class Point(NamedTuple):
 
 
 def change(logits: Tensor, points: Sequence[Point]) -> None:
-    """Applies bias, penalties and ``min_tokens`` in place (``engine.penalties``); a point for each row of ``logits``
-    ``[rows, vocab]``."""
+    """Applies bias, penalties and ``min_tokens`` in place (``engine.sampling.penalties``); a point for each row of
+    ``logits`` ``[rows, vocab]``."""
     penalties, short = penalties_of(points), forbidden_at(points)
     if penalties:
         penalise(logits.numpy(), list(penalties), list(penalties.values()))

@@ -4,7 +4,8 @@ In this order, on the raw logits: logit bias (OpenAI: added), repetition penalty
 2019: tokens of the prompt or generated, positive logits divided by it, negative ones multiplied), frequency penalty
 (OpenAI: subtracted once for each time that the token was generated), presence penalty (OpenAI: subtracted once if it
 was generated at all), and, before ``min_tokens``, minus infinity for every token that would end the branch. Temperature
-and filters follow (``engine.sampling``). It is vLLM's order but for the last mask, which commutes with the penalties.
+and filters follow (``engine.sampling.sampler``). It is vLLM's order but for the last mask, which commutes with the
+penalties.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from engine.types import SamplingParams
+from engine.protocol.types import SamplingParams
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float32]

@@ -21,8 +21,8 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
-from engine.support import relative_weights, smallest_kept
-from engine.types import EngineError
+from engine.protocol.types import EngineError
+from engine.sampling.truncation import relative_weights, smallest_kept
 from kernels.common.noise import SAMPLE, RaceBits, Words, gumbel_noise, noise_streams
 from kernels.cpu.availability import AVAILABLE
 

@@ -25,9 +25,9 @@ from bisect import bisect_left, insort
 from dataclasses import dataclass, field
 from operator import attrgetter
 
-from engine.cache.kv import KVCache
-from engine.cache.tree import Match, Node
-from engine.sequence import Job, ScoreSequence, Sequence
+from engine.cache.paged_kv import KVCache
+from engine.cache.radix_tree import Match, Node
+from engine.scheduler.sequence import Job, ScoreSequence, Sequence
 
 OVERTAKEN = 128
 """Admissions after which a job that still waits goes first among those of its priority."""

@@ -7,11 +7,11 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from engine.cache.kv import PageTable
-from engine.cache.tree import Match
-from engine.detokenize import StopStrings, TextReader
-from engine.penalties import Ints, Penalties
-from engine.types import Branch, Completion, Delta, EngineError, SamplingParams, ScoreResult, TokenLogprob
+from engine.cache.paged_kv import PageTable
+from engine.cache.radix_tree import Match
+from engine.protocol.types import Branch, Completion, Delta, EngineError, SamplingParams, ScoreResult, TokenLogprob
+from engine.sampling.penalties import Ints, Penalties
+from engine.text.detokenizer import StopStrings, TextReader
 
 Event = Completion | Delta | ScoreResult | EngineError
 """What a job hears: results as they come, or one error that ends it."""

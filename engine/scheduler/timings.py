@@ -6,8 +6,8 @@ from bisect import bisect_left
 from collections import Counter
 from itertools import accumulate
 
-from engine.sequence import GenerateSequence, Sequence
-from engine.types import FinishReason
+from engine.protocol.types import FinishReason
+from engine.scheduler.sequence import GenerateSequence, Sequence
 
 WAITS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
 """Upper bounds of the buckets of waiting times, in seconds."""

@@ -20,7 +20,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, TypeVar
 
-from engine import short_waits  # noqa: F401 - it has to come before torch
+from engine.threads import short_waits  # noqa: F401 - it has to come before torch
 
 # isort: split
 import torch
@@ -32,17 +32,17 @@ from prometheus_client import CollectorRegistry, generate_latest
 from starlette.exceptions import HTTPException as StarletteHTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from engine.core import CoreOptions
+from engine.core.engine_core import CoreOptions
+from engine.core.local_engine import LocalEngine
 from engine.device import DEVICES, DTYPES, KV_DTYPES
-from engine.local import LocalEngine
-from engine.merge import Events, merged
-from engine.metrics import EngineCollector
-from engine.openai import Question, streamed_answer, whole_answer
-from engine.processors import choose_threads
-from engine.schema import AbortBody, CompletionBody, ReleaseBody, ScoreBody, TokenizeBody
+from engine.protocol.streams import Events, merged
+from engine.protocol.types import EngineError
+from engine.protocol.wire import error_body, error_to_json
+from engine.server.metrics import EngineCollector
+from engine.server.openai import Question, streamed_answer, whole_answer
+from engine.server.schema import AbortBody, CompletionBody, ReleaseBody, ScoreBody, TokenizeBody
 from engine.speculation.load import FORMS, MAX_LENGTH, SHIPPED
-from engine.types import EngineError
-from engine.wire import error_body, error_to_json
+from engine.threads.processors import choose_threads
 
 MAX_BODY_BYTES = 32 << 20
 
@@ -309,7 +309,7 @@ async def _http_error(http: Request, error: Exception) -> Response:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m engine.server", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m engine.server.app", description=__doc__)
     parser.add_argument("--model", action="append", required=True, metavar="NAME=PATH", help="a model to serve")
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, default=8100, help="0 takes a free one")

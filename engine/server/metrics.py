@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from engine.local import LocalEngine
+from engine.core.local_engine import LocalEngine
 
 _GAUGES = {
     "running": "Sequences that run.",

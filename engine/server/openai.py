@@ -12,12 +12,12 @@ from dataclasses import asdict, dataclass
 
 from anyio import CancelScope
 
-from engine.merge import Events
-from engine.openai_logprobs import logprobs_object, prompt_logprobs
-from engine.schema import CompletionBody
-from engine.tokenizer import Tokenizer
-from engine.types import Completion, EngineError, GenerateRequest, TokenLogprob
-from engine.wire import Json, completion_to_json, error_to_json
+from engine.protocol.streams import Events
+from engine.protocol.types import Completion, EngineError, GenerateRequest, TokenLogprob
+from engine.protocol.wire import Json, completion_to_json, error_to_json
+from engine.server.openai_logprobs import logprobs_object, prompt_logprobs
+from engine.server.schema import CompletionBody
+from engine.text.tokenizer import Tokenizer
 
 _KEEP_ALIVE_SECONDS = 15.0
 _DONE = "data: [DONE]\n\n"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from engine.types import TokenLogprob
-from engine.wire import Json
+from engine.protocol.types import TokenLogprob
+from engine.protocol.wire import Json
 
 Name = Callable[[int], str]
 """How a token is called in an answer."""

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
-from engine.limits import (
+from engine.protocol.request_checks import (
     MAX_COMPUTE,
     MAX_LOGIT_BIASES,
     MAX_LOGPROBS,
@@ -21,7 +21,7 @@ from engine.limits import (
     MAX_TOP_K,
     MIN_REPETITION_PENALTY,
 )
-from engine.types import Branch, GenerateRequest, SamplingParams, ScoreItem, ScoreRequest
+from engine.protocol.types import Branch, GenerateRequest, SamplingParams, ScoreItem, ScoreRequest
 
 MAX_BRANCHES = 256
 """Branches of one prompt at most, as ``n`` or as ``branches``."""

@@ -10,8 +10,8 @@ from typing import NamedTuple, Protocol
 
 from torch import Tensor
 
-from engine.cache.kv import KVCache
-from engine.sequence import GenerateSequence
+from engine.cache.paged_kv import KVCache
+from engine.scheduler.sequence import GenerateSequence
 
 
 @lru_cache(64)

@@ -5,14 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 from engine.models.config import read_json
+from engine.models.interface import Model
 from engine.models.load import load_model
-from engine.models.model import Model
-from engine.speculation.draft import Drafter
-from engine.speculation.draft_model import DraftModel
-from engine.speculation.eagle import EagleDrafter, load_eagle
-from engine.speculation.medusa import load_medusa
-from engine.speculation.ngram import NgramDrafter
-from engine.types import EngineError
+from engine.protocol.types import EngineError
+from engine.speculation.drafter import Drafter
+from engine.speculation.drafters.draft_model import DraftModel
+from engine.speculation.drafters.eagle import EagleDrafter, load_eagle
+from engine.speculation.drafters.medusa import load_medusa
+from engine.speculation.drafters.ngram import NgramDrafter
 
 MAX_LENGTH = 16
 """Most guesses after each other. Even where nine of ten are right, more would not be met once in six tries."""

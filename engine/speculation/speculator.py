@@ -9,12 +9,12 @@ from collections.abc import Sequence as Items
 
 from torch import Tensor
 
-from engine.batch import Work
-from engine.cache.kv import KVCache
-from engine.sequence import GenerateSequence, Sequence
-from engine.speculation.controller import REST, Controller, Outcome
-from engine.speculation.draft import EMPTY, Advance, Draft, Drafter, Watch, Wish
-from engine.speculation.tally import Tally
+from engine.cache.paged_kv import KVCache
+from engine.runner.batch import Work
+from engine.scheduler.sequence import GenerateSequence, Sequence
+from engine.speculation.control.controller import REST, Controller, Outcome
+from engine.speculation.drafter import EMPTY, Advance, Draft, Drafter, Watch, Wish
+from engine.speculation.stats import Tally
 from kernels.common.warmup import Firsts
 
 _log = logging.getLogger(__name__)

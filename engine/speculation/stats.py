@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from engine.speculation.controller import Outcome
-from engine.timings import Histogram
+from engine.scheduler.timings import Histogram
+from engine.speculation.control.controller import Outcome
 
 _SIZES = (0.0, 1.0, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0, 16.0, 24.0, 32.0, 48.0, 64.0)
 """Upper bounds of the buckets of numbers of guesses."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from engine.speculation.draft import Draft
+from engine.speculation.drafter import Draft
 
 
 def accepted(draft: Draft, drawn: Sequence[int]) -> tuple[int, ...]:

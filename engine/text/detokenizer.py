@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from engine.tokenizer import Tokenizer
+from engine.text.tokenizer import Tokenizer
 
 _HALF = "\ufffd"
 """What a decoder shows for a character whose last bytes are still to come, and for bytes that are none."""

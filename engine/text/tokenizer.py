@@ -7,7 +7,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from engine.types import EngineError, InvalidRequest
+from engine.protocol.types import EngineError, InvalidRequest
 
 _PARTS = 16384
 """Tokenised parts of score requests that are remembered: a tree search re-sends the same steps many times."""

@@ -9,17 +9,8 @@ import torch
 from torch import Tensor
 
 from engine.device import Placement
-from engine.quantization.matrix import (
-    Float8Matrix,
-    GroupedMatrix,
-    Int8Matrix,
-    Matrix,
-    Nf4Matrix,
-    Packed,
-    alike,
-    stack,
-)
-from engine.quantization.packing import pack
+from engine.weights.matrix import Float8Matrix, GroupedMatrix, Int8Matrix, Matrix, Nf4Matrix, Packed, alike, stack
+from engine.weights.packing import pack
 from kernels.linear.fp8 import BLOCK, fp8_linear
 from kernels.linear.fp32 import Linear, Product
 from kernels.linear.nf4 import Nf4, nf4_linear

@@ -107,7 +107,7 @@ def product(parts: Sequence[Matrix], bias: Tensor | None = None, place: Placemen
     - Anything else: float32. Nothing beats it there without rounding activations as coarsely as the weights.
     """
     if place.on_gpu:
-        from engine.quantization.gpu import gpu_product
+        from engine.weights.gpu_matmul import gpu_product
 
         return gpu_product(parts, bias, place)
     first = parts[0]

@@ -10,7 +10,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from engine.types import EngineError
+from engine.protocol.types import EngineError
 
 _KINDS = (torch.float32, torch.float16, torch.bfloat16)
 

@@ -43,7 +43,8 @@ class Linear:
 
     On a CPU the weights are laid out once: for ``kernels.cpu.linear.fp32``, or where numba is missing for oneDNN, which
     at 2 to 64 rows is two to four times faster so than ``F.linear``, which repacks them at every call. Each row of the
-    result is then, bit for bit, independent of the other rows. ``tests/kernels/test_linear.py`` holds both to that.
+    result is then, bit for bit, independent of the other rows. ``tests/kernels/linear/test_fp32.py`` holds both to
+    that.
     """
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:

@@ -1,8 +1,8 @@
 """Drawing tokens where the logits are: without copying them to the host, and without waiting for them.
 
-The law is that of ``engine.sampling``, which draws on the CPU: the same logits, parameters and coordinates give the
-same tokens. Only where the edge of a nucleus lies within float32 rounding of a token (about one draw in a million) may
-the two see another nucleus. Without a GPU plain torch does the same by sorting, in float64: the reference.
+The law is that of ``engine.sampling.sampler``, which draws on the CPU: the same logits, parameters and coordinates give
+the same tokens. Only where the edge of a nucleus lies within float32 rounding of a token (about one draw in a million)
+may the two see another nucleus. Without a GPU plain torch does the same by sorting, in float64: the reference.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from kernels.common.noise import SAMPLE, gumbel_noise, noise_streams
 
 
 class Changes(NamedTuple):
-    """Tokens whose logits requests change (``engine.penalties``), row by row. A row names a token at most once."""
+    """Tokens whose logits requests change (``engine.sampling.penalties``), row by row. A row names a token at most
+    once."""
 
     starts: Tensor
     """int64 ``[rows + 1]``: where each row's tokens start in the other tensors."""

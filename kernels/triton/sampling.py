@@ -1,8 +1,9 @@
 """Drawing tokens: bias and penalties, temperature, top-k, top-p, min-p and the draw, without sorting.
 
-Filters keep the logits that reach a threshold (``engine.sampling``). A float32's bits order as the number does, so the
-threshold is an integer, and it is found by cutting the interval that contains it into eight, again and again: each
-pass over the row counts or weighs what lies above seven cuts. Passes after the first read from the second-level cache.
+Filters keep the logits that reach a threshold (``engine.sampling.sampler``). A float32's bits order as the number does,
+so the threshold is an integer, and it is found by cutting the interval that contains it into eight, again and again:
+each pass over the row counts or weighs what lies above seven cuts. Passes after the first read from the second-level
+cache.
 
 The draw is an exponential race. Its Gumbel noise is float64, as on the CPU, but is only computed in blocks where a
 bound in float32 says that somebody may overtake the best so far: about as often as records are broken.

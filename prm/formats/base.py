@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from engine.types import EngineClient, EngineError, ModelInfo
+from engine.protocol.types import EngineClient, EngineError, ModelInfo
 
 Conversation = Sequence[dict[str, str]]
 Pieces = tuple[str | tuple[int, ...], ...]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Literal
 
-from engine.types import EngineClient, EngineError, ModelInfo
+from engine.protocol.types import EngineClient, EngineError, ModelInfo
 from prm.formats.base import Format
 from prm.formats.math_shepherd import MathShepherd
 from prm.formats.qwen_math import QwenMath

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from engine.types import EngineClient, ModelInfo
+from engine.protocol.types import EngineClient, ModelInfo
 from prm.formats.base import Format, softmax
 
 

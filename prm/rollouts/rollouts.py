@@ -21,7 +21,7 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import cast
 
-from engine.types import (
+from engine.protocol.types import (
     Branch,
     Completion,
     Delta,
@@ -31,7 +31,7 @@ from engine.types import (
     InvalidRequest,
     SamplingParams,
 )
-from prm.rollout_file import Labelled, Piece, Place, RolloutFile
+from prm.rollouts.file import Labelled, Piece, Place, RolloutFile
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +94,7 @@ async def roll_out(
     path: Path,
     on_progress: Callable[[Tally], None] = lambda _: None,
 ) -> Tally:
-    """Labels solutions of all problems into the file; see ``prm.rollout_file`` for its lines.
+    """Labels solutions of all problems into the file; see ``prm.rollouts.file`` for its lines.
 
     ``problems`` is read as work is begun, never ahead. Raises the engine's errors and ``BadRecord``; after these, and
     after a cancellation, the same call goes on where it was.

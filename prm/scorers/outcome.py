@@ -13,9 +13,9 @@ from __future__ import annotations
 import uuid
 from collections.abc import Sequence
 
-from engine.types import EngineClient, EngineError, ModelInfo, ScoreItem, ScoreRequest
+from engine.protocol.types import EngineClient, EngineError, ModelInfo, ScoreItem, ScoreRequest
 from prm.formats.base import Conversation, sigmoid, softmax
-from prm.scorer import Reading
+from prm.scorers.steps import Reading
 
 
 def scores_solutions(info: ModelInfo) -> bool:

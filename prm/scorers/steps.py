@@ -9,9 +9,9 @@ import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from engine.types import EngineClient, ModelInfo, ScoreItem, ScoreRequest
-from prm.formats import open_format
+from engine.protocol.types import EngineClient, ModelInfo, ScoreItem, ScoreRequest
 from prm.formats.base import Conversation, Pieces, Prompt
+from prm.formats.registry import open_format
 
 _REMEMBERED = 16384
 """Increments that are remembered: a tree search asks for the same steps many times."""

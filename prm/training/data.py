@@ -10,9 +10,9 @@ from random import Random
 import torch
 from torch import Tensor
 
-from engine.tokenizer import Tokenizer
-from prm.examples import Example
+from engine.text.tokenizer import Tokenizer
 from prm.records import BadRecord
+from prm.training.examples import Example
 
 VALIDATION_ONE_IN = 10
 """One question in this many is kept for validation, at least one."""
@@ -42,7 +42,7 @@ class Batch:
 
 
 def encode(example: Example, tokenizer: Tokenizer, separator: str, longest: int) -> Labelled:
-    """The example as ``prm.scorer`` sends it; steps that do not fit into ``longest`` tokens are left out."""
+    """The example as ``prm.scorers.steps`` sends it; steps that do not fit into ``longest`` tokens are left out."""
     ids = list(tokenizer.encode_chat([{"role": "user", "content": example.question}]))
     ending = tokenizer.encode(separator)
     if not ending:

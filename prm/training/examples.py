@@ -25,8 +25,8 @@ class Example:
 
 
 def read_examples(path: Path, labels: Labels) -> Iterator[Example]:
-    """The examples of a file that ``prm.rollouts`` wrote, or of any JSONL with ``question``, ``steps`` (texts) and the
-    labels under ``hard``, ``soft`` or ``labels`` (numbers from 0 to 1). Raises ``BadRecord``."""
+    """The examples of a file that ``prm.rollouts.rollouts`` wrote, or of any JSONL with ``question``, ``steps`` (texts)
+    and the labels under ``hard``, ``soft`` or ``labels`` (numbers from 0 to 1). Raises ``BadRecord``."""
     for record in read_records(path):
         if any(name in record.fields for name in PAID):
             continue

@@ -1,7 +1,8 @@
 """Train a process reward model: a token-classification head on any causal base, cross-entropy at step separators only.
 
-The model reads what ``prm.scorer`` will send: the question through the chat template, then step, separator, step,
-separator, …, each tokenised by itself. The target at a separator is the label of the step before it, hard or soft.
+The model reads what ``prm.scorers.steps`` will send: the question through the chat template, then step, separator,
+step, separator, …, each tokenised by itself. The target at a separator is the label of the step before it, hard or
+soft.
 
 A run is decided by its settings and its data: batches and noise depend on the seed and the number of the step, so one
 that was stopped goes on from its last checkpoint and ends with the same weights, bit for bit on the CPU.
@@ -23,12 +24,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from engine.tokenizer import Tokenizer
-from prm.checkpoint import resume, save
-from prm.examples import Labels, read_examples
+from engine.text.tokenizer import Tokenizer
 from prm.records import BadRecord
-from prm.training_data import Batch, Labelled, batches, chosen, encode, split, steps_per_epoch
-from prm.validation import Validation, validate
+from prm.training.checkpoint import resume, save
+from prm.training.data import Batch, Labelled, batches, chosen, encode, split, steps_per_epoch
+from prm.training.examples import Labels, read_examples
+from prm.training.validation import Validation, validate
 
 SAVE_SECONDS = 120.0
 CLIP = 1.0
@@ -52,7 +53,7 @@ class TrainPlan:
     base: str
     """Folder of the model to start from: a causal language model, or a PRM to go on with."""
     data: str
-    """See ``prm.examples``."""
+    """See ``prm.training.examples``."""
     out: str
     """Folder of the PRM, which must not be there yet; beside it lies the checkpoint while training runs."""
     labels: Labels = "soft"

@@ -7,10 +7,10 @@ from typing import Any, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from reasoner.effort import Effort
-from reasoner.jobs import Budget, JobSpec, Sampling, StrategySpec
-from reasoner.strategies import resolve
-from reasoner.strict import Strict
+from reasoner.admission.effort import Effort
+from reasoner.base_model import Strict
+from reasoner.jobs.spec import Budget, JobSpec, Sampling, StrategySpec
+from reasoner.strategies.registry import resolve
 
 
 class ModelDefaults(Strict):

@@ -7,10 +7,10 @@ from typing import Any, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from engine.types import InvalidRequest
-from reasoner.jobs import VOTE, Budget, JobSpec, StrategySpec
-from reasoner.strategies import STRATEGIES, resolve
-from reasoner.strict import Strict
+from engine.protocol.types import InvalidRequest
+from reasoner.base_model import Strict
+from reasoner.jobs.spec import VOTE, Budget, JobSpec, StrategySpec
+from reasoner.strategies.registry import STRATEGIES, resolve
 
 LIMITS = ("tokens", "seconds", "flops", "cost")
 

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import cast
 
-from engine.text_model import TextModel, chat_template
-from engine.types import EngineClient, EngineError, ModelInfo
-from prm.formats import FORMAT_NOTE
-from prm.outcome import scores_solutions
-from prm.scorer import StepScorer
+from engine.client.local_tokenizer import TextModel, chat_template
+from engine.protocol.types import EngineClient, EngineError, ModelInfo
+from prm.formats.registry import FORMAT_NOTE
+from prm.scorers.outcome import scores_solutions
+from prm.scorers.steps import StepScorer
 
 
 def check_policy(folder: Path) -> None:

@@ -6,10 +6,10 @@ import re
 from fractions import Fraction
 from functools import lru_cache
 
-from reasoner.answer_spec import Compare
 from reasoner.answers.normalize import normalize, plain_characters
 from reasoner.answers.numbers import split_unit
 from reasoner.answers.plain import read
+from reasoner.answers.spec import Compare
 
 _PLAIN_NUMBER = re.compile(r"[+-]?(?:(?:[1-9]\d{0,2}(?:,\d{3})+|\d+)(?:\.\d*)?|\.\d+)(?:\s?/\s?(\d+))?")
 _SPACES = re.compile(r"\s+")

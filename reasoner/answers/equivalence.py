@@ -11,10 +11,10 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import ExitStack
 
 from reasoner.answers import plain
-from reasoner.children import Pool, keep_children
-from reasoner.deadline import TimeLeft, unlimited, within
+from reasoner.search.deadline import TimeLeft, unlimited, within
+from reasoner.subprocess_pool import Pool, keep_children
 
-POOL = Pool("reasoner.equivalence_child")
+POOL = Pool("reasoner.answers.equivalence_worker")
 PATIENCE = 5.0
 """Seconds of processor time for one comparison."""
 MAX_LATE = 6

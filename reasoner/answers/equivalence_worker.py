@@ -1,11 +1,11 @@
-"""The child of ``reasoner.equivalence``: answers whether two answers are the same mathematics."""
+"""The child of ``reasoner.answers.equivalence``: answers whether two answers are the same mathematics."""
 
 from __future__ import annotations
 
 import logging
 
 from reasoner.answers.algebra import equal
-from reasoner.child import serve
+from reasoner.subprocess_worker import serve
 
 
 def main() -> None:

@@ -6,8 +6,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Discriminator, Field, Tag, model_validator
 
-from reasoner.patterns import check_pattern
-from reasoner.strict import Strict
+from reasoner.base_model import Strict
+from reasoner.regex import check_pattern
 
 Compare = Literal["math", "text", "choice", "code"]
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from reasoner.answer_spec import AnswerSpec
 from reasoner.answers.canonical import canonical
 from reasoner.answers.plain import differ
-from reasoner.jobs import Vote
+from reasoner.answers.spec import AnswerSpec
+from reasoner.jobs.spec import Vote
 from reasoner.tree import Node
 
 if TYPE_CHECKING:  # which compares by ``reasoner.answers.plain``
-    from reasoner.equivalence import Equivalence
+    from reasoner.answers.equivalence import Equivalence
 
 
 async def classes(candidates: Sequence[Node], how: AnswerSpec, equivalence: Equivalence) -> list[list[Node]]:

@@ -86,7 +86,7 @@ def floor(budget: int, jobs: int) -> int:
 
 
 class Pool:
-    """The rule in one process; a batch of the service follows the same one in its store (``workers/lua``).
+    """The rule in one process; a batch of the service follows the same one in its store (``workers/store/lua``).
 
     Both methods answer what is decided now: tokens for jobs that asked, 0 for one that gets no more.
     """

@@ -17,9 +17,9 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 
-from engine.types import ModelInfo
-from reasoner.jobs import Budget, Usage
-from reasoner.prices import NOTHING, TRILLIONTHS, Amount, Prices, Rate
+from engine.protocol.types import ModelInfo
+from reasoner.budget.prices import NOTHING, TRILLIONTHS, Amount, Prices, Rate
+from reasoner.jobs.spec import Budget, Usage
 
 _NAMES = ("tokens", "FLOPs", "trillionths")
 GRACE = 0.25

@@ -12,9 +12,9 @@ from typing import Annotated
 
 from pydantic import Field
 
-from engine.types import InvalidRequest, ModelInfo
-from reasoner.jobs import Budget, Usage
-from reasoner.strict import Strict
+from engine.protocol.types import InvalidRequest, ModelInfo
+from reasoner.base_model import Strict
+from reasoner.jobs.spec import Budget, Usage
 
 TRILLIONTHS = 10**12
 _FLOPS_PER_WEIGHT = 2

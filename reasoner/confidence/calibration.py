@@ -13,12 +13,12 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, ValidationError, field_validator, model_validator
 
-from engine.types import ModelInfo
-from reasoner.confidence import FEATURES, Evidence, features, logistic
-from reasoner.jobs import MAX_N, StrategySpec
-from reasoner.strict import Strict
+from engine.protocol.types import ModelInfo
+from reasoner.base_model import Strict
+from reasoner.confidence.posterior import FEATURES, Evidence, features, logistic
+from reasoner.jobs.spec import MAX_N, StrategySpec
 
-SHIPPED = Path(__file__).parent / "bundled" / "calibration.json"
+SHIPPED = Path(__file__).parents[1] / "bundled" / "calibration.json"
 Share = Annotated[float, Field(ge=0, le=1)]
 
 
@@ -44,7 +44,7 @@ class Mark(Strict):
 
 
 class Curve(Strict):
-    """How probable it is that an answer is right: a logistic function of ``reasoner.confidence.features``."""
+    """How probable it is that an answer is right: a logistic function of ``reasoner.confidence.posterior.features``."""
 
     constant: float
     score: float
@@ -71,7 +71,7 @@ class Bin(Strict):
     @field_validator("stages")
     @classmethod
     def _known(cls, value: list[StrategySpec]) -> list[StrategySpec]:
-        from reasoner.strategies import resolve
+        from reasoner.strategies.registry import resolve
 
         for stage in value:
             if stage.name == "auto":

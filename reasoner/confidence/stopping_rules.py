@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 
-from reasoner.confidence import leader_stays
+from reasoner.confidence.posterior import leader_stays
 
 Heard = Mapping[int, int | None]
 """The class of each sample's answer by the sample's number, counted from 0; ``None`` for one without an answer.

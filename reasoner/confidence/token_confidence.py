@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from itertools import accumulate
 from typing import Literal
 
-from engine.types import TokenLogprob
+from engine.protocol.types import TokenLogprob
 
 LARGEST = 100.0
 """Stands for the confidence of a token beside which others are impossible: numbers in a journal are finite."""

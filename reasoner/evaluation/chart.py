@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from reasoner.evaluation.plan import CEILING, GREEDY, MAJORITY
-from reasoner.statistics import Row
+from reasoner.evaluation.statistics import Row
 
 # Okabe and Ito's colours but for yellow, which paper does not show, and black, which greedy decoding has.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")

@@ -11,7 +11,7 @@ import numpy as np
 
 from reasoner.evaluation.plan import BEST_OF_N, CEILING, GREEDY, MAJORITY, Case, Plan
 from reasoner.evaluation.runs import Run
-from reasoner.statistics import Bootstrap, Curve, Estimate, Row, Sheet, Values
+from reasoner.evaluation.statistics import Bootstrap, Curve, Estimate, Row, Sheet, Values
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,20 +11,20 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from hashlib import blake2b
 
-from engine.types import EngineClient, EngineUnavailable, InvalidRequest, ModelInfo
-from reasoner.calibration import Calibration
-from reasoner.children import keep_children
-from reasoner.equivalence import Equivalence
-from reasoner.evaluation.lean import LeanEngine
+from engine.protocol.types import EngineClient, EngineUnavailable, InvalidRequest, ModelInfo
+from reasoner.answers.equivalence import Equivalence
+from reasoner.confidence.calibration import Calibration
+from reasoner.evaluation.batched_engine import LeanEngine
 from reasoner.evaluation.plan import BEST_OF_N, DEEPCONF, MAJORITY, Case, Plan, Stage
 from reasoner.evaluation.pool import Pool, decide
 from reasoner.evaluation.runs import Piece, Run, RunFile
-from reasoner.jobs import JobSpec, Sampling
-from reasoner.journal import MemoryJournal
+from reasoner.evaluation.suites.problem import Problem
+from reasoner.evaluation.suites.suite import Suite
+from reasoner.jobs.journal import MemoryJournal
+from reasoner.jobs.spec import JobSpec, Sampling
 from reasoner.run import open_search, run_job
-from reasoner.strategies import STRATEGIES
-from reasoner.suites.opened import Suite
-from reasoner.suites.problem import Problem
+from reasoner.strategies.registry import STRATEGIES
+from reasoner.subprocess_pool import keep_children
 
 PAUSES = (1.0, 2.0, 4.0, 8.0, 16.0)
 """Seconds between attempts at a piece whose engine is away or busy."""

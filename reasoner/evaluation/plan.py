@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from reasoner.strategies import STRATEGIES, resolve
+from reasoner.strategies.registry import STRATEGIES, resolve
 
 MAJORITY = "self_consistency"
 """The strategy that all others are compared with at equal tokens."""

@@ -18,16 +18,16 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
 
-from reasoner.budget import Ledger
-from reasoner.equivalence import Equivalence
+from reasoner.answers.equivalence import Equivalence
+from reasoner.budget.ledger import Ledger
 from reasoner.evaluation.plan import CEILING, Case
 from reasoner.evaluation.runs import Run
-from reasoner.growth import Watch
-from reasoner.jobs import JobSpec, Usage
-from reasoner.search import Search
-from reasoner.statistics import pass_at
-from reasoner.strategies import STRATEGIES, resolve
-from reasoner.stream import Stream
+from reasoner.evaluation.statistics import pass_at
+from reasoner.jobs.spec import JobSpec, Usage
+from reasoner.search.branch_runner import Watch
+from reasoner.search.search import Search
+from reasoner.search.stream import Stream
+from reasoner.strategies.registry import STRATEGIES, resolve
 from reasoner.tree import Node, Reason
 
 DRAWS = 64

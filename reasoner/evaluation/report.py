@@ -7,9 +7,9 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from reasoner.comparisons import Comparison, Results, Saving
 from reasoner.evaluation.chart import draw
-from reasoner.statistics import Row
+from reasoner.evaluation.comparisons import Comparison, Results, Saving
+from reasoner.evaluation.statistics import Row
 
 ROW_HEADINGS = (
     "strategy",

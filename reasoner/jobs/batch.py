@@ -7,8 +7,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, JsonValue, field_validator
 
-from reasoner.jobs import MAX_BUDGET_TOKENS, MAX_METADATA_KEYS, JobSpec, Status, Usage
-from reasoner.strict import Strict
+from reasoner.base_model import Strict
+from reasoner.jobs.spec import MAX_BUDGET_TOKENS, MAX_METADATA_KEYS, JobSpec, Status, Usage
 
 MAX_BATCH_JOBS = 1000
 

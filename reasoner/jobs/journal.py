@@ -11,11 +11,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
-from reasoner.jobs import Usage
+from reasoner.jobs.spec import Usage
 
 if TYPE_CHECKING:
-    from reasoner.allowance import Allowance
-    from reasoner.jobs import JobResult
+    from reasoner.jobs.spec import JobResult
+    from reasoner.search.grants import Allowance
 
 
 class JobCancelled(Exception):

@@ -12,8 +12,8 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, Field, JsonValue
 
-from reasoner.patterns import check_pattern
-from reasoner.strict import VerifierSpec
+from reasoner.base_model import VerifierSpec
+from reasoner.regex import check_pattern
 
 MAX_SCHEMA_CHARS = 20_000
 MAX_SCHEMAS = 1000

@@ -6,9 +6,9 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, field_validator, model_validator
 
-from reasoner.answer_spec import AnswerSpec, CodeExtract
-from reasoner.strict import Strict
-from reasoner.verifier_specs import KINDS, PrmVerifier, Verifier
+from reasoner.answers.spec import AnswerSpec, CodeExtract
+from reasoner.base_model import Strict
+from reasoner.jobs.verifier_specs import KINDS, PrmVerifier, Verifier
 
 MAX_PROBLEM_CHARS = 32_000
 MAX_N = 256
@@ -123,7 +123,7 @@ class JobSpec(Strict):
     @field_validator("strategy")
     @classmethod
     def _known_strategy(cls, value: StrategySpec) -> StrategySpec:
-        from reasoner.strategies import resolve
+        from reasoner.strategies.registry import resolve
 
         params = resolve(value.name, value.params)
         return StrategySpec.model_validate({"name": value.name, **params.model_dump()})
@@ -136,7 +136,7 @@ class JobSpec(Strict):
 
     @model_validator(mode="after")
     def _vote_without_verifier(self) -> Self:
-        from reasoner.strategies import STRATEGIES
+        from reasoner.strategies.registry import STRATEGIES
 
         if self.verifier is None and STRATEGIES[self.strategy.name].needs_verifier:
             if "strategy" in self.model_fields_set:
@@ -149,7 +149,7 @@ class JobSpec(Strict):
 
     @model_validator(mode="after")
     def _verifier_is_of_use(self) -> Self:
-        from reasoner.strategies import STRATEGIES
+        from reasoner.strategies.registry import STRATEGIES
 
         if self.verifier is None:
             return self
@@ -171,7 +171,7 @@ class JobSpec(Strict):
 
     @model_validator(mode="after")
     def _confidence_is_heard(self) -> Self:
-        from reasoner.strategies import STRATEGIES
+        from reasoner.strategies.registry import STRATEGIES
 
         if self.confidence is not None and not STRATEGIES[self.strategy.name].stops_when_sure:
             able = ", ".join(name for name, strategy in STRATEGIES.items() if strategy.stops_when_sure)

@@ -10,7 +10,8 @@ from typing import Annotated, Any, ClassVar, Literal, get_args
 
 from pydantic import Discriminator, Field, Tag
 
-from reasoner.rule_specs import (
+from reasoner.base_model import VerifierSpec
+from reasoner.jobs.rule_specs import (
     ExactVerifier,
     JsonSchemaVerifier,
     MathVerifier,
@@ -18,7 +19,6 @@ from reasoner.rule_specs import (
     PythonVerifier,
     RegexVerifier,
 )
-from reasoner.strict import VerifierSpec
 
 Aggregation = Literal["last", "min", "prod", "mean", "max"]
 

@@ -6,5 +6,5 @@ The tester alone holds the pipe on which results are told, and no object of the 
 answer prints, how it exits, and which functions it replaces decides nothing. To pass it has to return what the tests
 expect, and it is never told what that is.
 
-Both are locked (``reasoner.sandbox.lock``) before the first line of foreign code runs.
+Both are locked (``reasoner.sandbox.restrict``) before the first line of foreign code runs.
 """

@@ -15,7 +15,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from reasoner.sandbox.lock import CannotLock, limit, lock
+from reasoner.sandbox.restrict import CannotLock, limit, lock
 from reasoner.sandbox.solver import solve
 from reasoner.sandbox.tester import test
 from reasoner.sandbox.wire import Pipe

@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from reasoner.answers.canonical import canonical
-from reasoner.answers.vote import votes
-from reasoner.jobs import JobResult, JobSpec
-from reasoner.journal import Entry
-from reasoner.strategies import STRATEGIES
+from reasoner.answers.votes import votes
+from reasoner.jobs.journal import Entry
+from reasoner.jobs.spec import JobResult, JobSpec
 from reasoner.strategies.base import Choice, best_scored, elected
+from reasoner.strategies.registry import STRATEGIES
 from reasoner.tree import Node, most_promising
 
 

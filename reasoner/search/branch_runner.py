@@ -18,7 +18,7 @@ from collections.abc import Awaitable, Callable, Collection, Hashable, Mapping, 
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from engine.types import (
+from engine.protocol.types import (
     Branch,
     Completion,
     EngineClient,
@@ -28,12 +28,12 @@ from engine.types import (
     ModelInfo,
     SamplingParams,
 )
-from reasoner.budget import Ledger
-from reasoner.jobs import Sampling, Usage
-from reasoner.journal import JobCancelled
-from reasoner.prices import NOTHING, Amount
-from reasoner.repetition import HORIZON, loops
-from reasoner.token_confidence import token_confidence
+from reasoner.budget.ledger import Ledger
+from reasoner.budget.prices import NOTHING, Amount
+from reasoner.confidence.token_confidence import token_confidence
+from reasoner.jobs.journal import JobCancelled
+from reasoner.jobs.spec import Sampling, Usage
+from reasoner.search.repetition import HORIZON, loops
 from reasoner.tree import Node, Reason, branch_key
 
 ABORT_PATIENCE = 10.0

@@ -9,8 +9,8 @@ import asyncio
 from collections.abc import Sequence
 from types import TracebackType
 
-from engine.types import EngineClient, EngineError, EngineUnavailable
-from reasoner.journal import LeaseLost
+from engine.protocol.types import EngineClient, EngineError, EngineUnavailable
+from reasoner.jobs.journal import LeaseLost
 
 PATIENCE = 2.0
 """Seconds that the end of a job waits for the engine to hear of it."""

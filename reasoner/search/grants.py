@@ -10,10 +10,10 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from reasoner.allocator import WIDTH, Ask, Pool
-from reasoner.budget import Ledger
-from reasoner.jobs import Usage
-from reasoner.record import Record
+from reasoner.budget.allocator import WIDTH, Ask, Pool
+from reasoner.budget.ledger import Ledger
+from reasoner.jobs.spec import Usage
+from reasoner.search.replay import Record
 
 ENOUGH = 4
 """Slices: a job that holds so many and still cannot go on is not held up by its grant."""

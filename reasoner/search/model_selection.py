@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from engine.types import InvalidRequest, ModelInfo
-from prm.formats import format_of
-from prm.outcome import scores_solutions
-from reasoner.jobs import JobSpec
-from reasoner.strict import VerifierSpec
-from reasoner.verifier_specs import JudgeVerifier, OutcomeVerifier, PrmVerifier
+from engine.protocol.types import InvalidRequest, ModelInfo
+from prm.formats.registry import format_of
+from prm.scorers.outcome import scores_solutions
+from reasoner.base_model import VerifierSpec
+from reasoner.jobs.spec import JobSpec
+from reasoner.jobs.verifier_specs import JudgeVerifier, OutcomeVerifier, PrmVerifier
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,10 +11,10 @@ from collections.abc import Container, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from reasoner.budget import Ledger
-from reasoner.jobs import Usage
-from reasoner.journal import Entry, JobCancelled, Journal
-from reasoner.prices import NOTHING, Amount
+from reasoner.budget.ledger import Ledger
+from reasoner.budget.prices import NOTHING, Amount
+from reasoner.jobs.journal import Entry, JobCancelled, Journal
+from reasoner.jobs.spec import Usage
 
 LOST = "lost"
 """The type of entries that only add to the bill: a replay books them where they stand and hands them to nobody."""

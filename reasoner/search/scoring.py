@@ -11,13 +11,13 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Protocol
 
-from engine.types import InvalidRequest, ModelInfo
-from prm.aggregate import aggregate
-from prm.scorer import Reading
-from reasoner.budget import Ledger
-from reasoner.deadline import within
-from reasoner.jobs import Usage
-from reasoner.prices import NOTHING, Amount
+from engine.protocol.types import InvalidRequest, ModelInfo
+from prm.scorers.aggregate import aggregate
+from prm.scorers.steps import Reading
+from reasoner.budget.ledger import Ledger
+from reasoner.budget.prices import NOTHING, Amount
+from reasoner.jobs.spec import Usage
+from reasoner.search.deadline import within
 from reasoner.tree import Node
 
 

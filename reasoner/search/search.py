@@ -16,24 +16,24 @@ from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Any
 
-from engine.types import EngineClient, InvalidRequest, ModelInfo
-from reasoner.allocator import RULES, TRUST, Ask, Standing
-from reasoner.allowance import Grants
+from engine.protocol.types import EngineClient, InvalidRequest, ModelInfo
 from reasoner.answers.canonical import canonical
-from reasoner.answers.finder import AnswerFinder
-from reasoner.budget import Ledger
-from reasoner.calibration import Calibration
-from reasoner.equivalence import Equivalence
-from reasoner.jobs import JobSpec, Usage
-from reasoner.journal import Journal
-from reasoner.lease import CacheLease
-from reasoner.prices import Prices, check_budget
-from reasoner.record import Answer, Record
-from reasoner.scoring import NodeScorer, known_steps
-from reasoner.stream import Shared, Stream
+from reasoner.answers.equivalence import Equivalence
+from reasoner.answers.extraction.finder import AnswerFinder
+from reasoner.budget.allocator import RULES, TRUST, Ask, Standing
+from reasoner.budget.ledger import Ledger
+from reasoner.budget.prices import Prices, check_budget
+from reasoner.confidence.calibration import Calibration
+from reasoner.jobs.journal import Journal
+from reasoner.jobs.spec import JobSpec, Usage
+from reasoner.search.cache_lease import CacheLease
+from reasoner.search.grants import Grants
+from reasoner.search.replay import Answer, Record
+from reasoner.search.scoring import NodeScorer, known_steps
+from reasoner.search.stream import Shared, Stream
 from reasoner.tree import Node, best_end
-from reasoner.verifiers import open_scorer
-from reasoner.verifiers.base import Surroundings
+from reasoner.verifiers.context import Surroundings
+from reasoner.verifiers.registry import open_scorer
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable
 
-from reasoner.growth import Growth
-from reasoner.jobs import Usage
-from reasoner.record import Answer
+from reasoner.jobs.spec import Usage
+from reasoner.search.branch_runner import Growth
+from reasoner.search.replay import Answer
 
 CUT = frozenset({"budget", "timeout", "cancelled"})
 """Ends that say nothing of where the branch would have gone."""

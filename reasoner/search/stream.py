@@ -16,17 +16,17 @@ from dataclasses import dataclass, field, replace
 from types import TracebackType
 from typing import Any
 
-from engine.types import EngineClient, ModelInfo, SamplingParams
-from reasoner.allowance import Grants
-from reasoner.answers.finder import AnswerFinder
-from reasoner.answers.phrases import Ended
-from reasoner.budget import Ledger
-from reasoner.copies import Copies, copied
-from reasoner.growth import Arrival, Grower, Growth, Watch, takes_likeliest
-from reasoner.jobs import JobSpec, Usage
-from reasoner.journal import Entry, JobCancelled
-from reasoner.prices import NOTHING, Amount
-from reasoner.record import EARLY, LOST, Answer, Record
+from engine.protocol.types import EngineClient, ModelInfo, SamplingParams
+from reasoner.answers.extraction.finder import AnswerFinder
+from reasoner.answers.extraction.phrases import Ended
+from reasoner.budget.ledger import Ledger
+from reasoner.budget.prices import NOTHING, Amount
+from reasoner.jobs.journal import Entry, JobCancelled
+from reasoner.jobs.spec import JobSpec, Usage
+from reasoner.search.branch_runner import Arrival, Grower, Growth, Watch, takes_likeliest
+from reasoner.search.grants import Grants
+from reasoner.search.replay import EARLY, LOST, Answer, Record
+from reasoner.search.shared_branches import Copies, copied
 from reasoner.tree import Node, Reason
 
 STEP_SEPARATOR = "\n\n"

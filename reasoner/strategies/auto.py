@@ -9,12 +9,12 @@ the Best Alternative" (each next amount is bought only while what is in hand is 
 
 from __future__ import annotations
 
-from reasoner.answers.vote import classes
-from reasoner.equivalence import Equivalence
-from reasoner.jobs import StrategySpec
-from reasoner.search import Search
+from reasoner.answers.equivalence import Equivalence
+from reasoner.answers.votes import classes
+from reasoner.jobs.spec import StrategySpec
+from reasoner.search.search import Search
+from reasoner.strategies.answer_posterior import believe, certain
 from reasoner.strategies.base import Choice, Params, Samples, Strategy
-from reasoner.strategies.belief import believe, certain
 
 PROBE = 2
 
@@ -26,7 +26,7 @@ class Auto(Params):
 
 async def run(search: Search, params: Auto, equivalence: Equivalence) -> Choice:
     """Probes, picks strategies and amounts for a question of this difficulty, and stops when the answer is certain."""
-    from reasoner.strategies import STRATEGIES, resolve
+    from reasoner.strategies.registry import STRATEGIES, resolve
 
     table = search.calibration
     probe = min(params.n, PROBE if table is None else table.probe)

@@ -8,11 +8,11 @@ from typing import Annotated, Generic, TypeVar
 
 from pydantic import Field
 
-from reasoner.answers.vote import classes, votes
-from reasoner.equivalence import Equivalence
-from reasoner.jobs import MAX_N, Vote
-from reasoner.search import Search
-from reasoner.strict import Strict
+from reasoner.answers.equivalence import Equivalence
+from reasoner.answers.votes import classes, votes
+from reasoner.base_model import Strict
+from reasoner.jobs.spec import MAX_N, Vote
+from reasoner.search.search import Search
 from reasoner.tree import Node
 
 Samples = Annotated[int, Field(ge=1, le=MAX_N, description="Solutions to sample.")]

@@ -6,24 +6,18 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from reasoner.strategies import (
-    auto,
-    beam,
-    best_first,
+from reasoner.strategies import auto
+from reasoner.strategies.base import Choice, Params, Strategy
+from reasoner.strategies.sampling import (
     best_of_n,
     budget_forcing,
     deepconf,
-    dvts,
     greedy,
-    lookahead,
-    mcts,
-    particle,
-    rebase,
     revise,
     self_consistency,
     weighted_vote,
 )
-from reasoner.strategies.base import Choice, Params, Strategy
+from reasoner.strategies.tree import beam, best_first, dvts, lookahead, mcts, particle, rebase
 
 STRATEGIES: dict[str, Strategy[Any]] = {
     strategy.name: strategy

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from engine.types import EngineClient, ModelInfo
-from reasoner.budget import Ledger
-from reasoner.equivalence import Equivalence
-from reasoner.jobs import JobSpec
-from reasoner.served import wanted_verifier
+from engine.protocol.types import EngineClient, ModelInfo
+from reasoner.answers.equivalence import Equivalence
+from reasoner.budget.ledger import Ledger
+from reasoner.jobs.spec import JobSpec
+from reasoner.search.model_selection import wanted_verifier
 from reasoner.tree import Node
 
 SLACK = 16

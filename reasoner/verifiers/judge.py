@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from prm.judge import Judge
-from prm.scorer import Reading
-from reasoner.scoring import BudgetedReader, NodeScorer, Scored, finished_step, fits_context
+from prm.scorers.judge import Judge
+from prm.scorers.steps import Reading
+from reasoner.jobs.verifier_specs import JudgeVerifier
+from reasoner.search.scoring import BudgetedReader, NodeScorer, Scored, finished_step, fits_context
 from reasoner.tree import Node
-from reasoner.verifier_specs import JudgeVerifier
-from reasoner.verifiers.base import Surroundings, new_tokens
+from reasoner.verifiers.context import Surroundings, new_tokens
 
 
 async def open_judge(around: Surroundings) -> NodeScorer:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from prm.outcome import OutcomeScorer
-from prm.scorer import Reading
-from reasoner.scoring import BudgetedReader, NodeScorer, Scored, fits_context, score_of
+from prm.scorers.outcome import OutcomeScorer
+from prm.scorers.steps import Reading
+from reasoner.search.scoring import BudgetedReader, NodeScorer, Scored, fits_context, score_of
 from reasoner.tree import Node
-from reasoner.verifiers.base import SLACK, Surroundings
+from reasoner.verifiers.context import SLACK, Surroundings
 
 
 async def open_outcome(around: Surroundings) -> NodeScorer:

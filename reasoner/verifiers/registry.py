@@ -1,14 +1,14 @@
-"""The verifiers, by the ``kind`` that a job names (``reasoner.verifier_specs``)."""
+"""The verifiers, by the ``kind`` that a job names (``reasoner.jobs.verifier_specs``)."""
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
 
-from reasoner.rule_specs import RuleSpec
-from reasoner.scoring import NodeScorer
-from reasoner.verifier_specs import KINDS
+from reasoner.jobs.rule_specs import RuleSpec
+from reasoner.jobs.verifier_specs import KINDS
+from reasoner.search.scoring import NodeScorer
 from reasoner.verifiers import judge, outcome, rules, steps
-from reasoner.verifiers.base import Surroundings
+from reasoner.verifiers.context import Surroundings
 
 OPENERS: Mapping[str, Callable[[Surroundings], Awaitable[NodeScorer]]] = {
     "prm": steps.open_prm,

@@ -1,4 +1,5 @@
-"""Rules as verifiers: a finished solution's answer is right or not. What may be asked for: ``reasoner.rule_specs``."""
+"""Rules as verifiers: a finished solution's answer is right or not. What may be asked for:
+``reasoner.jobs.rule_specs``."""
 
 from __future__ import annotations
 
@@ -6,15 +7,12 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from fractions import Fraction
 
-from engine.processors import find_processors
-from engine.types import InvalidRequest
+from engine.protocol.types import InvalidRequest
+from engine.threads.processors import find_processors
 from reasoner.answers.canonical import canonical
 from reasoner.answers.plain import number_of
-from reasoner.budget import Ledger
-from reasoner.children import Pool
-from reasoner.deadline import within
-from reasoner.patterns import matches, pattern_error
-from reasoner.rule_specs import (
+from reasoner.budget.ledger import Ledger
+from reasoner.jobs.rule_specs import (
     ExactVerifier,
     JsonSchemaVerifier,
     MathVerifier,
@@ -23,16 +21,19 @@ from reasoner.rule_specs import (
     RegexVerifier,
     Rule,
 )
-from reasoner.sandbox.run import Limits, SandboxRefused, run_tests
-from reasoner.scoring import NodeScorer, Scored
+from reasoner.regex import matches, pattern_error
+from reasoner.sandbox.runner import Limits, SandboxRefused, run_tests
+from reasoner.search.deadline import within
+from reasoner.search.scoring import NodeScorer, Scored
+from reasoner.subprocess_pool import Pool
 from reasoner.tree import Node
-from reasoner.verifiers.base import Surroundings
+from reasoner.verifiers.context import Surroundings
 
 SCHEMA_PATIENCE = 5.0
 """Seconds of processor time for one answer; a schema whose patterns backtrack for longer is not met."""
 AT_ONCE = min(4, find_processors().threads)
 """Answers of one job that are tested at the same time."""
-SCHEMAS = Pool("reasoner.schema_child")
+SCHEMAS = Pool("reasoner.verifiers.schema_worker")
 
 Check = Callable[[str], Awaitable[float]]
 INSTANT = ExactVerifier | NumericVerifier

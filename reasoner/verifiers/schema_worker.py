@@ -8,7 +8,7 @@ from typing import Any
 from jsonschema import Draft202012Validator
 from referencing import Registry
 
-from reasoner.child import serve
+from reasoner.subprocess_worker import serve
 
 
 def valid(question: dict[str, Any]) -> bool:

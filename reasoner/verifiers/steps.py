@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from prm.formats.base import Prompt
-from prm.scorer import Chain, Reading, StepScorer
-from reasoner.scoring import BudgetedReader, NodeScorer, Scored, finished_step, fits_context, known_steps
+from prm.scorers.steps import Chain, Reading, StepScorer
+from reasoner.jobs.verifier_specs import PrmVerifier
+from reasoner.search.scoring import BudgetedReader, NodeScorer, Scored, finished_step, fits_context, known_steps
 from reasoner.tree import Node
-from reasoner.verifier_specs import PrmVerifier
-from reasoner.verifiers.base import Surroundings, new_tokens
+from reasoner.verifiers.context import Surroundings, new_tokens
 
 
 async def open_prm(around: Surroundings) -> NodeScorer:

@@ -20,8 +20,9 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from reasoner.suites import countdown, family, label_steps, words
-from reasoner.suites.problem import Problem, split_of
+from reasoner.evaluation.suites import countdown, words
+from reasoner.evaluation.suites.problem import Problem, split_of
+from reasoner.evaluation.suites.registry import family, label_steps
 from recipes.bundled import WORK
 from recipes.bundled import tokenizer as tok
 

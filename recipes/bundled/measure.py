@@ -22,8 +22,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from reasoner.suites import check, family, label_steps, load
-from reasoner.suites.problem import Problem
+from reasoner.evaluation.suites.problem import Problem
+from reasoner.evaluation.suites.registry import check, family, label_steps, load
 from recipes.bundled import SHIPPED, WORK, model
 from recipes.bundled import tokenizer as tok
 from recipes.bundled.generate import generate, score

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from reasoner.suites import SUITES, family, load
+from reasoner.evaluation.suites.registry import SUITES, family, load
 from recipes.bundled import SHIPPED, WORK, model
 from recipes.bundled import tokenizer as tok
 from recipes.bundled.data import policy_example

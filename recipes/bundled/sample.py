@@ -19,8 +19,8 @@ from rich.console import Console
 from rich.progress import track
 from tokenizers import Tokenizer
 
-from reasoner.suites import family
-from reasoner.suites.problem import Problem
+from reasoner.evaluation.suites.problem import Problem
+from reasoner.evaluation.suites.registry import family
 from recipes.bundled import SHIPPED, WORK, model
 from recipes.bundled import tokenizer as tok
 from recipes.bundled.data import BRANCHES, PRM_MIX, Example, draw, packed

@@ -18,7 +18,7 @@ from tokenizers import Regex, Tokenizer, decoders, pre_tokenizers
 from tokenizers.models import BPE
 from tokenizers.pre_tokenizers import ByteLevel, Split
 
-from reasoner.suites import SUITES, family
+from reasoner.evaluation.suites.registry import SUITES, family
 from recipes.bundled import SHIPPED, WORK
 
 PIECES = r"\n\n|\\boxed\{|\d+|[.,:]? ?[A-Za-z]+(?: (?=\d))?| [+\-*/=] |, (?=\d)|."

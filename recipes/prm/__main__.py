@@ -59,7 +59,7 @@ def main() -> None:
 
 
 def _reasoner(command: str, *arguments: object) -> None:
-    _run("api.cli", "prm", command, *arguments)
+    _run("api.cli.main", "prm", command, *arguments)
 
 
 def _run(module: str, *arguments: object) -> None:

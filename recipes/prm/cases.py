@@ -19,10 +19,10 @@ import torch
 from rich.console import Console
 from rich.progress import Progress
 
-from engine.local import LocalEngine
-from engine.types import Branch, Completion, GenerateRequest, SamplingParams
-from reasoner.suites import SUITES, check, family, label_steps, load
-from reasoner.suites.problem import Problem
+from engine.core.local_engine import LocalEngine
+from engine.protocol.types import Branch, Completion, GenerateRequest, SamplingParams
+from reasoner.evaluation.suites.problem import Problem
+from reasoner.evaluation.suites.registry import SUITES, check, family, label_steps, load
 from recipes.prm import SHIPPED, WORK
 
 SAMPLES = 16

@@ -1,4 +1,5 @@
-"""The heads as they are trained: ``engine.speculation.medusa`` and ``engine.speculation.eagle``, over whole texts.
+"""The heads as they are trained: ``engine.speculation.drafters.medusa`` and ``engine.speculation.drafters.eagle``, over
+whole texts.
 
 Level ``k`` of a head guesses, at every position ``t`` of a text at once, the token at ``t + 2 + k`` from the hidden
 state at ``t`` and the tokens up to ``t + 1 + k``: what a drafter knows there if its earlier guesses were right.
@@ -45,7 +46,7 @@ class Medusa(nn.Module):
             yield normal[:, some] + F.linear(inner[:, some], weight, bias)
 
     def save(self, folder: Path, target: Target) -> None:
-        """The checkpoint for ``engine.speculation.medusa``."""
+        """The checkpoint for ``engine.speculation.drafters.medusa``."""
         sizes = {"heads": self._levels, "intermediate_size": len(self.gate)}
         tensors = {
             "trunk.gate_proj.weight": _scaled(self.gate, self._embedding_scale),
@@ -99,7 +100,7 @@ class Eagle(nn.Module):
             yield state
 
     def save(self, folder: Path, target: Target) -> None:
-        """The checkpoint for ``engine.speculation.eagle``."""
+        """The checkpoint for ``engine.speculation.drafters.eagle``."""
         config = {
             "kind": "eagle",
             **_sizes(target),

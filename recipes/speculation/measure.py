@@ -13,11 +13,11 @@ from pathlib import Path
 
 import torch
 
-from engine.core import CoreOptions, EngineCore
-from engine.sequence import Event, Job
-from engine.speculation.controller import FixedController, Outcome
+from engine.core.engine_core import CoreOptions, EngineCore
+from engine.protocol.types import Branch, Completion, EngineError, GenerateRequest, SamplingParams
+from engine.scheduler.sequence import Event, Job
+from engine.speculation.control.controller import FixedController, Outcome
 from engine.speculation.load import load_drafter
-from engine.types import Branch, Completion, EngineError, GenerateRequest, SamplingParams
 from recipes.speculation.target import Target
 from recipes.speculation.texts import SEED, Author, Prompts, Text
 

@@ -35,7 +35,7 @@ class Small(nn.Module):
         return logits
 
     def save(self, folder: Path, _: Target) -> None:
-        """The checkpoint for ``engine.speculation.draft_model``."""
+        """The checkpoint for ``engine.speculation.drafters.draft_model``."""
         folder.mkdir(parents=True, exist_ok=True)
         model.export(self.backbone, folder)
         path = folder / "config.json"

@@ -18,10 +18,10 @@ import torch
 from rich.console import Console
 from rich.progress import Progress
 
-from engine.local import LocalEngine
-from engine.tokenizer import Tokenizer
-from engine.types import Branch, Completion, GenerateRequest, InvalidRequest, SamplingParams
-from reasoner.suites import SUITES, family, load
+from engine.core.local_engine import LocalEngine
+from engine.protocol.types import Branch, Completion, GenerateRequest, InvalidRequest, SamplingParams
+from engine.text.tokenizer import Tokenizer
+from reasoner.evaluation.suites.registry import SUITES, family, load
 from recipes.speculation.target import Target
 
 SEED = 7

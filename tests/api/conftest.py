@@ -14,14 +14,14 @@ import httpx
 import pytest
 import structlog
 
-from api.app import create_app
-from engine.types import EngineClient
+from api.app.app import create_app
+from engine.protocol.types import EngineClient
 from reasoner.run import run_job
 from tests.scripted import ScriptedEngine
 from tests.workers.fixtures import broker, store, url
-from workers.execution import execute
-from workers.settings import Settings, load_settings
-from workers.store import JobStore
+from workers.config.settings import Settings, load_settings
+from workers.execution.execute import execute
+from workers.store.jobs import JobStore
 
 __all__ = ["broker", "store", "url"]
 
@@ -34,7 +34,7 @@ def _quiet() -> None:
 @pytest.fixture(autouse=True)
 def _same_seeds(monkeypatch: pytest.MonkeyPatch) -> None:
     """Give jobs without a seed the same ones in every run: an engine without a model finds no answer for some."""
-    monkeypatch.setattr("api.effective.secrets.randbelow", random.Random(0).randrange)
+    monkeypatch.setattr("api.http.resolve.secrets.randbelow", random.Random(0).randrange)
 
 
 @contextlib.asynccontextmanager

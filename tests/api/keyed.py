@@ -6,8 +6,8 @@ from typing import Any
 
 import httpx
 
-from workers.keys import KeySpec, KeyStore, Scope
-from workers.store import JobStore
+from workers.store.jobs import JobStore
+from workers.store.keys import KeySpec, KeyStore, Scope
 
 CLIENT: tuple[Scope, ...] = ("jobs:read", "jobs:write")
 

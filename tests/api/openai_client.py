@@ -15,14 +15,14 @@ import uvicorn
 from openai import AsyncOpenAI
 from redis.asyncio import Redis
 
-from api.app import create_app
-from api.serve import Server
-from engine.types import EngineClient
+from api.app.app import create_app
+from api.roles.serve import Server
+from engine.protocol.types import EngineClient
 from reasoner.run import run_job
 from tests.scripted import ScriptedEngine
-from workers.execution import execute
-from workers.settings import Settings
-from workers.store import JobStore
+from workers.config.settings import Settings
+from workers.execution.execute import execute
+from workers.store.jobs import JobStore
 
 MODEL = "policy"
 QUESTION = [{"role": "user", "content": "1 + 1?"}]

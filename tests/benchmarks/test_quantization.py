@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from api.cli import app
+from api.cli.main import app
 from benchmarks.quantization import report
 from benchmarks.quantization.report import Size, document, draw, markdown, measure, pareto
-from engine.tokenizer import Tokenizer
+from engine.text.tokenizer import Tokenizer
 from tests.engine.conftest import save_checkpoint
 
 POLICY = Path(__file__).parents[2] / "reasoner" / "bundled" / "policy"

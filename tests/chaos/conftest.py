@@ -13,12 +13,12 @@ import pytest
 import redis
 from prometheus_client.parser import text_string_to_metric_families
 
-from api.supervisor import free_port
-from reasoner.jobs import Usage
+from api.roles.supervisor import free_port
+from reasoner.jobs.spec import Usage
 from tests.chaos import processes
 from tests.chaos.slow_engine import SlowEngine
-from workers.embedded import EmbeddedBroker
-from workers.settings import Settings, load_settings
+from workers.broker.embedded import EmbeddedBroker
+from workers.config.settings import Settings, load_settings
 
 JOB = {
     "problem": "Use the numbers 3, 5, 7 to make 26.",

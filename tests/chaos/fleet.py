@@ -13,9 +13,9 @@ import httpx
 import pytest
 
 from benchmarks.chaos.fleet import NULL_ENGINE, PATIENCE, Fleet, Role
-from engine.client import HttpEngine
-from reasoner.jobs import TERMINAL, JobSpec, Usage
-from reasoner.journal import MemoryJournal
+from engine.client.http import HttpEngine
+from reasoner.jobs.journal import MemoryJournal
+from reasoner.jobs.spec import TERMINAL, JobSpec, Usage
 from reasoner.run import JobOutcome, run_job
 
 __all__ = ["NULL_ENGINE", "PATIENCE", "Fleet", "Role"]

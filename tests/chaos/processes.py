@@ -13,9 +13,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TypeVar
 
-from api.supervisor import engine_command
-from workers.processes import spawn, stop, tail
-from workers.settings import Settings
+from api.roles.supervisor import engine_command
+from workers.broker.processes import spawn, stop, tail
+from workers.config.settings import Settings
 
 T = TypeVar("T")
 
@@ -44,7 +44,7 @@ def process(command: list[str], log: Path, env: dict[str, str] | None = None) ->
 
 
 def role(name: str, settings: Settings, log: Path) -> contextlib.AbstractContextManager[subprocess.Popen[bytes]]:
-    return process([sys.executable, "-m", "api.serve", name], log, settings.environment())
+    return process([sys.executable, "-m", "api.roles.serve", name], log, settings.environment())
 
 
 def engine(settings: Settings, socket: Path, log: Path) -> contextlib.AbstractContextManager[subprocess.Popen[bytes]]:

@@ -14,7 +14,7 @@ import pytest
 
 from tests.chaos import processes
 from tests.chaos.fleet import Fleet
-from workers.alive import TOUCH_SECONDS
+from workers.execution.liveness import TOUCH_SECONDS
 
 SEARCH = {"problem": "?", "strategy": {"name": "beam", "n": 4}, "budget": {"tokens": 100_000}, "seed": 1}
 SHORT = {"problem": "?", "strategy": {"name": "greedy"}, "seed": 1}

@@ -12,7 +12,7 @@ import pytest
 
 from tests.chaos import processes
 from tests.chaos.fleet import NULL_ENGINE, Client, Fleet, alone, check, until
-from tests.workers.test_webhooks import SECRET, Receiver, receiver
+from tests.workers.webhooks.test_deliver import SECRET, Receiver, receiver
 
 __all__ = ["receiver"]
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from api.supervisor import free_port
+from api.roles.supervisor import free_port
 from benchmarks.service.null_engine import POLICY, VERIFIER
 from tests.chaos import processes
 from tests.chaos.fleet import NULL_ENGINE
@@ -24,10 +24,10 @@ from tests.chaos.test_supervisor import children
 # Nothing that is stopped in order has a limit here: what ends, ends by the second signal.
 PATIENT = """
 import signal, sys
-import api.supervisor, workers.embedded
-from api.cli import main
+import api.roles.supervisor, workers.broker.embedded
+from api.cli.main import main
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
-api.supervisor.STOP_SECONDS = workers.embedded.STOP_SECONDS = 3600
+api.roles.supervisor.STOP_SECONDS = workers.broker.embedded.STOP_SECONDS = 3600
 sys.argv[0] = "reasoner"
 main()
 """
@@ -159,7 +159,7 @@ def test_a_second_ctrl_c_does_not_wait_for_a_process_that_hangs(engine: str, rol
     with command(engine, "serve") as running:
         running.until(running.says("ready at"))
         [frozen] = [
-            pid for pid in running.children if b"api.serve\0" + role in Path(f"/proc/{pid}/cmdline").read_bytes()
+            pid for pid in running.children if b"api.roles.serve\0" + role in Path(f"/proc/{pid}/cmdline").read_bytes()
         ]
         os.kill(frozen, signal.SIGSTOP)
         running.interrupt()

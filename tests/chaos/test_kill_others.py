@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.chaos.conftest import Service, same
-from workers.embedded import EmbeddedBroker
+from workers.broker.embedded import EmbeddedBroker
 
 pytestmark = pytest.mark.timeout(240)
 

@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from engine.fleet import first
+from engine.client.replicas import first
 from tests.chaos.conftest import Service, same
 from tests.chaos.processes import engine, until
 from tests.chaos.slow_engine import SlowEngine
 from tests.long import mostly_long
-from workers.settings import load_settings
+from workers.config.settings import load_settings
 
 RECOVERY_SECONDS = 10.0
 

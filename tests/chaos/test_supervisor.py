@@ -13,19 +13,19 @@ from pathlib import Path
 import httpx
 import pytest
 
-from api.supervisor import StartError, Supervisor, free_port
+from api.roles.supervisor import StartError, Supervisor, free_port
 from tests.chaos.processes import alive, until
 from tests.chaos.slow_engine import SlowEngine
 from tests.long import mostly_long
-from workers.setting_values import ConfigError
-from workers.settings import Settings, load_settings
+from workers.config.settings import Settings, load_settings
+from workers.config.types import ConfigError
 
 PROGRAM = """
 import signal, sys
 from pathlib import Path
 from threading import Event
-from api.supervisor import Supervisor, free_port
-from workers.settings import load_settings
+from api.roles.supervisor import Supervisor, free_port
+from workers.config.settings import load_settings
 signal.signal(signal.SIGHUP, signal.SIG_DFL)  # also where the tests themselves run under nohup
 folder = Path(sys.argv[1])
 settings = load_settings(data_dir=folder, port=free_port(), engine_url=sys.argv[2])
@@ -86,7 +86,11 @@ def child(mark: bytes) -> int:
 @pytest.mark.parametrize(
     ("role", "mark"),
     mostly_long(
-        [("worker", b"api.serve\0worker"), ("api", b"api.serve\0api"), ("broker", b"unixsocket:HERE/run/broker.sock")],
+        [
+            ("worker", b"api.roles.serve\0worker"),
+            ("api", b"api.roles.serve\0api"),
+            ("broker", b"unixsocket:HERE/run/broker.sock"),
+        ],
         every=2,
     ),
 )

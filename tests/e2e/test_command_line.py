@@ -19,7 +19,7 @@ import pytest
 
 from tests.long import mostly_long
 
-REASONER = [sys.executable, "-m", "api.cli"]
+REASONER = [sys.executable, "-m", "api.cli.main"]
 QUESTION = "Use the numbers 3, 7, 8 and 12, each exactly once, with + - * / to reach 45."
 PATIENCE = 280.0
 """For a whole demo, on one core that others use as well."""
@@ -103,7 +103,7 @@ def test_the_demo_solves_problems_by_several_strategies_and_leaves_nothing_behin
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGKILL, -9)])
 def test_a_demo_that_is_interrupted_leaves_nothing_behind(home: Path, number: signal.Signals, status: int) -> None:
     with started("demo", home=home) as process:
-        until(lambda: any("engine.server" in line for line in processes_in(home)), "the engine never started")
+        until(lambda: any("engine.server.app" in line for line in processes_in(home)), "the engine never started")
         os.kill(process.pid, number)
         _, err = process.communicate(timeout=PATIENCE)
     assert process.returncode == status, err

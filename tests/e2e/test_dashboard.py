@@ -22,15 +22,15 @@ import structlog
 import uvicorn
 from playwright.sync_api import Browser, Page, expect
 
-from api.app import create_app
+from api.app.app import create_app
 from benchmarks.browser import CHROMIUM, chromium
-from engine.types import InvalidRequest
+from engine.protocol.types import InvalidRequest
 from reasoner.run import run_job
 from tests.planned import Planned, PlannedEngine
 from tests.workers.fixtures import broker, url
-from workers.execution import execute
-from workers.settings import Settings, load_settings
-from workers.store import JobStore
+from workers.config.settings import Settings, load_settings
+from workers.execution.execute import execute
+from workers.store.jobs import JobStore
 
 __all__ = ["broker", "url"]
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="there is no 'chromium' on PATH")

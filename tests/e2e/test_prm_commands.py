@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from api.cli import app
+from api.cli.main import app
 from tests.chaos.processes import until
-from workers.setting_values import ConfigError
+from workers.config.types import ConfigError
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -30,7 +30,7 @@ CASE = {
 
 
 def reasoner(*arguments: object) -> Any:
-    command = [sys.executable, "-m", "api.cli", "prm", *map(str, arguments), "--json"]
+    command = [sys.executable, "-m", "api.cli.main", "prm", *map(str, arguments), "--json"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
@@ -61,7 +61,7 @@ def test_ctrl_c_ends_in_order_and_the_same_command_goes_on(tmp_path: Path) -> No
     questions = [f"Use the numbers 2, 3 and {n}, each exactly once, to reach 24." for n in range(400)]
     problems.write_text("".join(json.dumps({"question": one, "answer": "24"}) + "\n" for one in questions))
     few = ("--solutions", "2", "--completions", "2")
-    command = [sys.executable, "-m", "api.cli", "prm", "rollouts", str(problems), str(data), *few, "--json"]
+    command = [sys.executable, "-m", "api.cli.main", "prm", "rollouts", str(problems), str(data), *few, "--json"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as running:
         assert running.stderr is not None
         until(lambda: running.poll() is not None or (data.exists() and data.read_bytes()), "it has begun")

@@ -17,7 +17,7 @@ from transformers import PreTrainedTokenizerFast
 Checkpoints = Callable[[str], Path]
 
 # A GPU machine may have torch and transformers only; everything but the server runs there.
-_SERVER = ["test_server.py", "test_client.py", "test_openai.py", "test_foreign_servers.py", "serving.py"]
+_SERVER = ["server", "client", "serving.py"]
 collect_ignore = [] if find_spec("fastapi") and find_spec("httpx") else _SERVER
 
 TEMPLATE = (

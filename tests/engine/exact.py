@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from transformers import AutoModelForCausalLM, AutoModelForTokenClassification
 
-from engine.types import ScoreItem
+from engine.protocol.types import ScoreItem
 from tests.closeness import MOST, RMS
 from tests.engine.helpers import SMALL, Harness, score
 

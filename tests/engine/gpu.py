@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine.attention.triton_backend import TritonAttention
+from engine.attention.cuda_triton import TritonAttention
 from engine.device import Placement
-from engine.forward import GpuForward
-from engine.models.model import Model
+from engine.models.interface import Model
+from engine.runner.forward_gpu import GpuForward
 
 AS_ON_A_GPU = Placement(torch.device("cpu"), torch.float32, on_gpu=True)
 
@@ -47,5 +47,5 @@ def pretend(monkeypatch: pytest.MonkeyPatch, place: Placement = AS_ON_A_GPU) -> 
 
     monkeypatch.setattr(Replay, "captured", 0)
     monkeypatch.setattr(Replay, "replayed", 0)
-    monkeypatch.setattr("engine.forward.GpuForward", forward)
-    monkeypatch.setattr("engine.core.find_place", lambda *_, **__: place)
+    monkeypatch.setattr("engine.runner.forward_gpu.GpuForward", forward)
+    monkeypatch.setattr("engine.core.engine_core.find_place", lambda *_, **__: place)

@@ -6,9 +6,17 @@ import math
 from collections.abc import Sequence
 from pathlib import Path
 
-from engine.core import CoreOptions, EngineCore
-from engine.sequence import Event, Job
-from engine.types import Branch, Completion, GenerateRequest, SamplingParams, ScoreItem, ScoreRequest, ScoreResult
+from engine.core.engine_core import CoreOptions, EngineCore
+from engine.protocol.types import (
+    Branch,
+    Completion,
+    GenerateRequest,
+    SamplingParams,
+    ScoreItem,
+    ScoreRequest,
+    ScoreResult,
+)
+from engine.scheduler.sequence import Event, Job
 
 SMALL = CoreOptions(kv_tokens=4096, max_running=32, step_tokens=512)
 

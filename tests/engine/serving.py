@@ -5,8 +5,8 @@ from __future__ import annotations
 from contextlib import AbstractContextManager
 from pathlib import Path
 
-from engine.local import LocalEngine
-from engine.server import create_app
+from engine.core.local_engine import LocalEngine
+from engine.server.app import create_app
 from tests.listening import listening
 
 

@@ -15,9 +15,9 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
-from engine.cache.kv import KVCache, PageTable
-from engine.scheduler import Scheduler
-from engine.sequence import Job, Sequence
+from engine.cache.paged_kv import KVCache, PageTable
+from engine.scheduler.scheduler import Scheduler
+from engine.scheduler.sequence import Job, Sequence
 
 PAGE = 4
 VOCABULARY = 3

@@ -11,15 +11,15 @@ from typing import Any
 import pytest
 import uvicorn
 
-from api.app import create_app
-from engine.types import EngineClient, EngineError
-from reasoner.jobs import JobSpec
-from reasoner.journal import Journal
+from api.app.app import create_app
+from engine.protocol.types import EngineClient, EngineError
+from reasoner.jobs.journal import Journal
+from reasoner.jobs.spec import JobSpec
 from reasoner.run import JobOutcome, run_job
 from tests.scripted import ScriptedEngine
-from workers.execution import execute
-from workers.settings import Settings
-from workers.store import JobStore
+from workers.config.settings import Settings
+from workers.execution.execute import execute
+from workers.store.jobs import JobStore
 
 JOB_SECONDS = 1.0
 """A generated job may be a large one; what it finds is nothing to this test."""
@@ -55,7 +55,7 @@ def served(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]
             )
             asyncio.run_coroutine_threadsafe(work, loop)
 
-        monkeypatch.setattr("workers.reaper.send_wakeup", wake)
+        monkeypatch.setattr("workers.broker.reaper.send_wakeup", wake)
         try:
             await server.serve()
         finally:

@@ -14,11 +14,11 @@ from schemathesis.checks import load_all_checks
 from schemathesis.config import SchemathesisConfig
 from schemathesis.specs.openapi.checks import positive_data_acceptance
 
-from api.app import create_app
+from api.app.app import create_app
 from tests.fuzz.service import served
 from tests.workers.fixtures import broker
-from workers.embedded import EmbeddedBroker
-from workers.settings import load_settings
+from workers.broker.embedded import EmbeddedBroker
+from workers.config.settings import load_settings
 
 __all__ = ["broker"]
 KEY = "a-key-of-many-characters"

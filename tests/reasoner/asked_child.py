@@ -1,11 +1,11 @@
-"""A child for tests of ``reasoner.children``: it does what it is asked to."""
+"""A child for tests of ``reasoner.subprocess_pool``: it does what it is asked to."""
 
 from __future__ import annotations
 
 import os
 from typing import Any
 
-from reasoner.child import serve
+from reasoner.subprocess_worker import serve
 
 MEMORY_BYTES = 512 << 20
 kept: list[bytes] = []

@@ -10,10 +10,11 @@ import regex
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reasoner import pattern_child, patterns
-from reasoner.children import keep_children
-from reasoner.jobs import JobSpec
-from reasoner.patterns import MAX_PARTS, LastMatch, check_pattern, matches, parts, pattern_error, search_last
+from reasoner import regex as patterns
+from reasoner import regex_worker
+from reasoner.jobs.spec import JobSpec
+from reasoner.regex import MAX_PARTS, LastMatch, check_pattern, matches, parts, pattern_error, search_last
+from reasoner.subprocess_pool import keep_children
 
 
 def part(text: str) -> tuple[str, int]:
@@ -53,7 +54,7 @@ def test_the_parts_of_a_pattern_are_counted_as_it_was_built_and_what_is_accepted
             check_pattern(pattern)
         return
     assert check_pattern(pattern) == pattern
-    assert pattern_child.answer(["error", pattern]) == ""
+    assert regex_worker.answer(["error", pattern]) == ""
 
 
 @pytest.mark.parametrize(
@@ -65,7 +66,7 @@ def test_the_parts_of_a_pattern_are_counted_as_it_was_built_and_what_is_accepted
 )  # fmt: skip
 def test_long_repetitions_that_stay_small_are_accepted(pattern: str) -> None:
     assert check_pattern(pattern) == pattern
-    assert pattern_child.answer(["error", pattern]) == ""
+    assert regex_worker.answer(["error", pattern]) == ""
 
 
 @pytest.mark.parametrize("pattern", ["(", "a{2,1}", "(?<n>a)", "[b-a]", "(?:" * 400, "a{99999999999}", r"\1", "(?P<n"])

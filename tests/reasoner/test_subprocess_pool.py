@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from reasoner import children
-from reasoner.child import MEMORY_BYTES
-from reasoner.children import Pool, keep_children
+from reasoner import subprocess_pool
+from reasoner.subprocess_pool import Pool, keep_children
+from reasoner.subprocess_worker import MEMORY_BYTES
 
 MODULE = "tests.reasoner.asked_child"
 PATIENCE = 60.0
@@ -26,7 +26,7 @@ GUARD = 120.0
 @pytest.fixture
 def pool(monkeypatch: pytest.MonkeyPatch, no_children: None) -> Pool:
     monkeypatch.chdir(Path(__file__).parents[2])
-    monkeypatch.setattr(children, "_pools", [])
+    monkeypatch.setattr(subprocess_pool, "_pools", [])
     return Pool(MODULE)
 
 
@@ -78,8 +78,8 @@ def test_threads_with_event_loops_of_their_own_share_the_children(pool: Pool) ->
 async def test_many_questions_at_once_are_answered_by_a_bounded_number_of_children(
     pool: Pool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(children, "SIZE", 2)
-    monkeypatch.setattr(children, "SHARE_SECONDS", 0.0)
+    monkeypatch.setattr(subprocess_pool, "SIZE", 2)
+    monkeypatch.setattr(subprocess_pool, "SHARE_SECONDS", 0.0)
     with keep_children():
         found = await asyncio.gather(*(pid(pool) for _ in range(8)))
         assert len(set(found)) == len(pool.children) == 2
@@ -105,7 +105,7 @@ async def test_a_child_that_holds_much_memory_answers_no_other_question(pool: Po
 async def test_a_question_that_is_given_up_ends_its_child_and_the_waiting_one_gets_another(
     pool: Pool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(children, "SIZE", 1)
+    monkeypatch.setattr(subprocess_pool, "SIZE", 1)
     with keep_children():
         first = await pid(pool)
         endless = asyncio.create_task(pool.ask("hang", PATIENCE))
@@ -147,7 +147,7 @@ async def test_children_are_gone_when_nobody_keeps_them(pool: Pool) -> None:
 def test_a_child_ends_with_a_parent_that_is_killed(pool: Pool) -> None:
     program = (
         "import asyncio, sys\n"
-        "from reasoner.children import Pool, keep_children\n"
+        "from reasoner.subprocess_pool import Pool, keep_children\n"
         f"pool = Pool({MODULE!r})\n"
         "with keep_children():\n"
         "    print(asyncio.run(pool.ask('pid', 60)), flush=True)\n"

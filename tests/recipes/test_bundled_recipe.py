@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from reasoner.suites import SUITES, check, countdown, family, label_steps
+from reasoner.evaluation.suites import countdown
+from reasoner.evaluation.suites.registry import SUITES, check, family, label_steps
 from recipes.bundled import data, generate, measure, model, optim
 from recipes.bundled import tokenizer as tok
 from tests.closeness import MOST, assert_as_exact_as

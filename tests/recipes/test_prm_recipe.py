@@ -8,8 +8,8 @@ from pathlib import Path
 import torch
 
 from prm.evaluate import read_cases
-from reasoner.suites import label_steps, load
-from reasoner.suites.problem import Problem
+from reasoner.evaluation.suites.problem import Problem
+from reasoner.evaluation.suites.registry import label_steps, load
 from recipes.prm.cases import cases, write
 
 PROBLEM = Problem("p", "countdown", "n3", "?", "(4 * 3) * 2", {"numbers": [2, 3, 4], "target": 24})

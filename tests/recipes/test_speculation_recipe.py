@@ -10,11 +10,11 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from engine.local import LocalEngine
+from engine.core.local_engine import LocalEngine
 from engine.models.decoder import Decoder
-from engine.speculation import grow
+from engine.protocol.types import Branch, Completion, GenerateRequest, SamplingParams
+from engine.speculation.drafters import tree_draft
 from engine.speculation.load import load_drafter
-from engine.types import Branch, Completion, GenerateRequest, SamplingParams
 from recipes.bundled.train import Plan
 from recipes.speculation import measure, report, texts
 from recipes.speculation import train as training
@@ -80,7 +80,7 @@ def test_the_engine_drafts_what_the_trained_module_says(
 ) -> None:
     """Greedy chains of the engine from an exported head, and the module's likeliest tokens over the same text."""
     monkeypatch.setattr(target, "embedding_scale", 4.0)
-    monkeypatch.setattr(grow, "FLOOR", 0.0)
+    monkeypatch.setattr(tree_draft, "FLOOR", 0.0)
     head = HEADS[kind](target, 4)
     with torch.no_grad():
         for p in head.parameters():

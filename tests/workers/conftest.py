@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.workers.fixtures import store, url
-from workers.embedded import EmbeddedBroker, find_server
+from workers.broker.embedded import EmbeddedBroker, find_server
 
 __all__ = ["store", "url"]
 

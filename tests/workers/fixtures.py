@@ -7,8 +7,8 @@ from collections.abc import AsyncIterator, Iterator
 import pytest
 import redis
 
-from workers.embedded import EmbeddedBroker
-from workers.store import JobStore
+from workers.broker.embedded import EmbeddedBroker
+from workers.store.jobs import JobStore
 
 
 @pytest.fixture(scope="session")

@@ -15,11 +15,11 @@ import pytest
 import redis
 import yaml
 
-from api.supervisor import free_port
+from api.roles.supervisor import free_port
 from tests.chaos.processes import until
-from workers.embedded import find_server
-from workers.processes import spawn, stop, tail
-from workers.settings import Settings, load_settings
+from workers.broker.embedded import find_server
+from workers.broker.processes import spawn, stop, tail
+from workers.config.settings import Settings, load_settings
 
 ROOT = Path(__file__).parents[2]
 COMPOSE = yaml.safe_load((ROOT / "compose.yaml").read_text())
@@ -91,7 +91,7 @@ def test_the_health_check_of_an_engine_tells_whether_it_serves(tmp_path: Path) -
     env = os.environ | {"REASONER_ENGINE_URL": f"http://127.0.0.1:{number}"}
     assert not is_healthy("engine", **{"8100": number})
     log = tmp_path / "engine.log"
-    engine = spawn([sys.executable, "-m", "api.cli", "engine"], log=log, env=env, death_signal=signal.SIGKILL)
+    engine = spawn([sys.executable, "-m", "api.cli.main", "engine"], log=log, env=env, death_signal=signal.SIGKILL)
     try:
         until(lambda: is_healthy("engine", **{"8100": number}), "the engine is healthy", seconds=120)
     finally:
@@ -117,8 +117,8 @@ def test_a_job_runs_from_its_submission_to_its_result_and_nothing_is_denied(port
 
     commands = {
         "engine": (["benchmarks.service.null_engine", str(engine), "0"], {}),
-        "api": (["api.serve", "api"], settings("api").environment()),
-        "worker": (["api.serve", "worker"], settings("worker").environment()),
+        "api": (["api.roles.serve", "api"], settings("api").environment()),
+        "worker": (["api.roles.serve", "worker"], settings("worker").environment()),
     }
     with contextlib.ExitStack() as running:
         for name, (module, env) in commands.items():

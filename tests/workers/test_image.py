@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from kernels.cpu.runtime.compile_cache import find_cache
-from workers.settings import Settings
+from workers.config.settings import Settings
 
 ROOT = Path(__file__).parents[2]
 COMPOSE = yaml.safe_load((ROOT / "compose.yaml").read_text())

@@ -13,8 +13,8 @@ import structlog
 from celery import Celery
 from kombu.exceptions import OperationalError
 
-from workers.messages import send_wakeup
-from workers.store import BROKER_DOWN, JobStore
+from workers.broker.wakeups import send_wakeup
+from workers.store.jobs import BROKER_DOWN, JobStore
 
 TICK_SECONDS = 0.5
 

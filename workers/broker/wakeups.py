@@ -9,9 +9,9 @@ from typing import Final
 
 from celery import Celery
 
-from workers.doorbell import Doorbell
-from workers.embedded import broker_url
-from workers.settings import QUEUES, Settings
+from workers.broker.embedded import broker_url
+from workers.broker.transport import Doorbell
+from workers.config.settings import QUEUES, Settings
 
 RUN_TASK: Final = "reasoner.run"
 WEBHOOK_TASK: Final = "reasoner.webhook"

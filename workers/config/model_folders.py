@@ -6,10 +6,10 @@ import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 
-from engine.types import EngineError
-from reasoner.model_checks import check_policy, check_prm
-from workers.setting_values import ConfigError, find_folder
-from workers.settings import Settings
+from engine.protocol.types import EngineError
+from reasoner.admission.model_checks import check_policy, check_prm
+from workers.config.settings import Settings
+from workers.config.types import ConfigError, find_folder
 
 
 def check_models(settings: Settings) -> None:

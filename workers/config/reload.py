@@ -9,8 +9,8 @@ from pathlib import Path
 
 import structlog
 
-from workers.setting_values import ConfigError
-from workers.settings import CONFIG_FILE, LIVE, Settings, load_settings
+from workers.config.settings import CONFIG_FILE, LIVE, Settings, load_settings
+from workers.config.types import ConfigError
 
 LOOK_SECONDS = 1.0
 """The file is looked at no more often than this."""

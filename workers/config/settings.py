@@ -19,15 +19,15 @@ from pydantic_settings import (
     TomlConfigSettingsSource,
 )
 
-from prm.formats import FormatName
-from reasoner.calibration import Calibration, CalibrationError, read_calibration
-from reasoner.defaults import ModelDefaults
-from reasoner.effort import DEFAULT_EFFORTS, Effort
-from reasoner.jobs import MAX_BUDGET_SECONDS, MAX_BUDGET_TOKENS, VOTE
-from reasoner.prices import Prices
-from reasoner.strategies import STRATEGIES
-from workers.limits import Limits, LimitsTable
-from workers.setting_values import (
+from prm.formats.registry import FormatName
+from reasoner.admission.defaults import ModelDefaults
+from reasoner.admission.effort import DEFAULT_EFFORTS, Effort
+from reasoner.budget.prices import Prices
+from reasoner.confidence.calibration import Calibration, CalibrationError, read_calibration
+from reasoner.jobs.spec import MAX_BUDGET_SECONDS, MAX_BUDGET_TOKENS, VOTE
+from reasoner.strategies.registry import STRATEGIES
+from workers.config.rate_limits import Limits, LimitsTable
+from workers.config.types import (
     BUNDLED_PRM,
     ConfigError,
     address,
@@ -64,7 +64,7 @@ LIVE: Final = frozenset(
         "webhook_secrets",
     }
 )
-"""Settings that change with the file while a process runs (``workers.live``)."""
+"""Settings that change with the file while a process runs (``workers.config.reload``)."""
 
 
 class Settings(BaseSettings):

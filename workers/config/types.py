@@ -8,7 +8,7 @@ import ipaddress
 from pathlib import Path
 from urllib.parse import urlsplit
 
-BUNDLED = Path(__file__).parent.parent / "reasoner" / "bundled"
+BUNDLED = Path(__file__).parents[2] / "reasoner" / "bundled"
 BUNDLED_PRM = "prm"
 
 

@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from engine.client import HttpEngine
-from engine.fleet import FleetEngine
-from engine.health import Health
-from engine.routed import RoutedEngine
-from engine.types import EngineClient
-from prm.formats import FORMAT_NOTE
-from workers.settings import Settings
+from engine.client.health import Health
+from engine.client.http import HttpEngine
+from engine.client.replicas import FleetEngine
+from engine.client.router import RoutedEngine
+from engine.protocol.types import EngineClient
+from prm.formats.registry import FORMAT_NOTE
+from workers.config.settings import Settings
 
 
 def connect(

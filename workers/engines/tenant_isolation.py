@@ -12,8 +12,8 @@ from dataclasses import replace
 from hashlib import sha256
 from typing import TypeVar
 
-from engine.forwarding import ForwardingEngine
-from engine.types import Completion, Delta, EngineClient, GenerateRequest, ModelInfo, ScoreRequest, ScoreResult
+from engine.protocol.forwarding import ForwardingEngine
+from engine.protocol.types import Completion, Delta, EngineClient, GenerateRequest, ModelInfo, ScoreRequest, ScoreResult
 
 _Request = TypeVar("_Request", GenerateRequest, ScoreRequest)
 

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 
 import structlog
 
-from workers.store import BROKER_DOWN, JobStore
+from workers.store.jobs import BROKER_DOWN, JobStore
 
 TICK_SECONDS = 0.25
 REST_SECONDS = 3.0

@@ -14,19 +14,20 @@ import structlog
 from pydantic import ValidationError
 from structlog.contextvars import bound_contextvars
 
-from engine.types import EngineClient, EngineError, EngineUnavailable, InvalidRequest
-from reasoner.allowance import Parked
-from reasoner.jobs import JobError, JobSpec
-from reasoner.journal import JobCancelled, Journal, LeaseLost
+from engine.protocol.types import EngineClient, EngineError, EngineUnavailable, InvalidRequest
+from reasoner.jobs.journal import JobCancelled, Journal, LeaseLost
+from reasoner.jobs.spec import JobError, JobSpec
 from reasoner.run import JobOutcome
-from workers import tracing
-from workers.batches import BatchStore
-from workers.journal import RedisJournal
-from workers.store import BROKER_DOWN, Claim, JobStore
-from workers.tenants import TenantEngine
+from reasoner.search.grants import Parked
+from workers.engines.tenant_isolation import TenantEngine
+from workers.store.batches import BatchStore
+from workers.store.jobs import BROKER_DOWN, Claim, JobStore
+from workers.store.journal import RedisJournal
+from workers.telemetry import tracing
 
 ENGINE_RETRY_SECONDS = 3.0
-"""After which a job tries by itself, where no API process reaches the engines to wake it (``workers.engine_watch``)."""
+"""After which a job tries by itself, where no API process reaches the engines to wake it
+(``workers.engines.watch``)."""
 BROKER_RETRY_SECONDS = 0.5
 BEATS_PER_LEASE = 6
 """A heartbeat is also how a job that is thinking hears of its cancellation, so it comes often."""

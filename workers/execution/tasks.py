@@ -13,22 +13,22 @@ from typing import Any
 from celery import Celery
 from celery.signals import setup_logging, worker_init, worker_shutdown, worker_shutting_down
 
-from engine.health import Health
-from reasoner.children import keep_children
-from reasoner.equivalence import POOL as COMPARING
+from engine.client.health import Health
+from reasoner.answers.equivalence import POOL as COMPARING
 from reasoner.run import run_job
-from workers.alive import keep_alive_file
-from workers.embedded import broker_url
-from workers.engines import connect
-from workers.execution import RunJob, execute
-from workers.interrupts import take_over
-from workers.live import LiveSettings
-from workers.logs import configure_logging
-from workers.messages import RUN_TASK, WEBHOOK_TASK, make_celery
-from workers.settings import Settings
-from workers.store import BROKER_DOWN, JobStore
-from workers.tracing import traced
-from workers.webhooks import deliver
+from reasoner.subprocess_pool import keep_children
+from workers.broker.embedded import broker_url
+from workers.broker.wakeups import RUN_TASK, WEBHOOK_TASK, make_celery
+from workers.config.reload import LiveSettings
+from workers.config.settings import Settings
+from workers.engines.connect import connect
+from workers.execution.execute import RunJob, execute
+from workers.execution.liveness import keep_alive_file
+from workers.execution.shutdown import take_over
+from workers.store.jobs import BROKER_DOWN, JobStore
+from workers.telemetry.logs import configure_logging
+from workers.telemetry.tracing import traced
+from workers.webhooks.deliver import deliver
 
 BROKER_PATIENCE = 10.0
 """Seconds that a running job outlasts a broker that is away."""

@@ -6,25 +6,17 @@ import json
 from collections.abc import Sequence
 from typing import Any, get_args
 
-from reasoner.allocator import WIDTH, Ask, floor
-from reasoner.batches import BatchStatus, end_status
-from reasoner.jobs import Status
-from reasoner.journal import JobCancelled, LeaseLost
-from workers.documents import usage_of
-from workers.limits import Quota
-from workers.origin import ORIGIN
-from workers.store import (
-    Claim,
-    IdempotencyConflict,
-    JobStore,
-    QueueFull,
-    Share,
-    idempotency_record,
-    new_id,
-)
+from reasoner.budget.allocator import WIDTH, Ask, floor
+from reasoner.jobs.batch import BatchStatus, end_status
+from reasoner.jobs.journal import JobCancelled, LeaseLost
+from reasoner.jobs.spec import Status
+from workers.config.rate_limits import Quota
+from workers.store.jobs import Claim, IdempotencyConflict, JobStore, QueueFull, Share, idempotency_record, new_id
+from workers.store.request_origin import ORIGIN
+from workers.store.serialization import usage_of
 
 BatchDocument = dict[str, Any]
-"""A batch as the API shows it: the JSON of ``reasoner.batches.Batch``."""
+"""A batch as the API shows it: the JSON of ``reasoner.jobs.batch.Batch``."""
 
 
 class NoSuchBatch(Exception):

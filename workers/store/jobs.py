@@ -1,4 +1,5 @@
-"""Jobs in Redis. Every change is one Lua script (``workers/lua``), so that it happens once and whole, or not at all."""
+"""Jobs in Redis. Every change is one Lua script (``workers/store/lua``), so that it happens once and whole, or not at
+all."""
 
 from __future__ import annotations
 
@@ -20,13 +21,13 @@ from redis.asyncio import Redis
 from redis.asyncio.retry import Retry
 from redis.backoff import ExponentialBackoff, NoBackoff
 
-from reasoner.best_so_far import best_so_far
-from reasoner.jobs import TERMINAL, Event, JobError, JobResult, JobSpec
-from reasoner.journal import Entry
-from workers import documents
-from workers.documents import JobDocument
-from workers.limits import Quota
-from workers.origin import ORIGIN, Origin
+from reasoner.jobs.journal import Entry
+from reasoner.jobs.spec import TERMINAL, Event, JobError, JobResult, JobSpec
+from reasoner.search.best_so_far import best_so_far
+from workers.config.rate_limits import Quota
+from workers.store import serialization
+from workers.store.request_origin import ORIGIN, Origin
+from workers.store.serialization import JobDocument
 
 BROKER_DOWN: Final = (exceptions.ConnectionError, exceptions.TimeoutError)
 """What the Redis client raises while the broker cannot answer."""
@@ -179,7 +180,7 @@ class JobStore:
         fields = await self.command("HGETALL", _job(job_id))
         if not fields:
             raise NoSuchJob(job_id)
-        return documents.document(fields)
+        return serialization.document(fields)
 
     async def form(self, job_id: str) -> str | None:
         """What ``submit`` was given as such; ``None`` for nothing, and for a job that there is not."""
@@ -194,7 +195,7 @@ class JobStore:
         rows = await self.script("list", owner or "", after or "", limit, status or "")
         if rows is None:
             raise NoSuchJob(after)
-        return [documents.document(dict(zip(row[::2], row[1::2], strict=True))) for row in rows]
+        return [serialization.document(dict(zip(row[::2], row[1::2], strict=True))) for row in rows]
 
     async def cancel(self, job_id: str) -> JobDocument:
         """Cancels; a job that has ended stays as it is. Raises ``NoSuchJob``."""
@@ -279,7 +280,7 @@ class JobStore:
 
     async def events(self, job_id: str, after: int = 0) -> list[Event]:
         """What the job's stream holds now, from the event behind ``after``."""
-        return [documents.event(entry_id, fields) for entry_id, fields in await self._log(job_id, after)]
+        return [serialization.event(entry_id, fields) for entry_id, fields in await self._log(job_id, after)]
 
     async def follow(self, job_id: str, after: int = 0) -> AsyncIterator[Event]:
         """Events behind ``after`` as they come, to the terminal one. Outlasts a broker that is away.
@@ -299,7 +300,7 @@ class JobStore:
                 await asyncio.sleep(0.5)
                 rows = []
             for entry_id, fields in rows:
-                event = documents.event(entry_id, fields)
+                event = serialization.event(entry_id, fields)
                 after = event.seq
                 ended = event.type in TERMINAL_EVENTS
                 yield event
@@ -358,7 +359,7 @@ class JobStore:
 
     async def entries(self, job_id: str) -> list[Entry]:
         """The journal: events that carry a key."""
-        return [documents.entry(fields) for _, fields in await self._log(job_id, 0) if "key" in fields]
+        return [serialization.entry(fields) for _, fields in await self._log(job_id, 0) if "key" in fields]
 
     # Reaper and metrics.
 
@@ -425,7 +426,7 @@ class JobStore:
         return await _whole(self._redis.execute_command(*command))  # type: ignore[no-untyped-call]
 
     async def script(self, script: str, *arguments: str | int) -> Any:
-        """Runs one of ``workers/lua``."""
+        """Runs one of ``workers/store/lua``."""
         return await _whole(self._scripts[script](args=arguments))
 
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from reasoner.allowance import Allowance, Granted
-from reasoner.journal import Entry, JobCancelled, LeaseLost
-from workers.store import Claim, JobStore
+from reasoner.jobs.journal import Entry, JobCancelled, LeaseLost
+from reasoner.search.grants import Allowance, Granted
+from workers.store.jobs import Claim, JobStore
 
 
 class RedisJournal:
-    """Implements ``reasoner.journal.Journal`` for the holder of one claim."""
+    """Implements ``reasoner.jobs.journal.Journal`` for the holder of one claim."""
 
     def __init__(self, store: JobStore, claim: Claim) -> None:
         self._store = store

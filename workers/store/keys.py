@@ -12,8 +12,8 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import Field
 
-from reasoner.strict import Strict
-from workers.store import BROKER_DOWN, JobStore
+from reasoner.base_model import Strict
+from workers.store.jobs import BROKER_DOWN, JobStore
 
 Scope = Literal["jobs:read", "jobs:write", "metrics:read", "admin"]
 SCOPES: Final[frozenset[Scope]] = frozenset({"jobs:read", "jobs:write", "metrics:read", "admin"})

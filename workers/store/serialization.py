@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from reasoner.jobs import Event, Usage
-from reasoner.journal import Entry
+from reasoner.jobs.journal import Entry
+from reasoner.jobs.spec import Event, Usage
 
 JobDocument = dict[str, Any]
-"""A job as the API shows it: the JSON of ``reasoner.jobs.Job``, not validated again when it is read."""
+"""A job as the API shows it: the JSON of ``reasoner.jobs.spec.Job``, not validated again when it is read."""
 
 
 def usage_of(fields: dict[str, str]) -> Usage:

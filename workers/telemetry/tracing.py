@@ -13,10 +13,10 @@ import threading
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Literal
 
-from engine.forwarding import ForwardingEngine
-from engine.types import Completion, Delta, EngineClient, GenerateRequest, ScoreRequest, ScoreResult
-from workers.setting_values import ConfigError
-from workers.settings import Settings
+from engine.protocol.forwarding import ForwardingEngine
+from engine.protocol.types import Completion, Delta, EngineClient, GenerateRequest, ScoreRequest, ScoreResult
+from workers.config.settings import Settings
+from workers.config.types import ConfigError
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import TracerProvider

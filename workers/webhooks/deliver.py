@@ -21,11 +21,11 @@ from typing import Final
 
 import structlog
 
-from workers.documents import JobDocument
-from workers.outbound import TIMEOUT_SECONDS, ForbiddenAddress, SendFailed, post
-from workers.setting_values import webhook_secret_bytes
-from workers.settings import Settings
-from workers.store import JobStore, NoSuchJob
+from workers.config.settings import Settings
+from workers.config.types import webhook_secret_bytes
+from workers.store.jobs import JobStore, NoSuchJob
+from workers.store.serialization import JobDocument
+from workers.webhooks.http import TIMEOUT_SECONDS, ForbiddenAddress, SendFailed, post
 
 PAUSES: Final = (5.0, 30.0, 300.0, 1800.0, 7200.0, 28800.0)
 """Seconds between attempts; after the last one the delivery is given up."""

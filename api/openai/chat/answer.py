@@ -8,13 +8,13 @@ from typing import Any, Literal
 
 from pydantic import BaseModel
 
+from api.http.problems import SHUTTING_DOWN
 from api.openai.errors import stream_error
-from api.openai.report import CachedTokens, ReasoningTokens, Report, reasoning_tokens
-from api.openai.story import End, Story
-from api.problems import SHUTTING_DOWN
-from reasoner.jobs import Event
-from workers.documents import JobDocument
-from workers.store import ShuttingDown
+from api.openai.narration import End, Story
+from api.openai.usage import CachedTokens, ReasoningTokens, Report, reasoning_tokens
+from reasoner.jobs.spec import Event
+from workers.store.jobs import ShuttingDown
+from workers.store.serialization import JobDocument
 
 Json = dict[str, Any]
 

@@ -6,11 +6,11 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from api.openai.asked import Asked, Tokens
-from api.openai.texts import Nothing, Text
+from api.openai.content import Nothing, Text
+from api.openai.request import Asked, Tokens
 from api.openai.unsupported import CHAT, without_neutral
-from reasoner.jobs import Message
-from reasoner.strict import Strict
+from reasoner.base_model import Strict
+from reasoner.jobs.spec import Message
 
 
 class ChatMessage(Strict):

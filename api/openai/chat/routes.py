@@ -9,17 +9,17 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Body, Depends, Request, Response
 from fastapi.responses import JSONResponse
 
-from api.caller import Writer
-from api.idempotency import IdempotencyKey, idempotency_of
-from api.json_body import JsonRoute
-from api.openai.chat_answer import ChatCompletion, chunks, completion
-from api.openai.chat_body import ChatBody
+from api.http.idempotency import IdempotencyKey, idempotency_of
+from api.http.principal import Writer
+from api.http.problems import Problem
+from api.http.request_parsing import JsonRoute
+from api.http.state import State, service
+from api.http.submission import submit_job
+from api.openai.chat.answer import ChatCompletion, chunks, completion
+from api.openai.chat.body import ChatBody
 from api.openai.errors import ErrorDocument
-from api.openai.following import ClientGone, EventStream, ended, let_go
-from api.openai.story import End, Story
-from api.problems import Problem
-from api.state import State, service
-from api.submission import submit_job
+from api.openai.narration import End, Story
+from api.openai.streaming import ClientGone, EventStream, ended, let_go
 
 Service = Annotated[State, Depends(service)]
 

@@ -6,12 +6,12 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
 
-from api.openai.asked import Asked, Summary, Tokens
-from api.openai.chat_body import as_message
-from api.openai.texts import Nothing, Text
+from api.openai.chat.body import as_message
+from api.openai.content import Nothing, Text
+from api.openai.request import Asked, Summary, Tokens
 from api.openai.unsupported import RESPONSES, without_neutral
-from reasoner.jobs import MAX_PROBLEM_CHARS, Message
-from reasoner.strict import Strict
+from reasoner.base_model import Strict
+from reasoner.jobs.spec import MAX_PROBLEM_CHARS, Message
 
 
 class InputMessage(Strict):

@@ -6,14 +6,14 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Iterable
 from typing import Any
 
+from api.http.problems import SHUTTING_DOWN
 from api.openai.errors import stream_error
-from api.openai.response import MessageStatus, Response, message_item, message_status, reasoning_item
-from api.openai.response_body import Form
-from api.openai.story import End, Story
-from api.problems import SHUTTING_DOWN
-from reasoner.jobs import Event, Status, Usage
-from workers.documents import JobDocument
-from workers.store import ShuttingDown
+from api.openai.narration import End, Story
+from api.openai.responses.body import Form
+from api.openai.responses.object import MessageStatus, Response, message_item, message_status, reasoning_item
+from reasoner.jobs.spec import Event, Status, Usage
+from workers.store.jobs import ShuttingDown
+from workers.store.serialization import JobDocument
 
 Json = dict[str, Any]
 

@@ -6,10 +6,10 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, Field
 
-from api.openai.response_body import Form
-from reasoner.jobs import JobSpec
-from reasoner.strict import Strict
-from workers.documents import JobDocument
+from api.openai.responses.body import Form
+from reasoner.base_model import Strict
+from reasoner.jobs.spec import JobSpec
+from workers.store.serialization import JobDocument
 
 
 class ListItems(Strict):

@@ -6,11 +6,11 @@ from typing import Any, Literal, Self
 
 from pydantic import BaseModel
 
-from api.openai.report import CachedTokens, ReasoningTokens, Report, reasoning_tokens
-from api.openai.response_body import Form, SummaryText
-from api.openai.story import End, Story
-from reasoner.jobs import Status
-from workers.documents import JobDocument
+from api.openai.narration import End, Story
+from api.openai.responses.body import Form, SummaryText
+from api.openai.usage import CachedTokens, ReasoningTokens, Report, reasoning_tokens
+from reasoner.jobs.spec import Status
+from workers.store.serialization import JobDocument
 
 
 class OutputText(BaseModel):

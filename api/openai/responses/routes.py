@@ -13,25 +13,25 @@ from fastapi import Response as HttpResponse
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel, Field
 
-from api.caller import Caller, Known, Reader, Writer
-from api.idempotency import IdempotencyKey, idempotency_of
-from api.json_body import JsonRoute
+from api.http.idempotency import IdempotencyKey, idempotency_of
+from api.http.principal import Caller, Known, Reader, Writer
+from api.http.problems import Problem
+from api.http.request_parsing import JsonRoute
+from api.http.state import State, service
+from api.http.submission import submit_job
+from api.openai.chat.routes import PROBLEM, STREAM
 from api.openai.errors import ErrorDocument
-from api.openai.following import ClientGone, EventStream, ended, let_go
-from api.openai.input_items import InputItems, ListItems, input_items
-from api.openai.response import Response, response_id
-from api.openai.response_body import Form, ResponseBody
-from api.openai.response_events import ResponseEvents, behind, newest_number
-from api.openai.routes_chat import PROBLEM, STREAM
-from api.openai.story import Story
-from api.problems import Problem
-from api.state import State, service
-from api.submission import submit_job
-from reasoner.answers.extract import without_thought
-from reasoner.jobs import MAX_SEQ, TERMINAL, JobSpec, Message
-from reasoner.strict import Strict
-from workers.documents import JobDocument
-from workers.store import NoSuchJob
+from api.openai.narration import Story
+from api.openai.responses.body import Form, ResponseBody
+from api.openai.responses.events import ResponseEvents, behind, newest_number
+from api.openai.responses.items import InputItems, ListItems, input_items
+from api.openai.responses.object import Response, response_id
+from api.openai.streaming import ClientGone, EventStream, ended, let_go
+from reasoner.answers.extraction.extract import without_thought
+from reasoner.base_model import Strict
+from reasoner.jobs.spec import MAX_SEQ, TERMINAL, JobSpec, Message
+from workers.store.jobs import NoSuchJob
+from workers.store.serialization import JobDocument
 
 _RESPONSE_ID = re.compile(r"resp_[0-9a-f]{32}")
 EXAMPLES: dict[str, Any] = {
@@ -79,7 +79,7 @@ async def job_behind(
     state: Service,
     caller: Known,
 ) -> str:
-    """As ``api.routes_jobs.job_id_of``: every job can be looked at as a response, the digits of their ids are the
+    """As ``api.routes.jobs.job_id_of``: every job can be looked at as a response, the digits of their ids are the
     same."""
     return str((await _job_behind(response_id, state, caller))["id"])
 

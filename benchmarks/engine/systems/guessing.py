@@ -10,24 +10,24 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
-from engine import short_waits  # noqa: F401 - it has to come before torch
+from engine.threads import short_waits  # noqa: F401 - it has to come before torch
 
 # isort: split
 import torch
 from torch import Tensor
 
 from benchmarks.engine.problems import ALWAYS, GUESSING, PLAIN, Prompt, Solved
-from engine.cache.kv import KVCache
-from engine.core import CoreOptions, EngineCore
-from engine.local import LocalEngine
-from engine.sequence import GenerateSequence
-from engine.speculation.adaptive import AdaptiveController
-from engine.speculation.controller import Controller, FixedController
-from engine.speculation.draft import Advance, Draft, Drafter, Watch, Wish
+from engine.cache.paged_kv import KVCache
+from engine.core.engine_core import CoreOptions, EngineCore
+from engine.core.local_engine import LocalEngine
+from engine.protocol.types import Branch, Completion, GenerateRequest, SamplingParams
+from engine.scheduler.sequence import GenerateSequence
+from engine.speculation.control.adaptive import AdaptiveController
+from engine.speculation.control.controller import Controller, FixedController
+from engine.speculation.drafter import Advance, Draft, Drafter, Watch, Wish
+from engine.speculation.drafters.ngram import NgramDrafter
 from engine.speculation.load import MAX_NODES
-from engine.speculation.ngram import NgramDrafter
 from engine.speculation.speculator import Speculator
-from engine.types import Branch, Completion, GenerateRequest, SamplingParams
 
 _BEAMS, _SURVIVORS, _ROUNDS = 8, 4, 8
 

@@ -7,15 +7,15 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from engine import short_waits  # noqa: F401 - it has to come before torch
+from engine.threads import short_waits  # noqa: F401 - it has to come before torch
 
 # isort: split
 import torch
 
 from benchmarks.engine.workloads import Generate, Outputs, Request
-from engine.core import CoreOptions
-from engine.local import LocalEngine
-from engine.types import Branch, Completion, GenerateRequest, SamplingParams
+from engine.core.engine_core import CoreOptions
+from engine.core.local_engine import LocalEngine
+from engine.protocol.types import Branch, Completion, GenerateRequest, SamplingParams
 
 
 class _Ours:

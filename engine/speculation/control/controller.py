@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
-from engine.sequence import GenerateSequence
-from engine.speculation.draft import Draft, Wish
+from engine.scheduler.sequence import GenerateSequence
+from engine.speculation.drafter import Draft, Wish
 
 REST = 63
 """Steps after each other that are not looked at where guessing does not pay, at most."""

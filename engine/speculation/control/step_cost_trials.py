@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from engine.speculation.costs import NONE, Costs, Size
+from engine.speculation.control.cost_model import NONE, Costs, Size
 
 _LEAD = 8
 """Steps as before that begin a comparison."""

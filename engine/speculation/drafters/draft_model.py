@@ -24,16 +24,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine.batch import Work, build_batch
-from engine.cache.kv import KVCache, token_bytes
-from engine.cache.tree import Node
+from engine.cache.paged_kv import KVCache, token_bytes
+from engine.cache.radix_tree import Node
 from engine.device import sent
-from engine.forward import forward_over
-from engine.models.model import Model
-from engine.sequence import GenerateSequence, Sequence
-from engine.speculation.chain import DUE, MOST, Chains, Start, can_chain
-from engine.speculation.draft import EMPTY, Advance, Draft, Watch, Wish
-from engine.speculation.guess import Guesses
+from engine.models.interface import Model
+from engine.runner.batch import Work, build_batch
+from engine.runner.forward_gpu import forward_over
+from engine.scheduler.sequence import GenerateSequence, Sequence
+from engine.speculation.drafter import EMPTY, Advance, Draft, Watch, Wish
+from engine.speculation.drafters.fused_chain import DUE, MOST, Chains, Start, can_chain
+from engine.speculation.drafters.proposal import Guesses
 
 POOL_BYTES = 1 << 28
 """The pool holds as many tokens as the target's, but no more than fit into 256 MiB."""

@@ -29,22 +29,22 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from engine.attention import LayerAttention
-from engine.attention.host import host_attention
-from engine.attention.pages import gather, write
+from engine.attention.cuda_triton import TritonAttention
+from engine.attention.layer import LayerAttention
+from engine.attention.paged_tensors import gather, write
 from engine.attention.plan import head_slots
-from engine.attention.triton_backend import TritonAttention
-from engine.batch import lay_out
-from engine.cache.kv import KVCache, PageTable
+from engine.attention.select import host_attention
+from engine.cache.paged_kv import KVCache, PageTable
 from engine.device import Placement, sent
-from engine.models.model import Model
-from engine.models.weights import Weights
-from engine.sequence import GenerateSequence
-from engine.speculation.draft import EMPTY, Advance, Draft, Watch, Wish
-from engine.speculation.grow import Level, grow
-from engine.speculation.heads import fits, product, read_head_config, readout
-from engine.support import Ints
-from engine.types import EngineError
+from engine.models.interface import Model
+from engine.protocol.types import EngineError
+from engine.runner.batch import lay_out
+from engine.sampling.truncation import Ints
+from engine.scheduler.sequence import GenerateSequence
+from engine.speculation.drafter import EMPTY, Advance, Draft, Watch, Wish
+from engine.speculation.drafters.head_config import fits, product, read_head_config, readout
+from engine.speculation.drafters.tree_draft import Level, grow
+from engine.weights.safetensors import Weights
 from kernels.common.rotary import frequencies, rotary, rotary_tables
 from kernels.layers.activation import silu_mul
 

@@ -14,12 +14,12 @@ from typing import NamedTuple, TypeGuard
 import torch
 from torch import Tensor
 
-from engine.attention import is_compiled
-from engine.cache.kv import KVCache
+from engine.attention.layer import is_compiled
+from engine.cache.paged_kv import KVCache
 from engine.models.decoder import Decoder
-from engine.models.model import Model
-from engine.speculation.guess import Guesses, write_best
-from engine.support import Floats, Ints
+from engine.models.interface import Model
+from engine.sampling.truncation import Floats, Ints
+from engine.speculation.drafters.proposal import Guesses, write_best
 from kernels.cpu.runtime.kernel_graph import Tapes, layer_ends, part_ends
 
 MOST = 16
@@ -91,7 +91,7 @@ class _Chain:
         self, model: Decoder, cache: KVCache, limit: int, due: int, branches: int, width: int, depth: int
     ) -> None:
         """``due``: tokens of the first level. ``depth``: most levels."""
-        from engine.attention.compiled import AloneAttention
+        from engine.attention.cpu_numba import AloneAttention
 
         self._model, self._cache, self.depth = model, cache, depth
         total = due + (depth - 1) * branches

@@ -12,12 +12,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from engine.cache.kv import KVCache, PageTable
+from engine.cache.paged_kv import KVCache, PageTable
 from engine.device import sent
 from engine.models.config import read_json
-from engine.models.model import Model
-from engine.speculation.draft import Advance, Wish
-from engine.types import EngineError
+from engine.models.interface import Model
+from engine.protocol.types import EngineError
+from engine.speculation.drafter import Advance, Wish
 from kernels.linear.fp32 import Linear
 
 Floats32 = npt.NDArray[np.float32]

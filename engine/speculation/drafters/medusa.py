@@ -26,15 +26,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine.cache.kv import KVCache
+from engine.cache.paged_kv import KVCache
 from engine.models.decoder import Decoder
-from engine.models.model import Model
-from engine.models.weights import Weights
-from engine.sequence import GenerateSequence
-from engine.speculation.draft import EMPTY, Advance, Draft, Watch, Wish
-from engine.speculation.guess import Guesses
-from engine.speculation.heads import Floats32, LastStates, read_head_config
-from engine.support import Ints
+from engine.models.interface import Model
+from engine.sampling.truncation import Ints
+from engine.scheduler.sequence import GenerateSequence
+from engine.speculation.drafter import EMPTY, Advance, Draft, Watch, Wish
+from engine.speculation.drafters.head_config import Floats32, LastStates, read_head_config
+from engine.speculation.drafters.proposal import Guesses
+from engine.weights.safetensors import Weights
 from kernels.cpu.availability import computes
 from kernels.cpu.runtime.kernel_graph import Tapes
 from kernels.layers.activation import silu_mul

@@ -22,9 +22,9 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from engine.cache.kv import KVCache
-from engine.sequence import GenerateSequence
-from engine.speculation.draft import EMPTY, Advance, Draft, Watch, Wish
+from engine.cache.paged_kv import KVCache
+from engine.scheduler.sequence import GenerateSequence
+from engine.speculation.drafter import EMPTY, Advance, Draft, Watch, Wish
 from kernels.ngrams import NgramTable, scope_of, search_of
 
 _PREFIX = 2048

@@ -25,11 +25,11 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
-from engine.changes import Point, change
-from engine.device_sampling import change_on_device
-from engine.sequence import GenerateSequence
-from engine.support import Floats, Ints
-from engine.types import SamplingParams
+from engine.protocol.types import SamplingParams
+from engine.sampling.gpu import change_on_device
+from engine.sampling.logits_processors import Point, change
+from engine.sampling.truncation import Floats, Ints
+from engine.scheduler.sequence import GenerateSequence
 from kernels.common.noise import SAMPLE, gumbel_noise, noise_streams
 from kernels.cpu.availability import AVAILABLE
 

@@ -14,9 +14,9 @@ from typing import NamedTuple
 import numpy as np
 from torch import Tensor
 
-from engine.speculation.draft import Draft, Wish
-from engine.speculation.guess import Guesses
-from engine.support import Ints
+from engine.sampling.truncation import Ints
+from engine.speculation.drafter import Draft, Wish
+from engine.speculation.drafters.proposal import Guesses
 
 _WIDTH = 4
 """Most guesses after one guess of a tree."""

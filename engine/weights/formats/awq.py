@@ -12,11 +12,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from engine.models.weights import Weights
-from engine.quantization.formats.checks import finite, groups_of, only
-from engine.quantization.matrix import GroupedMatrix, Matrix
-from engine.quantization.packing import pack, unpack
-from engine.types import EngineError
+from engine.protocol.types import EngineError
+from engine.weights.formats.checks import finite, groups_of, only
+from engine.weights.matrix import GroupedMatrix, Matrix
+from engine.weights.packing import pack, unpack
+from engine.weights.safetensors import Weights
 
 _BITS = 4
 _EACH = 8

@@ -15,10 +15,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from engine.models.weights import Weights
-from engine.quantization.formats.checks import finite, only
-from engine.quantization.matrix import Matrix, Nf4Matrix
-from engine.types import EngineError
+from engine.protocol.types import EngineError
+from engine.weights.formats.checks import finite, only
+from engine.weights.matrix import Matrix, Nf4Matrix
+from engine.weights.safetensors import Weights
 from kernels.linear.nf4 import CODES, from_bitsandbytes
 
 BLOCK = 64

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from engine.types import EngineError
+from engine.protocol.types import EngineError
 
 
 def only(config: dict[str, Any], field: str, *allowed: Any) -> Any:

@@ -13,10 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from engine.models.weights import Weights
-from engine.quantization.formats.checks import finite, only
-from engine.quantization.matrix import Float8Matrix, Matrix
-from engine.types import EngineError
+from engine.protocol.types import EngineError
+from engine.weights.formats.checks import finite, only
+from engine.weights.matrix import Float8Matrix, Matrix
+from engine.weights.safetensors import Weights
 
 BLOCK = 128
 _MOST = 448.0

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from engine.models.weights import Weights
-from engine.quantization.formats import awq, bitsandbytes, compressed_tensors, fp8, gptq
-from engine.quantization.matrix import Matrix
-from engine.types import EngineError
+from engine.protocol.types import EngineError
+from engine.weights.formats import awq, bitsandbytes, compressed_tensors, fp8, gptq
+from engine.weights.matrix import Matrix
+from engine.weights.safetensors import Weights
 
 Read = Callable[[Weights, str, int, int], Matrix]
 """Takes the tensors of a matrix: weights, its name, rows, columns."""

@@ -1,4 +1,5 @@
-"""Where the tokens of a chain of guesses lie (``engine.speculation.chain``), and rows of tables that they choose."""
+"""Where the tokens of a chain of guesses lie (``engine.speculation.drafters.fused_chain``), and rows of tables that
+they choose."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""What heads that guess tokens from a hidden state need beside products and norms (``engine.speculation.medusa``)."""
+"""What heads that guess tokens from a hidden state need beside products and norms
+(``engine.speculation.drafters.medusa``)."""
 
 from __future__ import annotations
 

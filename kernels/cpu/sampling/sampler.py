@@ -1,4 +1,4 @@
-"""Drawing tokens on the CPU in one pass over each row (``engine.sampling`` says what is drawn).
+"""Drawing tokens on the CPU in one pass over each row (``engine.sampling.sampler`` says what is drawn).
 
 With weights ``w`` (1 for the likeliest token) and uniforms ``u`` every token arrives at the time ``-log(u) / w``, and
 the first one wins. The pass keeps the time ``t`` of the first so far. Since ``-log(u) >= 1 - u``, only a token with
@@ -55,7 +55,7 @@ _31 = np.int32(31)
 
 
 class Laws(Protocol):
-    """See ``engine.sampling.Laws``."""
+    """See ``engine.sampling.sampler.Laws``."""
 
     @property
     def temperature(self) -> Floats: ...
@@ -68,7 +68,7 @@ class Laws(Protocol):
 
 
 class Coordinates(Protocol):
-    """See ``engine.sampling.Coordinates``."""
+    """See ``engine.sampling.sampler.Coordinates``."""
 
     @property
     def seed(self) -> Ints: ...
@@ -79,7 +79,8 @@ class Coordinates(Protocol):
 
 
 def draw(logits: Tensor, laws: Laws, where: Coordinates) -> tuple[Ints, Floats]:
-    """See ``engine.sampling.sample``. Where a row's largest logit is not finite or any is not a number, its token is
+    """See ``engine.sampling.sampler.sample``. Where a row's largest logit is not finite or any is not a number, its
+    token is
     -1."""
     rows = logits.shape[0]
     if logits.stride(1) != 1:

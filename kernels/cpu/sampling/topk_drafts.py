@@ -1,4 +1,5 @@
-"""The best guesses of a drafter's law, in one pass over each row (``engine.speculation.guess`` says what they are)."""
+"""The best guesses of a drafter's law, in one pass over each row (``engine.speculation.drafters.proposal`` says what
+they are)."""
 
 from __future__ import annotations
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 
-from reasoner.answers.marked import boxed, json_answers, tagged
+from reasoner.answers.extraction.marked import boxed, json_answers, tagged
+from reasoner.answers.extraction.phrases import Ended, last_matches
 from reasoner.answers.normalize import WIDE
-from reasoner.answers.phrases import Ended, last_matches
 
 _S = r"\s{0,20}"
 _MARKS = r"[*_]{0,3}"

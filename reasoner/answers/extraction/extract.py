@@ -10,14 +10,14 @@ import re
 from collections.abc import Iterator
 from itertools import chain
 
-from reasoner.answer_spec import AnswerSpec, CodeExtract, RegexExtract
 from reasoner.answers import plain
-from reasoner.answers.choices import choice
-from reasoner.answers.last_line import last_line
-from reasoner.answers.marked import boxed, find_box, hashes, json_answers, tagged
+from reasoner.answers.extraction.choices import choice
+from reasoner.answers.extraction.last_line import last_line
+from reasoner.answers.extraction.marked import boxed, find_box, hashes, json_answers, tagged
+from reasoner.answers.extraction.phrases import ANNOUNCES, Ended, phrases
+from reasoner.answers.extraction.statement import as_mathematics, only_number
 from reasoner.answers.normalize import WIDE, normalize
-from reasoner.answers.phrases import ANNOUNCES, Ended, phrases
-from reasoner.answers.statement import as_mathematics, only_number
+from reasoner.answers.spec import AnswerSpec, CodeExtract, RegexExtract
 
 MAX_CHARS = 64_000
 """Longest answer; what is longer is none."""

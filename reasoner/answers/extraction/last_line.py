@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 
 from reasoner.answers import plain
+from reasoner.answers.extraction.phrases import bare, sentence
+from reasoner.answers.extraction.statement import as_mathematics, only_number
 from reasoner.answers.numbers import Number
-from reasoner.answers.phrases import bare, sentence
-from reasoner.answers.statement import as_mathematics, only_number
 
 _RESULT = re.compile(
     r"[\s*_>#-]{0,10}(?:(?:so|thus|therefore|hence|finally|and)\b[,\s]{0,3}){0,2}(?:(?:(?:the|our)\s)?(?:final\s|total\s|overall\s)?"

@@ -6,7 +6,7 @@ import json
 import re
 from collections.abc import Iterator
 
-from reasoner.answers.phrases import Ended, announcements, bare, last_matches
+from reasoner.answers.extraction.phrases import Ended, announcements, bare, last_matches
 
 _BOX_OR_BRACE = re.compile(r"\\(?:f?boxed|fbox|framebox)\s?\{|(?<!\\)\\[{}]|[{}]")  # behind one backslash: a character
 _BOX = re.compile(r"\\(?:f?boxed|fbox|framebox)(?![A-Za-z])")

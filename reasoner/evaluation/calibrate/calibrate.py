@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from engine.types import EngineClient
-from reasoner.calibration import Bin, Calibration, Curve, Mark, Reliability
-from reasoner.fitting import PROBE, TREES, Measured, fit_curve, fit_stages, gather, reliability
-from reasoner.jobs import JobSpec, StrategySpec
-from reasoner.served import wanted_policy, wanted_verifier
-from reasoner.suites.opened import Suite
-from reasoner.trials import POOL, TrialFile, key_of, measure
-from reasoner.verifier_specs import PrmVerifier
+from engine.protocol.types import EngineClient
+from reasoner.confidence.calibration import Bin, Calibration, Curve, Mark, Reliability
+from reasoner.evaluation.calibrate.fitting import PROBE, TREES, Measured, fit_curve, fit_stages, gather, reliability
+from reasoner.evaluation.calibrate.trials import POOL, TrialFile, key_of, measure
+from reasoner.evaluation.suites.suite import Suite
+from reasoner.jobs.spec import JobSpec, StrategySpec
+from reasoner.jobs.verifier_specs import PrmVerifier
+from reasoner.search.model_selection import wanted_policy, wanted_verifier
 
 CONFIDENCE = 0.8
 WORTH = 3_000

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from reasoner.calibration import Bin, Calibration
+from reasoner.confidence.calibration import Bin, Calibration
 
 
 def draw_calibration(table: Calibration, path: Path) -> None:

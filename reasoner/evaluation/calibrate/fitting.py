@@ -17,10 +17,10 @@ from statistics import median
 import numpy as np
 from numpy.typing import NDArray
 
-from reasoner.calibration import Bin, CalibrationError, Curve, Reliability
-from reasoner.confidence import FEATURES, Evidence, features
-from reasoner.jobs import StrategySpec
-from reasoner.trials import POOL, Candidate, Trial, stage_name
+from reasoner.confidence.calibration import Bin, CalibrationError, Curve, Reliability
+from reasoner.confidence.posterior import FEATURES, Evidence, features
+from reasoner.evaluation.calibrate.trials import POOL, Candidate, Trial, stage_name
+from reasoner.jobs.spec import StrategySpec
 
 Stages = tuple[StrategySpec, ...]
 Array = NDArray[np.float64]

@@ -16,17 +16,17 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from engine.types import EngineClient
+from engine.protocol.types import EngineClient
 from reasoner.answers.canonical import canonical
-from reasoner.calibration import Calibration, CalibrationError
-from reasoner.equivalence import Equivalence
-from reasoner.jobs import JobSpec, StrategySpec
-from reasoner.journal import MemoryJournal
+from reasoner.answers.equivalence import Equivalence
+from reasoner.base_model import Strict
+from reasoner.confidence.calibration import Calibration, CalibrationError
+from reasoner.evaluation.suites.problem import Problem, digest
+from reasoner.evaluation.suites.registry import DEFAULT_SIZE, SUITES, family, load, open_suite
+from reasoner.evaluation.suites.suite import Suite
+from reasoner.jobs.journal import MemoryJournal
+from reasoner.jobs.spec import JobSpec, StrategySpec
 from reasoner.run import run_job
-from reasoner.strict import Strict
-from reasoner.suites import DEFAULT_SIZE, SUITES, family, load, open_suite
-from reasoner.suites.opened import Suite
-from reasoner.suites.problem import Problem, digest
 
 POOL = StrategySpec.model_validate({"name": "best_of_n", "n": 16})
 """Independent samples, all scored: any probe and any vote of up to so many is a part of them."""

@@ -13,7 +13,7 @@ import re
 from collections.abc import Iterator, Sequence
 from fractions import Fraction
 
-from reasoner.suites.problem import Problem, Split, digest, split_of
+from reasoner.evaluation.suites.problem import Problem, Split, digest, split_of
 
 LEVELS: tuple[str, ...] = ("n3", "n4", "n5")
 """Level ``nK`` has K numbers."""

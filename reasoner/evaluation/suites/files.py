@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import Any
 
 from reasoner.answers.canonical import canonical
-from reasoner.answers.extract import extract_answer
+from reasoner.answers.equivalence import Equivalence
+from reasoner.answers.extraction.extract import extract_answer
 from reasoner.answers.plain import number_of
-from reasoner.equivalence import Equivalence
-from reasoner.jobs import MAX_PROBLEM_CHARS
-from reasoner.suites.opened import Rule, Suite, SuiteError
-from reasoner.suites.problem import Problem
+from reasoner.evaluation.suites.problem import Problem
+from reasoner.evaluation.suites.suite import Rule, Suite, SuiteError
+from reasoner.jobs.spec import MAX_PROBLEM_CHARS
 
 INSTRUCTION = "Reason step by step, and put the final answer in \\boxed{}."
 TEMPERATURE = 0.8

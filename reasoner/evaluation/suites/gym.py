@@ -6,11 +6,11 @@ from __future__ import annotations
 import difflib
 from typing import Any
 
-from reasoner.equivalence import Equivalence
-from reasoner.jobs import MAX_PROBLEM_CHARS
-from reasoner.suites.files import INSTRUCTION, TEMPERATURE
-from reasoner.suites.opened import Suite, SuiteError
-from reasoner.suites.problem import Problem
+from reasoner.answers.equivalence import Equivalence
+from reasoner.evaluation.suites.files import INSTRUCTION, TEMPERATURE
+from reasoner.evaluation.suites.problem import Problem
+from reasoner.evaluation.suites.suite import Suite, SuiteError
+from reasoner.jobs.spec import MAX_PROBLEM_CHARS
 
 PREFIX = "reasoning-gym:"
 FULL = 1.0

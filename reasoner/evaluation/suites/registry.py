@@ -5,12 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from types import ModuleType
 
-from reasoner.equivalence import Equivalence
-from reasoner.suites import countdown, words
-from reasoner.suites.files import open_file
-from reasoner.suites.gym import PREFIX, open_task
-from reasoner.suites.opened import Suite, SuiteError
-from reasoner.suites.problem import Problem, Split
+from reasoner.answers.equivalence import Equivalence
+from reasoner.evaluation.suites import countdown, words
+from reasoner.evaluation.suites.files import open_file
+from reasoner.evaluation.suites.gym import PREFIX, open_task
+from reasoner.evaluation.suites.problem import Problem, Split
+from reasoner.evaluation.suites.suite import Suite, SuiteError
 
 __all__ = ["SUITES", "Problem", "Split", "Suite", "SuiteError", "check", "family", "label_steps", "load", "open_suite"]
 

@@ -6,8 +6,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from reasoner.equivalence import Equivalence
-from reasoner.suites.problem import Problem
+from reasoner.answers.equivalence import Equivalence
+from reasoner.evaluation.suites.problem import Problem
 
 Rule = Callable[[Problem, str, Equivalence], Awaitable[bool]]
 """Whether an answer, the content of the box, is right."""

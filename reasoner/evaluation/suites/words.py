@@ -12,7 +12,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from reasoner.suites.problem import Problem, Split, digest, split_of
+from reasoner.evaluation.suites.problem import Problem, Split, digest, split_of
 
 LEVELS: tuple[str, ...] = ("s10", "h8", "h10")
 """Level ``sK`` takes K arithmetic steps with quantities of two digits, ``hK`` K steps with quantities up to 249."""

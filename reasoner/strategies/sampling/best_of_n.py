@@ -6,8 +6,8 @@ aggregated step scores (Lightman et al. 2023, "Let's Verify Step by Step", secti
 
 from __future__ import annotations
 
-from reasoner.equivalence import Equivalence
-from reasoner.search import Search
+from reasoner.answers.equivalence import Equivalence
+from reasoner.search.search import Search
 from reasoner.strategies.base import Choice, Params, Samples, Strategy, best_scored
 
 

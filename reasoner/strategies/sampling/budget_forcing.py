@@ -13,12 +13,12 @@ from typing import Annotated
 
 from pydantic import Field
 
-from reasoner.answer_spec import AnswerSpec
-from reasoner.answers.finder import AnswerFinder
-from reasoner.equivalence import Equivalence
-from reasoner.growth import Seen, Watch
-from reasoner.jobs import MAX_BUDGET_TOKENS
-from reasoner.search import Search
+from reasoner.answers.equivalence import Equivalence
+from reasoner.answers.extraction.finder import AnswerFinder
+from reasoner.answers.spec import AnswerSpec
+from reasoner.jobs.spec import MAX_BUDGET_TOKENS
+from reasoner.search.branch_runner import Seen, Watch
+from reasoner.search.search import Search
 from reasoner.strategies.base import Choice, Params, Samples, Strategy, majority
 from reasoner.tree import Node, Reason
 

@@ -17,12 +17,12 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from reasoner.answers.vote import classes
-from reasoner.equivalence import Equivalence
-from reasoner.growth import Watch
-from reasoner.search import Search
+from reasoner.answers.equivalence import Equivalence
+from reasoner.answers.votes import classes
+from reasoner.confidence.token_confidence import MEASURES, Measure, groups, keeps, lowest
+from reasoner.search.branch_runner import Watch
+from reasoner.search.search import Search
 from reasoner.strategies.base import Choice, Params, Samples, Strategy, majority
-from reasoner.token_confidence import MEASURES, Measure, groups, keeps, lowest
 from reasoner.tree import Node, Reason
 
 LEAST, MOST = 8, 256

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from reasoner.equivalence import Equivalence
-from reasoner.search import Search
+from reasoner.answers.equivalence import Equivalence
+from reasoner.search.search import Search
 from reasoner.strategies.base import Choice, Params, Strategy
 
 

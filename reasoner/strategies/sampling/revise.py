@@ -14,9 +14,9 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from engine.types import InvalidRequest
-from reasoner.equivalence import Equivalence
-from reasoner.search import Search
+from engine.protocol.types import InvalidRequest
+from reasoner.answers.equivalence import Equivalence
+from reasoner.search.search import Search
 from reasoner.strategies.base import Choice, Params, Samples, Strategy, best_scored, majority
 from reasoner.tree import Node
 

@@ -1,7 +1,7 @@
 """Self-consistency: sample several solutions and take the answer that most of them reach.
 
 Source: Wang et al. 2022, "Self-Consistency Improves Chain of Thought Reasoning in Language Models", section 2. When to
-stop early: Aggarwal et al. 2023 and Li et al. 2024, see ``reasoner.stopping``.
+stop early: Aggarwal et al. 2023 and Li et al. 2024, see ``reasoner.confidence.stopping_rules``.
 
 With a rule that stops early, samples start when the rule is certain to need them: four at once for ``beta`` at 0.95,
 more as they disagree. So nothing is cancelled and no token is wasted, and the vote hears exactly the samples that one
@@ -15,10 +15,10 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from reasoner.answers.vote import classes
-from reasoner.equivalence import Equivalence
-from reasoner.search import Search
-from reasoner.stopping import beta_needs, window_needs
+from reasoner.answers.equivalence import Equivalence
+from reasoner.answers.votes import classes
+from reasoner.confidence.stopping_rules import beta_needs, window_needs
+from reasoner.search.search import Search
 from reasoner.strategies.base import Choice, Params, Samples, Strategy, majority
 from reasoner.tree import Node
 

@@ -6,8 +6,8 @@ process reward models: Snell et al. 2024, "Scaling LLM Test-Time Compute Optimal
 
 from __future__ import annotations
 
-from reasoner.equivalence import Equivalence
-from reasoner.search import Search
+from reasoner.answers.equivalence import Equivalence
+from reasoner.search.search import Search
 from reasoner.strategies.base import Choice, Params, Samples, Strategy, majority
 
 

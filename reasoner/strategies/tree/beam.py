@@ -15,8 +15,8 @@ from typing import Annotated
 
 from pydantic import Field
 
-from reasoner.equivalence import Equivalence
-from reasoner.search import Search
+from reasoner.answers.equivalence import Equivalence
+from reasoner.search.search import Search
 from reasoner.strategies.base import WORTH, Choice, Params, Samples, Steps, Strategy, best_scored
 from reasoner.tree import Node, unseen
 

@@ -15,12 +15,12 @@ from typing import Annotated
 
 from pydantic import Field
 
-from reasoner.equivalence import Equivalence
-from reasoner.jobs import MAX_N
-from reasoner.search import Search
+from reasoner.answers.equivalence import Equivalence
+from reasoner.jobs.spec import MAX_N
+from reasoner.search.search import Search
+from reasoner.search.stream import STEP_SEPARATOR
+from reasoner.strategies.answer_posterior import believe, certain
 from reasoner.strategies.base import WORTH, Choice, Params, Strategy
-from reasoner.strategies.belief import believe, certain
-from reasoner.stream import STEP_SEPARATOR
 from reasoner.tree import Node, unseen
 
 HOPE = 0.25

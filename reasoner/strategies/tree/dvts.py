@@ -14,10 +14,10 @@ from typing import Annotated
 
 from pydantic import Field
 
-from reasoner.equivalence import Equivalence
-from reasoner.search import Search
+from reasoner.answers.equivalence import Equivalence
+from reasoner.search.search import Search
 from reasoner.strategies.base import Choice, Params, Samples, Steps, Strategy, best_scored
-from reasoner.strategies.beam import settles, useful
+from reasoner.strategies.tree.beam import settles, useful
 from reasoner.tree import Node
 
 

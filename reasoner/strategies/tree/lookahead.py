@@ -13,10 +13,10 @@ from typing import Annotated
 
 from pydantic import Field
 
-from reasoner.equivalence import Equivalence
-from reasoner.search import Search
+from reasoner.answers.equivalence import Equivalence
+from reasoner.search.search import Search
 from reasoner.strategies.base import Choice, Strategy
-from reasoner.strategies.beam import Beam, climb
+from reasoner.strategies.tree.beam import Beam, climb
 from reasoner.tree import Node
 
 

@@ -24,8 +24,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from reasoner.equivalence import Equivalence
-from reasoner.search import Search
+from reasoner.answers.equivalence import Equivalence
+from reasoner.search.search import Search
 from reasoner.strategies.base import WORTH, Choice, Params, Samples, Steps, Strategy, best_scored
 from reasoner.tree import Node
 

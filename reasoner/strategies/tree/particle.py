@@ -16,10 +16,10 @@ import math
 import random
 from collections.abc import Sequence
 
-from reasoner.equivalence import Equivalence
-from reasoner.search import Search
+from reasoner.answers.equivalence import Equivalence
+from reasoner.search.search import Search
 from reasoner.strategies.base import Choice, Params, Samples, Steps, Strategy
-from reasoner.strategies.dealt import climb
+from reasoner.strategies.tree.resampling import climb
 
 SURE = 1e-4
 """How far from 0 and 1 a score is taken to be at least: the odds of a certain step would take every place."""

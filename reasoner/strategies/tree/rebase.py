@@ -13,10 +13,10 @@ from typing import Annotated
 
 from pydantic import Field
 
-from reasoner.equivalence import Equivalence
-from reasoner.search import Search
+from reasoner.answers.equivalence import Equivalence
+from reasoner.search.search import Search
 from reasoner.strategies.base import Choice, Params, Samples, Steps, Strategy
-from reasoner.strategies.dealt import climb
+from reasoner.strategies.tree.resampling import climb
 
 
 class Rebase(Params):

@@ -9,9 +9,9 @@ import httpx
 import pytest
 from jsonschema import Draft202012Validator
 
-from api import examples
-from api.app import create_app
-from workers.settings import load_settings
+from api.app import examples
+from api.app.app import create_app
+from workers.config.settings import load_settings
 
 DOCUMENT: dict[str, Any] = create_app(load_settings()).openapi()
 Call = tuple[str, dict[str, Any]]

@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterator
 import httpx
 import pytest
 
-from api import client as api_client
-from api.client import REPEATS, ServiceClient, ServiceError
-from api.problems import BROKER_UNAVAILABLE, SHUTTING_DOWN, Problem, problem_response
+from api.cli import api_client
+from api.cli.api_client import REPEATS, ServiceClient, ServiceError
+from api.http.problems import BROKER_UNAVAILABLE, SHUTTING_DOWN, Problem, problem_response
 
 JOB = {"id": "job_1", "status": "queued", "created_at": 0.0, "spec": {"problem": "?"}}
 EVENT = 'data: {"seq": 1, "type": "job.completed", "at": 0.0, "data": {}}\n\n'

@@ -10,9 +10,9 @@ import httpx
 import pytest
 from typer.testing import CliRunner, Result
 
-from api import cli_batch
-from api.cli import app
-from api.client import ServiceClient
+from api.cli import batch as cli_batch
+from api.cli.api_client import ServiceClient
+from api.cli.main import app
 
 BATCH: dict[str, Any] = {
     "id": "batch_1",

@@ -16,12 +16,12 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
-from api import cli_jobs
-from api.cli import app
-from api.client import ServiceClient, ServiceError
-from api.show import output, print_tree, watch
-from reasoner.jobs import Event, Job, JobSpec, StrategySpec
-from workers.settings import Settings
+from api.cli import jobs as cli_jobs
+from api.cli.api_client import ServiceClient, ServiceError
+from api.cli.main import app
+from api.cli.render import output, print_tree, watch
+from reasoner.jobs.spec import Event, Job, JobSpec, StrategySpec
+from workers.config.settings import Settings
 
 
 class Sent(Exception):
@@ -313,7 +313,7 @@ def test_the_list_of_jobs_shows_what_was_asked_shortened_and_whole_as_json(monke
 def test_an_export_begins_days_ago_at_a_date_or_at_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
     listing = Listing()
     monkeypatch.setattr(cli_jobs, "client_of", lambda *_: listing)
-    monkeypatch.setattr("api.times.time", SimpleNamespace(time=lambda: 1_000_000.0))
+    monkeypatch.setattr("api.cli.durations.time", SimpleNamespace(time=lambda: 1_000_000.0))
     day = datetime(2026, 1, 31).timestamp()
     cases = {
         "2d": 1_000_000.0 - 2 * 86_400,

@@ -12,12 +12,12 @@ from rich.console import Console
 from starlette.testclient import TestClient
 from typer.testing import CliRunner, Result
 
-from api import cli_keys
-from api.app import create_app
-from api.cli import app
-from api.client import ServiceClient, ServiceError
+from api.app.app import create_app
+from api.cli import keys
+from api.cli.api_client import ServiceClient, ServiceError
+from api.cli.main import app
 from tests.scripted import ScriptedEngine
-from workers.settings import load_settings
+from workers.config.settings import load_settings
 
 
 @pytest.fixture
@@ -36,7 +36,7 @@ def reasoner(url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Itera
             monkeypatch.setattr(http, "close", lambda: None)
             return client
 
-        monkeypatch.setattr(cli_keys, "client_of", client_of)
+        monkeypatch.setattr(keys, "client_of", client_of)
         yield lambda *words: CliRunner().invoke(app, ["keys", *words])
 
 
@@ -91,7 +91,7 @@ def test_the_id_that_revokes_a_key_is_whole_on_a_narrow_terminal(
     reasoner: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = document(reasoner("create", "a name of some length", "--direct", "--json"))
-    monkeypatch.setattr(cli_keys, "_out", Console(width=60))
+    monkeypatch.setattr(keys, "_out", Console(width=60))
     assert made["id"] in reasoner("list", "--direct").stdout
 
 

@@ -9,10 +9,10 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from api import serve as roles
-from api.cli import app
-from workers.setting_values import ConfigError
-from workers.settings import Settings
+from api.cli.main import app
+from api.roles import serve as roles
+from workers.config.settings import Settings
+from workers.config.types import ConfigError
 
 
 def commands(command: Any, path: tuple[str, ...] = ()) -> dict[tuple[str, ...], Any]:

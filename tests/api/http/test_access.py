@@ -9,13 +9,13 @@ from typing import Any
 import httpx
 import pytest
 
-from api.app import create_app
+from api.app.app import create_app
 from tests.api.conftest import serving
 from tests.api.keyed import header, submitted
 from tests.scripted import ScriptedEngine
-from workers.keys import SCOPES, KeySpec, KeyStore
-from workers.settings import Settings, load_settings
-from workers.store import JobStore
+from workers.config.settings import Settings, load_settings
+from workers.store.jobs import JobStore
+from workers.store.keys import SCOPES, KeySpec, KeyStore
 
 OPEN = {("GET", "/healthz"), ("GET", "/readyz")}
 """What anybody may call."""
@@ -82,7 +82,7 @@ async def test_a_key_without_the_scope_that_the_document_names_is_refused(
     client: httpx.AsyncClient, store: JobStore, operation: tuple[str, str]
 ) -> None:
     scopes = needed(operation)
-    assert scopes, "the route asks for no scope: give it one of api.caller's dependencies"
+    assert scopes, "the route asks for no scope: give it one of api.http.principal's dependencies"
     assert scopes <= SCOPES
     writes = operation[0] not in ("GET", "HEAD")
     assert ("admin" if operation[1].startswith(ADMIN) else "jobs:write") in scopes or not writes

@@ -10,12 +10,12 @@ from typing import Any
 import httpx
 import pytest
 
-from engine.types import EngineUnavailable, ModelInfo
-from reasoner.jobs import MAX_N, MAX_PROBLEM_CHARS
+from engine.protocol.types import EngineUnavailable, ModelInfo
+from reasoner.jobs.spec import MAX_N, MAX_PROBLEM_CHARS
 from tests.api.conftest import serving, submitted
 from tests.scripted import ScriptedEngine
-from workers.embedded import EmbeddedBroker
-from workers.settings import Settings, load_settings
+from workers.broker.embedded import EmbeddedBroker
+from workers.config.settings import Settings, load_settings
 
 SECRET = "a-key-of-many-characters"
 

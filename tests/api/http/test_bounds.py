@@ -9,11 +9,11 @@ import httpx
 import pytest
 from pydantic import ValidationError
 
-from api.app import create_app
-from engine.schema import CompletionBody, ScoreBody
-from reasoner.jobs import JobSpec
-from reasoner.strategies import STRATEGIES
-from workers.settings import load_settings
+from api.app.app import create_app
+from engine.server.schema import CompletionBody, ScoreBody
+from reasoner.jobs.spec import JobSpec
+from reasoner.strategies.registry import STRATEGIES
+from workers.config.settings import load_settings
 
 Schema = dict[str, Any]
 

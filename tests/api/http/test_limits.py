@@ -10,16 +10,16 @@ from typing import Any
 import httpx
 import pytest
 
-from api.caller import Caller
-from api.limits import LimitCallers
+from api.http.limits import LimitCallers
+from api.http.principal import Caller
 from tests.api.conftest import serving, submitted
+from tests.api.http.test_bad_input import check_problem
 from tests.api.keyed import header
-from tests.api.test_bad_input import check_problem
 from tests.scripted import ScriptedEngine
-from workers.keys import SCOPES
-from workers.limits import LimitsTable
-from workers.settings import Settings
-from workers.store import JobStore
+from workers.config.rate_limits import LimitsTable
+from workers.config.settings import Settings
+from workers.store.jobs import JobStore
+from workers.store.keys import SCOPES
 
 
 def limited(settings: Settings, **table: Any) -> Settings:

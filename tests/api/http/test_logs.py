@@ -12,8 +12,8 @@ from structlog.contextvars import merge_contextvars
 from structlog.testing import capture_logs
 
 from tests.api.conftest import submitted
-from workers.origin import ORIGIN, Origin
-from workers.store import JobStore
+from workers.store.jobs import JobStore
+from workers.store.request_origin import ORIGIN, Origin
 
 SECRET = "the quick brown problem"
 

@@ -8,11 +8,11 @@ from typing import Any
 import httpx
 import pytest
 
-from engine.types import ModelInfo
-from reasoner.strategies import STRATEGIES
+from engine.protocol.types import ModelInfo
+from reasoner.strategies.registry import STRATEGIES
 from tests.api.conftest import serving, submitted
 from tests.scripted import ScriptedEngine
-from workers.settings import Settings
+from workers.config.settings import Settings
 
 NEEDY = [name for name, strategy in STRATEGIES.items() if strategy.needs_verifier]
 JUDGE = {"kind": "judge"}

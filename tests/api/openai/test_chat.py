@@ -9,9 +9,9 @@ import httpx
 import pytest
 from openai import AsyncOpenAI
 
-from reasoner.jobs import Usage
+from reasoner.jobs.spec import Usage
 from tests.api.openai_client import MODEL, QUESTION, address, ai, http, job_of, worker, working
-from workers.store import JobStore
+from workers.store.jobs import JobStore
 
 __all__ = ["address", "ai", "http", "worker"]
 

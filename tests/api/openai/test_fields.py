@@ -11,14 +11,14 @@ import pytest
 from openai import AsyncOpenAI
 
 from api.openai.unsupported import CHAT, RESPONSES, Unsupported
-from engine.types import InvalidRequest, ModelInfo
-from reasoner.effort import DEFAULT_EFFORTS
+from engine.protocol.types import InvalidRequest, ModelInfo
+from reasoner.admission.effort import DEFAULT_EFFORTS
 from tests.api.conftest import serving
 from tests.api.openai_client import MODEL, QUESTION, address, ai, http, job_of, worker, working
 from tests.scripted import ScriptedEngine
-from workers.limits import LimitsTable
-from workers.settings import Settings, load_settings
-from workers.store import JobStore
+from workers.config.rate_limits import LimitsTable
+from workers.config.settings import Settings, load_settings
+from workers.store.jobs import JobStore
 
 __all__ = ["address", "ai", "http", "worker"]
 

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from api.openai import following
-from api.openai.response_body import Form
-from api.openai.response_events import ResponseEvents
-from api.openai.story import Story
-from reasoner.jobs import Event, JobResult, JobSpec, Usage
+from api.openai import streaming
+from api.openai.narration import Story
+from api.openai.responses.body import Form
+from api.openai.responses.events import ResponseEvents
+from reasoner.jobs.spec import Event, JobResult, JobSpec, Usage
 
 SPEC = JobSpec.model_validate(
     {
@@ -184,7 +184,7 @@ def test_a_number_never_means_two_events_even_when_a_failed_job_is_tried_again()
 
 
 async def test_a_silent_stream_is_kept_alive(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(following, "KEEP_ALIVE_SECONDS", 0.001)
+    monkeypatch.setattr(streaming, "KEEP_ALIVE_SECONDS", 0.001)
     reached, sent = asyncio.Event(), []
 
     async def events() -> AsyncIterator[str]:
@@ -197,7 +197,7 @@ async def test_a_silent_stream_is_kept_alive(monkeypatch: pytest.MonkeyPatch) ->
         if sent.count(": keep-alive\n\n") == 2:
             reached.set()
 
-    stream = following.EventStream(events())
+    stream = streaming.EventStream(events())
     async with asyncio.timeout(60):
         await stream({"type": "http", "asgi": {"spec_version": "2.4"}}, _never, send)
     assert [part for part in sent if part.startswith("data")] == ["data: 1\n\n", "data: 2\n\n"]

@@ -11,10 +11,10 @@ import openai
 import pytest
 from openai import AsyncOpenAI
 
-from reasoner.jobs import Usage
+from reasoner.jobs.spec import Usage
 from tests.api.openai_client import MODEL, address, ai, http, job_of, listening, worker, working
-from workers.settings import Settings
-from workers.store import JobStore
+from workers.config.settings import Settings
+from workers.store.jobs import JobStore
 
 __all__ = ["address", "ai", "http", "worker"]
 

@@ -8,14 +8,14 @@ import socket
 import pytest
 from typer.testing import CliRunner
 
-from api.cli import app
-from api.serve import run_engine
-from api.supervisor import ENGINE_OPTIONS, engine_command, worker_pools
-from engine.core import CoreOptions
-from engine.server import main
-from engine.types import EngineError
-from workers.setting_values import ConfigError
-from workers.settings import QUEUES, Settings, load_settings
+from api.cli.main import app
+from api.roles.serve import run_engine
+from api.roles.supervisor import ENGINE_OPTIONS, engine_command, worker_pools
+from engine.core.engine_core import CoreOptions
+from engine.protocol.types import EngineError
+from engine.server.app import main
+from workers.config.settings import QUEUES, Settings, load_settings
+from workers.config.types import ConfigError
 
 
 def test_configured_sizes_reach_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -29,9 +29,9 @@ def test_configured_sizes_reach_the_engine(monkeypatch: pytest.MonkeyPatch) -> N
         asked.append(options)
         raise EngineError("enough")
 
-    monkeypatch.setattr("engine.server.LocalEngine", refuse)
-    monkeypatch.setattr("engine.server.torch.set_num_threads", threads.append)
-    assert main(command[command.index("engine.server") + 1 :]) == 2
+    monkeypatch.setattr("engine.server.app.LocalEngine", refuse)
+    monkeypatch.setattr("engine.server.app.torch.set_num_threads", threads.append)
+    assert main(command[command.index("engine.server.app") + 1 :]) == 2
     assert threads == [sizes.pop("threads")]
     assert {name: getattr(asked[0], name) for name in sizes} == sizes
     assert asked[0].deterministic
@@ -45,7 +45,7 @@ def test_sizes_that_nobody_configured_are_the_engines_own() -> None:
 
 def test_an_engine_is_not_started_where_another_server_listens(monkeypatch: pytest.MonkeyPatch) -> None:
     started: list[str] = []
-    monkeypatch.setattr("api.serve.os.execv", lambda program, command: started.append(program))
+    monkeypatch.setattr("api.roles.serve.os.execv", lambda program, command: started.append(program))
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
         with pytest.raises(ConfigError, match=f"port {port} .*choose another port"):
@@ -55,7 +55,7 @@ def test_an_engine_is_not_started_where_another_server_listens(monkeypatch: pyte
 
 def test_a_worker_is_told_its_queues_and_slots(monkeypatch: pytest.MonkeyPatch) -> None:
     started: list[Settings] = []
-    monkeypatch.setattr("api.serve.run_worker", started.append)
+    monkeypatch.setattr("api.roles.serve.run_worker", started.append)
     run = CliRunner().invoke
     assert run(app, ["worker", "--queues", "batch, interactive,batch", "--slots", "3"]).exit_code == 0
     assert run(app, ["worker"]).exit_code == 0

@@ -13,15 +13,15 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from benchmarks.service.null_engine import POLICY, VERIFIER, NullEngine
-from engine.fleet import first
-from engine.health import Health
+from engine.client.health import Health
+from engine.client.replicas import first
 from reasoner.run import run_job
 from tests.api.conftest import serving, submitted
 from tests.listening import listening
-from workers.engines import connect
-from workers.execution import execute
-from workers.settings import Settings
-from workers.store import JobStore
+from workers.config.settings import Settings
+from workers.engines.connect import connect
+from workers.execution.execute import execute
+from workers.store.jobs import JobStore
 
 SPEC = {"strategy": {"name": "beam", "n": 8}, "seed": 3, "deterministic": True}
 
@@ -46,8 +46,8 @@ class Engines:
 @pytest.fixture(autouse=True)
 def _asked_every_time(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("FRESH_SECONDS", "FIRST_PAUSE", "LONGEST_PAUSE"):
-        monkeypatch.setattr(f"engine.health.{name}", 0.0)
-    monkeypatch.setattr("engine.fleet.MOMENT_SECONDS", 0.0)
+        monkeypatch.setattr(f"engine.client.health.{name}", 0.0)
+    monkeypatch.setattr("engine.client.replicas.MOMENT_SECONDS", 0.0)
 
 
 @pytest.fixture

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from api.metrics import HTTP_REQUESTS, HTTP_STREAMS
+from api.http.metrics import HTTP_REQUESTS, HTTP_STREAMS
 from tests.api.openai_client import address
-from workers.store import JobStore
+from workers.store.jobs import JobStore
 
 __all__ = ["address"]
 
@@ -48,7 +48,7 @@ async def test_ctrl_c_ends_a_command_that_waits_with_130(
     command = await asyncio.create_subprocess_exec(
         sys.executable,
         "-m",
-        "api.cli",
+        "api.cli.main",
         *arguments,
         "--url",
         address,

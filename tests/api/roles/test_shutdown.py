@@ -11,11 +11,11 @@ import httpx
 import pytest
 from openai import APIError, APIStatusError, AsyncOpenAI
 
-from api.metrics import HTTP_STREAMS
-from reasoner.jobs import JobError
+from api.http.metrics import HTTP_STREAMS
+from reasoner.jobs.spec import JobError
 from tests.api.openai_client import MODEL, QUESTION, serving, working
-from workers.settings import Settings
-from workers.store import JobStore
+from workers.config.settings import Settings
+from workers.store.jobs import JobStore
 
 CHAT = {"model": MODEL, "messages": QUESTION, "seed": 5}
 RESPONSE = {"model": MODEL, "input": "1 + 1?", "seed": 5}

@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from api.supervisor import LONGEST_PAUSE, STEADY_SECONDS, Role
-from workers.settings import load_settings
+from api.roles.supervisor import LONGEST_PAUSE, STEADY_SECONDS, Role
+from workers.config.settings import load_settings
 
 
 class Clock:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 1000.0
-        monkeypatch.setattr("api.supervisor.time.monotonic", lambda: self.now)
+        monkeypatch.setattr("api.roles.supervisor.time.monotonic", lambda: self.now)
 
 
 def test_the_pause_doubles_with_every_death_up_to_a_limit_and_there_is_none_after_a_steady_time(
@@ -64,7 +64,7 @@ def test_the_last_words_of_a_role_are_those_of_this_start(tmp_path: Path) -> Non
 def test_a_role_that_is_configured_wrongly_says_so_in_a_line(tmp_path: Path) -> None:
     table = tmp_path / "table.json"
     settings = load_settings(redis_url="unix:///nowhere.sock", calibration=table)
-    worker = [sys.executable, "-m", "api.serve", "worker"]
+    worker = [sys.executable, "-m", "api.roles.serve", "worker"]
     role = Role("worker", worker, os.environ | settings.environment(), tmp_path / "log")
     role.start()
     assert role.process is not None

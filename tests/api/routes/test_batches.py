@@ -9,13 +9,13 @@ from typing import Any
 import httpx
 import pytest
 
-from reasoner.batches import Batch
-from reasoner.jobs import Usage
+from reasoner.jobs.batch import Batch
+from reasoner.jobs.spec import Usage
 from tests.api.conftest import serving
-from tests.api.test_bad_input import check_problem
+from tests.api.http.test_bad_input import check_problem
 from tests.scripted import ScriptedEngine
-from workers.settings import Settings
-from workers.store import JobStore
+from workers.config.settings import Settings
+from workers.store.jobs import JobStore
 
 JOBS = [{"problem": f"{number} + 1?", "strategy": {"name": "weighted_vote", "n": 4}} for number in range(3)]
 

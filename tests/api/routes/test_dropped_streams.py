@@ -15,14 +15,14 @@ import structlog
 import uvicorn
 from structlog.testing import capture_logs
 
-from api.app import create_app
-from reasoner.jobs import Usage
-from reasoner.journal import Entry
+from api.app.app import create_app
+from reasoner.jobs.journal import Entry
+from reasoner.jobs.spec import Usage
 from tests.api.conftest import submitted
 from tests.chaos.fleet import until
 from tests.scripted import ScriptedEngine
-from workers.settings import Settings
-from workers.store import JobStore
+from workers.config.settings import Settings
+from workers.store.jobs import JobStore
 
 LARGE = {"text": "x" * 4000}
 COUNT = 300

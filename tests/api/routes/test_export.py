@@ -10,16 +10,16 @@ import httpx
 import pytest
 import redis
 
-from api.client import ServiceClient
+from api.cli.api_client import ServiceClient
 from tests.api.conftest import serving, submitted
 from tests.scripted import ScriptedEngine
-from tests.workers.test_dead_letters import give_up
-from tests.workers.test_store import RESULT, SPEC, claim, entry, submit
-from workers import store as store_module
-from workers.messages import make_celery
-from workers.reaper import Reaper
-from workers.settings import Settings
-from workers.store import JobStore
+from tests.workers.store.test_dead_letters import give_up
+from tests.workers.store.test_jobs import RESULT, SPEC, claim, entry, submit
+from workers.broker.reaper import Reaper
+from workers.broker.wakeups import make_celery
+from workers.config.settings import Settings
+from workers.store import jobs as store_module
+from workers.store.jobs import JobStore
 
 Work = Callable[[str], Awaitable[None]]
 
@@ -148,6 +148,8 @@ def test_the_command_lines_client_gets_the_lines_as_they_are(monkeypatch: pytest
         return httpx.Response(200, content=b'{"id":"a"}\n{"id":"b"}\n')
 
     real = httpx.Client
-    monkeypatch.setattr("api.client.httpx.Client", lambda **more: real(transport=httpx.MockTransport(answer), **more))
+    monkeypatch.setattr(
+        "api.cli.api_client.httpx.Client", lambda **more: real(transport=httpx.MockTransport(answer), **more)
+    )
     with ServiceClient("http://service") as client:
         assert list(client.export(since=5.0, journal=True)) == ['{"id":"a"}', '{"id":"b"}']

@@ -10,16 +10,16 @@ from typing import Any
 import httpx
 import pytest
 
-from api.tree import fold
-from engine.types import EngineClient
-from reasoner.jobs import Event, Job, JobSpec, Usage
-from reasoner.journal import Entry, Journal, MemoryJournal
+from api.http.search_tree import fold
+from engine.protocol.types import EngineClient
+from reasoner.jobs.journal import Entry, Journal, MemoryJournal
+from reasoner.jobs.spec import Event, Job, JobSpec, Usage
 from reasoner.run import JobOutcome, run_job
 from tests.api.conftest import submitted
 from tests.scripted import ScriptedEngine
-from workers.execution import execute
-from workers.settings import Settings
-from workers.store import JobStore
+from workers.config.settings import Settings
+from workers.execution.execute import execute
+from workers.store.jobs import JobStore
 
 Work = Callable[[str], Awaitable[None]]
 BEAM = {"strategy": {"name": "beam", "n": 8, "expansions": 2, "max_steps": 3}, "seed": 5, "budget": {"tokens": 400}}
@@ -204,7 +204,7 @@ async def test_what_the_events_say_they_cost_adds_up_to_the_bill(
 
 
 def test_a_branch_that_arrives_in_parts_is_one_node() -> None:
-    from api.tree import fold
+    from api.http.search_tree import fold
 
     def event(seq: int, kind: str, **data: Any) -> Event:
         return Event(seq=seq, type=kind, at=0.0, data=data)

@@ -9,16 +9,16 @@ from typing import Any
 import httpx
 import pytest
 
-from api import authentication
-from api.metrics import HTTP_STREAMS
+from api.http import authentication
+from api.http.metrics import HTTP_STREAMS
 from tests.api.conftest import serving, submitted
+from tests.api.http.test_bad_input import check_problem
 from tests.api.keyed import header
 from tests.api.keyed import submitted as submitted_by
-from tests.api.test_bad_input import check_problem
 from tests.scripted import ScriptedEngine
-from workers.keys import KeySpec, KeyStore
-from workers.settings import Settings, load_settings
-from workers.store import JobStore
+from workers.config.settings import Settings, load_settings
+from workers.store.jobs import JobStore
+from workers.store.keys import KeySpec, KeyStore
 
 
 def bearer(key: str) -> dict[str, str]:

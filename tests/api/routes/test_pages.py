@@ -6,10 +6,10 @@ import re
 
 import httpx
 
-from api.routes_pages import DASHBOARD, VENDORED
+from api.routes.pages import DASHBOARD, VENDORED
 from tests.api.conftest import serving
 from tests.scripted import ScriptedEngine
-from workers.settings import Settings, load_settings
+from workers.config.settings import Settings, load_settings
 
 
 async def test_the_page_and_all_that_it_names_are_served_without_a_key(settings: Settings) -> None:

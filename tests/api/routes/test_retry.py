@@ -8,11 +8,11 @@ import httpx
 import pytest
 from typer.testing import CliRunner
 
-from api import client as api_client
-from api.cli import app
-from reasoner.jobs import JobError
+from api.cli import api_client
+from api.cli.main import app
+from reasoner.jobs.spec import JobError
 from tests.api.conftest import submitted
-from workers.store import JobStore
+from workers.store.jobs import JobStore
 
 
 async def failed(client: httpx.AsyncClient, store: JobStore) -> str:

@@ -8,8 +8,8 @@ import httpx
 from prometheus_client.parser import text_string_to_metric_families
 from starlette.types import Receive, Scope, Send
 
-from api.metrics import HTTP_STREAMS
-from api.middleware import Observe
+from api.http.metrics import HTTP_STREAMS
+from api.http.middleware import Observe
 from tests.api.conftest import submitted
 
 

@@ -7,10 +7,10 @@ from typing import Any
 import httpx
 import pytest
 
+from tests.api.cli.test_jobs import sent
 from tests.api.conftest import serving
-from tests.api.test_cli_jobs import sent
 from tests.scripted import ScriptedEngine
-from workers.settings import Settings
+from workers.config.settings import Settings
 
 SECRET = "whsec_" + "A" * 43 + "="
 

@@ -10,12 +10,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine.attention import LayerAttention
-from engine.attention.compiled import CompiledAttention
-from engine.attention.deterministic import DeterministicAttention
+from engine.attention.cpu_deterministic import DeterministicAttention
+from engine.attention.cpu_numba import CompiledAttention
+from engine.attention.cpu_torch import TorchAttention
+from engine.attention.cuda_triton import TritonAttention
+from engine.attention.layer import LayerAttention
 from engine.attention.plan import CostModel, Rows, StepPlan, Tree, plan_step
-from engine.attention.torch_backend import TorchAttention
-from engine.attention.triton_backend import TritonAttention
 from kernels.quantize import dequantize_vectors, quantize_vectors
 from tests.closeness import assert_rounded, attention_bound
 from tests.long import mostly_long_grid

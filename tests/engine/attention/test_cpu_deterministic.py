@@ -8,12 +8,12 @@ from dataclasses import replace
 import pytest
 import torch
 
-from engine.core import CoreOptions
-from engine.types import Branch, Completion, EngineError
+from engine.core.engine_core import CoreOptions
+from engine.protocol.types import Branch, Completion, EngineError
 from tests.engine.conftest import Checkpoints
 from tests.engine.exact import gap
 from tests.engine.helpers import Harness, generate
-from tests.engine.test_models import engine_logits, random_tokens
+from tests.engine.models.test_models import engine_logits, random_tokens
 from tests.long import mostly_long
 
 ROOMY = CoreOptions(kv_tokens=8192, max_running=64, step_tokens=512, deterministic=True)

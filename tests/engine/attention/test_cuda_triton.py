@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 import torch
 
-from engine.attention import LayerAttention
+from engine.attention.cuda_triton import TritonAttention
+from engine.attention.layer import LayerAttention
 from engine.attention.plan import CostModel, Rows
-from engine.attention.triton_backend import TritonAttention
 from kernels.common.attention_schedule import COUNT
 from kernels.quantize import quantize_vectors
-from tests.engine.test_attention import ALWAYS, DIM, KV_HEADS, NEVER, PAGE, PER_KV, POOL, USUAL, Step
+from tests.engine.attention.test_attention import ALWAYS, DIM, KV_HEADS, NEVER, PAGE, PER_KV, POOL, USUAL, Step
 
 
 @pytest.mark.parametrize("cost", [ALWAYS, NEVER, USUAL], ids=["always", "never", "usual"])

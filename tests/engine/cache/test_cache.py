@@ -11,8 +11,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from engine.cache.kv import KVCache, PageTable
-from engine.cache.pool import PagePool
+from engine.cache.paged_kv import KVCache, PageTable
+from engine.cache.pages import PagePool
 from tests.engine.simulation import PAGE, marks, read_marks, write_marks
 
 PAGES, ROWS = 14, 5

@@ -9,18 +9,18 @@ import pytest
 import torch
 
 import reasoner
-from engine import core
-from engine.attention.deterministic import DeterministicAttention
-from engine.attention.torch_backend import TorchAttention
-from engine.cache.kv import token_bytes
-from engine.core import CoreOptions
+from engine.attention.cpu_deterministic import DeterministicAttention
+from engine.attention.cpu_torch import TorchAttention
+from engine.cache.paged_kv import token_bytes
+from engine.core import engine_core
+from engine.core.engine_core import CoreOptions
 from engine.device import KV_DTYPES, Placement, kv_type
-from engine.host_forward import HostForward
-from engine.types import Branch, Completion, EngineError
-from reasoner.suites import load
+from engine.protocol.types import Branch, Completion, EngineError
+from engine.runner.forward_cpu import HostForward
+from reasoner.evaluation.suites.registry import load
 from tests.engine.conftest import Checkpoints
 from tests.engine.helpers import SMALL, Harness, generate
-from tests.engine.test_models import engine_logits, random_tokens
+from tests.engine.models.test_models import engine_logits, random_tokens
 
 POLICY = Path(reasoner.__file__).parent / "bundled" / "policy"
 EIGHT = ["int8", "fp8"]
@@ -63,7 +63,7 @@ def greedy(harness: Harness, prompts: list[tuple[int, ...]]) -> list[tuple[int, 
 
 def test_as_many_bytes_hold_more_tokens(checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each vector of 16 numbers is 64 bytes of float32, or 16 and a scale of 4."""
-    monkeypatch.setattr(core, "_DEFAULT_KV_BYTES", 1 << 20)
+    monkeypatch.setattr(engine_core, "_DEFAULT_KV_BYTES", 1 << 20)
     capacities = {}
     for kv_dtype in KV_DTYPES:
         engine = Harness(checkpoints("qwen3"), CoreOptions(kv_dtype=kv_dtype)).core

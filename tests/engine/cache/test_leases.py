@@ -8,9 +8,9 @@ from collections.abc import AsyncIterator
 import pytest
 
 from engine.cache import leases
-from engine.core import CoreOptions
-from engine.local import LocalEngine
-from engine.types import Branch, Completion, GenerateRequest, InvalidRequest, ScoreItem
+from engine.core.engine_core import CoreOptions
+from engine.core.local_engine import LocalEngine
+from engine.protocol.types import Branch, Completion, GenerateRequest, InvalidRequest, ScoreItem
 from tests.engine.conftest import Checkpoints
 from tests.engine.helpers import Harness, generate, score
 from tests.engine.simulation import PAGE, Simulation

@@ -6,8 +6,8 @@ import threading
 
 import pytest
 
-from engine.health import ANSWER_SECONDS, FIRST_PAUSE, FRESH_SECONDS, LONGEST_PAUSE, Health
-from engine.types import EngineUnavailable, ModelInfo
+from engine.client.health import ANSWER_SECONDS, FIRST_PAUSE, FRESH_SECONDS, LONGEST_PAUSE, Health
+from engine.protocol.types import EngineUnavailable, ModelInfo
 
 POLICY = ModelInfo("policy", "generate", 256, 100, 1000)
 GONE = EngineUnavailable("gone")

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from engine.client import HttpEngine
-from engine.connection import _trust
-from engine.types import Branch, Completion, EngineBusy, EngineError, EngineUnavailable, InvalidRequest
+from engine.client.connection import _trust
+from engine.client.http import HttpEngine
+from engine.protocol.types import Branch, Completion, EngineBusy, EngineError, EngineUnavailable, InvalidRequest
 from tests.engine.helpers import generate
 
 REQUEST = generate((5, 6), [Branch(1, 1, 4)])
@@ -27,7 +27,7 @@ Answer = Callable[[int], bytes | None]
 
 @pytest.fixture(autouse=True)
 def _no_backoff(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("engine.connection._BACKOFF", (0.0, 0.0))
+    monkeypatch.setattr("engine.client.connection._BACKOFF", (0.0, 0.0))
 
 
 @asynccontextmanager
@@ -147,7 +147,10 @@ def test_a_url_of_another_kind_is_refused() -> None:
 
 
 def test_the_client_loads_neither_torch_nor_transformers() -> None:
-    code = "import sys, engine.client, engine.types; sys.exit('torch' in sys.modules or 'transformers' in sys.modules)"
+    code = (
+        "import sys, engine.client.http, engine.protocol.types; "
+        "sys.exit('torch' in sys.modules or 'transformers' in sys.modules)"
+    )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 

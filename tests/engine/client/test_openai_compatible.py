@@ -16,11 +16,11 @@ from typing import Any
 import httpx
 import pytest
 
-from engine.client import HttpEngine
-from engine.core import CoreOptions
-from engine.foreign_server import branch_seed
-from engine.local import LocalEngine
-from engine.types import (
+from engine.client.http import HttpEngine
+from engine.client.openai_compatible import branch_seed
+from engine.core.engine_core import CoreOptions
+from engine.core.local_engine import LocalEngine
+from engine.protocol.types import (
     Branch,
     Completion,
     Delta,
@@ -33,7 +33,7 @@ from engine.types import (
 )
 from tests.engine.helpers import generate, score
 
-POLICY = Path(__file__).parents[2] / "reasoner" / "bundled" / "policy"
+POLICY = Path(__file__).parents[3] / "reasoner" / "bundled" / "policy"
 MESSAGES = [{"role": "user", "content": "Use the numbers 3, 7, 8 and 12, each exactly once, with + - * / to reach 45."}]
 
 

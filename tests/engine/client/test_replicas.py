@@ -11,11 +11,11 @@ from dataclasses import replace
 import pytest
 from scipy.stats import chisquare
 
-from engine.core import CoreOptions
-from engine.fleet import MOST_ENGINES, FleetEngine, first
-from engine.health import Health
-from engine.local import LocalEngine
-from engine.types import (
+from engine.client.health import Health
+from engine.client.replicas import MOST_ENGINES, FleetEngine, first
+from engine.core.engine_core import CoreOptions
+from engine.core.local_engine import LocalEngine
+from engine.protocol.types import (
     Branch,
     Completion,
     Delta,
@@ -163,7 +163,7 @@ class Fleet:
 
 @pytest.fixture
 async def fleet(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Fleet]:
-    monkeypatch.setattr("engine.fleet.TICK_SECONDS", 0.01)
+    monkeypatch.setattr("engine.client.replicas.TICK_SECONDS", 0.01)
     fleet = Fleet()
     yield fleet
     await fleet.client.close()
@@ -451,7 +451,7 @@ async def test_a_stream_that_another_engine_continues_otherwise_ends_and_no_engi
 async def test_what_a_silent_engine_owes_is_asked_of_another(
     fleet: Fleet, monkeypatch: pytest.MonkeyPatch, call: str
 ) -> None:
-    monkeypatch.setattr("engine.fleet.PATIENCE_SECONDS", 0.05)
+    monkeypatch.setattr("engine.client.replicas.PATIENCE_SECONDS", 0.05)
     calls: dict[str, Callable[[EngineClient], object]] = {
         "generate": lambda engine: completions(engine, request()),
         "score": lambda engine: engine.score(scoring()),
@@ -471,7 +471,7 @@ async def test_what_a_silent_engine_owes_is_asked_of_another(
 async def test_a_silent_engine_is_waited_for_where_no_other_answers(
     fleet: Fleet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("engine.fleet.PATIENCE_SECONDS", 0.05)
+    monkeypatch.setattr("engine.client.replicas.PATIENCE_SECONDS", 0.05)
     here, elsewhere = fleet.order()
     await fleet.client.models()
     elsewhere.dead, here.hangs = True, True
@@ -489,8 +489,8 @@ async def test_a_silent_engine_is_waited_for_where_no_other_answers(
 async def test_a_list_of_models_does_not_wait_for_a_silent_engine(
     fleet: Fleet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("engine.fleet.GRACE_SECONDS", 0.05)
-    monkeypatch.setattr("engine.fleet.PATIENCE_SECONDS", 3600.0)
+    monkeypatch.setattr("engine.client.replicas.GRACE_SECONDS", 0.05)
+    monkeypatch.setattr("engine.client.replicas.PATIENCE_SECONDS", 3600.0)
     here, elsewhere = fleet.order()
     here.hangs = True
     assert await fleet.client.models() == elsewhere.serves

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from engine.routed import RoutedEngine
-from engine.types import Branch, EngineError, GenerateRequest, ModelInfo, ScoreItem, ScoreRequest
+from engine.client.router import RoutedEngine
+from engine.protocol.types import Branch, EngineError, GenerateRequest, ModelInfo, ScoreItem, ScoreRequest
 from tests.scripted import ScriptedEngine
 
 

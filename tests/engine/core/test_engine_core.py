@@ -9,9 +9,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from engine.core import CoreOptions
+from engine.core.engine_core import CoreOptions
 from engine.device import KV_DTYPES
-from engine.types import (
+from engine.protocol.types import (
     Branch,
     Completion,
     Delta,
@@ -183,7 +183,7 @@ def test_an_expired_request_ends_at_the_next_step_with_what_it_has(
 ) -> None:
     events = harness.submit(generate(PROMPT, [Branch(1, 1, 100)], **LAW), deadline=50.0)
     now = 0.0
-    monkeypatch.setattr("engine.core.time", SimpleNamespace(monotonic=lambda: now))
+    monkeypatch.setattr("engine.core.engine_core.time", SimpleNamespace(monotonic=lambda: now))
     harness.core.step()
     now = 50.0
     harness.core.step()
@@ -195,7 +195,7 @@ def test_a_deadline_that_passes_while_a_request_waits_ends_it_without_a_token(
     checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     harness = Harness(checkpoints("qwen3"), CoreOptions(kv_tokens=256, max_running=1, step_tokens=64))
-    monkeypatch.setattr("engine.core.time", SimpleNamespace(monotonic=lambda: 20.0))
+    monkeypatch.setattr("engine.core.engine_core.time", SimpleNamespace(monotonic=lambda: 20.0))
     harness.submit(generate(PROMPT, [Branch(1, 1, 20)], **LAW))
     harness.core.step()
     late = harness.submit(generate(PROMPT, [Branch(1, 1, 5)], **LAW), deadline=20.0)
@@ -235,7 +235,7 @@ def test_a_failing_step_fails_its_requests_and_the_engine_goes_on(
 ) -> None:
     failed = harness.submit(generate(PROMPT, [Branch(1, 1, 10)], **LAW))
     with monkeypatch.context() as patch:
-        patch.setattr("engine.core.read_out", lambda *_: 1 / 0)
+        patch.setattr("engine.core.engine_core.read_out", lambda *_: 1 / 0)
         harness.run()
     [error] = failed
     assert isinstance(error, EngineError)

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from engine.core import CoreOptions
-from engine.local import LocalEngine
-from engine.types import (
+from engine.core.engine_core import CoreOptions
+from engine.core.local_engine import LocalEngine
+from engine.protocol.types import (
     Branch,
     Completion,
     EngineBusy,
@@ -189,8 +189,8 @@ def test_an_engine_without_models_is_refused() -> None:
 
 _LEFT_AT_WORK = """
 import asyncio, atexit, sys
-from engine.local import LocalEngine
-from engine.types import Branch, GenerateRequest, SamplingParams
+from engine.core.local_engine import LocalEngine
+from engine.protocol.types import Branch, GenerateRequest, SamplingParams
 
 engines = []
 atexit.register(lambda: print(engines[0].alive))  # called after what is registered later

@@ -11,15 +11,24 @@ import numpy as np
 import pytest
 import torch
 
-import engine.core
-from engine.batch import Work
-from engine.core import CoreOptions
-from engine.local import LocalEngine
-from engine.penalties import Penalties
-from engine.sequence import Event, GenerateSequence, Job
-from engine.speculation.controller import FixedController
-from engine.suspects import MAX_UNEXPLAINED
-from engine.types import Branch, Completion, Delta, EngineError, GenerateRequest, InvalidRequest, ScoreItem, ScoreResult
+import engine.core.engine_core
+from engine.core.engine_core import CoreOptions
+from engine.core.local_engine import LocalEngine
+from engine.core.recovery import MAX_UNEXPLAINED
+from engine.protocol.types import (
+    Branch,
+    Completion,
+    Delta,
+    EngineError,
+    GenerateRequest,
+    InvalidRequest,
+    ScoreItem,
+    ScoreResult,
+)
+from engine.runner.batch import Work
+from engine.sampling.penalties import Penalties
+from engine.scheduler.sequence import Event, GenerateSequence, Job
+from engine.speculation.control.controller import FixedController
 from tests.engine.conftest import Checkpoints
 from tests.engine.exact import float32_loss, gap
 from tests.engine.helpers import SMALL, Harness, generate, score
@@ -62,7 +71,7 @@ def fail_in_step(harness: Harness, job: Job, after: int, patch: pytest.MonkeyPat
             raise RuntimeError("something broke")
         return real(work, *rest)
 
-    patch.setattr("engine.core.read_out", read_out)
+    patch.setattr("engine.core.engine_core.read_out", read_out)
     return "something broke"
 
 
@@ -76,7 +85,7 @@ def fail_by_numbers(harness: Harness, job: Job, after: int, patch: pytest.Monkey
                 harness.core.cache.data[:, :, :, sequence.pages.pages] = torch.nan
         return real(work, *rest)
 
-    patch.setattr("engine.core.build_batch", build_batch)
+    patch.setattr("engine.core.engine_core.build_batch", build_batch)
     return "not finite"
 
 
@@ -235,7 +244,7 @@ def test_a_step_that_fails_once_costs_nobody_anything(
     for _ in range(4):
         harness.core.step()
         with monkeypatch.context() as patch:
-            patch.setattr("engine.core.read_out", lambda *_: 1 / 0)
+            patch.setattr("engine.core.engine_core.read_out", lambda *_: 1 / 0)
             harness.core.step()
         while harness.core._suspects is not None:
             harness.core.step()
@@ -247,7 +256,7 @@ def test_a_step_that_fails_once_costs_nobody_anything(
 def test_an_error_that_meets_everybody_ends_everybody_once(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
     heard = [harness.submit(request) for request in HEALTHY]
     with monkeypatch.context() as patch:
-        patch.setattr("engine.core.read_out", lambda *_: 1 / 0)
+        patch.setattr("engine.core.engine_core.read_out", lambda *_: 1 / 0)
         harness.run()
     for events in heard:
         [error] = events
@@ -266,7 +275,7 @@ def test_what_fails_only_beside_others_goes_on_and_ends_at_last(
         return real(work, *rest)
 
     [plain] = harness.complete(generate(SHARED, [Branch(1, 1, 5)], ignore_eos=True))
-    monkeypatch.setattr("engine.core.read_out", crowded)
+    monkeypatch.setattr("engine.core.engine_core.read_out", crowded)
     short = [harness.submit(generate(SHARED, [Branch(1, 1, 5)], ignore_eos=True)) for _ in range(2)]
     harness.run()
     assert [one.token_ids for events in short for one in answers(events)] == [plain.token_ids] * 2

@@ -15,15 +15,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from engine.cache.kv import KVCache
-from engine.core import CoreOptions
-from engine.sequence import Event, GenerateSequence
-from engine.speculation.adaptive import AdaptiveController
-from engine.speculation.controller import Outcome
-from engine.speculation.draft import Advance, Draft, Drafter, Wish
-from engine.speculation.draft_model import DraftModel
+from engine.cache.paged_kv import KVCache
+from engine.core.engine_core import CoreOptions
+from engine.protocol.types import Branch, Completion, GenerateRequest, ScoreItem, ScoreResult
+from engine.scheduler.sequence import Event, GenerateSequence
+from engine.speculation.control.adaptive import AdaptiveController
+from engine.speculation.control.controller import Outcome
+from engine.speculation.drafter import Advance, Draft, Drafter, Wish
+from engine.speculation.drafters.draft_model import DraftModel
 from engine.speculation.load import load_drafter
-from engine.types import Branch, Completion, GenerateRequest, ScoreItem, ScoreResult
 from tests.engine.conftest import Checkpoints
 from tests.engine.exact import float32_loss
 from tests.engine.helpers import Harness, generate, score

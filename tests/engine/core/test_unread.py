@@ -8,18 +8,18 @@ from pathlib import Path
 import pytest
 from torch import Tensor
 
-from engine import core
 from engine.attention.plan import Rows
-from engine.core import CoreOptions
-from engine.host_forward import HostForward
-from engine.models.model import Batch
-from engine.speculation.controller import FixedController
-from engine.speculation.ngram import NgramDrafter
-from engine.types import Branch, ScoreItem
+from engine.core import engine_core
+from engine.core.engine_core import CoreOptions
+from engine.models.interface import Batch
+from engine.protocol.types import Branch, ScoreItem
+from engine.runner.forward_cpu import HostForward
+from engine.speculation.control.controller import FixedController
+from engine.speculation.drafters.ngram import NgramDrafter
 from tests.engine.conftest import Checkpoints
 from tests.engine.exact import float32_loss, gap
 from tests.engine.helpers import Harness, generate, score
-from tests.engine.test_models import random_tokens
+from tests.engine.models.test_models import random_tokens
 
 OPTIONS = CoreOptions(kv_tokens=8192, max_running=16, step_tokens=160)
 LENGTHS = (240, 2, 17, 40, 129, 200)
@@ -36,7 +36,7 @@ def test_branches_of_prompts_that_join_others_write_what_they_write_where_all_is
     found = answers(checkpoints(kind), guesses)
     assert any(0 < rows < tokens for tokens, rows in read)
     assert any(rows == 0 for _, rows in read)  # a prompt's first part
-    monkeypatch.setattr(core, "rows_to_read", lambda work: None)
+    monkeypatch.setattr(engine_core, "rows_to_read", lambda work: None)
     bound = 12 * gap(checkpoints(kind))  # for as many tokens
     for ours, plain in zip(found, answers(checkpoints(kind), guesses), strict=True):
         assert [tokens for tokens, _ in ours] == [tokens for tokens, _ in plain]
@@ -53,7 +53,7 @@ def test_scores_are_those_of_a_step_that_is_computed_whole(
     )
     found = Harness(checkpoints(kind), OPTIONS).score(request)
     assert any(0 < rows < tokens for tokens, rows in read)
-    monkeypatch.setattr(core, "rows_to_read", lambda work: None)
+    monkeypatch.setattr(engine_core, "rows_to_read", lambda work: None)
     for ours, plain in zip(found, Harness(checkpoints(kind), OPTIONS).score(request), strict=True):
         assert ours.values is not None
         assert plain.values is not None

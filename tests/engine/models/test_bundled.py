@@ -9,8 +9,8 @@ import torch
 from transformers import AutoModelForCausalLM
 
 import reasoner
-from engine.types import Branch
-from reasoner.suites import SUITES, load
+from engine.protocol.types import Branch
+from reasoner.evaluation.suites.registry import SUITES, load
 from tests.engine.helpers import Harness, generate
 
 POLICY = Path(reasoner.__file__).parent / "bundled" / "policy"

@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_leaves
 
 from tests.engine.conftest import MODELS, Checkpoints
 from tests.engine.exact import exact_logits, exact_reference, peer_logits
-from tests.engine.test_models import random_tokens
+from tests.engine.models.test_models import random_tokens
 
 
 class Seen(TorchDispatchMode):

@@ -18,10 +18,10 @@ import transformers
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
-from engine.core import CoreOptions
+from engine.core.engine_core import CoreOptions
 from engine.models.families import is_defined, known_fields
-from engine.models.weights import Weights
-from engine.types import Branch, EngineError, ScoreItem
+from engine.protocol.types import Branch, EngineError, ScoreItem
+from engine.weights.safetensors import Weights
 from tests.closeness import assert_as_exact_as
 from tests.engine.conftest import MODELS, Checkpoints, save_random_model
 from tests.engine.exact import exact_logits, float32_loss, peer_logits, reference

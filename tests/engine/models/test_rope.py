@@ -13,7 +13,7 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 from transformers.models.phi3.modeling_phi3 import Phi3RotaryEmbedding
 
 from engine.models.rope import Rope, read_rope, read_ropes_by_layer_type
-from engine.types import EngineError
+from engine.protocol.types import EngineError
 from tests.closeness import assert_as_exact_as
 from tests.engine.exact import float64
 

@@ -13,8 +13,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from engine.models import foreign, foreign_calls
-from engine.types import EngineError
+from engine.models import transformers_attention, transformers_backend
+from engine.protocol.types import EngineError
 from tests.engine.conftest import Checkpoints, save_random_model
 from tests.engine.helpers import Harness
 
@@ -59,9 +59,13 @@ def test_what_paged_attention_cannot_do_is_refused_by_name(
         (
             "GptOssForCausalLM",
             {"num_local_experts": 2, "num_experts_per_tok": 1},
-            {foreign_calls: {"_REFUSED_ARGUMENTS": {}}},
+            {transformers_attention: {"_REFUSED_ARGUMENTS": {}}},
         ),
-        ("FalconH1ForCausalLM", _SMALL_STATE, {foreign: {"_REFUSED_FIELDS": {}, "_PLAIN_LAYERS": {"hybrid"}}}),
+        (
+            "FalconH1ForCausalLM",
+            _SMALL_STATE,
+            {transformers_backend: {"_REFUSED_FIELDS": {}, "_PLAIN_LAYERS": {"hybrid"}}},
+        ),
     ],
 )
 def test_the_rehearsal_finds_what_has_no_name_here(

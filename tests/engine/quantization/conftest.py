@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.quantization.texts import Text, texts
-from engine.tokenizer import Tokenizer
+from engine.text.tokenizer import Tokenizer
 
 POLICY = Path(__file__).parents[3] / "reasoner" / "bundled" / "policy"
 VOCAB = 826

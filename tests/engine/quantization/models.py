@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from engine.device import Placement
-from engine.quantization.matrix import Matrix, dense
 from engine.quantization.options import options
 from engine.quantization.quantize import quantize
+from engine.weights.matrix import Matrix, dense
 from kernels.linear.fp32 import Linear
 from tests.engine.conftest import CORPUS, save_random_model
 

@@ -13,10 +13,11 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from engine.models.weights import Weights
-from engine.quantization.formats import awq, bitsandbytes, compressed_tensors, fp8, gptq, reader
-from engine.quantization.matrix import Float8Matrix, GroupedMatrix, Int8Matrix, Matrix, dense
-from engine.types import EngineError
+from engine.protocol.types import EngineError
+from engine.weights.formats import awq, bitsandbytes, compressed_tensors, fp8, gptq
+from engine.weights.formats.registry import reader
+from engine.weights.matrix import Float8Matrix, GroupedMatrix, Int8Matrix, Matrix, dense
+from engine.weights.safetensors import Weights
 from kernels.linear.nf4 import CODES
 
 ROWS, COLUMNS, GROUP = 16, 64, 32

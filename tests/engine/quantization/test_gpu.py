@@ -10,16 +10,16 @@ import numpy as np
 import pytest
 import torch
 
-from engine.core import CoreOptions
+from engine.core.engine_core import CoreOptions
 from engine.device import Placement
 from engine.models import decoder
 from engine.models.decoder import Decoder
 from engine.models.feed_forward import GatedMlp
 from engine.models.load import load_model
-from engine.quantization.gpu import PackedLinear, SideBySide, gpu_product
-from engine.quantization.matrix import Float8Matrix, GroupedMatrix, Int8Matrix, Matrix, Nf4Matrix, dense
+from engine.protocol.types import Branch, ScoreItem
 from engine.quantization.quality import logits, open_model
-from engine.types import Branch, ScoreItem
+from engine.weights.gpu_matmul import PackedLinear, SideBySide, gpu_product
+from engine.weights.matrix import Float8Matrix, GroupedMatrix, Int8Matrix, Matrix, Nf4Matrix, dense
 from kernels.linear.fp32 import Linear, Product
 from kernels.linear.nf4 import Nf4
 from tests.closeness import EPS, assert_rounded, product_bound

@@ -16,12 +16,12 @@ from scipy.stats import ttest_rel
 
 from benchmarks.quantization.texts import Text
 from engine.models import decoder
-from engine.quantization.matrix import dense
+from engine.protocol.types import EngineError
 from engine.quantization.options import options
 from engine.quantization.quality import compare, logits, open_model
 from engine.quantization.quantize import quantize
-from engine.tokenizer import Tokenizer
-from engine.types import EngineError
+from engine.text.tokenizer import Tokenizer
+from engine.weights.matrix import dense
 from kernels.linear.fp32 import Linear
 from kernels.linear.int4 import Int4Linear
 from kernels.linear.int8 import Int8Linear
@@ -104,7 +104,7 @@ def test_awq_moves_its_factors_through_norms_heads_and_biases(
 ) -> None:
     """With rounding so fine that it changes nothing, factors far from 1 must cancel exactly."""
     from engine.quantization import awq
-    from engine.quantization.matrix import GroupedMatrix
+    from engine.weights.matrix import GroupedMatrix
 
     def fine(weight: torch.Tensor, bits: int, size: int, gram: torch.Tensor) -> GroupedMatrix:
         scales = torch.ones(len(weight), weight.shape[1] // size)

@@ -9,17 +9,17 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine import host_forward
-from engine.core import CoreOptions
-from engine.host_forward import HostForward
+from engine.core.engine_core import CoreOptions
+from engine.protocol.types import Branch, Completion
 from engine.quantization.options import options
 from engine.quantization.quantize import quantize
-from engine.types import Branch, Completion
+from engine.runner import forward_cpu
+from engine.runner.forward_cpu import HostForward
 from kernels.cpu import availability
 from kernels.cpu.runtime.kernel_graph import Tape
 from tests.engine.conftest import Checkpoints
 from tests.engine.helpers import Harness, generate
-from tests.engine.test_models import random_tokens
+from tests.engine.models.test_models import random_tokens
 
 OPTIONS = CoreOptions(kv_tokens=8192, max_running=64, step_tokens=512)
 REPEATED = ["llama", "mistral", "qwen2", "qwen3"]
@@ -89,7 +89,7 @@ def assert_repeated(folder: Path, threads: int, monkeypatch: pytest.MonkeyPatch)
         forward = repeated.core._forward
         assert isinstance(forward, HostForward)
         assert len(forward.tapes.known) > 5
-        monkeypatch.setattr(host_forward, "_MOST", 0)
+        monkeypatch.setattr(forward_cpu, "_MOST", 0)
         plain = Harness(folder, OPTIONS)
         assert [answers(plain, seed) for seed in range(3)] == found
     finally:

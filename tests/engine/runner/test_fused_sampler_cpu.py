@@ -6,16 +6,16 @@ from pathlib import Path
 
 import pytest
 
-from engine.core import CoreOptions
-from engine.host_draws import HostDraws
-from engine.host_forward import HostForward
-from engine.speculation.controller import FixedController
-from engine.speculation.ngram import NgramDrafter
-from engine.types import Branch, Completion
+from engine.core.engine_core import CoreOptions
+from engine.protocol.types import Branch, Completion
+from engine.runner.forward_cpu import HostForward
+from engine.runner.fused_sampler_cpu import HostDraws
+from engine.speculation.control.controller import FixedController
+from engine.speculation.drafters.ngram import NgramDrafter
 from kernels.cpu.availability import AVAILABLE
 from tests.engine.conftest import Checkpoints
 from tests.engine.helpers import Harness, generate
-from tests.engine.test_models import random_tokens
+from tests.engine.models.test_models import random_tokens
 
 if not AVAILABLE:
     pytest.skip("numba is not installed", allow_module_level=True)

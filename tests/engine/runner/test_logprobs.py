@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from engine.core import CoreOptions
-from engine.types import Branch, Completion, Delta, InvalidRequest, TokenLogprob
+from engine.core.engine_core import CoreOptions
+from engine.protocol.types import Branch, Completion, Delta, InvalidRequest, TokenLogprob
 from tests.closeness import log_sum_bound
 from tests.engine.conftest import Checkpoints
 from tests.engine.exact import exact_logits, float32_loss
@@ -94,7 +94,7 @@ def test_deltas_carry_the_log_probabilities_of_their_tokens(folder: Path) -> Non
 @pytest.mark.parametrize("step", [512, 16, 1])
 def test_a_prompt_is_read_in_chunks_of_any_size(folder: Path, step: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also when only a few of a step's positions are in memory at once."""
-    monkeypatch.setattr("engine.logprobs._BLOCK", 7 * 400)
+    monkeypatch.setattr("engine.runner.logprobs._BLOCK", 7 * 400)
     harness = Harness(folder, CoreOptions(kv_tokens=4096, max_running=32, step_tokens=step))
     [answer] = harness.complete(generate(PROMPT, [Branch(1, 1, 3)], prompt_logprobs=3, ignore_eos=True))
     found = inside(answer.prompt_logprobs)

@@ -12,9 +12,9 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, RepetitionPenaltyLogitsProcessor
 
-from engine.core import CoreOptions
-from engine.penalties import Penalties, forbid, penalise
-from engine.types import Branch, InvalidRequest, SamplingParams
+from engine.core.engine_core import CoreOptions
+from engine.protocol.types import Branch, InvalidRequest, SamplingParams
+from engine.sampling.penalties import Penalties, forbid, penalise
 from tests.closeness import EPS
 from tests.engine.conftest import Checkpoints
 from tests.engine.helpers import Harness, generate

@@ -14,9 +14,9 @@ from torch import Tensor
 from transformers import LogitsProcessorList, MinPLogitsWarper, TemperatureLogitsWarper, TopKLogitsWarper
 from transformers.generation import TopPLogitsWarper
 
-from engine.sampling import Coordinates, Floats, Ints, Laws, sample, sample_with_numpy
-from engine.support import largest, smallest_kept
-from engine.types import EngineError
+from engine.protocol.types import EngineError
+from engine.sampling.sampler import Coordinates, Floats, Ints, Laws, sample, sample_with_numpy
+from engine.sampling.truncation import largest, smallest_kept
 from kernels.common.noise import SAMPLE, gumbel_noise, noise_streams
 from tests.closeness import log_sum_bound
 
@@ -170,7 +170,7 @@ def test_an_unfiltered_draw_is_the_argmax_over_all_tokens(
     sampler: Sampler, scale: float, front: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also where the front of the race is cut so short (0.3) that all tokens must run it in three rows of four."""
-    monkeypatch.setattr("engine.sampling._RACE", front)
+    monkeypatch.setattr("engine.sampling.sampler._RACE", front)
     rows, vocab = 400, 1000
     for temperature in (1e-300, 0.01, 0.8, 3.0, 1e300):
         logits = torch.randn(rows, vocab, generator=torch.Generator().manual_seed(5)) * scale

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine.sampling import Coordinates, Floats, Ints, Laws, sample_with_numpy
+from engine.sampling.sampler import Coordinates, Floats, Ints, Laws, sample_with_numpy
 from kernels.common.noise import SAMPLE, Words, gumbel_noise, noise_streams
 from kernels.cpu.availability import AVAILABLE
 from tests.closeness import log_sum_bound

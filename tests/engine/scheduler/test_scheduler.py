@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.scheduler import OVERTAKEN, WINDOW
-from engine.sequence import Job, Sequence
+from engine.scheduler.scheduler import OVERTAKEN, WINDOW
+from engine.scheduler.sequence import Job, Sequence
 from tests.engine.simulation import PAGE, Simulation
 
 

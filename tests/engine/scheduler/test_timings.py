@@ -6,8 +6,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from engine.timings import Histogram
-from engine.types import Branch
+from engine.protocol.types import Branch
+from engine.scheduler.timings import Histogram
 from tests.engine.conftest import Checkpoints
 from tests.engine.helpers import Harness, generate
 
@@ -34,7 +34,9 @@ def test_times_are_those_of_arrival_first_step_first_token_and_end(
 
     events = harness.submit(generate([5, 6, 7], [Branch(1, 1, 4)], ignore_eos=True))
     harness.core._jobs[0].arrived = 100.0
-    monkeypatch.setattr("engine.core.time", SimpleNamespace(monotonic=tick))  # other threads look at the clock too
+    monkeypatch.setattr(
+        "engine.core.engine_core.time", SimpleNamespace(monotonic=tick)
+    )  # other threads look at the clock too
     for _ in range(4):
         before = clock
         harness.core._advance(tick())

@@ -21,11 +21,10 @@ import httpx
 import pytest
 from starlette.types import Message
 
-from engine.client import HttpEngine
-from engine.core import CoreOptions
-from engine.local import LocalEngine
-from engine.server import MAX_BODY_BYTES, create_app, main
-from engine.types import (
+from engine.client.http import HttpEngine
+from engine.core.engine_core import CoreOptions
+from engine.core.local_engine import LocalEngine
+from engine.protocol.types import (
     Branch,
     Completion,
     Delta,
@@ -37,6 +36,7 @@ from engine.types import (
     InvalidRequest,
     ScoreItem,
 )
+from engine.server.app import MAX_BODY_BYTES, create_app, main
 from tests.engine.conftest import TEMPLATE, Checkpoints
 from tests.engine.helpers import generate, score
 from tests.engine.serving import served
@@ -195,7 +195,7 @@ async def test_a_failing_step_is_told_to_the_client_and_the_server_goes_on(
     client: HttpEngine, engine: LocalEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr("engine.core.read_out", lambda *_: 1 / 0)
+        patch.setattr("engine.core.engine_core.read_out", lambda *_: 1 / 0)
         with pytest.raises(EngineError, match="ZeroDivisionError"):
             await collect(client, sampled())
         with pytest.raises(EngineError, match="ZeroDivisionError"):
@@ -253,7 +253,7 @@ async def test_health_says_why_an_engine_stopped(checkpoints: Checkpoints) -> No
 async def test_keep_alives_while_the_engine_is_silent_are_no_answers(
     client: HttpEngine, http: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("engine.openai._KEEP_ALIVE_SECONDS", 0.0)
+    monkeypatch.setattr("engine.server.openai._KEEP_ALIVE_SECONDS", 0.0)
     answer = await http.post("/v1/completions", json=openai_body() | {"stream_choices": True})
     assert ": keep-alive" in answer.text
     assert len(await collect(client, sampled())) == 4
@@ -539,7 +539,7 @@ def test_every_size_of_the_engine_is_an_option(monkeypatch: pytest.MonkeyPatch) 
         asked.append(options)
         raise EngineError("enough")
 
-    monkeypatch.setattr("engine.server.LocalEngine", refuse)
+    monkeypatch.setattr("engine.server.app.LocalEngine", refuse)
     switches = {"draft": "ngram", "draft_length": 5, "deterministic": True, "debug": True}
     wanted = CoreOptions(640, 8, 3, 50, 128, lease_share=0.25, lease_seconds=9.0, **switches)  # type: ignore[arg-type]
     options = [
@@ -570,7 +570,7 @@ def test_what_loading_made_is_not_looked_through_for_garbage_again(
         left.append(sum(1 for one in gc.get_objects() if isinstance(one, type(sys))))
         asyncio.run(server._engine.close())
 
-    monkeypatch.setattr("engine.server._Server.run", serve)
+    monkeypatch.setattr("engine.server.app._Server.run", serve)
     try:
         assert main(["--model", f"m={checkpoints('llama')}"]) == 0
     finally:
@@ -582,7 +582,7 @@ def test_the_server_process_says_when_it_is_ready_and_leaves_nothing_behind(
     checkpoints: Checkpoints, tmp_path: Path
 ) -> None:
     socket = tmp_path / "engine.sock"
-    command = [sys.executable, "-m", "engine.server", "--model", f"m={checkpoints('llama')}", "--uds", str(socket)]
+    command = [sys.executable, "-m", "engine.server.app", "--model", f"m={checkpoints('llama')}", "--uds", str(socket)]
     with subprocess.Popen([*command, "--threads", "1"], stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         try:
@@ -603,7 +603,7 @@ def test_a_server_whose_engine_stopped_ends_too_so_that_it_can_be_started_again(
     def break_down(_: object) -> None:
         raise RuntimeError("no such library")
 
-    monkeypatch.setattr("engine.local._governor", break_down)
+    monkeypatch.setattr("engine.core.local_engine._governor", break_down)
     socket = tmp_path / "engine.sock"
     try:
         assert main(["--model", f"m={checkpoints('llama')}", "--uds", str(socket)]) == 1
@@ -615,7 +615,7 @@ def test_a_server_whose_engine_stopped_ends_too_so_that_it_can_be_started_again(
 
 def test_signals_end_answers_under_way_with_an_error_and_no_traceback(checkpoints: Checkpoints, tmp_path: Path) -> None:
     socket = tmp_path / "engine.sock"
-    command = [sys.executable, "-m", "engine.server", "--model", f"m={checkpoints('llama')}", "--uds", str(socket)]
+    command = [sys.executable, "-m", "engine.server.app", "--model", f"m={checkpoints('llama')}", "--uds", str(socket)]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
     with subprocess.Popen([*command, "--threads", "1"], text=True, **pipes) as process:
         assert process.stdout is not None

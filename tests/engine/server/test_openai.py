@@ -11,9 +11,9 @@ import httpx
 import pytest
 from openai import AsyncOpenAI, BadRequestError, NotFoundError
 
-from engine.core import CoreOptions
-from engine.local import LocalEngine
-from engine.types import Branch, Completion, TokenLogprob
+from engine.core.engine_core import CoreOptions
+from engine.core.local_engine import LocalEngine
+from engine.protocol.types import Branch, Completion, TokenLogprob
 from tests.engine.conftest import Checkpoints
 from tests.engine.exact import gap
 from tests.engine.helpers import generate

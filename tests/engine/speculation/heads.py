@@ -15,11 +15,11 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from engine.cache.kv import KVCache
-from engine.sequence import GenerateSequence
-from engine.speculation.draft import Advance, Draft, Drafter, Wish
-from engine.speculation.guess import _REACH as REACH
-from engine.speculation.guess import NOISE
+from engine.cache.paged_kv import KVCache
+from engine.scheduler.sequence import GenerateSequence
+from engine.speculation.drafter import Advance, Draft, Drafter, Wish
+from engine.speculation.drafters.proposal import _REACH as REACH
+from engine.speculation.drafters.proposal import NOISE
 from kernels.common.noise import SAMPLE, gumbel_noise, noise_streams
 from tests.closeness import MOST
 from tests.engine.exact import exact_reference, float64, reference

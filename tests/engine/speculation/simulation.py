@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any, cast
 
-from engine.sequence import GenerateSequence
-from engine.speculation.controller import Controller, Outcome
-from engine.speculation.draft import EMPTY, Draft, Wish
+from engine.scheduler.sequence import GenerateSequence
+from engine.speculation.control.controller import Controller, Outcome
+from engine.speculation.drafter import EMPTY, Draft, Wish
 
 Chances = Callable[[random.Random, float], tuple[float, float]]
 

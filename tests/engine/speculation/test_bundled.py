@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 
 import reasoner
-from engine.core import CoreOptions
-from engine.speculation.controller import FixedController
-from engine.speculation.draft_model import DraftModel
+from engine.core.engine_core import CoreOptions
+from engine.protocol.types import Branch, Completion
+from engine.speculation.control.controller import FixedController
+from engine.speculation.drafters.draft_model import DraftModel
 from engine.speculation.load import load_drafter
-from engine.types import Branch, Completion
 from kernels.cpu.availability import AVAILABLE
-from reasoner.suites import load
+from reasoner.evaluation.suites.registry import load
 from tests.engine.helpers import Harness, generate
 from tests.long import mostly_long
 

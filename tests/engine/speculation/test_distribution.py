@@ -15,18 +15,18 @@ from scipy.stats import chisquare
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from engine import batch, drawing
 from engine.attention.plan import Tree
-from engine.cache.kv import KVCache
-from engine.core import EngineCore
-from engine.drawing import Drawn
+from engine.cache.paged_kv import KVCache
+from engine.core.engine_core import EngineCore
 from engine.models.load import load_model
-from engine.sampling import Coordinates, Floats, Ints, Laws
-from engine.sequence import GenerateSequence
-from engine.speculation.controller import FixedController, Outcome
-from engine.speculation.draft import Advance, Draft, Drafter, Watch, Wish
+from engine.protocol.types import Branch, Completion
+from engine.runner import batch, sample_step
+from engine.runner.sample_step import Drawn
+from engine.sampling.sampler import Coordinates, Floats, Ints, Laws
+from engine.scheduler.sequence import GenerateSequence
+from engine.speculation.control.controller import FixedController, Outcome
+from engine.speculation.drafter import Advance, Draft, Drafter, Watch, Wish
 from engine.speculation.load import load_drafter
-from engine.types import Branch, Completion
 from tests.engine.conftest import Checkpoints
 from tests.engine.helpers import SMALL, Harness, generate
 from tests.engine.speculation.heads import eagle_parts, medusa_parts, save_head
@@ -205,14 +205,14 @@ def plant_belief(patch: pytest.MonkeyPatch) -> None:
 
 
 def plant_stale_penalties(patch: pytest.MonkeyPatch) -> None:
-    original = drawing.change
+    original = sample_step.change
     patch.setattr(
-        drawing, "change", lambda logits, points: original(logits, [point._replace(guessed=()) for point in points])
+        sample_step, "change", lambda logits, points: original(logits, [point._replace(guessed=()) for point in points])
     )
 
 
 def plant_repeated_noise(patch: pytest.MonkeyPatch) -> None:
-    original = drawing.sample
+    original = sample_step.sample
 
     def sample(logits: Tensor, laws: Laws, where: Coordinates) -> tuple[Ints, Floats]:
         """All draws of a step with the noise of its first position."""
@@ -222,7 +222,7 @@ def plant_repeated_noise(patch: pytest.MonkeyPatch) -> None:
         ]
         return original(logits, laws, replace(where, position=np.array(places)))
 
-    patch.setattr(drawing, "sample", sample)
+    patch.setattr(sample_step, "sample", sample)
 
 
 def plant_no_tree_mask(patch: pytest.MonkeyPatch) -> None:

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from engine.core import CoreOptions
+from engine.core.engine_core import CoreOptions
 from engine.device import KV_DTYPES
-from engine.sequence import Event
-from engine.speculation.controller import FixedController
-from engine.speculation.draft import Draft
+from engine.protocol.types import Branch, Completion, Delta, GenerateRequest, ScoreItem
+from engine.scheduler.sequence import Event
+from engine.speculation.control.controller import FixedController
+from engine.speculation.drafter import Draft
 from engine.speculation.verify import accepted
-from engine.types import Branch, Completion, Delta, GenerateRequest, ScoreItem
 from tests.engine.conftest import Checkpoints
 from tests.engine.exact import gap
 from tests.engine.helpers import SMALL, Harness, generate, score

@@ -7,13 +7,13 @@ from collections.abc import Sequence
 import pytest
 from torch import Tensor
 
-from engine.cache.kv import KVCache
-from engine.sequence import GenerateSequence
+from engine.cache.paged_kv import KVCache
+from engine.protocol.types import Completion, EngineError
+from engine.scheduler.sequence import GenerateSequence
 from engine.speculation import speculator
-from engine.speculation.adaptive import AdaptiveController
-from engine.speculation.controller import FixedController
-from engine.speculation.draft import Advance, Draft, Wish
-from engine.types import Completion, EngineError
+from engine.speculation.control.adaptive import AdaptiveController
+from engine.speculation.control.controller import FixedController
+from engine.speculation.drafter import Advance, Draft, Wish
 from tests.engine.conftest import Checkpoints
 from tests.engine.helpers import Harness
 from tests.engine.speculation.drafters import Oracle
@@ -96,7 +96,7 @@ def test_branches_of_a_step_that_failed_are_forgotten(
         harness.core.step()
         assert harness.core.busy
     with monkeypatch.context() as patch:
-        patch.setattr("engine.core.read_out", lambda *_: 1 / 0)
+        patch.setattr("engine.core.engine_core.read_out", lambda *_: 1 / 0)
         harness.run()
     for events in heard:
         assert isinstance(events[-1], EngineError)

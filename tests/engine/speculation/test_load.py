@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file, save_file
 
-from engine.core import EngineCore
-from engine.types import EngineError
+from engine.core.engine_core import EngineCore
+from engine.protocol.types import EngineError
 from tests.engine.conftest import Checkpoints
 from tests.engine.helpers import SMALL
 from tests.engine.speculation.heads import eagle_parts, medusa_parts, save_head
@@ -43,7 +43,7 @@ def test_the_layer_of_an_eagle_head_counts_among_the_keys_and_values(checkpoints
     pools = {}
     for wanted in ("off", f"eagle={eagle}"):
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("engine.core._DEFAULT_KV_BYTES", 1 << 20)
+            patch.setattr("engine.core.engine_core._DEFAULT_KV_BYTES", 1 << 20)
             core = EngineCore("m", folder, replace(SMALL, draft=wanted, kv_tokens=None))
         pools[wanted] = core.cache.data
     plain, guessing = pools.values()

@@ -8,11 +8,11 @@ from types import SimpleNamespace
 import pytest
 from torch import Tensor
 
-from engine.cache.kv import KVCache
-from engine.sequence import GenerateSequence
-from engine.speculation.controller import REST, Outcome
-from engine.speculation.draft import EMPTY, Advance, Draft, Watch, Wish
-from engine.types import Branch
+from engine.cache.paged_kv import KVCache
+from engine.protocol.types import Branch
+from engine.scheduler.sequence import GenerateSequence
+from engine.speculation.control.controller import REST, Outcome
+from engine.speculation.drafter import EMPTY, Advance, Draft, Watch, Wish
 from tests.engine.conftest import Checkpoints
 from tests.engine.helpers import Harness, generate
 

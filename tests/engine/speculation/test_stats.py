@@ -10,12 +10,12 @@ import httpx
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
-from engine.core import CoreOptions
-from engine.local import LocalEngine
-from engine.metrics import EngineCollector
-from engine.speculation.controller import FixedController
-from engine.timings import Timings
-from engine.types import Branch, Completion
+from engine.core.engine_core import CoreOptions
+from engine.core.local_engine import LocalEngine
+from engine.protocol.types import Branch, Completion
+from engine.scheduler.timings import Timings
+from engine.server.metrics import EngineCollector
+from engine.speculation.control.controller import FixedController
 from tests.engine.conftest import Checkpoints
 from tests.engine.helpers import Harness, generate
 from tests.engine.serving import served

@@ -10,11 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
-from engine.detokenize import StopStrings, TextReader, held_back, text_of
-from engine.outputs import completion, ending, next_delta
-from engine.sequence import GenerateSequence
-from engine.tokenizer import Tokenizer
-from engine.types import Branch, InvalidRequest
+from engine.core.completion import completion, ending, next_delta
+from engine.protocol.types import Branch, InvalidRequest
+from engine.scheduler.sequence import GenerateSequence
+from engine.text.detokenizer import StopStrings, TextReader, held_back, text_of
+from engine.text.tokenizer import Tokenizer
 from tests.engine.conftest import Checkpoints
 from tests.engine.helpers import Harness, generate
 

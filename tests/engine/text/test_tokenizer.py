@@ -10,8 +10,8 @@ import pytest
 from tokenizers import processors
 from transformers import AutoTokenizer
 
-from engine.tokenizer import LONG_TEXT, Tokenizer
-from engine.types import EngineError, InvalidRequest
+from engine.protocol.types import EngineError, InvalidRequest
+from engine.text.tokenizer import LONG_TEXT, Tokenizer
 from tests.engine.conftest import TEMPLATE, small_tokenizer
 
 MESSAGES = [{"role": "user", "content": "add 3 and 4"}]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.contention import FIRST_PAUSE, LONGEST_PAUSE, WINDOW_SECONDS, ThreadGovernor, waiting_clock
+from engine.threads.contention import FIRST_PAUSE, LONGEST_PAUSE, WINDOW_SECONDS, ThreadGovernor, waiting_clock
 
 
 class Machine:

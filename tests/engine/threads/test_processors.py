@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from engine.processors import Processors, choose_threads, find_processors
-from engine.short_waits import SPINS, wait_shortly
+from engine.threads.processors import Processors, choose_threads, find_processors
+from engine.threads.short_waits import SPINS, wait_shortly
 
 
 def _proc(folder: Path, groups: str, *mounts: str) -> Path:
@@ -92,7 +92,7 @@ def test_threads_wait_shortly_unless_somebody_wished_otherwise() -> None:
 
 def test_the_engine_server_says_how_to_wait_before_its_threads_exist() -> None:
     """The library reads the environment when it is loaded: it tells what it read."""
-    code = "import sys; sys.argv[1:] = ['--help']; import engine.server"
+    code = "import sys; sys.argv[1:] = ['--help']; import engine.server.app"
     env = {name: value for name, value in os.environ.items() if not name.startswith(("OMP_", "GOMP_", "KMP_"))}
     told = subprocess.run(
         [sys.executable, "-c", code],

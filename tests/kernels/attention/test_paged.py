@@ -1,5 +1,5 @@
 """What attention to pages refuses. That it computes the right thing is tested in ``triton`` and in
-``tests/engine/test_triton_backend.py``."""
+``tests/engine/attention/test_cuda_triton.py``."""
 
 from __future__ import annotations
 

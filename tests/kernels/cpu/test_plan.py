@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from engine.attention.plan import CostModel, Ints, Rows, share_prefixes
-from tests.engine.test_attention import ALWAYS, KV_HEADS, NEVER, PER_KV, POOL, USUAL, Step
+from tests.engine.attention.test_attention import ALWAYS, KV_HEADS, NEVER, PER_KV, POOL, USUAL, Step
 
 plans = pytest.importorskip("kernels.cpu.attention.plan")
 

@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from engine.core import CoreOptions
-from engine.local import LocalEngine
-from engine.types import EngineError
-from prm.formats import FORMAT_NOTE
+from engine.core.engine_core import CoreOptions
+from engine.core.local_engine import LocalEngine
+from engine.protocol.types import EngineError
 from prm.formats.base import Prompt
-from prm.scorer import Chain, Reading, StepScorer
+from prm.formats.registry import FORMAT_NOTE
+from prm.scorers.steps import Chain, Reading, StepScorer
 from tests.prm.checkpoints import FORMATS, reference, save_checkpoint, score_gap
 
 KINDS = sorted(FORMATS)

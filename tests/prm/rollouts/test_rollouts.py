@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from scipy.stats import chi2
 
-from engine.types import (
+from engine.protocol.types import (
     Branch,
     Completion,
     Delta,
@@ -26,9 +26,9 @@ from engine.types import (
     ScoreRequest,
     ScoreResult,
 )
-from prm.examples import Example, read_examples
 from prm.records import BadRecord, read_records
-from prm.rollouts import Plan, Problem, Tally, roll_out
+from prm.rollouts.rollouts import Plan, Problem, Tally, roll_out
+from prm.training.examples import Example, read_examples
 
 STEPS = 3
 BAD = 0.3

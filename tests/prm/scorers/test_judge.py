@@ -9,9 +9,9 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from engine.core import CoreOptions
-from engine.local import LocalEngine
-from prm.judge import TEMPLATE, Judge
+from engine.core.engine_core import CoreOptions
+from engine.core.local_engine import LocalEngine
+from prm.scorers.judge import TEMPLATE, Judge
 from tests.prm.checkpoints import save_checkpoint, score_gap
 
 CHAT = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "How many are 3 and 4?"}]

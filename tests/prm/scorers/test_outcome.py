@@ -9,9 +9,9 @@ import pytest
 import torch
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
-from engine.core import CoreOptions
-from engine.local import LocalEngine
-from prm.outcome import OutcomeScorer, scores_solutions
+from engine.core.engine_core import CoreOptions
+from engine.core.local_engine import LocalEngine
+from prm.scorers.outcome import OutcomeScorer, scores_solutions
 from tests.prm.checkpoints import save_checkpoint, score_gap
 
 CHAT = [{"role": "user", "content": "How many are 3 and 4?"}]

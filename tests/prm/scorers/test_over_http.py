@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from engine.client import HttpEngine
-from engine.core import CoreOptions
-from engine.local import LocalEngine
-from engine.routed import RoutedEngine
-from prm.scorer import Chain, StepScorer
+from engine.client.http import HttpEngine
+from engine.client.router import RoutedEngine
+from engine.core.engine_core import CoreOptions
+from engine.core.local_engine import LocalEngine
+from prm.scorers.steps import Chain, StepScorer
 from tests.engine.serving import served
 from tests.prm.checkpoints import save_checkpoint, score_gap
 

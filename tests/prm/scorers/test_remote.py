@@ -15,11 +15,11 @@ import httpx
 import pytest
 import torch
 
-from engine.client import HttpEngine
-from engine.types import EngineError, EngineUnavailable, InvalidRequest, ScoreItem, ScoreRequest
+from engine.client.http import HttpEngine
+from engine.protocol.types import EngineError, EngineUnavailable, InvalidRequest, ScoreItem, ScoreRequest
 from prm.formats.base import Prompt
-from prm.outcome import OutcomeScorer
-from prm.scorer import Chain, StepScorer
+from prm.scorers.outcome import OutcomeScorer
+from prm.scorers.steps import Chain, StepScorer
 from tests.prm.checkpoints import label_logits, next_logprobs, reference, save_checkpoint, score_gap
 
 QUESTION = "How many apples are 3 and 4?"

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from engine.types import EngineError, ModelInfo, ScoreRequest, ScoreResult
-from prm.aggregate import AGGREGATIONS, aggregate
-from prm.scorer import Chain, StepScorer
+from engine.protocol.types import EngineError, ModelInfo, ScoreRequest, ScoreResult
+from prm.scorers.aggregate import AGGREGATIONS, aggregate
+from prm.scorers.steps import Chain, StepScorer
 from tests.scripted import SEPARATOR, ScriptedEngine
 
 NOTES = {"format": "token_classification", "separator": "\n\n", "positive_label": 1}

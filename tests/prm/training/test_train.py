@@ -16,17 +16,17 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForTokenClassification, Qwen3Config, Qwen3ForCausalLM
 
-from engine.local import LocalEngine
-from engine.tokenizer import Tokenizer
-from prm.examples import Example
+from engine.core.local_engine import LocalEngine
+from engine.text.tokenizer import Tokenizer
 from prm.records import BadRecord
-from prm.scorer import Chain, StepScorer
-from prm.train import Trained, TrainPlan, _backward, schedule, train
-from prm.training_data import Labelled, batches, chosen, encode, split
-from prm.validation import auc
+from prm.scorers.steps import Chain, StepScorer
+from prm.training.data import Labelled, batches, chosen, encode, split
+from prm.training.examples import Example
+from prm.training.train import Trained, TrainPlan, _backward, schedule, train
+from prm.training.validation import auc
 from tests.prm.checkpoints import score_gap
 
-POLICY = Path(__file__).parents[2] / "reasoner" / "bundled" / "policy"
+POLICY = Path(__file__).parents[3] / "reasoner" / "bundled" / "policy"
 FACTS = [(a, b) for a in range(2, 8) for b in range(2, 8)]
 
 

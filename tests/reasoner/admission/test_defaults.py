@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from reasoner.defaults import ModelDefaults, apply_defaults
-from reasoner.effort import DEFAULT_EFFORTS, Effort, apply_effort
-from reasoner.jobs import Budget, JobSpec
+from reasoner.admission.defaults import ModelDefaults, apply_defaults
+from reasoner.admission.effort import DEFAULT_EFFORTS, Effort, apply_effort
+from reasoner.jobs.spec import Budget, JobSpec
 
 DEFAULTS = ModelDefaults.model_validate(
     {

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from engine.types import InvalidRequest
-from reasoner.effort import DEFAULT_EFFORTS, Effort, apply_effort
-from reasoner.jobs import JobSpec
+from engine.protocol.types import InvalidRequest
+from reasoner.admission.effort import DEFAULT_EFFORTS, Effort, apply_effort
+from reasoner.jobs.spec import JobSpec
 
 EFFORTS = DEFAULT_EFFORTS | {
     "thrifty": Effort.model_validate({"tokens": 500, "cost": 0.5, "strategy": {"name": "beam", "n": 4}}),

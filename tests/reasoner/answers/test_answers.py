@@ -8,13 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reasoner import equivalence as equivalence_module
-from reasoner.answer_spec import AnswerSpec
+from reasoner.answers import equivalence as equivalence_module
 from reasoner.answers.canonical import canonical
-from reasoner.answers.vote import classes, votes
-from reasoner.equivalence import Equivalence
-from reasoner.jobs import JobSpec
-from reasoner.journal import Entry, MemoryJournal
+from reasoner.answers.equivalence import Equivalence
+from reasoner.answers.spec import AnswerSpec
+from reasoner.answers.votes import classes, votes
+from reasoner.jobs.journal import Entry, MemoryJournal
+from reasoner.jobs.spec import JobSpec
 from reasoner.run import run_job
 from reasoner.tree import Node
 from tests.scripted import ANSWER, TEXTS, ScriptedEngine

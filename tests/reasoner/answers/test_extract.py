@@ -10,17 +10,17 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from benchmarks.answers.styles import STYLES, written
-from reasoner import patterns
-from reasoner.answer_spec import AnswerSpec
+from reasoner import regex
 from reasoner.answers.canonical import canonical
-from reasoner.answers.extract import MAX_CHARS, extract_answer
-from reasoner.answers.finder import AnswerFinder
-from reasoner.answers.phrases import Ended, announcements
+from reasoner.answers.extraction.extract import MAX_CHARS, extract_answer
+from reasoner.answers.extraction.finder import AnswerFinder
+from reasoner.answers.extraction.phrases import Ended, announcements
 from reasoner.answers.plain import decide, number_of
-from reasoner.children import keep_children
-from reasoner.jobs import JobSpec
-from reasoner.journal import MemoryJournal
+from reasoner.answers.spec import AnswerSpec
+from reasoner.jobs.journal import MemoryJournal
+from reasoner.jobs.spec import JobSpec
 from reasoner.run import run_job
+from reasoner.subprocess_pool import keep_children
 from tests.scripted import ScriptedEngine
 
 
@@ -285,7 +285,7 @@ async def test_a_pattern_takes_the_group_of_its_last_match() -> None:
 async def test_a_pattern_that_backtracks_for_ever_finds_nothing_and_the_next_one_finds_its_answer(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(patterns, "PATIENCE", 0.1)
+    monkeypatch.setattr(regex, "PATIENCE", 0.1)
     with keep_children():
         assert await find("x" * 5000, "(x+x+)+y") is None  # it would take longer than the age of the universe
         assert await find("x" * 5000, "(x)") == "x"

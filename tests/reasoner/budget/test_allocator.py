@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from reasoner.allocator import FLOOR, TRUST, Ask, Pool, Standing, expected_gain, floor
+from reasoner.budget.allocator import FLOOR, TRUST, Ask, Pool, Standing, expected_gain, floor
 
 Samples = list[tuple[str | None, float | None]]
 

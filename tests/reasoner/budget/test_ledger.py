@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.types import (
+from engine.protocol.types import (
     Completion,
     Delta,
     EngineUnavailable,
@@ -21,12 +21,12 @@ from engine.types import (
     ScoreRequest,
     ScoreResult,
 )
-from reasoner.budget import Ledger
-from reasoner.jobs import Budget, JobSpec, Usage
-from reasoner.journal import MemoryJournal
-from reasoner.prices import NOTHING, Amount, Prices, Rate, check_budget
+from reasoner.budget.ledger import Ledger
+from reasoner.budget.prices import NOTHING, Amount, Prices, Rate, check_budget
+from reasoner.jobs.journal import MemoryJournal
+from reasoner.jobs.spec import Budget, JobSpec, Usage
 from reasoner.run import JobOutcome, run_job
-from reasoner.strategies import STRATEGIES
+from reasoner.strategies.registry import STRATEGIES
 from tests.scripted import ScriptedEngine
 
 POLICY, PRM = 700, 1300

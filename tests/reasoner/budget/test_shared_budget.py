@@ -9,14 +9,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.types import EngineUnavailable
-from reasoner.allocator import Ask
-from reasoner.allowance import Granted, Parked, SharedBudget
-from reasoner.budget import Ledger
-from reasoner.jobs import Budget, JobSpec
-from reasoner.journal import MemoryJournal
+from engine.protocol.types import EngineUnavailable
+from reasoner.budget.allocator import Ask
+from reasoner.budget.ledger import Ledger
+from reasoner.jobs.journal import MemoryJournal
+from reasoner.jobs.spec import Budget, JobSpec
 from reasoner.run import JobOutcome, run_job
-from reasoner.strategies import STRATEGIES
+from reasoner.search.grants import Granted, Parked, SharedBudget
+from reasoner.strategies.registry import STRATEGIES
 from tests.scripted import ScriptedEngine
 
 NAMES = sorted(STRATEGIES)

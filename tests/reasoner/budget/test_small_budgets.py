@@ -6,11 +6,11 @@ from collections.abc import Mapping
 
 import pytest
 
-from engine.types import Branch
-from reasoner.jobs import JobSpec
-from reasoner.journal import MemoryJournal
+from engine.protocol.types import Branch
+from reasoner.jobs.journal import MemoryJournal
+from reasoner.jobs.spec import JobSpec
 from reasoner.run import JobOutcome, run_job
-from reasoner.strategies import STRATEGIES
+from reasoner.strategies.registry import STRATEGIES
 from tests.scripted import ANSWER, EOS, SEPARATOR, ScriptedEngine
 
 QUESTION = "how?"

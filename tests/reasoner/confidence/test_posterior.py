@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from reasoner.confidence import beta_cdf, leader_stays
+from reasoner.confidence.posterior import beta_cdf, leader_stays
 
 
 @pytest.mark.parametrize(("first", "second"), [(0, 0), (1, 0), (4, 0), (3, 2), (16, 15), (200, 3), (256, 256)])

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import beta
 
-from reasoner.stopping import Heard, beta_needs, window_needs
+from reasoner.confidence.stopping_rules import Heard, beta_needs, window_needs
 
 Rule = Callable[[Heard, int], int]
 ANSWERS = st.lists(st.sampled_from([0, 0, 0, 1, 1, 2, None]), min_size=1, max_size=40)

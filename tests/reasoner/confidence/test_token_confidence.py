@@ -9,8 +9,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.types import TokenLogprob
-from reasoner.token_confidence import LARGEST, MEASURES, bottom, groups, keeps, lowest, mean, tail, token_confidence
+from engine.protocol.types import TokenLogprob
+from reasoner.confidence.token_confidence import (
+    LARGEST,
+    MEASURES,
+    bottom,
+    groups,
+    keeps,
+    lowest,
+    mean,
+    tail,
+    token_confidence,
+)
 
 VALUES = st.lists(st.floats(0, 30).map(lambda value: round(value, 3)), min_size=1, max_size=60)
 

@@ -11,21 +11,21 @@ from pathlib import Path
 
 import pytest
 
-from engine.types import Completion, EngineUnavailable, GenerateRequest, TokenLogprob
-from reasoner.equivalence import Equivalence
+from engine.protocol.types import Completion, EngineUnavailable, GenerateRequest, TokenLogprob
+from reasoner.answers.equivalence import Equivalence
 from reasoner.evaluation import measure, pool
 from reasoner.evaluation.measure import Setting, evaluate, missing
 from reasoner.evaluation.plan import Case, Plan, Stage, parse_cases, split
 from reasoner.evaluation.pool import NotInPool, Pool, PoolSearch, decide, draws
 from reasoner.evaluation.runs import FILE, DifferentEvaluation, Piece, Run, RunFile, flatten
-from reasoner.jobs import JobSpec, Sampling, Usage
-from reasoner.journal import MemoryJournal
+from reasoner.evaluation.suites.registry import load, open_suite
+from reasoner.evaluation.suites.suite import Suite
+from reasoner.jobs.journal import MemoryJournal
+from reasoner.jobs.spec import JobSpec, Sampling, Usage
 from reasoner.run import open_search, run_job
-from reasoner.search import Search
-from reasoner.strategies import STRATEGIES
+from reasoner.search.search import Search
 from reasoner.strategies.base import Choice, Params, Strategy
-from reasoner.suites import load, open_suite
-from reasoner.suites.opened import Suite
+from reasoner.strategies.registry import STRATEGIES
 from reasoner.tree import Node
 from tests.scripted import CONTEXT, ScriptedEngine
 

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from engine.types import EngineUnavailable
-from reasoner.calibrate import calibrate
-from reasoner.calibration import Calibration, CalibrationError, Curve
-from reasoner.confidence import FEATURES, Evidence
-from reasoner.fitting import (
+from engine.protocol.types import EngineUnavailable
+from reasoner.confidence.calibration import Calibration, CalibrationError, Curve
+from reasoner.confidence.posterior import FEATURES, Evidence
+from reasoner.evaluation.calibrate.calibrate import calibrate
+from reasoner.evaluation.calibrate.fitting import (
     RIDGE,
     TREES,
     VOTES,
@@ -29,8 +29,17 @@ from reasoner.fitting import (
     simulate,
     veiled,
 )
-from reasoner.suites import load
-from reasoner.trials import POOL, Candidate, Trial, TrialFile, key_of, problems_to_fit, stage_name, suite_to_fit
+from reasoner.evaluation.calibrate.trials import (
+    POOL,
+    Candidate,
+    Trial,
+    TrialFile,
+    key_of,
+    problems_to_fit,
+    stage_name,
+    suite_to_fit,
+)
+from reasoner.evaluation.suites.registry import load
 from tests.scripted import ScriptedEngine
 
 FLAT = Curve(constant=0.0, score=0.0, rival_score=0.0, votes=0.0, rival_votes=0.0)

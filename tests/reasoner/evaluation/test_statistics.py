@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from scipy.stats import binomtest
 
-from reasoner.comparisons import Results
+from reasoner.evaluation.comparisons import Results
 from reasoner.evaluation.plan import Case, Plan, parse_cases, split
 from reasoner.evaluation.runs import Run
-from reasoner.statistics import Bootstrap, Curve, Estimate, clustered_wilson, pass_at, wilson
+from reasoner.evaluation.statistics import Bootstrap, Curve, Estimate, clustered_wilson, pass_at, wilson
 
 
 def run(

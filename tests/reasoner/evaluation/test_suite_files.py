@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
-from reasoner.equivalence import Equivalence
-from reasoner.suites import open_suite
-from reasoner.suites.opened import Suite, SuiteError
-from reasoner.suites.problem import Problem
+from reasoner.answers.equivalence import Equivalence
+from reasoner.evaluation.suites.problem import Problem
+from reasoner.evaluation.suites.registry import open_suite
+from reasoner.evaluation.suites.suite import Suite, SuiteError
 
-GSM8K = Path(__file__).parent / "data" / "gsm8k_head.jsonl"
+GSM8K = Path(__file__).parents[1] / "data" / "gsm8k_head.jsonl"
 MATH = {
     "problem": "What is $\\frac{1}{2}+\\frac{1}{4}$?",
     "solution": "Common denominators: $\\frac{2}{4}+\\frac{1}{4}=\\boxed{\\frac{3}{4}}.$",

@@ -8,8 +8,9 @@ from fractions import Fraction
 
 import pytest
 
-from reasoner.suites import SUITES, check, countdown, family, label_steps, load, words
-from reasoner.suites.problem import Problem, split_of
+from reasoner.evaluation.suites import countdown, words
+from reasoner.evaluation.suites.problem import Problem, split_of
+from reasoner.evaluation.suites.registry import SUITES, check, family, label_steps, load
 
 
 def four(numbers: list[int], target: int) -> Problem:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from pydantic import ValidationError
 
-from reasoner.jobs import MAX_PROBLEM_CHARS, JobSpec, Usage
+from reasoner.jobs.spec import MAX_PROBLEM_CHARS, JobSpec, Usage
 
 
 @pytest.mark.parametrize(

@@ -16,8 +16,8 @@ from pathlib import Path
 
 import pytest
 
-from reasoner.sandbox import lock as lock_module
-from reasoner.sandbox.run import Limits, SandboxRefused, Verdict, run_tests
+from reasoner.sandbox import restrict as lock_module
+from reasoner.sandbox.runner import Limits, SandboxRefused, Verdict, run_tests
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the lock is Linux's")
 
@@ -347,9 +347,9 @@ async def test_where_there_is_no_lock_nothing_runs(monkeypatch: pytest.MonkeyPat
     source = Path(lock_module.__file__).with_name("main.py")
     text = source.read_text().replace("Path(__file__).parents[2]", f"{str(source.parents[2])!r}")
     script.write_text(
-        text.replace("_NEEDED_LATER = ", "import reasoner.sandbox.lock as l\nl._ALLOWED.clear()\n_NEEDED_LATER = ")
+        text.replace("_NEEDED_LATER = ", "import reasoner.sandbox.restrict as l\nl._ALLOWED.clear()\n_NEEDED_LATER = ")
     )
-    monkeypatch.setattr("reasoner.sandbox.run._MAIN", script)
+    monkeypatch.setattr("reasoner.sandbox.runner._MAIN", script)
     marker = tmp_path / "ran"
     with pytest.raises(SandboxRefused, match="no filter of system calls"):
         await run_tests(f"open({str(marker)!r}, 'w')", ["assert True"], QUICK)
@@ -362,9 +362,9 @@ async def test_a_filter_that_does_not_hold_is_no_lock(monkeypatch: pytest.Monkey
     script = tmp_path / "main.py"
     source = Path(lock_module.__file__).with_name("main.py")
     text = source.read_text().replace("Path(__file__).parents[2]", f"{str(source.parents[2])!r}")
-    permissive = "import reasoner.sandbox.lock as l\nl._FAIL_WITH_EPERM = l._ALLOW\n_NEEDED_LATER = "
+    permissive = "import reasoner.sandbox.restrict as l\nl._FAIL_WITH_EPERM = l._ALLOW\n_NEEDED_LATER = "
     script.write_text(text.replace("_NEEDED_LATER = ", permissive))
-    monkeypatch.setattr("reasoner.sandbox.run._MAIN", script)
+    monkeypatch.setattr("reasoner.sandbox.runner._MAIN", script)
     with pytest.raises(SandboxRefused, match="can still be opened"):
         await run_tests("", ["assert True"], QUICK)
 
@@ -373,7 +373,7 @@ async def test_an_orphaned_sandbox_ends_by_itself() -> None:
     """The parent is killed while the code sleeps, and nothing is left to wake it."""
     code = "import time\\nwhile True:\\n    time.sleep(1000)"
     script = (
-        "import asyncio\nfrom reasoner.sandbox.run import Limits, run_tests\n"
+        "import asyncio\nfrom reasoner.sandbox.runner import Limits, run_tests\n"
         f"asyncio.run(run_tests('{code}', ['f()'], Limits(1.0)))"
     )
     parent = await asyncio.create_subprocess_exec(sys.executable, "-c", script)

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 
 import pytest
 
-from reasoner.best_so_far import best_so_far
-from reasoner.jobs import JobResult, JobSpec, Usage
-from reasoner.journal import Entry, JobCancelled, MemoryJournal
+from reasoner.jobs.journal import Entry, JobCancelled, MemoryJournal
+from reasoner.jobs.spec import JobResult, JobSpec, Usage
 from reasoner.run import run_job
-from reasoner.strategies import STRATEGIES
+from reasoner.search.best_so_far import best_so_far
+from reasoner.strategies.registry import STRATEGIES
 from tests.scripted import ScriptedEngine
 
 

@@ -8,17 +8,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.types import Branch, EngineUnavailable
-from reasoner import growth
-from reasoner.growth import STRETCH, Seen, Watch
-from reasoner.jobs import JobSpec
-from reasoner.journal import MemoryJournal
-from reasoner.repetition import SPAN
+from engine.protocol.types import Branch, EngineUnavailable
+from reasoner.jobs.journal import MemoryJournal
+from reasoner.jobs.spec import JobSpec
 from reasoner.run import run_job
-from reasoner.search import Search
-from reasoner.strategies import STRATEGIES
+from reasoner.search import branch_runner
+from reasoner.search.branch_runner import STRETCH, Seen, Watch
+from reasoner.search.repetition import SPAN
+from reasoner.search.search import Search
+from reasoner.strategies.registry import STRATEGIES
 from reasoner.tree import Node, Reason, branch_key
-from tests.reasoner.test_stream import Delayed, search_with, shape, tree
+from tests.reasoner.search.test_stream import Delayed, search_with, shape, tree
 from tests.scripted import ScriptedEngine, confidence
 
 NAMES = sorted(STRATEGIES)
@@ -26,7 +26,7 @@ NAMES = sorted(STRATEGIES)
 
 @pytest.fixture
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(growth, "STRETCH", 7)
+    monkeypatch.setattr(branch_runner, "STRETCH", 7)
 
 
 def spec(strategy: str, seed: int, tokens: int | None = None) -> JobSpec:
@@ -44,9 +44,9 @@ async def test_a_branch_asked_for_in_stretches_is_the_branch_asked_for_as_a_whol
 ) -> None:
     for seed in range(5):
         whole, parts = MemoryJournal(), MemoryJournal()
-        monkeypatch.setattr(growth, "STRETCH", 10_000)
+        monkeypatch.setattr(branch_runner, "STRETCH", 10_000)
         first = await run_job(spec(strategy, seed, tokens), ScriptedEngine(), whole)
-        monkeypatch.setattr(growth, "STRETCH", 5)
+        monkeypatch.setattr(branch_runner, "STRETCH", 5)
         engine = Delayed(seed)
         second = await run_job(spec(strategy, seed, tokens), engine, parts)
         asked = [branch.max_tokens for request in engine.requests for branch in request.branches]

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Sequence
 
 import pytest
 
-from engine.types import (
+from engine.protocol.types import (
     Completion,
     Delta,
     EngineError,
@@ -18,10 +18,10 @@ from engine.types import (
     ScoreRequest,
     ScoreResult,
 )
-from reasoner.jobs import JobSpec
-from reasoner.journal import Entry, JobCancelled, LeaseLost, MemoryJournal
+from reasoner.jobs.journal import Entry, JobCancelled, LeaseLost, MemoryJournal
+from reasoner.jobs.spec import JobSpec
 from reasoner.run import run_job
-from reasoner.strategies import STRATEGIES
+from reasoner.strategies.registry import STRATEGIES
 from tests.scripted import ScriptedEngine
 
 
@@ -158,6 +158,6 @@ async def test_an_engine_that_does_not_answer_a_release_holds_no_job_up(monkeypa
         async def release(self, lease: str, tokens: Sequence[int] | None = None) -> None:
             await asyncio.Event().wait()
 
-    monkeypatch.setattr("reasoner.lease.PATIENCE", 0.0)
+    monkeypatch.setattr("reasoner.search.cache_lease.PATIENCE", 0.0)
     outcome = await run_job(spec("beam"), Silent(), MemoryJournal())
     assert outcome.status == "completed"

@@ -13,18 +13,19 @@ from typing import Any
 
 import pytest
 
-from engine.types import InvalidRequest, ScoreRequest, ScoreResult
-from reasoner import equivalence, search
-from reasoner.answer_spec import AnswerSpec
-from reasoner.answers import finder
-from reasoner.answers.finder import AnswerFinder
-from reasoner.budget import GRACE, Ledger
-from reasoner.deadline import within
-from reasoner.jobs import Budget, JobSpec
-from reasoner.journal import MemoryJournal
-from reasoner.patterns import LastMatch
-from reasoner.prices import NOTHING
+from engine.protocol.types import InvalidRequest, ScoreRequest, ScoreResult
+from reasoner.answers import equivalence
+from reasoner.answers.extraction import finder
+from reasoner.answers.extraction.finder import AnswerFinder
+from reasoner.answers.spec import AnswerSpec
+from reasoner.budget.ledger import GRACE, Ledger
+from reasoner.budget.prices import NOTHING
+from reasoner.jobs.journal import MemoryJournal
+from reasoner.jobs.spec import Budget, JobSpec
+from reasoner.regex import LastMatch
 from reasoner.run import JobOutcome, run_job
+from reasoner.search import search
+from reasoner.search.deadline import within
 from reasoner.verifiers import rules
 from tests.scripted import ANSWER, TEXTS, ScriptedEngine
 

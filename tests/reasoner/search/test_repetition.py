@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from reasoner.repetition import HORIZON, LONGEST, POOR, POOR_SPAN, ROUNDS, SPAN, loops
+from reasoner.search.repetition import HORIZON, LONGEST, POOR, POOR_SPAN, ROUNDS, SPAN, loops
 
 
 def tokens(text: str) -> list[int]:

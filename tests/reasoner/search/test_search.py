@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.types import Completion, Delta, EngineUnavailable, GenerateRequest, InvalidRequest
-from reasoner.jobs import JobSpec, Usage
-from reasoner.journal import Entry, JobCancelled, MemoryJournal
-from reasoner.record import ReplayMismatch
+from engine.protocol.types import Completion, Delta, EngineUnavailable, GenerateRequest, InvalidRequest
+from reasoner.jobs.journal import Entry, JobCancelled, MemoryJournal
+from reasoner.jobs.spec import JobSpec, Usage
 from reasoner.run import JobOutcome, run_job
-from reasoner.strategies import STRATEGIES
+from reasoner.search.replay import ReplayMismatch
+from reasoner.strategies.registry import STRATEGIES
 from tests.scripted import ScriptedEngine
 
 NAMES = sorted(STRATEGIES)

@@ -6,13 +6,13 @@ import contextlib
 
 import pytest
 
-from engine.types import EngineUnavailable
-from reasoner.jobs import JobSpec
-from reasoner.journal import MemoryJournal
+from engine.protocol.types import EngineUnavailable
+from reasoner.jobs.journal import MemoryJournal
+from reasoner.jobs.spec import JobSpec
 from reasoner.run import JobOutcome, run_job
-from reasoner.strategies import STRATEGIES
+from reasoner.strategies.registry import STRATEGIES
 from tests.planned import Planned, PlannedEngine
-from tests.reasoner.test_small_budgets import LENGTH, Paced
+from tests.reasoner.budget.test_small_budgets import LENGTH, Paced
 from tests.scripted import ScriptedEngine
 
 NAMES = sorted(set(STRATEGIES) - {"greedy", "revise", "budget_forcing"})

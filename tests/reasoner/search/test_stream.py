@@ -11,14 +11,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.types import Completion, Delta, EngineUnavailable, GenerateRequest
-from reasoner.jobs import JobSpec
-from reasoner.journal import Entry, JobCancelled, MemoryJournal
-from reasoner.lease import CacheLease
-from reasoner.prices import Amount
+from engine.protocol.types import Completion, Delta, EngineUnavailable, GenerateRequest
+from reasoner.budget.prices import Amount
+from reasoner.jobs.journal import Entry, JobCancelled, MemoryJournal
+from reasoner.jobs.spec import JobSpec
 from reasoner.run import run_job
-from reasoner.search import Models, Search
-from reasoner.strategies import STRATEGIES
+from reasoner.search.cache_lease import CacheLease
+from reasoner.search.search import Models, Search
+from reasoner.strategies.registry import STRATEGIES
 from reasoner.tree import Node
 from tests.scripted import ScriptedEngine
 

@@ -14,14 +14,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.types import EngineUnavailable, ModelInfo
-from reasoner.calibration import Calibration, CalibrationError, Curve, read_calibration, shipped_calibration
-from reasoner.confidence import Evidence, features, leader_stays, log_odds
-from reasoner.jobs import JobSpec
-from reasoner.journal import MemoryJournal
-from reasoner.record import ReplayMismatch
+from engine.protocol.types import EngineUnavailable, ModelInfo
+from reasoner.confidence.calibration import Calibration, CalibrationError, Curve, read_calibration, shipped_calibration
+from reasoner.confidence.posterior import Evidence, features, leader_stays, log_odds
+from reasoner.jobs.journal import MemoryJournal
+from reasoner.jobs.spec import JobSpec
 from reasoner.run import JobOutcome, run_job
-from reasoner.strategies.best_first import HOPE, ROOT, index, pick
+from reasoner.search.replay import ReplayMismatch
+from reasoner.strategies.tree.best_first import HOPE, ROOT, index, pick
 from reasoner.tree import Node
 from tests.scripted import ScriptedEngine
 
@@ -263,7 +263,7 @@ def test_the_shipped_table_is_valid_and_was_fitted_for_what_ships_with_it() -> N
     from engine.fingerprint import fingerprint
 
     table = shipped_calibration()
-    folder = Path(__file__).parents[2] / "reasoner" / "bundled"
+    folder = Path(__file__).parents[3] / "reasoner" / "bundled"
     assert table.policy.fingerprint == fingerprint(folder / "policy")
     assert table.verifier.fingerprint == fingerprint(folder / "prm")
 

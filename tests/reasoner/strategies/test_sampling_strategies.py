@@ -11,13 +11,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.types import EngineUnavailable, InvalidRequest, ModelInfo
-from reasoner.jobs import JobSpec
-from reasoner.journal import MemoryJournal
+from engine.protocol.types import EngineUnavailable, InvalidRequest, ModelInfo
+from reasoner.jobs.journal import MemoryJournal
+from reasoner.jobs.spec import JobSpec
 from reasoner.run import JobOutcome, run_job
-from reasoner.strategies.deepconf import lacking
+from reasoner.strategies.sampling.deepconf import lacking
 from reasoner.tree import branch_key
-from tests.reasoner.test_stream import Delayed, tree
+from tests.reasoner.search.test_stream import Delayed, tree
 from tests.scripted import ScriptedEngine
 
 VARIANTS: list[dict[str, Any]] = [

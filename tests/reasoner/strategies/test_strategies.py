@@ -6,10 +6,10 @@ from collections import Counter, defaultdict
 
 import pytest
 
-from reasoner.jobs import JobSpec
-from reasoner.journal import MemoryJournal
+from reasoner.jobs.journal import MemoryJournal
+from reasoner.jobs.spec import JobSpec
 from reasoner.run import JobOutcome, run_job
-from reasoner.strategies import STRATEGIES, resolve, schemas
+from reasoner.strategies.registry import STRATEGIES, resolve, schemas
 from tests.scripted import ScriptedEngine
 
 SEEDS = range(12)

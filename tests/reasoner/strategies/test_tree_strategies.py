@@ -11,12 +11,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from reasoner.jobs import JobSpec
-from reasoner.journal import MemoryJournal
+from reasoner.jobs.journal import MemoryJournal
+from reasoner.jobs.spec import JobSpec
 from reasoner.run import JobOutcome, run_job
-from reasoner.strategies.mcts import Place, Scale
-from reasoner.strategies.particle import odds, systematic
-from reasoner.strategies.rebase import balanced
+from reasoner.strategies.tree.mcts import Place, Scale
+from reasoner.strategies.tree.particle import odds, systematic
+from reasoner.strategies.tree.rebase import balanced
 from reasoner.tree import Node
 from tests.planned import Path, Planned, PlannedEngine
 

@@ -14,18 +14,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from engine.types import InvalidRequest, ModelInfo
-from reasoner import equivalence, patterns
+from engine.protocol.types import InvalidRequest, ModelInfo
+from reasoner import regex
+from reasoner.answers import equivalence
+from reasoner.answers.equivalence import Equivalence
 from reasoner.answers.plain import number_of as number
-from reasoner.budget import Ledger
-from reasoner.equivalence import Equivalence
-from reasoner.jobs import Budget, JobSpec
-from reasoner.journal import MemoryJournal
+from reasoner.budget.ledger import Ledger
+from reasoner.jobs.journal import MemoryJournal
+from reasoner.jobs.spec import Budget, JobSpec
 from reasoner.run import JobOutcome, run_job
-from reasoner.sandbox.run import SandboxRefused
+from reasoner.sandbox.runner import SandboxRefused
 from reasoner.tree import Node
-from reasoner.verifiers import open_scorer, rules
-from reasoner.verifiers.base import Surroundings
+from reasoner.verifiers import rules
+from reasoner.verifiers.context import Surroundings
+from reasoner.verifiers.registry import open_scorer
 from tests.scripted import ANSWER, TEXTS, ScriptedEngine
 
 
@@ -85,7 +87,7 @@ async def test_math_is_equivalence_to_the_expected_expression(monkeypatch: pytes
 
 
 async def test_a_pattern_matches_the_whole_answer_in_bounded_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(patterns, "PATIENCE", 0.1)
+    monkeypatch.setattr(regex, "PATIENCE", 0.1)
     assert await scores({"kind": "regex", "pattern": "a+b?"}, ["aab", "b", "aabc", "xaab"]) == [1.0, 0.0, 0.0, 0.0]
     assert await scores({"kind": "regex", "pattern": "(x+x+)+y"}, ["x" * 5000]) == [0.0]
 

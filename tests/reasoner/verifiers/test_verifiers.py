@@ -11,12 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from engine.types import EngineError, InvalidRequest, ModelInfo, ScoreRequest, ScoreResult
-from reasoner.jobs import JobSpec
-from reasoner.journal import MemoryJournal
-from reasoner.lease import CacheLease
+from engine.protocol.types import EngineError, InvalidRequest, ModelInfo, ScoreRequest, ScoreResult
+from reasoner.jobs.journal import MemoryJournal
+from reasoner.jobs.spec import JobSpec
 from reasoner.run import JobOutcome, run_job
-from reasoner.search import Models, Search
+from reasoner.search.cache_lease import CacheLease
+from reasoner.search.search import Models, Search
 from tests.scripted import ScriptedEngine
 
 JUDGE = {"kind": "judge"}

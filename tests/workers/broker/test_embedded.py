@@ -13,10 +13,10 @@ import pytest
 import redis
 
 from tests.chaos.processes import alive, until
-from workers.embedded import EmbeddedBroker, broker_url, find_server, socket_path
-from workers.messages import celery_url
-from workers.processes import StartError
-from workers.settings import load_settings
+from workers.broker.embedded import EmbeddedBroker, broker_url, find_server, socket_path
+from workers.broker.processes import StartError
+from workers.broker.wakeups import celery_url
+from workers.config.settings import load_settings
 
 
 def test_what_was_written_survives_a_restart_and_only_the_data_stays(tmp_path: Path) -> None:
@@ -66,7 +66,7 @@ def test_a_long_path_gets_a_short_socket(tmp_path: Path) -> None:
 
 def test_it_dies_with_a_parent_that_is_killed(tmp_path: Path) -> None:
     program = (
-        "import sys, threading; from pathlib import Path; from workers.embedded import EmbeddedBroker\n"
+        "import sys, threading; from pathlib import Path; from workers.broker.embedded import EmbeddedBroker\n"
         "broker = EmbeddedBroker(Path(sys.argv[1])); broker.start(); print(broker.process.pid, flush=True)\n"
         "threading.Event().wait()"
     )

@@ -12,7 +12,7 @@ import pytest
 SCRIPT = """
 import os, signal, sys
 from pathlib import Path
-from workers.processes import spawn, stop
+from workers.broker.processes import spawn, stop
 
 def leave(number, _):
     raise SystemExit(40)
@@ -36,5 +36,5 @@ finally:
 @pytest.mark.parametrize("moment", ["before", "after_in_parent"])
 def test_a_signal_in_the_middle_of_a_fork_takes_effect(number: int, moment: str, tmp_path: Path) -> None:
     command = [sys.executable, "-c", SCRIPT, str(number), moment, str(tmp_path / "log")]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=Path(__file__).parents[2])
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=Path(__file__).parents[3])
     assert (ended.returncode, ended.stderr) == (40, "")

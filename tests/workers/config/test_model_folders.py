@@ -11,14 +11,14 @@ from typing import Any
 
 import pytest
 
-from api.serve import run_engine
-from api.supervisor import Supervisor, free_port
-from engine.text_model import TextModel
-from engine.tokenizer import Tokenizer
+from api.roles.serve import run_engine
+from api.roles.supervisor import Supervisor, free_port
+from engine.client.local_tokenizer import TextModel
+from engine.text.tokenizer import Tokenizer
 from tests.prm.checkpoints import FORMATS, save_checkpoint
-from workers.model_folders import check_models
-from workers.setting_values import ConfigError, model_folder
-from workers.settings import load_settings
+from workers.config.model_folders import check_models
+from workers.config.settings import load_settings
+from workers.config.types import ConfigError, model_folder
 
 
 def copy_of(name: str, folder: Path) -> Path:
@@ -124,7 +124,7 @@ def test_every_command_that_resolves_models_refuses_them_in_one_line(role: str, 
     edit(policy / "tokenizer_config.json", chat_template=None)
     arguments = {"solve": ["solve", "1 + 1?"], "eval": ["eval", "words", "--strategy", "greedy", "--limit", "1"]}
     run = subprocess.run(
-        [sys.executable, "-m", "api.cli", *arguments.get(role, [role])],
+        [sys.executable, "-m", "api.cli.main", *arguments.get(role, [role])],
         capture_output=True,
         text=True,
         timeout=60,
@@ -149,6 +149,6 @@ def test_nothing_is_started_with_such_a_model(prm: Path, tmp_path: Path, monkeyp
     with pytest.raises(ConfigError, match="prm"), Supervisor(settings, log_dir=tmp_path / "logs"):
         pass
     assert not (tmp_path / "data").exists()
-    monkeypatch.setattr("api.serve.os.execv", lambda *_: pytest.fail("it was started"))
+    monkeypatch.setattr("api.roles.serve.os.execv", lambda *_: pytest.fail("it was started"))
     with pytest.raises(ConfigError, match="prm"):
         run_engine(settings)

@@ -17,15 +17,15 @@ import redis
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from reasoner.jobs import JobResult, Usage
-from reasoner.journal import Entry
-from tests.workers.test_store import SPEC, claim
-from workers import store as store_module
-from workers.batches import BatchStore
-from workers.limits import Limits, LimitsTable, Quota, QuotaExceeded
-from workers.setting_values import ConfigError
-from workers.settings import load_settings
-from workers.store import JobStore
+from reasoner.jobs.journal import Entry
+from reasoner.jobs.spec import JobResult, Usage
+from tests.workers.store.test_jobs import SPEC, claim
+from workers.config.rate_limits import Limits, LimitsTable, Quota, QuotaExceeded
+from workers.config.settings import load_settings
+from workers.config.types import ConfigError
+from workers.store import jobs as store_module
+from workers.store.batches import BatchStore
+from workers.store.jobs import JobStore
 
 RESULT = JobResult(answer=None, text=None, confidence=None, finish_reason="no_answer", node=None)
 DAY = 86_400

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from workers.live import LOOK_SECONDS, LiveSettings
-from workers.settings import LIVE, Settings, load_settings
+from workers.config.reload import LOOK_SECONDS, LiveSettings
+from workers.config.settings import LIVE, Settings, load_settings
 
 PRICES = "[prices.policy]\nprompt = {}\n"
 

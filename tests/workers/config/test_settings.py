@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from workers.setting_values import ConfigError, is_loopback, model_folder, served_name
-from workers.settings import Settings, load_settings
+from workers.config.settings import Settings, load_settings
+from workers.config.types import ConfigError, is_loopback, model_folder, served_name
 
 
 @pytest.fixture(autouse=True)

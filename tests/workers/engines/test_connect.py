@@ -6,18 +6,18 @@ from typing import get_args
 
 import pytest
 
-from api.supervisor import engine_command
-from engine.fleet import FleetEngine, first
-from engine.health import Health
-from engine.routed import RoutedEngine
-from prm.formats import FORMATS, FormatName
-from reasoner.jobs import JobSpec
-from reasoner.journal import MemoryJournal
+from api.roles.supervisor import engine_command
+from engine.client.health import Health
+from engine.client.replicas import FleetEngine, first
+from engine.client.router import RoutedEngine
+from prm.formats.registry import FORMATS, FormatName
+from reasoner.jobs.journal import MemoryJournal
+from reasoner.jobs.spec import JobSpec
 from reasoner.run import run_job
 from tests.scripted import ScriptedEngine
-from workers.engines import connect, engine_name
-from workers.setting_values import ConfigError
-from workers.settings import DEFAULT_ENGINE_URL, load_settings
+from workers.config.settings import DEFAULT_ENGINE_URL, load_settings
+from workers.config.types import ConfigError
+from workers.engines.connect import connect, engine_name
 
 
 async def test_without_an_address_of_its_own_the_verifier_is_the_engines() -> None:

@@ -11,21 +11,21 @@ from typing import Any
 import httpx
 import pytest
 
-from engine.core import CoreOptions
-from engine.limits import check_score
-from engine.local import LocalEngine
-from engine.types import Branch, EngineClient, EngineError, ModelInfo, ScoreItem
-from reasoner.jobs import JobSpec
+from engine.core.engine_core import CoreOptions
+from engine.core.local_engine import LocalEngine
+from engine.protocol.request_checks import check_score
+from engine.protocol.types import Branch, EngineClient, EngineError, ModelInfo, ScoreItem
+from reasoner.jobs.spec import JobSpec
 from reasoner.run import run_job
-from reasoner.strategies import STRATEGIES
+from reasoner.strategies.registry import STRATEGIES
+from tests.engine.client.test_openai_compatible import chunks, collect, piece, scripted
 from tests.engine.helpers import generate, score
-from tests.engine.test_foreign_servers import chunks, collect, piece, scripted
 from tests.scripted import ScriptedEngine
-from workers.execution import execute
-from workers.store import JobStore
-from workers.tenants import TenantEngine, salt_of
+from workers.engines.tenant_isolation import TenantEngine, salt_of
+from workers.execution.execute import execute
+from workers.store.jobs import JobStore
 
-BUNDLED = Path(__file__).parents[2] / "reasoner" / "bundled"
+BUNDLED = Path(__file__).parents[3] / "reasoner" / "bundled"
 PRM, JUDGE = {"kind": "prm", "model": "prm"}, {"kind": "judge", "model": "policy"}
 ENDED = ("completed", "incomplete")
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from workers.engine_watch import REST_SECONDS, EngineWatch
-from workers.store import JobStore
+from workers.engines.watch import REST_SECONDS, EngineWatch
+from workers.store.jobs import JobStore
 
 SPEC = {"problem": "?", "priority": "interactive", "budget": {"tokens": 10}}
 

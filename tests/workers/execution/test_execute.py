@@ -11,16 +11,16 @@ import redis
 import structlog
 from structlog.testing import capture_logs
 
-from engine.types import EngineClient, EngineError, EngineUnavailable, InvalidRequest
-from reasoner.allocator import Ask
-from reasoner.allowance import Parked
-from reasoner.jobs import JobResult, JobSpec, Usage
-from reasoner.journal import Entry, JobCancelled, Journal
+from engine.protocol.types import EngineClient, EngineError, EngineUnavailable, InvalidRequest
+from reasoner.budget.allocator import Ask
+from reasoner.jobs.journal import Entry, JobCancelled, Journal
+from reasoner.jobs.spec import JobResult, JobSpec, Usage
 from reasoner.run import JobOutcome
+from reasoner.search.grants import Parked
 from tests.scripted import ScriptedEngine
-from workers.batches import BatchStore
-from workers.execution import RunJob, execute
-from workers.store import JobStore
+from workers.execution.execute import RunJob, execute
+from workers.store.batches import BatchStore
+from workers.store.jobs import JobStore
 
 SPEC = JobSpec(problem="1 + 1?", model="policy", seed=1).model_dump()
 OUTCOME = JobOutcome(

@@ -9,16 +9,16 @@ from typing import Any
 import pytest
 import redis
 
-from engine.types import EngineClient
-from reasoner.jobs import JobSpec
-from reasoner.journal import Journal
+from engine.protocol.types import EngineClient
+from reasoner.jobs.journal import Journal
+from reasoner.jobs.spec import JobSpec
 from reasoner.run import JobOutcome
 from tests.scripted import ScriptedEngine
-from tests.workers.test_execution import OUTCOME
-from tests.workers.test_execution import SPEC as REAL_SPEC
-from tests.workers.test_store import claim, entry, expire, submit
-from workers.execution import execute
-from workers.store import JobStore
+from tests.workers.execution.test_execute import OUTCOME
+from tests.workers.execution.test_execute import SPEC as REAL_SPEC
+from tests.workers.store.test_jobs import claim, entry, expire, submit
+from workers.execution.execute import execute
+from workers.store.jobs import JobStore
 
 LEASE = 3.0
 
@@ -127,7 +127,7 @@ async def test_a_worker_that_loses_its_broker_for_long_hands_the_job_back_when_i
         return OUTCOME
 
     monkeypatch.setattr(store, "script", unreliable)
-    monkeypatch.setattr("workers.execution.BROKER_RETRY_SECONDS", 0.01)
+    monkeypatch.setattr("workers.execution.execute.BROKER_RETRY_SECONDS", 0.01)
     job, _ = await store.submit(REAL_SPEC, owner="local", queue_cap=10)
     async with asyncio.timeout(20):
         await execute(

@@ -16,8 +16,8 @@ INT, TERM, HUP = signal.SIGINT, signal.SIGTERM, signal.SIGHUP
 PRELUDE = """
 import asyncio, os, select, signal, sys, time
 from pathlib import Path
-from workers.interrupts import interruptible, is_forced, run, uninterrupted
-from workers.processes import spawn, stop
+from workers.execution.shutdown import interruptible, is_forced, run, uninterrupted
+from workers.broker.processes import spawn, stop
 for number in (signal.SIGINT, signal.SIGHUP):
     signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
 def say(word):
@@ -147,7 +147,7 @@ def running(script: str, *arguments: object) -> Iterator[Running]:
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         text=True,
-        cwd=Path(__file__).parents[2],
+        cwd=Path(__file__).parents[3],
     ) as process:
         try:
             yield Running(process)

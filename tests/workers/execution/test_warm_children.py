@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 from celery.signals import worker_init, worker_shutdown
 
-from reasoner.equivalence import POOL
+from reasoner.answers.equivalence import POOL
 from tests.children import no_children
-from workers.settings import load_settings
-from workers.tasks import make_worker
+from workers.config.settings import load_settings
+from workers.execution.tasks import make_worker
 
 __all__ = ["no_children"]
 

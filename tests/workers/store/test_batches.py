@@ -1,4 +1,4 @@
-"""Batches in the store: the shared budget is handed out by the same rule as ``reasoner.allocator.Pool``."""
+"""Batches in the store: the shared budget is handed out by the same rule as ``reasoner.budget.allocator.Pool``."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from typing import Any
 import pytest
 import redis
 
-from engine.types import EngineClient
-from reasoner.allocator import WIDTH, Ask, Pool
-from reasoner.jobs import JobResult, JobSpec, Usage
-from reasoner.journal import Entry, JobCancelled, Journal, LeaseLost
+from engine.protocol.types import EngineClient
+from reasoner.budget.allocator import WIDTH, Ask, Pool
+from reasoner.jobs.journal import Entry, JobCancelled, Journal, LeaseLost
+from reasoner.jobs.spec import JobResult, JobSpec, Usage
 from reasoner.run import JobOutcome, run_job
 from tests.scripted import ScriptedEngine
-from tests.workers.test_store import expire, solution
-from workers.batches import BatchStore, NoSuchBatch
-from workers.execution import RunJob, execute
-from workers.store import Claim, IdempotencyConflict, JobActive, JobStore, QueueFull
+from tests.workers.store.test_jobs import expire, solution
+from workers.execution.execute import RunJob, execute
+from workers.store.batches import BatchStore, NoSuchBatch
+from workers.store.jobs import Claim, IdempotencyConflict, JobActive, JobStore, QueueFull
 
 SPEC: dict[str, Any] = {"problem": "1 + 1?", "strategy": {"name": "greedy"}, "seed": 7, "priority": "batch"}
 RESULT = JobResult(answer="2", text="\\boxed{2}", confidence=None, finish_reason="answer", node="0")

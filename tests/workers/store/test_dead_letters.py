@@ -8,16 +8,16 @@ from collections.abc import Sequence
 import pytest
 import redis
 
-from engine.types import EngineClient
-from reasoner.jobs import JobError, JobSpec
-from reasoner.journal import Entry, Journal, MemoryJournal
+from engine.protocol.types import EngineClient
+from reasoner.jobs.journal import Entry, Journal, MemoryJournal
+from reasoner.jobs.spec import JobError, JobSpec
 from reasoner.run import JobOutcome, run_job
 from tests.scripted import ScriptedEngine
-from tests.workers.test_batches import submit as submit_batch
-from tests.workers.test_store import RESULT, claim, entry, expire, submit, types
-from workers.batches import BatchStore
-from workers.execution import execute
-from workers.store import DEAD, Claim, JobStore, NoSuchJob, NotRetryable, QueueFull
+from tests.workers.store.test_batches import submit as submit_batch
+from tests.workers.store.test_jobs import RESULT, claim, entry, expire, submit, types
+from workers.execution.execute import execute
+from workers.store.batches import BatchStore
+from workers.store.jobs import DEAD, Claim, JobStore, NoSuchJob, NotRetryable, QueueFull
 
 
 async def give_up(store: JobStore, url: str, job_id: str, *, wrote: int = 2) -> None:

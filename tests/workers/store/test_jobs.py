@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import redis
 
-from reasoner.jobs import JobError, JobResult, Usage
-from reasoner.journal import Entry
-from workers.store import Claim, IdempotencyConflict, JobActive, JobStore, NoSuchJob, QueueFull
+from reasoner.jobs.journal import Entry
+from reasoner.jobs.spec import JobError, JobResult, Usage
+from workers.store.jobs import Claim, IdempotencyConflict, JobActive, JobStore, NoSuchJob, QueueFull
 
 SPEC: dict[str, Any] = {"problem": "1 + 1?", "strategy": {"name": "greedy"}, "seed": 7, "priority": "interactive"}
 RESULT = JobResult(answer="2", text="\\boxed{2}", confidence=None, finish_reason="answer", node="0")

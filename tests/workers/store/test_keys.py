@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import hashlib
 
-from workers.keys import KeySpec, KeyStore, stored_keys
-from workers.store import JobStore
+from workers.store.jobs import JobStore
+from workers.store.keys import KeySpec, KeyStore, stored_keys
 
 
 async def test_a_key_is_found_by_its_secret_alone(store: JobStore) -> None:

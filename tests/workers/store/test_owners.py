@@ -6,10 +6,10 @@ import random
 
 import pytest
 
-from tests.workers.test_batches import submit as submit_batch
-from tests.workers.test_store import SPEC, claim, submit
-from workers.batches import BatchStore, NoSuchBatch
-from workers.store import IdempotencyConflict, JobStore, NoSuchJob
+from tests.workers.store.test_batches import submit as submit_batch
+from tests.workers.store.test_jobs import SPEC, claim, submit
+from workers.store.batches import BatchStore, NoSuchBatch
+from workers.store.jobs import IdempotencyConflict, JobStore, NoSuchJob
 
 OWNERS = ("ann", "bob", "cem")
 

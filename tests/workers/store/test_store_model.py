@@ -12,11 +12,11 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
-from reasoner.jobs import TERMINAL, JobResult, Usage
-from reasoner.journal import Entry
-from tests.workers.test_outages import pass_time
-from tests.workers.test_store import SPEC, expire
-from workers.store import Claim, JobStore
+from reasoner.jobs.journal import Entry
+from reasoner.jobs.spec import TERMINAL, JobResult, Usage
+from tests.workers.execution.test_outages import pass_time
+from tests.workers.store.test_jobs import SPEC, expire
+from workers.store.jobs import Claim, JobStore
 
 RESULT = JobResult(answer=None, text=None, confidence=None, finish_reason="no_answer", node=None)
 MAX_ATTEMPTS = 2

@@ -13,16 +13,16 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import StatusCode
 
-from engine.types import Branch, EngineUnavailable, GenerateRequest
+from engine.protocol.types import Branch, EngineUnavailable, GenerateRequest
 from reasoner.run import run_job
 from tests.scripted import ScriptedEngine
 from tests.workers.collector import Collector
-from workers import tracing
-from workers.execution import execute
-from workers.origin import ORIGIN, Origin
-from workers.setting_values import ConfigError
-from workers.settings import load_settings
-from workers.store import JobStore
+from workers.config.settings import load_settings
+from workers.config.types import ConfigError
+from workers.execution.execute import execute
+from workers.store.jobs import JobStore
+from workers.store.request_origin import ORIGIN, Origin
+from workers.telemetry import tracing
 
 SPEC = {
     "problem": "the quick brown problem",
@@ -120,7 +120,7 @@ def test_a_place_in_a_trace_that_makes_no_sense_begins_a_new_one(spans: InMemory
 def test_what_is_left_when_a_process_ends_reaches_the_collector() -> None:
     with Collector() as collector:
         program = (
-            "import sys; from workers import tracing; from workers.settings import load_settings\n"
+            "import sys; from workers import tracing; from workers.config.settings import load_settings\n"
             "tracing.start_tracing(load_settings(otlp_url=sys.argv[1]), 'worker')\n"
             "with tracing.span('job', 'consumer', {}): pass"
         )
@@ -133,7 +133,8 @@ def test_without_a_collector_nothing_of_the_extra_is_imported_nor_needed(install
     # FastAPI brings OpenTelemetry's interface along, redis-py the metrics if they are there: what is ours are spans.
     program = (
         f"import sys; sys.modules.update({{}} if {installed} else {{'opentelemetry.sdk': None}})\n"
-        "import api.serve; from workers.tracing import start_tracing; from workers.settings import load_settings\n"
+        "import api.roles.serve; from workers.telemetry.tracing import start_tracing\n"
+        "from workers.config.settings import load_settings\n"
         "start_tracing(load_settings(), 'api')\n"
         "parts = ('opentelemetry.sdk.trace', 'opentelemetry.exporter')\n"
         "print([name for name in sys.modules if name.startswith(parts)])"

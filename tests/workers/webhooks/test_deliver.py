@@ -22,14 +22,14 @@ from typing import Any
 import pytest
 import redis
 
-from reasoner.jobs import JobError
-from tests.workers.test_store import RESULT, SPEC, claim, expire
-from workers import outbound
-from workers.outbound import ForbiddenAddress, SendFailed, check_address, post
-from workers.setting_values import ConfigError, webhook_secret_bytes
-from workers.settings import Settings, load_settings
-from workers.store import JobStore
-from workers.webhooks import PAUSES, deliver, signature
+from reasoner.jobs.spec import JobError
+from tests.workers.store.test_jobs import RESULT, SPEC, claim, expire
+from workers.config.settings import Settings, load_settings
+from workers.config.types import ConfigError, webhook_secret_bytes
+from workers.store.jobs import JobStore
+from workers.webhooks import http
+from workers.webhooks.deliver import PAUSES, deliver, signature
+from workers.webhooks.http import ForbiddenAddress, SendFailed, check_address, post
 
 KEY = bytes(range(32))
 SECRET = "whsec_" + base64.b64encode(KEY).decode()
@@ -397,7 +397,7 @@ async def test_the_certificate_must_be_of_the_name_although_an_address_is_called
 
 
 async def test_who_never_answers_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(outbound, "TIMEOUT_SECONDS", 0.2)
+    monkeypatch.setattr(http, "TIMEOUT_SECONDS", 0.2)
     with socket.socket() as silent:
         silent.bind(("127.0.0.1", 0))
         silent.listen()

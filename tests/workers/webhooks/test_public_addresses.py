@@ -6,7 +6,7 @@ import ipaddress
 
 import pytest
 
-from workers.outbound import ForbiddenAddress, check_address, check_public
+from workers.webhooks.http import ForbiddenAddress, check_address, check_public
 
 # https://www.iana.org/assignments/iana-ipv4-special-registry and iana-ipv6-special-registry: each block, whether it is
 # globally reachable (None: "N/A"), and what it is for.

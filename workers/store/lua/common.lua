@@ -165,7 +165,7 @@ local function tell_at(id, time)
   redis.call('ZADD', WEBHOOKS, ms(time), id)
 end
 
--- Hands the pool of a batch out: the rule of reasoner.allocator.Pool. Grants wake their jobs.
+-- Hands the pool of a batch out: the rule of reasoner.budget.allocator.Pool. Grants wake their jobs.
 local function deal(batch)
   local key = batch_key(batch)
   while true do

@@ -14,10 +14,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.sequence import GenerateSequence
-from engine.speculation.adaptive import AdaptiveController
-from engine.speculation.controller import Controller, FixedController, Outcome
-from engine.speculation.draft import Draft, Wish
+from engine.scheduler.sequence import GenerateSequence
+from engine.speculation.control.adaptive import AdaptiveController
+from engine.speculation.control.controller import Controller, FixedController, Outcome
+from engine.speculation.drafter import Draft, Wish
 from tests.engine.speculation.simulation import (
     Branch,
     Simulation,

@@ -11,15 +11,15 @@ from typing import ClassVar
 import pytest
 from torch import Tensor
 
-from engine.attention import Attend
-from engine.core import CoreOptions
+from engine.attention.layer import Attend
+from engine.core.engine_core import CoreOptions
+from engine.models.interface import Batch, Model
 from engine.models.load import load_model
-from engine.models.model import Batch, Model
-from engine.sequence import GenerateSequence, Job
-from engine.speculation.controller import FixedController
-from engine.speculation.draft import EMPTY, Draft, Wish
-from engine.speculation.draft_model import DraftModel
-from engine.types import Branch, Completion, GenerateRequest
+from engine.protocol.types import Branch, Completion, GenerateRequest
+from engine.scheduler.sequence import GenerateSequence, Job
+from engine.speculation.control.controller import FixedController
+from engine.speculation.drafter import EMPTY, Draft, Wish
+from engine.speculation.drafters.draft_model import DraftModel
 from tests.engine.conftest import Checkpoints
 from tests.engine.exact import float32_loss
 from tests.engine.helpers import SMALL, Harness, generate
@@ -121,7 +121,7 @@ def plain(folder: Path, asked: Sequence[GenerateRequest], options: CoreOptions =
 
 @pytest.fixture
 def _all_noise(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("engine.speculation.guess.NOISE", 1.0)
+    monkeypatch.setattr("engine.speculation.drafters.proposal.NOISE", 1.0)
 
 
 def requests(law: dict[str, object], namespace: str | None = None) -> list[GenerateRequest]:

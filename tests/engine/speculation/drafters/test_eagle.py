@@ -15,14 +15,14 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from engine.core import CoreOptions
+from engine.core.engine_core import CoreOptions
 from engine.device import KV_DTYPES
-from engine.sequence import GenerateSequence
-from engine.speculation import eagle, grow
-from engine.speculation.controller import FixedController
-from engine.speculation.draft import EMPTY, Draft
-from engine.speculation.eagle import load_eagle
-from engine.types import Branch, EngineError
+from engine.protocol.types import Branch, EngineError
+from engine.scheduler.sequence import GenerateSequence
+from engine.speculation.control.controller import FixedController
+from engine.speculation.drafter import EMPTY, Draft
+from engine.speculation.drafters import eagle, tree_draft
+from engine.speculation.drafters.eagle import load_eagle
 from tests.engine.conftest import Checkpoints
 from tests.engine.helpers import SMALL, Harness, generate
 from tests.engine.speculation.heads import (
@@ -101,7 +101,7 @@ class Reference:
 @pytest.fixture(autouse=True)
 def _everything_is_followed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Guesses of random weights are worth little."""
-    monkeypatch.setattr(grow, "FLOOR", 0.0)
+    monkeypatch.setattr(tree_draft, "FLOOR", 0.0)
 
 
 def check_guesses(folder: Path, tensors: dict[str, Tensor], made: Sequence[Asked]) -> None:
@@ -187,7 +187,7 @@ def test_branches_that_share_pages_are_answered_exactly(
 def test_what_is_hardly_worth_it_or_ends_the_branch_is_not_followed(
     checkpoints: Checkpoints, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(grow, "FLOOR", 0.3)
+    monkeypatch.setattr(tree_draft, "FLOOR", 0.3)
     harness, recorder = guessing(checkpoints("qwen3"), save_head(tmp_path, *eagle_parts()), SHAPES["chain"])
     # A law of few tokens, one of which ends the branch.
     law = {"logit_bias": tuple((token, 60.0) for token in (5, 17, 41, 90)), "stop_token_ids": (41,), "min_tokens": 4}

@@ -10,16 +10,16 @@ from pathlib import Path
 import pytest
 import torch
 
-from engine.core import CoreOptions
+from engine.core.engine_core import CoreOptions
 from engine.models.load import load_model
-from engine.sequence import GenerateSequence
-from engine.speculation import chain, draft_model
-from engine.speculation.chain import Chains, Start
-from engine.speculation.controller import FixedController
-from engine.speculation.draft_model import DraftModel
-from engine.speculation.guess import Guesses
-from engine.support import Floats, Ints
-from engine.types import GenerateRequest
+from engine.protocol.types import GenerateRequest
+from engine.sampling.truncation import Floats, Ints
+from engine.scheduler.sequence import GenerateSequence
+from engine.speculation.control.controller import FixedController
+from engine.speculation.drafters import draft_model, fused_chain
+from engine.speculation.drafters.draft_model import DraftModel
+from engine.speculation.drafters.fused_chain import Chains, Start
+from engine.speculation.drafters.proposal import Guesses
 from kernels.cpu.availability import AVAILABLE
 from tests.engine.conftest import Checkpoints
 from tests.engine.exact import float32_loss
@@ -144,7 +144,7 @@ def test_a_chain_over_keys_of_8_bits_is_the_one_that_grows_level_by_level(
 def test_the_target_as_its_own_draft_is_always_right_in_one_call(
     checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch, page_size: int, threads: int
 ) -> None:
-    monkeypatch.setattr("engine.speculation.guess.NOISE", 1.0)
+    monkeypatch.setattr("engine.speculation.drafters.proposal.NOISE", 1.0)
     counted = Counted(monkeypatch)
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
@@ -181,7 +181,7 @@ def test_models_that_are_more_than_kernels_grow_level_by_level(
 
 
 def test_shapes_that_come_and_go_are_not_all_kept(checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chain, "_SHAPES", 3)
+    monkeypatch.setattr(fused_chain, "_SHAPES", 3)
     counted = Counted(monkeypatch)
     made = drafts(checkpoints("qwen3"), checkpoints("qwen3"), requests("plain", length=40), (5, 5), SMALL)
     assert sum(len(one.draft) for one in made) > 100

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from engine.speculation.heads import product, readout
+from engine.speculation.drafters.head_config import product, readout
 from kernels.linear.fp32 import Linear
 from tests.closeness import EPS, assert_as_exact_as, assert_rounded, product_bound
 from tests.engine.conftest import Checkpoints

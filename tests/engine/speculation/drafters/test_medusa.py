@@ -12,10 +12,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine.speculation.controller import FixedController
-from engine.speculation.draft import EMPTY, Draft
-from engine.speculation.medusa import load_medusa
-from engine.types import EngineError
+from engine.protocol.types import EngineError
+from engine.speculation.control.controller import FixedController
+from engine.speculation.drafter import EMPTY, Draft
+from engine.speculation.drafters.medusa import load_medusa
 from tests.engine.conftest import Checkpoints
 from tests.engine.helpers import SMALL, Harness
 from tests.engine.speculation.heads import Asked, Guessed, Recorder, Target, medusa_parts, paths, ranked, rms, save_head

@@ -17,14 +17,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from scipy.stats import binom
 
-from engine.cache.kv import KVCache
-from engine.core import CoreOptions
-from engine.sequence import GenerateSequence, Job
-from engine.speculation import ngram
-from engine.speculation.controller import FixedController
-from engine.speculation.draft import EMPTY, Advance, Draft, Wish
-from engine.speculation.ngram import NgramDrafter
-from engine.types import Branch, SamplingParams
+from engine.cache.paged_kv import KVCache
+from engine.core.engine_core import CoreOptions
+from engine.protocol.types import Branch, SamplingParams
+from engine.scheduler.sequence import GenerateSequence, Job
+from engine.speculation.control.controller import FixedController
+from engine.speculation.drafter import EMPTY, Advance, Draft, Wish
+from engine.speculation.drafters import ngram
+from engine.speculation.drafters.ngram import NgramDrafter
 from kernels import ngrams
 from kernels.cpu import availability
 from tests.engine.conftest import Checkpoints

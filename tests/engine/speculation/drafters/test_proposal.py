@@ -11,16 +11,16 @@ import torch
 from scipy import stats
 from torch import Tensor
 
-from engine.sampling import Coordinates, Laws, sample
-from engine.sequence import GenerateSequence, Job
-from engine.speculation.guess import NOISE, Guesses
-from engine.support import Floats, Ints
-from engine.types import Branch
+from engine.protocol.types import Branch
+from engine.sampling.sampler import Coordinates, Laws, sample
+from engine.sampling.truncation import Floats, Ints
+from engine.scheduler.sequence import GenerateSequence, Job
+from engine.speculation.drafters.proposal import NOISE, Guesses
 from kernels.common.noise import SAMPLE, gumbel_noise, noise_streams
 from kernels.cpu.availability import AVAILABLE
 from tests.engine.conftest import Checkpoints
 from tests.engine.helpers import Harness, generate
-from tests.engine.test_sampling import closed_form
+from tests.engine.sampling.test_sampler import closed_form
 
 VOCAB = 400
 LEVEL = 1e-4
@@ -64,7 +64,7 @@ def best(sequences: Sequence[GenerateSequence], logits: Tensor, width: int = 1) 
 
 @pytest.fixture
 def _all_noise(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("engine.speculation.guess.NOISE", 1.0)
+    monkeypatch.setattr("engine.speculation.drafters.proposal.NOISE", 1.0)
 
 
 @pytest.mark.usefixtures("_all_noise")
@@ -143,9 +143,9 @@ def test_a_drafter_that_knows_less_is_right_more_often_with_part_of_the_noise(
     right = {}
     logits = target()
     for noise in (1.0, NOISE):
-        monkeypatch.setattr("engine.speculation.guess.NOISE", noise)
+        monkeypatch.setattr("engine.speculation.drafters.proposal.NOISE", noise)
         guessed, _ = best(sequences, drafter)
-        monkeypatch.setattr("engine.speculation.guess.NOISE", 1.0)
+        monkeypatch.setattr("engine.speculation.drafters.proposal.NOISE", 1.0)
         right[noise] = guessed == best(sequences, logits)[0]
     better, worse = int((right[NOISE] & ~right[1.0]).sum()), int((right[1.0] & ~right[NOISE]).sum())
     assert stats.binomtest(better, better + worse, 0.5, alternative="greater").pvalue < LEVEL
@@ -182,7 +182,7 @@ def test_the_kernel_guesses_what_numpy_does(
     logits = random_logits(30, vocab, 4) * (scale / 4)
     logits[7, :], logits[8, 3] = math.nan, math.inf
     tokens, chances = best(sequences, logits, 5)
-    monkeypatch.setattr("engine.speculation.guess.AVAILABLE", False)
+    monkeypatch.setattr("engine.speculation.drafters.proposal.AVAILABLE", False)
     expected, likely = best(sequences, logits, 5)
     sound = np.delete(np.arange(30), (7, 8))
     assert not (chances[[7, 8]] > 0).any()

@@ -13,11 +13,11 @@ import torch
 from torch import Tensor
 from triton.runtime.jit import JITFunction
 
+from engine.attention.cuda_triton import TritonAttention
 from engine.attention.plan import CostModel, Rows
-from engine.attention.triton_backend import TritonAttention
 from engine.device import KV_DTYPES, Placement, kv_type
+from engine.models.interface import Batch
 from engine.models.load import load_model
-from engine.models.model import Batch
 from kernels.sampling.sampling import Coordinates, Laws, draw
 from tests.engine.conftest import save_random_model
 from tests.engine.quantization.models import METHODS, quantised

@@ -8,9 +8,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from engine.core import CoreOptions
+from engine.core.engine_core import CoreOptions
 from engine.device import KV_DTYPES
-from engine.types import Branch
+from engine.protocol.types import Branch
 from tests.engine.conftest import save_checkpoint
 from tests.engine.exact import gap
 from tests.engine.gpu import Replay, pretend
@@ -26,7 +26,7 @@ LAWS: list[dict[str, object]] = [
 ]
 
 
-@pytest.mark.skipif(DEVICE != "cpu", reason="on a GPU tests/engine/test_gpu_engine.py runs the engine as it is")
+@pytest.mark.skipif(DEVICE != "cpu", reason="on a GPU tests/engine/runner/test_gpu_engine.py runs the engine as it is")
 @pytest.mark.long  # the quick one is below: W8A8 goes through the same attention and draw
 @pytest.mark.parametrize("kv_dtype", KV_DTYPES)
 def test_the_kernels_draw_the_tokens_that_the_cpu_draws(

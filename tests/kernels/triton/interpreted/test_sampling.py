@@ -14,11 +14,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from engine import sampling as on_cpu
-from engine.penalties import Penalties, penalise
-from engine.speculation.draft import Draft
+from engine.protocol.types import SamplingParams
+from engine.sampling import sampler as on_cpu
+from engine.sampling.penalties import Penalties, penalise
+from engine.speculation.drafter import Draft
 from engine.speculation.verify import accepted
-from engine.types import SamplingParams
 from kernels.common import noise
 from kernels.common.noise import SAMPLE
 from kernels.sampling.acceptance import accept as plain_accept

@@ -5,11 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 
-from engine.attention import LayerAttention, triton_backend
-from engine.attention.triton_backend import TritonAttention
+from engine.attention import cuda_triton
+from engine.attention.cuda_triton import TritonAttention
+from engine.attention.layer import LayerAttention
 from kernels.triton.paged_attention import launch
 from tests.closeness import unit_bound
-from tests.engine.test_attention import ALWAYS, DIM, KV_HEADS, PER_KV, Step, kv_types
+from tests.engine.attention.test_attention import ALWAYS, DIM, KV_HEADS, PER_KV, Step, kv_types
 from tests.kernels.triton.device import DEVICE
 
 
@@ -18,7 +19,7 @@ from tests.kernels.triton.device import DEVICE
 def test_steps_equal_dense_attention_in_float64(
     window: int | None, softcap: float | None, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(triton_backend, "paged_attention", launch)
+    monkeypatch.setattr(cuda_triton, "paged_attention", launch)
     about = LayerAttention(KV_HEADS * PER_KV, KV_HEADS, DIM, 0.4, window, softcap)
     step = Step(1, ALWAYS, trees=True, dtype=dtype)
     attend = TritonAttention([about], step.kv.to(DEVICE), None if step.scales is None else step.scales.to(DEVICE))
