@@ -7,7 +7,7 @@ from importlib import import_module
 from types import ModuleType
 from unittest.mock import patch
 
-from kernels.cpu import availability
+from kernels.cpu import availability, ngrams
 from kernels.cpu.ngrams import match, table
 
 
@@ -15,7 +15,8 @@ def plain_ngrams() -> ModuleType:
     """``kernels.cpu.ngrams.match`` of which nothing is compiled."""
     with (
         patch.dict(sys.modules),
-        patch.multiple(availability, AVAILABLE=False, ngrams=match, ngram_table=table),
+        patch.object(availability, "AVAILABLE", False),
+        patch.multiple(ngrams, match=match, table=table),
     ):
         for module in (match, table):
             del sys.modules[module.__name__]

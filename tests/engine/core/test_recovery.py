@@ -32,7 +32,7 @@ from engine.speculation.control.controller import FixedController
 from tests.engine.conftest import Checkpoints
 from tests.engine.exact import float32_loss, gap
 from tests.engine.helpers import SMALL, Harness, generate, score
-from tests.engine.speculation.drafters import Oracle
+from tests.engine.speculation.stub_drafters import Oracle
 
 SHARED = random.Random(1).choices(range(3, 360), k=20)
 OTHER = random.Random(2).choices(range(3, 360), k=25)

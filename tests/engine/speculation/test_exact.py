@@ -19,7 +19,7 @@ from engine.speculation.verify import accepted
 from tests.engine.conftest import Checkpoints
 from tests.engine.exact import gap
 from tests.engine.helpers import SMALL, Harness, generate, score
-from tests.engine.speculation.drafters import Oracle, Place
+from tests.engine.speculation.stub_drafters import Oracle, Place
 
 VOCAB = 360
 PROMPTS = [random.Random(length).choices(range(3, VOCAB), k=length) for length in (3, 17, 40, 61)]

@@ -16,7 +16,7 @@ from engine.speculation.control.controller import FixedController
 from engine.speculation.drafter import Advance, Draft, Wish
 from tests.engine.conftest import Checkpoints
 from tests.engine.helpers import Harness
-from tests.engine.speculation.drafters import Oracle
+from tests.engine.speculation.stub_drafters import Oracle
 from tests.engine.speculation.test_exact import VOCAB, answers, completions, requests, same, truth
 
 

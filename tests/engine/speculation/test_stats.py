@@ -19,7 +19,7 @@ from engine.speculation.control.controller import FixedController
 from tests.engine.conftest import Checkpoints
 from tests.engine.helpers import Harness, generate
 from tests.engine.serving import served
-from tests.engine.speculation.drafters import Oracle
+from tests.engine.speculation.stub_drafters import Oracle
 
 VOCAB = 360
 PROMPT = (5, 9, 4, 40, 7)

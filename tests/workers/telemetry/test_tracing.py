@@ -120,7 +120,7 @@ def test_a_place_in_a_trace_that_makes_no_sense_begins_a_new_one(spans: InMemory
 def test_what_is_left_when_a_process_ends_reaches_the_collector() -> None:
     with Collector() as collector:
         program = (
-            "import sys; from workers import tracing; from workers.config.settings import load_settings\n"
+            "import sys; from workers.telemetry import tracing; from workers.config.settings import load_settings\n"
             "tracing.start_tracing(load_settings(otlp_url=sys.argv[1]), 'worker')\n"
             "with tracing.span('job', 'consumer', {}): pass"
         )
