@@ -21,8 +21,8 @@ from tests.engine.conftest import Checkpoints
 from tests.engine.exact import float32_loss, gap
 from tests.engine.gpu import AS_ON_A_GPU, Replay, pretend
 from tests.engine.helpers import SMALL, Harness, generate, score
-from tests.engine.speculation.stub_drafters import Oracle
 from tests.engine.speculation.heads import Recorder, eagle_parts, medusa_parts, save_head
+from tests.engine.speculation.stub_drafters import Oracle
 
 _RANDOM = random.Random(0)
 TEXTS = [tuple(_RANDOM.choices(range(3, 360), k=size)) for size in (1, 37, 50, 16)]
