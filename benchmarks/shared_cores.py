@@ -30,7 +30,7 @@ from api.roles.supervisor import free_port
 from benchmarks.engine.measure import Measured, Row
 from benchmarks.engine.report import machine
 from engine.threads.processors import find_processors
-from workers.broker.processes import stop, tail
+from workers.processes.children import stop, tail
 
 QUESTION: dict[str, Any] = {
     "problem": "Use the numbers 3, 7, 8 and 12, each exactly once, with + - * / to reach 24.",

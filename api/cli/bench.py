@@ -16,8 +16,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from engine.threads.processors import find_processors
-from workers.broker.processes import StartError
 from workers.config.types import ConfigError
+from workers.processes.children import StartError
 
 if TYPE_CHECKING:
     from benchmarks.engine.measure import Measured

@@ -20,7 +20,7 @@ from reasoner.evaluation.calibrate.trials import stage_name, suite_to_fit
 from reasoner.evaluation.suites.suite import Suite, SuiteError
 from workers.config.settings import load_settings
 from workers.engines.connect import connect
-from workers.execution import shutdown
+from workers.processes import shutdown
 
 FEWEST = 20
 """Problems of a suite without which nothing is fitted."""

@@ -32,7 +32,7 @@ from reasoner.jobs.spec import Sampling
 from workers.config.settings import Settings, load_settings
 from workers.config.types import served_name
 from workers.engines.connect import connect
-from workers.execution import shutdown
+from workers.processes import shutdown
 
 LINES = 20
 """Lines of progress for each stage where no terminal shows a bar."""

@@ -11,11 +11,11 @@ import typer
 from api.cli import batch, bench, calibrate, demo, eval, jobs, keys, quantize
 from api.cli import prm as cli_prm
 from api.cli.api_client import ServiceError
-from workers.broker.processes import StartError
 from workers.config.model_folders import check_models
 from workers.config.settings import Settings, load_settings
 from workers.config.types import ConfigError
-from workers.execution.shutdown import interruptible
+from workers.processes.children import StartError
+from workers.processes.shutdown import interruptible
 
 app = typer.Typer(
     name="reasoner",

@@ -26,7 +26,7 @@ from prm.scorers.steps import Chain, StepScorer
 from workers.config.settings import Settings, load_settings
 from workers.config.types import model_folder
 from workers.engines.connect import connect
-from workers.execution import shutdown
+from workers.processes import shutdown
 
 prm = typer.Typer(help="Make a process reward model, and measure one.", no_args_is_help=True)
 

@@ -17,7 +17,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from workers.broker.processes import stop, tail
+from workers.processes.children import stop, tail
 
 _STOP_SECONDS = 5.0
 

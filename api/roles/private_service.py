@@ -16,11 +16,11 @@ from rich.console import Console
 
 from api.roles.supervisor import Supervisor, engine_command, free_port
 from workers.broker.embedded import socket_path
-from workers.broker.processes import StartError, private_folder, spawn, stop, tail
 from workers.config.model_folders import check_models
 from workers.config.settings import Settings
 from workers.config.types import model_folder, served_name
-from workers.execution.shutdown import uninterrupted
+from workers.processes.children import StartError, private_folder, spawn, stop, tail
+from workers.processes.shutdown import uninterrupted
 
 _POLL_SECONDS = 0.1
 _STOP_SECONDS = 10.0

@@ -19,9 +19,9 @@ from workers.broker.embedded import EmbeddedBroker
 from workers.config.model_folders import check_models
 from workers.config.settings import Settings, load_settings
 from workers.config.types import ConfigError
-from workers.execution.shutdown import interruptible
 from workers.execution.tasks import make_worker
 from workers.execution.tasks import serve as serve_worker
+from workers.processes.shutdown import interruptible
 from workers.telemetry.logs import configure_logging
 from workers.telemetry.tracing import start_tracing
 

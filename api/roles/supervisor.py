@@ -22,11 +22,11 @@ from types import TracebackType
 import httpx
 
 from workers.broker.embedded import EmbeddedBroker, broker_url, socket_path
-from workers.broker.processes import StartError, ended, private_folder, spawn, stop, tail
 from workers.config.model_folders import check_models
 from workers.config.settings import QUEUES, Settings
 from workers.config.types import ConfigError, is_loopback, model_folder, served_name
-from workers.execution.shutdown import interruptible, is_forced, uninterrupted
+from workers.processes.children import StartError, ended, private_folder, spawn, stop, tail
+from workers.processes.shutdown import interruptible, is_forced, uninterrupted
 from workers.store.keys import stored_keys
 
 STOP_SECONDS = 10.0

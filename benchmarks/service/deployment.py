@@ -24,8 +24,8 @@ from api.roles.supervisor import free_port
 from benchmarks.engine.process import BenchError
 from benchmarks.service.null_engine import POLICY, VERIFIER
 from workers.broker.embedded import EmbeddedBroker
-from workers.broker.processes import spawn, stop, tail
 from workers.config.settings import Settings, load_settings
+from workers.processes.children import spawn, stop, tail
 
 OURS, PLAIN = "ours", "Celery alone"
 _MODULES = {OURS: "api.roles.serve", PLAIN: "benchmarks.service.plain"}

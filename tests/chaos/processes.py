@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import TypeVar
 
 from api.roles.supervisor import engine_command
-from workers.broker.processes import spawn, stop, tail
 from workers.config.settings import Settings
+from workers.processes.children import spawn, stop, tail
 
 T = TypeVar("T")
 

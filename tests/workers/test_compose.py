@@ -18,8 +18,8 @@ import yaml
 from api.roles.supervisor import free_port
 from tests.chaos.processes import until
 from workers.broker.embedded import find_server
-from workers.broker.processes import spawn, stop, tail
 from workers.config.settings import Settings, load_settings
+from workers.processes.children import spawn, stop, tail
 
 ROOT = Path(__file__).parents[2]
 COMPOSE = yaml.safe_load((ROOT / "compose.yaml").read_text())

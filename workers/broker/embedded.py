@@ -23,10 +23,10 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from workers.broker.processes import StartError, private_folder, spawn, stop, tail
 from workers.config.settings import Settings
 from workers.config.types import ConfigError
-from workers.execution.shutdown import uninterrupted
+from workers.processes.children import StartError, private_folder, spawn, stop, tail
+from workers.processes.shutdown import uninterrupted
 
 START_SECONDS = 30.0
 STOP_SECONDS = 10.0

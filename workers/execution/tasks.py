@@ -24,7 +24,7 @@ from workers.config.settings import Settings
 from workers.engines.connect import connect
 from workers.execution.execute import RunJob, execute
 from workers.execution.liveness import keep_alive_file
-from workers.execution.shutdown import take_over
+from workers.processes.shutdown import take_over
 from workers.store.jobs import BROKER_DOWN, JobStore
 from workers.telemetry.logs import configure_logging
 from workers.telemetry.tracing import traced

@@ -14,9 +14,9 @@ import redis
 
 from tests.chaos.processes import alive, until
 from workers.broker.embedded import EmbeddedBroker, broker_url, find_server, socket_path
-from workers.broker.processes import StartError
 from workers.broker.wakeups import celery_url
 from workers.config.settings import load_settings
+from workers.processes.children import StartError
 
 
 def test_what_was_written_survives_a_restart_and_only_the_data_stays(tmp_path: Path) -> None:

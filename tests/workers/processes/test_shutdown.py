@@ -16,8 +16,8 @@ INT, TERM, HUP = signal.SIGINT, signal.SIGTERM, signal.SIGHUP
 PRELUDE = """
 import asyncio, os, select, signal, sys, time
 from pathlib import Path
-from workers.execution.shutdown import interruptible, is_forced, run, uninterrupted
-from workers.broker.processes import spawn, stop
+from workers.processes.shutdown import interruptible, is_forced, run, uninterrupted
+from workers.processes.children import spawn, stop
 for number in (signal.SIGINT, signal.SIGHUP):
     signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
 def say(word):

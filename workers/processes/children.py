@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from workers.execution.shutdown import at_force, is_forced
+from workers.processes.shutdown import at_force, is_forced
 
 _POLL_SECONDS = 0.02
 _PR_SET_PDEATHSIG = 1

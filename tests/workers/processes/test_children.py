@@ -12,7 +12,7 @@ import pytest
 SCRIPT = """
 import os, signal, sys
 from pathlib import Path
-from workers.broker.processes import spawn, stop
+from workers.processes.children import spawn, stop
 
 def leave(number, _):
     raise SystemExit(40)
