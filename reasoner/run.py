@@ -13,9 +13,11 @@ from typing import Literal
 from engine.protocol.types import EngineClient, ModelInfo
 from reasoner.answers.equivalence import Equivalence
 from reasoner.budget.prices import Prices
+from reasoner.budget.usage import Usage
 from reasoner.confidence.calibration import Calibration, shipped_calibration
+from reasoner.jobs.job import JobResult
 from reasoner.jobs.journal import JobCancelled, Journal
-from reasoner.jobs.spec import JobResult, JobSpec, Usage
+from reasoner.jobs.spec import JobSpec
 from reasoner.jobs.verifier_specs import PrmVerifier
 from reasoner.search.best_so_far import best_so_far
 from reasoner.search.cache_lease import CacheLease

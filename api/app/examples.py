@@ -18,8 +18,13 @@ from api.openai.responses.body import Form
 from api.openai.responses.items import ListItems, input_items
 from api.openai.responses.object import Response
 from engine.protocol.types import ModelInfo
+from reasoner.answers.votes import Vote
+from reasoner.budget.spec import Budget
+from reasoner.budget.usage import Usage
 from reasoner.jobs.batch import Batch, BatchBudget, BatchJob
-from reasoner.jobs.spec import Budget, Event, Job, JobResult, JobSpec, StrategySpec, Usage, Vote
+from reasoner.jobs.event import Event
+from reasoner.jobs.job import Job, JobResult
+from reasoner.jobs.spec import JobSpec, StrategySpec
 from reasoner.jobs.verifier_specs import PrmVerifier
 from reasoner.strategies.registry import schemas
 from workers.store.keys import Key, NewKey

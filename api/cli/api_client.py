@@ -14,7 +14,8 @@ from urllib.parse import quote
 import httpx
 
 from reasoner.jobs.batch import Batch
-from reasoner.jobs.spec import TERMINAL, Event, Job
+from reasoner.jobs.event import Event
+from reasoner.jobs.job import TERMINAL, Job
 from workers.store.keys import Key, NewKey
 
 CONNECT_SECONDS = 5.0

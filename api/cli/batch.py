@@ -19,7 +19,7 @@ from api.cli.api_client import ServiceClient
 from api.cli.jobs import EXTRA, AsJson, Key, Strategy, Url, client_of, name_strategy, strategy_options
 from api.cli.render import output, plain
 from reasoner.jobs.batch import Batch, BatchJob
-from reasoner.jobs.spec import TERMINAL, Job
+from reasoner.jobs.job import TERMINAL, Job
 
 POLL_SECONDS = 0.5
 MAX_EXPLAINED = 100

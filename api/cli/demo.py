@@ -22,7 +22,7 @@ from api.roles.private_service import private_stack
 from reasoner.evaluation.suites.countdown import make
 from reasoner.evaluation.suites.problem import Problem
 from reasoner.evaluation.suites.registry import check, family, load
-from reasoner.jobs.spec import TERMINAL, Job
+from reasoner.jobs.job import TERMINAL, Job
 from workers.config.settings import load_settings
 
 REFRESH = 0.1

@@ -23,7 +23,8 @@ from api.cli.durations import moment
 from api.cli.render import follow, output, plain, print_job, print_tree
 from api.cli.render import watch as draw_live
 from api.roles.private_service import private_stack
-from reasoner.jobs.spec import BEST, Job
+from reasoner.jobs.job import Job
+from reasoner.jobs.spec import BEST
 from reasoner.strategies.registry import STRATEGIES
 from reasoner.tree_picture import draw_tree
 from workers.config.settings import Settings, load_settings

@@ -13,7 +13,8 @@ from rich.tree import Tree
 
 from api.cli.api_client import ServiceClient
 from api.http.search_tree import GrowingTree
-from reasoner.jobs.spec import TERMINAL, Event, Job
+from reasoner.jobs.event import Event
+from reasoner.jobs.job import TERMINAL, Job
 
 WIDTH = 140
 """Characters of a line where no terminal says how many."""

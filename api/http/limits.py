@@ -13,7 +13,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from api.http.principal import Caller
 from api.http.problems import BROKER_UNAVAILABLE, Problem, refuse
 from api.http.state import State
-from reasoner.jobs.spec import Budget
+from reasoner.budget.spec import Budget
 from workers.config.rate_limits import Limits
 from workers.config.settings import Settings
 from workers.store.jobs import BROKER_DOWN, JobStore

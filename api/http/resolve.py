@@ -15,7 +15,8 @@ from engine.protocol.types import EngineError, InvalidRequest, ModelInfo
 from reasoner.admission.defaults import apply_defaults
 from reasoner.admission.effort import apply_effort
 from reasoner.budget.prices import check_budget
-from reasoner.jobs.spec import VOTE, Budget, JobSpec, StrategySpec
+from reasoner.budget.spec import Budget
+from reasoner.jobs.spec import VOTE, JobSpec, StrategySpec
 from reasoner.jobs.verifier_specs import JudgeVerifier, PrmVerifier
 from reasoner.search.model_selection import Wanted, wanted_policy, wanted_verifier
 from reasoner.strategies.registry import STRATEGIES, resolve

@@ -7,7 +7,7 @@ from typing import Any, cast
 
 from pydantic import BaseModel
 
-from reasoner.jobs.spec import Event
+from reasoner.jobs.event import Event
 
 
 class TreeNode(BaseModel):

@@ -11,7 +11,9 @@ from typing import Any
 from reasoner.admission.effort import LIMITS
 from reasoner.answers.canonical import canonical
 from reasoner.answers.extraction.extract import without_thought
-from reasoner.jobs.spec import TERMINAL, Event, JobError, JobResult, Usage
+from reasoner.budget.usage import Usage
+from reasoner.jobs.event import Event
+from reasoner.jobs.job import TERMINAL, JobError, JobResult
 
 LONGEST_ANSWER = 80
 """Characters of an answer that fit in a line."""

@@ -14,7 +14,8 @@ from engine.protocol.types import InvalidRequest
 from reasoner.admission.effort import Effort, apply_effort
 from reasoner.answers.spec import AnswerSpec
 from reasoner.base_model import Strict
-from reasoner.jobs.spec import MAX_BUDGET_TOKENS, Budget, JobSpec, Message, StrategySpec
+from reasoner.budget.spec import MAX_BUDGET_TOKENS, Budget
+from reasoner.jobs.spec import JobSpec, Message, StrategySpec
 from reasoner.jobs.verifier_specs import Verifier
 from workers.config.settings import Settings
 

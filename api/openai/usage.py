@@ -7,7 +7,10 @@ from typing import Any, Self
 from pydantic import BaseModel
 
 from api.openai.narration import End
-from reasoner.jobs.spec import Budget, JobError, Status, Usage, Vote
+from reasoner.answers.votes import Vote
+from reasoner.budget.spec import Budget
+from reasoner.budget.usage import Usage
+from reasoner.jobs.job import JobError, Status
 from workers.store.serialization import JobDocument
 
 

@@ -12,7 +12,7 @@ from fastapi.responses import StreamingResponse
 from api.http.principal import Reader
 from api.http.problems import ProblemDocument
 from api.http.state import State, service
-from reasoner.jobs.spec import TERMINAL, Status
+from reasoner.jobs.job import TERMINAL, Status
 from workers.store.jobs import JobStore, NoSuchJob
 
 MAX_TIME = 1e11

@@ -20,7 +20,9 @@ from api.http.search_tree import Tree, fold
 from api.http.state import State, service
 from api.http.submission import submit_job
 from api.openai.streaming import EventStream
-from reasoner.jobs.spec import MAX_SEQ, TERMINAL, Event, Job, JobSpec, Status
+from reasoner.jobs.event import MAX_SEQ, Event
+from reasoner.jobs.job import TERMINAL, Job, Status
+from reasoner.jobs.spec import JobSpec
 from workers.store.jobs import NoSuchJob, ShuttingDown
 
 MAX_WAIT_SECONDS = 60

@@ -14,12 +14,13 @@ from typing import Literal
 from engine.protocol.types import EngineClient
 from reasoner.answers.spec import AnswerSpec
 from reasoner.budget.allocator import WIDTH, Ask
+from reasoner.budget.grant_source import Allowance, SharedBudget
+from reasoner.budget.spec import Budget
 from reasoner.evaluation.suites.problem import Problem
 from reasoner.evaluation.suites.registry import SUITES, check, family, load
 from reasoner.jobs.journal import MemoryJournal
-from reasoner.jobs.spec import Budget, JobSpec, Sampling, StrategySpec
+from reasoner.jobs.spec import JobSpec, Sampling, StrategySpec
 from reasoner.run import run_job
-from reasoner.search.grants import Allowance, SharedBudget
 
 Way = Literal["even", "shared"]
 WAYS: tuple[Way, ...] = ("even", "shared")

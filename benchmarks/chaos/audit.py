@@ -8,7 +8,8 @@ from typing import Any
 
 from benchmarks.chaos.clients import Heard
 from benchmarks.chaos.fleet import Fleet
-from reasoner.jobs.spec import TERMINAL, Usage
+from reasoner.budget.usage import Usage
+from reasoner.jobs.job import TERMINAL
 from workers.store.serialization import usage_of
 
 BAD = {

@@ -15,7 +15,7 @@ from typing import Any, Self
 
 import httpx
 
-from reasoner.jobs.spec import TERMINAL
+from reasoner.jobs.job import TERMINAL
 
 WAYS = ("plain", "key, events", "key, wait", "chat")
 """A submission and polls; one with an idempotency key, followed by its events; a call that waits for its job, and one

@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 
 from benchmarks.service.deployment import OURS, Deployment, proportional_mib
-from reasoner.jobs.spec import TERMINAL
+from reasoner.jobs.job import TERMINAL
 
 _SENDERS = 16
 """Clients that submit side by side."""

@@ -19,8 +19,9 @@ from benchmarks.service.load import bear, submit_all
 from benchmarks.service.null_engine import POLICY, VERIFIER
 from benchmarks.service.plain import CREATED, FINISHED
 from engine.client.http import HttpEngine
+from reasoner.jobs.job import JobResult
 from reasoner.jobs.journal import MemoryJournal
-from reasoner.jobs.spec import JobResult, JobSpec
+from reasoner.jobs.spec import JobSpec
 from reasoner.run import run_job
 
 CASES = ("submit", "throughput", "overhead", "load")

@@ -9,7 +9,8 @@ from pydantic import Field, field_validator, model_validator
 
 from reasoner.admission.effort import Effort
 from reasoner.base_model import Strict
-from reasoner.jobs.spec import Budget, JobSpec, Sampling, StrategySpec
+from reasoner.budget.spec import Budget
+from reasoner.jobs.spec import JobSpec, Sampling, StrategySpec
 from reasoner.strategies.registry import resolve
 
 

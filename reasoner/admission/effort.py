@@ -9,7 +9,8 @@ from pydantic import Field, field_validator, model_validator
 
 from engine.protocol.types import InvalidRequest
 from reasoner.base_model import Strict
-from reasoner.jobs.spec import VOTE, Budget, JobSpec, StrategySpec
+from reasoner.budget.spec import Budget
+from reasoner.jobs.spec import VOTE, JobSpec, StrategySpec
 from reasoner.strategies.registry import STRATEGIES, resolve
 
 LIMITS = ("tokens", "seconds", "flops", "cost")

@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import ExitStack
 
 from reasoner.answers import plain
-from reasoner.search.deadline import TimeLeft, unlimited, within
+from reasoner.deadline import TimeLeft, unlimited, within
 from reasoner.subprocess_pool import Pool, keep_children
 
 POOL = Pool("reasoner.answers.equivalence_worker")

@@ -8,11 +8,19 @@ from typing import TYPE_CHECKING
 from reasoner.answers.canonical import canonical
 from reasoner.answers.plain import differ
 from reasoner.answers.spec import AnswerSpec
-from reasoner.jobs.spec import Vote
+from reasoner.base_model import Strict
 from reasoner.tree import Node
 
 if TYPE_CHECKING:  # which compares by ``reasoner.answers.plain``
     from reasoner.answers.equivalence import Equivalence
+
+
+class Vote(Strict):
+    """One class of equivalent answers: how many candidates gave it and their weight together."""
+
+    answer: str
+    count: int
+    weight: float
 
 
 async def classes(candidates: Sequence[Node], how: AnswerSpec, equivalence: Equivalence) -> list[list[Node]]:

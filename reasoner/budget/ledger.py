@@ -19,7 +19,8 @@ from collections.abc import Callable, Mapping
 
 from engine.protocol.types import ModelInfo
 from reasoner.budget.prices import NOTHING, TRILLIONTHS, Amount, Prices, Rate
-from reasoner.jobs.spec import Budget, Usage
+from reasoner.budget.spec import Budget
+from reasoner.budget.usage import Usage
 
 _NAMES = ("tokens", "FLOPs", "trillionths")
 GRACE = 0.25

@@ -14,7 +14,8 @@ from pydantic import Field
 
 from engine.protocol.types import InvalidRequest, ModelInfo
 from reasoner.base_model import Strict
-from reasoner.jobs.spec import Budget, Usage
+from reasoner.budget.spec import Budget
+from reasoner.budget.usage import Usage
 
 TRILLIONTHS = 10**12
 _FLOPS_PER_WEIGHT = 2

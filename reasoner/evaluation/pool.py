@@ -20,10 +20,11 @@ from typing import Self
 
 from reasoner.answers.equivalence import Equivalence
 from reasoner.budget.ledger import Ledger
+from reasoner.budget.usage import Usage
 from reasoner.evaluation.plan import CEILING, Case
 from reasoner.evaluation.runs import Run
 from reasoner.evaluation.statistics import pass_at
-from reasoner.jobs.spec import JobSpec, Usage
+from reasoner.jobs.spec import JobSpec
 from reasoner.search.branch_runner import Watch
 from reasoner.search.search import Search
 from reasoner.search.stream import Stream

@@ -8,7 +8,10 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, JsonValue, field_validator
 
 from reasoner.base_model import Strict
-from reasoner.jobs.spec import MAX_BUDGET_TOKENS, MAX_METADATA_KEYS, JobSpec, Status, Usage
+from reasoner.budget.spec import MAX_BUDGET_TOKENS
+from reasoner.budget.usage import Usage
+from reasoner.jobs.job import Status
+from reasoner.jobs.spec import MAX_METADATA_KEYS, JobSpec
 
 MAX_BATCH_JOBS = 1000
 

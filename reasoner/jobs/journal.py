@@ -9,13 +9,11 @@ from __future__ import annotations
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
-from reasoner.jobs.spec import Usage
-
-if TYPE_CHECKING:
-    from reasoner.jobs.spec import JobResult
-    from reasoner.search.grants import Allowance
+from reasoner.budget.grant_source import Allowance
+from reasoner.budget.usage import Usage
+from reasoner.jobs.job import JobResult
 
 
 class JobCancelled(Exception):

@@ -4,55 +4,27 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, JsonValue, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from reasoner.answers.spec import AnswerSpec, CodeExtract
 from reasoner.base_model import Strict
+from reasoner.budget.spec import MAX_BUDGET_TOKENS, Budget
 from reasoner.jobs.verifier_specs import KINDS, PrmVerifier, Verifier
 
 MAX_PROBLEM_CHARS = 32_000
 MAX_N = 256
 MAX_TOP_K = 1_000_000
 """More tokens than any vocabulary has."""
-MAX_BUDGET_TOKENS = 10_000_000
-MAX_BUDGET_SECONDS = 86_400.0
-MAX_BUDGET_FLOPS = 1e24
-MAX_BUDGET_COST = 1e6
 MAX_METADATA_KEYS = 16
-MAX_SEQ = 2**53
-"""Largest number of an event: more than any job has, and JavaScript can hold it."""
 MAX_ADDRESS_CHARS = 2048
 BEST = "best_of_n"
 VOTE = "self_consistency"
 """Strategies of jobs that name none: with a verifier, and without one."""
 
-Status = Literal["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]
-TERMINAL: frozenset[str] = frozenset({"completed", "incomplete", "failed", "cancelled"})
-
 
 class Message(Strict):
     role: Literal["system", "user", "assistant"]
     content: Annotated[str, Field(min_length=1, max_length=MAX_PROBLEM_CHARS)]
-
-
-class Budget(Strict):
-    """The most that a job may spend; the first limit that is reached ends the search."""
-
-    tokens: Annotated[int, Field(ge=1, le=MAX_BUDGET_TOKENS)] | None = Field(
-        None, description="Generated tokens plus tokens that the verifier computes."
-    )
-    seconds: Annotated[float, Field(gt=0, le=MAX_BUDGET_SECONDS)] | None = Field(
-        None, description="Seconds of work, waiting in the queue not included."
-    )
-    flops: Annotated[float, Field(gt=0, le=MAX_BUDGET_FLOPS)] | None = Field(
-        None, description="Two per weight and computed token, of the model and of the verifier."
-    )
-    cost: Annotated[float, Field(gt=0, le=MAX_BUDGET_COST)] | None = Field(
-        None, description="Money, by the prices that the service is configured with."
-    )
-    effort: Annotated[str, Field(min_length=1, max_length=64)] | None = Field(
-        None, description="Name of a budget that the service is configured with: minimal, low, medium, high, …"
-    )
 
 
 class Sampling(Strict):
@@ -188,106 +160,3 @@ class JobSpec(Strict):
         if self.messages is not None:
             return [message.model_dump() for message in self.messages]
         return [{"role": "user", "content": self.problem or ""}]
-
-
-class Usage(Strict):
-    """The bill. Counts are tokens; ``total`` is what a token budget is held against."""
-
-    prompt: int = 0
-    """Prompt tokens sent to the model, over all requests."""
-    cached: int = 0
-    """Those of ``prompt`` whose KV was in the cache."""
-    generated: int = 0
-    drafted: int = 0
-    """Guesses at generated tokens that the model computed. No token budget is held against them."""
-    accepted: int = 0
-    """Those of ``drafted`` that were right: they are among ``generated``."""
-    verifier_computed: int = 0
-    verifier_cached: int = 0
-    pruned: int = 0
-    """Generated tokens in branches that the search gave up."""
-    seconds: float = 0.0
-    flops: float = 0.0
-    """Estimated: two per weight and computed token, wrong guesses included; a drafter's own are not counted."""
-    cost: float = 0.0
-    """By the service's prices per token; 0 where it has none."""
-
-    @property
-    def total(self) -> int:
-        return self.generated + self.verifier_computed
-
-    def __add__(self, other: Usage) -> Usage:
-        return Usage(**{name: getattr(self, name) + getattr(other, name) for name in Usage.model_fields})
-
-
-class Vote(Strict):
-    """One class of equivalent answers: how many candidates gave it and their weight together."""
-
-    answer: str
-    count: int
-    weight: float
-
-
-class JobResult(Strict):
-    """The result of a search. ``answer`` is ``None`` when no candidate stated one.
-
-    A job that was cancelled has what it had found by then, and none if its search had not begun.
-    """
-
-    answer: str | None
-    text: str | None
-    """The chosen solution; without an answer the most promising one, as far as it came."""
-    confidence: float | None
-    votes: list[Vote] = Field(default_factory=list)
-    finish_reason: Literal["answer", "budget", "no_answer", "cancelled"]
-    """``budget``: the search ended because the budget did."""
-    node: str | None
-    """Id of the chosen leaf in the tree."""
-
-
-class JobError(Strict):
-    code: str
-    message: str
-
-
-class Delivery(Strict):
-    """What became of a job's webhook."""
-
-    state: Literal["pending", "delivered", "failed"]
-    attempts: int
-    error: str | None
-    """Of the last attempt that failed."""
-
-
-class Job(Strict):
-    """A job as the API shows it. Times are seconds since the epoch."""
-
-    id: str
-    status: Status
-    created_at: float
-    started_at: float | None = None
-    finished_at: float | None = None
-    attempt: int = 0
-    """Workers that took it so far, without those that handed it back."""
-    last_seq: int = 0
-    """Sequence number of the newest event."""
-    batch: str | None = None
-    """The batch whose budget it shares."""
-    spec: JobSpec
-    usage: Usage = Field(default_factory=Usage)
-    result: JobResult | None = None
-    error: JobError | None = None
-    delivery: Delivery | None = None
-    """Of a job that has ended and has a webhook."""
-
-
-class Event(Strict):
-    """One entry of a job's journal. ``seq`` counts from 1 without gaps; a replay uses entries that have a ``key``."""
-
-    seq: int
-    type: str
-    at: float
-    key: str | None = None
-    data: dict[str, JsonValue]
-    spend: dict[str, float] = Field(default_factory=dict)
-    """What it added to the bill: the fields of ``Usage`` that are not 0. All of a job's add up to its ``usage``."""

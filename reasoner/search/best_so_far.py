@@ -10,8 +10,9 @@ from collections.abc import Iterable, Sequence
 
 from reasoner.answers.canonical import canonical
 from reasoner.answers.votes import votes
+from reasoner.jobs.job import JobResult
 from reasoner.jobs.journal import Entry
-from reasoner.jobs.spec import JobResult, JobSpec
+from reasoner.jobs.spec import JobSpec
 from reasoner.strategies.base import Choice, best_scored, elected
 from reasoner.strategies.registry import STRATEGIES
 from reasoner.tree import Node, most_promising

@@ -30,9 +30,10 @@ from engine.protocol.types import (
 )
 from reasoner.budget.ledger import Ledger
 from reasoner.budget.prices import NOTHING, Amount
+from reasoner.budget.usage import Usage
 from reasoner.confidence.token_confidence import token_confidence
 from reasoner.jobs.journal import JobCancelled
-from reasoner.jobs.spec import Sampling, Usage
+from reasoner.jobs.spec import Sampling
 from reasoner.search.repetition import HORIZON, loops
 from reasoner.tree import Node, Reason, branch_key
 

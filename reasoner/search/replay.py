@@ -13,8 +13,8 @@ from typing import Any
 
 from reasoner.budget.ledger import Ledger
 from reasoner.budget.prices import NOTHING, Amount
+from reasoner.budget.usage import Usage
 from reasoner.jobs.journal import Entry, JobCancelled, Journal
-from reasoner.jobs.spec import Usage
 
 LOST = "lost"
 """The type of entries that only add to the bill: a replay books them where they stand and hands them to nobody."""

@@ -16,8 +16,8 @@ from prm.scorers.aggregate import aggregate
 from prm.scorers.steps import Reading
 from reasoner.budget.ledger import Ledger
 from reasoner.budget.prices import NOTHING, Amount
-from reasoner.jobs.spec import Usage
-from reasoner.search.deadline import within
+from reasoner.budget.usage import Usage
+from reasoner.deadline import within
 from reasoner.tree import Node
 
 

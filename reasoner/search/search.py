@@ -23,9 +23,10 @@ from reasoner.answers.extraction.finder import AnswerFinder
 from reasoner.budget.allocator import RULES, TRUST, Ask, Standing
 from reasoner.budget.ledger import Ledger
 from reasoner.budget.prices import Prices, check_budget
+from reasoner.budget.usage import Usage
 from reasoner.confidence.calibration import Calibration
 from reasoner.jobs.journal import Journal
-from reasoner.jobs.spec import JobSpec, Usage
+from reasoner.jobs.spec import JobSpec
 from reasoner.search.cache_lease import CacheLease
 from reasoner.search.grants import Grants
 from reasoner.search.replay import Answer, Record

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable
 
-from reasoner.jobs.spec import Usage
+from reasoner.budget.usage import Usage
 from reasoner.search.branch_runner import Growth
 from reasoner.search.replay import Answer
 

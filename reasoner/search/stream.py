@@ -21,8 +21,9 @@ from reasoner.answers.extraction.finder import AnswerFinder
 from reasoner.answers.extraction.phrases import Ended
 from reasoner.budget.ledger import Ledger
 from reasoner.budget.prices import NOTHING, Amount
+from reasoner.budget.usage import Usage
 from reasoner.jobs.journal import Entry, JobCancelled
-from reasoner.jobs.spec import JobSpec, Usage
+from reasoner.jobs.spec import JobSpec
 from reasoner.search.branch_runner import Arrival, Grower, Growth, Watch, takes_likeliest
 from reasoner.search.grants import Grants
 from reasoner.search.replay import EARLY, LOST, Answer, Record

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from reasoner.answers.equivalence import Equivalence
-from reasoner.answers.votes import classes
+from reasoner.answers.votes import Vote, classes
 from reasoner.confidence.posterior import Evidence, leader_stays
-from reasoner.jobs.spec import Vote
 from reasoner.search.search import Search
 from reasoner.strategies.base import Choice
 from reasoner.tree import Node

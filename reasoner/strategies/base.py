@@ -9,9 +9,9 @@ from typing import Annotated, Generic, TypeVar
 from pydantic import Field
 
 from reasoner.answers.equivalence import Equivalence
-from reasoner.answers.votes import classes, votes
+from reasoner.answers.votes import Vote, classes, votes
 from reasoner.base_model import Strict
-from reasoner.jobs.spec import MAX_N, Vote
+from reasoner.jobs.spec import MAX_N
 from reasoner.search.search import Search
 from reasoner.tree import Node
 

@@ -12,6 +12,7 @@ from engine.threads.processors import find_processors
 from reasoner.answers.canonical import canonical
 from reasoner.answers.plain import number_of
 from reasoner.budget.ledger import Ledger
+from reasoner.deadline import within
 from reasoner.jobs.rule_specs import (
     ExactVerifier,
     JsonSchemaVerifier,
@@ -23,7 +24,6 @@ from reasoner.jobs.rule_specs import (
 )
 from reasoner.regex import matches, pattern_error
 from reasoner.sandbox.runner import Limits, SandboxRefused, run_tests
-from reasoner.search.deadline import within
 from reasoner.search.scoring import NodeScorer, Scored
 from reasoner.subprocess_pool import Pool
 from reasoner.tree import Node

@@ -14,7 +14,7 @@ import redis
 from prometheus_client.parser import text_string_to_metric_families
 
 from api.roles.supervisor import free_port
-from reasoner.jobs.spec import Usage
+from reasoner.budget.usage import Usage
 from tests.chaos import processes
 from tests.chaos.slow_engine import SlowEngine
 from workers.broker.embedded import EmbeddedBroker

@@ -14,8 +14,10 @@ import pytest
 
 from benchmarks.chaos.fleet import NULL_ENGINE, PATIENCE, Fleet, Role
 from engine.client.http import HttpEngine
+from reasoner.budget.usage import Usage
+from reasoner.jobs.job import TERMINAL
 from reasoner.jobs.journal import MemoryJournal
-from reasoner.jobs.spec import TERMINAL, JobSpec, Usage
+from reasoner.jobs.spec import JobSpec
 from reasoner.run import JobOutcome, run_job
 
 __all__ = ["NULL_ENGINE", "PATIENCE", "Fleet", "Role"]

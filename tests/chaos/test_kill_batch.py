@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from reasoner.jobs.spec import Usage
+from reasoner.budget.usage import Usage
 from tests.chaos import processes
 from tests.chaos.conftest import Service
 

@@ -23,8 +23,9 @@ from prm.formats.registry import FormatName
 from reasoner.admission.defaults import ModelDefaults
 from reasoner.admission.effort import DEFAULT_EFFORTS, Effort
 from reasoner.budget.prices import Prices
+from reasoner.budget.spec import MAX_BUDGET_SECONDS, MAX_BUDGET_TOKENS
 from reasoner.confidence.calibration import Calibration, CalibrationError, read_calibration
-from reasoner.jobs.spec import MAX_BUDGET_SECONDS, MAX_BUDGET_TOKENS, VOTE
+from reasoner.jobs.spec import VOTE
 from reasoner.strategies.registry import STRATEGIES
 from workers.config.rate_limits import Limits, LimitsTable
 from workers.config.types import (

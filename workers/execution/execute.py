@@ -15,10 +15,11 @@ from pydantic import ValidationError
 from structlog.contextvars import bound_contextvars
 
 from engine.protocol.types import EngineClient, EngineError, EngineUnavailable, InvalidRequest
+from reasoner.budget.grant_source import Parked
+from reasoner.jobs.job import JobError
 from reasoner.jobs.journal import JobCancelled, Journal, LeaseLost
-from reasoner.jobs.spec import JobError, JobSpec
+from reasoner.jobs.spec import JobSpec
 from reasoner.run import JobOutcome
-from reasoner.search.grants import Parked
 from workers.engines.tenant_isolation import TenantEngine
 from workers.store.batches import BatchStore
 from workers.store.jobs import BROKER_DOWN, Claim, JobStore

@@ -8,8 +8,8 @@ from typing import Any, get_args
 
 from reasoner.budget.allocator import WIDTH, Ask, floor
 from reasoner.jobs.batch import BatchStatus, end_status
+from reasoner.jobs.job import Status
 from reasoner.jobs.journal import JobCancelled, LeaseLost
-from reasoner.jobs.spec import Status
 from workers.config.rate_limits import Quota
 from workers.store.jobs import Claim, IdempotencyConflict, JobStore, QueueFull, Share, idempotency_record, new_id
 from workers.store.request_origin import ORIGIN

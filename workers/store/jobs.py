@@ -21,8 +21,10 @@ from redis.asyncio import Redis
 from redis.asyncio.retry import Retry
 from redis.backoff import ExponentialBackoff, NoBackoff
 
+from reasoner.jobs.event import Event
+from reasoner.jobs.job import TERMINAL, JobError, JobResult
 from reasoner.jobs.journal import Entry
-from reasoner.jobs.spec import TERMINAL, Event, JobError, JobResult, JobSpec
+from reasoner.jobs.spec import JobSpec
 from reasoner.search.best_so_far import best_so_far
 from workers.config.rate_limits import Quota
 from workers.store import serialization

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from reasoner.budget.grant_source import Allowance, Granted
 from reasoner.jobs.journal import Entry, JobCancelled, LeaseLost
-from reasoner.search.grants import Allowance, Granted
 from workers.store.jobs import Claim, JobStore
 
 

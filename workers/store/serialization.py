@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from reasoner.budget.usage import Usage
+from reasoner.jobs.event import Event
 from reasoner.jobs.journal import Entry
-from reasoner.jobs.spec import Event, Usage
 
 JobDocument = dict[str, Any]
-"""A job as the API shows it: the JSON of ``reasoner.jobs.spec.Job``, not validated again when it is read."""
+"""A job as the API shows it: the JSON of ``reasoner.jobs.job.Job``, not validated again when it is read."""
 
 
 def usage_of(fields: dict[str, str]) -> Usage:

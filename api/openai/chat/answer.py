@@ -12,7 +12,7 @@ from api.http.problems import SHUTTING_DOWN
 from api.openai.errors import stream_error
 from api.openai.narration import End, Story
 from api.openai.usage import CachedTokens, ReasoningTokens, Report, reasoning_tokens
-from reasoner.jobs.spec import Event
+from reasoner.jobs.event import Event
 from workers.store.jobs import ShuttingDown
 from workers.store.serialization import JobDocument
 

@@ -11,7 +11,9 @@ from api.openai.errors import stream_error
 from api.openai.narration import End, Story
 from api.openai.responses.body import Form
 from api.openai.responses.object import MessageStatus, Response, message_item, message_status, reasoning_item
-from reasoner.jobs.spec import Event, Status, Usage
+from reasoner.budget.usage import Usage
+from reasoner.jobs.event import Event
+from reasoner.jobs.job import Status
 from workers.store.jobs import ShuttingDown
 from workers.store.serialization import JobDocument
 

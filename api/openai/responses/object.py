@@ -9,7 +9,7 @@ from pydantic import BaseModel
 from api.openai.narration import End, Story
 from api.openai.responses.body import Form, SummaryText
 from api.openai.usage import CachedTokens, ReasoningTokens, Report, reasoning_tokens
-from reasoner.jobs.spec import Status
+from reasoner.jobs.job import Status
 from workers.store.serialization import JobDocument
 
 

@@ -29,7 +29,9 @@ from api.openai.responses.object import Response, response_id
 from api.openai.streaming import ClientGone, EventStream, ended, let_go
 from reasoner.answers.extraction.extract import without_thought
 from reasoner.base_model import Strict
-from reasoner.jobs.spec import MAX_SEQ, TERMINAL, JobSpec, Message
+from reasoner.jobs.event import MAX_SEQ
+from reasoner.jobs.job import TERMINAL
+from reasoner.jobs.spec import JobSpec, Message
 from workers.store.jobs import NoSuchJob
 from workers.store.serialization import JobDocument
 

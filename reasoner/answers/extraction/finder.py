@@ -8,8 +8,8 @@ from engine.protocol.types import InvalidRequest
 from reasoner.answers.extraction.extract import MAX_CHARS, extract_answer, without_thought
 from reasoner.answers.extraction.phrases import Ended
 from reasoner.answers.spec import AnswerSpec, RegexExtract
+from reasoner.deadline import TimeLeft, unlimited, within
 from reasoner.regex import pattern_error, search_last
-from reasoner.search.deadline import TimeLeft, unlimited, within
 
 MAX_LATE = 6
 """Searches of one job that may be late. From then on its pattern is not asked any more."""

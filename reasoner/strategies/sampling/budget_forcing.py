@@ -16,7 +16,7 @@ from pydantic import Field
 from reasoner.answers.equivalence import Equivalence
 from reasoner.answers.extraction.finder import AnswerFinder
 from reasoner.answers.spec import AnswerSpec
-from reasoner.jobs.spec import MAX_BUDGET_TOKENS
+from reasoner.budget.spec import MAX_BUDGET_TOKENS
 from reasoner.search.branch_runner import Seen, Watch
 from reasoner.search.search import Search
 from reasoner.strategies.base import Choice, Params, Samples, Strategy, majority

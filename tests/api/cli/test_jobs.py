@@ -20,7 +20,9 @@ from api.cli import jobs as cli_jobs
 from api.cli.api_client import ServiceClient, ServiceError
 from api.cli.main import app
 from api.cli.render import output, print_tree, watch
-from reasoner.jobs.spec import Event, Job, JobSpec, StrategySpec
+from reasoner.jobs.event import Event
+from reasoner.jobs.job import Job
+from reasoner.jobs.spec import JobSpec, StrategySpec
 from workers.config.settings import Settings
 
 

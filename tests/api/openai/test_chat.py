@@ -9,7 +9,7 @@ import httpx
 import pytest
 from openai import AsyncOpenAI
 
-from reasoner.jobs.spec import Usage
+from reasoner.budget.usage import Usage
 from tests.api.openai_client import MODEL, QUESTION, address, ai, http, job_of, worker, working
 from workers.store.jobs import JobStore
 

@@ -14,7 +14,10 @@ from api.openai import streaming
 from api.openai.narration import Story
 from api.openai.responses.body import Form
 from api.openai.responses.events import ResponseEvents
-from reasoner.jobs.spec import Event, JobResult, JobSpec, Usage
+from reasoner.budget.usage import Usage
+from reasoner.jobs.event import Event
+from reasoner.jobs.job import JobResult
+from reasoner.jobs.spec import JobSpec
 
 SPEC = JobSpec.model_validate(
     {

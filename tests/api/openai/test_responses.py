@@ -11,7 +11,7 @@ import openai
 import pytest
 from openai import AsyncOpenAI
 
-from reasoner.jobs.spec import Usage
+from reasoner.budget.usage import Usage
 from tests.api.openai_client import MODEL, address, ai, http, job_of, listening, worker, working
 from workers.config.settings import Settings
 from workers.store.jobs import JobStore

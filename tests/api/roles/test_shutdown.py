@@ -12,7 +12,7 @@ import pytest
 from openai import APIError, APIStatusError, AsyncOpenAI
 
 from api.http.metrics import HTTP_STREAMS
-from reasoner.jobs.spec import JobError
+from reasoner.jobs.job import JobError
 from tests.api.openai_client import MODEL, QUESTION, serving, working
 from workers.config.settings import Settings
 from workers.store.jobs import JobStore

@@ -9,8 +9,8 @@ from typing import Any
 import httpx
 import pytest
 
+from reasoner.budget.usage import Usage
 from reasoner.jobs.batch import Batch
-from reasoner.jobs.spec import Usage
 from tests.api.conftest import serving
 from tests.api.http.test_bad_input import check_problem
 from tests.scripted import ScriptedEngine

@@ -16,8 +16,8 @@ import uvicorn
 from structlog.testing import capture_logs
 
 from api.app.app import create_app
+from reasoner.budget.usage import Usage
 from reasoner.jobs.journal import Entry
-from reasoner.jobs.spec import Usage
 from tests.api.conftest import submitted
 from tests.chaos.fleet import until
 from tests.scripted import ScriptedEngine

@@ -12,8 +12,11 @@ import pytest
 
 from api.http.search_tree import fold
 from engine.protocol.types import EngineClient
+from reasoner.budget.usage import Usage
+from reasoner.jobs.event import Event
+from reasoner.jobs.job import Job
 from reasoner.jobs.journal import Entry, Journal, MemoryJournal
-from reasoner.jobs.spec import Event, Job, JobSpec, Usage
+from reasoner.jobs.spec import JobSpec
 from reasoner.run import JobOutcome, run_job
 from tests.api.conftest import submitted
 from tests.scripted import ScriptedEngine

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from api.cli import api_client
 from api.cli.main import app
-from reasoner.jobs.spec import JobError
+from reasoner.jobs.job import JobError
 from tests.api.conftest import submitted
 from workers.store.jobs import JobStore
 

@@ -9,7 +9,8 @@ from pydantic import ValidationError
 
 from reasoner.admission.defaults import ModelDefaults, apply_defaults
 from reasoner.admission.effort import DEFAULT_EFFORTS, Effort, apply_effort
-from reasoner.jobs.spec import Budget, JobSpec
+from reasoner.budget.spec import Budget
+from reasoner.jobs.spec import JobSpec
 
 DEFAULTS = ModelDefaults.model_validate(
     {

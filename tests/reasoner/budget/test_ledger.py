@@ -23,8 +23,10 @@ from engine.protocol.types import (
 )
 from reasoner.budget.ledger import Ledger
 from reasoner.budget.prices import NOTHING, Amount, Prices, Rate, check_budget
+from reasoner.budget.spec import Budget
+from reasoner.budget.usage import Usage
 from reasoner.jobs.journal import MemoryJournal
-from reasoner.jobs.spec import Budget, JobSpec, Usage
+from reasoner.jobs.spec import JobSpec
 from reasoner.run import JobOutcome, run_job
 from reasoner.strategies.registry import STRATEGIES
 from tests.scripted import ScriptedEngine

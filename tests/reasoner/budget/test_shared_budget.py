@@ -11,11 +11,12 @@ from hypothesis import strategies as st
 
 from engine.protocol.types import EngineUnavailable
 from reasoner.budget.allocator import Ask
+from reasoner.budget.grant_source import Granted, Parked, SharedBudget
 from reasoner.budget.ledger import Ledger
+from reasoner.budget.spec import Budget
 from reasoner.jobs.journal import MemoryJournal
-from reasoner.jobs.spec import Budget, JobSpec
+from reasoner.jobs.spec import JobSpec
 from reasoner.run import JobOutcome, run_job
-from reasoner.search.grants import Granted, Parked, SharedBudget
 from reasoner.strategies.registry import STRATEGIES
 from tests.scripted import ScriptedEngine
 

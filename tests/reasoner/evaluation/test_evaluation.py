@@ -13,6 +13,7 @@ import pytest
 
 from engine.protocol.types import Completion, EngineUnavailable, GenerateRequest, TokenLogprob
 from reasoner.answers.equivalence import Equivalence
+from reasoner.budget.usage import Usage
 from reasoner.evaluation import measure, pool
 from reasoner.evaluation.measure import Setting, evaluate, missing
 from reasoner.evaluation.plan import Case, Plan, Stage, parse_cases, split
@@ -21,7 +22,7 @@ from reasoner.evaluation.runs import FILE, DifferentEvaluation, Piece, Run, RunF
 from reasoner.evaluation.suites.registry import load, open_suite
 from reasoner.evaluation.suites.suite import Suite
 from reasoner.jobs.journal import MemoryJournal
-from reasoner.jobs.spec import JobSpec, Sampling, Usage
+from reasoner.jobs.spec import JobSpec, Sampling
 from reasoner.run import open_search, run_job
 from reasoner.search.search import Search
 from reasoner.strategies.base import Choice, Params, Strategy

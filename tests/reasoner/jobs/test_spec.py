@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 from pydantic import ValidationError
 
-from reasoner.jobs.spec import MAX_PROBLEM_CHARS, JobSpec, Usage
+from reasoner.budget.usage import Usage
+from reasoner.jobs.spec import MAX_PROBLEM_CHARS, JobSpec
 
 
 @pytest.mark.parametrize(

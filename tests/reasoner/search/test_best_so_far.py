@@ -7,8 +7,10 @@ from collections.abc import Sequence
 
 import pytest
 
+from reasoner.budget.usage import Usage
+from reasoner.jobs.job import JobResult
 from reasoner.jobs.journal import Entry, JobCancelled, MemoryJournal
-from reasoner.jobs.spec import JobResult, JobSpec, Usage
+from reasoner.jobs.spec import JobSpec
 from reasoner.run import run_job
 from reasoner.search.best_so_far import best_so_far
 from reasoner.strategies.registry import STRATEGIES

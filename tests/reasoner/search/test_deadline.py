@@ -20,12 +20,13 @@ from reasoner.answers.extraction.finder import AnswerFinder
 from reasoner.answers.spec import AnswerSpec
 from reasoner.budget.ledger import GRACE, Ledger
 from reasoner.budget.prices import NOTHING
+from reasoner.budget.spec import Budget
+from reasoner.deadline import within
 from reasoner.jobs.journal import MemoryJournal
-from reasoner.jobs.spec import Budget, JobSpec
+from reasoner.jobs.spec import JobSpec
 from reasoner.regex import LastMatch
 from reasoner.run import JobOutcome, run_job
 from reasoner.search import search
-from reasoner.search.deadline import within
 from reasoner.verifiers import rules
 from tests.scripted import ANSWER, TEXTS, ScriptedEngine
 

@@ -11,8 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.protocol.types import Completion, Delta, EngineUnavailable, GenerateRequest, InvalidRequest
+from reasoner.budget.usage import Usage
 from reasoner.jobs.journal import Entry, JobCancelled, MemoryJournal
-from reasoner.jobs.spec import JobSpec, Usage
+from reasoner.jobs.spec import JobSpec
 from reasoner.run import JobOutcome, run_job
 from reasoner.search.replay import ReplayMismatch
 from reasoner.strategies.registry import STRATEGIES

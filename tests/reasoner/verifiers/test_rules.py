@@ -20,8 +20,9 @@ from reasoner.answers import equivalence
 from reasoner.answers.equivalence import Equivalence
 from reasoner.answers.plain import number_of as number
 from reasoner.budget.ledger import Ledger
+from reasoner.budget.spec import Budget
 from reasoner.jobs.journal import MemoryJournal
-from reasoner.jobs.spec import Budget, JobSpec
+from reasoner.jobs.spec import JobSpec
 from reasoner.run import JobOutcome, run_job
 from reasoner.sandbox.runner import SandboxRefused
 from reasoner.tree import Node

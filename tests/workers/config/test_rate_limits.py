@@ -17,8 +17,9 @@ import redis
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from reasoner.budget.usage import Usage
+from reasoner.jobs.job import JobResult
 from reasoner.jobs.journal import Entry
-from reasoner.jobs.spec import JobResult, Usage
 from tests.workers.store.test_jobs import SPEC, claim
 from workers.config.rate_limits import Limits, LimitsTable, Quota, QuotaExceeded
 from workers.config.settings import load_settings

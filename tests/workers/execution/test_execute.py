@@ -13,10 +13,12 @@ from structlog.testing import capture_logs
 
 from engine.protocol.types import EngineClient, EngineError, EngineUnavailable, InvalidRequest
 from reasoner.budget.allocator import Ask
+from reasoner.budget.grant_source import Parked
+from reasoner.budget.usage import Usage
+from reasoner.jobs.job import JobResult
 from reasoner.jobs.journal import Entry, JobCancelled, Journal
-from reasoner.jobs.spec import JobResult, JobSpec, Usage
+from reasoner.jobs.spec import JobSpec
 from reasoner.run import JobOutcome
-from reasoner.search.grants import Parked
 from tests.scripted import ScriptedEngine
 from workers.execution.execute import RunJob, execute
 from workers.store.batches import BatchStore

@@ -11,8 +11,10 @@ import redis
 
 from engine.protocol.types import EngineClient
 from reasoner.budget.allocator import WIDTH, Ask, Pool
+from reasoner.budget.usage import Usage
+from reasoner.jobs.job import JobResult
 from reasoner.jobs.journal import Entry, JobCancelled, Journal, LeaseLost
-from reasoner.jobs.spec import JobResult, JobSpec, Usage
+from reasoner.jobs.spec import JobSpec
 from reasoner.run import JobOutcome, run_job
 from tests.scripted import ScriptedEngine
 from tests.workers.store.test_jobs import expire, solution

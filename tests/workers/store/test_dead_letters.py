@@ -9,8 +9,9 @@ import pytest
 import redis
 
 from engine.protocol.types import EngineClient
+from reasoner.jobs.job import JobError
 from reasoner.jobs.journal import Entry, Journal, MemoryJournal
-from reasoner.jobs.spec import JobError, JobSpec
+from reasoner.jobs.spec import JobSpec
 from reasoner.run import JobOutcome, run_job
 from tests.scripted import ScriptedEngine
 from tests.workers.store.test_batches import submit as submit_batch

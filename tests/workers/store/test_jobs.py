@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 import redis
 
+from reasoner.budget.usage import Usage
+from reasoner.jobs.job import JobError, JobResult
 from reasoner.jobs.journal import Entry
-from reasoner.jobs.spec import JobError, JobResult, Usage
 from workers.store.jobs import Claim, IdempotencyConflict, JobActive, JobStore, NoSuchJob, QueueFull
 
 SPEC: dict[str, Any] = {"problem": "1 + 1?", "strategy": {"name": "greedy"}, "seed": 7, "priority": "interactive"}

@@ -12,8 +12,9 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
+from reasoner.budget.usage import Usage
+from reasoner.jobs.job import TERMINAL, JobResult
 from reasoner.jobs.journal import Entry
-from reasoner.jobs.spec import TERMINAL, JobResult, Usage
 from tests.workers.execution.test_outages import pass_time
 from tests.workers.store.test_jobs import SPEC, expire
 from workers.store.jobs import Claim, JobStore

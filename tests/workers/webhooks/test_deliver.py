@@ -22,7 +22,7 @@ from typing import Any
 import pytest
 import redis
 
-from reasoner.jobs.spec import JobError
+from reasoner.jobs.job import JobError
 from tests.workers.store.test_jobs import RESULT, SPEC, claim, expire
 from workers.config.settings import Settings, load_settings
 from workers.config.types import ConfigError, webhook_secret_bytes
