@@ -19,7 +19,7 @@ from engine.models.families import DecoderConfig
 from engine.models.feed_forward import Experts, GatedMlp
 from engine.models.interface import Batch
 from engine.weights.formats.registry import Read
-from engine.weights.matrix import product
+from engine.weights.matmul import product
 from engine.weights.safetensors import Weights
 from kernels.cpu.runtime.kernel_graph import layer_ends
 from kernels.layers.activation import gelu_tanh_mul, silu_mul
