@@ -70,13 +70,9 @@ class Bin(Strict):
 
     @field_validator("stages")
     @classmethod
-    def _known(cls, value: list[StrategySpec]) -> list[StrategySpec]:
-        from reasoner.strategies.registry import resolve
-
-        for stage in value:
-            if stage.name == "auto":
-                raise ValueError("auto cannot be a stage of itself")
-            resolve(stage.name, stage.params)
+    def _check_auto_is_no_stage(cls, value: list[StrategySpec]) -> list[StrategySpec]:
+        if any(stage.name == "auto" for stage in value):
+            raise ValueError("auto cannot be a stage of itself")
         return value
 
 
@@ -130,7 +126,10 @@ class Calibration(Strict):
 
 
 def read_calibration(path: Path) -> Calibration:
-    """Raises ``CalibrationError`` for a file that is not there or not a table, naming the field."""
+    """Read the table in ``path``; ``reasoner.admission.calibration`` checks the strategies that its stages name.
+
+    Raises ``CalibrationError``, naming the file and the field, for a file that is missing or holds no valid table.
+    """
     try:
         return Calibration.model_validate_json(path.read_text(encoding="utf-8"))
     except OSError as error:

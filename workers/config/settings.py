@@ -20,11 +20,12 @@ from pydantic_settings import (
 )
 
 from prm.formats.registry import FormatName
+from reasoner.admission.calibration import load_calibration
 from reasoner.admission.defaults import ModelDefaults
 from reasoner.admission.effort import DEFAULT_EFFORTS, Effort
 from reasoner.budget.prices import Prices
 from reasoner.budget.spec import MAX_BUDGET_SECONDS, MAX_BUDGET_TOKENS
-from reasoner.confidence.calibration import Calibration, CalibrationError, read_calibration
+from reasoner.confidence.calibration import Calibration, CalibrationError
 from reasoner.jobs.spec import VOTE
 from reasoner.strategies.registry import STRATEGIES
 from workers.config.rate_limits import Limits, LimitsTable
@@ -296,7 +297,7 @@ class Settings(BaseSettings):
         if self.calibration is None:
             return None
         try:
-            return read_calibration(self.calibration.expanduser())
+            return load_calibration(self.calibration.expanduser())
         except CalibrationError as error:
             raise ConfigError(str(error)) from None
 

@@ -15,7 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.protocol.types import EngineUnavailable, ModelInfo
-from reasoner.confidence.calibration import Calibration, CalibrationError, Curve, read_calibration, shipped_calibration
+from reasoner.admission.calibration import load_calibration
+from reasoner.confidence.calibration import SHIPPED, Calibration, CalibrationError, Curve
 from reasoner.confidence.posterior import Evidence, features, leader_stays, log_odds
 from reasoner.jobs.journal import MemoryJournal
 from reasoner.jobs.spec import JobSpec
@@ -246,23 +247,23 @@ def test_a_bad_table_is_refused_with_the_file_and_the_field(tmp_path: Path, chan
     path = tmp_path / "table.json"
     path.write_text(json.dumps(document() | change))
     with pytest.raises(CalibrationError) as error:
-        read_calibration(path)
+        load_calibration(path)
     assert str(path) in str(error.value)
     assert field in str(error.value)
 
 
 def test_a_table_that_is_not_there_or_no_json_is_refused(tmp_path: Path) -> None:
     with pytest.raises(CalibrationError, match="No such file"):
-        read_calibration(tmp_path / "none.json")
+        load_calibration(tmp_path / "none.json")
     (tmp_path / "broken.json").write_text("{")
     with pytest.raises(CalibrationError, match="Invalid JSON"):
-        read_calibration(tmp_path / "broken.json")
+        load_calibration(tmp_path / "broken.json")
 
 
 def test_the_shipped_table_is_valid_and_was_fitted_for_what_ships_with_it() -> None:
     from engine.fingerprint import fingerprint
 
-    table = shipped_calibration()
+    table = load_calibration(SHIPPED)
     folder = Path(__file__).parents[3] / "reasoner" / "bundled"
     assert table.policy.fingerprint == fingerprint(folder / "policy")
     assert table.verifier.fingerprint == fingerprint(folder / "prm")
