@@ -50,7 +50,7 @@ class Found(NamedTuple):
     """How many guesses each row has."""
     tokens: tuple[int, ...]
     parents: tuple[int, ...]
-    """Within the branch, as in ``engine.speculation.drafter.Draft``."""
+    """Within the branch, as in ``engine.scheduler.draft.Draft``."""
     chances: tuple[float, ...]
 
 

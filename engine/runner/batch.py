@@ -15,8 +15,8 @@ from engine.attention.plan import CostModel, Ints, Tree
 from engine.attention.plan import Rows as RowTable
 from engine.cache.paged_kv import KVCache, token_bytes
 from engine.models.interface import Batch
+from engine.scheduler.draft import EMPTY, Draft
 from engine.scheduler.sequence import Sequence
-from engine.speculation.drafter import EMPTY, Draft
 
 
 class Work(NamedTuple):

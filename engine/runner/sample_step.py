@@ -21,8 +21,8 @@ from engine.runner.logprobs import log_probabilities, read_prompt
 from engine.sampling.logits_processors import Point, change
 from engine.sampling.penalties import Ints
 from engine.sampling.sampler import NOT_FINITE, Coordinates, Floats, Laws, sample
+from engine.scheduler.draft import Draft
 from engine.scheduler.sequence import GenerateSequence, ScoreSequence
-from engine.speculation.drafter import Draft
 
 _Read = tuple[ScoreSequence, int, int]
 """A sequence, a position in it to read, and the row of its hidden state."""

@@ -11,9 +11,10 @@ from torch import Tensor
 
 from engine.cache.paged_kv import KVCache
 from engine.runner.batch import Work
+from engine.scheduler.draft import EMPTY, Draft
 from engine.scheduler.sequence import GenerateSequence, Sequence
 from engine.speculation.control.controller import REST, Controller, Outcome
-from engine.speculation.drafter import EMPTY, Advance, Draft, Drafter, Watch, Wish
+from engine.speculation.drafter import Advance, Drafter, Watch, Wish
 from engine.speculation.stats import Tally
 from kernels.common.warmup import Firsts
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from engine.speculation.drafter import Draft
+from engine.scheduler.draft import Draft
 
 
 def accepted(draft: Draft, drawn: Sequence[int]) -> tuple[int, ...]:

@@ -21,10 +21,11 @@ from engine.cache.paged_kv import KVCache
 from engine.core.engine_core import CoreOptions, EngineCore
 from engine.core.local_engine import LocalEngine
 from engine.protocol.types import Branch, Completion, GenerateRequest, SamplingParams
+from engine.scheduler.draft import Draft
 from engine.scheduler.sequence import GenerateSequence
 from engine.speculation.control.adaptive import AdaptiveController
 from engine.speculation.control.controller import Controller, FixedController
-from engine.speculation.drafter import Advance, Draft, Drafter, Watch, Wish
+from engine.speculation.drafter import Advance, Drafter, Watch, Wish
 from engine.speculation.drafters.ngram import NgramDrafter
 from engine.speculation.load import MAX_NODES
 from engine.speculation.speculator import Speculator

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 
-from engine.speculation.drafter import EMPTY, Draft
+from engine.scheduler.draft import EMPTY, Draft
 
 _LOWEST, _HIGHEST, _PER_UNIT = -5.0, 6.0, 2
 """Said chances are told apart by their log-odds: from, to, and so many bins per unit."""

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from engine.scheduler.draft import Draft
 from engine.scheduler.sequence import GenerateSequence
 from engine.speculation.control.acceptance import Chances, Survival
 from engine.speculation.control.controller import REST, Outcome
 from engine.speculation.control.cost_model import NONE, Costs, Size, bucket
 from engine.speculation.control.step_cost_trials import Comparison
-from engine.speculation.drafter import Draft, Wish
+from engine.speculation.drafter import Wish
 
 DEPTHS = (1, 2, 3, 4, 6, 8, 12, 16)
 """That are asked for."""

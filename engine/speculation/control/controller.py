@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
+from engine.scheduler.draft import Draft
 from engine.scheduler.sequence import GenerateSequence
-from engine.speculation.drafter import Draft, Wish
+from engine.speculation.drafter import Wish
 
 REST = 63
 """Steps after each other that are not looked at where guessing does not pay, at most."""

@@ -30,8 +30,9 @@ from engine.device import sent
 from engine.models.interface import Model
 from engine.runner.batch import Work, build_batch
 from engine.runner.forward_gpu import forward_over
+from engine.scheduler.draft import EMPTY, Draft
 from engine.scheduler.sequence import GenerateSequence, Sequence
-from engine.speculation.drafter import EMPTY, Advance, Draft, Watch, Wish
+from engine.speculation.drafter import Advance, Watch, Wish
 from engine.speculation.drafters.fused_chain import DUE, MOST, Chains, Start, can_chain
 from engine.speculation.drafters.proposal import Guesses
 

@@ -40,8 +40,9 @@ from engine.models.interface import Model
 from engine.protocol.types import EngineError
 from engine.runner.batch import lay_out
 from engine.sampling.truncation import Ints
+from engine.scheduler.draft import EMPTY, Draft
 from engine.scheduler.sequence import GenerateSequence
-from engine.speculation.drafter import EMPTY, Advance, Draft, Watch, Wish
+from engine.speculation.drafter import Advance, Watch, Wish
 from engine.speculation.drafters.head_config import fits, product, read_head_config, readout
 from engine.speculation.drafters.tree_draft import Level, grow
 from engine.weights.safetensors import Weights

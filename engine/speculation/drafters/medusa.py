@@ -30,8 +30,9 @@ from engine.cache.paged_kv import KVCache
 from engine.models.decoder import Decoder
 from engine.models.interface import Model
 from engine.sampling.truncation import Ints
+from engine.scheduler.draft import EMPTY, Draft
 from engine.scheduler.sequence import GenerateSequence
-from engine.speculation.drafter import EMPTY, Advance, Draft, Watch, Wish
+from engine.speculation.drafter import Advance, Watch, Wish
 from engine.speculation.drafters.head_config import Floats32, LastStates, read_head_config
 from engine.speculation.drafters.proposal import Guesses
 from engine.weights.safetensors import Weights

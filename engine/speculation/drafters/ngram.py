@@ -23,8 +23,9 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from engine.cache.paged_kv import KVCache
+from engine.scheduler.draft import EMPTY, Draft
 from engine.scheduler.sequence import GenerateSequence
-from engine.speculation.drafter import EMPTY, Advance, Draft, Watch, Wish
+from engine.speculation.drafter import Advance, Watch, Wish
 from kernels.ngrams import NgramTable, scope_of, search_of
 
 _PREFIX = 2048

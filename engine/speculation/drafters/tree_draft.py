@@ -15,7 +15,8 @@ import numpy as np
 from torch import Tensor
 
 from engine.sampling.truncation import Ints
-from engine.speculation.drafter import Draft, Wish
+from engine.scheduler.draft import Draft
+from engine.speculation.drafter import Wish
 from engine.speculation.drafters.proposal import Guesses
 
 _WIDTH = 4

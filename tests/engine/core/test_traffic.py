@@ -18,10 +18,11 @@ from torch import Tensor
 from engine.cache.paged_kv import KVCache
 from engine.core.engine_core import CoreOptions
 from engine.protocol.types import Branch, Completion, GenerateRequest, ScoreItem, ScoreResult
+from engine.scheduler.draft import Draft
 from engine.scheduler.sequence import Event, GenerateSequence
 from engine.speculation.control.adaptive import AdaptiveController
 from engine.speculation.control.controller import Outcome
-from engine.speculation.drafter import Advance, Draft, Drafter, Wish
+from engine.speculation.drafter import Advance, Drafter, Wish
 from engine.speculation.drafters.draft_model import DraftModel
 from engine.speculation.load import load_drafter
 from tests.engine.conftest import Checkpoints

@@ -15,8 +15,8 @@ from engine.core.engine_core import CoreOptions
 from engine.device import HOST, find_place
 from engine.protocol.types import Branch, Completion, EngineError, GenerateRequest, ScoreItem
 from engine.runner.forward_gpu import padded
+from engine.scheduler.draft import Draft
 from engine.speculation.control.controller import FixedController
-from engine.speculation.drafter import Draft
 from tests.engine.conftest import Checkpoints
 from tests.engine.exact import float32_loss, gap
 from tests.engine.gpu import AS_ON_A_GPU, Replay, pretend

@@ -16,8 +16,9 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from engine.cache.paged_kv import KVCache
+from engine.scheduler.draft import Draft
 from engine.scheduler.sequence import GenerateSequence
-from engine.speculation.drafter import Advance, Draft, Drafter, Wish
+from engine.speculation.drafter import Advance, Drafter, Wish
 from engine.speculation.drafters.proposal import _REACH as REACH
 from engine.speculation.drafters.proposal import NOISE
 from kernels.common.noise import SAMPLE, gumbel_noise, noise_streams

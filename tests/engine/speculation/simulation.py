@@ -14,9 +14,10 @@ from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any, cast
 
+from engine.scheduler.draft import EMPTY, Draft
 from engine.scheduler.sequence import GenerateSequence
 from engine.speculation.control.controller import Controller, Outcome
-from engine.speculation.drafter import EMPTY, Draft, Wish
+from engine.speculation.drafter import Wish
 
 Chances = Callable[[random.Random, float], tuple[float, float]]
 

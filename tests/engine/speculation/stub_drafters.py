@@ -8,8 +8,9 @@ from collections.abc import Mapping, Sequence
 from torch import Tensor
 
 from engine.cache.paged_kv import KVCache
+from engine.scheduler.draft import Draft
 from engine.scheduler.sequence import GenerateSequence
-from engine.speculation.drafter import Advance, Draft, Watch, Wish
+from engine.speculation.drafter import Advance, Watch, Wish
 
 Place = tuple[int, int, int]
 """A branch's seed and key, and a position."""

@@ -23,9 +23,10 @@ from engine.protocol.types import Branch, Completion
 from engine.runner import batch, sample_step
 from engine.runner.sample_step import Drawn
 from engine.sampling.sampler import Coordinates, Floats, Ints, Laws
+from engine.scheduler.draft import Draft
 from engine.scheduler.sequence import GenerateSequence
 from engine.speculation.control.controller import FixedController, Outcome
-from engine.speculation.drafter import Advance, Draft, Drafter, Watch, Wish
+from engine.speculation.drafter import Advance, Drafter, Watch, Wish
 from engine.speculation.load import load_drafter
 from tests.engine.conftest import Checkpoints
 from tests.engine.helpers import SMALL, Harness, generate

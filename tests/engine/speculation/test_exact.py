@@ -12,9 +12,9 @@ import pytest
 from engine.core.engine_core import CoreOptions
 from engine.device import KV_DTYPES
 from engine.protocol.types import Branch, Completion, Delta, GenerateRequest, ScoreItem
+from engine.scheduler.draft import Draft
 from engine.scheduler.sequence import Event
 from engine.speculation.control.controller import FixedController
-from engine.speculation.drafter import Draft
 from engine.speculation.verify import accepted
 from tests.engine.conftest import Checkpoints
 from tests.engine.exact import gap

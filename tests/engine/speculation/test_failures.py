@@ -9,11 +9,12 @@ from torch import Tensor
 
 from engine.cache.paged_kv import KVCache
 from engine.protocol.types import Completion, EngineError
+from engine.scheduler.draft import Draft
 from engine.scheduler.sequence import GenerateSequence
 from engine.speculation import speculator
 from engine.speculation.control.adaptive import AdaptiveController
 from engine.speculation.control.controller import FixedController
-from engine.speculation.drafter import Advance, Draft, Wish
+from engine.speculation.drafter import Advance, Wish
 from tests.engine.conftest import Checkpoints
 from tests.engine.helpers import Harness
 from tests.engine.speculation.stub_drafters import Oracle

@@ -10,9 +10,10 @@ from torch import Tensor
 
 from engine.cache.paged_kv import KVCache
 from engine.protocol.types import Branch
+from engine.scheduler.draft import EMPTY, Draft
 from engine.scheduler.sequence import GenerateSequence
 from engine.speculation.control.controller import REST, Outcome
-from engine.speculation.drafter import EMPTY, Advance, Draft, Watch, Wish
+from engine.speculation.drafter import Advance, Watch, Wish
 from tests.engine.conftest import Checkpoints
 from tests.engine.helpers import Harness, generate
 

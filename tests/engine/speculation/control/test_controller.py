@@ -14,10 +14,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from engine.scheduler.draft import Draft
 from engine.scheduler.sequence import GenerateSequence
 from engine.speculation.control.adaptive import AdaptiveController
 from engine.speculation.control.controller import Controller, FixedController, Outcome
-from engine.speculation.drafter import Draft, Wish
+from engine.speculation.drafter import Wish
 from tests.engine.speculation.simulation import (
     Branch,
     Simulation,

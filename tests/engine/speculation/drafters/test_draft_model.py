@@ -16,9 +16,10 @@ from engine.core.engine_core import CoreOptions
 from engine.models.interface import Batch, Model
 from engine.models.load import load_model
 from engine.protocol.types import Branch, Completion, GenerateRequest
+from engine.scheduler.draft import EMPTY, Draft
 from engine.scheduler.sequence import GenerateSequence, Job
 from engine.speculation.control.controller import FixedController
-from engine.speculation.drafter import EMPTY, Draft, Wish
+from engine.speculation.drafter import Wish
 from engine.speculation.drafters.draft_model import DraftModel
 from tests.engine.conftest import Checkpoints
 from tests.engine.exact import float32_loss

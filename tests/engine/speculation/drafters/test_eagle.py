@@ -18,9 +18,9 @@ from torch.nn import functional as F
 from engine.core.engine_core import CoreOptions
 from engine.device import KV_DTYPES
 from engine.protocol.types import Branch, EngineError
+from engine.scheduler.draft import EMPTY, Draft
 from engine.scheduler.sequence import GenerateSequence
 from engine.speculation.control.controller import FixedController
-from engine.speculation.drafter import EMPTY, Draft
 from engine.speculation.drafters import eagle, tree_draft
 from engine.speculation.drafters.eagle import load_eagle
 from tests.engine.conftest import Checkpoints

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from engine.protocol.types import EngineError
+from engine.scheduler.draft import EMPTY, Draft
 from engine.speculation.control.controller import FixedController
-from engine.speculation.drafter import EMPTY, Draft
 from engine.speculation.drafters.medusa import load_medusa
 from tests.engine.conftest import Checkpoints
 from tests.engine.helpers import SMALL, Harness

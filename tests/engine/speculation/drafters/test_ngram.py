@@ -20,9 +20,10 @@ from scipy.stats import binom
 from engine.cache.paged_kv import KVCache
 from engine.core.engine_core import CoreOptions
 from engine.protocol.types import Branch, SamplingParams
+from engine.scheduler.draft import EMPTY, Draft
 from engine.scheduler.sequence import GenerateSequence, Job
 from engine.speculation.control.controller import FixedController
-from engine.speculation.drafter import EMPTY, Advance, Draft, Wish
+from engine.speculation.drafter import Advance, Wish
 from engine.speculation.drafters import ngram
 from engine.speculation.drafters.ngram import NgramDrafter
 from kernels import ngrams

@@ -17,7 +17,7 @@ from torch import Tensor
 from engine.protocol.types import SamplingParams
 from engine.sampling import sampler as on_cpu
 from engine.sampling.penalties import Penalties, penalise
-from engine.speculation.drafter import Draft
+from engine.scheduler.draft import Draft
 from engine.speculation.verify import accepted
 from kernels.common import noise
 from kernels.common.noise import SAMPLE
