@@ -25,8 +25,8 @@ from engine.models.transformers_backend import ForeignModel
 from engine.protocol.types import EngineError, FinishReason
 from engine.runner.batch import Work, build_batch
 from engine.runner.forward_gpu import forward_over
-from engine.runner.sample_step import Drawn, Sampler, read_out, rows_to_read, sample_on_host
-from engine.sampling.gpu import sample_on_device
+from engine.runner.sample_step import Drawn, Sampler, read_out, rows_to_read, sample_on_cpu
+from engine.sampling.gpu import sample_on_gpu
 from engine.scheduler.scheduler import Scheduler
 from engine.scheduler.sequence import GenerateSequence, Job, ScoreSequence, Sequence
 from engine.scheduler.timings import Timings
@@ -517,7 +517,7 @@ class EngineCore:
             max_pinned=int(self._pages * options.lease_share),
             lease_seconds=options.lease_seconds,
         )
-        self._sampler: Sampler = sample_on_device if self._place.on_gpu else sample_on_host
+        self._sampler: Sampler = sample_on_gpu if self._place.on_gpu else sample_on_cpu
         self._scheduler = Scheduler(self.cache, max_running=options.max_running, step_tokens=options.step_tokens)
         self._connect()
 

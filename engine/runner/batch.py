@@ -15,7 +15,7 @@ from engine.attention.plan import CostModel, Ints, Tree
 from engine.attention.plan import Rows as RowTable
 from engine.cache.paged_kv import KVCache, token_bytes
 from engine.models.interface import Batch
-from engine.scheduler.draft import EMPTY, Draft
+from engine.scheduler.draft import EMPTY_DRAFT, Draft
 from engine.scheduler.sequence import Sequence
 
 
@@ -24,7 +24,7 @@ class Work(NamedTuple):
 
     sequence: Sequence
     due: int
-    draft: Draft = EMPTY
+    draft: Draft = EMPTY_DRAFT
 
 
 def build_batch(work: Rows[Work], cache: KVCache, about: LayerAttention) -> tuple[Batch, RowTable, list[Work]]:

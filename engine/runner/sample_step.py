@@ -18,7 +18,7 @@ from engine.protocol.types import EngineError, TokenLogprob
 from engine.runner.batch import Work
 from engine.runner.forward_gpu import Forward
 from engine.runner.logprobs import log_probabilities, read_prompt
-from engine.sampling.logits_processors import Point, change
+from engine.sampling.logits_processors import LogitsRow, apply_logits_processors
 from engine.sampling.penalties import Ints
 from engine.sampling.sampler import NOT_FINITE, Coordinates, Floats, Laws, sample
 from engine.scheduler.draft import Draft
@@ -50,14 +50,13 @@ class _Drawing(NamedTuple):
     """That of its last token's hidden state."""
 
 
-Sampler = Callable[[Tensor, Sequence[Point], Laws, Coordinates], tuple[Ints, Floats]]
-"""Applies what requests change in the logits of their points, in place, and draws one token for each. See
-``engine.sampling.sampler.sample``."""
+Sampler = Callable[[Tensor, Sequence[LogitsRow], Laws, Coordinates], tuple[Ints, Floats]]
+"""Applies the logits processors in place and samples one token per row. See ``engine.sampling.sampler.sample``."""
 
 
-def sample_on_host(logits: Tensor, points: Sequence[Point], laws: Laws, where: Coordinates) -> tuple[Ints, Floats]:
-    """A ``Sampler`` of logits on the host."""
-    change(logits, points)
+def sample_on_cpu(logits: Tensor, rows: Sequence[LogitsRow], laws: Laws, where: Coordinates) -> tuple[Ints, Floats]:
+    """Sample from logits on the host; a ``Sampler``."""
+    apply_logits_processors(logits, rows)
     return sample(logits, laws, where)
 
 
@@ -135,15 +134,15 @@ def _wanted(
     return drawing, readings
 
 
-def _points(sequence: GenerateSequence, draft: Draft) -> Iterator[Point]:
-    """Where a branch draws: after its last token, and after each guess."""
+def _logits_rows(sequence: GenerateSequence, draft: Draft) -> Iterator[LogitsRow]:
+    """Yield the logits rows of a branch: after its last token, and after each draft token."""
     if draft.is_chain:
-        for ahead in range(len(draft) + 1):
-            yield Point(sequence, draft.tokens[:ahead], ahead)
+        for depth in range(len(draft) + 1):
+            yield sequence.logits_row(draft.tokens[:depth], depth)
         return
     for index in range(-1, len(draft)):
         path = draft.path(index)
-        yield Point(sequence, path, len(path))
+        yield sequence.logits_row(path, len(path))
 
 
 def _chosen(rows: Tensor, which: Iterable[int]) -> Tensor:
@@ -157,7 +156,7 @@ def _draw(
     asking = _asking(drawing, counts)
     # No two rows are the same, so as many as there are are all of them: a decoding step's.
     whole, found = sum(counts) == hidden.shape[0], None
-    changed = any(sequence.penalties is not None or sequence.forbidden is not None for sequence, _, _ in drawing)
+    changed = any(sequence.has_logits_processors for sequence, _, _ in drawing)
     if whole and not changed:
         found = forward.draw(hidden, [sequence for sequence, _, _ in drawing], counts)
     if found is not None:
@@ -168,8 +167,10 @@ def _draw(
         logits = model.read(hidden if whole else _chosen(hidden, rows))
         # Complete when the tokens are, which are waited for.
         raw = _chosen(logits, asking).to("cpu", non_blocking=True) if asking else None
-        points = [point for sequence, draft, _ in drawing for point in _points(sequence, draft)] if changed else []
-        tokens, logprobs = sampler(logits, points, *_laws_and_noise(drawing))
+        rows_changed = (
+            [row for sequence, draft, _ in drawing for row in _logits_rows(sequence, draft)] if changed else []
+        )
+        tokens, logprobs = sampler(logits, rows_changed, *_laws_and_noise(drawing))
     details: list[TokenLogprob] = []
     if raw is not None:
         details = log_probabilities(raw.numpy(), tokens[list(asking)], list(asking.values()))

@@ -11,15 +11,17 @@ from torch import Tensor
 
 from engine.device import sent
 from engine.protocol.types import EngineError
-from engine.sampling.logits_processors import Point, forbidden_at, penalties_of
+from engine.sampling.logits_processors import LogitsRow, forbidden_by_row, penalties_by_row
 from engine.sampling.penalties import Ints, Penalties
 from engine.sampling.sampler import Coordinates, Floats, Laws
 from kernels.sampling import sampling
 
 
-def sample_on_device(logits: Tensor, points: Sequence[Point], laws: Laws, where: Coordinates) -> tuple[Ints, Floats]:
+def sample_on_gpu(
+    logits: Tensor, logits_rows: Sequence[LogitsRow], laws: Laws, where: Coordinates
+) -> tuple[Ints, Floats]:
     """A ``Sampler`` of logits on a device."""
-    change_on_device(logits, points)
+    apply_logits_processors_on_gpu(logits, logits_rows)
     rows = len(logits)
     # An even number of columns: each row then begins at a multiple of 16 bytes, and the kernel is compiled once.
     packed = np.zeros((7, rows + rows % 2), np.int64)
@@ -41,10 +43,9 @@ def sample_on_device(logits: Tensor, points: Sequence[Point], laws: Laws, where:
     return drawn[0], drawn[1].view(np.float64)
 
 
-def change_on_device(logits: Tensor, points: Sequence[Point]) -> None:
-    """Applies bias, penalties and ``min_tokens`` in place, as ``engine.sampling.logits_processors.change`` does on the
-    host."""
-    penalties, forbidden = penalties_of(points), forbidden_at(points)
+def apply_logits_processors_on_gpu(logits: Tensor, rows: Sequence[LogitsRow]) -> None:
+    """Apply bias, penalties and ``min_tokens`` to ``logits`` ``[rows, vocab]`` on a GPU, in place."""
+    penalties, forbidden = penalties_by_row(rows), forbidden_by_row(rows)
     if penalties or forbidden:
         sampling.change(logits, changes(len(logits), penalties, forbidden, logits.device))
 

@@ -1,4 +1,4 @@
-"""What requests change in the logits that their branches' next tokens are drawn from, or guessed from."""
+"""Logits processors of requests: bias, penalties and tokens forbidden before ``min_tokens``, for rows of a batch."""
 
 from __future__ import annotations
 
@@ -8,42 +8,37 @@ from typing import NamedTuple
 from torch import Tensor
 
 from engine.sampling.penalties import Ints, Penalties, forbid, penalise
-from engine.scheduler.sequence import GenerateSequence
 
 
-class Point(NamedTuple):
-    """Where a token is drawn or guessed: after a branch and some guesses."""
+class LogitsRow(NamedTuple):
+    """What changes one row of logits before a token is sampled or drafted from it."""
 
-    sequence: GenerateSequence
-    guessed: Sequence[int]
-    """The guesses before it, as far as they are known; penalties count them."""
-    ahead: int
-    """How many there are."""
+    penalties: Penalties | None
+    """Bias and penalties of the branch, with the tokens it has generated so far."""
+    forbidden: Ints | None
+    """Tokens whose logits become minus infinity."""
+    draft_prefix: Sequence[int]
+    """Draft tokens between the branch and this row; the penalties count them as generated."""
 
 
-def change(logits: Tensor, points: Sequence[Point]) -> None:
-    """Applies bias, penalties and ``min_tokens`` in place (``engine.sampling.penalties``); a point for each row of
-    ``logits`` ``[rows, vocab]``."""
-    penalties, short = penalties_of(points), forbidden_at(points)
+def apply_logits_processors(logits: Tensor, rows: Sequence[LogitsRow]) -> None:
+    """Apply bias, penalties and ``min_tokens`` to ``logits`` ``[rows, vocab]`` on the host, in place."""
+    penalties, forbidden = penalties_by_row(rows), forbidden_by_row(rows)
     if penalties:
         penalise(logits.numpy(), list(penalties), list(penalties.values()))
-    if short:
-        forbid(logits.numpy(), list(short), list(short.values()))
+    if forbidden:
+        forbid(logits.numpy(), list(forbidden), list(forbidden.values()))
 
 
-def penalties_of(points: Sequence[Point]) -> dict[int, Penalties]:
-    """By the place of a point, of those whose requests have any."""
+def penalties_by_row(rows: Sequence[LogitsRow]) -> dict[int, Penalties]:
+    """Return the penalties of the rows that have any, by row index, with their draft prefixes counted."""
     return {
-        row: sequence.penalties.fork(guessed) if guessed else sequence.penalties
-        for row, (sequence, guessed, _) in enumerate(points)
-        if sequence.penalties is not None
+        index: row.penalties.fork(row.draft_prefix) if row.draft_prefix else row.penalties
+        for index, row in enumerate(rows)
+        if row.penalties is not None
     }
 
 
-def forbidden_at(points: Sequence[Point]) -> dict[int, Ints]:
-    """The tokens that would end a branch too early, by the place of a point."""
-    return {
-        row: sequence.forbidden
-        for row, (sequence, _, ahead) in enumerate(points)
-        if sequence.forbidden is not None and len(sequence.written) + ahead < sequence.sampling.min_tokens
-    }
+def forbidden_by_row(rows: Sequence[LogitsRow]) -> dict[int, Ints]:
+    """Return the forbidden tokens of the rows that have any, by row index."""
+    return {index: row.forbidden for index, row in enumerate(rows) if row.forbidden is not None}

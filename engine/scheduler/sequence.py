@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 import time
+from collections import abc
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from engine.cache.paged_kv import PageTable
 from engine.cache.radix_tree import Match
 from engine.protocol.types import Branch, Completion, Delta, EngineError, SamplingParams, ScoreResult, TokenLogprob
+from engine.sampling.logits_processors import LogitsRow
 from engine.sampling.penalties import Ints, Penalties
 from engine.text.detokenizer import StopStrings, TextReader
 
@@ -135,6 +137,19 @@ class GenerateSequence(Sequence):
             # The next token's log-probability is read at the position before it.
             return len(self.prompt_logprobs) - 1
         return len(self.tokens) - 1
+
+    @property
+    def has_logits_processors(self) -> bool:
+        """True if the request changes logits before tokens are sampled from them."""
+        return self.penalties is not None or self.forbidden is not None
+
+    def logits_row(self, draft_prefix: abc.Sequence[int], num_draft_tokens: int) -> LogitsRow:
+        """Return what changes the logits after ``num_draft_tokens`` draft tokens.
+
+        ``draft_prefix``: these tokens; empty if the penalties shall not count them.
+        """
+        is_short = len(self.written) + num_draft_tokens < self.sampling.min_tokens
+        return LogitsRow(self.penalties, self.forbidden if is_short else None, draft_prefix)
 
     @property
     def new_tokens(self) -> list[int]:

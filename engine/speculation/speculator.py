@@ -11,7 +11,7 @@ from torch import Tensor
 
 from engine.cache.paged_kv import KVCache
 from engine.runner.batch import Work
-from engine.scheduler.draft import EMPTY, Draft
+from engine.scheduler.draft import EMPTY_DRAFT, Draft
 from engine.scheduler.sequence import GenerateSequence, Sequence
 from engine.speculation.control.controller import REST, Controller, Outcome
 from engine.speculation.drafter import Advance, Drafter, Watch, Wish
@@ -109,7 +109,7 @@ class Speculator:
                     self._tokens += len(draft.tokens)
         self._began = self._clock()
         self._drafting = self._began - started
-        return [Work(sequence, count, given.get(sequence, EMPTY)) for sequence, count in work]
+        return [Work(sequence, count, given.get(sequence, EMPTY_DRAFT)) for sequence, count in work]
 
     def learn(self, work: Items[Work], outcomes: Items[Outcome], hidden: Tensor) -> None:
         """The step that ``extend`` began is done: what it computed, in the order of the batch, what became of the
@@ -163,7 +163,7 @@ class Speculator:
 
     def _drafts(self, wishes: list[Wish]) -> list[Draft]:
         if self._paused:
-            return [EMPTY] * len(wishes)
+            return [EMPTY_DRAFT] * len(wishes)
         try:
             drafts = self.drafter.propose(wishes)
             for wish, draft in zip(wishes, drafts, strict=True):
@@ -172,13 +172,13 @@ class Speculator:
                     raise ValueError(f"guesses are {max(draft.depths)} deep; they may be {wish.depth}")
             # What ends a branch is no guess: whoever draws it where all before it is right ends there.
             going = [
-                draft if sequence.final.isdisjoint(draft.tokens) else draft.before(sequence.final)
+                draft if sequence.final.isdisjoint(draft.tokens) else draft.without(sequence.final)
                 for (sequence, _, _), draft in zip(wishes, drafts, strict=True)
             ]
             return self.controller.trim(wishes, going)
         except Exception:
             self._start_anew()
-            return [EMPTY] * len(wishes)
+            return [EMPTY_DRAFT] * len(wishes)
 
     def _advance(self, advances: list[Advance], hidden: Tensor) -> None:
         if self._paused:
@@ -237,7 +237,7 @@ class Speculator:
             if cache.available - missing >= running:
                 cache.reserve(table, known + wanted)
             wanted = max(0, min(wanted, len(table.pages) * cache.page_size - known))
-        return draft if wanted == guesses else draft.part(range(wanted))
+        return draft if wanted == guesses else draft.select(range(wanted))
 
 
 def _advances(work: Items[Work], outcomes: Items[Outcome]) -> list[Advance]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 
-from engine.scheduler.draft import EMPTY, Draft
+from engine.scheduler.draft import EMPTY_DRAFT, Draft
 
 _LOWEST, _HIGHEST, _PER_UNIT = -5.0, 6.0, 2
 """Said chances are told apart by their log-odds: from, to, and so many bins per unit."""
@@ -39,23 +39,23 @@ class Chances:
         """The guesses that are accepted, with all before them, with a chance of ``least``."""
         right, path = self._right, 1.0
         if draft.is_chain:
-            for count, chance in enumerate(draft.chances):
+            for count, chance in enumerate(draft.probs):
                 path *= right[_BINS[int(chance * _FINE)]]
                 if path < least:
-                    return Draft.chain(draft.tokens[:count], draft.chances[:count]) if count else EMPTY
+                    return Draft.chain(draft.tokens[:count], draft.probs[:count]) if count else EMPTY_DRAFT
             return draft
         # The root is the last of the paths.
         paths, kept = [1.0] * (len(draft) + 1), []
-        for index, (parent, chance) in enumerate(zip(draft.parents, draft.chances, strict=True)):
+        for index, (parent, chance) in enumerate(zip(draft.parents, draft.probs, strict=True)):
             paths[index] = path = paths[parent] * right[_BINS[int(chance * _FINE)]]
             if path >= least:
                 kept.append(index)
-        return draft if len(kept) == len(draft) else draft.part(kept) if kept else EMPTY
+        return draft if len(kept) == len(draft) else draft.select(kept) if kept else EMPTY_DRAFT
 
     def learn(self, draft: Draft, accepted: Sequence[int]) -> None:
         """What became of a draft. Only guesses whose parents were accepted tell anything."""
         reached = {-1, *accepted}
-        for index, (parent, chance) in enumerate(zip(draft.parents, draft.chances, strict=True)):
+        for index, (parent, chance) in enumerate(zip(draft.parents, draft.probs, strict=True)):
             if parent in reached:
                 said = _BINS[int(chance * _FINE)]
                 self._seen[said] = seen = min(_MEMORY, self._seen[said] + 1)

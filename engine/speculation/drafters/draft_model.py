@@ -30,7 +30,7 @@ from engine.device import sent
 from engine.models.interface import Model
 from engine.runner.batch import Work, build_batch
 from engine.runner.forward_gpu import forward_over
-from engine.scheduler.draft import EMPTY, Draft
+from engine.scheduler.draft import EMPTY_DRAFT, Draft
 from engine.scheduler.sequence import GenerateSequence, Sequence
 from engine.speculation.drafter import Advance, Watch, Wish
 from engine.speculation.drafters.fused_chain import DUE, MOST, Chains, Start, can_chain
@@ -179,7 +179,7 @@ class DraftModel:
             self._forward(work, read=())
         self._publish(asked)
         found = {one.row: draft for one, draft in zip(ready, drafts, strict=True)}
-        return [found.get(row, EMPTY) for row in asked]
+        return [found.get(row, EMPTY_DRAFT) for row in asked]
 
     def advance(self, steps: Items[Advance], hidden: Tensor) -> None:
         """See ``Drafter``. What was drawn is seen when the branch is asked for next."""

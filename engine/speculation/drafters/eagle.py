@@ -40,7 +40,7 @@ from engine.models.interface import Model
 from engine.protocol.types import EngineError
 from engine.runner.batch import lay_out
 from engine.sampling.truncation import Ints
-from engine.scheduler.draft import EMPTY, Draft
+from engine.scheduler.draft import EMPTY_DRAFT, Draft
 from engine.scheduler.sequence import GenerateSequence
 from engine.speculation.drafter import Advance, Watch, Wish
 from engine.speculation.drafters.head_config import fits, product, read_head_config, readout
@@ -174,7 +174,7 @@ class EagleDrafter:
 
     def propose(self, wishes: Sequence[Wish]) -> list[Draft]:
         """See ``Drafter``."""
-        drafts = [EMPTY] * len(wishes)
+        drafts = [EMPTY_DRAFT] * len(wishes)
         size = 2 * self._layer.about.kv_heads * self._layer.about.head_dim
         # Branches of similar length draft together, as many as there is memory for.
         known = [index for index, wish in enumerate(wishes) if self._is_known(wish.sequence)]

@@ -30,7 +30,7 @@ from engine.cache.paged_kv import KVCache
 from engine.models.decoder import Decoder
 from engine.models.interface import Model
 from engine.sampling.truncation import Ints
-from engine.scheduler.draft import EMPTY, Draft
+from engine.scheduler.draft import EMPTY_DRAFT, Draft
 from engine.scheduler.sequence import GenerateSequence
 from engine.speculation.drafter import Advance, Watch, Wish
 from engine.speculation.drafters.head_config import Floats32, LastStates, read_head_config
@@ -97,7 +97,7 @@ class MedusaDrafter:
     def propose(self, wishes: Sequence[Wish]) -> list[Draft]:
         """See ``Drafter``."""
         found, states = self._last.of(wishes)
-        drafts = [EMPTY] * len(wishes)
+        drafts = [EMPTY_DRAFT] * len(wishes)
         if not found:
             return drafts
         asked = [wishes[index] for index in found]

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from engine.cache.paged_kv import KVCache
-from engine.scheduler.draft import EMPTY, Draft
+from engine.scheduler.draft import EMPTY_DRAFT, Draft
 from engine.scheduler.sequence import GenerateSequence
 from engine.speculation.drafter import Advance, Watch, Wish
 from kernels.ngrams import NgramTable, scope_of, search_of
@@ -102,7 +102,7 @@ class NgramDrafter:
         start = 0
         for count in counts[: len(wishes)]:
             end = start + count
-            drafts.append(Draft(tokens[start:end], parents[start:end], chances[start:end]) if count else EMPTY)
+            drafts.append(Draft(tokens[start:end], parents[start:end], chances[start:end]) if count else EMPTY_DRAFT)
             start = end
         return drafts
 

@@ -26,8 +26,8 @@ import numpy.typing as npt
 from torch import Tensor
 
 from engine.protocol.types import SamplingParams
-from engine.sampling.gpu import change_on_device
-from engine.sampling.logits_processors import Point, change
+from engine.sampling.gpu import apply_logits_processors_on_gpu
+from engine.sampling.logits_processors import apply_logits_processors
 from engine.sampling.truncation import Floats, Ints
 from engine.scheduler.sequence import GenerateSequence
 from kernels.common.noise import SAMPLE, gumbel_noise, noise_streams
@@ -56,7 +56,7 @@ class Guesses:
 
     def __init__(self, sequences: Sequence[GenerateSequence]) -> None:
         self.sequences = sequences
-        self.changed = any(s.penalties is not None or s.forbidden is not None for s in sequences)
+        self.changed = any(sequence.has_logits_processors for sequence in sequences)
         """Whether a request changes logits."""
         self.laws: Floats = np.array([_law(s.sampling) for s in sequences]).T
         """``[3, branches]`` temperature, top-p and min-p."""
@@ -97,11 +97,12 @@ class Guesses:
 
     def _change(self, logits: Tensor, branches: Ints, ahead: Ints, paths: Sequence[Sequence[int]] | None) -> None:
         """Applies what requests change in their branches' logits."""
-        points = [
-            Point(self.sequences[branch], paths[row] if paths else (), far)
+        changed = [
+            self.sequences[branch].logits_row(paths[row] if paths else (), far)
             for row, (branch, far) in enumerate(zip(branches.tolist(), ahead.tolist(), strict=True))
         ]
-        (change_on_device if logits.is_cuda else change)(logits, points)
+        apply = apply_logits_processors_on_gpu if logits.is_cuda else apply_logits_processors
+        apply(logits, changed)
 
 
 def write_best(logits: Tensor, laws: Tensor, places: Tensor, ahead: int, tokens: Tensor, chances: Tensor) -> None:

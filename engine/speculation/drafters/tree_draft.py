@@ -106,7 +106,7 @@ class _Tree:
 
     def draft(self) -> Draft:
         """The best of the guesses."""
-        return self._whole if len(self.tokens) <= self._nodes else self._whole.part(self._best())
+        return self._whole if len(self.tokens) <= self._nodes else self._whole.select(self._best())
 
     @property
     def _whole(self) -> Draft:

@@ -72,7 +72,7 @@ class Prompted:
         """With the right token in place of some guess of each depth, and in a tree with another guess before all."""
         if wish.nodes > max(wish.depth, len(draft)) and draft:
             parents = (-1, *(parent + 1 if parent >= 0 else -1 for parent in draft.parents))
-            draft = Draft((3, *draft.tokens), parents, (draft.chances[0], *draft.chances))
+            draft = Draft((3, *draft.tokens), parents, (draft.probs[0], *draft.probs))
         sequence = wish.sequence
         written = len(sequence.written)
         text = self.right[sequence.key, tuple(sequence.tokens[: len(sequence.tokens) - written])]

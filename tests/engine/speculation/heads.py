@@ -203,6 +203,6 @@ def ranked(logits: Floats, asked: Asked, position: int) -> list[tuple[int, float
 
 def paths(draft: Draft) -> Iterator[tuple[int, list[int], int, float]]:
     """Each guess with its parent, the guesses before it, itself and its chance."""
-    for index, (token, parent, chance) in enumerate(zip(draft.tokens, draft.parents, draft.chances, strict=True)):
+    for index, (token, parent, chance) in enumerate(zip(draft.tokens, draft.parents, draft.probs, strict=True)):
         assert parent < index
         yield parent, draft.path(parent), token, chance

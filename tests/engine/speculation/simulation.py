@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any, cast
 
-from engine.scheduler.draft import EMPTY, Draft
+from engine.scheduler.draft import EMPTY_DRAFT, Draft
 from engine.scheduler.sequence import GenerateSequence
 from engine.speculation.control.controller import Controller, Outcome
 from engine.speculation.drafter import Wish
@@ -166,7 +166,7 @@ class Simulation:
         each is as likely among what is left as the chain's."""
         branch = cast(Branch, wish.sequence)
         if self.rng.random() >= self.offers:
-            return EMPTY
+            return EMPTY_DRAFT
         tokens: list[int] = []
         parents: list[int] = []
         chances: list[float] = []

@@ -22,6 +22,7 @@ from engine.models.load import load_model
 from engine.protocol.types import Branch, Completion
 from engine.runner import batch, sample_step
 from engine.runner.sample_step import Drawn
+from engine.sampling.logits_processors import LogitsRow, apply_logits_processors
 from engine.sampling.sampler import Coordinates, Floats, Ints, Laws
 from engine.scheduler.draft import Draft
 from engine.scheduler.sequence import GenerateSequence
@@ -206,10 +207,10 @@ def plant_belief(patch: pytest.MonkeyPatch) -> None:
 
 
 def plant_stale_penalties(patch: pytest.MonkeyPatch) -> None:
-    original = sample_step.change
-    patch.setattr(
-        sample_step, "change", lambda logits, points: original(logits, [point._replace(guessed=()) for point in points])
-    )
+    def apply_without_drafts(logits: Tensor, rows: Sequence[LogitsRow]) -> None:
+        apply_logits_processors(logits, [row._replace(draft_prefix=()) for row in rows])
+
+    patch.setattr(sample_step, "apply_logits_processors", apply_without_drafts)
 
 
 def plant_repeated_noise(patch: pytest.MonkeyPatch) -> None:

@@ -59,7 +59,7 @@ class Strict(FixedController):
     """Cannot weigh chances that are no numbers."""
 
     def trim(self, wishes: Sequence[Wish], drafts: Sequence[Draft], /) -> list[Draft]:
-        if any(chance != chance for draft in drafts for chance in draft.chances):
+        if any(chance != chance for draft in drafts for chance in draft.probs):
             raise ValueError("a chance is not a number")
         return list(drafts)
 

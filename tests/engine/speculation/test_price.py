@@ -10,7 +10,7 @@ from torch import Tensor
 
 from engine.cache.paged_kv import KVCache
 from engine.protocol.types import Branch
-from engine.scheduler.draft import EMPTY, Draft
+from engine.scheduler.draft import EMPTY_DRAFT, Draft
 from engine.scheduler.sequence import GenerateSequence
 from engine.speculation.control.controller import REST, Outcome
 from engine.speculation.drafter import Advance, Watch, Wish
@@ -44,7 +44,7 @@ class Slow:
 
     def propose(self, wishes: Sequence[Wish]) -> list[Draft]:
         self._clock.now += PROPOSE
-        return [EMPTY] * len(wishes)
+        return [EMPTY_DRAFT] * len(wishes)
 
     def advance(self, steps: Sequence[Advance], hidden: Tensor) -> None:
         self._clock.now += ADVANCE

@@ -16,7 +16,7 @@ from engine.core.engine_core import CoreOptions
 from engine.models.interface import Batch, Model
 from engine.models.load import load_model
 from engine.protocol.types import Branch, Completion, GenerateRequest
-from engine.scheduler.draft import EMPTY, Draft
+from engine.scheduler.draft import EMPTY_DRAFT, Draft
 from engine.scheduler.sequence import GenerateSequence, Job
 from engine.speculation.control.controller import FixedController
 from engine.speculation.drafter import Wish
@@ -252,7 +252,7 @@ def test_a_long_prompt_is_caught_up_in_chunks_while_others_go_on(checkpoints: Ch
         drafts = propose(drafter, [slow, quick])
         assert len(drafts[1]) == 3
         # 70 tokens: 32, 32, and what is less than a page.
-        assert (drafts[0] == EMPTY) == (step < 2)
+        assert (drafts[0] == EMPTY_DRAFT) == (step < 2)
         assert max(passes(drafter)) <= 32 + 9
         quick.tokens.append(step)
 
@@ -312,7 +312,7 @@ def test_what_it_guesses_is_a_function_of_the_branch_alone(checkpoints: Checkpoi
         nodes = len(drafts[0])
         [expected] = propose(fresh, [one], depth=4, nodes=max(4, nodes))
         assert drafts[0].tokens == expected.tokens
-        assert drafts[0].chances == pytest.approx(expected.chances, rel=bound)
+        assert drafts[0].probs == pytest.approx(expected.probs, rel=bound)
         for sequence, draft in zip((one, other), drafts, strict=True):
             # A runner-up may have been right, and what was drawn after it.
             right, others = rng.randint(0, 4), rng.randint(1, 2)
@@ -328,18 +328,18 @@ def test_trees_are_the_chain_with_the_likeliest_runners_up(checkpoints: Checkpoi
     [tree] = propose(drafter, [one], depth=3, nodes=8)
     assert chain.is_chain
     assert (tree.tokens[:3], tree.parents[:3]) == (chain.tokens, chain.parents)
-    assert tree.chances[:3] == pytest.approx(chain.chances, rel=bound)
+    assert tree.probs[:3] == pytest.approx(chain.probs, rel=bound)
     assert len(tree) == 8
     assert max(tree.depths) == 3
     assert len(set(zip(tree.parents, tree.tokens, strict=True))) == 8
     reached = [1.0]
-    for chance in chain.chances:
+    for chance in chain.probs:
         reached.append(reached[-1] * chance)
-    beside = [reached[parent + 1] * tree.chances[index] for index, parent in enumerate(tree.parents) if index > 2]
+    beside = [reached[parent + 1] * tree.probs[index] for index, parent in enumerate(tree.parents) if index > 2]
     assert beside == sorted(beside, reverse=True)
     [wide] = propose(drafter, [one], depth=3, nodes=40)
     left_out = [
-        reached[parent + 1] * wide.chances[index]
+        reached[parent + 1] * wide.probs[index]
         for index, parent in enumerate(wide.parents)
         if (parent, wide.tokens[index]) not in set(zip(tree.parents, tree.tokens, strict=True))
     ]
@@ -359,8 +359,8 @@ def test_what_ends_the_branch_is_guessed_and_not_computed(checkpoints: Checkpoin
     one, other = branches(harness, stopping, free)
     stopped, tree = drafter.propose([Wish(one, 6, 6), Wish(other, 6, 12)])
     assert stopped.tokens == draft.tokens[: place + 1]
-    assert draft.before(ends).tokens == stopped.before(ends).tokens == draft.tokens[:place]
-    left = tree.before(ends)
+    assert draft.without(ends).tokens == stopped.without(ends).tokens == draft.tokens[:place]
+    left = tree.without(ends)
     paths = {tuple(tree.path(index)) for index in range(len(tree))}
     assert {tuple(left.path(index)) for index in range(len(left))} == {path for path in paths if ends.isdisjoint(path)}
 

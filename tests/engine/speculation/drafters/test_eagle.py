@@ -18,7 +18,7 @@ from torch.nn import functional as F
 from engine.core.engine_core import CoreOptions
 from engine.device import KV_DTYPES
 from engine.protocol.types import Branch, EngineError
-from engine.scheduler.draft import EMPTY, Draft
+from engine.scheduler.draft import EMPTY_DRAFT, Draft
 from engine.scheduler.sequence import GenerateSequence
 from engine.speculation.control.controller import FixedController
 from engine.speculation.drafters import eagle, tree_draft
@@ -133,7 +133,7 @@ def test_guesses_are_those_of_the_layer_over_the_whole_text(
     ours = [event for events in answers(harness, asked) for event in events]
     plain = [event for events in answers(Harness(folder, SMALL), asked) for event in events]
     assert {one.token_ids for one in ours} == {one.token_ids for one in plain}  # type: ignore[union-attr]
-    made = [one for one in recorder.asked if one.draft != EMPTY]
+    made = [one for one in recorder.asked if one.draft != EMPTY_DRAFT]
     assert len(made) > 0.9 * len(recorder.asked) > 50
     check_guesses(folder, tensors, made[::5])
 
@@ -145,7 +145,7 @@ def test_a_branch_that_is_continued_finds_its_entries_in_the_cache(checkpoints: 
     recorder.asked.clear()
     again = harness.complete(generate(PROMPTS[2], [Branch(6, 0, 9, first.token_ids[:12])], ignore_eos=True))[0]
     assert again.cached_tokens == len(PROMPTS[2]) + 11
-    made = [one for one in recorder.asked if one.draft != EMPTY]
+    made = [one for one in recorder.asked if one.draft != EMPTY_DRAFT]
     assert len(made) >= 5
     check_guesses(folder, tensors, made)
 
@@ -163,10 +163,10 @@ def test_entries_of_8_bits_give_nearly_the_same_guesses(
         for prompt, count in product(PROMPTS, (12, 20)):
             recorder.asked.clear()
             harness.complete(generate(prompt, [Branch(5, 0, 9, tuple(range(30, 30 + count)))], ignore_eos=True))
-            drafts[-1].append(next(one.draft for one in recorder.asked if one.draft != EMPTY))
+            drafts[-1].append(next(one.draft for one in recorder.asked if one.draft != EMPTY_DRAFT))
     for exact, ours in zip(*drafts, strict=True):
         assert ours.tokens[0] == exact.tokens[0]
-        assert ours.chances[0] == pytest.approx(exact.chances[0], rel=bound)
+        assert ours.probs[0] == pytest.approx(exact.probs[0], rel=bound)
 
 
 @pytest.mark.parametrize("shape", list(SHAPES))
@@ -181,7 +181,7 @@ def test_branches_that_share_pages_are_answered_exactly(
     harness, recorder = guessing(folder, save_head(tmp_path, *eagle_parts()), SHAPES[shape], tight)
     same(completions(answers(harness, asked)), plain, folder, kv_dtype)
     assert harness.core.stats.preemptions > 0
-    assert sum(one.draft != EMPTY for one in recorder.asked) > 0.8 * len(recorder.asked)
+    assert sum(one.draft != EMPTY_DRAFT for one in recorder.asked) > 0.8 * len(recorder.asked)
 
 
 def test_what_is_hardly_worth_it_or_ends_the_branch_is_not_followed(
@@ -192,10 +192,10 @@ def test_what_is_hardly_worth_it_or_ends_the_branch_is_not_followed(
     # A law of few tokens, one of which ends the branch.
     law = {"logit_bias": tuple((token, 60.0) for token in (5, 17, 41, 90)), "stop_token_ids": (41,), "min_tokens": 4}
     harness.complete(generate(PROMPTS[1], [Branch(3, key, 30) for key in range(20)], ignore_eos=True, **law))
-    drafts = [one.draft for one in recorder.asked if one.wish.depth == 4 and one.draft != EMPTY]
+    drafts = [one.draft for one in recorder.asked if one.wish.depth == 4 and one.draft != EMPTY_DRAFT]
     reasons = Counter[str]()
     for draft in drafts:
-        worth = np.cumprod(draft.chances)
+        worth = np.cumprod(draft.probs)
         assert (worth[:-1] >= 0.3).all()
         assert 41 not in draft.tokens[:-1]
         reasons["ends"] += draft.tokens[-1] == 41 and len(draft) < 4
@@ -220,7 +220,7 @@ def test_guesses_that_are_wanted_late_are_the_same(checkpoints: Checkpoints, tmp
     recorder = Recorder(load_eagle(save_head(tmp_path, config, tensors), harness.core.model.decoder))
     harness.core.speculate(recorder, _Later(3, 3))
     harness.complete(generate(PROMPTS[3][:length], [Branch(5, 0, 30)], ignore_eos=True))
-    made = [one for one in recorder.asked if one.draft != EMPTY]
+    made = [one for one in recorder.asked if one.draft != EMPTY_DRAFT]
     assert len(made[0].tokens) == length + 21
     check_guesses(folder, tensors, made)
 

@@ -103,7 +103,7 @@ def test_a_chain_is_the_one_that_grows_level_by_level(
         assert one.tokens == other.tokens
         assert one.draft.tokens == other.draft.tokens
         assert one.draft.parents == other.draft.parents
-        assert one.draft.chances == pytest.approx(other.draft.chances, rel=bound, abs=1e-12)
+        assert one.draft.probs == pytest.approx(other.draft.probs, rel=bound, abs=1e-12)
 
 
 @pytest.mark.parametrize("shape", [(4, 4), (4, 7)])

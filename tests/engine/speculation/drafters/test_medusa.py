@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from engine.protocol.types import EngineError
-from engine.scheduler.draft import EMPTY, Draft
+from engine.scheduler.draft import EMPTY_DRAFT, Draft
 from engine.speculation.control.controller import FixedController
 from engine.speculation.drafters.medusa import load_medusa
 from tests.engine.conftest import Checkpoints
@@ -55,7 +55,7 @@ def test_guesses_are_those_of_the_closed_form(checkpoints: Checkpoints, tmp_path
     asked = requests(law)
     same(completions(answers(harness, asked)), completions(answers(Harness(folder, SMALL), asked)), folder)
     targets, guessed = [Target(folder, dtype) for dtype in (torch.float32, torch.float64)], Guessed()
-    made = [one for one in recorder.asked if one.draft != EMPTY]
+    made = [one for one in recorder.asked if one.draft != EMPTY_DRAFT]
     assert len(made) > 0.9 * len(recorder.asked)
     for one in made[::9]:
         peer, laws = ([dict(law) for law in ranked_by(target, tensors, one)] for target in targets)
@@ -73,7 +73,7 @@ def test_a_tree_is_made_of_the_likeliest_combinations(checkpoints: Checkpoints, 
     harness, recorder = guessing(folder, save_head(tmp_path, config, tensors), SHAPES["tree"])
     targets, guessed = [Target(folder, dtype) for dtype in (torch.float32, torch.float64)], Guessed()
     answers(harness, requests("plain"))
-    made = [one for one in recorder.asked if one.draft != EMPTY and one.wish.depth == 3]
+    made = [one for one in recorder.asked if one.draft != EMPTY_DRAFT and one.wish.depth == 3]
     assert len(made) > 100
     for one in made[::9]:
         peer, worth = (worths(ranked_by(target, tensors, one)[: one.wish.depth]) for target in targets)
@@ -98,7 +98,7 @@ def worths(laws: Sequence[list[tuple[int, float]]]) -> dict[tuple[int, ...], flo
 def said(draft: Draft, path: tuple[int, ...]) -> list[float]:
     """The chances of a path's guesses."""
     places = [at for at in range(len(draft)) if tuple(draft.path(at)) == path[: draft.depths[at]]]
-    return [draft.chances[at] for at in places]
+    return [draft.probs[at] for at in places]
 
 
 @pytest.mark.parametrize(("name", "value", "target"), [("hidden_size", 64, 48), ("vocab_size", 401, 400)])

@@ -20,7 +20,7 @@ from scipy.stats import binom
 from engine.cache.paged_kv import KVCache
 from engine.core.engine_core import CoreOptions
 from engine.protocol.types import Branch, SamplingParams
-from engine.scheduler.draft import EMPTY, Draft
+from engine.scheduler.draft import EMPTY_DRAFT, Draft
 from engine.scheduler.sequence import GenerateSequence, Job
 from engine.speculation.control.controller import FixedController
 from engine.speculation.drafter import Advance, Wish
@@ -215,18 +215,16 @@ class Scan:
     def check(self, wish: Wish, draft: Draft, least: float) -> None:
         before = tuple(wish.sequence.tokens)
         paths = [tuple(draft.path(index)) for index in range(len(draft))]
-        chances = dict(zip(paths, draft.chances, strict=True))
+        chances = dict(zip(paths, draft.probs, strict=True))
         assert len(chances) == len(draft)
         self.foresee(wish.sequence)
         if wish.nodes == wish.depth:
             assert draft.is_chain
             for index, path in enumerate(paths):
                 possible = self.next(wish.sequence, before + path[:-1])
-                assert (
-                    draft.chances[index] == pytest.approx(possible[path[-1]]) == pytest.approx(max(possible.values()))
-                )
+                assert draft.probs[index] == pytest.approx(possible[path[-1]]) == pytest.approx(max(possible.values()))
             more = self.next(wish.sequence, before + (paths[-1] if paths else ()))
-            whole = math.prod(draft.chances)
+            whole = math.prod(draft.probs)
             assert whole >= least or not paths
             assert len(draft) == wish.depth or whole * max(more.values(), default=0) < (least or 1e-9)
             return
@@ -332,7 +330,7 @@ def test_other_namespaces_are_offered_nothing(lease: str | None, namespace: str 
     write(drafter, request([1, 2, 3], 2, "search", "tenant"), [10, 11, 12, 13])
     write(drafter, request([1, 2, 3], 2, None, "tenant"), [20, 21, 22])
     (draft,) = drafter.propose([Wish(only(request([1, 2, 3], lease=lease, namespace=namespace)), 4, 8)])
-    assert draft == EMPTY
+    assert draft == EMPTY_DRAFT
 
 
 def test_what_the_search_wrote_is_offered_where_that_is_right_more_often() -> None:
@@ -345,7 +343,7 @@ def test_what_the_search_wrote_is_offered_where_that_is_right_more_often() -> No
     assert chain(drafter, only(request([9, 7, 8], lease="search")), 1) == [103]
     (draft,) = drafter.propose([Wish(only(request([9, 7, 8], lease="search")), 1, 5)])
     assert draft.tokens[0] == 103
-    assert draft.chances[0] > 0.6
+    assert draft.probs[0] > 0.6
     assert set(draft.tokens[1:]) < set(range(100, 120))
 
 
@@ -366,7 +364,7 @@ def test_a_shared_prompt_counts_once_and_each_draw_counts() -> None:
     (draft,) = drafter.propose([Wish(third, 1, 3)])
     assert draft.tokens[0] == 5
     assert set(draft.tokens) == {5, 4, 9}
-    assert draft.chances[0] == pytest.approx(2 * draft.chances[1]) == pytest.approx(2 * draft.chances[2])
+    assert draft.probs[0] == pytest.approx(2 * draft.probs[1]) == pytest.approx(2 * draft.probs[2])
 
 
 def test_texts_that_nobody_wanted_guesses_for_are_read_when_somebody_does(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -404,7 +402,7 @@ def test_reset_forgets_everything() -> None:
     running = request([1, 2, 3], lease="search")
     step(drafter, {only(running): [10]})
     drafter.reset(CACHE)
-    assert drafter.propose([Wish(only(request([1, 2, 3], lease="search")), 4, 4)]) == [EMPTY]
+    assert drafter.propose([Wish(only(request([1, 2, 3], lease="search")), 4, 4)]) == [EMPTY_DRAFT]
     end(drafter, only(running))
 
 
@@ -446,7 +444,7 @@ def test_chances_are_those_with_which_guesses_are_accepted() -> None:
                 while True:
                     children = {draft.tokens[i]: i for i, parent in enumerate(draft.parents) if parent == node}
                     for token, child in children.items():
-                        chance, met = draft.chances[child], token == tokens[-1]
+                        chance, met = draft.probs[child], token == tokens[-1]
                         seen.setdefault(int(10 * chance), []).append((chance, met))
                         seen.setdefault(f"depth {draft.depths[child]}", []).append((chance, met))
                     if tokens[-1] not in children:
