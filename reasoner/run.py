@@ -12,20 +12,23 @@ from typing import Literal
 
 from engine.protocol.types import EngineClient, ModelInfo
 from reasoner.answers.equivalence import Equivalence
-from reasoner.budget.prices import Prices
+from reasoner.best_so_far import choose_best_so_far
+from reasoner.budget.ledger import Ledger
+from reasoner.budget.prices import Prices, check_budget
 from reasoner.budget.usage import Usage
 from reasoner.confidence.calibration import Calibration, shipped_calibration
 from reasoner.jobs.job import JobResult
 from reasoner.jobs.journal import JobCancelled, Journal
 from reasoner.jobs.spec import JobSpec
 from reasoner.jobs.verifier_specs import PrmVerifier
-from reasoner.search.best_so_far import best_so_far
 from reasoner.search.cache_lease import CacheLease
 from reasoner.search.model_selection import wanted_policy, wanted_verifier
-from reasoner.search.search import Models, Search
+from reasoner.search.search import Search, SearchContext, tokenize_problem
 from reasoner.strategies.base import Choice
-from reasoner.strategies.registry import STRATEGIES, resolve
+from reasoner.strategies.registry import STRATEGIES, parse_params
 from reasoner.tree import most_promising
+from reasoner.verifiers.context import VerifierContext
+from reasoner.verifiers.registry import open_scorer
 
 log = logging.getLogger("reasoner.run")
 
@@ -58,7 +61,7 @@ async def run_job(
     and ``InvalidRequest`` for what can never work.
     """
     strategy = STRATEGIES[spec.strategy.name]
-    params = resolve(spec.strategy.name, spec.strategy.params)
+    params = parse_params(spec.strategy.name, spec.strategy.params)
     opened = open_search(
         spec,
         engine,
@@ -73,7 +76,7 @@ async def run_job(
             choice = await strategy.run(search, params, equivalence.settled_by(search.settle))
             await search.select(choice.node)
     except JobCancelled as end:
-        end.result = best_so_far(spec, await journal.load())
+        end.result = choose_best_so_far(spec, await journal.load())
         raise
     return _outcome(search, choice)
 
@@ -94,12 +97,23 @@ async def open_search(
     async with CacheLease(engine, journal.job_id) as lease, Equivalence():  # which keeps the children
         served = {info.id: info for info in await engine.models()}
         policy = wanted_policy(spec).find(served.values())
-        verifies = strategy.needs_verifier or (strategy.welcomes_verifier and _has_verifier(spec, served))
-        models = Models(engine, served, policy, lease, verifies, prices or {}, unlocked_tests)
+        needs_verifier = strategy.needs_verifier or (strategy.welcomes_verifier and _has_verifier(spec, served))
         table = None
-        if strategy.stops_when_sure and verifies:
-            table = _fitting(calibration or shipped_calibration(), spec, models)
-        search = await Search.begin(spec, models, journal, cancelled or asyncio.Event(), table)
+        if strategy.stops_when_sure and needs_verifier:
+            table = _fitting(calibration or shipped_calibration(), spec, policy, served)
+        prompt = await tokenize_problem(spec, engine, policy)
+        check_budget(spec.budget, policy.id, policy, prices or {})
+        ledger = Ledger(spec.budget, prices or {}, by_grants=journal.allowance is not None)
+        equivalence = Equivalence(time_left=ledger.time_left)
+        scorer = None
+        if needs_verifier:
+            scorer = await open_scorer(
+                VerifierContext(spec, engine, served, policy, lease.name, ledger, equivalence, unlocked_tests)
+            )
+        context = SearchContext(
+            spec, engine, policy, lease, journal, ledger, equivalence, cancelled or asyncio.Event(), scorer, table
+        )
+        search = await Search.begin(context, prompt)
         try:
             yield search, search.equivalence
         finally:
@@ -114,11 +128,13 @@ def _has_verifier(spec: JobSpec, served: Mapping[str, ModelInfo]) -> bool:
     return wanted is None or wanted.name is not None or any(wanted.fits(info) for info in served.values())
 
 
-def _fitting(calibration: Calibration, spec: JobSpec, models: Models) -> Calibration | None:
+def _fitting(
+    calibration: Calibration, spec: JobSpec, policy: ModelInfo, served: Mapping[str, ModelInfo]
+) -> Calibration | None:
     """The table, if it holds for what this job runs on; a warning names both sides if it does not."""
     wanted = wanted_verifier(spec.verifier)
     if spec.verifier == PrmVerifier(model=None if wanted is None else wanted.name) and wanted is not None:
-        wrong = calibration.mismatch(models.policy, wanted.find(models.served.values()))
+        wrong = calibration.mismatch(policy, wanted.find(served.values()))
     else:
         wrong = f"the calibration was fitted for {PrmVerifier()!r}, and this job has {spec.verifier!r}"
     if wrong is None:

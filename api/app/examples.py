@@ -26,7 +26,7 @@ from reasoner.jobs.event import Event
 from reasoner.jobs.job import Job, JobResult
 from reasoner.jobs.spec import JobSpec, StrategySpec
 from reasoner.jobs.verifier_specs import PrmVerifier
-from reasoner.strategies.registry import schemas
+from reasoner.strategies.registry import describe_strategies
 from workers.store.keys import Key, NewKey
 
 JOB = "job_4f1d8f0a6c1e4b7d9a52c3e8b7d6f510"
@@ -222,7 +222,9 @@ ANSWERS: dict[str, dict[int, Any]] = {
     "GET /v1/strategies": {
         200: {
             "default": "best_of_n",
-            "data": [{"name": name, "available": True, **schema} for name, schema in [*schemas().items()][:1]],
+            "data": [
+                {"name": name, "available": True, **schema} for name, schema in [*describe_strategies().items()][:1]
+            ],
         }
     },
     "GET /v1/models": {200: {"object": "list", "data": [_MODEL]}},

@@ -19,7 +19,7 @@ from reasoner.budget.spec import Budget
 from reasoner.jobs.spec import VOTE, JobSpec, StrategySpec
 from reasoner.jobs.verifier_specs import JudgeVerifier, PrmVerifier
 from reasoner.search.model_selection import Wanted, wanted_policy, wanted_verifier
-from reasoner.strategies.registry import STRATEGIES, resolve
+from reasoner.strategies.registry import STRATEGIES, parse_params
 from workers.config.settings import Settings
 from workers.webhooks.http import ForbiddenAddress, check_address
 
@@ -76,7 +76,7 @@ async def _filled(spec: JobSpec, settings: Settings, catalog: Catalog) -> dict[s
     served = await _served(spec, catalog)
     _check_models(spec, served)
     _check_budget(spec, settings, served)
-    parameters = resolve(spec.strategy.name, spec.strategy.params).model_dump()
+    parameters = parse_params(spec.strategy.name, spec.strategy.params).model_dump()
     spec.strategy = StrategySpec.model_validate({"name": spec.strategy.name, **parameters})
     spec.model = spec.model or settings.model_name
     match spec.verifier:

@@ -15,7 +15,7 @@ from api.http.state import State, service
 from api.openai.errors import ErrorDocument
 from engine.protocol.types import EngineError
 from reasoner.jobs.spec import BEST, VOTE
-from reasoner.strategies.registry import schemas
+from reasoner.strategies.registry import describe_strategies
 from workers.store.jobs import BROKER_DOWN
 
 Service = Annotated[State, Depends(service)]
@@ -30,7 +30,7 @@ async def strategies(state: Service, _: Known) -> dict[str, Any]:
     verifies = state.settings.prm_name is not None
     listed = [
         {"name": name, "available": verifies or not schema["needs_verifier"], **schema}
-        for name, schema in schemas().items()
+        for name, schema in describe_strategies().items()
     ]
     return {"default": BEST if verifies else VOTE, "data": listed}
 

@@ -11,7 +11,7 @@ from reasoner.admission.effort import Effort
 from reasoner.base_model import Strict
 from reasoner.budget.spec import Budget
 from reasoner.jobs.spec import JobSpec, Sampling, StrategySpec
-from reasoner.strategies.registry import resolve
+from reasoner.strategies.registry import parse_params
 
 
 class ModelDefaults(Strict):
@@ -29,7 +29,7 @@ class ModelDefaults(Strict):
     @model_validator(mode="after")
     def _makes_sense(self) -> Self:
         if self.strategy is not None:
-            resolve(self.strategy.name, self.strategy.params)
+            parse_params(self.strategy.name, self.strategy.params)
         return self
 
 

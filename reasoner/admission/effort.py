@@ -11,7 +11,7 @@ from engine.protocol.types import InvalidRequest
 from reasoner.base_model import Strict
 from reasoner.budget.spec import Budget
 from reasoner.jobs.spec import VOTE, JobSpec, StrategySpec
-from reasoner.strategies.registry import STRATEGIES, resolve
+from reasoner.strategies.registry import STRATEGIES, parse_params
 
 LIMITS = ("tokens", "seconds", "flops", "cost")
 
@@ -35,7 +35,7 @@ class Effort(Strict):
         if self.budget == Budget():
             raise ValueError(f"give at least one of {', '.join(LIMITS)}")
         if self.strategy is not None:
-            resolve(self.strategy.name, self.strategy.params)
+            parse_params(self.strategy.name, self.strategy.params)
         return self
 
     @property

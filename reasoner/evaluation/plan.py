@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from reasoner.strategies.registry import STRATEGIES, resolve
+from reasoner.strategies.registry import STRATEGIES, parse_params
 
 MAJORITY = "self_consistency"
 """The strategy that all others are compared with at equal tokens."""
@@ -137,7 +137,7 @@ def _case(item: str) -> Case:
         confidence = params.pop("confidence", None)
     if confidence is not None and not (isinstance(confidence, int | float) and 0 <= confidence <= 1):
         raise ValueError(f"{item!r}: confidence {confidence!r} must be a number from 0 to 1")
-    resolve(name, params)
+    parse_params(name, params)
     return Case(item, name, tuple(params.items()), confidence)
 
 

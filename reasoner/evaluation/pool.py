@@ -28,7 +28,7 @@ from reasoner.jobs.spec import JobSpec
 from reasoner.search.branch_runner import Watch
 from reasoner.search.search import Search
 from reasoner.search.stream import Stream
-from reasoner.strategies.registry import STRATEGIES, resolve
+from reasoner.strategies.registry import STRATEGIES, parse_params
 from reasoner.tree import Node, Reason
 
 DRAWS = 64
@@ -239,7 +239,7 @@ async def decide(
     for case, ns in cases:
         strategy = STRATEGIES[case.name]
         for n in ns:
-            params = resolve(case.name, {key: value for key, value in case.spec(n).items() if key != "name"})
+            params = parse_params(case.name, {key: value for key, value in case.spec(n).items() if key != "name"})
             rng = random.Random(f"{seed}/{problem}/{n}")
             totals = _Totals(pool)
             for drawn in draws(len(pool.samples), n, rng):

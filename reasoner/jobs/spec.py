@@ -95,9 +95,9 @@ class JobSpec(Strict):
     @field_validator("strategy")
     @classmethod
     def _known_strategy(cls, value: StrategySpec) -> StrategySpec:
-        from reasoner.strategies.registry import resolve
+        from reasoner.strategies.registry import parse_params
 
-        params = resolve(value.name, value.params)
+        params = parse_params(value.name, value.params)
         return StrategySpec.model_validate({"name": value.name, **params.model_dump()})
 
     @model_validator(mode="after")

@@ -11,8 +11,8 @@ from __future__ import annotations
 import asyncio
 import json
 import random
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any
 
@@ -22,7 +22,6 @@ from reasoner.answers.equivalence import Equivalence
 from reasoner.answers.extraction.finder import AnswerFinder
 from reasoner.budget.allocator import RULES, TRUST, Ask, Standing
 from reasoner.budget.ledger import Ledger
-from reasoner.budget.prices import Prices, check_budget
 from reasoner.budget.usage import Usage
 from reasoner.confidence.calibration import Calibration
 from reasoner.jobs.journal import Journal
@@ -33,109 +32,70 @@ from reasoner.search.replay import Answer, Record
 from reasoner.search.scoring import NodeScorer, known_steps
 from reasoner.search.stream import Shared, Stream
 from reasoner.tree import Node, best_end
-from reasoner.verifiers.context import Surroundings
-from reasoner.verifiers.registry import open_scorer
 
 
 @dataclass(frozen=True, slots=True)
-class Models:
-    """What a search runs on. ``verifies``: whether the strategy needs the job's verifier."""
+class SearchContext:
+    """The job that a search runs for, and everything that it runs on."""
 
+    spec: JobSpec
     engine: EngineClient
-    served: Mapping[str, ModelInfo]
     policy: ModelInfo
+    """The model that writes the solutions."""
     lease: CacheLease
-    verifies: bool
-    prices: Mapping[str, Prices] = field(default_factory=dict)
-    """By model."""
-    unlocked_tests: bool = False
-    """Whether Python tests may run where no sandbox holds them."""
+    journal: Journal
+    ledger: Ledger
+    equivalence: Equivalence
+    """Compares answers within the job's time."""
+    cancelled: asyncio.Event
+    scorer: NodeScorer | None = None
+    """The job's verifier, if the strategy uses one."""
+    calibration: Calibration | None = None
+    """Calibration table that holds for the job's models, if there is one."""
 
 
 class Search:
     """One job's search. Make it with ``Search.begin`` and end it with ``close``; ``root`` is the question."""
 
-    def __init__(
-        self,
-        spec: JobSpec,
-        models: Models,
-        ledger: Ledger,
-        record: Record,
-        scorer: NodeScorer | None,
-        prompt: tuple[int, ...],
-        cancelled: asyncio.Event,
-        equivalence: Equivalence,
-        calibration: Calibration | None = None,
-    ) -> None:
+    def __init__(self, context: SearchContext, record: Record, prompt: tuple[int, ...]) -> None:
+        spec = context.spec
         if spec.seed is None:
-            raise ValueError("a search needs a seed: draw one when the job is accepted")
+            raise ValueError("a search needs a seed: choose one when the job is accepted")
         self.spec = spec
-        self.ledger = ledger
+        self.ledger = context.ledger
         self.root = Node(path=(), parent=None, prefix=prompt)
-        self.calibration = calibration
-        """What scores and votes mean for the job's models; ``None`` where nobody measured it."""
-        self.equivalence = equivalence
-        """Compares answers within the job's time."""
-        self._models = models
+        self.calibration = context.calibration
+        self.equivalence = context.equivalence
+        self._engine = context.engine
+        self._policy = context.policy
+        self._lease = context.lease
         self._record = record
-        self._scorer = scorer
+        self._scorer = context.scorer
         self._verdicts: dict[tuple[tuple[int, ...], str], tuple[int, tuple[float, ...], float]] = {}
         """By what was scored: how many steps above it had scores, those of its own, and its score."""
         self._shared = Shared(
             spec,
             spec.seed,
-            models.engine,
-            models.policy,
-            models.lease.name,
-            ledger,
+            context.engine,
+            context.policy,
+            context.lease.name,
+            context.ledger,
             record,
-            cancelled,
-            AnswerFinder(spec.answer, ledger.time_left),
+            context.cancelled,
+            AnswerFinder(spec.answer, context.ledger.time_left),
             self.root,
         )
         self._shared.finish_one = self._finish_one
         self._shared.keep()
+        if context.journal.allowance is not None:
+            self._shared.grants = Grants(context.journal.allowance, context.ledger, record, self._ask)
 
     @classmethod
-    async def begin(
-        cls,
-        spec: JobSpec,
-        models: Models,
-        journal: Journal,
-        cancelled: asyncio.Event,
-        calibration: Calibration | None = None,
-    ) -> Search:
-        """Tokenises the question and loads what earlier attempts left in the journal."""
-        conversation = spec.conversation()
-        prompt = await models.engine.tokenize(models.policy.id, conversation)
-        if len(prompt) >= models.policy.context:
-            raise InvalidRequest(
-                f"the problem has {len(prompt)} tokens, and the context of model {models.policy.id!r} holds "
-                f"{models.policy.context}: shorten it so that room is left for an answer",
-                "problem",
-            )
-        check_budget(spec.budget, models.policy.id, models.policy, models.prices)
-        ledger = Ledger(spec.budget, models.prices, by_grants=journal.allowance is not None)
-        equivalence = Equivalence(time_left=ledger.time_left)
-        scorer = None
-        if models.verifies:
-            scorer = await open_scorer(
-                Surroundings(
-                    spec,
-                    models.engine,
-                    models.served,
-                    models.policy,
-                    models.lease.name,
-                    ledger,
-                    equivalence,
-                    models.unlocked_tests,
-                )
-            )
-        record = Record(journal, ledger, await journal.load())
-        search = cls(spec, models, ledger, record, scorer, prompt, cancelled, equivalence, calibration)
+    async def begin(cls, context: SearchContext, prompt: tuple[int, ...]) -> Search:
+        """Load what earlier attempts left in the journal. ``prompt``: the question (``tokenize_problem``)."""
+        record = Record(context.journal, context.ledger, await context.journal.load())
+        search = cls(context, record, prompt)
         await search._shared.answers.check()
-        if journal.allowance is not None:
-            search._shared.grants = Grants(journal.allowance, ledger, record, search._ask)
         return search
 
     # What a strategy asks for.
@@ -198,12 +158,12 @@ class Search:
     @property
     def context(self) -> int:
         """Tokens that the policy's context holds."""
-        return self._models.policy.context
+        return self._policy.context
 
     async def tokenize(self, text: str | Sequence[dict[str, str]]) -> tuple[int, ...]:
         """The policy's tokens of a plain text, or of a conversation with what prompts the next turn. They depend on
         nothing else, so no journal keeps them."""
-        return await self._models.engine.tokenize(self._models.policy.id, text, special=False)
+        return await self._engine.tokenize(self._policy.id, text, special=False)
 
     def rng(self, node: Node, purpose: str = "") -> random.Random:
         """Randomness for a decision: the same for the same job seed, node and purpose, and no other's."""
@@ -234,7 +194,7 @@ class Search:
         for node in live:
             node.reason = "pruned"
         if not self._record.replaying:
-            self._models.lease.prune([node.prefix for node in live])
+            self._lease.prune([node.prefix for node in live])
         ids = [node.id for node in live]
         spend = Usage(pruned=sum(node.tokens for node in live if not node.is_copy))
         await self._record.note(f"prune:{ids[0]}", "prune", {"nodes": ids}, spend)
@@ -392,6 +352,18 @@ class Search:
             return None
         data = {"node": node.id, "scores": list(steps), "score": score, "computed": 0, "cached": 0}
         return Answer(f"score:{node.id}", "score", data, Usage())
+
+
+async def tokenize_problem(spec: JobSpec, engine: EngineClient, policy: ModelInfo) -> tuple[int, ...]:
+    """Return the prompt that asks the question. Raises ``InvalidRequest`` where it leaves no room for an answer."""
+    prompt = await engine.tokenize(policy.id, spec.conversation())
+    if len(prompt) >= policy.context:
+        raise InvalidRequest(
+            f"the problem has {len(prompt)} tokens, and the context of model {policy.id!r} holds {policy.context}: "
+            "shorten it so that room is left for an answer",
+            "problem",
+        )
+    return prompt
 
 
 def _saying(node: Node) -> tuple[tuple[int, ...], str]:

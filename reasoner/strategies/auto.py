@@ -9,6 +9,9 @@ the Best Alternative" (each next amount is bought only while what is in hand is 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from reasoner.answers.equivalence import Equivalence
 from reasoner.answers.votes import classes
 from reasoner.jobs.spec import StrategySpec
@@ -24,30 +27,34 @@ class Auto(Params):
     """No strategy is called with more than this."""
 
 
-async def run(search: Search, params: Auto, equivalence: Equivalence) -> Choice:
-    """Probes, picks strategies and amounts for a question of this difficulty, and stops when the answer is certain."""
-    from reasoner.strategies.registry import STRATEGIES, resolve
+def create_strategy(stages: Mapping[str, Strategy[Any]]) -> Strategy[Auto]:
+    """Return the strategy ``auto``, whose table may name any of ``stages``."""
 
-    table = search.calibration
-    probe = min(params.n, PROBE if table is None else table.probe)
-    await walk(search, probe)
-    choice = await judge(search, equivalence)
-    stages = doubling(search, probe, params.n) if table is None else table.stages(choice.confidence or 0.0)
-    await search.decide(
-        "plan",
-        {
-            "calibrated": table is not None,
-            "confidence": choice.confidence,
-            "stages": [stage.model_dump() for stage in stages],
-        },
-    )
-    for stage in stages:
-        if certain(search, choice) or search.cut_short:
-            break
-        amount = stage.params | ({"n": min(params.n, stage.params["n"])} if "n" in stage.params else {})
-        await STRATEGIES[stage.name].run(search, resolve(stage.name, amount), equivalence)
+    async def run(search: Search, params: Auto, equivalence: Equivalence) -> Choice:
+        """Probe, choose strategies and amounts by the question's difficulty, and stop when the answer is certain."""
+        table = search.calibration
+        probe = min(params.n, PROBE if table is None else table.probe)
+        await walk(search, probe)
         choice = await judge(search, equivalence)
-    return choice
+        plan = doubling(search, probe, params.n) if table is None else table.stages(choice.confidence or 0.0)
+        await search.decide(
+            "plan",
+            {
+                "calibrated": table is not None,
+                "confidence": choice.confidence,
+                "stages": [stage.model_dump() for stage in plan],
+            },
+        )
+        for stage in plan:
+            if certain(search, choice) or search.cut_short:
+                break
+            strategy = stages[stage.name]
+            amount = stage.params | ({"n": min(params.n, stage.params["n"])} if "n" in stage.params else {})
+            await strategy.run(search, strategy.parse(amount), equivalence)
+            choice = await judge(search, equivalence)
+        return choice
+
+    return Strategy("auto", Auto, run, needs_verifier=False, welcomes_verifier=True, stops_when_sure=True, votes=True)
 
 
 async def walk(search: Search, count: int) -> None:
@@ -75,6 +82,3 @@ def doubling(search: Search, done: int, n: int) -> list[StrategySpec]:
         stages.append(StrategySpec.model_validate({"name": name, "n": more}))
         done += more
     return stages
-
-
-STRATEGY = Strategy("auto", Auto, run, needs_verifier=False, welcomes_verifier=True, stops_when_sure=True, votes=True)

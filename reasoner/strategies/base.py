@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Generic, TypeVar
+from typing import Annotated, Any, Generic, TypeVar
 
-from pydantic import Field
+from pydantic import Field, ValidationError
 
 from reasoner.answers.equivalence import Equivalence
 from reasoner.answers.votes import Vote, classes, votes
@@ -54,6 +54,17 @@ class Strategy(Generic[P]):
     """Whether it stops by ``JobSpec.confidence``."""
     votes: bool = False
     """True if its candidates vote; else the best score wins."""
+
+    def parse(self, params: Mapping[str, Any]) -> P:
+        """Return the parameters, checked and with their defaults. Raises ``ValueError`` that names what is wrong."""
+        try:
+            return self.params.model_validate(params)
+        except ValidationError as error:
+            known = ", ".join(self.params.model_fields) or "none"
+            problems = "; ".join(
+                f"{'.'.join(map(str, problem['loc'])) or 'parameters'}: {problem['msg']}" for problem in error.errors()
+            )
+            raise ValueError(f"strategy {self.name!r}: {problems} (its parameters: {known})") from None
 
 
 def best_scored(nodes: Sequence[Node]) -> Choice:

@@ -1,13 +1,12 @@
-"""The strategies, by name. Each is decision logic on a ``Search`` with a pydantic model of its own parameters."""
+"""The strategies by name. Each is decision logic on a ``Search``, with a pydantic model of its parameters."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
-from pydantic import ValidationError
-
 from reasoner.strategies import auto
-from reasoner.strategies.base import Choice, Params, Strategy
+from reasoner.strategies.base import Params, Strategy
 from reasoner.strategies.sampling import (
     best_of_n,
     budget_forcing,
@@ -19,7 +18,7 @@ from reasoner.strategies.sampling import (
 )
 from reasoner.strategies.tree import beam, best_first, dvts, lookahead, mcts, particle, rebase
 
-STRATEGIES: dict[str, Strategy[Any]] = {
+_STAGES: dict[str, Strategy[Any]] = {
     strategy.name: strategy
     for strategy in (
         greedy.STRATEGY,
@@ -36,31 +35,23 @@ STRATEGIES: dict[str, Strategy[Any]] = {
         mcts.STRATEGY,
         particle.STRATEGY,
         best_first.STRATEGY,
-        auto.STRATEGY,
     )
 }
 
-__all__ = ["STRATEGIES", "Choice", "Params", "Strategy", "resolve", "schemas"]
+STRATEGIES: dict[str, Strategy[Any]] = {**_STAGES, "auto": auto.create_strategy(_STAGES)}
 
 
-def resolve(name: str, params: dict[str, Any]) -> Params:
-    """The strategy's parameters, checked and with their defaults. ``ValueError`` says what would be right."""
+def parse_params(name: str, params: Mapping[str, Any]) -> Params:
+    """Return a strategy's parameters, checked and with their defaults. Raises ``ValueError`` that says what would be
+    right."""
     if name not in STRATEGIES:
         raise ValueError(f"unknown strategy {name!r}; known are {', '.join(STRATEGIES)}")
-    model = STRATEGIES[name].params
-    try:
-        checked: Params = model.model_validate(params)
-    except ValidationError as error:
-        known = ", ".join(model.model_fields) or "none"
-        problems = "; ".join(
-            f"{'.'.join(map(str, problem['loc'])) or 'parameters'}: {problem['msg']}" for problem in error.errors()
-        )
-        raise ValueError(f"strategy {name!r}: {problems} (its parameters: {known})") from None
-    return checked
+    parsed: Params = STRATEGIES[name].parse(params)
+    return parsed
 
 
-def schemas() -> dict[str, dict[str, Any]]:
-    """What can be asked for: a summary and the JSON schema of the parameters of every strategy."""
+def describe_strategies() -> dict[str, dict[str, Any]]:
+    """Return a summary and the JSON schema of the parameters of every strategy."""
     return {
         name: {
             "summary": (strategy.run.__doc__ or "").strip().split("\n")[0],

@@ -17,7 +17,7 @@ SLACK = 16
 
 
 @dataclass(frozen=True, slots=True)
-class Surroundings:
+class VerifierContext:
     """The job and what serves it. ``policy`` writes the solutions; ``lease`` is the job's hold on the cache."""
 
     spec: JobSpec

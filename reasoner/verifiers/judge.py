@@ -9,17 +9,17 @@ from prm.scorers.steps import Reading
 from reasoner.jobs.verifier_specs import JudgeVerifier
 from reasoner.search.scoring import BudgetedReader, NodeScorer, Scored, finished_step, fits_context
 from reasoner.tree import Node
-from reasoner.verifiers.context import Surroundings, new_tokens
+from reasoner.verifiers.context import VerifierContext, new_tokens
 
 
-async def open_judge(around: Surroundings) -> NodeScorer:
+async def open_judge(context: VerifierContext) -> NodeScorer:
     """Raises ``InvalidRequest`` when the model is not served, ``EngineError`` when it cannot say Yes or No."""
-    asked = around.spec.verifier
+    asked = context.spec.verifier
     assert isinstance(asked, JudgeVerifier)
-    model = around.policy if asked.model is None else around.verifier_model()
-    judge = await Judge.open(around.engine, model, around.spec.conversation(), around.lease)
+    model = context.policy if asked.model is None else context.verifier_model()
+    judge = await Judge.open(context.engine, model, context.spec.conversation(), context.lease)
     fits_context(model, judge.head)
-    return JudgeScorer(judge, BudgetedReader(around.ledger, model), asked.aggregation)
+    return JudgeScorer(judge, BudgetedReader(context.ledger, model), asked.aggregation)
 
 
 class JudgeScorer:

@@ -8,16 +8,16 @@ from prm.scorers.outcome import OutcomeScorer
 from prm.scorers.steps import Reading
 from reasoner.search.scoring import BudgetedReader, NodeScorer, Scored, fits_context, score_of
 from reasoner.tree import Node
-from reasoner.verifiers.context import SLACK, Surroundings
+from reasoner.verifiers.context import SLACK, VerifierContext
 
 
-async def open_outcome(around: Surroundings) -> NodeScorer:
+async def open_outcome(context: VerifierContext) -> NodeScorer:
     """Raises ``InvalidRequest`` when the model is not served."""
-    model = around.verifier_model()
-    scorer = OutcomeScorer(around.engine, model, around.spec.conversation(), around.lease)
+    model = context.verifier_model()
+    scorer = OutcomeScorer(context.engine, model, context.spec.conversation(), context.lease)
     head = await scorer.head()
     fits_context(model, head)
-    return OutcomeVerdicts(scorer, head, BudgetedReader(around.ledger, model))
+    return OutcomeVerdicts(scorer, head, BudgetedReader(context.ledger, model))
 
 
 class OutcomeVerdicts:

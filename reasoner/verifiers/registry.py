@@ -8,9 +8,9 @@ from reasoner.jobs.rule_specs import RuleSpec
 from reasoner.jobs.verifier_specs import KINDS
 from reasoner.search.scoring import NodeScorer
 from reasoner.verifiers import judge, outcome, rules, steps
-from reasoner.verifiers.context import Surroundings
+from reasoner.verifiers.context import VerifierContext
 
-OPENERS: Mapping[str, Callable[[Surroundings], Awaitable[NodeScorer]]] = {
+OPENERS: Mapping[str, Callable[[VerifierContext], Awaitable[NodeScorer]]] = {
     "prm": steps.open_prm,
     "judge": judge.open_judge,
     "outcome": outcome.open_outcome,
@@ -18,8 +18,8 @@ OPENERS: Mapping[str, Callable[[Surroundings], Awaitable[NodeScorer]]] = {
 }
 
 
-async def open_scorer(around: Surroundings) -> NodeScorer:
+async def open_scorer(context: VerifierContext) -> NodeScorer:
     """Opens the verifier that the job asks for. Raises ``InvalidRequest`` and ``EngineError`` when it cannot be."""
-    verifier = around.spec.verifier
+    verifier = context.spec.verifier
     assert verifier is not None  # who opens none has none
-    return await OPENERS[verifier.kind](around)
+    return await OPENERS[verifier.kind](context)

@@ -27,7 +27,7 @@ from reasoner.sandbox.runner import Limits, SandboxRefused, run_tests
 from reasoner.search.scoring import NodeScorer, Scored
 from reasoner.subprocess_pool import Pool
 from reasoner.tree import Node
-from reasoner.verifiers.context import Surroundings
+from reasoner.verifiers.context import VerifierContext
 
 SCHEMA_PATIENCE = 5.0
 """Seconds of processor time for one answer; a schema whose patterns backtrack for longer is not met."""
@@ -40,18 +40,18 @@ INSTANT = ExactVerifier | NumericVerifier
 """Rules that take no time: a deadline does not keep them from an answer that is there."""
 
 
-async def open_rule(around: Surroundings) -> NodeScorer:
+async def open_rule(context: VerifierContext) -> NodeScorer:
     """Raises ``InvalidRequest`` when a sandbox is needed and this worker's system has none, and for a pattern that
     cannot be used: it is compiled here for the first time."""
-    rule = around.spec.verifier
+    rule = context.spec.verifier
     assert isinstance(rule, Rule)
     match rule:
-        case PythonVerifier() if not around.unlocked_tests:
-            await within(around.ledger.time_left(), _probe)
+        case PythonVerifier() if not context.unlocked_tests:
+            await within(context.ledger.time_left(), _probe)
         case RegexVerifier(pattern=pattern):
-            if error := await within(around.ledger.time_left(), lambda: pattern_error(pattern)):
+            if error := await within(context.ledger.time_left(), lambda: pattern_error(pattern)):
                 raise InvalidRequest(error, "verifier.pattern")
-    return RuleScorer(_check(rule, around), None if isinstance(rule, INSTANT) else around.ledger)
+    return RuleScorer(_check(rule, context), None if isinstance(rule, INSTANT) else context.ledger)
 
 
 class RuleScorer:
@@ -89,7 +89,7 @@ class RuleScorer:
                 self._known[answer] = score
 
 
-def _check(rule: Rule, around: Surroundings) -> Check:
+def _check(rule: Rule, context: VerifierContext) -> Check:
     """The rule as a function from an answer to its score."""
 
     async def check(answer: str) -> float:
@@ -99,13 +99,13 @@ def _check(rule: Rule, around: Surroundings) -> Check:
             case NumericVerifier():
                 return float(near(answer, rule))
             case MathVerifier():
-                return float(await around.equivalence.equal(canonical(rule.expected), canonical(answer)))
+                return float(await context.equivalence.equal(canonical(rule.expected), canonical(answer)))
             case RegexVerifier():
                 return float(await matches(rule.pattern, answer))
             case JsonSchemaVerifier():
                 return float(await _valid(rule, answer))
             case PythonVerifier():
-                return await _tested(rule, answer, locked=not around.unlocked_tests)
+                return await _tested(rule, answer, locked=not context.unlocked_tests)
 
     return check
 

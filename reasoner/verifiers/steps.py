@@ -9,18 +9,18 @@ from prm.scorers.steps import Chain, Reading, StepScorer
 from reasoner.jobs.verifier_specs import PrmVerifier
 from reasoner.search.scoring import BudgetedReader, NodeScorer, Scored, finished_step, fits_context, known_steps
 from reasoner.tree import Node
-from reasoner.verifiers.context import Surroundings, new_tokens
+from reasoner.verifiers.context import VerifierContext, new_tokens
 
 
-async def open_prm(around: Surroundings) -> NodeScorer:
+async def open_prm(context: VerifierContext) -> NodeScorer:
     """Raises ``InvalidRequest`` when the model is not served, ``EngineError`` when it is no process reward model."""
-    asked = around.spec.verifier
+    asked = context.spec.verifier
     assert isinstance(asked, PrmVerifier)
-    model = around.verifier_model()
-    scorer = StepScorer(around.engine, model, around.lease)
-    prompt = await scorer.prompt(around.spec.conversation())
+    model = context.verifier_model()
+    scorer = StepScorer(context.engine, model, context.lease)
+    prompt = await scorer.prompt(context.spec.conversation())
     fits_context(model, prompt.size)
-    return PrmScorer(scorer, prompt, BudgetedReader(around.ledger, model), asked.aggregation)
+    return PrmScorer(scorer, prompt, BudgetedReader(context.ledger, model), asked.aggregation)
 
 
 class PrmScorer:

@@ -21,11 +21,11 @@ from redis.asyncio import Redis
 from redis.asyncio.retry import Retry
 from redis.backoff import ExponentialBackoff, NoBackoff
 
+from reasoner.best_so_far import choose_best_so_far
 from reasoner.jobs.event import Event
 from reasoner.jobs.job import TERMINAL, JobError, JobResult
 from reasoner.jobs.journal import Entry
 from reasoner.jobs.spec import JobSpec
-from reasoner.search.best_so_far import best_so_far
 from workers.config.rate_limits import Quota
 from workers.store import serialization
 from workers.store.request_origin import ORIGIN, Origin
@@ -213,7 +213,7 @@ class JobStore:
             return "null"
         entries = await self.entries(job_id)
         try:
-            result = best_so_far(JobSpec.model_validate_json(spec), entries) if entries else None
+            result = choose_best_so_far(JobSpec.model_validate_json(spec), entries) if entries else None
         except ValidationError:  # of another version: no worker could run it either
             return "null"
         return "null" if result is None else result.model_dump_json()

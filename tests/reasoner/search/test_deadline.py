@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+import reasoner.run
 from engine.protocol.types import InvalidRequest, ScoreRequest, ScoreResult
 from reasoner.answers import equivalence
 from reasoner.answers.extraction import finder
@@ -26,7 +27,6 @@ from reasoner.jobs.journal import MemoryJournal
 from reasoner.jobs.spec import JobSpec
 from reasoner.regex import LastMatch
 from reasoner.run import JobOutcome, run_job
-from reasoner.search import search
 from reasoner.verifiers import rules
 from tests.scripted import ANSWER, TEXTS, ScriptedEngine
 
@@ -54,7 +54,7 @@ class Endless:
 @pytest.fixture
 def endless(monkeypatch: pytest.MonkeyPatch) -> Endless:
     endless = Endless()
-    monkeypatch.setattr(search, "Ledger", partial(Ledger, clock=lambda: endless.now))
+    monkeypatch.setattr(reasoner.run, "Ledger", partial(Ledger, clock=lambda: endless.now))
     return endless
 
 
@@ -151,7 +151,7 @@ async def test_what_a_rule_decided_in_time_chooses_the_answer(
 
 async def test_a_rule_that_takes_no_time_is_asked_even_when_the_time_is_up(monkeypatch: pytest.MonkeyPatch) -> None:
     times = iter([0.0] * 200)
-    monkeypatch.setattr(search, "Ledger", partial(Ledger, clock=lambda: next(times, 1e6)))
+    monkeypatch.setattr(reasoner.run, "Ledger", partial(Ledger, clock=lambda: next(times, 1e6)))
     outcome = await solve("best_of_n", verifier={"kind": "exact", "expected": "1"}, answer="text")
     assert outcome.result.confidence in (0.0, 1.0)
 
@@ -175,13 +175,13 @@ async def test_a_model_that_never_scores_leaves_the_job_with_an_answer_and_its_p
 ) -> None:
     ledgers: list[Ledger] = []
     with pytest.MonkeyPatch.context() as patch:
-        make = search.Ledger
+        make = reasoner.run.Ledger
 
         def kept(*args: Any, **options: Any) -> Ledger:
             ledgers.append(make(*args, **options))
             return ledgers[-1]
 
-        patch.setattr(search, "Ledger", kept)
+        patch.setattr(reasoner.run, "Ledger", kept)
         budget = {"seconds": SECONDS, "tokens": tokens}
         outcome = await solve("best_of_n", Mute(endless), verifier=verifier, budget=budget)
     assert endless.begun == endless.ended == 1

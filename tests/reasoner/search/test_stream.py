@@ -12,12 +12,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.protocol.types import Completion, Delta, EngineUnavailable, GenerateRequest
+from reasoner.answers.equivalence import Equivalence
+from reasoner.budget.ledger import Ledger
 from reasoner.budget.prices import Amount
 from reasoner.jobs.journal import Entry, JobCancelled, MemoryJournal
 from reasoner.jobs.spec import JobSpec
 from reasoner.run import run_job
 from reasoner.search.cache_lease import CacheLease
-from reasoner.search.search import Models, Search
+from reasoner.search.search import Search, SearchContext, tokenize_problem
 from reasoner.strategies.registry import STRATEGIES
 from reasoner.tree import Node
 from tests.scripted import ScriptedEngine
@@ -48,7 +50,9 @@ async def search_with(
     spec = JobSpec.model_validate({"problem": "how?", "seed": 3} | more)
     policy = (await engine.models())[0]
     async with CacheLease(engine, "job") as lease:
-        search = await Search.begin(spec, Models(engine, {}, policy, lease, verifies=False), journal, asyncio.Event())
+        ledger = Ledger(spec.budget, {}, by_grants=journal.allowance is not None)
+        context = SearchContext(spec, engine, policy, lease, journal, ledger, Equivalence(), asyncio.Event())
+        search = await Search.begin(context, await tokenize_problem(spec, engine, policy))
         try:
             await strategy(search)
         finally:

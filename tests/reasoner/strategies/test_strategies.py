@@ -9,7 +9,7 @@ import pytest
 from reasoner.jobs.journal import MemoryJournal
 from reasoner.jobs.spec import JobSpec
 from reasoner.run import JobOutcome, run_job
-from reasoner.strategies.registry import STRATEGIES, resolve, schemas
+from reasoner.strategies.registry import STRATEGIES, describe_strategies, parse_params
 from tests.scripted import ScriptedEngine
 
 SEEDS = range(12)
@@ -92,15 +92,15 @@ async def test_another_seed_samples_other_solutions() -> None:
 
 def test_unknown_strategies_and_parameters_are_refused_with_what_is_known() -> None:
     with pytest.raises(ValueError, match=r"unknown strategy 'mtcs'; known are greedy, .*beam"):
-        resolve("mtcs", {})
+        parse_params("mtcs", {})
     with pytest.raises(ValueError, match=r"width: Extra inputs.*its parameters: n, expansions, max_steps"):
-        resolve("beam", {"width": 3})
+        parse_params("beam", {"width": 3})
     with pytest.raises(ValueError, match=r"n: Input should be less than or equal to 256"):
-        resolve("beam", {"n": 257})
+        parse_params("beam", {"n": 257})
 
 
 def test_every_strategy_has_a_summary_and_a_schema_whose_parameters_are_described() -> None:
-    for name, schema in schemas().items():
+    for name, schema in describe_strategies().items():
         assert schema["summary"]
         assert schema["needs_verifier"] == STRATEGIES[name].needs_verifier
         assert all("description" in field for field in schema["parameters"].get("properties", {}).values())

@@ -27,7 +27,7 @@ from reasoner.run import JobOutcome, run_job
 from reasoner.sandbox.runner import SandboxRefused
 from reasoner.tree import Node
 from reasoner.verifiers import rules
-from reasoner.verifiers.context import Surroundings
+from reasoner.verifiers.context import VerifierContext
 from reasoner.verifiers.registry import open_scorer
 from tests.scripted import ANSWER, TEXTS, ScriptedEngine
 
@@ -39,7 +39,7 @@ async def scores(verifier: dict[str, object], answers: Sequence[str | None]) -> 
     nodes = [Node((i,), None, (), reason="stop", answer=answer) for i, answer in enumerate(answers)]
     async with Equivalence() as equal:
         policy: ModelInfo = (await engine.models())[0]
-        scorer = await open_scorer(Surroundings(spec, engine, {}, policy, "job", Ledger(Budget()), equal))
+        scorer = await open_scorer(VerifierContext(spec, engine, {}, policy, "job", Ledger(Budget()), equal))
         found = {item.node: item.score for item in await scorer.score([n for n in nodes if scorer.scorable(n)])}
     return [found.get(node) for node in nodes]
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from dataclasses import replace
 from typing import Any
 
@@ -14,9 +13,8 @@ from pydantic import ValidationError
 from engine.protocol.types import EngineError, InvalidRequest, ModelInfo, ScoreRequest, ScoreResult
 from reasoner.jobs.journal import MemoryJournal
 from reasoner.jobs.spec import JobSpec
-from reasoner.run import JobOutcome, run_job
-from reasoner.search.cache_lease import CacheLease
-from reasoner.search.search import Models, Search
+from reasoner.run import JobOutcome, open_search, run_job
+from reasoner.search.search import Search
 from tests.scripted import ScriptedEngine
 
 JUDGE = {"kind": "judge"}
@@ -226,11 +224,7 @@ async def test_a_node_and_its_parent_in_one_call_are_scored_as_one_after_the_oth
 
     for together in (True, False):
         engine, job = ScriptedEngine(), spec("beam", verifier, seed=8)
-        served = {info.id: info for info in await engine.models()}
-        async with CacheLease(engine, "job") as lease:
-            models = Models(engine, served, served["policy"], lease, verifies=True)
-            search = await Search.begin(job, models, MemoryJournal(), asyncio.Event())
+        async with open_search(job, engine, MemoryJournal()) as (search, _):
             await grow(search, together=together)
-            await search.close()
     assert found[0] == found[1]
     assert len(found[0][-1]) == len(found[0]) > 1

@@ -18,7 +18,7 @@ from reasoner.strategies.registry import STRATEGIES
 from reasoner.tree import Node, most_promising
 
 
-def best_so_far(spec: JobSpec, entries: Iterable[Entry]) -> JobResult | None:
+def choose_best_so_far(spec: JobSpec, entries: Iterable[Entry]) -> JobResult | None:
     """Return the result of a job that was cancelled, or ``None`` if its search had not begun.
 
     The answer is chosen as the strategy would: by a vote, weighted by scores where there are any, or by the best score.

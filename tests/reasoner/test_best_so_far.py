@@ -7,12 +7,12 @@ from collections.abc import Sequence
 
 import pytest
 
+from reasoner.best_so_far import choose_best_so_far
 from reasoner.budget.usage import Usage
 from reasoner.jobs.job import JobResult
 from reasoner.jobs.journal import Entry, JobCancelled, MemoryJournal
 from reasoner.jobs.spec import JobSpec
 from reasoner.run import run_job
-from reasoner.search.best_so_far import best_so_far
 from reasoner.strategies.registry import STRATEGIES
 from tests.scripted import ScriptedEngine
 
@@ -83,7 +83,7 @@ def score(name: str, value: float) -> Entry:
 
 
 def found(strategy: str, *entries: Entry) -> JobResult:
-    result = best_so_far(job(strategy), entries)
+    result = choose_best_so_far(job(strategy), entries)
     assert result is not None
     return result
 
@@ -127,4 +127,4 @@ def test_a_branch_that_was_cut_into_parts_is_told_whole() -> None:
 
 
 def test_a_search_that_has_not_begun_has_nothing() -> None:
-    assert best_so_far(job("beam"), []) is None
+    assert choose_best_so_far(job("beam"), []) is None
