@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from reasoner.confidence.calibration import Calibration, CalibrationError, read_calibration
-from reasoner.strategies.registry import resolve
+from reasoner.strategies.registry import parse_params
 
 
 def load_calibration(path: Path) -> Calibration:
@@ -17,7 +17,7 @@ def load_calibration(path: Path) -> Calibration:
     for index, difficulty_bin in enumerate(table.bins):
         for stage in difficulty_bin.stages:
             try:
-                resolve(stage.name, stage.params)
+                parse_params(stage.name, stage.params)
             except ValueError as error:
                 raise CalibrationError(f"calibration {path}: bins.{index}.stages: {error}") from None
     return table
