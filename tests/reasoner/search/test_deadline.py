@@ -175,7 +175,7 @@ async def test_a_model_that_never_scores_leaves_the_job_with_an_answer_and_its_p
 ) -> None:
     ledgers: list[Ledger] = []
     with pytest.MonkeyPatch.context() as patch:
-        make = reasoner.run.Ledger
+        make = vars(reasoner.run)["Ledger"]
 
         def kept(*args: Any, **options: Any) -> Ledger:
             ledgers.append(make(*args, **options))
