@@ -13,10 +13,10 @@ import typer
 from playwright.sync_api import Browser, expect
 from rich.console import Console
 
-from api.cli.api_client import ServiceClient
 from api.roles.private_service import private_stack
 from benchmarks.browser import CHROMIUM, chromium
 from reasoner.budget.prices import Prices
+from reasoner.client import Client
 from reasoner.evaluation.suites.registry import load
 from workers.config.settings import load_settings
 
@@ -46,7 +46,7 @@ def main(
         raise typer.BadParameter("there is no 'chromium' on PATH")
     out.mkdir(parents=True, exist_ok=True)
     settings = load_settings(prices=PRICES)
-    with private_stack(settings, Console(stderr=True)) as url, ServiceClient(url) as client, chromium() as browser:
+    with private_stack(settings, Console(stderr=True)) as url, Client(url) as client, chromium() as browser:
         for spec in jobs():
             job = client.wait(client.submit({"answer": "text", "seed": 7, **spec}).id)
             print(f"{job.spec.strategy.name}: {job.status}", file=sys.stderr)

@@ -25,11 +25,11 @@ import httpx
 from rich.console import Console
 from rich.table import Table
 
-from api.cli.api_client import ServiceClient
 from api.roles.supervisor import free_port
 from benchmarks.engine.measure import Measured, Row
 from benchmarks.engine.report import machine
 from engine.threads.processors import find_processors
+from reasoner.client import Client
 from workers.processes.children import stop, tail
 
 QUESTION: dict[str, Any] = {
@@ -120,7 +120,7 @@ def _measure(situation: str, systems: dict[str, dict[str, str]], rounds: int) ->
 
 
 def _ask(service: Service, seed: int) -> None:
-    with ServiceClient(service.url) as client:
+    with Client(service.url) as client:
         begun = time.perf_counter()
         job = client.wait(client.submit(QUESTION | {"seed": seed}).id)
         service.seconds.append(time.perf_counter() - begun)

@@ -15,9 +15,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Column, Table
 from rich.text import Text
 
-from api.cli.api_client import ServiceClient
 from api.cli.jobs import EXTRA, AsJson, Key, Strategy, Url, client_of, name_strategy, strategy_options
 from api.cli.render import output, plain
+from reasoner.client import Client
 from reasoner.jobs.batch import Batch, BatchJob
 from reasoner.jobs.job import TERMINAL, Job
 
@@ -129,7 +129,7 @@ def _read(file: Path) -> list[dict[str, Any]]:
     return jobs
 
 
-def _follow(client: ServiceClient, found: Batch) -> Batch:
+def _follow(client: Client, found: Batch) -> Batch:
     """Shows the progress until all jobs have ended."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=_progress, transient=True) as progress:
@@ -144,7 +144,7 @@ def _follow(client: ServiceClient, found: Batch) -> Batch:
             found = client.batch(found.id)
 
 
-def _explain(client: ServiceClient, lost: Sequence[BatchJob], count: int) -> None:
+def _explain(client: Client, lost: Sequence[BatchJob], count: int) -> None:
     """Say why jobs have no result, each reason once."""
     reasons = Counter(
         "cancelled" if job.status == "cancelled" else _reason(client.get(job.id)) for job in lost[:MAX_EXPLAINED]

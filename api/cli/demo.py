@@ -16,9 +16,9 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from api.cli.api_client import ServiceClient, ServiceError
 from api.cli.render import Progress, print_tree
 from api.roles.private_service import private_stack
+from reasoner.client import Client, ServiceError
 from reasoner.evaluation.suites.countdown import make
 from reasoner.evaluation.suites.problem import Problem
 from reasoner.evaluation.suites.registry import check, family, load
@@ -101,7 +101,7 @@ def demo(
                     thread.join(REFRESH)
                     live.update(_table(rows))
             live.update(_table(rows))
-        with ServiceClient(url) as client:
+        with Client(url) as client:
             searched = next((case for case in todo if case.strategy["name"] == "rebase" and case.job is not None), None)
             if searched is not None and searched.job is not None:
                 console.print(f"\nThe search by rebase on: {searched.problem.text}", markup=False)
@@ -137,7 +137,7 @@ def _solve(url: str, case: Case) -> None:
         "metadata": {"suite": case.problem.suite, "problem": case.problem.id},
     }
     try:
-        with ServiceClient(url) as client:
+        with Client(url) as client:
             case.job = client.submit(spec)
             for event in client.events(case.job.id):
                 case.progress.take(event)

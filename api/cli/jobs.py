@@ -18,11 +18,11 @@ from rich.console import Console
 from rich.table import Column, Table
 from rich.text import Text
 
-from api.cli.api_client import ServiceClient, ServiceError
 from api.cli.durations import moment
 from api.cli.render import follow, output, plain, print_job, print_tree
 from api.cli.render import watch as draw_live
 from api.roles.private_service import private_stack
+from reasoner.client import Client, ServiceError
 from reasoner.jobs.job import Job
 from reasoner.jobs.spec import BEST
 from reasoner.strategies.registry import STRATEGIES
@@ -121,7 +121,7 @@ def solve(
         raise typer.Exit(1)
 
 
-def _cancel(client: ServiceClient, job_id: str) -> None:
+def _cancel(client: Client, job_id: str) -> None:
     try:
         client.cancel(job_id)
     except ServiceError as error:  # a service for this question alone may have heard Ctrl-C too
@@ -354,7 +354,7 @@ def strategy_options(extra: list[str]) -> dict[str, Any]:
     return options
 
 
-def name_strategy(spec: dict[str, Any], client: ServiceClient) -> dict[str, Any]:
+def name_strategy(spec: dict[str, Any], client: Client) -> dict[str, Any]:
     """Return the job with the name of a strategy of which only parameters are given: that of jobs that say nothing."""
     strategy = spec.get("strategy")
     if strategy is None or "name" in strategy:
@@ -363,8 +363,8 @@ def name_strategy(spec: dict[str, Any], client: ServiceClient) -> dict[str, Any]
     return spec | {"strategy": {"name": name} | strategy}
 
 
-def client_of(url: str | None, key: str | None) -> ServiceClient:
-    return ServiceClient(url or _configured_url(load_settings()), key)
+def client_of(url: str | None, key: str | None) -> Client:
+    return Client(url or _configured_url(load_settings()), key)
 
 
 def _configured_url(settings: Settings) -> str:
@@ -374,7 +374,7 @@ def _configured_url(settings: Settings) -> str:
 @contextlib.contextmanager
 def _service(
     settings: Settings, url: str | None, key: str | None, model: str | None
-) -> Iterator[tuple[ServiceClient, str | None]]:
+) -> Iterator[tuple[Client, str | None]]:
     """The named service, else the one on the configured port, else one of our own for as long as it is needed; and what
     it calls the model that is asked for."""
     if url is None and not _answers(_configured_url(settings)):
@@ -382,10 +382,10 @@ def _service(
         if model is not None and not settings.engine_url:
             settings = load_settings(model=model)
             model = settings.model_name
-        with private_stack(settings, _progress) as own, ServiceClient(own) as client:
+        with private_stack(settings, _progress) as own, Client(own) as client:
             yield client, model
     else:
-        with ServiceClient(url or _configured_url(settings), key) as client:
+        with Client(url or _configured_url(settings), key) as client:
             yield client, model
 
 

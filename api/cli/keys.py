@@ -13,10 +13,10 @@ from pydantic import BaseModel, ValidationError
 from rich.table import Column, Table
 from rich.text import Text
 
-from api.cli.api_client import ServiceError
 from api.cli.durations import seconds_of
 from api.cli.jobs import AsJson, Key, Url, client_of
 from api.cli.render import output
+from reasoner.client import ServiceError
 from workers.broker.embedded import EmbeddedBroker, broker_url
 from workers.config.settings import load_settings
 from workers.store.jobs import BROKER_DOWN, JobStore
@@ -56,7 +56,7 @@ def create(
         made = _on_broker(lambda store: store.create(_checked(spec)))
     else:
         with client_of(url, key) as client:
-            made = client.create_key(spec)
+            made = NewKey.model_validate(client.create_key(spec))
     _print(made, as_json)
 
 
@@ -100,7 +100,7 @@ def revoke(
         _print(_on_broker(lambda store: store.revoke(key_id)), as_json)
         return
     with client_of(url, key) as client:
-        _print(client.revoke_key(key_id), as_json)
+        _print(StoredKey.model_validate(client.revoke_key(key_id)), as_json)
 
 
 def _on_broker(act: Callable[[KeyStore], Awaitable[T]]) -> T:

@@ -10,7 +10,7 @@ import typer
 
 from api.cli import batch, bench, calibrate, demo, eval, jobs, keys, quantize
 from api.cli import prm as cli_prm
-from api.cli.api_client import ServiceError
+from reasoner.client import ServiceError
 from workers.config.model_folders import check_models
 from workers.config.settings import Settings, load_settings
 from workers.config.types import ConfigError
@@ -70,10 +70,13 @@ def main() -> None:
     except ConfigError as error:
         print(f"reasoner: {error}", file=sys.stderr)
         sys.exit(2)
-    except (ServiceError, StartError) as error:
+    except StartError as error:
         print(f"reasoner: {error}", file=sys.stderr)
-        refused = isinstance(error, ServiceError) and error.status == 422
-        sys.exit(2 if refused else 1)
+        sys.exit(1)
+    except ServiceError as error:
+        hint = " (--key, REASONER_API_KEY)" if error.status == 401 else ""
+        print(f"reasoner: {error}{hint}", file=sys.stderr)
+        sys.exit(2 if error.status == 422 else 1)
     except OSError as error:
         if error.filename is None:
             raise

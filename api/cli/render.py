@@ -11,8 +11,8 @@ from rich.live import Live
 from rich.text import Text
 from rich.tree import Tree
 
-from api.cli.api_client import ServiceClient
 from api.http.search_tree import GrowingTree
+from reasoner.client import Client
 from reasoner.jobs.event import Event
 from reasoner.jobs.job import TERMINAL, Job
 
@@ -72,7 +72,7 @@ def output() -> Console:
     return Console() if sys.stdout.isatty() else Console(width=WIDTH)
 
 
-def follow(client: ServiceClient, job: Job, console: Console) -> None:
+def follow(client: Client, job: Job, console: Console) -> None:
     """Shows the job's progress until it ends."""
     progress = Progress()
     with Live(Text(progress.line()), console=console, refresh_per_second=8, transient=True) as live:
@@ -81,7 +81,7 @@ def follow(client: ServiceClient, job: Job, console: Console) -> None:
             live.update(Text(progress.line()))
 
 
-def watch(client: ServiceClient, job: Job, console: Console) -> None:
+def watch(client: Client, job: Job, console: Console) -> None:
     """Draws the search tree while it grows, until the job has ended, on as many lines as the terminal has."""
     progress, tree = Progress(), GrowingTree()
 

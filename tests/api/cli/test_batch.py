@@ -11,8 +11,8 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from api.cli import batch as cli_batch
-from api.cli.api_client import ServiceClient
 from api.cli.main import app
+from reasoner.client import Client
 
 BATCH: dict[str, Any] = {
     "id": "batch_1",
@@ -41,10 +41,8 @@ class Service:
         monkeypatch.setattr(cli_batch, "client_of", self._client)
         monkeypatch.setattr(cli_batch, "POLL_SECONDS", 0.0)
 
-    def _client(self, url: str | None, key: str | None) -> ServiceClient:
-        client = ServiceClient("http://service")
-        client._http = httpx.Client(base_url="http://service", transport=httpx.MockTransport(self._answer))
-        return client
+    def _client(self, url: str | None, key: str | None) -> Client:
+        return Client("http://service", transport=httpx.MockTransport(self._answer))
 
     def _answer(self, request: httpx.Request) -> httpx.Response:
         self.asked.append((f"{request.method} {request.url.path}", json.loads(request.content or "null")))

@@ -9,17 +9,15 @@ from contextlib import contextmanager, nullcontext
 from datetime import datetime
 from types import SimpleNamespace
 from typing import Any, cast
-from urllib.parse import unquote
 
-import httpx
 import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
 from api.cli import jobs as cli_jobs
-from api.cli.api_client import ServiceClient, ServiceError
 from api.cli.main import app
 from api.cli.render import output, print_tree, watch
+from reasoner.client import Client, ServiceError
 from reasoner.jobs.event import Event
 from reasoner.jobs.job import Job
 from reasoner.jobs.spec import JobSpec, StrategySpec
@@ -33,8 +31,8 @@ class Sent(Exception):
 def sent(
     monkeypatch: pytest.MonkeyPatch, *options: str, problem: str = "?", stdin: str | None = None
 ) -> dict[str, Any]:
-    class Client:
-        def __enter__(self) -> Client:
+    class FakeClient:
+        def __enter__(self) -> FakeClient:
             return self
 
         def __exit__(self, *_: object) -> None:
@@ -46,7 +44,7 @@ def sent(
         def submit(self, spec: dict[str, Any]) -> None:
             raise Sent(spec)
 
-    monkeypatch.setattr(cli_jobs, "client_of", lambda url, key: Client())
+    monkeypatch.setattr(cli_jobs, "client_of", lambda url, key: FakeClient())
     result = CliRunner().invoke(app, ["jobs", "submit", problem, *options], input=stdin)
     assert isinstance(result.exception, Sent), result.output
     body: dict[str, Any] = result.exception.args[0]
@@ -81,7 +79,7 @@ def test_what_begins_like_json_and_is_none_is_wrong_usage() -> None:
 def test_who_interrupts_solve_cancels_its_job(monkeypatch: pytest.MonkeyPatch, gone: bool) -> None:
     cancelled: list[str] = []
 
-    class Client:
+    class FakeClient:
         def submit(self, _spec: dict[str, Any]) -> SimpleNamespace:
             return SimpleNamespace(id="job_1")
 
@@ -93,7 +91,7 @@ def test_who_interrupts_solve_cancels_its_job(monkeypatch: pytest.MonkeyPatch, g
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(cli_jobs, "_service", lambda *_: nullcontext((Client(), None)))
+    monkeypatch.setattr(cli_jobs, "_service", lambda *_: nullcontext((FakeClient(), None)))
     monkeypatch.setattr(cli_jobs, "follow", interrupted)
     result = CliRunner().invoke(app, ["solve", "?"])
     assert cancelled == ["job_1"]
@@ -147,14 +145,14 @@ def test_watching_draws_the_tree_of_the_events_as_they_come_within_the_lines_of_
     console = Console(file=io.StringIO(), width=80, height=20, force_terminal=True, color_system=None)
     heights: list[int] = []
 
-    class Client:
+    class FakeClient:
         def events(self, job_id: str) -> Iterator[Event]:
             yield from (started, *steps, score)
             live = console._live_stack[-1]
             heights.append(len(console.render_lines(live.get_renderable())))
 
     job = Job(id="job_1", status="in_progress", created_at=0.0, spec=JobSpec(problem="?"))
-    watch(cast(ServiceClient, Client()), job, console)
+    watch(cast(Client, FakeClient()), job, console)
     assert isinstance(console.file, io.StringIO)
     assert heights[0] < 20
     shown = console.file.getvalue()
@@ -165,8 +163,8 @@ def test_watching_draws_the_tree_of_the_events_as_they_come_within_the_lines_of_
 def test_deleting_answers_one_document(monkeypatch: pytest.MonkeyPatch) -> None:
     gone: list[str] = []
 
-    class Client:
-        def __enter__(self) -> Client:
+    class FakeClient:
+        def __enter__(self) -> FakeClient:
             return self
 
         def __exit__(self, *_: object) -> None:
@@ -175,7 +173,7 @@ def test_deleting_answers_one_document(monkeypatch: pytest.MonkeyPatch) -> None:
         def delete(self, job_id: str) -> None:
             gone.append(job_id)
 
-    monkeypatch.setattr(cli_jobs, "client_of", lambda url, key: Client())
+    monkeypatch.setattr(cli_jobs, "client_of", lambda url, key: FakeClient())
     result = CliRunner().invoke(app, ["jobs", "delete", "job_1", "job_2", "--json"])
     assert result.exit_code == 0, result.output
     assert json.loads(result.stdout) == {"deleted": gone} == {"deleted": ["job_1", "job_2"]}
@@ -185,8 +183,8 @@ def test_a_list_that_goes_to_a_pipe_holds_whole_words(monkeypatch: pytest.Monkey
     spec = JobSpec(problem="?", strategy=StrategySpec(name="self_consistency"))
     job = Job(id=f"job_{'0' * 32}", status="in_progress", created_at=0.0, spec=spec)
 
-    class Client:
-        def __enter__(self) -> Client:
+    class FakeClient:
+        def __enter__(self) -> FakeClient:
             return self
 
         def __exit__(self, *_: object) -> None:
@@ -195,34 +193,11 @@ def test_a_list_that_goes_to_a_pipe_holds_whole_words(monkeypatch: pytest.Monkey
         def list(self, **_: object) -> dict[str, Any]:
             return {"data": [job.model_dump()]}
 
-    monkeypatch.setattr(cli_jobs, "client_of", lambda url, key: Client())
+    monkeypatch.setattr(cli_jobs, "client_of", lambda url, key: FakeClient())
     monkeypatch.setattr("sys.stdout", io.StringIO())
     monkeypatch.setattr(cli_jobs, "_out", output())
     line = CliRunner().invoke(app, ["jobs", "list"]).stdout.splitlines()[1]
     assert line.split()[:3] == [job.id, "in_progress", "self_consistency"]
-
-
-@pytest.mark.parametrize("name", ["../keys", "..", "x/cancel", "x?wait=60", "x#y", "\x01", "é", "%2e%2e"])
-def test_whatever_is_given_as_an_id_is_one_part_of_the_path(name: str) -> None:
-    asked: list[bytes] = []
-
-    def refuse(request: httpx.Request) -> httpx.Response:
-        asked.append(request.url.raw_path)
-        return httpx.Response(404, json={"detail": "there is no such thing"})
-
-    client = ServiceClient("http://127.0.0.1")
-    client._http = httpx.Client(base_url=client.url, transport=httpx.MockTransport(refuse))
-    calls = [client.get, client.delete, client.cancel, client.tree, client.batch, client.revoke_key, client.wait]
-    for call in calls:
-        with pytest.raises(ServiceError, match="no such thing"):
-            call(name)
-    ends = ["", "", "/cancel", "/tree", "", "", "/events"]
-    for path, end in zip(asked, ends, strict=True):
-        kind, _, rest = path.decode().removeprefix("/v1/").partition("/")
-        given = rest.partition("?starting_after")[0].removesuffix(end)
-        assert kind in ("jobs", "batches", "keys")
-        assert unquote(given) == name
-        assert not set("/?#") & set(given)
 
 
 def test_a_dash_reads_the_question_from_standard_input(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -255,11 +230,11 @@ def test_solve_asks_a_running_service_for_a_model_by_name_and_starts_its_own_wit
         started.append(settings.model)
         yield "http://own"
 
-    class Client:
+    class FakeClient:
         def __init__(self, url: str, *_: object) -> None:
             self.url = url
 
-        def __enter__(self) -> Client:
+        def __enter__(self) -> FakeClient:
             return self
 
         def __exit__(self, *_: object) -> None:
@@ -268,7 +243,7 @@ def test_solve_asks_a_running_service_for_a_model_by_name_and_starts_its_own_wit
         def submit(self, spec: dict[str, Any]) -> None:
             raise Sent(spec | {"url": self.url})
 
-    monkeypatch.setattr(cli_jobs, "ServiceClient", Client)
+    monkeypatch.setattr(cli_jobs, "Client", FakeClient)
     monkeypatch.setattr(cli_jobs, "private_stack", private)
     monkeypatch.setattr(cli_jobs, "_answers", lambda _: not alone)
     result = CliRunner().invoke(app, ["solve", "?", "--model", "mine=policy-large" if alone else "mine"])

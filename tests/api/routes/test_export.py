@@ -10,7 +10,6 @@ import httpx
 import pytest
 import redis
 
-from api.cli.api_client import ServiceClient
 from tests.api.conftest import serving, submitted
 from tests.scripted import ScriptedEngine
 from tests.workers.store.test_dead_letters import give_up
@@ -140,16 +139,3 @@ async def test_jobs_vanish_whole_when_their_time_is_over_and_not_before(
             assert client.zscore(key, old) is None
     for job_id in (kept, running):
         await store.get(job_id)
-
-
-def test_the_command_lines_client_gets_the_lines_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
-    def answer(request: httpx.Request) -> httpx.Response:
-        assert dict(request.url.params) == {"since": "5.0", "journal": "true"}
-        return httpx.Response(200, content=b'{"id":"a"}\n{"id":"b"}\n')
-
-    real = httpx.Client
-    monkeypatch.setattr(
-        "api.cli.api_client.httpx.Client", lambda **more: real(transport=httpx.MockTransport(answer), **more)
-    )
-    with ServiceClient("http://service") as client:
-        assert list(client.export(since=5.0, journal=True)) == ['{"id":"a"}', '{"id":"b"}']

@@ -8,7 +8,6 @@ import httpx
 import pytest
 from typer.testing import CliRunner
 
-from api.cli import api_client
 from api.cli.main import app
 from reasoner.jobs.job import JobError
 from tests.api.conftest import submitted
@@ -62,9 +61,7 @@ def test_the_command_line_retries(monkeypatch: pytest.MonkeyPatch) -> None:
         return httpx.Response(202, json=job)
 
     real = httpx.Client
-    monkeypatch.setattr(
-        api_client.httpx, "Client", lambda **options: real(transport=httpx.MockTransport(answer), **options)
-    )
+    monkeypatch.setattr(httpx, "Client", lambda **options: real(**options | {"transport": httpx.MockTransport(answer)}))
     result = CliRunner().invoke(app, ["jobs", "retry", "job_1", "--json"])
     assert result.exit_code == 0, result.output
     assert json.loads(result.stdout)["status"] == "queued"

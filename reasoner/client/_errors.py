@@ -1,0 +1,49 @@
+"""The exception of the clients, and how it is made from a response or a failed connection."""
+
+from __future__ import annotations
+
+import json
+
+import httpx
+
+_TRANSIENT_TYPES = frozenset({"urn:reasoner:problem:broker-unavailable", "urn:reasoner:problem:shutting-down"})
+"""Problem types of a service that can answer again in a moment."""
+
+
+class ServiceError(Exception):
+    """The service refused a request or cannot be reached. The message is the service's own where there is one.
+
+    ``status`` is the HTTP status of the refusal, 422 also for a request that could not be built, or None if no response
+    arrived. ``is_transient`` says that the same request may succeed a moment later.
+    """
+
+    def __init__(self, message: str, status: int | None = None, *, is_transient: bool = False) -> None:
+        super().__init__(message)
+        self.status = status
+        self.is_transient = is_transient
+
+
+def refusal(response: httpx.Response) -> ServiceError:
+    """Return the error that the problem document of a response describes."""
+    is_transient = False
+    try:
+        problem = json.loads(response.content)
+        is_transient = problem.get("type") in _TRANSIENT_TYPES
+        message = problem.get("detail") or problem["title"]
+    except (ValueError, KeyError, TypeError, AttributeError):
+        message = f"HTTP {response.status_code} from {response.request.url}"
+    return ServiceError(message, response.status_code, is_transient=is_transient)
+
+
+def unreachable(url: str, error: httpx.TransportError) -> ServiceError:
+    """Return the error for a request that got no response."""
+    return ServiceError(
+        f"no service answers at {url} ({error}): start one with 'reasoner serve', or give the address of a running one"
+    )
+
+
+def unserializable(error: ValueError) -> ServiceError:
+    """Return the error for a body that has no JSON form."""
+    return ServiceError(
+        f"the request cannot be written as JSON ({error}): use finite numbers, and text that UTF-8 can encode", 422
+    )
