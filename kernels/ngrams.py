@@ -26,7 +26,6 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from kernels.cpu.availability import AVAILABLE
 from kernels.cpu.ngrams import match as kernels
 from kernels.cpu.ngrams.match import BRANCH
 from kernels.cpu.ngrams.table import RATES, RECORD, Table
@@ -99,7 +98,6 @@ class NgramTable:
     def _hold(self, branches: Ints) -> None:
         """What is known of branches lies there from now on."""
         self._arrays = self._arrays._replace(branches=branches)
-        self._plain = Table(*(each.data for each in self._arrays))
         self._find()
 
     def _find(self) -> None:
@@ -130,12 +128,7 @@ class NgramTable:
         """
         self._make_room(*kernels.sizes(rows, room, most))
         whole, real, message = self._whole, self._real, array("q", words)
-        if AVAILABLE:
-            kernels.learn_and_guess_natively(
-                self._at, *message.buffer_info(), rows, room, most, float(least), threads=1
-            )
-        else:
-            kernels.learn_and_guess(self._plain, message, rows, room, most, least, whole.data, real.data)
+        kernels.learn_and_guess_natively(self._at, *message.buffer_info(), rows, room, most, float(least), threads=1)
         numbers = tuple(whole[: rows + 2 * room].tolist())
         counts, tokens, parents = numbers[:rows], numbers[rows : rows + room], numbers[rows + room :]
         return Found(counts, tokens, parents, tuple(real[:room].tolist()))

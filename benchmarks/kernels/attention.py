@@ -19,7 +19,7 @@ from torch.nn.attention.bias import causal_lower_right
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
 
 from benchmarks.kernels.measure import Case, Run, Runs, compiled
-from kernels.attention.paged import PagedKeys, paged_attention
+from kernels.attention.paged import paged_attention
 from kernels.common.attention_schedule import (
     NO_TREE,
     Buffers,
@@ -33,6 +33,7 @@ from kernels.common.attention_schedule import (
     plan_work,
     shared_keys,
 )
+from kernels.common.paged_keys import PagedKeys
 from kernels.quantize import LIMITS, quantize_vectors
 
 _HEADS, _KV_HEADS, _DIM, _PAGE = 32, 8, 128, 16

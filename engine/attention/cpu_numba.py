@@ -17,7 +17,7 @@ from kernels.cpu.attention.keys import KINDS, STEP_WORDS
 from kernels.cpu.attention.paged import attend, scratch_floats, tile_tokens
 from kernels.cpu.attention.plan import plan, plan_room
 from kernels.cpu.attention.rotary_write import rotary_write
-from kernels.cpu.runtime.kernel_graph import empty
+from kernels.cpu.runtime.recorder import empty
 
 _ALONE = 1 << 14
 """Numbers that one thread turns before two would have begun."""

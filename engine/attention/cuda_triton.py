@@ -12,7 +12,7 @@ from torch import Tensor
 from engine.attention.layer import LayerAttention
 from engine.attention.plan import Ints, Rows, share_prefixes
 from kernels.attention.kv_write import rotary_write
-from kernels.attention.paged import PagedKeys, paged_attention
+from kernels.attention.paged import paged_attention
 from kernels.common.attention_schedule import (
     NO_TREE,
     Buffers,
@@ -26,6 +26,7 @@ from kernels.common.attention_schedule import (
     plan_work,
     shared_keys,
 )
+from kernels.common.paged_keys import PagedKeys
 from kernels.layers.norm import rms_norm
 
 _KEPT = 128

@@ -8,7 +8,6 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from kernels.cpu.availability import AVAILABLE
 from kernels.quantize import LIMITS
 
 _MOST_HEADS = 64
@@ -33,7 +32,7 @@ class LayerAttention:
 def is_compiled(about: LayerAttention, kv: Tensor) -> bool:
     """Whether there is a kernel for a layer and keys and values as in this cache, which is not on a GPU."""
     fits = about.head_dim % 16 == 0 and about.heads // about.kv_heads <= _MOST_HEADS
-    return AVAILABLE and fits and kv.device.type == "cpu" and kv.dtype in (torch.float32, *LIMITS)
+    return fits and kv.device.type == "cpu" and kv.dtype in (torch.float32, *LIMITS)
 
 
 class Attend(Protocol):

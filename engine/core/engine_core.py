@@ -37,7 +37,6 @@ from engine.speculation.load import MAX_NODES, check_length, extra_layers, load_
 from engine.speculation.speculator import Speculator
 from engine.speculation.stats import Tally
 from engine.speculation.verify import accepted
-from kernels.cpu.availability import AVAILABLE
 
 _log = logging.getLogger(__name__)
 
@@ -117,7 +116,7 @@ class EngineCore:
         _keep_freed_memory()
         self._place = _place(folder, options)
         self._kv_type = kv_type(options.kv_dtype, self._place)
-        if AVAILABLE and not self._place.on_gpu:
+        if not self._place.on_gpu:
             from kernels.cpu.precompile import make_ready
 
             make_ready()

@@ -33,7 +33,6 @@ from engine.scheduler.timings import Timings
 from engine.speculation.stats import Tally
 from engine.text.tokenizer import LONG_TEXT, Tokenizer
 from engine.threads.contention import ThreadGovernor, waiting_clock
-from kernels.cpu.availability import AVAILABLE
 
 _log = logging.getLogger(__name__)
 
@@ -307,11 +306,11 @@ def _governor(cores: Sequence[EngineCore]) -> ThreadGovernor | None:
     """For the calling thread; ``None`` where its number of threads stays: it is one, sums must come out the same to the
     bit, nothing is computed here, or the system does not tell."""
     full = torch.get_num_threads()
-    if full == 1 or not AVAILABLE or any(not core.may_change_threads for core in cores):
+    if full == 1 or any(not core.may_change_threads for core in cores):
         return None
-    from kernels.cpu.runtime.kernel import team
+    from kernels.cpu.runtime.kernel import thread_ids
 
-    waited = waiting_clock(team())
+    waited = waiting_clock(thread_ids())
     return None if waited is None else ThreadGovernor(full, torch.set_num_threads, waited)
 
 

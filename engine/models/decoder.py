@@ -21,7 +21,7 @@ from engine.models.interface import Batch
 from engine.weights.formats.registry import Read
 from engine.weights.matmul import product
 from engine.weights.safetensors import Weights
-from kernels.cpu.runtime.kernel_graph import layer_ends
+from kernels.cpu.runtime.recorder import end_layer
 from kernels.layers.activation import gelu_tanh_mul, silu_mul
 from kernels.layers.norm import rms_norm
 from kernels.linear.fp32 import Linear, Product
@@ -94,7 +94,7 @@ class Decoder:
 
     @property
     def repeatable(self) -> bool:
-        """Whether ``layers`` does nothing but launch kernels that a ``Tape`` records."""
+        """Whether ``layers`` does nothing but launch kernels that a ``KernelGraph`` records."""
         return all(
             layer.output_norm is None
             and layer.mlp_output_norm is None
@@ -105,7 +105,7 @@ class Decoder:
 
     @property
     def read_repeatable(self) -> bool:
-        """Whether ``read`` does nothing but launch kernels that a ``Tape`` records."""
+        """Whether ``read`` does nothing but launch kernels that a ``KernelGraph`` records."""
         return len(self._head) == 1 and self._head[0].is_kernel and self.config.logit_softcap is None
 
     def forward(self, batch: Batch, attend: LayerAttend) -> Tensor:
@@ -121,7 +121,7 @@ class Decoder:
     def layers(self, hidden: Tensor, angles: Sequence[Tensor], attend: LayerAttend) -> Tensor:
         """The final hidden states ``[tokens, hidden]``, of ``inputs``."""
         hidden = self.ended(*self.begun(hidden, angles, attend))
-        layer_ends()
+        end_layer()
         return hidden
 
     def begun(self, hidden: Tensor, angles: Sequence[Tensor], attend: LayerAttend) -> tuple[Tensor, Tensor]:
@@ -133,7 +133,7 @@ class Decoder:
             mixed = layer_attended(self.config, layer, index, hidden, (angles[rope], angles[rope + 1]), attend)
             if index < last:
                 hidden = layer_ended(self.config, layer, hidden, mixed)
-                layer_ends()
+                end_layer()
         return hidden, mixed
 
     def ended(self, hidden: Tensor, mixed: Tensor) -> Tensor:

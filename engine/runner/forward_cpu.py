@@ -15,7 +15,7 @@ from engine.models.interface import Batch, Model
 from engine.runner.fused_sampler_cpu import HostDraws
 from engine.sampling.sampler import Floats, Ints
 from engine.scheduler.sequence import GenerateSequence
-from kernels.cpu.runtime.kernel_graph import Tapes
+from kernels.cpu.runtime.kernel_graph import KernelGraphCache
 
 _MOST = 128
 """Tokens of a step that is repeated from a tape. In larger ones Python is not what takes time."""
@@ -51,10 +51,10 @@ class HostForward:
             self._angles = [torch.empty(_MOST, table.shape[1]) for table in model.rotations]
         self._hidden = torch.empty(0)
         """What the last call returned."""
-        self.tapes: Tapes[Tensor] = Tapes()
+        self.tapes: KernelGraphCache[Tensor] = KernelGraphCache()
         """By tokens and threads."""
-        self._beginnings: Tapes[tuple[Tensor, Tensor]] = Tapes()
-        self._ends: Tapes[Tensor] = Tapes()
+        self._beginnings: KernelGraphCache[tuple[Tensor, Tensor]] = KernelGraphCache()
+        self._ends: KernelGraphCache[Tensor] = KernelGraphCache()
         """Of steps of which not all is read. Each beginning may have any end, which finds its rows where they are
         copied to."""
         self._read = torch.empty(_MOST, dtype=torch.int64)

@@ -23,8 +23,8 @@ from engine.models.interface import Batch, Model
 from engine.runner.forward_cpu import HostForward
 from engine.sampling.sampler import Floats, Ints
 from engine.scheduler.sequence import GenerateSequence
+from kernels.common import warmup
 from kernels.common.attention_schedule import Buffers
-from kernels.common.warmup import Firsts
 
 _KEPT = 64
 """Graphs, at most; the one that was not used for longest goes first."""
@@ -131,7 +131,7 @@ class GpuForward:
         met = key in self._graphs
         graph = self._graphs.pop(key, None)
         if graph is None:
-            Firsts.count += 1
+            warmup.count_first_run()
         if met and graph is None:
             graph = self._capture(lambda: self._model.forward(Batch(*inputs), self._attend))
         self._graphs[key] = graph

@@ -13,7 +13,7 @@ from engine.cache.paged_kv import PageTable
 from engine.models.decoder import Decoder
 from engine.sampling.sampler import Floats, Ints, checked
 from engine.scheduler.sequence import GenerateSequence
-from kernels.cpu.runtime.kernel_graph import Tapes
+from kernels.cpu.runtime.kernel_graph import KernelGraphCache
 
 _Drawn = tuple[Tensor, Ints, Floats]
 """Logits ``[rows, vocab]``; tokens and their log-probabilities, ``[rows]`` each
@@ -47,7 +47,7 @@ class HostDraws:
         """Settings, places, tokens and what is found: see ``write_draws``."""
         self._seen = tuple(part.numpy() for part in self._held)
         self._filled = self._rows.numpy()
-        self._tapes: Tapes[Tensor] = Tapes()
+        self._tapes: KernelGraphCache[Tensor] = KernelGraphCache()
 
     def __call__(self, hidden: Tensor, branches: Sequence[GenerateSequence], counts: Sequence[int]) -> _Drawn:
         """What ``counts`` of the ``hidden`` states of each branch give. Raises ``EngineError`` when logits are not

@@ -24,7 +24,6 @@ from torch import Tensor
 from engine.protocol.types import EngineError
 from engine.sampling.truncation import relative_weights, smallest_kept
 from kernels.common.noise import SAMPLE, RaceBits, Words, gumbel_noise, noise_streams
-from kernels.cpu.availability import AVAILABLE
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
@@ -68,8 +67,6 @@ def sample(logits: Tensor, laws: Laws, where: Coordinates) -> tuple[Ints, Floats
     drawn from, ``[rows]`` each; a greedy token's is that of temperature 1, as its own law has only one outcome. They
     are the same bits whatever the other rows are. Raises ``EngineError`` when a row's largest logit is not finite.
     """
-    if not AVAILABLE:
-        return sample_with_numpy(logits, laws, where)
     from kernels.cpu.sampling.sampler import draw
 
     return checked(*draw(logits, laws, where))

@@ -16,7 +16,7 @@ from engine.scheduler.sequence import GenerateSequence, Sequence
 from engine.speculation.control.controller import REST, Controller, Outcome
 from engine.speculation.drafter import Advance, Drafter, Watch, Wish
 from engine.speculation.stats import Tally
-from kernels.common.warmup import Firsts
+from kernels.common import warmup
 
 _log = logging.getLogger(__name__)
 
@@ -54,7 +54,7 @@ class Speculator:
         self._rested = 0
         """Those that went by."""
         self._firsts = 0
-        """``Firsts.count`` when the step under way began."""
+        """``warmup.num_first_runs`` when the step under way began."""
         self._began = 0.0
         self._under_way = False
         """Whether a step began that nothing was learned from yet."""
@@ -94,7 +94,7 @@ class Speculator:
         self._under_way = True
         if self._rest:
             return [Work(sequence, count) for sequence, count in work]
-        self._firsts = Firsts.count
+        self._firsts = warmup.num_first_runs
         if self._paused:
             self._paused -= 1
         self._tokens = sum([count for _, count in work])
@@ -133,7 +133,7 @@ class Speculator:
         self._learning = 0.0
         if self._due:
             price = drafting if self._asked else self._price_of_none(self._drafting, advancing)
-            first = Firsts.count > self._firsts
+            first = warmup.num_first_runs > self._firsts
             self._rest = self.controller.learn(outcomes, self._tokens, price, seconds, first)
             self._resting = len(work)
             self._learning = self._clock() - advanced

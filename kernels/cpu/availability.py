@@ -1,28 +1,37 @@
-"""Kernels that numba compiles for the processor at hand. Each has a reference in torch or numpy operators, which also
-does its work where numba is not installed."""
+"""Which of the compiled kernels the processor can run, and for which tensors."""
 
 from __future__ import annotations
 
-from importlib.util import find_spec
-
 import torch
+from numba import config
+from numba.core.codegen import get_host_cpu_features
 from torch import Tensor
 
-AVAILABLE = find_spec("numba") is not None
-"""Whether the modules of this package can be imported; but those of n-grams are also plain Python."""
+
+def target_features() -> set[str]:
+    """Return the processor features that numba compiles for, which numba's settings may narrow.
+
+    A process that executes an instruction that its processor lacks is killed. If ``NUMBA_CPU_NAME`` names another
+    processor, only the features that ``NUMBA_CPU_FEATURES`` adds are known to be there.
+    """
+    configured, features = config.CPU_FEATURES, set[str]()
+    host = get_host_cpu_features() if configured is None or config.CPU_NAME is None else ""
+    for names in (host, configured or ""):
+        for name in filter(None, names.split(",")):
+            features = features | {name[1:]} if name[0] == "+" else features - {name[1:]}
+    # Without the foundation of AVX-512 the other parts of it cannot be used either.
+    return features if "avx512f" in features else {name for name in features if not name.startswith("avx512")}
 
 
-def computes(*tensors: Tensor) -> bool:
-    """Whether kernels take them: float32 on the CPU, without a gradient to be kept."""
-    return AVAILABLE and all(
-        one.device.type == "cpu" and one.dtype is torch.float32 and not one.requires_grad for one in tensors
+_FEATURES = target_features()
+LANES = 16 if "avx512f" in _FEATURES else 8 if "avx2" in _FEATURES else 4
+"""Float32 lanes of the widest vector register."""
+HAS_INT8_DOT = {16: "avx512vnni", 8: "avxvnni"}.get(LANES) in _FEATURES
+"""True if the widest registers have the VNNI instruction ``vpdpbusd``: sums of four products of bytes."""
+
+
+def can_use_kernels(*tensors: Tensor) -> bool:
+    """Return True if the compiled kernels take these tensors: float32 on the CPU, and no gradient is recorded."""
+    return all(
+        tensor.device.type == "cpu" and tensor.dtype is torch.float32 and not tensor.requires_grad for tensor in tensors
     )
-
-
-def multiplies_bytes() -> bool:
-    """Whether there are kernels for products with whole numbers."""
-    if not AVAILABLE:
-        return False
-    from kernels.cpu.linear.gemm_tile import MULTIPLIES_BYTES
-
-    return MULTIPLIES_BYTES

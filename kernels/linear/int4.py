@@ -38,7 +38,7 @@ class Int4Linear:
             raise ValueError(f"4-bit products of {columns} columns in {groups} groups are not supported here")
         self.parameters = codes.numel() + (0 if bias is None else bias.numel())
         """Number of weights."""
-        self.is_kernel = availability.multiplies_bytes()
+        self.is_kernel = availability.HAS_INT8_DOT
         """See ``Product``."""
         self._product = _layout(codes, scales, zeros, order)
         self._bias = None if bias is None else bias.contiguous()
@@ -56,7 +56,7 @@ def supported(columns: int, groups: int) -> bool:
     """Whether this machine computes ``Int4Linear`` of so many columns in so many groups."""
     if columns % groups:
         return False
-    return _split(columns // groups) > 0 if availability.multiplies_bytes() else columns // groups in _GROUPS
+    return _split(columns // groups) > 0 if availability.HAS_INT8_DOT else columns // groups in _GROUPS
 
 
 def _split(size: int) -> int:
@@ -68,7 +68,7 @@ def _layout(
     codes: Tensor, scales: Tensor, zeros: Tensor, order: Tensor | None
 ) -> Callable[[Tensor, Tensor | None, Tensor | None], Tensor]:
     """The product of ``x``, ``bias`` and ``residual`` with a weight."""
-    if not availability.multiplies_bytes():
+    if not availability.HAS_INT8_DOT:
         return _Torch(codes, scales, zeros, order).product
     from kernels.cpu.linear.int4 import Int4Panels
 

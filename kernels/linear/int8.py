@@ -31,7 +31,7 @@ class Int8Linear:
             raise ValueError(f"int8 products of {codes.shape[1]} columns are not supported on this machine")
         self.parameters = codes.numel() + (0 if bias is None else bias.numel())
         """Number of weights."""
-        self.is_kernel = availability.multiplies_bytes()
+        self.is_kernel = availability.HAS_INT8_DOT
         """See ``Product``."""
         self._product = _layout(codes, scales)
         self._bias = None if bias is None else bias.contiguous()
@@ -47,14 +47,12 @@ class Int8Linear:
 
 def supported(columns: int) -> bool:
     """Whether this machine computes ``Int8Linear`` of so many columns."""
-    return columns <= _COLUMNS and (
-        availability.multiplies_bytes() or "fbgemm" in torch.backends.quantized.supported_engines
-    )
+    return columns <= _COLUMNS and (availability.HAS_INT8_DOT or "fbgemm" in torch.backends.quantized.supported_engines)
 
 
 def _layout(codes: Tensor, scales: Tensor) -> Callable[[Tensor, Tensor | None, Tensor | None], Tensor]:
     """The product of ``x``, ``bias`` and ``residual`` with a weight."""
-    if availability.multiplies_bytes():
+    if availability.HAS_INT8_DOT:
         from kernels.cpu.linear.int8 import Int8Panels
 
         return Int8Panels(codes, scales).product

@@ -19,8 +19,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.attention.paged import PagedKeys
 from kernels.common.attention_schedule import FIELDS, LOW, Work
+from kernels.common.paged_keys import PagedKeys
 
 _FIELDS = tl.constexpr(FIELDS)
 _LOG2_E = tl.constexpr(1.4426950408889634)

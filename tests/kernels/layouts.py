@@ -10,7 +10,7 @@ from kernels.cpu import availability
 
 def needs_bytes() -> None:
     """Skips the test where the compiled products with whole numbers cannot run."""
-    if not availability.multiplies_bytes():
+    if not availability.HAS_INT8_DOT:
         pytest.skip("needs numba and a processor that multiplies bytes")
 
 

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import random
 from itertools import pairwise
 
 import pytest
 
-from kernels import ngrams
-from kernels.cpu import availability
 from kernels.cpu.ngrams.table import WIDTH, mix
-from kernels.ngrams import ENTRIES, TEXTS, Found, NgramTable, scope_of, search_of
-from tests.kernels.plain import plain_ngrams
+from kernels.ngrams import ENTRIES, TEXTS, Found, NgramTable
 
 SCOPE, SEARCH = 1234567890123456789, 1234567890
 """Fixed, unlike names' hashes: which entries of a small table push out which depends on them."""
@@ -45,50 +41,6 @@ def draw(table: NgramTable, first: int, then: int) -> None:
     table.learn_and_guess(row(place, [first], (1, 1), (SCOPE, SEARCH, 0)), 1, 1, 1, 0.0)
     table.learn_and_guess(row(place, [then]), 1, 0, 0, 0.0)
     table.leave(place)
-
-
-def played(seed: int) -> list[object]:
-    """All that a table answers to some random texts, and what it holds then."""
-    noise = random.Random(seed)
-    table = NgramTable(256, 64)
-    answers = list[object]()
-    places, texts = list[int](), list[list[int]]()
-    for _ in range(150):
-        if len(places) < 3 or noise.random() < 0.1:
-            places.append(table.take())
-            texts.append([])
-        rows, room, most = list[int](), 0, 0
-        for place, text in zip(places, texts, strict=True):
-            new = noise.choices(range(7), k=noise.randint(0, 4))
-            depth = noise.randint(0, 4)
-            nodes = depth + noise.choice((0, 0, 5, 20)) * min(depth, 1)
-            start = (
-                None
-                if text
-                else (scope_of(noise.choice("ab")), search_of(noise.choice("xyz")), noise.randint(0, len(new)))
-            )
-            if text or new:
-                rows += row(place, new, (depth, nodes), start)
-            else:
-                rows += row(place, [6], (depth, nodes), start)
-                text.append(6)
-            text += new
-            room, most = room + nodes, max(most, nodes)
-        found = table.learn_and_guess(rows, len(places), room, most, noise.choice((0.0, 0.1, 0.5)))
-        total = sum(found.counts)
-        answers += [found.counts, found.tokens[:total], found.parents[:total], found.chances[:total]]
-        if len(places) > 5:
-            table.leave(places.pop(0))
-            texts.pop(0)
-    return [*answers, *(each.tolist() for each in table._arrays)]
-
-
-@pytest.mark.skipif(not availability.AVAILABLE, reason="needs numba")
-def test_native_tables_are_those_of_plain_python(monkeypatch: pytest.MonkeyPatch) -> None:
-    native = [played(seed) for seed in range(3)]
-    monkeypatch.setattr(ngrams, "AVAILABLE", False)
-    monkeypatch.setattr(ngrams, "kernels", plain_ngrams())
-    assert native == [played(seed) for seed in range(3)]
 
 
 def test_of_many_followers_the_rarest_goes_and_of_these_the_oldest() -> None:

@@ -20,7 +20,8 @@ from engine.models.decoder import Decoder
 from engine.models.interface import Model
 from engine.sampling.truncation import Floats, Ints
 from engine.speculation.drafters.proposal import Guesses, write_best
-from kernels.cpu.runtime.kernel_graph import Tapes, layer_ends, part_ends
+from kernels.cpu.runtime.kernel_graph import KernelGraphCache
+from kernels.cpu.runtime.recorder import end_layer, end_part
 
 MOST = 16
 """Branches whose chains are computed together. With more, Python is a small part."""
@@ -51,17 +52,17 @@ class Chains:
         """``limit``: most tokens of a branch, guesses included. For a model that ``can_chain``."""
         self._model, self._cache, self._limit = model, cache, limit
         self._known: dict[tuple[int, ...], _Chain] = {}
-        self._tapes: Tapes[Tensor] = Tapes()
+        self._tapes: KernelGraphCache[Tensor] = KernelGraphCache()
 
     def __call__(self, starts: Sequence[Start], guesses: Guesses, depth: int, width: int) -> tuple[Ints, Floats]:
         """Tokens and chances ``[depth, branches, width]``: at each level the best guess after the best one of the level
         before it, and runners-up (``Guesses.best``). Up to ``MOST`` branches. Valid until the next call."""
         shape = sum(len(start.due) for start in starts), len(starts), width, torch.get_num_threads()
         chain = self._known.get(shape)
-        if chain is None or depth > chain.depth or shape not in self._tapes.known:
+        if chain is None or depth > chain.depth or shape not in self._tapes:
             if len(self._known) == _SHAPES:
-                self._known, self._tapes = {}, Tapes()
-            self._tapes.known.pop(shape, None)
+                self._known, self._tapes = {}, KernelGraphCache()
+            self._tapes.discard(shape)
             chain = self._known[shape] = _Chain(self._model, self._cache, self._limit, *shape[:3], depth)
         chain.fill(starts, guesses, depth)
         # Of one that was recorded for deeper chains, only so many levels.
@@ -71,8 +72,8 @@ class Chains:
 
 
 def can_chain(model: Model, cache: KVCache) -> TypeGuard[Decoder]:
-    """Whether all that a chain of a small model does is to launch kernels that a ``Tape`` records, and each token sees
-    all before it."""
+    """Whether all that a chain of a small model does is to launch kernels that a ``KernelGraph`` records, and each
+    token sees all before it."""
     return (
         isinstance(model, Decoder)
         and is_compiled(model.config.attention[0], cache.data)
@@ -149,6 +150,6 @@ class _Chain:
             found = self._tokens[level], self._chances[level]
             write_best(model.read(hidden), self._laws, self._places, level, *found)
             tokens = self._tokens[level, :, 0]
-            layer_ends()
-            part_ends()
+            end_layer()
+            end_part()
         return self._tokens

@@ -36,8 +36,8 @@ from engine.speculation.drafter import Advance, Watch, Wish
 from engine.speculation.drafters.head_config import Floats32, LastStates, read_head_config
 from engine.speculation.drafters.proposal import Guesses
 from engine.weights.safetensors import Weights
-from kernels.cpu.availability import computes
-from kernels.cpu.runtime.kernel_graph import Tapes
+from kernels.cpu.availability import can_use_kernels
+from kernels.cpu.runtime.kernel_graph import KernelGraphCache
 from kernels.layers.activation import silu_mul
 from kernels.layers.norm import rms_norm
 from kernels.linear.fp32 import Linear
@@ -83,7 +83,7 @@ class MedusaDrafter:
             self._table = model.embedding.numpy()
         self._inputs = torch.empty(2, _MOST, model.config.hidden)
         """States and embedded tokens, where tapes read them."""
-        self._tapes: Tapes[Tensor] = Tapes()
+        self._tapes: KernelGraphCache[Tensor] = KernelGraphCache()
 
     def reset(self, cache: KVCache) -> None:
         """See ``Drafter``."""
@@ -130,7 +130,7 @@ class MedusaDrafter:
     def _guess(self, states: Tensor, drawn: Tensor, depth: int) -> Tensor:
         """The logits for ``depth`` tokens after the ones that were ``drawn`` from ``states``, ``[count, hidden]``."""
         hidden = states.shape[1]
-        if computes(states):
+        if can_use_kernels(states):
             from kernels.cpu.sampling.draft_heads import normal_beside, sums
 
             both = normal_beside(states, drawn, _EPS)

@@ -5,8 +5,8 @@ argmax of the law's logits over the temperature plus Gumbel noise, and the runne
 candidates for a tree (top-k with shared noise). Only the likeliest tokens of the law are looked at: what lies below is
 hardly ever drawn, and guessing it right even less often.
 
-Where numba is installed ``kernels.cpu.sampling.topk_drafts`` does this for logits on the host. What follows here is its
-reference in NumPy; of logits on a device it takes the largest there, and the host sees no others.
+``kernels.cpu.sampling.topk_drafts`` does this for logits on the host. What follows here is for logits on a device: it
+takes the largest there, and the host sees no others.
 
 A drafter knows less than the target, so its law is flatter, and the target's draw depends less on the noise than its
 own would: the noise is counted in part (``NOISE``). Of what the bundled ``policy-large`` draws at temperatures from 0.5
@@ -31,7 +31,6 @@ from engine.sampling.logits_processors import apply_logits_processors
 from engine.sampling.truncation import Floats, Ints
 from engine.scheduler.sequence import GenerateSequence
 from kernels.common.noise import SAMPLE, gumbel_noise, noise_streams
-from kernels.cpu.availability import AVAILABLE
 
 NOISE = 0.75
 """The part of the noise that is counted; with 1 a drafter that is the target is always right."""
@@ -89,7 +88,7 @@ class Guesses:
         # As they lie in memory: rows one after the other.
         rows = _Rows(self.laws.take(branches, axis=1), self.places.take(branches, axis=1))
         rows.places[3] += ahead
-        if not AVAILABLE or logits.is_cuda:
+        if logits.is_cuda:
             return best_with_numpy(logits, rows, width)
         from kernels.cpu.sampling.topk_drafts import best
 
@@ -118,7 +117,7 @@ def write_best(logits: Tensor, laws: Tensor, places: Tensor, ahead: int, tokens:
 
 
 def best_with_numpy(logits: Tensor, rows: _Rows, width: int) -> tuple[Ints, Floats]:
-    """``Guesses.best`` without numba."""
+    """``Guesses.best`` of logits on a device."""
     top = logits.topk(min(_CANDIDATES, logits.shape[1]))
     tokens, values = top.indices.cpu().numpy(), top.values.cpu().numpy()
     temperature, _, _ = rows.laws[..., None]

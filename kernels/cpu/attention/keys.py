@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from kernels.cpu.runtime.kernel import floats, function, longs
+from kernels.cpu.runtime.kernel import float32_array, function, int64_array
 from kernels.cpu.simd.convert_8bit import load_float8, load_int8
 from kernels.cpu.simd.vector import load, multiply, prefetch, splat, store
 
@@ -65,7 +65,7 @@ def reads_in_place(head: Any) -> bool:
 @function
 def place_of(head: Any, kind: int, row: int, position: int) -> int:
     """The place of a token's key, or value, where ``kind`` is that of the first one."""
-    page = longs(head.pages + 8 * row * head.columns, head.columns)[position // head.page_size]
+    page = int64_array(head.pages + 8 * row * head.columns, head.columns)[position // head.page_size]
     return kind + page * head.page_size + position % head.page_size
 
 
@@ -103,7 +103,7 @@ def ask(head: Any, place: int) -> None:
 @function
 def _copy(head: Any, place: int, keys: int, to: int) -> None:
     """Writes consecutive keys or values as float32."""
-    dim, codes, scales = head.dim, head.cache + bytes_of(head) * place, floats(head.scales + 4 * place, (keys,))
+    dim, codes, scales = head.dim, head.cache + bytes_of(head) * place, float32_array(head.scales + 4 * place, (keys,))
     if head.kind == 0:
         for i in range(0, 4 * dim * keys, 64):
             store(to + i, load(codes + i))

@@ -20,7 +20,15 @@ import numpy as np
 from kernels.cpu.attention.keys import SOME, STEP_WORDS, Head
 from kernels.cpu.attention.per_row import Spans, attend_alone, own_floats
 from kernels.cpu.attention.tiled import ROWS, attend_together, tile_floats
-from kernels.cpu.runtime.kernel import begin, flags, floats, kernel, longs, number, share
+from kernels.cpu.runtime.kernel import (
+    as_float,
+    float32_array,
+    int64_array,
+    kernel,
+    read_arguments,
+    split_range,
+    uint8_array,
+)
 
 
 def tile_tokens(heads_per_kv: int) -> int:
@@ -51,17 +59,21 @@ def attend(address: Any) -> None:
     none. ``scratch``: ``[threads, apart]``, see ``scratch_floats``. Threads divide the heads, and ``groups`` ranges of
     the tokens.
     """
-    a, thread, threads = begin(address)
-    s = longs(a[5], STEP_WORDS)
+    a, thread, threads = read_arguments(address)
+    s = int64_array(a[5], STEP_WORDS)
     tokens, heads, kv_heads, dim, count, groups = s[11], a[6], a[7], a[8], s[13], a[11]
     per_kv, longest, capacity = heads // kv_heads, s[14], a[9]
-    scale, softcap = np.float32(number(a[12])), np.float32(number(a[13]))
-    rows, firsts, ends = longs(s[2], tokens), longs(s[3], tokens), longs(s[4], tokens)
-    spans = Spans(rows, firsts, ends, longs(s[5], tokens), longs(s[6], tokens), flags(s[7], SOME))
-    pieces, members, all_states = longs(s[8], (count, 5)), longs(s[9], SOME), floats(s[10], (tokens, heads, 2))
+    scale, softcap = np.float32(as_float(a[12])), np.float32(as_float(a[13]))
+    rows, firsts, ends = int64_array(s[2], tokens), int64_array(s[3], tokens), int64_array(s[4], tokens)
+    spans = Spans(rows, firsts, ends, int64_array(s[5], tokens), int64_array(s[6], tokens), uint8_array(s[7], SOME))
+    pieces, members, all_states = (
+        int64_array(s[8], (count, 5)),
+        int64_array(s[9], SOME),
+        float32_array(s[10], (tokens, heads, 2)),
+    )
     for part in range(thread, groups * kv_heads, threads):
         index = part % kv_heads
-        begins, after = share(tokens, part // kv_heads, groups)
+        begins, after = split_range(tokens, part // kv_heads, groups)
         head = Head(
             a[0] + 4 * dim * per_kv * index,
             a[4] + 4 * dim * per_kv * index,

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from kernels.cpu.attention.keys import BLOCK, ask, block_of, bytes_of, reads_in_place
-from kernels.cpu.runtime.kernel import floats, function, longs
+from kernels.cpu.runtime.kernel import float32_array, function, int64_array
 from kernels.cpu.simd.exp import exp32
 from kernels.cpu.simd.products import dotter, mixer
 from kernels.cpu.simd.softmax import capped, exponentials
@@ -83,7 +83,7 @@ def _attend(
     held, scores, apart = head.scratch, head.scratch + BLOCK * wide, 4 * padded
     listed = scores + (end - low) * per_kv * apart
     count, in_place = _list(head, low, end, spans, listed), reads_in_place(head)
-    blocks = longs(listed, (count, 3))
+    blocks = int64_array(listed, (count, 3))
     lead, between_kinds = max(_LEAD // (BLOCK * bytes_of(head)), 1), head.values - head.keys
     for index in range(count):
         token, position = blocks[index, 0], blocks[index, 1]
@@ -141,14 +141,14 @@ def _list(head: Any, low: int, end: int, spans: Spans, listed: int) -> int:
     most, count = 0, 0
     for token in range(low, end):
         most = max(most, (spans.ends[token] + BLOCK - 1) // BLOCK - spans.firsts[token] // BLOCK)
-    blocks = longs(listed, ((end - low) * most, 3))
+    blocks = int64_array(listed, ((end - low) * most, 3))
     for column in range(most):
         for token in range(low, end):
             block = spans.firsts[token] // BLOCK + column
             if BLOCK * block < spans.ends[token]:
                 blocks[count, 0], blocks[count, 1], blocks[count, 2] = token, BLOCK * block, 0
                 if head.page_size == BLOCK:
-                    pages = longs(head.pages + 8 * spans.rows[token] * head.columns, head.columns)
+                    pages = int64_array(head.pages + 8 * spans.rows[token] * head.columns, head.columns)
                     blocks[count, 2] = head.keys + pages[block] * BLOCK
                 count += 1
     return count
@@ -167,7 +167,7 @@ def _hide(scores: int, token: int, spans: Spans) -> None:
     """Of a token's keys from the first of the tree on only those whose byte is not 0 are seen."""
     first, end, begin = spans.firsts[token], spans.ends[token], spans.tree_begins[token]
     begun = first // BLOCK * BLOCK
-    mine = floats(scores, end - begun)
+    mine = float32_array(scores, end - begun)
     for position in range(max(first, begin), end):
         if not spans.tree[spans.tree_ats[token] + position - begin]:
             mine[position - begun] = -np.inf

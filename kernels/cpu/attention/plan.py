@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from kernels.cpu.attention.keys import STEP_WORDS
-from kernels.cpu.runtime.kernel import begin, function, kernel, longs
+from kernels.cpu.runtime.kernel import function, int64_array, kernel, read_arguments
 
 _SHARED = 8
 """Pieces shared with others that a token is in, about, at most. What lies in more it reads for itself."""
@@ -73,36 +73,36 @@ def plan(address: Any) -> None:
     whether tokens may read together, at most ``tile`` of one row; ``token_bytes``, ``piece`` and ``query`` say when
     that is faster (``CostModel``). ``scratch``, ``apart`` floats a thread, and ``states`` are as ``attend`` wants them.
     """
-    a, _, _ = begin(address)
+    a, _, _ = read_arguments(address)
     rows, tokens, columns, blocks, tile = a[10], a[11], a[12], a[13], a[17]
-    queries, contexts, pages = longs(a[3], rows), longs(a[4], rows), longs(a[2], (rows, columns))
+    queries, contexts, pages = int64_array(a[3], rows), int64_array(a[4], rows), int64_array(a[2], (rows, columns))
     most = _most_pieces(rows, tokens, tile)
     of_tokens = a[1] + 8 * rows * columns * blocks
     pieces = of_tokens + 48 * tokens
     members = pieces + 40 * most
     work = members + 8 * (1 + _SHARED) * tokens
-    kept = longs(a[1], (rows, columns, blocks))
+    kept = int64_array(a[1], (rows, columns, blocks))
     for row in range(rows):
         for column in range(columns):
             for block in range(blocks):
                 kept[row, column, block] = pages[row, column] * blocks + block
-    made = longs(of_tokens, (6, tokens))
-    trees = longs(a[5], (rows if a[5] else 0, 2))
+    made = int64_array(of_tokens, (6, tokens))
+    trees = int64_array(a[5], (rows if a[5] else 0, 2))
     window = a[15] if 0 < a[15] < contexts.max() else 0
     _place(pages, queries, contexts, a[14], made, (trees, a[6]), window)
     count, first, end = 0, made[1], made[2]
     if a[16] and not window and tokens > 1:
-        found = longs(pieces, (most, 5)), longs(members, (1 + _SHARED) * tokens)
+        found = int64_array(pieces, (most, 5)), int64_array(members, (1 + _SHARED) * tokens)
         step = _Step(pages, queries, contexts, a[14], first, found[0], found[1], (a[18], a[19], a[20]))
-        lists = longs(work, (_WORK, rows))
-        waiting = longs(work + 48 * rows, (rows, 2))
+        lists = int64_array(work, (_WORK, rows))
+        waiting = int64_array(work + 48 * rows, (rows, 2))
         count = _read_together(
             step, _Work(lists[0], lists[1], lists[2], lists[3], lists[4], lists[5], waiting), trees, tile
         )
     longest = 1
     for token in range(tokens):
         longest = max(longest, end[token] - first[token])
-    words = longs(a[0], STEP_WORDS)
+    words = int64_array(a[0], STEP_WORDS)
     words[0], words[1], words[7], words[10] = a[8], a[1], a[7], a[9]
     for part in range(5):
         words[2 + part] = of_tokens + 8 * tokens * part
@@ -123,7 +123,7 @@ def _place(pages: Any, queries: Any, contexts: Any, size: int, made: Any, trees:
             slots[token] = pages[row, place // size] * size + place % size
             row_of[token], end[token], tree_begin[token], tree_at[token] = row, place + 1, 0, -1
             if len(where) > 0 and where[row, 0] >= 0:
-                position = context - count + longs(depths, where[row, 1] + count)[where[row, 1] + query]
+                position = context - count + int64_array(depths, where[row, 1] + count)[where[row, 1] + query]
                 end[token], tree_begin[token], tree_at[token] = context, context - count, where[row, 0] + query * count
             first[token] = max(position + 1 - window, 0) if window else 0
             token += 1

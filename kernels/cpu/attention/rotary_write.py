@@ -11,7 +11,15 @@ import numpy as np
 import torch
 
 from kernels.cpu.attention.keys import KINDS, SOME, STEP_WORDS
-from kernels.cpu.runtime.kernel import begin, floats, function, kernel, longs, number, share
+from kernels.cpu.runtime.kernel import (
+    as_float,
+    float32_array,
+    function,
+    int64_array,
+    kernel,
+    read_arguments,
+    split_range,
+)
 from kernels.cpu.simd.convert_8bit import magnitude, store_float8, store_int8
 from kernels.cpu.simd.vector import add, divide, largest, load, maximum, multiply, splat, store, total
 
@@ -25,13 +33,13 @@ def rotary_write(address: Any) -> None:
     ``turned`` coordinates by ``cos`` and ``sin`` (``[tokens, turned]``, see ``rotary_tables``), and writes keys and
     values into ``cache`` of ``capacity`` slots at ``slots`` ``[tokens]`` of the ``step`` that ``attend`` takes.
     ``kind``: one of ``KINDS``; ``scales`` are 0 for float32."""
-    a, thread, threads = begin(address)
+    a, thread, threads = read_arguments(address)
     tokens, heads, kv_heads, dim, turned, capacity = a[9], a[10], a[11], a[12], a[13], a[14]
     turning, half = heads + kv_heads, turned // 2
-    qkv, weight = floats(a[0], (tokens, turning + kv_heads, dim)), floats(a[1], (turning, dim))
-    cos, sin = floats(a[3], (tokens, turned)), floats(a[4], (tokens, turned))
-    slots = longs(longs(a[5], STEP_WORDS)[16], tokens)
-    first, end = share(tokens, thread, threads)
+    qkv, weight = float32_array(a[0], (tokens, turning + kv_heads, dim)), float32_array(a[1], (turning, dim))
+    cos, sin = float32_array(a[3], (tokens, turned)), float32_array(a[4], (tokens, turned))
+    slots = int64_array(int64_array(a[5], STEP_WORDS)[16], tokens)
+    first, end = split_range(tokens, thread, threads)
     for token in range(first, end):
         slot = slots[token]
         for head in range(turning):
@@ -40,7 +48,7 @@ def rotary_write(address: Any) -> None:
                 squares = np.float32(0)
                 for i in range(dim):
                     squares += x[i] * x[i]
-                factor = np.float32(1 / np.sqrt(np.float64(squares) / dim + number(a[2])))
+                factor = np.float32(1 / np.sqrt(np.float64(squares) / dim + as_float(a[2])))
                 for i in range(dim):
                     x[i] = x[i] * factor * weight[head, i]
             for i in range(half):
@@ -66,7 +74,7 @@ def _write(source: int, dim: int, place: int, cache: int, scales: int, kind: int
     limit = np.float32(127) if kind == _INT8 else np.float32(448)
     # What is no number must not become one.
     scale = max(largest(top), np.float32(1e-20)) / limit + total(nothing)
-    floats(scales, SOME)[place] = scale
+    float32_array(scales, SOME)[place] = scale
     for i in range(0, dim, 16):
         part = divide(load(source + 4 * i), splat(scale))
         if kind == _INT8:

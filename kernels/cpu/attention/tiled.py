@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from kernels.cpu.attention.keys import BLOCK, ahead_of, block_of
-from kernels.cpu.runtime.kernel import floats, function, inlined, longs, share
+from kernels.cpu.runtime.kernel import float32_array, function, inlined_function, int64_array, split_range
 from kernels.cpu.simd.exp import exp32
 from kernels.cpu.simd.products import TALL, block_mixer, score, transpose
 from kernels.cpu.simd.softmax import capped, exponentials
@@ -40,14 +40,14 @@ def attend_together(head: Any, piece: Any, tokens: Any, states: Any, scale: Any,
     queries, mixed = head.scratch, head.scratch + ROWS * wide
     scores = mixed + ROWS * wide
     sums = scores + 4 * ROWS * _APART
-    tops, rest = floats(sums + 64 * ROWS, ROWS), sums + 68 * ROWS
+    tops, rest = float32_array(sums + 64 * ROWS, ROWS), sums + 68 * ROWS
     # At least two parts, each of which asks for half of the values.
     parts = max(min(2, count), (count + TALL - 1) // TALL)
     for part in range(parts):
-        low, high = share(count, part, parts)
-        turned = floats(queries + low * wide, (dim, high - low))
+        low, high = split_range(count, part, parts)
+        turned = float32_array(queries + low * wide, (dim, high - low))
         for query in range(low, high):
-            source = floats(head.qkv + tokens[query // per_kv] * head.tokens_apart + query % per_kv * wide, dim)
+            source = float32_array(head.qkv + tokens[query // per_kv] * head.tokens_apart + query % per_kv * wide, dim)
             for i in range(dim):
                 turned[i, query - low] = source[i] * scale
     for query in range(count):
@@ -73,7 +73,7 @@ def attend_together(head: Any, piece: Any, tokens: Any, states: Any, scale: Any,
         _merge(head.out + wide * (token * head.heads + own), mixed + query * wide, dim, state, states[token, own])
 
 
-@inlined
+@inlined_function
 def _score_tile(head: Any, row: int, keys: Any, queries: int, shape: Any, scores: int, rest: int) -> None:
     """The products of queries, which lie turned in several parts, with a tile's keys. Asks for the tile's values, or
     for the next keys where the queries are so few that mixing is too short to ask for them."""
@@ -87,7 +87,7 @@ def _score_tile(head: Any, row: int, keys: Any, queries: int, shape: Any, scores
             for i in range(0, dim, 16):
                 transpose(place + 4 * i, wide, turned + 128 * i + 64 * half, 128)
         for part in range(parts):
-            low, high = share(count, part, parts)
+            low, high = split_range(count, part, parts)
             out = scores + 4 * (low * _APART + block)
             following, offset = queries, block + BLOCK * part
             if part < 2 and count > 4:
@@ -97,12 +97,12 @@ def _score_tile(head: Any, row: int, keys: Any, queries: int, shape: Any, scores
             score(high - low, queries + low * wide, turned, dim, out, 4 * _APART, following)
 
 
-@inlined
+@inlined_function
 def _mix_tile(head: Any, row: int, keys: Any, scores: int, mixed: int, rows: int, rest: int) -> None:
     """Adds to each row a tile's values times their weights. Asks for the next tile's keys."""
     dim, (begun, size, end) = head.dim, keys
     wide, most, held = 4 * dim, dim // 64 * 64, rest + 64
-    blocks = longs(rest, KEYS // BLOCK)
+    blocks = int64_array(rest, KEYS // BLOCK)
     for block in range(0, size, BLOCK):
         blocks[block // BLOCK] = block_of(head, head.values, row, begun + block, end, held + block * wide)
     for low in range(0, rows, 4):
@@ -115,7 +115,7 @@ def _mix_tile(head: Any, row: int, keys: Any, scores: int, mixed: int, rows: int
             _mix(out + 4 * i, weights, 4 * _APART, rest, 4 * i, wide, size, mixed)
 
 
-@inlined
+@inlined_function
 def _online(scores: int, size: int, before: Any, sums: int, mixed: int, dim: int, softcap: Any) -> Any:
     """Makes scores weights relative to ``before``, and adds them to the lanes of ``sums``. Where one is too large, what
     all is relative to becomes the largest score so far, for what was mixed before too. Returns it."""

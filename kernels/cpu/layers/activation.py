@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from kernels.cpu.runtime.kernel import Kernel, begin, floats, function, kernel, share
-from kernels.cpu.runtime.kernel_graph import empty
+from kernels.cpu.runtime.kernel import Kernel, float32_array, function, kernel, read_arguments, split_range
+from kernels.cpu.runtime.recorder import empty
 from kernels.cpu.simd.exp import exp32
 
 _ALONE = 1 << 14
@@ -44,10 +44,10 @@ def _loop(exponent: Any) -> Any:
     @function
     def loop(a: Any, thread: int, threads: int) -> None:
         rows, width, stride = a[2], a[3], a[4]
-        out = floats(a[1], (rows, width))
-        first, end = share(rows, thread, threads)
+        out = float32_array(a[1], (rows, width))
+        first, end = split_range(rows, thread, threads)
         for row in range(first, end):
-            gate_up = floats(a[0] + 4 * row * stride, (2, width))
+            gate_up = float32_array(a[0] + 4 * row * stride, (2, width))
             for i in range(width):
                 x = gate_up[0, i]
                 out[row, i] = x / (_ONE + exp32(exponent(x))) * gate_up[1, i]
@@ -70,9 +70,9 @@ _silu_loop, _gelu_tanh_loop = _loop(_silu), _loop(_gelu_tanh)
 
 @kernel
 def _silu_mul(address: Any) -> None:
-    _silu_loop(*begin(address))
+    _silu_loop(*read_arguments(address))
 
 
 @kernel
 def _gelu_tanh_mul(address: Any) -> None:
-    _gelu_tanh_loop(*begin(address))
+    _gelu_tanh_loop(*read_arguments(address))

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from kernels.cpu.runtime.kernel import begin, floats, kernel, number, share
-from kernels.cpu.runtime.kernel_graph import empty
+from kernels.cpu.runtime.kernel import as_float, float32_array, kernel, read_arguments, split_range
+from kernels.cpu.runtime.recorder import empty
 
 _ALONE = 1 << 14
 """Floats that one thread normalises before two would have begun."""
@@ -26,15 +26,19 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 @kernel
 def _rms_norm(address: Any) -> None:
-    a, thread, threads = begin(address)
+    a, thread, threads = read_arguments(address)
     rows, size, heads = a[3], a[4], a[5]
-    x, weight, out = floats(a[0], (rows, size)), floats(a[1], (heads, size)), floats(a[2], (rows, size))
-    first, end = share(rows, thread, threads)
+    x, weight, out = (
+        float32_array(a[0], (rows, size)),
+        float32_array(a[1], (heads, size)),
+        float32_array(a[2], (rows, size)),
+    )
+    first, end = split_range(rows, thread, threads)
     for row in range(first, end):
         total = np.float32(0)
         for i in range(size):
             total += x[row, i] * x[row, i]
-        factor = np.float32(1 / np.sqrt(np.float64(total) / size + number(a[6])))
+        factor = np.float32(1 / np.sqrt(np.float64(total) / size + as_float(a[6])))
         head = row % heads
         for i in range(size):
             out[row, i] = x[row, i] * factor * weight[head, i]

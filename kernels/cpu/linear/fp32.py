@@ -16,9 +16,10 @@ from numba.extending import intrinsic
 from torch import Tensor
 from torch.nn import functional as F
 
-from kernels.cpu.linear.gemm_tile import LANES, VECTORS, WIDE, external, tile, write
+from kernels.cpu.availability import LANES
+from kernels.cpu.linear.gemm_tile import VECTORS, WIDE, external, tile, write
 from kernels.cpu.linear.packed_weights import Panels, product_body
-from kernels.cpu.runtime.kernel import begin, floats, function, kernel
+from kernels.cpu.runtime.kernel import float32_array, function, kernel, read_arguments
 from kernels.cpu.runtime.memory import resident
 
 _STEP = 4
@@ -49,7 +50,7 @@ def _pack(to: int, x: int, rows: int, into: int, stride: int, _own: int, _ahead:
             to += 4 * _STEP
     left = into % _STEP
     if left:
-        source, rest = floats(x, (rows * stride,)), floats(to, (rows, _STEP))
+        source, rest = float32_array(x, (rows * stride,)), float32_array(to, (rows, _STEP))
         for row in range(rows):
             for i in range(_STEP):
                 rest[row, i] = source[row * stride + into - left + i] if i < left else np.float32(0)
@@ -85,4 +86,4 @@ _body = product_body(_pack, _tile)
 
 @kernel
 def _product(address: Any) -> None:
-    _body(*begin(address))
+    _body(*read_arguments(address))

@@ -12,36 +12,14 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from llvmlite import ir
-from numba import config, types
-from numba.core.codegen import get_host_cpu_features
+from numba import types
 from numba.extending import intrinsic
 
+from kernels.cpu.availability import LANES
 
-def _target_features() -> set[str]:
-    """Return the processor's features that numba compiles for, which settings of numba's may narrow.
-
-    An instruction that its target lacks ends the process. Of a processor that ``NUMBA_CPU_NAME`` names beside
-    ``NUMBA_CPU_FEATURES``, only the features that the latter adds are known.
-    """
-    named, found = config.CPU_FEATURES, set[str]()
-    for features in (get_host_cpu_features() if named is None or config.CPU_NAME is None else "", named or ""):
-        for one in filter(None, features.split(",")):
-            found = found | {one[1:]} if one[0] == "+" else found - {one[1:]}
-    # The others of AVX-512 go with the first.
-    return found if "avx512f" in found else {one for one in found if not one.startswith("avx512")}
-
-
-_FEATURES = _target_features()
 # The sums of a tile, one value of x and one column of weights fill the registers.
-if "avx512f" in _FEATURES:
-    LANES, VECTORS, TALL = 16, 2, 14
-elif "avx2" in _FEATURES:
-    LANES, VECTORS, TALL = 8, 2, 6
-else:
-    LANES, VECTORS, TALL = 4, 4, 6
+VECTORS, TALL = {16: (2, 14), 8: (2, 6), 4: (4, 6)}[LANES]
 WIDE = LANES * VECTORS
-MULTIPLIES_BYTES = {16: "avx512vnni", 8: "avxvnni"}.get(LANES) in _FEATURES
-"""Whether the processor has the instruction of ``dot``, for its widest vectors."""
 _QUARTERS = 4
 """Times that a step is multiplied."""
 LINE = 64

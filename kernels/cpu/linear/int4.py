@@ -18,10 +18,11 @@ from numba import types
 from torch import Tensor
 from torch.nn import functional as F
 
-from kernels.cpu.linear.gemm_tile import LANES, LINE, VECTORS, WIDE, at, broadcast, dot, external, fence, tile, write
+from kernels.cpu.availability import LANES
+from kernels.cpu.linear.gemm_tile import LINE, VECTORS, WIDE, at, broadcast, dot, external, fence, tile, write
 from kernels.cpu.linear.packed_weights import Panels, product_body
 from kernels.cpu.linear.rounding import ASKED, LEVELS, STEP, codes_writer, largest
-from kernels.cpu.runtime.kernel import begin, floats, function, kernel, longs
+from kernels.cpu.runtime.kernel import float32_array, function, int64_array, kernel, read_arguments
 from kernels.cpu.runtime.memory import resident
 
 _ALONE = 1 << 20
@@ -66,14 +67,14 @@ def _in_panels(grouped: Tensor, missing: int) -> Tensor:
 @function
 def _pack(to: int, x: int, rows: int, into: int, stride: int, own: int, ahead: int) -> None:
     """For each group its unit in each row, the sums of the codes with the other sign, and the codes."""
-    about = longs(own, (3,))
+    about = int64_array(own, (3,))
     groups, size = about[0], STEP * about[1]
     whole = rows * (8 + size)
     for row in range(rows):
         source = x + 4 * row * stride
         if about[2]:
-            order, plain, sorted_ = longs(own + 24, (into,)), floats(source, (into,)), to + groups * whole
-            ordered = floats(sorted_, (into,))
+            order, plain, sorted_ = int64_array(own + 24, (into,)), float32_array(source, (into,)), to + groups * whole
+            ordered = float32_array(sorted_, (into,))
             for i in range(into):
                 ordered[i] = plain[order[i]]
             source = sorted_
@@ -83,7 +84,7 @@ def _pack(to: int, x: int, rows: int, into: int, stride: int, own: int, ahead: i
             codes = start + 8 * rows + STEP * row
             factor, asked = types.float32(LEVELS) / most, ahead + ASKED * (into * row + group * size) // STEP
             total = _write_codes(codes, STEP * rows, part, size, factor, asked)
-            about_rows = floats(start, (2, rows))
+            about_rows = float32_array(start, (2, rows))
             about_rows[0, row] = most / types.float32(LEVELS)
             about_rows[1, row] = np.int32(-total).view(np.float32)
 
@@ -163,4 +164,4 @@ _body = product_body(_pack, _tile, _TALL)
 
 @kernel
 def _product(address: Any) -> None:
-    _body(*begin(address))
+    _body(*read_arguments(address))

@@ -16,10 +16,11 @@ from numba import types
 from torch import Tensor
 from torch.nn import functional as F
 
-from kernels.cpu.linear.gemm_tile import LANES, VECTORS, WIDE, at, broadcast, dot, fence, tile, write
+from kernels.cpu.availability import LANES
+from kernels.cpu.linear.gemm_tile import VECTORS, WIDE, at, broadcast, dot, fence, tile, write
 from kernels.cpu.linear.packed_weights import Panels, product_body
 from kernels.cpu.linear.rounding import ASKED, LEVELS, STEP, codes_writer, largest
-from kernels.cpu.runtime.kernel import begin, floats, function, kernel
+from kernels.cpu.runtime.kernel import float32_array, function, kernel, read_arguments
 from kernels.cpu.runtime.memory import resident
 
 _ALONE = 1 << 20
@@ -47,7 +48,7 @@ class Int8Panels(Panels):
 @function
 def _pack(to: int, x: int, rows: int, into: int, stride: int, _own: int, ahead: int) -> None:
     """The unit of each row, and then their codes with 128 added."""
-    units, codes = floats(to, (rows,)), to + 4 * rows
+    units, codes = float32_array(to, (rows,)), to + 4 * rows
     for row in range(rows):
         size = largest(x + 4 * row * stride, into)
         units[row] = size / types.float32(LEVELS)
@@ -88,4 +89,4 @@ _body = product_body(_pack, _tile)
 
 @kernel
 def _product(address: Any) -> None:
-    _body(*begin(address))
+    _body(*read_arguments(address))

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from kernels.cpu.linear.gemm_tile import AHEAD, LINE, TALL, WIDE, multiplier
-from kernels.cpu.runtime.kernel import Kernel, floats, function, share
-from kernels.cpu.runtime.kernel_graph import empty
+from kernels.cpu.runtime.kernel import Kernel, float32_array, function, split_range
+from kernels.cpu.runtime.recorder import empty
 
 _PART = 8 * TALL
 """Rows that take a panel one after the other while it is in the cache of the second level."""
@@ -94,23 +94,23 @@ def product_body(pack: Any, tile: Callable[..., None], tall: int = TALL) -> Any:
         panels = (out + WIDE - 1) // WIDE
         edge = scratch + thread * room
         packed = edge + 4 * TALL * WIDE
-        item, end = share(parts * panels, thread, threads)
+        item, end = split_range(parts * panels, thread, threads)
         while item < end:
             # The panels of one part of the rows that are this thread's.
             part, first = item // panels, item % panels
             last = min(panels, first + end - item)
             item += last - first
-            top, bottom = share(rows, part, parts)
+            top, bottom = split_range(rows, part, parts)
             blocks = (bottom - top + tall - 1) // tall
             for block in range(blocks):
-                low, high = share(bottom - top, block, blocks)
+                low, high = split_range(bottom - top, block, blocks)
                 start = weights + first * size + block * size // blocks
                 pack(packed + low * row, x + 4 * (top + low) * stride, high - low, into, stride, own, start)
             for panel in range(first, last):
                 wide = min(WIDE, out - panel * WIDE)
                 to_bias = bias + 4 * panel * WIDE if bias else 0
                 for block in range(blocks):
-                    low, high = share(bottom - top, block, blocks)
+                    low, high = split_range(bottom - top, block, blocks)
                     offset = 4 * ((top + low) * out + panel * WIDE)
                     to_residual = residual + offset if residual else 0
                     start = weights + panel * size
@@ -136,14 +136,14 @@ def product_body(pack: Any, tile: Callable[..., None], tall: int = TALL) -> Any:
 @function
 def _finish(to: int, edge: int, bias: int, residual: int, wide: int) -> None:
     """Writes a row's outputs of the last panel, those that there are."""
-    target, source = floats(to, (wide,)), floats(edge, (wide,))
+    target, source = float32_array(to, (wide,)), float32_array(edge, (wide,))
     for i in range(wide):
         target[i] = source[i]
     if bias:
-        summand = floats(bias, (wide,))
+        summand = float32_array(bias, (wide,))
         for i in range(wide):
             target[i] += summand[i]
     if residual:
-        summand = floats(residual, (wide,))
+        summand = float32_array(residual, (wide,))
         for i in range(wide):
             target[i] += summand[i]

@@ -1,7 +1,4 @@
-"""Reading and guessing for many branches in one call, from the table of ``kernels.ngrams``, which says what it is for.
-
-Plain Python where numba is not installed, like ``kernels.cpu.ngrams.table``.
-"""
+"""Reading tokens and proposing draft tokens for many branches in one call, from the table of ``kernels.ngrams``."""
 
 from __future__ import annotations
 
@@ -9,7 +6,6 @@ from typing import Any
 
 import numpy as np
 
-from kernels.cpu.availability import AVAILABLE
 from kernels.cpu.ngrams.table import (
     RATES,
     REACH,
@@ -21,7 +17,6 @@ from kernels.cpu.ngrams.table import (
     ask_for_records,
     ask_for_text,
     contexts_of,
-    function,
     kind_of,
     longest,
     mix,
@@ -29,9 +24,7 @@ from kernels.cpu.ngrams.table import (
     read,
     was_read,
 )
-
-if AVAILABLE:
-    from kernels.cpu.runtime.kernel import begin, floats, kernel, longs, number
+from kernels.cpu.runtime.kernel import as_float, float32_array, function, int64_array, kernel, read_arguments
 
 ROW, BEGIN = 4, 3
 """Words of a row before its tokens, and of a new branch before these."""
@@ -220,24 +213,22 @@ def sizes(rows: int, room: int, most: int) -> tuple[int, int]:
     return rows + 2 * room + most + 2 * REACH + 2 * queued, room + 2 * queued
 
 
-if AVAILABLE:
-
-    @kernel
-    def learn_and_guess_natively(address: Any) -> None:
-        """``learn_and_guess``: where the addresses of a table's arrays lie, and then the sizes of the first, of
-        ``read`` and of ``branches``, of the scratch for whole and for real numbers, and the addresses of these; address
-        and size of the words, numbers of rows, room and most, the least chance."""
-        a, _, _ = begin(address)
-        t = longs(a[0], (14,))
-        entries = t[7]
-        table = Table(
-            longs(t[0], (entries,)),
-            longs(t[1], (entries,)),
-            floats(t[2], (entries * RECORD,)).view(np.int32),
-            longs(t[3], (2 * RATES,)).view(np.float64),
-            longs(t[4], (t[8],)),
-            longs(t[5], (1,)),
-            longs(t[6], (t[9],)),
-        )
-        whole, real = longs(t[12], (t[10],)), longs(t[13], (t[11],)).view(np.float64)
-        learn_and_guess(table, longs(a[1], (a[2],)), a[3], a[4], a[5], number(a[6]), whole, real)
+@kernel
+def learn_and_guess_natively(address: Any) -> None:
+    """``learn_and_guess``: where the addresses of a table's arrays lie, and then the sizes of the first, of
+    ``read`` and of ``branches``, of the scratch for whole and for real numbers, and the addresses of these; address
+    and size of the words, numbers of rows, room and most, the least chance."""
+    a, _, _ = read_arguments(address)
+    t = int64_array(a[0], (14,))
+    entries = t[7]
+    table = Table(
+        int64_array(t[0], (entries,)),
+        int64_array(t[1], (entries,)),
+        float32_array(t[2], (entries * RECORD,)).view(np.int32),
+        int64_array(t[3], (2 * RATES,)).view(np.float64),
+        int64_array(t[4], (t[8],)),
+        int64_array(t[5], (1,)),
+        int64_array(t[6], (t[9],)),
+    )
+    whole, real = int64_array(t[12], (t[10],)), int64_array(t[13], (t[11],)).view(np.float64)
+    learn_and_guess(table, int64_array(a[1], (a[2],)), a[3], a[4], a[5], as_float(a[6]), whole, real)

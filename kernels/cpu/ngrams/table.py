@@ -1,33 +1,11 @@
-"""The table of ``kernels.ngrams``, which says what it is for: looking up, adding, and measuring what matches are worth.
-
-All of it is also plain Python, which does the work where numba is not installed: arrays have one dimension, so that
-memory views can take their place, and no whole number leaves 64 bits.
-"""
+"""The n-gram table of ``kernels.ngrams``: look-ups, additions, and acceptance rates by kind of match."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from kernels.cpu.availability import AVAILABLE
-
-if AVAILABLE:
-    from kernels.cpu.runtime.kernel import function as function
-    from kernels.cpu.simd.vector import prefetch
-
-    @function
-    def ask(array: Any, place: int) -> None:
-        """Asks for the cache line at a place, which will be read soon."""
-        prefetch(array.ctypes.data + array.itemsize * place)
-else:
-
-    def ask(array: Any, place: int) -> None:
-        """Asks for nothing."""
-
-    def function(body: Callable[..., Any]) -> Callable[..., Any]:
-        """Compiles nothing."""
-        return body
-
+from kernels.cpu.runtime.kernel import function
+from kernels.cpu.simd.vector import prefetch
 
 REACH = 4
 """Tokens of the longest context."""
@@ -67,6 +45,12 @@ class Table(NamedTuple):
     """int64, one number: tokens that were read."""
     branches: Any
     """int64: what is known of branches, see ``kernels.cpu.ngrams.match``."""
+
+
+@function
+def ask(array: Any, place: int) -> None:
+    """Asks for the cache line at a place, which will be read soon."""
+    prefetch(array.ctypes.data + array.itemsize * place)
 
 
 @function

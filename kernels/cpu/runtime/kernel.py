@@ -1,11 +1,12 @@
-"""Python functions as native kernels on the threads of torch's own pool.
+"""Python functions compiled by numba to kernels that run on the threads of torch's own pool.
 
-A decoding step is hundreds of operations of a few microseconds each. A kernel that numba compiled does what ten torch
-operators do and costs a few microseconds to start. It runs on torch's OpenMP threads, since a second pool would compete
-with the first, whose threads spin for a while after each operation. Where torch has no such pool it runs on one thread.
+A decoding step is hundreds of operations of a few microseconds each. A compiled kernel does the work of ten torch
+operators and costs a few microseconds to launch. It runs on torch's OpenMP threads, because a second pool would compete
+with the first, whose threads spin for a while after each operation. If torch has no such pool, it runs on one thread.
 
-A kernel's body takes the address of its arguments, 64-bit integers: a tensor is its address, a float its bits. It
-begins with ``arguments, thread, threads = begin(address)`` and does the share of that thread.
+The body of a kernel takes one address, that of its arguments: 64-bit words, which are a tensor's address, an integer,
+or the bits of a float64. It begins with ``arguments, thread, threads = read_arguments(address)`` and does the part of
+the work that belongs to that thread.
 """
 
 from __future__ import annotations
@@ -27,20 +28,19 @@ from numba.extending import intrinsic
 from torch import Tensor
 
 from kernels.cpu.runtime.compile_cache import find_cache
-from kernels.cpu.runtime.kernel_graph import recorder
+from kernels.cpu.runtime.recorder import Launch, active
 
 _CACHE = find_cache()
 numba.config.CACHE_DIR = str(_CACHE or "")
 
-_FAST = {"contract", "nsz", "reassoc"}
-"""What the compiler may do with floats: fuse, and add in another order (one that depends on a loop's length alone)."""
-_MOST = 64
-"""Arguments of a kernel."""
-_Native = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
+_FAST_MATH = {"contract", "nsz", "reassoc"}
+"""LLVM may fuse multiplications and additions, and reorder sums, in a way that depends on a loop's length alone."""
+_MAX_ARGUMENTS = 64
+_NativeFunction = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 
 
 class Kernel:
-    """A compiled body."""
+    """A compiled body that can be called with tensors and numbers."""
 
     def __init__(self, body: Callable[[Any], None]) -> None:
         self._body = body
@@ -49,67 +49,78 @@ class Kernel:
         self.__doc__ = body.__doc__
 
     def compile(self) -> None:
-        """Makes the first call as quick as the others."""
+        """Compile the body now instead of at the first call."""
         if self._native is None:
             signature = types.void(types.CPointer(types.int64))
-            options = {"fastmath": _FAST, "error_model": "numpy", "cache": _CACHE is not None}
+            options = {"fastmath": _FAST_MATH, "error_model": "numpy", "cache": _CACHE is not None}
             self._compiled = cfunc(signature, **options)(self._body)
-            self._native = _Native(self._compiled.address)
+            self._native = _NativeFunction(self._compiled.address)
 
     def __call__(self, *arguments: Tensor | int | float, threads: int | None = None) -> None:
-        """Runs it to its end, without the interpreter's lock. Tensors must be laid out as the body takes them to be.
+        """Run the kernel to its end, without the interpreter's lock.
 
-        ``threads``: by default all of torch's.
+        Tensors must have the layout that the body expects; nothing is checked. ``threads``: by default all of torch's.
         """
         if self._native is None:
             self.compile()
         pool = _pool()
-        count = 1 if pool is None else min(threads or torch.get_num_threads(), pool.limit)
+        num_threads = 1 if pool is None else min(threads or torch.get_num_threads(), pool.max_threads)
         words = [
-            one if type(one) is int else one.data_ptr() if type(one) is Tensor else _word(one) for one in arguments
+            value if type(value) is int else value.data_ptr() if type(value) is Tensor else _word(value)
+            for value in arguments
         ]
-        # Made in a fifth of the time of an array of ctypes.
-        values = struct.pack(f"={2 + len(words)}q", 0 if pool is None or count == 1 else pool.number, count, *words)
-        if recorder.tape is not None:
-            recorder.tape.add(self._compiled.address, values, count)
-        if pool is None or count == 1:
-            self._native(values)
+        thread_number = 0 if pool is None or num_threads == 1 else pool.thread_number
+        # struct.pack takes a fifth of the time of a ctypes array.
+        packed = struct.pack(f"={2 + len(words)}q", thread_number, num_threads, *words)
+        if active.recording is not None:
+            active.recording.launches.append(Launch(self._compiled.address, packed, num_threads))
+        if pool is None or num_threads == 1:
+            self._native(packed)
         else:
-            pool.run(self._native, values, count, 0)
-
-
-def repeat(table: int, count: int, threads: int) -> None:
-    """``count`` launches, one after the other: at ``table`` lie each one's function, its arguments' address and its
-    threads, of which ``threads`` are the most."""
-    pool = _pool()
-    _repeat(table, count, 0 if pool is None else pool.barrier, threads=threads)
-
-
-def team() -> list[int]:
-    """The system's numbers of the threads on which the calling thread's kernels run, itself among them."""
-    pool, count, numbers = _pool(), torch.get_num_threads(), list[int]()
-    if pool is None or count == 1:
-        return [threading.get_native_id()]
-    pool.run(_Native(lambda _: numbers.append(threading.get_native_id())), None, count, 0)
-    return numbers
+            pool.run(self._native, packed, num_threads, 0)
 
 
 def kernel(body: Callable[[Any], None]) -> Kernel:
-    """Decorates a body, which is compiled at its first call. The result is kept between runs:
-    ``kernels.cpu.runtime.compile_cache``."""
+    """Decorate the body of a kernel. It is compiled at its first call and kept in ``compile_cache`` between runs."""
     return Kernel(body)
 
 
 def function(body: Callable[..., Any]) -> Callable[..., Any]:
-    """Decorates a function that bodies call."""
-    compiled: Callable[..., Any] = njit(fastmath=_FAST, error_model="numpy")(body)
+    """Decorate a function that kernels call."""
+    compiled: Callable[..., Any] = njit(fastmath=_FAST_MATH, error_model="numpy")(body)
     return compiled
 
 
-def inlined(body: Callable[..., Any]) -> Callable[..., Any]:
-    """Decorates a ``function`` that becomes part of the body: a fifth faster where loops are all that it is."""
-    compiled: Callable[..., Any] = njit(fastmath=_FAST, error_model="numpy", inline="always")(body)
+def inlined_function(body: Callable[..., Any]) -> Callable[..., Any]:
+    """Decorate a function that becomes part of its caller: a fifth faster if it consists of loops alone."""
+    compiled: Callable[..., Any] = njit(fastmath=_FAST_MATH, error_model="numpy", inline="always")(body)
     return compiled
+
+
+def run_launches(table: int, count: int, num_threads: int) -> None:
+    """Launch ``count`` kernels one after the other, on threads that are started once.
+
+    ``table``: the address of ``[count, 3]`` words: each launch's function, address of its arguments and number of
+    threads, at most ``num_threads``.
+    """
+    pool = _pool()
+    _run_launches(table, count, 0 if pool is None else pool.barrier, threads=num_threads)
+
+
+def thread_ids() -> list[int]:
+    """Return the native ids of the threads that run the calling thread's kernels, its own included."""
+    pool, num_threads, ids = _pool(), torch.get_num_threads(), list[int]()
+    if pool is None or num_threads == 1:
+        return [threading.get_native_id()]
+    pool.run(_NativeFunction(lambda _: ids.append(threading.get_native_id())), None, num_threads, 0)
+    return ids
+
+
+def address_of(content: bytes) -> int:
+    """Return the address of the bytes, which is valid as long as the object lives."""
+    address = ctypes.cast(ctypes.c_char_p(content), ctypes.c_void_p).value
+    assert address is not None
+    return address
 
 
 def _word(argument: Tensor | int | float) -> int:
@@ -119,24 +130,16 @@ def _word(argument: Tensor | int | float) -> int:
     return word
 
 
-def address_of(content: bytes) -> int:
-    """Where they lie, for as long as something holds them."""
-    address = ctypes.cast(ctypes.c_char_p(content), ctypes.c_void_p).value
-    assert address is not None
-    return address
-
-
 class _Pool(NamedTuple):
-    """torch's threads."""
+    """Torch's OpenMP threads."""
 
     run: Any
-    """Runs a function on all of them."""
-    number: int
-    """Address of the function that tells a thread's number."""
+    """``GOMP_parallel``: runs a function on all threads."""
+    thread_number: int
+    """Address of ``omp_get_thread_num``."""
     barrier: int
-    """Address of the function in which they wait for each other."""
-    limit: int
-    """How many there are at most."""
+    """Address of ``GOMP_barrier``, at which the threads wait for each other."""
+    max_threads: int
 
 
 @cache
@@ -144,33 +147,35 @@ def _pool() -> _Pool | None:
     maps = Path("/proc/self/maps")
     if not maps.exists() or not torch.backends.openmp.is_available():
         return None
-    # GNU's, or LLVM's and Intel's, which have GNU's entry points too.
+    # GNU's library, or LLVM's and Intel's, which have GNU's entry points too.
     names = ("libgomp", "libiomp", "libomp")
     for path in mapped_files(maps.read_text()):
         if Path(path).name.startswith(names):
             library = ctypes.CDLL(path)
             run = library.GOMP_parallel
             run.argtypes, run.restype = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint], None
-            number, barrier = (
-                ctypes.cast(function, ctypes.c_void_p).value
-                for function in (library.omp_get_thread_num, library.GOMP_barrier)
+            thread_number, barrier = (
+                ctypes.cast(entry, ctypes.c_void_p).value
+                for entry in (library.omp_get_thread_num, library.GOMP_barrier)
             )
-            assert number is not None
+            assert thread_number is not None
             assert barrier is not None
-            # Kernels rely on as many threads as they ask for.
-            return None if library.omp_get_dynamic() else _Pool(run, number, barrier, library.omp_get_thread_limit())
+            # With a dynamic number of threads a kernel may get fewer than it divided its work by.
+            if library.omp_get_dynamic():
+                return None
+            return _Pool(run, thread_number, barrier, library.omp_get_thread_limit())
     return None
 
 
 def mapped_files(maps: str) -> list[str]:
-    """Return the files that a process has mapped, each once, as ``/proc/PID/maps`` tells them."""
-    fields = (line.split(maxsplit=5) for line in maps.splitlines())  # the path is the sixth, spaces and all
-    return list(dict.fromkeys(path for *_, path in fields if path.startswith("/")))
+    """Return the files that a process has mapped, each once. ``maps``: the text of ``/proc/PID/maps``."""
+    lines = (line.split(maxsplit=5) for line in maps.splitlines())  # the path is the sixth field, spaces and all
+    return list(dict.fromkeys(path for *_, path in lines if path.startswith("/")))
 
 
 @intrinsic
 def _call(_context: Any, _address: Any) -> Any:
-    """The 32-bit integer that the function of that address returns."""
+    """Call the function at an address and return its 32-bit result."""
 
     def generate(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
         kind = ir.FunctionType(ir.IntType(32), [])
@@ -180,8 +185,8 @@ def _call(_context: Any, _address: Any) -> Any:
 
 
 @intrinsic
-def _run(_context: Any, _address: Any, _argument: Any) -> Any:
-    """Calls the function of the first address with the second."""
+def _call_with(_context: Any, _address: Any, _argument: Any) -> Any:
+    """Call the function at an address with one argument."""
 
     def generate(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
         kind = ir.FunctionType(ir.VoidType(), [ir.IntType(64)])
@@ -199,8 +204,8 @@ def _pointer(_context: Any, _address: Any) -> Any:
 
 
 @intrinsic
-def number(_context: Any, _word: Any) -> Any:
-    """An argument that is a float."""
+def as_float(_context: Any, _word: Any) -> Any:
+    """Return the float64 whose bits an argument word holds."""
 
     def generate(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
         return builder.bitcast(arguments[0], ir.DoubleType())
@@ -209,43 +214,43 @@ def number(_context: Any, _word: Any) -> Any:
 
 
 @function
-def begin(address: Any) -> Any:
-    """A body's arguments, its thread and the number of threads."""
-    words = carray(address, (_MOST,))
+def read_arguments(address: Any) -> Any:
+    """Return a body's argument words, the thread that runs it, and the number of threads."""
+    words = carray(address, (_MAX_ARGUMENTS,))
     return words[2:], _call(words[0]) if words[0] else 0, words[1]
 
 
 @function
-def floats(address: int, shape: Any) -> Any:
-    """The contiguous float32 tensor at an address."""
+def float32_array(address: int, shape: Any) -> Any:
+    """Return the contiguous float32 tensor at an address."""
     return carray(_pointer(address), shape, np.float32)
 
 
 @function
-def longs(address: int, shape: Any) -> Any:
-    """The contiguous int64 tensor at an address."""
+def int64_array(address: int, shape: Any) -> Any:
+    """Return the contiguous int64 tensor at an address."""
     return carray(_pointer(address), shape, np.int64)
 
 
 @function
-def flags(address: int, shape: Any) -> Any:
-    """The contiguous tensor of truth values at an address."""
+def uint8_array(address: int, shape: Any) -> Any:
+    """Return the contiguous uint8 or bool tensor at an address."""
     return carray(_pointer(address), shape, np.uint8)
 
 
 @function
-def share(items: int, thread: int, threads: int) -> Any:
-    """The first of ``items`` equal items that a thread does, and the first that it does not."""
-    return items * thread // threads, items * (thread + 1) // threads
+def split_range(items: int, part: int, parts: int) -> Any:
+    """Return the first item of a part and the first after it, if ``items`` are divided into ``parts`` equal ranges."""
+    return items * part // parts, items * (part + 1) // parts
 
 
 @kernel
-def _repeat(address: Any) -> None:
-    """``(launches, count, barrier)``: the functions, arguments and threads ``[count, 3]``."""
-    a, thread, threads = begin(address)
-    launches = longs(a[0], (a[1], 3))
+def _run_launches(address: Any) -> None:
+    """Arguments ``(launches, count, barrier)``, with ``launches`` ``[count, 3]`` as in ``run_launches``."""
+    a, thread, threads = read_arguments(address)
+    launches = int64_array(a[0], (a[1], 3))
     for index in range(a[1]):
         if thread < launches[index, 2]:
-            _run(launches[index, 0], launches[index, 1])
+            _call_with(launches[index, 0], launches[index, 1])
         if threads > 1:
-            _run(a[2], 0)
+            _call_with(a[2], 0)

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from kernels.cpu.runtime.kernel import begin, floats, kernel, longs, number
-from kernels.cpu.runtime.kernel_graph import empty
+from kernels.cpu.runtime.kernel import as_float, float32_array, int64_array, kernel, read_arguments
+from kernels.cpu.runtime.recorder import empty
 
 
 def lay_out(
@@ -36,14 +36,18 @@ def rows_of(table: Tensor, index: Tensor, *, scale: float = 1.0, out: Tensor | N
 
 @kernel
 def _lay_out(address: Any) -> None:
-    a, _, _ = begin(address)
-    branches, columns, page_size, tokens, depth = a[4], a[5], a[6], a[7], longs(a[8], (1,))[0]
-    starts, plan, last = longs(a[0], (branches, 3)), longs(a[2], (4, tokens)), longs(a[3], (branches,))
+    a, _, _ = read_arguments(address)
+    branches, columns, page_size, tokens, depth = a[4], a[5], a[6], a[7], int64_array(a[8], (1,))[0]
+    starts, plan, last = (
+        int64_array(a[0], (branches, 3)),
+        int64_array(a[2], (4, tokens)),
+        int64_array(a[3], (branches,)),
+    )
     token = 0
     for level in range(depth):
         for branch in range(branches):
             row, end, due = starts[branch, 0], starts[branch, 1], starts[branch, 2]
-            pages = longs(a[1] + 8 * row * columns, (columns,))
+            pages = int64_array(a[1] + 8 * row * columns, (columns,))
             first, behind = (end - due, end) if level == 0 else (end + level - 1, end + level)
             for position in range(first, behind):
                 plan[0, token], plan[1, token] = row, position + 1
@@ -56,10 +60,10 @@ def _lay_out(address: Any) -> None:
 
 @kernel
 def _rows_of(address: Any) -> None:
-    a, _, _ = begin(address)
-    rows, size, stride, scale = a[3], a[4], a[5], np.float32(number(a[6]))
-    index, out = longs(a[1], (rows * stride,)), floats(a[2], (rows, size))
+    a, _, _ = read_arguments(address)
+    rows, size, stride, scale = a[3], a[4], a[5], np.float32(as_float(a[6]))
+    index, out = int64_array(a[1], (rows * stride,)), float32_array(a[2], (rows, size))
     for row in range(rows):
-        source = floats(a[0] + 4 * size * index[row * stride], (size,))
+        source = float32_array(a[0] + 4 * size * index[row * stride], (size,))
         for i in range(size):
             out[row, i] = scale * source[i]

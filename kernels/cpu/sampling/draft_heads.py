@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from kernels.cpu.runtime.kernel import begin, floats, kernel, number
-from kernels.cpu.runtime.kernel_graph import empty
+from kernels.cpu.runtime.kernel import as_float, float32_array, kernel, read_arguments
+from kernels.cpu.runtime.recorder import empty
 
 
 def normal_beside(states: Tensor, beside: Tensor, eps: float) -> Tensor:
@@ -34,14 +34,18 @@ def sums(base: Tensor, blocks: Tensor, count: int) -> Tensor:
 
 @kernel
 def _normal_beside(address: Any) -> None:
-    a, _, _ = begin(address)
+    a, _, _ = read_arguments(address)
     rows, size = a[3], a[4]
-    states, beside, out = floats(a[0], (rows, size)), floats(a[1], (rows, size)), floats(a[2], (rows, 2, size))
+    states, beside, out = (
+        float32_array(a[0], (rows, size)),
+        float32_array(a[1], (rows, size)),
+        float32_array(a[2], (rows, 2, size)),
+    )
     for row in range(rows):
         total = np.float32(0)
         for i in range(size):
             total += states[row, i] * states[row, i]
-        factor = np.float32(1 / np.sqrt(np.float64(total) / size + number(a[5])))
+        factor = np.float32(1 / np.sqrt(np.float64(total) / size + as_float(a[5])))
         for i in range(size):
             out[row, 0, i] = states[row, i] * factor
             out[row, 1, i] = beside[row, i]
@@ -49,9 +53,13 @@ def _normal_beside(address: Any) -> None:
 
 @kernel
 def _sums(address: Any) -> None:
-    a, _, _ = begin(address)
+    a, _, _ = read_arguments(address)
     rows, wide, most, size, count = a[3], a[4], a[5], a[6], a[7]
-    base, blocks, out = floats(a[0], (rows, wide)), floats(a[1], (rows, most, size)), floats(a[2], (rows, count, size))
+    base, blocks, out = (
+        float32_array(a[0], (rows, wide)),
+        float32_array(a[1], (rows, most, size)),
+        float32_array(a[2], (rows, count, size)),
+    )
     for row in range(rows):
         for block in range(count):
             for i in range(size):

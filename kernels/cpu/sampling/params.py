@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
-from kernels.cpu.runtime.kernel import begin, kernel, longs
+from kernels.cpu.runtime.kernel import int64_array, kernel, read_arguments
 
 
 def laws_of(laws: Tensor, noise: Tensor, rows: Tensor, positions: Tensor, settings: Tensor, places: Tensor) -> None:
@@ -22,12 +22,12 @@ def laws_of(laws: Tensor, noise: Tensor, rows: Tensor, positions: Tensor, settin
 
 @kernel
 def _laws_of(address: Any) -> None:
-    a, _, _ = begin(address)
+    a, _, _ = read_arguments(address)
     tokens = a[6]
-    rows, positions = longs(a[2], tokens), longs(a[3], tokens)
-    settings, places = longs(a[4], (3, tokens)), longs(a[5], (4, tokens))
+    rows, positions = int64_array(a[2], tokens), int64_array(a[3], tokens)
+    settings, places = int64_array(a[4], (3, tokens)), int64_array(a[5], (4, tokens))
     for token in range(tokens):
-        law, noise = longs(a[0] + 24 * rows[token], 3), longs(a[1] + 24 * rows[token], 3)
+        law, noise = int64_array(a[0] + 24 * rows[token], 3), int64_array(a[1] + 24 * rows[token], 3)
         for part in range(3):
             settings[part, token], places[part, token] = law[part], noise[part]
         places[3, token] = positions[token] + 1

@@ -19,8 +19,16 @@ import torch
 from torch import Tensor
 
 from kernels.common.noise import SAMPLE, gumbel_noise, noise_streams
-from kernels.cpu.runtime.kernel import begin, floats, function, kernel, longs, number, share
-from kernels.cpu.runtime.kernel_graph import empty
+from kernels.cpu.runtime.kernel import (
+    as_float,
+    float32_array,
+    function,
+    int64_array,
+    kernel,
+    read_arguments,
+    split_range,
+)
+from kernels.cpu.runtime.recorder import empty
 from kernels.cpu.sampling.noise import gumbel_of, race_bits, stream_of
 from kernels.cpu.simd.exp import exp32
 
@@ -139,16 +147,16 @@ def blocks_of(vocab: int) -> int:
 
 @kernel
 def _draw(address: Any) -> None:
-    a, thread, threads = begin(address)
-    rows, vocab, close = a[7], a[8], number(a[9])
+    a, thread, threads = read_arguments(address)
+    rows, vocab, close = a[7], a[8], as_float(a[9])
     blocks = (vocab + BLOCK - 1) // BLOCK
-    laws, places = longs(a[2], (3, rows)).view(np.float64), longs(a[3], (4, rows))
-    drawn, found = longs(a[4], (rows,)), longs(a[5], (3, rows)).view(np.float64)
-    scratch = floats(a[6] + 4 * thread * (vocab + blocks), (vocab + blocks,))
+    laws, places = int64_array(a[2], (3, rows)).view(np.float64), int64_array(a[3], (4, rows))
+    drawn, found = int64_array(a[4], (rows,)), int64_array(a[5], (3, rows)).view(np.float64)
+    scratch = float32_array(a[6] + 4 * thread * (vocab + blocks), (vocab + blocks,))
     weights, maxima = scratch[:vocab], scratch[vocab:]
-    first, end = share(rows, thread, threads)
+    first, end = split_range(rows, thread, threads)
     for row in range(first, end):
-        x = floats(a[0] + 4 * row * a[1], (vocab,))
+        x = float32_array(a[0] + 4 * row * a[1], (vocab,))
         if not block_maxima(x, maxima):
             drawn[row] = _NAN
             continue

@@ -12,8 +12,16 @@ import torch
 from torch import Tensor
 
 from kernels.common.noise import SAMPLE
-from kernels.cpu.runtime.kernel import begin, floats, function, kernel, longs, number, share
-from kernels.cpu.runtime.kernel_graph import empty
+from kernels.cpu.runtime.kernel import (
+    as_float,
+    float32_array,
+    function,
+    int64_array,
+    kernel,
+    read_arguments,
+    split_range,
+)
+from kernels.cpu.runtime.recorder import empty
 from kernels.cpu.sampling.noise import gumbel_of, stream_of
 from kernels.cpu.sampling.sampler import BLOCK, block_maxima, blocks_of
 
@@ -65,23 +73,23 @@ def write_best(
 
 @kernel
 def _best(address: Any) -> None:
-    a, thread, threads = begin(address)
+    a, thread, threads = read_arguments(address)
     rows, vocab, most, width = a[6], a[7], a[8], a[9]
-    reach, part, ahead = number(a[10]), number(a[11]), a[12]
-    laws, places = longs(a[1], (3, rows)).view(np.float64), longs(a[2], (4, rows))
-    tokens, chances = longs(a[3], (rows, width)), longs(a[4], (rows, width)).view(np.float64)
+    reach, part, ahead = as_float(a[10]), as_float(a[11]), a[12]
+    laws, places = int64_array(a[1], (3, rows)).view(np.float64), int64_array(a[2], (4, rows))
+    tokens, chances = int64_array(a[3], (rows, width)), int64_array(a[4], (rows, width)).view(np.float64)
     blocks = (vocab + BLOCK - 1) // BLOCK
     room = blocks + 4 * most
     scratch = a[5] + 8 * thread * room
-    maxima = floats(scratch, (blocks,))
-    lists = longs(scratch + 8 * blocks, (4, most))
+    maxima = float32_array(scratch, (blocks,))
+    lists = int64_array(scratch + 8 * blocks, (4, most))
     found, gaps = lists[0], lists[1].view(np.float64)
     noisy, weights = lists[2].view(np.float64), lists[3].view(np.float64)
-    first, end = share(rows, thread, threads)
+    first, end = split_range(rows, thread, threads)
     for row in range(first, end):
         for rank in range(width):
             tokens[row, rank], chances[row, rank] = 0, 0.0
-        x = floats(a[0] + 4 * row * vocab, (vocab,))
+        x = float32_array(a[0] + 4 * row * vocab, (vocab,))
         if not block_maxima(x, maxima):
             chances[row, 0] = np.nan
             continue

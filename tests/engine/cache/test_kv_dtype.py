@@ -103,7 +103,8 @@ def test_without_kernels_the_tokens_are_the_same(
     options = replace(SMALL, kv_dtype=kv_dtype, deterministic=deterministic)
     asked = generate(random_tokens(60, 3), [Branch(2, key, 30) for key in range(6)], temperature=0.9, ignore_eos=True)
     expected = Harness(checkpoints("mistral"), options).complete(asked)
-    monkeypatch.setattr("engine.attention.layer.AVAILABLE", False)
+    for module in ("engine.attention.select", "engine.runner.batch", "engine.runner.forward_cpu"):
+        monkeypatch.setattr(f"{module}.is_compiled", lambda *_: False)
     plain = Harness(checkpoints("mistral"), options)
     kind = DeterministicAttention if deterministic else TorchAttention
     assert isinstance(plain.core._forward, HostForward)

@@ -12,13 +12,9 @@ from engine.runner.forward_cpu import HostForward
 from engine.runner.fused_sampler_cpu import HostDraws
 from engine.speculation.control.controller import FixedController
 from engine.speculation.drafters.ngram import NgramDrafter
-from kernels.cpu.availability import AVAILABLE
 from tests.engine.conftest import Checkpoints
 from tests.engine.helpers import Harness, generate
 from tests.engine.models.test_models import random_tokens
-
-if not AVAILABLE:
-    pytest.skip("numba is not installed", allow_module_level=True)
 
 OPTIONS = CoreOptions(kv_tokens=8192, max_running=6, step_tokens=64)
 LAWS: list[dict[str, float]] = [

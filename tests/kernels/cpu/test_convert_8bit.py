@@ -7,12 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from kernels.cpu.availability import AVAILABLE
-
-if not AVAILABLE:
-    pytest.skip("numba is not installed", allow_module_level=True)
-
-from kernels.cpu.runtime.kernel import begin, kernel
+from kernels.cpu.runtime.kernel import kernel, read_arguments
 from kernels.cpu.simd.convert_8bit import load_float8, load_int8, store_float8, store_int8
 from kernels.cpu.simd.vector import load, store
 
@@ -20,7 +15,7 @@ from kernels.cpu.simd.vector import load, store
 @kernel
 def _widened(address: Any) -> None:
     """``(codes, out, count, is_int8)``."""
-    a, _, _ = begin(address)
+    a, _, _ = read_arguments(address)
     for i in range(0, a[2], 16):
         store(a[1] + 4 * i, load_int8(a[0] + i) if a[3] else load_float8(a[0] + i))
 
@@ -28,7 +23,7 @@ def _widened(address: Any) -> None:
 @kernel
 def _narrowed(address: Any) -> None:
     """``(numbers, out, count, is_int8)``."""
-    a, _, _ = begin(address)
+    a, _, _ = read_arguments(address)
     for i in range(0, a[2], 16):
         if a[3]:
             store_int8(a[1] + i, load(a[0] + 4 * i))

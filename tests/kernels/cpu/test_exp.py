@@ -4,23 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
 import torch
 from torch import Tensor
 
-from kernels.cpu import availability
-
-if not availability.AVAILABLE:
-    pytest.skip("needs numba", allow_module_level=True)
-
-from kernels.cpu.runtime.kernel import begin, floats, kernel
+from kernels.cpu.runtime.kernel import float32_array, kernel, read_arguments
 from kernels.cpu.simd.exp import exp32
 
 
 @kernel
 def _each(address: Any) -> None:
-    a, _, _ = begin(address)
-    x, out = floats(a[0], (a[2],)), floats(a[1], (a[2],))
+    a, _, _ = read_arguments(address)
+    x, out = float32_array(a[0], (a[2],)), float32_array(a[1], (a[2],))
     for i in range(a[2]):
         out[i] = exp32(x[i])
 

@@ -1,4 +1,4 @@
-"""The gated activations: those of torch's operators and, where there are any, compiled ones."""
+"""The gated activations against float64 formulas: the kernels, and torch's operators where gradients are recorded."""
 
 from __future__ import annotations
 
@@ -9,20 +9,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from kernels.cpu import availability
 from kernels.layers.activation import gelu_tanh_mul, silu_mul
 from tests.closeness import EPS, assert_rounded
 
 Activation = Callable[[Tensor], Tensor]
-
-
-@pytest.fixture(params=["operators", "compiled"], autouse=True)
-def means(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    if request.param == "operators":
-        monkeypatch.setattr(availability, "AVAILABLE", False)
-    elif not availability.AVAILABLE:
-        pytest.skip("needs numba")
-    return str(request.param)
 
 
 def random(*shape: int) -> Tensor:
@@ -42,7 +32,9 @@ def check(function: Activation, formula: Activation, x: Tensor) -> None:
     exact = formula(gate) * up
     # An exponential (2 EPS) whose argument, up to 16, was rounded twice, and four operations; of gelu's 1 + tanh what
     # is left of two numbers near 1.
-    assert_rounded(function(x), exact, 24 * EPS * exact.abs() + 4 * EPS * (gate * up).abs())
+    assert_rounded(
+        function(x).detach(), exact.detach(), (24 * EPS * exact.abs() + 4 * EPS * (gate * up).abs()).detach()
+    )
 
 
 both = pytest.mark.parametrize(("function", "formula"), [(silu_mul, silu), (gelu_tanh_mul, gelu)])
@@ -64,13 +56,23 @@ def test_far_from_zero_and_not_finite(function: Activation) -> None:
 
 
 @both
-def test_rows_may_lie_apart(function: Activation, formula: Activation, means: str) -> None:
-    """The compiled ones give the same bits then; torch's operators compute what lies apart in another loop."""
+def test_rows_may_be_strided(function: Activation, formula: Activation) -> None:
     wide = random(5, 100)
     for part in (wide[:, 20:80], wide[::2, :60], wide[:, ::2]):
         check(function, formula, part)
-        if means == "compiled":
-            assert torch.equal(function(part), function(part.clone(memory_format=torch.contiguous_format)))
+        assert torch.equal(function(part), function(part.clone(memory_format=torch.contiguous_format)))
+
+
+@both
+def test_gradients_are_those_of_the_float64_formula(function: Activation, formula: Activation) -> None:
+    x = random(3, 20).requires_grad_()
+    check(function, formula, x)
+    exact = x.detach().double().requires_grad_()
+    gate, up = exact.chunk(2, dim=1)
+    (formula(gate) * up).sum().backward()
+    function(x).sum().backward()
+    assert x.grad is not None
+    torch.testing.assert_close(x.grad.double(), exact.grad, atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize("function", [silu_mul, gelu_tanh_mul])

@@ -23,7 +23,9 @@ def test_rms_norm_equals_the_float64_formula() -> None:
     wide = x.double()
     expected = wide / (wide.pow(2).mean(-1, keepdim=True) + 1e-5).sqrt() * weight.double()
     # Half the relative error of a sum of 32 squares, a root, a division and two products.
-    assert_rounded(rms_norm(x, weight, 1e-5), expected, (32 / 2 + 4) * EPS / 2 * expected.abs())
+    bound = (32 / 2 + 4) * EPS / 2 * expected.abs()
+    assert_rounded(rms_norm(x, weight, 1e-5), expected, bound)
+    assert_rounded(rms_norm(x.requires_grad_(), weight, 1e-5).detach(), expected, bound)
 
 
 def test_rotary_turns_each_pair_by_its_position_and_frequency() -> None:

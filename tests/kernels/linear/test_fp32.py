@@ -5,19 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from kernels.cpu import availability
 from kernels.linear.fp32 import Linear
 from tests.closeness import EPS, assert_rounded, product_bound
 
 SHAPES = [(96, 48), (48, 96), (400, 48), (33, 7), (1, 1), (500, 1537), (1536, 512), (512, 1536)]
-
-
-@pytest.fixture(params=["panels", "onednn"], autouse=True)
-def layout(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    if request.param == "onednn":
-        monkeypatch.setattr(availability, "AVAILABLE", False)
-    elif not availability.AVAILABLE:
-        pytest.skip("needs numba")
 
 
 @pytest.mark.parametrize(("out", "into"), SHAPES)

@@ -25,7 +25,7 @@ def layout(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> N
     if request.param == "panels":
         needs_bytes()
     else:
-        monkeypatch.setattr(availability, "AVAILABLE", False)
+        monkeypatch.setattr(availability, "HAS_INT8_DOT", False)
 
 
 def weight(codes: Tensor, scales: Tensor, zeros: Tensor) -> Tensor:

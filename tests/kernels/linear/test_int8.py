@@ -16,7 +16,7 @@ SHAPES = [(50, 128), (33, 7), (1, 1), (31, 17), (500, 1537), (400, 64), (512, 15
 @pytest.fixture(params=["panels", "fbgemm"])
 def layout(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     if request.param == "fbgemm":
-        monkeypatch.setattr(availability, "AVAILABLE", False)
+        monkeypatch.setattr(availability, "HAS_INT8_DOT", False)
         if "fbgemm" not in torch.backends.quantized.supported_engines:
             pytest.skip("needs FBGEMM")
     else:

@@ -35,7 +35,6 @@ def int4(out: int, into: int, bias: bool) -> Product:
 
 _KINDS = {
     "float32 panels": float32,
-    "oneDNN": float32,
     "int8 panels": int8,
     "FBGEMM": int8,
     "int4 panels": int4,
@@ -47,13 +46,11 @@ _KINDS = {
 def make(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Make:
     kind = request.param
     if not kind.endswith("panels"):
-        monkeypatch.setattr(availability, "AVAILABLE", False)
+        monkeypatch.setattr(availability, "HAS_INT8_DOT", False)
         if kind == "FBGEMM" and "fbgemm" not in torch.backends.quantized.supported_engines:
             pytest.skip("needs FBGEMM")
     elif kind != "float32 panels":
         needs_bytes()
-    elif not availability.AVAILABLE:
-        pytest.skip("needs numba")
     return _KINDS[kind]
 
 

@@ -20,14 +20,11 @@ from engine.speculation.drafters import draft_model, fused_chain
 from engine.speculation.drafters.draft_model import DraftModel
 from engine.speculation.drafters.fused_chain import Chains, Start
 from engine.speculation.drafters.proposal import Guesses
-from kernels.cpu.availability import AVAILABLE
 from tests.engine.conftest import Checkpoints
 from tests.engine.exact import float32_loss
 from tests.engine.helpers import SMALL, Harness
 from tests.engine.speculation.heads import Asked, Recorder
 from tests.engine.speculation.test_exact import answers, completions, requests, same
-
-pytestmark = pytest.mark.skipif(not AVAILABLE, reason="without numba levels are computed one by one")
 
 CONTEXT = 256
 SHAPES = {"one guess": (1, 1), "chain": (5, 5), "tree": (4, 7)}

@@ -27,10 +27,8 @@ from engine.speculation.drafter import Advance, Wish
 from engine.speculation.drafters import ngram
 from engine.speculation.drafters.ngram import NgramDrafter
 from kernels import ngrams
-from kernels.cpu import availability
 from tests.engine.conftest import Checkpoints
 from tests.engine.helpers import Harness, generate
-from tests.kernels.plain import plain_ngrams
 
 NO_STATES = torch.empty(0, 0)
 CACHE = cast(KVCache, None)
@@ -239,18 +237,6 @@ class Scan:
         assert sorted((possible[path][1] for path in chances), reverse=True) == pytest.approx(best)
 
 
-@pytest.fixture(params=["native", "plain"])
-def ways(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With numba, and without."""
-    if request.param == "plain":
-        monkeypatch.setattr(availability, "AVAILABLE", False)
-        monkeypatch.setattr(ngrams, "AVAILABLE", False)
-        monkeypatch.setattr(ngrams, "kernels", plain_ngrams())
-    elif not availability.AVAILABLE:
-        pytest.skip("needs numba")
-
-
-@pytest.mark.usefixtures("ways")
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(rng=st.randoms(use_true_random=False), alphabet=st.integers(2, 8))
 def test_guesses_are_those_of_a_scan_of_all_texts_of_the_namespace(rng: random.Random, alphabet: int) -> None:

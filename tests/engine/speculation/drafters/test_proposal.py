@@ -15,9 +15,8 @@ from engine.protocol.types import Branch
 from engine.sampling.sampler import Coordinates, Laws, sample
 from engine.sampling.truncation import Floats, Ints
 from engine.scheduler.sequence import GenerateSequence, Job
-from engine.speculation.drafters.proposal import NOISE, Guesses
+from engine.speculation.drafters.proposal import NOISE, Guesses, _Rows, best_with_numpy
 from kernels.common.noise import SAMPLE, gumbel_noise, noise_streams
-from kernels.cpu.availability import AVAILABLE
 from tests.engine.conftest import Checkpoints
 from tests.engine.helpers import Harness, generate
 from tests.engine.sampling.test_sampler import closed_form
@@ -171,19 +170,16 @@ def test_logits_that_are_not_finite_have_no_chance(harness: Harness) -> None:
     assert [bool((some > 0).any()) for some in chances] == [False, False, False, True]
 
 
-@pytest.mark.skipif(not AVAILABLE, reason="needs numba")
 @pytest.mark.parametrize("law", LAWS, ids=str)
 @pytest.mark.parametrize(("vocab", "scale"), [(40, 4.0), (400, 4.0), (826, 0.3), (1000, 0.01)])
-def test_the_kernel_guesses_what_numpy_does(
-    harness: Harness, law: dict[str, float], vocab: int, scale: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_kernel_guesses_what_numpy_does(harness: Harness, law: dict[str, float], vocab: int, scale: float) -> None:
     """Of peaked laws, of which few tokens are looked at, and of flat ones, of which there are too many."""
     sequences = branches(harness, 30, **law)
     logits = random_logits(30, vocab, 4) * (scale / 4)
     logits[7, :], logits[8, 3] = math.nan, math.inf
     tokens, chances = best(sequences, logits, 5)
-    monkeypatch.setattr("engine.speculation.drafters.proposal.AVAILABLE", False)
-    expected, likely = best(sequences, logits, 5)
+    rows = Guesses(sequences)
+    expected, likely = best_with_numpy(logits, _Rows(rows.laws, rows.places), 5)
     sound = np.delete(np.arange(30), (7, 8))
     assert not (chances[[7, 8]] > 0).any()
     assert not (likely[[7, 8]] > 0).any()

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import pytest
 import torch
 
-from kernels.attention.paged import PagedKeys
 from kernels.common.attention_schedule import FIELDS, Work, tile_height
+from kernels.common.paged_keys import PagedKeys
 from kernels.triton.paged_attention import launch
 from tests.kernels.triton.hopper import SHARED_MEMORY, Compiled, compiling
 from tests.long import mostly_long

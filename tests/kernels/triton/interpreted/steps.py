@@ -9,7 +9,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kernels.attention.paged import PagedKeys
 from kernels.common.attention_schedule import (
     NO_TREE,
     Buffers,
@@ -21,6 +20,7 @@ from kernels.common.attention_schedule import (
     plan_work,
     shared_keys,
 )
+from kernels.common.paged_keys import PagedKeys
 from kernels.quantize import quantize_vectors
 from tests.kernels.triton.device import DEVICE
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from kernels.attention.paged import PagedKeys
+from kernels.common.paged_keys import PagedKeys
 
 
 def keys(*shape: int, dtype: torch.dtype = torch.float16) -> Tensor:

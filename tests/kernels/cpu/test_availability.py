@@ -7,15 +7,9 @@ import subprocess
 import sys
 
 import pytest
-
-from kernels.cpu import availability
-
-if not availability.AVAILABLE:
-    pytest.skip("needs numba", allow_module_level=True)
-
 from numba import config
 
-from kernels.cpu.linear import gemm_tile
+from kernels.cpu import availability
 
 HOST = "+sse2,+fma,+avx,+avx2,+avx512f,+avx512bw,+avx512vnni,+avxvnni,-amx-tile"
 
@@ -35,23 +29,22 @@ HOST = "+sse2,+fma,+avx,+avx2,+avx512f,+avx512bw,+avx512vnni,+avxvnni,-amx-tile"
 def test_features_are_those_that_numba_compiles_for(
     name: str | None, features: str | None, known: set[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(gemm_tile, "get_host_cpu_features", lambda: HOST)
+    monkeypatch.setattr(availability, "get_host_cpu_features", lambda: HOST)
     monkeypatch.setattr(config, "CPU_NAME", name)
     monkeypatch.setattr(config, "CPU_FEATURES", features)
-    assert gemm_tile._target_features() == known
+    assert availability.target_features() == known
 
 
 _PRODUCTS = """
 import torch
-from kernels import cpu
-from kernels.cpu.linear.gemm_tile import LANES
+from kernels.cpu.availability import HAS_INT8_DOT, LANES
 from kernels.linear.fp32 import Linear
 from kernels.linear.int8 import Int8Linear
 x = torch.arange(-64, 64).float().view(2, 64)
 codes = torch.arange(40 * 64).view(40, 64).remainder(200).sub(100).to(torch.int8)
 assert Linear(codes.float())(x).equal(x @ codes.float().T)
 x[:, 0] = 127
-assert not cpu.multiplies_bytes() or Int8Linear(codes, torch.ones(40))(x).equal(x @ codes.float().T)
+assert not HAS_INT8_DOT or Int8Linear(codes, torch.ones(40))(x).equal(x @ codes.float().T)
 print(LANES)
 """
 
