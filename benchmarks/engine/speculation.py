@@ -311,7 +311,7 @@ def _kind(folder: Path) -> str:
 
 @cache
 def _held_out(suite: str, count: int) -> list[registry.Problem]:
-    """Drawn once: word problems take their time."""
+    """SampledTokens once: word problems take their time."""
     return registry.load(suite, limit=count)
 
 

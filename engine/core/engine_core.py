@@ -14,28 +14,28 @@ from pathlib import Path
 import torch
 
 from engine.cache.paged_kv import KVCache, token_bytes
-from engine.core.completion import Ending, completion, ending, next_delta, portions, score_result
-from engine.core.loaded_model import ServedModel
-from engine.core.recovery import MAX_UNEXPLAINED, RequestFailed, Suspects
+from engine.core.completion import FinishEvent, completion, ending, next_delta, score_result, split_at_possible_stops
+from engine.core.loaded_model import LoadedModel
+from engine.core.recovery import MAX_UNEXPLAINED, FailureBisection, RequestFailed
 from engine.device import Placement, find_place, kv_type
 from engine.models.config import ModelConfig, read_raw_config
 from engine.models.families import is_defined
 from engine.models.load import load_model
 from engine.models.transformers_backend import ForeignModel
 from engine.protocol.types import EngineError, FinishReason
-from engine.runner.batch import Work, build_batch
-from engine.runner.forward_gpu import forward_over
-from engine.runner.sample_step import Drawn, Sampler, read_out, rows_to_read, sample_on_cpu
+from engine.runner.batch import ScheduledSequence, build_batch
+from engine.runner.forward_gpu import create_forward
+from engine.runner.sample_step import SampledTokens, Sampler, rows_needed, sample_and_score, sample_on_cpu
 from engine.sampling.gpu import sample_on_gpu
 from engine.scheduler.scheduler import Scheduler
 from engine.scheduler.sequence import GenerateSequence, Job, ScoreSequence, Sequence
 from engine.scheduler.timings import Timings
 from engine.speculation.control.adaptive import AdaptiveController
-from engine.speculation.control.controller import Controller, Outcome
-from engine.speculation.drafter import Drafter, Watch
+from engine.speculation.control.controller import Controller, DraftOutcome
+from engine.speculation.drafter import Drafter, HiddenStateNeeds
 from engine.speculation.load import MAX_NODES, check_length, extra_layers, load_drafter
 from engine.speculation.speculator import Speculator
-from engine.speculation.stats import Tally
+from engine.speculation.stats import SpeculationStats
 from engine.speculation.verify import accepted
 
 _log = logging.getLogger(__name__)
@@ -127,13 +127,13 @@ class EngineCore:
         # What the pool cannot hold could never run, so it bounds the context too.
         capacity = self._capacity(model.config)
         self._pages = capacity // options.page_size
-        self.model = ServedModel(name, folder, model, max_tokens=capacity, max_sequences=options.max_waiting)
+        self.model = LoadedModel(name, folder, model, max_tokens=capacity, max_sequences=options.max_waiting)
         self._jobs: list[Job] = []
         self._deadline = math.inf
         """No job's is earlier."""
         self._scheduled: list[tuple[Sequence, int]] = []
         """Sequences that the step under way computes."""
-        self._suspects: Suspects | None = None
+        self._suspects: FailureBisection | None = None
         """After a step that failed: until it is known who made it fail, the scheduler has a group of them alone."""
         self._unexplained: Counter[Job] = Counter()
         """Failed steps of jobs in flight that nobody turned out to be the cause of."""
@@ -149,31 +149,31 @@ class EngineCore:
             ) from None
 
     @property
-    def may_change_threads(self) -> bool:
+    def can_change_threads(self) -> bool:
         """True if it computes on the processor's threads and sums may round differently with their number."""
         return not self._place.on_gpu and not self._options.deterministic
 
     @property
-    def busy(self) -> bool:
+    def has_work(self) -> bool:
         """Whether there is anything to do."""
         return bool(self._jobs)
 
     @property
-    def waiting(self) -> int:
+    def num_waiting(self) -> int:
         """Sequences that wait. May be read from another thread."""
         suspects = self._suspects
         if suspects is None:
-            return self._scheduler.waiting
-        held = sum(len(job.sequences) for job in tuple(self._jobs) if job not in suspects.trial)
-        return self._scheduler.waiting + held
+            return self._scheduler.num_waiting
+        held = sum(len(job.sequences) for job in tuple(self._jobs) if job not in suspects.group)
+        return self._scheduler.num_waiting + held
 
     @property
     def stats(self) -> CoreStats:
         """Current numbers. May be read from another thread; they are then those of about now."""
-        scheduler, tally = self._scheduler, self.tally
+        scheduler, tally = self._scheduler, self.speculation_stats
         return CoreStats(
             running=len(scheduler.running),
-            waiting=self.waiting,
+            waiting=self.num_waiting,
             kv_tokens=self.cache.used_tokens,
             kv_capacity=self._pages * self._options.page_size,
             pinned_tokens=self.cache.tree.pinned * self._options.page_size,
@@ -184,15 +184,15 @@ class EngineCore:
             drafted_tokens=0 if tally is None else tally.drafted,
             accepted_tokens=0 if tally is None else tally.accepted,
             scored_tokens=self._scored,
-            preemptions=scheduler.preemptions,
+            preemptions=scheduler.num_preemptions,
         )
 
     @property
-    def tally(self) -> Tally | None:
+    def speculation_stats(self) -> SpeculationStats | None:
         """What guessing did, if anybody guesses."""
-        return None if self._speculator is None else self._speculator.tally
+        return None if self._speculator is None else self._speculator.stats
 
-    def speculate(self, drafter: Drafter, controller: Controller) -> None:
+    def start_speculation(self, drafter: Drafter, controller: Controller) -> None:
         """Guesses tokens from now on. Only while nothing is left to do; the cache is emptied."""
         if self._jobs:
             raise RuntimeError("there are jobs in flight")
@@ -201,7 +201,7 @@ class EngineCore:
         self._start_empty()
 
     def submit(self, job: Job) -> None:
-        """Starts a job whose sequences ``ServedModel`` made."""
+        """Starts a job whose sequences ``LoadedModel`` made."""
         self.timings.requests["score" if isinstance(job.sequences[0], ScoreSequence) else "generate"] += 1
         self._jobs.append(job)
         self._deadline = min(self._deadline, job.deadline)
@@ -213,7 +213,7 @@ class EngineCore:
     def cancel(self, chosen: Callable[[Job], bool], reason: FinishReason = "cancelled") -> None:
         """Ends jobs at once: branches with the tokens that they have, score requests with an error."""
         for job in [job for job in self._jobs if chosen(job)]:
-            self._scheduler.drop(job)
+            self._scheduler.remove_job(job)
             self._remove(job)
             if any(isinstance(sequence, ScoreSequence) for sequence in job.sequences):
                 job.sink(EngineError(f"score request {job.request_id!r} was {reason}"))
@@ -251,18 +251,18 @@ class EngineCore:
         if self._speculator is not None:
             self._speculator.drafter.clear_cache()
 
-    def check(self) -> None:
+    def check_invariants(self) -> None:
         """Raises ``RuntimeError`` when an invariant of the cache or the scheduler is broken, or when something is still
         held although nothing is left to do."""
-        self._scheduler.check()
-        if not self._jobs and (self._scheduler.waiting or self.cache.available < self._pages):
+        self._scheduler.check_invariants()
+        if not self._jobs and (self._scheduler.num_waiting or self.cache.available < self._pages):
             raise RuntimeError("nothing is left to do, yet sequences wait or pages are held")
 
     def step(self) -> None:
         """Advances the work by one forward pass.
 
         An exception empties the cache, since nothing is known about its state, and the step's jobs are tried again in
-        groups (``Suspects``): one that fails alone ends with the error. All others go on as if it had never been there.
+        groups (``FailureBisection``): one that fails alone ends with the error. All others go on.
         """
         now = time.monotonic()
         self._scheduled = []
@@ -280,31 +280,35 @@ class EngineCore:
 
     def _advance(self, started: float) -> None:
         schedule = self._scheduler.schedule()
-        self._scheduled = schedule.work
-        for declined in schedule.declined:
+        self._scheduled = schedule.scheduled
+        for declined in schedule.over_budget:
             self._emit_score(declined, declined=True)
-        if not schedule.work:
+        if not schedule.scheduled:
             return
         speculator, size = self._speculator, self._options.step_tokens
-        if speculator is not None and speculator.sleeps(len(schedule.work)):
+        if speculator is not None and speculator.should_skip_step(len(schedule.scheduled)):
             speculator = None
-        work = [Work(*one) for one in schedule.work] if speculator is None else speculator.extend(schedule.work, size)
+        work = (
+            [ScheduledSequence(*one) for one in schedule.scheduled]
+            if speculator is None
+            else speculator.add_drafts(schedule.scheduled, size)
+        )
         batch, rows, work = build_batch(work, self.cache, self.model.config.attention[0])
         # Who watches steps sees all of them.
-        blind = speculator is None or speculator.drafter.watches is Watch.NONE
-        read = rows_to_read(work) if blind else None
+        blind = speculator is None or speculator.drafter.hidden_state_needs is HiddenStateNeeds.NONE
+        read = rows_needed(work) if blind else None
         hidden = self._forward(batch, rows, read)
-        drawn = read_out(work, read, hidden, self.model.decoder, self._forward, self._sampler)
+        drawn = sample_and_score(work, read, hidden, self.model.decoder, self._forward, self._sampler)
         self._commit(work, started)
         outcomes = self._settle(drawn)
         if speculator is not None:
-            speculator.learn(work, outcomes, hidden)
+            speculator.update(work, outcomes, hidden)
 
-    def _commit(self, work: list[Work], started: float) -> None:
+    def _commit(self, work: list[ScheduledSequence], started: float) -> None:
         """The keys and values of the scheduled tokens are valid now; those of guesses are not yet."""
         for sequence, count, _ in work:
-            if sequence.started is None:
-                self.timings.started(sequence, started)
+            if sequence.started_at is None:
+                self.timings.record_start(sequence, started)
             completes = self._computed(sequence, count)
             if isinstance(sequence, ScoreSequence):
                 self._scored += count
@@ -321,39 +325,39 @@ class EngineCore:
         """``count`` more tokens of a sequence are computed. What fills a page or ends its prefix becomes shareable;
         answers whether its prefix ended."""
         size = self.cache.page_size
-        before, sequence.computed = sequence.computed, sequence.computed + count
-        completes = before < sequence.prefix <= sequence.computed
-        if completes or sequence.computed // size > before // size:
-            self.cache.publish(sequence.pages, sequence.tokens, sequence.computed, tail=completes)
+        before, sequence.num_computed = sequence.num_computed, sequence.num_computed + count
+        completes = before < sequence.num_prefix_tokens <= sequence.num_computed
+        if completes or sequence.num_computed // size > before // size:
+            self.cache.publish(sequence.pages, sequence.tokens, sequence.num_computed, tail=completes)
         return completes
 
-    def _settle(self, drawn: list[Drawn]) -> list[Outcome]:
+    def _settle(self, drawn: list[SampledTokens]) -> list[DraftOutcome]:
         """Branches receive what they drew: the token that was due, and after each guess that was right the next."""
         paths = [accepted(one.draft, one.tokens) if one.draft.tokens else () for one in drawn]
         self._move_accepted(drawn, paths)
         now = time.monotonic()
-        outcomes: list[Outcome] = []
+        outcomes: list[DraftOutcome] = []
         for one, path in zip(drawn, paths, strict=True):
             sequence, draft = one.sequence, one.draft
-            if sequence.first_token is None:
-                self.timings.drew(sequence, now)
-            sequence.drafted += len(draft.tokens)
-            before = sequence.accepted
+            if sequence.first_token_at is None:
+                self.timings.record_token(sequence, now)
+            sequence.num_drafted += len(draft.tokens)
+            before = sequence.num_accepted
             try:
-                for places in portions(sequence, one.tokens, path) if path else _DUE:
+                for places in split_at_possible_stops(sequence, one.tokens, path) if path else _DUE:
                     self._append(one, places)
                     if sequence.table is None:  # it ended
                         break
             except Exception as error:
                 raise RequestFailed(sequence.job) from error
             if draft.tokens:
-                outcomes.append(Outcome(sequence, draft, path[: sequence.accepted - before]))
+                outcomes.append(DraftOutcome(sequence, draft, path[: sequence.num_accepted - before]))
         return outcomes
 
-    def _move_accepted(self, drawn: list[Drawn], paths: list[tuple[int, ...]]) -> None:
+    def _move_accepted(self, drawn: list[SampledTokens], paths: list[tuple[int, ...]]) -> None:
         """Brings the keys and values of a tree's accepted path to the slots that its tokens have in the sequence."""
         moves = [
-            (one.sequence.pages, one.sequence.computed + guess, one.sequence.computed + place)
+            (one.sequence.pages, one.sequence.num_computed + guess, one.sequence.num_computed + place)
             for one, path in zip(drawn, paths, strict=True)
             if path and path[-1] != len(path) - 1  # else it is the draft's beginning
             for place, guess in enumerate(path)
@@ -362,22 +366,22 @@ class EngineCore:
         if moves:
             self.cache.move(moves)
 
-    def _append(self, drawn: Drawn, places: Items[int]) -> None:
+    def _append(self, drawn: SampledTokens, places: Items[int]) -> None:
         """A branch receives some of the tokens that were drawn, of which only the last can end it."""
         sequence, token = drawn.sequence, 0
         for place in places:
             token = drawn.tokens[place]
             sequence.tokens.append(token)
-            sequence.written.append(token)
+            sequence.generated.append(token)
             sequence.logprob += drawn.logprobs[place]
             if sequence.penalties is not None:
                 sequence.penalties.add(token)
             if sequence.logprobs is not None:
                 sequence.logprobs.append(drawn.details[place])
         self._generated += len(places)
-        right = len(sequence.tokens) - 1 - sequence.computed
+        right = len(sequence.tokens) - 1 - sequence.num_computed
         if right:  # the tokens before the last are guesses, and computed
-            sequence.accepted += right
+            sequence.num_accepted += right
             self._computed(sequence, right)
         reason = ending(sequence, token, self.model.info.context)
         if reason is not None:
@@ -385,13 +389,13 @@ class EngineCore:
         elif sequence.job.stream and (delta := next_delta(sequence)):
             sequence.job.sink(delta)
 
-    def _end(self, sequence: GenerateSequence, reason: Ending) -> None:
+    def _end(self, sequence: GenerateSequence, reason: FinishEvent) -> None:
         self._scheduler.finish(sequence)
         self._emit_completion(sequence, reason)
         self._leave(sequence)
 
-    def _emit_completion(self, sequence: GenerateSequence, reason: Ending) -> None:
-        self.timings.ended(sequence, reason[0], time.monotonic())
+    def _emit_completion(self, sequence: GenerateSequence, reason: FinishEvent) -> None:
+        self.timings.record_finish(sequence, reason[0], time.monotonic())
         rest, answer = completion(sequence, reason)
         if rest is not None:
             sequence.job.sink(rest)
@@ -413,7 +417,7 @@ class EngineCore:
 
     def _forget(self, sequence: Sequence) -> None:
         if self._speculator is not None and isinstance(sequence, GenerateSequence):
-            self._speculator.forget(sequence)
+            self._speculator.release(sequence)
 
     def _recover(self, error: Exception) -> None:
         """Starts empty again with everybody but the job that is known to have failed the step, if one is."""
@@ -424,10 +428,10 @@ class EngineCore:
         if suspects is None:
             _log.error("a step of model %s failed", self.model.info.id, exc_info=error)
             if blamed is None:
-                self._suspects = Suspects(work, self._jobs, repr(error))
+                self._suspects = FailureBisection(work, self._jobs, repr(error))
         else:
             _log.warning("a step of model %s failed again, with fewer requests: %r", self.model.info.id, error)
-            blamed = suspects.failed(work, blamed)
+            blamed = suspects.record_failure(work, blamed)
         self._restart()
         if blamed is not None:
             self._fail(blamed, repr(error))
@@ -435,22 +439,22 @@ class EngineCore:
 
     def _end_trial(self) -> None:
         """Goes on with the next suspects when those that run have passed."""
-        if self._suspects is not None and self._suspects.passed:
-            for job in self._suspects.trial:
-                self._scheduler.drop(job)
+        if self._suspects is not None and self._suspects.has_passed:
+            for job in self._suspects.group:
+                self._scheduler.remove_job(job)
             self._next_trial()
 
     def _next_trial(self) -> None:
         """Schedules the next group of suspects, or everybody when there is none."""
         suspects = self._suspects
-        if suspects is None or not suspects.next():
+        if suspects is None or not suspects.start_next_group():
             self._suspects = None
-            if suspects is not None and not suspects.explained:
+            if suspects is not None and not suspects.found_culprit:
                 self._excuse(suspects)
-        for job in self._jobs if self._suspects is None else self._suspects.trial:
+        for job in self._jobs if self._suspects is None else self._suspects.group:
             self._scheduler.add(job)
 
-    def _excuse(self, suspects: Suspects) -> None:
+    def _excuse(self, suspects: FailureBisection) -> None:
         """Lets jobs go on after a failure of which none was the cause, but not for ever."""
         alive = [job for job in suspects.jobs if job.sequences]
         _log.warning("none of %d requests failed alone: they go on", len(alive))
@@ -474,7 +478,7 @@ class EngineCore:
         for job in self._jobs:
             job.waiting = []
             for sequence in job.sequences:
-                sequence.table, sequence.match, sequence.computed = None, None, 0
+                sequence.table, sequence.match, sequence.num_computed = None, None, 0
         self._scheduler.reset()
         self._connect()
 
@@ -522,7 +526,7 @@ class EngineCore:
 
     def _connect(self) -> None:
         """Makes what reads and writes the cache, which is empty."""
-        self._forward = forward_over(self.model.decoder, self.cache, deterministic=self._options.deterministic)
+        self._forward = create_forward(self.model.decoder, self.cache, deterministic=self._options.deterministic)
         if self._speculator is not None:
             self._speculator.reset(self.cache)
 

@@ -11,7 +11,7 @@ from engine.scheduler.sequence import Event
 _log = logging.getLogger(__name__)
 
 
-class Outbox:
+class EventQueue:
     """Events on their way from one thread to queues of event loops. All that a step has for a loop goes at once: to
     wake it costs as much as a branch's part of a step."""
 

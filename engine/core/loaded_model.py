@@ -23,7 +23,7 @@ _STOPS = 256
 """Different lists of stop strings that are remembered."""
 
 
-class ServedModel:
+class LoadedModel:
     """Weights, tokenizer and limits of one model. Its methods may be called from any thread."""
 
     def __init__(self, name: str, folder: Path, model: Model, *, max_tokens: int, max_sequences: int) -> None:
@@ -56,7 +56,7 @@ class ServedModel:
         sampling = request.sampling
         stops = self._stop_strings(sampling.stop) if sampling.stop else None
         eos = frozenset() if sampling.ignore_eos else self._eos
-        penalties = Penalties(sampling, request.prompt) if Penalties.wanted(sampling) else None
+        penalties = Penalties(sampling, request.prompt) if Penalties.is_needed(sampling) else None
         forbidden = None
         if sampling.min_tokens:
             forbidden = np.array(sorted(eos | set(sampling.stop_token_ids)), np.int64)
@@ -70,7 +70,7 @@ class ServedModel:
                     job=job,
                     index=index,
                     tokens=tokens,
-                    prefix=len(tokens),
+                    num_prefix_tokens=len(tokens),
                     branch=branch,
                     seed=_signed(branch.seed),
                     key=_signed(branch.key),
@@ -78,15 +78,15 @@ class ServedModel:
                     eos=eos,
                     stop_strings=stops,
                     reader=TextReader(self.tokenizer, written),
-                    written=written,
-                    start=start,
-                    checked=start,
-                    sent=start,
+                    generated=written,
+                    text_start=start,
+                    num_chars_searched=start,
+                    num_chars_sent=start,
                     penalties=None if penalties is None else penalties.fork(branch.generated),
                     forbidden=forbidden,
                     logprobs=None if sampling.logprobs is None else [],
                     prompt_logprobs=None if sampling.prompt_logprobs is None or index > 0 else [None],
-                    prompt_size=len(request.prompt),
+                    prompt_len=len(request.prompt),
                 )
             )
 
@@ -100,8 +100,8 @@ class ServedModel:
                     job=job,
                     index=index,
                     tokens=tokens,
-                    prefix=len(tokens),
-                    reads=reads,
+                    num_prefix_tokens=len(tokens),
+                    read_positions=reads,
                     token_ids=request.token_ids,
                     max_compute=math.inf if request.max_compute is None else request.max_compute,
                 )

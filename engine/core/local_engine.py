@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 
 from engine.core.engine_core import CoreOptions, CoreStats, EngineCore
-from engine.core.event_queue import Outbox
+from engine.core.event_queue import EventQueue
 from engine.protocol.types import (
     Completion,
     Delta,
@@ -30,7 +30,7 @@ from engine.protocol.types import (
 )
 from engine.scheduler.sequence import Event, Job
 from engine.scheduler.timings import Timings
-from engine.speculation.stats import Tally
+from engine.speculation.stats import SpeculationStats
 from engine.text.tokenizer import LONG_TEXT, Tokenizer
 from engine.threads.contention import ThreadGovernor, waiting_clock
 
@@ -52,7 +52,7 @@ class LocalEngine:
         self._inbox: list[_Command] = []
         self._arriving = dict.fromkeys(models, 0)
         """Sequences by model that the inbox holds; what the core has is the core's to count."""
-        self._outbox = Outbox()
+        self._outbox = EventQueue()
         self._closed = False
         self.failure: str | None = None
         """Why the engine stopped by itself."""
@@ -165,7 +165,7 @@ class LocalEngine:
         self._thread.join()
 
     @property
-    def alive(self) -> bool:
+    def is_alive(self) -> bool:
         """Whether the thread that steps the models runs."""
         return self._thread.is_alive()
 
@@ -177,9 +177,11 @@ class LocalEngine:
         """Waiting times and paces for monitoring, by model."""
         return {name: core.timings for name, core in self._cores.items()}
 
-    def tallies(self) -> dict[str, Tally]:
+    def speculation_stats(self) -> dict[str, SpeculationStats]:
         """What guessing did, for monitoring, by model that has a drafter."""
-        return {name: core.tally for name, core in self._cores.items() if core.tally is not None}
+        return {
+            name: core.speculation_stats for name, core in self._cores.items() if core.speculation_stats is not None
+        }
 
     async def _completions(
         self, core: EngineCore, job: Job, events: asyncio.Queue[Event], left: int
@@ -218,13 +220,13 @@ class LocalEngine:
             priority=request.priority,
             namespace=request.cache_salt,
             lease=request.lease,
-            draft=isinstance(request, GenerateRequest) and request.draft,
+            allow_draft=isinstance(request, GenerateRequest) and request.draft,
         )
 
     def _submit(self, core: EngineCore, job: Job) -> None:
         name, new = core.model.info.id, len(job.sequences)
         with self._wake:
-            waiting = self._arriving[name] + core.waiting
+            waiting = self._arriving[name] + core.num_waiting
             if waiting + new > self._max_waiting:
                 raise EngineBusy(f"{waiting} sequences wait and {new} more would pass {self._max_waiting}; try later")
             self._check_open()
@@ -274,8 +276,8 @@ class LocalEngine:
         governor = _governor(cores)
         while True:
             with self._wake:
-                rested = not any(core.busy for core in cores)
-                while not (self._inbox or self._closed or any(core.busy for core in cores)):
+                rested = not any(core.has_work for core in cores)
+                while not (self._inbox or self._closed or any(core.has_work for core in cores)):
                     self._wake.wait()
                 commands, self._inbox = self._inbox, []
                 closed = self._closed
@@ -286,13 +288,13 @@ class LocalEngine:
             if closed:
                 break
             for core in cores:
-                if core.busy:
+                if core.has_work:
                     core.step()
                     self._outbox.send()
                     if governor is not None:
                         governor.step()
-                if self._debug and not core.busy:
-                    core.check()
+                if self._debug and not core.has_work:
+                    core.check_invariants()
         for core in cores:
             core.fail(EngineUnavailable("the engine was closed"))
         self._outbox.send()
@@ -306,7 +308,7 @@ def _governor(cores: Sequence[EngineCore]) -> ThreadGovernor | None:
     """For the calling thread; ``None`` where its number of threads stays: it is one, sums must come out the same to the
     bit, nothing is computed here, or the system does not tell."""
     full = torch.get_num_threads()
-    if full == 1 or any(not core.may_change_threads for core in cores):
+    if full == 1 or any(not core.can_change_threads for core in cores):
         return None
     from kernels.cpu.runtime.kernel import thread_ids
 

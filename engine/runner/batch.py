@@ -19,15 +19,17 @@ from engine.scheduler.draft import EMPTY_DRAFT, Draft
 from engine.scheduler.sequence import Sequence
 
 
-class Work(NamedTuple):
+class ScheduledSequence(NamedTuple):
     """What a step computes of one sequence: its next ``due`` tokens, and guesses at what follows them."""
 
     sequence: Sequence
-    due: int
+    num_tokens: int
     draft: Draft = EMPTY_DRAFT
 
 
-def build_batch(work: Rows[Work], cache: KVCache, about: LayerAttention) -> tuple[Batch, RowTable, list[Work]]:
+def build_batch(
+    work: Rows[ScheduledSequence], cache: KVCache, about: LayerAttention
+) -> tuple[Batch, RowTable, list[ScheduledSequence]]:
     """The batch, its rows for the attention, and the work in their order (rows of similar shape lie together).
 
     The guesses of a draft lie behind the row's tokens in the order of the draft, in the slots that follow theirs.
@@ -41,7 +43,7 @@ def build_batch(work: Rows[Work], cache: KVCache, about: LayerAttention) -> tupl
     contexts: list[int] = []
     trees: dict[int, Tree] = {}
     for sequence, count, draft in work:
-        done, guesses = sequence.computed, draft.tokens
+        done, guesses = sequence.num_computed, draft.tokens
         end = done + count + len(guesses)
         ids += sequence.tokens[done : done + count]
         ids += guesses
@@ -57,11 +59,11 @@ def build_batch(work: Rows[Work], cache: KVCache, about: LayerAttention) -> tupl
     return Batch(torch.from_numpy(np.array(ids)), torch.from_numpy(np.array(positions))), layout, work
 
 
-def _shape(work: Work) -> tuple[int, int]:
+def _shape(work: ScheduledSequence) -> tuple[int, int]:
     """Rows with few tokens come first, and of those with as many the one with the longest context."""
     sequence, count, draft = work
     queries = count + len(draft.tokens)
-    return queries, -sequence.computed - queries
+    return queries, -sequence.num_computed - queries
 
 
 def lay_out(

@@ -12,7 +12,7 @@ from engine.attention.plan import Rows
 from engine.attention.select import HostAttention
 from engine.models.decoder import Decoder
 from engine.models.interface import Batch, Model
-from engine.runner.fused_sampler_cpu import HostDraws
+from engine.runner.fused_sampler_cpu import FusedCpuSampler
 from engine.sampling.sampler import Floats, Ints
 from engine.scheduler.sequence import GenerateSequence
 from kernels.cpu.runtime.kernel_graph import KernelGraphCache
@@ -23,7 +23,7 @@ _MOST_LOGITS = 1 << 20
 """Logits that are drawn from in a tape, which keeps the memory for them."""
 
 
-class HostForward:
+class CpuForward:
     """A ``Forward``.
 
     The layers of a small step are recorded when its number of tokens is met first, and then repeated: all that changes
@@ -38,7 +38,7 @@ class HostForward:
         """Tokens and positions, where tapes read them."""
         self._filled = self._inputs.numpy()
         self._repeatable: Decoder | None = None
-        self._draws: HostDraws | None = None
+        self._draws: FusedCpuSampler | None = None
         self._most_drawn = 0
         """Rows that it draws."""
         self._angles: list[Tensor] = []
@@ -46,7 +46,7 @@ class HostForward:
         if isinstance(model, Decoder) and is_compiled(model.config.attention[0], kv) and model.repeatable:
             self._repeatable = model
             if model.read_repeatable:
-                self._draws = HostDraws(model, self._inputs[1], rows)
+                self._draws = FusedCpuSampler(model, self._inputs[1], rows)
                 self._most_drawn = min(_MOST, _MOST_LOGITS // model.config.vocab)
             self._angles = [torch.empty(_MOST, table.shape[1]) for table in model.rotations]
         self._hidden = torch.empty(0)

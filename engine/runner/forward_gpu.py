@@ -20,7 +20,7 @@ from engine.cache.paged_kv import KVCache
 from engine.device import sent
 from engine.models.families import DecoderConfig
 from engine.models.interface import Batch, Model
-from engine.runner.forward_cpu import HostForward
+from engine.runner.forward_cpu import CpuForward
 from engine.sampling.sampler import Floats, Ints
 from engine.scheduler.sequence import GenerateSequence
 from kernels.common import warmup
@@ -47,7 +47,7 @@ class Forward(Protocol):
         ...
 
 
-def forward_over(model: Model, cache: KVCache, *, deterministic: bool = False) -> Forward:
+def create_forward(model: Model, cache: KVCache, *, deterministic: bool = False) -> Forward:
     """The way through a model's layers where the model lies, over a cache's first layers there.
 
     ``deterministic``: on the CPU, what a token gets is, bit for bit, a function of its sequence alone.
@@ -56,7 +56,7 @@ def forward_over(model: Model, cache: KVCache, *, deterministic: bool = False) -
     kv, scales = cache.data[own], cache.scales_of(own)
     if model.place.on_gpu:
         return GpuForward(model, TritonAttention(about, kv, scales), model.place.device)
-    return HostForward(model, host_attention(about, kv, scales, deterministic=deterministic), kv, len(cache.pages))
+    return CpuForward(model, host_attention(about, kv, scales, deterministic=deterministic), kv, len(cache.pages))
 
 
 class Graph(Protocol):

@@ -20,7 +20,7 @@ _Drawn = tuple[Tensor, Ints, Floats]
 (``engine.sampling.sampler.sample``)."""
 
 
-class HostDraws:
+class FusedCpuSampler:
     """Reads hidden states and draws after each of them, all repeated from a tape.
 
     Of a branch only the position of its noise changes from step to step. So its law is written down when it is met for

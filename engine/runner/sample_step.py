@@ -15,7 +15,7 @@ from torch import Tensor
 from engine.device import sent
 from engine.models.interface import Model
 from engine.protocol.types import EngineError, TokenLogprob
-from engine.runner.batch import Work
+from engine.runner.batch import ScheduledSequence
 from engine.runner.forward_gpu import Forward
 from engine.runner.logprobs import log_probabilities, read_prompt
 from engine.sampling.logits_processors import LogitsRow, apply_logits_processors
@@ -28,7 +28,7 @@ _Read = tuple[ScoreSequence, int, int]
 """A sequence, a position in it to read, and the row of its hidden state."""
 
 
-class Drawn(NamedTuple):
+class SampledTokens(NamedTuple):
     """What one branch drew in a step."""
 
     sequence: GenerateSequence
@@ -41,7 +41,7 @@ class Drawn(NamedTuple):
     """And under the model's own, if the request wants that."""
 
 
-class _Drawing(NamedTuple):
+class SampleRequest(NamedTuple):
     """A branch that draws."""
 
     sequence: GenerateSequence
@@ -60,8 +60,8 @@ def sample_on_cpu(logits: Tensor, rows: Sequence[LogitsRow], laws: Laws, where: 
     return sample(logits, laws, where)
 
 
-def rows_to_read(work: list[Work]) -> list[int] | None:
-    """The rows of the batch whose final hidden states ``read_out`` reads, ascending; ``None``: all."""
+def rows_needed(work: list[ScheduledSequence]) -> list[int] | None:
+    """The rows of the batch whose final hidden states ``sample_and_score`` reads, ascending; ``None``: all."""
     if all(count == 1 for _, count, _ in work):
         return None
     rows: list[int] = []
@@ -71,23 +71,28 @@ def rows_to_read(work: list[Work]) -> list[int] | None:
         if isinstance(sequence, GenerateSequence):
             if sequence.prompt_logprobs is not None:
                 return None
-            if sequence.computed + count == len(sequence.tokens):
+            if sequence.num_computed + count == len(sequence.tokens):
                 rows += range(last, last + 1 + len(draft.tokens))
         elif isinstance(sequence, ScoreSequence):
-            positions = (start + position - sequence.computed for position in sorted(set(sequence.reads)))
+            positions = (start + position - sequence.num_computed for position in sorted(set(sequence.read_positions)))
             rows += (row for row in positions if start <= row <= last)
         start = last + 1 + len(draft.tokens)
     return rows if len(rows) < start else None
 
 
-def read_out(
-    work: list[Work], rows: list[int] | None, hidden: Tensor, model: Model, forward: Forward, sampler: Sampler
-) -> list[Drawn]:
+def sample_and_score(
+    work: list[ScheduledSequence],
+    rows: list[int] | None,
+    hidden: Tensor,
+    model: Model,
+    forward: Forward,
+    sampler: Sampler,
+) -> list[SampledTokens]:
     """Gives score sequences their values and prompts their log-probabilities, and draws the next token of every branch
     whose tokens are all computed now, and the one after each of its guesses.
 
     ``work`` is in the order of the batch; it is not committed yet. ``hidden`` ``[rows, width]`` are the final hidden
-    states of its ``rows_to_read``, and ``forward`` is where they come from. Raises ``EngineError`` when what is read or
+    states of its ``rows_needed``, and ``forward`` is where they come from. Raises ``EngineError`` when what is read or
     drawn from is not finite.
     """
     drawing, readings = _wanted(work, rows, hidden, model)
@@ -101,34 +106,34 @@ def read_out(
         return []
     counts = [1 + len(draft.tokens) for _, draft, _ in drawing]
     tokens, logprobs, details = _draw(drawing, counts, hidden, model, forward, sampler)
-    drawn: list[Drawn] = []
+    drawn: list[SampledTokens] = []
     end = 0
     for (sequence, draft, _), count in zip(drawing, counts, strict=True):
         start, end = end, end + count
         some = [] if sequence.logprobs is None else list(islice(details, count))
-        drawn.append(Drawn(sequence, draft, tokens[start:end], logprobs[start:end], some))
+        drawn.append(SampledTokens(sequence, draft, tokens[start:end], logprobs[start:end], some))
     return drawn
 
 
 def _wanted(
-    work: list[Work], rows: list[int] | None, hidden: Tensor, model: Model
-) -> tuple[list[_Drawing], dict[tuple[int, ...], list[_Read]]]:
+    work: list[ScheduledSequence], rows: list[int] | None, hidden: Tensor, model: Model
+) -> tuple[list[SampleRequest], dict[tuple[int, ...], list[_Read]]]:
     """Branches that draw, and positions to read, by the token ids whose logits they want."""
-    drawing: list[_Drawing] = []
+    drawing: list[SampleRequest] = []
     readings: dict[tuple[int, ...], list[_Read]] = {}
     places = range(len(hidden)) if rows is None else {row: place for place, row in enumerate(rows)}
     start = 0
     for sequence, count, draft in work:
-        end = sequence.computed + count
+        end = sequence.num_computed + count
         if isinstance(sequence, GenerateSequence):
-            if sequence.prompt_logprobs is not None and len(sequence.prompt_logprobs) < sequence.prompt_size:
+            if sequence.prompt_logprobs is not None and len(sequence.prompt_logprobs) < sequence.prompt_len:
                 read_prompt(sequence, count, hidden[start : start + count], model)
             if end == len(sequence.tokens) and sequence.branch.max_tokens:
-                drawing.append(_Drawing(sequence, draft, places[start + count - 1]))
+                drawing.append(SampleRequest(sequence, draft, places[start + count - 1]))
         elif isinstance(sequence, ScoreSequence):
-            for position in set(sequence.reads):
-                if sequence.computed <= position < end:
-                    row = places[start + position - sequence.computed]
+            for position in set(sequence.read_positions):
+                if sequence.num_computed <= position < end:
+                    row = places[start + position - sequence.num_computed]
                     readings.setdefault(sequence.token_ids, []).append((sequence, position, row))
         start += count + len(draft.tokens)
     return drawing, readings
@@ -150,7 +155,7 @@ def _chosen(rows: Tensor, which: Iterable[int]) -> Tensor:
 
 
 def _draw(
-    drawing: list[_Drawing], counts: list[int], hidden: Tensor, model: Model, forward: Forward, sampler: Sampler
+    drawing: list[SampleRequest], counts: list[int], hidden: Tensor, model: Model, forward: Forward, sampler: Sampler
 ) -> tuple[list[int], list[float], Iterator[TokenLogprob]]:
     """Tokens and log-probabilities, ``counts`` for each branch, and the details that some of them want."""
     asking = _asking(drawing, counts)
@@ -177,7 +182,7 @@ def _draw(
     return tokens.tolist(), logprobs.tolist(), iter(details)
 
 
-def _asking(drawing: list[_Drawing], counts: list[int]) -> dict[int, int]:
+def _asking(drawing: list[SampleRequest], counts: list[int]) -> dict[int, int]:
     """The draws whose log-probabilities are wanted, and of how many of the likeliest tokens beside."""
     asking: dict[int, int] = {}
     row = 0
@@ -188,7 +193,7 @@ def _asking(drawing: list[_Drawing], counts: list[int]) -> dict[int, int]:
     return asking
 
 
-def _laws_and_noise(drawing: list[_Drawing]) -> tuple[Laws, Coordinates]:
+def _laws_and_noise(drawing: list[SampleRequest]) -> tuple[Laws, Coordinates]:
     """Of every point, branch by branch."""
     floats: list[tuple[float, float, float]] = []
     integers: list[tuple[int, int, int, int]] = []

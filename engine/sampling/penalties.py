@@ -46,7 +46,7 @@ class Penalties:
         self._counts = np.zeros(len(known), np.float32)
 
     @classmethod
-    def wanted(cls, sampling: SamplingParams) -> bool:
+    def is_needed(cls, sampling: SamplingParams) -> bool:
         """Whether a request with these parameters needs them at all."""
         return bool(
             sampling.logit_bias

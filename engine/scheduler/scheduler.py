@@ -11,7 +11,7 @@ that another one is computing waits for it.
 
 **Progress.** When memory runs out, a sequence gives its pages back and later starts again; what of them is still cached
 is found again. It is never the *head*, the oldest of the highest priority that runs, and the head alone always fits,
-since the pool bounds the context: so the head finishes. A job that waits is overtaken by at most ``OVERTAKEN``
+since the pool bounds the context: so the head finishes. A job that waits is overtaken by at most ``MAX_BYPASSES``
 admissions before it is the next to start among equals, and nobody starts before it until it fits; when it runs and
 those before it have finished, it is the head. Nothing is reserved for the tokens that a branch may still generate. Yet
 a sequence that lost its pages is not back before somebody has left: it frees ``n`` pages, of which the shortage takes
@@ -29,7 +29,7 @@ from engine.cache.paged_kv import KVCache
 from engine.cache.radix_tree import Match, Node
 from engine.scheduler.sequence import Job, ScoreSequence, Sequence
 
-OVERTAKEN = 128
+MAX_BYPASSES = 128
 """Admissions after which a job that still waits goes first among those of its priority."""
 
 WINDOW = 128
@@ -48,9 +48,9 @@ _Page = tuple[Node | str | None, tuple[int, ...]]
 class Schedule:
     """The work of one step."""
 
-    work: list[tuple[Sequence, int]] = field(default_factory=list)
+    scheduled: list[tuple[Sequence, int]] = field(default_factory=list)
     """Sequences with the number of tokens to compute; pages for them are reserved."""
-    declined: list[ScoreSequence] = field(default_factory=list)
+    over_budget: list[ScoreSequence] = field(default_factory=list)
     """Items that would need more tokens than their ``max_compute``; ``cached`` says what the cache had."""
 
 
@@ -61,9 +61,9 @@ class Scheduler:
         self.cache = cache
         self.running: dict[Sequence, None] = {}
         """In the order of their start."""
-        self.waiting = 0
+        self.num_waiting = 0
         """Sequences that wait."""
-        self.preemptions = 0
+        self.num_preemptions = 0
         self.prompt_tokens = 0
         """Tokens of sequences that were admitted, and how many of them were cached."""
         self.cached_tokens = 0
@@ -79,23 +79,23 @@ class Scheduler:
         first, match = job.sequences[0], Match()
         for sequence in job.sequences:
             # Branches of one prefix wait for the same pages, which are looked up once for all of them.
-            same = sequence.limit == first.limit and sequence.tokens == first.tokens
+            same = sequence.max_cached == first.max_cached and sequence.tokens == first.tokens
             sequence.order, sequence.match = next(self._arrivals), match if same else None
-        job.waiting, job.order, job.overtaken = [], job.sequences[0].order, self._admissions
+        job.waiting, job.order, job.admissions_at_arrival = [], job.sequences[0].order, self._admissions
         self._queue_again(job, list(job.sequences))
 
     def reset(self) -> None:
         """Forgets all jobs; the cache was emptied. What was counted stays."""
         self.running.clear()
         self._queue.clear()
-        self.waiting = 0
+        self.num_waiting = 0
 
     def schedule(self) -> Schedule:
         """Chooses the work of the next step and reserves its memory."""
-        preemptions = self.preemptions
+        preemptions = self.num_preemptions
         schedule = Schedule()
         budget = self._continue_running(schedule)
-        if self._queue and budget > 0 and preemptions == self.preemptions:
+        if self._queue and budget > 0 and preemptions == self.num_preemptions:
             self._admit(schedule, budget)
         return schedule
 
@@ -103,46 +103,46 @@ class Scheduler:
         """Takes a running sequence out; its committed tokens stay cached, and pinned if the job has a lease."""
         del self.running[sequence]
         table, job = sequence.pages, sequence.job
-        end = self.cache.publish(table, sequence.tokens, sequence.computed, tail=True)
+        end = self.cache.publish(table, sequence.tokens, sequence.num_computed, tail=True)
         self.cache.close(table)
         sequence.table = None
         if job.lease is not None and end is not None:
             self.cache.leases.pin(job.lease, job.namespace, end)
 
-    def drop(self, job: Job) -> None:
+    def remove_job(self, job: Job) -> None:
         """Takes all sequences of a job out."""
         self._queue_again(job, [])
         for sequence in job.sequences:
             if sequence.table is not None:
                 self.finish(sequence)
 
-    def check(self) -> None:
+    def check_invariants(self) -> None:
         """Raises ``RuntimeError`` when the queue, the running sequences and the cache do not fit together."""
         self.cache.check()
         waiting = [sequence for _, _, job in self._queue for sequence in job.waiting]
         if self._queue != sorted(self._queue) or not all(job.waiting for _, _, job in self._queue):
             raise RuntimeError("the queue is out of order, or has a job of which nothing waits")
-        if len(waiting) != self.waiting or any(sequence.table is not None for sequence in waiting):
+        if len(waiting) != self.num_waiting or any(sequence.table is not None for sequence in waiting):
             raise RuntimeError("the sequences that wait were not counted, or one of them runs")
         if len(self.running) > self._max_running or self.cache.open_tables != len(self.running):
             raise RuntimeError("page tables and running sequences do not match")
         for sequence in self.running:
             table = sequence.pages
             cached = list(itertools.chain.from_iterable(node.key for node in self.cache.path(table)))
-            if len(cached) > sequence.computed or cached != sequence.tokens[: len(cached)]:
+            if len(cached) > sequence.num_computed or cached != sequence.tokens[: len(cached)]:
                 raise RuntimeError(f"row {table.row} published other tokens than it has computed")
-            if sequence.computed > len(table.pages) * self.cache.page_size:
+            if sequence.num_computed > len(table.pages) * self.cache.page_size:
                 raise RuntimeError(f"row {table.row} has computed more tokens than it has room for")
 
     # Running sequences.
 
     def _continue_running(self, schedule: Schedule) -> int:
         """Gives the running sequences their share of the step; answers how many tokens are left of it."""
-        size, preemptions = self.cache.page_size, self.preemptions
+        size, preemptions = self.cache.page_size, self.num_preemptions
         decoding: list[Sequence] = []
         prompts: list[Sequence] = []
         for sequence in self.running:
-            (prompts if len(sequence.tokens) - sequence.computed > 1 else decoding).append(sequence)
+            (prompts if len(sequence.tokens) - sequence.num_computed > 1 else decoding).append(sequence)
         starting = self._queue and len(self.running) < self._max_running
         most = max(1, self._step_tokens - (max(1, self._step_tokens // 4) if prompts or starting else 0))
         if len(decoding) > most:
@@ -154,13 +154,13 @@ class Scheduler:
         work = [(sequence, 1) for sequence in decoding]
         budget = self._step_tokens - len(work)
         for sequence in sorted(prompts, key=_rank):
-            count = min(len(sequence.tokens) - sequence.computed, budget)
-            if count > 0 and self._make_room(sequence, sequence.computed + count):
+            count = min(len(sequence.tokens) - sequence.num_computed, budget)
+            if count > 0 and self._make_room(sequence, sequence.num_computed + count):
                 work.append((sequence, count))
                 budget -= count
-        if preemptions != self.preemptions:
+        if preemptions != self.num_preemptions:
             work = [(sequence, count) for sequence, count in work if sequence.table is not None]
-        schedule.work = work
+        schedule.scheduled = work
         return budget
 
     def _make_room(self, sequence: Sequence, tokens: int) -> bool:
@@ -181,7 +181,7 @@ class Scheduler:
         victim = min(others, key=lambda one: (one.job.priority, self._cost(one), -one.order))
         self.finish(victim)
         self._queue_again(victim.job, sorted([*victim.job.waiting, victim], key=_BY_AGE))
-        self.preemptions += 1
+        self.num_preemptions += 1
 
     def _cost(self, sequence: Sequence) -> int:
         """Pages that would be lost: memory is short, so what only this sequence and the tree hold will be evicted."""
@@ -231,7 +231,7 @@ class Scheduler:
 
         def rank(entry: tuple[int, int, Job]) -> tuple[int, bool, float, int, int]:
             falling, order, job = entry
-            if self._admissions - job.overtaken >= OVERTAKEN:
+            if self._admissions - job.admissions_at_arrival >= MAX_BYPASSES:
                 return falling, False, 0.0, 0, order
             return falling, True, job.deadline, -self._match(job.waiting[0]).tokens, order
 
@@ -240,17 +240,17 @@ class Scheduler:
 
     def _match(self, sequence: Sequence) -> Match:
         known, namespace = sequence.match, sequence.job.namespace
-        sequence.match = self.cache.find(sequence.tokens, sequence.limit, namespace, known)
+        sequence.match = self.cache.find(sequence.tokens, sequence.max_cached, namespace, known)
         return sequence.match
 
     def _underway(self, sequence: Sequence, computing: dict[_Page, Sequence]) -> int:
         """Notes the page that a running sequence computes, and answers how many pages its known tokens still need."""
         size, table = self.cache.page_size, sequence.pages
-        if sequence.computed < sequence.prefix:
+        if sequence.num_computed < sequence.num_prefix_tokens:
             start = table.shared * size
-            key = tuple(sequence.tokens[start : min(start + size, sequence.prefix)])
+            key = tuple(sequence.tokens[start : min(start + size, sequence.num_prefix_tokens)])
             computing.setdefault((table.node or table.namespace, key), sequence)
-        if len(sequence.tokens) - sequence.computed <= 1:
+        if len(sequence.tokens) - sequence.num_computed <= 1:
             return 0
         return max(0, -(-(len(sequence.tokens) + 1) // size) - len(table.pages))
 
@@ -264,28 +264,28 @@ class Scheduler:
         other = computing.get((place, tuple(tokens[start : start + size])))
         if other is None:
             return False
-        shared = _common_prefix(tokens, other.tokens, start, min(sequence.limit, other.prefix))
+        shared = _common_prefix(tokens, other.tokens, start, min(sequence.max_cached, other.num_prefix_tokens))
         return shared - match.tokens >= max(1, size // 2)
 
     def _start(self, sequence: Sequence, match: Match, budget: int, schedule: Schedule) -> int:
         table = self.cache.open(match, sequence.job.namespace)
         sequence.match = None
         needed = len(sequence.tokens) - table.cached_tokens
-        if sequence.cached is None:
-            sequence.cached = table.cached_tokens
+        if sequence.num_cached is None:
+            sequence.num_cached = table.cached_tokens
             if isinstance(sequence, ScoreSequence) and needed > sequence.max_compute:
                 self.cache.close(table)
-                schedule.declined.append(sequence)
+                schedule.over_budget.append(sequence)
                 return 0
             self.prompt_tokens += len(sequence.tokens)
             self.cached_tokens += table.cached_tokens
-        sequence.table, sequence.computed = table, table.cached_tokens
+        sequence.table, sequence.num_computed = table, table.cached_tokens
         self.running[sequence] = None
         self._admissions += 1
         count = min(needed, budget)
-        if not self.cache.reserve(table, sequence.computed + count):
+        if not self.cache.reserve(table, sequence.num_computed + count):
             raise RuntimeError("a sequence was admitted that does not fit")
-        schedule.work.append((sequence, count))
+        schedule.scheduled.append((sequence, count))
         return count
 
     def _queue_again(self, job: Job, waiting: list[Sequence]) -> None:
@@ -294,7 +294,7 @@ class Scheduler:
             insort(self._queue, _place(job))
         elif job.waiting and not waiting:
             del self._queue[bisect_left(self._queue, _place(job))]
-        self.waiting += len(waiting) - len(job.waiting)
+        self.num_waiting += len(waiting) - len(job.waiting)
         job.waiting = waiting
 
 

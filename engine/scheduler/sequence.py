@@ -35,7 +35,7 @@ class Job:
     """Cached prefixes are shared within a namespace only."""
     lease: str | None = None
     """Pins the pages of the job's sequences when they leave."""
-    draft: bool = True
+    allow_draft: bool = True
     """Whether its tokens may be guessed."""
     sequences: list[Sequence] = field(default_factory=list)
     """Those that are not finished."""
@@ -43,9 +43,9 @@ class Job:
     """Those of them that do not run, oldest first. The scheduler's, like the next two."""
     order: int = 0
     """Arrival number: smaller is older."""
-    overtaken: int = 0
+    admissions_at_arrival: int = 0
     """How many sequences the scheduler had admitted when the job came."""
-    arrived: float = field(default_factory=time.monotonic)
+    arrived_at: float = field(default_factory=time.monotonic)
 
 
 @dataclass(eq=False, slots=True, kw_only=True)
@@ -55,22 +55,22 @@ class Sequence:
     job: Job
     index: int
     tokens: list[int]
-    prefix: int
+    num_prefix_tokens: int
     """How many tokens were known on arrival; only these can be shared before they are computed."""
     order: int = 0
     """Arrival number, given by the scheduler: smaller is older."""
-    computed: int = 0
-    cached: int | None = None
+    num_computed: int = 0
+    num_cached: int | None = None
     """Tokens that the cache had when the sequence first ran. Recomputing after a preemption is not the client's
     bill."""
-    started: float | None = None
+    started_at: float | None = None
     """When it first ran."""
     table: PageTable | None = None
     match: Match | None = None
     """What the cache had when the scheduler last looked, while the sequence waits."""
 
     @property
-    def limit(self) -> int:
+    def max_cached(self) -> int:
         """How many tokens may come from the cache; the others must be forwarded, since their read-out is wanted."""
         return len(self.tokens) - 1
 
@@ -93,29 +93,29 @@ class GenerateSequence(Sequence):
     sampling: SamplingParams
     eos: frozenset[int]
     """Tokens that end the sequence and are no text; empty when the request ignores them."""
-    ends: frozenset[int] = field(init=False)
+    stop_tokens: frozenset[int] = field(init=False)
     """These, and those that the request names: all tokens that end it."""
-    final: frozenset[int] = field(init=False)
+    terminal_tokens: frozenset[int] = field(init=False)
     """These, and those that are a stop string by themselves: what follows them is not worth guessing. Before
     ``min_tokens`` such a string does not end it."""
     stop_strings: StopStrings | None
     reader: TextReader
-    written: list[int]
+    generated: list[int]
     """``Branch.generated`` and then the new tokens; the reader follows this list."""
-    start: int
+    text_start: int
     """Characters of ``Branch.generated``'s text; what follows is this request's."""
-    checked: int
+    num_chars_searched: int
     """Characters already searched for stop strings."""
-    sent: int
+    num_chars_sent: int
     """Characters already streamed, those of ``Branch.generated`` included."""
-    sent_tokens: int = 0
+    num_tokens_sent: int = 0
     """New tokens already streamed."""
-    first_token: float | None = None
+    first_token_at: float | None = None
     """When it got its first token."""
     logprob: float = 0.0
-    drafted: int = 0
+    num_drafted: int = 0
     """Guesses at its tokens that were computed."""
-    accepted: int = 0
+    num_accepted: int = 0
     """Those of them that became tokens of its answer."""
     penalties: Penalties | None = None
     """Of a request that has any."""
@@ -125,15 +125,17 @@ class GenerateSequence(Sequence):
     """Of the new tokens, if asked for."""
     prompt_logprobs: list[TokenLogprob | None] | None = None
     """Of the prompt's tokens that were read so far, if asked for."""
-    prompt_size: int = 0
+    prompt_len: int = 0
 
     def __post_init__(self) -> None:
-        self.ends = self.eos.union(self.sampling.stop_token_ids)
-        self.final = self.ends if self.stop_strings is None else self.ends | self.stop_strings.tokens
+        self.stop_tokens = self.eos.union(self.sampling.stop_token_ids)
+        self.terminal_tokens = (
+            self.stop_tokens if self.stop_strings is None else self.stop_tokens | self.stop_strings.tokens
+        )
 
     @property
-    def limit(self) -> int:
-        if self.prompt_logprobs is not None and len(self.prompt_logprobs) < self.prompt_size:
+    def max_cached(self) -> int:
+        if self.prompt_logprobs is not None and len(self.prompt_logprobs) < self.prompt_len:
             # The next token's log-probability is read at the position before it.
             return len(self.prompt_logprobs) - 1
         return len(self.tokens) - 1
@@ -148,20 +150,20 @@ class GenerateSequence(Sequence):
 
         ``draft_prefix``: these tokens; empty if the penalties shall not count them.
         """
-        is_short = len(self.written) + num_draft_tokens < self.sampling.min_tokens
+        is_short = len(self.generated) + num_draft_tokens < self.sampling.min_tokens
         return LogitsRow(self.penalties, self.forbidden if is_short else None, draft_prefix)
 
     @property
     def new_tokens(self) -> list[int]:
         """What this request added so far."""
-        return self.written[len(self.branch.generated) :]
+        return self.generated[len(self.branch.generated) :]
 
 
 @dataclass(eq=False, slots=True, kw_only=True)
 class ScoreSequence(Sequence):
     """A sequence that is only read. Its tokens end at the last position to read."""
 
-    reads: tuple[int, ...]
+    read_positions: tuple[int, ...]
     """Positions to read, in the order of the answer."""
     token_ids: tuple[int, ...]
     max_compute: float
@@ -170,5 +172,5 @@ class ScoreSequence(Sequence):
     """Logits by position."""
 
     @property
-    def limit(self) -> int:
-        return min(self.reads)
+    def max_cached(self) -> int:
+        return min(self.read_positions)

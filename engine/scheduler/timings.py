@@ -49,21 +49,21 @@ class Timings:
         self.requests: Counter[str] = Counter()
         """Requests by what they ask for: ``generate`` or ``score``."""
 
-    def started(self, sequence: Sequence, now: float) -> None:
+    def record_start(self, sequence: Sequence, now: float) -> None:
         """A sequence runs, perhaps not for the first time."""
-        if sequence.started is None:
-            sequence.started = now
-            self.queue.observe(now - sequence.job.arrived)
+        if sequence.started_at is None:
+            sequence.started_at = now
+            self.queue.observe(now - sequence.job.arrived_at)
 
-    def drew(self, sequence: GenerateSequence, now: float) -> None:
+    def record_token(self, sequence: GenerateSequence, now: float) -> None:
         """A branch has a token, perhaps not its first."""
-        if sequence.first_token is None:
-            sequence.first_token = now
-            self.first_token.observe(now - sequence.job.arrived)
+        if sequence.first_token_at is None:
+            sequence.first_token_at = now
+            self.first_token.observe(now - sequence.job.arrived_at)
 
-    def ended(self, sequence: GenerateSequence, reason: FinishReason, now: float) -> None:
+    def record_finish(self, sequence: GenerateSequence, reason: FinishReason, now: float) -> None:
         """A branch is finished."""
         self.finished[reason] += 1
-        gaps = len(sequence.written) - len(sequence.branch.generated) - 1
-        if sequence.first_token is not None and gaps > 0:
-            self.per_token.observe((now - sequence.first_token) / gaps)
+        gaps = len(sequence.generated) - len(sequence.branch.generated) - 1
+        if sequence.first_token_at is not None and gaps > 0:
+            self.per_token.observe((now - sequence.first_token_at) / gaps)

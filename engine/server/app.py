@@ -115,7 +115,7 @@ def create_app(engine: LocalEngine) -> FastAPI:
 
     @app.get("/healthz")
     async def healthz() -> Response:
-        if engine.alive:
+        if engine.is_alive:
             return JSONResponse({"status": "ok"})
         return JSONResponse({"status": f"the engine has stopped: {engine.failure or 'it was closed'}"}, 503)
 
@@ -193,7 +193,7 @@ class _Server(uvicorn.Server):
             print(f"engine ready on {where}", flush=True)
 
     async def on_tick(self, counter: int) -> bool:
-        return await super().on_tick(counter) or not self._engine.alive
+        return await super().on_tick(counter) or not self._engine.is_alive
 
     async def shutdown(self, sockets: list[Any] | None = None) -> None:
         await self._engine.close()  # before the wait for answers under way, so that they end with an error at once

@@ -30,8 +30,8 @@ _GUESSES = {
     "seconds": ("drafting_seconds", "Time spent on guessing."),
 }
 _CHOICES = {
-    "sizes": ("draft_size", "Guesses computed for a branch in a step; 0 where there were none."),
-    "lengths": ("accepted_length", "Right guesses of a branch in a step that had any guesses."),
+    "draft_sizes": ("draft_size", "Guesses computed for a branch in a step; 0 where there were none."),
+    "accepted_lengths": ("accepted_length", "Right guesses of a branch in a step that had any guesses."),
 }
 _HISTOGRAMS = {
     "queue": ("queue_seconds", "From a request's arrival until one of its sequences first runs."),
@@ -67,7 +67,7 @@ class EngineCollector(Collector):
         yield from self._happened()
 
     def _guessed(self) -> Iterator[Metric]:
-        tallies, labels = self._engine.tallies(), ["model", "drafter"]
+        tallies, labels = self._engine.speculation_stats(), ["model", "drafter"]
         for name, (unit, text) in _GUESSES.items():
             counter = CounterMetricFamily(f"reasoner_engine_{unit}", text, labels=labels)
             for model, tally in tallies.items():

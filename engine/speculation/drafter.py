@@ -13,7 +13,7 @@ from engine.scheduler.draft import Draft
 from engine.scheduler.sequence import GenerateSequence
 
 
-class Wish(NamedTuple):
+class DraftRequest(NamedTuple):
     """What is asked of a drafter for one branch."""
 
     sequence: GenerateSequence
@@ -24,18 +24,18 @@ class Wish(NamedTuple):
     """Most tokens in all, at least ``depth``; as many mean a chain."""
 
 
-class Advance(NamedTuple):
+class StepResult(NamedTuple):
     """What a step did to one branch that goes on."""
 
     sequence: GenerateSequence
     """With the tokens that it drew; all but the last are computed."""
-    first: int
+    first_position: int
     """Position of the first token whose hidden state the step computed and keeps."""
     rows: Sequence[int]
     """Rows of the step's hidden states, for the positions from ``first`` on."""
 
 
-class Watch(Enum):
+class HiddenStateNeeds(Enum):
     """The steps that a drafter must hear of."""
 
     NONE = auto()
@@ -56,24 +56,24 @@ class Drafter(Protocol):
     """Its name for people, metrics and options."""
     layers: int
     """Layers of keys and values that it keeps in the target's pages, behind the target's own; usually 0."""
-    watches: Watch
+    hidden_state_needs: HiddenStateNeeds
     """Of which steps ``advance`` must be told."""
 
     def reset(self, cache: KVCache) -> None:
         """The target's cache is this one now, and empty; no branch is known. Called before anything else."""
         ...
 
-    def propose(self, wishes: Sequence[Wish]) -> list[Draft]:
+    def propose(self, wishes: Sequence[DraftRequest]) -> list[Draft]:
         """Guesses for each branch, ``EMPTY`` where there are none."""
         ...
 
-    def advance(self, steps: Sequence[Advance], hidden: Tensor) -> None:
+    def observe_step(self, steps: Sequence[StepResult], hidden: Tensor) -> None:
         """Learns what a step computed: ``hidden`` ``[rows, width]`` are the target's final hidden states, before its
         last norm. Called after every step, prompts' chunks included (they may have drawn nothing yet), but see
         ``watches``."""
         ...
 
-    def forget(self, sequence: GenerateSequence) -> None:
+    def release(self, sequence: GenerateSequence) -> None:
         """A branch is over, whatever the reason; it may never have been seen before."""
         ...
 

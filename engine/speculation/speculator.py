@@ -10,12 +10,12 @@ from collections.abc import Sequence as Items
 from torch import Tensor
 
 from engine.cache.paged_kv import KVCache
-from engine.runner.batch import Work
+from engine.runner.batch import ScheduledSequence
 from engine.scheduler.draft import EMPTY_DRAFT, Draft
 from engine.scheduler.sequence import GenerateSequence, Sequence
-from engine.speculation.control.controller import REST, Controller, Outcome
-from engine.speculation.drafter import Advance, Drafter, Watch, Wish
-from engine.speculation.stats import Tally
+from engine.speculation.control.controller import MAX_SKIPPED_STEPS, Controller, DraftOutcome
+from engine.speculation.drafter import Drafter, DraftRequest, HiddenStateNeeds, StepResult
+from engine.speculation.stats import SpeculationStats
 from kernels.common import warmup
 
 _log = logging.getLogger(__name__)
@@ -27,7 +27,7 @@ _PAUSE = 64
 class Speculator:
     """One model's drafter and its controller.
 
-    Guesses change nothing but the speed, so a drafter that fails ends no request: its error is logged, it starts anew,
+    Drafts change nothing but the speed, so a drafter that fails ends no request: its error is logged, it starts anew,
     and for a while nobody guesses.
     """
 
@@ -35,7 +35,7 @@ class Speculator:
         """``context``: most tokens of a sequence. ``trees``: whether the attention can compute them."""
         self.drafter = drafter
         self.controller = controller
-        self.tally = Tally(drafter.kind)
+        self.stats = SpeculationStats(drafter.kind)
         self._context = context
         self._trees = trees
         self._drafting = self._learning = 0.0
@@ -47,7 +47,9 @@ class Speculator:
         """That it computes, guesses among them."""
         self._rest = 0
         """Steps to go in which the controller wants to hear nothing."""
-        self._watched = {Watch.NONE: 0, Watch.LAST: 1, Watch.ALL: math.inf}[drafter.watches]
+        self._watched = {HiddenStateNeeds.NONE: 0, HiddenStateNeeds.LAST: 1, HiddenStateNeeds.ALL: math.inf}[
+            drafter.hidden_state_needs
+        ]
         """Of these the drafter watches so many, the last ones."""
         self._resting = 0
         """Sequences of the step before them."""
@@ -72,7 +74,7 @@ class Speculator:
         self.drafter.reset(cache)
         self._forget_gone()
 
-    def sleeps(self, sequences: int) -> bool:
+    def should_skip_step(self, sequences: int) -> bool:
         """Whether the next step, of so many, is none of its business: nobody guesses, and nothing is learned from it.
         Asked before every step; ``extend`` and ``learn`` follow if it is."""
         if not self._rest:
@@ -85,15 +87,15 @@ class Speculator:
             return False
         self._rest -= 1
         self._rested += 1
-        self.tally.count(sequences, (), 0.0)
+        self.stats.record_step(sequences, (), 0.0)
         return True
 
-    def extend(self, work: Items[tuple[Sequence, int]], step_tokens: int) -> list[Work]:
+    def add_drafts(self, work: Items[tuple[Sequence, int]], step_tokens: int) -> list[ScheduledSequence]:
         """The scheduled work with guesses for the branches that are due one token, as far as the step's ``step_tokens``
         and the memory allow: nobody loses its pages to a guess."""
         self._under_way = True
         if self._rest:
-            return [Work(sequence, count) for sequence, count in work]
+            return [ScheduledSequence(sequence, count) for sequence, count in work]
         self._firsts = warmup.num_first_runs
         if self._paused:
             self._paused -= 1
@@ -109,32 +111,34 @@ class Speculator:
                     self._tokens += len(draft.tokens)
         self._began = self._clock()
         self._drafting = self._began - started
-        return [Work(sequence, count, given.get(sequence, EMPTY_DRAFT)) for sequence, count in work]
+        return [ScheduledSequence(sequence, count, given.get(sequence, EMPTY_DRAFT)) for sequence, count in work]
 
-    def learn(self, work: Items[Work], outcomes: Items[Outcome], hidden: Tensor) -> None:
+    def update(self, work: Items[ScheduledSequence], outcomes: Items[DraftOutcome], hidden: Tensor) -> None:
         """The step that ``extend`` began is done: what it computed, in the order of the batch, what became of the
         guesses, and the final hidden states ``[tokens, width]``."""
         if self._rest:
             started = self._clock()
-            self._advance(_advances(work, outcomes), hidden)
-            self.tally.count(len(work), (), self._clock() - started)
+            self._advance(_step_results(work, outcomes), hidden)
+            self.stats.record_step(len(work), (), self._clock() - started)
             self._rest -= 1
             self._rested += 1
             self._forget_gone()
             return
         ended = self._clock()
         seconds = ended - self._began
-        self._advance([] if self.drafter.watches is Watch.NONE else _advances(work, outcomes), hidden)
+        self._advance(
+            [] if self.drafter.hidden_state_needs is HiddenStateNeeds.NONE else _step_results(work, outcomes), hidden
+        )
         advanced = self._clock()
         advancing = advanced - ended
         drafting = self._drafting + advancing
         # What it took to learn from the step before is no part of a step's price: of most steps nothing is learned.
-        self.tally.count(self._due, outcomes, drafting + self._learning)
+        self.stats.record_step(self._due, outcomes, drafting + self._learning)
         self._learning = 0.0
         if self._due:
             price = drafting if self._asked else self._price_of_none(self._drafting, advancing)
             first = warmup.num_first_runs > self._firsts
-            self._rest = self.controller.learn(outcomes, self._tokens, price, seconds, first)
+            self._rest = self.controller.update(outcomes, self._tokens, price, seconds, first)
             self._resting = len(work)
             self._learning = self._clock() - advanced
         self._forget_gone()
@@ -142,11 +146,11 @@ class Speculator:
     def _price_of_none(self, looking: float, advancing: float) -> float:
         """What a step without guesses costs beside itself where there are none for long. Only one of many is then
         looked at; the others cost what the drafter does in every step."""
-        if self.drafter.watches is Watch.ALL:
-            return advancing + looking / (1 + REST)
-        return (advancing + looking) / (1 + REST)
+        if self.drafter.hidden_state_needs is HiddenStateNeeds.ALL:
+            return advancing + looking / (1 + MAX_SKIPPED_STEPS)
+        return (advancing + looking) / (1 + MAX_SKIPPED_STEPS)
 
-    def forget(self, sequence: GenerateSequence) -> None:
+    def release(self, sequence: GenerateSequence) -> None:
         """A branch is over. What its last step taught is learned before it is forgotten."""
         self._gone.append(sequence)
         if not self._under_way:
@@ -157,11 +161,11 @@ class Speculator:
         gone, self._gone = self._gone, []
         for sequence in gone:
             try:
-                self.drafter.forget(sequence)
+                self.drafter.release(sequence)
             except Exception:
                 self._start_anew()
 
-    def _drafts(self, wishes: list[Wish]) -> list[Draft]:
+    def _drafts(self, wishes: list[DraftRequest]) -> list[Draft]:
         if self._paused:
             return [EMPTY_DRAFT] * len(wishes)
         try:
@@ -172,7 +176,7 @@ class Speculator:
                     raise ValueError(f"guesses are {max(draft.depths)} deep; they may be {wish.depth}")
             # What ends a branch is no guess: whoever draws it where all before it is right ends there.
             going = [
-                draft if sequence.final.isdisjoint(draft.tokens) else draft.without(sequence.final)
+                draft if sequence.terminal_tokens.isdisjoint(draft.tokens) else draft.without(sequence.terminal_tokens)
                 for (sequence, _, _), draft in zip(wishes, drafts, strict=True)
             ]
             return self.controller.trim(wishes, going)
@@ -180,11 +184,11 @@ class Speculator:
             self._start_anew()
             return [EMPTY_DRAFT] * len(wishes)
 
-    def _advance(self, advances: list[Advance], hidden: Tensor) -> None:
+    def _advance(self, advances: list[StepResult], hidden: Tensor) -> None:
         if self._paused:
             return
         try:
-            self.drafter.advance(advances, hidden)
+            self.drafter.observe_step(advances, hidden)
         except Exception:
             self._start_anew()
 
@@ -194,7 +198,7 @@ class Speculator:
         self._paused, self._pause = self._pause, 2 * self._pause
         self.drafter.reset(self._cache)
 
-    def _wishes(self, work: Items[tuple[Sequence, int]]) -> list[Wish]:
+    def _wishes(self, work: Items[tuple[Sequence, int]]) -> list[DraftRequest]:
         """What is asked for the branches that are due one token and may write more than that."""
         due: list[GenerateSequence] = []
         rooms: list[int] = []
@@ -202,12 +206,12 @@ class Speculator:
             known = len(sequence.tokens)
             if (
                 count == 1
-                and sequence.computed + 1 == known
+                and sequence.num_computed + 1 == known
                 and isinstance(sequence, GenerateSequence)
-                and sequence.job.draft
+                and sequence.job.allow_draft
             ):
                 # The step draws one token more than are guessed right.
-                room = min(sequence.prefix + sequence.branch.max_tokens, self._context) - known - 1
+                room = min(sequence.num_prefix_tokens + sequence.branch.max_tokens, self._context) - known - 1
                 if room > 0:
                     due.append(sequence)
                     rooms.append(room)
@@ -215,7 +219,7 @@ class Speculator:
         if not due:
             return []
         wishes = []
-        sizes = self.controller.sizes(due, self._tokens - len(due), self._rested)
+        sizes = self.controller.choose_sizes(due, self._tokens - len(due), self._rested)
         self._rested = 0
         for sequence, room, (depth, nodes) in zip(due, rooms, sizes, strict=True):
             if depth > 0:
@@ -223,12 +227,12 @@ class Speculator:
                 if nodes > depth and self._trees:
                     # The slots of a tree lie one after the other like a chain's, and within the context too.
                     nodes = max(most, min(nodes, self._context - len(sequence.tokens)))
-                    wishes.append(Wish(sequence, most, nodes))
+                    wishes.append(DraftRequest(sequence, most, nodes))
                 else:
-                    wishes.append(Wish(sequence, most, most))
+                    wishes.append(DraftRequest(sequence, most, most))
         return wishes
 
-    def _fitting(self, wish: Wish, draft: Draft, left: int, running: int) -> Draft:
+    def _fitting(self, wish: DraftRequest, draft: Draft, left: int, running: int) -> Draft:
         """As much of a draft as there is room for. A page is only taken if one is left for each that runs."""
         table, cache, known, guesses = wish.sequence.pages, self._cache, len(wish.sequence.tokens), len(draft.tokens)
         wanted = min(guesses, wish.nodes, left)
@@ -240,16 +244,16 @@ class Speculator:
         return draft if wanted == guesses else draft.select(range(wanted))
 
 
-def _advances(work: Items[Work], outcomes: Items[Outcome]) -> list[Advance]:
+def _step_results(work: Items[ScheduledSequence], outcomes: Items[DraftOutcome]) -> list[StepResult]:
     """What a step did to the branches that go on."""
     kept = {outcome.sequence: outcome.accepted for outcome in outcomes}
-    advances: list[Advance] = []
+    advances: list[StepResult] = []
     start = 0
     for sequence, count, draft in work:
         behind = start + count
         if isinstance(sequence, GenerateSequence) and sequence.table is not None:
             due, right = range(start, behind), kept.get(sequence)
             rows = [*due, *(behind + guess for guess in right)] if right else due
-            advances.append(Advance(sequence, sequence.computed - len(rows), rows))
+            advances.append(StepResult(sequence, sequence.num_computed - len(rows), rows))
         start = behind + len(draft.tokens)
     return advances

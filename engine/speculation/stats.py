@@ -6,13 +6,13 @@ from collections import Counter
 from collections.abc import Sequence
 
 from engine.scheduler.timings import Histogram
-from engine.speculation.control.controller import Outcome
+from engine.speculation.control.controller import DraftOutcome
 
 _SIZES = (0.0, 1.0, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0, 16.0, 24.0, 32.0, 48.0, 64.0)
 """Upper bounds of the buckets of numbers of guesses."""
 
 
-class Tally:
+class SpeculationStats:
     """The guesses of one model's drafter. One thread counts; others may read and see about now."""
 
     def __init__(self, drafter: str) -> None:
@@ -34,16 +34,16 @@ class Tally:
         return _sum(self._lengths)
 
     @property
-    def sizes(self) -> Histogram:
+    def draft_sizes(self) -> Histogram:
         """Guesses computed for a branch in a step that it was due a token in, 0 included: what the controller chose."""
         return _histogram(self._sizes)
 
     @property
-    def lengths(self) -> Histogram:
+    def accepted_lengths(self) -> Histogram:
         """Right ones among the guesses of a branch in a step, where there were any guesses."""
         return _histogram(self._lengths)
 
-    def count(self, due: int, outcomes: Sequence[Outcome], seconds: float) -> None:
+    def record_step(self, due: int, outcomes: Sequence[DraftOutcome], seconds: float) -> None:
         """Counts a step in which ``due`` branches might have had guesses, and ``seconds`` of drafting."""
         self.seconds += seconds
         self._sizes[0] += due - len(outcomes)

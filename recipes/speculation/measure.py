@@ -16,7 +16,7 @@ import torch
 from engine.core.engine_core import CoreOptions, EngineCore
 from engine.protocol.types import Branch, Completion, EngineError, GenerateRequest, SamplingParams
 from engine.scheduler.sequence import Event, Job
-from engine.speculation.control.controller import FixedController, Outcome
+from engine.speculation.control.controller import DraftOutcome, FixedController
 from engine.speculation.load import load_drafter
 from recipes.speculation.target import Target
 from recipes.speculation.texts import SEED, Author, Prompts, Text
@@ -31,7 +31,9 @@ class _Counter(FixedController):
 
     accepted: list[int] = field(default_factory=list)
 
-    def learn(self, outcomes: Sequence[Outcome], _tokens: int, _drafting: float, _step: float, _first: bool, /) -> int:
+    def update(
+        self, outcomes: Sequence[DraftOutcome], _tokens: int, _drafting: float, _step: float, _first: bool, /
+    ) -> int:
         """See ``Controller``."""
         self.accepted.extend(len(outcome.accepted) for outcome in outcomes)
         return 0
@@ -53,7 +55,7 @@ def tokens_per_step(
     counter = _Counter(*shape)
     drafter = load_drafter(f"{kind_of(head)}={head}", target, core.model.decoder, context=core.model.info.context)
     assert drafter is not None
-    core.speculate(drafter, counter)
+    core.start_speculation(drafter, counter)
     events: list[Event] = []
     for number, text in enumerate(texts):
         job = Job(str(number), events.append)
@@ -61,7 +63,7 @@ def tokens_per_step(
         sampling = SamplingParams(temperature=0.0 if greedy else text.temperature)
         core.model.add_branches(GenerateRequest(str(number), "target", tuple(text.prompt), (branch,), sampling), job)
         core.submit(job)
-    while core.busy:
+    while core.has_work:
         core.step()
     if errors := [event for event in events if isinstance(event, EngineError)]:
         raise errors[0]

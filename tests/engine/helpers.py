@@ -74,7 +74,7 @@ class Harness:
             priority=request.priority,
             namespace=request.cache_salt,
             lease=request.lease,
-            draft=isinstance(request, GenerateRequest) and request.draft,
+            allow_draft=isinstance(request, GenerateRequest) and request.draft,
         )
         if isinstance(request, GenerateRequest):
             self.core.model.add_branches(request, job)
@@ -85,9 +85,9 @@ class Harness:
 
     def run(self) -> None:
         """Steps until nothing is left, checking the cache's invariants at every step."""
-        while self.core.busy:
+        while self.core.has_work:
             self.core.step()
-            self.core.check()
+            self.core.check_invariants()
 
     def complete(self, request: GenerateRequest) -> list[Completion]:
         """The completions of one request, in the order of its branches."""

@@ -132,7 +132,7 @@ class Simulation:
         """Submits one job with a branch for each prompt; indices count through all jobs."""
         job = Job(f"job-{self._count}", lambda _: None, deadline, False, priority, namespace, lease)
         for prompt in prompts:
-            sequence = Sequence(job=job, index=self._count, tokens=list(prompt), prefix=len(prompt))
+            sequence = Sequence(job=job, index=self._count, tokens=list(prompt), num_prefix_tokens=len(prompt))
             job.sequences.append(sequence)
             self.branches[sequence] = Branch(namespace, lease, list(prompt), self._count % 2, length)
             self._count += 1
@@ -143,15 +143,17 @@ class Simulation:
     def step(self) -> list[tuple[int, int]]:
         """One step; answers (index, tokens) pairs."""
         schedule = self.scheduler.schedule()
-        total = sum(count for _, count in schedule.work)
+        total = sum(count for _, count in schedule.scheduled)
         assert 0 < total <= self.step_tokens
         self.computed += total
-        for sequence, count in schedule.work:
-            write_marks(self.cache, sequence.pages, sequence.tokens, sequence.computed, sequence.computed + count)
-        for sequence, count in schedule.work:
+        for sequence, count in schedule.scheduled:
+            write_marks(
+                self.cache, sequence.pages, sequence.tokens, sequence.num_computed, sequence.num_computed + count
+            )
+        for sequence, count in schedule.scheduled:
             self._commit(sequence, count)
         self.check()
-        return [(sequence.index, count) for sequence, count in schedule.work]
+        return [(sequence.index, count) for sequence, count in schedule.scheduled]
 
     def run(self) -> None:
         while self.busy:
@@ -159,10 +161,10 @@ class Simulation:
 
     @property
     def busy(self) -> bool:
-        return bool(self.scheduler.running or self.scheduler.waiting)
+        return bool(self.scheduler.running or self.scheduler.num_waiting)
 
     def cancel(self, job: Job) -> None:
-        self.scheduler.drop(job)
+        self.scheduler.remove_job(job)
         for sequence in job.sequences:
             self._end(sequence, whole=False)
         job.sequences.clear()
@@ -170,23 +172,23 @@ class Simulation:
 
     def check(self) -> None:
         """Every invariant, and that every page table leads to the slots of its own tokens."""
-        self.scheduler.check()
+        self.scheduler.check_invariants()
         for sequence in self.scheduler.running:
-            expected = marks(sequence.job.namespace, sequence.tokens[: sequence.computed])
-            assert read_marks(self.cache, sequence.pages, sequence.computed) == expected
+            expected = marks(sequence.job.namespace, sequence.tokens[: sequence.num_computed])
+            assert read_marks(self.cache, sequence.pages, sequence.num_computed) == expected
         if not self.busy:
             assert self.cache.available == self.cache.pool.size
 
     def _commit(self, sequence: Sequence, count: int) -> None:
-        before, sequence.computed = sequence.computed, sequence.computed + count
-        completes = before < sequence.prefix <= sequence.computed
-        if completes or sequence.computed // PAGE > before // PAGE:
-            self.cache.publish(sequence.pages, sequence.tokens, sequence.computed, tail=completes)
-        if sequence.computed < len(sequence.tokens):
+        before, sequence.num_computed = sequence.num_computed, sequence.num_computed + count
+        completes = before < sequence.num_prefix_tokens <= sequence.num_computed
+        if completes or sequence.num_computed // PAGE > before // PAGE:
+            self.cache.publish(sequence.pages, sequence.tokens, sequence.num_computed, tail=completes)
+        if sequence.num_computed < len(sequence.tokens):
             return
         branch = self.branches[sequence]
         if len(sequence.tokens) < branch.length:
-            sequence.tokens.append(draw(branch.seed, read_marks(self.cache, sequence.pages, sequence.computed)))
+            sequence.tokens.append(draw(branch.seed, read_marks(self.cache, sequence.pages, sequence.num_computed)))
         if len(sequence.tokens) >= branch.length:
             self.scheduler.finish(sequence)
             self.finished.append(sequence.index)

@@ -25,7 +25,7 @@ from engine.scheduler.draft import Draft
 from engine.scheduler.sequence import GenerateSequence
 from engine.speculation.control.adaptive import AdaptiveController
 from engine.speculation.control.controller import Controller, FixedController
-from engine.speculation.drafter import Advance, Drafter, Watch, Wish
+from engine.speculation.drafter import Drafter, DraftRequest, HiddenStateNeeds, StepResult
 from engine.speculation.drafters.ngram import NgramDrafter
 from engine.speculation.load import MAX_NODES
 from engine.speculation.speculator import Speculator
@@ -150,7 +150,7 @@ class _Knowing:
     """A drafter that was told the texts, and guesses each token right with a chance that is given. It costs nothing."""
 
     kind = "simulated"
-    watches = Watch.NONE
+    hidden_state_needs = HiddenStateNeeds.NONE
     layers = 0
 
     def __init__(self, right: float, vocab: int) -> None:
@@ -162,19 +162,19 @@ class _Knowing:
     def reset(self, cache: KVCache) -> None:
         pass
 
-    def propose(self, wishes: Sequence[Wish]) -> list[Draft]:
+    def propose(self, wishes: Sequence[DraftRequest]) -> list[Draft]:
         return [self._guess(wish.sequence, wish.depth) for wish in wishes]
 
     def _guess(self, sequence: GenerateSequence, depth: int) -> Draft:
-        done = len(sequence.written)
+        done = len(sequence.generated)
         coming = self.texts[sequence.branch.key][done : done + depth]
         guesses = [one if self._noise.random() < self._right else (one + 1) % self._vocab for one in coming]
         return Draft.chain(guesses, [self._right] * len(guesses))
 
-    def advance(self, steps: Sequence[Advance], hidden: Tensor) -> None:
+    def observe_step(self, steps: Sequence[StepResult], hidden: Tensor) -> None:
         pass
 
-    def forget(self, sequence: GenerateSequence) -> None:
+    def release(self, sequence: GenerateSequence) -> None:
         pass
 
     def clear_cache(self) -> None:

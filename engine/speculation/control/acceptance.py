@@ -27,7 +27,7 @@ def _bin(chance: float) -> int:
 _BINS = [_bin((index + 0.5) / _FINE) for index in range(_FINE)] + [_bin(1.0)]
 
 
-class Chances:
+class AcceptanceCalibrator:
     """The chance that a guess is accepted if the one before it is, by what the drafter says of it."""
 
     def __init__(self) -> None:
@@ -62,7 +62,7 @@ class Chances:
                 self._right[said] += ((index in reached) - self._right[said]) / seen
 
 
-class Survival:
+class AcceptanceByDepth:
     """How many guesses after each other are accepted."""
 
     def __init__(self) -> None:
@@ -70,9 +70,9 @@ class Survival:
         """Of the branches that were asked for, those with at least 1, 2, … accepted guesses; never rising."""
         self._seen: list[float] = []
 
-    def copy(self) -> Survival:
+    def copy(self) -> AcceptanceByDepth:
         """What is known now, to be forgotten soon."""
-        other = Survival()
+        other = AcceptanceByDepth()
         other._shares, other._seen = list(self._shares), [min(each, _BRANCHES / 4) for each in self._seen]
         return other
 

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 from engine.scheduler.draft import Draft
 from engine.scheduler.sequence import GenerateSequence
-from engine.speculation.control.acceptance import Chances, Survival
-from engine.speculation.control.controller import REST, Outcome
-from engine.speculation.control.cost_model import NONE, Costs, Size, bucket
-from engine.speculation.control.step_cost_trials import Comparison
-from engine.speculation.drafter import Wish
+from engine.speculation.control.acceptance import AcceptanceByDepth, AcceptanceCalibrator
+from engine.speculation.control.controller import MAX_SKIPPED_STEPS, DraftOutcome
+from engine.speculation.control.cost_model import NONE, DraftSize, StepCostModel, bucket
+from engine.speculation.control.step_cost_trials import StepCostTrial
+from engine.speculation.drafter import DraftRequest
 
 DEPTHS = (1, 2, 3, 4, 6, 8, 12, 16)
 """That are asked for."""
@@ -49,10 +49,10 @@ _SAMPLED = 16
 class _Load:
     """What is known of steps with about so many branches."""
 
-    costs: Costs
-    chains: Survival
-    trees: Survival
-    choice: Size = NONE
+    costs: StepCostModel
+    chains: AcceptanceByDepth
+    trees: AcceptanceByDepth
+    choice: DraftSize = NONE
     wait: int = 0
     """Steps to the next comparison."""
     patience: int = 1
@@ -61,21 +61,21 @@ class _Load:
     """Comparisons so far with this choice."""
     looked: int = 0
     """Steps that were learned from."""
-    comparison: Comparison | None = None
+    comparison: StepCostTrial | None = None
 
     @property
     def turns_aside(self) -> bool:
         """Whether the comparison is one to find out whether what is believed is outdated."""
         return self.turn % _OTHER == _OTHER - 1
 
-    def survival(self, size: Size) -> Survival:
+    def survival(self, size: DraftSize) -> AcceptanceByDepth:
         return self.trees if size.is_tree else self.chains
 
-    def tokens(self, size: Size) -> float:
+    def tokens(self, size: DraftSize) -> float:
         """Of a branch in a step."""
         return 1 + self.survival(size).gain(size.depth)
 
-    def speed(self, size: Size) -> float:
+    def speed(self, size: DraftSize) -> float:
         """Tokens per second, in those of plain decoding."""
         return self.tokens(size) / self.costs.at(size)
 
@@ -95,9 +95,9 @@ class AdaptiveController:
 
     What pays depends on how many branches there are, so each number has its own choice (``_Load``), which begins as
     that of more branches, if those are nearest, or with no guesses. It is the size with the most tokens for its time.
-    How many guesses of a branch are accepted is counted (``Survival``): deep guesses tell of all smaller depths. What a
-    step costs beside others is measured by comparisons: a few steps as usual, then a few of another size; sizes between
-    those lie on the line through them. So nothing is measured most of the time, and it does not matter that a machine
+    How many guesses of a branch are accepted is counted (``AcceptanceByDepth``): deep ones tell of smaller depths.
+    What a step costs beside others is measured by comparisons: a few steps as usual, then a few of another size;
+    sizes between those lie on the line through them. So nothing is measured most of the time, and it does not matter that a machine
     is slower today, or at longer contexts.
 
     What a comparison has lost beside the usual steps is earned before the next one begins. Each after which nothing
@@ -109,11 +109,11 @@ class AdaptiveController:
         """``depth``, ``nodes``: the most guesses after each other, and in all, that are ever asked for."""
         self._depths = [each for each in DEPTHS if each < depth] + [depth]
         self._nodes = nodes
-        self._chances = Chances()
+        self._chances = AcceptanceCalibrator()
         self._loads: dict[int, _Load] = {}
         self._load = self._at(1)
         """Of the step under way."""
-        self._sizes: list[Size] = []
+        self._sizes: list[DraftSize] = []
         """That are asked for in it, of whom at least one ``self._size``."""
         self._size = NONE
         self._wishes = 0
@@ -125,7 +125,9 @@ class AdaptiveController:
         """Steps to go that are like the last one and not learned from."""
         self._least = _FAINT
 
-    def sizes(self, sequences: Sequence[GenerateSequence], others: int, rested: int, /) -> Sequence[tuple[int, int]]:
+    def choose_sizes(
+        self, sequences: Sequence[GenerateSequence], others: int, rested: int, /
+    ) -> Sequence[tuple[int, int]]:
         """See ``Controller``."""
         branches = len(sequences)
         if self._unheard and branches == len(self._sizes) and not others:
@@ -154,13 +156,15 @@ class AdaptiveController:
             self._sizes = [size] * asked + [NONE] * (branches - asked)
         return self._sizes
 
-    def trim(self, wishes: Sequence[Wish], drafts: Sequence[Draft], /) -> list[Draft]:
+    def trim(self, wishes: Sequence[DraftRequest], drafts: Sequence[Draft], /) -> list[Draft]:
         """See ``Controller``."""
         self._wishes = len(wishes)
         trimmed, least = self._chances.trimmed, self._least
         return [trimmed(draft, least) for draft in drafts]
 
-    def learn(self, outcomes: Sequence[Outcome], tokens: int, drafting: float, step: float, first: bool, /) -> int:
+    def update(
+        self, outcomes: Sequence[DraftOutcome], tokens: int, drafting: float, step: float, first: bool, /
+    ) -> int:
         """See ``Controller``."""
         if self._unheard:
             self._unheard -= 1
@@ -170,7 +174,7 @@ class AdaptiveController:
             self._learn_outcomes(load, self._size, outcomes)
         if self._beside:
             # The prompts are soon done, and then there are more branches, for whom it may pay.
-            return 0 if any(other.choice.depth for other in self._loads.values()) else REST
+            return 0 if any(other.choice.depth for other in self._loads.values()) else MAX_SKIPPED_STEPS
         if load.comparison is not None:
             branches, now = len(self._sizes), load.comparison
             if not now.is_about(branches):
@@ -183,7 +187,7 @@ class AdaptiveController:
             return 0
         if not load.choice.depth:
             load.wait -= 1
-            return max(0, min(REST, load.wait))
+            return max(0, min(MAX_SKIPPED_STEPS, load.wait))
         self._unheard = _LOOKED - 1
         load.wait -= _LOOKED
         load.looked += 1
@@ -198,7 +202,7 @@ class AdaptiveController:
         place = bucket(branches)
         load = self._loads.get(place)
         if load is None:
-            load = _Load(Costs(), Survival(), Survival())
+            load = _Load(StepCostModel(), AcceptanceByDepth(), AcceptanceByDepth())
             if self._loads:
                 nearest = min(self._loads, key=lambda other: max(other, place) / min(other, place))
                 near = self._loads[nearest]
@@ -211,7 +215,7 @@ class AdaptiveController:
             self._loads[place] = load
         return load
 
-    def _learn_outcomes(self, load: _Load, size: Size, outcomes: Sequence[Outcome]) -> None:
+    def _learn_outcomes(self, load: _Load, size: DraftSize, outcomes: Sequence[DraftOutcome]) -> None:
         # What a branch would have drawn after its end is not known.
         going = [outcome for outcome in outcomes if outcome.sequence.table is not None]
         branches = self._wishes - len(outcomes) + len(going)
@@ -220,11 +224,11 @@ class AdaptiveController:
         for outcome in going[:_SAMPLED]:
             self._chances.learn(outcome.draft, outcome.accepted)
 
-    def _next_comparison(self, load: _Load, branches: int) -> Comparison:
+    def _next_comparison(self, load: _Load, branches: int) -> StepCostTrial:
         usual, known = load.choice, max(size.depth for size in load.costs.known)
         if usual.depth:
             size = self._variation(load, branches)
-            return Comparison(usual, size, branches, load.tokens(usual))
+            return StepCostTrial(usual, size, branches, load.tokens(usual))
         most = 2 * known or max(1, min(_DEEP, _FIRST // branches))
         sizes = [self._shaped(depth) for depth in self._depths if depth <= most]
         size = max(sizes, key=load.speed) if known else sizes[-1]
@@ -232,9 +236,9 @@ class AdaptiveController:
             size = sizes[load.turn // _OTHER % len(sizes)]
         # What was long ago counts little.
         load.chains = load.chains.copy()
-        return Comparison(usual, size, branches, 1.0, part=_PART if branches > _FEW else 1.0)
+        return StepCostTrial(usual, size, branches, 1.0, part=_PART if branches > _FEW else 1.0)
 
-    def _variation(self, load: _Load, branches: int) -> Size:
+    def _variation(self, load: _Load, branches: int) -> DraftSize:
         """What the choice is compared with: the size that should be faster although it never was compared, up to twice
         as deep, if there is one; else no guesses, the next larger and smaller one, the more promising first, and one of
         the other kind, in turn."""
@@ -255,16 +259,16 @@ class AdaptiveController:
             neighbours += (self._shaped(depth, tree=not tree),)
         return neighbours[load.turn % len(neighbours)]
 
-    def _shaped(self, depth: int, *, tree: bool = False) -> Size:
-        return Size(depth, max(depth, min(self._nodes, _TREE * depth)) if tree else depth)
+    def _shaped(self, depth: int, *, tree: bool = False) -> DraftSize:
+        return DraftSize(depth, max(depth, min(self._nodes, _TREE * depth)) if tree else depth)
 
-    def _conclude(self, load: _Load, now: Comparison) -> None:
+    def _conclude(self, load: _Load, now: StepCostTrial) -> None:
         now.conclude(load.costs)
         load.comparison, load.turn = None, load.turn + 1
         share = _SHARE if now.branches <= _FEW else _OF_MANY
         load.wait = int(load.patience * max(_APART * now.steps, now.lost / share))
         load.patience = min(_PATIENT, 2 * load.patience)
         if now.part < 1 and load.speed(now.size) > _CLOSE:
-            load.comparison = Comparison(NONE, now.size, now.branches, 1.0)
+            load.comparison = StepCostTrial(NONE, now.size, now.branches, 1.0)
         elif now.part == 1 and now.enough:
             load.decide()

@@ -8,13 +8,13 @@ from typing import NamedTuple, Protocol
 
 from engine.scheduler.draft import Draft
 from engine.scheduler.sequence import GenerateSequence
-from engine.speculation.drafter import Wish
+from engine.speculation.drafter import DraftRequest
 
-REST = 63
+MAX_SKIPPED_STEPS = 63
 """Steps after each other that are not looked at where guessing does not pay, at most."""
 
 
-class Outcome(NamedTuple):
+class DraftOutcome(NamedTuple):
     """What became of one branch's draft."""
 
     sequence: GenerateSequence
@@ -32,17 +32,22 @@ class Controller(Protocol):
     that it wants to hear nothing of.
     """
 
-    def sizes(self, sequences: Sequence[GenerateSequence], others: int, rested: int, /) -> Sequence[tuple[int, int]]:
-        """For each branch that is due one token, the most guesses after each other and the most in all (``Wish``); 0, 0
-        for none. ``others``: tokens that the step computes for prompts. ``rested``: steps that went by without a word
-        since the last ``learn``."""
+    def choose_sizes(
+        self, sequences: Sequence[GenerateSequence], others: int, rested: int, /
+    ) -> Sequence[tuple[int, int]]:
+        """Return, for each branch that needs one token, the maximum depth and number of draft tokens; 0, 0 for none.
+
+        ``others``: tokens that the step computes for prompts. ``rested``: steps skipped since the last ``update``.
+        """
         ...
 
-    def trim(self, wishes: Sequence[Wish], drafts: Sequence[Draft], /) -> list[Draft]:
+    def trim(self, wishes: Sequence[DraftRequest], drafts: Sequence[Draft], /) -> list[Draft]:
         """The parts of the drafts that are worth computing, one for each wish."""
         ...
 
-    def learn(self, outcomes: Sequence[Outcome], tokens: int, drafting: float, step: float, first: bool, /) -> int:
+    def update(
+        self, outcomes: Sequence[DraftOutcome], tokens: int, drafting: float, step: float, first: bool, /
+    ) -> int:
         """A step with ``tokens`` tokens in all took ``step`` seconds, and drafting ``drafting`` beside it; there is an
         outcome for each branch that had guesses. ``first``: something was done for the first times, so that the like of
         it will take less. Answers how many steps from now on are to go without guesses and
@@ -58,14 +63,16 @@ class FixedController:
     nodes: int
     """``depth`` for chains, more for trees."""
 
-    def sizes(self, sequences: Sequence[GenerateSequence], _: int, _rested: int, /) -> Sequence[tuple[int, int]]:
+    def choose_sizes(self, sequences: Sequence[GenerateSequence], _: int, _rested: int, /) -> Sequence[tuple[int, int]]:
         """See ``Controller``."""
         return [(self.depth, self.nodes)] * len(sequences)
 
-    def trim(self, _: Sequence[Wish], drafts: Sequence[Draft], /) -> list[Draft]:
+    def trim(self, _: Sequence[DraftRequest], drafts: Sequence[Draft], /) -> list[Draft]:
         """See ``Controller``."""
         return list(drafts)
 
-    def learn(self, _outcomes: Sequence[Outcome], _tokens: int, _drafting: float, _step: float, _first: bool, /) -> int:
+    def update(
+        self, _outcomes: Sequence[DraftOutcome], _tokens: int, _drafting: float, _step: float, _first: bool, /
+    ) -> int:
         """See ``Controller``."""
         return 0

@@ -10,7 +10,7 @@ _RATE = 0.2
 """What a new comparison counts for, once there were some."""
 
 
-class Size(NamedTuple):
+class DraftSize(NamedTuple):
     """What is asked for a branch."""
 
     depth: int
@@ -24,34 +24,34 @@ class Size(NamedTuple):
         return self.nodes > self.depth
 
 
-NONE = Size(0, 0)
+NONE = DraftSize(0, 0)
 
 
-class Costs:
+class StepCostModel:
     """The time of a step by what is asked for its branches, in plain steps of the same number of branches."""
 
     def __init__(self) -> None:
-        self.known: dict[Size, float] = {NONE: 1.0}
+        self.known: dict[DraftSize, float] = {NONE: 1.0}
         """As measured."""
         self._believed = self.known
         """As measured for about as many branches: until something is."""
-        self._times: dict[Size, int] = {}
+        self._times: dict[DraftSize, int] = {}
         self.guess = 0.0
         """Of computing one guess."""
         self._guesses = 0
 
-    def copy(self) -> Costs:
+    def copy(self) -> StepCostModel:
         """What is to be believed of steps of other numbers of branches."""
-        other = Costs()
+        other = StepCostModel()
         other._believed = dict(self._present)
         other.guess, other._guesses = self.guess, min(self._guesses, 1)
         return other
 
     @property
-    def _present(self) -> dict[Size, float]:
+    def _present(self) -> dict[DraftSize, float]:
         return self.known if len(self.known) > 1 else self._believed
 
-    def at(self, size: Size) -> float:
+    def at(self, size: DraftSize) -> float:
         """What a step costs: as measured, else on the line through the next smaller and larger size that were measured.
         Where one of them is missing it is in proportion to the other."""
         known = self._present
@@ -70,7 +70,7 @@ class Costs:
             return 1.0
         return 1 + max(0.0, known[like] - 1) * (_DRAFTING + size.nodes) / (_DRAFTING + like.nodes)
 
-    def learn(self, size: Size, beside: Size, ratio: float, *, sure: bool) -> None:
+    def learn(self, size: DraftSize, beside: DraftSize, ratio: float, *, sure: bool) -> None:
         """A step of ``size`` took ``ratio`` times as long as one of ``beside``, which is known. Unless that is
         ``sure``, the next that is measured counts for more."""
         cost = self.known.setdefault(beside, self.at(beside)) * ratio
@@ -91,7 +91,7 @@ class Costs:
         self._guesses += 1
         self.guess += (max(0.0, cost) - self.guess) * max(_RATE, 1 / self._guesses)
 
-    def _rate(self, size: Size, *, counts: bool = True) -> float:
+    def _rate(self, size: DraftSize, *, counts: bool = True) -> float:
         times = self._times.get(size, 0) + 1
         if counts:
             self._times[size] = times

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from engine.speculation.control.cost_model import NONE, Costs, Size
+from engine.speculation.control.cost_model import NONE, DraftSize, StepCostModel
 
 _LEAD = 8
 """Steps as before that begin a comparison."""
@@ -38,11 +38,11 @@ class _Step(NamedTuple):
 
 
 @dataclass(slots=True)
-class Comparison:
+class StepCostTrial:
     """Some steps as usual, then some of another size."""
 
-    usual: Size
-    size: Size
+    usual: DraftSize
+    size: DraftSize
     branches: int
     """Of its steps, about. Others do not count."""
     pace: float
@@ -112,7 +112,7 @@ class Comparison:
                 self._made += made
         (self._after if self.begun else self._before).append(_Step(drafting + step, step, guesses + drafts))
 
-    def conclude(self, costs: Costs) -> None:
+    def conclude(self, costs: StepCostModel) -> None:
         """Learns from a comparison that is over."""
         before, after = self._before, self._after[self.settling :]
         if not self.enough:

@@ -28,13 +28,13 @@ from engine.cache.paged_kv import KVCache, token_bytes
 from engine.cache.radix_tree import Node
 from engine.device import sent
 from engine.models.interface import Model
-from engine.runner.batch import Work, build_batch
-from engine.runner.forward_gpu import forward_over
+from engine.runner.batch import ScheduledSequence, build_batch
+from engine.runner.forward_gpu import create_forward
 from engine.scheduler.draft import EMPTY_DRAFT, Draft
 from engine.scheduler.sequence import GenerateSequence, Sequence
-from engine.speculation.drafter import Advance, Watch, Wish
-from engine.speculation.drafters.fused_chain import DUE, MOST, Chains, Start, can_chain
-from engine.speculation.drafters.proposal import Guesses
+from engine.speculation.drafter import DraftRequest, HiddenStateNeeds, StepResult
+from engine.speculation.drafters.fused_chain import DUE, MOST, ChainStart, FusedChains, supports_fused_chains
+from engine.speculation.drafters.proposal import DraftSampler
 
 POOL_BYTES = 1 << 28
 """The pool holds as many tokens as the target's, but no more than fit into 256 MiB."""
@@ -61,7 +61,7 @@ class _Row(Sequence):
                 break
             right += 1
         # The last token is always computed again: it gives the first guess.
-        self.computed = min(self.computed, right, len(tokens) - 1)
+        self.num_computed = min(self.num_computed, right, len(tokens) - 1)
         self.tokens[known:] = new
         self.known = len(tokens)
 
@@ -70,7 +70,7 @@ class _Ready(NamedTuple):
     """A branch that is in step as soon as the work is done."""
 
     row: _Row
-    wish: Wish
+    wish: DraftRequest
     depth: int
     """Most tokens after each other."""
     width: int
@@ -105,7 +105,7 @@ class _Growth:
         self.tokens.append(token)
         self.chances.append(chance)
         self.chance *= chance
-        return len(self.tokens) < self.ready.depth and token not in self.ready.wish.sequence.final
+        return len(self.tokens) < self.ready.depth and token not in self.ready.wish.sequence.terminal_tokens
 
     @property
     def draft(self) -> Draft:
@@ -125,7 +125,7 @@ class DraftModel:
 
     kind = "draft_model"
     layers = 0
-    watches = Watch.NONE
+    hidden_state_needs = HiddenStateNeeds.NONE
 
     def __init__(self, model: Model, *, context: int, pool_bytes: int = POOL_BYTES, catch_up: int = CATCH_UP) -> None:
         """``context``: most tokens of a sequence that ``model`` was loaded for."""
@@ -135,7 +135,7 @@ class DraftModel:
         self._catch_up = catch_up
         self._rows: dict[GenerateSequence, _Row] = {}
         """Every branch that was asked for, the one asked for last at the end."""
-        self._guesses = Guesses(())
+        self._guesses = DraftSampler(())
 
     def reset(self, cache: KVCache) -> None:
         """See ``Drafter``."""
@@ -155,13 +155,13 @@ class DraftModel:
             dtype=dtype,
             context=self._limit,
         )
-        self._compute = forward_over(self._model, self.cache)
+        self._compute = create_forward(self._model, self.cache)
         model = self._model
-        self._chains = Chains(model, self.cache, self._limit) if can_chain(model, self.cache) else None
+        self._chains = FusedChains(model, self.cache, self._limit) if supports_fused_chains(model, self.cache) else None
         """Where all levels are computed at once."""
         self._rows.clear()
 
-    def propose(self, wishes: Items[Wish]) -> list[Draft]:
+    def propose(self, wishes: Items[DraftRequest]) -> list[Draft]:
         """See ``Drafter``. No guesses for a branch that is catching up, that has outgrown the draft model's context or
         for which there is no memory."""
         asked = {self._row(wish.sequence): wish for wish in wishes}
@@ -181,10 +181,10 @@ class DraftModel:
         found = {one.row: draft for one, draft in zip(ready, drafts, strict=True)}
         return [found.get(row, EMPTY_DRAFT) for row in asked]
 
-    def advance(self, steps: Items[Advance], hidden: Tensor) -> None:
+    def observe_step(self, steps: Items[StepResult], hidden: Tensor) -> None:
         """See ``Drafter``. What was drawn is seen when the branch is asked for next."""
 
-    def forget(self, sequence: GenerateSequence) -> None:
+    def release(self, sequence: GenerateSequence) -> None:
         """See ``Drafter``. What was computed of the branch stays cached."""
         row = self._rows.pop(sequence, None)
         if row is not None:
@@ -195,17 +195,17 @@ class DraftModel:
         """See ``Drafter``."""
         self.cache.clear()
 
-    def _guesses_for(self, sequences: list[GenerateSequence]) -> Guesses:
+    def _guesses_for(self, sequences: list[GenerateSequence]) -> DraftSampler:
         """Mostly for the branches that it was for before."""
         if self._guesses.sequences != sequences or self._guesses.changed:
-            self._guesses = Guesses(sequences)
+            self._guesses = DraftSampler(sequences)
         return self._guesses
 
     def _row(self, sequence: GenerateSequence) -> _Row:
         row = self._rows.pop(sequence, None)
         if row is None:
             tokens = list(sequence.tokens)
-            row = _Row(job=sequence.job, index=0, tokens=tokens, prefix=len(tokens), known=len(tokens))
+            row = _Row(job=sequence.job, index=0, tokens=tokens, num_prefix_tokens=len(tokens), known=len(tokens))
         else:
             row.follow(sequence.tokens)
         self._rows[sequence] = row
@@ -213,11 +213,11 @@ class DraftModel:
 
     # What is computed first: the tokens that branches have and the draft model does not.
 
-    def _schedule(self, asked: Mapping[_Row, Wish]) -> tuple[list[Work], list[_Ready]]:
+    def _schedule(self, asked: Mapping[_Row, DraftRequest]) -> tuple[list[ScheduledSequence], list[_Ready]]:
         """The tokens to compute, with pages for them and for the guesses, and the branches that are in step then."""
         size, limit, left = self.cache.page_size, self._limit, self._catch_up
         deepest = max([wish.depth for wish in asked.values()], default=0)
-        work: list[Work] = []
+        work: list[ScheduledSequence] = []
         ready: list[_Ready] = []
         underway: set[_Page] = set()
         # First those that run already: others may wait for what they are about to compute.
@@ -232,13 +232,13 @@ class DraftModel:
             enough = table is not None and room <= len(table.pages) * size
             if not enough and not self._make_room(row, room, asked, underway):
                 continue
-            due = count = known - row.computed
+            due = count = known - row.num_computed
             if due > size:
                 underway.add((_end(row), _page(row, row.pages.shared, size)))
                 count = min(due, left)
                 left -= count
             if count:
-                work.append(Work(row, count))
+                work.append(ScheduledSequence(row, count))
             if count == due:
                 ready.append(_Ready(row, wish, depth, 1 + wish.nodes - wish.depth))
         return work, ready
@@ -268,7 +268,7 @@ class DraftModel:
             if not self._close_another(asked):
                 return False
         row.table, row.match = cache.open(match, namespace), None
-        row.computed = row.table.cached_tokens
+        row.num_computed = row.table.cached_tokens
         return True
 
     def _close_another(self, asked: Collection[_Row]) -> bool:
@@ -283,21 +283,21 @@ class DraftModel:
 
     def _close(self, row: _Row) -> None:
         if row.table is not None:
-            self.cache.publish(row.table, row.tokens, min(row.computed, row.known), tail=True)
+            self.cache.publish(row.table, row.tokens, min(row.num_computed, row.known), tail=True)
             self.cache.close(row.table)
-            row.table, row.computed = None, 0
+            row.table, row.num_computed = None, 0
 
     def _publish(self, rows: Iterable[_Row]) -> None:
         """What fills a page becomes shareable, but for guesses."""
         size = self.cache.page_size
         for row in rows:
-            own, table = min(row.computed, row.known), row.table
+            own, table = min(row.num_computed, row.known), row.table
             if table is not None and own // size > table.shared:
                 self.cache.publish(table, row.tokens, own, tail=False)
 
     # Then the guesses, level by level.
 
-    def _grow(self, work: Items[Work], ready: Items[_Ready], guesses: Guesses) -> list[Draft]:
+    def _grow(self, work: Items[ScheduledSequence], ready: Items[_Ready], guesses: DraftSampler) -> list[Draft]:
         """Computes the tokens and draws guesses level by level until every chain has ended."""
         hidden, last = self._forward(work)
         guesses.move()
@@ -316,26 +316,35 @@ class DraftModel:
                 return [one.draft for one in growths]
             for one in growing:
                 one.ready.row.tokens.append(one.tokens[-1])
-            hidden, last = self._forward([Work(one.ready.row, 1) for one in growing])
+            hidden, last = self._forward([ScheduledSequence(one.ready.row, 1) for one in growing])
             ahead += 1
 
     def _chain(
-        self, chains: Chains, work: Items[Work], ready: Items[_Ready], guesses: Guesses, depth: int
+        self,
+        chains: FusedChains,
+        work: Items[ScheduledSequence],
+        ready: Items[_Ready],
+        guesses: DraftSampler,
+        depth: int,
     ) -> list[Draft]:
         """The same with all levels at once."""
         if len(work) > len(ready) or max([count for _, count, _ in work]) > DUE:
             in_step = {one.row for one in ready}
-            late = [Work(row, count - (row in in_step)) for row, count, _ in work if count > DUE or row not in in_step]
+            late = [
+                ScheduledSequence(row, count - (row in in_step))
+                for row, count, _ in work
+                if count > DUE or row not in in_step
+            ]
             self._forward(late, read=())
         # As many for each, be one of them computed already: the fewer shapes there are, the fewer are recorded.
-        starts = [Start(row.pages.row, row.tokens[-DUE:], row.known) for row, _, _, _ in ready]
+        starts = [ChainStart(row.pages.row, row.tokens[-DUE:], row.known) for row, _, _, _ in ready]
         width = max([width for _, _, _, width in ready])
         tokens, chances = chains(starts, guesses, depth, width)
         best, odds = tokens[..., 0].T.tolist(), chances[..., 0].T.tolist()
         drafts: list[Draft] = []
         for (row, _, most, _), guessed, right in zip(ready, best, odds, strict=True):
             row.tokens += guessed[:-1]
-            row.computed = len(row.tokens)
+            row.num_computed = len(row.tokens)
             drafts.append(_possible(guessed[:most], right[:most]))
         if width == 1:
             return drafts
@@ -346,7 +355,9 @@ class DraftModel:
                     break
         return [tree.draft for tree in trees]
 
-    def _forward(self, work: Items[Work], read: Items[int] | None = None) -> tuple[Tensor, dict[Sequence, int]]:
+    def _forward(
+        self, work: Items[ScheduledSequence], read: Items[int] | None = None
+    ) -> tuple[Tensor, dict[Sequence, int]]:
         """Computes tokens; answers the final hidden states, valid until the next call, and, for each row, which of them
         is its last token's. ``read``: see ``Forward``."""
         batch, layout, ordered = build_batch(work, self.cache, self._model.config.attention[0])
@@ -354,7 +365,7 @@ class DraftModel:
         last: dict[Sequence, int] = {}
         end = 0
         for row, count, _ in ordered:
-            row.computed += count
+            row.num_computed += count
             end += count
             last[row] = end - 1
         return hidden, last

@@ -42,7 +42,7 @@ from engine.runner.batch import lay_out
 from engine.sampling.truncation import Ints
 from engine.scheduler.draft import EMPTY_DRAFT, Draft
 from engine.scheduler.sequence import GenerateSequence
-from engine.speculation.drafter import Advance, Watch, Wish
+from engine.speculation.drafter import DraftRequest, HiddenStateNeeds, StepResult
 from engine.speculation.drafters.head_config import fits, product, read_head_config, readout
 from engine.speculation.drafters.tree_draft import Level, grow
 from engine.weights.safetensors import Weights
@@ -127,7 +127,7 @@ class EagleDrafter:
 
     kind = "eagle"
     layers = 1
-    watches = Watch.ALL
+    hidden_state_needs = HiddenStateNeeds.ALL
 
     def __init__(self, layer: _Layer, model: Model, *, theta: float) -> None:
         """``theta``: base of the rotary embedding."""
@@ -149,17 +149,17 @@ class EagleDrafter:
         """For each row of the cache the hidden states whose entries are not computed yet."""
         self._spans = [_NOTHING] * rows
 
-    def advance(self, steps: Sequence[Advance], hidden: Tensor) -> None:
+    def observe_step(self, steps: Sequence[StepResult], hidden: Tensor) -> None:
         """See ``Drafter``. Every computed token's successor is known: it is the prompt's, or was just drawn."""
-        due: list[tuple[Advance, _Span]] = []
+        due: list[tuple[StepResult, _Span]] = []
         rows: list[int] = []
         places: list[int] = []
         kept: list[int] = []
         for step in steps:
             table, new = step.sequence.pages, len(step.rows)
             span = self._spans[table.row]
-            if span.table is not table or span.first + span.length != step.first:
-                span = _Span(table, step.first, 0)
+            if span.table is not table or span.first + span.length != step.first_position:
+                span = _Span(table, step.first_position, 0)
             if span.length + new > _WAITING:
                 due.append((step, span))
                 continue
@@ -172,7 +172,7 @@ class EagleDrafter:
         if due:
             self._compute(due, hidden)
 
-    def propose(self, wishes: Sequence[Wish]) -> list[Draft]:
+    def propose(self, wishes: Sequence[DraftRequest]) -> list[Draft]:
         """See ``Drafter``."""
         drafts = [EMPTY_DRAFT] * len(wishes)
         size = 2 * self._layer.about.kv_heads * self._layer.about.head_dim
@@ -187,7 +187,7 @@ class EagleDrafter:
                 drafts[index] = draft
         return drafts
 
-    def forget(self, sequence: GenerateSequence) -> None:
+    def release(self, sequence: GenerateSequence) -> None:
         """See ``Drafter``. What is known of a branch goes with its row of the cache."""
 
     def clear_cache(self) -> None:
@@ -199,7 +199,7 @@ class EagleDrafter:
         known = span.table is sequence.pages and span.first + span.length == len(sequence.tokens) - 1
         return known and span.length > 0
 
-    def _compute(self, due: Sequence[tuple[Advance, _Span]], hidden: Tensor) -> None:
+    def _compute(self, due: Sequence[tuple[StepResult, _Span]], hidden: Tensor) -> None:
         """Computes the entries of what waits and of what came, all but the last, which waits for a draft."""
         features = [
             torch.cat((self._waiting[span.table.row, : span.length], hidden[step.rows[:-1]])) for step, span in due
@@ -215,7 +215,7 @@ class EagleDrafter:
         for row, span in zip(rows.tolist(), spans, strict=True):
             self._spans[row] = _Span(span.table, span.first + span.length, 1)
 
-    def _draft(self, wishes: Sequence[Wish]) -> list[Draft]:
+    def _draft(self, wishes: Sequence[DraftRequest]) -> list[Draft]:
         sequences = [wish.sequence for wish in wishes]
         spans = [self._spans[one.pages.row] for one in sequences]
         entries = _Entries(spans, wishes, self._cache, self._layer.about, self._model.place)
@@ -272,7 +272,12 @@ class _Entries:
     """
 
     def __init__(
-        self, spans: Sequence[_Span], wishes: Sequence[Wish], cache: KVCache, about: LayerAttention, place: Placement
+        self,
+        spans: Sequence[_Span],
+        wishes: Sequence[DraftRequest],
+        cache: KVCache,
+        about: LayerAttention,
+        place: Placement,
     ) -> None:
         """The first level are the spans: chains of entries that are due."""
         self._about, self._spans, self._count = about, spans, len(spans)
@@ -362,6 +367,6 @@ class _Entries:
         return each.expand(-1, heads, -1, -1).flatten(1, 2)[None]
 
 
-def _width(wish: Wish) -> int:
+def _width(wish: DraftRequest) -> int:
     """Most guesses of a level."""
     return 1 if wish.nodes == wish.depth else wish.nodes

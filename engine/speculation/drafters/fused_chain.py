@@ -19,7 +19,7 @@ from engine.cache.paged_kv import KVCache
 from engine.models.decoder import Decoder
 from engine.models.interface import Model
 from engine.sampling.truncation import Floats, Ints
-from engine.speculation.drafters.proposal import Guesses, write_best
+from engine.speculation.drafters.proposal import DraftSampler, write_best
 from kernels.cpu.runtime.kernel_graph import KernelGraphCache
 from kernels.cpu.runtime.recorder import end_layer, end_part
 
@@ -34,7 +34,7 @@ DUE = 2
 """Most tokens of a branch that the first level computes: its last one, and the last guess if that was right."""
 
 
-class Start(NamedTuple):
+class ChainStart(NamedTuple):
     """Where a branch's chain begins."""
 
     row: int
@@ -45,18 +45,20 @@ class Start(NamedTuple):
     """How many tokens it has."""
 
 
-class Chains:
-    """Chains of one model over one cache."""
+class FusedChains:
+    """FusedChains of one model over one cache."""
 
     def __init__(self, model: Decoder, cache: KVCache, limit: int) -> None:
-        """``limit``: most tokens of a branch, guesses included. For a model that ``can_chain``."""
+        """``limit``: most tokens of a branch, guesses included. For a model that ``supports_fused_chains``."""
         self._model, self._cache, self._limit = model, cache, limit
         self._known: dict[tuple[int, ...], _Chain] = {}
         self._tapes: KernelGraphCache[Tensor] = KernelGraphCache()
 
-    def __call__(self, starts: Sequence[Start], guesses: Guesses, depth: int, width: int) -> tuple[Ints, Floats]:
+    def __call__(
+        self, starts: Sequence[ChainStart], guesses: DraftSampler, depth: int, width: int
+    ) -> tuple[Ints, Floats]:
         """Tokens and chances ``[depth, branches, width]``: at each level the best guess after the best one of the level
-        before it, and runners-up (``Guesses.best``). Up to ``MOST`` branches. Valid until the next call."""
+        before it, and runners-up (``DraftSampler.best``). Up to ``MOST`` branches. Valid until the next call."""
         shape = sum(len(start.due) for start in starts), len(starts), width, torch.get_num_threads()
         chain = self._known.get(shape)
         if chain is None or depth > chain.depth or shape not in self._tapes:
@@ -71,7 +73,7 @@ class Chains:
         return tokens[:depth], chances[:depth]
 
 
-def can_chain(model: Model, cache: KVCache) -> TypeGuard[Decoder]:
+def supports_fused_chains(model: Model, cache: KVCache) -> TypeGuard[Decoder]:
     """Whether all that a chain of a small model does is to launch kernels that a ``KernelGraph`` records, and each
     token sees all before it."""
     return (
@@ -86,7 +88,7 @@ def can_chain(model: Model, cache: KVCache) -> TypeGuard[Decoder]:
 
 
 class _Chain:
-    """Chains of one shape, and the memory that its tape reads and writes."""
+    """FusedChains of one shape, and the memory that its tape reads and writes."""
 
     def __init__(
         self, model: Decoder, cache: KVCache, limit: int, due: int, branches: int, width: int, depth: int
@@ -102,7 +104,7 @@ class _Chain:
         self._places, self._starts = places.view(4, branches), starts.view(branches, 3)
         self._noise, self._changing = self._places[:3].numpy(), inputs[3 * branches :].numpy()
         """What is new for other branches, as the laws are, and what is new in each step."""
-        self._guesses: Guesses | None = None
+        self._guesses: DraftSampler | None = None
         """What the laws and the noise were filled with."""
         self._plan = torch.zeros(4, total, dtype=torch.int64)
         self._last = torch.empty(branches, dtype=torch.int64)
@@ -119,7 +121,7 @@ class _Chain:
             for level in self._levels
         ]
 
-    def fill(self, starts: Sequence[Start], guesses: Guesses, depth: int) -> None:
+    def fill(self, starts: Sequence[ChainStart], guesses: DraftSampler, depth: int) -> None:
         """Writes what the next ``compute`` reads, of which so many levels are wanted."""
         if guesses is not self._guesses:
             self._guesses = guesses

@@ -17,7 +17,7 @@ from engine.device import sent
 from engine.models.config import read_json
 from engine.models.interface import Model
 from engine.protocol.types import EngineError
-from engine.speculation.drafter import Advance, Wish
+from engine.speculation.drafter import DraftRequest, StepResult
 from kernels.linear.fp32 import Linear
 
 Floats32 = npt.NDArray[np.float32]
@@ -90,7 +90,7 @@ class LastStates:
         self._tables: list[PageTable | None] = [None] * rows
         self._positions = [0] * rows
 
-    def put(self, steps: Sequence[Advance], vectors: Tensor, which: Sequence[int]) -> None:
+    def put(self, steps: Sequence[StepResult], vectors: Tensor, which: Sequence[int]) -> None:
         """The rows ``which`` of ``vectors`` ``[any, width]`` belong to the last positions that the steps computed."""
         rows = [step.sequence.pages.row for step in steps]
         if vectors.dtype == torch.float32 and not vectors.is_cuda:
@@ -99,13 +99,13 @@ class LastStates:
             self._vectors[rows] = vectors[sent(torch.tensor(which), vectors.device)].float().cpu().numpy()
         for row, step in zip(rows, steps, strict=True):
             self._tables[row] = step.sequence.pages
-            self._positions[row] = step.first + len(step.rows) - 1
+            self._positions[row] = step.first_position + len(step.rows) - 1
 
-    def of(self, wishes: Sequence[Wish]) -> tuple[list[int], Floats32]:
+    def of(self, wishes: Sequence[DraftRequest]) -> tuple[list[int], Floats32]:
         """Which wishes have a vector of the position before the last token, and the vectors ``[found, width]``."""
         found = [index for index, wish in enumerate(wishes) if self._has(wish)]
         return found, self._vectors[[wishes[index].sequence.pages.row for index in found]]
 
-    def _has(self, wish: Wish) -> bool:
+    def _has(self, wish: DraftRequest) -> bool:
         table = wish.sequence.pages
         return self._tables[table.row] is table and self._positions[table.row] == len(wish.sequence.tokens) - 2

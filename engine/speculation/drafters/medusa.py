@@ -32,9 +32,9 @@ from engine.models.interface import Model
 from engine.sampling.truncation import Ints
 from engine.scheduler.draft import EMPTY_DRAFT, Draft
 from engine.scheduler.sequence import GenerateSequence
-from engine.speculation.drafter import Advance, Watch, Wish
+from engine.speculation.drafter import DraftRequest, HiddenStateNeeds, StepResult
 from engine.speculation.drafters.head_config import Floats32, LastStates, read_head_config
-from engine.speculation.drafters.proposal import Guesses
+from engine.speculation.drafters.proposal import DraftSampler
 from engine.weights.safetensors import Weights
 from kernels.cpu.availability import can_use_kernels
 from kernels.cpu.runtime.kernel_graph import KernelGraphCache
@@ -69,7 +69,7 @@ class MedusaDrafter:
 
     kind = "medusa"
     layers = 0
-    watches = Watch.LAST
+    hidden_state_needs = HiddenStateNeeds.LAST
 
     def __init__(self, trunk: Linear, blocks: Linear, heads: int, model: Model) -> None:
         """``trunk``: the product with the gate and the other half of the hidden layer, ``blocks``: that with what turns
@@ -89,12 +89,12 @@ class MedusaDrafter:
         """See ``Drafter``."""
         self._last = LastStates(cache, self._model.config.hidden)
 
-    def advance(self, steps: Sequence[Advance], hidden: Tensor) -> None:
+    def observe_step(self, steps: Sequence[StepResult], hidden: Tensor) -> None:
         """See ``Drafter``."""
         if steps:
             self._last.put(steps, hidden, [step.rows[-1] for step in steps])
 
-    def propose(self, wishes: Sequence[Wish]) -> list[Draft]:
+    def propose(self, wishes: Sequence[DraftRequest]) -> list[Draft]:
         """See ``Drafter``."""
         found, states = self._last.of(wishes)
         drafts = [EMPTY_DRAFT] * len(wishes)
@@ -103,7 +103,7 @@ class MedusaDrafter:
         asked = [wishes[index] for index in found]
         depth = min(self._heads, max(wish.depth for wish in asked))
         width = _WIDTH if any(wish.nodes > wish.depth for wish in asked) else 1
-        guesses = Guesses([wish.sequence for wish in asked])
+        guesses = DraftSampler([wish.sequence for wish in asked])
         tokens, chances = guesses.best(self._logits(asked, states, depth), *_places(len(asked), depth), width)
         shape = (len(asked), depth, -1)
         rows = zip(found, asked, tokens.reshape(shape).tolist(), chances.reshape(shape).tolist(), strict=True)
@@ -111,13 +111,13 @@ class MedusaDrafter:
             drafts[index] = _combine(some[: wish.depth], odds, wish)
         return drafts
 
-    def forget(self, sequence: GenerateSequence) -> None:
+    def release(self, sequence: GenerateSequence) -> None:
         """See ``Drafter``. What is known of a branch goes with its row of the cache."""
 
     def clear_cache(self) -> None:
         """See ``Drafter``. There are none."""
 
-    def _logits(self, wishes: Sequence[Wish], states: Floats32, depth: int) -> Tensor:
+    def _logits(self, wishes: Sequence[DraftRequest], states: Floats32, depth: int) -> Tensor:
         """``[wishes * depth, vocab]``, wish by wish."""
         count, drawn = len(wishes), [wish.sequence.tokens[-1] for wish in wishes]
         if self._table is None or count > _MOST:
@@ -147,7 +147,7 @@ def _places(count: int, depth: int) -> tuple[Ints, Ints]:
     return np.arange(count).repeat(depth), np.tile(np.arange(depth), count)
 
 
-def _combine(tokens: list[list[int]], chances: list[list[float]], wish: Wish) -> Draft:
+def _combine(tokens: list[list[int]], chances: list[list[float]], wish: DraftRequest) -> Draft:
     """The likeliest combinations of each depth's candidates, which come the best first."""
     if wish.nodes == wish.depth:
         return Draft.chain([some[0] for some in tokens], [odds[0] for odds in chances[: len(tokens)]])

@@ -25,7 +25,7 @@ from torch import Tensor
 from engine.cache.paged_kv import KVCache
 from engine.scheduler.draft import EMPTY_DRAFT, Draft
 from engine.scheduler.sequence import GenerateSequence
-from engine.speculation.drafter import Advance, Watch, Wish
+from engine.speculation.drafter import DraftRequest, HiddenStateNeeds, StepResult
 from kernels.ngrams import NgramTable, scope_of, search_of
 
 _PREFIX = 2048
@@ -61,7 +61,7 @@ class NgramDrafter:
 
     kind = "ngram"
     layers = 0
-    watches = Watch.NONE
+    hidden_state_needs = HiddenStateNeeds.NONE
 
     def __init__(self) -> None:
         self._table = NgramTable()
@@ -82,7 +82,7 @@ class NgramDrafter:
         self._waiting = 0
         """Tokens of these."""
 
-    def propose(self, wishes: Sequence[Wish]) -> list[Draft]:
+    def propose(self, wishes: Sequence[DraftRequest]) -> list[Draft]:
         """See ``Drafter``."""
         words: list[int] = []
         branches: list[_Branch] = []
@@ -140,13 +140,13 @@ class NgramDrafter:
             self._table.leave(branch.place)
         return rows + len(late)
 
-    def advance(self, steps: Sequence[Advance], hidden: Tensor) -> None:
+    def observe_step(self, steps: Sequence[StepResult], hidden: Tensor) -> None:
         """See ``Drafter``. What was drawn is read together with the next question."""
 
-    def forget(self, sequence: GenerateSequence) -> None:
+    def release(self, sequence: GenerateSequence) -> None:
         """See ``Drafter``. The branch's text stays."""
         branch = self._branches.pop(sequence, None)
-        if branch is None and sequence.computed:
+        if branch is None and sequence.num_computed:
             branch = _begin(sequence)
         if branch is None:
             return
@@ -169,6 +169,8 @@ def _begin(sequence: GenerateSequence) -> _Branch:
     job = sequence.job
     scope = scope_of(job.namespace)
     # A job's place in memory may be another's before.
-    name = (id(job), job.arrived) if job.lease is None else job.lease
-    start = max(0, sequence.prefix // _PREFIX - 1) * _PREFIX
-    return _Branch(sequence.tokens, start, (scope, search_of((job.namespace, name)), sequence.prefix - start))
+    name = (id(job), job.arrived_at) if job.lease is None else job.lease
+    start = max(0, sequence.num_prefix_tokens // _PREFIX - 1) * _PREFIX
+    return _Branch(
+        sequence.tokens, start, (scope, search_of((job.namespace, name)), sequence.num_prefix_tokens - start)
+    )

@@ -50,7 +50,7 @@ class _Rows(NamedTuple):
     """``[4, rows]`` top-k, seed, key and position."""
 
 
-class Guesses:
+class DraftSampler:
     """The best guesses for some branches."""
 
     def __init__(self, sequences: Sequence[GenerateSequence]) -> None:
@@ -76,7 +76,7 @@ class Guesses:
         width: int,
         paths: Sequence[Sequence[int]] | None = None,
     ) -> tuple[Ints, Floats]:
-        """Guesses for rows of a drafter's ``logits`` ``[rows, vocab]`` float32, which it may change.
+        """DraftSampler for rows of a drafter's ``logits`` ``[rows, vocab]`` float32, which it may change.
 
         ``branches``, ``ahead``: ``[rows]`` whose row it is, and how many guesses lie before the one that is made.
         ``paths``: these guesses, which penalties count; without them they do not. Returns tokens and the chances that
@@ -105,9 +105,9 @@ class Guesses:
 
 
 def write_best(logits: Tensor, laws: Tensor, places: Tensor, ahead: int, tokens: Tensor, chances: Tensor) -> None:
-    """``Guesses.best`` from ``logits`` ``[rows, vocab]`` into ``tokens`` and ``chances`` ``[rows, width]``, int64 and
-    float64, by one kernel that a tape records.
+    """Write ``DraftSampler.best`` of ``logits`` ``[rows, vocab]`` to ``tokens`` and ``chances``, in one kernel.
 
+    ``tokens``, ``chances``: ``[rows, width]`` int64 and float64.
     ``laws`` ``[3, rows]`` and ``places`` ``[4, rows]``: those of the branches, a row for each. ``ahead``: how many
     guesses lie before these. All are contiguous.
     """
@@ -117,7 +117,7 @@ def write_best(logits: Tensor, laws: Tensor, places: Tensor, ahead: int, tokens:
 
 
 def best_with_numpy(logits: Tensor, rows: _Rows, width: int) -> tuple[Ints, Floats]:
-    """``Guesses.best`` of logits on a device."""
+    """``DraftSampler.best`` of logits on a device."""
     top = logits.topk(min(_CANDIDATES, logits.shape[1]))
     tokens, values = top.indices.cpu().numpy(), top.values.cpu().numpy()
     temperature, _, _ = rows.laws[..., None]

@@ -16,8 +16,8 @@ from torch import Tensor
 
 from engine.sampling.truncation import Ints
 from engine.scheduler.draft import Draft
-from engine.speculation.drafter import Wish
-from engine.speculation.drafters.proposal import Guesses
+from engine.speculation.drafter import DraftRequest
+from engine.speculation.drafters.proposal import DraftSampler
 
 _WIDTH = 4
 """Most guesses after one guess of a tree."""
@@ -36,14 +36,14 @@ class Level(NamedTuple):
     tokens: Ints
 
 
-def grow(wishes: Sequence[Wish], logits: Tensor, follow: Callable[[Level], Tensor]) -> list[Draft]:
+def grow(wishes: Sequence[DraftRequest], logits: Tensor, follow: Callable[[Level], Tensor]) -> list[Draft]:
     """A draft for each wish.
 
     ``logits``: ``[wishes, vocab]``, the drafter's for the first guesses; ``follow`` gives those of the token after each
     guess of a level, ``[rows, vocab]``. Both may be changed.
     """
     depth = max(wish.depth for wish in wishes)
-    guesses = Guesses([wish.sequence for wish in wishes])
+    guesses = DraftSampler([wish.sequence for wish in wishes])
     trees = [_Tree(wish) for wish in wishes]
     width = _WIDTH if any(wish.nodes > wish.depth for wish in wishes) else 1
     branches, nodes = np.arange(len(wishes)), [-1] * len(wishes)
@@ -67,7 +67,7 @@ def grow(wishes: Sequence[Wish], logits: Tensor, follow: Callable[[Level], Tenso
 class _Tree:
     """One branch's guesses. ``rows``: the row of the level before whose logits each was made from."""
 
-    def __init__(self, wish: Wish) -> None:
+    def __init__(self, wish: DraftRequest) -> None:
         self.depth = wish.depth
         self.tokens: list[int] = []
         self.rows: list[int] = []
@@ -78,7 +78,7 @@ class _Tree:
         """The first guess of the latest level."""
         self._nodes = wish.nodes
         self._chain = wish.nodes == wish.depth
-        self._ends = wish.sequence.final
+        self._ends = wish.sequence.terminal_tokens
 
     def add(self, parent: int, row: int, tokens: list[int], chances: list[float]) -> None:
         worth = self._worth[parent] if parent >= 0 else 1.0

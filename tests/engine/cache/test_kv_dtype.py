@@ -16,7 +16,7 @@ from engine.core import engine_core
 from engine.core.engine_core import CoreOptions
 from engine.device import KV_DTYPES, Placement, kv_type
 from engine.protocol.types import Branch, Completion, EngineError
-from engine.runner.forward_cpu import HostForward
+from engine.runner.forward_cpu import CpuForward
 from reasoner.evaluation.suites.registry import load
 from tests.engine.conftest import Checkpoints
 from tests.engine.helpers import SMALL, Harness, generate
@@ -107,7 +107,7 @@ def test_without_kernels_the_tokens_are_the_same(
         monkeypatch.setattr(f"{module}.is_compiled", lambda *_: False)
     plain = Harness(checkpoints("mistral"), options)
     kind = DeterministicAttention if deterministic else TorchAttention
-    assert isinstance(plain.core._forward, HostForward)
+    assert isinstance(plain.core._forward, CpuForward)
     assert isinstance(plain.core._forward._attend, kind)
     ours = plain.complete(asked)
     assert [one.token_ids for one in ours] == [one.token_ids for one in expected]

@@ -205,7 +205,7 @@ def test_what_a_preempted_sequence_had_is_pinned_for_its_lease() -> None:
     small = Small(max_pinned=12)
     for start in range(4):
         small.add([path(100 * start)[: 1 + start]], 7 * PAGE, lease=f"job-{start}")
-    while not small.scheduler.preemptions:
+    while not small.scheduler.num_preemptions:
         small.step()
     assert small.pinned > 0
     small.run()
@@ -273,7 +273,7 @@ def test_a_cancelled_request_leaves_its_pages_to_its_lease(checkpoints: Checkpoi
     assert harness.core.stats.pinned_tokens == 32
     harness.core.clear_cache()
     assert (harness.core.stats.pinned_tokens, harness.core.stats.kv_tokens) == (0, 0)
-    harness.core.check()
+    harness.core.check_invariants()
 
 
 def test_leases_expire_while_the_engine_works(checkpoints: Checkpoints) -> None:

@@ -174,7 +174,7 @@ def test_abort_returns_what_was_generated_and_frees_everything(harness: Harness)
     assert {completion.finish_reason for completion in completions} == {"cancelled"}
     assert completions[0].token_ids == harness.complete(generate(PROMPT, [Branch(1, 0, 6)], **LAW))[0].token_ids
     harness.core.cache.check()
-    assert not harness.core.busy
+    assert not harness.core.has_work
     assert harness.core.cache.available == harness.core.cache.pool.size
 
 
@@ -235,7 +235,7 @@ def test_a_failing_step_fails_its_requests_and_the_engine_goes_on(
 ) -> None:
     failed = harness.submit(generate(PROMPT, [Branch(1, 1, 10)], **LAW))
     with monkeypatch.context() as patch:
-        patch.setattr("engine.core.engine_core.read_out", lambda *_: 1 / 0)
+        patch.setattr("engine.core.engine_core.sample_and_score", lambda *_: 1 / 0)
         harness.run()
     [error] = failed
     assert isinstance(error, EngineError)
@@ -342,7 +342,7 @@ def test_a_request_that_can_never_be_served_names_its_field(harness: Harness, re
     with pytest.raises(InvalidRequest) as refusal:
         harness.submit(request_)  # type: ignore[arg-type]
     assert refusal.value.field == field
-    assert not harness.core.busy
+    assert not harness.core.has_work
 
 
 def test_a_classifier_refuses_to_generate_and_a_language_model_to_classify(checkpoints: Checkpoints) -> None:

@@ -153,7 +153,7 @@ async def test_a_closed_engine_ends_its_requests_and_takes_no_more(checkpoints: 
     events = engine.generate(request(max_tokens=200), stream=True)
     await anext(events)
     await engine.close()
-    assert not engine.alive
+    assert not engine.is_alive
     with pytest.raises(EngineUnavailable, match="closed"):
         async for _ in events:
             pass
@@ -173,7 +173,7 @@ async def test_a_broken_invariant_stops_the_engine_and_everybody_hears_of_it(che
         async for _ in events:
             pass
     await asyncio.to_thread(engine._thread.join)
-    assert not engine.alive
+    assert not engine.is_alive
     with pytest.raises(EngineUnavailable, match=r"stopped.*idle pages"):
         await collect(engine, request())
     with pytest.raises(EngineUnavailable, match="stopped"):
@@ -193,7 +193,7 @@ from engine.core.local_engine import LocalEngine
 from engine.protocol.types import Branch, GenerateRequest, SamplingParams
 
 engines = []
-atexit.register(lambda: print(engines[0].alive))  # called after what is registered later
+atexit.register(lambda: print(engines[0].is_alive))  # called after what is registered later
 engines.append(LocalEngine({"m": sys.argv[1]}))
 request = GenerateRequest("r", "m", (1, 2, 3), (Branch(1, 0, 200),), SamplingParams(ignore_eos=True))
 kept = []

@@ -110,7 +110,7 @@ class Traffic(RuleBasedStateMachine):
             self.engine.cache.clear()
             assert self.engine.cache.pool.free == PAGES
             scheduler = self.engine.scheduler
-            for name in ("preemptions", "prompt_tokens", "cached_tokens"):
+            for name in ("num_preemptions", "prompt_tokens", "cached_tokens"):
                 seen[name] = seen.get(name, 0) + getattr(scheduler, name)
 
     def _submit(
@@ -147,5 +147,5 @@ def test_random_operations_keep_every_invariant_and_change_no_token(traffic: typ
         suppress_health_check=[HealthCheck.too_slow],
     )
     machine("runTest").runTest()
-    assert seen["preemptions"] > 40
+    assert seen["num_preemptions"] > 40
     assert seen["cached_tokens"] * 4 > seen["prompt_tokens"]

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 import torch
 
-import engine.core.engine_core
 from engine.core.engine_core import CoreOptions
 from engine.core.local_engine import LocalEngine
 from engine.core.recovery import MAX_UNEXPLAINED
@@ -25,7 +24,8 @@ from engine.protocol.types import (
     ScoreItem,
     ScoreResult,
 )
-from engine.runner.batch import Work
+from engine.runner import batch, sample_step
+from engine.runner.batch import ScheduledSequence
 from engine.sampling.penalties import Penalties
 from engine.scheduler.sequence import Event, GenerateSequence, Job
 from engine.speculation.control.controller import FixedController
@@ -64,22 +64,22 @@ def poisoned(number: int = 0) -> GenerateRequest:
 
 
 def fail_in_step(harness: Harness, job: Job, after: int, patch: pytest.MonkeyPatch) -> str:
-    real = engine.core.read_out
+    real = sample_step.sample_and_score
 
-    def read_out(work: list[Work], *rest: Any) -> Any:
+    def sample_and_score(work: list[ScheduledSequence], *rest: Any) -> Any:
         if any(one.sequence.job is job and written(one.sequence) >= after for one in work):
             raise RuntimeError("something broke")
         return real(work, *rest)
 
-    patch.setattr("engine.core.engine_core.read_out", read_out)
+    patch.setattr("engine.core.engine_core.sample_and_score", sample_and_score)
     return "something broke"
 
 
 def fail_by_numbers(harness: Harness, job: Job, after: int, patch: pytest.MonkeyPatch) -> str:
     """Its keys and values are no numbers, in pages that others get afterwards."""
-    real = engine.core.build_batch
+    real = batch.build_batch
 
-    def build_batch(work: list[Work], *rest: Any) -> Any:
+    def build_batch(work: list[ScheduledSequence], *rest: Any) -> Any:
         for sequence, *_ in work:
             if sequence.job is job and written(sequence) >= after:
                 harness.core.cache.data[:, :, :, sequence.pages.pages] = torch.nan
@@ -126,7 +126,7 @@ POISONS: list[Poison] = [fail_in_step, fail_by_numbers, fail_in_law, fail_half_w
 
 
 def written(sequence: object) -> int:
-    return len(sequence.written) if isinstance(sequence, GenerateSequence) else -1
+    return len(sequence.generated) if isinstance(sequence, GenerateSequence) else -1
 
 
 def generating(job: Job) -> list[GenerateSequence]:
@@ -185,14 +185,14 @@ def test_a_poisoned_request_fails_alone_and_the_others_never_notice(
             for branch, completion in zip(request.branches, completions, strict=True)
             for place, token in enumerate(completion.token_ids)
         }
-        harness.core.speculate(Oracle(truth, 360, 0.8), FixedController(3, 3 if deterministic else 6))
+        harness.core.start_speculation(Oracle(truth, 360, 0.8), FixedController(3, 3 if deterministic else 6))
     arrivals = {number: rng.randrange(8) for number in range(len(HEALTHY))}
     arrives, after = rng.randrange(8), rng.randrange(6)
     heard: dict[int, list[Event]] = {}
     bad: list[Event] = []
     reason = ""
     step = 0
-    while len(heard) < len(HEALTHY) or not reason or harness.core.busy:
+    while len(heard) < len(HEALTHY) or not reason or harness.core.has_work:
         for number, when in arrivals.items():
             if when == step:
                 heard[number] = harness.submit(HEALTHY[number], stream=number % 2 == 0)
@@ -200,7 +200,7 @@ def test_a_poisoned_request_fails_alone_and_the_others_never_notice(
             bad = harness.submit(poisoned(), stream=True)
             reason = poison(harness, harness.core._jobs[-1], after, monkeypatch)
         harness.core.step()
-        harness.core.check()
+        harness.core.check_invariants()
         step += 1
     assert [event for event in bad if isinstance(event, EngineError)] == [bad[-1]]
     assert reason in str(bad[-1])
@@ -244,7 +244,7 @@ def test_a_step_that_fails_once_costs_nobody_anything(
     for _ in range(4):
         harness.core.step()
         with monkeypatch.context() as patch:
-            patch.setattr("engine.core.engine_core.read_out", lambda *_: 1 / 0)
+            patch.setattr("engine.core.engine_core.sample_and_score", lambda *_: 1 / 0)
             harness.core.step()
         while harness.core._suspects is not None:
             harness.core.step()
@@ -256,7 +256,7 @@ def test_a_step_that_fails_once_costs_nobody_anything(
 def test_an_error_that_meets_everybody_ends_everybody_once(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
     heard = [harness.submit(request) for request in HEALTHY]
     with monkeypatch.context() as patch:
-        patch.setattr("engine.core.engine_core.read_out", lambda *_: 1 / 0)
+        patch.setattr("engine.core.engine_core.sample_and_score", lambda *_: 1 / 0)
         harness.run()
     for events in heard:
         [error] = events
@@ -267,21 +267,21 @@ def test_an_error_that_meets_everybody_ends_everybody_once(harness: Harness, mon
 def test_what_fails_only_beside_others_goes_on_and_ends_at_last(
     harness: Harness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = engine.core.read_out
+    real = sample_step.sample_and_score
 
-    def crowded(work: list[Work], *rest: Any) -> Any:
+    def crowded(work: list[ScheduledSequence], *rest: Any) -> Any:
         if len({one.sequence.job for one in work}) > 1:
             raise MemoryError("too many")
         return real(work, *rest)
 
     [plain] = harness.complete(generate(SHARED, [Branch(1, 1, 5)], ignore_eos=True))
-    monkeypatch.setattr("engine.core.engine_core.read_out", crowded)
+    monkeypatch.setattr("engine.core.engine_core.sample_and_score", crowded)
     short = [harness.submit(generate(SHARED, [Branch(1, 1, 5)], ignore_eos=True)) for _ in range(2)]
     harness.run()
     assert [one.token_ids for events in short for one in answers(events)] == [plain.token_ids] * 2
     lasting = [harness.submit(generate(SHARED, [Branch(1, 1, 60)], ignore_eos=True)) for _ in range(2)]
     failures = 0
-    while harness.core.busy:
+    while harness.core.has_work:
         before = harness.core._suspects
         harness.core.step()
         failures += before is None and harness.core._suspects is not None
@@ -301,7 +301,7 @@ def test_requests_that_come_or_go_while_a_culprit_is_looked_for_are_served(
     harness.core.step()
     assert harness.core._suspects is not None
     waiting = sum(len(request.branches) for request in HEALTHY[2:4]) + 2
-    assert harness.core.waiting >= waiting
+    assert harness.core.num_waiting >= waiting
     late = harness.submit(HEALTHY[4])
     timed_out = harness.submit(HEALTHY[5], deadline=0.0)
     harness.core.cancel(lambda job: job.request_id in ("healthy 1", "healthy 3"))
@@ -312,7 +312,7 @@ def test_requests_that_come_or_go_while_a_culprit_is_looked_for_are_served(
         check_same(answers(events), without[False][number], gap(checkpoints("qwen3")))
     assert {one.finish_reason for number in (1, 3) for one in answers(first[number])} == {"cancelled"}
     assert {one.finish_reason for one in answers(timed_out)} == {"timeout"}
-    assert harness.core.waiting == 0
+    assert harness.core.num_waiting == 0
 
 
 def test_what_was_counted_before_a_failure_is_still_counted(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:

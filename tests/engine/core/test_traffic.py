@@ -21,8 +21,8 @@ from engine.protocol.types import Branch, Completion, GenerateRequest, ScoreItem
 from engine.scheduler.draft import Draft
 from engine.scheduler.sequence import Event, GenerateSequence
 from engine.speculation.control.adaptive import AdaptiveController
-from engine.speculation.control.controller import Outcome
-from engine.speculation.drafter import Advance, Drafter, Wish
+from engine.speculation.control.controller import DraftOutcome
+from engine.speculation.drafter import Drafter, DraftRequest, StepResult
 from engine.speculation.drafters.draft_model import DraftModel
 from engine.speculation.load import load_drafter
 from tests.engine.conftest import Checkpoints
@@ -53,7 +53,7 @@ class Prompted:
 
     def __init__(self, drafter: Drafter) -> None:
         self._drafter = drafter
-        self.kind, self.layers, self.watches = drafter.kind, drafter.layers, drafter.watches
+        self.kind, self.layers, self.hidden_state_needs = drafter.kind, drafter.layers, drafter.hidden_state_needs
         self._random = random.Random(0)
         self.known: set[GenerateSequence] = set()
         self.right: dict[tuple[int, tuple[int, ...]], tuple[int, ...]] = {}
@@ -63,18 +63,18 @@ class Prompted:
         self.known.clear()
         self._drafter.reset(cache)
 
-    def propose(self, wishes: Sequence[Wish]) -> list[Draft]:
+    def propose(self, wishes: Sequence[DraftRequest]) -> list[Draft]:
         self.known.update(wish.sequence for wish in wishes)
         drafts = self._drafter.propose(wishes)
         return [self._told(wish, draft) for wish, draft in zip(wishes, drafts, strict=True)]
 
-    def _told(self, wish: Wish, draft: Draft) -> Draft:
+    def _told(self, wish: DraftRequest, draft: Draft) -> Draft:
         """With the right token in place of some guess of each depth, and in a tree with another guess before all."""
         if wish.nodes > max(wish.depth, len(draft)) and draft:
             parents = (-1, *(parent + 1 if parent >= 0 else -1 for parent in draft.parents))
             draft = Draft((3, *draft.tokens), parents, (draft.probs[0], *draft.probs))
         sequence = wish.sequence
-        written = len(sequence.written)
+        written = len(sequence.generated)
         text = self.right[sequence.key, tuple(sequence.tokens[: len(sequence.tokens) - written])]
         tokens, depths = list(draft.tokens), draft.depths
         for depth in set(depths):
@@ -83,13 +83,13 @@ class Prompted:
                 tokens[place] = text[written + depth - 1]
         return replace(draft, tokens=tuple(tokens))
 
-    def advance(self, steps: Sequence[Advance], hidden: Tensor) -> None:
+    def observe_step(self, steps: Sequence[StepResult], hidden: Tensor) -> None:
         self.known.update(step.sequence for step in steps)
-        self._drafter.advance(steps, hidden)
+        self._drafter.observe_step(steps, hidden)
 
-    def forget(self, sequence: GenerateSequence) -> None:
+    def release(self, sequence: GenerateSequence) -> None:
         self.known.discard(sequence)
-        self._drafter.forget(sequence)
+        self._drafter.release(sequence)
 
     def clear_cache(self) -> None:
         self._drafter.clear_cache()
@@ -105,14 +105,18 @@ class Timed(AdaptiveController):
 
     steps = 0
 
-    def sizes(self, sequences: Sequence[GenerateSequence], others: int, rested: int, /) -> Sequence[tuple[int, int]]:
+    def choose_sizes(
+        self, sequences: Sequence[GenerateSequence], others: int, rested: int, /
+    ) -> Sequence[tuple[int, int]]:
         self.steps += 1
         spare = self.steps % 2
-        return [(depth, (1 + spare) * depth + spare) for depth, _ in super().sizes(sequences, others, rested)]
+        return [(depth, (1 + spare) * depth + spare) for depth, _ in super().choose_sizes(sequences, others, rested)]
 
-    def learn(self, outcomes: Sequence[Outcome], tokens: int, drafting: float, step: float, first: bool, /) -> int:
+    def update(
+        self, outcomes: Sequence[DraftOutcome], tokens: int, drafting: float, step: float, first: bool, /
+    ) -> int:
         costly = self.steps % 400 > 300
-        return super().learn(outcomes, tokens, 1e-4, 1e-2 + (1e-2 if costly else 1e-5) * tokens, first)
+        return super().update(outcomes, tokens, 1e-4, 1e-2 + (1e-2 if costly else 1e-5) * tokens, first)
 
 
 def drafter_of(kind: str, folder: Path, draft: Path, heads: Path, harness: Harness) -> Prompted:
@@ -152,7 +156,7 @@ def test_random_traffic_on_a_small_pool_gives_everybody_their_own_tokens(
         drafter.right = {
             (key, tuple(prompt)): alone(number, key) for number, prompt in enumerate(PROMPTS) for key in range(5)
         }
-        busy.core.speculate(drafter, controller)
+        busy.core.start_speculation(drafter, controller)
     clock = itertools.count()
     busy.core.cache.leases._clock = lambda: 0.1 * next(clock)
 
@@ -192,7 +196,7 @@ def test_random_traffic_on_a_small_pool_gives_everybody_their_own_tokens(
             for _ in range(count if what == "step" else 0):
                 busy.core.step()
                 leased.add(busy.core.stats.leases)
-                busy.core.check()
+                busy.core.check_invariants()
                 if drafter is not None:
                     drafter.check()
         busy.run()

@@ -13,7 +13,7 @@ from engine.core import engine_core
 from engine.core.engine_core import CoreOptions
 from engine.models.interface import Batch
 from engine.protocol.types import Branch, ScoreItem
-from engine.runner.forward_cpu import HostForward
+from engine.runner.forward_cpu import CpuForward
 from engine.speculation.control.controller import FixedController
 from engine.speculation.drafters.ngram import NgramDrafter
 from tests.engine.conftest import Checkpoints
@@ -36,7 +36,7 @@ def test_branches_of_prompts_that_join_others_write_what_they_write_where_all_is
     found = answers(checkpoints(kind), guesses)
     assert any(0 < rows < tokens for tokens, rows in read)
     assert any(rows == 0 for _, rows in read)  # a prompt's first part
-    monkeypatch.setattr(engine_core, "rows_to_read", lambda work: None)
+    monkeypatch.setattr(engine_core, "rows_needed", lambda work: None)
     bound = 12 * gap(checkpoints(kind))  # for as many tokens
     for ours, plain in zip(found, answers(checkpoints(kind), guesses), strict=True):
         assert [tokens for tokens, _ in ours] == [tokens for tokens, _ in plain]
@@ -53,7 +53,7 @@ def test_scores_are_those_of_a_step_that_is_computed_whole(
     )
     found = Harness(checkpoints(kind), OPTIONS).score(request)
     assert any(0 < rows < tokens for tokens, rows in read)
-    monkeypatch.setattr(engine_core, "rows_to_read", lambda work: None)
+    monkeypatch.setattr(engine_core, "rows_needed", lambda work: None)
     for ours, plain in zip(found, Harness(checkpoints(kind), OPTIONS).score(request), strict=True):
         assert ours.values is not None
         assert plain.values is not None
@@ -64,21 +64,21 @@ def test_scores_are_those_of_a_step_that_is_computed_whole(
 def spied(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
     """How many tokens each step has, and how many of them are read where not all are."""
     read: list[tuple[int, int]] = []
-    call = HostForward.__call__
+    call = CpuForward.__call__
 
-    def spy(self: HostForward, batch: Batch, rows: Rows, chosen: Sequence[int] | None = None) -> Tensor:
+    def spy(self: CpuForward, batch: Batch, rows: Rows, chosen: Sequence[int] | None = None) -> Tensor:
         if chosen is not None:
             read.append((len(batch.tokens), len(chosen)))
         return call(self, batch, rows, chosen)
 
-    monkeypatch.setattr(HostForward, "__call__", spy)
+    monkeypatch.setattr(CpuForward, "__call__", spy)
     return read
 
 
 def answers(folder: Path, guesses: bool) -> _Answers:
     harness = Harness(folder, OPTIONS)
     if guesses:
-        harness.core.speculate(NgramDrafter(), FixedController(3, 3))
+        harness.core.start_speculation(NgramDrafter(), FixedController(3, 3))
     events = []
     for size, law in zip(LENGTHS, [{}, {"temperature": 0.0}, {"logprobs": 2}] * 2, strict=True):
         branches = [Branch(size, key, 12) for key in range(2)]

@@ -14,7 +14,7 @@ from engine.protocol.types import Branch, Completion
 from engine.quantization.options import options
 from engine.quantization.quantize import quantize
 from engine.runner import forward_cpu
-from engine.runner.forward_cpu import HostForward
+from engine.runner.forward_cpu import CpuForward
 from kernels.cpu import availability
 from kernels.cpu.runtime import recorder
 from kernels.cpu.runtime.recorder import Arena, Recording
@@ -57,7 +57,7 @@ def test_layers_that_do_more_than_launch_kernels_are_never_repeated(checkpoints:
     harness = Harness(checkpoints(kind), OPTIONS)
     answers(harness, 0)
     forward = harness.core._forward
-    assert isinstance(forward, HostForward)
+    assert isinstance(forward, CpuForward)
     assert not forward.tapes
 
 
@@ -76,7 +76,7 @@ def test_a_tape_that_outgrows_its_arena_is_recorded_anew(
     monkeypatch.setattr("kernels.cpu.runtime.kernel_graph.record", counted)
     first = answers(harness, 0)
     forward = harness.core._forward
-    assert isinstance(forward, HostForward)
+    assert isinstance(forward, CpuForward)
     assert num_records > len(forward.tapes)
     assert answers(harness, 0) == first
 
@@ -88,7 +88,7 @@ def assert_repeated(folder: Path, threads: int, monkeypatch: pytest.MonkeyPatch)
         repeated = Harness(folder, OPTIONS)
         found = [answers(repeated, seed) for seed in range(3)]
         forward = repeated.core._forward
-        assert isinstance(forward, HostForward)
+        assert isinstance(forward, CpuForward)
         assert len(forward.tapes) > 5
         monkeypatch.setattr(forward_cpu, "_MOST", 0)
         plain = Harness(folder, OPTIONS)

@@ -8,8 +8,8 @@ import pytest
 
 from engine.core.engine_core import CoreOptions
 from engine.protocol.types import Branch, Completion
-from engine.runner.forward_cpu import HostForward
-from engine.runner.fused_sampler_cpu import HostDraws
+from engine.runner.forward_cpu import CpuForward
+from engine.runner.fused_sampler_cpu import FusedCpuSampler
 from engine.speculation.control.controller import FixedController
 from engine.speculation.drafters.ngram import NgramDrafter
 from tests.engine.conftest import Checkpoints
@@ -34,24 +34,24 @@ def test_draws_from_a_tape_are_those_of_the_plain_way(
     """Of branches of different laws that begin and end at different times, so that each row of the cache has several
     laws in its turn; and neither batch nor tape is known to them."""
     drawn = 0
-    call = HostDraws.__call__
+    call = FusedCpuSampler.__call__
 
     def counted(*arguments: object) -> object:
         nonlocal drawn
         drawn += 1
         return call(*arguments)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(HostDraws, "__call__", counted)
+    monkeypatch.setattr(FusedCpuSampler, "__call__", counted)
     found = answers(checkpoints("qwen3"), guesses)
     assert drawn > 20
-    monkeypatch.setattr(HostForward, "draw", lambda *_: None)
+    monkeypatch.setattr(CpuForward, "draw", lambda *_: None)
     assert answers(checkpoints("qwen3"), guesses) == found
 
 
 def answers(folder: Path, guesses: tuple[int, int] | None) -> list[list[Completion]]:
     harness = Harness(folder, OPTIONS)
     if guesses:
-        harness.core.speculate(NgramDrafter(), FixedController(*guesses))
+        harness.core.start_speculation(NgramDrafter(), FixedController(*guesses))
     prompt = random_tokens(7, 5) * 3
     requests = [
         harness.submit(generate(prompt, [Branch(number, key, 9 + 5 * key) for key in range(2)], **law))

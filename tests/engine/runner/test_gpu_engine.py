@@ -127,7 +127,7 @@ def test_a_drafter_guesses_there_what_it_guesses_on_the_cpu(
         speculator = harness.core._speculator
         assert speculator is not None
         recorder = Recorder(speculator.drafter)
-        harness.core.speculate(recorder, FixedController(*shape))
+        harness.core.start_speculation(recorder, FixedController(*shape))
         for request in requests():
             harness.submit(request)
         harness.run()
@@ -194,11 +194,11 @@ def test_steps_with_guesses_are_captured_too(
     }
     pretend(monkeypatch)
     harness = Harness(checkpoints("qwen3"))
-    harness.core.speculate(Oracle(known, 360, right=1.0), FixedController(*shape))
+    harness.core.start_speculation(Oracle(known, 360, right=1.0), FixedController(*shape))
     agree(harness.complete(asked), plain, checkpoints("qwen3"))
     before = Replay.replayed
     agree(harness.complete(asked), plain, checkpoints("qwen3"))
-    tally = harness.core.tally
+    tally = harness.core.speculation_stats
     assert tally is not None
     assert tally.accepted > 150
     assert Replay.replayed - before >= 6

@@ -133,7 +133,7 @@ def test_a_preempted_prompt_is_read_on_where_it_was(folder: Path) -> None:
     events = harness.submit(generate(PROMPT, [Branch(1, 1, 3)], prompt_logprobs=2, logprobs=2, ignore_eos=True))
     [sequence] = harness.core._jobs[-1].sequences
     lost_at = 0
-    while harness.core.busy:
+    while harness.core.has_work:
         ran = sequence.table is not None
         harness.core.step()
         harness.core.cache.check()

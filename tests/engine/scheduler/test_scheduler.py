@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.scheduler.scheduler import OVERTAKEN, WINDOW
+from engine.scheduler.scheduler import MAX_BYPASSES, WINDOW
 from engine.scheduler.sequence import Job, Sequence
 from tests.engine.simulation import PAGE, Simulation
 
@@ -154,12 +154,12 @@ def test_a_cold_request_is_not_overtaken_for_ever_by_those_that_hit_the_cache() 
     simulation.add([cold(0, 16)], 17)
     simulation.run()
     [old] = indices(simulation.add([cold(1, 16)], 17))
-    for newcomers in range(10 * OVERTAKEN):
+    for newcomers in range(10 * MAX_BYPASSES):
         simulation.add([[*cold(0, 16), newcomers % 3]], 18)
         simulation.step()
         if old in simulation.finished:
             break
-    assert simulation.finished.index(old) == 1 + OVERTAKEN
+    assert simulation.finished.index(old) == 1 + MAX_BYPASSES
 
 
 def test_a_large_request_is_not_starved_by_small_ones_that_would_fit() -> None:
@@ -232,7 +232,7 @@ def test_who_was_sent_back_does_not_return_before_somebody_has_left() -> None:
         assert all(ended > sent_back.pop(one, -1) for one in now - running)
         sent_back |= {one: ended for one in running - now if one in simulation.branches}
         running = now
-    assert simulation.scheduler.preemptions > 0
+    assert simulation.scheduler.num_preemptions > 0
 
 
 def test_a_sequence_that_fills_the_whole_pool_alone_finishes() -> None:
@@ -260,7 +260,7 @@ def test_the_check_finds_tokens_that_were_not_computed() -> None:
     [sequence] = simulation.scheduler.running
     sequence.tokens[2] = 99
     with pytest.raises(RuntimeError, match="other tokens"):
-        simulation.scheduler.check()
+        simulation.scheduler.check_invariants()
 
 
 def test_the_check_finds_a_sequence_that_was_lost() -> None:
@@ -270,7 +270,7 @@ def test_the_check_finds_a_sequence_that_was_lost() -> None:
     [job] = simulation.jobs
     job.waiting.clear()
     with pytest.raises(RuntimeError, match="queue"):
-        simulation.scheduler.check()
+        simulation.scheduler.check_invariants()
 
 
 PROMPTS = st.tuples(st.integers(0, 2), st.integers(1, 20), st.integers(0, 2), st.integers(0, 20), st.integers(-1, 1))

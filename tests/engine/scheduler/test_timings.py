@@ -33,7 +33,7 @@ def test_times_are_those_of_arrival_first_step_first_token_and_end(
         return clock
 
     events = harness.submit(generate([5, 6, 7], [Branch(1, 1, 4)], ignore_eos=True))
-    harness.core._jobs[0].arrived = 100.0
+    harness.core._jobs[0].arrived_at = 100.0
     monkeypatch.setattr(
         "engine.core.engine_core.time", SimpleNamespace(monotonic=tick)
     )  # other threads look at the clock too

@@ -162,7 +162,7 @@ async def test_a_client_that_hangs_up_stops_its_work(
     head = f"POST /v1/completions HTTP/1.1\r\nHost: e\r\nContent-Type: application/json\r\nContent-Length: {len(body)}"
     _, writer = await asyncio.open_unix_connection(address.removeprefix("unix://"))
     writer.write(f"{head}\r\n\r\n{body}".encode())
-    while not core.busy:  # noqa: ASYNC110
+    while not core.has_work:  # noqa: ASYNC110
         await asyncio.sleep(0)
     writer.close()
     # The engine stands still until the server has told it to stop.
@@ -195,7 +195,7 @@ async def test_a_failing_step_is_told_to_the_client_and_the_server_goes_on(
     client: HttpEngine, engine: LocalEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr("engine.core.engine_core.read_out", lambda *_: 1 / 0)
+        patch.setattr("engine.core.engine_core.sample_and_score", lambda *_: 1 / 0)
         with pytest.raises(EngineError, match="ZeroDivisionError"):
             await collect(client, sampled())
         with pytest.raises(EngineError, match="ZeroDivisionError"):

@@ -18,7 +18,7 @@ from torch import Tensor
 from engine.cache.paged_kv import KVCache
 from engine.scheduler.draft import Draft
 from engine.scheduler.sequence import GenerateSequence
-from engine.speculation.drafter import Advance, Drafter, Wish
+from engine.speculation.drafter import Drafter, DraftRequest, StepResult
 from engine.speculation.drafters.proposal import _REACH as REACH
 from engine.speculation.drafters.proposal import NOISE
 from kernels.common.noise import SAMPLE, gumbel_noise, noise_streams
@@ -89,7 +89,7 @@ class Asked(NamedTuple):
     seed: int
     key: int
     temperature: float
-    wish: Wish
+    wish: DraftRequest
     draft: Draft
 
 
@@ -98,24 +98,24 @@ class Recorder:
 
     def __init__(self, drafter: Drafter) -> None:
         self._drafter = drafter
-        self.kind, self.layers, self.watches = drafter.kind, drafter.layers, drafter.watches
+        self.kind, self.layers, self.hidden_state_needs = drafter.kind, drafter.layers, drafter.hidden_state_needs
         self.asked: list[Asked] = []
 
     def reset(self, cache: KVCache) -> None:
         self._drafter.reset(cache)
 
-    def propose(self, wishes: Sequence[Wish]) -> list[Draft]:
+    def propose(self, wishes: Sequence[DraftRequest]) -> list[Draft]:
         drafts = self._drafter.propose(wishes)
         for wish, draft in zip(wishes, drafts, strict=True):
             one = wish.sequence
             self.asked.append(Asked(list(one.tokens), one.seed, one.key, one.sampling.temperature, wish, draft))
         return drafts
 
-    def advance(self, steps: Sequence[Advance], hidden: Tensor) -> None:
-        self._drafter.advance(steps, hidden)
+    def observe_step(self, steps: Sequence[StepResult], hidden: Tensor) -> None:
+        self._drafter.observe_step(steps, hidden)
 
-    def forget(self, sequence: GenerateSequence) -> None:
-        self._drafter.forget(sequence)
+    def release(self, sequence: GenerateSequence) -> None:
+        self._drafter.release(sequence)
 
     def clear_cache(self) -> None:
         self._drafter.clear_cache()

@@ -16,10 +16,10 @@ from typing import Any, cast
 
 from engine.scheduler.draft import EMPTY_DRAFT, Draft
 from engine.scheduler.sequence import GenerateSequence
-from engine.speculation.control.controller import Controller, Outcome
-from engine.speculation.drafter import Wish
+from engine.speculation.control.controller import Controller, DraftOutcome
+from engine.speculation.drafter import DraftRequest
 
-Chances = Callable[[random.Random, float], tuple[float, float]]
+AcceptanceCalibrator = Callable[[random.Random, float], tuple[float, float]]
 
 
 def honest(_: random.Random, usual: float) -> tuple[float, float]:
@@ -61,7 +61,7 @@ class Branch:
     known: list[tuple[tuple[float, float], float]] = field(default_factory=list)
     """By position: what is said of a guess and what is true; and what decides which of the guesses is right."""
 
-    def at(self, position: int, chances: Chances) -> tuple[tuple[float, float], float]:
+    def at(self, position: int, chances: AcceptanceCalibrator) -> tuple[tuple[float, float], float]:
         while len(self.known) <= position:
             self.known.append((chances(self.rng, self.usual), self.rng.random()))
         return self.known[position]
@@ -77,7 +77,7 @@ class Simulation:
     """Seconds of drafting by branches and depth."""
     usual: Callable[[random.Random], float]
     """Of a new branch: the chance of a guess to be right."""
-    chances: Chances = honest
+    chances: AcceptanceCalibrator = honest
     offers: float = 1.0
     """How often the drafter has any guess."""
     siblings: int = 1
@@ -124,9 +124,9 @@ class Simulation:
         if 8 * abs(len(rows) - self.resting) > self.resting:
             self.rest = 0
         resting = self.rest > 0
-        sizes = [(0, 0)] * len(rows) if resting else controller.sizes(rows, 0, self.rested)
+        sizes = [(0, 0)] * len(rows) if resting else controller.choose_sizes(rows, 0, self.rested)
         self.rested = self.rested + 1 if resting else 0
-        wishes = [Wish(row, *size) for row, size in zip(rows, sizes, strict=True) if size[0]]
+        wishes = [DraftRequest(row, *size) for row, size in zip(rows, sizes, strict=True) if size[0]]
         drafting = self.draft(len(wishes), max((wish.depth for wish in wishes), default=0)) * self._noise()
         for branch in self.running:
             branch.missed += 1
@@ -134,11 +134,11 @@ class Simulation:
             drafting += self.missing * (cast(Branch, wish.sequence).missed - 1)
             cast(Branch, wish.sequence).missed = 0
         drafts = controller.trim(wishes, [self._guess(wish) for wish in wishes]) if wishes else []
-        outcomes: list[Outcome] = []
+        outcomes: list[DraftOutcome] = []
         for wish, draft in zip(wishes, drafts, strict=True):
             branch = cast(Branch, wish.sequence)
             if draft:
-                outcomes.append(Outcome(wish.sequence, draft, self._accepted(branch, draft)))
+                outcomes.append(DraftOutcome(wish.sequence, draft, self._accepted(branch, draft)))
         kept = {id(outcome.sequence): len(outcome.accepted) for outcome in outcomes}
         for branch in self.running:
             new = min(branch.left, 1 + kept.get(id(branch), 0))
@@ -155,13 +155,13 @@ class Simulation:
             self.rest -= 1
             drafting = 0.0
         else:
-            self.rest, self.resting = controller.learn(outcomes, tokens, drafting, seconds, first), len(rows)
+            self.rest, self.resting = controller.update(outcomes, tokens, drafting, seconds, first), len(rows)
         for branch in [branch for branch in self.running if branch.table is None]:
             self.running.remove(branch)
         self.seconds += drafting + seconds
         self.sizes.append(guesses)
 
-    def _guess(self, wish: Wish) -> Draft:
+    def _guess(self, wish: DraftRequest) -> Draft:
         """The likeliest chain, whose tokens are 0; where trees are asked for, with leaves 1, 2, … beside it, of which
         each is as likely among what is left as the chain's."""
         branch = cast(Branch, wish.sequence)

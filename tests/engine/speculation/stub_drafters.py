@@ -10,7 +10,7 @@ from torch import Tensor
 from engine.cache.paged_kv import KVCache
 from engine.scheduler.draft import Draft
 from engine.scheduler.sequence import GenerateSequence
-from engine.speculation.drafter import Advance, Watch, Wish
+from engine.speculation.drafter import DraftRequest, HiddenStateNeeds, StepResult
 
 Place = tuple[int, int, int]
 """A branch's seed and key, and a position."""
@@ -20,7 +20,7 @@ class Oracle:
     """Knows what branches will draw and guesses that with probability ``right``, at a random place of a random tree."""
 
     kind = "oracle"
-    watches = Watch.ALL
+    hidden_state_needs = HiddenStateNeeds.ALL
     layers = 0
 
     def __init__(self, known: Mapping[Place, int], vocab: int, right: float, seed: int = 0) -> None:
@@ -32,7 +32,7 @@ class Oracle:
     def reset(self, cache: KVCache) -> None:
         self.known.clear()
 
-    def propose(self, wishes: Sequence[Wish]) -> list[Draft]:
+    def propose(self, wishes: Sequence[DraftRequest]) -> list[Draft]:
         self.wishes += len(wishes)
         return [self._guess(wish.sequence, wish.depth, wish.nodes) for wish in wishes]
 
@@ -60,13 +60,15 @@ class Oracle:
             parents.append(parent)
         return Draft(tuple(tokens), tuple(parents), (self._right,) * len(tokens))
 
-    def advance(self, steps: Sequence[Advance], hidden: Tensor) -> None:
+    def observe_step(self, steps: Sequence[StepResult], hidden: Tensor) -> None:
         for sequence, first, rows in steps:
-            assert first + len(rows) == sequence.computed <= len(sequence.tokens)
-            assert sequence.computed < len(sequence.tokens) or sequence.computed < sequence.prefix + 1
+            assert first + len(rows) == sequence.num_computed <= len(sequence.tokens)
+            assert (
+                sequence.num_computed < len(sequence.tokens) or sequence.num_computed < sequence.num_prefix_tokens + 1
+            )
             assert max(rows) < len(hidden)
 
-    def forget(self, sequence: GenerateSequence) -> None:
+    def release(self, sequence: GenerateSequence) -> None:
         self.known.discard(sequence)
 
     def clear_cache(self) -> None:

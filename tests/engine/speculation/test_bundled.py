@@ -35,12 +35,12 @@ def answers(draft: str, temperature: float) -> tuple[Answers, int]:
     model = harness.core.model
     drafter = load_drafter(draft, BUNDLED / "policy", model.decoder, context=model.info.context)
     if drafter is not None:
-        harness.core.speculate(drafter, FixedController(4, 6))  # the adaptive one may find that it does not pay
+        harness.core.start_speculation(drafter, FixedController(4, 6))  # the adaptive one may find that it does not pay
     prompts = [model.tokenizer.encode_chat([{"role": "user", "content": text}]) for text in problems()]
     heard = [harness.submit(generate(prompt, [Branch(0, 0, 96)], temperature=temperature)) for prompt in prompts]
-    while harness.core.busy:
+    while harness.core.has_work:
         harness.core.step()
-    harness.core.check()
+    harness.core.check_invariants()
     completions = [event for [event] in heard if isinstance(event, Completion)]
     return [one.token_ids for one in completions], sum(one.accepted_tokens for one in completions)
 

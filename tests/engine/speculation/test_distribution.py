@@ -21,13 +21,13 @@ from engine.core.engine_core import EngineCore
 from engine.models.load import load_model
 from engine.protocol.types import Branch, Completion
 from engine.runner import batch, sample_step
-from engine.runner.sample_step import Drawn
+from engine.runner.sample_step import SampledTokens
 from engine.sampling.logits_processors import LogitsRow, apply_logits_processors
 from engine.sampling.sampler import Coordinates, Floats, Ints, Laws
 from engine.scheduler.draft import Draft
 from engine.scheduler.sequence import GenerateSequence
-from engine.speculation.control.controller import FixedController, Outcome
-from engine.speculation.drafter import Advance, Drafter, Watch, Wish
+from engine.speculation.control.controller import DraftOutcome, FixedController
+from engine.speculation.drafter import Drafter, DraftRequest, HiddenStateNeeds, StepResult
 from engine.speculation.load import load_drafter
 from tests.engine.conftest import Checkpoints
 from tests.engine.helpers import SMALL, Harness, generate
@@ -100,17 +100,17 @@ def draw(folder: Path, drafter: Drafter | None, shape: str = "chain") -> Counter
     """What so many branches with different noise generate."""
     harness = Harness(folder, SMALL)
     if drafter is not None:
-        harness.core.speculate(drafter, FixedController(*SHAPES[shape]))
+        harness.core.start_speculation(drafter, FixedController(*SHAPES[shape]))
     drawn: Counter[tuple[int, ...]] = Counter()
     for start in range(0, SAMPLES, 500):
         keys = range(start, start + 500)
         events = harness.submit(generate(PROMPT, [Branch(seed=3, key=key, max_tokens=LENGTH) for key in keys], **LAW))
-        while harness.core.busy:
+        while harness.core.has_work:
             harness.core.step()
         drawn.update(event.token_ids for event in events if isinstance(event, Completion))
     assert drawn.total() == SAMPLES
     if drafter is not None:
-        assert harness.core.tally.accepted > SAMPLES / 10
+        assert harness.core.speculation_stats.accepted > SAMPLES / 10
     return drawn
 
 
@@ -118,7 +118,7 @@ class Likeliest:
     """Guesses the likeliest continuations of the exact law, the best first: point guesses, without any noise."""
 
     kind = "likeliest"
-    watches = Watch.ALL
+    hidden_state_needs = HiddenStateNeeds.ALL
     layers = 0
 
     def __init__(self, law: Law) -> None:
@@ -130,8 +130,8 @@ class Likeliest:
     def reset(self, cache: KVCache) -> None:
         pass
 
-    def propose(self, wishes: Sequence[Wish]) -> list[Draft]:
-        return [self._guess(tuple(wish.sequence.written), wish.depth, wish.nodes) for wish in wishes]
+    def propose(self, wishes: Sequence[DraftRequest]) -> list[Draft]:
+        return [self._guess(tuple(wish.sequence.generated), wish.depth, wish.nodes) for wish in wishes]
 
     def _guess(self, written: tuple[int, ...], depth: int, nodes: int) -> Draft:
         places = {written: -1}
@@ -150,10 +150,10 @@ class Likeliest:
         tokens = [one[-1] for one, place in places.items() if place >= 0]
         return Draft(tuple(tokens), tuple(parents), (0.5,) * len(tokens))
 
-    def advance(self, steps: Sequence[Advance], hidden: Tensor) -> None:
+    def observe_step(self, steps: Sequence[StepResult], hidden: Tensor) -> None:
         pass
 
-    def forget(self, sequence: GenerateSequence) -> None:
+    def release(self, sequence: GenerateSequence) -> None:
         pass
 
     def clear_cache(self) -> None:
@@ -197,7 +197,7 @@ def test_sequences_have_the_exact_law_whoever_guesses(
 def plant_belief(patch: pytest.MonkeyPatch) -> None:
     original = EngineCore._settle
 
-    def settle(core: EngineCore, drawn: list[Drawn]) -> list[Outcome]:
+    def settle(core: EngineCore, drawn: list[SampledTokens]) -> list[DraftOutcome]:
         for one in drawn:
             if one.draft:
                 one.tokens[0] = one.draft.tokens[0]

@@ -95,7 +95,7 @@ def same(ours: Sequence[Completion], plain: Sequence[Completion], folder: Path, 
 
 def speculating(folder: Path, oracle: Oracle, shape: str, options: CoreOptions = SMALL) -> Harness:
     harness = Harness(folder, options)
-    harness.core.speculate(oracle, FixedController(*SHAPES[shape]))
+    harness.core.start_speculation(oracle, FixedController(*SHAPES[shape]))
     return harness
 
 
@@ -111,8 +111,8 @@ def test_every_kind_of_request_is_answered_as_without_guesses(checkpoints: Check
         harness = speculating(folder, oracle, shape)
         ours = completions(answers(harness, asked))
         same(ours, plain, folder)
-        accepted_at[right] = harness.core.tally.accepted
-        assert harness.core.tally.drafted == sum(one.drafted_tokens for one in ours)
+        accepted_at[right] = harness.core.speculation_stats.accepted
+        assert harness.core.speculation_stats.drafted == sum(one.drafted_tokens for one in ours)
         assert accepted_at[right] == sum(one.accepted_tokens for one in ours)
         assert not oracle.known
     assert accepted_at[0.0] < accepted_at[0.6] < accepted_at[1.0]
@@ -212,7 +212,7 @@ def test_in_deterministic_mode_speculation_gives_the_same_bits(checkpoints: Chec
     harness = speculating(folder, Oracle(truth(asked, plain), VOCAB, 0.7), "tree", options)
     ours = completions(answers(harness, asked))
     assert harness.core._speculator is not None
-    assert harness.core.tally.accepted > 0
+    assert harness.core.speculation_stats.accepted > 0
     assert [replace(one, drafted_tokens=0, accepted_tokens=0) for one in ours] == plain
 
 
@@ -238,7 +238,7 @@ def test_a_cancelled_branch_is_forgotten_with_what_it_has(checkpoints: Checkpoin
         harness.core.step()
     assert oracle.known
     harness.core.cancel(lambda _: True)
-    assert not harness.core.busy
+    assert not harness.core.has_work
     assert not oracle.known
 
 

@@ -14,7 +14,7 @@ from engine.scheduler.sequence import GenerateSequence
 from engine.speculation import speculator
 from engine.speculation.control.adaptive import AdaptiveController
 from engine.speculation.control.controller import FixedController
-from engine.speculation.drafter import Advance, Wish
+from engine.speculation.drafter import DraftRequest, StepResult
 from tests.engine.conftest import Checkpoints
 from tests.engine.helpers import Harness
 from tests.engine.speculation.stub_drafters import Oracle
@@ -32,7 +32,7 @@ class Fragile(Oracle):
         super().reset(cache)
         self.resets += 1
 
-    def propose(self, wishes: Sequence[Wish]) -> list[Draft]:
+    def propose(self, wishes: Sequence[DraftRequest]) -> list[Draft]:
         self._fail("propose")
         drafts = super().propose(wishes)
         if self.where == "trim" and self.resets == 1:
@@ -41,14 +41,14 @@ class Fragile(Oracle):
             drafts = [self._guess(wish.sequence, wish.nodes, wish.nodes) for wish in wishes]
         return drafts
 
-    def advance(self, steps: Sequence[Advance], hidden: Tensor) -> None:
+    def observe_step(self, steps: Sequence[StepResult], hidden: Tensor) -> None:
         self.steps += 1
         self._fail("advance")
-        super().advance(steps, hidden)
+        super().observe_step(steps, hidden)
 
-    def forget(self, sequence: GenerateSequence) -> None:
+    def release(self, sequence: GenerateSequence) -> None:
         self._fail("forget")
-        super().forget(sequence)
+        super().release(sequence)
 
     def _fail(self, where: str) -> None:
         if self.where == where and self.steps > 3 and self.resets == 1:
@@ -58,7 +58,7 @@ class Fragile(Oracle):
 class Strict(FixedController):
     """Cannot weigh chances that are no numbers."""
 
-    def trim(self, wishes: Sequence[Wish], drafts: Sequence[Draft], /) -> list[Draft]:
+    def trim(self, wishes: Sequence[DraftRequest], drafts: Sequence[Draft], /) -> list[Draft]:
         if any(chance != chance for draft in drafts for chance in draft.probs):
             raise ValueError("a chance is not a number")
         return list(drafts)
@@ -74,7 +74,7 @@ def test_a_drafter_that_fails_pauses_and_nobody_else_notices(
     drafter = Fragile(truth(asked, plain), VOCAB, 0.7)
     drafter.where = where
     harness = Harness(folder)
-    harness.core.speculate(drafter, Strict(4, 8))
+    harness.core.start_speculation(drafter, Strict(4, 8))
     same(completions(answers(harness, asked)), plain, folder)
     assert [record.message for record in caplog.records] == ["the drafter oracle failed; nobody guesses for 4 steps"]
     caplog.clear()
@@ -91,13 +91,13 @@ def test_branches_of_a_step_that_failed_are_forgotten(
     plain = completions(answers(Harness(folder), asked))
     oracle = Oracle(truth(asked, plain), VOCAB, 0.7)
     harness = Harness(folder)
-    harness.core.speculate(oracle, AdaptiveController(4, 8))
+    harness.core.start_speculation(oracle, AdaptiveController(4, 8))
     heard = [harness.submit(request) for request in asked]
     while not oracle.wishes:  # plain steps are measured first
         harness.core.step()
-        assert harness.core.busy
+        assert harness.core.has_work
     with monkeypatch.context() as patch:
-        patch.setattr("engine.core.engine_core.read_out", lambda *_: 1 / 0)
+        patch.setattr("engine.core.engine_core.sample_and_score", lambda *_: 1 / 0)
         harness.run()
     for events in heard:
         assert isinstance(events[-1], EngineError)

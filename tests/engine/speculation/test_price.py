@@ -12,8 +12,8 @@ from engine.cache.paged_kv import KVCache
 from engine.protocol.types import Branch
 from engine.scheduler.draft import EMPTY_DRAFT, Draft
 from engine.scheduler.sequence import GenerateSequence
-from engine.speculation.control.controller import REST, Outcome
-from engine.speculation.drafter import Advance, Watch, Wish
+from engine.speculation.control.controller import MAX_SKIPPED_STEPS, DraftOutcome
+from engine.speculation.drafter import DraftRequest, HiddenStateNeeds, StepResult
 from tests.engine.conftest import Checkpoints
 from tests.engine.helpers import Harness, generate
 
@@ -32,8 +32,8 @@ class Slow:
     kind = "slow"
     layers = 0
 
-    def __init__(self, clock: Clock, watches: Watch, depth: int, rest: int = 0) -> None:
-        self.watches = watches
+    def __init__(self, clock: Clock, hidden_state_needs: HiddenStateNeeds, depth: int, rest: int = 0) -> None:
+        self.hidden_state_needs = hidden_state_needs
         self.prices: list[float] = []
         self.looks = self.told = 0
         """Steps that the controller looked at, and those that the drafter was told of."""
@@ -42,28 +42,30 @@ class Slow:
     def reset(self, cache: KVCache) -> None:
         pass
 
-    def propose(self, wishes: Sequence[Wish]) -> list[Draft]:
+    def propose(self, wishes: Sequence[DraftRequest]) -> list[Draft]:
         self._clock.now += PROPOSE
         return [EMPTY_DRAFT] * len(wishes)
 
-    def advance(self, steps: Sequence[Advance], hidden: Tensor) -> None:
+    def observe_step(self, steps: Sequence[StepResult], hidden: Tensor) -> None:
         self._clock.now += ADVANCE
         self.told += 1
 
-    def sizes(self, sequences: Sequence[GenerateSequence], _: int, _rested: int, /) -> list[tuple[int, int]]:
+    def choose_sizes(self, sequences: Sequence[GenerateSequence], _: int, _rested: int, /) -> list[tuple[int, int]]:
         self._clock.now += SIZES
         self.looks += 1
         return [(self._depth, self._depth)] * len(sequences)
 
-    def trim(self, _: Sequence[Wish], drafts: Sequence[Draft], /) -> list[Draft]:
+    def trim(self, _: Sequence[DraftRequest], drafts: Sequence[Draft], /) -> list[Draft]:
         return list(drafts)
 
-    def learn(self, _outcomes: Sequence[Outcome], _tokens: int, drafting: float, _step: float, _first: bool, /) -> int:
+    def update(
+        self, _outcomes: Sequence[DraftOutcome], _tokens: int, drafting: float, _step: float, _first: bool, /
+    ) -> int:
         self._clock.now += LEARN
         self.prices.append(drafting)
         return self._rest
 
-    def forget(self, sequence: GenerateSequence) -> None:
+    def release(self, sequence: GenerateSequence) -> None:
         pass
 
     def clear_cache(self) -> None:
@@ -71,22 +73,26 @@ class Slow:
 
 
 @pytest.mark.parametrize(
-    ("watches", "depth", "price"),
+    ("hidden_state_needs", "depth", "price"),
     [
-        (Watch.ALL, 0, ADVANCE + SIZES / (1 + REST)),
-        (Watch.LAST, 0, (ADVANCE + SIZES) / (1 + REST)),
-        (Watch.NONE, 0, (ADVANCE + SIZES) / (1 + REST)),
-        (Watch.LAST, 3, PROPOSE + ADVANCE + SIZES),
+        (HiddenStateNeeds.ALL, 0, ADVANCE + SIZES / (1 + MAX_SKIPPED_STEPS)),
+        (HiddenStateNeeds.LAST, 0, (ADVANCE + SIZES) / (1 + MAX_SKIPPED_STEPS)),
+        (HiddenStateNeeds.NONE, 0, (ADVANCE + SIZES) / (1 + MAX_SKIPPED_STEPS)),
+        (HiddenStateNeeds.LAST, 3, PROPOSE + ADVANCE + SIZES),
     ],
 )
 def test_looking_at_a_step_without_guesses_is_paid_by_all_those_that_are_not_looked_at(
-    checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch, watches: Watch, depth: int, price: float
+    checkpoints: Checkpoints,
+    monkeypatch: pytest.MonkeyPatch,
+    hidden_state_needs: HiddenStateNeeds,
+    depth: int,
+    price: float,
 ) -> None:
     clock = Clock()
     harness = Harness(checkpoints("qwen3"))
     monkeypatch.setattr("engine.speculation.speculator.time", SimpleNamespace(thread_time=lambda: clock.now))
-    slow = Slow(clock, watches, depth)
-    harness.core.speculate(slow, slow)
+    slow = Slow(clock, hidden_state_needs, depth)
+    harness.core.start_speculation(slow, slow)
     harness.complete(generate([1, 2, 3], [Branch(1, 1, 12)], ignore_eos=True))
     assert len(slow.prices) > 5
     assert slow.prices[1:-1] == pytest.approx([price] * (len(slow.prices) - 2))
@@ -96,32 +102,36 @@ class Restful(Slow):
     """Wants to hear of every fourth step."""
 
     def __init__(self, clock: Clock) -> None:
-        super().__init__(clock, Watch.NONE, 0)
+        super().__init__(clock, HiddenStateNeeds.NONE, 0)
         self.rested: list[int] = []
 
-    def sizes(self, sequences: Sequence[GenerateSequence], _: int, rested: int, /) -> list[tuple[int, int]]:
+    def choose_sizes(self, sequences: Sequence[GenerateSequence], _: int, rested: int, /) -> list[tuple[int, int]]:
         self.rested.append(rested)
         return [(0, 0)] * len(sequences)
 
-    def learn(self, _outcomes: Sequence[Outcome], _tokens: int, _drafting: float, _step: float, _first: bool, /) -> int:
+    def update(
+        self, _outcomes: Sequence[DraftOutcome], _tokens: int, _drafting: float, _step: float, _first: bool, /
+    ) -> int:
         return 3
 
 
 def test_a_rest_is_as_long_as_is_said_and_ends_when_branches_come_or_go(checkpoints: Checkpoints) -> None:
     harness, restful = Harness(checkpoints("qwen3")), Restful(Clock())
-    harness.core.speculate(restful, restful)
+    harness.core.start_speculation(restful, restful)
     harness.complete(generate([1, 2, 3], [Branch(1, 1, 14), Branch(1, 2, 6)], ignore_eos=True))
     # With the second look the second branch ends, and the rest that would have followed.
     assert restful.rested == [0, 3, 0, 3]
 
 
-@pytest.mark.parametrize(("watches", "told"), [(Watch.ALL, 12), (Watch.LAST, 6), (Watch.NONE, 4)])
+@pytest.mark.parametrize(
+    ("hidden_state_needs", "told"), [(HiddenStateNeeds.ALL, 12), (HiddenStateNeeds.LAST, 6), (HiddenStateNeeds.NONE, 4)]
+)
 def test_a_controller_at_rest_hears_nothing_and_the_drafter_what_it_watches(
-    checkpoints: Checkpoints, watches: Watch, told: int
+    checkpoints: Checkpoints, hidden_state_needs: HiddenStateNeeds, told: int
 ) -> None:
     """Of eleven steps after the prompt's, one of four is looked at."""
-    slow = Slow(Clock(), watches, 0, rest=3)
+    slow = Slow(Clock(), hidden_state_needs, 0, rest=3)
     harness = Harness(checkpoints("qwen3"))
-    harness.core.speculate(slow, slow)
+    harness.core.start_speculation(slow, slow)
     harness.complete(generate([1, 2, 3], [Branch(1, 1, 12)], ignore_eos=True))
     assert (slow.looks, len(slow.prices), slow.told) == (3, 3, told)

@@ -35,14 +35,16 @@ def guessed(folder: Path, right: float) -> tuple[list[Completion], Harness]:
         for place, token in enumerate(completion.token_ids)
     }
     harness = Harness(folder)
-    harness.core.speculate(Oracle(known, VOCAB, right), FixedController(3, 3))
+    harness.core.start_speculation(Oracle(known, VOCAB, right), FixedController(3, 3))
     return harness.complete(ASKED), harness
 
 
 def numbers(harness: Harness) -> dict[str, float]:
     core = harness.core
     engine = SimpleNamespace(
-        stats=lambda: {"m": core.stats}, timings=lambda: {"m": Timings()}, tallies=lambda: {"m": core.tally}
+        stats=lambda: {"m": core.stats},
+        timings=lambda: {"m": Timings()},
+        speculation_stats=lambda: {"m": core.speculation_stats},
     )
     registry = CollectorRegistry()
     registry.register(EngineCollector(cast(LocalEngine, engine)))
@@ -80,7 +82,7 @@ async def test_openai_s_usage_and_the_client_tell_of_guesses(checkpoints: Checkp
         async with httpx.AsyncClient(transport=transport, base_url="http://engine", timeout=60) as http:
             usage: dict[str, Any] = (await http.post("/v1/completions", json=body)).json()["usage"]
             choices = (await http.post("/v1/completions", json={**body, "stream_choices": True})).text
-    tally = engine.tallies()["m"]
+    tally = engine.speculation_stats()["m"]
     await engine.close()
     told = usage["completion_tokens_details"]
     assert set(told) == {"accepted_prediction_tokens", "rejected_prediction_tokens"}

@@ -122,10 +122,10 @@ def test_a_branch_stops_with_the_token_that_completes_a_stop_string(
     sequence = harness.core._jobs[0].sequences[0]
     streamed, stopped = "", None
     for token in tokens[given:]:
-        sequence.written.append(token)  # type: ignore[union-attr]
+        sequence.generated.append(token)  # type: ignore[union-attr]
         reason = ending(sequence, token, 256)  # type: ignore[arg-type]
         if reason is not None:
-            stopped = text_of(tokenizer, sequence.written)  # type: ignore[union-attr]
+            stopped = text_of(tokenizer, sequence.generated)  # type: ignore[union-attr]
             assert reason[0] == "stop"
             assert reason[1] in stop
             break
@@ -254,8 +254,8 @@ def test_any_stop_string_ends_any_text_where_it_is_complete_and_is_never_streame
     before = text_of(tokenizer, tokens[:given_tokens])
     streamed, reason = "", None
     for token in tokens[given_tokens:]:
-        sequence.written.append(token)
-        now = text_of(tokenizer, sequence.written)
+        sequence.generated.append(token)
+        now = text_of(tokenizer, sequence.generated)
         ends = [now.find(stop, max(0, len(before) - len(stop) + 1)) + len(stop) for stop in stops]
         found = [end for end, stop in zip(ends, stops, strict=True) if end >= len(stop)]
         reason = ending(sequence, token, 256)
@@ -270,7 +270,7 @@ def test_any_stop_string_ends_any_text_where_it_is_complete_and_is_never_streame
             streamed += delta.text
     rest, answer = completion(sequence, reason or ("length", None))
     assert streamed + (rest.text if rest else "") == answer.text
-    assert before + answer.text == text_of(tokenizer, sequence.written)
+    assert before + answer.text == text_of(tokenizer, sequence.generated)
 
 
 @pytest.fixture(scope="module")

@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from engine.scheduler.draft import Draft
 from engine.scheduler.sequence import GenerateSequence
 from engine.speculation.control.adaptive import AdaptiveController
-from engine.speculation.control.controller import Controller, FixedController, Outcome
-from engine.speculation.drafter import Wish
+from engine.speculation.control.controller import Controller, DraftOutcome, FixedController
+from engine.speculation.drafter import DraftRequest
 from tests.engine.speculation.simulation import (
     Branch,
     Simulation,
@@ -295,15 +295,15 @@ def test_a_step_with_a_prompt_has_guesses_only_if_they_are_cheaper_there() -> No
     asked: dict[int, int] = {0: 0, 300: 0}
     for turn in range(3000):
         others = 300 if turn % 5 == 0 else 0
-        [size] = controller.sizes([branch], others, 0)
+        [size] = controller.choose_sizes([branch], others, 0)
         draft = Draft.chain([0] * size[0], [0.8] * size[0])
         if size[0]:
-            [draft] = controller.trim([Wish(branch, *size)], [draft])
+            [draft] = controller.trim([DraftRequest(branch, *size)], [draft])
         right = next((place for place in range(len(draft)) if rng.random() > 0.8), len(draft))
-        outcomes = [Outcome(branch, draft, tuple(range(right)))] if draft else []
+        outcomes = [DraftOutcome(branch, draft, tuple(range(right)))] if draft else []
         tokens = 1 + others + len(draft)
         seconds = 4e-3 if tokens <= 4 else 2e-3 * tokens
-        controller.learn(outcomes, tokens, 1e-5, seconds * rng.lognormvariate(0, 0.02), False)
+        controller.update(outcomes, tokens, 1e-5, seconds * rng.lognormvariate(0, 0.02), False)
         if turn > 1500:
             guesses[others].append(len(draft))
             asked[others] += bool(size[0])
@@ -356,11 +356,11 @@ def test_steps_of_a_rest_that_was_cut_short_are_not_counted() -> None:
         controller, branch = adaptive(), cast(GenerateSequence, Branch(0.5, 1 << 30, random.Random(0)))
         begun, steps, rested, guessed = [], 0, 0, False
         while len(begun) < 5:
-            [(depth, _)] = controller.sizes([branch], 0, rested)
+            [(depth, _)] = controller.choose_sizes([branch], 0, rested)
             if depth and not guessed:
                 begun.append(steps)
             guessed = depth > 0
-            rested = min(controller.learn([], 1 + depth, 1e-5, 1e-3 * (1 + depth), False), allowed)
+            rested = min(controller.update([], 1 + depth, 1e-5, 1e-3 * (1 + depth), False), allowed)
             steps += 1 + rested
         return begun
 
@@ -434,9 +434,11 @@ def test_little_is_kept_of_loads_and_nothing_of_branches() -> None:
     for number in range(512):
         branches = [cast(GenerateSequence, Branch(0.5, 1, rng)) for _ in range(1 + number % 256)]
         gone += [weakref.ref(branch) for branch in branches]
-        controller.sizes(branches, 0, 0)
-        controller.trim([Wish(branch, 2, 2) for branch in branches], [Draft.chain([1, 2], [0.5, 0.5])] * len(branches))
-        controller.learn([], len(branches), 1e-4, 1e-3, False)
+        controller.choose_sizes(branches, 0, 0)
+        controller.trim(
+            [DraftRequest(branch, 2, 2) for branch in branches], [Draft.chain([1, 2], [0.5, 0.5])] * len(branches)
+        )
+        controller.update([], len(branches), 1e-4, 1e-3, False)
     del branches
     gc.collect()
     assert not any(one() for one in gone)
@@ -451,9 +453,9 @@ def test_a_trimmed_draft_is_a_tree_of_what_was_proposed(data: st.DataObject) -> 
     rng = random.Random(data.draw(st.integers(0, 1 << 20)))
     branches = [cast(GenerateSequence, Branch(0.5, 1 << 30, rng)) for _ in range(data.draw(st.integers(1, 5)))]
     for _ in range(40):
-        sizes = controller.sizes(branches, rng.choice((0, 0, 100)), 0)
+        sizes = controller.choose_sizes(branches, rng.choice((0, 0, 100)), 0)
         assert all(0 <= depth <= DEPTH and depth <= nodes <= NODES for depth, nodes in sizes)
-        wishes = [Wish(branch, *size) for branch, size in zip(branches, sizes, strict=True) if size[0]]
+        wishes = [DraftRequest(branch, *size) for branch, size in zip(branches, sizes, strict=True) if size[0]]
         drafts = [_random_tree(rng, wish) for wish in wishes]
         kept = controller.trim(wishes, drafts) if wishes else []
         assert len(kept) == len(drafts)
@@ -461,12 +463,12 @@ def test_a_trimmed_draft_is_a_tree_of_what_was_proposed(data: st.DataObject) -> 
             ways = {tuple(whole.path(index)) for index in range(len(whole))}
             assert all(tuple(part.path(index)) in ways for index in range(len(part)))
             assert all(parent < index for index, parent in enumerate(part.parents))
-        outcomes = [Outcome(wish.sequence, draft, ()) for wish, draft in zip(wishes, kept, strict=True) if draft]
+        outcomes = [DraftOutcome(wish.sequence, draft, ()) for wish, draft in zip(wishes, kept, strict=True) if draft]
         tokens = len(branches) + sum(map(len, kept))
-        controller.learn(outcomes, tokens, 1e-5, 1e-3 + 1e-5 * tokens, False)
+        controller.update(outcomes, tokens, 1e-5, 1e-3 + 1e-5 * tokens, False)
 
 
-def _random_tree(rng: random.Random, wish: Wish) -> Draft:
+def _random_tree(rng: random.Random, wish: DraftRequest) -> Draft:
     """Distinct tokens, each after a random earlier one or the root."""
     parents: list[int] = []
     depths: list[int] = []

@@ -19,7 +19,7 @@ from engine.protocol.types import Branch, Completion, GenerateRequest
 from engine.scheduler.draft import EMPTY_DRAFT, Draft
 from engine.scheduler.sequence import GenerateSequence, Job
 from engine.speculation.control.controller import FixedController
-from engine.speculation.drafter import Wish
+from engine.speculation.drafter import DraftRequest
 from engine.speculation.drafters.draft_model import DraftModel
 from tests.engine.conftest import Checkpoints
 from tests.engine.exact import float32_loss
@@ -67,13 +67,13 @@ def speculating(
     harness = Harness(target, options)
     drafter = DraftModel(load(draft), context=CONTEXT, **limits)
     # Without a tree no more in all than after each other, also where the end of the branch bounds that.
-    harness.core.speculate(drafter, FixedController(depth, 1 if nodes == depth else nodes))
+    harness.core.start_speculation(drafter, FixedController(depth, 1 if nodes == depth else nodes))
     return harness, drafter
 
 
 def counts(harness: Harness) -> tuple[int, int]:
     """Guesses computed and guesses that were right."""
-    tally = harness.core.tally
+    tally = harness.core.speculation_stats
     assert tally is not None
     return tally.drafted, tally.accepted
 
@@ -82,9 +82,9 @@ def complete(harness: Harness, drafter: DraftModel, asked: Sequence[GenerateRequ
     """Answers to several requests at once. Both caches are checked at every step, and the drafter's must hold nothing
     but what branches were."""
     heard = [harness.submit(request) for request in asked]
-    while harness.core.busy:
+    while harness.core.has_work:
         harness.core.step()
-        harness.core.check()
+        harness.core.check_invariants()
         drafter.cache.check()
     assert drafter.cache.open_tables == 0
     answers = [
@@ -231,7 +231,7 @@ def branches(harness: Harness, *asked: GenerateRequest) -> list[GenerateSequence
 
 
 def propose(drafter: DraftModel, sequences: Sequence[GenerateSequence], depth: int = 3, nodes: int = 3) -> list[Draft]:
-    drafts = drafter.propose([Wish(one, depth, nodes) for one in sequences])
+    drafts = drafter.propose([DraftRequest(one, depth, nodes) for one in sequences])
     drafter.cache.check()
     return drafts
 
@@ -271,7 +271,7 @@ def test_siblings_wait_for_the_first_one_to_compute_what_they_share(checkpoints:
     # Each but the first computes what lies behind the prompt's last full page.
     assert sum(passes(drafter)[:1]) <= 1 + 7 * (71 - 64)
     for one in siblings:
-        drafter.forget(one)
+        drafter.release(one)
     # A later request finds them to the token; one of another namespace finds nothing.
     again, *_, stranger = branches(harness, asked, generate(PROMPT, [Branch(1, 1, 9)], cache_salt="x", **LAW))
     again.tokens.append(3)
@@ -344,7 +344,9 @@ def test_trees_are_the_chain_with_the_likeliest_runners_up(checkpoints: Checkpoi
         if (parent, wide.tokens[index]) not in set(zip(tree.parents, tree.tokens, strict=True))
     ]
     assert max(left_out) <= min(beside)
-    both = drafter.propose([Wish(one, 3, 3), Wish(*branches(harness, generate(PROMPT[:9], [Branch(1, 1, 9)])), 3, 8)])
+    both = drafter.propose(
+        [DraftRequest(one, 3, 3), DraftRequest(*branches(harness, generate(PROMPT[:9], [Branch(1, 1, 9)])), 3, 8)]
+    )
     assert [len(draft) for draft in both] == [3, 8]
 
 
@@ -357,7 +359,7 @@ def test_what_ends_the_branch_is_guessed_and_not_computed(checkpoints: Checkpoin
     place, ends = draft.tokens.index(draft.tokens[2]), frozenset({draft.tokens[2]})
     # Beside a branch that wants a tree, a chain remains one.
     one, other = branches(harness, stopping, free)
-    stopped, tree = drafter.propose([Wish(one, 6, 6), Wish(other, 6, 12)])
+    stopped, tree = drafter.propose([DraftRequest(one, 6, 6), DraftRequest(other, 6, 12)])
     assert stopped.tokens == draft.tokens[: place + 1]
     assert draft.without(ends).tokens == stopped.without(ends).tokens == draft.tokens[:place]
     left = tree.without(ends)
@@ -370,14 +372,14 @@ class Seeing(FixedController):
 
     seen: ClassVar[list[Draft]] = []
 
-    def trim(self, wishes: Sequence[Wish], drafts: Sequence[Draft], /) -> list[Draft]:
+    def trim(self, wishes: Sequence[DraftRequest], drafts: Sequence[Draft], /) -> list[Draft]:
         self.seen.extend(drafts)
         return super().trim(wishes, drafts)
 
 
 def test_no_step_computes_a_guess_that_ends_the_branch(checkpoints: Checkpoints) -> None:
     harness, drafter = speculating(checkpoints("qwen3"), checkpoints("qwen3"))
-    harness.core.speculate(drafter, Seeing(4, 4))
+    harness.core.start_speculation(drafter, Seeing(4, 4))
     ends = set(range(30, 46))
     complete(harness, drafter, [generate(PROMPT[:20], [Branch(1, 1, 90)], **LAW | {"stop_token_ids": tuple(ends)})])
     assert Seeing.seen
@@ -397,7 +399,7 @@ def test_no_step_computes_a_guess_that_is_a_stop_string(checkpoints: Checkpoints
         if tokenizer.encode(text) == (token,) and token not in free.token_ids[:place]
     )
     Seeing.seen.clear()
-    harness.core.speculate(drafter, Seeing(4, 4))
+    harness.core.start_speculation(drafter, Seeing(4, 4))
     complete(harness, drafter, [generate(PROMPT[:20], [Branch(1, 1, 40)], **LAW | {"stop": (last,)})])
     assert Seeing.seen
     assert all(stops.isdisjoint(draft.tokens) for draft in Seeing.seen)
@@ -419,7 +421,7 @@ def test_short_memory_empties_drafts_and_those_that_have_it_go_on(checkpoints: C
     drafts = propose(drafter, asked[2:])
     assert [len(draft) > 0 for draft in drafts] == [True, True]
     for one in asked:
-        drafter.forget(one)
+        drafter.release(one)
     assert drafter.cache.open_tables == 0
 
 
@@ -457,11 +459,11 @@ def test_a_branch_beyond_the_draft_models_context_gets_no_guesses(checkpoints: C
 def test_a_branch_that_was_never_seen_can_be_forgotten_and_a_reset_forgets_all(checkpoints: Checkpoints) -> None:
     harness, drafter = speculating(checkpoints("qwen3"), checkpoints("llama"))
     one, other = branches(harness, generate(PROMPT, [Branch(1, key, 9) for key in range(2)], **LAW))
-    drafter.forget(one)
+    drafter.release(one)
     assert propose(drafter, []) == []
     propose(drafter, [one, other])
     drafter.reset(harness.core.cache)
     assert drafter.cache.available == drafter.cache.pool.size
-    drafter.forget(one)
+    drafter.release(one)
     [draft] = propose(drafter, [other])
     assert len(draft) == 3

@@ -51,7 +51,7 @@ def guessing(
 ) -> tuple[Harness, Recorder]:
     harness = Harness(folder, options)
     recorder = Recorder(load_eagle(head, harness.core.model.decoder))
-    harness.core.speculate(recorder, FixedController(*shape))
+    harness.core.start_speculation(recorder, FixedController(*shape))
     return harness, recorder
 
 
@@ -207,9 +207,9 @@ def test_what_is_hardly_worth_it_or_ends_the_branch_is_not_followed(
 class _Later(FixedController):
     """Wants guesses once branches have written 21 tokens."""
 
-    def sizes(self, sequences: Sequence[GenerateSequence], others: int, rested: int, /) -> list[tuple[int, int]]:
-        wanted = FixedController.sizes(self, sequences, others, rested)
-        return [one if len(s.written) > 20 else (0, 0) for s, one in zip(sequences, wanted, strict=True)]
+    def choose_sizes(self, sequences: Sequence[GenerateSequence], others: int, rested: int, /) -> list[tuple[int, int]]:
+        wanted = FixedController.choose_sizes(self, sequences, others, rested)
+        return [one if len(s.generated) > 20 else (0, 0) for s, one in zip(sequences, wanted, strict=True)]
 
 
 @pytest.mark.parametrize("length", [1, 7, 30])
@@ -218,7 +218,7 @@ def test_guesses_that_are_wanted_late_are_the_same(checkpoints: Checkpoints, tmp
     folder, (config, tensors) = checkpoints("qwen3"), eagle_parts()
     harness = Harness(folder, SMALL)
     recorder = Recorder(load_eagle(save_head(tmp_path, config, tensors), harness.core.model.decoder))
-    harness.core.speculate(recorder, _Later(3, 3))
+    harness.core.start_speculation(recorder, _Later(3, 3))
     harness.complete(generate(PROMPTS[3][:length], [Branch(5, 0, 30)], ignore_eos=True))
     made = [one for one in recorder.asked if one.draft != EMPTY_DRAFT]
     assert len(made[0].tokens) == length + 21

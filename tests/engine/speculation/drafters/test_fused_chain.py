@@ -18,8 +18,8 @@ from engine.scheduler.sequence import GenerateSequence
 from engine.speculation.control.controller import FixedController
 from engine.speculation.drafters import draft_model, fused_chain
 from engine.speculation.drafters.draft_model import DraftModel
-from engine.speculation.drafters.fused_chain import Chains, Start
-from engine.speculation.drafters.proposal import Guesses
+from engine.speculation.drafters.fused_chain import ChainStart, FusedChains
+from engine.speculation.drafters.proposal import DraftSampler
 from tests.engine.conftest import Checkpoints
 from tests.engine.exact import float32_loss
 from tests.engine.helpers import SMALL, Harness
@@ -38,24 +38,26 @@ class Counted:
         self.shapes: list[int] = []
         """That are kept."""
         self.depths: list[int] = []
-        original = Chains.__call__
+        original = FusedChains.__call__
 
         def call(
-            chains: Chains, starts: Sequence[Start], guesses: Guesses, depth: int, width: int
+            chains: FusedChains, starts: Sequence[ChainStart], guesses: DraftSampler, depth: int, width: int
         ) -> tuple[Ints, Floats]:
             self.chains.append([len(start.due) for start in starts])
             self.shapes.append(len(chains._known))
             self.depths.append(depth)
             return original(chains, starts, guesses, depth, width)
 
-        patch.setattr(Chains, "__call__", call)
+        patch.setattr(FusedChains, "__call__", call)
 
 
 class Changing(FixedController):
-    """Chains that are now shorter, now longer."""
+    """FusedChains that are now shorter, now longer."""
 
-    def sizes(self, sequences: Sequence[GenerateSequence], others: int, rested: int, /) -> Sequence[tuple[int, int]]:
-        found = super().sizes(sequences, others, rested)
+    def choose_sizes(
+        self, sequences: Sequence[GenerateSequence], others: int, rested: int, /
+    ) -> Sequence[tuple[int, int]]:
+        found = super().choose_sizes(sequences, others, rested)
         cut = len(sequences[0].tokens) % 3
         return [(depth - cut, nodes - cut) for depth, nodes in found]
 
@@ -71,7 +73,7 @@ def drafts(
     """What was asked of a draft model, after answers that must be those of plain decoding."""
     harness = Harness(target, options)
     recorder = Recorder(DraftModel(load_model(draft, lambda _: CONTEXT), context=CONTEXT))
-    harness.core.speculate(recorder, kind(*shape))
+    harness.core.start_speculation(recorder, kind(*shape))
     plain = completions(answers(Harness(target, options), asked))
     same(completions(answers(harness, asked)), plain, target, options.kv_dtype)
     return recorder.asked
@@ -91,7 +93,7 @@ def test_a_chain_is_the_one_that_grows_level_by_level(
     assert len(counted.chains) >= 4
     assert {count for counts in counted.chains for count in counts} == {1, 2}
     counted.chains.clear()
-    monkeypatch.setattr(draft_model, "can_chain", lambda *_: False)
+    monkeypatch.setattr(draft_model, "supports_fused_chains", lambda *_: False)
     by_level = drafts(folder, draft, asked, SHAPES[shape], SMALL)
     assert not counted.chains
     # A share of exponentials, of logits that two runs round otherwise.
@@ -112,7 +114,7 @@ def test_shorter_chains_are_the_beginnings_of_what_was_recorded_for_longer_ones(
     at_once = drafts(folder, draft, asked, shape, SMALL, Changing)
     assert {2, 3, 4} <= set(counted.depths)
     assert any(shallow < deep for deep, shallow in pairwise(counted.depths))
-    monkeypatch.setattr(draft_model, "can_chain", lambda *_: False)
+    monkeypatch.setattr(draft_model, "supports_fused_chains", lambda *_: False)
     by_level = drafts(folder, draft, asked, shape, SMALL, Changing)
     for one, other in zip(at_once, by_level, strict=True):
         assert (one.tokens, one.draft.tokens, one.draft.parents) == (
@@ -130,7 +132,7 @@ def test_a_chain_over_keys_of_8_bits_is_the_one_that_grows_level_by_level(
     counted = Counted(monkeypatch)
     at_once = drafts(folder, draft, asked, (4, 4), options)
     assert len(counted.chains) >= 5
-    monkeypatch.setattr(draft_model, "can_chain", lambda *_: False)
+    monkeypatch.setattr(draft_model, "supports_fused_chains", lambda *_: False)
     by_level = drafts(folder, draft, asked, (4, 4), options)
     agreed = [one.draft.tokens == other.draft.tokens for one, other in zip(at_once, by_level, strict=True)]
     assert sum(agreed) >= 0.98 * len(agreed)  # what is rounded to 8 bits may fall on the other side

@@ -27,7 +27,7 @@ SHAPES = {"chain": (3, 3), "tree": (3, 12), "more than there are heads": (6, 6)}
 def guessing(folder: Path, head: Path, shape: tuple[int, int]) -> tuple[Harness, Recorder]:
     harness = Harness(folder, SMALL)
     recorder = Recorder(load_medusa(head, harness.core.model.decoder))
-    harness.core.speculate(recorder, FixedController(*shape))
+    harness.core.start_speculation(recorder, FixedController(*shape))
     return harness, recorder
 
 

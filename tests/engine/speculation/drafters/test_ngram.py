@@ -23,7 +23,7 @@ from engine.protocol.types import Branch, SamplingParams
 from engine.scheduler.draft import EMPTY_DRAFT, Draft
 from engine.scheduler.sequence import GenerateSequence, Job
 from engine.speculation.control.controller import FixedController
-from engine.speculation.drafter import Advance, Wish
+from engine.speculation.drafter import DraftRequest, StepResult
 from engine.speculation.drafters import ngram
 from engine.speculation.drafters.ngram import NgramDrafter
 from kernels import ngrams
@@ -46,7 +46,7 @@ def request(prompt: Iterable[int], branches: int = 1, lease: str | None = None, 
                 job=job,
                 index=index,
                 tokens=tokens,
-                prefix=len(tokens),
+                num_prefix_tokens=len(tokens),
                 branch=Branch(0, index, 1000),
                 seed=0,
                 key=index,
@@ -54,10 +54,10 @@ def request(prompt: Iterable[int], branches: int = 1, lease: str | None = None, 
                 eos=frozenset(),
                 stop_strings=None,
                 reader=cast(Any, None),
-                written=[],
-                start=0,
-                checked=0,
-                sent=0,
+                generated=[],
+                text_start=0,
+                num_chars_searched=0,
+                num_chars_sent=0,
             )
         )
     return job
@@ -72,18 +72,18 @@ def only(job: Job) -> GenerateSequence:
     return sequence
 
 
-def advances(sequences: Iterable[GenerateSequence]) -> list[Advance]:
-    return [Advance(sequence, len(sequence.tokens) - 1, [0]) for sequence in sequences]
+def advances(sequences: Iterable[GenerateSequence]) -> list[StepResult]:
+    return [StepResult(sequence, len(sequence.tokens) - 1, [0]) for sequence in sequences]
 
 
 def step(
     drafter: NgramDrafter, drawn: dict[GenerateSequence, list[int]], shape: tuple[int, int] = (4, 4)
 ) -> list[Draft]:
     """One step of the engine, in which each branch has guesses and then gets tokens."""
-    drafts = drafter.propose([Wish(sequence, *shape) for sequence in drawn])
+    drafts = drafter.propose([DraftRequest(sequence, *shape) for sequence in drawn])
     for sequence, tokens in drawn.items():
         sequence.tokens += tokens
-    drafter.advance(advances(drawn), NO_STATES)
+    drafter.observe_step(advances(drawn), NO_STATES)
     return drafts
 
 
@@ -98,11 +98,11 @@ def write(drafter: NgramDrafter, job: Job, text: Iterable[int]) -> None:
 
 def end(drafter: NgramDrafter, sequence: GenerateSequence) -> None:
     sequence.job.sequences.remove(sequence)
-    drafter.forget(sequence)
+    drafter.release(sequence)
 
 
 def chain(drafter: NgramDrafter, sequence: GenerateSequence, depth: int = 4) -> list[int]:
-    (draft,) = drafter.propose([Wish(sequence, depth, depth)])
+    (draft,) = drafter.propose([DraftRequest(sequence, depth, depth)])
     assert draft.is_chain
     return list(draft.tokens)
 
@@ -186,7 +186,7 @@ class Scan:
                     self.judged.append((followers.own_kind, token == followers.own))
         for sequence in sequences:
             done, search = self.done.get(sequence, 0), self.search(sequence)
-            self.of(sequence).read(sequence.tokens, done, sequence.prefix, search)
+            self.of(sequence).read(sequence.tokens, done, sequence.num_prefix_tokens, search)
             self.done[sequence] = len(sequence.tokens)
 
     def foresee(self, sequence: GenerateSequence) -> None:
@@ -199,7 +199,7 @@ class Scan:
         return (1 + sum(seen)) / (2 + len(seen))
 
     def next(self, sequence: GenerateSequence, before: tuple[int, ...]) -> dict[int, float]:
-        """Chances of what may come next."""
+        """AcceptanceCalibrator of what may come next."""
         size, found = self.of(sequence).match(before)
         if not found:
             return {}
@@ -210,7 +210,7 @@ class Scan:
             chances[followers.own] = max(chances[followers.own], self.rate(followers.own_kind))
         return chances
 
-    def check(self, wish: Wish, draft: Draft, least: float) -> None:
+    def check(self, wish: DraftRequest, draft: Draft, least: float) -> None:
         before = tuple(wish.sequence.tokens)
         paths = [tuple(draft.path(index)) for index in range(len(draft))]
         chances = dict(zip(paths, draft.probs, strict=True))
@@ -256,7 +256,9 @@ def test_guesses_are_those_of_a_scan_of_all_texts_of_the_namespace(rng: random.R
         rng.shuffle(sequences)
         guessed = sequences[: rng.randint(0, len(sequences))]
         wishes = [
-            Wish(one, depth, depth + rng.choice((0, 0, 3, 9))) for one in guessed for depth in [rng.randint(1, 3)]
+            DraftRequest(one, depth, depth + rng.choice((0, 0, 3, 9)))
+            for one in guessed
+            for depth in [rng.randint(1, 3)]
         ]
         if wishes:
             least = rng.choice((0.0, 0.0, 0.0507, 0.2983))
@@ -270,7 +272,7 @@ def test_guesses_are_those_of_a_scan_of_all_texts_of_the_namespace(rng: random.R
                 scan.check(wish, draft, least)
         for sequence in sequences:
             sequence.tokens += rng.choices(range(alphabet), k=rng.randint(1, 3))
-            sequence.computed = len(sequence.tokens) - 1
+            sequence.num_computed = len(sequence.tokens) - 1
         for sequence in [sequence for sequence in sequences if rng.random() < 0.2]:
             end(drafter, sequence)
             texts.append(sequence.tokens)
@@ -315,7 +317,7 @@ def test_other_namespaces_are_offered_nothing(lease: str | None, namespace: str 
     drafter = NgramDrafter()
     write(drafter, request([1, 2, 3], 2, "search", "tenant"), [10, 11, 12, 13])
     write(drafter, request([1, 2, 3], 2, None, "tenant"), [20, 21, 22])
-    (draft,) = drafter.propose([Wish(only(request([1, 2, 3], lease=lease, namespace=namespace)), 4, 8)])
+    (draft,) = drafter.propose([DraftRequest(only(request([1, 2, 3], lease=lease, namespace=namespace)), 4, 8)])
     assert draft == EMPTY_DRAFT
 
 
@@ -327,7 +329,7 @@ def test_what_the_search_wrote_is_offered_where_that_is_right_more_often() -> No
     # Five names are remembered, and each was right more often than any of the four others.
     write(drafter, request([1, 2, 3], 1, "search"), [7, 8, 103])
     assert chain(drafter, only(request([9, 7, 8], lease="search")), 1) == [103]
-    (draft,) = drafter.propose([Wish(only(request([9, 7, 8], lease="search")), 1, 5)])
+    (draft,) = drafter.propose([DraftRequest(only(request([9, 7, 8], lease="search")), 1, 5)])
     assert draft.tokens[0] == 103
     assert draft.probs[0] > 0.6
     assert set(draft.tokens[1:]) < set(range(100, 120))
@@ -347,7 +349,7 @@ def test_a_shared_prompt_counts_once_and_each_draw_counts() -> None:
     drafter = NgramDrafter()
     first, second, third = branches_of([request([9, 1, 4, 9, 1], 3)])
     step(drafter, {first: [5, 6], second: [5, 6], third: [9, 1]})
-    (draft,) = drafter.propose([Wish(third, 1, 3)])
+    (draft,) = drafter.propose([DraftRequest(third, 1, 3)])
     assert draft.tokens[0] == 5
     assert set(draft.tokens) == {5, 4, 9}
     assert draft.probs[0] == pytest.approx(2 * draft.probs[1]) == pytest.approx(2 * draft.probs[2])
@@ -360,12 +362,12 @@ def test_texts_that_nobody_wanted_guesses_for_are_read_when_somebody_does(monkey
     *siblings, last = branches_of([request([1, 2], 6, "search")])
     for number, sequence in enumerate(siblings):
         sequence.tokens += [3, *range(100 * number + 100, 100 * number + 200)]
-        sequence.computed = len(sequence.tokens)
-    drafter.advance(advances([*siblings, last]), NO_STATES)
+        sequence.num_computed = len(sequence.tokens)
+    drafter.observe_step(advances([*siblings, last]), NO_STATES)
     for sequence in siblings:
         end(drafter, sequence)
     last.tokens += [3]
-    (draft,) = drafter.propose([Wish(last, 1, 9)])
+    (draft,) = drafter.propose([DraftRequest(last, 1, 9)])
     assert set(draft.tokens) == {200, 300, 400, 500}
 
 
@@ -375,10 +377,10 @@ def test_of_many_texts_that_wait_each_step_reads_some(monkeypatch: pytest.Monkey
     *siblings, last = branches_of([request([1, 2], 5, "search")])
     for number, sequence in enumerate(siblings):
         sequence.tokens += [3, *range(100 * number + 100, 100 * number + 200)]
-        sequence.computed = len(sequence.tokens)
+        sequence.num_computed = len(sequence.tokens)
         end(drafter, sequence)
     last.tokens += [3]
-    offered = [set(drafter.propose([Wish(last, 1, 9)])[0].tokens) for _ in range(3)]
+    offered = [set(drafter.propose([DraftRequest(last, 1, 9)])[0].tokens) for _ in range(3)]
     assert offered == [{100, 200}, {100, 200, 300, 400}, {100, 200, 300, 400}]
 
 
@@ -388,7 +390,7 @@ def test_reset_forgets_everything() -> None:
     running = request([1, 2, 3], lease="search")
     step(drafter, {only(running): [10]})
     drafter.reset(CACHE)
-    assert drafter.propose([Wish(only(request([1, 2, 3], lease="search")), 4, 4)]) == [EMPTY_DRAFT]
+    assert drafter.propose([DraftRequest(only(request([1, 2, 3], lease="search")), 4, 4)]) == [EMPTY_DRAFT]
     end(drafter, only(running))
 
 
@@ -403,7 +405,7 @@ def test_a_branch_whose_lease_is_released_goes_on_as_before() -> None:
 
 
 def test_forgetting_a_branch_that_was_never_seen_is_no_error() -> None:
-    NgramDrafter().forget(only(request([1])))
+    NgramDrafter().release(only(request([1])))
 
 
 # What it is worth.
@@ -451,7 +453,7 @@ def test_greedy_and_sampled_answers_are_the_same_and_a_repeated_search_is_guesse
     folder = checkpoints("qwen3")
     drafter = NgramDrafter()
     plain, guessing = Harness(folder), Harness(folder)
-    guessing.core.speculate(drafter, FixedController(4, 8))
+    guessing.core.start_speculation(drafter, FixedController(4, 8))
     noise = random.Random(2)
     for temperature in (0.0, 1.0):
         prompt = noise.choices(range(3, 300), k=40)
@@ -465,9 +467,9 @@ def test_greedy_and_sampled_answers_are_the_same_and_a_repeated_search_is_guesse
         wanted = [one.token_ids for one in plain.complete(asked)]
         accepted = 0
         for _ in range(2):
-            before = guessing.core.tally.accepted
+            before = guessing.core.speculation_stats.accepted
             assert [one.token_ids for one in guessing.complete(asked)] == wanted
-            accepted = guessing.core.tally.accepted - before
+            accepted = guessing.core.speculation_stats.accepted - before
         # The second time all was there before; a step for every five tokens at best.
         assert accepted > 0.7 * sum(map(len, wanted))
 
@@ -510,7 +512,7 @@ def operations(work: Callable[[], object]) -> int:
 
 def test_nothing_is_kept_of_a_request_that_is_cancelled_while_some_branches_wait(checkpoints: Checkpoints) -> None:
     harness, drafter = Harness(checkpoints("qwen3"), CoreOptions(kv_tokens=4096, max_running=2)), NgramDrafter()
-    harness.core.speculate(drafter, FixedController(3, 3))
+    harness.core.start_speculation(drafter, FixedController(3, 3))
     harness.submit(generate([5, 6, 5, 6, 5], [Branch(1, key, 30) for key in range(4)], ignore_eos=True))
     for _ in range(4):
         harness.core.step()
@@ -549,10 +551,12 @@ def test_without_wishes_a_step_costs_next_to_nothing_per_branch() -> None:
     for count in (128, 512):
         drafter = NgramDrafter()
         sequences = branches_of([request(noise.choices(range(40), k=30), count)])
-        drafter.advance(advances(sequences), NO_STATES)
+        drafter.observe_step(advances(sequences), NO_STATES)
         for sequence in sequences:
             sequence.tokens.append(noise.randrange(40))
-        costs[count] = operations(lambda drafter=drafter, all_=advances(sequences): drafter.advance(all_, NO_STATES))
+        costs[count] = operations(
+            lambda drafter=drafter, all_=advances(sequences): drafter.observe_step(all_, NO_STATES)
+        )
     assert (costs[512] - costs[128]) / (512 - 128) < 12
 
 
@@ -598,8 +602,8 @@ def test_memory_is_bounded_when_nobody_wants_guesses() -> None:
         sequences = branches_of([request(fresh(number, 20), 30, "lease")])
         for place, sequence in enumerate(sequences):
             sequence.tokens += fresh(30 * number + place, 20)
-            sequence.computed = len(sequence.tokens)
-        drafter.advance(advances(sequences), NO_STATES)
+            sequence.num_computed = len(sequence.tokens)
+        drafter.observe_step(advances(sequences), NO_STATES)
         for sequence in sequences:
             end(drafter, sequence)
 

@@ -1,4 +1,4 @@
-"""Guesses are drawn with the branch's own noise, from the law that the branch has."""
+"""DraftSampler are drawn with the branch's own noise, from the law that the branch has."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from engine.protocol.types import Branch
 from engine.sampling.sampler import Coordinates, Laws, sample
 from engine.sampling.truncation import Floats, Ints
 from engine.scheduler.sequence import GenerateSequence, Job
-from engine.speculation.drafters.proposal import NOISE, Guesses, _Rows, best_with_numpy
+from engine.speculation.drafters.proposal import NOISE, DraftSampler, _Rows, best_with_numpy
 from kernels.common.noise import SAMPLE, gumbel_noise, noise_streams
 from tests.engine.conftest import Checkpoints
 from tests.engine.helpers import Harness, generate
@@ -56,7 +56,7 @@ def random_logits(rows: int, vocab: int, seed: int) -> Tensor:
 
 def best(sequences: Sequence[GenerateSequence], logits: Tensor, width: int = 1) -> tuple[Ints, Floats]:
     rows = len(sequences)
-    tokens, chances = Guesses(sequences).best(logits.clone(), np.arange(rows), np.zeros(rows, np.int64), width)
+    tokens, chances = DraftSampler(sequences).best(logits.clone(), np.arange(rows), np.zeros(rows, np.int64), width)
     assert tokens.shape == chances.shape == (rows, width)
     return tokens, chances
 
@@ -83,7 +83,9 @@ def test_with_all_of_the_noise_the_best_guess_is_what_the_sampler_draws(
     # In another order than the branches', and not all of them.
     places = list(range(0, 40, 3))[::-1]
     ahead = np.array([len(paths[place]) for place in places])
-    tokens, _ = Guesses(sequences).best(logits[places], np.array(places), ahead, 1, [paths[place] for place in places])
+    tokens, _ = DraftSampler(sequences).best(
+        logits[places], np.array(places), ahead, 1, [paths[place] for place in places]
+    )
     assert tokens[:, 0].tolist() == drawn[places].tolist()
 
 
@@ -155,7 +157,7 @@ def test_penalties_count_the_guesses_before(harness: Harness) -> None:
     logits = torch.zeros(5, VOCAB)
     logits[:, 70], logits[:, 80] = 1.5, 1.0
     where = np.arange(5), np.full(5, 2)
-    guesses = Guesses(sequences)
+    guesses = DraftSampler(sequences)
     fresh, _ = guesses.best(logits.clone(), *where, 1, [[9, 8]] * 5)
     again, _ = guesses.best(logits.clone(), *where, 1, [[9, 70]] * 5)
     assert (fresh[:, 0].tolist(), again[:, 0].tolist()) == ([70] * 5, [80] * 5)
@@ -178,7 +180,7 @@ def test_the_kernel_guesses_what_numpy_does(harness: Harness, law: dict[str, flo
     logits = random_logits(30, vocab, 4) * (scale / 4)
     logits[7, :], logits[8, 3] = math.nan, math.inf
     tokens, chances = best(sequences, logits, 5)
-    rows = Guesses(sequences)
+    rows = DraftSampler(sequences)
     expected, likely = best_with_numpy(logits, _Rows(rows.laws, rows.places), 5)
     sound = np.delete(np.arange(30), (7, 8))
     assert not (chances[[7, 8]] > 0).any()
