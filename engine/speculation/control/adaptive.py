@@ -97,8 +97,8 @@ class AdaptiveController:
     that of more branches, if those are nearest, or with no guesses. It is the size with the most tokens for its time.
     How many guesses of a branch are accepted is counted (``AcceptanceByDepth``): deep ones tell of smaller depths.
     What a step costs beside others is measured by comparisons: a few steps as usual, then a few of another size;
-    sizes between those lie on the line through them. So nothing is measured most of the time, and it does not matter that a machine
-    is slower today, or at longer contexts.
+    sizes between those lie on the line through them. So nothing is measured most of the time; a machine that
+    is slower today does not matter.
 
     What a comparison has lost beside the usual steps is earned before the next one begins. Each after which nothing
     else is chosen doubles the time until the next one, up to ``_PATIENT`` times. No clock is read, and nothing is

@@ -52,7 +52,7 @@ class Counted:
 
 
 class Changing(FixedController):
-    """FusedChains that are now shorter, now longer."""
+    """Chains of varying depth."""
 
     def choose_sizes(
         self, sequences: Sequence[GenerateSequence], others: int, rested: int, /

@@ -1,4 +1,4 @@
-"""DraftSampler are drawn with the branch's own noise, from the law that the branch has."""
+"""Draft tokens are sampled with the branch's own noise, from the distribution that the branch has."""
 
 from __future__ import annotations
 
