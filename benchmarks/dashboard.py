@@ -17,7 +17,7 @@ from api.roles.private_service import private_stack
 from benchmarks.browser import CHROMIUM, chromium
 from reasoner.budget.prices import Prices
 from reasoner.client import Client
-from reasoner.evaluation.suites.registry import load
+from reasoner.evaluation.suites.registry import load_problems
 from workers.config.settings import load_settings
 
 COUNTDOWN = "Make 32 with + - * / from the numbers 4, 10, 4 and 8, each used exactly once."
@@ -27,7 +27,7 @@ WAIT = 120_000.0
 
 def jobs() -> list[dict[str, Any]]:
     """The last one is the one that is open."""
-    words = load("words", limit=9)
+    words = load_problems("words", limit=9)
     return [
         {"problem": words[4].text, "strategy": {"name": "weighted_vote", "n": 32}, "budget": {"tokens": 8000}},
         {"problem": words[2].text, "strategy": {"name": "auto", "n": 16}, "budget": {"tokens": 4000}},

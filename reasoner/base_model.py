@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 from pydantic import BaseModel, ConfigDict, ValidatorFunctionWrapHandler, field_validator
 
 
-class Strict(BaseModel):
+class StrictModel(BaseModel):
     """A silently ignored field is a silently ignored budget: everything unknown is an error."""
 
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
@@ -22,10 +22,10 @@ class Strict(BaseModel):
         return taken
 
 
-class VerifierSpec(Strict):
+class VerifierSpec(StrictModel):
     """What all kinds of verifiers have."""
 
     scores_steps: ClassVar[bool] = False
     """Whether it scores solutions that are not finished."""
-    certain: ClassVar[bool] = False
+    is_conclusive: ClassVar[bool] = False
     """Whether a score of 1 is a fact, so that nothing can be better."""

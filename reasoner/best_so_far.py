@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from reasoner.answers.canonical import canonical
-from reasoner.answers.votes import votes
+from reasoner.answers.canonical import canonicalize
+from reasoner.answers.votes import count_votes
 from reasoner.jobs.job import JobResult
 from reasoner.jobs.journal import Entry
 from reasoner.jobs.spec import JobSpec
 from reasoner.strategies.base import Choice, best_scored, elected
 from reasoner.strategies.registry import STRATEGIES
-from reasoner.tree import Node, most_promising
+from reasoner.tree import Node, find_most_promising
 
 
 def choose_best_so_far(spec: JobSpec, entries: Iterable[Entry]) -> JobResult | None:
@@ -29,7 +29,7 @@ def choose_best_so_far(spec: JobSpec, entries: Iterable[Entry]) -> JobResult | N
         return None
     candidates = sorted((node for node in root.walk() if node.answer is not None), key=lambda node: node.path)
     choice = _vote(spec, candidates) if STRATEGIES[spec.strategy.name].votes else best_scored(candidates)
-    shown = choice.node or most_promising(root)
+    shown = choice.node or find_most_promising(root)
     return JobResult(
         answer=choice.node and choice.node.answer,
         text=shown and shown.solution,
@@ -43,10 +43,10 @@ def choose_best_so_far(spec: JobSpec, entries: Iterable[Entry]) -> JobResult | N
 def _vote(spec: JobSpec, candidates: Sequence[Node]) -> Choice:
     groups: dict[str, list[Node]] = {}
     for node in candidates:
-        groups.setdefault(canonical(node.answer or "", spec.answer.compare), []).append(node)
+        groups.setdefault(canonicalize(node.answer or "", spec.answer.compare), []).append(node)
     scored = any(node.score is not None for node in candidates)
     weights = {node: (node.score or 0.0) if scored else 1.0 for node in candidates}
-    return elected(votes(list(groups.values()), weights), weights)
+    return elected(count_votes(list(groups.values()), weights), weights)
 
 
 def _tree(entries: Iterable[Entry]) -> Node:

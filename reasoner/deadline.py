@@ -8,8 +8,8 @@ from typing import TypeVar
 
 _T = TypeVar("_T")
 
-TimeLeft = Callable[[], float | None]
-"""Seconds until what still runs is cut, at least zero; ``None`` without a deadline. See ``Ledger.time_left``."""
+SecondsLeft = Callable[[], float | None]
+"""Seconds until running work is cut off, at least zero; ``None`` without a deadline (``Ledger.seconds_until_cut``)."""
 
 
 def unlimited() -> float | None:
@@ -17,7 +17,7 @@ def unlimited() -> float | None:
     return None
 
 
-async def within(seconds: float | None, work: Callable[[], Awaitable[_T]]) -> _T | None:
+async def run_within(seconds: float | None, work: Callable[[], Awaitable[_T]]) -> _T | None:
     """Return what ``work()`` answers, or ``None`` when the time is up before; without time left it is not begun."""
     if seconds is not None and seconds <= 0:
         return None

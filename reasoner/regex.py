@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from re import _parser  # type: ignore[attr-defined]
 from typing import Any
 
-from reasoner.subprocess_pool import Pool
+from reasoner.subprocess_pool import WorkerPool
 
 MAX_CHARS = 1000
 MAX_PARTS = 20_000
@@ -23,7 +23,7 @@ _CHILD_PATIENCE = 2.0 * PATIENCE
 """Seconds of processor time for one question: compiling comes first, and not all of matching looks at the clock."""
 _REPEATS = (_parser.MAX_REPEAT, _parser.MIN_REPEAT, _parser.POSSESSIVE_REPEAT)
 
-POOL = Pool("reasoner.regex_worker")
+POOL = WorkerPool("reasoner.regex_worker")
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,7 +26,7 @@ from reasoner.search.model_selection import wanted_policy, wanted_verifier
 from reasoner.search.search import Search, SearchContext, tokenize_problem
 from reasoner.strategies.base import Choice
 from reasoner.strategies.registry import STRATEGIES, parse_params
-from reasoner.tree import most_promising
+from reasoner.tree import find_most_promising
 from reasoner.verifiers.context import VerifierContext
 from reasoner.verifiers.registry import open_scorer
 
@@ -103,8 +103,8 @@ async def open_search(
             table = _fitting(calibration or shipped_calibration(), spec, policy, served)
         prompt = await tokenize_problem(spec, engine, policy)
         check_budget(spec.budget, policy.id, policy, prices or {})
-        ledger = Ledger(spec.budget, prices or {}, by_grants=journal.allowance is not None)
-        equivalence = Equivalence(time_left=ledger.time_left)
+        ledger = Ledger(spec.budget, prices or {}, by_grants=journal.grant_source is not None)
+        equivalence = Equivalence(time_left=ledger.seconds_until_cut)
         scorer = None
         if needs_verifier:
             scorer = await open_scorer(
@@ -152,7 +152,7 @@ def _warn(message: str) -> None:
 def _outcome(search: Search, choice: Choice) -> JobOutcome:
     node = choice.node
     finished: Literal["answer", "no_answer"] = "no_answer" if node is None else "answer"
-    shown = node or most_promising(search.root)
+    shown = node or find_most_promising(search.root)
     result = JobResult(
         answer=None if node is None else node.answer,
         text=None if shown is None else shown.solution,

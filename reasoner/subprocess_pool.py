@@ -35,12 +35,12 @@ _WAITING = 6.0
 """Times its patience that a parent waits, for a child that gets a sixth of a processor."""
 
 _lock = threading.Lock()
-_pools: list[Pool] = []
+_pools: list[WorkerPool] = []
 _keepers = 0
 
 
 @contextlib.contextmanager
-def keep_children(*ahead: Pool) -> Iterator[None]:
+def keep_workers_alive(*ahead: WorkerPool) -> Iterator[None]:
     """Keep this process's children until the outermost block ends; of the pools ``ahead`` one is started at once."""
     global _keepers
     with _lock:
@@ -57,7 +57,7 @@ def keep_children(*ahead: Pool) -> Iterator[None]:
                     pool.close()
 
 
-class Child:
+class Worker:
     """One process that runs ``python -m MODULE``, whose main calls ``reasoner.subprocess_worker.serve``."""
 
     def __init__(self, module: str) -> None:
@@ -80,7 +80,7 @@ class Child:
         self._rest = b""
 
     async def ask(self, question: Any, patience: float) -> Any:
-        """See ``Pool.ask``."""
+        """See ``TokenPool.ask``."""
         if not self._ready:
             self._ready = self.usable = await self._line(START_PATIENCE) != b""
         if not self._ready:
@@ -121,15 +121,15 @@ class Child:
         return line
 
 
-class Pool:
+class WorkerPool:
     """A process's children of one module, at most ``SIZE``. For all threads and event loops."""
 
     def __init__(self, module: str) -> None:
         self._module = module
         self._lock = threading.Lock()
-        self._idle: list[Child] = []
+        self._idle: list[Worker] = []
         self._busy = 0
-        self._turns: deque[Future[Child]] = deque()
+        self._turns: deque[Future[Worker]] = deque()
         self._ahead = False
         _pools.append(self)
 
@@ -139,7 +139,7 @@ class Pool:
         ``patience``: seconds of processor time, so that a busy machine does not change what is late. Cancelling this
         ends the child, which would go on otherwise.
         """
-        with keep_children():
+        with keep_workers_alive():
             child = await self._take()
             try:
                 return await child.ask(question, patience)
@@ -161,13 +161,13 @@ class Pool:
             child.close()
 
     @property
-    def children(self) -> list[Child]:
+    def children(self) -> list[Worker]:
         """Children that nobody is asking."""
         return list(self._idle)
 
-    async def _take(self) -> Child:
+    async def _take(self) -> Worker:
         """A child for one question, in the order of asking."""
-        turn: Future[Child] = Future()
+        turn: Future[Worker] = Future()
         with self._lock:
             self._turns.append(turn)
             self._deal(most=max(1, self._busy))
@@ -183,7 +183,7 @@ class Pool:
                 self._give_back(turn.result())
             raise
 
-    def _give_back(self, child: Child) -> None:
+    def _give_back(self, child: Worker) -> None:
         ended = None
         with self._lock:
             busy, self._busy = self._busy, self._busy - 1
@@ -210,14 +210,14 @@ class Pool:
                 self._busy += 1
                 turn.set_result(child)
 
-    def _next(self) -> Child:
+    def _next(self) -> Worker:
         while self._idle:
             child = self._idle.pop()
             if child.alive:
                 return child
             child.close()
-        return Child(self._module)
+        return Worker(self._module)
 
     def _refill(self) -> None:
         if self._ahead and not self._idle and not self._busy:
-            self._idle.append(Child(self._module))
+            self._idle.append(Worker(self._module))

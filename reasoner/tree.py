@@ -101,13 +101,13 @@ def unseen(siblings: Iterable[Node]) -> float:
     return max(0.0, 1.0 - sum({node.text: math.exp(node.logprob) for node in siblings}.values()))
 
 
-def most_promising(root: Node) -> Node | None:
+def find_most_promising(root: Node) -> Node | None:
     """Return the end of the branch that the verifier likes best, of those that were not given up."""
     live = [node for node in root.walk() if node.parent is not None and node.reason != "pruned"]
-    return best_end([node for node in live if all(child.reason == "pruned" for child in node.children)])
+    return find_best_leaf([node for node in live if all(child.reason == "pruned" for child in node.children)])
 
 
-def best_end(ends: Sequence[Node]) -> Node | None:
+def find_best_leaf(ends: Sequence[Node]) -> Node | None:
     """Return the one that the verifier likes best, and of those that it likes equally or knows nothing of the one that
     came furthest."""
     return max(
@@ -117,6 +117,6 @@ def best_end(ends: Sequence[Node]) -> Node | None:
     )
 
 
-def branch_key(path: tuple[int, ...]) -> int:
+def make_branch_key(path: tuple[int, ...]) -> int:
     """The noise key of a node: 63 bits that depend on its path alone, so that no two branches of a job share noise."""
     return int.from_bytes(blake2b(".".join(map(str, path)).encode(), digest_size=8).digest(), "big") >> 1

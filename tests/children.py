@@ -12,7 +12,7 @@ from reasoner import subprocess_pool
 @pytest.fixture(scope="session")
 def warm_children() -> Iterator[None]:
     """Keep children until the last test has ended."""
-    with subprocess_pool.keep_children():
+    with subprocess_pool.keep_workers_alive():
         yield
 
 

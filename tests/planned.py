@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 
 from engine.protocol.types import Completion, Delta, GenerateRequest, ScoreRequest, ScoreResult
-from reasoner.tree import branch_key
+from reasoner.tree import make_branch_key
 from tests.scripted import ScriptedEngine
 
 Path = tuple[int, ...]
@@ -35,7 +35,7 @@ class PlannedEngine(ScriptedEngine):
         """Branches in the order in which they were asked for."""
         self._plan = plan
         known = [(*parent, index) for parent in {(), *plan} for index in range(64)]
-        self._paths = {branch_key(path): path for path in known}
+        self._paths = {make_branch_key(path): path for path in known}
         self._slow = slow or {}
         self._scores = {planned.text.strip(): planned.score for planned in plan.values()}
 

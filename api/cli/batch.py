@@ -19,7 +19,7 @@ from api.cli.jobs import EXTRA, AsJson, Key, Strategy, Url, client_of, name_stra
 from api.cli.render import output, plain
 from reasoner.client import Client
 from reasoner.jobs.batch import Batch, BatchJob
-from reasoner.jobs.job import TERMINAL, Job
+from reasoner.jobs.job import TERMINAL_STATUSES, Job
 
 POLL_SECONDS = 0.5
 MAX_EXPLAINED = 100
@@ -135,7 +135,7 @@ def _follow(client: Client, found: Batch) -> Batch:
     with Progress(*columns, console=_progress, transient=True) as progress:
         task = progress.add_task("", total=sum(found.counts.values()))
         while True:
-            ended = sum(count for status, count in found.counts.items() if status in TERMINAL)
+            ended = sum(count for status, count in found.counts.items() if status in TERMINAL_STATUSES)
             spent = f"{found.status}: {found.usage.total} of {found.budget.tokens} tokens"
             progress.update(task, completed=ended, description=spent)
             if found.finished_at is not None:

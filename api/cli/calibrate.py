@@ -16,7 +16,7 @@ from api.roles.private_service import private_engine
 from engine.protocol.types import EngineError
 from reasoner.confidence.calibration import Calibration, CalibrationError
 from reasoner.evaluation.calibrate.calibrate import calibrate
-from reasoner.evaluation.calibrate.trials import stage_name, suite_to_fit
+from reasoner.evaluation.calibrate.trials import get_stage_name, open_suite_to_fit
 from reasoner.evaluation.suites.suite import Suite, SuiteError
 from workers.config.settings import load_settings
 from workers.engines.connect import connect
@@ -85,7 +85,7 @@ def calibrate_suite(
 
 def _open(names: str, limit: int) -> list[Suite]:
     try:
-        suites = [suite_to_fit(name, limit) for name in dict.fromkeys(map(str.strip, names.split(","))) if name]
+        suites = [open_suite_to_fit(name, limit) for name in dict.fromkeys(map(str.strip, names.split(","))) if name]
     except SuiteError as error:
         raise typer.BadParameter(str(error), param_hint="SUITE") from None
     if not suites:
@@ -107,7 +107,7 @@ def _print(console: Console, table: Calibration, out: Path) -> None:
     view = Table("right after the probe", "problems", "then", "solved", "tokens")
     low = 0.0
     for part in table.bins:
-        then = ", ".join(stage_name(stage) for stage in part.stages) or "stop"
+        then = ", ".join(get_stage_name(stage) for stage in part.stages) or "stop"
         view.add_row(
             f"{low:g} to {part.below:g}", str(part.problems), then, f"{part.accuracy:.3f}", f"{part.tokens:.0f}"
         )

@@ -19,10 +19,10 @@ from rich.text import Text
 from api.cli.render import Progress, print_tree
 from api.roles.private_service import private_stack
 from reasoner.client import Client, ServiceError
-from reasoner.evaluation.suites.countdown import make
+from reasoner.evaluation.suites.countdown import make_problem
 from reasoner.evaluation.suites.problem import Problem
-from reasoner.evaluation.suites.registry import check, family, load
-from reasoner.jobs.job import TERMINAL, Job
+from reasoner.evaluation.suites.registry import check_answer, get_family, load_problems
+from reasoner.jobs.job import TERMINAL_STATUSES, Job
 from workers.config.settings import load_settings
 
 REFRESH = 0.1
@@ -51,19 +51,19 @@ class Case:
 
     @property
     def ended(self) -> bool:
-        return self.failure is not None or (self.job is not None and self.job.status in TERMINAL)
+        return self.failure is not None or (self.job is not None and self.job.status in TERMINAL_STATUSES)
 
     @property
     def right(self) -> bool:
         """Return true if it has the right answer."""
         result = None if self.job is None else self.job.result
-        return check(self.problem, None if result is None else result.answer)
+        return check_answer(self.problem, None if result is None else result.answer)
 
 
 def cases() -> list[Case]:
     """The demo's jobs: the same problem by several strategies, and both families of problems."""
-    countdown, words = load("countdown", limit=9), load("words", limit=9)
-    question = make(*QUESTION, rng=random.Random(SEED))
+    countdown, words = load_problems("countdown", limit=9), load_problems("words", limit=9)
+    question = make_problem(*QUESTION, rng=random.Random(SEED))
     return [
         Case(question, {"name": "greedy"}, {"tokens": 500}),
         Case(question, {"name": "weighted_vote", "n": 64}, {"tokens": 8000}),
@@ -131,7 +131,7 @@ def _solve(url: str, case: Case) -> None:
         "problem": case.problem.text,
         "strategy": case.strategy,
         "budget": case.budget,
-        "sampling": {"temperature": family(case.problem.suite).TEMPERATURE},
+        "sampling": {"temperature": get_family(case.problem.suite).TEMPERATURE},
         "answer": "text",
         "seed": case.seed,
         "metadata": {"suite": case.problem.suite, "problem": case.problem.id},

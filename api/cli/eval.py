@@ -22,10 +22,10 @@ from api.roles.private_service import private_engine
 from engine.protocol.types import EngineError
 from reasoner.evaluation import report
 from reasoner.evaluation.comparisons import Results
-from reasoner.evaluation.measure import Advance, Setting, evaluate, missing
-from reasoner.evaluation.plan import Plan, Stage, parse_cases, parse_counts, split
-from reasoner.evaluation.pool import DRAWS
-from reasoner.evaluation.runs import FILE, DifferentEvaluation, RunFile, flatten
+from reasoner.evaluation.measure import Advance, EvaluationContext, evaluate, is_incomplete
+from reasoner.evaluation.plan import EvaluationPlan, Stage, parse_cases, parse_counts, split_pooled_and_live
+from reasoner.evaluation.pool import NUM_DRAWS
+from reasoner.evaluation.runs import RUNS_FILE, EvaluationMismatch, RunFile, collect_runs
 from reasoner.evaluation.suites.registry import open_suite
 from reasoner.evaluation.suites.suite import Suite, SuiteError
 from reasoner.jobs.spec import Sampling
@@ -63,7 +63,7 @@ def evaluate_suite(
     concurrency: Annotated[int, typer.Option(min=1, max=64, help="Problems in flight.")] = 8,
     out: Annotated[
         Path | None,
-        typer.Option(help=f"Folder for results.json, table.md, chart.png, and {FILE}: a run can be resumed."),
+        typer.Option(help=f"Folder for results.json, table.md, chart.png, and {RUNS_FILE}: a run can be resumed."),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")] = False,
 ) -> None:
@@ -87,14 +87,14 @@ def evaluate_suite(
         "seeds": plan.seeds,
         "temperature": heat,
         "max_tokens": max_tokens,
-        "draws": DRAWS,
+        "draws": NUM_DRAWS,
         "calibration": None if settings.calibration is None else str(settings.calibration),
     }
     header = {**told, **_identity(opened), **plan.document()}
     try:
         with RunFile(header, out) as file:
             try:
-                if missing(opened, plan, file):
+                if is_incomplete(opened, plan, file):
                     with (
                         private_engine(settings, console, against or []) as urls,
                         _progress(console, opened, plan) as advance,
@@ -103,13 +103,13 @@ def evaluate_suite(
             except KeyboardInterrupt:
                 console.print(_stopped(out), markup=False, soft_wrap=True)
                 raise
-    except DifferentEvaluation as error:
+    except EvaluationMismatch as error:
         raise typer.BadParameter(str(error), param_hint="--out") from None
     except EngineError as error:
         console.print(f"reasoner: {error}. {_stopped(out)}", markup=False, soft_wrap=True)
         raise typer.Exit(1) from None
     failed = {piece.problem: piece.failed for piece in file.pieces if piece.failed is not None}
-    runs = [run for run in flatten(file.pieces) if run.problem not in failed]
+    runs = [run for run in collect_runs(file.pieces) if run.problem not in failed]
     for problem, reason in failed.items():
         console.print(f"left out: {problem}: {reason}", markup=False)
     if not runs:
@@ -130,7 +130,9 @@ def evaluate_suite(
         _print(output(), results)
 
 
-def _plan(settings: Settings, strategy: str, n: str, live_n: str | None, seeds: int, against: list[str]) -> Plan:
+def _plan(
+    settings: Settings, strategy: str, n: str, live_n: str | None, seeds: int, against: list[str]
+) -> EvaluationPlan:
     for hint, text in (("--n", n), ("--live-n", n if live_n is None else live_n)):
         try:
             parse_counts(text)
@@ -138,12 +140,12 @@ def _plan(settings: Settings, strategy: str, n: str, live_n: str | None, seeds: 
             raise typer.BadParameter(str(error), param_hint=hint) from None
     try:
         cases = parse_cases(strategy, verifies=settings.prm_name is not None)
-        pooled, live = split(cases)
+        pooled, live = split_pooled_and_live(cases)
     except ValueError as error:
         raise typer.BadParameter(str(error), param_hint="--strategy") from None
     names = tuple(served_name(value) for value in against)
     counts = parse_counts(n)
-    return Plan(
+    return EvaluationPlan(
         settings.model_name, pooled, live, counts, counts if live_n is None else parse_counts(live_n), seeds, names
     )
 
@@ -160,7 +162,7 @@ async def _run(
     settings: Settings,
     urls: tuple[str, ...],
     suite: Suite,
-    plan: Plan,
+    plan: EvaluationPlan,
     sampling: Sampling,
     concurrency: int,
     file: RunFile,
@@ -168,7 +170,7 @@ async def _run(
 ) -> None:
     engine = connect(settings, urls)
     try:
-        setting = await Setting.of(
+        setting = await EvaluationContext.of(
             suite, plan, engine, settings.prm_name, sampling, concurrency, settings.read_calibration()
         )
         await evaluate(setting, file, advance)
@@ -177,7 +179,7 @@ async def _run(
 
 
 @contextlib.contextmanager
-def _progress(console: Console, suite: Suite, plan: Plan) -> Iterator[Advance]:
+def _progress(console: Console, suite: Suite, plan: EvaluationPlan) -> Iterator[Advance]:
     """A bar on a terminal, and now and then a line elsewhere."""
     stages = plan.stages()
     names = {
@@ -212,14 +214,14 @@ def _progress(console: Console, suite: Suite, plan: Plan) -> Iterator[Advance]:
         yield show
 
 
-def _title(stage: Stage, plan: Plan) -> str:
+def _title(stage: Stage, plan: EvaluationPlan) -> str:
     return stage.name + (f", seed {stage.seed + 1} of {plan.seeds}" if plan.seeds > 1 else "")
 
 
 def _stopped(out: Path | None) -> str:
     if out is None:
         return "Stopped; without --out nothing of it is kept."
-    return f"Stopped; what is done is in {out / FILE}, and the same command goes on from there."
+    return f"Stopped; what is done is in {out / RUNS_FILE}, and the same command goes on from there."
 
 
 def _print(console: Console, results: Results) -> None:

@@ -24,7 +24,7 @@ from api.cli.render import watch as draw_live
 from api.roles.private_service import private_stack
 from reasoner.client import Client, ServiceError
 from reasoner.jobs.job import Job
-from reasoner.jobs.spec import BEST
+from reasoner.jobs.spec import DEFAULT_STRATEGY
 from reasoner.strategies.registry import STRATEGIES
 from reasoner.tree_picture import draw_tree
 from workers.config.settings import Settings, load_settings
@@ -185,7 +185,7 @@ def list_jobs(
         found = job.result.answer if job.result is not None else None
         usage = job.usage
         answer = Text(plain(found or ""))
-        problem = Text(_in_short(job.spec.conversation()[-1]["content"]))
+        problem = Text(_in_short(job.spec.to_messages()[-1]["content"]))
         cells = job.id, job.status, job.spec.strategy.name, str(usage.total), f"{usage.seconds:.1f}", answer, problem
         table.add_row(*cells)
     _out.print(table)
@@ -359,7 +359,7 @@ def name_strategy(spec: dict[str, Any], client: Client) -> dict[str, Any]:
     strategy = spec.get("strategy")
     if strategy is None or "name" in strategy:
         return spec
-    name = client.default_strategy() if spec.get("verifier") is None else BEST
+    name = client.default_strategy() if spec.get("verifier") is None else DEFAULT_STRATEGY
     return spec | {"strategy": {"name": name} | strategy}
 
 

@@ -12,7 +12,7 @@ from typing import Self
 
 from prm.records import BadRecord, Record, read_records
 from prm.rollouts.rollouts import Problem
-from reasoner.answers.canonical import canonical
+from reasoner.answers.canonical import canonicalize
 from reasoner.answers.equivalence import Equivalence
 from reasoner.answers.extraction.extract import extract_answer
 from reasoner.evaluation.suites import registry
@@ -63,18 +63,18 @@ class Known:
         mathematics."""
         stated, answer = extract_answer(text), self._answers[problem.key]
         if isinstance(answer, registry.Problem):
-            return registry.check(answer, stated)
+            return registry.check_answer(answer, stated)
         if stated is None:
             return False
         async with self._one_at_a_time:
-            return await self._equivalence.equal(canonical(answer), canonical(stated))
+            return await self._equivalence.equal(canonicalize(answer), canonicalize(stated))
 
 
 def _of_suite(name: str, count: int, seed: int) -> Iterator[tuple[Problem, registry.Problem]]:
     """Training problems, never held-out ones, the levels in turn."""
-    family = registry.family(name)
+    family = registry.get_family(name)
     for index in range(count):
-        one: registry.Problem = family.problem(
+        one: registry.Problem = family.generate_problem(
             "train", f"rollouts/{seed}/{index}", family.LEVELS[index % len(family.LEVELS)]
         )
         yield Problem(one.id, one.text), one

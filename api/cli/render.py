@@ -14,7 +14,7 @@ from rich.tree import Tree
 from api.http.search_tree import GrowingTree
 from reasoner.client import Client
 from reasoner.jobs.event import Event
-from reasoner.jobs.job import TERMINAL, Job
+from reasoner.jobs.job import TERMINAL_STATUSES, Job
 
 WIDTH = 140
 """Characters of a line where no terminal says how many."""
@@ -52,7 +52,7 @@ class Progress:
             self.pruned += len(data["nodes"])
         elif event.type in ("job.started", "job.resumed"):
             self.state = "in_progress"
-        elif event.type.removeprefix("job.") in TERMINAL:
+        elif event.type.removeprefix("job.") in TERMINAL_STATUSES:
             self.state = event.type.removeprefix("job.")
 
     @property

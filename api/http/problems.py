@@ -15,7 +15,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import compile_path
 from starlette.types import Scope
 
-from reasoner.jobs.verifier_specs import KINDS
+from reasoner.jobs.verifier_specs import VERIFIER_KINDS
 from workers.config.rate_limits import QuotaExceeded
 from workers.store.batches import NoSuchBatch
 from workers.store.jobs import (
@@ -192,7 +192,7 @@ def _field(location: Sequence[int | str]) -> str:
 
 def _without_kinds(location: Sequence[int | str]) -> list[int | str]:
     """A place in what the client sent: verifiers and extractions are told apart by their kind, which is no field."""
-    kinds = {"verifier": KINDS, "extract": ("name", "regex", "code")}
+    kinds = {"verifier": VERIFIER_KINDS, "extract": ("name", "regex", "code")}
     items = ("message", "reasoning")
     return [
         part
@@ -221,8 +221,8 @@ def _model_at(location: Sequence[int | str], body: type[BaseModel]) -> type[Base
     for name in location[1:]:
         if isinstance(name, str) and name in model.model_fields:
             model = _model_in(model.model_fields[name].annotation) or model
-        elif name in KINDS:
-            model = KINDS[str(name)]
+        elif name in VERIFIER_KINDS:
+            model = VERIFIER_KINDS[str(name)]
     return model
 
 

@@ -16,7 +16,7 @@ from reasoner.admission.defaults import apply_defaults
 from reasoner.admission.effort import apply_effort
 from reasoner.budget.prices import check_budget
 from reasoner.budget.spec import Budget
-from reasoner.jobs.spec import VOTE, JobSpec, StrategySpec
+from reasoner.jobs.spec import FALLBACK_STRATEGY, JobSpec, StrategySpec
 from reasoner.jobs.verifier_specs import JudgeVerifier, PrmVerifier
 from reasoner.search.model_selection import Wanted, wanted_policy, wanted_verifier
 from reasoner.strategies.registry import STRATEGIES, parse_params
@@ -50,7 +50,8 @@ def with_verifier(spec: JobSpec, settings: Settings) -> JobSpec:
     if "strategy" in spec.model_fields_set and STRATEGIES[name].needs_verifier:
         message = (
             f"strategy {name!r} needs a verifier, and this service has no process reward model of its own: give the "
-            f"job a 'verifier', such as a rule or a judge, or use {VOTE}; the operator may set REASONER_PRM"
+            f"job a 'verifier', such as a rule or a judge, or use {FALLBACK_STRATEGY}; "
+            "the operator may set REASONER_PRM"
         )
         raise Problem(422, "no-verifier", message, errors=[("strategy", message)])
     if "verifier" in spec.model_fields_set:

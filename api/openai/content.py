@@ -6,14 +6,14 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, TypeAdapter
 
-from reasoner.base_model import Strict
+from reasoner.base_model import StrictModel
 from reasoner.jobs.spec import MAX_PROBLEM_CHARS
 
 Nothing = Annotated[list[Any], Field(max_length=0)] | None
 """For what a client sends back as it got it."""
 
 
-class TextPart(Strict):
+class TextPart(StrictModel):
     """A part of a text. There are no parts of other kinds: neither images, nor sound, nor files."""
 
     type: Literal["text", "input_text", "output_text"]

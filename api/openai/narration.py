@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from reasoner.admission.effort import LIMITS
-from reasoner.answers.canonical import canonical
-from reasoner.answers.extraction.extract import without_thought
+from reasoner.answers.canonical import canonicalize
+from reasoner.answers.extraction.extract import strip_thinking
 from reasoner.budget.usage import Usage
 from reasoner.jobs.event import Event
-from reasoner.jobs.job import TERMINAL, JobError, JobResult
+from reasoner.jobs.job import TERMINAL_STATUSES, JobError, JobResult
 
 LONGEST_ANSWER = 80
 """Characters of an answer that fit in a line."""
@@ -89,7 +89,7 @@ class Story:
             case "decision" if not self._concise and "stages" in data:
                 return _plan(data)
         status = event.type.removeprefix("job.")
-        if event.type.startswith("job.") and status in TERMINAL:
+        if event.type.startswith("job.") and status in TERMINAL_STATUSES:
             return self._ending(status, event)
         return ""
 
@@ -110,7 +110,7 @@ class Story:
         if data["answer"] is None:
             return told
         answer: str = data["answer"]
-        self._answers[node] = key = canonical(answer, self._spec["answer"]["compare"])
+        self._answers[node] = key = canonicalize(answer, self._spec["answer"]["compare"])
         self._said.setdefault(key, _Said(_short(answer))).count += 1
         if not self._concise:
             told += f"Branch {node} answers {self._said[key].shown}.\n"
@@ -150,7 +150,7 @@ class Story:
         result = None if data["result"] is None else JobResult.model_validate(data["result"])
         error = None if data["error"] is None else JobError.model_validate(data["error"])
         text = (result and result.text) or ""
-        content = without_thought(text) or ""
+        content = strip_thinking(text) or ""
         visible = 0 if not text else round(self._length(result) * len(content) / len(text))
         usage = Usage.model_validate(data["usage"])
         self.end = End(status, event.at, result, error, usage, content, visible)

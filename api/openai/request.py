@@ -13,7 +13,7 @@ from api.http.resolve import with_verifier
 from engine.protocol.types import InvalidRequest
 from reasoner.admission.effort import Effort, apply_effort
 from reasoner.answers.spec import AnswerSpec
-from reasoner.base_model import Strict
+from reasoner.base_model import StrictModel
 from reasoner.budget.spec import MAX_BUDGET_TOKENS, Budget
 from reasoner.jobs.spec import JobSpec, Message, StrategySpec
 from reasoner.jobs.verifier_specs import Verifier
@@ -24,7 +24,7 @@ Summary = Literal["auto", "concise", "detailed"]
 _EXTENSION = ("strategy", "verifier", "answer", "confidence", "deterministic", "priority", "webhook")
 
 
-class Reasoning(Strict):
+class Reasoning(StrictModel):
     """How hard to search, and how much to tell of it."""
 
     effort: str | None = Field(None, description="A budget and a strategy by name: minimal, low, medium, high, …")
@@ -34,14 +34,14 @@ class Reasoning(Strict):
     )
 
 
-class Thinking(Strict):
+class Thinking(StrictModel):
     """Anthropic's way to bound a budget."""
 
     type: Literal["enabled"]
     budget_tokens: Annotated[Tokens, Field(description="Bounds the job's tokens.")]
 
 
-class Asked(Strict):
+class Asked(StrictModel):
     """A question in OpenAI's words. What is not OpenAI's is as in ``POST /v1/jobs``."""
 
     model: str = Field(description="Name of a served model: GET /v1/models.")

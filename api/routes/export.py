@@ -12,7 +12,7 @@ from fastapi.responses import StreamingResponse
 from api.http.principal import Reader
 from api.http.problems import ProblemDocument
 from api.http.state import State, service
-from reasoner.jobs.job import TERMINAL, Status
+from reasoner.jobs.job import TERMINAL_STATUSES, Status
 from workers.store.jobs import JobStore, NoSuchJob
 
 MAX_TIME = 1e11
@@ -60,7 +60,7 @@ async def _lines(
             job = await store.get(job_id)
         except NoSuchJob:  # deleted meanwhile
             continue
-        if job["status"] not in TERMINAL or (status is not None and job["status"] != status):
+        if job["status"] not in TERMINAL_STATUSES or (status is not None and job["status"] != status):
             continue  # it is retried, or another kind is asked for
         if journal:
             job["events"] = [event.model_dump() for event in await store.events(job_id)]

@@ -21,7 +21,7 @@ from api.http.state import State, service
 from api.http.submission import submit_job
 from api.openai.streaming import EventStream
 from reasoner.jobs.event import MAX_SEQ, Event
-from reasoner.jobs.job import TERMINAL, Job, Status
+from reasoner.jobs.job import TERMINAL_STATUSES, Job, Status
 from reasoner.jobs.spec import JobSpec
 from workers.store.jobs import NoSuchJob, ShuttingDown
 
@@ -92,7 +92,7 @@ async def submit(
         seconds = min(int(wait[1]), MAX_WAIT_SECONDS)
         headers["Preference-Applied"] = f"wait={seconds}"
         job = await state.store.wait(job["id"], seconds)
-    return JSONResponse(job, 200 if wait and job["status"] in TERMINAL else 202, headers)
+    return JSONResponse(job, 200 if wait and job["status"] in TERMINAL_STATUSES else 202, headers)
 
 
 @router.get("", response_model=JobPage, summary="List jobs, newest first")
@@ -139,7 +139,7 @@ async def _starting_point(
         after = int(last_event_id)
     if after > job["last_seq"]:
         raise _bad_start("starting_after", f"event {after} has not happened: the newest is {job['last_seq']}")
-    if after == job["last_seq"] and job["status"] in TERMINAL:
+    if after == job["last_seq"] and job["status"] in TERMINAL_STATUSES:
         raise Problem(204, "ended", "")  # tells EventSource not to come back
     return after
 
@@ -182,7 +182,7 @@ async def tree(_: Reader, job_id: JobId, state: Service) -> Tree:
 async def cancel(_: Writer, job_id: JobId, state: Service) -> Response:
     """200 when the job has ended (also when it had before), 202 while its worker is being told."""
     job = await state.store.cancel(job_id)
-    return JSONResponse(job, 200 if job["status"] in TERMINAL else 202)
+    return JSONResponse(job, 200 if job["status"] in TERMINAL_STATUSES else 202)
 
 
 @router.post("/{job_id}/retry", status_code=202, response_model=Job, summary="Run a failed job again")

@@ -14,7 +14,7 @@ from api.http.problems import RETRY_AFTER, Problem, ProblemDocument
 from api.http.state import State, service
 from api.openai.errors import ErrorDocument
 from engine.protocol.types import EngineError
-from reasoner.jobs.spec import BEST, VOTE
+from reasoner.jobs.spec import DEFAULT_STRATEGY, FALLBACK_STRATEGY
 from reasoner.strategies.registry import describe_strategies
 from workers.store.jobs import BROKER_DOWN
 
@@ -32,7 +32,7 @@ async def strategies(state: Service, _: Known) -> dict[str, Any]:
         {"name": name, "available": verifies or not schema["needs_verifier"], **schema}
         for name, schema in describe_strategies().items()
     ]
-    return {"default": BEST if verifies else VOTE, "data": listed}
+    return {"default": DEFAULT_STRATEGY if verifies else FALLBACK_STRATEGY, "data": listed}
 
 
 @router.get("/v1/models", summary="Models that the engines serve")

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from benchmarks.answers.pairs import DIFFERENT, EQUAL, NUMERIC
 from benchmarks.answers.styles import CHOICES, STYLES, written
-from reasoner.answers.canonical import canonical
+from reasoner.answers.canonical import canonicalize
 from reasoner.answers.equivalence import Equivalence
 from reasoner.answers.extraction.extract import extract_answer
 from reasoner.answers.spec import AnswerSpec
@@ -92,7 +92,7 @@ async def measure_styles(numbers: list[str]) -> tuple[dict[str, dict[str, Count]
                     slowest = max(slowest, time.process_time() - began)
                     rule = NumericVerifier(kind="numeric", expected=float(number) if "." in number else int(number))
                     counts[kind]["numeric"].add(None if answer is None else near(answer, rule), style)
-                    same = None if answer is None else await equal.equal(canonical(number), canonical(answer))
+                    same = None if answer is None else await equal.equal(canonicalize(number), canonicalize(answer))
                     counts[kind]["math"].add(same, style)
     return counts, slowest
 
@@ -115,7 +115,7 @@ async def measure_pairs() -> dict[str, dict[str, Count]]:
             for kind, pairs in classes.items():
                 count = counts[verdict][kind] = Count()
                 for pair in pairs:
-                    a, b = map(canonical, pair.split(" | "))
+                    a, b = map(canonicalize, pair.split(" | "))
                     said = {await equal.equal(a, b), await equal.equal(b, a)}
                     count.add(said == {verdict == "equal"}, pair)
     for verdict, pairs in NUMERIC.items():

@@ -13,11 +13,11 @@ from typing import Literal
 
 from engine.protocol.types import EngineClient
 from reasoner.answers.spec import AnswerSpec
-from reasoner.budget.allocator import WIDTH, Ask
-from reasoner.budget.grant_source import Allowance, SharedBudget
+from reasoner.budget.allocator import MAX_ACTIVE_JOBS, TokenRequest
+from reasoner.budget.grant_source import GrantSource, SharedBudget
 from reasoner.budget.spec import Budget
 from reasoner.evaluation.suites.problem import Problem
-from reasoner.evaluation.suites.registry import SUITES, check, family, load
+from reasoner.evaluation.suites.registry import SUITES, check_answer, get_family, load_problems
 from reasoner.jobs.journal import MemoryJournal
 from reasoner.jobs.spec import JobSpec, Sampling, StrategySpec
 from reasoner.run import run_job
@@ -56,7 +56,7 @@ class Solved:
 
 def mixed(count: int) -> list[Problem]:
     """Held-out problems, the suites in turn."""
-    each = [load(name, limit=-(-count // len(SUITES))) for name in SUITES]
+    each = [load_problems(name, limit=-(-count // len(SUITES))) for name in SUITES]
     return [problem for group in zip(*each, strict=True) for problem in group][:count]
 
 
@@ -75,27 +75,27 @@ async def measure(plan: Plan, engine: EngineClient, done: Callable[[str], None])
 async def _run(
     way: Way, tokens: int, seed: int, problems: Sequence[Problem], engine: EngineClient, done: Callable[[str], None]
 ) -> list[Solved]:
-    slots = asyncio.Semaphore(WIDTH)
+    slots = asyncio.Semaphore(MAX_ACTIVE_JOBS)
     names = [str(number) for number in range(len(problems))]
     shared = SharedBudget(tokens * len(problems), names) if way == "shared" else None
 
     async def one(problem: Problem, name: str) -> Solved:
         budget = Budget(tokens=tokens) if shared is None else Budget()
-        allowance = None if shared is None else _Polite(shared.member(name), slots)
+        grant_source = None if shared is None else _Polite(shared.member(name), slots)
         spec = JobSpec(
             problem=problem.text,
             strategy=StrategySpec.model_validate(STRATEGY),
             budget=budget,
-            sampling=Sampling(temperature=family(problem.suite).TEMPERATURE),
+            sampling=Sampling(temperature=get_family(problem.suite).TEMPERATURE),
             answer=AnswerSpec(compare="text"),
             seed=seed,
         )
         async with slots:
-            outcome = await run_job(spec, engine, MemoryJournal(allowance=allowance))
+            outcome = await run_job(spec, engine, MemoryJournal(grant_source=grant_source))
         if shared is not None:
             shared.end(name, outcome.usage.total)
         done(f"{tokens} tokens, {way}")
-        right = check(problem, outcome.result.answer)
+        right = check_answer(problem, outcome.result.answer)
         return Solved(way, tokens, seed, problem.suite, problem.id, right, outcome.usage.total)
 
     return await asyncio.gather(*(one(*pair) for pair in zip(problems, names, strict=True)))
@@ -104,14 +104,14 @@ async def _run(
 class _Polite:
     """Gives its slot to another search while it waits for its turn."""
 
-    def __init__(self, allowance: Allowance, slots: asyncio.Semaphore) -> None:
-        self._allowance = allowance
+    def __init__(self, grant_source: GrantSource, slots: asyncio.Semaphore) -> None:
+        self._grant_source = grant_source
         self._slots = slots
 
-    async def more(self, granted: int, ask: Ask) -> int:
-        """See ``Allowance``."""
+    async def request_tokens(self, granted: int, ask: TokenRequest) -> int:
+        """See ``GrantSource``."""
         self._slots.release()
         try:
-            return await self._allowance.more(granted, ask)
+            return await self._grant_source.request_tokens(granted, ask)
         finally:
             await self._slots.acquire()

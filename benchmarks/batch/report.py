@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from benchmarks.batch.measure import STRATEGY, WAYS, Plan, Solved, Way
-from reasoner.evaluation.statistics import Bootstrap, Estimate, clustered_wilson
+from reasoner.evaluation.statistics import Bootstrap, Estimate, clustered_wilson_interval
 
 Values = npt.NDArray[np.float64]
 
@@ -22,7 +22,7 @@ def document(plan: Plan, found: Sequence[Solved], command: str) -> dict[str, Any
         gain = Estimate.of(Bootstrap(plan.problems).means(values["shared"] - values["even"]))
         for way in WAYS:
             chosen = _chosen(found, way, tokens)
-            low, high = clustered_wilson(values[way], len(chosen))
+            low, high = clustered_wilson_interval(values[way], len(chosen))
             rows.append(
                 {
                     "way": way,

@@ -9,7 +9,7 @@ from typing import Any
 from benchmarks.chaos.clients import Heard
 from benchmarks.chaos.fleet import Fleet
 from reasoner.budget.usage import Usage
-from reasoner.jobs.job import TERMINAL
+from reasoner.jobs.job import TERMINAL_STATUSES
 from workers.store.serialization import usage_of
 
 BAD = {
@@ -70,9 +70,9 @@ def check(fields: dict[str, str], log: list[dict[str, Any]]) -> list[tuple[str, 
     """Return what is wrong with a job, by kind of ``BAD``. ``fields``: its hash; ``log``: its stream."""
     found: list[tuple[str, str]] = []
     status = fields["status"]
-    if status not in TERMINAL:
+    if status not in TERMINAL_STATUSES:
         found.append(("hanging", status))
-    ends = [entry["type"] for entry in log if entry["type"].removeprefix("job.") in TERMINAL]
+    ends = [entry["type"] for entry in log if entry["type"].removeprefix("job.") in TERMINAL_STATUSES]
     if len(ends) > 1 or (ends and log[-1]["type"] != ends[0]):
         found.append(("twice", f"ends are {ends}, the last entry is {log[-1]['type']}"))
     keys = [entry["key"] for entry in log if "key" in entry]

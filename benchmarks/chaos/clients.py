@@ -15,7 +15,7 @@ from typing import Any, Self
 
 import httpx
 
-from reasoner.jobs.job import TERMINAL
+from reasoner.jobs.job import TERMINAL_STATUSES
 
 WAYS = ("plain", "key, events", "key, wait", "chat")
 """A submission and polls; one with an idempotency key, followed by its events; a call that waits for its job, and one
@@ -138,7 +138,7 @@ class Client:
         self._note(job["id"], None if way == "plain" else key)
         if way == "key, events":
             await self._follow(way, job["id"])
-        while job["status"] not in TERMINAL:
+        while job["status"] not in TERMINAL_STATUSES:
             job = (await self._call(way, "GET", f"/v1/jobs/{job['id']}", params={"wait": 20})).json()
 
     async def _chat(self, number: int) -> None:
@@ -189,7 +189,7 @@ class Client:
     async def _follow(self, way: str, job_id: str) -> None:
         """Read a job's events to its end, over any number of connections."""
         newest, kind = 0, ""
-        while kind.removeprefix("job.") not in TERMINAL:
+        while kind.removeprefix("job.") not in TERMINAL_STATUSES:
             url = f"{next(self._bases)}/v1/jobs/{job_id}/events"
             try:
                 async with self._http.stream("GET", url, params={"starting_after": newest}) as answer:

@@ -249,7 +249,7 @@ class _Bench:
         return [
             Prompt(
                 tuple(worker.call("tokenize", problem=problem.text)),
-                registry.family(problem.suite).TEMPERATURE,
+                registry.get_family(problem.suite).TEMPERATURE,
                 tokens,
                 True,
             )
@@ -312,7 +312,7 @@ def _kind(folder: Path) -> str:
 @cache
 def _held_out(suite: str, count: int) -> list[registry.Problem]:
     """SampledTokens once: word problems take their time."""
-    return registry.load(suite, limit=count)
+    return registry.load_problems(suite, limit=count)
 
 
 def _call(worker: Worker, name: str, prompts: Sequence[Prompt], way: str | None = None, **arguments: Any) -> Solved:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from engine.text.tokenizer import Tokenizer
 from reasoner.evaluation.suites.problem import Split
-from reasoner.evaluation.suites.registry import SUITES, family
+from reasoner.evaluation.suites.registry import SUITES, get_family
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,8 +24,8 @@ def texts(tokenizer: Tokenizer, split: Split, count: int) -> list[Text]:
     """So many, the suites and their levels in turn; the same ones each time. Solutions take random routes."""
     made = []
     for index in range(count):
-        suite = family(SUITES[index % len(SUITES)])
-        problem = suite.problem(split, f"text/{index}", suite.LEVELS[index // len(SUITES) % len(suite.LEVELS)])
+        suite = get_family(SUITES[index % len(SUITES)])
+        problem = suite.generate_problem(split, f"text/{index}", suite.LEVELS[index // len(SUITES) % len(suite.LEVELS)])
         steps = suite.solution(problem, random.Random(f"text/{index}"))
         prompt = tokenizer.encode_chat([{"role": "user", "content": problem.text}])
         end = () if tokenizer.eos is None else (tokenizer.eos,)

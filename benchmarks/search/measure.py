@@ -99,8 +99,8 @@ class _Bench:
         """The service's own strategy on real problems."""
         for name in registry.SUITES:
             self.listener.step(f"beam on {name}")
-            problems = [problem.text for problem in registry.load(name, limit=self.plan.problems)]
-            seed, heat = _seed(name, 0), registry.family(name).TEMPERATURE
+            problems = [problem.text for problem in registry.load_problems(name, limit=self.plan.problems)]
+            seed, heat = _seed(name, 0), registry.get_family(name).TEMPERATURE
             told = worker.call("beam_jobs", problems=problems, temperature=heat, seed=seed)
             self._tokens(f"16 × 8, {name}", [Seen(**told)])
 

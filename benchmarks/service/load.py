@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 
 from benchmarks.service.deployment import OURS, Deployment, proportional_mib
-from reasoner.jobs.job import TERMINAL
+from reasoner.jobs.job import TERMINAL_STATUSES
 
 _SENDERS = 16
 """Clients that submit side by side."""
@@ -88,7 +88,7 @@ def wrong(job_id: str, seen: Sequence[int], last: str) -> str | None:
     """What is wrong with a stream of these sequence numbers whose last event is ``last``."""
     if list(seen) != list(range(1, len(seen) + 1)):
         return f"{job_id}: the stream has gaps: {list(seen)}"
-    if last.removeprefix("job.") not in TERMINAL:
+    if last.removeprefix("job.") not in TERMINAL_STATUSES:
         return f"{job_id}: the stream ended with {last or 'nothing'}"
     return None
 
@@ -99,5 +99,5 @@ async def _ended(client: httpx.AsyncClient, job_id: str) -> dict[str, Any]:
     while True:
         response = await client.get(f"/v1/jobs/{job_id}", params={"wait": 30})
         job: dict[str, Any] = response.raise_for_status().json()
-        if job["status"] in TERMINAL or time.monotonic() > deadline:
+        if job["status"] in TERMINAL_STATUSES or time.monotonic() > deadline:
             return job

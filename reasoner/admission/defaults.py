@@ -8,13 +8,13 @@ from typing import Any, Self
 from pydantic import Field, field_validator, model_validator
 
 from reasoner.admission.effort import Effort
-from reasoner.base_model import Strict
+from reasoner.base_model import StrictModel
 from reasoner.budget.spec import Budget
 from reasoner.jobs.spec import JobSpec, Sampling, StrategySpec
 from reasoner.strategies.registry import parse_params
 
 
-class ModelDefaults(Strict):
+class ModelDefaults(StrictModel):
     """Of one model. What a job says itself goes before it, one setting of ``sampling`` at a time."""
 
     sampling: Sampling = Field(default_factory=Sampling)

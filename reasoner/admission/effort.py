@@ -8,15 +8,15 @@ from typing import Any, Self
 from pydantic import Field, field_validator, model_validator
 
 from engine.protocol.types import InvalidRequest
-from reasoner.base_model import Strict
+from reasoner.base_model import StrictModel
 from reasoner.budget.spec import Budget
-from reasoner.jobs.spec import VOTE, JobSpec, StrategySpec
+from reasoner.jobs.spec import FALLBACK_STRATEGY, JobSpec, StrategySpec
 from reasoner.strategies.registry import STRATEGIES, parse_params
 
 LIMITS = ("tokens", "seconds", "flops", "cost")
 
 
-class Effort(Strict):
+class Effort(StrictModel):
     """What a name stands for: limits, and the strategy of jobs that choose none."""
 
     tokens: int | None = None
@@ -89,7 +89,7 @@ def _without_verifier(strategy: StrategySpec) -> StrategySpec:
     if not STRATEGIES[strategy.name].needs_verifier:
         return strategy
     samples = {"n": strategy.params["n"]} if "n" in strategy.params else {}
-    return StrategySpec.model_validate({"name": VOTE, **samples})
+    return StrategySpec.model_validate({"name": FALLBACK_STRATEGY, **samples})
 
 
 def _told(budget: Budget) -> str:

@@ -21,7 +21,7 @@ _MAX_DIGITS = 1000
 
 
 @lru_cache(maxsize=4096)
-def canonical(answer: str, compare: Compare = "math") -> str:
+def canonicalize(answer: str, compare: Compare = "math") -> str:
     """Return a form of the answer: most equal answers have equal ones, and no others.
 
     ``math``: numbers, lists of numbers and units as ``reasoner.answers.plain`` writes them, formulas without what only

@@ -11,10 +11,10 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import ExitStack
 
 from reasoner.answers import plain
-from reasoner.deadline import TimeLeft, unlimited, within
-from reasoner.subprocess_pool import Pool, keep_children
+from reasoner.deadline import SecondsLeft, run_within, unlimited
+from reasoner.subprocess_pool import WorkerPool, keep_workers_alive
 
-POOL = Pool("reasoner.answers.equivalence_worker")
+POOL = WorkerPool("reasoner.answers.equivalence_worker")
 PATIENCE = 5.0
 """Seconds of processor time for one comparison."""
 MAX_LATE = 6
@@ -35,7 +35,7 @@ async def _ask_anew(key: str, find: Callable[[], Awaitable[str | None]]) -> str 
 class Equivalence:
     """Compares canonical answers, one at a time. As an async context manager it keeps the children for its block."""
 
-    def __init__(self, settle: Settle = _ask_anew, time_left: TimeLeft = unlimited) -> None:
+    def __init__(self, settle: Settle = _ask_anew, time_left: SecondsLeft = unlimited) -> None:
         self._settle = settle
         self._time_left = time_left
         self._kept = ExitStack()
@@ -49,7 +49,7 @@ class Equivalence:
         return Equivalence(settle, self._time_left)
 
     async def __aenter__(self) -> Equivalence:
-        self._kept.enter_context(keep_children())
+        self._kept.enter_context(keep_workers_alive())
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -98,6 +98,6 @@ class Equivalence:
         if self._late >= MAX_LATE or self._questions >= MAX_QUESTIONS:
             return False
         self._questions += 1
-        answer = await within(self._time_left(), lambda: POOL.ask([a, b], PATIENCE))
+        answer = await run_within(self._time_left(), lambda: POOL.ask([a, b], PATIENCE))
         self._late += answer is None
         return answer is True

@@ -6,13 +6,13 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Discriminator, Field, Tag, model_validator
 
-from reasoner.base_model import Strict
+from reasoner.base_model import StrictModel
 from reasoner.regex import check_pattern
 
 Compare = Literal["math", "text", "choice", "code"]
 
 
-class RegexExtract(Strict):
+class RegexExtract(StrictModel):
     """The group of a pattern's last match."""
 
     regex: Annotated[str, AfterValidator(lambda pattern: check_pattern(pattern, groups=1))] = Field(
@@ -20,7 +20,7 @@ class RegexExtract(Strict):
     )
 
 
-class CodeExtract(Strict):
+class CodeExtract(StrictModel):
     """The last fenced block of one language."""
 
     code: Annotated[str, Field(pattern=r"^[\w+#.-]{1,32}$")] = Field(description="As written behind the fence.")
@@ -40,7 +40,7 @@ Extract = Annotated[
 ]
 
 
-class AnswerSpec(Strict):
+class AnswerSpec(StrictModel):
     """A bare word means ``{"compare": word}``."""
 
     compare: Compare = Field(

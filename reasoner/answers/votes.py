@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from reasoner.answers.canonical import canonical
+from reasoner.answers.canonical import canonicalize
 from reasoner.answers.plain import differ
 from reasoner.answers.spec import AnswerSpec
-from reasoner.base_model import Strict
+from reasoner.base_model import StrictModel
 from reasoner.tree import Node
 
 if TYPE_CHECKING:  # which compares by ``reasoner.answers.plain``
     from reasoner.answers.equivalence import Equivalence
 
 
-class Vote(Strict):
+class Vote(StrictModel):
     """One class of equivalent answers: how many candidates gave it and their weight together."""
 
     answer: str
@@ -23,7 +23,7 @@ class Vote(Strict):
     weight: float
 
 
-async def classes(candidates: Sequence[Node], how: AnswerSpec, equivalence: Equivalence) -> list[list[Node]]:
+async def group_equivalent(candidates: Sequence[Node], how: AnswerSpec, equivalence: Equivalence) -> list[list[Node]]:
     """Group candidates by equivalent answer, in order of first appearance.
 
     Canonical forms are compared, and where mathematics is asked for and forms differ that are no plain answers
@@ -36,7 +36,7 @@ async def classes(candidates: Sequence[Node], how: AnswerSpec, equivalence: Equi
     for node in candidates:
         if node.answer is None:
             continue
-        form = canonical(node.answer, how.compare)
+        form = canonicalize(node.answer, how.compare)
         if form not in class_of:
             first = form
             if how.compare == "math":
@@ -48,7 +48,7 @@ async def classes(candidates: Sequence[Node], how: AnswerSpec, equivalence: Equi
     return list(groups.values())
 
 
-def votes(groups: Sequence[Sequence[Node]], weights: dict[Node, float]) -> list[tuple[Vote, list[Node]]]:
+def count_votes(groups: Sequence[Sequence[Node]], weights: dict[Node, float]) -> list[tuple[Vote, list[Node]]]:
     """Return one vote for each class, heaviest first; of equally heavy ones the class that appeared first."""
     counted = [
         (Vote(answer=group[0].answer or "", count=len(group), weight=sum(weights[node] for node in group)), list(group))

@@ -13,37 +13,37 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-FLOOR = 0.25
+INITIAL_SHARE = 0.25
 """Of an even share: what every job gets, however little it promises."""
-WIDTH = 16
+MAX_ACTIVE_JOBS = 16
 """Jobs that spend a slice beyond their floor at once: more keep the engine busier, fewer compare more before a token is
 spent."""
 
 
-TRUST = 0.8
+MAX_TRUST = 0.8
 """The most that one verdict of a model is believed; two that agree are believed more."""
 
-RULES = frozenset({"exact", "numeric", "math", "regex", "json_schema", "python"})
+RULE_KINDS = frozenset({"exact", "numeric", "math", "regex", "json_schema", "python"})
 """Kinds of verifiers that know: their verdicts are believed."""
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class JobProgress:
     """What a job knows: the answers of its finished solutions in a form in which equal ones are equal, each with the
     verifier's score if it has one, and the tokens that it took."""
 
     samples: Sequence[tuple[str | None, float | None]]
     spent: int
-    trust: float = TRUST
+    trust: float = MAX_TRUST
 
-    def ask(self) -> Ask:
+    def next_request(self) -> TokenRequest:
         """What the job asks for next: about one more solution."""
         each = math.ceil(self.spent / max(1, len(self.samples)))
-        return Ask(max(1, each), expected_gain(self.samples, self.trust))
+        return TokenRequest(max(1, each), expected_gain(self.samples, self.trust))
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
+class TokenRequest:
     """A slice that a job asks for, and the gain in its chance of a right answer that it expects of it."""
 
     tokens: int
@@ -80,32 +80,32 @@ def expected_gain(samples: Sequence[tuple[str | None, float | None]], trust: flo
     return (1.0 - right) * (sum(others) + 1.0) / (rivals + 2.0)
 
 
-def floor(budget: int, jobs: int) -> int:
+def initial_grant(budget: int, jobs: int) -> int:
     """The tokens that each of the jobs is granted at the start, at least one; a budget has one for each."""
-    return max(1, int(FLOOR * budget) // jobs)
+    return max(1, int(INITIAL_SHARE * budget) // jobs)
 
 
-class Pool:
+class TokenPool:
     """The rule in one process; a batch of the service follows the same one in its store (``workers/store/lua``).
 
     Both methods answer what is decided now: tokens for jobs that asked, 0 for one that gets no more.
     """
 
-    def __init__(self, budget: int, jobs: Sequence[str], width: int = WIDTH) -> None:
+    def __init__(self, budget: int, jobs: Sequence[str], width: int = MAX_ACTIVE_JOBS) -> None:
         """Raises ``ValueError`` for less than a token for each job."""
         if budget < len(jobs):
             raise ValueError(f"{budget} tokens are less than one for each of {len(jobs)} jobs")
-        self.granted = dict.fromkeys(jobs, floor(budget, len(jobs)))
+        self.granted = dict.fromkeys(jobs, initial_grant(budget, len(jobs)))
         self.unassigned = budget - sum(self.granted.values())
         self._width = width
         self._floors = set(jobs)
         self._active: set[str] = set()
-        self._waiting: dict[str, Ask] = {}
+        self._waiting: dict[str, TokenRequest] = {}
 
-    def ask(self, job: str, ask: Ask) -> dict[str, int]:
+    def request(self, job: str, request: TokenRequest) -> dict[str, int]:
         """A job has used up what it was granted and would go on."""
         self._leave(job)
-        self._waiting[job] = ask
+        self._waiting[job] = request
         return self._deal()
 
     def end(self, job: str, spent: int) -> dict[str, int]:

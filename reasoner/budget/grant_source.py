@@ -6,57 +6,57 @@ import asyncio
 from collections.abc import Sequence
 from typing import Protocol
 
-from reasoner.budget.allocator import WIDTH, Ask, Pool
+from reasoner.budget.allocator import MAX_ACTIVE_JOBS, TokenPool, TokenRequest
 
 
-class Parked(Exception):
+class JobParked(Exception):
     """The job has to wait for a grant. It can be run again from its journal when it has got one."""
 
-    def __init__(self, ask: Ask) -> None:
-        super().__init__(f"waits for {ask.tokens} tokens")
-        self.ask = ask
+    def __init__(self, request: TokenRequest) -> None:
+        super().__init__(f"waits for {request.tokens} tokens")
+        self.request = request
 
 
-class Allowance(Protocol):
+class GrantSource(Protocol):
     """One job's access to the shared budget."""
 
-    async def more(self, granted: int, ask: Ask) -> int:
+    async def request_tokens(self, granted: int, request: TokenRequest) -> int:
         """Tokens beyond the ``granted`` ones that the job knows of; 0 when there will be no more.
 
-        Raises ``Parked`` where the job must not wait for the answer.
+        Raises ``JobParked`` where the job must not wait for the answer.
         """
         ...
 
 
-class Granted:
+class StoredGrants:
     """What a job has been granted by now; for more it has to be parked."""
 
     def __init__(self, granted: int, closed: bool) -> None:
         self._granted = granted
         self._closed = closed
 
-    async def more(self, granted: int, ask: Ask) -> int:
-        """See ``Allowance``."""
+    async def request_tokens(self, granted: int, request: TokenRequest) -> int:
+        """See ``GrantSource``."""
         if granted >= self._granted and not self._closed:
-            raise Parked(ask)
+            raise JobParked(request)
         return self._granted - granted
 
 
 class SharedBudget:
     """The budget of a batch whose jobs run in one process, on one event loop: they wait where they are."""
 
-    def __init__(self, budget: int, jobs: Sequence[str], width: int = WIDTH) -> None:
-        self.pool = Pool(budget, jobs, width)
+    def __init__(self, budget: int, jobs: Sequence[str], width: int = MAX_ACTIVE_JOBS) -> None:
+        self.pool = TokenPool(budget, jobs, width)
         self._waiting: dict[str, asyncio.Future[int]] = {}
 
-    def member(self, job: str) -> Allowance:
-        """The allowance of one of the jobs."""
+    def member(self, job: str) -> GrantSource:
+        """The grant_source of one of the jobs."""
         return _Member(self, job)
 
-    async def ask(self, job: str, ask: Ask) -> int:
+    async def request(self, job: str, request: TokenRequest) -> int:
         """Waits until the job's turn has come; 0 when it gets no more."""
         self._waiting[job] = asyncio.get_running_loop().create_future()
-        self._answer(self.pool.ask(job, ask))
+        self._answer(self.pool.request(job, request))
         return await self._waiting[job]
 
     def end(self, job: str, spent: int) -> None:
@@ -74,7 +74,7 @@ class _Member:
         self._shared = shared
         self._job = job
 
-    async def more(self, granted: int, ask: Ask) -> int:
-        """See ``Allowance``."""
+    async def request_tokens(self, granted: int, request: TokenRequest) -> int:
+        """See ``GrantSource``."""
         known = self._shared.pool.granted[self._job]
-        return known - granted if known > granted else await self._shared.ask(self._job, ask)
+        return known - granted if known > granted else await self._shared.request(self._job, request)

@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Mapping
 
 from engine.protocol.types import ModelInfo
-from reasoner.budget.prices import NOTHING, TRILLIONTHS, Amount, Prices, Rate
+from reasoner.budget.prices import MONEY_UNITS, NO_AMOUNT, Amount, Prices, TokenRate
 from reasoner.budget.spec import Budget
 from reasoner.budget.usage import Usage
 
@@ -50,30 +50,30 @@ class Ledger:
         self._limits: tuple[int | None, ...] = (
             0 if by_grants else budget.tokens,
             None if budget.flops is None else int(budget.flops),
-            None if budget.cost is None else round(budget.cost * TRILLIONTHS),
+            None if budget.cost is None else round(budget.cost * MONEY_UNITS),
         )
         self._clock = clock
-        self._spent = NOTHING
-        self._promised = NOTHING
+        self._spent = NO_AMOUNT
+        self._promised = NO_AMOUNT
         self._kept: tuple[Amount, Amount] | None = None
         self._base = 0.0
         self._since = clock()
 
-    def rate(self, model: ModelInfo) -> Rate:
+    def rate_of_model(self, model: ModelInfo) -> TokenRate:
         """What a token of this model takes in this job."""
-        return Rate.of(model, self._prices)
+        return TokenRate.of_model(model, self._prices)
 
     @property
-    def bounded(self) -> bool:
+    def has_limits(self) -> bool:
         """Whether a request must say how much it may take."""
         return any(limit is not None for limit in self._limits)
 
     @property
-    def keeps(self) -> bool:
+    def is_setting_aside(self) -> bool:
         """True while a part is kept for the end of one branch."""
-        return self._kept is not None and (self.bounded or self.budget.seconds is not None)
+        return self._kept is not None and (self.has_limits or self.budget.seconds is not None)
 
-    def keep(self, most: Amount, likely: Amount) -> None:
+    def set_aside(self, most: Amount, likely: Amount) -> None:
         """Keep what one branch takes from all but who asks for the ``whole`` budget.
 
         That is what it is ``likely`` to take, from a quarter to a half of each limit, and no more than ``most``. Of
@@ -81,15 +81,15 @@ class Ledger:
         """
         self._kept = (most, likely)
 
-    def let_go(self) -> None:
+    def release_set_aside(self) -> None:
         """Keep nothing any more."""
         self._kept = None
 
-    def times(self, one: Amount, fixed: Amount = NOTHING, *, whole: bool = False) -> int:
+    def max_affordable(self, one: Amount, fixed: Amount = NO_AMOUNT, *, whole: bool = False) -> int:
         """How many times ``one`` can be promised beside ``fixed``: not at all when not above 0, a very large number
         when nothing limits it. ``whole`` is for what may take what is kept, too."""
         if self._kept is not None and not whole:
-            if self.budget.seconds is not None and self.elapsed() > self.budget.seconds / 2:
+            if self.budget.seconds is not None and self.elapsed_seconds() > self.budget.seconds / 2:
                 return 0
             kept = (
                 most if limit is None else min(most, max(likely, limit // 4), limit // 2)
@@ -108,7 +108,7 @@ class Ledger:
             raise ValueError(f"cannot promise {promise}: {self._spent} and {self._promised} of {self._limits} are gone")
         self._promised += promise
 
-    def grant(self, tokens: int) -> None:
+    def add_grant(self, tokens: int) -> None:
         """Raises the limit of a job that lives by grants, up to its own limit."""
         if self._granted is None:
             raise ValueError("this job has a budget of its own")
@@ -116,7 +116,7 @@ class Ledger:
         cap = self._granted if self.budget.tokens is None else min(self._granted, self.budget.tokens)
         self._limits = (cap, *self._limits[1:])
 
-    def grant_helps(self, enough: int) -> bool:
+    def needs_grant(self, enough: int) -> bool:
         """Whether it is for want of a grant that the job cannot go on: it has less than ``enough`` tokens left of what
         it was granted, and its own limits leave it something."""
         if self._granted is None or (self.budget.tokens is not None and self.budget.tokens <= self._granted):
@@ -128,12 +128,12 @@ class Ledger:
         """Takes a promise back of which nothing was used."""
         self._promised -= promise
 
-    def settle(self, promise: Amount, spend: Usage) -> Usage:
+    def commit(self, promise: Amount, spend: Usage) -> Usage:
         """Turns a promise into what was really spent, at most the promise; the rest is available again.
 
         Answers the spend with the working time since the last settlement added.
         """
-        taken = Amount.of(spend)
+        taken = Amount.from_usage(spend)
         over = [
             name
             for name, limit, most, took in zip(_NAMES, self._limits, promise, taken, strict=True)
@@ -142,18 +142,18 @@ class Ledger:
         if over:
             raise ValueError(f"a request that was promised {promise} took {taken}: too many {', '.join(over)}")
         self._promised -= promise
-        spend = spend.model_copy(update={"seconds": self.elapsed() - self.usage.seconds})
+        spend = spend.model_copy(update={"seconds": self.elapsed_seconds() - self.usage.seconds})
         self._book(spend)
         return spend
 
-    def replay(self, spend: Usage, elapsed: float, withheld: Amount = NOTHING) -> None:
+    def replay(self, spend: Usage, elapsed: float, withheld: Amount = NO_AMOUNT) -> None:
         """Books what an earlier attempt spent, and what it promised for good, and sets the clock to then."""
         self._book(spend)
         self._promised += withheld
         self._base = elapsed
         self._since = self._clock()
 
-    def elapsed(self) -> float:
+    def elapsed_seconds(self) -> float:
         """Seconds of work so far, earlier attempts included."""
         return self._base + self._clock() - self._since
 
@@ -161,16 +161,16 @@ class Ledger:
         """Seconds until the time budget ends, at least zero; ``None`` when time is not limited."""
         if self.budget.seconds is None:
             return None
-        return max(0.0, self.budget.seconds - self.elapsed())
+        return max(0.0, self.budget.seconds - self.elapsed_seconds())
 
-    def time_left(self) -> float | None:
+    def seconds_until_cut(self) -> float | None:
         """Return the seconds until what still runs is cut, which is ``GRACE`` later; ``None`` as above."""
         if self.budget.seconds is None:
             return None
-        return max(0.0, self.budget.seconds + GRACE - self.elapsed())
+        return max(0.0, self.budget.seconds + GRACE - self.elapsed_seconds())
 
     @property
-    def exhausted(self) -> bool:
+    def is_exhausted(self) -> bool:
         """Whether nothing more may be asked for."""
         return min(self._left(self._spent + self._promised)) <= 0 or self.seconds_left() == 0.0
 
@@ -179,7 +179,7 @@ class Ledger:
         return [sys.maxsize if limit is None else limit - used for limit, used in zip(self._limits, gone, strict=True)]
 
     def _book(self, spend: Usage) -> None:
-        self._spent += Amount.of(spend)
+        self._spent += Amount.from_usage(spend)
         # The sums of whole numbers, not of their roundings.
-        exact = {"flops": float(self._spent.flops), "cost": self._spent.money / TRILLIONTHS}
+        exact = {"flops": float(self._spent.flops), "cost": self._spent.money / MONEY_UNITS}
         self.usage = (self.usage + spend).model_copy(update=exact)

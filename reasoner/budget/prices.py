@@ -13,17 +13,17 @@ from typing import Annotated
 from pydantic import Field
 
 from engine.protocol.types import InvalidRequest, ModelInfo
-from reasoner.base_model import Strict
+from reasoner.base_model import StrictModel
 from reasoner.budget.spec import Budget
 from reasoner.budget.usage import Usage
 
-TRILLIONTHS = 10**12
+MONEY_UNITS = 10**12
 _FLOPS_PER_WEIGHT = 2
 
 Price = Annotated[float, Field(ge=0, le=1e6)]
 
 
-class Prices(Strict):
+class Prices(StrictModel):
     """Of one model, per million tokens, in whatever currency ``Budget.cost`` is meant in."""
 
     prompt: Price = Field(0.0, description="Prompt tokens that the model computes.")
@@ -41,9 +41,9 @@ class Amount:
     money: int = 0
 
     @classmethod
-    def of(cls, usage: Usage) -> Amount:
+    def from_usage(cls, usage: Usage) -> Amount:
         """What a bill holds against a budget."""
-        return cls(usage.total, int(usage.flops), round(usage.cost * TRILLIONTHS))
+        return cls(usage.total, int(usage.flops), round(usage.cost * MONEY_UNITS))
 
     def __iter__(self) -> Iterator[int]:
         return iter((self.tokens, self.flops, self.money))
@@ -58,11 +58,11 @@ class Amount:
         return Amount(self.tokens - other.tokens, self.flops - other.flops, self.money - other.money)
 
 
-NOTHING = Amount()
+NO_AMOUNT = Amount()
 
 
 @dataclass(frozen=True, slots=True)
-class Rate:
+class TokenRate:
     """What one token of a model takes; money in trillionths."""
 
     flops: int = 0
@@ -72,22 +72,22 @@ class Rate:
     verifier: int = 0
 
     @classmethod
-    def of(cls, model: ModelInfo, prices: Mapping[str, Prices]) -> Rate:
+    def of_model(cls, model: ModelInfo, prices: Mapping[str, Prices]) -> TokenRate:
         listed = prices.get(model.id, Prices())
         priced = {**listed.model_dump(), "verifier": listed.prompt if listed.verifier is None else listed.verifier}
-        per_token = {name: round(price * (TRILLIONTHS // 10**6)) for name, price in priced.items()}
+        per_token = {name: round(price * (MONEY_UNITS // 10**6)) for name, price in priced.items()}
         return cls(flops=_FLOPS_PER_WEIGHT * model.parameters, **per_token)
 
-    def branch(self, prompt: int, tokens: int) -> Amount:
+    def max_branch_amount(self, prompt: int, tokens: int) -> Amount:
         """The most that a branch takes: nothing of its prompt is cached, or what is costs more than computing it."""
         dearest = max(self.prompt, self.cached)
         return Amount(tokens, self.flops * (prompt + tokens), dearest * prompt + self.generated * tokens)
 
-    def verification(self, computed: int) -> Amount:
+    def verification_amount(self, computed: int) -> Amount:
         """What a verifier's computed tokens take. Those that it has in its cache are free."""
         return Amount(computed, self.flops * computed, self.verifier * computed)
 
-    def branch_bill(self, prompt: int, cached: int, generated: int, drafted: int, accepted: int) -> Usage:
+    def branch_usage(self, prompt: int, cached: int, generated: int, drafted: int, accepted: int) -> Usage:
         """What a branch came to: two FLOPs per weight and computed token, wrong guesses included."""
         computed = prompt - cached + generated + drafted - accepted
         money = self.prompt * (prompt - cached) + self.cached * cached + self.generated * generated
@@ -98,17 +98,17 @@ class Rate:
             drafted=drafted,
             accepted=accepted,
             flops=float(self.flops * computed),
-            cost=money / TRILLIONTHS,
+            cost=money / MONEY_UNITS,
         )
 
-    def verification_bill(self, computed: int, cached: int) -> Usage:
+    def verification_usage(self, computed: int, cached: int) -> Usage:
         """What a verifier's answer came to."""
-        amount = self.verification(computed)
+        amount = self.verification_amount(computed)
         return Usage(
             verifier_computed=computed,
             verifier_cached=cached,
             flops=float(amount.flops),
-            cost=amount.money / TRILLIONTHS,
+            cost=amount.money / MONEY_UNITS,
         )
 
 

@@ -6,7 +6,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from reasoner.base_model import Strict
+from reasoner.base_model import StrictModel
 
 MAX_BUDGET_TOKENS = 10_000_000
 MAX_BUDGET_SECONDS = 86_400.0
@@ -14,7 +14,7 @@ MAX_BUDGET_FLOPS = 1e24
 MAX_BUDGET_COST = 1e6
 
 
-class Budget(Strict):
+class Budget(StrictModel):
     """The most that a job may spend; the first limit that is reached ends the search."""
 
     tokens: Annotated[int, Field(ge=1, le=MAX_BUDGET_TOKENS)] | None = Field(

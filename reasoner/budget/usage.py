@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from reasoner.base_model import Strict
+from reasoner.base_model import StrictModel
 
 
-class Usage(Strict):
+class Usage(StrictModel):
     """The bill. Counts are tokens; ``total`` is what a token budget is held against."""
 
     prompt: int = 0

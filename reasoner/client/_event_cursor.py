@@ -7,7 +7,7 @@ import httpx
 from reasoner.client import _calls
 from reasoner.client._errors import ServiceError
 from reasoner.jobs.event import Event
-from reasoner.jobs.job import TERMINAL
+from reasoner.jobs.job import TERMINAL_STATUSES
 
 SILENCE_SECONDS = 60.0
 """Longest silence on an event stream; the service sends a comment far more often."""
@@ -40,7 +40,7 @@ class EventCursor:
             return None
         event = Event.model_validate_json(line.removeprefix("data:").strip())
         self._num_failures, self._after = 0, event.seq
-        self._has_ended = event.type.removeprefix("job.") in TERMINAL
+        self._has_ended = event.type.removeprefix("job.") in TERMINAL_STATUSES
         return event
 
     def is_complete(self, status: int) -> bool:

@@ -14,11 +14,11 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, ValidationError, field_validator, model_validator
 
 from engine.protocol.types import ModelInfo
-from reasoner.base_model import Strict
-from reasoner.confidence.posterior import FEATURES, Evidence, features, logistic
+from reasoner.base_model import StrictModel
+from reasoner.confidence.posterior import FEATURES, Evidence, compute_features, logistic
 from reasoner.jobs.spec import MAX_N, StrategySpec
 
-SHIPPED = Path(__file__).parents[1] / "bundled" / "calibration.json"
+SHIPPED_CALIBRATION = Path(__file__).parents[1] / "bundled" / "calibration.json"
 Share = Annotated[float, Field(ge=0, le=1)]
 
 
@@ -26,7 +26,7 @@ class CalibrationError(Exception):
     """A table that cannot be used; the message names the file and the field."""
 
 
-class Mark(Strict):
+class ModelFingerprint(StrictModel):
     """What tells one model from another."""
 
     id: str
@@ -43,8 +43,8 @@ class Mark(Strict):
         return f"{self.id} ({self.parameters} weights, fingerprint {self.fingerprint or 'unknown'})"
 
 
-class Curve(Strict):
-    """How probable it is that an answer is right: a logistic function of ``reasoner.confidence.posterior.features``."""
+class Curve(StrictModel):
+    """The probability that an answer is right, as a logistic function of ``reasoner.confidence.posterior``."""
 
     constant: float
     score: float
@@ -54,10 +54,10 @@ class Curve(Strict):
 
     def right(self, answers: Sequence[Evidence], index: int) -> float:
         weights = (getattr(self, name) for name in FEATURES)
-        return logistic(sum(w * x for w, x in zip(weights, features(answers, index), strict=True)))
+        return logistic(sum(w * x for w, x in zip(weights, compute_features(answers, index), strict=True)))
 
 
-class Bin(Strict):
+class Bin(StrictModel):
     """Questions whose answer after the probe is right with a probability below ``below`` (and no lower bin's)."""
 
     below: Annotated[float, Field(gt=0, le=1)]
@@ -76,7 +76,7 @@ class Bin(Strict):
         return value
 
 
-class Reliability(Strict):
+class Reliability(StrictModel):
     """How well the curve's probabilities held on problems that it was not fitted on."""
 
     answers: int
@@ -87,15 +87,15 @@ class Reliability(Strict):
     """(mean predicted probability, share that was right, weight) of each bin that is not empty."""
 
 
-class Calibration(Strict):
+class Calibration(StrictModel):
     """A fitted table, as it stands in its file."""
 
     version: Literal[1]
     command: str
     suites: Annotated[list[str], Field(min_length=1)]
     problems: Annotated[int, Field(ge=1)]
-    policy: Mark
-    verifier: Mark
+    policy: ModelFingerprint
+    verifier: ModelFingerprint
     confidence: Share
     """Where ``auto`` stops when a job does not say."""
     probe: Annotated[int, Field(ge=1, le=MAX_N)]
@@ -118,7 +118,7 @@ class Calibration(Strict):
     def mismatch(self, policy: ModelInfo, verifier: ModelInfo) -> str | None:
         """Why the table does not hold for these models, naming both sides; ``None`` when it does."""
         for role, fitted, asked in (("policy", self.policy, policy), ("verifier", self.verifier, verifier)):
-            here = Mark.of(asked)
+            here = ModelFingerprint.of(asked)
             known = fitted.fingerprint and here.fingerprint
             if (fitted.fingerprint != here.fingerprint) if known else fitted != here:
                 return f"the calibration was fitted for the {role} {fitted}, and this job runs on {here}"
@@ -143,4 +143,4 @@ def read_calibration(path: Path) -> Calibration:
 @cache
 def shipped_calibration() -> Calibration:
     """The table of the bundled models."""
-    return read_calibration(SHIPPED)
+    return read_calibration(SHIPPED_CALIBRATION)

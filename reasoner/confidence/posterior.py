@@ -9,13 +9,13 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-FARTHEST = 6.0
+MAX_LOG_ODDS = 6.0
 """Log-odds beyond this are taken for this: probabilities of 0.0025 and 0.9975."""
 TINY = 1e-300
 """Stands for zero in a denominator of the continued fraction."""
 
 
-def leader_stays(weights: Sequence[float]) -> float:
+def leader_probability(weights: Sequence[float]) -> float:
     """The posterior probability that the leading answer would stay the leader if sampling went on for ever.
 
     ``weights``: the votes of each answer, in any order; a vote may be a fraction (a verifier's score). The two largest
@@ -72,7 +72,7 @@ class Evidence:
 FEATURES = ("constant", "score", "rival_score", "votes", "rival_votes")
 
 
-def features(answers: Sequence[Evidence], index: int) -> tuple[float, ...]:
+def compute_features(answers: Sequence[Evidence], index: int) -> tuple[float, ...]:
     """What decides how probable it is that ``answers[index]`` is right, in the order of ``FEATURES``.
 
     Scores are log-odds, of this answer and of the best other one; votes are logarithms, of this answer's count and of
@@ -84,18 +84,20 @@ def features(answers: Sequence[Evidence], index: int) -> tuple[float, ...]:
     return (
         1.0,
         log_odds(own.score),
-        max((log_odds(rival.score) for rival in rivals), default=-FARTHEST),
+        max((log_odds(rival.score) for rival in rivals), default=-MAX_LOG_ODDS),
         math.log(own.votes),
         math.log1p(max((rival.votes * (1.0 if rival.score is None else rival.score) for rival in rivals), default=0)),
     )
 
 
 def log_odds(probability: float | None) -> float:
-    """log(p / (1 - p)), at most ``FARTHEST`` from 0; the lowest for ``None``."""
+    """log(p / (1 - p)), at most ``MAX_LOG_ODDS`` from 0; the lowest for ``None``."""
     if not probability:
-        return -FARTHEST
+        return -MAX_LOG_ODDS
     return (
-        FARTHEST if probability >= 1.0 else max(-FARTHEST, min(FARTHEST, math.log(probability / (1.0 - probability))))
+        MAX_LOG_ODDS
+        if probability >= 1.0
+        else max(-MAX_LOG_ODDS, min(MAX_LOG_ODDS, math.log(probability / (1.0 - probability))))
     )
 
 

@@ -11,14 +11,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 
-from reasoner.confidence.posterior import leader_stays
+from reasoner.confidence.posterior import leader_probability
 
-Heard = Mapping[int, int | None]
+ReceivedAnswers = Mapping[int, int | None]
 """The class of each sample's answer by the sample's number, counted from 0; ``None`` for one without an answer.
 Samples that are still on their way are missing."""
 
 
-def beta_needs(heard: Heard, n: int, threshold: float) -> int:
+def num_needed_by_beta(heard: ReceivedAnswers, n: int, threshold: float) -> int:
     """Stops when the leader would stay the leader with probability ``threshold``, or after ``n`` samples.
 
     It also stops when the samples that are left cannot change the winner. Source: Aggarwal et al. 2023, "Let's Sample
@@ -29,12 +29,12 @@ def beta_needs(heard: Heard, n: int, threshold: float) -> int:
     left = n - len(heard)
     for more in range(left):  # the soonest end is when all that follows votes for the leader
         settled = leader + more - runner_up > left - more
-        if settled or leader_stays((leader + more, runner_up)) >= threshold:
+        if settled or leader_probability((leader + more, runner_up)) >= threshold:
             return len(heard) + more
     return n
 
 
-def window_needs(heard: Heard, n: int, window: int) -> int:
+def num_needed_by_window(heard: ReceivedAnswers, n: int, window: int) -> int:
     """Stops when all samples of one window (the first ``window``, the next, …) give the same answer, or after ``n``.
 
     A sample without an answer agrees with none. Samples of earlier windows that are still on their way are waited for.

@@ -14,13 +14,13 @@ from typing import Literal
 
 from engine.protocol.types import TokenLogprob
 
-LARGEST = 100.0
+MAX_TOKEN_CONFIDENCE = 100.0
 """Stands for the confidence of a token beside which others are impossible: numbers in a journal are finite."""
 
-Measure = Literal["bottom", "tail", "lowest", "mean"]
+ConfidenceMeasure = Literal["bottom", "tail", "lowest", "mean"]
 
 
-def token_confidence(token: TokenLogprob) -> float:
+def compute_token_confidence(token: TokenLogprob) -> float:
     """Of one token, in nats, with three decimals: what a journal keeps is what decisions are made on.
 
     Raises ``ValueError`` when the likeliest tokens were not reported.
@@ -28,10 +28,10 @@ def token_confidence(token: TokenLogprob) -> float:
     if not token.top:
         raise ValueError("the engine did not report the likeliest tokens")
     mean = -sum(logprob for _, logprob in token.top) / len(token.top)
-    return round(min(mean, LARGEST), 3)
+    return round(min(mean, MAX_TOKEN_CONFIDENCE), 3)
 
 
-def groups(confidences: Sequence[float], window: int) -> list[float]:
+def group_confidences(confidences: Sequence[float], window: int) -> list[float]:
     """The confidence of every window of this many tokens, in order. A shorter text is one group; an empty one none."""
     if not confidences:
         return []
@@ -40,38 +40,38 @@ def groups(confidences: Sequence[float], window: int) -> list[float]:
     return [(after - before) / size for before, after in zip(sums, sums[size:], strict=False)]
 
 
-def bottom(confidences: Sequence[float], window: int) -> float:
+def bottom_confidence(confidences: Sequence[float], window: int) -> float:
     """The mean of the lowest tenth of the groups (at least one)."""
-    ordered = sorted(groups(confidences, window))
+    ordered = sorted(group_confidences(confidences, window))
     kept = ordered[: max(1, len(ordered) // 10)]
     return sum(kept) / len(kept)
 
 
-def tail(confidences: Sequence[float], window: int) -> float:
+def tail_confidence(confidences: Sequence[float], window: int) -> float:
     """The confidence of the last group: errors at the end cost the answer."""
-    return groups(confidences[-window:], window)[-1]
+    return group_confidences(confidences[-window:], window)[-1]
 
 
-def lowest(confidences: Sequence[float], window: int) -> float:
+def lowest_confidence(confidences: Sequence[float], window: int) -> float:
     """The confidence of the weakest group."""
-    return min(groups(confidences, window))
+    return min(group_confidences(confidences, window))
 
 
-def mean(confidences: Sequence[float], window: int) -> float:  # noqa: ARG001
+def mean_confidence(confidences: Sequence[float], window: int) -> float:  # noqa: ARG001
     """The mean of all tokens."""
     return sum(confidences) / len(confidences)
 
 
-MEASURES: dict[Measure, Callable[[Sequence[float], int], float]] = {
-    "bottom": bottom,
-    "tail": tail,
-    "lowest": lowest,
-    "mean": mean,
+MEASURES: dict[ConfidenceMeasure, Callable[[Sequence[float], int], float]] = {
+    "bottom": bottom_confidence,
+    "tail": tail_confidence,
+    "lowest": lowest_confidence,
+    "mean": mean_confidence,
 }
 """What a whole solution's confidence is; all need at least one token."""
 
 
-def keeps(values: Sequence[float], percent: float) -> float:
+def confidence_threshold(values: Sequence[float], percent: float) -> float:
     """The confidence that the best ``percent`` per cent of these solutions reach; at least one does.
 
     The percentile 100 - percent, between two solutions interpolated (the usual linear rule), and for a ``percent`` of

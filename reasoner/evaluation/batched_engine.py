@@ -9,7 +9,7 @@ from engine.protocol.forwarding import ForwardingEngine
 from engine.protocol.types import Completion, Delta, EngineClient, GenerateRequest, ModelInfo, ScoreRequest, ScoreResult
 
 
-class LeanEngine(ForwardingEngine):
+class LeaselessEngine(ForwardingEngine):
     """Asks for no leases, whose ends are a third of the requests of a tree search: jobs of an evaluation are short and
     few at a time, so nothing has to be kept from eviction. Asks once what is served."""
 

@@ -9,13 +9,13 @@ from typing import Any
 
 import numpy as np
 
-from reasoner.evaluation.plan import BEST_OF_N, CEILING, GREEDY, MAJORITY, Case, Plan
+from reasoner.evaluation.plan import BEST_OF_N, CEILING, GREEDY, MAJORITY, EvaluationPlan, StrategyCase
 from reasoner.evaluation.runs import Run
-from reasoner.evaluation.statistics import Bootstrap, Curve, Estimate, Row, Sheet, Values
+from reasoner.evaluation.statistics import Bootstrap, CostCurve, Estimate, ProblemScores, Row, Values
 
 
 @dataclass(frozen=True, slots=True)
-class Comparison:
+class StrategyComparison:
     """``difference`` of accuracies with a 95 % interval (paired bootstrap over problems), and how many times the
     baseline's cost it took. ``what`` says what both sides have in common."""
 
@@ -32,7 +32,7 @@ class Comparison:
 
 
 @dataclass(frozen=True, slots=True)
-class Saving:
+class TokenSaving:
     """How many times the strategy's tokens majority needs for the same accuracy, with a 95 % interval.
 
     ``bound``: majority did not get there with the samples that it had, so the true number is larger.
@@ -49,20 +49,20 @@ class Saving:
 class Results:
     """Runs, ordered by model, strategy and n, on the problems that every one of them has."""
 
-    def __init__(self, runs: Sequence[Run], plan: Plan) -> None:
+    def __init__(self, runs: Sequence[Run], plan: EvaluationPlan) -> None:
         self.plan = plan
         grouped: dict[tuple[str, str, int], list[Run]] = {}
         for run in runs:
             grouped.setdefault((run.model, run.strategy, run.n), []).append(run)
         self.problems = list(dict.fromkeys(run.problem for run in runs))
-        self._sheets = {key: Sheet(found, self.problems) for key, found in grouped.items()}
+        self._sheets = {key: ProblemScores(found, self.problems) for key, found in grouped.items()}
         self._bootstrap = Bootstrap(len(self.problems))
 
     def rows(self) -> list[Row]:
         """The table: what was asked for, in the order of the plan, the larger models and pass@n, the ceiling."""
         return [sheet.row() for sheet in self._asked()]
 
-    def comparisons(self) -> list[Comparison]:
+    def comparisons(self) -> list[StrategyComparison]:
         """Every case against each baseline that the runs hold."""
         return [claim for case, n, sheet in self._cases() for claim in self._claims(case, n, sheet)] + [
             claim
@@ -71,7 +71,7 @@ class Results:
             for claim in self._at_equal_flops(case, model)
         ]
 
-    def savings(self) -> list[Saving]:
+    def savings(self) -> list[TokenSaving]:
         """The iso-accuracy ratio of tokens of every case but majority itself."""
         curve = self._curve(MAJORITY, "bill", "correct")
         if curve is None:
@@ -82,7 +82,7 @@ class Results:
                 continue
             needed, reached = curve.cost_of(self._bootstrap.means(sheet.column("correct")))
             times = Estimate.of(needed / self._bootstrap.means(sheet.bill))
-            found.append(Saving(case.label, n, times.value, times.low, times.high, bound=not bool(reached[0])))
+            found.append(TokenSaving(case.label, n, times.value, times.low, times.high, bound=not bool(reached[0])))
         return found
 
     def document(self) -> dict[str, Any]:
@@ -94,35 +94,35 @@ class Results:
 
     # Which sheets there are.
 
-    def _sheet(self, strategy: str, n: int, model: str | None = None) -> Sheet | None:
+    def _sheet(self, strategy: str, n: int, model: str | None = None) -> ProblemScores | None:
         return self._sheets.get((model or self.plan.model, strategy, n))
 
-    def _cases(self) -> Iterator[tuple[Case, int, Sheet]]:
+    def _cases(self) -> Iterator[tuple[StrategyCase, int, ProblemScores]]:
         for case in (*self.plan.live, *self.plan.pooled):
             ns = self.plan.ns if case in self.plan.pooled else self.plan.live_ns
             for n in case.counts(ns):
                 if (sheet := self._sheet(case.label, n)) is not None:
                     yield case, n, sheet
 
-    def _curves(self) -> list[Case]:
+    def _curves(self) -> list[StrategyCase]:
         return [case for case in (*self.plan.live, *self.plan.pooled) if case.name != GREEDY]
 
-    def _asked(self) -> Iterator[Sheet]:
+    def _asked(self) -> Iterator[ProblemScores]:
         yield from (sheet for case, _, sheet in self._cases() if case.name == GREEDY)
         yield from (sheet for model in self.plan.against if (sheet := self._sheet(GREEDY, 1, model)) is not None)
         yield from (sheet for case, _, sheet in self._cases() if case.name != GREEDY)
         yield from (sheet for n in self.plan.ns if (sheet := self._sheet(CEILING, n)) is not None)
 
-    def _curve(self, strategy: str, cost: str, value: str) -> Curve | None:
+    def _curve(self, strategy: str, cost: str, value: str) -> CostCurve | None:
         sheets = sorted(
             (key[2], sheet) for key, sheet in self._sheets.items() if key[:2] == (self.plan.model, strategy)
         )
         points = [(sheet.bill if cost == "bill" else sheet.column(cost), sheet.column(value)) for _, sheet in sheets]
-        return Curve(points, self._bootstrap) if points else None
+        return CostCurve(points, self._bootstrap) if points else None
 
     # What is compared.
 
-    def _claims(self, case: Case, n: int, sheet: Sheet) -> Iterator[Comparison]:
+    def _claims(self, case: StrategyCase, n: int, sheet: ProblemScores) -> Iterator[StrategyComparison]:
         greedy = self._sheet(GREEDY, 1)
         if case.name == GREEDY:
             return
@@ -139,20 +139,24 @@ class Results:
         if best is not None and case.name != BEST_OF_N:
             yield self._paired(case, n, sheet, best, BEST_OF_N, "equal n")
 
-    def _paired(self, case: Case, n: int, ours: Sheet, theirs: Sheet, over: str, what: str) -> Comparison:
+    def _paired(
+        self, case: StrategyCase, n: int, ours: ProblemScores, theirs: ProblemScores, over: str, what: str
+    ) -> StrategyComparison:
         difference = Estimate.of(self._bootstrap.means(ours.column("correct") - theirs.column("correct")))
         cost = float(ours.bill.mean() / theirs.bill.mean())
-        return Comparison(case.label, n, over, what, difference.value, difference.low, difference.high, cost)
+        return StrategyComparison(case.label, n, over, what, difference.value, difference.low, difference.high, cost)
 
-    def _at_equal_tokens(self, case: Case, n: int, sheet: Sheet, value: str, curve: Curve, over: str) -> Comparison:
+    def _at_equal_tokens(
+        self, case: StrategyCase, n: int, sheet: ProblemScores, value: str, curve: CostCurve, over: str
+    ) -> StrategyComparison:
         bill = self._bootstrap.means(sheet.bill)
         difference = Estimate.of(self._bootstrap.means(sheet.column(value)) - curve.at(bill))
         cost, note = _beyond(curve, bill, over)
-        return Comparison(
+        return StrategyComparison(
             case.label, n, over, _nearest("tokens", note), difference.value, difference.low, difference.high, cost, note
         )
 
-    def _at_equal_flops(self, case: Case, model: str) -> Iterator[Comparison]:
+    def _at_equal_flops(self, case: StrategyCase, model: str) -> Iterator[StrategyComparison]:
         """The small model's strategy, interpolated to the FLOPs of the large model's greedy decoding."""
         large = self._sheet(GREEDY, 1, model)
         curve = self._curve(case.label, "flops", "correct")
@@ -161,7 +165,7 @@ class Results:
         flops = self._bootstrap.means(large.column("flops"))
         difference = Estimate.of(curve.at(flops) - self._bootstrap.means(large.column("correct")))
         reach, note = _beyond(curve, flops, case.label)
-        yield Comparison(
+        yield StrategyComparison(
             case.label,
             0,
             f"{GREEDY} of {model}",
@@ -174,7 +178,7 @@ class Results:
         )
 
 
-def _beyond(curve: Curve, cost: Values, name: str) -> tuple[float, str]:
+def _beyond(curve: CostCurve, cost: Values, name: str) -> tuple[float, str]:
     """How many times the cost of the curve's nearest point this is: 1 where the curve reaches that far."""
     least, most = float(np.exp(curve.costs[0, 0])), float(np.exp(curve.costs[-1, 0]))
     if cost[0] > most:

@@ -14,17 +14,17 @@ from hashlib import blake2b
 from engine.protocol.types import EngineClient, EngineUnavailable, InvalidRequest, ModelInfo
 from reasoner.answers.equivalence import Equivalence
 from reasoner.confidence.calibration import Calibration
-from reasoner.evaluation.batched_engine import LeanEngine
-from reasoner.evaluation.plan import BEST_OF_N, DEEPCONF, MAJORITY, Case, Plan, Stage
-from reasoner.evaluation.pool import Pool, decide
-from reasoner.evaluation.runs import Piece, Run, RunFile
+from reasoner.evaluation.batched_engine import LeaselessEngine
+from reasoner.evaluation.plan import BEST_OF_N, DEEPCONF, MAJORITY, EvaluationPlan, Stage, StrategyCase
+from reasoner.evaluation.pool import SamplePool, decide
+from reasoner.evaluation.runs import FinishedItem, Run, RunFile
 from reasoner.evaluation.suites.problem import Problem
 from reasoner.evaluation.suites.suite import Suite
 from reasoner.jobs.journal import MemoryJournal
 from reasoner.jobs.spec import JobSpec, Sampling
 from reasoner.run import open_search, run_job
 from reasoner.strategies.registry import STRATEGIES
-from reasoner.subprocess_pool import keep_children
+from reasoner.subprocess_pool import keep_workers_alive
 
 PAUSES = (1.0, 2.0, 4.0, 8.0, 16.0)
 """Seconds between attempts at a piece whose engine is away or busy."""
@@ -34,11 +34,11 @@ Advance = Callable[[Stage, int, int], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Setting:
+class EvaluationContext:
     """What all pieces share."""
 
     suite: Suite
-    plan: Plan
+    plan: EvaluationPlan
     engine: EngineClient
     models: dict[str, ModelInfo]
     verifier: str | None
@@ -51,15 +51,15 @@ class Setting:
     async def of(
         cls,
         suite: Suite,
-        plan: Plan,
+        plan: EvaluationPlan,
         engine: EngineClient,
         verifier: str | None,
         sampling: Sampling,
         concurrency: int,
         calibration: Calibration | None = None,
-    ) -> Setting:
+    ) -> EvaluationContext:
         """Asks the engine what it serves. Raises ``InvalidRequest`` where a model of the plan is missing."""
-        engine = LeanEngine(engine)
+        engine = LeaselessEngine(engine)
         models = {info.id: info for info in await engine.models()}
         strategies = [STRATEGIES[case.name] for case in (*plan.pooled, *plan.live)]
         needed = any(strategy.needs_verifier for strategy in strategies)
@@ -82,7 +82,7 @@ class Setting:
         return await self.suite.check(problem, answer, Equivalence())
 
 
-def missing(suite: Suite, plan: Plan, file: RunFile) -> bool:
+def is_incomplete(suite: Suite, plan: EvaluationPlan, file: RunFile) -> bool:
     """Whether the file lacks anything of the plan."""
     done = file.done()
     return any(
@@ -90,12 +90,12 @@ def missing(suite: Suite, plan: Plan, file: RunFile) -> bool:
     )
 
 
-async def evaluate(setting: Setting, file: RunFile, advance: Advance) -> None:
+async def evaluate(setting: EvaluationContext, file: RunFile, advance: Advance) -> None:
     """Adds every piece of the plan to the file that it does not hold yet. Raises the engine's errors: what is done is
     in the file, and the same call goes on from there."""
     done = file.done()
     problems = setting.suite.problems
-    with keep_children():
+    with keep_workers_alive():
         for stage in setting.plan.stages():
             todo = [problem for problem in problems if (stage.name, stage.seed, problem.id) not in done]
             advance(stage, len(problems) - len(todo), len(problems))
@@ -104,7 +104,9 @@ async def evaluate(setting: Setting, file: RunFile, advance: Advance) -> None:
                 await _stage(setting, stage, todo, file, advance)
 
 
-async def _stage(setting: Setting, stage: Stage, todo: list[Problem], file: RunFile, advance: Advance) -> None:
+async def _stage(
+    setting: EvaluationContext, stage: Stage, todo: list[Problem], file: RunFile, advance: Advance
+) -> None:
     left = iter(todo)
     total = len(setting.suite.problems)
     count = total - len(todo)
@@ -124,7 +126,7 @@ async def _stage(setting: Setting, stage: Stage, todo: list[Problem], file: RunF
         raise errors.exceptions[0] from None
 
 
-async def _piece(setting: Setting, stage: Stage, problem: Problem) -> Piece:
+async def _piece(setting: EvaluationContext, stage: Stage, problem: Problem) -> FinishedItem:
     journal = MemoryJournal()
     for pause in (*PAUSES, None):
         try:
@@ -136,13 +138,13 @@ async def _piece(setting: Setting, stage: Stage, problem: Problem) -> Piece:
         except InvalidRequest as error:
             if error.field != "problem":
                 raise
-            return Piece(stage.name, stage.seed, problem.id, failed=str(error))
+            return FinishedItem(stage.name, stage.seed, problem.id, failed=str(error))
         else:
-            return Piece(stage.name, stage.seed, problem.id, tuple(runs))
+            return FinishedItem(stage.name, stage.seed, problem.id, tuple(runs))
     raise AssertionError("the last attempt returns or raises")
 
 
-async def _live(setting: Setting, stage: Stage, problem: Problem, journal: MemoryJournal) -> list[Run]:
+async def _live(setting: EvaluationContext, stage: Stage, problem: Problem, journal: MemoryJournal) -> list[Run]:
     assert stage.case is not None
     spec = _spec(setting, stage, problem, stage.case)
     outcome = await run_job(spec, setting.engine, journal, calibration=setting.calibration)
@@ -174,11 +176,11 @@ async def _live(setting: Setting, stage: Stage, problem: Problem, journal: Memor
     ]
 
 
-async def _pool(setting: Setting, stage: Stage, problem: Problem, journal: MemoryJournal) -> list[Run]:
+async def _pool(setting: EvaluationContext, stage: Stage, problem: Problem, journal: MemoryJournal) -> list[Run]:
     plan = setting.plan
     scored = any(STRATEGIES[case.name].needs_verifier for case in plan.pooled)
     confidence = STRATEGIES[DEEPCONF].params().top if any(case.name == DEEPCONF for case in plan.pooled) else None
-    sampler = Case("", BEST_OF_N if scored else MAJORITY)
+    sampler = StrategyCase("", BEST_OF_N if scored else MAJORITY)
     async with open_search(_spec(setting, stage, problem, sampler), setting.engine, journal) as (search, _):
         async with search.stream() as stream:
             stream.complete([search.root], stage.n, confidence=confidence)
@@ -188,18 +190,18 @@ async def _pool(setting: Setting, stage: Stage, problem: Problem, journal: Memor
             await search.score(search.candidates())
         right = {node: await setting.check(problem, node.answer) for node in search.root.children}
         parameters = (setting.models[stage.model].parameters, _parameters(setting))
-        pool = Pool.of(search, right, parameters)
+        pool = SamplePool.of(search, right, parameters)
     cases = [(case, plan.grid() if case.label == MAJORITY else plan.ns) for case in plan.pooled]
     if not any(case.label == MAJORITY for case in plan.pooled):
-        cases.append((Case(MAJORITY, MAJORITY), plan.grid()))
+        cases.append((StrategyCase(MAJORITY, MAJORITY), plan.grid()))
     return await decide(pool, problem.id, stage.seed, cases, plan.grid(), Equivalence())
 
 
-def _parameters(setting: Setting) -> int:
+def _parameters(setting: EvaluationContext) -> int:
     return 0 if setting.verifier is None else setting.models[setting.verifier].parameters
 
 
-def _spec(setting: Setting, stage: Stage, problem: Problem, case: Case) -> JobSpec:
+def _spec(setting: EvaluationContext, stage: Stage, problem: Problem, case: StrategyCase) -> JobSpec:
     noise = blake2b(f"{stage.seed}/{problem.id}".encode(), digest_size=8)
     return JobSpec.model_validate(
         {

@@ -23,7 +23,7 @@ DEEPCONF = "deepconf"
 
 
 @dataclass(frozen=True, slots=True)
-class Case:
+class StrategyCase:
     """A strategy with parameters, as the command line names it: ``self_consistency:stop=beta:threshold=0.9``."""
 
     label: str
@@ -53,19 +53,19 @@ class Stage:
     name: str
     model: str
     seed: int
-    case: Case | None
+    case: StrategyCase | None
     """``None``: the pool."""
     n: int
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class EvaluationPlan:
     """``pooled`` decide on one pool of samples that is drawn at the largest of ``ns``; ``live`` run at each of
     ``live_ns``. Models in ``against`` answer greedily, as the bar that a smaller model's search is held against."""
 
     model: str
-    pooled: tuple[Case, ...]
-    live: tuple[Case, ...]
+    pooled: tuple[StrategyCase, ...]
+    live: tuple[StrategyCase, ...]
     ns: tuple[int, ...]
     live_ns: tuple[int, ...]
     seeds: int = 1
@@ -76,7 +76,7 @@ class Plan:
         stages: list[Stage] = []
         for case in (case for case in self.live if case.name == GREEDY):
             stages.append(Stage(case.label, self.model, 0, case, 1))
-        stages += [Stage(f"{GREEDY} {model}", model, 0, Case(GREEDY, GREEDY), 1) for model in self.against]
+        stages += [Stage(f"{GREEDY} {model}", model, 0, StrategyCase(GREEDY, GREEDY), 1) for model in self.against]
         for seed in range(self.seeds):
             if self.pooled:
                 stages.append(Stage(POOL, self.model, seed, None, self.ns[-1]))
@@ -102,14 +102,14 @@ class Plan:
         return sorted({*self.ns, *(2**power for power in range(self.ns[-1].bit_length()))})
 
 
-def parse_cases(text: str, *, verifies: bool = True) -> tuple[Case, ...]:
+def parse_cases(text: str, *, verifies: bool = True) -> tuple[StrategyCase, ...]:
     """Strategies separated by commas, each with its parameters: ``NAME:KEY=VALUE:KEY=VALUE``; ``all`` names every
     strategy with its defaults. Raises ValueError that says what would be right. Without a verifier (``verifies``) those
     that need one are refused, and ``all`` leaves them out."""
     possible = [name for name, strategy in STRATEGIES.items() if verifies or not strategy.needs_verifier]
-    cases: dict[str, Case] = {}
+    cases: dict[str, StrategyCase] = {}
     for item in filter(None, (part.strip() for part in text.split(","))):
-        for case in [Case(name, name) for name in possible] if item == "all" else [_case(item)]:
+        for case in [StrategyCase(name, name) for name in possible] if item == "all" else [_case(item)]:
             if case.name not in possible:
                 raise ValueError(
                     f"strategy {case.name!r} needs a verifier, and there is none here: set REASONER_PRM, or choose "
@@ -121,7 +121,7 @@ def parse_cases(text: str, *, verifies: bool = True) -> tuple[Case, ...]:
     return tuple(cases.values())
 
 
-def _case(item: str) -> Case:
+def _case(item: str) -> StrategyCase:
     name, *settings = item.split(":")
     params: dict[str, Any] = {}
     for setting in settings:
@@ -138,16 +138,16 @@ def _case(item: str) -> Case:
     if confidence is not None and not (isinstance(confidence, int | float) and 0 <= confidence <= 1):
         raise ValueError(f"{item!r}: confidence {confidence!r} must be a number from 0 to 1")
     parse_params(name, params)
-    return Case(item, name, tuple(params.items()), confidence)
+    return StrategyCase(item, name, tuple(params.items()), confidence)
 
 
-def split(cases: Sequence[Case]) -> tuple[tuple[Case, ...], tuple[Case, ...]]:
+def split_pooled_and_live(cases: Sequence[StrategyCase]) -> tuple[tuple[StrategyCase, ...], tuple[StrategyCase, ...]]:
     """The cases that decide on a pool of samples, and those that run live."""
     pooled = tuple(case for case in cases if case.scales and _decides_on_samples(case))
     return pooled, tuple(case for case in cases if case not in pooled)
 
 
-def _decides_on_samples(case: Case) -> bool:
+def _decides_on_samples(case: StrategyCase) -> bool:
     asked = dict(case.params)
     return case.name in POOLED or (case.name == DEEPCONF and "top" not in asked and asked.get("mode") != "online")
 

@@ -21,9 +21,9 @@ from typing import Self
 from reasoner.answers.equivalence import Equivalence
 from reasoner.budget.ledger import Ledger
 from reasoner.budget.usage import Usage
-from reasoner.evaluation.plan import CEILING, Case
+from reasoner.evaluation.plan import CEILING, StrategyCase
 from reasoner.evaluation.runs import Run
-from reasoner.evaluation.statistics import pass_at
+from reasoner.evaluation.statistics import pass_at_n
 from reasoner.jobs.spec import JobSpec
 from reasoner.search.branch_runner import Watch
 from reasoner.search.search import Search
@@ -31,7 +31,7 @@ from reasoner.search.stream import Stream
 from reasoner.strategies.registry import STRATEGIES, parse_params
 from reasoner.tree import Node, Reason
 
-DRAWS = 64
+NUM_DRAWS = 64
 """Draws for each strategy and n."""
 DRAWS_OF_ALL = 8
 """Draws at the pool's own size, which differ in order alone."""
@@ -51,7 +51,7 @@ class Sample:
 
 
 @dataclass(frozen=True, slots=True)
-class Pool:
+class SamplePool:
     """The samples of one problem with one seed, and what they cost together."""
 
     spec: JobSpec
@@ -65,7 +65,7 @@ class Pool:
     pages, so it spares less than all; the part is what makes the bill of the whole pool come out."""
 
     @classmethod
-    def of(cls, search: Search, right: Mapping[Node, bool], parameters: tuple[int, int]) -> Pool:
+    def of(cls, search: Search, right: Mapping[Node, bool], parameters: tuple[int, int]) -> SamplePool:
         """From a search whose root has only finished children; ``right`` says which of them pass the suite's rule."""
         names: dict[tuple[int, int], int] = {}
         nodes = sorted(search.root.children, key=lambda node: node.path)  # not in the order in which they came
@@ -99,7 +99,7 @@ class NotInPool(ValueError):
 class PoolSearch(Search):
     """A search whose branches come from a draw of the pool, and whose bill is what they would have cost."""
 
-    def __init__(self, pool: Pool, drawn: Sequence[Sample]) -> None:
+    def __init__(self, pool: SamplePool, drawn: Sequence[Sample]) -> None:
         self.spec = pool.spec
         self.ledger = Ledger(pool.spec.budget)
         self.root = Node(path=(), parent=None, prefix=pool.root.prefix)
@@ -215,7 +215,7 @@ class PoolStream(Stream):
 def draws(size: int, n: int, rng: random.Random) -> Iterator[list[int]]:
     """Draws of ``n`` out of ``size`` without putting back: neighbours in random orders of all, so that samples are in
     about equally many."""
-    count = DRAWS if n < size else DRAWS_OF_ALL
+    count = NUM_DRAWS if n < size else DRAWS_OF_ALL
     while True:
         order = rng.sample(range(size), size)
         for start in range(0, size - n + 1, n):
@@ -226,10 +226,10 @@ def draws(size: int, n: int, rng: random.Random) -> Iterator[list[int]]:
 
 
 async def decide(
-    pool: Pool,
+    pool: SamplePool,
     problem: str,
     seed: int,
-    cases: Sequence[tuple[Case, Sequence[int]]],
+    cases: Sequence[tuple[StrategyCase, Sequence[int]]],
     ceiling: Sequence[int],
     equal: Equivalence,
 ) -> list[Run]:
@@ -253,7 +253,7 @@ async def decide(
 class _Totals:
     """Sums over draws."""
 
-    def __init__(self, pool: Pool) -> None:
+    def __init__(self, pool: SamplePool) -> None:
         self._pool = pool
         self._draws = 0
         self._sums = dict.fromkeys(("correct", "reached", "answered", "samples", "tokens", "verifier_tokens"), 0.0)
@@ -274,15 +274,15 @@ class _Totals:
         return Run(model, strategy, n, seed, problem, **means, **cost)
 
 
-def _ceiling(pool: Pool, problem: str, seed: int, n: int, model: str) -> Run:
+def _ceiling(pool: SamplePool, problem: str, seed: int, n: int, model: str) -> Run:
     size = len(pool.samples)
-    reached = pass_at(n, size, sum(sample.right for sample in pool.samples))
-    answered = pass_at(n, size, sum(sample.node.answer is not None for sample in pool.samples))
+    reached = pass_at_n(n, size, sum(sample.right for sample in pool.samples))
+    answered = pass_at_n(n, size, sum(sample.node.answer is not None for sample in pool.samples))
     tokens = n * sum(sample.node.tokens for sample in pool.samples) / size
     return Run(model, CEILING, n, seed, problem, reached, reached, answered, n, tokens, 0.0, **_cost(pool, tokens, 0.0))
 
 
-def _cost(pool: Pool, tokens: float, verifier_tokens: float) -> dict[str, float]:
+def _cost(pool: SamplePool, tokens: float, verifier_tokens: float) -> dict[str, float]:
     policy, verifier = pool.parameters
     share = (tokens + verifier_tokens) / max(1, pool.usage.total)
     return {

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from reasoner.evaluation.chart import draw
-from reasoner.evaluation.comparisons import Comparison, Results, Saving
+from reasoner.evaluation.comparisons import Results, StrategyComparison, TokenSaving
 from reasoner.evaluation.statistics import Row
 
 ROW_HEADINGS = (
@@ -76,7 +76,7 @@ def row_cells(rows: Iterable[Row]) -> list[tuple[str, ...]]:
     return cells
 
 
-def comparison_cells(comparisons: Iterable[Comparison]) -> list[tuple[str, ...]]:
+def comparison_cells(comparisons: Iterable[StrategyComparison]) -> list[tuple[str, ...]]:
     return [
         (
             item.strategy,
@@ -90,7 +90,7 @@ def comparison_cells(comparisons: Iterable[Comparison]) -> list[tuple[str, ...]]
     ]
 
 
-def saving_cells(savings: Iterable[Saving]) -> list[tuple[str, ...]]:
+def saving_cells(savings: Iterable[TokenSaving]) -> list[tuple[str, ...]]:
     return [
         (
             item.strategy,

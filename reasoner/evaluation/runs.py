@@ -15,11 +15,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-FILE = "runs.jsonl"
+RUNS_FILE = "runs.jsonl"
 FORMAT = 1
 
 
-class DifferentEvaluation(ValueError):
+class EvaluationMismatch(ValueError):
     """The folder holds the runs of another evaluation; the message says what differs."""
 
 
@@ -52,7 +52,7 @@ class Run:
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class FinishedItem:
     """A finished piece of work: every run that came of one problem at one stage of the plan.
 
     ``failed`` says why there are none: the problem can never be run (it does not fit into the model, for example).
@@ -71,14 +71,14 @@ class RunFile:
 
     header: Mapping[str, Any]
     folder: Path | None = None
-    pieces: list[Piece] = field(default_factory=list)
+    pieces: list[FinishedItem] = field(default_factory=list)
     _file: Any = None
 
     def __enter__(self) -> Self:
         if self.folder is not None:
             self.folder.mkdir(parents=True, exist_ok=True)
             try:
-                self._open(self.folder / FILE)
+                self._open(self.folder / RUNS_FILE)
             except BaseException:
                 self.close()
                 raise
@@ -93,7 +93,7 @@ class RunFile:
         if self._file is not None:
             self._file.close()
 
-    def add(self, piece: Piece) -> None:
+    def add(self, piece: FinishedItem) -> None:
         """Keeps a piece; on return the operating system has its line."""
         self.pieces.append(piece)
         if self._file is not None:
@@ -108,7 +108,7 @@ class RunFile:
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise DifferentEvaluation(f"{path} is being written by another process: wait for it") from None
+            raise EvaluationMismatch(f"{path} is being written by another process: wait for it") from None
         self._file.seek(0)
         content: bytes = self._file.read()
         whole = content[: content.rfind(b"\n") + 1]
@@ -130,12 +130,12 @@ class RunFile:
             told = "; ".join(
                 f"{name} is {_short(there.get(name))} there and {_short(here.get(name))} here" for name in names
             )
-            raise DifferentEvaluation(
+            raise EvaluationMismatch(
                 f"{path} is of another evaluation: {told}. Take another folder, or delete that file"
             )
 
 
-def flatten(pieces: Iterable[Piece]) -> list[Run]:
+def collect_runs(pieces: Iterable[FinishedItem]) -> list[Run]:
     return [run for piece in pieces for run in piece.runs]
 
 
@@ -147,20 +147,18 @@ def _parse(path: Path, number: int, line: bytes) -> dict[str, Any]:
     try:
         value = json.loads(line)
     except ValueError as error:
-        raise DifferentEvaluation(f"{path}, line {number}: not JSON ({error}); delete the file to start anew") from None
+        raise EvaluationMismatch(f"{path}, line {number}: not JSON ({error}); delete the file to start anew") from None
     if not isinstance(value, dict):
-        raise DifferentEvaluation(f"{path}, line {number}: not a JSON object; delete the file to start anew")
+        raise EvaluationMismatch(f"{path}, line {number}: not a JSON object; delete the file to start anew")
     return value
 
 
-def _piece(path: Path, number: int, line: bytes) -> Piece:
+def _piece(path: Path, number: int, line: bytes) -> FinishedItem:
     value = _parse(path, number, line)
     try:
-        return Piece(**{**value, "runs": tuple(Run(**run) for run in value["runs"])})
+        return FinishedItem(**{**value, "runs": tuple(Run(**run) for run in value["runs"])})
     except (KeyError, TypeError) as error:
-        raise DifferentEvaluation(
-            f"{path}, line {number}: not a run ({error}); delete the file to start anew"
-        ) from None
+        raise EvaluationMismatch(f"{path}, line {number}: not a run ({error}); delete the file to start anew") from None
 
 
 def _short(value: Any) -> str:

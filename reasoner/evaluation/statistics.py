@@ -43,7 +43,7 @@ class Row:
     seeds: int
 
 
-class Sheet:
+class ProblemScores:
     """One strategy at one n: a number for each problem, the mean over its seeds."""
 
     def __init__(self, runs: Sequence[Run], problems: Sequence[str]) -> None:
@@ -69,7 +69,7 @@ class Sheet:
     def row(self) -> Row:
         first = self.runs[0]
         correct = self.column("correct")
-        low, high = clustered_wilson(correct, len(self.runs))
+        low, high = clustered_wilson_interval(correct, len(self.runs))
         means = {
             name: float(self.column(name).mean())
             for name in ("tokens", "verifier_tokens", "seconds", "flops", "samples", "answered", "reached")
@@ -89,7 +89,7 @@ class Sheet:
         )
 
 
-def pass_at(n: int, samples: int, right: int) -> float:
+def pass_at_n(n: int, samples: int, right: int) -> float:
     """Chance that at least one of ``n`` samples drawn from ``samples`` without putting back is right.
 
     Source: Chen et al. 2021, "Evaluating Large Language Models Trained on Code", equation 1.
@@ -100,7 +100,7 @@ def pass_at(n: int, samples: int, right: int) -> float:
     return 1.0 - math.comb(samples - right, n) / math.comb(samples, n)
 
 
-def wilson(share: float, trials: float) -> tuple[float, float]:
+def wilson_interval(share: float, trials: float) -> tuple[float, float]:
     """95 % score interval of a proportion (Wilson 1927)."""
     if trials == 0:
         return 0.0, 1.0
@@ -110,7 +110,7 @@ def wilson(share: float, trials: float) -> tuple[float, float]:
     return max(0.0, (centre - spread) / scale), min(1.0, (centre + spread) / scale)
 
 
-def clustered_wilson(values: Values, runs: int) -> tuple[float, float]:
+def clustered_wilson_interval(values: Values, runs: int) -> tuple[float, float]:
     """95 % interval of the mean of shares, one for each problem: Wilson's, with the number of independent trials that
     would have the variance that the problems show (Korn and Graubard 1998, "Confidence intervals for proportions with
     small expected number of positive counts estimated from survey data").
@@ -120,7 +120,7 @@ def clustered_wilson(values: Values, runs: int) -> tuple[float, float]:
     count, share = len(values), float(values.mean())
     variance = float(values.var(ddof=1)) / count if count > 1 else 0.0
     trials = min(float(runs), share * (1 - share) / variance) if variance > 0 else float(count)
-    return wilson(share, trials)
+    return wilson_interval(share, trials)
 
 
 class Bootstrap:
@@ -156,7 +156,7 @@ class Estimate:
         return cls(float(draws[0]), float(low), float(high))
 
 
-class Curve:
+class CostCurve:
     """What a family of cases reaches for its cost, interpolated between them, in every draw of a bootstrap.
 
     Costs are interpolated on a logarithmic scale: accuracy grows by about as much with each doubling.

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, JsonValue, field_validator
 
-from reasoner.base_model import Strict
+from reasoner.base_model import StrictModel
 from reasoner.budget.spec import MAX_BUDGET_TOKENS
 from reasoner.budget.usage import Usage
 from reasoner.jobs.job import Status
@@ -21,7 +21,7 @@ cancelled before, or each of its jobs was. Else it is as its jobs are, but for t
 ``completed`` or ``failed`` when they all are, and ``incomplete`` when only some have an answer, or none has."""
 
 
-def end_status(counts: Mapping[Status, int], *, cancelled: bool) -> BatchStatus:
+def get_final_status(counts: Mapping[Status, int], *, cancelled: bool) -> BatchStatus:
     """Return the status of a batch whose jobs have all ended. ``counts``: jobs by status; ``cancelled``: the batch
     was."""
     ends = {status for status, count in counts.items() if count and status != "cancelled"}
@@ -32,7 +32,7 @@ def end_status(counts: Mapping[Status, int], *, cancelled: bool) -> BatchStatus:
     return "failed" if ends == {"failed"} else "incomplete"
 
 
-class BatchBudget(Strict):
+class BatchBudget(StrictModel):
     """What all jobs of a batch may spend together."""
 
     tokens: Annotated[int, Field(ge=1, le=MAX_BUDGET_TOKENS)] = Field(
@@ -40,7 +40,7 @@ class BatchBudget(Strict):
     )
 
 
-class BatchSpec(Strict):
+class BatchSpec(StrictModel):
     """Jobs that share a budget. A job's own budget, if it has one, is a cap on its part."""
 
     jobs: Annotated[list[JobSpec], Field(min_length=1, max_length=MAX_BATCH_JOBS)]
@@ -58,7 +58,7 @@ class BatchSpec(Strict):
         return value
 
 
-class BatchJob(Strict):
+class BatchJob(StrictModel):
     """A job of a batch in short; ``GET /v1/jobs/{id}`` has all of it."""
 
     id: str
@@ -70,7 +70,7 @@ class BatchJob(Strict):
     """Tokens of the shared budget that it was given so far."""
 
 
-class Batch(Strict):
+class Batch(StrictModel):
     """A batch as the API shows it. Times are seconds since the epoch."""
 
     id: str

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from pydantic import Field, JsonValue
 
-from reasoner.base_model import Strict
+from reasoner.base_model import StrictModel
 
 MAX_SEQ = 2**53
 """Largest number of an event: more than any job has, and JavaScript can hold it."""
 
 
-class Event(Strict):
+class Event(StrictModel):
     """One entry of a job's journal. ``seq`` counts from 1 without gaps; a replay uses entries that have a ``key``."""
 
     seq: int

@@ -7,15 +7,15 @@ from typing import Literal
 from pydantic import Field
 
 from reasoner.answers.votes import Vote
-from reasoner.base_model import Strict
+from reasoner.base_model import StrictModel
 from reasoner.budget.usage import Usage
 from reasoner.jobs.spec import JobSpec
 
 Status = Literal["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]
-TERMINAL: frozenset[str] = frozenset({"completed", "incomplete", "failed", "cancelled"})
+TERMINAL_STATUSES: frozenset[str] = frozenset({"completed", "incomplete", "failed", "cancelled"})
 
 
-class JobResult(Strict):
+class JobResult(StrictModel):
     """The result of a search. ``answer`` is ``None`` when no candidate stated one.
 
     A job that was cancelled has what it had found by then, and none if its search had not begun.
@@ -32,12 +32,12 @@ class JobResult(Strict):
     """Id of the chosen leaf in the tree."""
 
 
-class JobError(Strict):
+class JobError(StrictModel):
     code: str
     message: str
 
 
-class Delivery(Strict):
+class Delivery(StrictModel):
     """What became of a job's webhook."""
 
     state: Literal["pending", "delivered", "failed"]
@@ -46,7 +46,7 @@ class Delivery(Strict):
     """Of the last attempt that failed."""
 
 
-class Job(Strict):
+class Job(StrictModel):
     """A job as the API shows it. Times are seconds since the epoch."""
 
     id: str

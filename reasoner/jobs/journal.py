@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from reasoner.budget.grant_source import Allowance
+from reasoner.budget.grant_source import GrantSource
 from reasoner.budget.usage import Usage
 from reasoner.jobs.job import JobResult
 
@@ -45,7 +45,7 @@ class Entry:
 class Journal(Protocol):
     job_id: str
     """The job that it belongs to."""
-    allowance: Allowance | None
+    grant_source: GrantSource | None
     """Where the job gets tokens from, if it shares a budget."""
 
     async def load(self) -> list[Entry]:
@@ -64,9 +64,9 @@ class Journal(Protocol):
 class MemoryJournal:
     """A journal for a search that runs inside one process: evaluation and tests."""
 
-    def __init__(self, entries: Sequence[Entry] = (), allowance: Allowance | None = None) -> None:
+    def __init__(self, entries: Sequence[Entry] = (), grant_source: GrantSource | None = None) -> None:
         self.job_id = uuid.uuid4().hex
-        self.allowance = allowance
+        self.grant_source = grant_source
         self.entries = list(entries)
 
     async def load(self) -> list[Entry]:

@@ -25,7 +25,7 @@ MAX_TIMES = 8
 class RuleSpec(VerifierSpec):
     """What all rules have."""
 
-    certain: ClassVar[bool] = True
+    is_conclusive: ClassVar[bool] = True
 
 
 class ExactVerifier(RuleSpec):

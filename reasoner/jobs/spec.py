@@ -7,9 +7,9 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from reasoner.answers.spec import AnswerSpec, CodeExtract
-from reasoner.base_model import Strict
+from reasoner.base_model import StrictModel
 from reasoner.budget.spec import MAX_BUDGET_TOKENS, Budget
-from reasoner.jobs.verifier_specs import KINDS, PrmVerifier, Verifier
+from reasoner.jobs.verifier_specs import VERIFIER_KINDS, PrmVerifier, Verifier
 
 MAX_PROBLEM_CHARS = 32_000
 MAX_N = 256
@@ -17,17 +17,17 @@ MAX_TOP_K = 1_000_000
 """More tokens than any vocabulary has."""
 MAX_METADATA_KEYS = 16
 MAX_ADDRESS_CHARS = 2048
-BEST = "best_of_n"
-VOTE = "self_consistency"
+DEFAULT_STRATEGY = "best_of_n"
+FALLBACK_STRATEGY = "self_consistency"
 """Strategies of jobs that name none: with a verifier, and without one."""
 
 
-class Message(Strict):
+class Message(StrictModel):
     role: Literal["system", "user", "assistant"]
     content: Annotated[str, Field(min_length=1, max_length=MAX_PROBLEM_CHARS)]
 
 
-class Sampling(Strict):
+class Sampling(StrictModel):
     temperature: Annotated[float, Field(ge=0, le=10)] = 1.0
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
     top_k: Annotated[int, Field(ge=0, le=MAX_TOP_K, description="0: all tokens.")] = 0
@@ -48,15 +48,16 @@ class StrategySpec(BaseModel):
         return dict(self.model_extra or {})
 
 
-class JobSpec(Strict):
+class JobSpec(StrictModel):
     """A question, a way to search for its answer, and what the search may cost."""
 
     problem: Annotated[str, Field(min_length=1, max_length=MAX_PROBLEM_CHARS)] | None = None
     messages: Annotated[list[Message], Field(min_length=1, max_length=64)] | None = None
     model: str | None = Field(None, description="Name of a served model; without it the service's own.")
     strategy: StrategySpec = Field(
-        default_factory=lambda: StrategySpec(name=BEST),
-        description=f"By default {BEST}, or {VOTE} without a verifier; an effort and the model may have their own.",
+        default_factory=lambda: StrategySpec(name=DEFAULT_STRATEGY),
+        description=f"By default {DEFAULT_STRATEGY}, or {FALLBACK_STRATEGY} without a verifier; an effort and the "
+        "model may have their own.",
     )
     budget: Budget = Field(default_factory=Budget)
     sampling: Sampling = Field(default_factory=Sampling)
@@ -113,9 +114,10 @@ class JobSpec(Strict):
         if self.verifier is None and STRATEGIES[self.strategy.name].needs_verifier:
             if "strategy" in self.model_fields_set:
                 raise ValueError(
-                    f"strategy {self.strategy.name!r} needs a verifier, and the job says that it has none: use {VOTE}"
+                    f"strategy {self.strategy.name!r} needs a verifier, and the job says that it has none: "
+                    f"use {FALLBACK_STRATEGY}"
                 )
-            self.strategy = StrategySpec(name=VOTE)
+            self.strategy = StrategySpec(name=FALLBACK_STRATEGY)
             self.model_fields_set.remove("strategy")  # an effort or the model's defaults may still choose
         return self
 
@@ -126,7 +128,7 @@ class JobSpec(Strict):
         if self.verifier is None:
             return self
         if STRATEGIES[self.strategy.name].needs_steps and not self.verifier.scores_steps:
-            fitting = [name for name, kind in KINDS.items() if kind.scores_steps]
+            fitting = [name for name, kind in VERIFIER_KINDS.items() if kind.scores_steps]
             raise ValueError(
                 f"strategy {self.strategy.name!r} needs a verifier of single steps, and {self.verifier.kind!r} scores "
                 f"finished solutions alone: use one of {', '.join(fitting)}"
@@ -151,11 +153,11 @@ class JobSpec(Strict):
         return self
 
     @property
-    def has_certain_verifier(self) -> bool:
+    def has_conclusive_verifier(self) -> bool:
         """Return True if a score of 1 is a fact, so that nothing can be better."""
-        return self.verifier is not None and self.verifier.certain
+        return self.verifier is not None and self.verifier.is_conclusive
 
-    def conversation(self) -> list[dict[str, str]]:
+    def to_messages(self) -> list[dict[str, str]]:
         """The question as chat messages."""
         if self.messages is not None:
             return [message.model_dump() for message in self.messages]

@@ -48,7 +48,7 @@ class OutcomeVerifier(VerifierSpec):
     model: str | None = Field(None, description="Name of a served outcome reward model; without it the only one.")
 
 
-def kind_of(value: Any) -> str:
+def get_verifier_kind(value: Any) -> str:
     """Which member of ``Verifier`` a value is meant to be: without a ``kind`` a process reward model."""
     kind = value.get("kind", "prm") if isinstance(value, dict) else getattr(value, "kind", "prm")
     return str(kind)
@@ -66,13 +66,13 @@ _Kinds = (
     | Annotated[PythonVerifier, Tag("python")]
 )
 
-KINDS: dict[str, type[VerifierSpec]] = {get_args(one)[1].tag: get_args(one)[0] for one in get_args(_Kinds)}
+VERIFIER_KINDS: dict[str, type[VerifierSpec]] = {get_args(one)[1].tag: get_args(one)[0] for one in get_args(_Kinds)}
 
 Verifier = Annotated[
     _Kinds,
     Discriminator(
-        kind_of,
+        get_verifier_kind,
         custom_error_type="verifier_kind",
-        custom_error_message=f"unknown kind of verifier; known are {', '.join(KINDS)}",
+        custom_error_message=f"unknown kind of verifier; known are {', '.join(VERIFIER_KINDS)}",
     ),
 ]

@@ -15,7 +15,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from reasoner.sandbox.restrict import CannotLock, limit, lock
+from reasoner.sandbox.restrict import LockdownUnavailable, limit_resources, lock_down
 from reasoner.sandbox.solver import solve
 from reasoner.sandbox.tester import test
 from reasoner.sandbox.wire import Pipe
@@ -27,15 +27,15 @@ _WITH_EFFECTS = frozenset({"antigravity", "idlelib", "turtle", "turtledemo", "tk
 
 def main() -> None:
     task = json.loads(sys.stdin.buffer.read())
-    limit(task["seconds"], task["memory_bytes"])
+    limit_resources(task["seconds"], task["memory_bytes"])
     sources = [task["code"]] if task["role"] == "solver" else task["tests"]
     for source in sources:
         preload(source)
     del sys.path[0]
     if task["locked"]:
         try:
-            lock()
-        except CannotLock as error:
+            lock_down()
+        except LockdownUnavailable as error:
             if task["role"] == "tester":  # what holds for one holds for the other, and the tester is the one to tell
                 os.write(task["results"], json.dumps({"refused": str(error)}).encode() + b"\n")
             os._exit(1)

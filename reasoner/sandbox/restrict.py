@@ -89,11 +89,11 @@ _KILL_PROCESS, _ALLOW, _FAIL_WITH_EPERM = 0x80000000, 0x7FFF0000, 0x00050001
 _LOAD, _JUMP_IF_EQUAL, _RETURN = 0x20, 0x15, 0x06
 
 
-class CannotLock(Exception):
+class LockdownUnavailable(Exception):
     """This system cannot hold a process to computing alone."""
 
 
-def limit(seconds: float, memory_bytes: int) -> None:
+def limit_resources(seconds: float, memory_bytes: int) -> None:
     """What every system can: time, memory and sizes. The wall-clock alarm ends a process whose parent has died."""
     signal.setitimer(signal.ITIMER_REAL, seconds + 5.0)
     processor = int(seconds) + 2
@@ -112,11 +112,14 @@ def limit(seconds: float, memory_bytes: int) -> None:
             resource.setrlimit(which, (most, most))
 
 
-def lock() -> None:
-    """From here on this process computes. Raises ``CannotLock``, also when the filter is there and does not hold."""
+def lock_down() -> None:
+    """Allow this process nothing but computation from here on.
+
+    Raises ``LockdownUnavailable``, also when the filter is installed and does not hold.
+    """
     machine = platform.machine()
     if sys.platform != "linux" or machine not in _ALLOWED:
-        raise CannotLock(f"there is no filter of system calls for {sys.platform} on {machine}")
+        raise LockdownUnavailable(f"there is no filter of system calls for {sys.platform} on {machine}")
     libc = ctypes.CDLL(None, use_errno=True)
     program = _program(machine)
     code = ctypes.create_string_buffer(program, len(program))
@@ -125,12 +128,12 @@ def lock() -> None:
     if libc.prctl(_PR_SET_NO_NEW_PRIVS, word(1), zero, zero, zero) or libc.prctl(
         _PR_SET_SECCOMP, word(_FILTER), header, zero, zero
     ):
-        raise CannotLock(f"the system takes no seccomp filter: {os.strerror(ctypes.get_errno())}")
+        raise LockdownUnavailable(f"the system takes no seccomp filter: {os.strerror(ctypes.get_errno())}")
     with contextlib.suppress(PermissionError):
         os.open("/", os.O_RDONLY)
-        raise CannotLock("the filter is there and files can still be opened")
+        raise LockdownUnavailable("the filter is there and files can still be opened")
     if libc.syscall(_SOCKET[machine], 1, 1, 0) >= 0:
-        raise CannotLock("the filter is there and sockets can still be made")
+        raise LockdownUnavailable("the filter is there and sockets can still be made")
 
 
 def _program(machine: str) -> bytes:

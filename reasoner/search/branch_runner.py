@@ -29,13 +29,13 @@ from engine.protocol.types import (
     SamplingParams,
 )
 from reasoner.budget.ledger import Ledger
-from reasoner.budget.prices import NOTHING, Amount
+from reasoner.budget.prices import NO_AMOUNT, Amount
 from reasoner.budget.usage import Usage
-from reasoner.confidence.token_confidence import token_confidence
+from reasoner.confidence.token_confidence import compute_token_confidence
 from reasoner.jobs.journal import JobCancelled
 from reasoner.jobs.spec import Sampling
 from reasoner.search.repetition import HORIZON, loops
-from reasoner.tree import Node, Reason, branch_key
+from reasoner.tree import Node, Reason, make_branch_key
 
 ABORT_PATIENCE = 10.0
 """Seconds to wait for an engine to hand back aborted branches; it does so at its next step."""
@@ -177,7 +177,7 @@ class Grower:
         self._lease = lease
         self._cancelled = cancelled
         self._requests: dict[str, asyncio.Task[None]] = {}
-        self._rate = ledger.rate(model)
+        self._rate = ledger.rate_of_model(model)
         self._reading = ledger.budget.flops is not None or ledger.budget.cost is not None
         self._promises: dict[Growth, Amount] = {}
         self._so_far: dict[Growth, Completion] = {}
@@ -195,7 +195,7 @@ class Grower:
             (growth for growth in growths if growth not in self._promises),
             key=lambda growth: (growth.part == 0, growth.path),  # what was cut goes on before anything new starts
         )
-        if not waiting or self._ledger.exhausted:
+        if not waiting or self._ledger.is_exhausted:
             return
         sensible = max(min(growth.room, self._longest.get(growth.op, growth.room)) for growth in waiting)
         aside = [self._verification(waiting[:count], sensible) for count in range(len(waiting) + 1)]
@@ -248,7 +248,7 @@ class Grower:
     def cut(self, growths: Collection[Growth]) -> list[Arrival]:
         """Ends the branches that have a part and can get no more: the budget is used up."""
         reason: Reason = "timeout" if self._ledger.seconds_left() == 0.0 else "budget"
-        return [Arrival(growth, (), "", 0.0, Usage(), NOTHING, reason) for growth in growths if growth.part > 0]
+        return [Arrival(growth, (), "", 0.0, Usage(), NO_AMOUNT, reason) for growth in growths if growth.part > 0]
 
     async def stop(self, *, final: bool) -> list[Arrival]:
         """Aborts what is in flight and answers what it got so far.
@@ -291,7 +291,7 @@ class Grower:
         """Whether the budget can promise each of the growths so many tokens, or those that it may have, and leave
         ``aside`` untouched."""
         whole = all(growth.op == "complete" for growth in growths)  # a branch that goes to its end is what is kept for
-        return self._ledger.times(self._most(growths, tokens) + aside, whole=whole) >= 1
+        return self._ledger.max_affordable(self._most(growths, tokens) + aside, whole=whole) >= 1
 
     def _verification(self, growths: Sequence[Growth], sensible: int) -> Amount:
         """About what the verifier will want for these growths and for those in flight, by what it took so far: a
@@ -299,7 +299,7 @@ class Grower:
         is used up."""
         usage = self._ledger.usage
         if not growths or not usage.verifier_computed:
-            return NOTHING
+            return NO_AMOUNT
         going = sum(
             min(promise.tokens, self._longest.get(growth.op, promise.tokens))
             for growth, promise in self._promises.items()
@@ -311,7 +311,7 @@ class Grower:
         """The most that so many tokens for each take."""
         wanted = [min(growth.room, tokens) for growth in growths]
         read = sum(growth.read(more) for growth, more in zip(growths, wanted, strict=True)) if self._reading else 0
-        return self._rate.branch(read, sum(wanted))
+        return self._rate.max_branch_amount(read, sum(wanted))
 
     def _request(self, siblings: list[Growth]) -> None:
         left = self._ledger.seconds_left()
@@ -335,7 +335,7 @@ class Grower:
         tokens = growth.token_ids + (() if so_far is None else so_far.token_ids)
         every = growth.stretch
         left = self._promises[growth].tokens - (len(tokens) - len(growth.token_ids))
-        return Branch(self._seed, branch_key(growth.path), min(left, every - len(tokens) % every), tokens)
+        return Branch(self._seed, make_branch_key(growth.path), min(left, every - len(tokens) % every), tokens)
 
     async def _listen(self, request: GenerateRequest, siblings: list[Growth]) -> None:
         missing = set(range(len(siblings)))
@@ -370,7 +370,7 @@ class Grower:
 
     def _arrival(self, growth: Growth, completion: Completion) -> Arrival:
         promise = self._promises.pop(growth)
-        spend = self._rate.branch_bill(
+        spend = self._rate.branch_usage(
             prompt=completion.prompt_tokens,
             cached=completion.cached_tokens,
             generated=len(completion.token_ids),
@@ -427,4 +427,4 @@ def joined(first: Completion, then: Completion) -> Completion:
 
 def confidences(completion: Completion) -> tuple[float, ...]:
     """Of each token, where the request asked for the likeliest ones."""
-    return tuple(token_confidence(token) for token in completion.logprobs or ())
+    return tuple(compute_token_confidence(token) for token in completion.logprobs or ())

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from reasoner.budget.allocator import Ask
-from reasoner.budget.grant_source import Allowance
+from reasoner.budget.allocator import TokenRequest
+from reasoner.budget.grant_source import GrantSource
 from reasoner.budget.ledger import Ledger
 from reasoner.budget.usage import Usage
 from reasoner.search.replay import Record
@@ -21,9 +21,11 @@ ENOUGH = 4
 class Grants:
     """A search's side: raises its ledger's limit by what it is granted, and writes the journal."""
 
-    def __init__(self, allowance: Allowance, ledger: Ledger, record: Record, ask: Callable[[], Ask]) -> None:
+    def __init__(
+        self, grant_source: GrantSource, ledger: Ledger, record: Record, ask: Callable[[], TokenRequest]
+    ) -> None:
         """``ask`` says what the search would ask for now."""
-        self._allowance = allowance
+        self._grant_source = grant_source
         self._ledger = ledger
         self._record = record
         self._ask = ask
@@ -41,12 +43,12 @@ class Grants:
             tokens: int = entries[0].data["tokens"]
         else:
             ask = self._ask()
-            if self._closed or not self._ledger.grant_helps(ENOUGH * ask.tokens):
+            if self._closed or not self._ledger.needs_grant(ENOUGH * ask.tokens):
                 return False
-            tokens = await self._allowance.more(self._granted, ask)
+            tokens = await self._grant_source.request_tokens(self._granted, ask)
             await self._record.note(key, "grant", {"tokens": tokens}, Usage())
         self._count += 1
         self._granted += tokens
         self._closed = tokens == 0
-        self._ledger.grant(tokens)
+        self._ledger.add_grant(tokens)
         return True

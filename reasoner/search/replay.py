@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from reasoner.budget.ledger import Ledger
-from reasoner.budget.prices import NOTHING, Amount
+from reasoner.budget.prices import NO_AMOUNT, Amount
 from reasoner.budget.usage import Usage
 from reasoner.jobs.journal import Entry, JobCancelled, Journal
 
@@ -34,7 +34,7 @@ class Answer:
     type: str
     data: dict[str, Any]
     spend: Usage
-    promise: Amount = NOTHING
+    promise: Amount = NO_AMOUNT
 
 
 class Record:
@@ -81,9 +81,9 @@ class Record:
         """Settles and appends one batch. On return the journal holds it, and the strategy may see it."""
         entries = []
         for answer in answers:
-            spend = self._ledger.settle(answer.promise, answer.spend)
+            spend = self._ledger.commit(answer.promise, answer.spend)
             data = answer.data | {"batch": self._batch}
-            entries.append(Entry(answer.key, answer.type, data, spend, self._ledger.elapsed()))
+            entries.append(Entry(answer.key, answer.type, data, spend, self._ledger.elapsed_seconds()))
         self._batch += 1
         if entries:
             try:

@@ -15,9 +15,9 @@ from engine.protocol.types import InvalidRequest, ModelInfo
 from prm.scorers.aggregate import aggregate
 from prm.scorers.steps import Reading
 from reasoner.budget.ledger import Ledger
-from reasoner.budget.prices import NOTHING, Amount
+from reasoner.budget.prices import NO_AMOUNT, Amount
 from reasoner.budget.usage import Usage
-from reasoner.deadline import within
+from reasoner.deadline import run_within
 from reasoner.tree import Node
 
 
@@ -31,7 +31,7 @@ class Scored:
     steps: tuple[float, ...] = ()
     """Of the steps that the node added; empty where a verifier judges solutions as a whole."""
     spend: Usage = field(default_factory=Usage)
-    promise: Amount = NOTHING
+    promise: Amount = NO_AMOUNT
 
 
 class NodeScorer(Protocol):
@@ -91,7 +91,7 @@ class BudgetedReader:
 
     def __init__(self, ledger: Ledger, model: ModelInfo) -> None:
         self._ledger = ledger
-        self._rate = ledger.rate(model)
+        self._rate = ledger.rate_of_model(model)
 
     async def read(
         self,
@@ -109,11 +109,11 @@ class BudgetedReader:
             batch, bound = self._affordable(cost)
             if not batch:
                 return []
-            promise = self._rate.verification(bound)
+            promise = self._rate.verification_amount(bound)
             self._ledger.reserve(promise * len(batch))
             try:
-                most = bound if self._ledger.bounded else None
-                readings = await within(self._ledger.time_left(), partial(_each, ask, batch, most))
+                most = bound if self._ledger.has_limits else None
+                readings = await run_within(self._ledger.seconds_until_cut(), partial(_each, ask, batch, most))
             except BaseException:
                 self._ledger.release(promise * len(batch))
                 raise
@@ -146,13 +146,13 @@ class BudgetedReader:
 
     def spend(self, reading: Reading) -> Usage:
         """What a reading adds to the bill."""
-        return self._rate.verification_bill(reading.computed, reading.cached)
+        return self._rate.verification_usage(reading.computed, reading.cached)
 
     def _affordable(self, cost: Mapping[Node, int]) -> tuple[list[Node], int]:
         """The longest head of the nodes that fits into what is left, and the bound for each of them."""
         batch: list[Node] = []
         bound = 0
-        most = 0 if self._ledger.exhausted else self._ledger.times(self._rate.verification(1))
+        most = 0 if self._ledger.is_exhausted else self._ledger.max_affordable(self._rate.verification_amount(1))
         for node, tokens in cost.items():
             if max(bound, tokens) * (len(batch) + 1) > most:
                 break

@@ -17,10 +17,10 @@ from hashlib import blake2b
 from typing import Any
 
 from engine.protocol.types import EngineClient, InvalidRequest, ModelInfo
-from reasoner.answers.canonical import canonical
+from reasoner.answers.canonical import canonicalize
 from reasoner.answers.equivalence import Equivalence
 from reasoner.answers.extraction.finder import AnswerFinder
-from reasoner.budget.allocator import RULES, TRUST, Ask, Standing
+from reasoner.budget.allocator import MAX_TRUST, RULE_KINDS, JobProgress, TokenRequest
 from reasoner.budget.ledger import Ledger
 from reasoner.budget.usage import Usage
 from reasoner.confidence.calibration import Calibration
@@ -31,7 +31,7 @@ from reasoner.search.grants import Grants
 from reasoner.search.replay import Answer, Record
 from reasoner.search.scoring import NodeScorer, known_steps
 from reasoner.search.stream import Shared, Stream
-from reasoner.tree import Node, best_end
+from reasoner.tree import Node, find_best_leaf
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,13 +82,13 @@ class Search:
             context.ledger,
             record,
             context.cancelled,
-            AnswerFinder(spec.answer, context.ledger.time_left),
+            AnswerFinder(spec.answer, context.ledger.seconds_until_cut),
             self.root,
         )
         self._shared.finish_one = self._finish_one
         self._shared.keep()
-        if context.journal.allowance is not None:
-            self._shared.grants = Grants(context.journal.allowance, context.ledger, record, self._ask)
+        if context.journal.grant_source is not None:
+            self._shared.grants = Grants(context.journal.grant_source, context.ledger, record, self._ask)
 
     @classmethod
     async def begin(cls, context: SearchContext, prompt: tuple[int, ...]) -> Search:
@@ -254,16 +254,16 @@ class Search:
     async def _finish_one(self) -> bool:
         """Finish the best branch out of what was kept for it, since the budget reaches no further and no branch has an
         answer. Return whether something was kept: then there may be some of it left."""
-        if not self.ledger.keeps:
+        if not self.ledger.is_setting_aside:
             return False
         await self._finish_best()
         return True
 
     async def _finish_best(self) -> None:
         """Take the best branch that can go on to its end, greedily. From then on nothing is kept for that."""
-        self.ledger.let_go()
+        self.ledger.release_set_aside()
         ends = [node for node in self.root.walk() if node.open and not any(child.open for child in node.children)]
-        best = best_end([node for node in ends if self.room(node) > 0])
+        best = find_best_leaf([node for node in ends if self.room(node) > 0])
         if best is None:
             return
         async for nodes in self.complete([best], 1, greedy=True):
@@ -299,17 +299,17 @@ class Search:
         await self._record.note(f"say:{node.id}", "node", data, Usage())
         return node
 
-    def _ask(self) -> Ask:
+    def _ask(self) -> TokenRequest:
         """What a job that shares a budget asks for: by the solutions that have ended."""
         compare = self.spec.answer.compare
         samples = [
-            (None if leaf.answer is None else canonical(leaf.answer, compare), leaf.score)
+            (None if leaf.answer is None else canonicalize(leaf.answer, compare), leaf.score)
             for leaf in self.root.walk()
             if leaf.parent is not None and not leaf.open and leaf.reason != "pruned"
         ]
         verifier = self.spec.verifier
-        trust = 1.0 if verifier is not None and verifier.kind in RULES else TRUST
-        return Standing(samples, self.ledger.usage.total, trust).ask()
+        trust = 1.0 if verifier is not None and verifier.kind in RULE_KINDS else MAX_TRUST
+        return JobProgress(samples, self.ledger.usage.total, trust).next_request()
 
     # Scoring.
 
@@ -356,7 +356,7 @@ class Search:
 
 async def tokenize_problem(spec: JobSpec, engine: EngineClient, policy: ModelInfo) -> tuple[int, ...]:
     """Return the prompt that asks the question. Raises ``InvalidRequest`` where it leaves no room for an answer."""
-    prompt = await engine.tokenize(policy.id, spec.conversation())
+    prompt = await engine.tokenize(policy.id, spec.to_messages())
     if len(prompt) >= policy.context:
         raise InvalidRequest(
             f"the problem has {len(prompt)} tokens, and the context of model {policy.id!r} holds {policy.context}: "

@@ -18,9 +18,9 @@ from typing import Any
 
 from engine.protocol.types import EngineClient, ModelInfo, SamplingParams
 from reasoner.answers.extraction.finder import AnswerFinder
-from reasoner.answers.extraction.phrases import Ended
+from reasoner.answers.extraction.phrases import ExtractionStopped
 from reasoner.budget.ledger import Ledger
-from reasoner.budget.prices import NOTHING, Amount
+from reasoner.budget.prices import NO_AMOUNT, Amount
 from reasoner.budget.usage import Usage
 from reasoner.jobs.journal import Entry, JobCancelled
 from reasoner.jobs.spec import JobSpec
@@ -34,7 +34,7 @@ STEP_SEPARATOR = "\n\n"
 STEPS = 4
 """A branch is likely to need no more tokens to its end than so many steps of the longest kind so far. One that needs
 more has mostly come some way when the search ends."""
-ENDED: Mapping[Reason, Ended] = {"step": "step", "stop": "end"}
+ENDED: Mapping[Reason, ExtractionStopped] = {"step": "step", "stop": "end"}
 """What a branch's end means for the answer that it may be stating; anything else cut it."""
 
 
@@ -73,9 +73,9 @@ class Shared:
 
     def keep(self) -> None:
         """Keep as much of the budget as one branch takes to its end, as far as the steps so far tell."""
-        rate, prompt, most = self.ledger.rate(self.policy), len(self.root.prefix), self.room(self.root)
+        rate, prompt, most = self.ledger.rate_of_model(self.policy), len(self.root.prefix), self.room(self.root)
         likely = min(most, STEPS * self.longest.get("expand", most))
-        self.ledger.keep(*(rate.branch(prompt + tokens, tokens) for tokens in (most, likely)))
+        self.ledger.set_aside(*(rate.max_branch_amount(prompt + tokens, tokens) for tokens in (most, likely)))
 
     def room(self, node: Node) -> int:
         """See ``Search.room``."""
@@ -168,7 +168,7 @@ class Stream:
         if final and not record.replaying:
             going = {arrival.growth for arrival in in_flight}
             begun = [growth for growth in self._wanted.values() if growth.part > 0 and growth not in going]
-            in_flight += [Arrival(growth, (), "", 0.0, Usage(), NOTHING, "cancelled") for growth in begun]
+            in_flight += [Arrival(growth, (), "", 0.0, Usage(), NO_AMOUNT, "cancelled") for growth in begun]
         answers += [await self._answer(arrival) for arrival in in_flight]
         entries = await record.write(answers if final else [early(answer) for answer in answers])
         for entry in entries:
@@ -303,7 +303,7 @@ class Stream:
         self._shared.cut_short |= reason in ("budget", "timeout")
         longest = self._shared.longest
         longest[growth.op] = max(longest.get(growth.op, 1), len(growth.token_ids))
-        if growth.op == "expand" and self._shared.ledger.keeps:
+        if growth.op == "expand" and self._shared.ledger.is_setting_aside:
             self._shared.keep()
         node = Node(
             path=growth.path,
@@ -320,7 +320,7 @@ class Stream:
         )
         growth.parent.children.append(node)
         if node.answer is not None:
-            self._shared.ledger.let_go()
+            self._shared.ledger.release_set_aside()
         return node
 
 
@@ -332,6 +332,6 @@ def early(answer: Answer) -> Answer:
 def lost(arrival: Arrival, *, withhold: bool = False) -> Answer:
     """Tokens that are on the bill and nowhere else. ``withhold`` keeps the rest of their promise from being given out
     again: how much that is depends on how quick the branch was."""
-    rest = arrival.promise - Amount.of(arrival.spend) if withhold else NOTHING
+    rest = arrival.promise - Amount.from_usage(arrival.spend) if withhold else NO_AMOUNT
     data = {"node": arrival.growth.id, "tokens": len(arrival.token_ids), "withheld": list(rest)}
     return Answer(f"lost:{uuid.uuid4().hex}", LOST, data, arrival.spend, arrival.promise - rest)

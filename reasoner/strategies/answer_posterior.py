@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from reasoner.answers.equivalence import Equivalence
-from reasoner.answers.votes import Vote, classes
-from reasoner.confidence.posterior import Evidence, leader_stays
+from reasoner.answers.votes import Vote, group_equivalent
+from reasoner.confidence.posterior import Evidence, leader_probability
 from reasoner.search.search import Search
 from reasoner.strategies.base import Choice
 from reasoner.tree import Node
@@ -22,7 +22,7 @@ async def believe(search: Search, equivalence: Equivalence) -> Choice:
     table's, from scores and votes. Else it is the posterior that the leader stays the leader, each candidate voting
     with its score if it has one. That is careful: a single candidate is never certain, however high its score.
     """
-    groups = await classes(search.candidates(), search.spec.answer, equivalence)
+    groups = await group_equivalent(search.candidates(), search.spec.answer, equivalence)
     if not groups:
         return Choice(None)
     chosen = [max(group, key=lambda node: -1.0 if node.score is None else node.score) for group in groups]
@@ -31,12 +31,12 @@ async def believe(search: Search, equivalence: Equivalence) -> Choice:
         evidence = [Evidence(independent(group), best.score) for group, best in zip(groups, chosen, strict=True)]
         weights = [table.curve.right(evidence, place) for place in range(len(groups))]
         confidence = max(weights)
-    elif search.verifies and search.spec.has_certain_verifier:
+    elif search.verifies and search.spec.has_conclusive_verifier:
         weights = [best.score or 0.0 for best in chosen]
         confidence = max(weights)
     else:
         weights = [sum(_ballot(node) for node in group) for group in groups]
-        confidence = leader_stays(weights)
+        confidence = leader_probability(weights)
     votes = [
         Vote(answer=group[0].answer or "", count=len(group), weight=w) for group, w in zip(groups, weights, strict=True)
     ]

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from reasoner.answers.equivalence import Equivalence
-from reasoner.answers.votes import classes
+from reasoner.answers.votes import group_equivalent
 from reasoner.jobs.spec import StrategySpec
 from reasoner.search.search import Search
 from reasoner.strategies.answer_posterior import believe, certain
@@ -68,7 +68,7 @@ async def walk(search: Search, count: int) -> None:
 async def judge(search: Search, equivalence: Equivalence) -> Choice:
     """What the search believes, once each answer has a score: one of its candidates is enough."""
     if search.verifies:
-        groups = await classes(search.candidates(), search.spec.answer, equivalence)
+        groups = await group_equivalent(search.candidates(), search.spec.answer, equivalence)
         await search.score([group[0] for group in groups if all(node.score is None for node in group)])
     return await believe(search, equivalence)
 

@@ -9,8 +9,8 @@ from typing import Annotated, Any, Generic, TypeVar
 from pydantic import Field, ValidationError
 
 from reasoner.answers.equivalence import Equivalence
-from reasoner.answers.votes import Vote, classes, votes
-from reasoner.base_model import Strict
+from reasoner.answers.votes import Vote, count_votes, group_equivalent
+from reasoner.base_model import StrictModel
 from reasoner.jobs.spec import MAX_N
 from reasoner.search.search import Search
 from reasoner.tree import Node
@@ -22,7 +22,7 @@ WORTH = 0.2
 """The least chance of being a new one that a sample of a step must have: repeats cost tokens and tell nothing."""
 
 
-class Params(Strict):
+class Params(StrictModel):
     """Parameters of a strategy: they become its REST schema and its command-line options."""
 
 
@@ -77,7 +77,7 @@ def best_scored(nodes: Sequence[Node]) -> Choice:
 
 async def majority(search: Search, nodes: Sequence[Node], weights: dict[Node, float], equal: Equivalence) -> Choice:
     """The heaviest class of equivalent answers; its heaviest member is the chosen leaf, its share the confidence."""
-    return elected(votes(await classes(nodes, search.spec.answer, equal), weights), weights)
+    return elected(count_votes(await group_equivalent(nodes, search.spec.answer, equal), weights), weights)
 
 
 def elected(counted: Sequence[tuple[Vote, list[Node]]], weights: dict[Node, float]) -> Choice:

@@ -17,7 +17,7 @@ async def open_judge(context: VerifierContext) -> NodeScorer:
     asked = context.spec.verifier
     assert isinstance(asked, JudgeVerifier)
     model = context.policy if asked.model is None else context.verifier_model()
-    judge = await Judge.open(context.engine, model, context.spec.conversation(), context.lease)
+    judge = await Judge.open(context.engine, model, context.spec.to_messages(), context.lease)
     fits_context(model, judge.head)
     return JudgeScorer(judge, BudgetedReader(context.ledger, model), asked.aggregation)
 

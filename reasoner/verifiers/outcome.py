@@ -14,7 +14,7 @@ from reasoner.verifiers.context import SLACK, VerifierContext
 async def open_outcome(context: VerifierContext) -> NodeScorer:
     """Raises ``InvalidRequest`` when the model is not served."""
     model = context.verifier_model()
-    scorer = OutcomeScorer(context.engine, model, context.spec.conversation(), context.lease)
+    scorer = OutcomeScorer(context.engine, model, context.spec.to_messages(), context.lease)
     head = await scorer.head()
     fits_context(model, head)
     return OutcomeVerdicts(scorer, head, BudgetedReader(context.ledger, model))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping
 
 from reasoner.jobs.rule_specs import RuleSpec
-from reasoner.jobs.verifier_specs import KINDS
+from reasoner.jobs.verifier_specs import VERIFIER_KINDS
 from reasoner.search.scoring import NodeScorer
 from reasoner.verifiers import judge, outcome, rules, steps
 from reasoner.verifiers.context import VerifierContext
@@ -14,7 +14,7 @@ OPENERS: Mapping[str, Callable[[VerifierContext], Awaitable[NodeScorer]]] = {
     "prm": steps.open_prm,
     "judge": judge.open_judge,
     "outcome": outcome.open_outcome,
-    **{kind: rules.open_rule for kind, spec in KINDS.items() if issubclass(spec, RuleSpec)},
+    **{kind: rules.open_rule for kind, spec in VERIFIER_KINDS.items() if issubclass(spec, RuleSpec)},
 }
 
 

@@ -9,10 +9,10 @@ from fractions import Fraction
 
 from engine.protocol.types import InvalidRequest
 from engine.threads.processors import find_processors
-from reasoner.answers.canonical import canonical
+from reasoner.answers.canonical import canonicalize
 from reasoner.answers.plain import number_of
 from reasoner.budget.ledger import Ledger
-from reasoner.deadline import within
+from reasoner.deadline import run_within
 from reasoner.jobs.rule_specs import (
     ExactVerifier,
     JsonSchemaVerifier,
@@ -25,7 +25,7 @@ from reasoner.jobs.rule_specs import (
 from reasoner.regex import matches, pattern_error
 from reasoner.sandbox.runner import Limits, SandboxRefused, run_tests
 from reasoner.search.scoring import NodeScorer, Scored
-from reasoner.subprocess_pool import Pool
+from reasoner.subprocess_pool import WorkerPool
 from reasoner.tree import Node
 from reasoner.verifiers.context import VerifierContext
 
@@ -33,7 +33,7 @@ SCHEMA_PATIENCE = 5.0
 """Seconds of processor time for one answer; a schema whose patterns backtrack for longer is not met."""
 AT_ONCE = min(4, find_processors().threads)
 """Answers of one job that are tested at the same time."""
-SCHEMAS = Pool("reasoner.verifiers.schema_worker")
+SCHEMAS = WorkerPool("reasoner.verifiers.schema_worker")
 
 Check = Callable[[str], Awaitable[float]]
 INSTANT = ExactVerifier | NumericVerifier
@@ -47,9 +47,9 @@ async def open_rule(context: VerifierContext) -> NodeScorer:
     assert isinstance(rule, Rule)
     match rule:
         case PythonVerifier() if not context.unlocked_tests:
-            await within(context.ledger.time_left(), _probe)
+            await run_within(context.ledger.seconds_until_cut(), _probe)
         case RegexVerifier(pattern=pattern):
-            if error := await within(context.ledger.time_left(), lambda: pattern_error(pattern)):
+            if error := await run_within(context.ledger.seconds_until_cut(), lambda: pattern_error(pattern)):
                 raise InvalidRequest(error, "verifier.pattern")
     return RuleScorer(_check(rule, context), None if isinstance(rule, INSTANT) else context.ledger)
 
@@ -84,8 +84,8 @@ class RuleScorer:
         async with self._slots:
             if self._ledger.seconds_left() == 0.0:
                 return
-            score = await within(self._ledger.time_left(), lambda: self._check(answer))
-            if score is not None and self._ledger.time_left() != 0.0:
+            score = await run_within(self._ledger.seconds_until_cut(), lambda: self._check(answer))
+            if score is not None and self._ledger.seconds_until_cut() != 0.0:
                 self._known[answer] = score
 
 
@@ -99,7 +99,7 @@ def _check(rule: Rule, context: VerifierContext) -> Check:
             case NumericVerifier():
                 return float(near(answer, rule))
             case MathVerifier():
-                return float(await context.equivalence.equal(canonical(rule.expected), canonical(answer)))
+                return float(await context.equivalence.equal(canonicalize(rule.expected), canonicalize(answer)))
             case RegexVerifier():
                 return float(await matches(rule.pattern, answer))
             case JsonSchemaVerifier():

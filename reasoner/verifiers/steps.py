@@ -18,7 +18,7 @@ async def open_prm(context: VerifierContext) -> NodeScorer:
     assert isinstance(asked, PrmVerifier)
     model = context.verifier_model()
     scorer = StepScorer(context.engine, model, context.lease)
-    prompt = await scorer.prompt(context.spec.conversation())
+    prompt = await scorer.prompt(context.spec.to_messages())
     fits_context(model, prompt.size)
     return PrmScorer(scorer, prompt, BudgetedReader(context.ledger, model), asked.aggregation)
 

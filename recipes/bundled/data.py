@@ -22,7 +22,7 @@ from torch import Tensor
 
 from reasoner.evaluation.suites import countdown, words
 from reasoner.evaluation.suites.problem import Problem, split_of
-from reasoner.evaluation.suites.registry import family, label_steps
+from reasoner.evaluation.suites.registry import get_family, label_steps
 from recipes.bundled import WORK
 from recipes.bundled import tokenizer as tok
 
@@ -80,7 +80,7 @@ class Example:
 def draw(rng: random.Random, seed: int | str, mix: Mix) -> Problem:
     """A training problem of a level drawn from a mix."""
     name, level, _ = rng.choices(mix, [share for _, _, share in mix])[0]
-    problem: Problem = family(name).problem("train", seed, level)
+    problem: Problem = get_family(name).generate_problem("train", seed, level)
     return problem
 
 
@@ -92,7 +92,7 @@ def policy_example(tokenizer: Tokenizer, seed: int, index: int) -> Example:
     """
     rng = random.Random(f"policy/{seed}/{index}")
     problem = draw(rng, f"policy/{seed}/{index}", POLICY_MIX)
-    steps: list[str] = family(problem.suite).solution(problem, rng)
+    steps: list[str] = get_family(problem.suite).solution(problem, rng)
     prompt = tok.encode_prompt(tokenizer, problem.text)
     body = [*tokenizer.encode(tok.SEPARATOR.join(steps), add_special_tokens=False).ids, tok.END]
     ids = prompt + body
@@ -113,7 +113,7 @@ def policy_example(tokenizer: Tokenizer, seed: int, index: int) -> Example:
 def valid_choices(problem: Problem, steps: list[str]) -> Iterator[list[tuple[int, str, int]]]:
     """Every valid (a, op, b) before each step of a right solution but the boxed one."""
     numbers: list[int] | None = problem.data.get("numbers")
-    ledger = words.Ledger.of(problem) if numbers is None else None
+    ledger = words.PartialSolution.of(problem) if numbers is None else None
     for step in steps[:-1]:
         a, op, b, _, result, *_ = step.replace(",", "").split(" ")
         if ledger is not None:
@@ -128,7 +128,7 @@ def prm_example(tokenizer: Tokenizer, seed: int, index: int) -> Example:
     """Synthetic attempts at one problem, which share their first good steps, with exact labels."""
     rng = random.Random(f"prm/{seed}/{index}")
     problem = draw(rng, f"prm/{seed}/{index}", PRM_MIX)
-    solution: list[str] = family(problem.suite).solution(problem, rng)
+    solution: list[str] = get_family(problem.suite).solution(problem, rng)
     shared = solution[: min(rng.choice((0, 0, 0, 1, 1, 2, 3, 4)), len(solution) - 2)]
     attempt = countdown_attempt if problem.suite == "countdown" else words_attempt
     attempts = [attempt(problem, rng, shared) for _ in range(BRANCHES)]
@@ -229,7 +229,7 @@ def countdown_attempt(problem: Problem, rng: random.Random, shared: list[str]) -
 
 def words_attempt(problem: Problem, rng: random.Random, shared: list[str]) -> list[str]:
     """Book-keeping with a mistake at a random step in half of the attempts, carried on as if nothing had happened."""
-    ledger = words.Ledger.of(problem)
+    ledger = words.PartialSolution.of(problem)
     count = int(problem.level[1:])
     slip = min(len(shared) + rng.choice((0, 0, 0, 1, 1, 2, 3, 8)), count) if rng.random() < 0.65 else -1
     steps: list[str] = []
@@ -359,7 +359,7 @@ def main() -> None:
         for index in range(3000):
             rng = random.Random(f"audit/{index}")
             problem = draw(rng, f"audit/{index}", POLICY_MIX)
-            suite: Any = family(problem.suite)
+            suite: Any = get_family(problem.suite)
             if problem.suite == "countdown":
                 key = countdown.canonical(problem.data["numbers"], problem.data["target"])
             else:

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from reasoner.evaluation.suites.problem import Problem
-from reasoner.evaluation.suites.registry import check, family, label_steps, load
+from reasoner.evaluation.suites.registry import check_answer, get_family, label_steps, load_problems
 from recipes.bundled import SHIPPED, WORK, model
 from recipes.bundled import tokenizer as tok
 from recipes.bundled.generate import generate, score
@@ -79,9 +79,9 @@ def judge(models: Models, pairs: Sequence[tuple[Problem, Attempt]]) -> None:
     for problem, attempt in pairs:
         body = [token for token in attempt.tokens if token != tok.END]
         attempt.steps = steps_of(TOKENIZER, body)
-        boxed = family(problem.suite).boxed(attempt.steps[-1]) if attempt.steps else None
+        boxed = get_family(problem.suite).boxed(attempt.steps[-1]) if attempt.steps else None
         attempt.answer = boxed
-        attempt.right = check(problem, boxed)
+        attempt.right = check_answer(problem, boxed)
         if problem.text not in texts:
             texts[problem.text] = tok.encode_prompt(TOKENIZER, problem.text)
         distinct[problem.text, tuple(body)].append(attempt)
@@ -193,8 +193,8 @@ def measure(
     seed: int = 7,
     widths: Sequence[int] = (4, 16),
 ) -> dict[str, Any]:
-    temperature = family(suite).TEMPERATURE if temperature is None else temperature
-    problems = load(suite, limit=count, seed=seed)
+    temperature = get_family(suite).TEMPERATURE if temperature is None else temperature
+    problems = load_problems(suite, limit=count, seed=seed)
     greedy = attempts(models, problems, 1, 0.0, seed)
     samples = attempts(models, problems, each, temperature, seed)
     rows: dict[str, list[float]] = {"greedy": [float(group[0].right) for group in greedy]}

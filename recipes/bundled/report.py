@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from reasoner.evaluation.suites.registry import SUITES, family, load
+from reasoner.evaluation.suites.registry import SUITES, get_family, load_problems
 from recipes.bundled import SHIPPED, WORK, model
 from recipes.bundled import tokenizer as tok
 from recipes.bundled.data import policy_example
@@ -32,8 +32,8 @@ def plain(kind: str, count: int, *, each: int = 4, seed: int = 7) -> dict[str, d
     tokenizer = tok.load()
     found: dict[str, dict[str, float]] = {}
     for name in SUITES:
-        suite = family(name)
-        problems = load(name, limit=count, seed=seed)
+        suite = get_family(name)
+        problems = load_problems(name, limit=count, seed=seed)
         found[name] = {}
         for label, temperature, repeat in (("greedy", 0.0, 1), ("one sample at T = 1", 1.0, each)):
             prompts = [tok.encode_prompt(tokenizer, problem.text) for problem in problems for _ in range(repeat)]

@@ -20,7 +20,7 @@ from rich.progress import track
 from tokenizers import Tokenizer
 
 from reasoner.evaluation.suites.problem import Problem
-from reasoner.evaluation.suites.registry import family
+from reasoner.evaluation.suites.registry import get_family
 from recipes.bundled import SHIPPED, WORK, model
 from recipes.bundled import tokenizer as tok
 from recipes.bundled.data import BRANCHES, PRM_MIX, Example, draw, packed
@@ -89,7 +89,7 @@ def main() -> None:
         jobs: dict[float, list[int]] = defaultdict(list)
         for row, problem in enumerate(problems):
             for attempt in range(options.each):
-                jobs[family(problem.suite).TEMPERATURE if attempt % 2 else 1.0].append(row)
+                jobs[get_family(problem.suite).TEMPERATURE if attempt % 2 else 1.0].append(row)
         outputs: dict[int, list[list[int]]] = defaultdict(list)
         for heat, rows in jobs.items():
             wanted = [prompts[row] for row in rows]
@@ -99,7 +99,7 @@ def main() -> None:
         lines: list[str] = []
         for row, (index, problem) in enumerate(zip(indices, problems, strict=True)):
             found = [steps_of(tokenizer, tokens) for tokens in outputs[row]]
-            suite = family(problem.suite)
+            suite = get_family(problem.suite)
             right += sum(suite.check(problem, suite.boxed(steps[-1])) for steps in found if steps)
             total += len(found)
             attempts = [list(steps) for steps in dict.fromkeys(map(tuple, found)) if steps]

@@ -18,7 +18,7 @@ from tokenizers import Regex, Tokenizer, decoders, pre_tokenizers
 from tokenizers.models import BPE
 from tokenizers.pre_tokenizers import ByteLevel, Split
 
-from reasoner.evaluation.suites.registry import SUITES, family
+from reasoner.evaluation.suites.registry import SUITES, get_family
 from recipes.bundled import SHIPPED, WORK
 
 PIECES = r"\n\n|\\boxed\{|\d+|[.,:]? ?[A-Za-z]+(?: (?=\d))?| [+\-*/=] |, (?=\d)|."
@@ -39,10 +39,10 @@ def build() -> Tokenizer:
     split = Split(Regex(PIECES), behavior="isolated")
     counts: Counter[str] = Counter()
     for name in SUITES:
-        suite = family(name)
+        suite = get_family(name)
         for level in suite.LEVELS:
             for seed in range(1500):
-                problem = suite.problem("train", f"tokenizer/{seed}", level)
+                problem = suite.generate_problem("train", f"tokenizer/{seed}", level)
                 text = SEPARATOR.join([problem.text, *suite.solution(problem, random.Random(seed))])
                 counts.update(piece for piece, _ in split.pre_tokenize_str(text))
     to_bytes = ByteLevel(add_prefix_space=False, use_regex=False)

@@ -22,7 +22,7 @@ from rich.progress import Progress
 from engine.core.local_engine import LocalEngine
 from engine.protocol.types import Branch, Completion, GenerateRequest, SamplingParams
 from reasoner.evaluation.suites.problem import Problem
-from reasoner.evaluation.suites.registry import SUITES, check, family, label_steps, load
+from reasoner.evaluation.suites.registry import SUITES, check_answer, get_family, label_steps, load_problems
 from recipes.prm import SHIPPED, WORK
 
 SAMPLES = 16
@@ -34,7 +34,7 @@ SEPARATOR = "\n\n"
 
 def write(suite: str, count: int, policy: Path, out: Path, seed: int) -> dict[Path, int]:
     """Writes both files, of ``count`` problems each; answers how many cases each has."""
-    found = asyncio.run(_find(load(suite, limit=2 * count), policy, seed))
+    found = asyncio.run(_find(load_problems(suite, limit=2 * count), policy, seed))
     out.mkdir(parents=True, exist_ok=True)
     written = {}
     for name, part in ((suite, found[:count]), (f"{suite}-fit", found[count:])):
@@ -59,7 +59,7 @@ def cases(problem: Problem, texts: Sequence[str], generator: str) -> Iterator[di
                 "generator": generator,
                 "problem": problem.text,
                 "steps": steps,
-                "final_answer_correct": check(problem, family(problem.suite).boxed(steps[-1])),
+                "final_answer_correct": check_answer(problem, get_family(problem.suite).boxed(steps[-1])),
                 "label": -1 if all(labels) else labels.index(False),
             }
 
@@ -88,7 +88,7 @@ async def _solve(engine: LocalEngine, problem: Problem, seed: int, number: int) 
     prompt = await engine.tokenize("policy", [{"role": "user", "content": problem.text}])
     [info] = await engine.models()
     branches = tuple(Branch(seed, number * SAMPLES + each, info.context - len(prompt)) for each in range(SAMPLES))
-    sampling = SamplingParams(temperature=family(problem.suite).TEMPERATURE)
+    sampling = SamplingParams(temperature=get_family(problem.suite).TEMPERATURE)
     texts: dict[int, str] = {}
     async for event in engine.generate(GenerateRequest(f"case-{number}", "policy", prompt, branches, sampling)):
         if isinstance(event, Completion) and event.finish_reason == "stop":

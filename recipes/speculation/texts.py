@@ -21,7 +21,7 @@ from rich.progress import Progress
 from engine.core.local_engine import LocalEngine
 from engine.protocol.types import Branch, Completion, GenerateRequest, InvalidRequest, SamplingParams
 from engine.text.tokenizer import Tokenizer
-from reasoner.evaluation.suites.registry import SUITES, family, load
+from reasoner.evaluation.suites.registry import SUITES, get_family, load_problems
 from recipes.speculation.target import Target
 
 SEED = 7
@@ -61,9 +61,9 @@ class Prompts:
         if self._lines is not None:
             lines = [line for place, line in enumerate(self._lines) if place % HELD_OUT]
             return self._heated(lines[number % len(lines)], self._temperature, number)
-        suite = family(SUITES[number % len(SUITES)])
+        suite = get_family(SUITES[number % len(SUITES)])
         level = suite.LEVELS[number // len(SUITES) % len(suite.LEVELS)]
-        problem = suite.problem("train", f"speculation/{number}", level)
+        problem = suite.generate_problem("train", f"speculation/{number}", level)
         return self._heated(problem.text, suite.TEMPERATURE, number)
 
     def held_out(self, count: int) -> list[Prompt]:
@@ -71,7 +71,9 @@ class Prompts:
         if self._lines is not None:
             return [Prompt(line, self._temperature) for line in self._lines[::HELD_OUT][:count]]
         each = count // len(SUITES)
-        return [Prompt(one.text, family(name).TEMPERATURE) for name in SUITES for one in load(name, limit=each)]
+        return [
+            Prompt(one.text, get_family(name).TEMPERATURE) for name in SUITES for one in load_problems(name, limit=each)
+        ]
 
     def _heated(self, text: str, temperature: float, number: int) -> Prompt:
         # 3 has no divisor in common with the number of suites and levels, so greedy texts are of every kind.

@@ -15,7 +15,7 @@ import pytest
 from benchmarks.chaos.fleet import NULL_ENGINE, PATIENCE, Fleet, Role
 from engine.client.http import HttpEngine
 from reasoner.budget.usage import Usage
-from reasoner.jobs.job import TERMINAL
+from reasoner.jobs.job import TERMINAL_STATUSES
 from reasoner.jobs.journal import MemoryJournal
 from reasoner.jobs.spec import JobSpec
 from reasoner.run import JobOutcome, run_job
@@ -71,7 +71,7 @@ class Client:
     async def follow(self, job_id: str) -> list[dict[str, Any]]:
         """All events of a job, in the order in which they came, over any number of connections."""
         events: list[dict[str, Any]] = []
-        while not events or events[-1]["type"].removeprefix("job.") not in TERMINAL:
+        while not events or events[-1]["type"].removeprefix("job.") not in TERMINAL_STATUSES:
             with contextlib.suppress(httpx.TransportError):
                 async for event in self._read(job_id, events[-1]["seq"] if events else 0):
                     events.append(event)

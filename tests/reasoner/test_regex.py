@@ -14,7 +14,7 @@ from reasoner import regex as patterns
 from reasoner import regex_worker
 from reasoner.jobs.spec import JobSpec
 from reasoner.regex import MAX_PARTS, LastMatch, check_pattern, matches, parts, pattern_error, search_last
-from reasoner.subprocess_pool import keep_children
+from reasoner.subprocess_pool import keep_workers_alive
 
 
 def part(text: str) -> tuple[str, int]:
@@ -94,7 +94,7 @@ def test_a_job_is_checked_without_compiling_any_of_its_patterns(monkeypatch: pyt
 
 
 async def test_the_child_compiles_matches_and_searches(monkeypatch: pytest.MonkeyPatch) -> None:
-    with keep_children():
+    with keep_workers_alive():
         assert await pattern_error("a+b?") == ""
         assert await pattern_error("(") == "not a regular expression: missing ) at position 1"
         assert [await matches("a+b?", text) for text in ("aab", "b", "aabc", "xaab")] == [True, False, False, False]

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from reasoner.evaluation.suites import countdown
-from reasoner.evaluation.suites.registry import SUITES, check, family, label_steps
+from reasoner.evaluation.suites.registry import SUITES, check_answer, get_family, label_steps
 from recipes.bundled import data, generate, measure, model, optim
 from recipes.bundled import tokenizer as tok
 from tests.closeness import MOST, assert_as_exact_as
@@ -219,7 +219,7 @@ def test_shipped_chat_template_gives_the_prompt_of_the_recipe() -> None:
     tokenizer = transformers.AutoTokenizer.from_pretrained(SHIPPED / "policy")
     raw = tok.load()
     for name in SUITES:
-        text = family(name).problem("train", 0, family(name).LEVELS[0]).text
+        text = get_family(name).generate_problem("train", 0, get_family(name).LEVELS[0]).text
         message = [{"role": "user", "content": text}]
         rendered = tokenizer.apply_chat_template(message, add_generation_prompt=True, tokenize=False)
         assert tokenizer.encode(rendered, add_special_tokens=False) == tok.encode_prompt(raw, text)
@@ -228,10 +228,10 @@ def test_shipped_chat_template_gives_the_prompt_of_the_recipe() -> None:
 def test_slips_of_the_pen_are_labelled_bad() -> None:
     bad = 0
     for seed in range(200):
-        problem = countdown.problem("train", seed, "n4")
+        problem = countdown.generate_problem("train", seed, "n4")
         steps = data.countdown_attempt(problem, random.Random(seed), [])
         labels = label_steps(problem, steps)
         bad += not labels[-1]
-        assert labels[-1] == (labels[-1] and check(problem, countdown.boxed(steps[-1])))
+        assert labels[-1] == (labels[-1] and check_answer(problem, countdown.boxed(steps[-1])))
         assert sorted(labels, reverse=True) == labels
     assert bad > 50

@@ -9,7 +9,7 @@ import torch
 
 from prm.evaluate import read_cases
 from reasoner.evaluation.suites.problem import Problem
-from reasoner.evaluation.suites.registry import label_steps, load
+from reasoner.evaluation.suites.registry import label_steps, load_problems
 from recipes.prm.cases import cases, write
 
 PROBLEM = Problem("p", "countdown", "n3", "?", "(4 * 3) * 2", {"numbers": [2, 3, 4], "target": 24})
@@ -32,7 +32,7 @@ def test_files_are_read_by_the_evaluation_share_no_problem_and_have_exact_labels
     torch.set_num_threads(1)
     policy = Path(__file__).parents[2] / "reasoner" / "bundled" / "policy"
     written = write("countdown", 3, policy, tmp_path, seed=1)
-    problems = {problem.text: problem for problem in load("countdown", limit=6)}
+    problems = {problem.text: problem for problem in load_problems("countdown", limit=6)}
     measured, fitted = (read_cases(tmp_path / name) for name in ("countdown.jsonl", "countdown-fit.jsonl"))
     assert list(written.values()) == [len(measured), len(fitted)]
     assert len(measured) >= 3

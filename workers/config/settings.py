@@ -26,7 +26,7 @@ from reasoner.admission.effort import DEFAULT_EFFORTS, Effort
 from reasoner.budget.prices import Prices
 from reasoner.budget.spec import MAX_BUDGET_SECONDS, MAX_BUDGET_TOKENS
 from reasoner.confidence.calibration import Calibration, CalibrationError
-from reasoner.jobs.spec import VOTE
+from reasoner.jobs.spec import FALLBACK_STRATEGY
 from reasoner.strategies.registry import STRATEGIES
 from workers.config.rate_limits import Limits, LimitsTable
 from workers.config.types import (
@@ -407,7 +407,7 @@ def _refuse_uses_of_verifier(settings: Settings, overrides: dict[str, Any]) -> N
         if table.strategy is not None and STRATEGIES[table.strategy.name].needs_verifier:
             raise ConfigError(
                 f"{_origin(name, overrides)}.strategy: {table.strategy.name!r} needs a verifier, and there is none "
-                f"here; set REASONER_PRM, or use {VOTE}"
+                f"here; set REASONER_PRM, or use {FALLBACK_STRATEGY}"
             )
 
 

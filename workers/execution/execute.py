@@ -15,7 +15,7 @@ from pydantic import ValidationError
 from structlog.contextvars import bound_contextvars
 
 from engine.protocol.types import EngineClient, EngineError, EngineUnavailable, InvalidRequest
-from reasoner.budget.grant_source import Parked
+from reasoner.budget.grant_source import JobParked
 from reasoner.jobs.job import JobError
 from reasoner.jobs.journal import JobCancelled, Journal, LeaseLost
 from reasoner.jobs.spec import JobSpec
@@ -107,9 +107,9 @@ async def _record(claim: Claim, store: JobStore, search: Awaitable[JobOutcome]) 
         await store.finish(claim, "cancelled", result=end.result)
         log.info("job cancelled")
         tracing.describe({tracing.STATUS: "cancelled"})
-    except Parked as parked:
+    except JobParked as parked:
         try:
-            share = await BatchStore(store).park(claim, parked.ask)
+            share = await BatchStore(store).park(claim, parked.request)
         except JobCancelled:
             log.info("job cancelled")
             tracing.describe({tracing.STATUS: "cancelled"})

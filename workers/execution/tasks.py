@@ -16,7 +16,7 @@ from celery.signals import setup_logging, worker_init, worker_shutdown, worker_s
 from engine.client.health import Health
 from reasoner.answers.equivalence import POOL as COMPARING
 from reasoner.run import run_job
-from reasoner.subprocess_pool import keep_children
+from reasoner.subprocess_pool import keep_workers_alive
 from workers.broker.embedded import broker_url
 from workers.broker.wakeups import RUN_TASK, WEBHOOK_TASK, make_celery
 from workers.config.reload import LiveSettings
@@ -79,7 +79,7 @@ def make_worker(settings: Settings, run: RunJob | None = None) -> Celery:
     worker_shutting_down.connect(draining.begin, weak=False)
     setup_logging.connect(configure_logging, weak=False)
     children = contextlib.ExitStack()
-    worker_init.connect(lambda **_: children.enter_context(keep_children(COMPARING)), weak=False)
+    worker_init.connect(lambda **_: children.enter_context(keep_workers_alive(COMPARING)), weak=False)
     worker_shutdown.connect(lambda **_: children.close(), weak=False)
 
     async def wake(job_id: str) -> None:

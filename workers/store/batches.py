@@ -6,8 +6,8 @@ import json
 from collections.abc import Sequence
 from typing import Any, get_args
 
-from reasoner.budget.allocator import WIDTH, Ask, floor
-from reasoner.jobs.batch import BatchStatus, end_status
+from reasoner.budget.allocator import MAX_ACTIVE_JOBS, TokenRequest, initial_grant
+from reasoner.jobs.batch import BatchStatus, get_final_status
 from reasoner.jobs.job import Status
 from reasoner.jobs.journal import JobCancelled, LeaseLost
 from workers.config.rate_limits import Quota
@@ -43,8 +43,8 @@ class BatchStore:
         """Records a batch with its jobs; answers it and whether it is new. Raises as ``JobStore.submit``."""
         key, digest = idempotency_record("batch", owner, idempotency)
         jobs = [part for spec in specs for part in (new_id("job"), _json(spec), spec["priority"])]
-        share = floor(budget["tokens"], len(specs))
-        about = (new_id("batch"), _json(budget), _json(metadata), share, WIDTH, owner, ORIGIN.get().to_json())
+        share = initial_grant(budget["tokens"], len(specs))
+        about = (new_id("batch"), _json(budget), _json(metadata), share, MAX_ACTIVE_JOBS, owner, ORIGIN.get().to_json())
         allowed = quota or Quota()
         arguments = (*about, queue_cap, key, digest, allowed.to_json())
         outcome, *known = await self._store.script("batch_submit", *arguments, *jobs)
@@ -99,7 +99,7 @@ class BatchStore:
             raise NoSuchBatch(batch_id)
         return await self.get(batch_id)
 
-    async def park(self, claim: Claim, ask: Ask) -> Share | None:
+    async def park(self, claim: Claim, ask: TokenRequest) -> Share | None:
         """Asks for more of the batch's budget. With a share the job goes on at once; without one it has been handed
         back, and waits for its share.
 
@@ -142,7 +142,7 @@ def _job(job_id: str, status: str, result: str | None, granted: str, spent: list
 
 def _status(fields: dict[str, str], counts: dict[Status, int]) -> BatchStatus:
     if int(fields["running"]) == 0:
-        return end_status(counts, cancelled="cancel" in fields)
+        return get_final_status(counts, cancelled="cancel" in fields)
     begun = any(count for status, count in counts.items() if status != "queued") or "usage:seconds" in fields
     return "in_progress" if begun else "queued"
 

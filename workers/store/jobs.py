@@ -23,7 +23,7 @@ from redis.backoff import ExponentialBackoff, NoBackoff
 
 from reasoner.best_so_far import choose_best_so_far
 from reasoner.jobs.event import Event
-from reasoner.jobs.job import TERMINAL, JobError, JobResult
+from reasoner.jobs.job import TERMINAL_STATUSES, JobError, JobResult
 from reasoner.jobs.journal import Entry
 from reasoner.jobs.spec import JobSpec
 from workers.config.rate_limits import Quota
@@ -34,7 +34,7 @@ from workers.store.serialization import JobDocument
 BROKER_DOWN: Final = (exceptions.ConnectionError, exceptions.TimeoutError)
 """What the Redis client raises while the broker cannot answer."""
 
-TERMINAL_EVENTS: Final = frozenset(f"job.{status}" for status in TERMINAL)
+TERMINAL_EVENTS: Final = frozenset(f"job.{status}" for status in TERMINAL_STATUSES)
 DEAD: Final = "dead"
 """A filter of a list of jobs beside the statuses: failed jobs that kept losing their worker without progress."""
 
@@ -209,7 +209,7 @@ class JobStore:
         """The result (JSON) that an unfinished job's journal allows: ``null`` where a search has not begun. A job that
         waits has no worker that could tell; of one that runs it counts if its worker is lost."""
         status, spec = await self.command("HMGET", _job(job_id), "status", "spec")
-        if status is None or status in TERMINAL:
+        if status is None or status in TERMINAL_STATUSES:
             return "null"
         entries = await self.entries(job_id)
         try:
@@ -312,7 +312,7 @@ class JobStore:
     async def wait(self, job_id: str, seconds: float) -> JobDocument:
         """The job as it is when it has ended or when the time is over. Raises ``NoSuchJob``."""
         job = await self.get(job_id)
-        if job["status"] in TERMINAL or seconds <= 0:
+        if job["status"] in TERMINAL_STATUSES or seconds <= 0:
             return job
         with contextlib.suppress(TimeoutError, ShuttingDown):
             async with asyncio.timeout(seconds):
@@ -384,7 +384,7 @@ class JobStore:
 
     async def stats(self) -> tuple[dict[str, int], dict[str, float]]:
         """Number of jobs by status, of dead ones too, and the counters over all jobs so far."""
-        statuses = ("queued", "in_progress", *sorted(TERMINAL), DEAD)
+        statuses = ("queued", "in_progress", *sorted(TERMINAL_STATUSES), DEAD)
         counts = [await self.command("ZCARD", f"reasoner:jobs:{status}") for status in statuses]
         counters = await self.command("HGETALL", "reasoner:stats")
         return dict(zip(statuses, counts, strict=True)), {name: float(value) for name, value in counters.items()}

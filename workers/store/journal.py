@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from reasoner.budget.grant_source import Allowance, Granted
+from reasoner.budget.grant_source import GrantSource, StoredGrants
 from reasoner.jobs.journal import Entry, JobCancelled, LeaseLost
 from workers.store.jobs import Claim, JobStore
 
@@ -17,7 +17,7 @@ class RedisJournal:
         self._claim = claim
         self.job_id = claim.job_id
         share = claim.share
-        self.allowance: Allowance | None = None if share is None else Granted(share.granted, share.closed)
+        self.grant_source: GrantSource | None = None if share is None else StoredGrants(share.granted, share.closed)
 
     async def load(self) -> list[Entry]:
         return await self._store.entries(self._claim.job_id)

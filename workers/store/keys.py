@@ -12,7 +12,7 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import Field
 
-from reasoner.base_model import Strict
+from reasoner.base_model import StrictModel
 from workers.store.jobs import BROKER_DOWN, JobStore
 
 Scope = Literal["jobs:read", "jobs:write", "metrics:read", "admin"]
@@ -29,7 +29,7 @@ class NoSuchKey(Exception):
     """There is no key with this id."""
 
 
-class KeySpec(Strict):
+class KeySpec(StrictModel):
     """What a new key is to be."""
 
     name: Annotated[str, Field(min_length=1, max_length=64)] = Field(description="For people: where the key is used.")
@@ -43,7 +43,7 @@ class KeySpec(Strict):
     )
 
 
-class Key(Strict):
+class Key(StrictModel):
     """A key as the API shows it: never the key itself. Times are seconds since the epoch."""
 
     id: str

@@ -9,11 +9,11 @@ from pydantic import Field, model_validator
 from api.openai.content import Nothing, Text
 from api.openai.request import Asked, Tokens
 from api.openai.unsupported import CHAT, without_neutral
-from reasoner.base_model import Strict
+from reasoner.base_model import StrictModel
 from reasoner.jobs.spec import Message
 
 
-class ChatMessage(Strict):
+class ChatMessage(StrictModel):
     """A turn. What this service said comes back as it was said; ``reasoning_content`` is not shown to the model."""
 
     role: Literal["system", "developer", "user", "assistant"]
@@ -26,7 +26,7 @@ class ChatMessage(Strict):
     tool_calls: Nothing = None
 
 
-class StreamOptions(Strict):
+class StreamOptions(StrictModel):
     include_usage: bool | None = Field(None, description="Send the usage in a chunk of its own, at the end.")
     include_obfuscation: Literal[False] | None = None
 
@@ -45,7 +45,7 @@ class ChatBody(Asked):
     def _supported(cls, body: Any) -> Any:
         return without_neutral(body, CHAT)
 
-    def conversation(self) -> list[Message]:
+    def to_messages(self) -> list[Message]:
         """What the model gets to read."""
         return [as_message(message.role, message.content) for message in self.messages]
 

@@ -77,7 +77,7 @@ async def complete(
     smallest holds; an effort is a budget and a strategy by name. strategy, budget, verifier, answer, confidence,
     deterministic, priority and webhook are those of ``POST /v1/jobs``.
     """
-    spec = body.to_job(body.conversation(), state.settings)
+    spec = body.to_job(body.to_messages(), state.settings)
     idempotency = await idempotency_of(idempotency_key, request)
     job, _ = await submit_job(spec, caller, state, idempotency=idempotency)
     summary = body.reasoning.summary if body.reasoning else None

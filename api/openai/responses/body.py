@@ -10,11 +10,11 @@ from api.openai.chat.body import as_message
 from api.openai.content import Nothing, Text
 from api.openai.request import Asked, Summary, Tokens
 from api.openai.unsupported import RESPONSES, without_neutral
-from reasoner.base_model import Strict
+from reasoner.base_model import StrictModel
 from reasoner.jobs.spec import MAX_PROBLEM_CHARS, Message
 
 
-class InputMessage(Strict):
+class InputMessage(StrictModel):
     """A turn; what a response said comes back as it was said."""
 
     type: Literal["message"] = "message"
@@ -25,12 +25,12 @@ class InputMessage(Strict):
     phase: Literal["commentary", "final_answer"] | None = None
 
 
-class SummaryText(Strict):
+class SummaryText(StrictModel):
     type: Literal["summary_text"]
     text: str
 
 
-class InputReasoning(Strict):
+class InputReasoning(StrictModel):
     """What an earlier response told of its search. The model is not shown it."""
 
     type: Literal["reasoning"]
@@ -65,11 +65,11 @@ _Items = Annotated[list[InputItem], Field(min_length=1, max_length=64)]
 Input = Annotated[_Items, BeforeValidator(_items, json_schema_input_type=_Plain | _Items)]
 
 
-class ResponseStreamOptions(Strict):
+class ResponseStreamOptions(StrictModel):
     include_obfuscation: Literal[False] | None = None
 
 
-class Form(Strict):
+class Form(StrictModel):
     """What of the question is no part of the job and comes back with every look at the response."""
 
     background: bool = False

@@ -7,12 +7,12 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, Field
 
 from api.openai.responses.body import Form
-from reasoner.base_model import Strict
+from reasoner.base_model import StrictModel
 from reasoner.jobs.spec import JobSpec
 from workers.store.serialization import JobDocument
 
 
-class ListItems(Strict):
+class ListItems(StrictModel):
     """Which of them."""
 
     after: Annotated[str, Field(max_length=128)] | None = Field(None, description="The 'last_id' of the page before.")
@@ -47,7 +47,7 @@ class InputItems(BaseModel):
 
 def input_items(job: JobDocument, form: Form, asked: ListItems) -> InputItems:
     """A page of them. Raises ``KeyError`` when there is no item ``asked.after``."""
-    turns = JobSpec.model_validate(job["spec"]).conversation()[form.instructions is not None :]
+    turns = JobSpec.model_validate(job["spec"]).to_messages()[form.instructions is not None :]
     items = [_item(job["id"], place, turn) for place, turn in enumerate(turns)]
     if asked.order == "desc":
         items.reverse()

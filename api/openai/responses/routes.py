@@ -27,10 +27,10 @@ from api.openai.responses.events import ResponseEvents, behind, newest_number
 from api.openai.responses.items import InputItems, ListItems, input_items
 from api.openai.responses.object import Response, response_id
 from api.openai.streaming import ClientGone, EventStream, ended, let_go
-from reasoner.answers.extraction.extract import without_thought
-from reasoner.base_model import Strict
+from reasoner.answers.extraction.extract import strip_thinking
+from reasoner.base_model import StrictModel
 from reasoner.jobs.event import MAX_SEQ
-from reasoner.jobs.job import TERMINAL
+from reasoner.jobs.job import TERMINAL_STATUSES
 from reasoner.jobs.spec import JobSpec, Message
 from workers.store.jobs import NoSuchJob
 from workers.store.serialization import JobDocument
@@ -60,7 +60,7 @@ router = APIRouter(
 )
 
 
-class Retrieve(Strict):
+class Retrieve(StrictModel):
     """How to look at a response."""
 
     stream: bool = Field(False, description="As events: from the first, or behind 'starting_after'.")
@@ -180,11 +180,11 @@ async def _history(response_id: str, state: State, caller: Caller) -> list[Messa
         job = await _job_behind(response_id, state, caller)
     except Problem as problem:
         raise Problem(problem.status_code, problem.code, problem.detail, errors=[(field, problem.detail)]) from None
-    said = without_thought((job["result"] or {}).get("text") or "")
+    said = strip_thinking((job["result"] or {}).get("text") or "")
     if not said:
         message = f"{response_id} is {job['status']} and has said nothing: there is nothing to go on from"
         raise Problem(422, "invalid-request", f"{field}: {message}", errors=[(field, message)])
-    turns = [Message.model_validate(turn) for turn in JobSpec.model_validate(job["spec"]).conversation()]
+    turns = [Message.model_validate(turn) for turn in JobSpec.model_validate(job["spec"]).to_messages()]
     instructed = (await _form(state, job["id"])).instructions is not None
     return [*turns[instructed:], Message(role="assistant", content=said)]
 
@@ -197,7 +197,7 @@ async def _form(state: State, job_id: str) -> Form:
 
 async def _as_it_is(state: State, job: JobDocument, form: Form) -> Response:
     story = Story(job["spec"], concise=form.summary == "concise")
-    if job["status"] in TERMINAL:
+    if job["status"] in TERMINAL_STATUSES:
         for event in await state.store.events(job["id"]):
             story.take(event)
     return Response.of(job, form, story)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from reasoner.answers.extraction.marked import boxed, json_answers, tagged
-from reasoner.answers.extraction.phrases import Ended, last_matches
+from reasoner.answers.extraction.phrases import ExtractionStopped, last_matches
 from reasoner.answers.normalize import WIDE
 
 _S = r"\s{0,20}"
@@ -36,7 +36,7 @@ _BEGINS = re.compile(r"(?:\\(?:text|mathrm|textbf|mathbf)\{)?[^\w\\]{0,20}([A-Ja
 _REACH = 120
 
 
-def choice(text: str, ended: Ended) -> str | None:
+def choice(text: str, ended: ExtractionStopped) -> str | None:
     """Return the letter, A to J, in upper case."""
     text = text.translate(WIDE) if not text.isascii() else text
     for marked in (boxed(text), *tagged(text, ended), *json_answers(text)):
@@ -51,7 +51,7 @@ def choice(text: str, ended: Ended) -> str | None:
     return None if alone is None else alone.group(1)
 
 
-def _said(text: str, at: int, ended: Ended) -> str | None:
+def _said(text: str, at: int, ended: ExtractionStopped) -> str | None:
     begin = max(0, at - _REACH)
     for right in _IS_RIGHT.finditer(text, begin, at + 10):
         if right.end() > at:

@@ -14,7 +14,7 @@ from reasoner.answers import plain
 from reasoner.answers.extraction.choices import choice
 from reasoner.answers.extraction.last_line import last_line
 from reasoner.answers.extraction.marked import boxed, find_box, hashes, json_answers, tagged
-from reasoner.answers.extraction.phrases import ANNOUNCES, Ended, phrases
+from reasoner.answers.extraction.phrases import ANNOUNCES, ExtractionStopped, phrases
 from reasoner.answers.extraction.statement import as_mathematics, only_number
 from reasoner.answers.normalize import WIDE, normalize
 from reasoner.answers.spec import AnswerSpec, CodeExtract, RegexExtract
@@ -31,15 +31,15 @@ _NEXT_QUESTION = re.compile(
 _HTML = re.compile(r"</?(?:b|strong|i|em|u|p|br|span|code|mark|center|h[1-6])\s?/?>", re.IGNORECASE)
 
 
-def extract_answer(text: str, how: AnswerSpec | None = None, ended: Ended = "end") -> str | None:
+def extract_answer(text: str, how: AnswerSpec | None = None, ended: ExtractionStopped = "end") -> str | None:
     """Return the answer of a solution, or of what there is of it; ``None`` when it states none."""
     how = how or AnswerSpec()
-    stated = without_thought(text)
+    stated = strip_thinking(text)
     answer = None if stated is None else _extract(how, stated, ended)
     return answer if answer and len(answer) <= MAX_CHARS else None
 
 
-def without_thought(text: str) -> str | None:
+def strip_thinking(text: str) -> str | None:
     """Return what a solution states: all that comes after its thoughts, ``None`` while it is still thinking. A thought
     tries out, and states nothing."""
     thought = text.rfind("</think>")
@@ -48,7 +48,7 @@ def without_thought(text: str) -> str | None:
     return None if "<think>" in text else text
 
 
-def _extract(how: AnswerSpec, text: str, ended: Ended) -> str | None:
+def _extract(how: AnswerSpec, text: str, ended: ExtractionStopped) -> str | None:
     match how.compare if how.extract == "auto" else how.extract:
         case RegexExtract():
             raise ValueError("a client's pattern may search for ever: AnswerFinder lets a child process do it")
@@ -70,12 +70,12 @@ def _extract(how: AnswerSpec, text: str, ended: Ended) -> str | None:
             return _mathematics(text, ended)
 
 
-def _stated(text: str, ended: Ended) -> Iterator[str]:
+def _stated(text: str, ended: ExtractionStopped) -> Iterator[str]:
     """Yield what is stated outside of boxes: in tags, behind ####, as JSON, in phrases."""
     return chain(tagged(text, ended), hashes(text, ended), json_answers(text), phrases(text, ended))
 
 
-def _mathematics(text: str, ended: Ended) -> str | None:
+def _mathematics(text: str, ended: ExtractionStopped) -> str | None:
     """Return the answer before the first question that a model asks itself after it, or that of all of the text."""
     text = text if text.isascii() else text.translate(WIDE)
     text = _HTML.sub("", text) if "</" in text or "<br" in text else text
@@ -84,7 +84,7 @@ def _mathematics(text: str, ended: Ended) -> str | None:
     return before or _stated_mathematics(text, ended)
 
 
-def _stated_mathematics(text: str, ended: Ended) -> str | None:
+def _stated_mathematics(text: str, ended: ExtractionStopped) -> str | None:
     """Return a box that nothing final follows, or the mathematics in what else is stated: "the answer is not obvious"
     states none."""
     box = find_box(text)
@@ -97,7 +97,7 @@ def _stated_mathematics(text: str, ended: Ended) -> str | None:
     return answer
 
 
-def _final_behind(rest: str, ended: Ended) -> str | None:
+def _final_behind(rest: str, ended: ExtractionStopped) -> str | None:
     """Return what is marked or called final behind the last box, which was a step then."""
     stated = chain(tagged(rest, ended), hashes(rest, ended), json_answers(rest))
     final = rest.lower().find("final answer")

@@ -5,10 +5,10 @@ from __future__ import annotations
 import logging
 
 from engine.protocol.types import InvalidRequest
-from reasoner.answers.extraction.extract import MAX_CHARS, extract_answer, without_thought
-from reasoner.answers.extraction.phrases import Ended
+from reasoner.answers.extraction.extract import MAX_CHARS, extract_answer, strip_thinking
+from reasoner.answers.extraction.phrases import ExtractionStopped
 from reasoner.answers.spec import AnswerSpec, RegexExtract
-from reasoner.deadline import TimeLeft, unlimited, within
+from reasoner.deadline import SecondsLeft, run_within, unlimited
 from reasoner.regex import pattern_error, search_last
 
 MAX_LATE = 6
@@ -20,7 +20,7 @@ log = logging.getLogger("reasoner.answers")
 class AnswerFinder:
     """Finds answers as a job asks for it, a client's pattern in a child process and within the job's time."""
 
-    def __init__(self, how: AnswerSpec, time_left: TimeLeft = unlimited) -> None:
+    def __init__(self, how: AnswerSpec, time_left: SecondsLeft = unlimited) -> None:
         self._how = how
         self._time_left = time_left
         self._late = 0
@@ -29,18 +29,18 @@ class AnswerFinder:
         """Raise ``InvalidRequest`` for a pattern that cannot be used: it is compiled here for the first time."""
         if isinstance(self._how.extract, RegexExtract):
             pattern = self._how.extract.regex
-            if error := await within(self._time_left(), lambda: pattern_error(pattern)):
+            if error := await run_within(self._time_left(), lambda: pattern_error(pattern)):
                 raise InvalidRequest(error, "answer.extract.regex")
 
-    async def find(self, text: str, ended: Ended = "end") -> str | None:
+    async def find(self, text: str, ended: ExtractionStopped = "end") -> str | None:
         """Return ``extract_answer``'s answer; none from a pattern whose search was late, which is logged once."""
         if not isinstance(self._how.extract, RegexExtract):
             return extract_answer(text, self._how, ended)
-        stated = without_thought(text)
+        stated = strip_thinking(text)
         if stated is None or self._late >= MAX_LATE:
             return None
         pattern = self._how.extract.regex
-        found = await within(self._time_left(), lambda: search_last(pattern, stated))
+        found = await run_within(self._time_left(), lambda: search_last(pattern, stated))
         if found is None:
             if not self._late:
                 log.warning("the search for the answer's pattern took too long: the solution counts as without answer")

@@ -6,7 +6,7 @@ import json
 import re
 from collections.abc import Iterator
 
-from reasoner.answers.extraction.phrases import Ended, announcements, bare, last_matches
+from reasoner.answers.extraction.phrases import ExtractionStopped, announcements, bare, last_matches
 
 _BOX_OR_BRACE = re.compile(r"\\(?:f?boxed|fbox|framebox)\s?\{|(?<!\\)\\[{}]|[{}]")  # behind one backslash: a character
 _BOX = re.compile(r"\\(?:f?boxed|fbox|framebox)(?![A-Za-z])")
@@ -67,7 +67,7 @@ def find_box(text: str) -> tuple[str, int] | None:
     return ", ".join(dict.fromkeys(contents)), end
 
 
-def hashes(text: str, ended: Ended) -> Iterator[str]:
+def hashes(text: str, ended: ExtractionStopped) -> Iterator[str]:
     """Yield what stands behind ####, GSM8K's form, last first."""
     if "####" not in text:
         return
@@ -76,7 +76,7 @@ def hashes(text: str, ended: Ended) -> Iterator[str]:
             yield content
 
 
-def tagged(text: str, ended: Ended) -> Iterator[str]:
+def tagged(text: str, ended: ExtractionStopped) -> Iterator[str]:
     """Yield what is in tags, last first. A tag that is left open ends with the solution."""
     if "<" not in text and "[" not in text:
         return

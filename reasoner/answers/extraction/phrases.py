@@ -14,7 +14,7 @@ from typing import Literal
 from reasoner.answers import plain
 from reasoner.answers.normalize import WIDE, is_formula
 
-Ended = Literal["inside", "step", "end"]
+ExtractionStopped = Literal["inside", "step", "end"]
 """The end of a text: in the middle of something, where a step does, or where the solution does."""
 
 MAX_TRIES = 32
@@ -114,7 +114,7 @@ def _named_before(text: str, word: int) -> str | None:
     return dollars if is_formula(dollars, " ") else None
 
 
-def phrases(text: str, ended: Ended) -> Iterator[str]:
+def phrases(text: str, ended: ExtractionStopped) -> Iterator[str]:
     """Yield what phrases such as "the answer is" and headings say, last first."""
     seen = len(text) + 1
     for word in announcements(text):

@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from engine.protocol.types import EngineClient
-from reasoner.confidence.calibration import Bin, Calibration, Curve, Mark, Reliability
+from reasoner.confidence.calibration import Bin, Calibration, Curve, ModelFingerprint, Reliability
 from reasoner.evaluation.calibrate.fitting import PROBE, TREES, Measured, fit_curve, fit_stages, gather, reliability
-from reasoner.evaluation.calibrate.trials import POOL, TrialFile, key_of, measure
+from reasoner.evaluation.calibrate.trials import POOL, TrialFile, get_problem_key, measure
 from reasoner.evaluation.suites.suite import Suite
 from reasoner.jobs.spec import JobSpec, StrategySpec
 from reasoner.jobs.verifier_specs import PrmVerifier
@@ -38,8 +38,8 @@ async def calibrate(
     served = await engine.models()
     verifies = wanted_verifier(PrmVerifier())
     assert verifies is not None
-    policy = Mark.of(wanted_policy(JobSpec(problem="any")).find(served))
-    verifier = Mark.of(verifies.find(served))
+    policy = ModelFingerprint.of(wanted_policy(JobSpec(problem="any")).find(served))
+    verifier = ModelFingerprint.of(verifies.find(served))
     problems = [problem for suite in suites for problem in suite.problems]
     setting = {"policy": policy.model_dump(), "verifier": verifier.model_dump(), "seed": seed, "confidence": CONFIDENCE}
     file = TrialFile(measurements, setting)
@@ -77,7 +77,7 @@ async def calibrate(
             calibration=stop,
             progress=advance,
         )
-        wanted = {key_of(problem) for problem in problems}
+        wanted = {get_problem_key(problem) for problem in problems}
         return gather(trial for trial in file.trials.values() if trial.problem in wanted)
 
     curve = fit_curve(await run([POOL], None))

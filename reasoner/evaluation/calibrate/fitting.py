@@ -18,8 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from reasoner.confidence.calibration import Bin, CalibrationError, Curve, Reliability
-from reasoner.confidence.posterior import FEATURES, Evidence, features
-from reasoner.evaluation.calibrate.trials import POOL, Candidate, Trial, stage_name
+from reasoner.confidence.posterior import FEATURES, Evidence, compute_features
+from reasoner.evaluation.calibrate.trials import POOL, Candidate, Trial, get_stage_name
 from reasoner.jobs.spec import StrategySpec
 
 Stages = tuple[StrategySpec, ...]
@@ -86,7 +86,7 @@ def gather(trials: Iterable[Trial]) -> list[Measured]:
         by_problem[trial.problem][trial.stage] = trial
     measured = []
     for found in by_problem.values():
-        pool = found.get(stage_name(POOL))
+        pool = found.get(get_stage_name(POOL))
         if pool is None:
             continue
         costs = [one.verified for one in pool.candidates if one.score is not None] or [0]
@@ -116,7 +116,7 @@ def examples(problems: Sequence[Measured]) -> tuple[Array, Array, Array]:
         sets = [believed(veiled(problem.pool[:size])) for size in PREFIXES if size <= len(problem.pool)]
         for answers in sets:
             for place, (_, good) in enumerate(answers):
-                rows.append(features([evidence for evidence, _ in answers], place))
+                rows.append(compute_features([evidence for evidence, _ in answers], place))
                 right.append(float(good))
                 weight.append(1.0 / (len(of_suite) * of_suite[problem.suite] * len(sets) * len(answers)))
     if not rows:
@@ -229,7 +229,7 @@ def simulate(problem: Measured, stages: Stages, curve: Curve, confidence: float)
             drawn += len(more)
             tokens += _cost(problem, more)
         else:
-            trial = problem.stages[stage_name(step)]
+            trial = problem.stages[get_stage_name(step)]
             more = trial.candidates
             tokens += trial.tokens - problem.head
         have += more

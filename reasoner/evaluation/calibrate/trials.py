@@ -17,12 +17,12 @@ from typing import Any
 from pydantic import ValidationError
 
 from engine.protocol.types import EngineClient
-from reasoner.answers.canonical import canonical
+from reasoner.answers.canonical import canonicalize
 from reasoner.answers.equivalence import Equivalence
-from reasoner.base_model import Strict
+from reasoner.base_model import StrictModel
 from reasoner.confidence.calibration import Calibration, CalibrationError
-from reasoner.evaluation.suites.problem import Problem, digest
-from reasoner.evaluation.suites.registry import DEFAULT_SIZE, SUITES, family, load, open_suite
+from reasoner.evaluation.suites.problem import Problem, hash_problem
+from reasoner.evaluation.suites.registry import DEFAULT_SIZE, SUITES, get_family, load_problems, open_suite
 from reasoner.evaluation.suites.suite import Suite
 from reasoner.jobs.journal import MemoryJournal
 from reasoner.jobs.spec import JobSpec, StrategySpec
@@ -36,7 +36,7 @@ PER_STAGE = 50
 """Draws for each problem wanted after which a level is taken to hold no more."""
 
 
-class Candidate(Strict):
+class Candidate(StrictModel):
     """A branch that ended. ``generated`` and ``verified`` are its own tokens, those of its last node."""
 
     answer: str | None
@@ -47,7 +47,7 @@ class Candidate(Strict):
     verified: int
 
 
-class Trial(Strict):
+class Trial(StrictModel):
     """One run on one problem. Candidates are in the order of their paths; ``tokens`` is the whole bill, verifier
     included."""
 
@@ -58,7 +58,7 @@ class Trial(Strict):
     tokens: int
 
 
-def suite_to_fit(where: str, limit: int) -> Suite:
+def open_suite_to_fit(where: str, limit: int) -> Suite:
     """Open a suite like ``open_suite``, with problems that no evaluation of it reports on where there are others.
 
     A bundled suite has them, and reasoning-gym makes them; a file has only those that it has. Raises ``SuiteError``.
@@ -69,19 +69,19 @@ def suite_to_fit(where: str, limit: int) -> Suite:
 
 
 def problems_to_fit(suite: str, limit: int) -> list[Problem]:
-    """Held-out problems that no evaluation reports on (those of ``load`` are left out), the levels in equal parts.
+    """Return held-out problems, equally many of each level, that no evaluation reports on.
 
     Fewer than ``limit`` where a level has no more. Raises ``ValueError`` for an unknown suite.
     """
-    module = family(suite)
-    taken = {problem.id for problem in load(suite, limit=DEFAULT_SIZE)}
+    module = get_family(suite)
+    taken = {problem.id for problem in load_problems(suite, limit=DEFAULT_SIZE)}
     found: list[Problem] = []
     for level in module.LEVELS:
         wanted = -(-limit // len(module.LEVELS))
         for draw in range(PER_STAGE * wanted):
             if wanted == 0:
                 break
-            problem: Problem = module.problem("heldout", f"calibration/{draw}", level)
+            problem: Problem = module.generate_problem("heldout", f"calibration/{draw}", level)
             if problem.id not in taken:
                 taken.add(problem.id)
                 found.append(problem)
@@ -141,7 +141,7 @@ async def measure(
             return await find()
 
     async def one(suite: Suite, problem: Problem, stage: StrategySpec, equivalence: Equivalence) -> None:
-        if (key_of(problem), stage_name(stage)) not in file.trials:
+        if (get_problem_key(problem), get_stage_name(stage)) not in file.trials:
             async with slots:
                 equal = equivalence.settled_by(in_turn)
                 file.add(await _run(suite, problem, stage, engine, seed, calibration, equal))
@@ -156,14 +156,14 @@ async def measure(
         raise errors.exceptions[0] from None
 
 
-def key_of(problem: Problem) -> str:
+def get_problem_key(problem: Problem) -> str:
     """Return the name of a problem in trials. A line of a file may change, so its text and answer count too."""
     if problem.suite in SUITES:
         return problem.id
-    return f"{problem.id} {digest(json.dumps([problem.suite, problem.text, problem.answer])):016x}"
+    return f"{problem.id} {hash_problem(json.dumps([problem.suite, problem.text, problem.answer])):016x}"
 
 
-def stage_name(stage: StrategySpec) -> str:
+def get_stage_name(stage: StrategySpec) -> str:
     """A stage as a short text: the key of its trials."""
     return " ".join([stage.name, *(f"{name}={value}" for name, value in sorted(stage.params.items()))])
 
@@ -205,7 +205,7 @@ async def _run(
     for node in leaves.values():
         stated, form = node["answer"], None
         if stated is not None:
-            form = canonical(stated)
+            form = canonicalize(stated)
             if suite.answer == "math":  # as a vote sees them: "1/2" and "0.5" are one answer
                 form = await equal.representative(form, forms)
             forms += [form] if form not in forms else []
@@ -213,8 +213,8 @@ async def _run(
         candidates.append(Candidate(**node | {"answer": form, "right": right}))
     return Trial(
         suite=suite.name,
-        problem=key_of(problem),
-        stage=stage_name(stage),
+        problem=get_problem_key(problem),
+        stage=get_stage_name(stage),
         candidates=candidates,
         tokens=outcome.usage.total,
     )

@@ -13,7 +13,7 @@ import re
 from collections.abc import Iterator, Sequence
 from fractions import Fraction
 
-from reasoner.evaluation.suites.problem import Problem, Split, digest, split_of
+from reasoner.evaluation.suites.problem import Problem, Split, hash_problem, split_of
 
 LEVELS: tuple[str, ...] = ("n3", "n4", "n5")
 """Level ``nK`` has K numbers."""
@@ -44,7 +44,7 @@ LARGEST_REMEMBERED = 4
 """Numbers in a state whose odds are kept; larger states hardly ever come again."""
 
 
-def problem(split: Split, seed: int | str, level: str) -> Problem:
+def generate_problem(split: Split, seed: int | str, level: str) -> Problem:
     """A solvable problem of this split and level; the same arguments always give the same problem."""
     rng = random.Random(f"countdown/{split}/{level}/{seed}")
     size = int(level[1:])
@@ -54,15 +54,15 @@ def problem(split: Split, seed: int | str, level: str) -> Problem:
         if target in numbers or split_of(canonical(numbers, target)) != split:
             continue
         if can_reach(numbers, target) and open_share(numbers, target) <= EASIEST:
-            return make(numbers, target, template=rng.choice(TEMPLATES), rng=rng)
+            return make_problem(numbers, target, template=rng.choice(TEMPLATES), rng=rng)
 
 
-def make(numbers: Sequence[int], target: int, *, template: str = TEMPLATES[0], rng: random.Random) -> Problem:
+def make_problem(numbers: Sequence[int], target: int, *, template: str = TEMPLATES[0], rng: random.Random) -> Problem:
     """The problem with these numbers and this target, which must be reachable."""
     listed = ", ".join(map(str, numbers[:-1])) + f" and {numbers[-1]}"
     key = canonical(numbers, target)
     result = Problem(
-        id=f"countdown-n{len(numbers)}-{digest(key):016x}",
+        id=f"countdown-n{len(numbers)}-{hash_problem(key):016x}",
         suite="countdown",
         level=f"n{len(numbers)}",
         text=template.format(numbers=listed, target=target),

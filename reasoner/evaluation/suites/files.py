@@ -13,7 +13,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from reasoner.answers.canonical import canonical
+from reasoner.answers.canonical import canonicalize
 from reasoner.answers.equivalence import Equivalence
 from reasoner.answers.extraction.extract import extract_answer
 from reasoner.answers.plain import number_of
@@ -59,7 +59,7 @@ async def same_number(problem: Problem, answer: str, equal: Equivalence) -> bool
 
 async def same_mathematics(problem: Problem, answer: str, equal: Equivalence) -> bool:
     """Whether the answer is the same mathematics as the problem's."""
-    return await equal.equal(canonical(answer), canonical(problem.answer))
+    return await equal.equal(canonicalize(answer), canonicalize(problem.answer))
 
 
 def _record(place: str, line: bytes) -> dict[str, Any]:

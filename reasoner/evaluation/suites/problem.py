@@ -28,11 +28,11 @@ class Problem:
     data: dict[str, Any] = field(hash=False)
 
 
-def digest(canonical: str) -> int:
+def hash_problem(canonical: str) -> int:
     """A 64-bit hash of a canonical problem that is the same on every machine and in every run."""
     return int.from_bytes(hashlib.blake2b(canonical.encode(), digest_size=8).digest(), "big")
 
 
 def split_of(canonical: str) -> Split:
     """The only place that decides where a problem belongs; wording and number order do not matter to it."""
-    return "heldout" if digest(canonical) % HELDOUT_ONE_IN == 0 else "train"
+    return "heldout" if hash_problem(canonical) % HELDOUT_ONE_IN == 0 else "train"

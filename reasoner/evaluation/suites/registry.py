@@ -12,7 +12,18 @@ from reasoner.evaluation.suites.gym import PREFIX, open_task
 from reasoner.evaluation.suites.problem import Problem, Split
 from reasoner.evaluation.suites.suite import Suite, SuiteError
 
-__all__ = ["SUITES", "Problem", "Split", "Suite", "SuiteError", "check", "family", "label_steps", "load", "open_suite"]
+__all__ = [
+    "SUITES",
+    "Problem",
+    "Split",
+    "Suite",
+    "SuiteError",
+    "check_answer",
+    "get_family",
+    "label_steps",
+    "load_problems",
+    "open_suite",
+]
 
 SUITES: tuple[str, ...] = ("countdown", "words")
 DEFAULT_SIZE = 600
@@ -28,17 +39,19 @@ def open_suite(where: str, *, limit: int, seed: int = 0) -> Suite:
     if where.startswith(PREFIX):
         return open_task(where.removeprefix(PREFIX), limit, seed)
     if where in SUITES:
-        return Suite(where, load(where, limit=limit, seed=seed), _bundled, family(where).TEMPERATURE, "text")
+        return Suite(
+            where, load_problems(where, limit=limit, seed=seed), _bundled, get_family(where).TEMPERATURE, "text"
+        )
     if where.endswith((".jsonl", ".json")) or Path(where).exists():
         return open_file(Path(where), limit)
     raise SuiteError(f"unknown suite {where!r}: give {', '.join(SUITES)}, a .jsonl file or {PREFIX}TASK")
 
 
 async def _bundled(problem: Problem, answer: str, equal: Equivalence) -> bool:  # noqa: ARG001
-    return check(problem, answer)
+    return check_answer(problem, answer)
 
 
-def family(name: str) -> ModuleType:
+def get_family(name: str) -> ModuleType:
     """The module of a suite; ValueError with the known names for any other."""
     try:
         return _FAMILIES[name]
@@ -46,13 +59,13 @@ def family(name: str) -> ModuleType:
         raise ValueError(f"unknown suite {name!r}; known suites: {', '.join(SUITES)}") from None
 
 
-def load(name: str, *, limit: int | None = None, seed: int = 0) -> list[Problem]:
+def load_problems(name: str, *, limit: int | None = None, seed: int = 0) -> list[Problem]:
     """Held-out problems, all different, with the levels in turn so that every prefix is balanced.
 
     Another ``seed`` gives another draw from the held-out problems. Raises ValueError for an unknown name or a negative
     limit.
     """
-    suite = family(name)
+    suite = get_family(name)
     count = DEFAULT_SIZE if limit is None else limit
     if count < 0:
         raise ValueError(f"limit must not be negative, got {limit}")
@@ -61,7 +74,7 @@ def load(name: str, *, limit: int | None = None, seed: int = 0) -> list[Problem]
     draw = 0
     while len(problems) < count:
         level = suite.LEVELS[len(problems) % len(suite.LEVELS)]
-        problem: Problem = suite.problem("heldout", f"{seed}/{draw}", level)
+        problem: Problem = suite.generate_problem("heldout", f"{seed}/{draw}", level)
         draw += 1
         if problem.id not in seen or draw > 20 * count:
             seen.add(problem.id)
@@ -69,12 +82,12 @@ def load(name: str, *, limit: int | None = None, seed: int = 0) -> list[Problem]
     return problems
 
 
-def check(problem: Problem, answer: str | None) -> bool:
+def check_answer(problem: Problem, answer: str | None) -> bool:
     """Whether ``answer``, the content of the box, is right by the exact rule of the problem's suite."""
-    return bool(family(problem.suite).check(problem, answer))
+    return bool(get_family(problem.suite).check(problem, answer))
 
 
 def label_steps(problem: Problem, steps: list[str]) -> list[bool]:
     """Exact labels of the steps of an attempt: see the suite's own function."""
-    labels: list[bool] = family(problem.suite).label_steps(problem, steps)
+    labels: list[bool] = get_family(problem.suite).label_steps(problem, steps)
     return labels

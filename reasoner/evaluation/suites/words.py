@@ -12,7 +12,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from reasoner.evaluation.suites.problem import Problem, Split, digest, split_of
+from reasoner.evaluation.suites.problem import Problem, Split, hash_problem, split_of
 
 LEVELS: tuple[str, ...] = ("s10", "h8", "h10")
 """Level ``sK`` takes K arithmetic steps with quantities of two digits, ``hK`` K steps with quantities up to 249."""
@@ -52,7 +52,7 @@ Term = tuple[int, ...]
 """(sign, quantity) or (sign, groups, size)."""
 
 
-def problem(split: Split, seed: int | str, level: str) -> Problem:
+def generate_problem(split: Split, seed: int | str, level: str) -> Problem:
     """A problem of this split and level; the same arguments always give the same problem."""
     rng = random.Random(f"words/{split}/{level}/{seed}")
     count = int(level[1:])
@@ -60,7 +60,7 @@ def problem(split: Split, seed: int | str, level: str) -> Problem:
         terms = _terms(rng, count, RANGES[level[0]])
         if terms is not None and split_of(canonical(terms)) == split:
             return Problem(
-                id=f"words-{level}-{digest(canonical(terms)):016x}",
+                id=f"words-{level}-{hash_problem(canonical(terms)):016x}",
                 suite="words",
                 level=level,
                 text=_tell(rng, terms),
@@ -124,7 +124,7 @@ def _tell(rng: random.Random, terms: Sequence[Term]) -> str:
 
 
 @dataclass(slots=True)
-class Ledger:
+class PartialSolution:
     """What a partly done solution has left to do."""
 
     total: int | None
@@ -135,7 +135,7 @@ class Ledger:
     used: list[int] = field(default_factory=list)
 
     @classmethod
-    def of(cls, problem: Problem) -> Ledger:
+    def of(cls, problem: Problem) -> PartialSolution:
         terms = [tuple(term) for term in problem.data["terms"]]
         return cls(None, [signed(term) for term in terms if len(term) == 2], [t for t in terms if len(t) == 3])
 
@@ -176,7 +176,7 @@ def arithmetic(a: int, op: str, b: int) -> int:
 
 def solution(problem: Problem, rng: random.Random) -> list[str]:
     """Steps of a solution that takes a random route."""
-    ledger = Ledger.of(problem)
+    ledger = PartialSolution.of(problem)
     steps: list[str] = []
     while options := ledger.options():
         a, op, b = rng.choice(options)
@@ -203,7 +203,7 @@ def label_steps(problem: Problem, steps: Sequence[str]) -> list[bool]:
     A step is good when it takes available quantities with the right operation and its arithmetic is right; the boxed
     step is good when nothing is left to take and it states the total. After the first bad step all steps are bad.
     """
-    ledger = Ledger.of(problem)
+    ledger = PartialSolution.of(problem)
     labels: list[bool] = []
     good = True
     for step in steps:

@@ -24,7 +24,7 @@ async def run(search: Search, params: BestOfN, equivalence: Equivalence) -> Choi
         stream.complete([search.root], params.n)
         async for arrived in stream:
             await search.score([node for node in arrived if node.answer is not None])
-            if search.spec.has_certain_verifier and any(node.score == 1.0 for node in arrived):
+            if search.spec.has_conclusive_verifier and any(node.score == 1.0 for node in arrived):
                 break
     return best_scored(search.candidates())
 

@@ -57,7 +57,7 @@ async def run(search: Search, params: BudgetForcing, equivalence: Equivalence) -
     extended, ends = Counter[int](), dict[int, Node]()
     # Where the request opens a box, nothing short of its end is an answer.
     form = AnswerSpec(extract="boxed") if "\\boxed{" in params.final else search.spec.answer
-    stated = AnswerFinder(form, search.ledger.time_left)
+    stated = AnswerFinder(form, search.ledger.seconds_until_cut)
     writing: set[Node] = set()
     """Nodes whose continuation is the answer."""
     async with search.stream() as stream:

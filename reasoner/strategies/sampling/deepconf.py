@@ -18,8 +18,14 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from reasoner.answers.equivalence import Equivalence
-from reasoner.answers.votes import classes
-from reasoner.confidence.token_confidence import MEASURES, Measure, groups, keeps, lowest
+from reasoner.answers.votes import group_equivalent
+from reasoner.confidence.token_confidence import (
+    MEASURES,
+    ConfidenceMeasure,
+    confidence_threshold,
+    group_confidences,
+    lowest_confidence,
+)
 from reasoner.search.branch_runner import Watch
 from reasoner.search.search import Search
 from reasoner.strategies.base import Choice, Params, Samples, Strategy, majority
@@ -40,7 +46,7 @@ class DeepConf(Params):
     ] = "offline"
     keep: Annotated[float, Field(gt=0, le=100, description="Per cent of the solutions that may vote.")] = 90
     measure: Annotated[
-        Measure,
+        ConfidenceMeasure,
         Field(
             description="A solution's weight: mean of its lowest tenth of windows, its last window, its lowest window, "
             "or the mean of all tokens. Online, the bar is for the lowest window in any case."
@@ -61,7 +67,7 @@ async def run(search: Search, params: DeepConf, equivalence: Equivalence) -> Cho
         stream.complete([search.root], first, confidence=params.top)
         heard = [node async for nodes in stream for node in nodes]
         values = [_height(node, params) for node in heard if _speaks(node)]
-        bar = keeps(values, params.keep) if values else 0.0
+        bar = confidence_threshold(values, params.keep) if values else 0.0
         watch = Watch(_stretch(params.window), lambda seen: doubtful(seen.confidence, params.window, bar))
         started = first
         while True:
@@ -83,7 +89,7 @@ async def run(search: Search, params: DeepConf, equivalence: Equivalence) -> Cho
 def doubtful(confidence: Sequence[float], window: int, bar: float) -> Reason | None:
     """Gives a solution up when a window that ends in its newest stretch is below the bar."""
     newest = confidence[-(window - 1 + _stretch(window)) :]
-    return "pruned" if len(newest) >= window and min(groups(newest, window)) < bar else None
+    return "pruned" if len(newest) >= window and min(group_confidences(newest, window)) < bar else None
 
 
 def lacking(votes: Sequence[Sequence[float]], consensus: float) -> int:
@@ -112,7 +118,7 @@ def _speaks(node: Node) -> bool:
 
 def _height(node: Node, params: DeepConf) -> float:
     """What is held against the bar."""
-    measure = lowest if params.mode == "online" else MEASURES[params.measure]
+    measure = lowest_confidence if params.mode == "online" else MEASURES[params.measure]
     return measure(node.confidence, params.window)
 
 
@@ -124,7 +130,7 @@ def _voters(heard: Sequence[Node], params: DeepConf, bar: float) -> dict[Node, f
 
 
 async def _shares(search: Search, weights: dict[Node, float], equivalence: Equivalence) -> list[list[float]]:
-    same = await classes(list(weights), search.spec.answer, equivalence)
+    same = await group_equivalent(list(weights), search.spec.answer, equivalence)
     return [[weights[node] for node in group] for group in same]
 
 

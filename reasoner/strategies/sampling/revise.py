@@ -66,7 +66,7 @@ async def ask(search: Search, params: Revise, attempts: list[Node]) -> Node:
     longest = max(attempt.tokens for attempt in attempts)
     shown = [attempt for attempt in attempts[-params.memory :] if attempt.text.strip()]
     while True:
-        messages = search.spec.conversation()
+        messages = search.spec.to_messages()
         for attempt in shown:
             messages += [{"role": "assistant", "content": attempt.text}, {"role": "user", "content": params.request}]
         if not shown or len(await search.tokenize(messages)) + longest <= search.context:

@@ -16,8 +16,8 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from reasoner.answers.equivalence import Equivalence
-from reasoner.answers.votes import classes
-from reasoner.confidence.stopping_rules import beta_needs, window_needs
+from reasoner.answers.votes import group_equivalent
+from reasoner.confidence.stopping_rules import num_needed_by_beta, num_needed_by_window
 from reasoner.search.search import Search
 from reasoner.strategies.base import Choice, Params, Samples, Strategy, majority
 from reasoner.tree import Node
@@ -66,12 +66,12 @@ async def _needed(search: Search, params: SelfConsistency, arrived: list[Node], 
     if params.stop == "none" and sure is None:
         return params.n
     ordered = sorted(arrived, key=lambda node: node.path)
-    groups = await classes(ordered, search.spec.answer, equivalence)
+    groups = await group_equivalent(ordered, search.spec.answer, equivalence)
     said = {node: index for index, group in enumerate(groups) for node in group}
     heard = {node.path[-1]: said.get(node) for node in ordered}
     if params.stop == "window" and sure is None:
-        return window_needs(heard, params.n, params.window)
-    return beta_needs(heard, params.n, params.threshold if sure is None else sure)
+        return num_needed_by_window(heard, params.n, params.window)
+    return num_needed_by_beta(heard, params.n, params.threshold if sure is None else sure)
 
 
 STRATEGY = Strategy("self_consistency", SelfConsistency, run, needs_verifier=False, stops_when_sure=True, votes=True)

@@ -215,7 +215,7 @@ def test_a_system_message_and_a_model_are_part_of_the_job(monkeypatch: pytest.Mo
     ]
     assert "problem" not in body
     assert body["model"] == "policy-large"
-    assert JobSpec.model_validate(body).conversation()[0]["role"] == "system"
+    assert JobSpec.model_validate(body).to_messages()[0]["role"] == "system"
     assert "model" not in sent(monkeypatch)
 
 

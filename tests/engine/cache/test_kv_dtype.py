@@ -17,7 +17,7 @@ from engine.core.engine_core import CoreOptions
 from engine.device import KV_DTYPES, Placement, kv_type
 from engine.protocol.types import Branch, Completion, EngineError
 from engine.runner.forward_cpu import CpuForward
-from reasoner.evaluation.suites.registry import load
+from reasoner.evaluation.suites.registry import load_problems
 from tests.engine.conftest import Checkpoints
 from tests.engine.helpers import SMALL, Harness, generate
 from tests.engine.models.test_models import engine_logits, random_tokens
@@ -45,7 +45,7 @@ def test_the_bundled_policy_answers_alike(kv_dtype: str, same: float, usual: flo
     the logits along the texts may differ, in standard deviations of the logits."""
     exact, ours = (Harness(POLICY, CoreOptions(kv_tokens=32768, kv_dtype=dtype)) for dtype in ("auto", kv_dtype))
     tokenizer = exact.core.model.tokenizer
-    problems = load("countdown", limit=40)
+    problems = load_problems("countdown", limit=40)
     prompts = [tokenizer.encode_chat([{"role": "user", "content": problem.text}]) for problem in problems]
     texts = [greedy(harness, prompts) for harness in (exact, ours)]
     assert sum(one == other for one, other in zip(*texts, strict=True)) >= same * len(prompts)

@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM
 
 import reasoner
 from engine.protocol.types import Branch
-from reasoner.evaluation.suites.registry import SUITES, load
+from reasoner.evaluation.suites.registry import SUITES, load_problems
 from tests.engine.helpers import Harness, generate
 
 POLICY = Path(reasoner.__file__).parent / "bundled" / "policy"
@@ -23,7 +23,9 @@ def test_greedy_tokens_equal_transformers_generate_on_the_bundled_policy(suite: 
     """50 prompts of each of the two suites, one after the other as transformers sees them, in one batch here."""
     harness = Harness(POLICY)
     tokenizer = harness.core.model.tokenizer
-    prompts = [tokenizer.encode_chat([{"role": "user", "content": problem.text}]) for problem in load(suite, limit=50)]
+    prompts = [
+        tokenizer.encode_chat([{"role": "user", "content": problem.text}]) for problem in load_problems(suite, limit=50)
+    ]
     theirs = transformers_greedy(prompts)
     events = [harness.submit(generate(prompt, [Branch(0, 0, NEW_TOKENS)], temperature=0.0)) for prompt in prompts]
     harness.run()

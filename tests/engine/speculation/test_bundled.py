@@ -14,7 +14,7 @@ from engine.protocol.types import Branch, Completion
 from engine.speculation.control.controller import FixedController
 from engine.speculation.drafters.draft_model import DraftModel
 from engine.speculation.load import load_drafter
-from reasoner.evaluation.suites.registry import load
+from reasoner.evaluation.suites.registry import load_problems
 from tests.engine.helpers import Harness, generate
 from tests.long import mostly_long
 
@@ -26,7 +26,7 @@ Answers = list[tuple[int, ...]]
 
 @cache
 def problems() -> list[str]:
-    return [problem.text for problem in load("countdown", limit=150) + load("words", limit=50)]
+    return [problem.text for problem in load_problems("countdown", limit=150) + load_problems("words", limit=50)]
 
 
 def answers(draft: str, temperature: float) -> tuple[Answers, int]:

@@ -7,12 +7,12 @@ import pytest
 from benchmarks.answers.measure import is_near
 from benchmarks.answers.pairs import DIFFERENT, EQUAL, NUMERIC
 from reasoner.answers.algebra import equal, split
-from reasoner.answers.canonical import canonical
+from reasoner.answers.canonical import canonicalize
 
 
 def both(a: str, b: str) -> set[bool]:
     """Return the verdicts in both directions."""
-    a, b = canonical(a), canonical(b)
+    a, b = canonicalize(a), canonicalize(b)
     return {a == b or equal(a, b), b == a or equal(b, a)}
 
 

@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from reasoner.answers import equivalence as equivalence_module
-from reasoner.answers.canonical import canonical
+from reasoner.answers.canonical import canonicalize
 from reasoner.answers.equivalence import Equivalence
 from reasoner.answers.spec import AnswerSpec
-from reasoner.answers.votes import classes, votes
+from reasoner.answers.votes import count_votes, group_equivalent
 from reasoner.jobs.journal import Entry, MemoryJournal
 from reasoner.jobs.spec import JobSpec
 from reasoner.run import run_job
@@ -28,31 +28,31 @@ def leaf(index: int, answer: str | None) -> Node:
 
 @pytest.mark.parametrize("written", ["7", "7.0", "07", "$7$", " 7 ", "14/2", "7.", "+7"])
 def test_plain_numbers_that_are_equal_have_one_form(written: str) -> None:
-    assert canonical(written) == "7"
+    assert canonicalize(written) == "7"
 
 
 def test_thousands_separators_are_understood_and_other_commas_kept() -> None:
-    assert canonical("1,000") == "1000"
-    assert canonical("(1, 2)") == "(1,2)"
-    assert canonical("1, 200") != canonical("1,200")
-    assert canonical("2 3", "text") == "2 3"
-    assert canonical("1, 200", "text") != "1200"
-    assert canonical("1,200", "text") == "1200"
+    assert canonicalize("1,000") == "1000"
+    assert canonicalize("(1, 2)") == "(1,2)"
+    assert canonicalize("1, 200") != canonicalize("1,200")
+    assert canonicalize("2 3", "text") == "2 3"
+    assert canonicalize("1, 200", "text") != "1200"
+    assert canonicalize("1,200", "text") == "1200"
 
 
 @given(st.fractions(min_value=-1000, max_value=1000, max_denominator=50))
 def test_a_fraction_and_its_canonical_form_are_the_same_number(value: object) -> None:
-    assert canonical(str(value)) == str(value)
+    assert canonicalize(str(value)) == str(value)
 
 
 def test_division_by_zero_is_an_answer_like_any_other_text() -> None:
-    assert canonical("1/0") == "1/0"
+    assert canonicalize("1/0") == "1/0"
 
 
 async def test_equal_mathematics_votes_together_and_no_answer_abstains() -> None:
     nodes = [leaf(0, "\\frac{1}{2}"), leaf(1, None), leaf(2, "0.5"), leaf(3, "3"), leaf(4, "\\frac12")]
     async with Equivalence() as equal:
-        groups = await classes(nodes, MATH, equal)
+        groups = await group_equivalent(nodes, MATH, equal)
     assert [[node.path[0] for node in group] for group in groups] == [[0, 2, 4], [3]]
 
 
@@ -61,22 +61,22 @@ async def test_no_class_has_two_answers_that_differ_plainly() -> None:
     """3 cm and 3 m are both equal to 3, and 50 and 1/2 to 50%."""
     nodes = [leaf(index, answer) for index, answer in enumerate(["3", "3 cm", "3 m", "3 cm", "50%", "0.5", "50", "$3"])]
     async with Equivalence() as equal:
-        groups = await classes(nodes, MATH, equal)
+        groups = await group_equivalent(nodes, MATH, equal)
         assert not equivalence_module.POOL.children  # none of it takes algebra
     assert [[node.path[0] for node in group] for group in groups] == [[0, 1, 3], [2], [4, 5], [6], [7]]
 
 
 async def test_text_answers_are_compared_without_their_spaces_and_not_calculated() -> None:
     async with Equivalence() as equal:
-        groups = await classes([leaf(0, "3 + 4"), leaf(1, "3+4"), leaf(2, "7")], TEXT, equal)
+        groups = await group_equivalent([leaf(0, "3 + 4"), leaf(1, "3+4"), leaf(2, "7")], TEXT, equal)
     assert [len(group) for group in groups] == [2, 1]
 
 
 def test_the_heaviest_class_wins_and_of_equal_ones_the_first() -> None:
     a, b, c = leaf(0, "1"), leaf(1, "2"), leaf(2, "2")
-    ranked = votes([[a], [b, c]], {a: 0.9, b: 0.5, c: 0.4})
+    ranked = count_votes([[a], [b, c]], {a: 0.9, b: 0.5, c: 0.4})
     assert [(vote.answer, vote.count) for vote, _ in ranked] == [("1", 1), ("2", 2)]
-    ranked = votes([[a], [b, c]], {a: 0.9, b: 0.5, c: 0.5})
+    ranked = count_votes([[a], [b, c]], {a: 0.9, b: 0.5, c: 0.5})
     assert ranked[0][0].answer == "2"
 
 
@@ -109,23 +109,23 @@ def test_the_heaviest_class_wins_and_of_equal_ones_the_first() -> None:
 )
 async def test_mathematics_is_compared_the_same_from_both_sides(a: str, b: str, same: bool) -> None:
     async with Equivalence() as equal:
-        assert await equal.equal(canonical(a), canonical(b)) is same
-        assert await Equivalence.equal(equal, canonical(b), canonical(a)) is same
+        assert await equal.equal(canonicalize(a), canonicalize(b)) is same
+        assert await Equivalence.equal(equal, canonicalize(b), canonicalize(a)) is same
 
 
 @given(st.text(max_size=300))
 def test_whatever_a_model_writes_has_a_canonical_form_that_stays(text: str) -> None:
     for compare in ("math", "text", "choice", "code"):
-        once = canonical(text, compare)  # type: ignore[arg-type]
-        assert canonical("9" * 5000 + text, compare)  # type: ignore[arg-type]
+        once = canonicalize(text, compare)  # type: ignore[arg-type]
+        assert canonicalize("9" * 5000 + text, compare)  # type: ignore[arg-type]
         if compare in ("choice", "code"):
-            assert canonical(once, compare) == once  # type: ignore[arg-type]
+            assert canonicalize(once, compare) == once  # type: ignore[arg-type]
 
 
 def test_a_choice_is_its_letter_and_code_its_lines() -> None:
-    assert {canonical(text, "choice") for text in ("(b)", "B", "\\text{B}", "B. Paris")} == {"B"}
-    assert canonical("\n\ndef f():\n    return 1  \n\n", "code") == "def f():\n    return 1"
-    assert canonical("if a:\n  b", "code") != canonical("if a:\n b", "code")
+    assert {canonicalize(text, "choice") for text in ("(b)", "B", "\\text{B}", "B. Paris")} == {"B"}
+    assert canonicalize("\n\ndef f():\n    return 1  \n\n", "code") == "def f():\n    return 1"
+    assert canonicalize("if a:\n  b", "code") != canonicalize("if a:\n b", "code")
 
 
 async def test_what_differs_plainly_is_not_left_to_algebra() -> None:
@@ -133,7 +133,7 @@ async def test_what_differs_plainly_is_not_left_to_algebra() -> None:
     forms = [f"{i}\\sqrt{{{j}}}+x" for i in range(2, 18) for j in (2, 3, 5, 7)]
     nodes = [leaf(index, form) for index, form in enumerate(forms)]
     async with Equivalence() as equal:
-        assert len(await classes(nodes, MATH, equal)) == 64
+        assert len(await group_equivalent(nodes, MATH, equal)) == 64
 
 
 async def test_a_job_whose_comparisons_are_late_stops_comparing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,16 +11,16 @@ from pydantic import ValidationError
 
 from benchmarks.answers.styles import STYLES, written
 from reasoner import regex
-from reasoner.answers.canonical import canonical
+from reasoner.answers.canonical import canonicalize
 from reasoner.answers.extraction.extract import MAX_CHARS, extract_answer
 from reasoner.answers.extraction.finder import AnswerFinder
-from reasoner.answers.extraction.phrases import Ended, announcements
+from reasoner.answers.extraction.phrases import ExtractionStopped, announcements
 from reasoner.answers.plain import decide, number_of
 from reasoner.answers.spec import AnswerSpec
 from reasoner.jobs.journal import MemoryJournal
 from reasoner.jobs.spec import JobSpec
 from reasoner.run import run_job
-from reasoner.subprocess_pool import keep_children
+from reasoner.subprocess_pool import keep_workers_alive
 from tests.scripted import ScriptedEngine
 
 
@@ -211,7 +211,7 @@ def test_every_style_of_the_benchmark_is_found_and_read_as_its_number(kind: str)
             answer = extract_answer(written(style, number))
             assert answer is not None, style
             assert number_of(answer) == Fraction(number), (style, answer)
-            assert decide(canonical(number), canonical(answer)), (style, answer)
+            assert decide(canonicalize(number), canonicalize(answer)), (style, answer)
 
 
 def test_what_a_weak_sign_states_is_no_answer_before_the_end() -> None:
@@ -266,12 +266,12 @@ def test_code_is_the_last_closed_block_of_its_language() -> None:
     assert extract_answer("```\nnever closed", spec("code")) is None
 
 
-async def find(text: str, pattern: str, ended: Ended = "end") -> str | None:
+async def find(text: str, pattern: str, ended: ExtractionStopped = "end") -> str | None:
     return await AnswerFinder(spec({"regex": pattern})).find(text, ended)
 
 
 async def test_a_pattern_takes_the_group_of_its_last_match() -> None:
-    with keep_children():
+    with keep_workers_alive():
         assert await find("<a>1</a><a>2</a>", "<a>(.*?)</a>") == "2"
         assert await find("<a> 1 </a><think><a>2</a>", "<a>(.*?)</a>") is None
         assert await find("<think><a>2</a></think><a> 1 </a>", "<a>(.*?)</a>") == "1"
@@ -286,7 +286,7 @@ async def test_a_pattern_that_backtracks_for_ever_finds_nothing_and_the_next_one
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(regex, "PATIENCE", 0.1)
-    with keep_children():
+    with keep_workers_alive():
         assert await find("x" * 5000, "(x+x+)+y") is None  # it would take longer than the age of the universe
         assert await find("x" * 5000, "(x)") == "x"
 
@@ -340,7 +340,7 @@ def test_a_word_is_short_for_how_answers_are_compared() -> None:
         ("\\boxed{12}", "inside", "12"),
     ],
 )
-def test_half_an_answer_is_none(text: str, ended: Ended, answer: str | None) -> None:
+def test_half_an_answer_is_none(text: str, ended: ExtractionStopped, answer: str | None) -> None:
     assert extract_answer(text, ended=ended) == answer
 
 

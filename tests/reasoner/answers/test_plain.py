@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reasoner.answers.canonical import canonical
+from reasoner.answers.canonical import canonicalize
 from reasoner.answers.normalize import MAX_CHARS, normalize
 from reasoner.answers.numbers import Number
 from reasoner.answers.plain import Items, Words, differ, number_of, read, same
@@ -40,7 +40,7 @@ NUMBERS = {
 def test_a_number_is_the_same_however_it_is_written(kind: str) -> None:
     for written in NUMBERS[kind]:
         assert number_of(written) == 18, written
-        assert not differ(canonical(written), "18"), written
+        assert not differ(canonicalize(written), "18"), written
         assert not differ("18", written), written
 
 
@@ -65,7 +65,7 @@ def test_a_number_is_the_same_however_it_is_written(kind: str) -> None:
 )  # fmt: skip
 def test_every_way_to_write_a_number_is_read_exactly(written: str, value: Fraction) -> None:
     assert number_of(written) == value
-    assert number_of(canonical(written)) == value
+    assert number_of(canonicalize(written)) == value
 
 
 @pytest.mark.parametrize(
@@ -160,16 +160,16 @@ def test_equality_is_the_same_from_both_sides_and_of_the_canonical_forms(a: str,
         return
     assert same(ours, ours)
     assert same(ours, theirs) == same(theirs, ours)
-    again = read(canonical(a))
-    assert again is not None, canonical(a)
-    assert same(again, ours), canonical(a)
+    again = read(canonicalize(a))
+    assert again is not None, canonicalize(a)
+    assert same(again, ours), canonicalize(a)
 
 
 @given(ANSWERS)
 def test_the_canonical_form_of_a_plain_answer_stays(answer: str) -> None:
-    once = canonical(answer)
+    once = canonicalize(answer)
     if read(answer) is not None:
-        assert canonical(once) == once
+        assert canonicalize(once) == once
 
 
 @pytest.mark.parametrize(
@@ -200,5 +200,5 @@ def test_what_a_model_repeats_is_read_in_time_that_grows_with_its_length(unit: s
     """A pattern that goes back takes hours, and the runner ends the test."""
     text = unit * (MAX_CHARS // len(unit))
     for answer in (text, f"5 {text}", f"${text}$", unit * 64_000):
-        assert "  " not in canonical(answer[:MAX_CHARS])
+        assert "  " not in canonicalize(answer[:MAX_CHARS])
         assert "  " not in normalize(answer)

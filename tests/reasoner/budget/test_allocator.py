@@ -8,13 +8,21 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from reasoner.budget.allocator import FLOOR, TRUST, Ask, Pool, Standing, expected_gain, floor
+from reasoner.budget.allocator import (
+    INITIAL_SHARE,
+    MAX_TRUST,
+    JobProgress,
+    TokenPool,
+    TokenRequest,
+    expected_gain,
+    initial_grant,
+)
 
 Samples = list[tuple[str | None, float | None]]
 
 
 def gain(samples: Samples) -> float:
-    return expected_gain(samples, TRUST)
+    return expected_gain(samples, MAX_TRUST)
 
 
 @settings(max_examples=200, deadline=None)
@@ -34,7 +42,7 @@ def test_no_token_is_given_twice_every_job_has_its_floor_and_every_job_ends(
     """Each job goes through its asks (tokens, gain, part that it really spends), in any order of the others'."""
     names = [f"job{number}" for number in range(len(wants))]
     budget = len(names) + spare
-    pool = Pool(budget, names, width)
+    pool = TokenPool(budget, names, width)
     asks = dict(zip(names, map(list, wants), strict=True))
     spent = dict.fromkeys(names, 0)
     running = set(names)
@@ -44,7 +52,7 @@ def test_no_token_is_given_twice_every_job_has_its_floor_and_every_job_ends(
         if asks[job]:
             tokens, worth, part = asks[job].pop(0)
             spent[job] += int(part * (pool.granted[job] - spent[job]))
-            dealt = pool.ask(job, Ask(tokens, worth / 20))
+            dealt = pool.request(job, TokenRequest(tokens, worth / 20))
         else:
             dealt = pool.end(job, spent[job])
             del asks[job]
@@ -56,7 +64,7 @@ def test_no_token_is_given_twice_every_job_has_its_floor_and_every_job_ends(
         assert held + pool.unassigned == budget
         assert pool.unassigned >= 0
     assert not asks
-    assert all(granted >= floor(budget, len(names)) for granted in pool.granted.values())
+    assert all(granted >= initial_grant(budget, len(names)) for granted in pool.granted.values())
     assert sum(spent.values()) <= budget
 
 
@@ -67,7 +75,7 @@ def test_slices_of_diminishing_gains_are_bought_as_the_best_knapsack_buys_them(c
     size = 10
     offers = {f"job{number}": sorted(gains, reverse=True) for number, gains in enumerate(curves)}
     budget = 4 * len(offers) * size
-    pool = Pool(budget, list(offers), width=1)
+    pool = TokenPool(budget, list(offers), width=1)
     affordable = pool.unassigned // size
     bought: list[int] = []
     asked = dict.fromkeys(offers, 0)
@@ -77,7 +85,7 @@ def test_slices_of_diminishing_gains_are_bought_as_the_best_knapsack_buys_them(c
         if asked[job] == len(offers[job]):
             dealt = pool.end(job, pool.granted[job])
         else:
-            dealt = pool.ask(job, Ask(size, offers[job][asked[job]] / 1000))
+            dealt = pool.request(job, TokenRequest(size, offers[job][asked[job]] / 1000))
         for name, tokens in dealt.items():
             if tokens == size:
                 bought.append(offers[name][asked[name]])
@@ -90,22 +98,22 @@ def test_slices_of_diminishing_gains_are_bought_as_the_best_knapsack_buys_them(c
 
 
 def test_nobody_gets_more_before_all_have_used_their_floor() -> None:
-    pool = Pool(400, ["a", "b"])
-    assert pool.granted == {"a": 50, "b": 50} == dict.fromkeys("ab", int(FLOOR * 400) // 2)
-    assert pool.ask("a", Ask(10, 1.0)) == {}
-    assert pool.ask("b", Ask(10, 0.5)) == {"a": 10, "b": 10}
+    pool = TokenPool(400, ["a", "b"])
+    assert pool.granted == {"a": 50, "b": 50} == dict.fromkeys("ab", int(INITIAL_SHARE * 400) // 2)
+    assert pool.request("a", TokenRequest(10, 1.0)) == {}
+    assert pool.request("b", TokenRequest(10, 0.5)) == {"a": 10, "b": 10}
 
 
 def test_a_job_that_gains_nothing_is_closed_and_what_another_leaves_goes_on() -> None:
-    pool = Pool(8, ["a", "b", "c"], width=1)
+    pool = TokenPool(8, ["a", "b", "c"], width=1)
     assert (pool.granted["a"], pool.unassigned) == (1, 5)
-    pool.ask("a", Ask(5, 0.9))
-    pool.ask("b", Ask(5, 0.5))
-    assert pool.ask("c", Ask(5, 0.0)) == {"a": 5}
+    pool.request("a", TokenRequest(5, 0.9))
+    pool.request("b", TokenRequest(5, 0.5))
+    assert pool.request("c", TokenRequest(5, 0.0)) == {"a": 5}
     assert pool.end("a", 2) == {"b": 4}  # what a left of its 6
     assert pool.end("b", 5) == {"c": 0}
     with pytest.raises(ValueError, match="less than one for each of 3 jobs"):
-        Pool(2, ["a", "b", "c"])
+        TokenPool(2, ["a", "b", "c"])
 
 
 def test_a_solution_more_promises_less_where_two_agree_and_nothing_where_a_rule_said_right() -> None:
@@ -136,6 +144,6 @@ def test_without_scores_votes_decide() -> None:
 
 
 def test_a_slice_is_about_one_solution() -> None:
-    assert Standing([("1", 0.5)] * 4, 410).ask().tokens == 103
-    assert Standing([], 50).ask().tokens == 50
-    assert Standing([], 0).ask().tokens == 1
+    assert JobProgress([("1", 0.5)] * 4, 410).next_request().tokens == 103
+    assert JobProgress([], 50).next_request().tokens == 50
+    assert JobProgress([], 0).next_request().tokens == 1

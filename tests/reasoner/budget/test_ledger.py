@@ -22,7 +22,7 @@ from engine.protocol.types import (
     ScoreResult,
 )
 from reasoner.budget.ledger import Ledger
-from reasoner.budget.prices import NOTHING, Amount, Prices, Rate, check_budget
+from reasoner.budget.prices import NO_AMOUNT, Amount, Prices, TokenRate, check_budget
 from reasoner.budget.spec import Budget
 from reasoner.budget.usage import Usage
 from reasoner.jobs.journal import MemoryJournal
@@ -208,7 +208,7 @@ def test_a_ledger_gives_out_what_is_left_and_gets_all_that_is_not_used_back(
         fits = all(
             limit is None or gone + more <= limit for limit, gone, more in zip(limits, spent, amount, strict=True)
         )
-        assert (ledger.times(amount) >= 1) == fits or amount == NOTHING
+        assert (ledger.max_affordable(amount) >= 1) == fits or amount == NO_AMOUNT
         if not fits:
             with pytest.raises(ValueError, match="cannot promise"):
                 ledger.reserve(amount)
@@ -219,48 +219,48 @@ def test_a_ledger_gives_out_what_is_left_and_gets_all_that_is_not_used_back(
         else:
             took = Amount(*(int(part * each) for each in amount))
             spend = Usage(generated=took.tokens, flops=took.flops, cost=took.money * 1e-12)
-            ledger.settle(amount, spend)
+            ledger.commit(amount, spend)
             spent += took
-        assert Amount.of(ledger.usage) == spent
+        assert Amount.from_usage(ledger.usage) == spent
 
 
 def test_what_is_kept_is_at_most_half_of_a_limit_and_only_for_who_asks_for_the_whole() -> None:
     ledger = Ledger(Budget(tokens=100, flops=1000))
-    ledger.keep(*[Amount(tokens=30, flops=800)] * 2)
-    assert ledger.times(Amount(tokens=1)) == 70
-    assert ledger.times(Amount(flops=1)) == 500
-    assert ledger.times(Amount(tokens=1), whole=True) == 100
-    ledger.keep(*[Amount(tokens=80)] * 2)
-    assert ledger.times(Amount(tokens=1)) == 50
-    ledger.let_go()
-    assert ledger.times(Amount(tokens=1)) == 100
+    ledger.set_aside(*[Amount(tokens=30, flops=800)] * 2)
+    assert ledger.max_affordable(Amount(tokens=1)) == 70
+    assert ledger.max_affordable(Amount(flops=1)) == 500
+    assert ledger.max_affordable(Amount(tokens=1), whole=True) == 100
+    ledger.set_aside(*[Amount(tokens=80)] * 2)
+    assert ledger.max_affordable(Amount(tokens=1)) == 50
+    ledger.release_set_aside()
+    assert ledger.max_affordable(Amount(tokens=1)) == 100
 
 
 def test_of_what_a_branch_is_likely_to_take_at_least_a_quarter_of_a_limit_is_kept() -> None:
     ledger = Ledger(Budget(tokens=100))
     for likely, kept in ((5, 25), (40, 40), (90, 50)):
-        ledger.keep(Amount(tokens=500), Amount(tokens=likely))
-        assert ledger.times(Amount(tokens=1)) == 100 - kept
-    ledger.keep(Amount(tokens=10), Amount(tokens=10))
-    assert ledger.times(Amount(tokens=1)) == 90
+        ledger.set_aside(Amount(tokens=500), Amount(tokens=likely))
+        assert ledger.max_affordable(Amount(tokens=1)) == 100 - kept
+    ledger.set_aside(Amount(tokens=10), Amount(tokens=10))
+    assert ledger.max_affordable(Amount(tokens=1)) == 90
 
 
 def test_of_time_the_second_half_is_kept() -> None:
     now = 0.0
     ledger = Ledger(Budget(seconds=10), clock=lambda: now)
-    ledger.keep(NOTHING, NOTHING)
-    assert ledger.times(Amount(tokens=1)) > 0
+    ledger.set_aside(NO_AMOUNT, NO_AMOUNT)
+    assert ledger.max_affordable(Amount(tokens=1)) > 0
     now = 6.0
-    assert ledger.times(Amount(tokens=1)) == 0
-    assert ledger.times(Amount(tokens=1), whole=True) > 0
-    ledger.let_go()
-    assert ledger.times(Amount(tokens=1)) > 0
+    assert ledger.max_affordable(Amount(tokens=1)) == 0
+    assert ledger.max_affordable(Amount(tokens=1), whole=True) > 0
+    ledger.release_set_aside()
+    assert ledger.max_affordable(Amount(tokens=1)) > 0
 
 
 def test_nothing_is_kept_where_nothing_is_limited() -> None:
     ledger = Ledger(Budget())
-    ledger.keep(*[Amount(tokens=30)] * 2)
-    assert not ledger.keeps
+    ledger.set_aside(*[Amount(tokens=30)] * 2)
+    assert not ledger.is_setting_aside
 
 
 @pytest.mark.parametrize("part", [0, 1, 2])
@@ -271,17 +271,19 @@ def test_a_request_that_took_more_than_its_promise_is_an_error(part: int) -> Non
     more = [10, 10, 10]
     more[part] += 1
     with pytest.raises(ValueError, match="was promised"):
-        ledger.settle(promise, Usage(generated=more[0], flops=more[1], cost=more[2] * 1e-12))
+        ledger.commit(promise, Usage(generated=more[0], flops=more[1], cost=more[2] * 1e-12))
 
 
 def test_a_price_is_per_million_tokens() -> None:
     model = ModelInfo("m", "generate", 100, 100, 7_000_000_000)
-    rate = Rate.of(model, {"m": Prices(prompt=3.0, cached=0.3, generated=15.0)})
-    bill = rate.branch_bill(prompt=1000, cached=600, generated=200, drafted=50, accepted=20)
+    rate = TokenRate.of_model(model, {"m": Prices(prompt=3.0, cached=0.3, generated=15.0)})
+    bill = rate.branch_usage(prompt=1000, cached=600, generated=200, drafted=50, accepted=20)
     assert bill.cost == pytest.approx((400 * 3.0 + 600 * 0.3 + 200 * 15.0) / 1e6, rel=1e-12)
     assert bill.flops == 2 * 7e9 * (400 + 200 + 30)
-    assert Rate.of(model, {"m": Prices(verifier=2.0)}).verification_bill(500, 900).cost == pytest.approx(0.001)
-    assert Rate.of(model, {}).branch_bill(1000, 600, 200, 0, 0).cost == 0.0
+    assert TokenRate.of_model(model, {"m": Prices(verifier=2.0)}).verification_usage(500, 900).cost == pytest.approx(
+        0.001
+    )
+    assert TokenRate.of_model(model, {}).branch_usage(1000, 600, 200, 0, 0).cost == 0.0
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.protocol.types import EngineUnavailable
-from reasoner.budget.allocator import Ask
-from reasoner.budget.grant_source import Granted, Parked, SharedBudget
+from reasoner.budget.allocator import TokenRequest
+from reasoner.budget.grant_source import JobParked, SharedBudget, StoredGrants
 from reasoner.budget.ledger import Ledger
 from reasoner.budget.spec import Budget
 from reasoner.jobs.journal import MemoryJournal
@@ -36,7 +36,7 @@ async def run_batch(
 ) -> tuple[SharedBudget, list[JobOutcome], list[MemoryJournal]]:
     names = [str(number) for number in range(len(specs))]
     shared = SharedBudget(budget, names, width=2)
-    journals = [MemoryJournal(allowance=shared.member(name)) for name in names]
+    journals = [MemoryJournal(grant_source=shared.member(name)) for name in names]
 
     async def one(job: JobSpec, name: str, journal: MemoryJournal) -> JobOutcome:
         try:
@@ -70,7 +70,7 @@ async def test_a_batch_never_asks_for_more_than_its_budget_and_each_job_keeps_to
     for job, outcome, journal in zip(specs, outcomes, journals, strict=True):
         assert cap is None or outcome.usage.total <= cap
         idle = ScriptedEngine()
-        replay = MemoryJournal(journal.entries, Granted(0, closed=False))
+        replay = MemoryJournal(journal.entries, StoredGrants(0, closed=False))
         again = await run_job(job, idle, replay)
         assert (again.result, again.usage) == (outcome.result, outcome.usage)
         assert idle.total == 0
@@ -92,21 +92,21 @@ async def test_a_job_that_is_parked_and_dies_on_the_way_spends_its_grants_and_no
     outcome: JobOutcome | None = None
     for number, grant in enumerate(grants):
         granted += grant
-        journal.allowance = Granted(granted, closed=False)
-        with contextlib.suppress(Parked, EngineUnavailable):
+        journal.grant_source = StoredGrants(granted, closed=False)
+        with contextlib.suppress(JobParked, EngineUnavailable):
             outcome = await run_job(job, ScriptedEngine(order=order + number, die_after=die_after), journal)
         assert sum(entry.spend.total for entry in journal.entries) <= granted
         if outcome is not None:
             break
     if outcome is None:
-        journal.allowance = Granted(granted, closed=True)
+        journal.grant_source = StoredGrants(granted, closed=True)
         outcome = await run_job(job, ScriptedEngine(order=order), journal)
     assert outcome.usage.total <= granted
     keys = [entry.key for entry in journal.entries]
     assert len(set(keys)) == len(keys)
     assert not [entry for entry in journal.entries if entry.type == "lost"]
     idle = ScriptedEngine()
-    again = await run_job(job, idle, MemoryJournal(journal.entries, Granted(0, closed=False)))
+    again = await run_job(job, idle, MemoryJournal(journal.entries, StoredGrants(0, closed=False)))
     assert (again.result, again.usage, idle.total) == (outcome.result, outcome.usage, 0)
 
 
@@ -120,23 +120,23 @@ async def test_a_job_with_all_the_grants_it_wants_finds_what_it_finds_alone() ->
 async def test_a_job_that_is_closed_answers_with_the_best_it_has() -> None:
     roomy = await run_job(spec("self_consistency", 3), ScriptedEngine(), MemoryJournal())
     half = roomy.usage.total // 2
-    journal = MemoryJournal(allowance=Granted(half, closed=False))
-    with pytest.raises(Parked) as parked:
+    journal = MemoryJournal(grant_source=StoredGrants(half, closed=False))
+    with pytest.raises(JobParked) as parked:
         await run_job(spec("self_consistency", 3), ScriptedEngine(), journal)
-    assert parked.value.ask.tokens > 0
-    journal.allowance = Granted(half, closed=True)
+    assert parked.value.request.tokens > 0
+    journal.grant_source = StoredGrants(half, closed=True)
     outcome = await run_job(spec("self_consistency", 3), ScriptedEngine(), journal)
     assert (outcome.status, outcome.result.finish_reason, outcome.usage.total) == ("completed", "budget", half)
 
 
 async def test_a_job_that_ends_while_it_waits_leaves_its_turn_to_others() -> None:
     shared = SharedBudget(100, ["a", "b"], width=1)
-    first = asyncio.create_task(shared.member("a").more(12, Ask(30, 0.9)))
-    second = asyncio.create_task(shared.member("b").more(12, Ask(30, 0.1)))
+    first = asyncio.create_task(shared.member("a").request_tokens(12, TokenRequest(30, 0.9)))
+    second = asyncio.create_task(shared.member("b").request_tokens(12, TokenRequest(30, 0.1)))
     assert await first == 30
-    again = asyncio.create_task(shared.member("a").more(42, Ask(30, 0.9)))
+    again = asyncio.create_task(shared.member("a").request_tokens(42, TokenRequest(30, 0.9)))
     assert await again == 30
-    again = asyncio.create_task(shared.member("a").more(72, Ask(30, 0.05)))
+    again = asyncio.create_task(shared.member("a").request_tokens(72, TokenRequest(30, 0.05)))
     assert await second == 16
     again.cancel()
     shared.end("a", 72)
@@ -151,8 +151,8 @@ async def test_a_job_that_ends_while_it_waits_leaves_its_turn_to_others() -> Non
 def test_only_for_want_of_a_grant_is_one_asked_for(limits: dict[str, float], helps: bool) -> None:
     now = 0.0
     ledger = Ledger(Budget.model_validate(limits), clock=lambda: now, by_grants=True)
-    ledger.grant(50)
-    assert ledger.grant_helps(60) is helps
-    assert not ledger.grant_helps(50)
+    ledger.add_grant(50)
+    assert ledger.needs_grant(60) is helps
+    assert not ledger.needs_grant(50)
     now = 6.0
-    assert ledger.grant_helps(60) is (helps and "seconds" not in limits)
+    assert ledger.needs_grant(60) is (helps and "seconds" not in limits)

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from reasoner.confidence.posterior import beta_cdf, leader_stays
+from reasoner.confidence.posterior import beta_cdf, leader_probability
 
 
 @pytest.mark.parametrize(("first", "second"), [(0, 0), (1, 0), (4, 0), (3, 2), (16, 15), (200, 3), (256, 256)])
@@ -18,7 +18,7 @@ def test_whole_votes_have_the_closed_form_of_coin_tosses(first: int, second: int
     # P(Beta(a, b) > 1/2) is the chance of fewer than a heads in a + b - 1 tosses of a fair coin.
     tosses = first + second + 1
     exact = sum(math.comb(tosses, heads) for heads in range(first + 1)) / 2**tosses
-    assert leader_stays([second, first]) == pytest.approx(exact, abs=1e-12)
+    assert leader_probability([second, first]) == pytest.approx(exact, abs=1e-12)
 
 
 @settings(max_examples=300, deadline=None)
@@ -39,10 +39,10 @@ def test_the_posterior_is_the_share_of_worlds_with_these_votes_in_which_the_lead
     shares = rng.random(400_000)
     kept = shares[rng.binomial(7, shares) == 5]
     ahead = int((kept > 0.5).sum())
-    assert stats.binomtest(ahead, len(kept), leader_stays([2.0, 5.0, 1.0])).pvalue > 0.01
+    assert stats.binomtest(ahead, len(kept), leader_probability([2.0, 5.0, 1.0])).pvalue > 0.01
 
 
 def test_nothing_leads_without_a_vote_and_a_tie_is_a_coin() -> None:
-    assert leader_stays([]) == 0.0
-    assert leader_stays([3.0, 3.0]) == pytest.approx(0.5)
-    assert leader_stays([0.9]) < leader_stays([1.0]) < leader_stays([1.0, 0.0, 0.0, 0.0]) + 1e-12
+    assert leader_probability([]) == 0.0
+    assert leader_probability([3.0, 3.0]) == pytest.approx(0.5)
+    assert leader_probability([0.9]) < leader_probability([1.0]) < leader_probability([1.0, 0.0, 0.0, 0.0]) + 1e-12

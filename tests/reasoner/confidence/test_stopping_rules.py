@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import beta
 
-from reasoner.confidence.stopping_rules import Heard, beta_needs, window_needs
+from reasoner.confidence.stopping_rules import ReceivedAnswers, num_needed_by_beta, num_needed_by_window
 
-Rule = Callable[[Heard, int], int]
+Rule = Callable[[ReceivedAnswers, int], int]
 ANSWERS = st.lists(st.sampled_from([0, 0, 0, 1, 1, 2, None]), min_size=1, max_size=40)
 
 
@@ -32,14 +32,14 @@ ANSWERS = st.lists(st.sampled_from([0, 0, 0, 1, 1, 2, None]), min_size=1, max_si
 def test_beta_asks_for_as_many_samples_as_the_shortest_way_to_its_threshold_takes(
     answers: list[int | None], needed: int
 ) -> None:
-    assert beta_needs(dict(enumerate(answers)), 16, 0.95) == needed
+    assert num_needed_by_beta(dict(enumerate(answers)), 16, 0.95) == needed
 
 
 def test_a_threshold_of_one_stops_only_when_nothing_can_change_the_winner() -> None:
-    assert beta_needs({}, 16, 1.0) == 9
-    assert beta_needs(dict(enumerate([0] * 8)), 16, 1.0) == 9  # eight more could make it a tie
-    assert beta_needs(dict(enumerate([0] * 9)), 16, 1.0) == 9
-    assert beta_needs(dict(enumerate([0] * 8 + [1])), 16, 1.0) == 10
+    assert num_needed_by_beta({}, 16, 1.0) == 9
+    assert num_needed_by_beta(dict(enumerate([0] * 8)), 16, 1.0) == 9  # eight more could make it a tie
+    assert num_needed_by_beta(dict(enumerate([0] * 9)), 16, 1.0) == 9
+    assert num_needed_by_beta(dict(enumerate([0] * 8 + [1])), 16, 1.0) == 10
 
 
 @pytest.mark.parametrize(
@@ -55,13 +55,13 @@ def test_a_threshold_of_one_stops_only_when_nothing_can_change_the_winner() -> N
         ({0: 1, 1: 2, 4: 1, 5: 2}, 10),
     ],
 )
-def test_windows_are_asked_for_one_after_the_other_until_one_agrees(answers: Heard, needed: int) -> None:
-    assert window_needs(answers, 10, 4) == needed
+def test_windows_are_asked_for_one_after_the_other_until_one_agrees(answers: ReceivedAnswers, needed: int) -> None:
+    assert num_needed_by_window(answers, 10, 4) == needed
 
 
 def test_a_window_that_does_not_fit_is_never_unanimous_before_all_samples_are_in() -> None:
-    assert window_needs({}, 4, 4) == 4
-    assert window_needs({}, 3, 4) == 3
+    assert num_needed_by_window({}, 4, 4) == 4
+    assert num_needed_by_window({}, 3, 4) == 3
 
 
 @pytest.mark.parametrize("threshold", [0.8, 0.95, 1.0])
@@ -78,7 +78,7 @@ def test_beta_hears_what_one_sample_at_a_time_would_whatever_the_order_and_waste
         return beta(first + 1, second + 1).sf(0.5) >= threshold or first - second > n - len(prefix)
 
     alone = next((size for size in range(n) if enough(answers[:size])), n)
-    assert hear(lambda heard, n: beta_needs(heard, n, threshold), answers, seed) == alone
+    assert hear(lambda heard, n: num_needed_by_beta(heard, n, threshold), answers, seed) == alone
 
 
 @settings(max_examples=200, deadline=None)
@@ -90,7 +90,7 @@ def test_windows_hear_what_one_window_at_a_time_would_whatever_the_order(
     windows = [answers[start : start + window] for start in range(0, n, window)]
     agreed = [index for index, part in enumerate(windows) if len({*part}) == 1 and None not in part]
     alone = min(n, window * (agreed[0] + 1)) if agreed else n
-    assert hear(lambda heard, n: window_needs(heard, n, window), answers, seed) == alone
+    assert hear(lambda heard, n: num_needed_by_window(heard, n, window), answers, seed) == alone
 
 
 def hear(rule: Rule, answers: Sequence[int | None], seed: int) -> int:

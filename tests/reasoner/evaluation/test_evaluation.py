@@ -15,11 +15,11 @@ from engine.protocol.types import Completion, EngineUnavailable, GenerateRequest
 from reasoner.answers.equivalence import Equivalence
 from reasoner.budget.usage import Usage
 from reasoner.evaluation import measure, pool
-from reasoner.evaluation.measure import Setting, evaluate, missing
-from reasoner.evaluation.plan import Case, Plan, Stage, parse_cases, split
-from reasoner.evaluation.pool import NotInPool, Pool, PoolSearch, decide, draws
-from reasoner.evaluation.runs import FILE, DifferentEvaluation, Piece, Run, RunFile, flatten
-from reasoner.evaluation.suites.registry import load, open_suite
+from reasoner.evaluation.measure import EvaluationContext, evaluate, is_incomplete
+from reasoner.evaluation.plan import EvaluationPlan, Stage, StrategyCase, parse_cases, split_pooled_and_live
+from reasoner.evaluation.pool import NotInPool, PoolSearch, SamplePool, decide, draws
+from reasoner.evaluation.runs import RUNS_FILE, EvaluationMismatch, FinishedItem, Run, RunFile, collect_runs
+from reasoner.evaluation.suites.registry import load_problems, open_suite
 from reasoner.evaluation.suites.suite import Suite
 from reasoner.jobs.journal import MemoryJournal
 from reasoner.jobs.spec import JobSpec, Sampling
@@ -33,21 +33,21 @@ from tests.scripted import CONTEXT, ScriptedEngine
 SUITE = open_suite("words", limit=5)
 
 
-def plan(strategies: str, *ns: int, seeds: int = 1, live_ns: tuple[int, ...] = (4,)) -> Plan:
-    pooled, live = split(parse_cases(strategies))
-    return Plan("policy", pooled, live, ns, live_ns, seeds)
+def plan(strategies: str, *ns: int, seeds: int = 1, live_ns: tuple[int, ...] = (4,)) -> EvaluationPlan:
+    pooled, live = split_pooled_and_live(parse_cases(strategies))
+    return EvaluationPlan("policy", pooled, live, ns, live_ns, seeds)
 
 
 async def measured(
-    wanted: Plan, engine: ScriptedEngine, suite: Suite = SUITE, file: RunFile | None = None
+    wanted: EvaluationPlan, engine: ScriptedEngine, suite: Suite = SUITE, file: RunFile | None = None
 ) -> list[Run]:
     with file or RunFile({}) as opened:
-        setting = await Setting.of(suite, wanted, engine, "prm", Sampling(), 3)
+        setting = await EvaluationContext.of(suite, wanted, engine, "prm", Sampling(), 3)
         await evaluate(setting, opened, lambda stage, done, total: None)
-    return flatten(opened.pieces)
+    return collect_runs(opened.pieces)
 
 
-def made(answers: str, lengths: Sequence[int] | None = None) -> Pool:
+def made(answers: str, lengths: Sequence[int] | None = None) -> SamplePool:
     """A pool whose samples state these letters; ``a`` is right."""
     root = Node((), None, (1,))
     samples = []
@@ -58,10 +58,10 @@ def made(answers: str, lengths: Sequence[int] | None = None) -> Pool:
     spec = JobSpec.model_validate(
         {"problem": "?", "strategy": {"name": "self_consistency"}, "answer": "text", "seed": 0}
     )
-    return Pool(spec, root, tuple(samples), Usage(generated=1), (1, 1), (0.0, 0.0))
+    return SamplePool(spec, root, tuple(samples), Usage(generated=1), (1, 1), (0.0, 0.0))
 
 
-async def vote(drawn: Pool, order: Sequence[int]) -> bool:
+async def vote(drawn: SamplePool, order: Sequence[int]) -> bool:
     """Majority by hand: the most frequent letter, of equals the one that was first."""
     letters = [drawn.samples[index].node.answer or "" for index in order]
     return max(dict.fromkeys(letters), key=letters.count) == "a"
@@ -72,12 +72,12 @@ async def test_the_resampled_accuracy_of_majority_is_that_of_all_ordered_subsets
     answers: str, n: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """4000 draws: off by more than 4 standard errors with p < 1e-4 (draws that share an order only vary less)."""
-    monkeypatch.setattr(pool, "DRAWS", 4000)
+    monkeypatch.setattr(pool, "NUM_DRAWS", 4000)
     drawn = made(answers)
     orders = list(itertools.permutations(range(len(answers)), n))
     exact = sum([await vote(drawn, order) for order in orders]) / len(orders)
     async with Equivalence() as equal:
-        runs = await decide(drawn, "p", 0, [(Case("sc", "self_consistency"), [n])], [n], equal)
+        runs = await decide(drawn, "p", 0, [(StrategyCase("sc", "self_consistency"), [n])], [n], equal)
     by_name = {run.strategy: run for run in runs}
     assert by_name["sc"].correct == pytest.approx(exact, abs=4 * math.sqrt(exact * (1 - exact) / 4000) + 1e-9)
     assert by_name["sc"].tokens == 5 * n
@@ -89,7 +89,7 @@ def test_draws_are_subsets_without_repetition_and_use_all_samples_alike() -> Non
     import random
 
     taken = list(draws(8, 2, random.Random(0)))
-    assert len(taken) == pool.DRAWS
+    assert len(taken) == pool.NUM_DRAWS
     assert all(len(set(draw)) == 2 for draw in taken)
     assert {sum(index in draw for draw in taken) for index in range(8)} == {16}
     assert len(list(draws(8, 8, random.Random(0)))) == pool.DRAWS_OF_ALL
@@ -100,9 +100,9 @@ async def test_a_draw_of_the_whole_pool_is_billed_as_the_live_job_was() -> None:
     by_case = {(run.strategy, run.n, run.problem): run for run in runs}
     for problem in SUITE.problems:
         stage = Stage("", "policy", 0, None, 8)
-        setting = await Setting.of(SUITE, plan("best_of_n", 8), ScriptedEngine(), "prm", Sampling(), 1)
+        setting = await EvaluationContext.of(SUITE, plan("best_of_n", 8), ScriptedEngine(), "prm", Sampling(), 1)
         for name in ("self_consistency", "best_of_n", "weighted_vote"):
-            spec = measure._spec(setting, stage, problem, Case(name, name))
+            spec = measure._spec(setting, stage, problem, StrategyCase(name, name))
             alone = await run_job(spec, ScriptedEngine(), MemoryJournal())
             run = by_case[name, 8, problem.id]
             assert (run.tokens, run.verifier_tokens) == (
@@ -114,9 +114,9 @@ async def test_a_draw_of_the_whole_pool_is_billed_as_the_live_job_was() -> None:
 
 async def test_strategies_of_a_pool_pick_in_a_draw_what_they_pick_alone() -> None:
     engine, problem = ScriptedEngine(), SUITE.problems[0]
-    setting = await Setting.of(SUITE, plan("best_of_n", 8), engine, "prm", Sampling(), 1)
+    setting = await EvaluationContext.of(SUITE, plan("best_of_n", 8), engine, "prm", Sampling(), 1)
     for name in ("self_consistency", "best_of_n", "weighted_vote"):
-        spec = measure._spec(setting, Stage("", "policy", 0, None, 8), problem, Case(name, name))
+        spec = measure._spec(setting, Stage("", "policy", 0, None, 8), problem, StrategyCase(name, name))
         async with open_search(spec, engine, MemoryJournal()) as (search, equal):
             strategy = STRATEGIES[name]
             alone = await strategy.run(search, strategy.params(), equal)
@@ -126,8 +126,8 @@ async def test_strategies_of_a_pool_pick_in_a_draw_what_they_pick_alone() -> Non
         assert (None if pooled.node is None else pooled.node.text) == text
 
 
-def _whole(search: Search) -> tuple[Pool, tuple[pool.Sample, ...]]:
-    whole = Pool.of(search, dict.fromkeys(search.root.children, False), (1, 1))
+def _whole(search: Search) -> tuple[SamplePool, tuple[pool.Sample, ...]]:
+    whole = SamplePool.of(search, dict.fromkeys(search.root.children, False), (1, 1))
     return whole, whole.samples
 
 
@@ -205,7 +205,7 @@ async def test_deepconf_on_finished_solutions_shares_the_pool_and_decides_as_alo
     wanted = plan("deepconf:keep=50,deepconf:mode=online,deepconf:top=3", 2, 8)
     assert [case.label for case in wanted.pooled] == ["deepconf:keep=50"]
     runs = await measured(replace(wanted, live=()), Sure())
-    setting = await Setting.of(SUITE, wanted, Sure(), "prm", Sampling(), 1)
+    setting = await EvaluationContext.of(SUITE, wanted, Sure(), "prm", Sampling(), 1)
     for problem in SUITE.problems:
         spec = measure._spec(setting, Stage("", "policy", 0, None, 8), problem, wanted.pooled[0])
         alone = await run_job(spec, Sure(), MemoryJournal())
@@ -252,12 +252,12 @@ async def test_a_run_that_lost_its_engine_goes_on_where_it_was_and_ends_with_the
             with RunFile({"a": 1}, tmp_path) as file:
                 assert len(file.pieces) >= known
                 known = len(file.pieces)
-                assert missing(SUITE, wanted, file)
+                assert is_incomplete(SUITE, wanted, file)
         else:
             break
     assert life > 2
     assert timeless(runs) == timeless(whole)
-    lines = (tmp_path / FILE).read_text().splitlines()
+    lines = (tmp_path / RUNS_FILE).read_text().splitlines()
     assert len(lines) == 1 + 5 * (1 + 2 * 2)
 
 
@@ -277,7 +277,7 @@ async def test_an_engine_that_comes_back_is_asked_again_and_its_failure_is_no_wr
 
 async def test_a_problem_that_does_not_fit_into_the_model_is_reported_and_not_counted() -> None:
     long = replace(SUITE.problems[0], id="long", text="x" * CONTEXT)
-    suite = replace(SUITE, problems=[*load("words", limit=2), long])
+    suite = replace(SUITE, problems=[*load_problems("words", limit=2), long])
     with RunFile({}) as file:
         runs = await measured(plan("greedy,best_of_n", 2), ScriptedEngine(), suite, file)
     failed = [piece for piece in file.pieces if piece.failed]
@@ -286,14 +286,14 @@ async def test_a_problem_that_does_not_fit_into_the_model_is_reported_and_not_co
     assert {run.problem for run in runs} == {problem.id for problem in suite.problems[:2]}
 
 
-PIECE = Piece("greedy", 0, "p", (Run("m", "greedy", 1, 0, "p", 1.0, 1.0, 1.0, 1.0, 5.0, 0.0, 10.0, 0.1),))
+PIECE = FinishedItem("greedy", 0, "p", (Run("m", "greedy", 1, 0, "p", 1.0, 1.0, 1.0, 1.0, 5.0, 0.0, 10.0, 0.1),))
 
 
 def test_a_torn_last_line_is_dropped_and_the_next_piece_stands_on_a_line_of_its_own(tmp_path: Path) -> None:
     with RunFile({"n": [1]}, tmp_path) as file:
         file.add(PIECE)
         file.add(replace(PIECE, problem="q"))
-    path = tmp_path / FILE
+    path = tmp_path / RUNS_FILE
     path.write_bytes(path.read_bytes()[:-7])
     with RunFile({"n": [1]}, tmp_path) as file:
         assert file.pieces == [PIECE]
@@ -307,7 +307,7 @@ def test_another_evaluation_in_the_same_folder_is_refused_with_the_difference(tm
         pass
     with (
         pytest.raises(
-            DifferentEvaluation, match=r"problems is 300 there and 10 here; n is \[1, 4\] there and \[1\] here"
+            EvaluationMismatch, match=r"problems is 300 there and 10 here; n is \[1, 4\] there and \[1\] here"
         ),
         RunFile({"suite": "words", "problems": 10, "n": [1]}, tmp_path),
     ):
@@ -316,13 +316,13 @@ def test_another_evaluation_in_the_same_folder_is_refused_with_the_difference(tm
 
 def test_a_broken_line_is_named(tmp_path: Path) -> None:
     for broken in ("{", "[]", json.dumps({"stage": "x"})):
-        (tmp_path / FILE).write_text('{"format":1}\n' + broken + "\n")
-        with pytest.raises(DifferentEvaluation, match="line 2"), RunFile({}, tmp_path):
+        (tmp_path / RUNS_FILE).write_text('{"format":1}\n' + broken + "\n")
+        with pytest.raises(EvaluationMismatch, match="line 2"), RunFile({}, tmp_path):
             pass
 
 
 def test_two_runs_cannot_write_to_one_folder(tmp_path: Path) -> None:
-    with RunFile({}, tmp_path), pytest.raises(DifferentEvaluation, match="another process"), RunFile({}, tmp_path):
+    with RunFile({}, tmp_path), pytest.raises(EvaluationMismatch, match="another process"), RunFile({}, tmp_path):
         pass
 
 
@@ -331,9 +331,9 @@ async def test_without_a_verifier_what_votes_is_measured_and_the_rest_is_refused
     assert every == {name for name, strategy in STRATEGIES.items() if not strategy.needs_verifier}
     with pytest.raises(ValueError, match=r"'beam' needs a verifier.*REASONER_PRM"):
         parse_cases("greedy,beam", verifies=False)
-    pooled, live = split(parse_cases("auto,self_consistency", verifies=False))
-    wanted = Plan("policy", pooled, live, (4,), (4,), 1)
+    pooled, live = split_pooled_and_live(parse_cases("auto,self_consistency", verifies=False))
+    wanted = EvaluationPlan("policy", pooled, live, (4,), (4,), 1)
     with RunFile({}) as opened:
-        setting = await Setting.of(SUITE, wanted, ScriptedEngine(), None, Sampling(), 3)
+        setting = await EvaluationContext.of(SUITE, wanted, ScriptedEngine(), None, Sampling(), 3)
         await evaluate(setting, opened, lambda stage, done, total: None)
-    assert not any(run.verifier_tokens for run in flatten(opened.pieces))
+    assert not any(run.verifier_tokens for run in collect_runs(opened.pieces))

@@ -34,12 +34,12 @@ from reasoner.evaluation.calibrate.trials import (
     Candidate,
     Trial,
     TrialFile,
-    key_of,
+    get_problem_key,
+    get_stage_name,
+    open_suite_to_fit,
     problems_to_fit,
-    stage_name,
-    suite_to_fit,
 )
-from reasoner.evaluation.suites.registry import load
+from reasoner.evaluation.suites.registry import load_problems
 from tests.scripted import ScriptedEngine
 
 FLAT = Curve(constant=0.0, score=0.0, rival_score=0.0, votes=0.0, rival_votes=0.0)
@@ -66,7 +66,7 @@ def test_a_probe_costs_its_samples_one_score_for_each_answer_and_the_question_on
 
 
 def test_a_simulated_search_stops_when_it_is_sure_and_counts_other_strategies_bills_but_for_the_question() -> None:
-    tree = stage_name(TREES[0])
+    tree = get_stage_name(TREES[0])
     found = trial("p", tree, [candidate("3", right=True, score=0.99)], tokens=300)
     one = Measured("a", (candidate("1"), candidate("2")), 20.0, 7.0, {tree: found})
     trusting = FLAT.model_copy(update={"score": 1.0})
@@ -118,8 +118,8 @@ def test_each_difficulty_gets_what_helps_there() -> None:
         pool = [candidate(str(i), score=score) for i in range(2)]
         pool += [candidate("7", right=easy, score=score) for _ in range(14)]
         trees = {
-            stage_name(tree): trial(
-                "p", stage_name(tree), [candidate("9", right=not easy and tree is TREES[0], score=0.99)], tokens=500
+            get_stage_name(tree): trial(
+                "p", get_stage_name(tree), [candidate("9", right=not easy and tree is TREES[0], score=0.99)], tokens=500
             )
             for tree in TREES
         }
@@ -134,7 +134,7 @@ def test_each_difficulty_gets_what_helps_there() -> None:
 
 def test_problems_of_a_fit_are_none_that_an_evaluation_reports_on_and_every_level_has_its_share() -> None:
     problems = problems_to_fit("countdown", 30)
-    reported = {problem.id for problem in load("countdown")}
+    reported = {problem.id for problem in load_problems("countdown")}
     assert not reported & {problem.id for problem in problems}
     assert len({problem.id for problem in problems}) == 30
     assert {level: sum(problem.level == level for problem in problems) for level in ("n3", "n4", "n5")} == {
@@ -147,13 +147,13 @@ def test_problems_of_a_fit_are_none_that_an_evaluation_reports_on_and_every_leve
 def test_measurements_go_on_where_they_were_and_are_refused_for_another_setting(tmp_path: Path) -> None:
     path = tmp_path / "trials.jsonl"
     file = TrialFile(path, {"seed": 1})
-    file.add(trial("p", stage_name(POOL), [candidate("1"), candidate(None)]))
-    file.add(trial("q", stage_name(POOL), [candidate("2")]))
+    file.add(trial("p", get_stage_name(POOL), [candidate("1"), candidate(None)]))
+    file.add(trial("q", get_stage_name(POOL), [candidate("2")]))
     assert TrialFile(path, {"seed": 1}).trials == file.trials
     path.write_text(path.read_text()[:-20])  # the power went
     torn = TrialFile(path, {"seed": 1})
-    assert set(torn.trials) == {("p", stage_name(POOL))}
-    torn.add(trial("q", stage_name(POOL), [candidate("2")]))
+    assert set(torn.trials) == {("p", get_stage_name(POOL))}
+    torn.add(trial("q", get_stage_name(POOL), [candidate("2")]))
     assert TrialFile(path, {"seed": 1}).trials == file.trials
     with pytest.raises(CalibrationError, match="other measurements"):
         TrialFile(path, {"seed": 2})
@@ -193,7 +193,7 @@ def write_problems(path: Path, count: int = 24) -> Path:
 
 
 async def test_any_suite_can_be_calibrated_on(tmp_path: Path) -> None:
-    suite = suite_to_fit(str(write_problems(tmp_path / "sums.jsonl")), 6)
+    suite = open_suite_to_fit(str(write_problems(tmp_path / "sums.jsonl")), 6)
     told: list[tuple[int, int]] = []
 
     async def run() -> Calibration:
@@ -217,7 +217,7 @@ async def test_any_suite_can_be_calibrated_on(tmp_path: Path) -> None:
 
 
 async def test_an_engine_that_goes_away_ends_a_calibration_with_its_own_error(tmp_path: Path) -> None:
-    suite = suite_to_fit(str(write_problems(tmp_path / "sums.jsonl")), 20)
+    suite = open_suite_to_fit(str(write_problems(tmp_path / "sums.jsonl")), 20)
     with pytest.raises(EngineUnavailable):
         await calibrate(
             [suite],
@@ -232,7 +232,7 @@ async def test_an_engine_that_goes_away_ends_a_calibration_with_its_own_error(tm
 
 def test_a_line_that_changed_is_another_problem(tmp_path: Path) -> None:
     file = write_problems(tmp_path / "sums.jsonl")
-    before = [key_of(problem) for problem in suite_to_fit(str(file), 20).problems]
+    before = [get_problem_key(problem) for problem in open_suite_to_fit(str(file), 20).problems]
     file.write_text(file.read_text().replace("What is 3 + 1", "What is 2 + 2"))
-    after = [key_of(problem) for problem in suite_to_fit(str(file), 20).problems]
+    after = [get_problem_key(problem) for problem in open_suite_to_fit(str(file), 20).problems]
     assert [a == b for a, b in zip(before, after, strict=True)].count(False) == 1

@@ -10,9 +10,16 @@ import pytest
 from scipy.stats import binomtest
 
 from reasoner.evaluation.comparisons import Results
-from reasoner.evaluation.plan import Case, Plan, parse_cases, split
+from reasoner.evaluation.plan import EvaluationPlan, StrategyCase, parse_cases, split_pooled_and_live
 from reasoner.evaluation.runs import Run
-from reasoner.evaluation.statistics import Bootstrap, Curve, Estimate, clustered_wilson, pass_at, wilson
+from reasoner.evaluation.statistics import (
+    Bootstrap,
+    CostCurve,
+    Estimate,
+    clustered_wilson_interval,
+    pass_at_n,
+    wilson_interval,
+)
 
 
 def run(
@@ -33,21 +40,21 @@ def run(
     )
 
 
-def plan(strategies: str, *ns: int, against: tuple[str, ...] = ()) -> Plan:
-    pooled, live = split(parse_cases(strategies))
-    return Plan("policy", pooled, live, ns, ns, 1, against)
+def plan(strategies: str, *ns: int, against: tuple[str, ...] = ()) -> EvaluationPlan:
+    pooled, live = split_pooled_and_live(parse_cases(strategies))
+    return EvaluationPlan("policy", pooled, live, ns, ns, 1, against)
 
 
 @pytest.mark.parametrize(("successes", "trials"), [(0, 10), (3, 10), (150, 300), (300, 300)])
 def test_the_interval_is_scipys_wilson_interval(successes: int, trials: int) -> None:
     expected = binomtest(successes, trials).proportion_ci(method="wilson")
-    assert wilson(successes / trials, trials) == pytest.approx((expected.low, expected.high), abs=1e-9)
+    assert wilson_interval(successes / trials, trials) == pytest.approx((expected.low, expected.high), abs=1e-9)
 
 
 def test_with_one_seed_and_no_draws_the_clusters_are_the_trials_of_a_plain_wilson_interval() -> None:
     values = np.array([1.0] * 30 + [0.0] * 170)
-    assert clustered_wilson(values, 200) == pytest.approx(wilson(0.15, 199), abs=1e-3)
-    assert clustered_wilson(np.ones(50), 150) == wilson(1.0, 50)
+    assert clustered_wilson_interval(values, 200) == pytest.approx(wilson_interval(0.15, 199), abs=1e-3)
+    assert clustered_wilson_interval(np.ones(50), 150) == wilson_interval(1.0, 50)
 
 
 def _clusters(rng: np.random.Generator, problems: int, seeds: int) -> np.ndarray:
@@ -62,9 +69,9 @@ def test_intervals_over_problems_and_seeds_cover_the_truth_as_often_as_they_say(
     held = naive = boot = 0
     for _ in range(trials):
         values = _clusters(rng, 60, 3)
-        low, high = clustered_wilson(values, 180)
+        low, high = clustered_wilson_interval(values, 180)
         held += low <= truth <= high
-        low, high = wilson(float(values.mean()), 180)
+        low, high = wilson_interval(float(values.mean()), 180)
         naive += low <= truth <= high
     assert 1868 <= held <= 1930
     assert naive < 1800
@@ -92,13 +99,13 @@ def test_pass_at_n_is_the_share_of_subsets_that_hold_a_right_sample() -> None:
     for n in range(1, samples + 1):
         subsets = list(itertools.combinations(range(samples), n))
         expected = sum(any(item < right for item in subset) for subset in subsets) / len(subsets)
-        assert pass_at(n, samples, right) == pytest.approx(expected)
+        assert pass_at_n(n, samples, right) == pytest.approx(expected)
 
 
 def test_a_curve_is_exact_at_its_points_halfway_between_doublings_and_flat_beyond_its_ends() -> None:
     bootstrap = Bootstrap(2, 10)
     points = [(np.full(2, 10.0), np.array([0.0, 0.4])), (np.full(2, 40.0), np.array([0.4, 0.8]))]
-    curve = Curve(points, bootstrap)
+    curve = CostCurve(points, bootstrap)
     at = [float(curve.at(np.full(11, cost))[0]) for cost in (1, 10, 20, 40, 100)]
     assert at == pytest.approx([0.2, 0.2, 0.4, 0.6, 0.6])
     cost, reached = curve.cost_of(np.full(11, 0.4))
@@ -186,7 +193,7 @@ def test_runs_of_other_problems_are_refused_rather_than_averaged() -> None:
 
 
 def test_cases_are_read_with_their_parameters() -> None:
-    assert parse_cases("beam:expansions=2:max_steps=9")[0] == Case(
+    assert parse_cases("beam:expansions=2:max_steps=9")[0] == StrategyCase(
         "beam:expansions=2:max_steps=9", "beam", (("expansions", 2), ("max_steps", 9))
     )
     (sure,) = parse_cases("auto:n=8:confidence=0.9")

@@ -10,11 +10,11 @@ import pytest
 
 from reasoner.evaluation.suites import countdown, words
 from reasoner.evaluation.suites.problem import Problem, split_of
-from reasoner.evaluation.suites.registry import SUITES, check, family, label_steps, load
+from reasoner.evaluation.suites.registry import SUITES, check_answer, get_family, label_steps, load_problems
 
 
 def four(numbers: list[int], target: int) -> Problem:
-    return countdown.make(numbers, target, rng=random.Random(0))
+    return countdown.make_problem(numbers, target, rng=random.Random(0))
 
 
 def brute_force(values: tuple[int, ...]) -> set[int]:
@@ -41,21 +41,21 @@ def test_reachable_values_equal_brute_force() -> None:
 
 @pytest.mark.parametrize("name", SUITES)
 def test_load_is_repeatable_balanced_distinct_and_a_prefix_of_a_larger_load(name: str) -> None:
-    problems = load(name, limit=45)
-    assert problems == load(name, limit=60)[:45]
+    problems = load_problems(name, limit=45)
+    assert problems == load_problems(name, limit=60)[:45]
     assert len({problem.id for problem in problems}) == 45
-    levels = family(name).LEVELS
+    levels = get_family(name).LEVELS
     assert [problem.level for problem in problems] == [levels[i % len(levels)] for i in range(45)]
-    assert load(name, limit=10, seed=1) != problems[:10]
-    assert load(name, limit=0) == []
-    assert all(problem.suite == name and check(problem, problem.answer) for problem in problems)
+    assert load_problems(name, limit=10, seed=1) != problems[:10]
+    assert load_problems(name, limit=0) == []
+    assert all(problem.suite == name and check_answer(problem, problem.answer) for problem in problems)
 
 
 def test_unknown_suite_names_the_known_ones() -> None:
     with pytest.raises(ValueError, match=r"unknown suite 'sudoku'; known suites: countdown, words"):
-        load("sudoku")
+        load_problems("sudoku")
     with pytest.raises(ValueError, match="limit"):
-        load("words", limit=-1)
+        load_problems("words", limit=-1)
 
 
 @pytest.mark.parametrize("name", SUITES)
@@ -65,9 +65,9 @@ def test_splits_are_disjoint_by_canonical_problem(name: str) -> None:
             return countdown.canonical(problem.data["numbers"], problem.data["target"])
         return words.canonical([tuple(term) for term in problem.data["terms"]])
 
-    suite = family(name)
+    suite = get_family(name)
     keys = {
-        split: {key(suite.problem(split, seed, level)) for level in suite.LEVELS for seed in range(20)}
+        split: {key(suite.generate_problem(split, seed, level)) for level in suite.LEVELS for seed in range(20)}
         for split in ("train", "heldout")
     }
     assert not keys["train"] & keys["heldout"]
@@ -81,17 +81,17 @@ def test_wording_and_order_do_not_move_a_countdown_problem_to_the_other_split() 
 
 @pytest.mark.parametrize("name", SUITES)
 def test_generated_solutions_are_good_at_every_step(name: str) -> None:
-    suite = family(name)
+    suite = get_family(name)
     for level in suite.LEVELS:
         for seed in range(60):
-            problem = suite.problem("train", seed, level)
+            problem = suite.generate_problem("train", seed, level)
             steps = suite.solution(problem, random.Random(seed))
             assert all(label_steps(problem, steps)), (problem, steps)
             assert len(steps) == int(level[1:]) + (1 if name == "words" else 0)
 
 
 def test_word_problems_have_many_routes() -> None:
-    problem = words.problem("heldout", 0, "s6")
+    problem = words.generate_problem("heldout", 0, "s6")
     routes = {tuple(words.solution(problem, random.Random(seed))) for seed in range(200)}
     assert len(routes) > 100
     assert len({route[-1] for route in routes}) == 1
@@ -99,8 +99,8 @@ def test_word_problems_have_many_routes() -> None:
 
 def test_countdown_answers_are_checked_by_the_rules() -> None:
     problem = four([3, 7, 8, 12], 47)
-    assert check(problem, "(7 * 8) + 3 - 12")
-    assert check(problem, " 7*8-(12-3) ")
+    assert check_answer(problem, "(7 * 8) + 3 - 12")
+    assert check_answer(problem, " 7*8-(12-3) ")
     for wrong in (
         None, "", "47", "7 * 8 - 9", "(7 * 8) + 3", "(7 * 8) + 3 - 12 + 12 - 12", "7 * 8 - 12 + 3.0",
         "-(12 - 3) + 7 * 8",
@@ -108,14 +108,14 @@ def test_countdown_answers_are_checked_by_the_rules() -> None:
         "[7][0] * 8 - 12 + 3",
         "True * 7 * 8 - 12 + 3", "lambda: 47", "7 * 8 - 12 + 3)",
     ):  # fmt: skip
-        assert not check(problem, wrong), wrong
-    assert check(four([3, 8, 12], 4), "12 / (8 - 3) * 0 + 4") is False
+        assert not check_answer(problem, wrong), wrong
+    assert check_answer(four([3, 8, 12], 4), "12 / (8 - 3) * 0 + 4") is False
 
 
 def test_countdown_allows_exact_fractions_in_an_answer() -> None:
     problem = four([2, 3, 8, 12], 24)
-    assert check(problem, "(8 * 2 + 12 - 12 / 3)") is False
-    assert check(Problem("", "countdown", "n3", "", "", {"numbers": [3, 2, 8], "target": 12}), "3 / 2 * 8")
+    assert check_answer(problem, "(8 * 2 + 12 - 12 / 3)") is False
+    assert check_answer(Problem("", "countdown", "n3", "", "", {"numbers": [3, 2, 8], "target": 12}), "3 / 2 * 8")
 
 
 def test_countdown_steps_turn_bad_when_the_target_is_lost() -> None:
@@ -148,10 +148,10 @@ def test_word_steps_take_each_quantity_once_with_its_sign() -> None:
 
 
 def test_word_answers_are_whole_numbers() -> None:
-    assert check(WORDS, "55")
-    assert check(WORDS, " 055 ")
+    assert check_answer(WORDS, "55")
+    assert check_answer(WORDS, " 055 ")
     for wrong in (None, "", "5 5", "55.0", "-55", "\u00b2", "\u0665\u0665", "9" * 5000):
-        assert not check(WORDS, wrong)
+        assert not check_answer(WORDS, wrong)
 
 
 def test_the_odds_of_random_moves_add_up_over_every_way_to_play() -> None:

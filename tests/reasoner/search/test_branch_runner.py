@@ -17,7 +17,7 @@ from reasoner.search.branch_runner import STRETCH, Seen, Watch
 from reasoner.search.repetition import SPAN
 from reasoner.search.search import Search
 from reasoner.strategies.registry import STRATEGIES
-from reasoner.tree import Node, Reason, branch_key
+from reasoner.tree import Node, Reason, make_branch_key
 from tests.reasoner.search.test_stream import Delayed, search_with, shape, tree
 from tests.scripted import ScriptedEngine, confidence
 
@@ -93,7 +93,7 @@ async def samples(search: Search) -> None:
 async def test_a_loop_ends_its_branch_soon_and_no_other() -> None:
     engine = ScriptedEngine(context=6000, loops=8)
     search = await search_with(engine, MemoryJournal(), samples)
-    looping = [node for node in search.root.children if branch_key(node.path) % 2 and node.tokens > 8]
+    looping = [node for node in search.root.children if make_branch_key(node.path) % 2 and node.tokens > 8]
     assert looping
     assert all(node.reason == "repetition" and node.tokens <= SPAN + 8 + STRETCH for node in looping)
     assert all(node.reason == "stop" for node in search.root.children if node not in looping)
@@ -139,7 +139,7 @@ async def test_a_watch_sees_every_token_with_its_confidence_and_ends_the_branch_
     assert all(branch.parent is search.root and branch.text for branch in seen)
     assert search.ledger.usage.pruned == 18 * len(ended)
     for node in search.root.children:
-        branch, start = Branch(3, branch_key(node.path), 1), len(search.root.prefix)
+        branch, start = Branch(3, make_branch_key(node.path), 1), len(search.root.prefix)
         # The scripted engine reports three tokens at 0, c and 2 c below the likeliest: their mean is c.
         assert node.confidence == tuple(round(confidence(branch, start + at), 3) for at in range(node.tokens))
     again = await search_with(ScriptedEngine(), MemoryJournal(journal.entries), strategy)

@@ -20,9 +20,9 @@ from reasoner.answers.extraction import finder
 from reasoner.answers.extraction.finder import AnswerFinder
 from reasoner.answers.spec import AnswerSpec
 from reasoner.budget.ledger import GRACE, Ledger
-from reasoner.budget.prices import NOTHING
+from reasoner.budget.prices import NO_AMOUNT
 from reasoner.budget.spec import Budget
-from reasoner.deadline import within
+from reasoner.deadline import run_within
 from reasoner.jobs.journal import MemoryJournal
 from reasoner.jobs.spec import JobSpec
 from reasoner.regex import LastMatch
@@ -189,7 +189,7 @@ async def test_a_model_that_never_scores_leaves_the_job_with_an_answer_and_its_p
     assert outcome.result.finish_reason == "budget"
     assert outcome.usage.verifier_computed == 0
     (ledger,) = ledgers
-    assert ledger._promised == NOTHING
+    assert ledger._promised == NO_AMOUNT
 
 
 async def test_a_late_pattern_finds_no_answer_says_so_once_and_is_given_up_in_the_end(
@@ -268,12 +268,12 @@ async def test_a_pattern_that_cannot_be_compiled_fails_the_job_before_a_token_is
 def test_what_runs_is_cut_a_fixed_grace_after_the_last_thing_may_begin() -> None:
     now = [0.0]
     ledger = Ledger(Budget(seconds=2.0), clock=lambda: now[0])
-    assert (ledger.seconds_left(), ledger.time_left()) == (2.0, 2.0 + GRACE)
+    assert (ledger.seconds_left(), ledger.seconds_until_cut()) == (2.0, 2.0 + GRACE)
     now[0] = 2.0
-    assert (ledger.seconds_left(), ledger.time_left()) == (0.0, GRACE)
+    assert (ledger.seconds_left(), ledger.seconds_until_cut()) == (0.0, GRACE)
     now[0] = 3.0
-    assert (ledger.seconds_left(), ledger.time_left()) == (0.0, 0.0)
-    assert Ledger(Budget()).time_left() is None
+    assert (ledger.seconds_left(), ledger.seconds_until_cut()) == (0.0, 0.0)
+    assert Ledger(Budget()).seconds_until_cut() is None
 
 
 async def test_within_tells_its_own_end_from_a_timeout_of_the_work() -> None:
@@ -282,9 +282,9 @@ async def test_within_tells_its_own_end_from_a_timeout_of_the_work() -> None:
 
     begun: list[None] = []
     work: Callable[[], Any] = lambda: begun.append(None)  # noqa: E731
-    assert await within(0.0, work) is None
+    assert await run_within(0.0, work) is None
     assert begun == []
-    assert await within(0.01, asyncio.Event().wait) is None
-    assert await within(None, lambda: asyncio.sleep(0, "done")) == "done"
+    assert await run_within(0.01, asyncio.Event().wait) is None
+    assert await run_within(None, lambda: asyncio.sleep(0, "done")) == "done"
     with pytest.raises(TimeoutError):
-        await within(GUARD, fails)
+        await run_within(GUARD, fails)

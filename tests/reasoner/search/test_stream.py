@@ -50,7 +50,7 @@ async def search_with(
     spec = JobSpec.model_validate({"problem": "how?", "seed": 3} | more)
     policy = (await engine.models())[0]
     async with CacheLease(engine, "job") as lease:
-        ledger = Ledger(spec.budget, {}, by_grants=journal.allowance is not None)
+        ledger = Ledger(spec.budget, {}, by_grants=journal.grant_source is not None)
         context = SearchContext(spec, engine, policy, lease, journal, ledger, Equivalence(), asyncio.Event())
         search = await Search.begin(context, await tokenize_problem(spec, engine, policy))
         try:
@@ -153,7 +153,7 @@ async def test_a_replay_of_a_stream_makes_the_same_tree(
     again = await search_with(idle, MemoryJournal(journal.entries), chase, **budget)
     assert shape(again.root) == shape(first.root)
     assert again.ledger.usage == first.ledger.usage
-    assert again.ledger.times(Amount(1)) == first.ledger.times(Amount(1))
+    assert again.ledger.max_affordable(Amount(1)) == first.ledger.max_affordable(Amount(1))
     assert idle.total == 0
     prefix = journal.entries[: int(kept * len(journal.entries))]
     resumed = MemoryJournal(prefix)
@@ -207,7 +207,7 @@ async def test_a_deterministic_stream_makes_the_same_tree_whatever_the_delays(
     first = await search_with(Delayed(one), MemoryJournal(), chase, **options)
     second = await search_with(Delayed(other), MemoryJournal(), chase, **options)
     assert shape(first.root) == shape(second.root)
-    assert first.ledger.times(Amount(1)) == second.ledger.times(Amount(1))
+    assert first.ledger.max_affordable(Amount(1)) == second.ledger.max_affordable(Amount(1))
 
 
 @settings(max_examples=150, deadline=None)

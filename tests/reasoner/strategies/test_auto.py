@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 
 from engine.protocol.types import EngineUnavailable, ModelInfo
 from reasoner.admission.calibration import load_calibration
-from reasoner.confidence.calibration import SHIPPED, Calibration, CalibrationError, Curve
-from reasoner.confidence.posterior import Evidence, features, leader_stays, log_odds
+from reasoner.confidence.calibration import SHIPPED_CALIBRATION, Calibration, CalibrationError, Curve
+from reasoner.confidence.posterior import Evidence, compute_features, leader_probability, log_odds
 from reasoner.jobs.journal import MemoryJournal
 from reasoner.jobs.spec import JobSpec
 from reasoner.run import JobOutcome, run_job
@@ -138,8 +138,8 @@ async def test_without_a_verifier_auto_votes_in_growing_rounds_until_the_leader_
         assert [stage["name"] for stage in plan(journal)["stages"]] == ["self_consistency"] * 3
         assert len(roots(journal)) in (2, 4, 8, 16)
         counts = [float(vote.count) for vote in outcome.result.votes]
-        assert outcome.result.confidence == pytest.approx(leader_stays(counts))
-        assert len(roots(journal)) == 16 or leader_stays(counts) >= 0.95
+        assert outcome.result.confidence == pytest.approx(leader_probability(counts))
+        assert len(roots(journal)) == 16 or leader_probability(counts) >= 0.95
 
 
 async def test_a_table_of_other_models_is_left_out_with_a_warning_that_names_both(
@@ -263,7 +263,7 @@ def test_a_table_that_is_not_there_or_no_json_is_refused(tmp_path: Path) -> None
 def test_the_shipped_table_is_valid_and_was_fitted_for_what_ships_with_it() -> None:
     from engine.fingerprint import fingerprint
 
-    table = load_calibration(SHIPPED)
+    table = load_calibration(SHIPPED_CALIBRATION)
     folder = Path(__file__).parents[3] / "reasoner" / "bundled"
     assert table.policy.fingerprint == fingerprint(folder / "policy")
     assert table.verifier.fingerprint == fingerprint(folder / "prm")
@@ -286,14 +286,14 @@ def test_a_fingerprint_tells_training_runs_apart(tmp_path: Path) -> None:
 
 def test_the_curve_is_the_logistic_function_of_what_was_written_out_by_hand() -> None:
     answers = [Evidence(3, 0.9), Evidence(2, None), Evidence(1, 0.8)]
-    assert features(answers, 0) == pytest.approx(
+    assert compute_features(answers, 0) == pytest.approx(
         (1, math.log(9), math.log(4), math.log(3), math.log(3))
     )  # the two unscored
-    assert features(answers, 1) == pytest.approx((1, -6, math.log(9), math.log(2), math.log(3.7)))
+    assert compute_features(answers, 1) == pytest.approx((1, -6, math.log(9), math.log(2), math.log(3.7)))
     curve = Curve(constant=-1.0, score=0.5, rival_score=-0.25, votes=2.0, rival_votes=-1.0)
     odds = -1.0 + 0.5 * math.log(9) - 0.25 * math.log(4) + 2 * math.log(3) - math.log(3)
     assert curve.right(answers, 0) == pytest.approx(1 / (1 + math.exp(-odds)))
-    assert features([Evidence(1, 0.5)], 0) == pytest.approx((1, 0, -6, 0, 0))
+    assert compute_features([Evidence(1, 0.5)], 0) == pytest.approx((1, 0, -6, 0, 0))
     assert [log_odds(p) for p in (None, 0.0, 1.0, 1e-9)] == [-6, -6, 6, -6]
 
 
@@ -365,7 +365,7 @@ async def test_a_vote_stops_at_the_job_s_confidence_that_its_leader_stays() -> N
         counts = [float(vote.count) for vote in outcome.result.votes]
         left = 16 - len(roots(journal))
         lead = counts[0] - (counts[1] if len(counts) > 1 else 0.0)
-        assert leader_stays(counts) >= 0.9 or left == 0 or lead > left
+        assert leader_probability(counts) >= 0.9 or left == 0 or lead > left
 
 
 def test_a_confidence_that_a_strategy_would_not_hear_is_refused_with_those_that_do() -> None:

@@ -16,7 +16,7 @@ from reasoner.jobs.journal import MemoryJournal
 from reasoner.jobs.spec import JobSpec
 from reasoner.run import JobOutcome, run_job
 from reasoner.strategies.sampling.deepconf import lacking
-from reasoner.tree import branch_key
+from reasoner.tree import make_branch_key
 from tests.reasoner.search.test_stream import Delayed, tree
 from tests.scripted import ScriptedEngine
 
@@ -303,7 +303,7 @@ async def test_a_budget_that_binds_still_ends_with_an_answer_that_was_asked_for(
         strategy = {"name": "budget_forcing", "n": 3, "answer": 10}
         outcome, journal = await solve(strategy, 1, engine, tokens=tokens)
         nodes = told(journal)
-        looping = [name for name in ("0", "1", "2") if branch_key((int(name),)) % 2]
+        looping = [name for name in ("0", "1", "2") if make_branch_key((int(name),)) % 2]
         assert looping
         for name in looping:
             assert (nodes[name]["reason"], nodes[name]["tokens"]) == ("length", tokens // 3 - 10)

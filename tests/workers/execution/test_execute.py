@@ -12,8 +12,8 @@ import structlog
 from structlog.testing import capture_logs
 
 from engine.protocol.types import EngineClient, EngineError, EngineUnavailable, InvalidRequest
-from reasoner.budget.allocator import Ask
-from reasoner.budget.grant_source import Parked
+from reasoner.budget.allocator import TokenRequest
+from reasoner.budget.grant_source import JobParked
 from reasoner.budget.usage import Usage
 from reasoner.jobs.job import JobResult
 from reasoner.jobs.journal import Entry, JobCancelled, Journal
@@ -100,7 +100,7 @@ async def test_a_job_whose_grants_follow_each_other_faster_than_its_heartbeat_ke
         await asyncio.sleep(pause)
         assert await store.claim(job_id, lease=LEASE, max_attempts=3, worker="other") is None
         if runs * pause < 2.5 * LEASE:
-            raise Parked(Ask(1, 0.5))
+            raise JobParked(TokenRequest(1, 0.5))
         return OUTCOME
 
     made, _ = await BatchStore(store).submit([SPEC], {"tokens": 1000}, {}, owner="local", queue_cap=10)
@@ -117,7 +117,7 @@ async def test_a_grant_that_takes_long_to_use_keeps_the_lease_too(store: JobStor
         nonlocal runs
         runs += 1
         if runs == 1:
-            raise Parked(Ask(1, 0.5))
+            raise JobParked(TokenRequest(1, 0.5))
         await asyncio.sleep(2.5 * LEASE)
         assert await store.claim(job_id, lease=LEASE, max_attempts=3, worker="other") is None
         return OUTCOME
@@ -139,7 +139,7 @@ async def test_what_became_of_a_job_that_asked_for_more_is_logged_as_it_was(
             assert await store.claim(job_id, lease=60, max_attempts=3, worker="other") is not None
         if why == "cancelled":
             await store.cancel(job_id)
-        raise Parked(Ask(1, 0.5))
+        raise JobParked(TokenRequest(1, 0.5))
 
     made, _ = await BatchStore(store).submit([SPEC, SPEC], {"tokens": 1000}, {}, owner="local", queue_cap=10)
     job_id = made["jobs"][0]["id"]

@@ -1,4 +1,4 @@
-"""Batches in the store: the shared budget is handed out by the same rule as ``reasoner.budget.allocator.Pool``."""
+"""Batches in the store: the shared budget is handed out by the same rule as ``reasoner.budget.allocator.TokenPool``."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 import redis
 
 from engine.protocol.types import EngineClient
-from reasoner.budget.allocator import WIDTH, Ask, Pool
+from reasoner.budget.allocator import MAX_ACTIVE_JOBS, TokenPool, TokenRequest
 from reasoner.budget.usage import Usage
 from reasoner.jobs.job import JobResult
 from reasoner.jobs.journal import Entry, JobCancelled, Journal, LeaseLost
@@ -74,7 +74,7 @@ async def test_random_histories_are_dealt_as_the_allocator_deals_them(store: Job
     rng = random.Random(seed)
     budget = rng.choice([40, 400, 4000])
     batch_id, jobs = await submit(store, 24, budget)
-    pool, batches = Pool(budget, jobs), BatchStore(store)
+    pool, batches = TokenPool(budget, jobs), BatchStore(store)
     held: dict[str, Claim] = {}
     spent = dict.fromkeys(jobs, 0)
     alive, closed = set(jobs), set()
@@ -101,10 +101,10 @@ async def test_random_histories_are_dealt_as_the_allocator_deals_them(store: Job
             await store.commit(held[job], [spend(f"{job}{step}", tokens)])
             spent[job] += tokens
         if move < 0.7 and job not in closed:
-            ask = Ask(rng.randint(1, 60), rng.choice([0.0, 0.3, rng.random()]))
+            ask = TokenRequest(rng.randint(1, 60), rng.choice([0.0, 0.3, rng.random()]))
             share = await batches.park(held[job], ask)
             ready.discard(job)
-            dealt = pool.ask(job, ask)
+            dealt = pool.request(job, ask)
             assert (share is None) == (job not in dealt)
             if share is None:
                 assert await store.claim(job, lease=60, max_attempts=100, worker="w") is None or job in dealt
@@ -130,7 +130,7 @@ async def test_a_parked_job_is_left_alone_until_its_grant_wakes_it(store: JobSto
     batch_id, (first, second) = await submit(store, 2, 800)
     one, two = await claim(store, first), await claim(store, second)
     await store.commit(one, [spend("a", 100)])
-    assert await BatchStore(store).park(one, Ask(50, 0.5)) is None  # the other one still has its floor
+    assert await BatchStore(store).park(one, TokenRequest(50, 0.5)) is None  # the other one still has its floor
     job = await store.get(first)
     assert (job["status"], job["attempt"]) == ("queued", 0)
     assert await store.claim(first, lease=60, max_attempts=3, worker="w") is None
@@ -150,7 +150,7 @@ async def test_a_grant_renews_the_lease(store: JobStore, url: str) -> None:
     _, (job_id,) = await submit(store, 1, 800)
     held = await claim(store, job_id)
     expire(url, job_id)
-    assert await BatchStore(store).park(held, Ask(50, 0.5)) is not None
+    assert await BatchStore(store).park(held, TokenRequest(50, 0.5)) is not None
     assert await store.reap(1) == []
     assert await store.claim(job_id, lease=60, max_attempts=100, worker="w") is None
 
@@ -161,20 +161,20 @@ async def test_whoever_parks_a_job_of_another_hears_of_it(store: JobStore, url: 
     expire(url, job_id)
     await claim(store, job_id)
     with pytest.raises(LeaseLost):
-        await BatchStore(store).park(held, Ask(50, 0.5))
+        await BatchStore(store).park(held, TokenRequest(50, 0.5))
 
 
 async def test_cancelling_a_batch_ends_those_that_wait_at_once_and_tells_those_that_run(store: JobStore) -> None:
     batch_id, jobs = await submit(store, 3, 900)
     running, parked = await claim(store, jobs[0]), await claim(store, jobs[1])
     await store.commit(parked, [solution("0", "2")])
-    assert await BatchStore(store).park(parked, Ask(5, 0.5)) is None
+    assert await BatchStore(store).park(parked, TokenRequest(5, 0.5)) is None
     batch = await BatchStore(store).cancel(batch_id)
     assert (batch["status"], batch["counts"]["cancelled"], batch["finished_at"]) == ("in_progress", 2, None)
     assert [job["answer"] for job in batch["jobs"]] == [None, "2", None]
     assert await store.heartbeat(running) == "cancel"
     with pytest.raises(JobCancelled):
-        await BatchStore(store).park(running, Ask(5, 0.5))
+        await BatchStore(store).park(running, TokenRequest(5, 0.5))
     batch = await BatchStore(store).get(batch_id)
     assert (batch["status"], batch["counts"]["cancelled"]) == ("cancelled", 3)
     assert await BatchStore(store).cancel(batch_id) == batch
@@ -256,7 +256,7 @@ async def test_workers_run_a_batch_to_its_end_within_its_budget_also_when_they_d
     rng, budget = random.Random(seed), 2500
     names = ["weighted_vote", "best_of_n", "self_consistency", "beam", "greedy"]
     specs = []
-    for number in range(2 * WIDTH):
+    for number in range(2 * MAX_ACTIVE_JOBS):
         strategy = {"name": names[number % 5]} | ({} if names[number % 5] == "greedy" else {"n": 6})
         specs.append(
             JobSpec.model_validate({"problem": f"{number}?", "strategy": strategy, "seed": number}).model_dump()

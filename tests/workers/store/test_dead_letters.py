@@ -80,7 +80,7 @@ class Dying:
 
     def __init__(self, journal: Journal, writes: int) -> None:
         self._journal, self._left = journal, writes
-        self.job_id, self.allowance = journal.job_id, journal.allowance
+        self.job_id, self.grant_source = journal.job_id, journal.grant_source
 
     async def load(self) -> list[Entry]:
         return await self._journal.load()

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
 from reasoner.budget.usage import Usage
-from reasoner.jobs.job import TERMINAL, JobResult
+from reasoner.jobs.job import TERMINAL_STATUSES, JobResult
 from reasoner.jobs.journal import Entry
 from tests.workers.execution.test_outages import pass_time
 from tests.workers.store.test_jobs import SPEC, expire
@@ -44,7 +44,7 @@ class Known:
 
     @property
     def ended(self) -> bool:
-        return self.status in TERMINAL
+        return self.status in TERMINAL_STATUSES
 
     def owned_by(self, claim: Claim) -> bool:
         return self.status == "in_progress" and claim is self.claims[-1]
@@ -250,7 +250,7 @@ class Jobs(RuleBasedStateMachine):
             events = self.runner.run(self.store.events(job_id))
             assert [event.seq for event in events] == list(range(1, len(events) + 1))
             assert sorted(event.key for event in events if event.key is not None) == sorted(known.spent)
-            ends = [event.seq for event in events if event.type.removeprefix("job.") in TERMINAL]
+            ends = [event.seq for event in events if event.type.removeprefix("job.") in TERMINAL_STATUSES]
             assert len(ends) == known.retries + known.ended
             assert (ends[-1:] == [len(events)]) == known.ended
 
@@ -261,7 +261,7 @@ class Jobs(RuleBasedStateMachine):
 
     @invariant()
     def every_job_is_in_the_list_of_its_status_and_in_no_other(self) -> None:
-        for status in ("queued", "in_progress", *TERMINAL):
+        for status in ("queued", "in_progress", *TERMINAL_STATUSES):
             listed = set(self.redis.zrange(f"reasoner:jobs:{status}", 0, -1))
             assert listed == {job_id for job_id, known in self.known.items() if known.status == status}
             if status == "failed":  # here nothing else fails a job
