@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from benchmarks.kernels.measure import Case, Run, Runs
-from kernels.sampling.sampling import Coordinates, Laws, draw
+from kernels.common.sampling_tensors import NoiseKeys, SamplingTensors
+from kernels.sampling.sampling import sample
 
 _TEMPERATURE = 0.8
 _KINDS = {
@@ -34,16 +35,16 @@ def cases(rows: tuple[int, ...] = (1, 16, 128), vocab: int = 128_256) -> Iterato
 def _runs(device: torch.device, rows: int, vocab: int, top_k: int, top_p: float, min_p: float) -> Runs:
     logits = torch.randn(rows, vocab, device=device) * 3
     temperature, nucleus, least = (torch.full((rows,), x, dtype=torch.float64) for x in (_TEMPERATURE, top_p, min_p))
-    law = Laws(temperature, nucleus, least, torch.full((rows,), top_k))
-    where = Coordinates(torch.arange(rows), torch.arange(rows) + 10, torch.arange(rows) + 100)
-    law_there, where_there = Laws(*(x.to(device) for x in law)), Coordinates(*(x.to(device) for x in where))
+    law = SamplingTensors(temperature, nucleus, least, torch.full((rows,), top_k))
+    where = NoiseKeys(torch.arange(rows), torch.arange(rows) + 10, torch.arange(rows) + 100)
+    law_there, where_there = SamplingTensors(*(x.to(device) for x in law)), NoiseKeys(*(x.to(device) for x in where))
 
     def drawn() -> Tensor:
-        return draw(logits, law_there, where_there)[0]
+        return sample(logits, law_there, where_there)[0]
 
     # With noise of its own the peer draws other tokens.
     peers: dict[str, Run] = {"torch": lambda: _sorting(logits, top_k, top_p, min_p)}
-    return Runs(drawn, peers, lambda: draw(logits.cpu(), law, where)[0].to(device), 0.0, alike=False)
+    return Runs(drawn, peers, lambda: sample(logits.cpu(), law, where)[0].to(device), 0.0, alike=False)
 
 
 def _sorting(logits: Tensor, top_k: int, top_p: float, min_p: float) -> Tensor:

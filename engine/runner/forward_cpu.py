@@ -99,7 +99,7 @@ class CpuForward:
 
     def _end(self, model: Decoder, hidden: Tensor, mixed: Tensor, batch: Batch, read: Sequence[int]) -> Tensor:
         """``Decoder.ended``, of the rows to read."""
-        from kernels.cpu.sampling.draft_chain import rows_of
+        from kernels.cpu.sampling.draft_chain import gather_rows
 
         count = len(read)
         if not 0 < count <= _MOST:
@@ -110,19 +110,20 @@ class CpuForward:
         # The tokens' places are not needed any more. Draws take those of what was read.
         self._filled[1, :count] = batch.positions.numpy()[read]
         taken = [
-            rows_of(table, which, out=held[:count]) for table, held in zip((hidden, mixed), self._chosen, strict=True)
+            gather_rows(table, which, out=held[:count])
+            for table, held in zip((hidden, mixed), self._chosen, strict=True)
         ]
         self._hidden = self._ends((count, torch.get_num_threads()), lambda: model.ended(*taken))
         return self._hidden
 
     def _given(self, model: Decoder, count: int) -> tuple[Tensor, list[Tensor]]:
         """``Decoder.inputs``, of what was filled in."""
-        from kernels.cpu.sampling.draft_chain import rows_of
+        from kernels.cpu.sampling.draft_chain import gather_rows
 
         tokens, positions = self._inputs[:, :count]
-        hidden = rows_of(model.embedding, tokens, scale=model.config.embedding_scale)
+        hidden = gather_rows(model.embedding, tokens, scale=model.config.embedding_scale)
         angles = [
-            rows_of(table, positions, out=held[:count])
+            gather_rows(table, positions, out=held[:count])
             for table, held in zip(model.rotations, self._angles, strict=True)
         ]
         return hidden, angles

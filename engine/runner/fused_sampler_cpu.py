@@ -44,7 +44,7 @@ class FusedCpuSampler:
             torch.empty(most, dtype=torch.int64),
             torch.empty(3 * most, dtype=torch.float64),
         )
-        """Settings, places, tokens and what is found: see ``write_draws``."""
+        """Settings, places, tokens and what is found: see ``launch_sampling``."""
         self._seen = tuple(part.numpy() for part in self._held)
         self._filled = self._rows.numpy()
         self._tapes: KernelGraphCache[Tensor] = KernelGraphCache()
@@ -52,7 +52,7 @@ class FusedCpuSampler:
     def __call__(self, hidden: Tensor, branches: Sequence[GenerateSequence], counts: Sequence[int]) -> _Drawn:
         """What ``counts`` of the ``hidden`` states of each branch give. Raises ``EngineError`` when logits are not
         finite. What it returns is valid until the next call."""
-        from kernels.cpu.sampling.sampler import told_apart
+        from kernels.cpu.sampling.sampler import resolve_near_ties
 
         owners: list[int] = []
         for sequence, count in zip(branches, counts, strict=True):
@@ -69,28 +69,28 @@ class FusedCpuSampler:
         drawn, logprobs = tokens[:rows], found[:rows]
         if drawn.min() < 0:  # hardly ever
             parts = settings[: 3 * rows].reshape(3, rows), places[: 4 * rows].reshape(4, rows)
-            drawn, logprobs = checked(*told_apart(logits, *parts, drawn, found[: 3 * rows].reshape(3, rows)))
+            drawn, logprobs = checked(*resolve_near_ties(logits, *parts, drawn, found[: 3 * rows].reshape(3, rows)))
         return logits, drawn, logprobs
 
     def _write(self, table: PageTable, sequence: GenerateSequence) -> None:
-        from kernels.cpu.sampling.sampler import reach_of
+        from kernels.cpu.sampling.sampler import min_p_threshold
 
         law, row, (laws, noise) = sequence.sampling, table.row, self._written
         reach = -math.inf
         if law.min_p:
-            [reach] = reach_of(np.array([law.temperature]), np.array([law.min_p]))
+            [reach] = min_p_threshold(np.array([law.temperature]), np.array([law.min_p]))
         laws[row] = law.temperature, law.top_p, reach
         noise[row] = law.top_k, sequence.seed, sequence.key
         self._tables[row] = table
 
     def _compute(self, hidden: Tensor) -> Tensor:
-        from kernels.cpu.sampling.params import laws_of
-        from kernels.cpu.sampling.sampler import write_draws
+        from kernels.cpu.sampling.params import gather_params
+        from kernels.cpu.sampling.sampler import launch_sampling
 
         rows = hidden.shape[0]
         settings, places, tokens, found = self._held
         parts = settings[: 3 * rows], places[: 4 * rows]
-        laws_of(self._laws, self._noise, self._rows[:rows], self._positions[:rows], *parts)
+        gather_params(self._laws, self._noise, self._rows[:rows], self._positions[:rows], *parts)
         logits = self._model.read(hidden)
-        write_draws(logits, *parts, tokens[:rows], found[: 3 * rows])
+        launch_sampling(logits, *parts, tokens[:rows], found[: 3 * rows])
         return logits

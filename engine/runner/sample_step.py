@@ -20,9 +20,10 @@ from engine.runner.forward_gpu import Forward
 from engine.runner.logprobs import log_probabilities, read_prompt
 from engine.sampling.logits_processors import LogitsRow, apply_logits_processors
 from engine.sampling.penalties import Ints
-from engine.sampling.sampler import NOT_FINITE, Coordinates, Floats, Laws, sample
+from engine.sampling.sampler import NOT_FINITE, Array, Floats, sample
 from engine.scheduler.draft import Draft
 from engine.scheduler.sequence import GenerateSequence, ScoreSequence
+from kernels.common.sampling_tensors import NoiseKeys, SamplingTensors
 
 _Read = tuple[ScoreSequence, int, int]
 """A sequence, a position in it to read, and the row of its hidden state."""
@@ -50,14 +51,16 @@ class SampleRequest(NamedTuple):
     """That of its last token's hidden state."""
 
 
-Sampler = Callable[[Tensor, Sequence[LogitsRow], Laws, Coordinates], tuple[Ints, Floats]]
+Sampler = Callable[[Tensor, Sequence[LogitsRow], SamplingTensors[Array], NoiseKeys[Array]], tuple[Ints, Floats]]
 """Applies the logits processors in place and samples one token per row. See ``engine.sampling.sampler.sample``."""
 
 
-def sample_on_cpu(logits: Tensor, rows: Sequence[LogitsRow], laws: Laws, where: Coordinates) -> tuple[Ints, Floats]:
+def sample_on_cpu(
+    logits: Tensor, rows: Sequence[LogitsRow], params: SamplingTensors[Array], noise_keys: NoiseKeys[Array]
+) -> tuple[Ints, Floats]:
     """Sample from logits on the host; a ``Sampler``."""
     apply_logits_processors(logits, rows)
-    return sample(logits, laws, where)
+    return sample(logits, params, noise_keys)
 
 
 def rows_needed(work: list[ScheduledSequence]) -> list[int] | None:
@@ -175,7 +178,7 @@ def _draw(
         rows_changed = (
             [row for sequence, draft, _ in drawing for row in _logits_rows(sequence, draft)] if changed else []
         )
-        tokens, logprobs = sampler(logits, rows_changed, *_laws_and_noise(drawing))
+        tokens, logprobs = sampler(logits, rows_changed, *_params_and_noise_keys(drawing))
     details: list[TokenLogprob] = []
     if raw is not None:
         details = log_probabilities(raw.numpy(), tokens[list(asking)], list(asking.values()))
@@ -193,7 +196,7 @@ def _asking(drawing: list[SampleRequest], counts: list[int]) -> dict[int, int]:
     return asking
 
 
-def _laws_and_noise(drawing: list[SampleRequest]) -> tuple[Laws, Coordinates]:
+def _params_and_noise_keys(drawing: list[SampleRequest]) -> tuple[SamplingTensors[Array], NoiseKeys[Array]]:
     """Of every point, branch by branch."""
     floats: list[tuple[float, float, float]] = []
     integers: list[tuple[int, int, int, int]] = []
@@ -212,5 +215,5 @@ def _laws_and_noise(drawing: list[SampleRequest]) -> tuple[Laws, Coordinates]:
         noise[:, 3] += ahead
     temperature, top_p, min_p = law.T
     top_k, seed, key, position = noise.T
-    laws = Laws(temperature=temperature, top_p=top_p, min_p=min_p, top_k=top_k)
-    return laws, Coordinates(seed=seed, key=key, position=position)
+    params = SamplingTensors(temperature=temperature, top_p=top_p, min_p=min_p, top_k=top_k)
+    return params, NoiseKeys(seed=seed, key=key, position=position)

@@ -13,12 +13,13 @@ from engine.device import sent
 from engine.protocol.types import EngineError
 from engine.sampling.logits_processors import LogitsRow, forbidden_by_row, penalties_by_row
 from engine.sampling.penalties import Ints, Penalties
-from engine.sampling.sampler import Coordinates, Floats, Laws
+from engine.sampling.sampler import Array, Floats
+from kernels.common.sampling_tensors import NoiseKeys, SamplingTensors
 from kernels.sampling import sampling
 
 
 def sample_on_gpu(
-    logits: Tensor, logits_rows: Sequence[LogitsRow], laws: Laws, where: Coordinates
+    logits: Tensor, logits_rows: Sequence[LogitsRow], params: SamplingTensors[Array], noise_keys: NoiseKeys[Array]
 ) -> tuple[Ints, Floats]:
     """A ``Sampler`` of logits on a device."""
     apply_logits_processors_on_gpu(logits, logits_rows)
@@ -26,16 +27,14 @@ def sample_on_gpu(
     # An even number of columns: each row then begins at a multiple of 16 bytes, and the kernel is compiled once.
     packed = np.zeros((7, rows + rows % 2), np.int64)
     floats = packed[:3].view(np.float64)
-    floats[0, :rows], floats[1, :rows], floats[2, :rows] = laws.temperature, laws.top_p, laws.min_p
-    for place, numbers in enumerate((laws.top_k, where.seed, where.key, where.position), 3):
-        packed[place, :rows] = numbers
+    floats[0, :rows], floats[1, :rows], floats[2, :rows] = params.temperature, params.top_p, params.min_p
+    for index, column in enumerate((params.top_k, *noise_keys), 3):
+        packed[index, :rows] = column
     columns = sent(torch.from_numpy(packed), logits.device)[:, :rows]
     temperature, top_p, min_p = columns[:3].view(torch.float64)
     top_k, seed, key, position = columns[3:]
-    tokens, logprobs = sampling.draw(
-        logits,
-        sampling.Laws(temperature, top_p, min_p, top_k),
-        sampling.Coordinates(seed, key, position),
+    tokens, logprobs = sampling.sample(
+        logits, SamplingTensors(temperature, top_p, min_p, top_k), NoiseKeys(seed, key, position)
     )
     drawn = torch.stack((tokens, logprobs.view(torch.int64))).cpu().numpy()
     if (drawn[0] < 0).any():
@@ -47,12 +46,12 @@ def apply_logits_processors_on_gpu(logits: Tensor, rows: Sequence[LogitsRow]) ->
     """Apply bias, penalties and ``min_tokens`` to ``logits`` ``[rows, vocab]`` on a GPU, in place."""
     penalties, forbidden = penalties_by_row(rows), forbidden_by_row(rows)
     if penalties or forbidden:
-        sampling.change(logits, changes(len(logits), penalties, forbidden, logits.device))
+        sampling.apply_penalties(logits, changes(len(logits), penalties, forbidden, logits.device))
 
 
 def changes(
     rows: int, penalties: Mapping[int, Penalties], forbidden: Mapping[int, Ints], device: torch.device
-) -> sampling.Changes:
+) -> sampling.PenaltyTensors:
     """What penalties change, and the tokens that may not be drawn, for each of ``rows`` rows."""
     sizes = np.zeros(rows, np.int64)
     settings = np.tile(np.array([1, 0, 0], np.float32), (rows, 1))
@@ -71,7 +70,7 @@ def changes(
         seen.append(np.zeros(len(new), np.bool_))
         counts.append(np.zeros(len(new), np.float32))
         sizes[row] = len(known) + len(new)
-    return sampling.Changes(
+    return sampling.PenaltyTensors(
         starts=sent(torch.from_numpy(np.concatenate(([0], sizes.cumsum()))), device),
         tokens=sent(torch.from_numpy(np.concatenate(tokens)), device),
         bias=sent(torch.from_numpy(np.concatenate(bias)), device),

@@ -1,8 +1,8 @@
-"""Drawing tokens where the logits are: without copying them to the host, and without waiting for them.
+"""Sampling tokens where the logits are: without copying them to the host, and without waiting for them.
 
-The law is that of ``engine.sampling.sampler``, which draws on the CPU: the same logits, parameters and coordinates give
-the same tokens. Only where the edge of a nucleus lies within float32 rounding of a token (about one draw in a million)
-may the two see another nucleus. Without a GPU plain torch does the same by sorting, in float64: the reference.
+The distribution is that of ``engine.sampling.sampler``, which samples on the CPU: the same logits, parameters and noise
+keys give the same tokens. Only if the edge of a nucleus lies within float32 rounding of a token (about one sample in a
+million) may the two keep different tokens. Without a GPU plain torch does the same by sorting, in float64.
 """
 
 from __future__ import annotations
@@ -13,97 +13,79 @@ import torch
 from torch import Tensor
 
 from kernels.common.noise import SAMPLE, gumbel_noise, noise_streams
+from kernels.common.sampling_tensors import NoiseKeys, SamplingTensors
 
 
-class Changes(NamedTuple):
-    """Tokens whose logits requests change (``engine.sampling.penalties``), row by row. A row names a token at most
-    once."""
+class PenaltyTensors(NamedTuple):
+    """Biases and penalties of some tokens of each row (``engine.sampling.penalties``).
+
+    The tokens of all rows lie one row after the other, ``[n]`` in all; a row has a token at most once.
+    """
 
     starts: Tensor
-    """int64 ``[rows + 1]``: where each row's tokens start in the other tensors."""
+    """int64 ``[rows + 1]``: the index of each row's first token."""
     tokens: Tensor
     """int64 ``[n]``."""
     bias: Tensor
     """float32 ``[n]``, added first; minus infinity forbids a token."""
     seen: Tensor
-    """bool ``[n]``: whether the repetition penalty concerns it."""
+    """bool ``[n]``: True if the repetition penalty applies."""
     counts: Tensor
-    """float32 ``[n]``: how often it was generated."""
+    """float32 ``[n]``: how often the token was generated."""
     settings: Tensor
     """float32 ``[rows, 3]``: repetition, frequency and presence penalty; 1, 0 and 0 are off."""
 
 
-class Laws(NamedTuple):
-    """The sampling parameters of each row, ``[rows]``."""
-
-    temperature: Tensor
-    """float64; 0 is greedy."""
-    top_p: Tensor
-    """float64; 1 is off."""
-    min_p: Tensor
-    """float64; 0 is off."""
-    top_k: Tensor
-    """int64; 0 is off."""
-
-
-class Coordinates(NamedTuple):
-    """Where each row's noise comes from, int64 ``[rows]``."""
-
-    seed: Tensor
-    key: Tensor
-    position: Tensor
-
-
-def change(logits: Tensor, changes: Changes) -> None:
-    """Applies bias and penalties to float32 logits ``[rows, vocab]``, in place. A row's logits stand together."""
+def apply_penalties(logits: Tensor, penalties: PenaltyTensors) -> None:
+    """Apply biases and penalties to float32 ``logits`` ``[rows, vocab]``, in place. The last axis has stride 1."""
     if logits.is_cuda:
         from kernels.triton import sampling as on_gpu
 
-        on_gpu.change(logits, *changes)
+        on_gpu.apply_penalties(logits, *penalties)
         return
-    rows = torch.repeat_interleave(changes.starts.diff())
-    repetition, frequency, presence = changes.settings[rows].unbind(1)
-    values = logits[rows, changes.tokens] + changes.bias
+    rows = torch.repeat_interleave(penalties.starts.diff())
+    repetition, frequency, presence = penalties.settings[rows].unbind(1)
+    values = logits[rows, penalties.tokens] + penalties.bias
     repeated = torch.where(values > 0, values / repetition, values * repetition)
-    values = torch.where(changes.seen, repeated, values)
-    values -= frequency * changes.counts + presence * (changes.counts > 0)
-    logits[rows, changes.tokens] = values
+    values = torch.where(penalties.seen, repeated, values)
+    values -= frequency * penalties.counts + presence * (penalties.counts > 0)
+    logits[rows, penalties.tokens] = values
 
 
-def draw(logits: Tensor, laws: Laws, where: Coordinates) -> tuple[Tensor, Tensor]:
-    """Draws one token per row from float32 logits ``[rows, vocab]``. A row's logits stand together.
+def sample(logits: Tensor, params: SamplingTensors[Tensor], noise_keys: NoiseKeys[Tensor]) -> tuple[Tensor, Tensor]:
+    """Sample one token per row from float32 ``logits`` ``[rows, vocab]``, whose last axis has stride 1.
 
-    Returns int64 token ids and float64 log-probabilities under the law that they were drawn from (greedy: of
-    temperature 1), ``[rows]`` each. Nobody waits, so nothing can be raised: where the largest logit is not finite or
-    any is not a number, the token is -1.
+    Returns int64 token ids and float64 log-probabilities under the distribution that was sampled from (greedy: that of
+    temperature 1), ``[rows]`` each. Nothing waits for the device, so nothing is raised: the token is -1 if the largest
+    logit is not finite or any is NaN.
     """
     if logits.is_cuda:
         from kernels.triton import sampling as on_gpu
 
-        return on_gpu.draw(logits, *laws, *where, SAMPLE)
+        return on_gpu.sample(logits, *params, *noise_keys, SAMPLE)
     vocab = logits.shape[1]
     top = logits.amax(dim=1, keepdim=True)
-    sound = top.isfinite().squeeze(1) & ~logits.isnan().any(dim=1)
-    greedy = (laws.temperature <= 0)[:, None]
-    temperature = torch.where(greedy, 1.0, laws.temperature[:, None])
+    is_valid = top.isfinite().squeeze(1) & ~logits.isnan().any(dim=1)
+    is_greedy = (params.temperature <= 0)[:, None]
+    temperature = torch.where(is_greedy, 1.0, params.temperature[:, None])
     scores = (logits.double() - top) / temperature
-    kept = greedy | (scores >= _smallest_kept(scores, laws))
-    streams = noise_streams(where.seed.numpy(), where.key.numpy(), where.position.numpy(), SAMPLE)
+    kept = is_greedy | (scores >= _smallest_kept(scores, params))
+    streams = noise_streams(noise_keys.seed.numpy(), noise_keys.key.numpy(), noise_keys.position.numpy(), SAMPLE)
     noise = torch.from_numpy(gumbel_noise(streams[:, None], torch.arange(vocab).numpy()))
-    noisy = torch.where(kept, torch.where(greedy, scores, scores + noise), -torch.inf)
+    noisy = torch.where(kept, torch.where(is_greedy, scores, scores + noise), -torch.inf)
     tokens = noisy.argmax(dim=1)
-    total = torch.where(kept, scores, -torch.inf).logsumexp(dim=1)
-    logprobs = scores.gather(1, tokens[:, None]).squeeze(1) - total
-    return torch.where(sound, tokens, -1), torch.where(sound, logprobs, torch.nan)
+    log_total = torch.where(kept, scores, -torch.inf).logsumexp(dim=1)
+    logprobs = scores.gather(1, tokens[:, None]).squeeze(1) - log_total
+    return torch.where(is_valid, tokens, -1), torch.where(is_valid, logprobs, torch.nan)
 
 
-def _smallest_kept(scores: Tensor, laws: Laws) -> Tensor:
-    """The smallest score that each row keeps, ``[rows, 1]``."""
+def _smallest_kept(scores: Tensor, params: SamplingTensors[Tensor]) -> Tensor:
+    """Return the smallest score that each row keeps, ``[rows, 1]``."""
     vocab = scores.shape[1]
     best = scores.sort(dim=1, descending=True).values
-    count = torch.where((laws.top_k > 0) & (laws.top_k < vocab), laws.top_k, vocab)[:, None]
+    count = torch.where((params.top_k > 0) & (params.top_k < vocab), params.top_k, vocab)[:, None]
     mass = torch.where(torch.arange(vocab) < count, best.exp(), 0).cumsum(dim=1)
-    inside = (mass[:, :-1] < laws.top_p[:, None] * mass[:, -1:]) | (laws.top_p[:, None] >= 1)
+    inside = (mass[:, :-1] < params.top_p[:, None] * mass[:, -1:]) | (params.top_p[:, None] >= 1)
     count = torch.minimum(count, 1 + inside.sum(dim=1, keepdim=True))
     smallest = best.gather(1, count - 1)
-    return torch.maximum(smallest, laws.min_p[:, None].log())
+    return torch.maximum(smallest, params.min_p[:, None].log())

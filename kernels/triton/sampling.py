@@ -23,7 +23,7 @@ _CHANGES = 256
 
 
 @triton.jit
-def _change(LOGITS, STARTS, TOKENS, BIAS, SEEN, COUNTS, SETTINGS, stride, BLOCK: tl.constexpr):
+def _apply_penalties(LOGITS, STARTS, TOKENS, BIAS, SEEN, COUNTS, SETTINGS, stride, BLOCK: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     start, end = tl.load(STARTS + row), tl.load(STARTS + row + 1)
     repetition, frequency = tl.load(SETTINGS + row * 3), tl.load(SETTINGS + row * 3 + 1)
@@ -100,7 +100,7 @@ def _threshold(X, vocab, goal, lowest, highest, top, slope, BY_MASS: tl.constexp
 
 
 @triton.jit
-def _draw(
+def _sample(
     LOGITS, TEMPERATURE, TOP_P, MIN_P, TOP_K, SEED, KEY, POSITION, TOKENS, LOGPROBS, vocab, stride,
     PURPOSE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
@@ -170,29 +170,29 @@ def _draw(
     tl.store(LOGPROBS + row, tl.where(sound, won - tl.log(tl.sum(total)), float("nan")))
 
 
-def change(
+def apply_penalties(
     logits: Tensor, starts: Tensor, tokens: Tensor, bias: Tensor, seen: Tensor, counts: Tensor, settings: Tensor
 ) -> None:
-    """See ``kernels.sampling.sampling.change``."""
+    """See ``kernels.sampling.sampling.apply_penalties``."""
     rows = len(logits)
     if rows:
         # Products and sums are rounded one by one, as they are on the CPU.
-        _change[(rows,)](
+        _apply_penalties[(rows,)](
             logits, starts, tokens, bias, seen, counts, settings, logits.stride(0),
             BLOCK=_CHANGES, num_warps=4, enable_fp_fusion=False,
         )  # fmt: skip
 
 
-def draw(
+def sample(
     logits: Tensor, temperature: Tensor, top_p: Tensor, min_p: Tensor, top_k: Tensor,
     seed: Tensor, key: Tensor, position: Tensor, purpose: int,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """See ``kernels.sampling.sampling.draw``."""
+    """See ``kernels.sampling.sampling.sample``."""
     rows, vocab = logits.shape
     tokens = torch.empty(rows, dtype=torch.int64, device=logits.device)
     logprobs = torch.empty(rows, dtype=torch.float64, device=logits.device)
     if rows:
-        _draw[(rows,)](
+        _sample[(rows,)](
             logits, temperature, top_p, min_p, top_k, seed, key, position, tokens, logprobs, vocab, logits.stride(0),
             PURPOSE=purpose, BLOCK=_BLOCK, num_warps=16,
         )  # fmt: skip

@@ -136,19 +136,19 @@ class _Chain:
 
     def compute(self) -> Tensor:
         """Launches the kernels of all levels."""
-        from kernels.cpu.sampling.draft_chain import lay_out, rows_of
+        from kernels.cpu.sampling.draft_chain import gather_rows, plan_chains
 
         model, pages = self._model, self._cache.pages
         address, columns = pages.ctypes.data, pages.shape[1]
-        lay_out(self._starts, address, columns, self._cache.page_size, self._plan, self._last, self._asked)
+        plan_chains(self._starts, address, columns, self._cache.page_size, self._plan, self._last, self._asked)
         for angles, table in zip(self._angles, model.rotations, strict=True):
-            rows_of(table, self._plan[3], out=angles)
+            gather_rows(table, self._plan[3], out=angles)
         tokens = self._due
         for level, (part, attend) in enumerate(zip(self._levels, self._attention, strict=True)):
-            hidden = rows_of(model.embedding, tokens, scale=model.config.embedding_scale)
+            hidden = gather_rows(model.embedding, tokens, scale=model.config.embedding_scale)
             hidden = model.layers(hidden, [angles[part] for angles in self._angles], attend)
             if level == 0:
-                hidden = rows_of(hidden, self._last)
+                hidden = gather_rows(hidden, self._last)
             found = self._tokens[level], self._chances[level]
             write_best(model.read(hidden), self._laws, self._places, level, *found)
             tokens = self._tokens[level, :, 0]

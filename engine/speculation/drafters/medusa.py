@@ -131,11 +131,11 @@ class MedusaDrafter:
         """The logits for ``depth`` tokens after the ones that were ``drawn`` from ``states``, ``[count, hidden]``."""
         hidden = states.shape[1]
         if can_use_kernels(states):
-            from kernels.cpu.sampling.draft_heads import normal_beside, sums
+            from kernels.cpu.sampling.draft_heads import add_to_blocks, concat_normalized
 
-            both = normal_beside(states, drawn, _EPS)
+            both = concat_normalized(states, drawn, _EPS)
             blocks = self._blocks(silu_mul(self._trunk(both))).view(-1, self._heads, hidden)
-            return self._model.read(sums(both, blocks, depth))
+            return self._model.read(add_to_blocks(both, blocks, depth))
         normal = rms_norm(states, self._ones, _EPS)
         blocks = self._blocks(silu_mul(self._trunk(torch.cat((normal, drawn), dim=1)))).view(-1, self._heads, hidden)
         return self._model.read((blocks[:, :depth] + normal[:, None]).flatten(0, 1))

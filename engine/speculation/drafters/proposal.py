@@ -90,9 +90,11 @@ class DraftSampler:
         rows.places[3] += ahead
         if logits.is_cuda:
             return best_with_numpy(logits, rows, width)
-        from kernels.cpu.sampling.topk_drafts import best
+        from kernels.cpu.sampling.topk_drafts import rank_drafts
 
-        return best(logits.contiguous(), *rows, most=_CANDIDATES, reach=_REACH, noise=NOISE, width=width)
+        return rank_drafts(
+            logits.contiguous(), *rows, max_candidates=_CANDIDATES, reach=_REACH, noise=NOISE, width=width
+        )
 
     def _change(self, logits: Tensor, branches: Ints, ahead: Ints, paths: Sequence[Sequence[int]] | None) -> None:
         """Applies what requests change in their branches' logits."""
@@ -111,9 +113,11 @@ def write_best(logits: Tensor, laws: Tensor, places: Tensor, ahead: int, tokens:
     ``laws`` ``[3, rows]`` and ``places`` ``[4, rows]``: those of the branches, a row for each. ``ahead``: how many
     guesses lie before these. All are contiguous.
     """
-    from kernels.cpu.sampling.topk_drafts import write_best
+    from kernels.cpu.sampling.topk_drafts import launch_rank_drafts
 
-    write_best(logits, laws, places, ahead, tokens, chances, most=_CANDIDATES, reach=_REACH, noise=NOISE)
+    launch_rank_drafts(
+        logits, laws, places, ahead, tokens, chances, max_candidates=_CANDIDATES, reach=_REACH, noise=NOISE
+    )
 
 
 def best_with_numpy(logits: Tensor, rows: _Rows, width: int) -> tuple[Ints, Floats]:

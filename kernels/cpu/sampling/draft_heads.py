@@ -1,5 +1,4 @@
-"""What heads that guess tokens from a hidden state need beside products and norms
-(``engine.speculation.drafters.medusa``)."""
+"""Operators of Medusa's and Hydra's draft heads, beside matrix products and norms."""
 
 from __future__ import annotations
 
@@ -12,35 +11,32 @@ from kernels.cpu.runtime.kernel import as_float, float32_array, kernel, read_arg
 from kernels.cpu.runtime.recorder import empty
 
 
-def normal_beside(states: Tensor, beside: Tensor, eps: float) -> Tensor:
-    """``[x / rms(x); beside]`` of ``states`` ``x`` and ``beside``, contiguous, ``[rows, n]`` each: ``[rows, 2 n]``."""
+def concat_normalized(states: Tensor, embeddings: Tensor, eps: float) -> Tensor:
+    """Return ``[x / rms(x); embeddings]``, ``[rows, 2 n]``, of ``x`` ``states``; both contiguous, ``[rows, n]``."""
     rows, size = states.shape
     out = empty(rows, 2 * size)
-    _normal_beside(states, beside, out, rows, size, eps, threads=1)
+    _concat_normalized(states, embeddings, out, rows, size, eps, threads=1)
     return out
 
 
-def sums(base: Tensor, blocks: Tensor, count: int) -> Tensor:
-    """The first ``count`` blocks of each row plus the beginning of the row's ``base``.
+def add_to_blocks(base: Tensor, blocks: Tensor, count: int) -> Tensor:
+    """Return the first ``count`` blocks of each row plus the first ``n`` numbers of the row's ``base``.
 
     ``base``: ``[rows, n or more]``, ``blocks``: ``[rows, count or more, n]``, both contiguous. Returns ``[rows * count,
     n]``.
     """
-    rows, most, size = blocks.shape
+    rows, max_blocks, size = blocks.shape
     out = empty(rows * count, size)
-    _sums(base, blocks, out, rows, base.shape[1], most, size, count, threads=1)
+    _add_to_blocks(base, blocks, out, rows, base.shape[1], max_blocks, size, count, threads=1)
     return out
 
 
 @kernel
-def _normal_beside(address: Any) -> None:
+def _concat_normalized(address: Any) -> None:
     a, _, _ = read_arguments(address)
     rows, size = a[3], a[4]
-    states, beside, out = (
-        float32_array(a[0], (rows, size)),
-        float32_array(a[1], (rows, size)),
-        float32_array(a[2], (rows, 2, size)),
-    )
+    states, embeddings = float32_array(a[0], (rows, size)), float32_array(a[1], (rows, size))
+    out = float32_array(a[2], (rows, 2, size))
     for row in range(rows):
         total = np.float32(0)
         for i in range(size):
@@ -48,18 +44,15 @@ def _normal_beside(address: Any) -> None:
         factor = np.float32(1 / np.sqrt(np.float64(total) / size + as_float(a[5])))
         for i in range(size):
             out[row, 0, i] = states[row, i] * factor
-            out[row, 1, i] = beside[row, i]
+            out[row, 1, i] = embeddings[row, i]
 
 
 @kernel
-def _sums(address: Any) -> None:
+def _add_to_blocks(address: Any) -> None:
     a, _, _ = read_arguments(address)
-    rows, wide, most, size, count = a[3], a[4], a[5], a[6], a[7]
-    base, blocks, out = (
-        float32_array(a[0], (rows, wide)),
-        float32_array(a[1], (rows, most, size)),
-        float32_array(a[2], (rows, count, size)),
-    )
+    rows, width, max_blocks, size, count = a[3], a[4], a[5], a[6], a[7]
+    base, blocks = float32_array(a[0], (rows, width)), float32_array(a[1], (rows, max_blocks, size))
+    out = float32_array(a[2], (rows, count, size))
     for row in range(rows):
         for block in range(count):
             for i in range(size):

@@ -1,5 +1,7 @@
-"""The best guesses of a drafter's law, in one pass over each row (``engine.speculation.drafters.proposal`` says what
-they are)."""
+"""The likeliest draft tokens of a drafter's distribution, in one pass over each row of logits.
+
+``engine.speculation.drafters.proposal`` defines which tokens these are, and their acceptance probabilities.
+"""
 
 from __future__ import annotations
 
@@ -22,120 +24,151 @@ from kernels.cpu.runtime.kernel import (
     split_range,
 )
 from kernels.cpu.runtime.recorder import empty
-from kernels.cpu.sampling.noise import gumbel_of, stream_of
-from kernels.cpu.sampling.sampler import BLOCK, block_maxima, blocks_of
+from kernels.cpu.sampling.blocks import BLOCK, block_maxima, num_blocks
+from kernels.cpu.sampling.noise import gumbel_noise, noise_stream
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 
-_ALONE = 1 << 14
-"""Logits that one thread looks at before two would have begun."""
+_MIN_LOGITS_FOR_THREADS = 1 << 14
+"""With fewer logits one thread is done before a second one has started."""
 
 
-def best(
-    logits: Tensor, laws: Floats, places: Ints, *, most: int, reach: float, noise: float, width: int
+def rank_drafts(
+    logits: Tensor,
+    float_params: Floats,
+    int_params: Ints,
+    *,
+    max_candidates: int,
+    reach: float,
+    noise: float,
+    width: int,
 ) -> tuple[Ints, Floats]:
-    """``width`` tokens of each row of ``logits`` ``[rows, vocab]``, contiguous, and their chances, the best first.
+    """Return ``width`` tokens of each row of ``logits`` and their acceptance probabilities, the best first.
 
-    ``laws``: ``[3, rows]`` temperature, top-p and min-p; ``places``: ``[4, rows]`` top-k, seed, key and position. Of
-    the tokens whose logits are within ``reach`` of the largest one (times a temperature above 1) at most the ``most``
-    likeliest are looked at; ``noise`` is the part of the noise that is counted.
+    ``logits``: ``[rows, vocab]``, contiguous. ``float_params`` ``[3, rows]``: temperature, top-p and min-p;
+    ``int_params`` ``[4, rows]``: top-k, seed, key and position. Candidates are the tokens whose logits are within
+    ``reach`` of the largest (times a temperature above 1), but only the ``max_candidates`` likeliest of them. ``noise``
+    is the factor of the Gumbel noise in their scores.
     """
     rows = len(logits)
-    tokens, chances = np.empty((rows, width), np.int64), np.empty((rows, width))
-    found = torch.from_numpy(tokens), torch.from_numpy(chances)
-    write_best(logits, torch.from_numpy(laws), torch.from_numpy(places), 0, *found, most=most, reach=reach, noise=noise)
-    return tokens, chances
+    tokens, probabilities = np.empty((rows, width), np.int64), np.empty((rows, width))
+    launch_rank_drafts(
+        logits,
+        torch.from_numpy(float_params),
+        torch.from_numpy(int_params),
+        0,
+        torch.from_numpy(tokens),
+        torch.from_numpy(probabilities),
+        max_candidates=max_candidates,
+        reach=reach,
+        noise=noise,
+    )
+    return tokens, probabilities
 
 
-def write_best(
+def launch_rank_drafts(
     logits: Tensor,
-    laws: Tensor,
-    places: Tensor,
-    ahead: int,
+    float_params: Tensor,
+    int_params: Tensor,
+    depth: int,
     tokens: Tensor,
-    chances: Tensor,
+    probabilities: Tensor,
     *,
-    most: int,
+    max_candidates: int,
     reach: float,
     noise: float,
 ) -> None:
-    """``best`` into ``tokens`` and ``chances`` ``[rows, width]``, int64 and float64: a launch that a tape may repeat
-    for other laws and places. ``ahead`` is added to the positions. All are contiguous."""
+    """Do ``rank_drafts`` by one kernel, into ``tokens`` and ``probabilities`` ``[rows, width]``, int64 and float64.
+
+    ``depth`` is added to the positions. All tensors are contiguous.
+    """
     rows, vocab = logits.shape
-    threads = 1 if logits.numel() < _ALONE else torch.get_num_threads()
-    scratch = empty(threads, 2 * (blocks_of(vocab) + 4 * most))
-    width = tokens.shape[1]
-    _best(
-        logits, laws, places, tokens, chances, scratch, rows, vocab, most, width, reach, noise, ahead, threads=threads
+    threads = 1 if logits.numel() < _MIN_LOGITS_FOR_THREADS else torch.get_num_threads()
+    scratch = empty(threads, 2 * (num_blocks(vocab) + 4 * max_candidates))
+    _rank_drafts(
+        logits,
+        float_params,
+        int_params,
+        tokens,
+        probabilities,
+        scratch,
+        rows,
+        vocab,
+        max_candidates,
+        tokens.shape[1],
+        reach,
+        noise,
+        depth,
+        threads=threads,
     )
 
 
 @kernel
-def _best(address: Any) -> None:
+def _rank_drafts(address: Any) -> None:
     a, thread, threads = read_arguments(address)
-    rows, vocab, most, width = a[6], a[7], a[8], a[9]
-    reach, part, ahead = as_float(a[10]), as_float(a[11]), a[12]
-    laws, places = int64_array(a[1], (3, rows)).view(np.float64), int64_array(a[2], (4, rows))
-    tokens, chances = int64_array(a[3], (rows, width)), int64_array(a[4], (rows, width)).view(np.float64)
+    rows, vocab, max_candidates, width = a[6], a[7], a[8], a[9]
+    reach, noise, depth = as_float(a[10]), as_float(a[11]), a[12]
+    float_params, int_params = int64_array(a[1], (3, rows)).view(np.float64), int64_array(a[2], (4, rows))
+    tokens, probabilities = int64_array(a[3], (rows, width)), int64_array(a[4], (rows, width)).view(np.float64)
     blocks = (vocab + BLOCK - 1) // BLOCK
-    room = blocks + 4 * most
-    scratch = a[5] + 8 * thread * room
+    scratch = a[5] + 8 * thread * (blocks + 4 * max_candidates)
     maxima = float32_array(scratch, (blocks,))
-    lists = int64_array(scratch + 8 * blocks, (4, most))
-    found, gaps = lists[0], lists[1].view(np.float64)
-    noisy, weights = lists[2].view(np.float64), lists[3].view(np.float64)
+    lists = int64_array(scratch + 8 * blocks, (4, max_candidates))
+    candidates, gaps = lists[0], lists[1].view(np.float64)
+    scores, weights = lists[2].view(np.float64), lists[3].view(np.float64)
     first, end = split_range(rows, thread, threads)
     for row in range(first, end):
         for rank in range(width):
-            tokens[row, rank], chances[row, rank] = 0, 0.0
+            tokens[row, rank], probabilities[row, rank] = 0, 0.0
         x = float32_array(a[0] + 4 * row * vocab, (vocab,))
         if not block_maxima(x, maxima):
-            chances[row, 0] = np.nan
+            probabilities[row, 0] = np.nan
             continue
-        temperature = laws[0, row]
+        temperature, top_p, min_p = float_params[0, row], float_params[1, row], float_params[2, row]
+        top_k = int_params[0, row]
         top = np.float64(maxima.max())
-        count = _likeliest(x, maxima, top, reach * max(1.0, temperature), found, gaps)
-        if laws[1, row] < 1 or laws[2, row] > 0 or places[0, row] < count:
-            _sort(found[:count], gaps[:count])
-            count = _kept(gaps[:count], weights, temperature, places[0, row], laws[1, row], laws[2, row])
+        count = _collect_candidates(x, maxima, top, reach * max(1.0, temperature), candidates, gaps)
+        if top_p < 1 or min_p > 0 or top_k < count:
+            _sort(candidates[:count], gaps[:count])
+            count = _count_kept(gaps[:count], weights, temperature, top_k, top_p, min_p)
         if temperature > 0:
-            stream = stream_of(places[1, row], places[2, row], places[3, row] + ahead, SAMPLE)
+            stream = noise_stream(int_params[1, row], int_params[2, row], int_params[3, row] + depth, SAMPLE)
             for i in range(count):
-                noisy[i] = gaps[i] + part * temperature * gumbel_of(stream, found[i])
+                scores[i] = gaps[i] + noise * temperature * gumbel_noise(stream, candidates[i])
         else:
-            noisy[:count] = gaps[:count]
-        _rank(found[:count], noisy[:count], tokens[row], chances[row])
+            scores[:count] = gaps[:count]
+        _write_best(candidates[:count], scores[:count], tokens[row], probabilities[row])
 
 
 @function
-def _likeliest(x: Any, maxima: Any, top: float, reach: float, found: Any, gaps: Any) -> int:
-    """Writes the tokens that are looked at and their logits minus the largest; answers how many."""
-    count, most = 0, len(found)
-    least = np.float32(top - reach)
+def _collect_candidates(x: Any, maxima: Any, top: float, reach: float, candidates: Any, gaps: Any) -> int:
+    """Write the candidates and the gaps between their logits and the largest (at most 0); return their number."""
+    count, max_candidates = 0, len(candidates)
+    smallest = np.float32(top - reach)
     for block in range(len(maxima)):
-        if maxima[block] < least:
+        if maxima[block] < smallest:
             continue
         for token in range(block * BLOCK, min((block + 1) * BLOCK, len(x))):
-            if x[token] < least:
+            if x[token] < smallest:
                 continue
             gap = np.float64(x[token]) - top
-            if count < most:
-                found[count], gaps[count] = token, gap
+            if count < max_candidates:
+                candidates[count], gaps[count] = token, gap
                 count += 1
-                if count == most:
-                    for root in range(most // 2 - 1, -1, -1):
-                        _sift(found, gaps, root)
+                if count == max_candidates:
+                    for root in range(max_candidates // 2 - 1, -1, -1):
+                        _sift_down(candidates, gaps, root)
             elif gap > gaps[0]:
-                found[0], gaps[0] = token, gap
-                _sift(found, gaps, 0)
+                candidates[0], gaps[0] = token, gap
+                _sift_down(candidates, gaps, 0)
     return count
 
 
 @function
-def _sift(found: Any, gaps: Any, node: int) -> None:
-    """Lets the entry sink to its place in a heap whose least is at the root."""
-    token, gap = found[node], gaps[node]
+def _sift_down(candidates: Any, gaps: Any, node: int) -> None:
+    """Restore the order of a heap with its least gap at the root, after the entry of a node has changed."""
+    token, gap = candidates[node], gaps[node]
     while True:
         child = 2 * node + 1
         if child >= len(gaps):
@@ -144,25 +177,25 @@ def _sift(found: Any, gaps: Any, node: int) -> None:
             child += 1
         if gap <= gaps[child]:
             break
-        found[node], gaps[node] = found[child], gaps[child]
+        candidates[node], gaps[node] = candidates[child], gaps[child]
         node = child
-    found[node], gaps[node] = token, gap
+    candidates[node], gaps[node] = token, gap
 
 
 @function
-def _sort(found: Any, gaps: Any) -> None:
-    """By falling logits."""
+def _sort(candidates: Any, gaps: Any) -> None:
+    """Sort the candidates by descending logits."""
     for i in range(1, len(gaps)):
-        token, gap, place = found[i], gaps[i], i
-        while place > 0 and gaps[place - 1] < gap:
-            found[place], gaps[place] = found[place - 1], gaps[place - 1]
-            place -= 1
-        found[place], gaps[place] = token, gap
+        token, gap, rank = candidates[i], gaps[i], i
+        while rank > 0 and gaps[rank - 1] < gap:
+            candidates[rank], gaps[rank] = candidates[rank - 1], gaps[rank - 1]
+            rank -= 1
+        candidates[rank], gaps[rank] = token, gap
 
 
 @function
-def _kept(gaps: Any, weights: Any, temperature: float, top_k: int, top_p: float, min_p: float) -> int:
-    """How many of the sorted tokens the filters keep; top-p is that of these, nearly the law's."""
+def _count_kept(gaps: Any, weights: Any, temperature: float, top_k: int, top_p: float, min_p: float) -> int:
+    """Return how many of the sorted candidates the filters keep. Top-p is of their mass, nearly that of all tokens."""
     count = min(top_k, len(gaps))
     total = 0.0
     for i in range(count):
@@ -177,8 +210,8 @@ def _kept(gaps: Any, weights: Any, temperature: float, top_k: int, top_p: float,
 
 
 @function
-def _rank(found: Any, scores: Any, tokens: Any, chances: Any) -> None:
-    """Writes the best tokens and their shares of the scores' exponentials."""
+def _write_best(candidates: Any, scores: Any, tokens: Any, probabilities: Any) -> None:
+    """Write the candidates with the best scores, and their shares of the sum of ``exp(score)``."""
     best = scores.max()
     total = 0.0
     for i in range(len(scores)):
@@ -188,6 +221,6 @@ def _rank(found: Any, scores: Any, tokens: Any, chances: Any) -> None:
         for i in range(rank + 1, len(scores)):
             if scores[i] > scores[chosen]:
                 chosen = i
-        token, score = found[chosen], scores[chosen]
-        found[chosen], scores[chosen] = found[rank], scores[rank]
-        tokens[rank], chances[rank] = token, math.exp(score - best) / total
+        token, score = candidates[chosen], scores[chosen]
+        candidates[chosen], scores[chosen] = candidates[rank], scores[rank]
+        tokens[rank], probabilities[rank] = token, math.exp(score - best) / total

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 
 import numpy as np
 import numpy.typing as npt
@@ -15,9 +14,11 @@ from transformers import LogitsProcessorList, MinPLogitsWarper, TemperatureLogit
 from transformers.generation import TopPLogitsWarper
 
 from engine.protocol.types import EngineError
-from engine.sampling.sampler import Coordinates, Floats, Ints, Laws, sample, sample_with_numpy
-from engine.sampling.truncation import largest, smallest_kept
+from engine.sampling.sampler import sample
+from engine.sampling.truncation import largest
 from kernels.common.noise import SAMPLE, gumbel_noise, noise_streams
+from kernels.common.sampling_tensors import NoiseKeys, SamplingTensors
+from kernels.cpu.sampling.sampler import launch_sampling
 from tests.closeness import log_sum_bound
 
 LEVEL = 1e-4
@@ -40,15 +41,13 @@ LAWS = [
 ]
 VOCAB = 200
 
-Sampler = Callable[[Tensor, Laws, Coordinates], tuple[Ints, Floats]]
-both = pytest.mark.parametrize("sampler", [sample, sample_with_numpy])
-"""The sampler in use (numba's, where that is installed), and its reference in NumPy."""
-
 Law = npt.NDArray[np.float64]
 
 
-def laws(rows: int, *, temperature: float = 1.0, top_k: int = 0, top_p: float = 1.0, min_p: float = 0.0) -> Laws:
-    return Laws(np.full(rows, temperature), np.full(rows, top_p), np.full(rows, min_p), np.full(rows, top_k))
+def laws(
+    rows: int, *, temperature: float = 1.0, top_k: int = 0, top_p: float = 1.0, min_p: float = 0.0
+) -> SamplingTensors:
+    return SamplingTensors(np.full(rows, temperature), np.full(rows, top_p), np.full(rows, min_p), np.full(rows, top_k))
 
 
 def closed_form(
@@ -72,21 +71,24 @@ def closed_form(
 def kept(
     logits: Tensor, *, temperature: float = 1.0, top_k: int = 0, top_p: float = 1.0, min_p: float = 0.0
 ) -> list[int]:
-    """The tokens that our filters keep of one row."""
-    x = logits.numpy()[None]
-    smallest = smallest_kept(x, x.max(axis=-1), np.array([temperature]), top_k, top_p, min_p)
-    return np.flatnonzero(x[0] >= smallest[0]).tolist()
+    """The tokens that the filters of the kernel keep of one row."""
+    threshold = math.log(min_p) * temperature if min_p else -math.inf
+    float_params = torch.tensor([[temperature], [top_p], [threshold]], dtype=torch.float64)
+    int_params = torch.tensor([[top_k], [0], [0], [0]])
+    tokens, results = torch.empty(1, dtype=torch.int64), torch.empty(3, 1, dtype=torch.float64)
+    launch_sampling(logits[None], float_params, int_params, tokens, results)
+    return (logits >= results[2]).nonzero().squeeze(1).tolist()
 
 
 def some_logits(scale: float = 1.5) -> Tensor:
     return torch.randn(VOCAB, generator=torch.Generator().manual_seed(3)) * scale
 
 
-def where(rows: int, *, seed: int = 11, key: int = 0) -> Coordinates:
-    return Coordinates(np.full(rows, seed), np.full(rows, key), np.arange(rows))
+def where(rows: int, *, seed: int = 11, key: int = 0) -> NoiseKeys:
+    return NoiseKeys(np.full(rows, seed), np.full(rows, key), np.arange(rows))
 
 
-def noise(places: Coordinates, vocab: int) -> Law:
+def noise(places: NoiseKeys, vocab: int) -> Law:
     streams = noise_streams(places.seed, places.key, places.position, SAMPLE)
     return gumbel_noise(streams[:, None], np.arange(vocab))
 
@@ -138,12 +140,11 @@ def test_branches_with_other_keys_draw_independently() -> None:
     assert stats.chi2_contingency(table).pvalue > LEVEL
 
 
-@both
 @pytest.mark.parametrize("vocab", [1, 3, 700, 40_000])
-def test_a_row_is_the_same_bits_alone_and_in_any_batch(sampler: Sampler, vocab: int) -> None:
+def test_a_row_is_the_same_bits_alone_and_in_any_batch(vocab: int) -> None:
     rows = 24
     logits = torch.randn(rows, vocab, generator=torch.Generator().manual_seed(0)) * 2
-    mixed = Laws(
+    mixed = SamplingTensors(
         temperature=np.array([0.0, 1.0, 0.7, 1.0] * 6),
         top_p=np.array([1.0, 1.0, 0.9, 0.999, 0.5, 1.0] * 4),
         min_p=np.array([0.0, 0.0, 0.02] * 8),
@@ -152,9 +153,9 @@ def test_a_row_is_the_same_bits_alone_and_in_any_batch(sampler: Sampler, vocab: 
     places = where(rows)
 
     def drawn(order: list[int]) -> list[tuple[int, float]]:
-        law = Laws(mixed.temperature[order], mixed.top_p[order], mixed.min_p[order], mixed.top_k[order])
-        place = Coordinates(places.seed[order], places.key[order], places.position[order])
-        tokens, logprobs = sampler(logits[order], law, place)
+        law = SamplingTensors(*(column[order] for column in mixed))
+        place = NoiseKeys(*(column[order] for column in places))
+        tokens, logprobs = sample(logits[order], law, place)
         return list(zip(tokens.tolist(), logprobs.tolist(), strict=True))
 
     together = drawn(list(range(rows)))
@@ -163,18 +164,12 @@ def test_a_row_is_the_same_bits_alone_and_in_any_batch(sampler: Sampler, vocab: 
     assert [drawn([row])[0] for row in range(rows)] == together
 
 
-@both
-@pytest.mark.parametrize("front", [24.0, 0.3])
 @pytest.mark.parametrize("scale", [0.0, 0.1, 1.0, 4.0, 30.0])
-def test_an_unfiltered_draw_is_the_argmax_over_all_tokens(
-    sampler: Sampler, scale: float, front: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Also where the front of the race is cut so short (0.3) that all tokens must run it in three rows of four."""
-    monkeypatch.setattr("engine.sampling.sampler._RACE", front)
+def test_an_unfiltered_draw_is_the_argmax_over_all_tokens(scale: float) -> None:
     rows, vocab = 400, 1000
     for temperature in (1e-300, 0.01, 0.8, 3.0, 1e300):
         logits = torch.randn(rows, vocab, generator=torch.Generator().manual_seed(5)) * scale
-        tokens, logprobs = sampler(logits, laws(rows, temperature=temperature), where(rows))
+        tokens, logprobs = sample(logits, laws(rows, temperature=temperature), where(rows))
         x = logits.double().numpy()
         with np.errstate(over="ignore"):
             scores = (x - x.max(axis=-1, keepdims=True)) / temperature
@@ -183,33 +178,30 @@ def test_an_unfiltered_draw_is_the_argmax_over_all_tokens(
         np.testing.assert_allclose(logprobs, expected, atol=log_sum_bound(vocab), rtol=0)
 
 
-@both
 @pytest.mark.parametrize("law", LAWS, ids=str)
-def test_a_filtered_draw_is_the_argmax_over_the_tokens_kept(sampler: Sampler, law: dict[str, float]) -> None:
+def test_a_filtered_draw_is_the_argmax_over_the_tokens_kept(law: dict[str, float]) -> None:
     rows = 300
     logits = torch.randn(rows, VOCAB, generator=torch.Generator().manual_seed(6)) * 2
-    tokens, _ = sampler(logits, laws(rows, **law), where(rows))  # type: ignore[arg-type]
+    tokens, _ = sample(logits, laws(rows, **law), where(rows))  # type: ignore[arg-type]
     scores = logits.double().numpy() / law.get("temperature", 1.0)
     for row, gumbel in enumerate(noise(where(rows), VOCAB)):
         support = np.flatnonzero(closed_form(logits[row], **law))  # type: ignore[arg-type]
         assert tokens[row] == support[(scores[row] + gumbel)[support].argmax()]
 
 
-@both
-def test_temperature_zero_is_argmax_with_the_models_own_probability(sampler: Sampler) -> None:
+def test_temperature_zero_is_argmax_with_the_models_own_probability() -> None:
     logits = torch.randn(50, 300, generator=torch.Generator().manual_seed(1))
-    tokens, logprobs = sampler(logits, laws(50, temperature=0.0, top_k=3, top_p=0.1), where(50))
+    tokens, logprobs = sample(logits, laws(50, temperature=0.0, top_k=3, top_p=0.1), where(50))
     assert tokens.tolist() == logits.argmax(-1).tolist()
     np.testing.assert_allclose(
         logprobs, logits.double().log_softmax(-1).amax(-1).numpy(), atol=log_sum_bound(300), rtol=0
     )
 
 
-@both
-def test_log_probabilities_are_those_of_the_filtered_law(sampler: Sampler) -> None:
+def test_log_probabilities_are_those_of_the_filtered_law() -> None:
     rows, logits = 500, some_logits()
     for law in ({"temperature": 0.8, "top_k": 20, "top_p": 0.9}, {"temperature": 0.8}, {"min_p": 0.1}):
-        tokens, logprobs = sampler(logits.expand(rows, VOCAB), laws(rows, **law), where(rows))  # type: ignore[arg-type]
+        tokens, logprobs = sample(logits.expand(rows, VOCAB), laws(rows, **law), where(rows))  # type: ignore[arg-type]
         expected = np.log(closed_form(logits, **law)[tokens])  # type: ignore[arg-type]
         np.testing.assert_allclose(logprobs, expected, atol=log_sum_bound(VOCAB), rtol=0)
 
@@ -225,34 +217,31 @@ def test_a_nucleus_of_any_width_is_complete(scale: float) -> None:
     assert widths[-1] > 3000 or scale > 1
 
 
-@both
-def test_impossible_tokens_are_never_drawn_nor_counted(sampler: Sampler) -> None:
+def test_impossible_tokens_are_never_drawn_nor_counted() -> None:
     logits = torch.full((2000, 50), -torch.inf)
     logits[:, 7], logits[:, 9] = 0.0, math.log(3)
     for law in ({}, {"top_k": 30}, {"top_p": 0.99}, {"min_p": 0.01}, {"temperature": 0.0}):
-        tokens, logprobs = sampler(logits, laws(2000, **law), where(2000))  # type: ignore[arg-type]
+        tokens, logprobs = sample(logits, laws(2000, **law), where(2000))  # type: ignore[arg-type]
         assert set(tokens.tolist()) == ({9} if law.get("temperature") == 0 else {7, 9})
         np.testing.assert_allclose(np.exp(logprobs), np.where(tokens == 9, 0.75, 0.25), rtol=log_sum_bound(50))
 
 
-@both
 @pytest.mark.parametrize("broken", [math.nan, -math.nan, math.inf])
 @pytest.mark.parametrize("place", [0, 5, 299])
-def test_logits_that_are_no_numbers_are_an_error(sampler: Sampler, place: int, broken: float) -> None:
+def test_logits_that_are_no_numbers_are_an_error(place: int, broken: float) -> None:
     logits = torch.zeros(3, 300)
     logits[1, place] = broken
     for law in ({}, {"top_k": 3}, {"top_p": 0.5}, {"temperature": 0.0}):
         with pytest.raises(EngineError, match="not finite"):
-            sampler(logits, laws(3, **law), where(3))  # type: ignore[arg-type]
+            sample(logits, laws(3, **law), where(3))  # type: ignore[arg-type]
 
 
-@both
-def test_a_row_without_any_possible_token_is_an_error(sampler: Sampler) -> None:
+def test_a_row_without_any_possible_token_is_an_error() -> None:
     logits = torch.zeros(3, 40)
     logits[2] = -math.inf
     for law in ({}, {"top_k": 3}, {"temperature": 0.0}):
         with pytest.raises(EngineError, match="not finite"):
-            sampler(logits, laws(3, **law), where(3))  # type: ignore[arg-type]
+            sample(logits, laws(3, **law), where(3))  # type: ignore[arg-type]
 
 
 def test_the_largest_logits_come_in_order_and_equal_ones_by_token() -> None:

@@ -1,4 +1,4 @@
-"""The sampler that numba compiles draws what its reference in NumPy draws, on any number of threads."""
+"""The kernel samples what the reference in torch samples, on any number of threads."""
 
 from __future__ import annotations
 
@@ -9,9 +9,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine.sampling.sampler import Coordinates, Floats, Ints, Laws, sample_with_numpy
+from engine.sampling.sampler import Floats, Ints
 from kernels.common.noise import SAMPLE, Words, gumbel_noise, noise_streams
-from kernels.cpu.sampling.sampler import _weigh_block, draw
+from kernels.common.sampling_tensors import NoiseKeys, SamplingTensors
+from kernels.cpu.sampling.blocks import weigh_block
+from kernels.cpu.sampling.sampler import sample
+from kernels.sampling import sampling
 from tests.closeness import log_sum_bound
 
 ROWS = 160
@@ -41,13 +44,13 @@ def rows_of(vocab: int, kind: str) -> Tensor:
     return logits
 
 
-def some_laws(vocab: int, filtered: bool) -> Laws:
+def some_laws(vocab: int, filtered: bool) -> SamplingTensors:
     chance = np.random.default_rng(vocab)
     temperature = chance.choice(TEMPERATURES, ROWS)
     if not filtered:
-        return Laws(temperature, np.ones(ROWS), np.zeros(ROWS), np.zeros(ROWS, np.int64))
+        return SamplingTensors(temperature, np.ones(ROWS), np.zeros(ROWS), np.zeros(ROWS, np.int64))
     temperature[::16] = 0
-    return Laws(
+    return SamplingTensors(
         temperature,
         chance.choice([0.1, 0.5, 0.9, 0.999, 1.0], ROWS),
         chance.choice([0, 0, 0.02, 0.3], ROWS),
@@ -55,13 +58,19 @@ def some_laws(vocab: int, filtered: bool) -> Laws:
     )
 
 
-def places(offset: int = 0) -> Coordinates:
+def places(offset: int = 0) -> NoiseKeys:
     chance = np.random.default_rng(offset)
     seed, key = (chance.integers(-(1 << 63), 1 << 63, ROWS, np.int64) for _ in range(2))
-    return Coordinates(seed, key, np.arange(ROWS) + offset)
+    return NoiseKeys(seed, key, np.arange(ROWS) + offset)
 
 
-def exact(logits: Tensor, laws: Laws, tokens: Ints) -> Floats:
+def reference(logits: Tensor, laws: SamplingTensors, where: NoiseKeys) -> tuple[Ints, Floats]:
+    params = SamplingTensors(*map(torch.from_numpy, laws))
+    tokens, logprobs = sampling.sample(logits, params, NoiseKeys(*map(torch.from_numpy, where)))
+    return tokens.numpy(), logprobs.numpy()
+
+
+def exact(logits: Tensor, laws: SamplingTensors, tokens: Ints) -> Floats:
     """The tokens' log-probabilities without filters, in float64."""
     temperature = torch.from_numpy(np.where(laws.temperature > 0, laws.temperature, 1))
     scores = (logits.double() / temperature[:, None]).log_softmax(-1)
@@ -74,8 +83,8 @@ def exact(logits: Tensor, laws: Laws, tokens: Ints) -> Floats:
 def test_tokens_are_those_of_the_reference(vocab: int, kind: str, filtered: bool) -> None:
     logits, laws = rows_of(vocab, kind), some_laws(vocab, filtered)
     for offset in range(2 if vocab == 32_000 else 12):
-        tokens, logprobs = draw(logits, laws, places(offset))
-        expected, theirs = sample_with_numpy(logits, laws, places(offset))
+        tokens, logprobs = sample(logits, laws, places(offset))
+        expected, theirs = reference(logits, laws, places(offset))
         assert tokens.tolist() == expected.tolist()
         # Where the edge of a wide nucleus lies within float32 rounding of a token the two see one token more or less.
         wrong = np.abs(logprobs - theirs)
@@ -90,9 +99,9 @@ def test_tokens_are_those_of_the_reference(vocab: int, kind: str, filtered: bool
 def test_close_calls_are_decided_as_by_the_reference(vocab: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Here a lead of less than 1 is close, which is more than half of all."""
     logits, laws = rows_of(vocab, "any"), some_laws(vocab, filtered=True)
-    tokens, logprobs = draw(logits, laws, places())
-    monkeypatch.setattr("kernels.cpu.sampling.sampler._CLOSE", 1.0)
-    again, theirs = draw(logits, laws, places())
+    tokens, logprobs = sample(logits, laws, places())
+    monkeypatch.setattr("kernels.cpu.sampling.sampler._NEAR_TIE", 1.0)
+    again, theirs = sample(logits, laws, places())
     assert again.tolist() == tokens.tolist()
     assert theirs.tolist() == logprobs.tolist()
 
@@ -101,7 +110,7 @@ def test_close_calls_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """Those and no others, among the leads that the noise of all tokens gives."""
     close, rows, vocab = 5e-4, 40_000, 17
     logits = torch.randn(vocab, generator=torch.Generator().manual_seed(8)).expand(rows, vocab)
-    where = Coordinates(np.full(rows, 3), np.full(rows, 4), np.arange(rows))
+    where = NoiseKeys(np.full(rows, 3), np.full(rows, 4), np.arange(rows))
     streams = noise_streams(where.seed, where.key, where.position, SAMPLE)
     best = np.sort(logits.double().numpy() + gumbel_noise(streams[:, None], np.arange(vocab)), axis=-1)
     decided: list[int] = []
@@ -110,9 +119,9 @@ def test_close_calls_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
         decided.extend(stream.tolist())
         return gumbel_noise(stream, tokens)
 
-    monkeypatch.setattr("kernels.cpu.sampling.sampler._CLOSE", close)
+    monkeypatch.setattr("kernels.cpu.sampling.sampler._NEAR_TIE", close)
     monkeypatch.setattr("kernels.cpu.sampling.sampler.gumbel_noise", noted)
-    draw(logits, Laws(np.ones(rows), np.ones(rows), np.zeros(rows), np.zeros(rows, np.int64)), where)
+    sample(logits, SamplingTensors(np.ones(rows), np.ones(rows), np.zeros(rows), np.zeros(rows, np.int64)), where)
     expected = streams[best[:, -1] - best[:, -2] <= close].tolist()
     assert len(expected) > 5
     assert decided == expected
@@ -121,33 +130,33 @@ def test_close_calls_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("filtered", [False, True])
 def test_a_row_is_the_same_bits_on_any_number_of_threads_and_alone(filtered: bool) -> None:
     logits, laws, where = rows_of(1000, "any"), some_laws(1000, filtered), places()
-    tokens, logprobs = draw(logits, laws, where)
+    tokens, logprobs = sample(logits, laws, where)
     for threads in (1, 2, 5):
         torch.set_num_threads(threads)
-        again, theirs = draw(logits, laws, where)
+        again, theirs = sample(logits, laws, where)
         assert (again.tolist(), theirs.tolist()) == (tokens.tolist(), logprobs.tolist())
     for row in range(ROWS):
-        law = Laws(*(column[[row]] for column in (laws.temperature, laws.top_p, laws.min_p, laws.top_k)))
-        place = Coordinates(where.seed[[row]], where.key[[row]], where.position[[row]])
-        again, theirs = draw(logits[[row]], law, place)
+        law = SamplingTensors(*(column[[row]] for column in laws))
+        place = NoiseKeys(*(column[[row]] for column in where))
+        again, theirs = sample(logits[[row]], law, place)
         assert (again[0], theirs[0]) == (tokens[row], logprobs[row])
 
 
 def test_rows_need_not_stand_together() -> None:
     logits, laws = rows_of(1000, "any"), some_laws(1000, filtered=True)
-    tokens, logprobs = draw(logits, laws, places())
+    tokens, logprobs = sample(logits, laws, places())
     wide = torch.cat((logits, logits), dim=1)[:, :1000]
     for view in (wide, logits.T.contiguous().T):
-        again, theirs = draw(view, laws, places())
+        again, theirs = sample(view, laws, places())
         assert (again.tolist(), theirs.tolist()) == (tokens.tolist(), logprobs.tolist())
 
 
 def test_only_rows_that_are_no_numbers_are_refused() -> None:
     logits, laws = rows_of(300, "any"), some_laws(300, filtered=True)
-    expected, _ = draw(logits, laws, places())
+    expected, _ = sample(logits, laws, places())
     logits[3, 299], logits[7, 0], logits[11, 130] = torch.nan, torch.inf, -torch.nan
     logits[20] = -torch.inf
-    tokens, _ = draw(logits, laws, places())
+    tokens, _ = sample(logits, laws, places())
     assert np.flatnonzero(tokens != expected).tolist() == np.flatnonzero(tokens == -1).tolist() == [3, 7, 11, 20]
 
 
@@ -158,5 +167,5 @@ def test_a_sum_of_weights_is_the_same_wherever_they_are_written() -> None:
         memory = np.empty(2000, np.float32)
         x, weights = memory[:16], memory[16 + gap : 32 + gap]
         x[:] = np.random.default_rng(0).normal(size=16)
-        sums.add(float(_weigh_block(x, x.max(), np.float32(1), np.float32(-np.inf), weights)))
+        sums.add(float(weigh_block(x, x.max(), np.float32(1), np.float32(-np.inf), weights)))
     assert len(sums) == 1

@@ -23,12 +23,13 @@ from engine.protocol.types import Branch, Completion
 from engine.runner import batch, sample_step
 from engine.runner.sample_step import SampledTokens
 from engine.sampling.logits_processors import LogitsRow, apply_logits_processors
-from engine.sampling.sampler import Coordinates, Floats, Ints, Laws
+from engine.sampling.sampler import Floats, Ints
 from engine.scheduler.draft import Draft
 from engine.scheduler.sequence import GenerateSequence
 from engine.speculation.control.controller import DraftOutcome, FixedController
 from engine.speculation.drafter import Drafter, DraftRequest, HiddenStateNeeds, StepResult
 from engine.speculation.load import load_drafter
+from kernels.common.sampling_tensors import NoiseKeys, SamplingTensors
 from tests.engine.conftest import Checkpoints
 from tests.engine.helpers import SMALL, Harness, generate
 from tests.engine.speculation.heads import eagle_parts, medusa_parts, save_head
@@ -216,7 +217,7 @@ def plant_stale_penalties(patch: pytest.MonkeyPatch) -> None:
 def plant_repeated_noise(patch: pytest.MonkeyPatch) -> None:
     original = sample_step.sample
 
-    def sample(logits: Tensor, laws: Laws, where: Coordinates) -> tuple[Ints, Floats]:
+    def sample(logits: Tensor, laws: SamplingTensors, where: NoiseKeys) -> tuple[Ints, Floats]:
         """All draws of a step with the noise of its first position."""
         first: dict[int, int] = {}
         places = [

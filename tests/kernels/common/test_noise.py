@@ -7,7 +7,7 @@ import numpy.typing as npt
 import pytest
 from scipy import stats
 
-from kernels.common.noise import SAMPLE, Ints, RaceBits, Words, gumbel_noise, hash_noise, noise_streams, uniform_noise
+from kernels.common.noise import SAMPLE, Ints, Words, gumbel_noise, hash_noise, noise_streams, uniform_noise
 
 MASK = (1 << 64) - 1
 LEVEL = 1e-4
@@ -55,9 +55,9 @@ def test_splitmix64_gives_its_published_first_value() -> None:
 
 
 def reference_hash_stream(seed: int) -> int:
-    from kernels.common.noise import GAMMA, _finalise
+    from kernels.common.noise import GAMMA, _mix
 
-    return int(_finalise(np.array([seed], np.uint64) + GAMMA)[0])
+    return int(_mix(np.array([seed], np.uint64) + GAMMA)[0])
 
 
 def test_uniforms_fill_the_unit_interval_evenly() -> None:
@@ -109,11 +109,3 @@ def test_gumbel_noise_has_the_gumbel_law() -> None:
     noise = gumbel_noise(streams(3, 32, 1)[:, None], np.arange(4096))
     assert np.isfinite(noise).all()
     assert stats.kstest(noise.ravel(), "gumbel_r").pvalue > LEVEL
-
-
-def test_race_bits_bound_the_uniforms_closely() -> None:
-    of, vocab = streams(17, 64), 20_000
-    bits, bound = RaceBits(64, vocab).below(of).astype(np.float64), 2.0**32 * (1 - uniforms(of, vocab))
-    assert (bits * (1 - 2.0**-24) - 2 <= bound).all()
-    assert (bound - bits <= 2 + 2.0**-23 * bound).all()
-    assert RaceBits(64, vocab).below(of[3:5]).tolist() == bits[3:5].tolist()

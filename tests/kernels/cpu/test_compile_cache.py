@@ -75,8 +75,8 @@ def test_kernels_compute_in_an_installation_that_nobody_can_write_to(tmp_path: P
     _lock(tmp_path / "kernels" / "cpu" / "__pycache__")
     code = (
         "import torch, kernels.cpu.layers.activation\n"
-        "from kernels.cpu.sampling.draft_chain import rows_of\n"
-        "print(kernels.__file__, rows_of(torch.arange(6.0).view(3, 2), torch.tensor([2, 0])).tolist())"
+        "from kernels.cpu.sampling.draft_chain import gather_rows\n"
+        "print(kernels.__file__, gather_rows(torch.arange(6.0).view(3, 2), torch.tensor([2, 0])).tolist())"
     )
     env = {name: value for name, value in os.environ.items() if name not in ("NUMBA_CACHE_DIR", "XDG_CACHE_HOME")}
     done = subprocess.run(

@@ -20,7 +20,7 @@ def test_tokens_of_chains_lie_level_by_level(depth: int) -> None:
             for position in range(end - due, end) if level == 0 else [end + level - 1]:
                 expected.append((row, position + 1, 4 * pages[row, position // 4] + position % 4, position))
     plan, last = torch.zeros(4, len(expected), dtype=torch.int64), torch.zeros(3, dtype=torch.int64)
-    chain.lay_out(torch.tensor(starts), pages.ctypes.data, 10, 4, plan, last, torch.tensor([depth]))
+    chain.plan_chains(torch.tensor(starts), pages.ctypes.data, 10, 4, plan, last, torch.tensor([depth]))
     assert plan.T.tolist() == [list(map(int, one)) for one in expected]
     assert last.tolist() == [1, 2, 4]
 
@@ -32,6 +32,6 @@ def test_rows_are_looked_up_in_any_order_and_scaled(stride: int) -> None:
     strided = torch.zeros(4, stride, dtype=torch.int64)
     strided[:, 0] = index
     out = torch.empty(4, 20)
-    assert torch.equal(chain.rows_of(table, strided[:, 0]), table[index])
-    assert chain.rows_of(table, strided[:, 0], scale=0.5, out=out) is out
+    assert torch.equal(chain.gather_rows(table, strided[:, 0]), table[index])
+    assert chain.gather_rows(table, strided[:, 0], scale=0.5, out=out) is out
     assert torch.equal(out, 0.5 * table[index])

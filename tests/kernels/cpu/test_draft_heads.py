@@ -15,7 +15,7 @@ heads = pytest.importorskip("kernels.cpu.sampling.draft_heads")
 def test_a_normalised_state_stands_before_what_is_beside_it(rows: int, size: int) -> None:
     states, beside = torch.randn(2, rows, size, generator=torch.Generator().manual_seed(0)).unbind()
     normal = torch.nn.functional.rms_norm(states.double(), (size,), eps=1e-6)
-    found, right = heads.normal_beside(states, beside, 1e-6), torch.cat((normal, beside.double()), dim=1)
+    found, right = heads.concat_normalized(states, beside, 1e-6), torch.cat((normal, beside.double()), dim=1)
     # Half the relative error of a sum of squares, a root, a division and a product.
     assert_rounded(found, right, (size / 2 + 4) * EPS / 2 * right.abs())
 
@@ -25,4 +25,4 @@ def test_blocks_are_added_to_the_beginning_of_their_row(count: int) -> None:
     generator = torch.Generator().manual_seed(1)
     base, blocks = torch.randn(3, 70, generator=generator), torch.randn(3, 5, 40, generator=generator)
     expected = (base[:, None, :40] + blocks[:, :count]).flatten(0, 1)
-    assert torch.equal(heads.sums(base, blocks, count), expected)
+    assert torch.equal(heads.add_to_blocks(base, blocks, count), expected)

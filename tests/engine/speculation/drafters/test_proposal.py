@@ -12,11 +12,12 @@ from scipy import stats
 from torch import Tensor
 
 from engine.protocol.types import Branch
-from engine.sampling.sampler import Coordinates, Laws, sample
+from engine.sampling.sampler import sample
 from engine.sampling.truncation import Floats, Ints
 from engine.scheduler.sequence import GenerateSequence, Job
 from engine.speculation.drafters.proposal import NOISE, DraftSampler, _Rows, best_with_numpy
 from kernels.common.noise import SAMPLE, gumbel_noise, noise_streams
+from kernels.common.sampling_tensors import NoiseKeys, SamplingTensors
 from tests.engine.conftest import Checkpoints
 from tests.engine.helpers import Harness, generate
 from tests.engine.sampling.test_sampler import closed_form
@@ -75,11 +76,11 @@ def test_with_all_of_the_noise_the_best_guess_is_what_the_sampler_draws(
     paths = [list(range(20, 20 + place % 4)) for place in range(40)]
     logits = random_logits(40, VOCAB, 1)
     names = ("temperature", "top_p", "min_p")
-    laws = Laws(
+    laws = SamplingTensors(
         *(np.full(40, getattr(sequences[0].sampling, name)) for name in names), np.full(40, law.get("top_k", 0))
     )
     position = np.array([len(one.tokens) + len(path) for one, path in zip(sequences, paths, strict=True)])
-    drawn, _ = sample(logits, laws, Coordinates(np.full(40, 3), np.arange(40), position))
+    drawn, _ = sample(logits, laws, NoiseKeys(np.full(40, 3), np.arange(40), position))
     # In another order than the branches', and not all of them.
     places = list(range(0, 40, 3))[::-1]
     ahead = np.array([len(paths[place]) for place in places])

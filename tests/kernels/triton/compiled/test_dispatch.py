@@ -13,6 +13,7 @@ from torch import Tensor
 from triton.runtime.jit import JITFunction
 
 from kernels.attention.kv_write import rotary_write
+from kernels.common.sampling_tensors import NoiseKeys, SamplingTensors
 from kernels.layers.activation import gelu_tanh_mul, silu_mul
 from kernels.layers.norm import add_rms_norm, rms_norm
 from kernels.linear.fp8 import fp8_linear
@@ -20,8 +21,7 @@ from kernels.linear.nf4 import Nf4, nf4_linear
 from kernels.linear.weight_only_int4 import Int4, Layout, int4_linear
 from kernels.linear.weight_only_int8 import int8_linear, int8_weight_linear
 from kernels.quantize import quantize_vectors
-from kernels.sampling.acceptance import accept
-from kernels.sampling.sampling import Changes, Coordinates, Laws, change, draw
+from kernels.sampling.sampling import PenaltyTensors, apply_penalties, sample
 
 F32, F64, I32, I64, U8, FP8 = torch.float32, torch.float64, torch.int32, torch.int64, torch.uint8, torch.float8_e4m3fn
 ROWS, IN, OUT = 5, 256, 128
@@ -69,21 +69,15 @@ def write(make: Make, stored: torch.dtype | None) -> Tensor:
 
 
 def drawn(make: Make) -> tuple[Tensor, ...]:
-    laws = Laws(*(make((ROWS,), F64) for _ in range(3)), make((ROWS,), I64))
-    return draw(make((ROWS, 50), F32), laws, Coordinates(*(make((ROWS,), I64) for _ in range(3))))
+    laws = SamplingTensors(*(make((ROWS,), F64) for _ in range(3)), make((ROWS,), I64))
+    return sample(make((ROWS, 50), F32), laws, NoiseKeys(*(make((ROWS,), I64) for _ in range(3))))
 
 
 def changed(make: Make) -> Tensor:
     logits = make((ROWS, 50), F32)
     columns = [make((0,), dtype) for dtype in (I64, F32, torch.bool, F32)]
-    change(logits, Changes(make((ROWS + 1,), I64), *columns, make((ROWS, 3), F32)))
+    apply_penalties(logits, PenaltyTensors(make((ROWS + 1,), I64), *columns, make((ROWS, 3), F32)))
     return logits
-
-
-def accepted(make: Make) -> tuple[Tensor, ...]:
-    starts = torch.tensor([0, 2, ROWS])
-    rows = [make((ROWS,), dtype) for dtype in (I64, I32, I64)]
-    return accept(*rows, starts if not rows[0].is_cuda else make((3,), I64), 2)
 
 
 CASES: dict[str, tuple[Callable[[Make], Tensor | tuple[Tensor, ...]], list[str]]] = {
@@ -95,9 +89,8 @@ CASES: dict[str, tuple[Callable[[Make], Tensor | tuple[Tensor, ...]], list[str]]
     "rotary_write int8": (lambda make: write(make, torch.int8), ["_rotary_write"]),
     "rotary_write float8": (lambda make: write(make, FP8), ["_rotary_write"]),
     "quantize_vectors": (lambda make: quantize_vectors(make((ROWS, 2, 8)), torch.int8), ["_quantize"]),
-    "draw": (drawn, ["_draw"]),
-    "change": (changed, ["_change"]),
-    "accept": (accepted, ["_accept"]),
+    "sample": (drawn, ["_sample"]),
+    "apply_penalties": (changed, ["_apply_penalties"]),
     "int4_linear gptq": (lambda make: int4(make, Layout.GPTQ), ["_weight_only"]),
     "int4_linear awq": (lambda make: int4(make, Layout.AWQ), ["_weight_only"]),
     "int8_weight_linear": (

@@ -18,7 +18,8 @@ from engine.attention.plan import CostModel, Rows
 from engine.device import KV_DTYPES, Placement, kv_type
 from engine.models.interface import Batch
 from engine.models.load import load_model
-from kernels.sampling.sampling import Coordinates, Laws, draw
+from kernels.common.sampling_tensors import NoiseKeys, SamplingTensors
+from kernels.sampling.sampling import sample
 from tests.engine.conftest import save_random_model
 from tests.engine.quantization.models import METHODS, quantised
 from tests.kernels.triton.hopper import SHARED_MEMORY, compiling
@@ -39,7 +40,16 @@ def test_a_decoding_step_compiles(
     with compiling() as made:
         step(tmp_path, dtype, kv_dtype, monkeypatch)
     names = [kernel.kernel for kernel in made]
-    assert names == ["_rms_norm", "_rms_norm", "_rotary_write", "_attend", "_rms_norm", "_gated", "_rms_norm", "_draw"]
+    assert names == [
+        "_rms_norm",
+        "_rms_norm",
+        "_rotary_write",
+        "_attend",
+        "_rms_norm",
+        "_gated",
+        "_rms_norm",
+        "_sample",
+    ]
     for kernel in made:
         assert kernel.spills == kernel.stack == 0, kernel
         assert kernel.shared <= SHARED_MEMORY, kernel
@@ -96,5 +106,5 @@ def step(folder: Path, dtype: torch.dtype, kv_dtype: str, monkeypatch: pytest.Mo
     hidden = model.forward(Batch(*inputs), attend)
     logits = model.read(hidden[:3])
     columns = torch.empty(7, 4, dtype=torch.int64, device="meta")[:, :3]
-    tokens, _ = draw(logits, Laws(*columns[:3].view(torch.float64), columns[3]), Coordinates(*columns[4:]))
+    tokens, _ = sample(logits, SamplingTensors(*columns[:3].view(torch.float64), columns[3]), NoiseKeys(*columns[4:]))
     assert (hidden.dtype, logits.dtype, logits.shape, tokens.shape) == (dtype, torch.float32, (3, 400), (3,))

@@ -1,4 +1,4 @@
-"""Norms, activations, the write of keys and values, sampling and acceptance, compiled for Hopper: nothing spilled,
+"""Norms, activations, the write of keys and values, sampling, compiled for Hopper: nothing spilled,
 whole vectors loaded, and no more registers than let enough warps run."""
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from kernels.triton import acceptance, activation, kv_write, norm, sampling
+from kernels.triton import activation, kv_write, norm, sampling
 from tests.kernels.triton.hopper import compiling
 
 F32, F64, I32, I64, BF16 = torch.float32, torch.float64, torch.int32, torch.int64, torch.bfloat16
@@ -26,18 +26,14 @@ def write(dtype: torch.dtype, limit: float) -> None:
     kv_write.rotary_write(empty(16, 40, 128), empty(16, 8, 128), angles, angles, slots, cache, scales, limit)
 
 
-def draw() -> None:
+def sample() -> None:
     columns = [empty(8, dtype=dtype) for dtype in (F64, F64, F64, I64, I64, I64, I64)]
-    sampling.draw(empty(8, 128256, dtype=F32), *columns, 0)
+    sampling.sample(empty(8, 128256, dtype=F32), *columns, 0)
 
 
-def accept() -> None:
-    acceptance.accept(*(empty(99, dtype=dtype) for dtype in (I64, I32, I64)), empty(9, dtype=I64), 32)
-
-
-def change() -> None:
+def apply_penalties() -> None:
     columns = [empty(99, dtype=dtype) for dtype in (I64, F32, torch.bool, F32)]
-    sampling.change(empty(8, 128256, dtype=F32), empty(9, dtype=I64), *columns, empty(8, 3, dtype=F32))
+    sampling.apply_penalties(empty(8, 128256, dtype=F32), empty(9, dtype=I64), *columns, empty(8, 3, dtype=F32))
 
 
 CASES: list[tuple[str, Callable[[], object], int, float, int]] = [
@@ -49,9 +45,8 @@ CASES: list[tuple[str, Callable[[], object], int, float, int]] = [
     ("write", lambda: write(BF16, 0), 56, 0.5, 4),
     ("write int8", lambda: write(torch.int8, 127), 64, 0.5, 4),
     ("write float8", lambda: write(torch.float8_e4m3fn, 448), 64, 0.5, 4),
-    ("draw", draw, 128, 0.25, 4),
-    ("change", change, 40, 0.75, 0),
-    ("accept", accept, 48, 0.5, 0),
+    ("sample", sample, 128, 0.25, 4),
+    ("apply_penalties", apply_penalties, 40, 0.75, 0),
 ]
 
 

@@ -1,4 +1,4 @@
-"""The kernels draw the tokens that the engine draws on the CPU, from any law, and walk accepted guesses as it does."""
+"""The kernels draw the tokens that the engine draws on the CPU, from any law."""
 
 from __future__ import annotations
 
@@ -17,17 +17,14 @@ from torch import Tensor
 from engine.protocol.types import SamplingParams
 from engine.sampling import sampler as on_cpu
 from engine.sampling.penalties import Penalties, penalise
-from engine.scheduler.draft import Draft
-from engine.speculation.verify import accepted
 from kernels.common import noise
 from kernels.common.noise import SAMPLE
-from kernels.sampling.acceptance import accept as plain_accept
-from kernels.sampling.sampling import Changes, Coordinates, Laws
-from kernels.sampling.sampling import change as plain_change
-from kernels.sampling.sampling import draw as plain_draw
+from kernels.common.sampling_tensors import NoiseKeys, SamplingTensors
+from kernels.sampling.sampling import PenaltyTensors
+from kernels.sampling.sampling import apply_penalties as plain_penalties
+from kernels.sampling.sampling import sample as plain_sample
 from kernels.triton import noise as noise_kernels
 from kernels.triton import sampling
-from kernels.triton.acceptance import accept
 from tests.closeness import EPS, log_sum_bound
 from tests.kernels.triton.device import DEVICE
 from tests.kernels.triton.planted import planted
@@ -36,13 +33,13 @@ VOCAB = 2100
 """More than a block, and not a multiple of one."""
 
 
-def laws() -> tuple[Laws, Coordinates]:
+def laws() -> tuple[SamplingTensors, NoiseKeys]:
     """Every kind of temperature with every kind of filter, in a random order."""
     rng = np.random.default_rng(7)
     every = [*itertools.product((0.0, 1.0, 0.6, 1e-6, 4.0), (0, 1, 40, VOCAB - 1, 9999), (1.0, 0.9, 0.2), (0.0, 0.1))]
     temperature, top_k, top_p, min_p = np.array([every[index] for index in rng.permutation(len(every))[:16]]).T
-    law = Laws(*(torch.from_numpy(x.copy()) for x in (temperature, top_p, min_p, top_k.astype(np.int64))))
-    return law, Coordinates(*torch.from_numpy(rng.integers(-(2**63), 2**63 - 1, (3, 16))))
+    law = SamplingTensors(*(torch.from_numpy(x.copy()) for x in (temperature, top_p, min_p, top_k.astype(np.int64))))
+    return law, NoiseKeys(*torch.from_numpy(rng.integers(-(2**63), 2**63 - 1, (3, 16))))
 
 
 def logits() -> Tensor:
@@ -59,16 +56,16 @@ def logits() -> Tensor:
     return x
 
 
-def drawn(x: Tensor, law: Laws, where: Coordinates, module: ModuleType = sampling) -> tuple[Tensor, Tensor]:
-    tokens, logprobs = module.draw(*(y.to(DEVICE) for y in (x, *law, *where)), SAMPLE)
+def drawn(x: Tensor, law: SamplingTensors, where: NoiseKeys, module: ModuleType = sampling) -> tuple[Tensor, Tensor]:
+    tokens, logprobs = module.sample(*(y.to(DEVICE) for y in (x, *law, *where)), SAMPLE)
     return tokens.cpu(), logprobs.cpu()
 
 
 def test_the_kernel_and_its_reference_draw_what_the_engine_draws() -> None:
     (law, where), x = laws(), logits()
-    columns = on_cpu.Laws(*(y.numpy() for y in law))
-    expected, chances = on_cpu.sample(x, columns, on_cpu.Coordinates(*(y.numpy() for y in where)))
-    for tokens, logprobs in (drawn(x, law, where), plain_draw(x, law, where)):
+    columns = SamplingTensors(*(y.numpy() for y in law))
+    expected, chances = on_cpu.sample(x, columns, NoiseKeys(*(y.numpy() for y in where)))
+    for tokens, logprobs in (drawn(x, law, where), plain_sample(x, law, where)):
         assert tokens.tolist() == expected.tolist()
         torch.testing.assert_close(logprobs, torch.from_numpy(chances), atol=2 * log_sum_bound(VOCAB), rtol=2 * EPS)
 
@@ -77,8 +74,8 @@ def test_logits_that_are_not_finite_give_no_token() -> None:
     law, where = laws()
     x = torch.randn(4, 300, generator=torch.Generator().manual_seed(0))
     x[0, 7], x[1, 299], x[2, :] = torch.nan, torch.inf, -torch.inf
-    law, where = Laws(*(y[:4] for y in law)), Coordinates(*(y[:4] for y in where))
-    for tokens, logprobs in (drawn(x, law, where), plain_draw(x, law, where)):
+    law, where = SamplingTensors(*(y[:4] for y in law)), NoiseKeys(*(y[:4] for y in where))
+    for tokens, logprobs in (drawn(x, law, where), plain_sample(x, law, where)):
         assert tokens.tolist()[:3] == [-1, -1, -1]
         assert tokens[3] >= 0
         assert logprobs.isnan().tolist() == [True, True, True, False]
@@ -87,8 +84,8 @@ def test_logits_that_are_not_finite_give_no_token() -> None:
 def test_another_position_draws_other_tokens() -> None:
     """What a wrong counter would not show on the first row: no coordinate is left out."""
     row = [torch.ones(4, dtype=torch.float64), torch.ones(4, dtype=torch.float64), torch.zeros(4, dtype=torch.float64)]
-    law = Laws(*row, torch.zeros(4, dtype=torch.int64))
-    where = Coordinates(torch.tensor([0, 1, 0, 0]), torch.tensor([0, 0, 1, 0]), torch.tensor([0, 0, 0, 1]))
+    law = SamplingTensors(*row, torch.zeros(4, dtype=torch.int64))
+    where = NoiseKeys(torch.tensor([0, 1, 0, 0]), torch.tensor([0, 0, 1, 0]), torch.tensor([0, 0, 0, 1]))
     assert len(set(drawn(torch.zeros(4, VOCAB), law, where)[0].tolist())) == 4
 
 
@@ -116,11 +113,11 @@ def test_penalties_change_the_logits_as_the_engine_does_to_the_bit() -> None:
 
     starts = torch.tensor([0, *np.cumsum([one.size for one in penalties])])
     columns = [joined(name) for name in ("tokens", "bias", "seen", "counts")]
-    changes = Changes(starts, *columns, torch.tensor(settings))
+    changes = PenaltyTensors(starts, *columns, torch.tensor(settings))
     assert len(columns[0]) > 700
     ours, plain = x.to(DEVICE, copy=True), x.clone()
-    sampling.change(ours, *(y.to(DEVICE) for y in changes))
-    plain_change(plain, changes)
+    sampling.apply_penalties(ours, *(y.to(DEVICE) for y in changes))
+    plain_penalties(plain, changes)
     assert np.array_equal(ours.cpu().numpy(), expected)
     assert np.array_equal(plain.numpy(), expected)
 
@@ -176,15 +173,15 @@ def test_bugs_planted_in_the_noise_are_caught(right: str, wrong: str, tmp_path: 
 
 
 @cache
-def ties() -> tuple[Tensor, Laws, Coordinates, Tensor, Tensor]:
+def ties() -> tuple[Tensor, SamplingTensors, NoiseKeys, Tensor, Tensor]:
     """Laws whose edges fall on ties, and what is drawn from them."""
     x = torch.tensor([4.0, 2.0, 2.0, 2.0, 1.0, -0.0]).repeat(6, 100)
     x[5, ::6] = 0.0
     full, none = torch.full((6,), 2.0, dtype=torch.float64), torch.zeros(6, dtype=torch.float64)
     top_p = torch.tensor([0.5, 0.9, 0.97, 1.0, 1.0, 1.0], dtype=torch.float64)
-    law = Laws(full, top_p, none, torch.tensor([150, 0, 150, 100, 101, 402]))
-    where = Coordinates(*(torch.arange(6) * step for step in (0, 3, 5)))
-    return x, law, where, *plain_draw(x, law, where)
+    law = SamplingTensors(full, top_p, none, torch.tensor([150, 0, 150, 100, 101, 402]))
+    where = NoiseKeys(*(torch.arange(6) * step for step in (0, 3, 5)))
+    return x, law, where, *plain_sample(x, law, where)
 
 
 def draws_ties(module: ModuleType) -> bool:
@@ -213,27 +210,3 @@ def test_all_tokens_that_tie_with_the_last_one_are_kept() -> None:
 def test_bugs_planted_in_the_draw_are_caught(right: str, wrong: str, tmp_path: Path) -> None:
     """Thresholds that miss a tie or take one more, and a row with the noise of another."""
     assert not draws_ties(planted("sampling", right, wrong, "sampling", tmp_path))
-
-
-@pytest.mark.parametrize("guesses", [0, 1, 15, 33])
-def test_the_walk_accepts_what_the_engine_accepts(guesses: int) -> None:
-    """Random trees over two tokens, so that many guesses are right, and some twice."""
-    rng = np.random.default_rng(100 + guesses)
-    tokens, parents, drawn, starts, expected = [], [], [], [0], []
-    for branch in range(9):
-        size = int(rng.integers(0, guesses + 1)) if branch else guesses
-        guessed, before = rng.integers(0, 2, size), [int(rng.integers(max(-1, i - 4), i)) for i in range(size)]
-        due = rng.integers(0, 2, size + 1)
-        path = accepted(Draft(tuple(guessed.tolist()), tuple(before), (1.0,) * size), due.tolist())
-        expected.append(([*path], [int(guessed[node]) for node in path] + [int(due[path[-1] + 1 if path else 0])]))
-        tokens += [-7, *guessed]
-        parents += [-1, *before]
-        drawn += due.tolist()
-        starts.append(len(tokens))
-    assert guesses < 2 or max(len(path) for path, _ in expected) > 1
-    args = (torch.tensor(tokens), torch.tensor(parents, dtype=torch.int32), torch.tensor(drawn), torch.tensor(starts))
-    for lengths, paths, out in (accept(*(x.to(DEVICE) for x in args), guesses), plain_accept(*args, guesses)):
-        for branch, (path, made) in enumerate(expected):
-            assert lengths[branch] == len(path)
-            assert paths[branch].tolist() == path + [-1] * (guesses - len(path))
-            assert out[branch].tolist() == made + [-1] * (guesses - len(path))
