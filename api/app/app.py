@@ -10,17 +10,16 @@ from fastapi import Depends, FastAPI
 from starlette.middleware import Middleware
 
 from api.app import openapi
-from api.http import problems
-from api.http.authentication import Authenticate
-from api.http.limits import LimitCallers
-from api.http.middleware import LimitBody, Observe
+from api.http.authentication import AuthenticationMiddleware
+from api.http.limits import RateLimitMiddleware
+from api.http.middleware import BodyLimitMiddleware, RequestLogMiddleware, SecurityHeadersMiddleware
 from api.http.model_catalog import Catalog
-from api.http.query_parameters import known_query
+from api.http.problems import install_error_handlers
 from api.http.readiness import Readiness
-from api.http.security_headers import Harden
-from api.http.state import State
+from api.http.request_parsing import check_query_parameters
+from api.http.state import ServiceState
 from api.openai.chat import routes as chat_routes
-from api.openai.errors import OpenAIErrors
+from api.openai.errors import OpenAIErrorMiddleware
 from api.openai.responses import routes as responses_routes
 from api.routes import batches, export, jobs, keys, pages, service
 from engine.client.health import Health
@@ -37,9 +36,9 @@ from workers.telemetry.tracing import flush_traces
 
 
 def create_app(settings: Settings, engine: EngineClient | None = None) -> FastAPI:
-    """Needs neither broker nor engine to start: while one is away, answers say so.
+    """Return the application. It starts without broker and engine: requests that need them get a 503 meanwhile.
 
-    ``engine`` is for tests; without it the configured one is used.
+    ``engine`` replaces the configured one in tests.
     """
 
     @contextlib.asynccontextmanager
@@ -54,9 +53,9 @@ def create_app(settings: Settings, engine: EngineClient | None = None) -> FastAP
             retention=settings.retention_seconds,
         )
         catalog = Catalog(client, health)
-        app.state.service = State(LiveSettings(settings), store, catalog, reaper, Readiness(client, catalog))
+        app.state.service = ServiceState(LiveSettings(settings), store, catalog, reaper, Readiness(client, catalog))
         reaping = asyncio.create_task(reaper.run())
-        watching = asyncio.create_task(EngineWatch(store, catalog.answers, reaper.nudge).run())
+        watching = asyncio.create_task(EngineWatch(store, catalog.is_engine_available, reaper.nudge).run())
         try:
             yield
         finally:
@@ -65,7 +64,7 @@ def create_app(settings: Settings, engine: EngineClient | None = None) -> FastAP
             await asyncio.wait({watching, reaping})
             await client.close()
             await store.close()
-            flush_traces()  # the server's last act is to die by the signal that it was sent
+            flush_traces()  # here, since uvicorn ends the process by the signal that it received
 
     app = FastAPI(
         title="Reasoner",
@@ -73,24 +72,24 @@ def create_app(settings: Settings, engine: EngineClient | None = None) -> FastAP
         version="1",
         docs_url=None,
         redoc_url=None,
-        redirect_slashes=False,  # to where: behind a proxy that ends TLS, http:// would carry the key in the open
+        redirect_slashes=False,  # behind a proxy that ends TLS it would redirect to http://, and send the key in clear
         lifespan=lifespan,
         middleware=[
-            Middleware(Harden),
-            Middleware(OpenAIErrors),
-            Middleware(Observe),
-            Middleware(Authenticate, settings=settings),
-            Middleware(LimitCallers),
-            Middleware(LimitBody, settings=settings),
+            Middleware(SecurityHeadersMiddleware),
+            Middleware(OpenAIErrorMiddleware),
+            Middleware(RequestLogMiddleware),
+            Middleware(AuthenticationMiddleware, settings=settings),
+            Middleware(RateLimitMiddleware),
+            Middleware(BodyLimitMiddleware, settings=settings),
         ],
     )
-    problems.install(app)
+    install_error_handlers(app)
     openapi.install(app)
-    strict = [Depends(known_query)]
-    app.include_router(export.router, dependencies=strict)  # before the one that takes any word for an id
-    app.include_router(jobs.router, dependencies=strict)
-    app.include_router(batches.router, dependencies=strict)
-    app.include_router(keys.router, dependencies=strict)
+    strict_query = [Depends(check_query_parameters)]
+    app.include_router(export.router, dependencies=strict_query)  # before /v1/jobs/{job_id}, which matches it too
+    app.include_router(jobs.router, dependencies=strict_query)
+    app.include_router(batches.router, dependencies=strict_query)
+    app.include_router(keys.router, dependencies=strict_query)
     app.include_router(chat_routes.router)
     app.include_router(responses_routes.router)
     app.include_router(service.router)

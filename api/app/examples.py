@@ -10,10 +10,10 @@ from dataclasses import asdict
 from typing import Any
 
 from api.http.problems import FieldProblem, ProblemDocument
-from api.http.search_tree import fold
+from api.http.search_tree import build_tree
 from api.openai.chat.answer import completion
 from api.openai.errors import ErrorBody, ErrorDocument
-from api.openai.narration import Story
+from api.openai.narration import Narration
 from api.openai.responses.body import Form
 from api.openai.responses.items import ListItems, input_items
 from api.openai.responses.object import Response
@@ -100,7 +100,7 @@ _EVENTS = [
         data={"result": _RESULT.model_dump(), "error": None, "usage": _USAGE.model_dump()},
     ),
 ]
-_STORY = Story(_SPEC.model_dump())
+_STORY = Narration(_SPEC.model_dump())
 for _event in _EVENTS:
     _STORY.take(_event)
 assert _STORY.end is not None
@@ -200,7 +200,7 @@ ANSWERS: dict[str, dict[int, Any]] = {
     "GET /v1/jobs": {200: _page(_ENDED.model_dump())},
     "GET /v1/jobs/{job_id}": {200: _ENDED.model_dump()},
     "GET /v1/jobs/{job_id}/events": {200: _stream(*_EVENTS[:3])},
-    "GET /v1/jobs/{job_id}/tree": {200: fold(JOB, _EVENTS).model_dump()},
+    "GET /v1/jobs/{job_id}/tree": {200: build_tree(JOB, _EVENTS).model_dump()},
     "POST /v1/jobs/{job_id}/cancel": {200: _CANCELLED.model_dump(), 202: _QUEUED.model_dump()},
     "POST /v1/jobs/{job_id}/retry": {202: _QUEUED.model_dump()},
     "POST /v1/batches": {202: _BATCH.model_dump()},
@@ -240,7 +240,7 @@ _CHUNK = {
     "object": "chat.completion.chunk",
     "choices": [{"index": 0, "delta": {"role": "assistant", "content": ""}, "finish_reason": None}],
 }
-_WAITING = Response.of(_QUEUED.model_dump(), Form(), Story(_SPEC.model_dump())).model_dump()
+_WAITING = Response.of(_QUEUED.model_dump(), Form(), Narration(_SPEC.model_dump())).model_dump()
 _FIRST = {"type": "response.queued", "sequence_number": 1, "response": _WAITING}
 _FIRST_EVENT = f"event: response.queued\ndata: {json.dumps(_FIRST)}\n\n"
 STREAMS = {

@@ -11,7 +11,7 @@ from rich.live import Live
 from rich.text import Text
 from rich.tree import Tree
 
-from api.http.search_tree import GrowingTree
+from api.http.search_tree import TreeBuilder
 from reasoner.client import Client
 from reasoner.jobs.event import Event
 from reasoner.jobs.job import TERMINAL_STATUSES, Job
@@ -83,16 +83,18 @@ def follow(client: Client, job: Job, console: Console) -> None:
 
 def watch(client: Client, job: Job, console: Console) -> None:
     """Draws the search tree while it grows, until the job has ended, on as many lines as the terminal has."""
-    progress, tree = Progress(), GrowingTree()
+    progress, tree = Progress(), TreeBuilder()
 
     def picture() -> Group:
-        drawn = _drawn(tree.of(job.id).model_dump(), max(1, console.height - MARGIN), progress.state == "in_progress")
+        drawn = _drawn(
+            tree.build(job.id).model_dump(), max(1, console.height - MARGIN), progress.state == "in_progress"
+        )
         return Group(drawn, Text(progress.line()))
 
     with Live(console=console, get_renderable=picture, refresh_per_second=8, transient=True):
         for event in client.events(job.id):
             progress.take(event)
-            tree.take(event)
+            tree.add(event)
 
 
 def print_job(console: Console, job: Job) -> None:

@@ -1,4 +1,4 @@
-"""Finds out who calls, before anything of the request is read."""
+"""Authentication by API key, before anything else of a request is read."""
 
 from __future__ import annotations
 
@@ -10,111 +10,119 @@ import re
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from api.http.principal import LOCAL, Caller
-from api.http.problems import BROKER_UNAVAILABLE, Problem, refuse
-from api.http.state import State
+from api.http.principal import LOCAL_PRINCIPAL, Principal
+from api.http.problems import BROKER_UNAVAILABLE, Problem, refusal_response
+from api.http.state import ServiceState
 from workers.config.settings import Settings
 from workers.config.types import is_loopback
 from workers.store.jobs import BROKER_DOWN
 from workers.store.keys import SCOPES, KeyStore
 
 OPEN_PATHS = frozenset({"/", "/healthz", "/readyz", "/docs", "/openapi.json", "/favicon.ico"})
-"""What needs no key: health, and what says nothing about anybody, such as the page that asks for the key."""
+"""Paths that need no key: health checks, and pages without any data."""
 OPEN_FOLDERS = ("/dashboard/", "/docs/")
 RECHECK_SECONDS = 5.0
-"""The key of a stream, or of whoever waits for an answer, is looked at again this often."""
+"""Interval at which the key of an open request is checked again."""
 _HOST = re.compile(r"(?:\[([^]]+)\]|([^:]+))(?::\d+)?")
 
 
-class Authenticate:
-    """Puts the ``Caller`` into the request's state, or refuses with 401.
+class AuthenticationMiddleware:
+    """Puts the ``Principal`` into the state of the request, or answers 401.
 
-    While there are no keys at all, neither configured nor in the store, whoever reaches this machine's loopback
-    interface may do everything. The first key ends that for good.
+    While there are no keys at all, neither configured nor stored, everybody who reaches the loopback interface of this
+    machine may do everything. The first key ends that for good.
     """
 
     def __init__(self, app: ASGIApp, settings: Settings) -> None:
         self._app = app
-        self._digests = [_digest(key.get_secret_value()) for key in settings.api_keys]
-        self._loopback = is_loopback(settings.host)
+        self._configured_digests = [_digest(key.get_secret_value()) for key in settings.api_keys]
+        self._is_loopback = is_loopback(settings.host)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or scope["path"] in OPEN_PATHS or scope["path"].startswith(OPEN_FOLDERS):
             await self._app(scope, receive, send)
             return
         try:
-            scope["state"]["caller"] = await self._caller(scope)
+            scope["state"]["principal"] = await self._authenticate(scope)
         except Problem as problem:
-            await refuse(scope, problem)(scope, receive, send)
+            await refusal_response(scope, problem)(scope, receive, send)
             return
-        except BROKER_DOWN:  # nobody can say who this is: so it is nobody
-            await refuse(scope, BROKER_UNAVAILABLE)(scope, receive, send)
+        except BROKER_DOWN:  # without the key store no key can be accepted
+            await refusal_response(scope, BROKER_UNAVAILABLE)(scope, receive, send)
             return
-        await self._while_it_holds(scope, receive, send)
+        await self._run_while_authenticated(scope, receive, send)
 
-    async def _while_it_holds(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answers for as long as the key is good. What it opened ends with it: a stream in the middle, like any stream
-        that breaks off, and what has not been answered yet with 401."""
-        begun = over = False
+    async def _run_while_authenticated(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Run the request as long as its key is valid.
 
-        async def noted_send(message: Message) -> None:
-            nonlocal begun, over
-            begun, over = True, message["type"] == "http.response.body" and not message.get("more_body", False)
+        When the key is revoked or expires, a response that has begun is cut off, as by a lost connection, and any other
+        becomes a 401.
+        """
+        has_begun = has_ended = False
+
+        async def tracking_send(message: Message) -> None:
+            nonlocal has_begun, has_ended
+            has_begun = True
+            has_ended = message["type"] == "http.response.body" and not message.get("more_body", False)
             await send(message)
 
-        answering = asyncio.ensure_future(self._app(scope, receive, noted_send))
+        request = asyncio.ensure_future(self._app(scope, receive, tracking_send))
         try:
             while True:
-                done, _ = await asyncio.wait({answering}, timeout=RECHECK_SECONDS)
+                done, _ = await asyncio.wait({request}, timeout=RECHECK_SECONDS)
                 if done:
-                    return answering.result()
+                    return request.result()
                 try:
-                    await self._caller(scope)
+                    await self._authenticate(scope)
                 except Problem as problem:
                     refusal = problem
                     break
-                except BROKER_DOWN:  # streams outlast it
+                except BROKER_DOWN:  # open streams outlast a broker that is briefly away
                     continue
         finally:
-            answering.cancel()
-            await asyncio.wait({answering})
-        if not begun:
-            await refuse(scope, refusal)(scope, receive, send)
-        elif not over:
+            request.cancel()
+            await asyncio.wait({request})
+        if not has_begun:
+            await refusal_response(scope, refusal)(scope, receive, send)
+        elif not has_ended:
             await send({"type": "http.response.body", "body": b"", "more_body": False})
 
-    async def _caller(self, scope: Scope) -> Caller:
-        state: State = scope["app"].state.service
+    async def _authenticate(self, scope: Scope) -> Principal:
+        state: ServiceState = scope["app"].state.service
         keys = KeyStore(state.store)
-        scheme, _, key = Headers(scope=scope).get("authorization", "").partition(" ")
-        text = key.strip() if scheme.lower() == "bearer" else ""
-        if (configured := self._configured(text)) is not None:
+        scheme, _, credentials = Headers(scope=scope).get("authorization", "").partition(" ")
+        token = credentials.strip() if scheme.lower() == "bearer" else ""
+        if (configured := self._find_configured(token)) is not None:
             return configured
-        if (found := await keys.find(text)) is not None:
-            if (refusal := found.refusal()) is not None:
+        if (stored := await keys.find(token)) is not None:
+            if (refusal := stored.refusal()) is not None:
                 raise _unauthorized(f"{refusal}: use another, or have one made with 'reasoner keys create'")
-            return Caller(found.id, found.owner, frozenset(found.scopes))
-        if self._digests or not self._loopback or await keys.exist():
+            return Principal(stored.id, stored.owner, frozenset(stored.scopes))
+        if self._configured_digests or not self._is_loopback or await keys.exist():
             raise _unauthorized("send one of this service's keys as 'Authorization: Bearer KEY'")
         _check_host(scope)
-        return LOCAL
+        return LOCAL_PRINCIPAL
 
-    def _configured(self, text: str) -> Caller | None:
-        digest = _digest(text)
-        matches = [hmac.compare_digest(digest, known) for known in self._digests]  # all of them: equal time
-        return Caller(f"config_{digest.hex()[:16]}", "config", SCOPES) if any(matches) else None
+    def _find_configured(self, token: str) -> Principal | None:
+        digest = _digest(token)
+        matches = [hmac.compare_digest(digest, configured) for configured in self._configured_digests]  # constant time
+        return Principal(f"config_{digest.hex()[:16]}", "config", SCOPES) if any(matches) else None
 
 
 def _check_host(scope: Scope) -> None:
-    """A web page that points its own name at 127.0.0.1 would reach this service through its visitor's browser."""
+    """Raise ``Problem`` if the ``Host`` is not this machine.
+
+    Otherwise a web page whose domain resolves to 127.0.0.1 (DNS rebinding) could call the service from the browser of
+    its visitor.
+    """
     host = Headers(scope=scope).get("host", "")
     name = _HOST.fullmatch(host)
     if name is None or not is_loopback(name[1] or name[2]):
         raise Problem(
             403,
             "foreign-host",
-            f"a service without keys is for this machine alone, and {host!r} is another name: call it as 127.0.0.1 or "
-            "localhost, or make a key with 'reasoner keys create'",
+            f"a service without keys accepts requests to this machine only, and {host!r} is another host: call it as "
+            "127.0.0.1 or localhost, or make a key with 'reasoner keys create'",
         )
 
 
@@ -122,5 +130,5 @@ def _unauthorized(detail: str) -> Problem:
     return Problem(401, "unauthorized", detail, headers={"WWW-Authenticate": "Bearer"})
 
 
-def _digest(key: str) -> bytes:
-    return hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()
+def _digest(token: str) -> bytes:
+    return hashlib.sha256(token.encode("utf-8", "surrogateescape")).digest()

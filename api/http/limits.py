@@ -1,4 +1,4 @@
-"""Holds callers to their limits: how often they may call, how much may be open at once, and how large a job may be."""
+"""Limits of owners: how often they may call, how many requests may be open at once, and how large a job may be."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from typing import Any
 from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from api.http.principal import Caller
-from api.http.problems import BROKER_UNAVAILABLE, Problem, refuse
-from api.http.state import State
+from api.http.principal import Principal
+from api.http.problems import BROKER_UNAVAILABLE, Problem, refusal_response
+from api.http.state import ServiceState
 from reasoner.budget.spec import Budget
 from workers.config.rate_limits import Limits
 from workers.config.settings import Settings
@@ -21,104 +21,110 @@ from workers.store.jobs import BROKER_DOWN, JobStore
 _RETRY_SECONDS = "1"
 
 
-class LimitCallers:
-    """One token of the key's bucket for every request, and a place among its open ones. 429 where there is none.
+class RateLimitMiddleware:
+    """Takes one token of the key's bucket for each request and counts its open requests. Answers 429 over a limit.
 
-    Answers say how much is left in the fields of draft-ietf-httpapi-ratelimit-headers-10.
+    Responses say how much is left in the fields of draft-ietf-httpapi-ratelimit-headers-10.
     """
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
-        self._open: Counter[str] = Counter()
+        self._num_open: Counter[str] = Counter()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        caller: Caller | None = scope.get("state", {}).get("caller")
-        if caller is None:  # a path that is open to all
+        principal: Principal | None = scope.get("state", {}).get("principal")
+        if principal is None:  # a path that needs no key
             await self._app(scope, receive, send)
             return
-        state: State = scope["app"].state.service
-        limits, rate = state.settings.limits.of(caller.owner), {}
+        state: ServiceState = scope["app"].state.service
+        limits, rate_headers = state.settings.limits.of(principal.owner), {}
         try:
             if limits.bucket is not None:
-                rate = await _take(state.store, caller.key_id, *limits.bucket)
-            if self._open[caller.key_id] >= limits.streams:
-                raise _rate_limited(f"{limits.streams} requests of this key are open, as many as may", _RETRY_SECONDS)
+                rate_headers = await _take_token(state.store, principal.key_id, *limits.bucket)
+            if self._num_open[principal.key_id] >= limits.streams:
+                detail = f"{limits.streams} requests of this key are open, which is its limit: wait for one to end"
+                raise _rate_limited(detail, _RETRY_SECONDS)
         except Problem as problem:
-            await refuse(scope, problem)(scope, receive, send)
+            await refusal_response(scope, problem)(scope, receive, send)
             return
         except BROKER_DOWN:
-            await refuse(scope, BROKER_UNAVAILABLE)(scope, receive, send)
+            await refusal_response(scope, BROKER_UNAVAILABLE)(scope, receive, send)
             return
 
-        async def told(message: Message) -> None:
+        async def send_with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
-                MutableHeaders(scope=message).update(rate)
+                MutableHeaders(scope=message).update(rate_headers)
             await send(message)
 
-        self._open[caller.key_id] += 1
+        self._num_open[principal.key_id] += 1
         try:
-            await self._app(scope, receive, told)
+            await self._app(scope, receive, send_with_headers)
         finally:
-            self._open[caller.key_id] -= 1
-            if not self._open[caller.key_id]:
-                del self._open[caller.key_id]
+            self._num_open[principal.key_id] -= 1
+            if not self._num_open[principal.key_id]:
+                del self._num_open[principal.key_id]
 
 
-def within(accepted: dict[str, Any], asked: Budget, limits: Limits) -> dict[str, Any]:
-    """The job with the limits as its budget where it has none. ``asked`` is the budget that the client named.
+def apply_caps(job: dict[str, Any], requested: Budget, limits: Limits) -> dict[str, Any]:
+    """Return the resolved job with the owner's limits as its budget where it has none.
 
-    Raises ``Problem`` for one that asks for more than it may: nothing that was asked for is cut silently.
+    ``requested`` is the budget in the request. Raises ``Problem`` for a job over a limit: nothing that was requested is
+    cut silently.
     """
-    budget = accepted["budget"]
+    budget = job["budget"]
     caps = {"tokens": limits.tokens, "seconds": limits.seconds}
     for name, cap in caps.items():
-        if cap is not None and (budget[name] is None or asked == Budget()):
+        if cap is not None and (budget[name] is None or requested == Budget()):
             budget[name] = cap if budget[name] is None else min(cap, budget[name])
-    parameters = accepted["strategy"]
-    found = [
-        *((f"budget.{name}", budget[name], cap) for name, cap in caps.items()),
-        ("strategy.n", parameters.get("n"), limits.n),
-        ("strategy.max_steps", parameters.get("max_steps"), limits.depth),
-    ]
-    _check(found)
-    return accepted
+    parameters = job["strategy"]
+    _check_caps(
+        [
+            *((f"budget.{name}", budget[name], cap) for name, cap in caps.items()),
+            ("strategy.n", parameters.get("n"), limits.n),
+            ("strategy.max_steps", parameters.get("max_steps"), limits.depth),
+        ]
+    )
+    return job
 
 
-def bookable(accepted: dict[str, Any], limits: Limits, settings: Settings) -> dict[str, Any]:
-    """The job with a budget of tokens, if there is a quota of them: what cannot be booked cannot be held to it."""
-    budget = accepted["budget"]
+def add_quota_budget(job: dict[str, Any], limits: Limits, settings: Settings) -> dict[str, Any]:
+    """Return the job with a token budget if its owner has a token quota, which reserves whole budgets."""
+    budget = job["budget"]
     if budget["tokens"] is None and limits.tokens_a_day is not None:
         budget["tokens"] = min(settings.budget_tokens, limits.tokens_a_day)
-    return accepted
+    return job
 
 
-def batch_within(budget: Mapping[str, int], jobs: int, limits: Limits) -> None:
-    """Raises ``Problem`` for a shared budget that is larger than those of so many jobs."""
-    _check([("budget.tokens", budget["tokens"], None if limits.tokens is None else limits.tokens * jobs)])
+def check_batch_budget(budget: Mapping[str, int], num_jobs: int, limits: Limits) -> None:
+    """Raise ``Problem`` for a shared budget over the sum of the limits of its jobs."""
+    _check_caps([("budget.tokens", budget["tokens"], None if limits.tokens is None else limits.tokens * num_jobs)])
 
 
-def _check(found: list[tuple[str, Any, Any]]) -> None:
-    """Of fields with their values and limits."""
-    over = [
+def _check_caps(fields: list[tuple[str, Any, Any]]) -> None:
+    """Raise ``Problem`` if a field, given as its name, its value and its cap, is over the cap."""
+    errors = [
         (field, f"{value:g} is more than your limit of {cap:g}")
-        for field, value, cap in found
+        for field, value, cap in fields
         if cap is not None and value is not None and value > cap
     ]
-    if over:
-        raise Problem(422, "over-limit", "; ".join(f"{field}: {message}" for field, message in over), errors=over)
+    if errors:
+        raise Problem(422, "over-limit", "; ".join(f"{field}: {message}" for field, message in errors), errors=errors)
 
 
-async def _take(store: JobStore, key_id: str, rate: float, burst: int) -> dict[str, str]:
-    """Takes a token out of a bucket; answers what to tell of it. Raises ``Problem`` when it is empty."""
-    admitted, left, wait_ms, full_ms = await store.script("admit", key_id, repr(rate), burst)
+async def _take_token(store: JobStore, key_id: str, rate: float, burst: int) -> dict[str, str]:
+    """Take a token out of a bucket and return the headers about it. Raises ``Problem`` when the bucket is empty."""
+    is_admitted, left, wait_ms, full_ms = await store.script("admit", key_id, repr(rate), burst)
     headers = {
         "RateLimit-Policy": f'"requests";q={burst};w={math.ceil(burst / rate)}',
         "RateLimit": f'"requests";r={left};t={math.ceil(full_ms / 1000)}',
     }
-    if not admitted:
-        wait = str(max(1, math.ceil(wait_ms / 1000)))
-        message = f"this key may send {rate:g} requests a second on average and {burst} at once: wait for {wait} s"
-        raise _rate_limited(message, wait, headers)
+    if not is_admitted:
+        wait_seconds = str(max(1, math.ceil(wait_ms / 1000)))
+        detail = (
+            f"this key may send {rate:g} requests a second on average and {burst} at once: try again in "
+            f"{wait_seconds} s"
+        )
+        raise _rate_limited(detail, wait_seconds, headers)
     return headers
 
 

@@ -1,4 +1,4 @@
-"""What the engines serve, remembered for a moment, so that one that is slow or away never slows the API."""
+"""The models that the engines serve, cached briefly so that a slow or absent engine never slows the API."""
 
 from __future__ import annotations
 
@@ -8,49 +8,49 @@ import time
 from engine.client.health import Health, Standing
 from engine.protocol.types import EngineClient, EngineError, EngineUnavailable, ModelInfo
 
-FRESH_SECONDS = 5.0
-PATIENCE_SECONDS = 0.8
+CACHE_SECONDS = 5.0
+TIMEOUT_SECONDS = 0.8
 
 
 class Catalog:
-    """Asks the engines for their models. ``health`` is what the client ``engine`` knows of each of them."""
+    """Lists the models of the engines. ``health`` is the health record of the client ``engine``."""
 
     def __init__(self, engine: EngineClient, health: Health) -> None:
         self._engine = engine
         self._health = health
-        self._asked_at = float("-inf")
-        self._asking: asyncio.Task[None] | None = None
-        self._answer: list[ModelInfo] | EngineError = EngineUnavailable("not asked yet")
+        self._refreshed_at = float("-inf")
+        self._refresh_task: asyncio.Task[None] | None = None
+        self._result: list[ModelInfo] | EngineError = EngineUnavailable("the engine was not queried yet")
 
     async def models(self) -> list[ModelInfo]:
-        """Raises ``EngineError`` when no engine answers in time."""
-        if time.monotonic() - self._asked_at > FRESH_SECONDS:
+        """Return the served models. Raises ``EngineError`` when no engine answers in time."""
+        if time.monotonic() - self._refreshed_at > CACHE_SECONDS:
             await self.refresh()
-        if isinstance(self._answer, EngineError):
-            raise self._answer
-        return self._answer
+        if isinstance(self._result, EngineError):
+            raise self._result
+        return self._result
 
     def engines(self) -> list[Standing]:
-        """How each of them is."""
+        """Return the health of each engine."""
         return self._health.standings()
 
-    async def answers(self) -> bool:
-        """Ask now, and return whether jobs find an engine."""
+    async def is_engine_available(self) -> bool:
+        """Query the engines now, and return True if one answers."""
         await self.refresh()
-        return not isinstance(self._answer, EngineError)
+        return not isinstance(self._result, EngineError)
 
     async def refresh(self) -> None:
-        """Ask now. Those who come at the same time share one question, and its answer if they go before it comes."""
-        if self._asking is None or self._asking.done():
-            self._asking = asyncio.create_task(self._ask())
-        await asyncio.shield(self._asking)
+        """Query the engines now. Concurrent callers share one query, which goes on when a caller is cancelled."""
+        if self._refresh_task is None or self._refresh_task.done():
+            self._refresh_task = asyncio.create_task(self._query())
+        await asyncio.shield(self._refresh_task)
 
-    async def _ask(self) -> None:
+    async def _query(self) -> None:
         try:
-            async with asyncio.timeout(PATIENCE_SECONDS):
-                self._answer = await self._engine.models()
+            async with asyncio.timeout(TIMEOUT_SECONDS):
+                self._result = await self._engine.models()
         except TimeoutError:
-            self._answer = EngineUnavailable(f"the engine could not be reached within {PATIENCE_SECONDS} s")
+            self._result = EngineUnavailable(f"the engine did not answer within {TIMEOUT_SECONDS} s")
         except EngineError as error:
-            self._answer = error
-        self._asked_at = time.monotonic()
+            self._result = error
+        self._refreshed_at = time.monotonic()

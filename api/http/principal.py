@@ -1,4 +1,4 @@
-"""Who calls: what a key stands for, and which scopes a route asks for."""
+"""The principal of a request: what its API key stands for, and the scopes that routes require."""
 
 from __future__ import annotations
 
@@ -15,42 +15,43 @@ _bearer = HTTPBearer(auto_error=False, description="A key of 'reasoner keys crea
 
 
 @dataclass(frozen=True, slots=True)
-class Caller:
-    """``owner`` is whom the jobs belong to that this caller submits."""
+class Principal:
+    """Who makes a request. Jobs that it submits belong to ``owner``."""
 
     key_id: str
     owner: str
     scopes: frozenset[Scope]
 
     @property
-    def sees(self) -> str | None:
-        """Whose jobs this caller may see: its owner's, or everybody's (``None``)."""
+    def visible_owner(self) -> str | None:
+        """The owner whose jobs this principal may see; ``None`` for those of all owners."""
         return None if "admin" in self.scopes else self.owner
 
 
-LOCAL: Final = Caller("local", "local", SCOPES)
-"""Who calls a service that has no keys."""
+LOCAL_PRINCIPAL: Final = Principal("local", "local", SCOPES)
+"""The principal of all requests to a service that has no keys."""
 
 
-def caller(request: Request, needed: SecurityScopes, _: Annotated[object, Depends(_bearer)] = None) -> Caller:
-    """Whom ``api.http.middleware.Authenticate`` found. Raises ``Problem`` when a scope that the route needs is
-    missing."""
-    found: Caller = request.state.caller
-    missing = [scope for scope in needed.scopes if scope not in found.scopes]
+def require_scopes(
+    request: Request, required: SecurityScopes, _: Annotated[object, Depends(_bearer)] = None
+) -> Principal:
+    """Return the principal that ``AuthenticationMiddleware`` found. Raises ``Problem`` if it lacks a scope."""
+    principal: Principal = request.state.principal
+    missing = [scope for scope in required.scopes if scope not in principal.scopes]
     if missing:
         raise Problem(
             403,
             "insufficient-scope",
-            f"this key may {', '.join(sorted(found.scopes)) or 'nothing'}, and this call needs "
+            f"this key has the scopes {', '.join(sorted(principal.scopes)) or '(none)'}, and this call needs "
             f"{' and '.join(missing)}: use a key with that scope",
-            headers={"WWW-Authenticate": f'Bearer error="insufficient_scope", scope="{" ".join(needed.scopes)}"'},
+            headers={"WWW-Authenticate": f'Bearer error="insufficient_scope", scope="{" ".join(required.scopes)}"'},
         )
-    return found
+    return principal
 
 
-Known = Annotated[Caller, Depends(caller)]
+AnyPrincipal = Annotated[Principal, Depends(require_scopes)]
 """For routes that any key may call."""
-Reader = Annotated[Caller, Security(caller, scopes=["jobs:read"])]
-Writer = Annotated[Caller, Security(caller, scopes=["jobs:write"])]
-MetricsReader = Annotated[Caller, Security(caller, scopes=["metrics:read"])]
-Admin = Annotated[Caller, Security(caller, scopes=["admin"])]
+Reader = Annotated[Principal, Security(require_scopes, scopes=["jobs:read"])]
+Writer = Annotated[Principal, Security(require_scopes, scopes=["jobs:write"])]
+MetricsReader = Annotated[Principal, Security(require_scopes, scopes=["metrics:read"])]
+Admin = Annotated[Principal, Security(require_scopes, scopes=["admin"])]

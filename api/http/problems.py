@@ -1,4 +1,4 @@
-"""Problem documents (RFC 9457): what was wrong, where, and what would be right, for every error of the API."""
+"""Problem documents (RFC 9457) for every error of the API: what was wrong, where, and what would be right."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ RETRY_AFTER = {"Retry-After": "1"}
 
 
 class FieldProblem(BaseModel):
-    """One part of the request and what would be right there."""
+    """A part of the request that was wrong, and what would be right there."""
 
     field: str
     message: str
@@ -52,7 +52,7 @@ class ProblemDocument(BaseModel):
 
 
 class Problem(HTTPException):
-    """An error that a client gets to read. ``code`` is the stable part of its type."""
+    """An error for the client. ``code`` is the end of the document's ``type``, which never changes."""
 
     def __init__(
         self,
@@ -71,14 +71,19 @@ class Problem(HTTPException):
 SHUTTING_DOWN = Problem(
     503,
     "shutting-down",
-    "this process is about to end: send the request again; if it had an Idempotency-Key, the same key goes on with the "
-    "same job",
+    "this process is shutting down: send the request again; with the same Idempotency-Key it continues the same job",
     headers=RETRY_AFTER,
 )
-BROKER_UNAVAILABLE = Problem(503, "broker-unavailable", "the job store cannot be reached", headers=RETRY_AFTER)
+BROKER_UNAVAILABLE = Problem(
+    503,
+    "broker-unavailable",
+    "the job store cannot be reached (its broker does not answer): try again in a moment",
+    headers=RETRY_AFTER,
+)
 
 
 def problem_response(problem: Problem, request_id: str | None) -> JSONResponse:
+    """Return the response with the document of a problem."""
     document = ProblemDocument(
         type=f"urn:reasoner:problem:{problem.code}",
         title=HTTPStatus(problem.status_code).phrase,
@@ -91,13 +96,13 @@ def problem_response(problem: Problem, request_id: str | None) -> JSONResponse:
     return JSONResponse(content, problem.status_code, problem.headers, MEDIA_TYPE)
 
 
-def refuse(scope: Scope, problem: Problem) -> Response:
-    """What a middleware answers that lets a request go no further."""
+def refusal_response(scope: Scope, problem: Problem) -> Response:
+    """Return the response of a middleware that refuses a request."""
     return problem_response(problem, scope["state"]["request_id"])
 
 
-def install(app: FastAPI) -> None:
-    """Makes every error of an application a problem document."""
+def install_error_handlers(app: FastAPI) -> None:
+    """Make every error of an application a problem document."""
     app.add_exception_handler(HTTPException, _on_http_exception)
     app.add_exception_handler(RequestValidationError, _on_validation_error)
     for kind in (
@@ -115,7 +120,7 @@ def install(app: FastAPI) -> None:
         app.add_exception_handler(kind, _on_store_error)
 
 
-def _answer(request: Request, problem: Problem) -> Response:
+def _respond(request: Request, problem: Problem) -> Response:
     return problem_response(problem, getattr(request.state, "request_id", None))
 
 
@@ -124,23 +129,23 @@ async def _on_http_exception(request: Request, error: Exception) -> Response:
     if error.status_code == HTTPStatus.NO_CONTENT:
         return Response(status_code=error.status_code)
     if not isinstance(error, Problem):
-        error = _plain(request, error)
-    return _answer(request, error)
+        error = _framework_problem(request, error)
+    return _respond(request, error)
 
 
-def _plain(request: Request, error: HTTPException) -> Problem:
-    """The problem behind an error that the framework found."""
+def _framework_problem(request: Request, error: HTTPException) -> Problem:
+    """Return the problem for an error that the framework raised."""
     path = request.url.path
     if error.status_code == HTTPStatus.NOT_FOUND:
-        hint = "leave out the last slash" if path.endswith("/") else "/docs lists what there is"
-        return Problem(404, "not-found", f"there is nothing at {path}; {hint}")
+        hint = "leave out the last slash" if path.endswith("/") else "/docs lists all paths"
+        return Problem(404, "not-found", f"there is nothing at {path}: {hint}")
     if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
-        known = request.app.openapi()["paths"]
-        fitting = [item for template, item in known.items() if compile_path(template)[0].match(path)]
-        fitting = [known[path]] if path in known else fitting
+        templates = request.app.openapi()["paths"]
+        matching = [item for template, item in templates.items() if compile_path(template)[0].match(path)]
+        matching = [templates[path]] if path in templates else matching
         # The framework names the methods of one route, and every method of a path is a route of its own.
-        allowed = ", ".join(sorted({method.upper() for item in fitting for method in item})) or "GET"
-        detail = f"{path} does not take {request.method}; it takes {allowed}"
+        allowed = ", ".join(sorted({method.upper() for item in matching for method in item})) or "GET"
+        detail = f"{path} does not take {request.method}: it takes {allowed}"
         return Problem(405, "method-not-allowed", detail, headers={"Allow": allowed})
     code = HTTPStatus(error.status_code).phrase.lower().replace(" ", "-")
     return Problem(error.status_code, code, error.detail, headers=error.headers)
@@ -157,12 +162,12 @@ async def _on_store_error(request: Request, error: Exception) -> Response:
         case NoSuchKey():
             problem = Problem(404, "no-such-key", f"there is no key {str(error)!r}; GET /v1/keys lists those there are")
         case JobActive():
-            problem = Problem(409, "job-active", "only a job that has ended can be deleted: cancel it first")
+            problem = Problem(409, "job-active", "a job that has not ended cannot be deleted: cancel it first")
         case NotRetryable():
             problem = Problem(409, "not-retryable", f"{error}: submit a new job")
         case QueueFull():
             problem = Problem(
-                503, "queue-full", f"{error}, as many as may: try again later", headers={"Retry-After": "10"}
+                503, "queue-full", f"{error}, which is the limit: try again later", headers={"Retry-After": "10"}
             )
         case QuotaExceeded():
             headers = {"Retry-After": str(error.retry_after)}
@@ -173,17 +178,16 @@ async def _on_store_error(request: Request, error: Exception) -> Response:
             problem = Problem(422, "idempotency-conflict", f"{error}: use a new Idempotency-Key for a new job")
         case _:
             problem = BROKER_UNAVAILABLE
-    return _answer(request, problem)
+    return _respond(request, problem)
 
 
 async def _on_validation_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
-    found = error.errors()
     field = getattr(request.scope.get("route"), "body_field", None)
     body = None if field is None else _model_in(field.field_info.annotation)
-    errors = [(_field(part["loc"]), _message(part, body)) for part in found]
+    errors = [(_field(part["loc"]), _message(part, body)) for part in error.errors()]
     detail = "; ".join(f"{field}: {message}" for field, message in errors)
-    return _answer(request, Problem(422, "invalid-request", detail, errors=errors))
+    return _respond(request, Problem(422, "invalid-request", detail, errors=errors))
 
 
 def _field(location: Sequence[int | str]) -> str:
@@ -191,7 +195,7 @@ def _field(location: Sequence[int | str]) -> str:
 
 
 def _without_kinds(location: Sequence[int | str]) -> list[int | str]:
-    """A place in what the client sent: verifiers and extractions are told apart by their kind, which is no field."""
+    """Return pydantic's location as a path in the request, without the tags of unions, which are not fields."""
     kinds = {"verifier": VERIFIER_KINDS, "extract": ("name", "regex", "code")}
     items = ("message", "reasoning")
     return [
@@ -206,8 +210,8 @@ def _message(error: Mapping[str, Any], body: type[BaseModel] | None) -> str:
     if location == ("body",) and error["type"] != "value_error":
         return "send a JSON object, with Content-Type: application/json"
     if error["type"] == "extra_forbidden" and body is not None:
-        known = ", ".join(_model_at(location[:-1], body).model_fields)
-        return f"there is no such field; known here are {known}"
+        names = ", ".join(_model_at(location[:-1], body).model_fields)
+        return f"there is no such field; known here are {names}"
     if error["type"] == "model_attributes_type" and body is not None:
         first = next(iter(_model_at(location, body).model_fields))
         return f'give a JSON object such as {{"{first}": …}}'
@@ -216,7 +220,7 @@ def _message(error: Mapping[str, Any], body: type[BaseModel] | None) -> str:
 
 
 def _model_at(location: Sequence[int | str], body: type[BaseModel]) -> type[BaseModel]:
-    """What should be at a place in the body."""
+    """Return the model that is expected at a location in the body."""
     model = body
     for name in location[1:]:
         if isinstance(name, str) and name in model.model_fields:
@@ -227,6 +231,7 @@ def _model_at(location: Sequence[int | str], body: type[BaseModel]) -> type[Base
 
 
 def _model_in(annotation: Any) -> type[BaseModel] | None:
+    """Return the first model in a type annotation."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return annotation
     return next((model for part in get_args(annotation) if (model := _model_in(part))), None)

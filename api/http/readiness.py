@@ -1,4 +1,4 @@
-"""Check that the engines serve the models of this service, so that a job which names none can run."""
+"""Readiness of the models: the engines serve the policy and the verifier, so that a default job can run."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from engine.protocol.types import EngineClient, EngineError, EngineUnavailable, 
 from prm.scorers.steps import StepScorer
 from workers.config.settings import Settings
 
-PATIENCE_SECONDS = 2.0
+TIMEOUT_SECONDS = 2.0
 _QUESTION = [{"role": "user", "content": "?"}]
 
 log = structlog.get_logger("reasoner.engines")
 
 
 class Readiness:
-    """Asks the engines about the policy and the verifier. A model that has passed is not asked about again."""
+    """Checks the policy and the verifier on the engines. A model that has passed is not checked again."""
 
     def __init__(self, engine: EngineClient, catalog: Catalog) -> None:
         self._engine = engine
@@ -27,33 +27,35 @@ class Readiness:
         self._logged: list[str] = []
 
     async def problems(self, settings: Settings) -> list[str]:
-        """Return what is wrong with the models, none of which may be missing. Each different list of problems is logged
-        once. Raises ``EngineError`` when no engine answers in time."""
+        """Return what is wrong with the models; a list of problems is logged once until it changes.
+
+        Raises ``EngineError`` when no engine answers in time.
+        """
         served = {info.id: info for info in await self._catalog.models()}
-        found = [
+        problems = [
             problem
             for setting, name in (("REASONER_MODEL", settings.model_name), ("REASONER_PRM", settings.prm_name))
-            if name is not None and (problem := await self._problem(setting, name, served)) is not None
+            if name is not None and (problem := await self._find_problem(setting, name, served)) is not None
         ]
-        if found and found != self._logged:
-            log.warning("not ready: default jobs would fail", problems=found)
-        self._logged = found
-        return found
+        if problems and problems != self._logged:
+            log.warning("not ready: default jobs would fail", problems=problems)
+        self._logged = problems
+        return problems
 
-    async def _problem(self, setting: str, name: str, served: dict[str, ModelInfo]) -> str | None:
+    async def _find_problem(self, setting: str, name: str, served: dict[str, ModelInfo]) -> str | None:
         if name not in served:
-            instead = "; without a verifier it is REASONER_PRM=none" if setting == "REASONER_PRM" else ""
-            return f"{setting} {name!r} is not served; served are {', '.join(sorted(served)) or 'none'}{instead}"
+            hint = "; to run without a verifier set REASONER_PRM=none" if setting == "REASONER_PRM" else ""
+            return f"{setting} {name!r} is not served; served are {', '.join(sorted(served)) or 'none'}{hint}"
         if self._passed.get(name) == served[name]:
             return None
         try:
-            async with asyncio.timeout(PATIENCE_SECONDS):
+            async with asyncio.timeout(TIMEOUT_SECONDS):
                 if setting == "REASONER_PRM":
                     await StepScorer(self._engine, served[name]).prompt(_QUESTION)
                 else:
                     await self._engine.tokenize(name, _QUESTION)
         except TimeoutError:
-            raise EngineUnavailable(f"the engine did not tokenise within {PATIENCE_SECONDS:g} s") from None
+            raise EngineUnavailable(f"the engine did not tokenize a prompt within {TIMEOUT_SECONDS:g} s") from None
         except EngineUnavailable:
             raise
         except EngineError as error:

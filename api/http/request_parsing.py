@@ -1,101 +1,114 @@
-"""Bodies of requests: JSON as RFC 8259 has it, and nothing that two readers could understand differently."""
+"""Strict parsing of requests: JSON bodies, query parameters and the ``Idempotency-Key`` header."""
 
 from __future__ import annotations
 
+import codecs
+import hashlib
 import json
 import math
-import re
-from collections.abc import Callable, Coroutine
-from typing import Any, NoReturn
+from collections import Counter
+from collections.abc import Callable, Coroutine, Iterable
+from typing import Annotated, Any, NoReturn
 
-from fastapi import Request
+import jiter
+from fastapi import Header, Request
 from fastapi.responses import Response
 from fastapi.routing import APIRoute
 
 from api.http.problems import Problem
 
 MAX_DEPTH = 100
-"""Of arrays and objects inside each other: far beyond what any field asks for, far below what ends a reader."""
-_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
+"""Nesting of arrays and objects: far beyond what any field needs, far below what overflows a parser."""
+
+IdempotencyKey = Annotated[
+    str | None,
+    Header(
+        min_length=1,
+        max_length=255,
+        description="Requests with the same key and body make one job, or one batch, within a day.",
+    ),
+]
 
 
 class JsonRoute(APIRoute):
-    """A route whose body is read by ``parse``."""
+    """A route whose body is parsed by ``parse_json``."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         handle = super().get_route_handler()
 
-        async def handled(request: Request) -> Response:
-            return await handle(_Request(request.scope, request.receive))
+        async def handle_strictly(request: Request) -> Response:
+            return await handle(_JsonRequest(request.scope, request.receive))
 
-        return handled
+        return handle_strictly
 
 
-class _Request(Request):
+class _JsonRequest(Request):
     async def json(self) -> Any:
-        return parse(await self.body())
+        return parse_json(await self.body())
 
 
-def parse(body: bytes) -> Any:
-    """What a body says. Raises ``Problem`` for what is not JSON, for a name that is given twice, for numbers that no
-    double holds, and for halves of surrogate pairs, which no UTF-8 can answer."""
+def parse_json(body: bytes) -> Any:
+    """Return the value of a JSON document (RFC 8259) in UTF-8.
+
+    Raises ``Problem`` for malformed JSON and for what two parsers could read differently: names given twice, halves of
+    surrogate pairs, numbers beyond a 64-bit float, and nesting deeper than ``MAX_DEPTH``.
+    """
     try:
-        text = body.decode("utf-8-sig")
-        found = json.loads(text, object_pairs_hook=_object, parse_constant=_constant, parse_float=_float)
-    except UnicodeDecodeError as error:
-        _refuse(f"byte {error.start} is not UTF-8")
-    except json.JSONDecodeError as error:
-        _refuse(f"{error.msg} at character {error.pos}")
-    except RecursionError:
-        _refuse_depth()
-    except ValueError:  # Python reads no more digits than that
-        _refuse("a number has thousands of digits")
-    _check_depth(found)
-    if _SURROGATE.search(text):
-        _check_characters(found)
-    return found
-
-
-def _object(members: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(members)
-    if len(found) < len(members):
-        names = [name for name, _ in members]
-        twice = next(name for name in names if names.count(name) > 1)
-        _refuse(f"{twice[:100]!r} is given twice in one object, and only one can hold")
-    return found
-
-
-def _constant(name: str) -> NoReturn:
-    _refuse(f"{name} is no number in JSON")
-
-
-def _float(digits: str) -> float:
-    value = float(digits)
-    if math.isinf(value):
-        _refuse(f"{digits[:100]} is more than a number can be")
+        value = jiter.from_json(
+            body.removeprefix(codecs.BOM_UTF8), allow_inf_nan=False, catch_duplicate_keys=True, cache_mode="keys"
+        )
+    except ValueError as error:
+        _refuse_json(str(error))
+    _check_depth_and_numbers(value)
     return value
 
 
-def _check_depth(found: Any) -> None:
-    level = [found]
+def _check_depth_and_numbers(document: Any) -> None:
+    level = [document]
     for _ in range(MAX_DEPTH + 1):
-        inner = [part.values() if isinstance(part, dict) else part for part in level if isinstance(part, dict | list)]
-        if not inner:
+        if any(isinstance(value, float) and math.isinf(value) for value in level):
+            _refuse_json("a number is larger than a 64-bit float can hold")
+        level = [inner for value in level for inner in _members(value)]
+        if not level:
             return
-        level = [part for parts in inner for part in parts]
-    _refuse_depth()
+    _refuse_json(f"arrays and objects are nested more than {MAX_DEPTH} deep")
 
 
-def _check_characters(found: Any) -> None:
-    try:
-        json.dumps(found, ensure_ascii=False).encode()
-    except UnicodeEncodeError as error:
-        _refuse(f"\\u{ord(error.object[error.start]):04x} is half of a surrogate pair: write both halves, or UTF-8")
+def _members(value: Any) -> Iterable[Any]:
+    match value:
+        case dict():
+            return value.values()
+        case list():
+            return value
+        case _:
+            return ()
 
 
-def _refuse_depth() -> NoReturn:
-    _refuse(f"arrays and objects are more than {MAX_DEPTH} deep")
+def _refuse_json(reason: str) -> NoReturn:
+    raise Problem(400, "malformed-json", f"the body is not a valid JSON document: {reason}")
 
 
-def _refuse(reason: str) -> NoReturn:
-    raise Problem(400, "malformed-json", f"the body is not JSON that can be taken: {reason}")
+async def check_query_parameters(request: Request) -> None:
+    """Raise ``Problem`` for query parameters that the route does not have, and for those that are given twice.
+
+    For routes of the OpenAPI document.
+    """
+    num_values = Counter(name for name, _ in request.query_params.multi_items())
+    if not num_values:
+        return
+    operation = request.app.openapi()["paths"][request.scope["route"].path][request.method.lower()]
+    known = [parameter["name"] for parameter in operation.get("parameters", ()) if parameter["in"] == "query"]
+    known_text = f"known here are {', '.join(known)}" if known else "this call has none"
+    errors = [(name, f"there is no such parameter; {known_text}") for name in num_values if name not in known]
+    errors += [(name, "give it once") for name, count in num_values.items() if name in known and count > 1]
+    if errors:
+        detail = "; ".join(f"{name}: {message}" for name, message in errors)
+        raise Problem(422, "invalid-request", detail, errors=errors)
+
+
+async def read_idempotency(key: str | None, request: Request) -> tuple[str, str] | None:
+    """Return the idempotency key with a digest of the body, which ignores how the JSON is written."""
+    if key is None:
+        return None
+    canonical = json.dumps(json.loads(await request.body()), sort_keys=True, separators=(",", ":"))
+    return key, hashlib.sha256(canonical.encode()).hexdigest()

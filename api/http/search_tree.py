@@ -1,4 +1,4 @@
-"""The search tree as a client sees it: a job's journal, folded."""
+"""The search tree as the API shows it, built from the events of a job."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from reasoner.jobs.event import Event
 
 
 class TreeNode(BaseModel):
-    """A branch. ``state`` is ``live`` while it grows, then why it ended, or ``pruned``."""
+    """A branch. ``state`` is ``live`` while it is generated, then why it ended, or ``pruned``."""
 
     id: str
     parent: str
@@ -19,9 +19,9 @@ class TreeNode(BaseModel):
     tokens: int = 0
     logprob: float = 0.0
     scores: list[float] = []
-    """Of the steps that this node added."""
+    """Scores of the steps that this node added."""
     score: float | None = None
-    """Of the whole branch up to here."""
+    """Score of the whole branch up to this node."""
     state: str = "live"
     reason: str | None = None
     answer: str | None = None
@@ -36,19 +36,19 @@ class Tree(BaseModel):
     best: str | None = None
 
 
-class GrowingTree:
-    """The tree that a job's events describe, taken one by one in their order."""
+class TreeBuilder:
+    """Builds the tree from events that are added one by one, in their order."""
 
     def __init__(self) -> None:
         self._nodes: dict[str, TreeNode] = {}
         self._best: str | None = None
 
-    def take(self, event: Event) -> None:
+    def add(self, event: Event) -> None:
         nodes, data = self._nodes, cast(dict[str, Any], event.data)
         match event.type:
             case "node":
                 node = nodes.setdefault(data["node"], TreeNode(id=data["node"], parent=data["parent"]))
-                node.text += data["text"]  # a branch may arrive in parts
+                node.text += data["text"]  # a branch may arrive in segments
                 node.tokens += data["tokens"]
                 node.logprob += data["logprob"]
                 if data["final"]:
@@ -65,13 +65,14 @@ class GrowingTree:
             case "job.cancelled" if data["result"] is not None:
                 self._best = data["result"]["node"]
 
-    def of(self, job_id: str) -> Tree:
+    def build(self, job_id: str) -> Tree:
+        """Return the tree so far."""
         return Tree(job=job_id, nodes=list(self._nodes.values()), best=self._best)
 
 
-def fold(job_id: str, events: Iterable[Event]) -> Tree:
-    """Plays a job's events, in their order, into the tree that they describe."""
-    growing = GrowingTree()
+def build_tree(job_id: str, events: Iterable[Event]) -> Tree:
+    """Return the tree that the events of a job describe."""
+    builder = TreeBuilder()
     for event in events:
-        growing.take(event)
-    return growing.of(job_id)
+        builder.add(event)
+    return builder.build(job_id)

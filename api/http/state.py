@@ -1,11 +1,12 @@
-"""What the routes of one application share."""
+"""The objects that all routes of one application share."""
 
 from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field
+from typing import Annotated
 
-from fastapi import Request
+from fastapi import Depends, Request
 
 from api.http.model_catalog import Catalog
 from api.http.readiness import Readiness
@@ -16,7 +17,7 @@ from workers.store.jobs import JobStore
 
 
 @dataclass(frozen=True, slots=True)
-class State:
+class ServiceState:
     live: LiveSettings
     store: JobStore
     catalog: Catalog
@@ -26,10 +27,14 @@ class State:
 
     @property
     def settings(self) -> Settings:
-        """As they are now."""
+        """The settings as they are now: some can change while the service runs."""
         return self.live.now
 
 
-def service(request: Request) -> State:
-    state: State = request.app.state.service
+def get_state(request: Request) -> ServiceState:
+    state: ServiceState = request.app.state.service
     return state
+
+
+State = Annotated[ServiceState, Depends(get_state)]
+"""Parameter of a route that needs the shared objects."""

@@ -47,7 +47,7 @@ def stream_error(problem: Problem) -> ErrorBody:
     return ErrorBody(message=problem.detail, type="server_error", param=None, code=_code(problem.code))
 
 
-class OpenAIErrors:
+class OpenAIErrorMiddleware:
     """Translates problem documents, whichever part of the application sent them."""
 
     def __init__(self, app: ASGIApp) -> None:

@@ -44,7 +44,7 @@ class _Said:
     score: float | None = None
 
 
-class Story:
+class Narration:
     """One job's, by its specification as it is stored. ``concise`` leaves out single branches."""
 
     def __init__(self, spec: dict[str, Any], *, concise: bool = False) -> None:

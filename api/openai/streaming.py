@@ -11,7 +11,7 @@ from fastapi import Request
 from fastapi.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from api.openai.narration import End, Story
+from api.openai.narration import End, Narration
 from workers.store.jobs import BROKER_DOWN, JobStore, NoSuchJob
 
 KEEP_ALIVE_SECONDS = 15.0
@@ -19,29 +19,28 @@ KEEP_ALIVE_SECONDS = 15.0
 log = structlog.get_logger("reasoner.api")
 
 
-class ClientGone(Exception):
+class ClientDisconnected(Exception):
     """Nobody is there to read an answer."""
 
 
-async def ended(request: Request, store: JobStore, job_id: str, story: Story, *, returns: bool) -> End | None:
-    """Follows the job to its end; ``None`` when it was deleted. Raises ``ClientGone`` when the client goes away: it
-    takes its job with it, unless it ``returns``."""
+async def ended(request: Request, store: JobStore, job_id: str, story: Narration, *, returns: bool) -> End | None:
+    """Follow the job to its end."""
     following = asyncio.ensure_future(_listen(store, job_id, story))
     leaving = asyncio.ensure_future(_gone(request))
     try:
         await asyncio.wait({following, leaving}, return_when=asyncio.FIRST_COMPLETED)
         if not following.done():
-            raise ClientGone
+            raise ClientDisconnected
         following.result()
         return story.end
     finally:
         following.cancel()
         leaving.cancel()
         if not returns:
-            await let_go(store, job_id, story)
+            await cancel_abandoned_job(store, job_id, story)
 
 
-async def let_go(store: JobStore, job_id: str, story: Story) -> None:
+async def cancel_abandoned_job(store: JobStore, job_id: str, story: Narration) -> None:
     """Cancels a job that nobody waits for any longer, unless it has ended."""
     if story.end is not None:
         return
@@ -91,7 +90,7 @@ async def _keep_alive(events: AsyncIterator[str]) -> AsyncIterator[str]:
             await asyncio.wait({waiting})
 
 
-async def _listen(store: JobStore, job_id: str, story: Story) -> None:
+async def _listen(store: JobStore, job_id: str, story: Narration) -> None:
     async for event in store.follow(job_id):
         story.take(event)
 

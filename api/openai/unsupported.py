@@ -72,7 +72,7 @@ RESPONSES: dict[str, Unsupported] = _COMMON | {
 }
 
 
-def without_neutral(body: Any, unsupported: Mapping[str, Unsupported]) -> Any:
+def remove_neutral_fields(body: Any, unsupported: Mapping[str, Unsupported]) -> Any:
     """The body without fields that ask for nothing. Raises ``ValidationError`` that names every other one."""
     if not isinstance(body, dict):
         return body

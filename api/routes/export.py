@@ -1,4 +1,4 @@
-"""``GET /v1/jobs/export``: what has ended, as lines of JSON."""
+"""Route of ``GET /v1/jobs/export``: jobs that have ended, as JSON Lines."""
 
 from __future__ import annotations
 
@@ -6,19 +6,17 @@ import json
 from collections.abc import AsyncIterator
 from typing import Annotated
 
-from fastapi import APIRouter, Depends, Query
+from fastapi import APIRouter, Query
 from fastapi.responses import StreamingResponse
 
 from api.http.principal import Reader
 from api.http.problems import ProblemDocument
-from api.http.state import State, service
+from api.http.state import State
 from reasoner.jobs.job import TERMINAL_STATUSES, Status
 from workers.store.jobs import JobStore, NoSuchJob
 
 MAX_TIME = 1e11
-"""Seconds since the epoch: three thousand years on."""
-
-Service = Annotated[State, Depends(service)]
+"""Latest time in seconds since the epoch: three thousand years from it."""
 
 router = APIRouter(prefix="/v1/jobs", tags=["jobs"], responses={"default": {"model": ProblemDocument}})
 
@@ -30,23 +28,25 @@ router = APIRouter(prefix="/v1/jobs", tags=["jobs"], responses={"default": {"mod
     summary="Export jobs that have ended",
 )
 async def export(
-    state: Service,
-    caller: Reader,
+    state: State,
+    principal: Reader,
     since: Annotated[
         float,
         Query(
-            ge=0, le=MAX_TIME, description="Jobs that ended then or later; the 'finished_at' of the last line goes on."
+            ge=0,
+            le=MAX_TIME,
+            description="Only jobs that ended then or later; continue with the last line's 'finished_at'.",
         ),
     ] = 0.0,
-    status: Annotated[Status | None, Query(description="Only jobs that ended like this.")] = None,
-    journal: Annotated[bool, Query(description="With all events of each job as its 'events'.")] = False,
+    status: Annotated[Status | None, Query(description="Only jobs that ended with this status.")] = None,
+    journal: Annotated[bool, Query(description="Add all events of each job as its 'events'.")] = False,
 ) -> StreamingResponse:
-    """One job a line (JSON Lines), in the order of their ends, up to those that had ended when it was asked. To keep
-    jobs for longer than the service does, ask regularly: a job at the seam may come twice, none is left out.
+    """One job a line (JSON Lines), in the order in which they ended, up to the time of the request. Export regularly to
+    keep jobs for longer than the service does: a job at the boundary may come twice, and none is left out.
     """
-    until = await state.store.now()  # also: while the broker is away, this is the time to say so
+    until = await state.store.now()  # before the response begins, since it raises while the broker is away
     return StreamingResponse(
-        _lines(state.store, caller.sees, since, until, status, journal),
+        _lines(state.store, principal.visible_owner, since, until, status, journal),
         media_type="application/x-ndjson",
         headers={"Content-Disposition": 'attachment; filename="jobs.jsonl"'},
     )
@@ -58,10 +58,10 @@ async def _lines(
     async for job_id in store.ended(owner, since, until):
         try:
             job = await store.get(job_id)
-        except NoSuchJob:  # deleted meanwhile
+        except NoSuchJob:  # deleted in the meantime
             continue
         if job["status"] not in TERMINAL_STATUSES or (status is not None and job["status"] != status):
-            continue  # it is retried, or another kind is asked for
+            continue  # being retried, or not of the requested status
         if journal:
             job["events"] = [event.model_dump() for event in await store.events(job_id)]
         yield json.dumps(job, separators=(",", ":")) + "\n"

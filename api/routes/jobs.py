@@ -1,4 +1,4 @@
-"""``/v1/jobs``: submit, look, wait, follow, cancel, retry, delete."""
+"""Routes of ``/v1/jobs``: submit, list, show, wait, follow, cancel, retry and delete."""
 
 from __future__ import annotations
 
@@ -10,14 +10,13 @@ from typing import Annotated, Literal
 
 from fastapi import APIRouter, Depends, Header, Path, Query, Request, Response
 from fastapi.responses import JSONResponse, StreamingResponse
-from pydantic import BaseModel
 
-from api.http.idempotency import IdempotencyKey, idempotency_of
-from api.http.principal import Known, Reader, Writer
+from api.http.pagination import After, Limit, Page, build_page, unknown_cursor
+from api.http.principal import AnyPrincipal, Reader, Writer
 from api.http.problems import Problem, ProblemDocument
-from api.http.request_parsing import JsonRoute
-from api.http.search_tree import Tree, fold
-from api.http.state import State, service
+from api.http.request_parsing import IdempotencyKey, JsonRoute, read_idempotency
+from api.http.search_tree import Tree, build_tree
+from api.http.state import State
 from api.http.submission import submit_job
 from api.openai.streaming import EventStream
 from reasoner.jobs.event import MAX_SEQ, Event
@@ -34,7 +33,6 @@ _EVENT_ID = re.compile(r"[0-9]{1,18}")
 _JOB_ID = re.compile(r"job_[0-9a-f]{32}")
 _PREFER_WAIT = re.compile(r"(?:^|[,;\s])wait\s*=\s*\"?(\d{1,6})\"?(?=$|[,;\s])")
 
-Service = Annotated[State, Depends(service)]
 Wait = Annotated[float, Query(ge=0, le=MAX_WAIT_SECONDS, description="Seconds to wait for the job to end.")]
 
 router = APIRouter(
@@ -42,27 +40,26 @@ router = APIRouter(
 )
 
 
-class JobPage(BaseModel):
-    """``last_id`` is what ``after`` takes to get the next page."""
-
-    data: list[Job]
-    first_id: str | None
-    last_id: str | None
-    has_more: bool
+class JobPage(Page[Job]):
+    pass
 
 
-async def job_id_of(
-    job_id: Annotated[str, Path(description="What POST /v1/jobs answered as 'id'.")], state: Service, caller: Known
+async def check_job_id(
+    job_id: Annotated[str, Path(description="The 'id' in the answer of POST /v1/jobs.")],
+    state: State,
+    principal: AnyPrincipal,
 ) -> str:
-    """The one way of an id into a route: only what looks like one may become part of a key in the store, and a job
-    that the caller may not see is a job that there is not."""
+    """Return the id of a job that the principal may see. Raises ``NoSuchJob``, also for jobs of other owners.
+
+    Only a well-formed id may become part of a Redis key.
+    """
     if not _JOB_ID.fullmatch(job_id):
         raise NoSuchJob(job_id)
-    await state.store.check_owner(job_id, caller.sees)
+    await state.store.check_owner(job_id, principal.visible_owner)
     return job_id
 
 
-JobId = Annotated[str, Depends(job_id_of)]
+JobId = Annotated[str, Depends(check_job_id)]
 
 
 @router.post(
@@ -75,17 +72,17 @@ JobId = Annotated[str, Depends(job_id_of)]
 async def submit(
     spec: JobSpec,
     request: Request,
-    state: Service,
-    caller: Writer,
+    state: State,
+    principal: Writer,
     prefer: Annotated[
         str | None, Header(description="'wait=N' answers when the job has ended or after N seconds.")
     ] = None,
     idempotency_key: IdempotencyKey = None,
 ) -> Response:
-    idempotency = await idempotency_of(idempotency_key, request)
-    job, created = await submit_job(spec, caller, state, idempotency=idempotency)
+    idempotency = await read_idempotency(idempotency_key, request)
+    job, is_new = await submit_job(spec, principal, state, idempotency=idempotency)
     headers = {"Location": f"/v1/jobs/{job['id']}"}
-    if not created:
+    if not is_new:
         headers["Idempotency-Replayed"] = "true"
     wait = _PREFER_WAIT.search(prefer or "")
     if wait:
@@ -96,51 +93,51 @@ async def submit(
 
 
 @router.get("", response_model=JobPage, summary="List jobs, newest first")
-async def page(
-    state: Service,
-    caller: Reader,
-    after: Annotated[str | None, Query(description="The 'last_id' of the page before.")] = None,
-    limit: Annotated[int, Query(ge=1, le=100)] = 20,
+async def list_page(
+    state: State,
+    principal: Reader,
+    after: After = None,
+    limit: Limit = 20,
     status: Annotated[
         Literal[Status, "dead"] | None,
-        Query(description="'dead' are the failed jobs that lost their worker too often without a step forward."),
+        Query(description="'dead': failed jobs that lost their worker too often without any progress."),
     ] = None,
 ) -> Response:
     try:
-        jobs = await state.store.page(owner=caller.sees, after=after, limit=limit + 1, status=status)
+        jobs = await state.store.page(owner=principal.visible_owner, after=after, limit=limit + 1, status=status)
     except NoSuchJob:
-        message = f"there is no job {after!r}: give the 'last_id' of the page before"
-        raise Problem(400, "unknown-cursor", message, errors=[("after", message)]) from None
-    shown = jobs[:limit]
-    first, last = (shown[0]["id"], shown[-1]["id"]) if shown else (None, None)
-    return JSONResponse({"data": shown, "first_id": first, "last_id": last, "has_more": len(jobs) > limit})
+        raise unknown_cursor("job", after) from None
+    return JSONResponse(build_page(jobs, limit))
 
 
-@router.get("/{job_id}", response_model=Job, summary="Look at a job, or wait for its end")
-async def show(_: Reader, job_id: JobId, state: Service, wait: Wait = 0) -> Response:
+@router.get("/{job_id}", response_model=Job, summary="Show a job, or wait for its end")
+async def show(_: Reader, job_id: JobId, state: State, wait: Wait = 0) -> Response:
     return JSONResponse(await state.store.wait(job_id, wait))
 
 
-async def _starting_point(
+async def _first_event(
     job_id: JobId,
-    state: Service,
+    state: State,
     starting_after: Annotated[
         int | None, Query(ge=0, le=MAX_SEQ, description="Sequence number of the last event you have.")
     ] = None,
     last_event_id: Annotated[str | None, Header(description="The same, as EventSource sends it.")] = None,
 ) -> int:
-    """Where a stream starts. Decided before the answer begins, while an error can still be told."""
+    """Return the number of the event after which a stream starts.
+
+    A dependency, so that an error is raised before the response begins.
+    """
     job = await state.store.get(job_id)
     after = starting_after or 0
-    if last_event_id:  # a browser that reconnects repeats the first URL: its header is the newer word
+    if last_event_id:  # EventSource reconnects with the first URL; its header is more recent
         if not _EVENT_ID.fullmatch(last_event_id):
-            message = f"{last_event_id[:40]!r} is not the id of an event: they are whole numbers"
-            raise _bad_start("Last-Event-ID", message)
+            message = f"{last_event_id[:40]!r} is not the id of an event: give the number of the last event received"
+            raise _bad_start_problem("Last-Event-ID", message)
         after = int(last_event_id)
     if after > job["last_seq"]:
-        raise _bad_start("starting_after", f"event {after} has not happened: the newest is {job['last_seq']}")
+        raise _bad_start_problem("starting_after", f"event {after} does not exist yet: the newest is {job['last_seq']}")
     if after == job["last_seq"] and job["status"] in TERMINAL_STATUSES:
-        raise Problem(204, "ended", "")  # tells EventSource not to come back
+        raise Problem(204, "ended", "")  # EventSource does not reconnect after 204
     return after
 
 
@@ -149,45 +146,44 @@ async def _starting_point(
     response_class=StreamingResponse,
     responses={
         200: {"content": {"text/event-stream": {"itemSchema": EVENT}}},
-        204: {"description": "The job has ended, and you have its last event"},
+        204: {"description": "The job has ended, and there are no more events"},
     },
     summary="Follow a job",
 )
-async def events(
-    _: Reader, job_id: JobId, state: Service, after: Annotated[int, Depends(_starting_point)]
-) -> EventStream:
-    """Server-sent events with ``id`` = sequence number, gapless, resumable anywhere, ending with the job's end."""
-    return EventStream(_as_text(state.store.follow(job_id, after)))
+async def events(_: Reader, job_id: JobId, state: State, after: Annotated[int, Depends(_first_event)]) -> EventStream:
+    """Server-sent events; ``id`` is the sequence number, without gaps. The stream can be resumed after any event and
+    ends when the job does."""
+    return EventStream(_format_events(state.store.follow(job_id, after)))
 
 
-async def _as_text(events: AsyncIterator[Event]) -> AsyncIterator[str]:
-    with contextlib.suppress(ShuttingDown):  # the stream ends without the job's end: its client comes back for the rest
+async def _format_events(events: AsyncIterator[Event]) -> AsyncIterator[str]:
+    with contextlib.suppress(ShuttingDown):  # the stream ends before the job does, and its client reconnects
         async for event in events:
-            # In ASCII: many clients take U+2028 or U+0085 inside a text for the end of a line.
+            # ASCII: many clients end a line at U+2028 or U+0085 too, which a text may contain.
             yield f"id: {event.seq}\nevent: {event.type}\ndata: {json.dumps(event.model_dump())}\n\n"
 
 
 @router.get("/{job_id}/tree", summary="The search tree so far")
-async def tree(_: Reader, job_id: JobId, state: Service) -> Tree:
+async def tree(_: Reader, job_id: JobId, state: State) -> Tree:
     await state.store.get(job_id)
-    return fold(job_id, await state.store.events(job_id))
+    return build_tree(job_id, await state.store.events(job_id))
 
 
 @router.post(
     "/{job_id}/cancel",
     response_model=Job,
-    responses={202: {"model": Job, "description": "Its worker is being told"}},
+    responses={202: {"model": Job, "description": "Its worker is being notified"}},
     summary="Cancel a job",
 )
-async def cancel(_: Writer, job_id: JobId, state: Service) -> Response:
-    """200 when the job has ended (also when it had before), 202 while its worker is being told."""
+async def cancel(_: Writer, job_id: JobId, state: State) -> Response:
+    """200 when the job has ended (now or earlier), 202 while its worker is being notified."""
     job = await state.store.cancel(job_id)
     return JSONResponse(job, 200 if job["status"] in TERMINAL_STATUSES else 202)
 
 
 @router.post("/{job_id}/retry", status_code=202, response_model=Job, summary="Run a failed job again")
-async def retry(job_id: JobId, state: Service, _: Writer) -> Response:
-    """It goes on from its journal: what it paid for is not paid for again. Its events go on behind its failure."""
+async def retry(job_id: JobId, state: State, _: Writer) -> Response:
+    """The job continues from its journal and pays for nothing twice. Its events continue after the failure."""
     settings = state.settings
     quota = settings.limits.of(await state.store.owner(job_id)).quota
     job = await state.store.retry(job_id, queue_cap=settings.queue_cap, quota=quota)
@@ -196,9 +192,9 @@ async def retry(job_id: JobId, state: Service, _: Writer) -> Response:
 
 
 @router.delete("/{job_id}", status_code=204, summary="Delete a job that has ended")
-async def delete(_: Writer, job_id: JobId, state: Service) -> None:
+async def delete(_: Writer, job_id: JobId, state: State) -> None:
     await state.store.delete(job_id)
 
 
-def _bad_start(field: str, message: str) -> Problem:
+def _bad_start_problem(field: str, message: str) -> Problem:
     return Problem(400, "bad-start", message, errors=[(field, message)])

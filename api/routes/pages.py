@@ -14,7 +14,7 @@ from typing import Annotated
 
 from fastapi import APIRouter, Header, Request, Response
 
-from api.http.security_headers import PAGE_POLICY
+from api.http.middleware import PAGE_POLICY
 
 DASHBOARD = Path(__file__).parents[1] / "dashboard"
 DOCS = Path(__file__).parents[1] / "docs"

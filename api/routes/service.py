@@ -1,63 +1,63 @@
-"""What can be asked for, and how the service is."""
+"""Routes about the service itself: strategies, models, health, readiness and metrics."""
 
 from __future__ import annotations
 
 from dataclasses import asdict
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Depends, Path, Response
+from fastapi import APIRouter, Path, Response
 from fastapi.responses import JSONResponse, PlainTextResponse
 
-from api.http.metrics import exposition
-from api.http.principal import Known, MetricsReader
+from api.http.metrics import render_metrics
+from api.http.principal import AnyPrincipal, MetricsReader
 from api.http.problems import RETRY_AFTER, Problem, ProblemDocument
-from api.http.state import State, service
+from api.http.state import ServiceState, State
 from api.openai.errors import ErrorDocument
 from engine.protocol.types import EngineError
 from reasoner.jobs.spec import DEFAULT_STRATEGY, FALLBACK_STRATEGY
 from reasoner.strategies.registry import describe_strategies
 from workers.store.jobs import BROKER_DOWN
 
-Service = Annotated[State, Depends(service)]
-
 router = APIRouter(tags=["service"], responses={"default": {"model": ProblemDocument}})
 
 
 @router.get("/v1/strategies", summary="Strategies and the JSON schemas of their parameters")
-async def strategies(state: Service, _: Known) -> dict[str, Any]:
-    """``default`` is the strategy of a job that names none. Those that are not ``available`` need a verifier, and the
-    service has no process reward model: the job must bring a ``verifier`` of its own."""
-    verifies = state.settings.prm_name is not None
+async def strategies(state: State, _: AnyPrincipal) -> dict[str, Any]:
+    """``default`` is the strategy of a job that names none. Strategies that are not ``available`` need a verifier, and
+    the service has no process reward model: the job must bring a ``verifier`` of its own."""
+    has_verifier = state.settings.prm_name is not None
     listed = [
-        {"name": name, "available": verifies or not schema["needs_verifier"], **schema}
+        {"name": name, "available": has_verifier or not schema["needs_verifier"], **schema}
         for name, schema in describe_strategies().items()
     ]
-    return {"default": DEFAULT_STRATEGY if verifies else FALLBACK_STRATEGY, "data": listed}
+    return {"default": DEFAULT_STRATEGY if has_verifier else FALLBACK_STRATEGY, "data": listed}
 
 
 @router.get("/v1/models", summary="Models that the engines serve")
-async def models(state: Service, _: Known) -> dict[str, Any]:
-    return {"object": "list", "data": list((await _models(state)).values())}
+async def models(state: State, _: AnyPrincipal) -> dict[str, Any]:
+    return {"object": "list", "data": list((await _list_models(state)).values())}
 
 
-@router.get("/v1/models/{model:path}", responses={"default": {"model": ErrorDocument}}, summary="One of them")
-async def model(model: Annotated[str, Path(description="Its name.")], state: Service, _: Known) -> dict[str, Any]:
-    served = await _models(state)
+@router.get("/v1/models/{model:path}", responses={"default": {"model": ErrorDocument}}, summary="Show a model")
+async def model(
+    model: Annotated[str, Path(description="Name of a served model.")], state: State, _: AnyPrincipal
+) -> dict[str, Any]:
+    served = await _list_models(state)
     if model not in served:
-        known = ", ".join(served) or "none"
-        raise Problem(404, "unknown-model", f"there is no model {model!r}; served are {known}")
+        names = ", ".join(served) or "none"
+        raise Problem(404, "unknown-model", f"there is no model {model!r}; served are {names}")
     return served[model]
 
 
 @router.head("/healthz", include_in_schema=False)
-@router.get("/healthz", summary="Whether this process is alive")
+@router.get("/healthz", summary="Check that this process is alive")
 async def healthz() -> dict[str, str]:
     return {"status": "ok"}
 
 
 @router.head("/readyz", include_in_schema=False)
-@router.get("/readyz", summary="Whether a job that is submitted now can run")
-async def readyz(state: Service) -> Response:
+@router.get("/readyz", summary="Check that a job submitted now can run")
+async def readyz(state: State) -> Response:
     failures = []
     try:
         await state.store.ping()
@@ -71,21 +71,22 @@ async def readyz(state: Service) -> Response:
     if failures:
         detail = "; ".join(f"{name}: {message}" for name, message in failures)
         raise Problem(503, "not-ready", detail, errors=failures, headers=RETRY_AFTER)
-    told = {"status": "ready", "broker": "ok", "engine": "ok", "configuration": state.live.problem or "ok"}
-    return JSONResponse(told | {"engines": _engines(state)})
+    document = {"status": "ready", "broker": "ok", "engine": "ok", "configuration": state.live.problem or "ok"}
+    return JSONResponse(document | {"engines": _describe_engines(state)})
 
 
 @router.get("/metrics", response_class=PlainTextResponse, summary="Prometheus metrics")
-async def metrics(state: Service, _: MetricsReader) -> Response:
+async def metrics(state: State, _: MetricsReader) -> Response:
     await state.catalog.refresh()
     return Response(
-        exposition(*await state.store.stats(), state.catalog.engines()),
+        render_metrics(*await state.store.stats(), state.catalog.engines()),
         media_type="text/plain; version=0.0.4; charset=utf-8",
     )
 
 
-async def _models(state: State) -> dict[str, dict[str, Any]]:
-    """By name, with what OpenAI's clients look for: a model is as old as this process knows it to be."""
+async def _list_models(state: ServiceState) -> dict[str, dict[str, Any]]:
+    """Return the served models by name, with the fields of OpenAI's model object. ``created`` is when this process
+    started."""
     try:
         served = await state.catalog.models()
     except EngineError as error:
@@ -94,9 +95,9 @@ async def _models(state: State) -> dict[str, dict[str, Any]]:
     return {info.id: common | asdict(info) for info in served}
 
 
-def _engines(state: State) -> list[dict[str, str]]:
-    """Each engine with its state, and why it is away. One is enough to be ready."""
+def _describe_engines(state: ServiceState) -> list[dict[str, str]]:
+    """Return each engine with its state, and why it is not up. One engine that is up makes the service ready."""
     return [
-        {"engine": known.name, "state": known.state} | ({} if known.error is None else {"reason": str(known.error)})
-        for known in state.catalog.engines()
+        {"engine": engine.name, "state": engine.state} | ({} if engine.error is None else {"reason": str(engine.error)})
+        for engine in state.catalog.engines()
     ]

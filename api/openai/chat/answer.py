@@ -10,7 +10,7 @@ from pydantic import BaseModel
 
 from api.http.problems import SHUTTING_DOWN
 from api.openai.errors import stream_error
-from api.openai.narration import End, Story
+from api.openai.narration import End, Narration
 from api.openai.usage import CachedTokens, ReasoningTokens, Report, reasoning_tokens
 from reasoner.jobs.event import Event
 from workers.store.jobs import ShuttingDown
@@ -58,7 +58,7 @@ class ChatCompletion(BaseModel):
     reasoner: Report
 
 
-def completion(job: JobDocument, story: Story, end: End) -> ChatCompletion:
+def completion(job: JobDocument, story: Narration, end: End) -> ChatCompletion:
     """The answer of a job that has ended with one, or without."""
     message = AssistantMessage(role="assistant", content=end.content, reasoning_content=story.text)
     return ChatCompletion(
@@ -73,7 +73,9 @@ def completion(job: JobDocument, story: Story, end: End) -> ChatCompletion:
     )
 
 
-async def chunks(job: JobDocument, story: Story, events: AsyncIterator[Event], *, usage: bool) -> AsyncIterator[str]:
+async def chunks(
+    job: JobDocument, story: Narration, events: AsyncIterator[Event], *, usage: bool
+) -> AsyncIterator[str]:
     """The same as the data of server-sent events: first what the search does, while it does it, then the answer.
 
     ``usage``: in a chunk of its own. A search that fails ends the stream with an error, and so does a service that is

@@ -8,7 +8,7 @@ from pydantic import Field, model_validator
 
 from api.openai.content import Nothing, Text
 from api.openai.request import Asked, Tokens
-from api.openai.unsupported import CHAT, without_neutral
+from api.openai.unsupported import CHAT, remove_neutral_fields
 from reasoner.base_model import StrictModel
 from reasoner.jobs.spec import Message
 
@@ -43,7 +43,7 @@ class ChatBody(Asked):
     @model_validator(mode="before")
     @classmethod
     def _supported(cls, body: Any) -> Any:
-        return without_neutral(body, CHAT)
+        return remove_neutral_fields(body, CHAT)
 
     def to_messages(self) -> list[Message]:
         """What the model gets to read."""

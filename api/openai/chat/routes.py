@@ -6,22 +6,19 @@ from collections.abc import AsyncIterator
 from functools import partial
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Body, Depends, Request, Response
+from fastapi import APIRouter, Body, Request, Response
 from fastapi.responses import JSONResponse
 
-from api.http.idempotency import IdempotencyKey, idempotency_of
 from api.http.principal import Writer
 from api.http.problems import Problem
-from api.http.request_parsing import JsonRoute
-from api.http.state import State, service
+from api.http.request_parsing import IdempotencyKey, JsonRoute, read_idempotency
+from api.http.state import State
 from api.http.submission import submit_job
 from api.openai.chat.answer import ChatCompletion, chunks, completion
 from api.openai.chat.body import ChatBody
 from api.openai.errors import ErrorDocument
-from api.openai.narration import End, Story
-from api.openai.streaming import ClientGone, EventStream, ended, let_go
-
-Service = Annotated[State, Depends(service)]
+from api.openai.narration import End, Narration
+from api.openai.streaming import ClientDisconnected, EventStream, cancel_abandoned_job, ended
 
 router = APIRouter(
     prefix="/v1", route_class=JsonRoute, tags=["openai"], responses={"default": {"model": ErrorDocument}}
@@ -64,8 +61,8 @@ STREAM: dict[int | str, dict[str, Any]] = {
 async def complete(
     body: Annotated[ChatBody, Body(openapi_examples=EXAMPLES)],
     request: Request,
-    state: Service,
-    caller: Writer,
+    state: State,
+    principal: Writer,
     idempotency_key: IdempotencyKey = None,
 ) -> Response:
     """A search stands behind every completion: ``reasoning_content`` tells what it does, ``reasoner`` has the job. The
@@ -78,18 +75,18 @@ async def complete(
     deterministic, priority and webhook are those of ``POST /v1/jobs``.
     """
     spec = body.to_job(body.to_messages(), state.settings)
-    idempotency = await idempotency_of(idempotency_key, request)
-    job, _ = await submit_job(spec, caller, state, idempotency=idempotency)
+    idempotency = await read_idempotency(idempotency_key, request)
+    job, _ = await submit_job(spec, principal, state, idempotency=idempotency)
     summary = body.reasoning.summary if body.reasoning else None
-    story = Story(job["spec"], concise=summary == "concise")
+    story = Narration(job["spec"], concise=summary == "concise")
     if body.stream:
         usage = bool(body.stream_options and body.stream_options.include_usage)
         told = chunks(job, story, state.store.follow(job["id"]), usage=usage)
-        leave = partial(let_go, state.store, job["id"], story) if idempotency is None else None
+        leave = partial(cancel_abandoned_job, state.store, job["id"], story) if idempotency is None else None
         return EventStream(_as_events(told), leave)
     try:
         end = await ended(request, state.store, job["id"], story, returns=idempotency is not None)
-    except ClientGone:
+    except ClientDisconnected:
         return Response(status_code=499)
     if end is None or end.result is None or end.status == "cancelled":
         raise _failure(end)

@@ -9,7 +9,7 @@ from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
 from api.openai.chat.body import as_message
 from api.openai.content import Nothing, Text
 from api.openai.request import Asked, Summary, Tokens
-from api.openai.unsupported import RESPONSES, without_neutral
+from api.openai.unsupported import RESPONSES, remove_neutral_fields
 from reasoner.base_model import StrictModel
 from reasoner.jobs.spec import MAX_PROBLEM_CHARS, Message
 
@@ -97,9 +97,9 @@ class ResponseBody(Asked):
     @model_validator(mode="before")
     @classmethod
     def _supported(cls, body: Any) -> Any:
-        return without_neutral(body, RESPONSES)
+        return remove_neutral_fields(body, RESPONSES)
 
-    def conversation(self, history: list[Message]) -> list[Message]:
+    def to_messages(self, history: list[Message]) -> list[Message]:
         """What the model gets to read: the instructions, what came before, the input."""
         head = [] if self.instructions is None else [Message(role="system", content=self.instructions)]
         turns = [as_message(item.role, item.content) for item in self.input if isinstance(item, InputMessage)]

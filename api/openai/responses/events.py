@@ -8,7 +8,7 @@ from typing import Any
 
 from api.http.problems import SHUTTING_DOWN
 from api.openai.errors import stream_error
-from api.openai.narration import End, Story
+from api.openai.narration import End, Narration
 from api.openai.responses.body import Form
 from api.openai.responses.object import MessageStatus, Response, message_item, message_status, reasoning_item
 from reasoner.budget.usage import Usage
@@ -29,7 +29,7 @@ class ResponseEvents:
     def __init__(self, job: JobDocument, form: Form) -> None:
         self._job = job | {"usage": Usage().model_dump()}  # until it ends: the same whenever it is read
         self._form = form
-        self.story = Story(job["spec"], concise=form.summary == "concise")
+        self.story = Narration(job["spec"], concise=form.summary == "concise")
         self._number = 0
         self._telling = False
         self._closing: list[Json] = []
@@ -115,7 +115,7 @@ class ResponseEvents:
         return Response.of(job, self._form, self.story).model_dump()
 
 
-def newest_number(stream: ResponseEvents, events: Iterable[Event]) -> int:
+def last_sequence_number(stream: ResponseEvents, events: Iterable[Event]) -> int:
     """Of the last event of a stream when these are all events of its job."""
     found = [one for event in events for one in stream.take(event)]
     newest: int = [*found, *stream.close()][-1]["sequence_number"]

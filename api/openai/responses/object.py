@@ -6,7 +6,7 @@ from typing import Any, Literal, Self
 
 from pydantic import BaseModel
 
-from api.openai.narration import End, Story
+from api.openai.narration import End, Narration
 from api.openai.responses.body import Form, SummaryText
 from api.openai.usage import CachedTokens, ReasoningTokens, Report, reasoning_tokens
 from reasoner.jobs.job import Status
@@ -110,7 +110,7 @@ class Response(BaseModel):
     reasoner: Report
 
     @classmethod
-    def of(cls, job: JobDocument, form: Form, story: Story) -> Self:
+    def of(cls, job: JobDocument, form: Form, story: Narration) -> Self:
         """Of a job and what its events have told."""
         spec, end = job["spec"], story.end
         return cls(
@@ -164,7 +164,7 @@ def _state(text: str | None) -> Literal["in_progress", "completed"]:
     return "in_progress" if text is None else "completed"
 
 
-def _output(job_id: str, story: Story) -> list[ReasoningItem | MessageItem]:
+def _output(job_id: str, story: Narration) -> list[ReasoningItem | MessageItem]:
     if story.end is None:
         return []
     items: list[ReasoningItem | MessageItem] = [reasoning_item(job_id, story.text)]

@@ -13,20 +13,19 @@ from fastapi import Response as HttpResponse
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel, Field
 
-from api.http.idempotency import IdempotencyKey, idempotency_of
-from api.http.principal import Caller, Known, Reader, Writer
+from api.http.principal import AnyPrincipal, Principal, Reader, Writer
 from api.http.problems import Problem
-from api.http.request_parsing import JsonRoute
-from api.http.state import State, service
+from api.http.request_parsing import IdempotencyKey, JsonRoute, read_idempotency
+from api.http.state import State
 from api.http.submission import submit_job
 from api.openai.chat.routes import PROBLEM, STREAM
 from api.openai.errors import ErrorDocument
-from api.openai.narration import Story
+from api.openai.narration import Narration
 from api.openai.responses.body import Form, ResponseBody
-from api.openai.responses.events import ResponseEvents, behind, newest_number
+from api.openai.responses.events import ResponseEvents, behind, last_sequence_number
 from api.openai.responses.items import InputItems, ListItems, input_items
 from api.openai.responses.object import Response, response_id
-from api.openai.streaming import ClientGone, EventStream, ended, let_go
+from api.openai.streaming import ClientDisconnected, EventStream, cancel_abandoned_job, ended
 from reasoner.answers.extraction.extract import strip_thinking
 from reasoner.base_model import StrictModel
 from reasoner.jobs.event import MAX_SEQ
@@ -53,8 +52,6 @@ EXAMPLES: dict[str, Any] = {
     },
 }
 
-Service = Annotated[State, Depends(service)]
-
 router = APIRouter(
     prefix="/v1/responses", route_class=JsonRoute, tags=["openai"], responses={"default": {"model": ErrorDocument}}
 )
@@ -78,12 +75,12 @@ class Deleted(BaseModel):
 
 async def job_behind(
     response_id: Annotated[str, Path(description="What POST /v1/responses answered as 'id'.")],
-    state: Service,
-    caller: Known,
+    state: State,
+    principal: AnyPrincipal,
 ) -> str:
     """As ``api.routes.jobs.job_id_of``: every job can be looked at as a response, the digits of their ids are the
     same."""
-    return str((await _job_behind(response_id, state, caller))["id"])
+    return str((await _job_behind(response_id, state, principal))["id"])
 
 
 JobId = Annotated[str, Depends(job_behind)]
@@ -93,8 +90,8 @@ JobId = Annotated[str, Depends(job_behind)]
 async def create(
     body: Annotated[ResponseBody, Body(openapi_examples=EXAMPLES)],
     request: Request,
-    state: Service,
-    caller: Writer,
+    state: State,
+    principal: Writer,
     idempotency_key: IdempotencyKey = None,
 ) -> HttpResponse:
     """The job behind a response is ``job_`` and the digits of its id. With ``background`` the answer comes at once and
@@ -103,34 +100,34 @@ async def create(
     as its job.
     """
     form = body.form
-    history = [] if body.previous_response_id is None else await _history(body.previous_response_id, state, caller)
-    spec = body.to_job(body.conversation(history), state.settings)
-    idempotency = await idempotency_of(idempotency_key, request)
+    history = [] if body.previous_response_id is None else await _history(body.previous_response_id, state, principal)
+    spec = body.to_job(body.to_messages(history), state.settings)
+    idempotency = await read_idempotency(idempotency_key, request)
     returns = form.background or idempotency is not None
-    job, _ = await submit_job(spec, caller, state, idempotency=idempotency, form=form.model_dump_json())
+    job, _ = await submit_job(spec, principal, state, idempotency=idempotency, form=form.model_dump_json())
     if body.stream:
         stream = ResponseEvents(job, form)
-        leave = None if returns else partial(let_go, state.store, job["id"], stream.story)
+        leave = None if returns else partial(cancel_abandoned_job, state.store, job["id"], stream.story)
         return EventStream(_as_events(behind(None, stream, state.store.follow(job["id"]))), leave)
-    story = Story(job["spec"], concise=form.summary == "concise")
+    story = Narration(job["spec"], concise=form.summary == "concise")
     if not form.background:
         try:
             if await ended(request, state.store, job["id"], story, returns=returns) is None:
                 raise Problem(409, "deleted", "the response was deleted while it was made")
-        except ClientGone:
+        except ClientDisconnected:
             return HttpResponse(status_code=499)
     return JSONResponse(Response.of(job, form, story).model_dump())
 
 
 @router.get("/{response_id}", response_model=Response, responses=STREAM, summary="Look at a response, or follow it")
-async def retrieve(job_id: JobId, query: Annotated[Retrieve, Query()], state: Service, _: Reader) -> HttpResponse:
+async def retrieve(job_id: JobId, query: Annotated[Retrieve, Query()], state: State, _: Reader) -> HttpResponse:
     """A stream may be read from its beginning or behind any of its events, as often as you like, while the response
     is being made and later."""
     job, form = await state.store.get(job_id), await _form(state, job_id)
     after = query.starting_after
     if query.stream:
         if after is not None:
-            newest = newest_number(ResponseEvents(job, form), await state.store.events(job_id))
+            newest = last_sequence_number(ResponseEvents(job, form), await state.store.events(job_id))
             if after > newest:
                 raise _bad_start(f"event {after} has not happened: the newest is {newest}")
         return EventStream(_as_events(behind(after, ResponseEvents(job, form), state.store.follow(job_id))))
@@ -140,7 +137,7 @@ async def retrieve(job_id: JobId, query: Annotated[Retrieve, Query()], state: Se
 
 
 @router.get("/{response_id}/input_items", summary="What a response was asked")
-async def inputs(job_id: JobId, query: Annotated[ListItems, Query()], state: Service, _: Reader) -> InputItems:
+async def inputs(job_id: JobId, query: Annotated[ListItems, Query()], state: State, _: Reader) -> InputItems:
     """The turns that the model was given, those of earlier responses included, newest first."""
     try:
         return input_items(await state.store.get(job_id), await _form(state, job_id), query)
@@ -150,34 +147,34 @@ async def inputs(job_id: JobId, query: Annotated[ListItems, Query()], state: Ser
 
 
 @router.post("/{response_id}/cancel", response_model=Response, summary="Cancel a response")
-async def cancel(job_id: JobId, state: Service, _: Writer) -> HttpResponse:
+async def cancel(job_id: JobId, state: State, _: Writer) -> HttpResponse:
     """One that has ended stays as it is. While its worker is being told, its status is the old one."""
     job = await state.store.cancel(job_id)
     return JSONResponse((await _as_it_is(state, job, await _form(state, job_id))).model_dump())
 
 
 @router.delete("/{response_id}", summary="Delete a response that has ended, and its job")
-async def delete(job_id: JobId, state: Service, _: Writer) -> Deleted:
+async def delete(job_id: JobId, state: State, _: Writer) -> Deleted:
     await state.store.delete(job_id)
     return Deleted(id=response_id(job_id))
 
 
-async def _job_behind(response_id: str, state: State, caller: Caller) -> JobDocument:
+async def _job_behind(response_id: str, state: State, principal: Principal) -> JobDocument:
     job_id = f"job_{response_id.removeprefix('resp_')}"
     try:
         if not _RESPONSE_ID.fullmatch(response_id):
             raise NoSuchJob(response_id)
-        await state.store.check_owner(job_id, caller.sees)
+        await state.store.check_owner(job_id, principal.visible_owner)
         return await state.store.get(job_id)
     except NoSuchJob:
         raise Problem(404, "no-such-response", f"there is no response {response_id!r}") from None
 
 
-async def _history(response_id: str, state: State, caller: Caller) -> list[Message]:
+async def _history(response_id: str, state: State, principal: Principal) -> list[Message]:
     """The conversation that a response ended."""
     field = "previous_response_id"
     try:
-        job = await _job_behind(response_id, state, caller)
+        job = await _job_behind(response_id, state, principal)
     except Problem as problem:
         raise Problem(problem.status_code, problem.code, problem.detail, errors=[(field, problem.detail)]) from None
     said = strip_thinking((job["result"] or {}).get("text") or "")
@@ -196,7 +193,7 @@ async def _form(state: State, job_id: str) -> Form:
 
 
 async def _as_it_is(state: State, job: JobDocument, form: Form) -> Response:
-    story = Story(job["spec"], concise=form.summary == "concise")
+    story = Narration(job["spec"], concise=form.summary == "concise")
     if job["status"] in TERMINAL_STATUSES:
         for event in await state.store.events(job["id"]):
             story.take(event)

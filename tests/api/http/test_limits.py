@@ -10,8 +10,8 @@ from typing import Any
 import httpx
 import pytest
 
-from api.http.limits import LimitCallers
-from api.http.principal import Caller
+from api.http.limits import RateLimitMiddleware
+from api.http.principal import Principal
 from tests.api.conftest import serving, submitted
 from tests.api.http.test_bad_input import check_problem
 from tests.api.keyed import header
@@ -68,11 +68,11 @@ async def test_open_requests_of_a_key_are_counted_and_given_back(settings: Setti
         await send({"type": "http.response.body"})
 
     service = SimpleNamespace(state=SimpleNamespace(service=SimpleNamespace(settings=limited(settings, streams=2))))
-    limit = LimitCallers(slow)
+    limit = RateLimitMiddleware(slow)
 
     async def call(key: str, path: str = "/") -> httpx.Response:
         async def app(scope: Any, receive: Any, send: Any) -> None:
-            state = {"caller": Caller(key, "ann", SCOPES), "request_id": "r"}
+            state = {"principal": Principal(key, "ann", SCOPES), "request_id": "r"}
             await limit({**scope, "app": service, "state": state}, receive, send)
 
         transport = httpx.ASGITransport(app=app, raise_app_exceptions=False)

@@ -31,7 +31,7 @@ pytestmark = pytest.mark.usefixtures("slow_to_look_again")
 def slow_to_look_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make remembered health last for ever, so that only a fresh question tells the truth."""
     monkeypatch.setattr("engine.client.health.FRESH_SECONDS", 3600.0)
-    monkeypatch.setattr("api.http.model_catalog.FRESH_SECONDS", 3600.0)
+    monkeypatch.setattr("api.http.model_catalog.CACHE_SECONDS", 3600.0)
     monkeypatch.setattr("engine.client.replicas.MOMENT_SECONDS", 0.0)
 
 
@@ -81,7 +81,7 @@ async def test_an_engine_that_no_longer_answers_is_not_up(
         assert answer.status_code == 503
         assert "has not answered" in answer.json()["errors"][0]["message"]
         assert await engine_up(client) == 0
-        hangs.let_go()
+        hangs.cancel_abandoned_job()
         while (await client.get("/readyz")).status_code != 200:
             pass
         assert await engine_up(client) == 1
@@ -109,7 +109,7 @@ class Hanging:
         tokenize = Route("/tokenize", engine._tokenize, methods=["POST"])
         self.app = Starlette(routes=[Route("/v1/models", self._models), tokenize])
 
-    def let_go(self) -> None:
+    def cancel_abandoned_job(self) -> None:
         assert self._loop is not None
         self._loop.call_soon_threadsafe(self.may_answer.set)
 

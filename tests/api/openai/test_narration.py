@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from api.openai import streaming
-from api.openai.narration import Story
+from api.openai.narration import Narration
 from api.openai.responses.body import Form
 from api.openai.responses.events import ResponseEvents
 from reasoner.budget.usage import Usage
@@ -55,7 +55,7 @@ class Journal:
 
 
 def told(events: list[Event], **how: Any) -> str:
-    story = Story(SPEC, **how)
+    story = Narration(SPEC, **how)
     return "".join(story.take(event) for event in events)
 
 
@@ -132,7 +132,7 @@ def test_each_end_is_told(end: Event, line: str) -> None:
 
 def test_only_what_the_chosen_solution_says_is_visible() -> None:
     write = Journal()
-    story = Story(SPEC)
+    story = Narration(SPEC)
     for event in [
         write.node("0", tokens=7, fresh=True),
         write.node("0.0", tokens=30, reason="step"),

@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
-from api.http.search_tree import fold
+from api.http.search_tree import build_tree
 from engine.protocol.types import EngineClient
 from reasoner.budget.usage import Usage
 from reasoner.jobs.event import Event
@@ -207,7 +207,7 @@ async def test_what_the_events_say_they_cost_adds_up_to_the_bill(
 
 
 def test_a_branch_that_arrives_in_parts_is_one_node() -> None:
-    from api.http.search_tree import fold
+    from api.http.search_tree import build_tree
 
     def event(seq: int, kind: str, **data: Any) -> Event:
         return Event(seq=seq, type=kind, at=0.0, data=data)
@@ -220,7 +220,7 @@ def test_a_branch_that_arrives_in_parts_is_one_node() -> None:
         event(4, "score", node="0", scores=[0.5], score=0.5, computed=3, cached=0),
         event(5, "score", node="0", scores=[0.25], score=0.25, computed=3, cached=0),
     ]
-    growing, whole = fold("j", events[:2]).nodes[0], fold("j", events).nodes[0]
+    growing, whole = build_tree("j", events[:2]).nodes[0], build_tree("j", events).nodes[0]
     assert (growing.state, growing.text) == ("live", "a")
     assert (whole.state, whole.reason, whole.text, whole.tokens, whole.logprob) == ("step", "step", "ab", 3, -1.5)
     assert (whole.scores, whole.score) == ([0.5, 0.25], 0.25)
@@ -307,4 +307,4 @@ def test_the_tree_of_a_cancelled_job_shows_the_best_so_far() -> None:
     grown = Event(seq=1, type="node", at=0.0, data=node | {"reason": "stop", "answer": "2"})
     for result, best in ((None, None), ({"node": "0"}, "0")):
         end = Event(seq=2, type="job.cancelled", at=1.0, data={"result": result, "error": None, "usage": {}})
-        assert fold("job", [grown, end]).best == best
+        assert build_tree("job", [grown, end]).best == best

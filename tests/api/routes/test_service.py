@@ -9,7 +9,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from starlette.types import Receive, Scope, Send
 
 from api.http.metrics import HTTP_STREAMS
-from api.http.middleware import Observe
+from api.http.middleware import RequestLogMiddleware
 from tests.api.conftest import submitted
 
 
@@ -72,7 +72,9 @@ async def test_an_open_stream_is_counted_while_it_is_read() -> None:
         await send({"type": "http.response.body", "body": b""})
 
     before = HTTP_STREAMS._value.get()
-    async with httpx.AsyncClient(transport=httpx.ASGITransport(Observe(app)), base_url="http://reasoner") as client:
+    async with httpx.AsyncClient(
+        transport=httpx.ASGITransport(RequestLogMiddleware(app)), base_url="http://reasoner"
+    ) as client:
         for kind in ("text/event-stream; charset=utf-8", "application/json"):
             await client.get("/v1/jobs/x/events", headers={"Accept": kind})
     assert opened == [before + 1, before]
