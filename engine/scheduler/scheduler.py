@@ -1,21 +1,21 @@
-"""Which tokens are computed next, and who gets memory for them.
+"""Scheduling of one model's sequences: choose the tokens of each step and reserve pages for them.
 
 There are no prefill and decode phases. Every sequence has tokens whose keys and values are not computed yet, one for a
-branch that is being sampled and many for a new prompt, and each step computes as many as its token budget allows.
+decoding branch and many for a new prompt, and each step computes as many as its token budget allows.
 
-**Order.** Sampling branches get their one token first, so that a long prompt stalls nobody; prompts share the rest in
-chunks, and always get a quarter of the step. Jobs that wait start by priority; then those that were overtaken too
-often, first come first served; then by deadline; then by how much of their prefix is cached; then by age. Only the
-first of a long queue are ranked so: beyond them it is first come, first served. A sequence that needs the very page
-that another one is computing waits for it.
+**Order.** Decoding branches get their one token first, so that a long prompt does not stall them; prompts share the
+rest in chunks, and always get at least a quarter of the step. Waiting jobs start by priority; then those that were
+bypassed too often, first come, first served; then by deadline; then by the length of their cached prefix; then by age.
+Only the first ``QUEUE_WINDOW`` jobs are ranked this way; the rest is first come, first served. A sequence whose next
+page is being computed by another sequence waits for that page.
 
-**Progress.** When memory runs out, a sequence gives its pages back and later starts again; what of them is still cached
-is found again. It is never the *head*, the oldest of the highest priority that runs, and the head alone always fits,
-since the pool bounds the context: so the head finishes. A job that waits is overtaken by at most ``MAX_BYPASSES``
-admissions before it is the next to start among equals, and nobody starts before it until it fits; when it runs and
-those before it have finished, it is the head. Nothing is reserved for the tokens that a branch may still generate. Yet
-a sequence that lost its pages is not back before somebody has left: it frees ``n`` pages, of which the shortage takes
-one at least, and to start it needs these ``n`` and one for each that runs.
+**Progress.** When memory runs out, a running sequence is preempted: it frees its pages and starts again later, from
+what is still cached of them. The *head*, the oldest running sequence of the highest priority, is never preempted, and
+it always fits alone, because the pool bounds the context: so the head finishes. After ``MAX_BYPASSES`` admissions of
+others a waiting job is the next to start among those of its priority, and no other job starts before it fits; once the
+sequences before it have finished, it is the head. Nothing is reserved for tokens that a branch may still generate.
+Preemption does not thrash: a preempted sequence frees ``n`` pages, at least one of which is taken at once, and needs
+``n`` pages and one for each running sequence to start again, so another sequence has to finish first.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ from engine.scheduler.sequence import Job, ScoreSequence, Sequence
 MAX_BYPASSES = 128
 """Admissions after which a job that still waits goes first among those of its priority."""
 
-WINDOW = 128
-"""Jobs at the head of the queue that are ranked, and sequences that are looked at in one step without being started."""
+QUEUE_WINDOW = 128
+"""Maximum number of queued jobs that are ranked, and of sequences that are examined in one step without starting."""
 
-_SIBLINGS = 16
-"""Sequences of one job that are looked at in vain before the next job has its turn."""
+_MAX_POSTPONED = 16
+"""Maximum number of sequences of one job that are examined without starting before the next job's turn."""
 
-_BY_AGE = attrgetter("order")
+_ARRIVAL_ORDER = attrgetter("order")
 
-_Page = tuple[Node | str | None, tuple[int, ...]]
-"""A page that is being computed: the cached page (or the namespace) that it comes after, and its tokens."""
+_PageKey = tuple[Node | str | None, tuple[int, ...]]
+"""A page that is being computed: the cached page (or the namespace) before it, and its tokens."""
 
 
 @dataclass(slots=True)
@@ -49,58 +49,72 @@ class Schedule:
     """The work of one step."""
 
     scheduled: list[tuple[Sequence, int]] = field(default_factory=list)
-    """Sequences with the number of tokens to compute; pages for them are reserved."""
+    """Sequences with the number of tokens to compute; pages for these are reserved."""
     over_budget: list[ScoreSequence] = field(default_factory=list)
-    """Items that would need more tokens than their ``max_compute``; ``cached`` says what the cache had."""
+    """Items that would need more tokens than their ``max_compute``."""
+
+
+@dataclass(slots=True)
+class _Admission:
+    """Limits that shrink while one step admits sequences."""
+
+    num_tokens: int
+    """Tokens left of the step."""
+    num_candidates: int = QUEUE_WINDOW
+    """Sequences that may still be examined without starting."""
+    reserved_pages: int = 0
+    """Pages that running prompts still need."""
+    pending_pages: dict[_PageKey, Sequence] = field(default_factory=dict)
+    """Pages that running sequences compute next, with the first sequence that does."""
 
 
 class Scheduler:
-    """The jobs of one model. ``max_running`` sequences run at once, ``step_tokens`` tokens are computed in a step."""
+    """The jobs of one model: at most ``max_running`` sequences run at once, ``step_tokens`` tokens per step."""
 
     def __init__(self, cache: KVCache, *, max_running: int, step_tokens: int) -> None:
         self.cache = cache
         self.running: dict[Sequence, None] = {}
-        """In the order of their start."""
+        """Running sequences in the order of their start."""
         self.num_waiting = 0
-        """Sequences that wait."""
+        """Number of waiting sequences."""
         self.num_preemptions = 0
         self.prompt_tokens = 0
-        """Tokens of sequences that were admitted, and how many of them were cached."""
+        """Tokens of all sequences at their first admission."""
         self.cached_tokens = 0
+        """Cached ones among ``prompt_tokens``."""
         self._queue: list[tuple[int, int, Job]] = []
-        """Jobs with sequences that wait, by (negated priority, age)."""
+        """Jobs with waiting sequences, sorted by (negated priority, arrival)."""
         self._arrivals = itertools.count()
-        self._admissions = 0
+        self._num_admissions = 0
         self._max_running = max_running
         self._step_tokens = step_tokens
 
     def add(self, job: Job) -> None:
-        """Queues the sequences of a new job."""
+        """Queue the sequences of a new job."""
         first, match = job.sequences[0], Match()
         for sequence in job.sequences:
-            # Branches of one prefix wait for the same pages, which are looked up once for all of them.
-            same = sequence.max_cached == first.max_cached and sequence.tokens == first.tokens
-            sequence.order, sequence.match = next(self._arrivals), match if same else None
-        job.waiting, job.order, job.admissions_at_arrival = [], job.sequences[0].order, self._admissions
-        self._queue_again(job, list(job.sequences))
+            # Branches of one prefix wait for the same pages: one shared match, so that they are looked up once.
+            is_same = sequence.max_cached == first.max_cached and sequence.tokens == first.tokens
+            sequence.order, sequence.match = next(self._arrivals), match if is_same else None
+        job.waiting, job.order, job.admissions_at_arrival = [], job.sequences[0].order, self._num_admissions
+        self._set_waiting(job, list(job.sequences))
 
     def reset(self) -> None:
-        """Forgets all jobs; the cache was emptied. What was counted stays."""
+        """Remove all jobs after the cache was emptied. Counters stay."""
         self.running.clear()
         self._queue.clear()
         self.num_waiting = 0
 
     def schedule(self) -> Schedule:
-        """Chooses the work of the next step and reserves its memory."""
-        preemptions = self.num_preemptions
+        """Choose the work of the next step and reserve its memory."""
         schedule = Schedule()
-        budget = self._continue_running(schedule)
-        if self._queue and budget > 0 and preemptions == self.num_preemptions:
-            self._admit(schedule, budget)
+        num_tokens, has_preempted = self._continue_running(schedule)
+        if self._queue and num_tokens > 0 and not has_preempted:
+            self._admit(schedule, num_tokens)
         return schedule
 
     def finish(self, sequence: Sequence) -> None:
-        """Takes a running sequence out; its committed tokens stay cached, and pinned if the job has a lease."""
+        """Remove a running sequence; its computed tokens stay cached, and pinned if the job has a lease."""
         del self.running[sequence]
         table, job = sequence.pages, sequence.job
         end = self.cache.publish(table, sequence.tokens, sequence.num_computed, tail=True)
@@ -110,170 +124,187 @@ class Scheduler:
             self.cache.leases.pin(job.lease, job.namespace, end)
 
     def remove_job(self, job: Job) -> None:
-        """Takes all sequences of a job out."""
-        self._queue_again(job, [])
+        """Remove all sequences of a job."""
+        self._set_waiting(job, [])
         for sequence in job.sequences:
             if sequence.table is not None:
                 self.finish(sequence)
 
     def check_invariants(self) -> None:
-        """Raises ``RuntimeError`` when the queue, the running sequences and the cache do not fit together."""
+        """Raise ``RuntimeError`` if the queue, the running sequences and the cache are inconsistent."""
         self.cache.check()
         waiting = [sequence for _, _, job in self._queue for sequence in job.waiting]
         if self._queue != sorted(self._queue) or not all(job.waiting for _, _, job in self._queue):
-            raise RuntimeError("the queue is out of order, or has a job of which nothing waits")
+            raise RuntimeError("the queue is not sorted, or contains a job without waiting sequences")
         if len(waiting) != self.num_waiting or any(sequence.table is not None for sequence in waiting):
-            raise RuntimeError("the sequences that wait were not counted, or one of them runs")
+            raise RuntimeError("num_waiting is wrong, or a waiting sequence has a page table")
         if len(self.running) > self._max_running or self.cache.open_tables != len(self.running):
-            raise RuntimeError("page tables and running sequences do not match")
+            raise RuntimeError("the open page tables are not those of the running sequences")
         for sequence in self.running:
             table = sequence.pages
             cached = list(itertools.chain.from_iterable(node.key for node in self.cache.path(table)))
             if len(cached) > sequence.num_computed or cached != sequence.tokens[: len(cached)]:
                 raise RuntimeError(f"row {table.row} published other tokens than it has computed")
             if sequence.num_computed > len(table.pages) * self.cache.page_size:
-                raise RuntimeError(f"row {table.row} has computed more tokens than it has room for")
+                raise RuntimeError(f"row {table.row} has computed more tokens than its pages hold")
 
     # Running sequences.
 
-    def _continue_running(self, schedule: Schedule) -> int:
-        """Gives the running sequences their share of the step; answers how many tokens are left of it."""
-        size, preemptions = self.cache.page_size, self.num_preemptions
+    def _continue_running(self, schedule: Schedule) -> tuple[int, bool]:
+        """Schedule the running sequences; return the tokens left of the step, and whether a sequence was preempted."""
+        decoding, prompts = self._split_running()
+        num_preempted = 0
+        for sequence in decoding:
+            table = sequence.table
+            if table is not None and len(sequence.tokens) > len(table.pages) * self.cache.page_size:
+                num_preempted += self._make_room(sequence, len(sequence.tokens))
+        scheduled = [(sequence, 1) for sequence in decoding]
+        num_tokens = self._step_tokens - len(scheduled)
+        for sequence in prompts:
+            count = min(len(sequence.tokens) - sequence.num_computed, num_tokens)
+            if count > 0:
+                num_preempted += self._make_room(sequence, sequence.num_computed + count)
+                if sequence.table is not None:
+                    scheduled.append((sequence, count))
+                    num_tokens -= count
+        if num_preempted:
+            scheduled = [(sequence, count) for sequence, count in scheduled if sequence.table is not None]
+        schedule.scheduled = scheduled
+        return num_tokens, num_preempted > 0
+
+    def _split_running(self) -> tuple[list[Sequence], list[Sequence]]:
+        """Return the sequences that decode in this step, and all running prompts by rank.
+
+        A quarter of the step is kept for prompts, running or waiting, so some decoding sequences may have to pause.
+        """
         decoding: list[Sequence] = []
         prompts: list[Sequence] = []
         for sequence in self.running:
             (prompts if len(sequence.tokens) - sequence.num_computed > 1 else decoding).append(sequence)
-        starting = self._queue and len(self.running) < self._max_running
-        most = max(1, self._step_tokens - (max(1, self._step_tokens // 4) if prompts or starting else 0))
-        if len(decoding) > most:
-            decoding = sorted(decoding, key=_rank)[:most]
-        for sequence in decoding:
-            table = sequence.table
-            if table is not None and len(sequence.tokens) > len(table.pages) * size:
-                self._make_room(sequence, len(sequence.tokens))
-        work = [(sequence, 1) for sequence in decoding]
-        budget = self._step_tokens - len(work)
-        for sequence in sorted(prompts, key=_rank):
-            count = min(len(sequence.tokens) - sequence.num_computed, budget)
-            if count > 0 and self._make_room(sequence, sequence.num_computed + count):
-                work.append((sequence, count))
-                budget -= count
-        if preemptions != self.num_preemptions:
-            work = [(sequence, count) for sequence, count in work if sequence.table is not None]
-        schedule.scheduled = work
-        return budget
+        has_prompts = prompts or (self._queue and len(self.running) < self._max_running)
+        max_decoding = max(1, self._step_tokens - (max(1, self._step_tokens // 4) if has_prompts else 0))
+        if len(decoding) > max_decoding:
+            decoding = sorted(decoding, key=_rank)[:max_decoding]
+        return decoding, sorted(prompts, key=_rank)
 
-    def _make_room(self, sequence: Sequence, tokens: int) -> bool:
-        """Reserves pages, at the cost of others if need be; ``False`` if the sequence itself had to give way."""
-        while sequence.table is not None:
-            if self.cache.reserve(sequence.table, tokens):
-                return True
+    def _make_room(self, sequence: Sequence, num_tokens: int) -> int:
+        """Reserve pages for ``num_tokens`` tokens, preempting sequences as needed; return how many were preempted.
+
+        ``sequence`` may be one of them, and has no page table then.
+        """
+        num_preempted = 0
+        while sequence.table is not None and not self.cache.reserve(sequence.table, num_tokens):
             self._preempt()
-        return False
+            num_preempted += 1
+        return num_preempted
 
     def _preempt(self) -> None:
-        """Sends one sequence back to wait: of the lowest priority, then what costs least to compute again, then the
-        youngest."""
+        """Preempt one sequence: lowest priority first, then the cheapest to recompute, then the youngest."""
         head = min(self.running, key=_rank)
         others = [sequence for sequence in self.running if sequence is not head]
         if not others:
             raise RuntimeError("a sequence that runs alone does not fit into the pool")
-        victim = min(others, key=lambda one: (one.job.priority, self._cost(one), -one.order))
+        victim = min(others, key=lambda other: (other.job.priority, self._count_lost_pages(other), -other.order))
         self.finish(victim)
-        self._queue_again(victim.job, sorted([*victim.job.waiting, victim], key=_BY_AGE))
+        self._set_waiting(victim.job, sorted([*victim.job.waiting, victim], key=_ARRIVAL_ORDER))
         self.num_preemptions += 1
 
-    def _cost(self, sequence: Sequence) -> int:
-        """Pages that would be lost: memory is short, so what only this sequence and the tree hold will be evicted."""
-        holders, nodes, lost = self.cache.pool.holders, self.cache.tree.nodes, 0
+    def _count_lost_pages(self, sequence: Sequence) -> int:
+        """Return how many pages only this sequence and the tree hold: memory is short, so they would be evicted."""
+        holders, nodes, num_lost = self.cache.pool.holders, self.cache.tree.nodes, 0
         for page in reversed(sequence.pages.pages):
             if holders[page] > (2 if page in nodes else 1):
                 break
-            lost += 1
-        return lost
+            num_lost += 1
+        return num_lost
 
     # Waiting sequences.
 
-    def _admit(self, schedule: Schedule, budget: int) -> None:
-        """Starts sequences while there is budget, a place and memory. Each running sequence keeps a page in reserve:
-        without one, the newcomer would soon be sent back."""
-        computing: dict[_Page, Sequence] = {}
-        promised = 0
+    def _admit(self, schedule: Schedule, num_tokens: int) -> None:
+        """Start waiting sequences while there are tokens, rows and memory left."""
+        admission = _Admission(num_tokens)
         for sequence in self.running:
-            promised += self._underway(sequence, computing)
-        looks = WINDOW
-        for job in self._ranked():
-            left: list[Sequence] = []
-            started, full = 0, False
-            for sequence in job.waiting:
-                full = budget <= 0 or len(self.running) >= self._max_running or looks == 0
-                if full or len(left) == _SIBLINGS:
-                    break
-                match = self._match(sequence)
-                if self._waits_for(sequence, match, computing):
-                    left.append(sequence)
-                    looks -= 1
-                    continue
-                reserve = promised + len(self.running)
-                full = bool(self.running) and not self.cache.fits(match, len(sequence.tokens) + 1, reserve)
-                if full:
-                    break
-                started += 1
-                budget -= self._start(sequence, match, budget, schedule)
-                if sequence.table is not None:
-                    promised += self._underway(sequence, computing)
-            self._queue_again(job, left + job.waiting[started + len(left) :])
-            if full:
+            self._register_pending_page(sequence, admission)
+        for job in self._rank_jobs():
+            if not self._admit_job(job, admission, schedule):
                 break
 
-    def _ranked(self) -> list[Job]:
-        """The jobs at the head of the queue, who starts first before who starts last."""
+    def _admit_job(self, job: Job, admission: _Admission, schedule: Schedule) -> bool:
+        """Start sequences of one job; return False if nothing more can start in this step."""
+        postponed: list[Sequence] = []
+        num_started = 0
+        can_continue = True
+        for sequence in job.waiting:
+            if admission.num_tokens <= 0 or len(self.running) >= self._max_running or admission.num_candidates == 0:
+                can_continue = False
+                break
+            if len(postponed) == _MAX_POSTPONED:
+                break
+            match = self._match(sequence)
+            if self._is_prefix_in_progress(sequence, match, admission):
+                postponed.append(sequence)
+                admission.num_candidates -= 1
+                continue
+            # One page in reserve for each running sequence: without it, the new one would soon be preempted.
+            reserve = admission.reserved_pages + len(self.running)
+            if self.running and not self.cache.fits(match, len(sequence.tokens) + 1, reserve):
+                can_continue = False
+                break
+            num_started += 1
+            admission.num_tokens -= self._start(sequence, match, admission.num_tokens, schedule)
+            if sequence.table is not None:
+                self._register_pending_page(sequence, admission)
+        self._set_waiting(job, postponed + job.waiting[num_started + len(postponed) :])
+        return can_continue
+
+    def _rank_jobs(self) -> list[Job]:
+        """Return the jobs in the queue's window in the order in which they should start."""
 
         def rank(entry: tuple[int, int, Job]) -> tuple[int, bool, float, int, int]:
-            falling, order, job = entry
-            if self._admissions - job.admissions_at_arrival >= MAX_BYPASSES:
-                return falling, False, 0.0, 0, order
-            return falling, True, job.deadline, -self._match(job.waiting[0]).tokens, order
+            negated_priority, order, job = entry
+            if self._num_admissions - job.admissions_at_arrival >= MAX_BYPASSES:
+                return negated_priority, False, 0.0, 0, order
+            return negated_priority, True, job.deadline, -self._match(job.waiting[0]).tokens, order
 
-        window = self._queue[:WINDOW]
+        window = self._queue[:QUEUE_WINDOW]
         return [job for _, _, job in (sorted(window, key=rank) if len(window) > 1 else window)]
 
     def _match(self, sequence: Sequence) -> Match:
-        known, namespace = sequence.match, sequence.job.namespace
-        sequence.match = self.cache.find(sequence.tokens, sequence.max_cached, namespace, known)
+        """Return the cached prefix of a waiting sequence, continuing the previous lookup."""
+        sequence.match = self.cache.find(sequence.tokens, sequence.max_cached, sequence.job.namespace, sequence.match)
         return sequence.match
 
-    def _underway(self, sequence: Sequence, computing: dict[_Page, Sequence]) -> int:
-        """Notes the page that a running sequence computes, and answers how many pages its known tokens still need."""
+    def _register_pending_page(self, sequence: Sequence, admission: _Admission) -> None:
+        """Register the page that a running sequence computes next, and the pages that its tokens still need."""
         size, table = self.cache.page_size, sequence.pages
         if sequence.num_computed < sequence.num_prefix_tokens:
             start = table.shared * size
             key = tuple(sequence.tokens[start : min(start + size, sequence.num_prefix_tokens)])
-            computing.setdefault((table.node or table.namespace, key), sequence)
-        if len(sequence.tokens) - sequence.num_computed <= 1:
-            return 0
-        return max(0, -(-(len(sequence.tokens) + 1) // size) - len(table.pages))
+            admission.pending_pages.setdefault((table.node or table.namespace, key), sequence)
+        if len(sequence.tokens) - sequence.num_computed > 1:
+            admission.reserved_pages += max(0, -(-(len(sequence.tokens) + 1) // size) - len(table.pages))
 
-    def _waits_for(self, sequence: Sequence, match: Match, computing: dict[_Page, Sequence]) -> bool:
-        """Whether another sequence is computing the page that this one needs next, and enough to be worth a wait."""
-        if not computing:
+    def _is_prefix_in_progress(self, sequence: Sequence, match: Match, admission: _Admission) -> bool:
+        """Return True if another sequence computes the next page of this one, and shares enough to be worth waiting."""
+        if not admission.pending_pages:
             return False
         size, tokens = self.cache.page_size, sequence.tokens
         start = len(match.nodes) * size
-        place = match.nodes[-1] if match.nodes else sequence.job.namespace
-        other = computing.get((place, tuple(tokens[start : start + size])))
+        node = match.nodes[-1] if match.nodes else sequence.job.namespace
+        other = admission.pending_pages.get((node, tuple(tokens[start : start + size])))
         if other is None:
             return False
-        shared = _common_prefix(tokens, other.tokens, start, min(sequence.max_cached, other.num_prefix_tokens))
-        return shared - match.tokens >= max(1, size // 2)
+        num_shared = _common_prefix(tokens, other.tokens, start, min(sequence.max_cached, other.num_prefix_tokens))
+        return num_shared - match.tokens >= max(1, size // 2)
 
-    def _start(self, sequence: Sequence, match: Match, budget: int, schedule: Schedule) -> int:
+    def _start(self, sequence: Sequence, match: Match, num_tokens: int, schedule: Schedule) -> int:
+        """Start a waiting sequence with at most ``num_tokens`` tokens; return how many are scheduled."""
         table = self.cache.open(match, sequence.job.namespace)
         sequence.match = None
-        needed = len(sequence.tokens) - table.cached_tokens
+        num_needed = len(sequence.tokens) - table.cached_tokens
         if sequence.num_cached is None:
             sequence.num_cached = table.cached_tokens
-            if isinstance(sequence, ScoreSequence) and needed > sequence.max_compute:
+            if isinstance(sequence, ScoreSequence) and num_needed > sequence.max_compute:
                 self.cache.close(table)
                 schedule.over_budget.append(sequence)
                 return 0
@@ -281,24 +312,24 @@ class Scheduler:
             self.cached_tokens += table.cached_tokens
         sequence.table, sequence.num_computed = table, table.cached_tokens
         self.running[sequence] = None
-        self._admissions += 1
-        count = min(needed, budget)
+        self._num_admissions += 1
+        count = min(num_needed, num_tokens)
         if not self.cache.reserve(table, sequence.num_computed + count):
             raise RuntimeError("a sequence was admitted that does not fit")
         schedule.scheduled.append((sequence, count))
         return count
 
-    def _queue_again(self, job: Job, waiting: list[Sequence]) -> None:
-        """What waits of a job has changed."""
+    def _set_waiting(self, job: Job, waiting: list[Sequence]) -> None:
+        """Replace the waiting sequences of a job, and queue or dequeue the job accordingly."""
         if waiting and not job.waiting:
-            insort(self._queue, _place(job))
+            insort(self._queue, _queue_entry(job))
         elif job.waiting and not waiting:
-            del self._queue[bisect_left(self._queue, _place(job))]
+            del self._queue[bisect_left(self._queue, _queue_entry(job))]
         self.num_waiting += len(waiting) - len(job.waiting)
         job.waiting = waiting
 
 
-def _place(job: Job) -> tuple[int, int, Job]:
+def _queue_entry(job: Job) -> tuple[int, int, Job]:
     return -job.priority, job.order, job
 
 
@@ -307,7 +338,7 @@ def _rank(sequence: Sequence) -> tuple[int, int]:
 
 
 def _common_prefix(left: list[int], right: list[int], start: int, limit: int) -> int:
-    """How many of the first ``limit`` tokens are the same; the first ``start`` are known to be."""
+    """Return how many of the first ``limit`` tokens are equal; the first ``start`` are known to be."""
     if left[start:limit] == right[start:limit]:
         return limit
     return next(index for index in range(start, limit) if left[index] != right[index])

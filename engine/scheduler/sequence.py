@@ -1,4 +1,4 @@
-"""What the engine keeps about the work in flight: jobs (one per request) and their sequences."""
+"""Work in flight: jobs, one per request, and their sequences."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from engine.sampling.penalties import Ints, Penalties
 from engine.text.detokenizer import StopStrings, TextReader
 
 Event = Completion | Delta | ScoreResult | EngineError
-"""What a job hears: results as they come, or one error that ends it."""
+"""What a job's sink receives: results as they come, or one error that ends the job."""
 
 
 @dataclass(eq=False, slots=True)
@@ -25,58 +25,58 @@ class Job:
 
     request_id: str
     sink: Callable[[Event], None]
-    """Called by the engine's thread."""
+    """Receiver of the job's events; called by the engine's thread."""
     deadline: float = math.inf
-    """On ``time.monotonic``'s clock."""
+    """Time of ``time.monotonic`` at which the job is cancelled."""
     stream: bool = False
     priority: int = 0
-    """Higher goes first."""
+    """Rank in the queue: higher goes first."""
     namespace: str | None = None
-    """Cached prefixes are shared within a namespace only."""
+    """Scope within which cached prefixes are shared."""
     lease: str | None = None
-    """Pins the pages of the job's sequences when they leave."""
+    """Lease that pins the pages of the job's sequences when they finish."""
     allow_draft: bool = True
-    """Whether its tokens may be guessed."""
+    """True if speculative decoding may be used."""
     sequences: list[Sequence] = field(default_factory=list)
-    """Those that are not finished."""
+    """Sequences that are not finished."""
     waiting: list[Sequence] = field(default_factory=list)
-    """Those of them that do not run, oldest first. The scheduler's, like the next two."""
+    """Sequences that are not running, oldest first. Set by the scheduler, like the next two fields."""
     order: int = 0
     """Arrival number: smaller is older."""
     admissions_at_arrival: int = 0
-    """How many sequences the scheduler had admitted when the job came."""
+    """Number of sequences that the scheduler had admitted when the job arrived."""
     arrived_at: float = field(default_factory=time.monotonic)
 
 
 @dataclass(eq=False, slots=True, kw_only=True)
 class Sequence:
-    """Tokens whose keys and values are computed in order: ``computed`` catches up with ``len(tokens)``."""
+    """Tokens whose keys and values are computed in order, until ``num_computed`` reaches ``len(tokens)``."""
 
     job: Job
     index: int
     tokens: list[int]
     num_prefix_tokens: int
-    """How many tokens were known on arrival; only these can be shared before they are computed."""
+    """Number of tokens on arrival; only pages of these can be awaited by other sequences."""
     order: int = 0
     """Arrival number, given by the scheduler: smaller is older."""
     num_computed: int = 0
     num_cached: int | None = None
-    """Tokens that the cache had when the sequence first ran. Recomputing after a preemption is not the client's
-    bill."""
+    """Cached tokens when the sequence first ran; a preemption does not change what the client is billed for."""
     started_at: float | None = None
-    """When it first ran."""
+    """Time at which the sequence first ran."""
     table: PageTable | None = None
+    """Page table while the sequence runs."""
     match: Match | None = None
-    """What the cache had when the scheduler last looked, while the sequence waits."""
+    """Result of the scheduler's last cache lookup while the sequence waits."""
 
     @property
     def max_cached(self) -> int:
-        """How many tokens may come from the cache; the others must be forwarded, since their read-out is wanted."""
+        """Maximum number of tokens to take from the cache; the hidden states of the others are needed."""
         return len(self.tokens) - 1
 
     @property
     def pages(self) -> PageTable:
-        """The page table of a sequence that runs."""
+        """Page table of a running sequence."""
         if self.table is None:
             raise RuntimeError("the sequence is not running")
         return self.table
@@ -84,47 +84,49 @@ class Sequence:
 
 @dataclass(eq=False, slots=True, kw_only=True)
 class GenerateSequence(Sequence):
-    """A branch that is being continued."""
+    """A branch that generates tokens."""
 
     branch: Branch
     seed: int
-    """The branch's seed and key as signed 64-bit words."""
+    """``branch.seed`` as a signed 64-bit integer."""
     key: int
+    """``branch.key`` as a signed 64-bit integer."""
     sampling: SamplingParams
     eos: frozenset[int]
-    """Tokens that end the sequence and are no text; empty when the request ignores them."""
+    """End-of-sequence tokens, which are no text; empty if the request ignores them."""
     stop_tokens: frozenset[int] = field(init=False)
-    """These, and those that the request names: all tokens that end it."""
+    """All tokens that end the branch: ``eos`` and the request's ``stop_token_ids``."""
     terminal_tokens: frozenset[int] = field(init=False)
-    """These, and those that are a stop string by themselves: what follows them is not worth guessing. Before
-    ``min_tokens`` such a string does not end it."""
+    """``stop_tokens`` and tokens that are a stop string by themselves: drafting what follows them is useless. Before
+    ``min_tokens`` such a string does not end the branch."""
     stop_strings: StopStrings | None
     reader: TextReader
     generated: list[int]
-    """``Branch.generated`` and then the new tokens; the reader follows this list."""
+    """``branch.generated`` and then the new tokens; ``reader`` decodes this list."""
     text_start: int
-    """Characters of ``Branch.generated``'s text; what follows is this request's."""
+    """Length of the text of ``branch.generated``; what follows is new."""
     num_chars_searched: int
-    """Characters already searched for stop strings."""
+    """Number of characters searched for stop strings."""
     num_chars_sent: int
-    """Characters already streamed, those of ``Branch.generated`` included."""
+    """Number of characters streamed, those of ``branch.generated`` included."""
     num_tokens_sent: int = 0
-    """New tokens already streamed."""
+    """Number of new tokens streamed."""
     first_token_at: float | None = None
-    """When it got its first token."""
+    """Time of the first new token."""
     logprob: float = 0.0
+    """Sum of the log-probabilities of the new tokens."""
     num_drafted: int = 0
-    """Guesses at its tokens that were computed."""
+    """Number of draft tokens that were verified."""
     num_accepted: int = 0
-    """Those of them that became tokens of its answer."""
+    """Number of draft tokens that became tokens of the answer."""
     penalties: Penalties | None = None
-    """Of a request that has any."""
+    """Bias and penalties, if the request has any."""
     forbidden: Ints | None = None
-    """What may not be drawn before ``min_tokens``, if the request says that."""
+    """Tokens that must not be sampled before ``min_tokens``, if the request sets it."""
     logprobs: list[TokenLogprob] | None = None
-    """Of the new tokens, if asked for."""
+    """Log-probabilities of the new tokens, if requested."""
     prompt_logprobs: list[TokenLogprob | None] | None = None
-    """Of the prompt's tokens that were read so far, if asked for."""
+    """Log-probabilities of the prompt's tokens so far, if requested."""
     prompt_len: int = 0
 
     def __post_init__(self) -> None:
@@ -148,26 +150,27 @@ class GenerateSequence(Sequence):
     def logits_row(self, draft_prefix: abc.Sequence[int], num_draft_tokens: int) -> LogitsRow:
         """Return what changes the logits after ``num_draft_tokens`` draft tokens.
 
-        ``draft_prefix``: these tokens; empty if the penalties shall not count them.
+        ``draft_prefix``: these tokens, or empty if the penalties should not count them.
         """
         is_short = len(self.generated) + num_draft_tokens < self.sampling.min_tokens
         return LogitsRow(self.penalties, self.forbidden if is_short else None, draft_prefix)
 
     @property
     def new_tokens(self) -> list[int]:
-        """What this request added so far."""
+        """Tokens that this request has generated so far."""
         return self.generated[len(self.branch.generated) :]
 
 
 @dataclass(eq=False, slots=True, kw_only=True)
 class ScoreSequence(Sequence):
-    """A sequence that is only read. Its tokens end at the last position to read."""
+    """A sequence that is only scored. Its tokens end at the last position to score."""
 
     read_positions: tuple[int, ...]
-    """Positions to read, in the order of the answer."""
+    """Positions to score, in the order of the answer."""
     token_ids: tuple[int, ...]
+    """Tokens whose logits are the scores; empty: all outputs."""
     max_compute: float
-    """Most tokens to compute; infinite when the request does not say."""
+    """Maximum number of tokens to compute; infinite if the request sets none."""
     values: dict[int, tuple[float, ...]] = field(default_factory=dict)
     """Logits by position."""
 

@@ -1,4 +1,4 @@
-"""How long requests wait and how fast their tokens come, counted as they happen. Standard library only."""
+"""Histograms of waiting times and token intervals."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from engine.scheduler.sequence import GenerateSequence, Sequence
 WAITS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
 """Upper bounds of the buckets of waiting times, in seconds."""
 PACES = (0.0005, 0.001, 0.0025, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1.0)
-"""The same for the time of one token."""
+"""Upper bounds of the buckets of the time per token, in seconds."""
 
 
 class Histogram:
-    """Counts of values by bucket. One thread writes; others may read and see about now."""
+    """Counts of values by bucket. One thread writes; others may read approximate values."""
 
     def __init__(self, bounds: tuple[float, ...]) -> None:
         self.bounds = bounds
@@ -24,45 +24,45 @@ class Histogram:
         self._counts = [0] * (len(bounds) + 1)
 
     def observe(self, value: float, times: int = 1) -> None:
-        """Counts a value that came up so many times."""
+        """Count a value that occurred ``times`` times."""
         self._counts[bisect_left(self.bounds, value)] += times
         self.total += value * times
 
     def cumulative(self) -> list[tuple[str, int]]:
-        """For each bound, and for infinity, how many values are at most that."""
+        """Return, for each bound and for infinity, the number of values up to it."""
         names = [*map(str, self.bounds), "+Inf"]
         return list(zip(names, accumulate(list(self._counts)), strict=True))
 
 
 class Timings:
-    """What happened to one model's sequences. Times are those of ``time.monotonic``."""
+    """Timings of one model's sequences. Times are those of ``time.monotonic``."""
 
     def __init__(self) -> None:
         self.queue = Histogram(WAITS)
-        """From a request's arrival until one of its sequences first runs."""
+        """Seconds from a request's arrival until one of its sequences first runs."""
         self.first_token = Histogram(WAITS)
-        """From arrival until a branch has its first token."""
+        """Seconds from arrival until a branch has its first token."""
         self.per_token = Histogram(PACES)
-        """Mean time between a branch's tokens after the first, counted when it ends."""
+        """Mean seconds between a branch's tokens after the first, counted when it ends."""
         self.finished: Counter[FinishReason] = Counter()
-        """Branches by why they ended."""
+        """Number of finished branches by finish reason."""
         self.requests: Counter[str] = Counter()
-        """Requests by what they ask for: ``generate`` or ``score``."""
+        """Number of requests by kind: ``generate`` or ``score``."""
 
     def record_start(self, sequence: Sequence, now: float) -> None:
-        """A sequence runs, perhaps not for the first time."""
+        """Record that a sequence runs; only its first time counts."""
         if sequence.started_at is None:
             sequence.started_at = now
             self.queue.observe(now - sequence.job.arrived_at)
 
     def record_token(self, sequence: GenerateSequence, now: float) -> None:
-        """A branch has a token, perhaps not its first."""
+        """Record that a branch has a new token; only its first one counts."""
         if sequence.first_token_at is None:
             sequence.first_token_at = now
             self.first_token.observe(now - sequence.job.arrived_at)
 
     def record_finish(self, sequence: GenerateSequence, reason: FinishReason, now: float) -> None:
-        """A branch is finished."""
+        """Record a finished branch."""
         self.finished[reason] += 1
         gaps = len(sequence.generated) - len(sequence.branch.generated) - 1
         if sequence.first_token_at is not None and gaps > 0:

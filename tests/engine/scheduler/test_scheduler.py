@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.scheduler.scheduler import MAX_BYPASSES, WINDOW
+from engine.scheduler.scheduler import MAX_BYPASSES, QUEUE_WINDOW
 from engine.scheduler.sequence import Job, Sequence
 from tests.engine.simulation import PAGE, Simulation
 
@@ -140,7 +140,7 @@ def test_behind_a_long_queue_it_is_first_come_first_served() -> None:
     simulation.run()
     blocker = simulation.add([cold(9)], 40)
     simulation.step()
-    for index in range(WINDOW):
+    for index in range(QUEUE_WINDOW):
         simulation.add([cold(index + 10)], 9)
     [late] = indices(simulation.add([cold(0)], 9))
     simulation.cancel(blocker)
