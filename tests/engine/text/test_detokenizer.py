@@ -120,16 +120,17 @@ def test_a_branch_stops_with_the_token_that_completes_a_stop_string(
     new = [text for text in texts if any(text.find(s, max(0, len(before) - len(s) + 1)) >= 0 for s in stop)]
     harness.submit(generate([5], [Branch(1, 1, 200, tuple(tokens[:given]))], stop=stop), stream=True)
     sequence = harness.core._jobs[0].sequences[0]
+    assert isinstance(sequence, GenerateSequence)
     streamed, stopped = "", None
     for token in tokens[given:]:
-        sequence.generated.append(token)  # type: ignore[union-attr]
-        reason = ending(sequence, token, 256)  # type: ignore[arg-type]
+        sequence.generated.append(token)
+        reason = ending(sequence, token, 256)
         if reason is not None:
-            stopped = text_of(tokenizer, sequence.generated)  # type: ignore[union-attr]
+            stopped = text_of(tokenizer, sequence.generated)
             assert reason[0] == "stop"
             assert reason[1] in stop
             break
-        if delta := next_delta(sequence):  # type: ignore[arg-type]
+        if delta := next_delta(sequence):
             streamed += delta.text
     assert stopped == (new[0] if new else None)
     assert not any(s in streamed for s in stop)

@@ -344,9 +344,8 @@ def test_trees_are_the_chain_with_the_likeliest_runners_up(checkpoints: Checkpoi
         if (parent, wide.tokens[index]) not in set(zip(tree.parents, tree.tokens, strict=True))
     ]
     assert max(left_out) <= min(beside)
-    both = drafter.propose(
-        [DraftRequest(one, 3, 3), DraftRequest(*branches(harness, generate(PROMPT[:9], [Branch(1, 1, 9)])), 3, 8)]
-    )
+    [other] = branches(harness, generate(PROMPT[:9], [Branch(1, 1, 9)]))
+    both = drafter.propose([DraftRequest(one, 3, 3), DraftRequest(other, 3, 8)])
     assert [len(draft) for draft in both] == [3, 8]
 
 
