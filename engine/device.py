@@ -1,4 +1,4 @@
-"""Where a model is computed, and the way of small arrays there."""
+"""Device and dtype of a model, and asynchronous copies of small arrays to the device."""
 
 from __future__ import annotations
 
@@ -11,67 +11,70 @@ from engine.protocol.types import EngineError
 
 DEVICES = ("auto", "cpu", "cuda")
 DTYPES = ("auto", "float32", "bfloat16")
-_KV_TYPES = {"int8": torch.int8, "fp8": torch.float8_e4m3fn}
-KV_DTYPES = ("auto", *_KV_TYPES)
+_KV_DTYPES = {"int8": torch.int8, "fp8": torch.float8_e4m3fn}
+KV_DTYPES = ("auto", *_KV_DTYPES)
 _FP8_CAPABILITY = 8, 9
-"""GPUs below it have no float8."""
+"""The first compute capability with float8."""
 
 
 @dataclass(frozen=True, slots=True)
-class Placement:
-    """Where weights, keys and values lie, and in which type."""
+class DeviceConfig:
+    """Device and dtype of a model's weights and KV cache."""
 
     device: torch.device
     dtype: torch.dtype
-    on_gpu: bool
-    """Whether steps are computed the way of a GPU: Triton kernels, graphs, tokens drawn where the logits are."""
+    uses_gpu_kernels: bool
+    """Run steps with Triton kernels and CUDA graphs, and sample on the device. Tests set it on a CPU, too."""
 
-    def put(self, weights: Tensor) -> Tensor:
-        """Weights in this place; the same tensor if it is there."""
+    def convert(self, weights: Tensor) -> Tensor:
+        """Return ``weights`` on the device in its dtype; the same tensor if it is there already."""
         return weights.to(self.device, self.dtype)
 
 
-HOST = Placement(torch.device("cpu"), torch.float32, on_gpu=False)
+CPU = DeviceConfig(torch.device("cpu"), torch.float32, uses_gpu_kernels=False)
 
 
-def find_place(device: str, dtype: str, *, host_only: str | None = None) -> Placement:
-    """The place that an operator asks for: one of ``DEVICES``, in one of ``DTYPES``.
+def select_device(device: str, dtype: str, *, cpu_only_reason: str | None = None) -> DeviceConfig:
+    """Return the configuration for one of ``DEVICES`` and one of ``DTYPES``.
 
-    ``host_only``: why this model runs on the CPU alone; ``auto`` then is that. Raises ``EngineError`` where there is no
-    such device or it does not compute in that type.
+    ``cpu_only_reason``: why this model runs on the CPU alone, which ``auto`` then selects. Raises ``EngineError`` if
+    the device does not exist or does not compute in that dtype.
     """
-    for value, known, what in ((device, DEVICES, "device"), (dtype, DTYPES, "dtype")):
-        if value not in known:
-            raise EngineError(f"{what} {value!r} is none of {', '.join(known)}")
+    for value, choices, option in ((device, DEVICES, "device"), (dtype, DTYPES, "dtype")):
+        if value not in choices:
+            raise EngineError(f"{option} {value!r} is not supported; choose one of {', '.join(choices)}")
     if device == "cuda" and not torch.cuda.is_available():
-        raise EngineError("device 'cuda' was asked for, but torch sees no CUDA device here")
-    if device == "cuda" and host_only:
-        raise EngineError(f"device 'cuda' was asked for, but {host_only}")
-    if device == "cuda" or (device == "auto" and not host_only and torch.cuda.is_available()):
-        return Placement(torch.device("cuda"), torch.float32 if dtype == "float32" else torch.bfloat16, on_gpu=True)
+        raise EngineError("device 'cuda' was requested, but torch finds no CUDA device")
+    if device == "cuda" and cpu_only_reason:
+        raise EngineError(f"device 'cuda' was requested, but {cpu_only_reason}")
+    if device == "cuda" or (device == "auto" and not cpu_only_reason and torch.cuda.is_available()):
+        gpu_dtype = torch.float32 if dtype == "float32" else torch.bfloat16
+        return DeviceConfig(torch.device("cuda"), gpu_dtype, uses_gpu_kernels=True)
     if dtype == "bfloat16":
-        raise EngineError("dtype 'bfloat16' was asked for, but the CPU computes in float32 alone")
-    return HOST
+        raise EngineError("dtype 'bfloat16' was requested, but the CPU computes in float32 only")
+    return CPU
 
 
-def kv_type(name: str, place: Placement) -> torch.dtype:
-    """The type of keys and values that an operator asks for by one of ``KV_DTYPES``; ``auto`` is that of the weights.
+def select_kv_dtype(name: str, device_config: DeviceConfig) -> torch.dtype:
+    """Return the dtype of the KV cache for one of ``KV_DTYPES``; ``auto`` is the dtype of the weights.
 
-    Raises ``EngineError`` where there is no such type or the GPU has none.
+    Raises ``EngineError`` if there is no such dtype or the GPU does not support it.
     """
     if name not in KV_DTYPES:
-        raise EngineError(f"kv_dtype {name!r} is none of {', '.join(KV_DTYPES)}")
-    if name == "fp8" and place.device.type == "cuda":
-        capability = torch.cuda.get_device_capability(place.device)
+        raise EngineError(f"kv_dtype {name!r} is not supported; choose one of {', '.join(KV_DTYPES)}")
+    if name == "fp8" and device_config.device.type == "cuda":
+        capability = torch.cuda.get_device_capability(device_config.device)
         if capability < _FP8_CAPABILITY:
             has, needs = (".".join(map(str, version)) for version in (capability, _FP8_CAPABILITY))
             raise EngineError(f"kv_dtype 'fp8' needs a GPU of compute capability {needs}; this one has {has}")
-    return _KV_TYPES.get(name, place.dtype)
+    return _KV_DTYPES.get(name, device_config.dtype)
 
 
-def sent(values: Tensor, device: torch.device) -> Tensor:
-    """A tensor of the host on a device, without waiting for it. The pinned copy that it is sent from goes back to its
-    allocator at once, which gives it to nobody else before it was read."""
+def to_device(values: Tensor, device: torch.device) -> Tensor:
+    """Copy a CPU tensor to a device without waiting for the copy.
+
+    The pinned source returns to its allocator at once, which does not reuse it before the copy has read it.
+    """
     if device.type != "cuda":
         return values.to(device)
     return values.pin_memory().to(device, non_blocking=True)

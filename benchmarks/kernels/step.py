@@ -17,8 +17,8 @@ from torch import Tensor
 
 from benchmarks.kernels.measure import Case, Runs
 from engine.attention.cuda_triton import TritonAttention
-from engine.attention.plan import CostModel, Rows
-from engine.device import Placement
+from engine.attention.plan import AttentionCostModel, AttentionMetadata
+from engine.device import DeviceConfig
 from engine.models.config import RawConfig
 from engine.models.decoder import Decoder
 from engine.models.families import DecoderConfig, decoder_config
@@ -59,26 +59,26 @@ def _runs(device: torch.device, config: DecoderConfig, rows: int, context: int, 
     shape = config.layers, 2, config.kv_heads, pages.size, _PAGE, config.head_dim
     keys = torch.randn(shape, device=device, dtype=dtype)
     tokens = torch.randint(0, config.vocab, (rows,), device=device)
-    ours = _step(Placement(device, dtype, on_gpu=True), config, read, tokens, pages, keys)
+    ours = _step(DeviceConfig(device, dtype, uses_gpu_kernels=True), config, read, tokens, pages, keys)
 
     def expected() -> Tensor:
-        wide = Placement(device, torch.float32, on_gpu=True)
+        wide = DeviceConfig(device, torch.float32, uses_gpu_kernels=True)
         return _step(wide, config, _widened(read), tokens, pages, keys.float())()
 
     return Runs(ours, {}, expected, 0.1)
 
 
 def _step(
-    place: Placement, config: DecoderConfig, read: Read, tokens: Tensor, pages: np.ndarray, keys: Tensor
+    device_config: DeviceConfig, config: DecoderConfig, read: Read, tokens: Tensor, pages: np.ndarray, keys: Tensor
 ) -> Callable[[], Tensor]:
     """The logits of a step in which every sequence gets its last token."""
     count, context = len(pages), pages.shape[1] * _PAGE
-    model = Decoder(config, _Random(place.device), context, read, place)
+    model = Decoder(config, _Random(device_config.device), context, read, device_config)
     attend = TritonAttention(config.attention, keys)
-    cost = CostModel(2 * config.kv_heads * config.head_dim * keys.element_size())
+    cost = AttentionCostModel(2 * config.kv_heads * config.head_dim * keys.element_size())
     per_kv = config.heads // config.kv_heads
     lengths = np.ones(count, np.int64), np.full(count, context)
-    attend.prepare(Rows(pages, *lengths, _PAGE, pages.size, config.kv_heads, per_kv, cost))
+    attend.prepare(AttentionMetadata(pages, *lengths, _PAGE, pages.size, config.kv_heads, per_kv, cost))
     batch = Batch(tokens, torch.full_like(tokens, context - 1))
     return lambda: model.read(model.forward(batch, attend))
 

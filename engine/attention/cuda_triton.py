@@ -1,4 +1,4 @@
-"""Paged attention by one kernel for all rows of a step, for GPUs."""
+"""Paged attention on a GPU, one kernel launch for all rows of a step."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from engine.attention.layer import LayerAttention
-from engine.attention.plan import Ints, Rows, share_prefixes
+from engine.attention.layer import LayerAttentionConfig
+from engine.attention.plan import AttentionMetadata, IntArray, SharedPrefix, find_shared_prefixes
 from kernels.attention.kv_write import rotary_write
 from kernels.attention.paged import paged_attention
 from kernels.common.attention_schedule import (
@@ -29,21 +29,21 @@ from kernels.common.attention_schedule import (
 from kernels.common.paged_keys import PagedKeys
 from kernels.layers.norm import rms_norm
 
-_KEPT = 128
-"""Sets of buffers that are kept for steps of the same shape."""
-_FEW = 25
-"""Most new tokens of a row in a step whose shape will come again: one, and the largest tree of guesses."""
+_MAX_KEPT_BUFFERS = 128
+"""Sets of buffers kept for steps of the same shape."""
+_MAX_REPEATABLE_QUERIES = 25
+"""New tokens of a row up to which a step's shape is expected again: one, and the largest tree of draft tokens."""
 
 
 class TritonAttention:
-    """``LayerAttend`` on a GPU.
+    """A ``FusedAttentionBackend`` for a GPU.
 
-    All index tensors are made once a step, in ``prepare``, and sent without waiting; the layers then only launch
-    kernels. The index tensors of ``repeatable`` steps stay where they are: a CUDA graph that was captured of the layers
-    of one such step computes every other one with the same ``buffers``.
+    ``prepare`` builds all index tensors once a step and copies them without waiting; the layers then only launch
+    kernels. The index tensors of ``is_repeatable`` steps keep their addresses: a CUDA graph captured from one such step
+    computes every other step with the same ``buffers``.
     """
 
-    def __init__(self, layers: Sequence[LayerAttention], kv: Tensor, scales: Tensor | None = None) -> None:
+    def __init__(self, layers: Sequence[LayerAttentionConfig], kv: Tensor, scales: Tensor | None = None) -> None:
         """``kv``: ``[layers, 2, kv_heads, pages, page_size, head_dim]``, keys before values. With 8-bit ``kv``,
         ``scales``: ``[layers, 2, kv_heads, pages, page_size]`` float32."""
         self._layers = layers
@@ -56,107 +56,112 @@ class TritonAttention:
         self._kept: dict[tuple[int | None, Shape], Buffers] = {}
         self._work: dict[int | None, Work] = {}
 
-    def prepare(self, rows: Rows) -> None:
-        """Plans a step and sends the plan."""
-        self.repeatable = int(rows.queries.max()) <= _FEW
-        """Whether in the step that was prepared last every row has few new tokens."""
-        plans = [self._plan(rows, window) for window in self._windows]
+    def prepare(self, metadata: AttentionMetadata) -> None:
+        """Plan a step and copy the plan to the device."""
+        self.is_repeatable = int(metadata.query_lens.max()) <= _MAX_REPEATABLE_QUERIES
+        """True if every row of the prepared step has few new tokens."""
+        plans = [self._plan(metadata, window) for window in self._windows]
         self.buffers = tuple(
-            self._take(window, Shape.of(plan, rounded=self.repeatable), kept=self.repeatable)
+            self._take_buffers(window, Shape.of(plan, rounded=self.is_repeatable), is_kept=self.is_repeatable)
             for window, plan in zip(self._windows, plans, strict=True)
         )
-        """Of the step that was prepared last; a batch has at most as many tokens as their shapes."""
+        """Index tensors of the prepared step. Their shapes bound the number of tokens of a batch."""
         work = [buffers.fill(plan) for buffers, plan in zip(self.buffers, plans, strict=True)]
         self._work = dict(zip(self._windows, work, strict=True))
         self._slots = work[0].slots
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """See ``Attend``."""
-        # Turned by no angle.
-        cos = torch.ones(len(q), 2, device=q.device)
-        return self.rotated(layer, torch.cat((q, k), dim=1), v, cos, torch.zeros_like(cos))
+        cos = torch.ones(len(q), 2, device=q.device)  # a rotation by zero
+        return self.forward_unrotated(layer, torch.cat((q, k), dim=1), v, cos, torch.zeros_like(cos))
 
-    def projected(self, layer: int, qkv: Tensor, norm: Tensor | None, eps: float, cos: Tensor, sin: Tensor) -> Tensor:
-        """See ``LayerAttend``."""
-        about = self._layers[layer]
-        qk, v = torch.split(qkv, [about.heads + about.kv_heads, about.kv_heads], dim=1)
-        return self.rotated(layer, qk if norm is None else rms_norm(qk, norm, eps), v, cos, sin)
+    def forward_qkv(self, layer: int, qkv: Tensor, norm: Tensor | None, eps: float, cos: Tensor, sin: Tensor) -> Tensor:
+        config = self._layers[layer]
+        qk, v = torch.split(qkv, [config.heads + config.kv_heads, config.kv_heads], dim=1)
+        return self.forward_unrotated(layer, qk if norm is None else rms_norm(qk, norm, eps), v, cos, sin)
 
-    def rotated(self, layer: int, qk: Tensor, v: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        """``__call__`` for queries and keys whose positions are not encoded yet, ``[tokens, heads + kv_heads,
-        head_dim]``: they are turned on their way. ``cos`` and ``sin``: ``[tokens, dim]`` float32, see
-        ``rotary_tables``.
+    def forward_unrotated(self, layer: int, qk: Tensor, v: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        """Rotate queries and keys ``[tokens, heads + kv_heads, head_dim]`` and attend.
 
-        Tokens behind the step's own are padding: nothing is kept of them, and what they get is undefined.
+        ``cos`` and ``sin``: ``[tokens, dim]`` float32, see ``rotary_tables``. Tokens behind the step's own are padding:
+        nothing of them is written, and their results are undefined.
         """
-        about = self._layers[layer]
+        config = self._layers[layer]
         scales = None if self._scales is None else self._scales[layer]
         q = rotary_write(qk, v, cos, sin, self._slots[: len(qk)], self._kv[layer], scales)
         out = paged_attention(
             q,
             self._caches[layer],
-            self._work[about.window],
-            scale=about.scale,
-            window=about.window,
-            softcap=about.softcap,
+            self._work[config.window],
+            scale=config.scale,
+            window=config.window,
+            softcap=config.softcap,
         )
         return out.flatten(1)
 
-    def _plan(self, rows: Rows, window: int | None) -> Plan:
-        segments, positions, sees = _segments(rows, shared=window is None)
-        width = -(-int(rows.contexts.max()) // rows.page_size)
+    def _plan(self, metadata: AttentionMetadata, window: int | None) -> Plan:
+        segments, positions, sees = _build_segments(metadata, should_share=window is None)
+        num_columns = -(-int(metadata.seq_lens.max()) // metadata.page_size)
         return plan_work(
             segments,
-            rows.pages[:, :width],
+            metadata.page_table[:, :num_columns],
             positions,
-            rows.slots,
-            heads_per_kv=rows.heads_per_kv,
-            kv_heads=rows.kv_heads,
+            metadata.slots,
+            heads_per_kv=metadata.heads_per_kv,
+            kv_heads=metadata.kv_heads,
             head_dim=self._kv.shape[-1],
             programs=self._programs,
             window=window,
             sees=sees,
         )
 
-    def _take(self, window: int | None, shape: Shape, *, kept: bool) -> Buffers:
-        if not kept:
+    def _take_buffers(self, window: int | None, shape: Shape, *, is_kept: bool) -> Buffers:
+        if not is_kept:
             return Buffers(shape, self._kv.device)
         key = window, shape
-        # The one that was not used for longest goes first; a graph that still needs its memory holds it.
-        found = self._kept.pop(key, None) or Buffers(shape, self._kv.device)
-        self._kept[key] = found
-        if len(self._kept) > _KEPT:
+        # The least recently used ones are dropped first; a graph that still needs their memory holds it.
+        buffers = self._kept.pop(key, None) or Buffers(shape, self._kv.device)
+        self._kept[key] = buffers
+        if len(self._kept) > _MAX_KEPT_BUFFERS:
             del self._kept[next(iter(self._kept))]
-        return found
+        return buffers
 
 
-def _segments(rows: Rows, *, shared: bool) -> tuple[Segments, Ints, npt.NDArray[np.int32] | None]:
-    """What the rows read each for itself and, with ``shared``, together; each token's position; the trees' masks."""
-    count, committed = len(rows.queries), rows.contexts - rows.queries
-    positions = np.repeat(committed, rows.queries)
-    positions += np.arange(len(positions)) - np.repeat(rows.starts, rows.queries)
-    trees, sees = np.full(count, NO_TREE), None
-    if rows.trees:
-        words = -(-max(len(tree.depths) for tree in rows.trees.values()) // 32)
-        sees = np.zeros((len(positions), words), np.int32)
-    for row, tree in rows.trees.items():
-        tokens = slice(int(rows.starts[row]), int(rows.starts[row] + rows.queries[row]))
-        trees[row], positions[tokens] = committed[row], committed[row] + tree.depths
+def _build_segments(
+    metadata: AttentionMetadata, *, should_share: bool
+) -> tuple[Segments, IntArray, npt.NDArray[np.int32] | None]:
+    """Return the segments of a step, each flat token's position, and the bit masks of the trees.
+
+    Every row reads its own keys; with ``should_share`` rows read the prefixes they have in common together.
+    """
+    query_lens, page_size = metadata.query_lens, metadata.page_size
+    num_rows, num_computed, starts = len(query_lens), metadata.seq_lens - query_lens, metadata.query_starts
+    positions = np.repeat(num_computed, query_lens)
+    positions += np.arange(len(positions)) - np.repeat(starts, query_lens)
+    trees, sees = np.full(num_rows, NO_TREE), None
+    if metadata.tree_masks:
+        num_words = -(-max(len(tree.depths) for tree in metadata.tree_masks.values()) // 32)
+        sees = np.zeros((len(positions), num_words), np.int32)
+    for row, tree in metadata.tree_masks.items():
+        tokens = slice(int(starts[row]), int(starts[row] + query_lens[row]))
+        trees[row], positions[tokens] = num_computed[row], num_computed[row] + tree.depths
         assert sees is not None
-        sees[tokens] = packed_bits(tree.sees, sees.shape[1])
-    first, parts = share_prefixes(rows, committed // rows.page_size) if shared else (np.zeros(count, np.int64), [])
-    size = rows.page_size
+        sees[tokens] = packed_bits(tree.visible, sees.shape[1])
+    own_first_page, shared = np.zeros(num_rows, np.int64), list[SharedPrefix]()
+    if should_share:
+        own_first_page, shared = find_shared_prefixes(metadata, num_computed // page_size)
     own = Segments(
-        rows=np.arange(count),
-        counts=rows.queries,
+        rows=np.arange(num_rows),
+        counts=query_lens,
         tokens=np.arange(len(positions)),
-        begins=first * size,
-        ends=rows.contexts,
+        begins=own_first_page * page_size,
+        ends=metadata.seq_lens,
         trees=trees,
-        starts=rows.starts,
+        starts=starts,
     )
-    together = [
-        shared_keys(int(part.rows[0]), rows.tokens(part.rows), part.page * size, part.page * size + part.tokens)
-        for part in parts
-    ]
+    together = [_shared_segment(metadata, prefix) for prefix in shared]
     return joined([own, *together]), positions, sees
+
+
+def _shared_segment(metadata: AttentionMetadata, prefix: SharedPrefix) -> Segments:
+    begin = prefix.first_page * metadata.page_size
+    return shared_keys(int(prefix.rows[0]), metadata.flat_tokens(prefix.rows), begin, begin + prefix.num_tokens)

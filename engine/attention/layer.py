@@ -1,4 +1,4 @@
-"""Attention of a step's tokens over the paged cache, behind one interface for every model and device."""
+"""The interface of attention over the paged cache, the same for every model and device."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from torch import Tensor
 
 from kernels.quantize import LIMITS
 
-_MOST_HEADS = 64
-"""Query heads for each key-value head that the kernel has room for."""
+_MAX_HEADS_PER_KV = 64
+"""Query heads for each key-value head that the compiled kernel has room for."""
 
 
 @dataclass(frozen=True, slots=True)
-class LayerAttention:
-    """What one layer's attention computes. All layers of a model share ``kv_heads`` and ``head_dim``."""
+class LayerAttentionConfig:
+    """Parameters of one layer's attention. All layers of a model share ``kv_heads`` and ``head_dim``."""
 
     heads: int
     kv_heads: int
@@ -24,38 +24,37 @@ class LayerAttention:
     scale: float
     """Factor of the scores, usually ``head_dim ** -0.5``."""
     window: int | None = None
-    """A query sees this many of the latest keys, its own included; ``None``: all."""
+    """Number of latest keys that a query sees, its own included; ``None``: all."""
     softcap: float | None = None
     """Scores become ``softcap * tanh(score / softcap)`` before the mask (Gemma 2)."""
 
 
-def is_compiled(about: LayerAttention, kv: Tensor) -> bool:
-    """Whether there is a kernel for a layer and keys and values as in this cache, which is not on a GPU."""
-    fits = about.head_dim % 16 == 0 and about.heads // about.kv_heads <= _MOST_HEADS
+def has_compiled_kernel(config: LayerAttentionConfig, kv: Tensor) -> bool:
+    """Return True if there is a compiled CPU kernel for a layer over a cache like ``kv``."""
+    fits = config.head_dim % 16 == 0 and config.heads // config.kv_heads <= _MAX_HEADS_PER_KV
     return fits and kv.device.type == "cpu" and kv.dtype in (torch.float32, *LIMITS)
 
 
-class Attend(Protocol):
-    """One step's attention: what a model calls once per layer, in the order of its layers."""
+class AttentionBackend(Protocol):
+    """Attention of one step. A model calls it once per layer, in the order of its layers."""
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """Writes the step's keys and values into the cache and attends to all that each token may see.
+        """Write the step's keys and values into the cache and attend to all that each token may see.
 
-        ``q``: ``[tokens, heads, head_dim]``, ``k`` and ``v``: ``[tokens, kv_heads, head_dim]``, positions already
-        encoded, rows (sequences) one after the other in the batch's order. Any strides. Returns ``[tokens, heads *
-        head_dim]``.
+        ``q``: ``[tokens, heads, head_dim]``, ``k`` and ``v``: ``[tokens, kv_heads, head_dim]``, already rotated, rows
+        (sequences) one after the other in the batch's order. Any strides. Returns ``[tokens, heads * head_dim]``.
         """
         ...
 
 
-class LayerAttend(Attend, Protocol):
-    """The same for models that leave it the way from their projections, too."""
+class FusedAttentionBackend(AttentionBackend, Protocol):
+    """An ``AttentionBackend`` that can also normalise and rotate queries and keys."""
 
-    def projected(self, layer: int, qkv: Tensor, norm: Tensor | None, eps: float, cos: Tensor, sin: Tensor) -> Tensor:
-        """Attention of a layer's projections ``[tokens, heads + 2 * kv_heads, head_dim]``, contiguous, which may be
-        overwritten: queries, keys, values.
+    def forward_qkv(self, layer: int, qkv: Tensor, norm: Tensor | None, eps: float, cos: Tensor, sin: Tensor) -> Tensor:
+        """Attend from a layer's projections ``[tokens, heads + 2 * kv_heads, head_dim]``: queries, keys, values.
 
-        Queries and keys are first normalised, each head with its own of the weights ``norm`` ``[heads + kv_heads,
-        head_dim]``, unless there are none; then turned by ``cos`` and ``sin`` ``[tokens, dim]``, see ``rotary_tables``.
+        ``qkv`` is contiguous and may be overwritten. Queries and keys are first normalised per head with the weights
+        ``norm`` ``[heads + kv_heads, head_dim]``, if there are any, then rotated by ``cos`` and ``sin`` ``[tokens,
+        dim]``, see ``rotary_tables``.
         """
         ...

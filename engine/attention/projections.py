@@ -1,19 +1,19 @@
-"""From a layer's projections to what attention takes, in torch operators."""
+"""Turn a layer's projections into rotated queries, keys and values, in torch operators."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-from engine.attention.layer import LayerAttention
+from engine.attention.layer import LayerAttentionConfig
 from kernels.common.rotary import rotary
 from kernels.layers.norm import rms_norm
 
 
-def turned(
-    about: LayerAttention, qkv: Tensor, norm: Tensor | None, eps: float, cos: Tensor, sin: Tensor
+def normalize_and_rotate(
+    config: LayerAttentionConfig, qkv: Tensor, norm: Tensor | None, eps: float, cos: Tensor, sin: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Queries, keys and values as ``Attend`` takes them, of what ``LayerAttend.projected`` takes."""
-    qk, v = torch.split(qkv, [about.heads + about.kv_heads, about.kv_heads], dim=1)
+    """Return queries, keys and values for ``AttentionBackend``, from the arguments of ``FusedAttentionBackend``."""
+    qk, v = torch.split(qkv, [config.heads + config.kv_heads, config.kv_heads], dim=1)
     qk = rotary(qk if norm is None else rms_norm(qk, norm, eps), cos, sin)
-    return qk[:, : about.heads], qk[:, about.heads :], v
+    return qk[:, : config.heads], qk[:, config.heads :], v

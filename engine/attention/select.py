@@ -1,4 +1,4 @@
-"""The attention of models on the CPU."""
+"""Select the attention backend of a model on the CPU."""
 
 from __future__ import annotations
 
@@ -9,28 +9,29 @@ from torch import Tensor
 
 from engine.attention.cpu_deterministic import DeterministicAttention
 from engine.attention.cpu_torch import TorchAttention
-from engine.attention.layer import LayerAttend, LayerAttention, is_compiled
-from engine.attention.plan import Rows
+from engine.attention.layer import FusedAttentionBackend, LayerAttentionConfig, has_compiled_kernel
+from engine.attention.plan import AttentionMetadata
 
 
-class HostAttention(LayerAttend, Protocol):
-    """``LayerAttend`` with its plan."""
+class CpuAttention(FusedAttentionBackend, Protocol):
+    """A ``FusedAttentionBackend`` that is prepared for each step."""
 
-    def prepare(self, rows: Rows) -> None:
-        """Plans a step."""
+    def prepare(self, metadata: AttentionMetadata) -> None:
+        """Plan a step. Every layer's call that follows belongs to it."""
         ...
 
 
-def host_attention(
-    layers: Sequence[LayerAttention], kv: Tensor, scales: Tensor | None, *, deterministic: bool = False
-) -> HostAttention:
-    """The fastest there is. ``kv``: ``[layers, 2, kv_heads, pages, page_size, head_dim]``, keys before values: float32,
-    or 8-bit with ``scales``, float32 ``[layers, 2, kv_heads, pages, page_size]``.
+def create_cpu_attention(
+    layers: Sequence[LayerAttentionConfig], kv: Tensor, scales: Tensor | None, *, deterministic: bool = False
+) -> CpuAttention:
+    """Return the fastest backend that supports the layers.
 
-    ``deterministic``: what a token gets is, bit for bit, a function of its sequence alone.
+    ``kv``: ``[layers, 2, kv_heads, pages, page_size, head_dim]``, keys before values: float32, or 8-bit with
+    ``scales``, float32 ``[layers, 2, kv_heads, pages, page_size]``. ``deterministic``: a token's result is, bit for
+    bit, a function of its sequence alone.
     """
-    if is_compiled(layers[0], kv):
-        from engine.attention.cpu_numba import CompiledAttention
+    if has_compiled_kernel(layers[0], kv):
+        from engine.attention.cpu_numba import NumbaAttention  # numba is not installed everywhere
 
-        return CompiledAttention(layers, kv, scales, sharing=not deterministic)
+        return NumbaAttention(layers, kv, scales, sharing=not deterministic)
     return (DeterministicAttention if deterministic else TorchAttention)(layers, kv, scales)

@@ -14,16 +14,16 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from engine.attention.layer import LayerAttention
+from engine.attention.layer import LayerAttentionConfig
 from engine.cache.leases import Leases
 from engine.cache.pages import PagePool
 from engine.cache.radix_tree import Match, Node, PrefixTree
-from engine.device import HOST, Placement, sent
+from engine.device import CPU, DeviceConfig, to_device
 from kernels.cpu.runtime.memory import resident
 from kernels.quantize import LIMITS
 
 
-def token_bytes(about: LayerAttention, dtype: torch.dtype) -> int:
+def token_bytes(about: LayerAttentionConfig, dtype: torch.dtype) -> int:
     """Size of one token's keys and values in one layer of a cache of ``dtype``, with their scales if it has some."""
     vector = about.head_dim * dtype.itemsize + (torch.float32.itemsize if dtype in LIMITS else 0)
     return 2 * about.kv_heads * vector
@@ -70,24 +70,26 @@ class KVCache:
         page_size: int,
         rows: int,
         context: int,
-        place: Placement = HOST,
+        device_config: DeviceConfig = CPU,
         dtype: torch.dtype | None = None,
         max_pinned: int = 0,
         lease_seconds: float = math.inf,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """``dtype``: of ``data``, by default that of ``place``; the 8-bit ones are int8 and float8_e4m3fn.
+        """``dtype``: of ``data``, by default that of ``device_config``; the 8-bit ones are int8 and float8_e4m3fn.
         ``max_pinned``: pages that leases may pin; they lapse when nobody touches them for ``lease_seconds``."""
         self.page_size = page_size
         slots = layers, 2, kv_heads, pages, page_size
-        self.data = _zeros((*slots, head_dim), dtype or place.dtype, place)
-        self.scales = _zeros(slots, torch.float32, place) if self.data.dtype in LIMITS else None
+        self.data = _zeros((*slots, head_dim), dtype or device_config.dtype, device_config)
+        self.scales = _zeros(slots, torch.float32, device_config) if self.data.dtype in LIMITS else None
         # Torch can copy float8 but not scatter it; its bytes can be.
         numbers = self.data if self.scales is None else self.data.view(torch.int8)
         self._parts = [numbers] if self.scales is None else [numbers, self.scales[..., None]]
         """All that belongs to a slot, ``[layers, 2, kv_heads, pages, page_size, …]``."""
         # Of a few slots NumPy copies the numbers in a fifth of the time that torch takes to find out how.
-        self._copied: list[Any] = self._parts if place.on_gpu else [part.numpy() for part in self._parts]
+        self._copied: list[Any] = (
+            self._parts if device_config.uses_gpu_kernels else [part.numpy() for part in self._parts]
+        )
         """The same, to copy a few slots."""
         self.pages: npt.NDArray[np.int64] = np.zeros((rows, -(-context // page_size)), np.int64)
         self._leases_of = partial(Leases, cap=max_pinned, seconds=lease_seconds, clock=clock)
@@ -167,7 +169,7 @@ class KVCache:
     def move(self, moves: Sequence[tuple[PageTable, int, int]]) -> None:
         """Copies the keys and values of tokens of tables from one position to another, all at once."""
         places = [(self._slot(table, start), self._slot(table, end)) for table, start, end in moves]
-        source, target = sent(torch.tensor(places), self.data.device).unbind(1)
+        source, target = to_device(torch.tensor(places), self.data.device).unbind(1)
         for part in self._parts:
             slots = part.flatten(3, 4)
             slots[:, :, :, target] = slots[:, :, :, source]
@@ -286,10 +288,10 @@ class KVCache:
         return page
 
 
-def _zeros(shape: tuple[int, ...], dtype: torch.dtype, place: Placement) -> Tensor:
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device_config: DeviceConfig) -> Tensor:
     """Not empty: a masked slot still meets its weight of zero, and zero times a stray NaN would be NaN."""
-    if place.on_gpu:
-        return torch.zeros(shape, dtype=dtype, device=place.device)
+    if device_config.uses_gpu_kernels:
+        return torch.zeros(shape, dtype=dtype, device=device_config.device)
     size = math.prod(shape)
     words = resident(-(-size * dtype.itemsize // 4))
     return words.view(dtype)[:size].view(shape)

@@ -17,7 +17,7 @@ from engine.cache.paged_kv import KVCache, token_bytes
 from engine.core.completion import FinishEvent, completion, ending, next_delta, score_result, split_at_possible_stops
 from engine.core.loaded_model import LoadedModel
 from engine.core.recovery import MAX_UNEXPLAINED, FailureBisection, RequestFailed
-from engine.device import Placement, find_place, kv_type
+from engine.device import DeviceConfig, select_device, select_kv_dtype
 from engine.models.config import ModelConfig, read_raw_config
 from engine.models.families import is_defined
 from engine.models.load import load_model
@@ -114,14 +114,14 @@ class EngineCore:
         """Loads the checkpoint in ``folder``; raises ``EngineError`` that says what is wrong with it."""
         self._options = options
         _keep_freed_memory()
-        self._place = _place(folder, options)
-        self._kv_type = kv_type(options.kv_dtype, self._place)
-        if not self._place.on_gpu:
+        self._device_config = _select_device(folder, options)
+        self._kv_type = select_kv_dtype(options.kv_dtype, self._device_config)
+        if not self._device_config.uses_gpu_kernels:
             from kernels.cpu.precompile import make_ready
 
             make_ready()
         self._extra_layers = extra_layers(options.draft, folder)
-        model = load_model(folder, self._capacity, self._place)
+        model = load_model(folder, self._capacity, self._device_config)
         if options.deterministic and isinstance(model, ForeignModel):
             raise EngineError(f"{folder}: deterministic mode is not supported for architectures run by transformers")
         # What the pool cannot hold could never run, so it bounds the context too.
@@ -151,7 +151,7 @@ class EngineCore:
     @property
     def can_change_threads(self) -> bool:
         """True if it computes on the processor's threads and sums may round differently with their number."""
-        return not self._place.on_gpu and not self._options.deterministic
+        return not self._device_config.uses_gpu_kernels and not self._options.deterministic
 
     @property
     def has_work(self) -> bool:
@@ -515,12 +515,12 @@ class EngineCore:
             page_size=options.page_size,
             rows=options.max_running,
             context=self.model.info.context,
-            place=self._place,
+            device_config=self._device_config,
             dtype=self._kv_type,
             max_pinned=int(self._pages * options.lease_share),
             lease_seconds=options.lease_seconds,
         )
-        self._sampler: Sampler = sample_on_gpu if self._place.on_gpu else sample_on_cpu
+        self._sampler: Sampler = sample_on_gpu if self._device_config.uses_gpu_kernels else sample_on_cpu
         self._scheduler = Scheduler(self.cache, max_running=options.max_running, step_tokens=options.step_tokens)
         self._connect()
 
@@ -531,14 +531,14 @@ class EngineCore:
             self._speculator.reset(self.cache)
 
 
-def _place(folder: Path, options: CoreOptions) -> Placement:
+def _select_device(folder: Path, options: CoreOptions) -> DeviceConfig:
     """Where the model in ``folder`` is computed."""
-    architecture, host_only = read_raw_config(folder).architecture, None
+    architecture, cpu_only_reason = read_raw_config(folder).architecture, None
     if options.deterministic:
-        host_only = "deterministic mode is for the CPU alone"
+        cpu_only_reason = "deterministic mode is for the CPU alone"
     elif not is_defined(architecture):
-        host_only = f"{folder} is a {architecture}, which transformers runs on the CPU alone"
-    return find_place(options.device, options.dtype, host_only=host_only)
+        cpu_only_reason = f"{folder} is a {architecture}, which transformers runs on the CPU alone"
+    return select_device(options.device, options.dtype, cpu_only_reason=cpu_only_reason)
 
 
 def _keep_freed_memory() -> None:

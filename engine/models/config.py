@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from engine.attention.layer import LayerAttention
+from engine.attention.layer import LayerAttentionConfig
 from engine.protocol.types import EngineError
 
 
@@ -30,7 +30,7 @@ class ModelConfig:
     eos: tuple[int, ...]
     extra: dict[str, object]
     """Notes that are none of the engine's business but a client's, such as ``reasoner_prm``."""
-    attention: tuple[LayerAttention, ...]
+    attention: tuple[LayerAttentionConfig, ...]
     """What each layer's attention computes."""
 
     @property

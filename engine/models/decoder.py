@@ -13,8 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine.attention.layer import LayerAttend
-from engine.device import HOST, Placement, sent
+from engine.attention.layer import FusedAttentionBackend
+from engine.device import CPU, DeviceConfig, to_device
 from engine.models.families import DecoderConfig
 from engine.models.feed_forward import Experts, GatedMlp
 from engine.models.interface import Batch
@@ -49,17 +49,17 @@ class Decoder:
     """A checkpoint's weights and the forward pass over paged keys and values. A ``Model``."""
 
     def __init__(
-        self, config: DecoderConfig, weights: Weights, context: int, read: Read, place: Placement = HOST
+        self, config: DecoderConfig, weights: Weights, context: int, read: Read, device_config: DeviceConfig = CPU
     ) -> None:
         """Takes the weights. Raises ``EngineError`` when they are missing, unreadable or do not fit the config.
 
         ``context``: most tokens of one sequence that will be served. ``read``: how the checkpoint holds its matrices.
-        ``place``: where it is computed.
+        ``device_config``: where it is computed.
         """
         self.config = config
-        self._place = place
-        builder = LayerBuilder(config, weights, read, place)
-        self._embedding = place.put(weights.take("model.embed_tokens.weight", config.vocab, config.hidden))
+        self._device_config = device_config
+        builder = LayerBuilder(config, weights, read, device_config)
+        self._embedding = device_config.convert(weights.take("model.embed_tokens.weight", config.vocab, config.hidden))
         self._layers = [builder.layer(index) for index in range(config.layers)]
         self._norm = builder.norm("model.norm")
         tied = config.tied and not config.labels
@@ -69,13 +69,13 @@ class Decoder:
         weights.finish()
         self._parameters = weights.parameters
         tables = {rope: rope.tables(context) for rope in set(config.ropes)}
-        self._ropes = [(cos.to(place.device), sin.to(place.device)) for cos, sin in tables.values()]
+        self._ropes = [(cos.to(device_config.device), sin.to(device_config.device)) for cos, sin in tables.values()]
         self._rope_of = [list(tables).index(rope) for rope in config.ropes]
 
     @property
-    def place(self) -> Placement:
+    def device_config(self) -> DeviceConfig:
         """See ``Model``."""
-        return self._place
+        return self._device_config
 
     @property
     def embedding(self) -> Tensor:
@@ -108,7 +108,7 @@ class Decoder:
         """Whether ``read`` does nothing but launch kernels that a ``KernelGraph`` records."""
         return len(self._head) == 1 and self._head[0].is_kernel and self.config.logit_softcap is None
 
-    def forward(self, batch: Batch, attend: LayerAttend) -> Tensor:
+    def forward(self, batch: Batch, attend: FusedAttentionBackend) -> Tensor:
         """See ``Model``."""
         return self.layers(*self.inputs(batch), attend)
 
@@ -118,13 +118,13 @@ class Decoder:
         hidden = scaled_embedding(self.config, self._embedding[batch.tokens])
         return hidden, [table[batch.positions] for table in self.rotations]
 
-    def layers(self, hidden: Tensor, angles: Sequence[Tensor], attend: LayerAttend) -> Tensor:
+    def layers(self, hidden: Tensor, angles: Sequence[Tensor], attend: FusedAttentionBackend) -> Tensor:
         """The final hidden states ``[tokens, hidden]``, of ``inputs``."""
         hidden = self.ended(*self.begun(hidden, angles, attend))
         end_layer()
         return hidden
 
-    def begun(self, hidden: Tensor, angles: Sequence[Tensor], attend: LayerAttend) -> tuple[Tensor, Tensor]:
+    def begun(self, hidden: Tensor, angles: Sequence[Tensor], attend: FusedAttentionBackend) -> tuple[Tensor, Tensor]:
         """The part of ``layers`` that other tokens need: what the last layer takes ``[tokens, hidden]``, and what it
         attended to ``[tokens, heads * head_dim]``. All keys and values are written then."""
         last = len(self._layers) - 1
@@ -151,7 +151,7 @@ class Decoder:
             logits = matrix(torch.relu(logits))
         logits = logits.float()
         if token_ids:
-            logits = logits[:, sent(torch.tensor(token_ids), logits.device)]
+            logits = logits[:, to_device(torch.tensor(token_ids), logits.device)]
         if self.config.logit_softcap is not None and not self.config.labels:
             if logits.device.type != "cpu":
                 return torch.tanh(logits / self.config.logit_softcap) * self.config.logit_softcap
@@ -167,19 +167,29 @@ def scaled_embedding(config: DecoderConfig, embedded: Tensor) -> Tensor:
 
 
 def layer_forward(
-    config: DecoderConfig, layer: Layer, index: int, hidden: Tensor, angles: tuple[Tensor, Tensor], attend: LayerAttend
+    config: DecoderConfig,
+    layer: Layer,
+    index: int,
+    hidden: Tensor,
+    angles: tuple[Tensor, Tensor],
+    attend: FusedAttentionBackend,
 ) -> Tensor:
     """The hidden states ``[tokens, hidden]`` after a layer. ``angles``: cosines and sines of the tokens' positions."""
     return layer_ended(config, layer, hidden, layer_attended(config, layer, index, hidden, angles, attend))
 
 
 def layer_attended(
-    config: DecoderConfig, layer: Layer, index: int, hidden: Tensor, angles: tuple[Tensor, Tensor], attend: LayerAttend
+    config: DecoderConfig,
+    layer: Layer,
+    index: int,
+    hidden: Tensor,
+    angles: tuple[Tensor, Tensor],
+    attend: FusedAttentionBackend,
 ) -> Tensor:
     """What a layer attends to, ``[tokens, heads * head_dim]``."""
     normal = rms_norm(hidden, layer.input_norm, config.norm_eps)
     qkv = layer.qkv(normal).view(len(hidden), -1, config.head_dim)
-    return attend.projected(index, qkv, layer.qk_norm, config.norm_eps, *angles)
+    return attend.forward_qkv(index, qkv, layer.qk_norm, config.norm_eps, *angles)
 
 
 def layer_ended(config: DecoderConfig, layer: Layer, hidden: Tensor, mixed: Tensor) -> Tensor:
@@ -197,11 +207,11 @@ def layer_ended(config: DecoderConfig, layer: Layer, hidden: Tensor, mixed: Tens
 class LayerBuilder:
     """Takes a checkpoint's tensors and fuses them. No source tensor outlives the part that it is fused into."""
 
-    def __init__(self, config: DecoderConfig, weights: Weights, read: Read, place: Placement = HOST) -> None:
+    def __init__(self, config: DecoderConfig, weights: Weights, read: Read, device_config: DeviceConfig = CPU) -> None:
         self._config = config
         self._weights = weights
         self._read = read
-        self._place = place
+        self._device_config = device_config
         self._activation = _ACTIVATIONS[config.activation]
 
     def layer(self, index: int) -> Layer:
@@ -239,7 +249,7 @@ class LayerBuilder:
         """A norm's weights as they are multiplied."""
         weight = self._weights.take(f"{name}.weight", self._config.hidden if size is None else size)
         weight = weight + self._config.norm_offset if self._config.norm_offset else weight
-        return weight.to(self._place.device)  # in float32 everywhere, since it costs next to nothing
+        return weight.to(self._device_config.device)  # in float32 everywhere, since it costs next to nothing
 
     def linear(self, name: str, rows: int, columns: int, *, bias: bool) -> Product:
         """The product with one matrix."""
@@ -255,7 +265,7 @@ class LayerBuilder:
         """The matrices of those names and rows, one below the other."""
         matrices = [self._read(self._weights, name, rows, columns) for name, rows in parts.items()]
         added = torch.cat([self._weights.take(f"{name}.bias", rows) for name, rows in parts.items()]) if bias else None
-        return product(matrices, added, self._place)
+        return product(matrices, added, self._device_config)
 
     def _qk_norm(self, attention: str) -> Tensor:
         config = self._config
@@ -278,7 +288,7 @@ class LayerBuilder:
             both = self._weights.take(f"{stacked}gate_up_proj", about.experts, 2 * about.intermediate, hidden)
             downs = self._weights.take(f"{stacked}down_proj", about.experts, hidden, about.intermediate)
             pairs: list[tuple[Product, Product]] = [
-                (Linear(self._place.put(gate_up)), Linear(self._place.put(down)))
+                (Linear(self._device_config.convert(gate_up)), Linear(self._device_config.convert(down)))
                 for gate_up, down in zip(both, downs, strict=True)
             ]
             router = "mlp"

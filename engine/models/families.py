@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from engine.attention.layer import LayerAttention
+from engine.attention.layer import LayerAttentionConfig
 from engine.models.config import ModelConfig, RawConfig
 from engine.models.config_fields import READ, WITHOUT_INFLUENCE, refuse_unknown
 from engine.models.rope import Rope, read_rope, read_ropes_by_layer_type
@@ -199,7 +199,7 @@ def _config(raw: RawConfig) -> DecoderConfig:
         eos=raw.eos,
         extra=raw.extra,
         attention=tuple(
-            LayerAttention(
+            LayerAttentionConfig(
                 heads, kv_heads, head_dim, scale, int(fields["sliding_window"]) if one == _SLIDING else None, softcap
             )
             for one in types

@@ -8,8 +8,8 @@ from typing import Protocol
 
 from torch import Tensor
 
-from engine.attention.layer import LayerAttend
-from engine.device import Placement
+from engine.attention.layer import FusedAttentionBackend
+from engine.device import DeviceConfig
 from engine.models.config import ModelConfig
 
 
@@ -32,7 +32,7 @@ class Model(Protocol):
         ...
 
     @property
-    def place(self) -> Placement:
+    def device_config(self) -> DeviceConfig:
         """Where it is computed, and so where hidden states and logits lie."""
         ...
 
@@ -41,7 +41,7 @@ class Model(Protocol):
         """Number of weights, tied ones once."""
         ...
 
-    def forward(self, batch: Batch, attend: LayerAttend) -> Tensor:
+    def forward(self, batch: Batch, attend: FusedAttentionBackend) -> Tensor:
         """The final hidden states ``[tokens, hidden]``. All earlier tokens of each row must be in the cache."""
         ...
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from engine.device import HOST, Placement
+from engine.device import CPU, DeviceConfig
 from engine.models.config import ModelConfig, read_raw_config
 from engine.models.decoder import Decoder
 from engine.models.families import decoder_config, is_defined
@@ -16,8 +16,8 @@ from engine.weights.formats.registry import reader
 from engine.weights.safetensors import Weights
 
 
-def load_model(folder: Path, capacity: Callable[[ModelConfig], int], place: Placement = HOST) -> Model:
-    """Loads the checkpoint in ``folder`` into ``place``, which is the host for all that transformers runs.
+def load_model(folder: Path, capacity: Callable[[ModelConfig], int], device_config: DeviceConfig = CPU) -> Model:
+    """Loads the checkpoint in ``folder`` into ``device_config``, which is the host for all that transformers runs.
 
     ``capacity``: how many tokens of such a model the memory will hold; no longer sequence is ever computed.
     Raises ``EngineError`` that names what is missing, damaged or not supported.
@@ -31,6 +31,6 @@ def load_model(folder: Path, capacity: Callable[[ModelConfig], int], place: Plac
     config = decoder_config(raw)
     try:
         read = reader(quantized)
-        return Decoder(config, Weights(folder), min(config.context, capacity(config)), read, place)
+        return Decoder(config, Weights(folder), min(config.context, capacity(config)), read, device_config)
     except EngineError as error:
         raise error if str(folder) in str(error) else EngineError(f"{folder}: {error}") from None

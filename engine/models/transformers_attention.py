@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from engine.attention.layer import Attend, LayerAttention
+from engine.attention.layer import AttentionBackend, LayerAttentionConfig
 from engine.protocol.types import EngineError
 
 NAME = "reasoner"
@@ -29,7 +29,7 @@ class Calls(Protocol):
     """Where a model's calls of attention go."""
 
     def attention(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, options: dict[str, Any]) -> Tensor:
-        """``q``: ``[tokens, heads, head_dim]``, like ``Attend``."""
+        """``q``: ``[tokens, heads, head_dim]``, like ``AttentionBackend``."""
         ...
 
     def mask(self, visible: MaskFunction) -> Tensor | None:
@@ -53,7 +53,7 @@ def calls_go_to(calls: Calls) -> Iterator[None]:
 class PagedCalls:
     """One step: the layers' calls in their order go to the engine's attention, which knows what each layer needs."""
 
-    def __init__(self, attend: Attend) -> None:
+    def __init__(self, attend: AttentionBackend) -> None:
         self._attend = attend
         self._layer = 0
 
@@ -69,7 +69,7 @@ class TracedCalls:
     """Writes down what each call asks for. The answers do not matter."""
 
     def __init__(self, context: int) -> None:
-        self.layers: list[LayerAttention] = []
+        self.layers: list[LayerAttentionConfig] = []
         self._context = context
 
     def attention(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, options: dict[str, Any]) -> Tensor:
@@ -84,7 +84,7 @@ class TracedCalls:
             raise EngineError("attention that is not causal")
         window, scale = int(mask.flatten()[0]), options.get("scaling")
         self.layers.append(
-            LayerAttention(
+            LayerAttentionConfig(
                 heads=heads,
                 kv_heads=k.shape[1],
                 head_dim=head_dim,
@@ -115,9 +115,9 @@ class TracedCalls:
 
 
 class DenseAttention:
-    """``Attend`` without pages, for the two texts of the rehearsal."""
+    """``AttentionBackend`` without pages, for the two texts of the rehearsal."""
 
-    def __init__(self, layers: Sequence[LayerAttention]) -> None:
+    def __init__(self, layers: Sequence[LayerAttentionConfig]) -> None:
         self.rows: list[tuple[int, int]] = []
         """First and end position of each text in this step."""
         self._layers = layers
@@ -135,7 +135,7 @@ class DenseAttention:
         return torch.cat(answers)
 
 
-def _dense(about: LayerAttention, q: Tensor, k: Tensor, v: Tensor, first: int) -> Tensor:
+def _dense(about: LayerAttentionConfig, q: Tensor, k: Tensor, v: Tensor, first: int) -> Tensor:
     """Attention of queries from position ``first`` on to all keys, written out."""
     k, v = (one.repeat_interleave(about.heads // about.kv_heads, dim=1) for one in (k, v))
     scores = torch.einsum("qhd,khd->hqk", q, k) * about.scale

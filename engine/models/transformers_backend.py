@@ -17,8 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from engine.attention.layer import Attend, LayerAttention
-from engine.device import HOST, Placement
+from engine.attention.layer import AttentionBackend, LayerAttentionConfig
+from engine.device import CPU, DeviceConfig
 from engine.models.config import ModelConfig, RawConfig
 from engine.models.interface import Batch
 from engine.models.transformers_attention import NAME, DenseAttention, PagedCalls, TracedCalls, calls_go_to, register
@@ -78,16 +78,16 @@ class ForeignModel:
         self._rehearse(texts, expected)
 
     @property
-    def place(self) -> Placement:
+    def device_config(self) -> DeviceConfig:
         """See ``Model``."""
-        return HOST
+        return CPU
 
     @property
     def parameters(self) -> int:
         """Number of weights, tied ones once."""
         return int(self._model.num_parameters())
 
-    def forward(self, batch: Batch, attend: Attend) -> Tensor:
+    def forward(self, batch: Batch, attend: AttentionBackend) -> Tensor:
         """See ``Model``."""
         with calls_go_to(PagedCalls(attend)):
             return self._hidden(batch)
@@ -132,7 +132,7 @@ class ForeignModel:
         logits: Tensor = self._model(**inputs).logits[0]
         return logits
 
-    def _trace(self, tokens: Tensor, context: int) -> tuple[LayerAttention, ...]:
+    def _trace(self, tokens: Tensor, context: int) -> tuple[LayerAttentionConfig, ...]:
         """What each layer asks of attention."""
         tracer = TracedCalls(context)
         with calls_go_to(tracer):

@@ -9,8 +9,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from engine.attention.layer import LayerAttention
-from engine.attention.projections import turned
+from engine.attention.layer import LayerAttentionConfig
+from engine.attention.projections import normalize_and_rotate
 from engine.models.decoder import LayerBuilder
 from engine.models.families import DecoderConfig
 from engine.protocol.types import EngineError
@@ -103,13 +103,13 @@ class ObservedBuilder(LayerBuilder):
 
 
 class DenseAttend:
-    """``LayerAttend`` for one whole sequence, without a cache."""
+    """``FusedAttentionBackend`` for one whole sequence, without a cache."""
 
-    def __init__(self, layers: Sequence[LayerAttention]) -> None:
+    def __init__(self, layers: Sequence[LayerAttentionConfig]) -> None:
         self._layers = layers
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """See ``Attend``."""
+        """See ``AttentionBackend``."""
         about, tokens = self._layers[layer], len(q)
         ages = torch.arange(tokens)[:, None] - torch.arange(tokens)
         hidden = ages < 0 if about.window is None else (ages < 0) | (ages >= about.window)
@@ -119,9 +119,9 @@ class DenseAttend:
         mixed = attention(q, k, v, scale=about.scale, mask=mask, softcap=about.softcap)
         return mixed[0].transpose(0, 1).flatten(1)
 
-    def projected(self, layer: int, qkv: Tensor, norm: Tensor | None, eps: float, cos: Tensor, sin: Tensor) -> Tensor:
-        """See ``LayerAttend``."""
-        return self(layer, *turned(self._layers[layer], qkv, norm, eps, cos, sin))
+    def forward_qkv(self, layer: int, qkv: Tensor, norm: Tensor | None, eps: float, cos: Tensor, sin: Tensor) -> Tensor:
+        """See ``FusedAttentionBackend``."""
+        return self(layer, *normalize_and_rotate(self._layers[layer], qkv, norm, eps, cos, sin))
 
 
 def _texts(path: Path) -> list[str]:

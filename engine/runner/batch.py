@@ -10,9 +10,8 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from engine.attention.layer import LayerAttention, is_compiled
-from engine.attention.plan import CostModel, Ints, Tree
-from engine.attention.plan import Rows as RowTable
+from engine.attention.layer import LayerAttentionConfig, has_compiled_kernel
+from engine.attention.plan import AttentionCostModel, AttentionMetadata, IntArray, TreeMask
 from engine.cache.paged_kv import KVCache, token_bytes
 from engine.models.interface import Batch
 from engine.scheduler.draft import EMPTY_DRAFT, Draft
@@ -28,8 +27,8 @@ class ScheduledSequence(NamedTuple):
 
 
 def build_batch(
-    work: Rows[ScheduledSequence], cache: KVCache, about: LayerAttention
-) -> tuple[Batch, RowTable, list[ScheduledSequence]]:
+    work: Rows[ScheduledSequence], cache: KVCache, about: LayerAttentionConfig
+) -> tuple[Batch, AttentionMetadata, list[ScheduledSequence]]:
     """The batch, its rows for the attention, and the work in their order (rows of similar shape lie together).
 
     The guesses of a draft lie behind the row's tokens in the order of the draft, in the slots that follow theirs.
@@ -41,7 +40,7 @@ def build_batch(
     rows: list[int] = []
     queries: list[int] = []
     contexts: list[int] = []
-    trees: dict[int, Tree] = {}
+    trees: dict[int, TreeMask] = {}
     for sequence, count, draft in work:
         done, guesses = sequence.num_computed, draft.tokens
         end = done + count + len(guesses)
@@ -67,33 +66,38 @@ def _shape(work: ScheduledSequence) -> tuple[int, int]:
 
 
 def lay_out(
-    cache: KVCache, about: LayerAttention, rows: Ints, queries: Ints, contexts: Ints, trees: Mapping[int, Tree]
-) -> RowTable:
+    cache: KVCache,
+    about: LayerAttentionConfig,
+    rows: IntArray,
+    queries: IntArray,
+    contexts: IntArray,
+    trees: Mapping[int, TreeMask],
+) -> AttentionMetadata:
     """For the attention, the last ``queries`` tokens of ``contexts`` tokens in rows of the cache, ``[rows]`` each.
-    ``trees``: see ``plan.Rows``."""
-    return RowTable(
-        pages=cache.pages[rows, : -(-int(contexts.max()) // cache.page_size)],
-        queries=queries,
-        contexts=contexts,
+    ``trees``: see ``AttentionMetadata``."""
+    return AttentionMetadata(
+        page_table=cache.pages[rows, : -(-int(contexts.max()) // cache.page_size)],
+        query_lens=queries,
+        seq_lens=contexts,
         page_size=cache.page_size,
-        pool_pages=cache.pool.size,
+        num_pool_pages=cache.pool.size,
         kv_heads=about.kv_heads,
         heads_per_kv=about.heads // about.kv_heads,
-        cost=_cost(about, cache.data.dtype, cache.data.device),
-        trees=trees,
+        cost_model=_cost(about, cache.data.dtype, cache.data.device),
+        tree_masks=trees,
     )
 
 
 @lru_cache(8)
-def _cost(about: LayerAttention, dtype: torch.dtype, device: torch.device) -> CostModel:
+def _cost(about: LayerAttentionConfig, dtype: torch.dtype, device: torch.device) -> AttentionCostModel:
     size = token_bytes(about, dtype)
-    compiled = is_compiled(about, torch.empty(0, dtype=dtype, device=device))
-    return CostModel.of_kernel(size) if compiled else CostModel(size)
+    compiled = has_compiled_kernel(about, torch.empty(0, dtype=dtype, device=device))
+    return AttentionCostModel.for_compiled_kernel(size) if compiled else AttentionCostModel(size)
 
 
-def _tree(draft: Draft) -> Tree:
+def _tree(draft: Draft) -> TreeMask:
     """A row of one token and a draft of several branches behind it."""
     sees = np.eye(len(draft) + 1, dtype=np.bool_)
     for index, parent in enumerate(draft.parents):
         sees[index + 1] |= sees[parent + 1]
-    return Tree(sees.sum(axis=1) - 1, sees)
+    return TreeMask(sees.sum(axis=1) - 1, sees)

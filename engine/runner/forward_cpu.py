@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from engine.attention.layer import is_compiled
-from engine.attention.plan import Rows
-from engine.attention.select import HostAttention
+from engine.attention.layer import has_compiled_kernel
+from engine.attention.plan import AttentionMetadata
+from engine.attention.select import CpuAttention
 from engine.models.decoder import Decoder
 from engine.models.interface import Batch, Model
 from engine.runner.fused_sampler_cpu import FusedCpuSampler
@@ -30,7 +30,7 @@ class CpuForward:
     from step to step lies in memory that stays where it is.
     """
 
-    def __init__(self, model: Model, attend: HostAttention, kv: Tensor, rows: int) -> None:
+    def __init__(self, model: Model, attend: CpuAttention, kv: Tensor, rows: int) -> None:
         """``attend``: the attention over ``kv``. ``rows``: of the cache's page table."""
         self._model = model
         self._attend = attend
@@ -43,7 +43,7 @@ class CpuForward:
         """Rows that it draws."""
         self._angles: list[Tensor] = []
         """Of a step's positions. What a tape takes for memory lasts for a layer, but all layers read these."""
-        if isinstance(model, Decoder) and is_compiled(model.config.attention[0], kv) and model.repeatable:
+        if isinstance(model, Decoder) and has_compiled_kernel(model.config.attention[0], kv) and model.repeatable:
             self._repeatable = model
             if model.read_repeatable:
                 self._draws = FusedCpuSampler(model, self._inputs[1], rows)
@@ -62,7 +62,7 @@ class CpuForward:
         widths = (self._repeatable.embedding.shape[1], about.heads * about.head_dim) if self._repeatable else ()
         self._chosen = [torch.empty(_MOST, width) for width in widths]
 
-    def __call__(self, batch: Batch, rows: Rows, read: Sequence[int] | None = None) -> Tensor:
+    def __call__(self, batch: Batch, rows: AttentionMetadata, read: Sequence[int] | None = None) -> Tensor:
         """See ``Forward``. What it returns is valid until the next call."""
         self._attend.prepare(rows)
         model, tokens = self._repeatable, batch.tokens.shape[0]

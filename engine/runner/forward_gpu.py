@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 
 from engine.attention.cuda_triton import TritonAttention
-from engine.attention.plan import Rows
-from engine.attention.select import host_attention
+from engine.attention.plan import AttentionMetadata
+from engine.attention.select import create_cpu_attention
 from engine.cache.paged_kv import KVCache
-from engine.device import sent
+from engine.device import to_device
 from engine.models.families import DecoderConfig
 from engine.models.interface import Batch, Model
 from engine.runner.forward_cpu import CpuForward
@@ -33,7 +33,7 @@ _KEPT = 64
 class Forward(Protocol):
     """A step's way through a model."""
 
-    def __call__(self, batch: Batch, rows: Rows, read: Sequence[int] | None = None) -> Tensor:
+    def __call__(self, batch: Batch, rows: AttentionMetadata, read: Sequence[int] | None = None) -> Tensor:
         """Final hidden states ``[tokens or more, hidden]`` of a step's ``batch``, which is on the host; of those of its
         tokens alone that are to be ``read`` if that says which, ascending. The others leave keys and values."""
         ...
@@ -54,9 +54,9 @@ def create_forward(model: Model, cache: KVCache, *, deterministic: bool = False)
     """
     about, own = model.config.attention, slice(model.config.layers)
     kv, scales = cache.data[own], cache.scales_of(own)
-    if model.place.on_gpu:
-        return GpuForward(model, TritonAttention(about, kv, scales), model.place.device)
-    return CpuForward(model, host_attention(about, kv, scales, deterministic=deterministic), kv, len(cache.pages))
+    if model.device_config.uses_gpu_kernels:
+        return GpuForward(model, TritonAttention(about, kv, scales), model.device_config.device)
+    return CpuForward(model, create_cpu_attention(about, kv, scales, deterministic=deterministic), kv, len(cache.pages))
 
 
 class Graph(Protocol):
@@ -115,15 +115,15 @@ class GpuForward:
         self._graphs: dict[tuple[int, tuple[Buffers, ...]], Graph | None] = {}
         """By size and by the attention's buffers; ``None``: met once."""
 
-    def __call__(self, batch: Batch, rows: Rows, read: Sequence[int] | None = None) -> Tensor:
+    def __call__(self, batch: Batch, rows: AttentionMetadata, read: Sequence[int] | None = None) -> Tensor:
         """See ``Forward``. On return the device may not even have begun."""
         hidden = self._all(batch, rows)
-        return hidden if read is None else hidden[sent(torch.tensor(read, dtype=torch.int64), self._device)]
+        return hidden if read is None else hidden[to_device(torch.tensor(read, dtype=torch.int64), self._device)]
 
-    def _all(self, batch: Batch, rows: Rows) -> Tensor:
+    def _all(self, batch: Batch, rows: AttentionMetadata) -> Tensor:
         self._attend.prepare(rows)
-        if not self._captures or not self._attend.repeatable:
-            tokens, positions = sent(torch.stack((batch.tokens, batch.positions)), self._device)
+        if not self._captures or not self._attend.is_repeatable:
+            tokens, positions = to_device(torch.stack((batch.tokens, batch.positions)), self._device)
             return self._model.forward(Batch(tokens, positions), self._attend)
         size = padded(len(batch.tokens))
         inputs = self._fill(batch, size)
@@ -152,7 +152,7 @@ class GpuForward:
         inputs = self._inputs.get(size)
         if inputs is None:
             inputs = self._inputs[size] = torch.empty(2, size, dtype=torch.int64, device=self._device)
-        return inputs.copy_(sent(torch.from_numpy(host), self._device))
+        return inputs.copy_(to_device(torch.from_numpy(host), self._device))
 
 
 def padded(tokens: int) -> int:

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine.device import sent
+from engine.device import to_device
 from engine.models.interface import Model
 from engine.protocol.types import EngineError, TokenLogprob
 from engine.runner.batch import ScheduledSequence
@@ -154,7 +154,7 @@ def _logits_rows(sequence: GenerateSequence, draft: Draft) -> Iterator[LogitsRow
 
 
 def _chosen(rows: Tensor, which: Iterable[int]) -> Tensor:
-    return rows[sent(torch.tensor(list(which)), rows.device)]
+    return rows[to_device(torch.tensor(list(which)), rows.device)]
 
 
 def _draw(

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine.device import sent
+from engine.device import to_device
 from engine.protocol.types import EngineError
 from engine.sampling.logits_processors import LogitsRow, forbidden_by_row, penalties_by_row
 from engine.sampling.penalties import Ints, Penalties
@@ -30,7 +30,7 @@ def sample_on_gpu(
     floats[0, :rows], floats[1, :rows], floats[2, :rows] = params.temperature, params.top_p, params.min_p
     for index, column in enumerate((params.top_k, *noise_keys), 3):
         packed[index, :rows] = column
-    columns = sent(torch.from_numpy(packed), logits.device)[:, :rows]
+    columns = to_device(torch.from_numpy(packed), logits.device)[:, :rows]
     temperature, top_p, min_p = columns[:3].view(torch.float64)
     top_k, seed, key, position = columns[3:]
     tokens, logprobs = sampling.sample(
@@ -71,10 +71,10 @@ def changes(
         counts.append(np.zeros(len(new), np.float32))
         sizes[row] = len(known) + len(new)
     return sampling.PenaltyTensors(
-        starts=sent(torch.from_numpy(np.concatenate(([0], sizes.cumsum()))), device),
-        tokens=sent(torch.from_numpy(np.concatenate(tokens)), device),
-        bias=sent(torch.from_numpy(np.concatenate(bias)), device),
-        seen=sent(torch.from_numpy(np.concatenate(seen)), device),
-        counts=sent(torch.from_numpy(np.concatenate(counts)), device),
-        settings=sent(torch.from_numpy(settings), device),
+        starts=to_device(torch.from_numpy(np.concatenate(([0], sizes.cumsum()))), device),
+        tokens=to_device(torch.from_numpy(np.concatenate(tokens)), device),
+        bias=to_device(torch.from_numpy(np.concatenate(bias)), device),
+        seen=to_device(torch.from_numpy(np.concatenate(seen)), device),
+        counts=to_device(torch.from_numpy(np.concatenate(counts)), device),
+        settings=to_device(torch.from_numpy(settings), device),
     )

@@ -76,7 +76,7 @@ def _resolved(wanted: str, folder: Path) -> tuple[str, str]:
 
 
 def _load_draft_model(folder: Path, target: Model, context: int) -> DraftModel:
-    draft = load_model(folder, lambda config: min(config.context, context), target.place)
+    draft = load_model(folder, lambda config: min(config.context, context), target.device_config)
     if draft.config.labels:
         raise EngineError(f"{folder} is a classifier; a draft model must generate")
     ours, theirs = draft.config.vocab, target.config.vocab

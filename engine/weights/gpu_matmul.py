@@ -8,7 +8,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from engine.device import Placement
+from engine.device import DeviceConfig
 from engine.weights.matrix import Float8Matrix, GroupedMatrix, Int8Matrix, Matrix, Nf4Matrix, Packed, alike, stack
 from engine.weights.packing import pack
 from kernels.linear.fp8 import BLOCK, fp8_linear
@@ -28,19 +28,19 @@ _GROUP = 16
 """Inputs that they take at once of other types."""
 
 
-def gpu_product(parts: Sequence[Matrix], bias: Tensor | None, place: Placement) -> Product:
-    """The product with matrices of the same input, one below the other, activations in the type of ``place``.
+def gpu_product(parts: Sequence[Matrix], bias: Tensor | None, device_config: DeviceConfig) -> Product:
+    """The product with matrices of the same input, one below the other, activations in the type of ``device_config``.
 
     Parts that are stored alike are one launch. What no kernel takes (groups of fewer than 16 inputs or of different
     sizes; blocks of float8 other than 128 by 128, where activations are rounded too; float8 on a GPU that has none) is
-    widened to the type of ``place``.
+    widened to the type of ``device_config``.
     """
-    parts = [part if isinstance(part, Tensor) or _has_kernel(part, place) else part.dense() for part in parts]
+    parts = [part if isinstance(part, Tensor) or _has_kernel(part, device_config) else part.dense() for part in parts]
     if _join(parts):
-        return _one(parts, bias, place)
+        return _one(parts, bias, device_config)
     sizes = [_shape(part)[0] for part in parts]
     biases: Sequence[Tensor | None] = [None] * len(parts) if bias is None else torch.split(bias, sizes)
-    return SideBySide([_one([part], own, place) for part, own in zip(parts, biases, strict=True)])
+    return SideBySide([_one([part], own, device_config) for part, own in zip(parts, biases, strict=True)])
 
 
 class PackedLinear:
@@ -83,7 +83,7 @@ class SideBySide:
         return self(x).add_(residual)
 
 
-def _has_kernel(matrix: Packed, place: Placement) -> bool:
+def _has_kernel(matrix: Packed, device_config: DeviceConfig) -> bool:
     columns = _shape(matrix)[1]
     if isinstance(matrix, Int8Matrix):
         return columns % _DEEP == 0
@@ -93,7 +93,7 @@ def _has_kernel(matrix: Packed, place: Placement) -> bool:
         return equal and columns // groups % _GROUP == 0
     if isinstance(matrix, Float8Matrix):
         blocks = matrix.scales.shape[1]
-        if place.device.type == "cuda" and torch.cuda.get_device_capability(place.device) < _FLOAT8:
+        if device_config.device.type == "cuda" and torch.cuda.get_device_capability(device_config.device) < _FLOAT8:
             return False
         if not matrix.rounds:
             return columns % (blocks * _GROUP) == 0 and columns // blocks == min(columns, matrix.block[1])
@@ -122,20 +122,20 @@ def _join(parts: Sequence[Matrix]) -> bool:
     return all(type(part) is type(first) for part in parts)
 
 
-def _one(parts: Sequence[Matrix], bias: Tensor | None, place: Placement) -> Product:
+def _one(parts: Sequence[Matrix], bias: Tensor | None, device_config: DeviceConfig) -> Product:
     """The product with parts that join."""
-    bias = None if bias is None else place.put(bias)
+    bias = None if bias is None else device_config.convert(bias)
     if whole := _only(parts, Tensor):
-        return Linear(stack([place.put(part) for part in whole]), bias)
+        return Linear(stack([device_config.convert(part) for part in whole]), bias)
     count = sum(rows * columns for rows, columns in map(_shape, parts)) + (0 if bias is None else bias.numel())
     if ints := _only(parts, Int8Matrix):
-        multiply = _int8(ints, place.device)
+        multiply = _int8(ints, device_config.device)
     elif grouped := _only(parts, GroupedMatrix):
-        multiply = (_int4 if grouped[0].bits == 4 else _int8_weights)(grouped, place.device)
+        multiply = (_int4 if grouped[0].bits == 4 else _int8_weights)(grouped, device_config.device)
     elif floats := _only(parts, Float8Matrix):
-        multiply = _float8(floats, place.device)
+        multiply = _float8(floats, device_config.device)
     else:
-        multiply = _nf4(_only(parts, Nf4Matrix), place.device)
+        multiply = _nf4(_only(parts, Nf4Matrix), device_config.device)
     return PackedLinear(multiply, count, bias)
 
 

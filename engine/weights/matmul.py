@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from engine.device import HOST, Placement
+from engine.device import CPU, DeviceConfig
 from engine.weights.gpu_matmul import gpu_product
 from engine.weights.matrix import GroupedMatrix, Int8Matrix, Matrix, alike, dense, stack
 from kernels.linear import int4, int8
@@ -15,7 +15,7 @@ from kernels.linear.int4 import Int4Linear
 from kernels.linear.int8 import Int8Linear
 
 
-def product(parts: Sequence[Matrix], bias: Tensor | None = None, place: Placement = HOST) -> Product:
+def product(parts: Sequence[Matrix], bias: Tensor | None = None, device_config: DeviceConfig = CPU) -> Product:
     """The product with matrices of the same input, one below the other. On a GPU see ``gpu.gpu_product``; on a CPU in
     the layout that is fastest there:
 
@@ -24,8 +24,8 @@ def product(parts: Sequence[Matrix], bias: Tensor | None = None, place: Placemen
       finely than the checkpoint rounded the weights.
     - Anything else: float32. Nothing beats it there without rounding activations as coarsely as the weights.
     """
-    if place.on_gpu:
-        return gpu_product(parts, bias, place)
+    if device_config.uses_gpu_kernels:
+        return gpu_product(parts, bias, device_config)
     first = parts[0]
     if isinstance(first, Int8Matrix) and int8.supported(first.codes.shape[1]):
         ints = [part for part in parts if isinstance(part, Int8Matrix)]

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 
 from engine.attention.cuda_triton import TritonAttention
-from engine.device import Placement
+from engine.device import DeviceConfig
 from engine.models.interface import Model
 from engine.runner.forward_gpu import GpuForward
 
-AS_ON_A_GPU = Placement(torch.device("cpu"), torch.float32, on_gpu=True)
+EMULATED_GPU = DeviceConfig(torch.device("cpu"), torch.float32, uses_gpu_kernels=True)
 
 
 class Replay:
@@ -39,7 +39,7 @@ class Replay:
         attend._work, attend._slots = now
 
 
-def pretend(monkeypatch: pytest.MonkeyPatch, place: Placement = AS_ON_A_GPU) -> None:
+def pretend(monkeypatch: pytest.MonkeyPatch, device_config: DeviceConfig = EMULATED_GPU) -> None:
     """Engines that are made from now on go the way of a GPU."""
 
     def forward(model: Model, attend: TritonAttention, device: torch.device) -> GpuForward:
@@ -48,4 +48,4 @@ def pretend(monkeypatch: pytest.MonkeyPatch, place: Placement = AS_ON_A_GPU) -> 
     monkeypatch.setattr(Replay, "captured", 0)
     monkeypatch.setattr(Replay, "replayed", 0)
     monkeypatch.setattr("engine.runner.forward_gpu.GpuForward", forward)
-    monkeypatch.setattr("engine.core.engine_core.find_place", lambda *_, **__: place)
+    monkeypatch.setattr("engine.core.engine_core.select_device", lambda *_, **__: device_config)

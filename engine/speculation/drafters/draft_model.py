@@ -26,7 +26,7 @@ from torch import Tensor
 
 from engine.cache.paged_kv import KVCache, token_bytes
 from engine.cache.radix_tree import Node
-from engine.device import sent
+from engine.device import to_device
 from engine.models.interface import Model
 from engine.runner.batch import ScheduledSequence, build_batch
 from engine.runner.forward_gpu import create_forward
@@ -139,8 +139,8 @@ class DraftModel:
 
     def reset(self, cache: KVCache) -> None:
         """See ``Drafter``."""
-        about, place = self._model.config, self._model.place
-        dtype = place.dtype if cache.scales is None else cache.data.dtype
+        about, device_config = self._model.config, self._model.device_config
+        dtype = device_config.dtype if cache.scales is None else cache.data.dtype
         page_bytes = about.layers * token_bytes(about.attention[0], dtype) * cache.page_size
         pages = max(1, min(cache.pool.size, self._pool_bytes // page_bytes))
         self._limit = min(self._context, pages * cache.page_size)
@@ -151,7 +151,7 @@ class DraftModel:
             pages=pages,
             page_size=cache.page_size,
             rows=len(cache.pages),
-            place=place,
+            device_config=device_config,
             dtype=dtype,
             context=self._limit,
         )
@@ -306,7 +306,7 @@ class DraftModel:
         ahead = 0
         while True:
             rows = torch.tensor([last[one.ready.row] for one in growing])
-            logits = self._model.read(hidden[sent(rows, hidden.device)])
+            logits = self._model.read(hidden[to_device(rows, hidden.device)])
             branches = np.array([one.place for one in growing])
             paths = [one.tokens for one in growing]
             best = guesses.best(logits, branches, np.full(len(growing), ahead), width, paths)

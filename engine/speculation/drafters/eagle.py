@@ -30,12 +30,12 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from engine.attention.cuda_triton import TritonAttention
-from engine.attention.layer import LayerAttention
-from engine.attention.paged_tensors import gather, write
-from engine.attention.plan import head_slots
-from engine.attention.select import host_attention
+from engine.attention.layer import LayerAttentionConfig
+from engine.attention.paged_tensors import gather_pages, write_kv
+from engine.attention.plan import kv_slots
+from engine.attention.select import create_cpu_attention
 from engine.cache.paged_kv import KVCache, PageTable
-from engine.device import Placement, sent
+from engine.device import DeviceConfig, to_device
 from engine.models.interface import Model
 from engine.protocol.types import EngineError
 from engine.runner.batch import lay_out
@@ -76,9 +76,9 @@ def load_eagle(folder: Path, model: Model) -> EagleDrafter:
     heads = int(fields["num_attention_heads"])
     if heads % target.kv_heads:
         raise EngineError(f"{folder / 'config.json'}: {heads} heads cannot share {target.kv_heads} key-value heads")
-    about = LayerAttention(heads, target.kv_heads, target.head_dim, target.head_dim**-0.5)
+    about = LayerAttentionConfig(heads, target.kv_heads, target.head_dim, target.head_dim**-0.5)
     inner, eps = int(fields["intermediate_size"]), fields["layer_norm_eps"]
-    layer = _Layer(Weights(folder), about, target.hidden, inner, eps, model.place)
+    layer = _Layer(Weights(folder), about, target.hidden, inner, eps, model.device_config)
     return EagleDrafter(layer, model, theta=fields["rope_theta"])
 
 
@@ -91,14 +91,20 @@ class _Layer:
     """
 
     def __init__(
-        self, weights: Weights, about: LayerAttention, hidden: int, inner: int, eps: float, place: Placement
+        self,
+        weights: Weights,
+        about: LayerAttentionConfig,
+        hidden: int,
+        inner: int,
+        eps: float,
+        device_config: DeviceConfig,
     ) -> None:
         self.about, self._eps = about, eps
         queries, keys = about.heads * about.head_dim, about.kv_heads * about.head_dim
         attention, mlp = "layer.self_attn.", "layer.mlp."
 
         def take(name: str, *shape: int) -> Tensor:
-            return place.put(weights.take(name, *shape))
+            return device_config.convert(weights.take(name, *shape))
 
         self._norm = take("hidden_norm.weight", hidden)
         self._fuse = product(take("fc.weight", hidden, 2 * hidden))
@@ -137,15 +143,15 @@ class EagleDrafter:
     def reset(self, cache: KVCache) -> None:
         """See ``Drafter``."""
         self._cache = cache
-        about, place = self._layer.about, self._model.place
-        attention = TritonAttention if place.on_gpu else host_attention
+        about, device_config = self._layer.about, self._model.device_config
+        attention = TritonAttention if device_config.uses_gpu_kernels else create_cpu_attention
         self._attention = attention([about], cache.data[-1:], cache.scales_of(slice(-1, None)))
         positions = cache.pages.shape[1] * cache.page_size
         cos, sin = rotary_tables(frequencies(about.head_dim, self._theta), positions)
-        self._angles = cos.to(place.device), sin.to(place.device)
+        self._angles = cos.to(device_config.device), sin.to(device_config.device)
         rows = len(cache.pages)
         shape = rows, _WAITING, self._model.config.hidden
-        self._waiting = torch.zeros(shape, dtype=place.dtype, device=place.device)
+        self._waiting = torch.zeros(shape, dtype=device_config.dtype, device=device_config.device)
         """For each row of the cache the hidden states whose entries are not computed yet."""
         self._spans = [_NOTHING] * rows
 
@@ -209,7 +215,7 @@ class EagleDrafter:
         layout = lay_out(self._cache, self._layer.about, rows, queries, firsts + queries, {})
         self._attention.prepare(layout)
         embedded = self._model.embed(torch.tensor(_successors([step.sequence for step, _ in due], spans)))
-        angles = self._at(layout.places)
+        angles = self._at(layout.token_indices)
         self._layer(torch.cat(features), embedded, angles, lambda q, k, v: self._attention(0, q, k, v))
         self._waiting[rows, 0] = hidden[[step.rows[-1] for step, _ in due]]
         for row, span in zip(rows.tolist(), spans, strict=True):
@@ -218,7 +224,7 @@ class EagleDrafter:
     def _draft(self, wishes: Sequence[DraftRequest]) -> list[Draft]:
         sequences = [wish.sequence for wish in wishes]
         spans = [self._spans[one.pages.row] for one in sequences]
-        entries = _Entries(spans, wishes, self._cache, self._layer.about, self._model.place)
+        entries = _Entries(spans, wishes, self._cache, self._layer.about, self._model.device_config)
         embedded = self._model.embed(torch.tensor(_successors(sequences, spans)))
         features = torch.cat([self._waiting[span.table.row, : span.length] for span in spans])
         predicted = self._layer(features, embedded, self._at(entries.positions), entries.attend)
@@ -276,8 +282,8 @@ class _Entries:
         spans: Sequence[_Span],
         wishes: Sequence[DraftRequest],
         cache: KVCache,
-        about: LayerAttention,
-        place: Placement,
+        about: LayerAttentionConfig,
+        device_config: DeviceConfig,
     ) -> None:
         """The first level are the spans: chains of entries that are due."""
         self._about, self._spans, self._count = about, spans, len(spans)
@@ -288,12 +294,12 @@ class _Entries:
         pages = -(-self._end // cache.page_size)
         room = self._end + int(counts.max()) + (depth - 1) * wide
         shape = 2, about.kv_heads, self._count, room, about.head_dim
-        self._kv = torch.empty(shape, dtype=place.dtype, device=place.device)
+        self._kv = torch.empty(shape, dtype=device_config.dtype, device=device_config.device)
         if pages:
             heads = cache.pool.size * np.arange(2 * about.kv_heads)[:, None]
             chosen = torch.from_numpy((heads + cache.pages[rows, :pages].reshape(-1)).reshape(-1))
             own = self._kv.new_empty(len(chosen), cache.page_size * about.head_dim)
-            gather(cache.data[-1], cache.scales_of(-1), sent(chosen, place.device), own)
+            gather_pages(cache.data[-1], cache.scales_of(-1), to_device(chosen, device_config.device), own)
             own = own.view(2, about.kv_heads, self._count, pages * cache.page_size, about.head_dim)
             self._kv[:, :, :, : self._end] = own[:, :, :, : self._end]
         branches = np.arange(self._count).repeat(counts)
@@ -329,9 +335,9 @@ class _Entries:
         size, kv = cache.page_size, self._kv[:, :, :, self._end - self._wide : self._end].flatten(2, 3).transpose(1, 2)
         rows = np.array([span.table.row for span in self._spans])[self._places // self._wide]
         page, offset = np.divmod(self.positions, size)
-        slots = head_slots(cache.pages[rows, page] * size + offset, cache.pool.size * size, self._about.kv_heads)
+        slots = kv_slots(cache.pages[rows, page] * size + offset, cache.pool.size * size, self._about.kv_heads)
         k, v = kv[:, self._places] if self._padded else kv
-        write(cache.data[-1], cache.scales_of(-1), sent(torch.from_numpy(slots), k.device), k, v)
+        write_kv(cache.data[-1], cache.scales_of(-1), to_device(torch.from_numpy(slots), k.device), k, v)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Attention of the level's rows: ``q`` ``[rows, heads, head_dim]``, ``k`` and ``v`` ``[rows, kv_heads,
@@ -342,7 +348,7 @@ class _Entries:
         new[1] = self._spread(v).permute(2, 0, 1, 3)
         own = self._spread(q).view(count, wide, about.kv_heads, -1, about.head_dim).permute(2, 0, 3, 1, 4)
         keys, values = self._kv[:, :, :, : self._end]
-        mask = None if self._sees.all() else sent(self._mask(), keys.device)
+        mask = None if self._sees.all() else to_device(self._mask(), keys.device)
         mixed = F.scaled_dot_product_attention(own.flatten(2, 3), keys, values, mask, scale=about.scale)
         mixed = mixed.view(about.kv_heads, count, -1, wide, about.head_dim).permute(1, 3, 0, 2, 4)
         mixed = mixed.reshape(count * wide, -1)

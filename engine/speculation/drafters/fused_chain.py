@@ -14,7 +14,7 @@ from typing import NamedTuple, TypeGuard
 import torch
 from torch import Tensor
 
-from engine.attention.layer import is_compiled
+from engine.attention.layer import has_compiled_kernel
 from engine.cache.paged_kv import KVCache
 from engine.models.decoder import Decoder
 from engine.models.interface import Model
@@ -78,7 +78,7 @@ def supports_fused_chains(model: Model, cache: KVCache) -> TypeGuard[Decoder]:
     token sees all before it."""
     return (
         isinstance(model, Decoder)
-        and is_compiled(model.config.attention[0], cache.data)
+        and has_compiled_kernel(model.config.attention[0], cache.data)
         and all(layer.window is None for layer in model.config.attention)
         and (cache.page_size == 16 or cache.page_size % 16 > 0)  # what the kernel takes for a page
         and model.parameters <= _SMALL
@@ -94,7 +94,7 @@ class _Chain:
         self, model: Decoder, cache: KVCache, limit: int, due: int, branches: int, width: int, depth: int
     ) -> None:
         """``due``: tokens of the first level. ``depth``: most levels."""
-        from engine.attention.cpu_numba import AloneAttention
+        from engine.attention.cpu_numba import RecordableAttention
 
         self._model, self._cache, self.depth = model, cache, depth
         total = due + (depth - 1) * branches
@@ -117,7 +117,7 @@ class _Chain:
         self._levels = [slice(start, end) for start, end in zip([0, *ends], ends, strict=False)]
         layers, kv, pages = model.config.attention, cache.data, cache.pages
         self._attention = [
-            AloneAttention(layers, kv, cache.scales, pages, self._plan[:3, level], longest=limit)
+            RecordableAttention(layers, kv, cache.scales, pages, self._plan[:3, level], max_keys=limit)
             for level in self._levels
         ]
 

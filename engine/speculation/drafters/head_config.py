@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from engine.cache.paged_kv import KVCache, PageTable
-from engine.device import sent
+from engine.device import to_device
 from engine.models.config import read_json
 from engine.models.interface import Model
 from engine.protocol.types import EngineError
@@ -66,7 +66,7 @@ def product(weight: Tensor, bias: Tensor | None = None) -> Callable[[Tensor], Te
 def readout(model: Model) -> Callable[[Tensor], Tensor]:
     """``Model.read`` but for rounding; of a small head that normalises what it reads, in the way that costs least."""
     hidden = model.config.hidden
-    if hidden * model.config.vocab > _SMALL or model.place.on_gpu:
+    if hidden * model.config.vocab > _SMALL or model.device_config.uses_gpu_kernels:
         return model.read
     # What is read of a vector depends on its direction alone, and is linear in it.
     matrix = model.read(torch.eye(hidden)).T.contiguous()
@@ -96,7 +96,7 @@ class LastStates:
         if vectors.dtype == torch.float32 and not vectors.is_cuda:
             self._vectors[rows] = vectors.numpy()[which]
         else:
-            self._vectors[rows] = vectors[sent(torch.tensor(which), vectors.device)].float().cpu().numpy()
+            self._vectors[rows] = vectors[to_device(torch.tensor(which), vectors.device)].float().cpu().numpy()
         for row, step in zip(rows, steps, strict=True):
             self._tables[row] = step.sequence.pages
             self._positions[row] = step.first_position + len(step.rows) - 1

@@ -60,7 +60,7 @@ def load_medusa(folder: Path, model: Model) -> MedusaDrafter:
     trunk = torch.cat([weights.take(f"trunk.{name}_proj.weight", inner, 2 * hidden) for name in ("gate", "up")])
     blocks = weights.take("heads.weight", heads * hidden, inner), weights.take("heads.bias", heads * hidden)
     weights.finish()
-    put = model.place.put
+    put = model.device_config.convert
     return MedusaDrafter(Linear(put(trunk)), Linear(*map(put, blocks)), heads, model)
 
 
@@ -75,8 +75,8 @@ class MedusaDrafter:
         """``trunk``: the product with the gate and the other half of the hidden layer, ``blocks``: that with what turns
         it into the heads' states."""
         self._trunk, self._blocks, self._heads, self._model = trunk, blocks, heads, model
-        self._place = model.place
-        self._ones = self._place.put(torch.ones(model.config.hidden))
+        self._device_config = model.device_config
+        self._ones = self._device_config.convert(torch.ones(model.config.hidden))
         self._table: Floats32 | None = None
         """The embedding table where tapes can be made."""
         if isinstance(model, Decoder) and model.read_repeatable and trunk.is_kernel and blocks.is_kernel:
@@ -121,7 +121,9 @@ class MedusaDrafter:
         """``[wishes * depth, vocab]``, wish by wish."""
         count, drawn = len(wishes), [wish.sequence.tokens[-1] for wish in wishes]
         if self._table is None or count > _MOST:
-            return self._guess(self._place.put(torch.from_numpy(states)), self._model.embed(torch.tensor(drawn)), depth)
+            return self._guess(
+                self._device_config.convert(torch.from_numpy(states)), self._model.embed(torch.tensor(drawn)), depth
+            )
         inputs = self._inputs[:, :count]
         filled = inputs.numpy()
         filled[0], filled[1] = states, self._table[drawn]

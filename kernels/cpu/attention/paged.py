@@ -55,9 +55,9 @@ def attend(address: Any) -> None:
 
     ``pieces`` ``[count, 5]``: row, first key (on the edge of a page), end, and where the piece's tokens stand in
     ``members``, first and end, in rising order. ``out`` ``[tokens, heads, dim]`` gets the result, and ``states``
-    ``[tokens, heads, 2]`` what the weights are relative to and their sum. ``softcap``: see ``LayerAttention``, 0 for
-    none. ``scratch``: ``[threads, apart]``, see ``scratch_floats``. Threads divide the heads, and ``groups`` ranges of
-    the tokens.
+    ``[tokens, heads, 2]`` what the weights are relative to and their sum. ``softcap``: see ``LayerAttentionConfig``, 0
+    for none. ``scratch``: ``[threads, apart]``, see ``scratch_floats``. Threads divide the heads, and ``groups`` ranges
+    of the tokens.
     """
     a, thread, threads = read_arguments(address)
     s = int64_array(a[5], STEP_WORDS)

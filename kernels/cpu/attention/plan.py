@@ -184,7 +184,7 @@ def _join(step: Any, index: int, start: int, count: int, used: int) -> int:
 
 @function
 def _share_prefixes(step: Any, work: Any) -> Any:
-    """See ``engine.attention.plan.share_prefixes``; the numbers of pieces and of their tokens."""
+    """See ``engine.attention.plan.find_shared_prefixes``; the numbers of pieces and of their tokens."""
     pieces, used, room, size = 0, 0, _SHARED * len(step.first), step.page_size
     waiting = _by_page(step, work, _listed(work, -1, 0), 0, 0)
     while waiting:

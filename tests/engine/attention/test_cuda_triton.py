@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from engine.attention.cuda_triton import TritonAttention
-from engine.attention.layer import LayerAttention
-from engine.attention.plan import CostModel, Rows
+from engine.attention.layer import LayerAttentionConfig
+from engine.attention.plan import AttentionCostModel, AttentionMetadata
 from kernels.common.attention_schedule import COUNT
 from kernels.quantize import quantize_vectors
 from tests.engine.attention.test_attention import ALWAYS, DIM, KV_HEADS, NEVER, PAGE, PER_KV, POOL, USUAL, Step
@@ -19,9 +19,9 @@ from tests.engine.attention.test_attention import ALWAYS, DIM, KV_HEADS, NEVER, 
 @pytest.mark.parametrize(("window", "softcap"), [(None, None), (9, None), (40, 1.5)])
 @pytest.mark.parametrize("trees", [False, True], ids=["chains", "trees"])
 def test_steps_equal_dense_attention_in_float64(
-    cost: CostModel, window: int | None, softcap: float | None, trees: bool
+    cost: AttentionCostModel, window: int | None, softcap: float | None, trees: bool
 ) -> None:
-    about = LayerAttention(KV_HEADS * PER_KV, KV_HEADS, DIM, 0.4, window, softcap)
+    about = LayerAttentionConfig(KV_HEADS * PER_KV, KV_HEADS, DIM, 0.4, window, softcap)
     for seed in range(3):
         step = Step(seed, cost, trees=trees)
         ours = step.attend(about, TritonAttention)
@@ -31,16 +31,16 @@ def test_steps_equal_dense_attention_in_float64(
 @pytest.mark.parametrize("dtype", [torch.int8, torch.float8_e4m3fn], ids=str)
 def test_quantized_keys_are_written_and_read(dtype: torch.dtype) -> None:
     """Equal to dense attention to the numbers that lie in the cache, which are close to what was written."""
-    about = LayerAttention(KV_HEADS * PER_KV, KV_HEADS, DIM, 0.4)
+    about = LayerAttentionConfig(KV_HEADS * PER_KV, KV_HEADS, DIM, 0.4)
     step = Step(2, USUAL)
     written = step.kv.clone()
     numbers, scales = quantize_vectors(step.kv, dtype)
     attend = TritonAttention([about], numbers, scales)
-    attend.prepare(step.rows)
+    attend.prepare(step.metadata)
     ours = attend(0, step.q, step.k, step.v)
     step.kv = numbers.float() * scales[..., None]
     step.check(ours, about)
-    written[0].flatten(2, 3)[:, :, torch.from_numpy(step.rows.slots)] = torch.stack(
+    written[0].flatten(2, 3)[:, :, torch.from_numpy(step.metadata.slots)] = torch.stack(
         (step.k.transpose(0, 1), step.v.transpose(0, 1))
     )
     held = written < 1e20
@@ -52,16 +52,16 @@ def test_quantized_keys_are_written_and_read(dtype: torch.dtype) -> None:
     assert (off <= 0.5001 * torch.maximum(step_of, least)).all()
 
 
-def decode(contexts: list[int]) -> Rows:
+def decode(contexts: list[int]) -> AttentionMetadata:
     """One new token for each of some sequences without common pages."""
     lengths = np.array(contexts)
     pages = np.arange(len(contexts) * 40).reshape(len(contexts), 40)
-    return Rows(pages, np.ones_like(lengths), lengths, PAGE, POOL, KV_HEADS, PER_KV, NEVER)
+    return AttentionMetadata(pages, np.ones_like(lengths), lengths, PAGE, POOL, KV_HEADS, PER_KV, NEVER)
 
 
 def test_decoding_steps_of_one_shape_use_the_same_memory() -> None:
     """Of one shape are steps whose sizes round up to the same powers of two."""
-    about = LayerAttention(KV_HEADS * PER_KV, KV_HEADS, DIM, 0.4)
+    about = LayerAttentionConfig(KV_HEADS * PER_KV, KV_HEADS, DIM, 0.4)
     attend = TritonAttention([about], torch.zeros(1, 2, KV_HEADS, POOL, PAGE, DIM))
     attend.prepare(decode([70, 90, 95, 81, 99]))
     first, work = attend.buffers, attend.buffers[0].work
@@ -78,7 +78,7 @@ def test_decoding_steps_of_one_shape_use_the_same_memory() -> None:
 
 def test_nothing_is_kept_of_padding() -> None:
     """The sequences get what they would get alone, and so does the cache, though the padding is no number."""
-    about = LayerAttention(KV_HEADS * PER_KV, KV_HEADS, DIM, 0.4)
+    about = LayerAttentionConfig(KV_HEADS * PER_KV, KV_HEADS, DIM, 0.4)
     torch.manual_seed(0)
     kv = torch.randn(1, 2, KV_HEADS, POOL, PAGE, DIM)
     q, k, v = (torch.randn(8, heads, DIM) for heads in (about.heads, KV_HEADS, KV_HEADS))
@@ -96,7 +96,7 @@ def test_nothing_is_kept_of_padding() -> None:
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
 def test_a_captured_graph_computes_the_steps_of_its_shape() -> None:
-    about = LayerAttention(KV_HEADS * PER_KV, KV_HEADS, DIM, 0.4)
+    about = LayerAttentionConfig(KV_HEADS * PER_KV, KV_HEADS, DIM, 0.4)
     torch.manual_seed(0)
     kv = torch.randn(1, 2, KV_HEADS, POOL, PAGE, DIM, device="cuda")
     q, k, v = (torch.randn(6, heads, DIM, device="cuda") for heads in (about.heads, KV_HEADS, KV_HEADS))

@@ -14,7 +14,7 @@ from engine.attention.cpu_torch import TorchAttention
 from engine.cache.paged_kv import token_bytes
 from engine.core import engine_core
 from engine.core.engine_core import CoreOptions
-from engine.device import KV_DTYPES, Placement, kv_type
+from engine.device import KV_DTYPES, DeviceConfig, select_kv_dtype
 from engine.protocol.types import Branch, Completion, EngineError
 from engine.runner.forward_cpu import CpuForward
 from reasoner.evaluation.suites.registry import load_problems
@@ -24,7 +24,7 @@ from tests.engine.models.test_models import engine_logits, random_tokens
 
 POLICY = Path(reasoner.__file__).parent / "bundled" / "policy"
 EIGHT = ["int8", "fp8"]
-CUDA = Placement(torch.device("cuda"), torch.bfloat16, on_gpu=True)
+CUDA = DeviceConfig(torch.device("cuda"), torch.bfloat16, uses_gpu_kernels=True)
 
 
 @pytest.mark.parametrize(("kv_dtype", "bound"), [("int8", 0.06), ("fp8", 0.25)])
@@ -84,15 +84,15 @@ def test_a_vector_of_64_numbers_takes_little_more_than_a_quarter(checkpoints: Ch
 
 
 def test_a_type_that_there_is_not_is_refused(checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(EngineError, match="kv_dtype 'int4' is none of auto, int8, fp8"):
+    with pytest.raises(EngineError, match="kv_dtype 'int4' is not supported; choose one of auto, int8, fp8"):
         Harness(checkpoints("qwen3"), CoreOptions(kv_dtype="int4"))
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (8, 0))
-    assert kv_type("int8", CUDA) is torch.int8
+    assert select_kv_dtype("int8", CUDA) is torch.int8
     with pytest.raises(EngineError, match=r"kv_dtype 'fp8' needs a GPU of compute capability 8\.9; this one has 8\.0"):
-        kv_type("fp8", CUDA)
+        select_kv_dtype("fp8", CUDA)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
-    assert kv_type("fp8", CUDA) is torch.float8_e4m3fn
-    assert kv_type("auto", CUDA) is torch.bfloat16
+    assert select_kv_dtype("fp8", CUDA) is torch.float8_e4m3fn
+    assert select_kv_dtype("auto", CUDA) is torch.bfloat16
 
 
 @pytest.mark.parametrize("deterministic", [False, True])
@@ -104,7 +104,7 @@ def test_without_kernels_the_tokens_are_the_same(
     asked = generate(random_tokens(60, 3), [Branch(2, key, 30) for key in range(6)], temperature=0.9, ignore_eos=True)
     expected = Harness(checkpoints("mistral"), options).complete(asked)
     for module in ("engine.attention.select", "engine.runner.batch", "engine.runner.forward_cpu"):
-        monkeypatch.setattr(f"{module}.is_compiled", lambda *_: False)
+        monkeypatch.setattr(f"{module}.has_compiled_kernel", lambda *_: False)
     plain = Harness(checkpoints("mistral"), options)
     kind = DeterministicAttention if deterministic else TorchAttention
     assert isinstance(plain.core._forward, CpuForward)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from torch import Tensor
 
-from engine.attention.plan import Rows
+from engine.attention.plan import AttentionMetadata
 from engine.core import engine_core
 from engine.core.engine_core import CoreOptions
 from engine.models.interface import Batch
@@ -66,7 +66,7 @@ def spied(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
     read: list[tuple[int, int]] = []
     call = CpuForward.__call__
 
-    def spy(self: CpuForward, batch: Batch, rows: Rows, chosen: Sequence[int] | None = None) -> Tensor:
+    def spy(self: CpuForward, batch: Batch, rows: AttentionMetadata, chosen: Sequence[int] | None = None) -> Tensor:
         if chosen is not None:
             read.append((len(batch.tokens), len(chosen)))
         return call(self, batch, rows, chosen)

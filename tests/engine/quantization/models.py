@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from engine.device import Placement
+from engine.device import DeviceConfig
 from engine.quantization.options import options
 from engine.quantization.quantize import quantize
 from engine.weights.matrix import Matrix, dense
@@ -50,6 +50,6 @@ def quantised(architecture: str, method: str, folder: Path, **config: object) ->
     return out
 
 
-def dense_product(parts: Sequence[Matrix], bias: Tensor | None, place: Placement) -> Linear:
+def dense_product(parts: Sequence[Matrix], bias: Tensor | None, device_config: DeviceConfig) -> Linear:
     """In place of ``matrix.product``: of the weights that a checkpoint stands for, in float32."""
     return Linear(torch.cat([dense(part) for part in parts]), bias)

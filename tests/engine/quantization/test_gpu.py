@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from engine.core.engine_core import CoreOptions
-from engine.device import Placement
+from engine.device import DeviceConfig
 from engine.models import decoder
 from engine.models.decoder import Decoder
 from engine.models.feed_forward import GatedMlp
@@ -24,7 +24,7 @@ from kernels.linear.fp32 import Linear, Product
 from kernels.linear.nf4 import Nf4
 from tests.closeness import EPS, assert_rounded, product_bound
 from tests.engine.exact import float32_loss, float32_share
-from tests.engine.gpu import AS_ON_A_GPU, Replay, pretend
+from tests.engine.gpu import EMULATED_GPU, Replay, pretend
 from tests.engine.helpers import SMALL, Harness, generate, score
 from tests.engine.quantization.models import METHODS, ROUNDS, dense_product, quantised
 
@@ -104,7 +104,7 @@ def test_parts_become_the_fewest_products_and_these_are_exact(name: str) -> None
     torch.manual_seed(0)
     x, bias, residual = torch.randn(5, INTO), torch.randn(len(weight)), torch.randn(5, len(weight))
     for added in (None, bias):
-        product = gpu_product(parts, added, AS_ON_A_GPU)
+        product = gpu_product(parts, added, EMULATED_GPU)
         assert type(product) is kind
         assert product.parameters == weight.numel() + (0 if added is None else len(added))
         expected = x.double() @ weight.T + (0 if added is None else added)
@@ -123,7 +123,7 @@ def test_a_gpu_without_float8_gets_wider_weights(
 ) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
     monkeypatch.setattr(torch.Tensor, "to", lambda self, *_: self)
-    there = Placement(torch.device("cuda"), torch.float32, on_gpu=True)
+    there = DeviceConfig(torch.device("cuda"), torch.float32, uses_gpu_kernels=True)
     assert isinstance(gpu_product([floats(64)], None, there), kind)
 
 
@@ -142,7 +142,7 @@ def test_a_model_is_computed_as_it_is_stored_and_says_what_its_weights_say(
 ) -> None:
     """Fused (awq is refused for it) and unfused, with biases and without."""
     folder = quantised(kind, method, tmp_path)
-    model = load_model(folder, lambda config: config.context, AS_ON_A_GPU)
+    model = load_model(folder, lambda config: config.context, EMULATED_GPU)
     assert isinstance(model, Decoder)
     for layer in model._layers:
         assert isinstance(layer.mlp, GatedMlp)
@@ -185,7 +185,7 @@ def worst_token(folder: Path, options: CoreOptions) -> float:
     [found] = Harness(folder, options).complete(
         generate(prompt, [Branch(seed=1, key=0, max_tokens=12)], temperature=0.0)
     )
-    model = load_model(folder, lambda config: config.context, AS_ON_A_GPU)
+    model = load_model(folder, lambda config: config.context, EMULATED_GPU)
     laws = logits(model, [*prompt, *found.token_ids])[len(prompt) - 1 : -1]
     return max(float(law.max() - law[token]) for law, token in zip(laws, found.token_ids, strict=True))
 

@@ -150,7 +150,9 @@ def test_each_layout_is_computed_by_the_product_that_is_made_for_it(
     folder = made(outliers, tmp_path / "out", method, bits, size, file)
     model = open_model(folder)
     assert isinstance(model._layers[0].qkv, kind)  # type: ignore[attr-defined]
-    monkeypatch.setattr(decoder, "product", lambda parts, bias, place: Linear(torch.cat([*map(dense, parts)]), bias))
+    monkeypatch.setattr(
+        decoder, "product", lambda parts, bias, device_config: Linear(torch.cat([*map(dense, parts)]), bias)
+    )
     assert isinstance(model._head[0], Int8Linear if method == "rtn" else Linear)  # type: ignore[attr-defined]
     exact = logits(open_model(folder), tokens(60))
     assert (logits(model, tokens(60)) - exact).norm() / exact.norm() < 0.1

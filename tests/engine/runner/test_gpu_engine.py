@@ -12,14 +12,14 @@ import pytest
 import torch
 
 from engine.core.engine_core import CoreOptions
-from engine.device import HOST, find_place
+from engine.device import CPU, select_device
 from engine.protocol.types import Branch, Completion, EngineError, GenerateRequest, ScoreItem
 from engine.runner.forward_gpu import padded
 from engine.scheduler.draft import Draft
 from engine.speculation.control.controller import FixedController
 from tests.engine.conftest import Checkpoints
 from tests.engine.exact import float32_loss, gap
-from tests.engine.gpu import AS_ON_A_GPU, Replay, pretend
+from tests.engine.gpu import EMULATED_GPU, Replay, pretend
 from tests.engine.helpers import SMALL, Harness, generate, score
 from tests.engine.speculation.heads import Recorder, eagle_parts, medusa_parts, save_head
 from tests.engine.speculation.stub_drafters import Oracle
@@ -146,7 +146,7 @@ def test_a_drafter_computes_in_the_type_of_its_target(
     kind: str, checkpoints: Checkpoints, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Steps of other shapes round otherwise, in bfloat16 by a hundredth of a logit: that tips a draw now and then."""
-    pretend(monkeypatch, replace(AS_ON_A_GPU, dtype=torch.bfloat16))
+    pretend(monkeypatch, replace(EMULATED_GPU, dtype=torch.bfloat16))
     folder, wanted = checkpoints("qwen3"), drafter(kind, checkpoints, tmp_path)
     expected = answers(folder)
     harness = Harness(folder, replace(SMALL, draft=wanted))
@@ -220,7 +220,7 @@ def test_logits_that_are_no_numbers_fail_the_request(checkpoints: Checkpoints, m
 
 def test_a_gpu_that_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert find_place("auto", "auto") == find_place("cpu", "float32") == HOST
+    assert select_device("auto", "auto") == select_device("cpu", "float32") == CPU
     for device, dtype, words in (
         ("cuda", "auto", "no CUDA device"),
         ("tpu", "auto", "none of auto, cpu, cuda"),
@@ -228,16 +228,16 @@ def test_a_gpu_that_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch) -> 
         ("auto", "bfloat16", "float32 alone"),
     ):
         with pytest.raises(EngineError, match=words):
-            find_place(device, dtype)
+            select_device(device, dtype)
 
 
 def test_a_gpu_is_taken_where_there_is_one_and_it_can_serve(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    assert (find_place("auto", "auto").device.type, find_place("auto", "auto").dtype) == ("cuda", torch.bfloat16)
-    assert find_place("cuda", "float32").dtype == torch.float32
-    assert find_place("auto", "auto", host_only="it is old") == find_place("cpu", "auto") == HOST
+    assert (select_device("auto", "auto").device.type, select_device("auto", "auto").dtype) == ("cuda", torch.bfloat16)
+    assert select_device("cuda", "float32").dtype == torch.float32
+    assert select_device("auto", "auto", cpu_only_reason="it is old") == select_device("cpu", "auto") == CPU
     with pytest.raises(EngineError, match="it is old"):
-        find_place("cuda", "auto", host_only="it is old")
+        select_device("cuda", "auto", cpu_only_reason="it is old")
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from scipy.stats import chisquare
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from engine.attention.plan import Tree
+from engine.attention.plan import TreeMask
 from engine.cache.paged_kv import KVCache
 from engine.core.engine_core import EngineCore
 from engine.models.load import load_model
@@ -231,9 +231,9 @@ def plant_repeated_noise(patch: pytest.MonkeyPatch) -> None:
 def plant_no_tree_mask(patch: pytest.MonkeyPatch) -> None:
     original = batch._tree
 
-    def tree(draft: Draft) -> Tree:
+    def tree(draft: Draft) -> TreeMask:
         right = original(draft)
-        return Tree(right.depths, np.tri(len(right.depths), dtype=np.bool_))
+        return TreeMask(right.depths, np.tri(len(right.depths), dtype=np.bool_))
 
     patch.setattr(batch, "_tree", tree)
 

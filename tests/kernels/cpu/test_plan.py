@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from engine.attention.plan import CostModel, Ints, Rows, share_prefixes
+from engine.attention.plan import AttentionCostModel, AttentionMetadata, IntArray, find_shared_prefixes
 from tests.engine.attention.test_attention import ALWAYS, KV_HEADS, NEVER, PER_KV, POOL, USUAL, Step
 
 plans = pytest.importorskip("kernels.cpu.attention.plan")
@@ -26,17 +26,17 @@ class Plan(NamedTuple):
     slots: list[int]
     pieces: list[tuple[int, int, int, tuple[int, ...]]]
     longest: int
-    pages: Ints
+    pages: IntArray
 
 
-def planned(rows: Rows, *, window: int = 0, sharing: bool = True, blocks: int = 1) -> Plan:
-    count, columns = rows.pages.shape
-    tokens = int(rows.queries.sum())
+def planned(rows: AttentionMetadata, *, window: int = 0, sharing: bool = True, blocks: int = 1) -> Plan:
+    count, columns = rows.page_table.shape
+    tokens = int(rows.query_lens.sum())
     words = torch.zeros(plans.STEP_WORDS, dtype=torch.int64)
     room = torch.zeros(plans.plan_room(count, tokens, count * columns * blocks, TILE), dtype=torch.int64)
-    given = [torch.from_numpy(part) for part in (rows.pages, rows.queries, rows.contexts)]
+    given = [torch.from_numpy(part) for part in (rows.page_table, rows.query_lens, rows.seq_lens)]
     shape = count, tokens, columns, blocks, rows.page_size
-    cost = rows.cost.token_bytes, rows.cost.piece, rows.cost.query
+    cost = rows.cost_model.kv_bytes_per_token, rows.cost_model.piece_cost_bytes, rows.cost_model.query_cost_bytes
     plans.plan(words, room, *given, 0, 0, 0, 5, 6, *shape, window, int(sharing), TILE, *cost, 7, threads=1)
     found = words.tolist()
     assert (found[0], found[10], found[11], found[12], found[15]) == (5, 6, tokens, columns * blocks, 7)
@@ -50,41 +50,46 @@ def planned(rows: Rows, *, window: int = 0, sharing: bool = True, blocks: int = 
     )
 
 
-def at(address: int, count: int) -> Ints:
+def at(address: int, count: int) -> IntArray:
     return np.ctypeslib.as_array((ctypes.c_int64 * count).from_address(address)).copy()
 
 
-def reference(rows: Rows) -> tuple[list[tuple[int, int, int, tuple[int, ...]]], list[int]]:
+def reference(rows: AttentionMetadata) -> tuple[list[tuple[int, int, int, tuple[int, ...]]], list[int]]:
     """Pieces in any order, and the first key that each token reads for itself."""
-    before, size = rows.contexts - rows.queries, rows.page_size
-    begins, shared = share_prefixes(rows, before // size)
+    before, size = rows.seq_lens - rows.query_lens, rows.page_size
+    begins, shared = find_shared_prefixes(rows, before // size)
     pieces = [
-        (int(part.rows[0]), part.page * size, part.page * size + part.tokens, tuple(rows.tokens(part.rows).tolist()))
+        (
+            int(part.rows[0]),
+            part.first_page * size,
+            part.first_page * size + part.num_tokens,
+            tuple(rows.flat_tokens(part.rows).tolist()),
+        )
         for part in shared
     ]
-    first = np.repeat(begins * size, rows.queries)
-    for row in np.flatnonzero(rows.queries > 1).tolist():
-        start, count = int(rows.starts[row]), int(rows.queries[row])
+    first = np.repeat(begins * size, rows.query_lens)
+    for row in np.flatnonzero(rows.query_lens > 1).tolist():
+        start, count = int(rows.query_starts[row]), int(rows.query_lens[row])
         for offset in range(0, count, TILE):
             tokens = range(start + offset, start + min(offset + TILE, count))
             begin, end = int(first[tokens[0]]), int(before[row]) + offset
-            if rows.cost.shares(end - begin, len(tokens), len(tokens)):
+            if rows.cost_model.should_share(end - begin, len(tokens), len(tokens)):
                 pieces.append((row, begin, end, tuple(tokens)))
                 first[tokens] = end
     return pieces, first.tolist()
 
 
 @pytest.mark.parametrize("cost", [ALWAYS, USUAL, NEVER], ids=["always", "usual", "never"])
-def test_tokens_read_together_what_the_reference_says(cost: CostModel) -> None:
+def test_tokens_read_together_what_the_reference_says(cost: AttentionCostModel) -> None:
     pieces = 0
     for seed in range(60):
-        rows = Step(seed, cost).rows
+        rows = Step(seed, cost).metadata
         plan, (expected, first) = planned(rows), reference(rows)
         assert sorted(plan.pieces) == sorted(expected)
         assert plan.first == first
         assert plan.slots == rows.slots.tolist()
-        assert plan.rows == np.repeat(np.arange(len(rows.queries)), rows.queries).tolist()
-        assert plan.end == (rows.places + 1).tolist()
+        assert plan.rows == np.repeat(np.arange(len(rows.query_lens)), rows.query_lens).tolist()
+        assert plan.end == (rows.token_indices + 1).tolist()
         assert plan.longest == max(end - own for own, end in zip(plan.first, plan.end, strict=True))
         pieces += len(expected)
     assert (pieces > 0) == (cost is not NEVER)
@@ -97,7 +102,7 @@ def test_every_key_is_read_once_however_deep_prefixes_are_nested() -> None:
     for row in range(count):
         pages[row, row + 1 :] = 100 + count * row + np.arange(count - row)
     contexts = np.full(count, (count + 1) * size)
-    rows = Rows(pages, np.ones_like(contexts), contexts, size, POOL, KV_HEADS, PER_KV, ALWAYS)
+    rows = AttentionMetadata(pages, np.ones_like(contexts), contexts, size, POOL, KV_HEADS, PER_KV, ALWAYS)
     plan = planned(rows)
     assert len(reference(rows)[0]) == count - 1 > len(plan.pieces) > 0
     for token, (first, end) in enumerate(zip(plan.first, plan.end, strict=True)):
@@ -114,16 +119,16 @@ def test_every_key_is_read_once_however_deep_prefixes_are_nested() -> None:
 
 def test_a_window_is_read_by_each_for_itself() -> None:
     for seed in range(20):
-        rows = Step(seed, ALWAYS).rows
+        rows = Step(seed, ALWAYS).metadata
         plan = planned(rows, window=9)
-        if rows.contexts.max() > 9:
-            assert plan.first == np.maximum(rows.places + 1 - 9, 0).tolist()
+        if rows.seq_lens.max() > 9:
+            assert plan.first == np.maximum(rows.token_indices + 1 - 9, 0).tolist()
             assert not plan.pieces
 
 
 def test_large_pages_are_several_for_the_kernel() -> None:
-    rows = Step(3, NEVER).rows
+    rows = Step(3, NEVER).metadata
     plan = planned(rows, sharing=False, blocks=3)
     assert plan.pages.tolist() == [
-        [3 * page + block for page in row for block in range(3)] for row in rows.pages.tolist()
+        [3 * page + block for page in row for block in range(3)] for row in rows.page_table.tolist()
     ]

@@ -11,7 +11,7 @@ from typing import ClassVar
 import pytest
 from torch import Tensor
 
-from engine.attention.layer import Attend
+from engine.attention.layer import AttentionBackend
 from engine.core.engine_core import CoreOptions
 from engine.models.interface import Batch, Model
 from engine.models.load import load_model
@@ -45,11 +45,11 @@ class Counted:
 
     def __init__(self, model: Model) -> None:
         self._model = model
-        self.config, self.place = model.config, model.place
+        self.config, self.device_config = model.config, model.device_config
         self.parameters = model.parameters
         self.passes: list[int] = []
 
-    def forward(self, batch: Batch, attend: Attend) -> Tensor:
+    def forward(self, batch: Batch, attend: AttentionBackend) -> Tensor:
         self.passes.append(len(set(zip(batch.tokens.tolist(), batch.positions.tolist(), strict=True))))
         return self._model.forward(batch, attend)
 

@@ -14,8 +14,8 @@ from torch import Tensor
 from triton.runtime.jit import JITFunction
 
 from engine.attention.cuda_triton import TritonAttention
-from engine.attention.plan import CostModel, Rows
-from engine.device import KV_DTYPES, Placement, kv_type
+from engine.attention.plan import AttentionCostModel, AttentionMetadata
+from engine.device import KV_DTYPES, DeviceConfig, select_kv_dtype
 from engine.models.interface import Batch
 from engine.models.load import load_model
 from kernels.common.sampling_tensors import NoiseKeys, SamplingTensors
@@ -89,14 +89,18 @@ def test_a_decoding_step_of_quantised_weights_is_kernels_alone(
 
 def step(folder: Path, dtype: torch.dtype, kv_dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of three sequences."""
-    place = Placement(torch.device("meta"), dtype, on_gpu=True)
-    model = load_model(folder, lambda config: config.context, place)
+    device_config = DeviceConfig(torch.device("meta"), dtype, uses_gpu_kernels=True)
+    model = load_model(folder, lambda config: config.context, device_config)
     about = model.config.attention[0]
     pages = np.arange(3 * 8).reshape(3, 8)
     contexts = np.array([100, 5, 128])
     per_kv = about.heads // about.kv_heads
-    rows = Rows(pages, np.ones(3, np.int64), contexts, PAGE, 64, about.kv_heads, per_kv, CostModel(1024))
-    kv = torch.empty(1, 2, about.kv_heads, 64, PAGE, about.head_dim, dtype=kv_type(kv_dtype, place), device="meta")
+    rows = AttentionMetadata(
+        pages, np.ones(3, np.int64), contexts, PAGE, 64, about.kv_heads, per_kv, AttentionCostModel(1024)
+    )
+    kv = torch.empty(
+        1, 2, about.kv_heads, 64, PAGE, about.head_dim, dtype=select_kv_dtype(kv_dtype, device_config), device="meta"
+    )
     scales = None if kv_dtype == "auto" else torch.empty(kv.shape[:-1], device="meta")
     attend = TritonAttention(model.config.attention, kv, scales)
     attend.prepare(rows)
