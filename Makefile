@@ -3,16 +3,22 @@ PYTHON ?= python3
 BIN := .venv/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-long test-failed check bench bench-accuracy bench-countdown bench-words bench-engine bench-search bench-batch bench-service clean
+.PHONY: help demo test test-long test-failed check docs bench bench-accuracy bench-countdown bench-words bench-engine bench-search bench-batch bench-service clean
 
 help:
-	@echo "make demo    solve sample problems with every part of the service running on this machine"
-	@echo "make test    run the tests; make test-long, soak and statistical runs;"
-	@echo "             make test-failed, once more and alone what failed in the run before"
-	@echo "make check   lint, types, import contract"
-	@echo "make bench   every table of the README: bench-accuracy (about two hours), bench-engine (about an hour),"
-	@echo "             bench-search and bench-service (some minutes), bench-batch (about 20 minutes)"
-	@echo "make clean   remove .venv and what the tools left"
+	@echo "make demo            solve sample problems with every part of the service running on this machine"
+	@echo "make test            run the tests (about eight minutes on two cores)"
+	@echo "make test-long       run the soak and statistical tests"
+	@echo "make test-failed     run again, alone, what failed in the run before"
+	@echo "make check           check style, types and import contracts"
+	@echo "make docs            build the documentation into build/site and check its links"
+	@echo "make bench           make every table of the documentation, by the five targets below"
+	@echo "make bench-accuracy    strategies on two suites (about two hours)"
+	@echo "make bench-engine      the engine beside others (about an hour)"
+	@echo "make bench-search      search with a verifier (some minutes)"
+	@echo "make bench-service     the service beside Celery alone (some minutes)"
+	@echo "make bench-batch       one budget for many problems (about 20 minutes)"
+	@echo "make clean           remove .venv, build/ and what the tools left"
 
 demo: .venv/.installed
 	@$(BIN)/reasoner demo
@@ -32,6 +38,12 @@ check: .venv/.installed-test
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports
+
+docs: .venv/.installed-docs
+	@echo "Writing the reference from the code ..."
+	@$(BIN)/python -m docs.generate
+	@$(BIN)/zensical build --clean --strict
+	@$(BIN)/python -m docs.generate.check_site
 
 bench: bench-accuracy bench-engine bench-search bench-batch bench-service
 
@@ -77,6 +89,11 @@ bench-batch: .venv/.installed
 .venv/.installed-test: .venv/.installed
 	@echo "Installing the test tools into .venv (once) ..."
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[test]"
+	@touch $@
+
+.venv/.installed-docs: .venv/.installed
+	@echo "Installing the documentation tools into .venv (once) ..."
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[docs]"
 	@touch $@
 
 .venv/.installed-bench: .venv/.installed
