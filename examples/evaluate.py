@@ -10,7 +10,7 @@ from pathlib import Path
 
 import reasoner
 from engine.core.local_engine import LocalEngine
-from reasoner.evaluation.suites.registry import check, load
+from reasoner.evaluation.suites.registry import check_answer, load_problems
 from reasoner.jobs.journal import MemoryJournal
 from reasoner.jobs.spec import JobSpec
 from reasoner.run import run_job
@@ -22,7 +22,7 @@ NUM_PROBLEMS = 8
 
 async def main() -> None:
     engine = LocalEngine({"policy": BUNDLED / "policy", "prm": BUNDLED / "prm"})
-    problems = load("countdown", limit=NUM_PROBLEMS)
+    problems = load_problems("countdown", limit=NUM_PROBLEMS)
     print(f"{'strategy':12} {'solved':>7} {'tokens':>7}")
     for strategy in STRATEGIES:
         solved = tokens = 0
@@ -31,7 +31,7 @@ async def main() -> None:
             outcome = await run_job(
                 JobSpec.model_validate(spec | {"verifier": {"kind": "prm", "model": "prm"}}), engine, MemoryJournal()
             )
-            solved += check(problem, outcome.result.answer)
+            solved += check_answer(problem, outcome.result.answer)
             tokens += outcome.usage.total
         print(f"{strategy['name']:12} {solved:>4}/{len(problems)} {tokens:>7}")
     await engine.close()

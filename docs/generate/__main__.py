@@ -8,7 +8,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 
 from api.app.app import create_app
 from api.cli.main import app as cli
-from api.http.metrics import exposition
+from api.http.metrics import render_metrics
 from docs.generate import command_line, http, metrics, models, settings
 from docs.generate.stage import STAGE, stage
 from engine.server.app import create_app as create_engine_app
@@ -35,7 +35,7 @@ class _IdleEngine:
 def _metrics() -> str:
     registry = CollectorRegistry()
     registry.register(EngineCollector(cast(Any, _IdleEngine())))
-    service = exposition({"queued": 0, DEAD: 0}, {}, [])
+    service = render_metrics({"queued": 0, DEAD: 0}, {}, [])
     return "\n".join(
         [
             "# Metrics\n",
