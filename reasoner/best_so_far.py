@@ -25,10 +25,11 @@ def choose_best_so_far(spec: JobSpec, entries: Iterable[Entry]) -> JobResult | N
     Without an answer the text is that of the best branch, as far as it came.
     """
     root = _tree(entries)
-    if not root.children:
+    strategy = STRATEGIES.get(spec.strategy.name)
+    if not root.children or strategy is None:  # an unknown strategy is one of another version
         return None
     candidates = sorted((node for node in root.walk() if node.answer is not None), key=lambda node: node.path)
-    choice = _vote(spec, candidates) if STRATEGIES[spec.strategy.name].votes else best_scored(candidates)
+    choice = _vote(spec, candidates) if strategy.votes else best_scored(candidates)
     shown = choice.node or find_most_promising(root)
     return JobResult(
         answer=choice.node and choice.node.answer,

@@ -11,6 +11,7 @@ from functools import lru_cache
 from typing import Literal
 
 from engine.protocol.types import EngineClient, ModelInfo
+from reasoner.admission.validation import check_job
 from reasoner.answers.equivalence import Equivalence
 from reasoner.best_so_far import choose_best_so_far
 from reasoner.budget.ledger import Ledger
@@ -22,10 +23,10 @@ from reasoner.jobs.journal import JobCancelled, Journal
 from reasoner.jobs.spec import JobSpec
 from reasoner.jobs.verifier_specs import PrmVerifier
 from reasoner.search.cache_lease import CacheLease
-from reasoner.search.model_selection import wanted_policy, wanted_verifier
+from reasoner.search.model_selection import policy_selector, verifier_selector
 from reasoner.search.search import Search, SearchContext, tokenize_problem
 from reasoner.strategies.base import Choice
-from reasoner.strategies.registry import STRATEGIES, parse_params
+from reasoner.strategies.registry import STRATEGIES
 from reasoner.tree import find_most_promising
 from reasoner.verifiers.context import VerifierContext
 from reasoner.verifiers.registry import open_scorer
@@ -58,10 +59,11 @@ async def run_job(
 
     Raises ``JobCancelled`` with the best so far soon after ``cancelled`` is set, ``LeaseLost`` when the journal has
     another owner, ``EngineUnavailable`` when the engine is away (run it again later: the journal holds what is done),
-    and ``InvalidRequest`` for what can never work.
+    and ``JobRefused`` and ``InvalidRequest`` for what can never work.
     """
+    check_job(spec)
     strategy = STRATEGIES[spec.strategy.name]
-    params = parse_params(spec.strategy.name, spec.strategy.params)
+    params = strategy.parse(spec.strategy.params)
     opened = open_search(
         spec,
         engine,
@@ -96,7 +98,7 @@ async def open_search(
     strategy = STRATEGIES[spec.strategy.name]
     async with CacheLease(engine, journal.job_id) as lease, Equivalence():  # which keeps the children
         served = {info.id: info for info in await engine.models()}
-        policy = wanted_policy(spec).find(served.values())
+        policy = policy_selector(spec).find(served.values())
         needs_verifier = strategy.needs_verifier or (strategy.welcomes_verifier and _has_verifier(spec, served))
         table = None
         if strategy.stops_when_sure and needs_verifier:
@@ -124,7 +126,7 @@ def _has_verifier(spec: JobSpec, served: Mapping[str, ModelInfo]) -> bool:
     """Return True if the job's verifier is named, or needs no model, or one that fits is served."""
     if spec.verifier is None:
         return False
-    wanted = wanted_verifier(spec.verifier)
+    wanted = verifier_selector(spec.verifier)
     return wanted is None or wanted.name is not None or any(wanted.fits(info) for info in served.values())
 
 
@@ -132,7 +134,7 @@ def _fitting(
     calibration: Calibration, spec: JobSpec, policy: ModelInfo, served: Mapping[str, ModelInfo]
 ) -> Calibration | None:
     """The table, if it holds for what this job runs on; a warning names both sides if it does not."""
-    wanted = wanted_verifier(spec.verifier)
+    wanted = verifier_selector(spec.verifier)
     if spec.verifier == PrmVerifier(model=None if wanted is None else wanted.name) and wanted is not None:
         wrong = calibration.mismatch(policy, wanted.find(served.values()))
     else:

@@ -15,6 +15,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import compile_path
 from starlette.types import Scope
 
+from reasoner.admission.validation import JobRefused
 from reasoner.jobs.verifier_specs import VERIFIER_KINDS
 from workers.config.rate_limits import QuotaExceeded
 from workers.store.batches import NoSuchBatch
@@ -82,6 +83,12 @@ BROKER_UNAVAILABLE = Problem(
 )
 
 
+def refusal_problem(refusal: JobRefused) -> Problem:
+    """Return the problem that tells a client why its job is refused."""
+    detail = f"body: {refusal.message}" if refusal.field is None else str(refusal)
+    return Problem(422, refusal.code, detail, errors=[(refusal.field or "body", refusal.message)])
+
+
 def problem_response(problem: Problem, request_id: str | None) -> JSONResponse:
     """Return the response with the document of a problem."""
     document = ProblemDocument(
@@ -105,6 +112,7 @@ def install_error_handlers(app: FastAPI) -> None:
     """Make every error of an application a problem document."""
     app.add_exception_handler(HTTPException, _on_http_exception)
     app.add_exception_handler(RequestValidationError, _on_validation_error)
+    app.add_exception_handler(JobRefused, _on_job_refused)
     for kind in (
         NoSuchJob,
         NoSuchBatch,
@@ -179,6 +187,11 @@ async def _on_store_error(request: Request, error: Exception) -> Response:
         case _:
             problem = BROKER_UNAVAILABLE
     return _respond(request, problem)
+
+
+async def _on_job_refused(request: Request, error: Exception) -> Response:
+    assert isinstance(error, JobRefused)
+    return _respond(request, refusal_problem(error))
 
 
 async def _on_validation_error(request: Request, error: Exception) -> Response:

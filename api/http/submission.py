@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import structlog
 
 from api.http.limits import add_quota_budget, apply_caps, check_batch_budget
 from api.http.principal import Principal
-from api.http.resolve import effective, effective_in_batch, in_batch
+from api.http.problems import Problem, refusal_problem
 from api.http.state import ServiceState
+from reasoner.admission.resolve import resolve_batch_job, resolve_job
+from reasoner.admission.validation import JobRefused
 from reasoner.jobs.batch import BatchSpec
 from reasoner.jobs.spec import JobSpec
+from workers.config.settings import Settings
 from workers.store.batches import BatchDocument, BatchStore
 from workers.store.serialization import JobDocument
+from workers.webhooks.http import ForbiddenAddress, check_address
 
 log = structlog.get_logger("reasoner.api")
 
@@ -31,9 +37,11 @@ async def submit_job(
     """
     settings, requested = state.settings, spec.budget
     limits = settings.limits.of(principal.owner)
-    resolved = apply_caps(await effective(spec, settings, state.catalog), requested, limits)
+    _check_webhook(spec, settings)
+    resolved = await resolve_job(spec, settings, state.catalog)
+    accepted = apply_caps(resolved.model_dump(), requested, limits)
     job, is_new = await state.store.submit(
-        add_quota_budget(resolved, limits, settings),
+        add_quota_budget(accepted, limits, settings),
         owner=principal.owner,
         queue_cap=settings.queue_cap,
         idempotency=idempotency,
@@ -52,11 +60,18 @@ async def submit_batch(
     settings = state.settings
     limits = settings.limits.of(principal.owner)
     check_batch_budget(spec.budget.model_dump(), len(spec.jobs), limits)
-    jobs = []
+    jobs, problems = [], list[tuple[int, Problem]]()
     for index, job in enumerate(spec.jobs):
-        with in_batch(index):
-            requested = job.budget
-            jobs.append(apply_caps(await effective_in_batch(job, settings, state.catalog), requested, limits))
+        try:
+            _check_webhook(job, settings)
+            resolved = await resolve_batch_job(job, settings, state.catalog)
+            jobs.append(apply_caps(resolved.model_dump(), job.budget, limits))
+        except JobRefused as refusal:
+            problems.append((index, refusal_problem(refusal)))
+        except Problem as problem:
+            problems.append((index, problem))
+    if problems:
+        raise _batch_problem(problems)
     batch, is_new = await BatchStore(state.store).submit(
         jobs,
         spec.budget.model_dump(),
@@ -69,3 +84,26 @@ async def submit_batch(
     state.reaper.nudge()
     log.info("batch submitted" if is_new else "batch submitted again", batch=batch["id"], key=principal.key_id)
     return batch, is_new
+
+
+def _check_webhook(spec: JobSpec, settings: Settings) -> None:
+    if spec.webhook is None:
+        return
+    try:
+        if settings.webhook_secret is None:
+            raise ForbiddenAddress("this service has no secret to sign webhooks with: its operator has to set one")
+        check_address(spec.webhook, settings.webhook_allow)
+    except ForbiddenAddress as error:
+        raise Problem(422, "impossible-webhook", f"webhook: {error}", errors=[("webhook", str(error))]) from None
+
+
+def _batch_problem(problems: Sequence[tuple[int, Problem]]) -> Problem:
+    """Join the problems of a batch's jobs, each with the job's index, into one that names the fields of the batch."""
+    errors = [
+        (f"jobs.{index}" if error.field == "body" else f"jobs.{index}.{error.field}", error.message)
+        for index, problem in problems
+        for error in problem.errors
+    ]
+    first = problems[0][1]
+    detail = "; ".join(f"{field}: {message}" for field, message in errors)
+    return Problem(first.status_code, first.code, detail, errors=errors)

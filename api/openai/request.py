@@ -9,9 +9,9 @@ from fastapi.exceptions import RequestValidationError
 from pydantic import Field, ValidationError, model_validator
 
 from api.http.problems import Problem
-from api.http.resolve import with_verifier
 from engine.protocol.types import InvalidRequest
 from reasoner.admission.effort import Effort, apply_effort
+from reasoner.admission.resolve import use_available_verifier
 from reasoner.answers.spec import AnswerSpec
 from reasoner.base_model import StrictModel
 from reasoner.budget.spec import MAX_BUDGET_TOKENS, Budget
@@ -108,7 +108,7 @@ class Asked(StrictModel):
         except ValidationError as error:
             found = [{**part, "loc": ("body", *part["loc"])} for part in error.errors()]
             raise RequestValidationError(found) from None
-        return _bounded(with_verifier(spec, settings), self.bounds(), efforts)
+        return _bounded(use_available_verifier(spec, settings), self.bounds(), efforts)
 
     def _marks(self) -> dict[str, str]:
         marks = {"user": self.user, "safety_identifier": self.safety_identifier}

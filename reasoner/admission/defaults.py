@@ -36,7 +36,7 @@ class ModelDefaults(StrictModel):
 def apply_defaults(spec: JobSpec, defaults: ModelDefaults, efforts: Mapping[str, Effort]) -> JobSpec:
     """The job with what it left open. An effort that the job names brings its own strategy, if it has one.
 
-    Raises ``ValidationError`` where the default strategy does not go with what the job says.
+    Whether the default strategy goes with the rest of the job is left to ``check_job``.
     """
     said = spec.sampling.model_dump(exclude_unset=True)
     changes: dict[str, Any] = {"sampling": defaults.sampling.model_dump(exclude_unset=True) | said}

@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 from reasoner.answers.spec import AnswerSpec, CodeExtract
 from reasoner.base_model import StrictModel
 from reasoner.budget.spec import MAX_BUDGET_TOKENS, Budget
-from reasoner.jobs.verifier_specs import VERIFIER_KINDS, PrmVerifier, Verifier
+from reasoner.jobs.verifier_specs import PrmVerifier, Verifier
 
 MAX_PROBLEM_CHARS = 32_000
 MAX_N = 256
@@ -93,14 +93,6 @@ class JobSpec(StrictModel):
             raise ValueError("the problem is empty: write the question")
         return value
 
-    @field_validator("strategy")
-    @classmethod
-    def _known_strategy(cls, value: StrategySpec) -> StrategySpec:
-        from reasoner.strategies.registry import parse_params
-
-        params = parse_params(value.name, value.params)
-        return StrategySpec.model_validate({"name": value.name, **params.model_dump()})
-
     @model_validator(mode="after")
     def _one_question(self) -> Self:
         if (self.problem is None) == (self.messages is None):
@@ -109,30 +101,9 @@ class JobSpec(StrictModel):
 
     @model_validator(mode="after")
     def _vote_without_verifier(self) -> Self:
-        from reasoner.strategies.registry import STRATEGIES
-
-        if self.verifier is None and STRATEGIES[self.strategy.name].needs_verifier:
-            if "strategy" in self.model_fields_set:
-                raise ValueError(
-                    f"strategy {self.strategy.name!r} needs a verifier, and the job says that it has none: "
-                    f"use {FALLBACK_STRATEGY}"
-                )
+        if self.verifier is None and "strategy" not in self.model_fields_set:
             self.strategy = StrategySpec(name=FALLBACK_STRATEGY)
             self.model_fields_set.remove("strategy")  # an effort or the model's defaults may still choose
-        return self
-
-    @model_validator(mode="after")
-    def _verifier_is_of_use(self) -> Self:
-        from reasoner.strategies.registry import STRATEGIES
-
-        if self.verifier is None:
-            return self
-        if STRATEGIES[self.strategy.name].needs_steps and not self.verifier.scores_steps:
-            fitting = [name for name, kind in VERIFIER_KINDS.items() if kind.scores_steps]
-            raise ValueError(
-                f"strategy {self.strategy.name!r} needs a verifier of single steps, and {self.verifier.kind!r} scores "
-                f"finished solutions alone: use one of {', '.join(fitting)}"
-            )
         return self
 
     @model_validator(mode="after")
@@ -141,15 +112,6 @@ class JobSpec(StrictModel):
         language = {"python": "python", "json_schema": "json"}.get(kind)
         if "answer" not in self.model_fields_set and language is not None:
             self.answer = AnswerSpec(compare="code", extract=CodeExtract(code=language))
-        return self
-
-    @model_validator(mode="after")
-    def _confidence_is_heard(self) -> Self:
-        from reasoner.strategies.registry import STRATEGIES
-
-        if self.confidence is not None and not STRATEGIES[self.strategy.name].stops_when_sure:
-            able = ", ".join(name for name, strategy in STRATEGIES.items() if strategy.stops_when_sure)
-            raise ValueError(f"'confidence' means nothing to strategy {self.strategy.name!r}; it stops {able}")
         return self
 
     @property

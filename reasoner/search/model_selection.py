@@ -14,7 +14,7 @@ from reasoner.jobs.verifier_specs import JudgeVerifier, OutcomeVerifier, PrmVeri
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class ModelSelector:
     """A model that a job needs. ``field`` is where it names it, ``name`` is ``None`` where it leaves it open."""
 
     field: str
@@ -33,20 +33,20 @@ class Wanted:
         return fitting[name]
 
 
-def wanted_policy(spec: JobSpec) -> Wanted:
+def policy_selector(spec: JobSpec) -> ModelSelector:
     """The model that writes the solutions."""
-    return Wanted("model", spec.model, _writes)
+    return ModelSelector("model", spec.model, _writes)
 
 
-def wanted_verifier(verifier: VerifierSpec | None) -> Wanted | None:
+def verifier_selector(verifier: VerifierSpec | None) -> ModelSelector | None:
     """The model that verifies them; ``None`` where no model does."""
     match verifier:
         case PrmVerifier(model=name):
-            return Wanted("verifier.model", name, _scores_steps)
+            return ModelSelector("verifier.model", name, _scores_steps)
         case JudgeVerifier(model=name):
-            return Wanted("verifier.model", name, _writes)
+            return ModelSelector("verifier.model", name, _writes)
         case OutcomeVerifier(model=name):
-            return Wanted("verifier.model", name, scores_solutions)
+            return ModelSelector("verifier.model", name, scores_solutions)
     return None
 
 

@@ -9,7 +9,7 @@ from engine.protocol.types import EngineClient, ModelInfo
 from reasoner.answers.equivalence import Equivalence
 from reasoner.budget.ledger import Ledger
 from reasoner.jobs.spec import JobSpec
-from reasoner.search.model_selection import wanted_verifier
+from reasoner.search.model_selection import verifier_selector
 from reasoner.tree import Node
 
 SLACK = 16
@@ -32,7 +32,7 @@ class VerifierContext:
 
     def verifier_model(self) -> ModelInfo:
         """The served model that the job's verifier is. Raises ``InvalidRequest`` when there is none of its name."""
-        wanted = wanted_verifier(self.spec.verifier)
+        wanted = verifier_selector(self.spec.verifier)
         if wanted is None:
             raise ValueError(f"the verifier {self.spec.verifier!r} has no model")
         return wanted.find(self.served.values())

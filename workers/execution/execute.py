@@ -15,6 +15,7 @@ from pydantic import ValidationError
 from structlog.contextvars import bound_contextvars
 
 from engine.protocol.types import EngineClient, EngineError, EngineUnavailable, InvalidRequest
+from reasoner.admission.validation import JobRefused
 from reasoner.budget.grant_source import JobParked
 from reasoner.jobs.job import JobError
 from reasoner.jobs.journal import JobCancelled, Journal, LeaseLost
@@ -205,6 +206,8 @@ def _failure(error: Exception) -> JobError:
             return JobError(code="invalid_request", message=str(error))
         case EngineError():
             return JobError(code="engine_error", message=str(error))
+        case JobRefused():
+            return JobError(code="invalid_spec", message=f"this version cannot run the job: {error}")
         case ValidationError():
             problems = "; ".join(f"{'.'.join(map(str, part['loc']))}: {part['msg']}" for part in error.errors())
             return JobError(code="invalid_spec", message=f"this version cannot run the job: {problems}")

@@ -12,7 +12,7 @@ from reasoner.evaluation.calibrate.trials import POOL, TrialFile, get_problem_ke
 from reasoner.evaluation.suites.suite import Suite
 from reasoner.jobs.spec import JobSpec, StrategySpec
 from reasoner.jobs.verifier_specs import PrmVerifier
-from reasoner.search.model_selection import wanted_policy, wanted_verifier
+from reasoner.search.model_selection import policy_selector, verifier_selector
 
 CONFIDENCE = 0.8
 WORTH = 3_000
@@ -36,9 +36,9 @@ async def calibrate(
     and where nothing can be fitted, and the engine's errors.
     """
     served = await engine.models()
-    verifies = wanted_verifier(PrmVerifier())
+    verifies = verifier_selector(PrmVerifier())
     assert verifies is not None
-    policy = ModelFingerprint.of(wanted_policy(JobSpec(problem="any")).find(served))
+    policy = ModelFingerprint.of(policy_selector(JobSpec(problem="any")).find(served))
     verifier = ModelFingerprint.of(verifies.find(served))
     problems = [problem for suite in suites for problem in suite.problems]
     setting = {"policy": policy.model_dump(), "verifier": verifier.model_dump(), "seed": seed, "confidence": CONFIDENCE}

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from pydantic import ValidationError
 
 from reasoner.admission.defaults import ModelDefaults, apply_defaults
 from reasoner.admission.effort import DEFAULT_EFFORTS, Effort, apply_effort
+from reasoner.admission.validation import JobRefused, check_job
 from reasoner.budget.spec import Budget
 from reasoner.jobs.spec import JobSpec
 
@@ -81,5 +81,6 @@ def test_a_default_effort_gives_its_limits_and_the_models_own_strategy_goes_befo
 
 
 def test_a_default_strategy_that_does_not_go_with_the_jobs_verifier_is_refused() -> None:
-    with pytest.raises(ValidationError, match="needs a verifier of single steps"):
-        applied(ModelDefaults.model_validate({"strategy": "beam"}), verifier={"kind": "exact", "expected": "2"})
+    job = applied(ModelDefaults.model_validate({"strategy": "beam"}), verifier={"kind": "exact", "expected": "2"})
+    with pytest.raises(JobRefused, match="needs a verifier of single steps"):
+        check_job(job)

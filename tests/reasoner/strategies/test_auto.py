@@ -366,8 +366,3 @@ async def test_a_vote_stops_at_the_job_s_confidence_that_its_leader_stays() -> N
         left = 16 - len(roots(journal))
         lead = counts[0] - (counts[1] if len(counts) > 1 else 0.0)
         assert leader_probability(counts) >= 0.9 or left == 0 or lead > left
-
-
-def test_a_confidence_that_a_strategy_would_not_hear_is_refused_with_those_that_do() -> None:
-    with pytest.raises(ValueError, match=r"means nothing to strategy 'greedy'; it stops .*auto"):
-        JobSpec.model_validate({"problem": "how?", "strategy": {"name": "greedy"}, "confidence": 0.9})

@@ -224,13 +224,6 @@ def test_a_deep_schema_is_refused_and_not_followed() -> None:
         JobSpec.model_validate({"problem": "?", "verifier": {"kind": "json_schema", "json_schema": deep}})
 
 
-def test_a_strategy_that_is_guided_by_steps_takes_no_rule() -> None:
-    verifier = {"kind": "exact", "expected": "1"}
-    with pytest.raises(ValidationError, match=r"'beam' needs a verifier of single steps, and 'exact' scores finished"):
-        JobSpec.model_validate({"problem": "?", "strategy": {"name": "beam"}, "verifier": verifier})
-    JobSpec.model_validate({"problem": "?", "strategy": {"name": "self_consistency"}, "verifier": verifier})
-
-
 def test_code_and_json_are_extracted_from_their_blocks_unless_the_job_says_otherwise() -> None:
     python = {"kind": "python", "tests": ["assert f"]}
     spec = JobSpec.model_validate({"problem": "?", "verifier": python})

@@ -121,11 +121,6 @@ async def test_an_outcome_model_scores_finished_solutions_once_and_no_steps() ->
     assert outcome.result.confidence == max(data["score"] for data in scored.values())
 
 
-def test_a_strategy_that_lives_on_steps_refuses_a_verifier_of_whole_solutions() -> None:
-    with pytest.raises(ValidationError, match=r"'beam' needs a verifier of single steps.*use one of prm, judge"):
-        spec("beam", OUTCOME)
-
-
 async def test_a_causal_model_that_is_a_verifier_by_its_format_is_one_and_writes_nothing() -> None:
     class Causal(Watching):
         async def models(self) -> list[ModelInfo]:

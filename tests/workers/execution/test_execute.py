@@ -18,7 +18,7 @@ from reasoner.budget.usage import Usage
 from reasoner.jobs.job import JobResult
 from reasoner.jobs.journal import Entry, JobCancelled, Journal
 from reasoner.jobs.spec import JobSpec
-from reasoner.run import JobOutcome
+from reasoner.run import JobOutcome, run_job
 from tests.scripted import ScriptedEngine
 from workers.execution.execute import RunJob, execute
 from workers.store.batches import BatchStore
@@ -171,11 +171,8 @@ async def test_a_search_that_fails_fails_its_job_with_the_reason(
 
 
 async def test_a_job_that_this_version_does_not_understand_fails_with_the_reason(store: JobStore) -> None:
-    async def run(spec: JobSpec, engine: EngineClient, journal: Journal, *, cancelled: asyncio.Event) -> JobOutcome:
-        raise AssertionError("never called")
-
     job_id = await submit(store, {**SPEC, "strategy": {"name": "oracle"}})
-    await wake(store, job_id, run)
+    await wake(store, job_id, run_job)
     job = await store.get(job_id)
     assert job["error"]["code"] == "invalid_spec"
     assert "oracle" in job["error"]["message"]

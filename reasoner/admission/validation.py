@@ -1,0 +1,48 @@
+"""Checks that a job's parts go together, made once where a job enters; ``JobSpec`` itself checks shapes only."""
+
+from __future__ import annotations
+
+from reasoner.jobs.spec import FALLBACK_STRATEGY, JobSpec
+from reasoner.jobs.verifier_specs import VERIFIER_KINDS
+from reasoner.strategies.registry import STRATEGIES, parse_params
+
+
+class JobRefused(Exception):
+    """A job that cannot run as it was submitted."""
+
+    def __init__(self, code: str, field: str | None, message: str) -> None:
+        """``code`` is the stable name of the error; ``field`` is ``None`` where the fault is in no single field."""
+        super().__init__(message if field is None or message.startswith(field) else f"{field}: {message}")
+        self.code = code
+        self.field = field
+        self.message = message
+
+
+def check_job(spec: JobSpec) -> None:
+    """Check that the strategy exists, takes its parameters, and goes with the job's verifier and confidence.
+
+    Raises ``JobRefused`` that says what would be right.
+    """
+    name, verifier = spec.strategy.name, spec.verifier
+    try:
+        parse_params(name, spec.strategy.params)
+    except ValueError as error:
+        raise JobRefused("invalid-request", "strategy", str(error)) from None
+    strategy = STRATEGIES[name]
+    if verifier is None and strategy.needs_verifier:
+        raise _invalid(
+            f"strategy {name!r} needs a verifier, and the job says that it has none: use {FALLBACK_STRATEGY}"
+        )
+    if verifier is not None and strategy.needs_steps and not verifier.scores_steps:
+        suitable = ", ".join(kind for kind, model in VERIFIER_KINDS.items() if model.scores_steps)
+        raise _invalid(
+            f"strategy {name!r} needs a verifier of single steps, and {verifier.kind!r} scores finished solutions "
+            f"alone: use one of {suitable}"
+        )
+    if spec.confidence is not None and not strategy.stops_when_sure:
+        able = ", ".join(name for name, strategy in STRATEGIES.items() if strategy.stops_when_sure)
+        raise _invalid(f"'confidence' means nothing to strategy {name!r}; it stops {able}")
+
+
+def _invalid(message: str) -> JobRefused:
+    return JobRefused("invalid-request", None, message)

@@ -1,0 +1,32 @@
+"""A job is resolved once: what it leaves open is filled in, and the result stays the same when resolved again."""
+
+from __future__ import annotations
+
+from engine.protocol.types import ModelInfo
+from reasoner.admission.resolve import resolve_batch_job, resolve_job
+from reasoner.jobs.spec import JobSpec
+from workers.config.settings import Settings
+
+
+class NoEngine:
+    async def models(self) -> list[ModelInfo]:
+        raise AssertionError("nothing depends on what is served")
+
+
+async def test_the_effective_parameters_are_echoed() -> None:
+    job = JobSpec.model_validate({"problem": "2 + 2?", "strategy": {"name": "beam", "n": 8}})
+    resolved = await resolve_job(job, Settings(), NoEngine())
+    assert resolved.model_dump()["strategy"] == {"name": "beam", "n": 8, "expansions": 4, "max_steps": 40}
+    assert JobSpec.model_validate(resolved.model_dump()) == resolved
+
+
+async def test_everything_left_open_is_filled_in() -> None:
+    service = Settings()
+    resolved = await resolve_job(JobSpec(problem="2 + 2?"), service, NoEngine())
+    assert (resolved.model, resolved.budget.tokens) == (service.model_name, service.budget_tokens)
+    assert resolved.seed is not None
+
+
+async def test_a_job_of_a_batch_has_no_budget_of_its_own_by_default() -> None:
+    resolved = await resolve_batch_job(JobSpec(problem="2 + 2?"), Settings(), NoEngine())
+    assert (resolved.priority, resolved.budget.model_dump(exclude_none=True)) == ("batch", {})

@@ -1,0 +1,49 @@
+"""A job whose parts do not go together is refused, with what would be right."""
+
+from __future__ import annotations
+
+import pytest
+
+from reasoner.admission.validation import JobRefused, check_job
+from reasoner.jobs.spec import JobSpec
+
+EXACT = {"kind": "exact", "expected": "1"}
+
+
+def job(**fields: object) -> JobSpec:
+    return JobSpec.model_validate({"problem": "2 + 2?"} | fields)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "message"),
+    [
+        ({"name": "mtcs"}, "known are greedy"),
+        ({"name": "beam", "n": 0}, "greater than or equal to 1"),
+        ({"name": "beam", "n": 1000}, "less than or equal to 256"),
+        ({"name": "greedy", "n": 4}, "its parameters: none"),
+    ],
+)
+def test_an_unknown_strategy_or_parameter_is_refused(strategy: dict[str, object], message: str) -> None:
+    with pytest.raises(JobRefused, match=message) as refused:
+        check_job(job(strategy=strategy))
+    assert (refused.value.code, refused.value.field) == ("invalid-request", "strategy")
+
+
+def test_a_job_without_a_verifier_votes_and_cannot_name_a_strategy_that_needs_one() -> None:
+    check_job(job(verifier=None))
+    with pytest.raises(JobRefused, match=r"'beam' needs a verifier.*use self_consistency"):
+        check_job(job(verifier=None, strategy={"name": "beam"}))
+
+
+@pytest.mark.parametrize("verifier", [EXACT, {"kind": "outcome"}])
+def test_a_strategy_guided_by_steps_refuses_a_verifier_of_whole_solutions(verifier: dict[str, object]) -> None:
+    with pytest.raises(
+        JobRefused, match=rf"'beam' needs a verifier of single steps, and '{verifier['kind']}'.*use one of prm, judge"
+    ):
+        check_job(job(strategy={"name": "beam"}, verifier=verifier))
+    check_job(job(strategy={"name": "self_consistency"}, verifier=verifier))
+
+
+def test_a_confidence_is_refused_by_a_strategy_that_does_not_stop_by_it() -> None:
+    with pytest.raises(JobRefused, match=r"means nothing to strategy 'greedy'; it stops .*auto"):
+        check_job(job(strategy={"name": "greedy"}, confidence=0.9))
