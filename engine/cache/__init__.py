@@ -1,1 +1,6 @@
-"""Paged key-value memory with a prefix tree."""
+"""Paged KV cache with prefix sharing.
+
+``pages`` counts the references to each page, ``radix_tree`` finds the pages of a cached prefix and evicts the least
+recently used ones, ``leases`` pins the pages of a job against eviction, and ``paged_kv`` holds the tensors and the page
+table of every running sequence. Import from the modules.
+"""

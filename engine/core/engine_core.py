@@ -13,7 +13,7 @@ from pathlib import Path
 
 import torch
 
-from engine.cache.paged_kv import KVCache, token_bytes
+from engine.cache.paged_kv import KVCache, kv_bytes_per_token
 from engine.core.completion import FinishEvent, completion, ending, next_delta, score_result, split_at_possible_stops
 from engine.core.loaded_model import LoadedModel
 from engine.core.recovery import MAX_UNEXPLAINED, FailureBisection, RequestFailed
@@ -174,9 +174,9 @@ class EngineCore:
         return CoreStats(
             running=len(scheduler.running),
             waiting=self.num_waiting,
-            kv_tokens=self.cache.used_tokens,
+            kv_tokens=self.cache.num_used_tokens,
             kv_capacity=self._pages * self._options.page_size,
-            pinned_tokens=self.cache.tree.pinned * self._options.page_size,
+            pinned_tokens=self.cache.tree.num_pinned * self._options.page_size,
             leases=len(self.cache.leases),
             prompt_tokens=scheduler.prompt_tokens,
             cached_tokens=scheduler.cached_tokens,
@@ -255,7 +255,7 @@ class EngineCore:
         """Raises ``RuntimeError`` when an invariant of the cache or the scheduler is broken, or when something is still
         held although nothing is left to do."""
         self._scheduler.check_invariants()
-        if not self._jobs and (self._scheduler.num_waiting or self.cache.available < self._pages):
+        if not self._jobs and (self._scheduler.num_waiting or self.cache.num_available_pages < self._pages):
             raise RuntimeError("nothing is left to do, yet sequences wait or pages are held")
 
     def step(self) -> None:
@@ -328,7 +328,7 @@ class EngineCore:
         before, sequence.num_computed = sequence.num_computed, sequence.num_computed + count
         completes = before < sequence.num_prefix_tokens <= sequence.num_computed
         if completes or sequence.num_computed // size > before // size:
-            self.cache.publish(sequence.pages, sequence.tokens, sequence.num_computed, tail=completes)
+            self.cache.publish(sequence.pages, sequence.tokens, sequence.num_computed, include_partial=completes)
         return completes
 
     def _settle(self, drawn: list[SampledTokens]) -> list[DraftOutcome]:
@@ -364,7 +364,7 @@ class EngineCore:
             if guess != place
         ]
         if moves:
-            self.cache.move(moves)
+            self.cache.move_tokens(moves)
 
     def _append(self, drawn: SampledTokens, places: Items[int]) -> None:
         """A branch receives some of the tokens that were drawn, of which only the last can end it."""
@@ -503,7 +503,7 @@ class EngineCore:
     def _token_bytes(self, config: ModelConfig) -> int:
         """Size of one token's keys and values, the drafter's included."""
         layers = config.layers + (0 if config.labels else self._extra_layers)
-        return layers * token_bytes(config.attention[0], self._kv_type)
+        return layers * kv_bytes_per_token(config.attention[0], self._kv_type)
 
     def _start_empty(self) -> None:
         config, options, speculator = self.model.config, self._options, self._speculator

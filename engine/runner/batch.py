@@ -12,7 +12,7 @@ import torch
 
 from engine.attention.layer import LayerAttentionConfig, has_compiled_kernel
 from engine.attention.plan import AttentionCostModel, AttentionMetadata, IntArray, TreeMask
-from engine.cache.paged_kv import KVCache, token_bytes
+from engine.cache.paged_kv import KVCache, kv_bytes_per_token
 from engine.models.interface import Batch
 from engine.scheduler.draft import EMPTY_DRAFT, Draft
 from engine.scheduler.sequence import Sequence
@@ -76,7 +76,7 @@ def lay_out(
     """For the attention, the last ``queries`` tokens of ``contexts`` tokens in rows of the cache, ``[rows]`` each.
     ``trees``: see ``AttentionMetadata``."""
     return AttentionMetadata(
-        page_table=cache.pages[rows, : -(-int(contexts.max()) // cache.page_size)],
+        page_table=cache.page_table[rows, : -(-int(contexts.max()) // cache.page_size)],
         query_lens=queries,
         seq_lens=contexts,
         page_size=cache.page_size,
@@ -90,7 +90,7 @@ def lay_out(
 
 @lru_cache(8)
 def _cost(about: LayerAttentionConfig, dtype: torch.dtype, device: torch.device) -> AttentionCostModel:
-    size = token_bytes(about, dtype)
+    size = kv_bytes_per_token(about, dtype)
     compiled = has_compiled_kernel(about, torch.empty(0, dtype=dtype, device=device))
     return AttentionCostModel.for_compiled_kernel(size) if compiled else AttentionCostModel(size)
 

@@ -56,7 +56,9 @@ def create_forward(model: Model, cache: KVCache, *, deterministic: bool = False)
     kv, scales = cache.data[own], cache.scales_of(own)
     if model.device_config.uses_gpu_kernels:
         return GpuForward(model, TritonAttention(about, kv, scales), model.device_config.device)
-    return CpuForward(model, create_cpu_attention(about, kv, scales, deterministic=deterministic), kv, len(cache.pages))
+    return CpuForward(
+        model, create_cpu_attention(about, kv, scales, deterministic=deterministic), kv, len(cache.page_table)
+    )
 
 
 class Graph(Protocol):

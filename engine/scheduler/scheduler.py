@@ -117,8 +117,8 @@ class Scheduler:
         """Remove a running sequence; its computed tokens stay cached, and pinned if the job has a lease."""
         del self.running[sequence]
         table, job = sequence.pages, sequence.job
-        end = self.cache.publish(table, sequence.tokens, sequence.num_computed, tail=True)
-        self.cache.close(table)
+        end = self.cache.publish(table, sequence.tokens, sequence.num_computed, include_partial=True)
+        self.cache.close_table(table)
         sequence.table = None
         if job.lease is not None and end is not None:
             self.cache.leases.pin(job.lease, job.namespace, end)
@@ -138,11 +138,11 @@ class Scheduler:
             raise RuntimeError("the queue is not sorted, or contains a job without waiting sequences")
         if len(waiting) != self.num_waiting or any(sequence.table is not None for sequence in waiting):
             raise RuntimeError("num_waiting is wrong, or a waiting sequence has a page table")
-        if len(self.running) > self._max_running or self.cache.open_tables != len(self.running):
+        if len(self.running) > self._max_running or self.cache.num_tables != len(self.running):
             raise RuntimeError("the open page tables are not those of the running sequences")
         for sequence in self.running:
             table = sequence.pages
-            cached = list(itertools.chain.from_iterable(node.key for node in self.cache.path(table)))
+            cached = list(itertools.chain.from_iterable(node.key for node in self.cache.cached_path(table)))
             if len(cached) > sequence.num_computed or cached != sequence.tokens[: len(cached)]:
                 raise RuntimeError(f"row {table.row} published other tokens than it has computed")
             if sequence.num_computed > len(table.pages) * self.cache.page_size:
@@ -211,7 +211,7 @@ class Scheduler:
 
     def _count_lost_pages(self, sequence: Sequence) -> int:
         """Return how many pages only this sequence and the tree hold: memory is short, so they would be evicted."""
-        holders, nodes, num_lost = self.cache.pool.holders, self.cache.tree.nodes, 0
+        holders, nodes, num_lost = self.cache.pool.ref_counts, self.cache.tree.nodes, 0
         for page in reversed(sequence.pages.pages):
             if holders[page] > (2 if page in nodes else 1):
                 break
@@ -247,7 +247,7 @@ class Scheduler:
                 continue
             # One page in reserve for each running sequence: without it, the new one would soon be preempted.
             reserve = admission.reserved_pages + len(self.running)
-            if self.running and not self.cache.fits(match, len(sequence.tokens) + 1, reserve):
+            if self.running and not self.cache.has_room(match, len(sequence.tokens) + 1, reserve):
                 can_continue = False
                 break
             num_started += 1
@@ -264,23 +264,25 @@ class Scheduler:
             negated_priority, order, job = entry
             if self._num_admissions - job.admissions_at_arrival >= MAX_BYPASSES:
                 return negated_priority, False, 0.0, 0, order
-            return negated_priority, True, job.deadline, -self._match(job.waiting[0]).tokens, order
+            return negated_priority, True, job.deadline, -self._match(job.waiting[0]).num_tokens, order
 
         window = self._queue[:QUEUE_WINDOW]
         return [job for _, _, job in (sorted(window, key=rank) if len(window) > 1 else window)]
 
     def _match(self, sequence: Sequence) -> Match:
         """Return the cached prefix of a waiting sequence, continuing the previous lookup."""
-        sequence.match = self.cache.find(sequence.tokens, sequence.max_cached, sequence.job.namespace, sequence.match)
+        sequence.match = self.cache.match_prefix(
+            sequence.tokens, sequence.max_cached, sequence.job.namespace, sequence.match
+        )
         return sequence.match
 
     def _register_pending_page(self, sequence: Sequence, admission: _Admission) -> None:
         """Register the page that a running sequence computes next, and the pages that its tokens still need."""
         size, table = self.cache.page_size, sequence.pages
         if sequence.num_computed < sequence.num_prefix_tokens:
-            start = table.shared * size
+            start = table.num_shared_pages * size
             key = tuple(sequence.tokens[start : min(start + size, sequence.num_prefix_tokens)])
-            admission.pending_pages.setdefault((table.node or table.namespace, key), sequence)
+            admission.pending_pages.setdefault((table.last_node or table.namespace, key), sequence)
         if len(sequence.tokens) - sequence.num_computed > 1:
             admission.reserved_pages += max(0, -(-(len(sequence.tokens) + 1) // size) - len(table.pages))
 
@@ -295,22 +297,22 @@ class Scheduler:
         if other is None:
             return False
         num_shared = _common_prefix(tokens, other.tokens, start, min(sequence.max_cached, other.num_prefix_tokens))
-        return num_shared - match.tokens >= max(1, size // 2)
+        return num_shared - match.num_tokens >= max(1, size // 2)
 
     def _start(self, sequence: Sequence, match: Match, num_tokens: int, schedule: Schedule) -> int:
         """Start a waiting sequence with at most ``num_tokens`` tokens; return how many are scheduled."""
-        table = self.cache.open(match, sequence.job.namespace)
+        table = self.cache.open_table(match, sequence.job.namespace)
         sequence.match = None
-        num_needed = len(sequence.tokens) - table.cached_tokens
+        num_needed = len(sequence.tokens) - table.num_cached_tokens
         if sequence.num_cached is None:
-            sequence.num_cached = table.cached_tokens
+            sequence.num_cached = table.num_cached_tokens
             if isinstance(sequence, ScoreSequence) and num_needed > sequence.max_compute:
-                self.cache.close(table)
+                self.cache.close_table(table)
                 schedule.over_budget.append(sequence)
                 return 0
             self.prompt_tokens += len(sequence.tokens)
-            self.cached_tokens += table.cached_tokens
-        sequence.table, sequence.num_computed = table, table.cached_tokens
+            self.cached_tokens += table.num_cached_tokens
+        sequence.table, sequence.num_computed = table, table.num_cached_tokens
         self.running[sequence] = None
         self._num_admissions += 1
         count = min(num_needed, num_tokens)

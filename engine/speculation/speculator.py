@@ -238,7 +238,7 @@ class Speculator:
         wanted = min(guesses, wish.nodes, left)
         if known + wanted > len(table.pages) * cache.page_size:
             missing = -(-(known + wanted) // cache.page_size) - len(table.pages)
-            if cache.available - missing >= running:
+            if cache.num_available_pages - missing >= running:
                 cache.reserve(table, known + wanted)
             wanted = max(0, min(wanted, len(table.pages) * cache.page_size - known))
         return draft if wanted == guesses else draft.select(range(wanted))

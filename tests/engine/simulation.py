@@ -177,13 +177,13 @@ class Simulation:
             expected = marks(sequence.job.namespace, sequence.tokens[: sequence.num_computed])
             assert read_marks(self.cache, sequence.pages, sequence.num_computed) == expected
         if not self.busy:
-            assert self.cache.available == self.cache.pool.size
+            assert self.cache.num_available_pages == self.cache.pool.size
 
     def _commit(self, sequence: Sequence, count: int) -> None:
         before, sequence.num_computed = sequence.num_computed, sequence.num_computed + count
         completes = before < sequence.num_prefix_tokens <= sequence.num_computed
         if completes or sequence.num_computed // PAGE > before // PAGE:
-            self.cache.publish(sequence.pages, sequence.tokens, sequence.num_computed, tail=completes)
+            self.cache.publish(sequence.pages, sequence.tokens, sequence.num_computed, include_partial=completes)
         if sequence.num_computed < len(sequence.tokens):
             return
         branch = self.branches[sequence]

@@ -24,7 +24,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine.cache.paged_kv import KVCache, token_bytes
+from engine.cache.paged_kv import KVCache, kv_bytes_per_token
 from engine.cache.radix_tree import Node
 from engine.device import to_device
 from engine.models.interface import Model
@@ -141,7 +141,7 @@ class DraftModel:
         """See ``Drafter``."""
         about, device_config = self._model.config, self._model.device_config
         dtype = device_config.dtype if cache.scales is None else cache.data.dtype
-        page_bytes = about.layers * token_bytes(about.attention[0], dtype) * cache.page_size
+        page_bytes = about.layers * kv_bytes_per_token(about.attention[0], dtype) * cache.page_size
         pages = max(1, min(cache.pool.size, self._pool_bytes // page_bytes))
         self._limit = min(self._context, pages * cache.page_size)
         self.cache = KVCache(
@@ -150,7 +150,7 @@ class DraftModel:
             head_dim=about.head_dim,
             pages=pages,
             page_size=cache.page_size,
-            rows=len(cache.pages),
+            rows=len(cache.page_table),
             device_config=device_config,
             dtype=dtype,
             context=self._limit,
@@ -234,7 +234,7 @@ class DraftModel:
                 continue
             due = count = known - row.num_computed
             if due > size:
-                underway.add((_end(row), _page(row, row.pages.shared, size)))
+                underway.add((_end(row), _page(row, row.pages.num_shared_pages, size)))
                 count = min(due, left)
                 left -= count
             if count:
@@ -259,16 +259,16 @@ class DraftModel:
         the very page that it needs next."""
         cache, namespace = self.cache, row.job.namespace
         while True:
-            match = row.match = cache.find(row.tokens, row.known - 1, namespace, row.match)
+            match = row.match = cache.match_prefix(row.tokens, row.known - 1, namespace, row.match)
             end = match.nodes[-1] if match.nodes else namespace
             if (end, _page(row, len(match.nodes), cache.page_size)) in underway:
                 return False
-            if cache.open_tables < len(cache.pages) and cache.fits(match, tokens, 0):
+            if cache.num_tables < len(cache.page_table) and cache.has_room(match, tokens, 0):
                 break
             if not self._close_another(asked):
                 return False
-        row.table, row.match = cache.open(match, namespace), None
-        row.num_computed = row.table.cached_tokens
+        row.table, row.match = cache.open_table(match, namespace), None
+        row.num_computed = row.table.num_cached_tokens
         return True
 
     def _close_another(self, asked: Collection[_Row]) -> bool:
@@ -283,8 +283,8 @@ class DraftModel:
 
     def _close(self, row: _Row) -> None:
         if row.table is not None:
-            self.cache.publish(row.table, row.tokens, min(row.num_computed, row.known), tail=True)
-            self.cache.close(row.table)
+            self.cache.publish(row.table, row.tokens, min(row.num_computed, row.known), include_partial=True)
+            self.cache.close_table(row.table)
             row.table, row.num_computed = None, 0
 
     def _publish(self, rows: Iterable[_Row]) -> None:
@@ -292,8 +292,8 @@ class DraftModel:
         size = self.cache.page_size
         for row in rows:
             own, table = min(row.num_computed, row.known), row.table
-            if table is not None and own // size > table.shared:
-                self.cache.publish(table, row.tokens, own, tail=False)
+            if table is not None and own // size > table.num_shared_pages:
+                self.cache.publish(table, row.tokens, own, include_partial=False)
 
     # Then the guesses, level by level.
 
@@ -383,7 +383,7 @@ def _possible(tokens: list[int], chances: list[float]) -> Draft:
 
 def _end(row: _Row) -> Node | str | None:
     """What the next page of a row comes after in the tree."""
-    return row.pages.node or row.pages.namespace
+    return row.pages.last_node or row.pages.namespace
 
 
 def _page(row: _Row, index: int, size: int) -> tuple[int, ...]:

@@ -146,10 +146,10 @@ class EagleDrafter:
         about, device_config = self._layer.about, self._model.device_config
         attention = TritonAttention if device_config.uses_gpu_kernels else create_cpu_attention
         self._attention = attention([about], cache.data[-1:], cache.scales_of(slice(-1, None)))
-        positions = cache.pages.shape[1] * cache.page_size
+        positions = cache.page_table.shape[1] * cache.page_size
         cos, sin = rotary_tables(frequencies(about.head_dim, self._theta), positions)
         self._angles = cos.to(device_config.device), sin.to(device_config.device)
-        rows = len(cache.pages)
+        rows = len(cache.page_table)
         shape = rows, _WAITING, self._model.config.hidden
         self._waiting = torch.zeros(shape, dtype=device_config.dtype, device=device_config.device)
         """For each row of the cache the hidden states whose entries are not computed yet."""
@@ -297,7 +297,7 @@ class _Entries:
         self._kv = torch.empty(shape, dtype=device_config.dtype, device=device_config.device)
         if pages:
             heads = cache.pool.size * np.arange(2 * about.kv_heads)[:, None]
-            chosen = torch.from_numpy((heads + cache.pages[rows, :pages].reshape(-1)).reshape(-1))
+            chosen = torch.from_numpy((heads + cache.page_table[rows, :pages].reshape(-1)).reshape(-1))
             own = self._kv.new_empty(len(chosen), cache.page_size * about.head_dim)
             gather_pages(cache.data[-1], cache.scales_of(-1), to_device(chosen, device_config.device), own)
             own = own.view(2, about.kv_heads, self._count, pages * cache.page_size, about.head_dim)
@@ -335,7 +335,7 @@ class _Entries:
         size, kv = cache.page_size, self._kv[:, :, :, self._end - self._wide : self._end].flatten(2, 3).transpose(1, 2)
         rows = np.array([span.table.row for span in self._spans])[self._places // self._wide]
         page, offset = np.divmod(self.positions, size)
-        slots = kv_slots(cache.pages[rows, page] * size + offset, cache.pool.size * size, self._about.kv_heads)
+        slots = kv_slots(cache.page_table[rows, page] * size + offset, cache.pool.size * size, self._about.kv_heads)
         k, v = kv[:, self._places] if self._padded else kv
         write_kv(cache.data[-1], cache.scales_of(-1), to_device(torch.from_numpy(slots), k.device), k, v)
 

@@ -115,7 +115,7 @@ class _Chain:
         """The guesses, after ``compute``."""
         ends = [due + level * branches for level in range(depth)]
         self._levels = [slice(start, end) for start, end in zip([0, *ends], ends, strict=False)]
-        layers, kv, pages = model.config.attention, cache.data, cache.pages
+        layers, kv, pages = model.config.attention, cache.data, cache.page_table
         self._attention = [
             RecordableAttention(layers, kv, cache.scales, pages, self._plan[:3, level], max_keys=limit)
             for level in self._levels
@@ -138,7 +138,7 @@ class _Chain:
         """Launches the kernels of all levels."""
         from kernels.cpu.sampling.draft_chain import gather_rows, plan_chains
 
-        model, pages = self._model, self._cache.pages
+        model, pages = self._model, self._cache.page_table
         address, columns = pages.ctypes.data, pages.shape[1]
         plan_chains(self._starts, address, columns, self._cache.page_size, self._plan, self._last, self._asked)
         for angles, table in zip(self._angles, model.rotations, strict=True):

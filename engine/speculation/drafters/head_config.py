@@ -85,7 +85,7 @@ class LastStates:
     The table is on the host, wherever the vectors come from: there a few rows are read and written in no time."""
 
     def __init__(self, cache: KVCache, width: int) -> None:
-        rows = len(cache.pages)
+        rows = len(cache.page_table)
         self._vectors = np.zeros((rows, width), np.float32)
         self._tables: list[PageTable | None] = [None] * rows
         self._positions = [0] * rows

@@ -1,4 +1,4 @@
-"""The paged prefix cache: what it finds is what was computed, and no page is ever lost or shared by mistake."""
+"""Paged KV cache: a match holds what was computed, and no page is lost or shared by mistake."""
 
 from __future__ import annotations
 
@@ -35,45 +35,45 @@ def make_cache(pages: int = PAGES, max_pinned: int = PAGES // 2, dtype: torch.dt
 
 @dataclass
 class Running:
-    """A sequence as the engine drives it."""
+    """A running sequence, driven as the engine does."""
 
     cache: KVCache
     tokens: list[int]
     table: PageTable
-    computed: int
+    num_computed: int
 
     @classmethod
     def open(cls, cache: KVCache, tokens: list[int], namespace: str | None = None) -> Running:
-        table = cache.open(cache.find(tokens, len(tokens) - 1, namespace), namespace)
-        running = cls(cache, tokens, table, table.cached_tokens)
+        table = cache.open_table(cache.match_prefix(tokens, len(tokens) - 1, namespace), namespace)
+        running = cls(cache, tokens, table, table.num_cached_tokens)
         running.check_content()
         return running
 
-    def compute(self, count: int, *, tail: bool = False) -> bool:
-        count = min(count, len(self.tokens) - self.computed)
-        if not self.cache.reserve(self.table, self.computed + count):
+    def compute(self, count: int, *, include_partial: bool = False) -> bool:
+        count = min(count, len(self.tokens) - self.num_computed)
+        if not self.cache.reserve(self.table, self.num_computed + count):
             return False
-        write_marks(self.cache, self.table, self.tokens, self.computed, self.computed + count)
-        self.computed += count
-        self.cache.publish(self.table, self.tokens, self.computed, tail=tail)
+        write_marks(self.cache, self.table, self.tokens, self.num_computed, self.num_computed + count)
+        self.num_computed += count
+        self.cache.publish(self.table, self.tokens, self.num_computed, include_partial=include_partial)
         return True
 
     def check_content(self) -> None:
-        expected = marks(self.table.namespace, self.tokens[: self.computed])
-        assert read_marks(self.cache, self.table, self.computed) == expected
+        expected = marks(self.table.namespace, self.tokens[: self.num_computed])
+        assert read_marks(self.cache, self.table, self.num_computed) == expected
 
     def close(self, lease: str | None = None) -> None:
-        end = self.cache.publish(self.table, self.tokens, self.computed, tail=True)
-        self.cache.close(self.table)
+        end = self.cache.publish(self.table, self.tokens, self.num_computed, include_partial=True)
+        self.cache.close_table(self.table)
         if lease is not None and end is not None:
             self.cache.leases.pin(lease, self.table.namespace, end)
 
 
 def run_through(cache: KVCache, tokens: list[int]) -> int:
-    """Computes a whole sequence and returns how much of it the cache had."""
+    """Compute a whole sequence and return how many of its tokens were cached."""
     running = Running.open(cache, tokens)
-    cached = running.computed
-    assert running.compute(len(tokens), tail=True)
+    cached = running.num_computed
+    assert running.compute(len(tokens), include_partial=True)
     running.check_content()
     running.close()
     cache.check()
@@ -107,12 +107,12 @@ class CacheMachine(RuleBasedStateMachine):
             tokens = [*parent.tokens[:cut], data.draw(st.integers(0, 1))]
             self.running.append(Running.open(self.cache, tokens, parent.table.namespace))
 
-    @rule(data=st.data(), count=st.integers(1, 9), tail=st.booleans())
-    def compute(self, data: st.DataObject, count: int, tail: bool) -> None:
+    @rule(data=st.data(), count=st.integers(1, 9), include_partial=st.booleans())
+    def compute(self, data: st.DataObject, count: int, include_partial: bool) -> None:
         if self.running:
             sequence = data.draw(st.sampled_from(self.running))
-            if not sequence.compute(count, tail=tail):
-                assert self.cache.available == 0
+            if not sequence.compute(count, include_partial=include_partial):
+                assert self.cache.num_available_pages == 0
                 self.running.remove(sequence)
                 sequence.close()
 
@@ -148,7 +148,7 @@ class CacheMachine(RuleBasedStateMachine):
         for sequence in self.running:
             sequence.check_content()
         if not self.running:
-            assert self.cache.available == PAGES
+            assert self.cache.num_available_pages == PAGES
 
 
 CacheMachine.TestCase.settings = settings(max_examples=120, stateful_step_count=40, deadline=None, derandomize=True)
@@ -156,7 +156,7 @@ TestRandomOperations = CacheMachine.TestCase
 
 
 class NarrowCacheMachine(CacheMachine):
-    """The same with numbers of 8 bits, whose scales must go wherever they go."""
+    """The same with an 8-bit cache, whose scales must move with the vectors."""
 
     dtype = torch.float8_e4m3fn
 
@@ -165,7 +165,7 @@ NarrowCacheMachine.TestCase.settings = CacheMachine.TestCase.settings
 TestNarrowRandomOperations = NarrowCacheMachine.TestCase
 
 
-def test_a_resent_sequence_is_found_to_the_token() -> None:
+def test_a_resent_sequence_is_matched_to_the_token() -> None:
     for length in range(2, 4 * PAGE):
         cache = make_cache()
         tokens = list(range(length))
@@ -178,17 +178,17 @@ def test_namespaces_share_nothing_and_leave_nothing_behind() -> None:
     cache, tokens = make_cache(), list(range(10))
     for namespace in (None, "a", "b"):
         running = Running.open(cache, list(tokens), namespace)
-        assert running.computed == 0
+        assert running.num_computed == 0
         assert running.compute(10)
         running.close()
-        assert Running.open(cache, list(tokens), namespace).computed == 9
+        assert Running.open(cache, list(tokens), namespace).num_computed == 9
         cache.check()
     assert set(cache.tree.roots) == {None, "a", "b"}
     for table in list(cache._tables.values()):
-        cache.close(table)
+        cache.close_table(table)
     cache.clear()
     assert cache.tree.roots == {}
-    assert cache.pool.free == PAGES
+    assert cache.pool.num_free == PAGES
 
 
 def test_a_sequence_outlives_the_root_that_it_started_under() -> None:
@@ -200,30 +200,36 @@ def test_a_sequence_outlives_the_root_that_it_started_under() -> None:
     run_through(cache, [1, 2, 3, 4, 5])
     running.close()
     cache.check()
-    assert cache.find([7] * 5, 5).tokens == 5
-    assert cache.find([1, 2, 3], 3).tokens == 3
+    assert cache.match_prefix([7] * 5, 5).num_tokens == 5
+    assert cache.match_prefix([1, 2, 3], 3).num_tokens == 3
 
 
-def test_a_known_match_is_brought_up_to_date() -> None:
+def test_a_previous_match_is_updated() -> None:
     cache, tokens = make_cache(), list(range(20))
-    known = cache.find(tokens, 20)
+    previous_match = cache.match_prefix(tokens, 20)
     for length in (6, 11, 18):
         run_through(cache, tokens[:length])
-        known = cache.find(tokens, 20, None, known)
-        assert known.tokens == length
-        assert [node.page for node in known.nodes] == [node.page for node in cache.find(tokens, 20).nodes]
+        previous_match = cache.match_prefix(tokens, 20, None, previous_match)
+        assert previous_match.num_tokens == length
+        assert [node.page for node in previous_match.nodes] == [
+            node.page for node in cache.match_prefix(tokens, 20).nodes
+        ]
     run_through(cache, [99] * (CONTEXT - 8))
-    assert cache.find(tokens, 20, None, known).tokens == cache.find(tokens, 20).tokens < 18
+    assert (
+        cache.match_prefix(tokens, 20, None, previous_match).num_tokens
+        == cache.match_prefix(tokens, 20).num_tokens
+        < 18
+    )
     cache.clear()
-    assert cache.find(tokens, 20, None, known).tokens == 0
+    assert cache.match_prefix(tokens, 20, None, previous_match).num_tokens == 0
 
 
 def test_a_match_from_before_a_change_is_refused() -> None:
     cache = make_cache()
-    match = cache.find([1, 2, 3], 3)
+    match = cache.match_prefix([1, 2, 3], 3)
     run_through(cache, [1, 2, 3])
     with pytest.raises(RuntimeError, match="changed"):
-        cache.open(match)
+        cache.open_table(match)
 
 
 def test_a_branch_in_the_middle_of_a_page_copies_what_it_shares() -> None:
@@ -235,14 +241,14 @@ def test_a_branch_in_the_middle_of_a_page_copies_what_it_shares() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.int8, torch.float8_e4m3fn], ids=str)
-def test_tokens_are_moved_with_all_that_belongs_to_them(dtype: torch.dtype) -> None:
-    """From the ends of two branches of guesses to where their accepted tokens belong."""
+def test_tokens_are_moved_with_their_scales(dtype: torch.dtype) -> None:
+    """Accepted draft tokens of two branches move behind the committed tokens."""
     cache, tokens = make_cache(dtype=dtype), list(range(3 * PAGE))
     rows = [Running.open(cache, [first, *tokens[1:]]) for first in (0, 1)]
     for row in rows:
         assert row.compute(3 * PAGE)
     before = [read_marks(cache, row.table, 3 * PAGE) for row in rows]
-    cache.move([(rows[0].table, 7, 5), (rows[0].table, 11, 6), (rows[1].table, 9, 4)])
+    cache.move_tokens([(rows[0].table, 7, 5), (rows[0].table, 11, 6), (rows[1].table, 9, 4)])
     for marks_of, moves in zip(before, ([(7, 5), (11, 6)], [(9, 4)]), strict=True):
         held = list(marks_of)
         for start, end in moves:
@@ -257,16 +263,16 @@ def test_the_longest_of_several_partial_pages_is_chosen() -> None:
     assert run_through(cache, [1, 2, 3, 4, 5, 6, 7, 8, 9]) == 7
 
 
-def test_a_partial_page_goes_when_another_says_all_that_it_says() -> None:
-    """Of pages that lie close together in the order of their tokens, too."""
+def test_a_partial_page_is_dropped_when_another_page_extends_it() -> None:
+    """Keys are random over two tokens, so that many are neighbours in sorted order."""
     rng = random.Random(4)
     tree = make_cache(pages=512).tree
     root, keys = tree.root(None), set[tuple[int, ...]]()
     for _ in range(400):
         key = tuple(rng.choices(range(2), k=rng.randint(1, PAGE)))
-        if key in keys or tree.covering(root, key):
+        if key in keys or tree.find_extension(root, key):
             continue
-        page = tree.pool.take()
+        page = tree.pool.allocate()
         assert page is not None
         tree.insert(root, key, page)
         tree.release([page])
@@ -276,15 +282,15 @@ def test_a_partial_page_goes_when_another_says_all_that_it_says() -> None:
     assert len(keys) > 1
 
 
-def test_a_duplicate_page_is_given_back_and_the_table_points_to_the_original() -> None:
+def test_a_duplicate_page_is_freed_and_the_table_points_to_the_original() -> None:
     cache = make_cache()
     tokens = [1, 2, 3, 4, 5]
     first, second = Running.open(cache, list(tokens)), Running.open(cache, list(tokens))
     assert first.compute(5)
     assert second.compute(5)
     assert first.table.pages[0] == second.table.pages[0]
-    assert cache.pages[second.table.row, 0] == first.table.pages[0]
-    assert cache.pool.size - cache.pool.free == 3
+    assert cache.page_table[second.table.row, 0] == first.table.pages[0]
+    assert cache.pool.size - cache.pool.num_free == 3
     second.check_content()
     cache.check()
 
@@ -292,9 +298,9 @@ def test_a_duplicate_page_is_given_back_and_the_table_points_to_the_original() -
 def test_a_running_sequence_shares_its_prompt_while_it_grows() -> None:
     cache = make_cache()
     leader = Running.open(cache, [1, 2, 3, 4, 5, 6])
-    assert leader.compute(6, tail=True)
+    assert leader.compute(6, include_partial=True)
     follower = Running.open(cache, [1, 2, 3, 4, 5, 6])
-    assert follower.computed == 5
+    assert follower.num_computed == 5
     leader.tokens.extend([7, 8, 9])
     assert leader.compute(3)
     follower.tokens.extend([0, 0, 0])
@@ -311,8 +317,8 @@ def test_the_least_recently_used_prefix_is_evicted_first() -> None:
     run_through(cache, fresh)
     run_through(cache, old)
     run_through(cache, [3] * 16)
-    assert cache.find(old, 8).tokens > 0
-    assert cache.find(fresh, 8).tokens == 0
+    assert cache.match_prefix(old, 8).num_tokens > 0
+    assert cache.match_prefix(fresh, 8).num_tokens == 0
 
 
 def test_a_prompt_in_use_is_never_evicted() -> None:
@@ -324,37 +330,37 @@ def test_a_prompt_in_use_is_never_evicted() -> None:
     reader.check_content()
     other.close()
     reader.close()
-    assert cache.available == 4
+    assert cache.num_available_pages == 4
 
 
-def test_many_releases_without_eviction_do_not_grow_the_list_of_leaves() -> None:
+def test_many_releases_without_eviction_do_not_grow_the_eviction_queue() -> None:
     cache = make_cache()
     for _ in range(1000):
         run_through(cache, [1, 2, 3, 4, 5])
-    assert len(cache.tree._leaves) < 100
+    assert len(cache.tree._eviction_queue) < 100
 
 
 def test_random_traffic_far_beyond_the_memory_keeps_every_page() -> None:
     cache, chance = make_cache(), random.Random(0)
     for _ in range(400):
         run_through(cache, [chance.randrange(3) for _ in range(chance.randrange(1, CONTEXT))])
-    assert cache.available == PAGES
+    assert cache.num_available_pages == PAGES
 
 
-def test_the_pool_refuses_to_hold_or_release_a_free_page() -> None:
+def test_the_pool_refuses_to_reference_or_release_a_free_page() -> None:
     pool = PagePool(2)
     with pytest.raises(RuntimeError, match="free"):
-        pool.hold([0])
+        pool.incref([0])
     with pytest.raises(RuntimeError, match="free"):
-        pool.release([0])
-    assert [pool.take(), pool.take(), pool.take()] == [0, 1, None]
+        pool.decref([0])
+    assert [pool.allocate(), pool.allocate(), pool.allocate()] == [0, 1, None]
 
 
-def test_pages_are_taken_in_the_order_of_their_places_however_they_were_freed() -> None:
+def test_the_lowest_free_page_is_allocated_first() -> None:
     pool = PagePool(6)
     for _ in range(6):
-        pool.take()
-    pool.release([4, 1, 5, 2])
-    assert [pool.take(), pool.take()] == [1, 2]
-    pool.release([0])
-    assert [pool.take(), pool.take(), pool.take(), pool.take()] == [0, 4, 5, None]
+        pool.allocate()
+    pool.decref([4, 1, 5, 2])
+    assert [pool.allocate(), pool.allocate()] == [1, 2]
+    pool.decref([0])
+    assert [pool.allocate(), pool.allocate(), pool.allocate(), pool.allocate()] == [0, 4, 5, None]

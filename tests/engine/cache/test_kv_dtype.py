@@ -11,7 +11,7 @@ import torch
 import reasoner
 from engine.attention.cpu_deterministic import DeterministicAttention
 from engine.attention.cpu_torch import TorchAttention
-from engine.cache.paged_kv import token_bytes
+from engine.cache.paged_kv import kv_bytes_per_token
 from engine.core import engine_core
 from engine.core.engine_core import CoreOptions
 from engine.device import KV_DTYPES, DeviceConfig, select_kv_dtype
@@ -79,7 +79,7 @@ def test_as_many_bytes_hold_more_tokens(checkpoints: Checkpoints, monkeypatch: p
 
 def test_a_vector_of_64_numbers_takes_little_more_than_a_quarter(checkpoints: Checkpoints) -> None:
     about = replace(Harness(checkpoints("qwen3")).core.model.config.attention[0], head_dim=64)
-    sizes = [token_bytes(about, dtype) for dtype in (torch.float32, torch.bfloat16, torch.int8)]
+    sizes = [kv_bytes_per_token(about, dtype) for dtype in (torch.float32, torch.bfloat16, torch.int8)]
     assert sizes == [2 * about.kv_heads * size for size in (256, 128, 68)]
 
 

@@ -37,11 +37,11 @@ class Small(Simulation):
             self.compute([1000 + self._strangers] * PAGE)
 
     def cached(self, tokens: list[int], namespace: str | None = None) -> int:
-        return self.cache.find(tokens, len(tokens), namespace).tokens
+        return self.cache.match_prefix(tokens, len(tokens), namespace).num_tokens
 
     @property
     def pinned(self) -> int:
-        return self.cache.tree.pinned
+        return self.cache.tree.num_pinned
 
 
 def path(start: int, pages: int = 3) -> list[int]:
@@ -73,7 +73,7 @@ def test_pins_keep_nobody_from_running() -> None:
     small = Small(max_pinned=12)
     for start in range(4):
         small.compute(path(100 * start), "job")
-    assert (small.pinned, small.cache.available) == (12, 12)
+    assert (small.pinned, small.cache.num_available_pages) == (12, 12)
     small.compute(path(1000, pages=12))
     assert small.cached(path(1000, pages=12)) == 12 * PAGE
     assert len(small.cache.leases) == 0

@@ -175,7 +175,7 @@ def test_abort_returns_what_was_generated_and_frees_everything(harness: Harness)
     assert completions[0].token_ids == harness.complete(generate(PROMPT, [Branch(1, 0, 6)], **LAW))[0].token_ids
     harness.core.cache.check()
     assert not harness.core.has_work
-    assert harness.core.cache.available == harness.core.cache.pool.size
+    assert harness.core.cache.num_available_pages == harness.core.cache.pool.size
 
 
 def test_an_expired_request_ends_at_the_next_step_with_what_it_has(

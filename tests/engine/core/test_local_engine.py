@@ -166,7 +166,7 @@ async def test_a_broken_invariant_stops_the_engine_and_everybody_hears_of_it(che
     await collect(engine, request())
     events = engine.generate(request(model="other", max_tokens=200), stream=True)
     await anext(events)
-    engine._cores["m"].cache.tree.idle += 1
+    engine._cores["m"].cache.tree.num_evictable += 1
     [last] = await collect(engine, request(key=7))
     assert last.finish_reason == "length"
     with pytest.raises(EngineUnavailable, match=r"stopped.*idle pages"):

@@ -108,7 +108,7 @@ class Traffic(RuleBasedStateMachine):
         if hasattr(self, "engine"):
             self.engine.run()
             self.engine.cache.clear()
-            assert self.engine.cache.pool.free == PAGES
+            assert self.engine.cache.pool.num_free == PAGES
             scheduler = self.engine.scheduler
             for name in ("num_preemptions", "prompt_tokens", "cached_tokens"):
                 seen[name] = seen.get(name, 0) + getattr(scheduler, name)

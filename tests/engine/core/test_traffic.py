@@ -97,7 +97,7 @@ class Prompted:
     def check(self) -> None:
         if isinstance(self._drafter, DraftModel):
             self._drafter.cache.check()
-            assert self.known or not self._drafter.cache.open_tables
+            assert self.known or not self._drafter.cache.num_tables
 
 
 class Timed(AdaptiveController):
@@ -200,7 +200,7 @@ def test_random_traffic_on_a_small_pool_gives_everybody_their_own_tokens(
                 if drafter is not None:
                     drafter.check()
         busy.run()
-        assert busy.core.cache.available == busy.core.cache.pool.size
+        assert busy.core.cache.num_available_pages == busy.core.cache.pool.size
         if drafter is not None:
             assert not drafter.known
             drafter.check()

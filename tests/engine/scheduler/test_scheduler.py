@@ -250,7 +250,7 @@ def test_dropping_a_job_takes_out_those_that_run_and_those_that_wait() -> None:
     simulation.cancel(waiting)
     simulation.cancel(running)
     assert not simulation.busy
-    assert simulation.cache.available == simulation.cache.pool.size
+    assert simulation.cache.num_available_pages == simulation.cache.pool.size
 
 
 def test_the_check_finds_tokens_that_were_not_computed() -> None:

@@ -239,7 +239,7 @@ async def test_a_release_that_is_not_understood_names_its_field(
 
 async def test_health_says_why_an_engine_stopped(checkpoints: Checkpoints) -> None:
     engine = LocalEngine({"m": checkpoints("qwen3")}, OPTIONS)
-    engine._cores["m"].cache.tree.idle += 1
+    engine._cores["m"].cache.tree.num_evictable += 1
     await collect(engine, generate(PROMPT, [Branch(1, 1, 2)]))
     await asyncio.to_thread(engine._thread.join)
     transport = httpx.ASGITransport(create_app(engine))

@@ -86,7 +86,7 @@ def complete(harness: Harness, drafter: DraftModel, asked: Sequence[GenerateRequ
         harness.core.step()
         harness.core.check_invariants()
         drafter.cache.check()
-    assert drafter.cache.open_tables == 0
+    assert drafter.cache.num_tables == 0
     answers = [
         sorted((one for one in events if isinstance(one, Completion)), key=lambda one: one.index) for events in heard
     ]
@@ -162,15 +162,15 @@ def test_the_target_as_its_own_draft_is_always_right(
     assert drafted == accepted > 150
 
 
-@pytest.mark.parametrize(("kv_dtype", "token_bytes"), [("auto", 512), ("int8", 160), ("fp8", 160)])
+@pytest.mark.parametrize(("kv_dtype", "kv_bytes_per_token"), [("auto", 512), ("int8", 160), ("fp8", 160)])
 @pytest.mark.usefixtures("_all_noise")
 def test_it_is_always_right_under_preemption_and_with_a_pool_of_its_own_that_is_too_small(
-    checkpoints: Checkpoints, kv_dtype: str, token_bytes: int
+    checkpoints: Checkpoints, kv_dtype: str, kv_bytes_per_token: int
 ) -> None:
     folder, options = checkpoints("qwen3"), replace(TIGHT, kv_dtype=kv_dtype)
     asked = [generate(PROMPT[:37], [Branch(5, key, 60) for key in range(8)], **LAW)]
     expected = plain(folder, asked, replace(SMALL, kv_dtype=kv_dtype))
-    for pool_bytes, pages in ((1 << 28, 20), (8 * 16 * token_bytes, 8)):
+    for pool_bytes, pages in ((1 << 28, 20), (8 * 16 * kv_bytes_per_token, 8)):
         harness, drafter = speculating(folder, folder, options=options, pool_bytes=pool_bytes)
         assert drafter.cache.pool.size == pages
         answers = complete(harness, drafter, asked)
@@ -204,7 +204,7 @@ def test_only_tokens_of_branches_are_cached_and_only_within_their_namespace(chec
         assert all(any(path == text[: len(path)] for text in known) for path in found)
         # And all of each branch but what its last step drew.
         assert all(any(path[: len(text) - 7] == text[:-7] for path in found) for text in known)
-    assert drafter.cache.open_tables == 0
+    assert drafter.cache.num_tables == 0
     assert set(drafter.cache.tree.roots) == {None, "one", "two"}
 
 
@@ -215,7 +215,7 @@ def test_clearing_the_cache_forgets_what_the_drafter_computed_too(checkpoints: C
     harness.core.clear_cache()
     drafter.cache.check()
     assert drafter.cache.tree.roots == harness.core.cache.tree.roots
-    assert drafter.cache.pool.free == drafter.cache.pool.size
+    assert drafter.cache.pool.num_free == drafter.cache.pool.size
 
 
 # By hand.
@@ -421,7 +421,7 @@ def test_short_memory_empties_drafts_and_those_that_have_it_go_on(checkpoints: C
     assert [len(draft) > 0 for draft in drafts] == [True, True]
     for one in asked:
         drafter.release(one)
-    assert drafter.cache.open_tables == 0
+    assert drafter.cache.num_tables == 0
 
 
 def test_branches_that_are_not_asked_for_give_up_their_rows_and_find_what_they_had(checkpoints: Checkpoints) -> None:
@@ -433,7 +433,7 @@ def test_branches_that_are_not_asked_for_give_up_their_rows_and_find_what_they_h
             [draft] = propose(drafter, [one])
             assert len(draft) == 3
             one.tokens.append(7)
-    assert drafter.cache.open_tables == 2
+    assert drafter.cache.num_tables == 2
     assert all(any(path == tuple(one.tokens[: len(path)]) for one in asked) for path in cached(drafter))
     assert sum(passes(drafter)) == 5 * (71 + 2) + 2 * 5 * 3
     drafts = propose(drafter, asked)
@@ -452,7 +452,7 @@ def test_a_branch_beyond_the_draft_models_context_gets_no_guesses(checkpoints: C
         one.tokens.append(1)
     # Guesses are not computed but the one before each is, at position 31 at most.
     assert lengths == [4, 4, 3, 2, 1, 0, 0, 0]
-    assert drafter.cache.open_tables == 0
+    assert drafter.cache.num_tables == 0
 
 
 def test_a_branch_that_was_never_seen_can_be_forgotten_and_a_reset_forgets_all(checkpoints: Checkpoints) -> None:
@@ -462,7 +462,7 @@ def test_a_branch_that_was_never_seen_can_be_forgotten_and_a_reset_forgets_all(c
     assert propose(drafter, []) == []
     propose(drafter, [one, other])
     drafter.reset(harness.core.cache)
-    assert drafter.cache.available == drafter.cache.pool.size
+    assert drafter.cache.num_available_pages == drafter.cache.pool.size
     drafter.release(one)
     [draft] = propose(drafter, [other])
     assert len(draft) == 3
