@@ -1,1 +1,1 @@
-"""app."""
+"""The HTTP application: routes, middleware and the OpenAPI document put together."""

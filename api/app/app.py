@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator
 from fastapi import Depends, FastAPI
 from starlette.middleware import Middleware
 
-from api.app import openapi
+from api.app.openapi import extend_openapi
 from api.http.authentication import AuthenticationMiddleware
 from api.http.limits import RateLimitMiddleware
 from api.http.middleware import BodyLimitMiddleware, RequestLogMiddleware, SecurityHeadersMiddleware
@@ -84,7 +84,7 @@ def create_app(settings: Settings, engine: EngineClient | None = None) -> FastAP
         ],
     )
     install_error_handlers(app)
-    openapi.install(app)
+    extend_openapi(app)
     strict_query = [Depends(check_query_parameters)]
     app.include_router(export.router, dependencies=strict_query)  # before /v1/jobs/{job_id}, which matches it too
     app.include_router(jobs.router, dependencies=strict_query)

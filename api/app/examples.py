@@ -11,11 +11,11 @@ from typing import Any
 
 from api.http.problems import FieldProblem, ProblemDocument
 from api.http.search_tree import build_tree
-from api.openai.chat.answer import completion
+from api.openai.chat.answer import build_completion
 from api.openai.errors import ErrorBody, ErrorDocument
 from api.openai.narration import Narration
-from api.openai.responses.body import Form
-from api.openai.responses.items import ListItems, input_items
+from api.openai.responses.body import EchoedFields
+from api.openai.responses.items import ListItems, list_input_items
 from api.openai.responses.object import Response
 from engine.protocol.types import ModelInfo
 from reasoner.answers.votes import Vote
@@ -100,14 +100,14 @@ _EVENTS = [
         data={"result": _RESULT.model_dump(), "error": None, "usage": _USAGE.model_dump()},
     ),
 ]
-_STORY = Narration(_SPEC.model_dump())
+_NARRATION = Narration(_SPEC.model_dump())
 for _event in _EVENTS:
-    _STORY.take(_event)
-assert _STORY.end is not None
+    _NARRATION.add(_event)
+assert _NARRATION.end is not None
 
 _DOCUMENT = _ENDED.model_dump()
-_CHAT = completion(_DOCUMENT, _STORY, _STORY.end).model_dump()
-_RESPONSE = Response.of(_DOCUMENT, Form(), _STORY).model_dump()
+_CHAT = build_completion(_DOCUMENT, _NARRATION, _NARRATION.end).model_dump()
+_RESPONSE = Response.from_job(_DOCUMENT, EchoedFields(), _NARRATION).model_dump()
 _BATCH = Batch(
     id=BATCH,
     status="completed",
@@ -211,7 +211,7 @@ ANSWERS: dict[str, dict[int, Any]] = {
     "POST /v1/responses": {200: _RESPONSE},
     "GET /v1/responses/{response_id}": {200: _RESPONSE},
     "GET /v1/responses/{response_id}/input_items": {
-        200: input_items(_ENDED.model_dump(), Form(), ListItems()).model_dump()
+        200: list_input_items(_ENDED.model_dump(), EchoedFields(), ListItems()).model_dump()
     },
     "POST /v1/responses/{response_id}/cancel": {200: _RESPONSE},
     "DELETE /v1/responses/{response_id}": {200: {"id": RESPONSE, "object": "response", "deleted": True}},
@@ -240,7 +240,7 @@ _CHUNK = {
     "object": "chat.completion.chunk",
     "choices": [{"index": 0, "delta": {"role": "assistant", "content": ""}, "finish_reason": None}],
 }
-_WAITING = Response.of(_QUEUED.model_dump(), Form(), Narration(_SPEC.model_dump())).model_dump()
+_WAITING = Response.from_job(_QUEUED.model_dump(), EchoedFields(), Narration(_SPEC.model_dump())).model_dump()
 _FIRST = {"type": "response.queued", "sequence_number": 1, "response": _WAITING}
 _FIRST_EVENT = f"event: response.queued\ndata: {json.dumps(_FIRST)}\n\n"
 STREAMS = {

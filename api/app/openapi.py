@@ -1,4 +1,4 @@
-"""The OpenAPI document: what FastAPI derives from the routes, with errors under their media type, and with examples."""
+"""The OpenAPI document: what FastAPI derives from the routes, with error media types and examples added."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ from api.openai.errors import PATHS as OPENAI_PATHS
 Document = dict[str, Any]
 
 
-def install(app: FastAPI) -> None:
-    """Completes the document that the application serves."""
-    app.openapi = _once(app.openapi)  # type: ignore[method-assign]  # FastAPI's own way to extend it
+def extend_openapi(app: FastAPI) -> None:
+    """Add error media types and examples to the document that the application serves."""
+    app.openapi = _complete_once(app.openapi)  # type: ignore[method-assign]  # FastAPI's own way to extend it
 
 
-def _once(build: Callable[[], Document]) -> Callable[[], Document]:
+def _complete_once(build: Callable[[], Document]) -> Callable[[], Document]:
     document: Document = {}
 
-    def completed() -> Document:
+    def build_completed() -> Document:
         if not document:
             document.update(build())
             for path, item in document["paths"].items():
                 for method, operation in item.items():
-                    _complete(method.upper(), path, operation)
+                    _complete_operation(method.upper(), path, operation)
         return document
 
-    return completed
+    return build_completed
 
 
-def _complete(method: str, path: str, operation: Document) -> None:
+def _complete_operation(method: str, path: str, operation: Document) -> None:
     call = f"{method} {path}"
     responses = operation["responses"]
     error = next(iter(responses["default"]["content"].values()))

@@ -1,4 +1,4 @@
-"""Texts as OpenAI's clients send them: plain, or in parts."""
+"""Message contents of OpenAI's clients: a string, or a list of text parts."""
 
 from __future__ import annotations
 
@@ -9,27 +9,27 @@ from pydantic import BeforeValidator, Field, TypeAdapter
 from reasoner.base_model import StrictModel
 from reasoner.jobs.spec import MAX_PROBLEM_CHARS
 
-Nothing = Annotated[list[Any], Field(max_length=0)] | None
-"""For what a client sends back as it got it."""
+EmptyList = Annotated[list[Any], Field(max_length=0)] | None
+"""A list that must be empty or null: fields that clients send back as they got them."""
 
 
 class TextPart(StrictModel):
-    """A part of a text. There are no parts of other kinds: neither images, nor sound, nor files."""
+    """A text part. Images, sound and files are not supported."""
 
     type: Literal["text", "input_text", "output_text"]
     text: str
-    annotations: Nothing = None
-    logprobs: Nothing = None
+    annotations: EmptyList = None
+    logprobs: EmptyList = None
 
 
 _Parts = Annotated[list[TextPart], Field(max_length=1000)]
 _PARTS: TypeAdapter[list[TextPart]] = TypeAdapter(_Parts)
 
 
-def _joined(value: Any) -> Any:
+def _join_parts(value: Any) -> Any:
     return "\n".join(part.text for part in _PARTS.validate_python(value)) if isinstance(value, list) else value
 
 
 _Plain = Annotated[str, Field(min_length=1, max_length=MAX_PROBLEM_CHARS)]
-Text = Annotated[_Plain, BeforeValidator(_joined, json_schema_input_type=_Plain | _Parts)]
-"""Parts are lines of one text."""
+Text = Annotated[_Plain, BeforeValidator(_join_parts, json_schema_input_type=_Plain | _Parts)]
+"""A text; parts are joined by line breaks."""

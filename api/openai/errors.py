@@ -1,4 +1,4 @@
-"""Errors in OpenAI's shape: on its routes every problem document becomes what OpenAI's clients read."""
+"""Errors in OpenAI's format: middleware that translates the problem documents of OpenAI's routes."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _CODES = {
 
 
 class ErrorBody(BaseModel):
-    """What was wrong. ``param`` is the field, where it is one."""
+    """What was wrong; ``param`` names the field, if one was."""
 
     message: str
     type: str
@@ -43,12 +43,12 @@ class ErrorDocument(BaseModel):
 
 
 def stream_error(problem: Problem) -> ErrorBody:
-    """Return a problem of the server's as it is said in the middle of a stream, where there is no status any more."""
+    """Return the body of a server error inside a stream, whose status has been sent already."""
     return ErrorBody(message=problem.detail, type="server_error", param=None, code=_code(problem.code))
 
 
 class OpenAIErrorMiddleware:
-    """Translates problem documents, whichever part of the application sent them."""
+    """Translates problem documents on OpenAI's paths, whichever part of the application sent them."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -60,7 +60,7 @@ class OpenAIErrorMiddleware:
         start: Message | None = None
         document = b""
 
-        async def translated(message: Message) -> None:
+        async def translating_send(message: Message) -> None:
             nonlocal start, document
             if message["type"] == "http.response.start" and Headers(scope=message).get("content-type") == MEDIA_TYPE:
                 start = message
@@ -72,15 +72,15 @@ class OpenAIErrorMiddleware:
             if not message.get("more_body", False):
                 await _send_error(start, json.loads(document), send)
 
-        await self._app(scope, receive, translated)
+        await self._app(scope, receive, translating_send)
 
 
 async def _send_error(start: Message, problem: dict[str, Any], send: Send) -> None:
     status, code = HTTPStatus(problem["status"]), problem["type"].rpartition(":")[2]
-    server = status >= HTTPStatus.INTERNAL_SERVER_ERROR
+    is_server_error = status >= HTTPStatus.INTERNAL_SERVER_ERROR
     error = ErrorBody(
         message=problem["detail"],
-        type="server_error" if server else _TYPES.get(status, "invalid_request_error"),
+        type="server_error" if is_server_error else _TYPES.get(status, "invalid_request_error"),
         param=next((part["field"] for part in problem.get("errors", ())), None),
         code=_code(code),
     )
@@ -90,7 +90,7 @@ async def _send_error(start: Message, problem: dict[str, Any], send: Send) -> No
     headers = MutableHeaders(scope=start)
     headers["content-type"], headers["content-length"] = "application/json", str(len(body))
     if status == HTTPStatus.CONFLICT:
-        headers["x-should-retry"] = "false"  # OpenAI's clients repeat those by themselves
+        headers["x-should-retry"] = "false"  # OpenAI's clients would repeat a 409
     await send({**start, "status": int(_STATUS.get(status, status))})
     await send({"type": "http.response.body", "body": body, "more_body": False})
 

@@ -1,6 +1,6 @@
-"""A search told in words: a job's events, folded into lines for people and into the numbers of the answer.
+"""Narration of a search: the events of a job as lines for people, and what an OpenAI answer needs of its end.
 
-What is told depends on the events alone: whoever reads them again, in another process on another day, tells the same.
+The text depends on the events alone, so that every process that reads them produces the same.
 """
 
 from __future__ import annotations
@@ -15,16 +15,19 @@ from reasoner.budget.usage import Usage
 from reasoner.jobs.event import Event
 from reasoner.jobs.job import TERMINAL_STATUSES, JobError, JobResult
 
-LONGEST_ANSWER = 80
-"""Characters of an answer that fit in a line."""
+MAX_ANSWER_CHARS = 80
+"""Characters of an answer that are shown in a line."""
 FIRST_WIDTH = 8
-"""Branches that are worth a line of their own; then twice as many each time."""
+"""Number of branches at which progress is first reported; it doubles each time."""
 
 
 @dataclass(frozen=True, slots=True)
-class End:
-    """How a job ended. ``content`` is the chosen solution without its thoughts, ``visible`` its length in tokens: where
-    there were thoughts, by its share of the characters."""
+class JobEnd:
+    """How a job ended.
+
+    ``content`` is the chosen solution without its thinking, ``num_visible_tokens`` the length of that; if there was
+    thinking, estimated by the share of the characters.
+    """
 
     status: str
     at: float
@@ -32,12 +35,12 @@ class End:
     error: JobError | None
     usage: Usage
     content: str
-    visible: int
+    num_visible_tokens: int
 
 
 @dataclass(slots=True)
-class _Said:
-    """What is known of one answer."""
+class _AnswerClass:
+    """Equivalent answers: one of them as shown, how many branches gave it, and the best score."""
 
     shown: str
     count: int = 0
@@ -45,146 +48,148 @@ class _Said:
 
 
 class Narration:
-    """One job's, by its specification as it is stored. ``concise`` leaves out single branches."""
+    """The text about one job, from its stored specification and its events. ``concise`` leaves out single branches."""
 
     def __init__(self, spec: dict[str, Any], *, concise: bool = False) -> None:
         self.text = ""
-        """All that was told."""
-        self.end: End | None = None
-        """Once the job has ended."""
+        """All text so far."""
+        self.end: JobEnd | None = None
+        """Set once the job has ended."""
         self._spec = spec
-        self._concise = concise
-        self._tokens: dict[str, int] = {}
-        self._fresh: set[str] = set()
-        self._answers: dict[str, str] = {}
-        """Classes of answers by node."""
-        self._said: dict[str, _Said] = {}
+        self._is_concise = concise
+        self._num_tokens: dict[str, int] = {}
+        """Tokens by node."""
+        self._fresh_nodes: set[str] = set()
+        self._class_keys: dict[str, str] = {}
+        """Canonical answers by node."""
+        self._classes: dict[str, _AnswerClass] = {}
         self._leader: str | None = None
-        self._branches = 0
-        self._deepest = 1
-        self._widest = FIRST_WIDTH
+        self._num_branches = 0
+        self._max_depth = 1
+        self._next_width = FIRST_WIDTH
 
-    def take(self, event: Event) -> str:
-        """What there is to tell of the next event, in whole lines; mostly nothing."""
+    def add(self, event: Event) -> str:
+        """Return the text about the next event: whole lines, most often none."""
         self.end = None  # a failed job may be retried
-        told = self._told(event)
-        self.text += told
-        return told
+        lines = self._describe(event)
+        self.text += lines
+        return lines
 
-    def _told(self, event: Event) -> str:
+    def _describe(self, event: Event) -> str:
         data: dict[str, Any] = event.data
         match event.type:
             case "job.started":
-                return self._beginning()
-            case "job.queued" if "reason" in data:  # its detail may name addresses of this service
+                return self._describe_start()
+            case "job.queued" if "reason" in data:  # without its detail, which may name internal addresses
                 return f"Waiting: {data['reason'].replace('_', ' ')}.\n"
             case "job.resumed":
-                return "Going on.\n"
+                return "Resumed.\n"
             case "node":
-                return self._grown(data)
+                return self._add_node(data)
             case "score":
-                return self._scored(data)
-            case "prune" if not self._concise:
-                return f"{_count(len(data['nodes']), 'branch', 'branches')} given up.\n"
-            case "decision" if not self._concise and "stages" in data:
-                return _plan(data)
+                return self._add_score(data)
+            case "prune" if not self._is_concise:
+                return f"{_count(len(data['nodes']), 'branch', 'branches')} pruned.\n"
+            case "decision" if not self._is_concise and "stages" in data:
+                return _describe_stages(data)
         status = event.type.removeprefix("job.")
         if event.type.startswith("job.") and status in TERMINAL_STATUSES:
-            return self._ending(status, event)
+            self.end = self._read_end(status, event)
+            return _describe_end(self.end)
         return ""
 
-    def _beginning(self) -> str:
+    def _describe_start(self) -> str:
         strategy, budget = self._spec["strategy"], self._spec["budget"]
         width = f" of {strategy['n']}" if "n" in strategy else ""
         limits = [f"{budget[name]:g} {name}" for name in LIMITS if budget[name] is not None]
-        return f"Searching by {strategy['name']}{width}, for at most {' and '.join(limits) or 'what it takes'}.\n"
+        budget_text = f"at most {' and '.join(limits)}" if limits else "as long as it takes"
+        return f"Searching by {strategy['name']}{width}, for {budget_text}.\n"
 
-    def _grown(self, data: dict[str, Any]) -> str:
+    def _add_node(self, data: dict[str, Any]) -> str:
         node: str = data["node"]
-        self._tokens[node] = self._tokens.get(node, 0) + data["tokens"]
+        self._num_tokens[node] = self._num_tokens.get(node, 0) + data["tokens"]
         if data.get("fresh"):
-            self._fresh.add(node)
+            self._fresh_nodes.add(node)
         if not data["final"]:
             return ""
-        told = "" if self._concise else self._progress(node)
+        text = "" if self._is_concise else self._describe_progress(node)
         if data["answer"] is None:
-            return told
+            return text
         answer: str = data["answer"]
-        self._answers[node] = key = canonicalize(answer, self._spec["answer"]["compare"])
-        self._said.setdefault(key, _Said(_short(answer))).count += 1
-        if not self._concise:
-            told += f"Branch {node} answers {self._said[key].shown}.\n"
-        return told + self._lead()
+        self._class_keys[node] = key = canonicalize(answer, self._spec["answer"]["compare"])
+        self._classes.setdefault(key, _AnswerClass(_shorten(answer))).count += 1
+        if not self._is_concise:
+            text += f"Branch {node} answers {self._classes[key].shown}.\n"
+        return text + self._describe_new_leader()
 
-    def _progress(self, node: str) -> str:
-        """Says so when the search gets a step deeper, or twice as wide."""
-        self._branches += 1
+    def _describe_progress(self, node: str) -> str:
+        """Return a line when the search gets a step deeper, or twice as wide."""
+        self._num_branches += 1
         depth = node.count(".") + 1
-        if depth <= self._deepest and self._branches < self._widest:
+        if depth <= self._max_depth and self._num_branches < self._next_width:
             return ""
-        self._deepest = max(self._deepest, depth)
-        while self._widest <= self._branches:
-            self._widest *= 2
-        branches = _count(self._branches, "branch", "branches")
-        return f"{branches}, {self._deepest} deep, {sum(self._tokens.values())} tokens so far.\n"
+        self._max_depth = max(self._max_depth, depth)
+        while self._next_width <= self._num_branches:
+            self._next_width *= 2
+        branches = _count(self._num_branches, "branch", "branches")
+        return f"{branches}, {self._max_depth} deep, {sum(self._num_tokens.values())} tokens so far.\n"
 
-    def _scored(self, data: dict[str, Any]) -> str:
-        key = self._answers.get(data["node"])
+    def _add_score(self, data: dict[str, Any]) -> str:
+        key = self._class_keys.get(data["node"])
         if key is None:
             return ""
-        said = self._said[key]
-        said.score = data["score"] if said.score is None else max(said.score, data["score"])
-        return self._lead()
+        answers = self._classes[key]
+        answers.score = data["score"] if answers.score is None else max(answers.score, data["score"])
+        return self._describe_new_leader()
 
-    def _lead(self) -> str:
-        """Says so when another answer is ahead: by its best score, then by how many gave it, then by who came first."""
-        key, said = max(self._said.items(), key=lambda item: (item[1].score or 0.0, item[1].count))
+    def _describe_new_leader(self) -> str:
+        """Return a line when another answer leads: by best score, then by number of branches, then by arrival."""
+        key, leader = max(self._classes.items(), key=lambda item: (item[1].score or 0.0, item[1].count))
         if key == self._leader:
             return ""
         self._leader = key
-        score = "" if said.score is None else f", scored {said.score:.2g}"
-        return f"In the lead: {said.shown}{score}, given by {said.count} of {len(self._answers)}.\n"
+        score = "" if leader.score is None else f", scored {leader.score:.2g}"
+        return f"In the lead: {leader.shown}{score}, given by {leader.count} of {len(self._class_keys)}.\n"
 
-    def _ending(self, status: str, event: Event) -> str:
+    def _read_end(self, status: str, event: Event) -> JobEnd:
         data: Any = event.data
         result = None if data["result"] is None else JobResult.model_validate(data["result"])
         error = None if data["error"] is None else JobError.model_validate(data["error"])
         text = (result and result.text) or ""
         content = strip_thinking(text) or ""
-        visible = 0 if not text else round(self._length(result) * len(content) / len(text))
-        usage = Usage.model_validate(data["usage"])
-        self.end = End(status, event.at, result, error, usage, content, visible)
-        return self._closing(self.end)
+        num_visible = round(self._count_solution_tokens(result) * len(content) / len(text)) if text else 0
+        return JobEnd(status, event.at, result, error, Usage.model_validate(data["usage"]), content, num_visible)
 
-    def _length(self, result: JobResult | None) -> int:
-        """Tokens of the chosen solution."""
+    def _count_solution_tokens(self, result: JobResult | None) -> int:
+        """Return the tokens of the chosen solution, from its leaf up to the node that began it."""
         node, length = result.node if result and result.node else "", 0
-        while node and node not in self._fresh:
-            length += self._tokens.get(node, 0)
+        while node and node not in self._fresh_nodes:
+            length += self._num_tokens.get(node, 0)
             node = node.rpartition(".")[0]
         return length
 
-    def _closing(self, end: End) -> str:
-        spent = f"{end.usage.total} tokens, {end.usage.verifier_computed} of them the verifier's"
-        if end.error is not None:
-            return f"Failed: {end.error.message}.\n"
-        if end.result is None or end.status == "cancelled":
-            return f"Cancelled, after {spent}.\n"
-        if end.result.answer is None:
-            return f"No branch stated an answer; {spent}.\n"
-        sure = "" if end.result.confidence is None else f", with confidence {end.result.confidence:.2g}"
-        return f"Chosen: {_short(end.result.answer)}{sure}; {spent}.\n"
+
+def _describe_end(end: JobEnd) -> str:
+    spent = f"{end.usage.total} tokens, {end.usage.verifier_computed} of them the verifier's"
+    if end.error is not None:
+        return f"Failed: {end.error.message}.\n"
+    if end.result is None or end.status == "cancelled":
+        return f"Cancelled, after {spent}.\n"
+    if end.result.answer is None:
+        return f"No branch stated an answer; {spent}.\n"
+    confidence = "" if end.result.confidence is None else f", with confidence {end.result.confidence:.2g}"
+    return f"Chosen: {_shorten(end.result.answer)}{confidence}; {spent}.\n"
 
 
-def _plan(data: dict[str, Any]) -> str:
+def _describe_stages(data: dict[str, Any]) -> str:
     stages = ", then ".join(str(stage["name"]) for stage in data["stages"])
     return f"Plan after a probe: {stages}.\n" if stages else "The probe was enough.\n"
 
 
-def _count(number: int, one: str, many: str) -> str:
-    return f"{number} {one if number == 1 else many}"
+def _count(number: int, singular: str, plural: str) -> str:
+    return f"{number} {singular if number == 1 else plural}"
 
 
-def _short(answer: str) -> str:
+def _shorten(answer: str) -> str:
     line = " ".join(answer.split())
-    return line if len(line) <= LONGEST_ANSWER else line[: LONGEST_ANSWER - 1] + "…"
+    return line if len(line) <= MAX_ANSWER_CHARS else line[: MAX_ANSWER_CHARS - 1] + "…"

@@ -1,4 +1,4 @@
-"""What both of OpenAI's routes take, and the job that it stands for."""
+"""The request fields that both OpenAI routes share, and the job they are turned into."""
 
 from __future__ import annotations
 
@@ -21,28 +21,28 @@ from workers.config.settings import Settings
 
 Tokens = Annotated[int, Field(ge=1, le=MAX_BUDGET_TOKENS)]
 Summary = Literal["auto", "concise", "detailed"]
-_EXTENSION = ("strategy", "verifier", "answer", "confidence", "deterministic", "priority", "webhook")
+_JOB_FIELDS = ("strategy", "verifier", "answer", "confidence", "deterministic", "priority", "webhook")
 
 
 class Reasoning(StrictModel):
-    """How hard to search, and how much to tell of it."""
+    """OpenAI's ``reasoning``: how hard to search, and how much the narration says."""
 
     effort: str | None = Field(None, description="A budget and a strategy by name: minimal, low, medium, high, …")
     max_tokens: Tokens | None = Field(None, description="Bounds the job's tokens.")
     summary: Summary | None = Field(
-        None, description="concise: what takes the lead; detailed, and auto: every branch that ends as well."
+        None, description="concise: each new leading answer; detailed, and auto: every finished branch too."
     )
 
 
 class Thinking(StrictModel):
-    """Anthropic's way to bound a budget."""
+    """Anthropic's ``thinking``: a bound of the budget."""
 
     type: Literal["enabled"]
     budget_tokens: Annotated[Tokens, Field(description="Bounds the job's tokens.")]
 
 
-class Asked(StrictModel):
-    """A question in OpenAI's words. What is not OpenAI's is as in ``POST /v1/jobs``."""
+class OpenAIRequest(StrictModel):
+    """OpenAI's fields that both routes take. Those that are not OpenAI's are as in ``POST /v1/jobs``."""
 
     model: str = Field(description="Name of a served model: GET /v1/models.")
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
@@ -64,22 +64,22 @@ class Asked(StrictModel):
     webhook: str | None = None
 
     @model_validator(mode="after")
-    def _marks_are_free(self) -> Self:
-        for name in self._marks():
+    def _check_metadata_conflicts(self) -> Self:
+        for name in self._user_metadata():
             if name in (self.metadata or {}):
-                raise ValueError(f"give either {name!r} or a {name!r} in 'metadata'")
+                raise ValueError(f"give either the field {name!r} or {name!r} in 'metadata', not both")
         return self
 
     def efforts(self) -> dict[str, str]:
-        """Names of efforts by the fields that give one."""
+        """Return the names of efforts by the fields that give one."""
         given = {
             "reasoning.effort": self.reasoning.effort if self.reasoning else None,
             "budget.effort": self.budget.effort if self.budget else None,
         }
         return {field: name for field, name in given.items() if name is not None}
 
-    def bounds(self) -> list[int]:
-        """All that bounds the job's tokens; the smallest holds."""
+    def token_bounds(self) -> list[int]:
+        """Return all bounds of the job's tokens, of which the smallest holds."""
         given = (
             self.reasoning.max_tokens if self.reasoning else None,
             self.thinking.budget_tokens if self.thinking else None,
@@ -87,12 +87,12 @@ class Asked(StrictModel):
         return [tokens for tokens in given if tokens is not None]
 
     def to_job(self, conversation: list[Message], settings: Settings) -> JobSpec:
-        """The job, with what the model gets to read. An effort's tokens may be bounded further.
+        """Return the job for a conversation. The token bounds also limit the tokens of an effort.
 
-        Raises what becomes a 4xx that names the field.
+        Raises ``RequestValidationError`` or ``Problem``, which name the field.
         """
         efforts = settings.effort
-        budget = (self.budget or Budget()).model_copy(update={"effort": self._effort(efforts)})
+        budget = (self.budget or Budget()).model_copy(update={"effort": self._find_effort(efforts)})
         sampling = {"temperature": self.temperature, "top_p": self.top_p}
         fields: dict[str, Any] = {
             "model": self.model,
@@ -100,43 +100,44 @@ class Asked(StrictModel):
             "seed": self.seed,
             "budget": None if budget == Budget() else budget,
             "sampling": {name: value for name, value in sampling.items() if value is not None},
-            "metadata": {**(self.metadata or {}), **self._marks()},
-            **{name: getattr(self, name) for name in _EXTENSION},
+            "metadata": {**(self.metadata or {}), **self._user_metadata()},
+            **{name: getattr(self, name) for name in _JOB_FIELDS},
         }
         try:
             spec = JobSpec.model_validate({name: value for name, value in fields.items() if value not in (None, {})})
         except ValidationError as error:
-            found = [{**part, "loc": ("body", *part["loc"])} for part in error.errors()]
-            raise RequestValidationError(found) from None
-        return _bounded(use_available_verifier(spec, settings), self.bounds(), efforts)
+            errors = [{**part, "loc": ("body", *part["loc"])} for part in error.errors()]
+            raise RequestValidationError(errors) from None
+        return _apply_bounds(use_available_verifier(spec, settings), self.token_bounds(), efforts)
 
-    def _marks(self) -> dict[str, str]:
-        marks = {"user": self.user, "safety_identifier": self.safety_identifier}
-        return {name: mark for name, mark in marks.items() if mark is not None}
+    def _user_metadata(self) -> dict[str, str]:
+        fields = {"user": self.user, "safety_identifier": self.safety_identifier}
+        return {name: value for name, value in fields.items() if value is not None}
 
-    def _effort(self, efforts: Mapping[str, Effort]) -> str | None:
+    def _find_effort(self, efforts: Mapping[str, Effort]) -> str | None:
         given = self.efforts()
         for field, name in given.items():
             if name not in efforts:
-                raise _refusal(field, f"there is no effort {name!r}; known are {', '.join(efforts)}")
+                raise _invalid_field(field, f"there is no effort {name!r}; known are {', '.join(efforts)}")
         if len(set(given.values())) > 1:
-            raise _refusal(min(given), f"{' and '.join(given)} say different things: give one of them")
+            raise _invalid_field(min(given), f"{' and '.join(given)} contradict each other: give one of them")
         return next(iter(given.values()), None)
 
 
-def _bounded(spec: JobSpec, bounds: list[int], efforts: Mapping[str, Effort]) -> JobSpec:
+def _apply_bounds(spec: JobSpec, bounds: list[int], efforts: Mapping[str, Effort]) -> JobSpec:
+    """Return the job with a token budget of at most the smallest bound."""
     if not bounds:
         return spec
     try:
         spec = apply_effort(spec, efforts)
     except InvalidRequest as error:
         field = error.field or "budget"
-        raise _refusal(field, str(error).removeprefix(f"{field}: ")) from None
+        raise _invalid_field(field, str(error).removeprefix(f"{field}: ")) from None
     limit = spec.budget.tokens
     if limit is not None and limit <= min(bounds):
         return spec
     return spec.model_copy(update={"budget": spec.budget.model_copy(update={"tokens": min(bounds), "effort": None})})
 
 
-def _refusal(field: str, message: str) -> Problem:
+def _invalid_field(field: str, message: str) -> Problem:
     return Problem(422, "invalid-request", f"{field}: {message}", errors=[(field, message)])

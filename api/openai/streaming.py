@@ -1,4 +1,4 @@
-"""A client and the job that it waits for: what keeps the connection alive, and what happens when the client goes."""
+"""Connections to clients that wait for a job: event streams with keep-alives, and what happens on a disconnect."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from fastapi import Request
 from fastapi.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from api.openai.narration import End, Narration
+from api.openai.narration import JobEnd, Narration
 from workers.store.jobs import BROKER_DOWN, JobStore, NoSuchJob
 
 KEEP_ALIVE_SECONDS = 15.0
@@ -20,81 +20,85 @@ log = structlog.get_logger("reasoner.api")
 
 
 class ClientDisconnected(Exception):
-    """Nobody is there to read an answer."""
+    """The client closed its connection before the response began."""
 
 
-async def ended(request: Request, store: JobStore, job_id: str, story: Narration, *, returns: bool) -> End | None:
-    """Follow the job to its end."""
-    following = asyncio.ensure_future(_listen(store, job_id, story))
-    leaving = asyncio.ensure_future(_gone(request))
+async def wait_for_end(
+    request: Request, store: JobStore, job_id: str, narration: Narration, *, outlives_client: bool
+) -> JobEnd | None:
+    """Follow the job to its end and return it; None if the job was deleted.
+
+    Raises ``ClientDisconnected`` if the client goes first. Its job is then cancelled, unless it ``outlives_client``.
+    """
+    follow = asyncio.ensure_future(_follow(store, job_id, narration))
+    disconnect = asyncio.ensure_future(_wait_for_disconnect(request))
     try:
-        await asyncio.wait({following, leaving}, return_when=asyncio.FIRST_COMPLETED)
-        if not following.done():
+        await asyncio.wait({follow, disconnect}, return_when=asyncio.FIRST_COMPLETED)
+        if not follow.done():
             raise ClientDisconnected
-        following.result()
-        return story.end
+        follow.result()
+        return narration.end
     finally:
-        following.cancel()
-        leaving.cancel()
-        if not returns:
-            await cancel_abandoned_job(store, job_id, story)
+        follow.cancel()
+        disconnect.cancel()
+        if not outlives_client:
+            await cancel_abandoned_job(store, job_id, narration)
 
 
-async def cancel_abandoned_job(store: JobStore, job_id: str, story: Narration) -> None:
-    """Cancels a job that nobody waits for any longer, unless it has ended."""
-    if story.end is not None:
+async def cancel_abandoned_job(store: JobStore, job_id: str, narration: Narration) -> None:
+    """Cancel a job whose client has gone, unless it has ended."""
+    if narration.end is not None:
         return
     with CancelScope(shield=True):
         try:
             await store.cancel(job_id)
         except NoSuchJob:
             log.info("a job that nobody waits for was deleted", job=job_id)
-        except BROKER_DOWN as error:  # its budget ends it
+        except BROKER_DOWN as error:  # the job goes on until its budget ends it
             log.warning("a job that nobody waits for runs on", job=job_id, reason=type(error).__name__)
 
 
 class EventStream(StreamingResponse):
-    """Server-sent events that stay alive through a silence. ``leave`` is called when the stream is over, whoever ended
-    it."""
+    """Server-sent events with keep-alives. ``on_close`` is called when the stream is over, for whatever reason."""
 
-    def __init__(self, events: AsyncIterator[str], leave: Callable[[], Awaitable[None]] | None = None) -> None:
+    def __init__(self, events: AsyncIterator[str], on_close: Callable[[], Awaitable[None]] | None = None) -> None:
         headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
-        super().__init__(_keep_alive(events), headers=headers, media_type="text/event-stream")
-        self._leave = leave
+        super().__init__(_add_keep_alives(events), headers=headers, media_type="text/event-stream")
+        self._on_close = on_close
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             await super().__call__(scope, receive, send)
         finally:
-            if self._leave is not None:
-                await self._leave()
+            if self._on_close is not None:
+                await self._on_close()
 
 
-async def _keep_alive(events: AsyncIterator[str]) -> AsyncIterator[str]:
-    """The events, and now and then a comment while there are none, so that nobody takes the connection for dead."""
-    waiting = asyncio.ensure_future(anext(events, None))
+async def _add_keep_alives(events: AsyncIterator[str]) -> AsyncIterator[str]:
+    """Yield the events, and a comment after each ``KEEP_ALIVE_SECONDS`` without one, so that no proxy times out."""
+    next_event = asyncio.ensure_future(anext(events, None))
     try:
         while True:
-            done, _ = await asyncio.wait({waiting}, timeout=KEEP_ALIVE_SECONDS)
+            done, _ = await asyncio.wait({next_event}, timeout=KEEP_ALIVE_SECONDS)
             if not done:
                 yield ": keep-alive\n\n"
                 continue
-            event = waiting.result()
+            event = next_event.result()
             if event is None:
                 return
             yield event
-            waiting = asyncio.ensure_future(anext(events, None))
+            next_event = asyncio.ensure_future(anext(events, None))
     finally:
-        waiting.cancel()
+        next_event.cancel()
         with CancelScope(shield=True):
-            await asyncio.wait({waiting})
+            await asyncio.wait({next_event})
 
 
-async def _listen(store: JobStore, job_id: str, story: Narration) -> None:
+async def _follow(store: JobStore, job_id: str, narration: Narration) -> None:
     async for event in store.follow(job_id):
-        story.take(event)
+        narration.add(event)
 
 
-async def _gone(request: Request) -> None:
+async def _wait_for_disconnect(request: Request) -> None:
     while (await request.receive())["type"] != "http.disconnect":
         pass

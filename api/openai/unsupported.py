@@ -1,4 +1,4 @@
-"""What OpenAI's routes know and a search has nothing for: refused by name, but for values that ask for nothing."""
+"""OpenAI fields that this service does not support: refused by name, except for values that have no effect."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from pydantic_core import InitErrorDetails, PydanticCustomError, ValidationError
 
 @dataclass(frozen=True, slots=True)
 class Unsupported:
-    """``neutral``: values, beside null, that ask for nothing. ``instead``: what would be right."""
+    """``neutral`` are the values, beside null, that have no effect; ``instead`` says what to use."""
 
     neutral: tuple[Any, ...]
     instead: str
 
 
-_SAMPLING = "a search samples by temperature and top_p"
-_TOOLS = "there are no tools here"
-_CACHE = "prefixes are cached by themselves"
+_SAMPLING = "sampling has temperature and top_p"
+_TOOLS = "the model cannot call tools"
+_CACHE = "prompt prefixes are always cached"
 _LOGPROBS = "GET /v1/jobs/{id}/tree has the log-probability of every branch"
 _HISTORY = "send the whole conversation, or 'previous_response_id'"
 
 _COMMON: dict[str, Unsupported] = {
-    "moderation": Unsupported((), "nothing is moderated here"),
+    "moderation": Unsupported((), "there is no moderation"),
     "parallel_tool_calls": Unsupported((True, False), _TOOLS),
     "prompt_cache_key": Unsupported((), _CACHE),
     "prompt_cache_options": Unsupported((), _CACHE),
@@ -43,13 +43,13 @@ CHAT: dict[str, Unsupported] = _COMMON | {
     "logit_bias": Unsupported(({},), _SAMPLING),
     "logprobs": Unsupported((False,), _LOGPROBS),
     "modalities": Unsupported((["text"],), "answers are text"),
-    "n": Unsupported((1,), "a search gives one answer; how many solutions it draws is 'n' of 'strategy'"),
-    "prediction": Unsupported((), "drafters guess by themselves"),
+    "n": Unsupported((1,), "a search gives one answer; 'n' of 'strategy' is the number of sampled solutions"),
+    "prediction": Unsupported((), "speculative decoding needs no prediction"),
     "presence_penalty": Unsupported((0,), _SAMPLING),
     "response_format": Unsupported(
-        ({"type": "text"},), "a 'verifier' of the kind 'json_schema' picks a solution whose answer is valid"
+        ({"type": "text"},), "a 'verifier' of the kind 'json_schema' selects a solution with a valid answer"
     ),
-    "stop": Unsupported(([], ""), "a solution ends by itself; 'answer' says where it states its answer"),
+    "stop": Unsupported(([], ""), "a solution ends at the model's end token; 'answer' says where its answer is"),
     "store": Unsupported((False,), "GET /v1/jobs/{id} has the job, until it is deleted"),
     "verbosity": Unsupported(("medium",), "ask for it in a message"),
     "web_search_options": Unsupported((), _TOOLS),
@@ -59,32 +59,32 @@ RESPONSES: dict[str, Unsupported] = _COMMON | {
     "background_options": Unsupported((), "'priority' is 'interactive' or 'batch'"),
     "context_management": Unsupported(([],), _HISTORY),
     "conversation": Unsupported((), _HISTORY),
-    "image": Unsupported((), "there are no images here"),
-    "include": Unsupported(([],), "the answer holds all that there is; GET /v1/jobs/{id}/tree has the search"),
+    "image": Unsupported((), "images are not supported"),
+    "include": Unsupported(([],), "the response is always complete; GET /v1/jobs/{id}/tree has the search"),
     "max_tool_calls": Unsupported((), _TOOLS),
     "prompt": Unsupported((), "there are no stored prompts: write 'instructions' and 'input'"),
     "store": Unsupported((True,), "a response lives until it is deleted: DELETE /v1/responses/{id}"),
     "text": Unsupported(
         ({}, {"format": {"type": "text"}}),
-        "a 'verifier' of the kind 'json_schema' picks a solution whose answer is valid",
+        "a 'verifier' of the kind 'json_schema' selects a solution with a valid answer",
     ),
-    "truncation": Unsupported(("disabled",), "nothing is cut off a conversation that is too long"),
+    "truncation": Unsupported(("disabled",), "a conversation that is too long is refused, never truncated"),
 }
 
 
 def remove_neutral_fields(body: Any, unsupported: Mapping[str, Unsupported]) -> Any:
-    """The body without fields that ask for nothing. Raises ``ValidationError`` that names every other one."""
+    """Return the body without unsupported fields. Raises ``ValidationError`` for those whose value is not neutral."""
     if not isinstance(body, dict):
         return body
-    refused = [
+    errors = [
         InitErrorDetails(
-            type=PydanticCustomError("unsupported", "this is not supported: {instead}", {"instead": what.instead}),
+            type=PydanticCustomError("unsupported", "this is not supported: {instead}", {"instead": field.instead}),
             loc=(name,),
             input=body[name],
         )
-        for name, what in unsupported.items()
-        if body.get(name) is not None and body[name] not in what.neutral
+        for name, field in unsupported.items()
+        if body.get(name) is not None and body[name] not in field.neutral
     ]
-    if refused:
-        raise ValidationError.from_exception_data("body", refused)
+    if errors:
+        raise ValidationError.from_exception_data("body", errors)
     return {name: value for name, value in body.items() if name not in unsupported}

@@ -1,4 +1,4 @@
-"""What OpenAI's answers say of a search beyond OpenAI's own words, and its usage in those."""
+"""The ``reasoner`` field of OpenAI answers, and token counts in OpenAI's terms."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any, Self
 
 from pydantic import BaseModel
 
-from api.openai.narration import End
+from api.openai.narration import JobEnd
 from reasoner.answers.votes import Vote
 from reasoner.budget.spec import Budget
 from reasoner.budget.usage import Usage
@@ -15,7 +15,7 @@ from workers.store.serialization import JobDocument
 
 
 class Report(BaseModel):
-    """The job behind an answer, as it ran: ``GET /v1/jobs/{job}`` has all of it."""
+    """The job behind an answer; ``GET /v1/jobs/{job}`` has all of it."""
 
     job: str
     status: Status
@@ -30,8 +30,8 @@ class Report(BaseModel):
     error: JobError | None
 
     @classmethod
-    def of(cls, job: JobDocument, end: End | None) -> Self:
-        """Of a job that may not have ended."""
+    def from_job(cls, job: JobDocument, end: JobEnd | None) -> Self:
+        """Return the report of a job; ``end`` is None while it runs."""
         spec, result = job["spec"], end and end.result
         return cls(
             job=job["id"],
@@ -56,6 +56,6 @@ class ReasoningTokens(BaseModel):
     reasoning_tokens: int
 
 
-def reasoning_tokens(end: End) -> int:
-    """All that was spent on what the answer does not show: other branches, thoughts, the verifier."""
-    return max(0, end.usage.total - end.visible)
+def count_reasoning_tokens(end: JobEnd) -> int:
+    """Return the tokens that the answer does not show: other branches, thinking and the verifier."""
+    return max(0, end.usage.total - end.num_visible_tokens)

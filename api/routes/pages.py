@@ -1,66 +1,58 @@
-"""The pages: the dashboard at ``/`` (``api/dashboard``), the HTTP interface at ``/docs`` (``api/docs``), each with its
-style and its scripts.
+"""Web pages: the dashboard at ``/`` (``api/dashboard``) and the API reference at ``/docs`` (``api/docs``).
 
-They hold no data, so they need no key: the dashboard asks for one where the service does, and then speaks to the same
-API as every other client.
+They contain no data and need no key. The dashboard asks for one if the service does, and then uses the same API as
+every other client.
 """
 
 from __future__ import annotations
 
-import hashlib
-from dataclasses import dataclass
+import mimetypes
 from pathlib import Path
-from typing import Annotated
 
-from fastapi import APIRouter, Header, Request, Response
+from fastapi import APIRouter, Request, Response
+from starlette.staticfiles import StaticFiles
 
 from api.http.middleware import PAGE_POLICY
 
 DASHBOARD = Path(__file__).parents[1] / "dashboard"
 DOCS = Path(__file__).parents[1] / "docs"
-VENDORED = DOCS / "swagger_ui"
-MEDIA_TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
 _DOCS_POLICY = f"{PAGE_POLICY}; img-src 'self' data:"
-"""Swagger UI has its pictures in its style."""
+"""Policy of ``/docs``: the style sheet of Swagger UI contains its images."""
 
-
-@dataclass(frozen=True, slots=True)
-class _File:
-    content: bytes
-    media_type: str
-    tag: str
-
-
-def _read(path: Path) -> _File:
-    content = path.read_bytes()
-    digest = hashlib.sha256(content).hexdigest()[:16]
-    return _File(content, f"{MEDIA_TYPES[path.suffix]}; charset=utf-8", f'"{digest}"')
-
-
-def _files() -> dict[str, _File]:
-    found: dict[str, _File] = {}
-    for folder, under in ((DASHBOARD, "/dashboard"), (DOCS, "/docs"), (VENDORED, "/docs")):
-        found |= {f"{under}/{path.name}": _read(path) for path in folder.iterdir() if path.suffix in MEDIA_TYPES}
-    return {"/": found.pop("/dashboard/index.html"), "/docs": found.pop("/docs/index.html"), **found}
-
-
-_FILES = _files()
+mimetypes.add_type("text/javascript", ".js")  # application/javascript before Python 3.12
+_dashboard_files = StaticFiles(directory=DASHBOARD)
+_docs_files = StaticFiles(directory=DOCS)
 
 router = APIRouter(include_in_schema=False)
 
 
-def _serve(request: Request, if_none_match: Annotated[str | None, Header()] = None) -> Response:
-    file = _FILES[request.url.path]
-    headers = {
-        "ETag": file.tag,
-        "Cache-Control": "no-cache",  # asked for again each time, sent again when it changed
-    }
-    if request.url.path == "/docs":
-        headers["Content-Security-Policy"] = _DOCS_POLICY
-    if if_none_match == file.tag:
-        return Response(status_code=304, headers=headers)
-    return Response(file.content, media_type=file.media_type, headers=headers)
+@router.head("/")
+@router.get("/")
+async def dashboard_page(request: Request) -> Response:
+    return await _send_file(_dashboard_files, "index.html", request)
 
 
-for _path in sorted(_FILES):
-    router.add_api_route(_path, _serve, methods=["GET", "HEAD"])
+@router.head("/dashboard/{path:path}")
+@router.get("/dashboard/{path:path}")
+async def dashboard_file(path: str, request: Request) -> Response:
+    return await _send_file(_dashboard_files, path, request)
+
+
+@router.head("/docs")
+@router.get("/docs")
+async def docs_page(request: Request) -> Response:
+    response = await _send_file(_docs_files, "index.html", request)
+    response.headers["Content-Security-Policy"] = _DOCS_POLICY
+    return response
+
+
+@router.head("/docs/{path:path}")
+@router.get("/docs/{path:path}")
+async def docs_file(path: str, request: Request) -> Response:
+    return await _send_file(_docs_files, path, request)
+
+
+async def _send_file(files: StaticFiles, path: str, request: Request) -> Response:
+    response = await files.get_response(path, request.scope)
+    response.headers["Cache-Control"] = "no-cache"  # kept by browsers, and checked by its ETag before each use
+    return response

@@ -1,4 +1,4 @@
-"""Chat completions: whole, and as a stream of chunks."""
+"""Chat completions as one object, and as a stream of chunks."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from pydantic import BaseModel
 
 from api.http.problems import SHUTTING_DOWN
 from api.openai.errors import stream_error
-from api.openai.narration import End, Narration
-from api.openai.usage import CachedTokens, ReasoningTokens, Report, reasoning_tokens
+from api.openai.narration import JobEnd, Narration
+from api.openai.usage import CachedTokens, ReasoningTokens, Report, count_reasoning_tokens
 from reasoner.jobs.event import Event
 from workers.store.jobs import ShuttingDown
 from workers.store.serialization import JobDocument
@@ -20,7 +20,7 @@ Json = dict[str, Any]
 
 
 class ChatUsage(BaseModel):
-    """Of all branches together. ``completion_tokens`` is what the job's token budget is held against."""
+    """Usage of all branches together. ``completion_tokens`` counts against the token budget of the job."""
 
     prompt_tokens: int
     completion_tokens: int
@@ -30,7 +30,7 @@ class ChatUsage(BaseModel):
 
 
 class AssistantMessage(BaseModel):
-    """``reasoning_content`` tells what the search did."""
+    """``reasoning_content`` is the narration of the search."""
 
     role: Literal["assistant"]
     content: str
@@ -39,7 +39,7 @@ class AssistantMessage(BaseModel):
 
 
 class ChatChoice(BaseModel):
-    """``length``: the budget ended before any branch stated an answer."""
+    """``finish_reason`` is ``length`` if the budget ended before any branch stated an answer."""
 
     index: int
     message: AssistantMessage
@@ -58,9 +58,9 @@ class ChatCompletion(BaseModel):
     reasoner: Report
 
 
-def completion(job: JobDocument, story: Narration, end: End) -> ChatCompletion:
-    """The answer of a job that has ended with one, or without."""
-    message = AssistantMessage(role="assistant", content=end.content, reasoning_content=story.text)
+def build_completion(job: JobDocument, narration: Narration, end: JobEnd) -> ChatCompletion:
+    """Return the completion of a job that has ended with a result."""
+    message = AssistantMessage(role="assistant", content=end.content, reasoning_content=narration.text)
     return ChatCompletion(
         id=completion_id(job["id"]),
         object="chat.completion",
@@ -69,34 +69,34 @@ def completion(job: JobDocument, story: Narration, end: End) -> ChatCompletion:
         choices=[ChatChoice(index=0, message=message, finish_reason=_finish_reason(end))],
         usage=_usage(end),
         metadata=job["spec"]["metadata"],
-        reasoner=Report.of(job, end),
+        reasoner=Report.from_job(job, end),
     )
 
 
-async def chunks(
-    job: JobDocument, story: Narration, events: AsyncIterator[Event], *, usage: bool
+async def stream_chunks(
+    job: JobDocument, narration: Narration, events: AsyncIterator[Event], *, usage: bool
 ) -> AsyncIterator[str]:
-    """The same as the data of server-sent events: first what the search does, while it does it, then the answer.
+    """Yield the data of the server-sent events: the narration while the search runs, then the answer.
 
-    ``usage``: in a chunk of its own. A search that fails ends the stream with an error, and so does a service that is
-    about to end.
+    With ``usage`` a chunk of its own has the usage. A failed search, and a service that shuts down, end the stream with
+    an error.
     """
     yield _chunk(job, {"role": "assistant", "content": ""}, usage=usage)
     try:
         async for event in events:
-            told = story.take(event)
-            if told:
-                yield _chunk(job, {"reasoning_content": told}, usage=usage)
+            text = narration.add(event)
+            if text:
+                yield _chunk(job, {"reasoning_content": text}, usage=usage)
     except ShuttingDown:
         yield json.dumps({"error": stream_error(SHUTTING_DOWN).model_dump()})
         return
-    end = story.end
+    end = narration.end
     if end is None or end.result is None or end.status == "cancelled":
         yield json.dumps({"error": _error(end)})
         return
     for line in end.content.splitlines(keepends=True):
         yield _chunk(job, {"content": line}, usage=usage)
-    report = Report.of(job, end).model_dump()
+    report = Report.from_job(job, end).model_dump()
     yield _chunk(job, {}, usage=usage, finish_reason=_finish_reason(end), reasoner=report)
     if usage:
         yield json.dumps(_envelope(job) | {"choices": [], "usage": _usage(end).model_dump()})
@@ -104,14 +104,14 @@ async def chunks(
 
 
 def completion_id(job_id: str) -> str:
-    """What a completion is called: the same digits as its job."""
+    """Return the id of a job's completion, which has the same digits."""
     return f"chatcmpl-{job_id.removeprefix('job_')}"
 
 
 def _chunk(job: JobDocument, delta: Json, *, usage: bool, finish_reason: str | None = None, **more: Json) -> str:
     choice = {"index": 0, "delta": delta, "finish_reason": finish_reason, "logprobs": None}
     chunk = _envelope(job) | {"choices": [choice]} | more
-    # In ASCII: many clients end a line at U+2028 or U+0085 too, which a text may contain.
+    # ASCII: many clients end a line at U+2028 or U+0085 too, which a text may contain.
     return json.dumps(chunk | {"usage": None} if usage else chunk)
 
 
@@ -124,13 +124,13 @@ def _envelope(job: JobDocument) -> Json:
     }
 
 
-def _finish_reason(end: End) -> Literal["stop", "length"]:
-    """A budget that ended after an answer was found has cut nothing off that answer."""
-    cut = end.result is not None and end.result.answer is None and end.result.finish_reason == "budget"
-    return "length" if cut else "stop"
+def _finish_reason(end: JobEnd) -> Literal["stop", "length"]:
+    """Return ``length`` only if the budget cut off the answer itself, not if it ended after one was found."""
+    is_cut = end.result is not None and end.result.answer is None and end.result.finish_reason == "budget"
+    return "length" if is_cut else "stop"
 
 
-def _error(end: End | None) -> Json:
+def _error(end: JobEnd | None) -> Json:
     if end is None:
         return {"message": "the job was deleted", "type": "server_error", "param": None, "code": "deleted"}
     if end.error is None:
@@ -138,11 +138,11 @@ def _error(end: End | None) -> Json:
     return {"message": end.error.message, "type": "server_error", "param": None, "code": end.error.code}
 
 
-def _usage(end: End) -> ChatUsage:
+def _usage(end: JobEnd) -> ChatUsage:
     return ChatUsage(
         prompt_tokens=end.usage.prompt,
         completion_tokens=end.usage.total,
         total_tokens=end.usage.prompt + end.usage.total,
         prompt_tokens_details=CachedTokens(cached_tokens=end.usage.cached),
-        completion_tokens_details=ReasoningTokens(reasoning_tokens=reasoning_tokens(end)),
+        completion_tokens_details=ReasoningTokens(reasoning_tokens=count_reasoning_tokens(end)),
     )

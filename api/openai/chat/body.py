@@ -6,24 +6,24 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from api.openai.content import Nothing, Text
-from api.openai.request import Asked, Tokens
+from api.openai.content import EmptyList, Text
+from api.openai.request import OpenAIRequest, Tokens
 from api.openai.unsupported import CHAT, remove_neutral_fields
 from reasoner.base_model import StrictModel
 from reasoner.jobs.spec import Message
 
 
 class ChatMessage(StrictModel):
-    """A turn. What this service said comes back as it was said; ``reasoning_content`` is not shown to the model."""
+    """A turn. Messages of this service may be sent back unchanged; the model does not see ``reasoning_content``."""
 
     role: Literal["system", "developer", "user", "assistant"]
     content: Text
     reasoning_content: str | None = None
     refusal: None = None
-    annotations: Nothing = None
+    annotations: EmptyList = None
     audio: None = None
     function_call: None = None
-    tool_calls: Nothing = None
+    tool_calls: EmptyList = None
 
 
 class StreamOptions(StrictModel):
@@ -31,35 +31,33 @@ class StreamOptions(StrictModel):
     include_obfuscation: Literal[False] | None = None
 
 
-class ChatBody(Asked):
-    """A question, in OpenAI's words."""
+class ChatBody(OpenAIRequest):
+    """The fields of OpenAI's Chat Completions, and those of ``OpenAIRequest``."""
 
     messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=64)]
     max_completion_tokens: Tokens | None = Field(None, description="Bounds the job's tokens.")
-    max_tokens: Tokens | None = Field(None, description="The same.")
+    max_tokens: Tokens | None = Field(None, description="The same as max_completion_tokens.")
     reasoning_effort: str | None = Field(None, description="The same as reasoning.effort.")
     stream_options: StreamOptions | None = None
 
     @model_validator(mode="before")
     @classmethod
-    def _supported(cls, body: Any) -> Any:
+    def _refuse_unsupported(cls, body: Any) -> Any:
         return remove_neutral_fields(body, CHAT)
 
     def to_messages(self) -> list[Message]:
-        """What the model gets to read."""
-        return [as_message(message.role, message.content) for message in self.messages]
+        """Return the conversation for the model."""
+        return [to_message(message.role, message.content) for message in self.messages]
 
     def efforts(self) -> dict[str, str]:
-        """See ``Asked``."""
         own = {} if self.reasoning_effort is None else {"reasoning_effort": self.reasoning_effort}
         return own | super().efforts()
 
-    def bounds(self) -> list[int]:
-        """See ``Asked``."""
+    def token_bounds(self) -> list[int]:
         own = (self.max_completion_tokens, self.max_tokens)
-        return [tokens for tokens in own if tokens is not None] + super().bounds()
+        return [tokens for tokens in own if tokens is not None] + super().token_bounds()
 
 
-def as_message(role: Literal["system", "developer", "user", "assistant"], content: str) -> Message:
-    """A developer is what OpenAI calls the system since it has a system of its own above it."""
+def to_message(role: Literal["system", "developer", "user", "assistant"], content: str) -> Message:
+    """Return a message of the job; OpenAI's role ``developer`` is the ``system`` of other models."""
     return Message(role="system" if role == "developer" else role, content=content)

@@ -6,16 +6,16 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
 
-from api.openai.chat.body import as_message
-from api.openai.content import Nothing, Text
-from api.openai.request import Asked, Summary, Tokens
+from api.openai.chat.body import to_message
+from api.openai.content import EmptyList, Text
+from api.openai.request import OpenAIRequest, Summary, Tokens
 from api.openai.unsupported import RESPONSES, remove_neutral_fields
 from reasoner.base_model import StrictModel
 from reasoner.jobs.spec import MAX_PROBLEM_CHARS, Message
 
 
 class InputMessage(StrictModel):
-    """A turn; what a response said comes back as it was said."""
+    """A turn. Messages of earlier responses may be sent back unchanged."""
 
     type: Literal["message"] = "message"
     role: Literal["system", "developer", "user", "assistant"]
@@ -31,17 +31,17 @@ class SummaryText(StrictModel):
 
 
 class InputReasoning(StrictModel):
-    """What an earlier response told of its search. The model is not shown it."""
+    """The reasoning item of an earlier response, which the model does not see."""
 
     type: Literal["reasoning"]
     summary: Annotated[list[SummaryText], Field(max_length=10_000)]
     id: str | None = None
     status: Literal["in_progress", "completed", "incomplete"] | None = None
-    content: Nothing = None
+    content: EmptyList = None
     encrypted_content: None = None
 
 
-def _kind(item: Any) -> str:
+def _item_type(item: Any) -> str:
     kind = item.get("type", "message") if isinstance(item, dict) else getattr(item, "type", "message")
     return str(kind)
 
@@ -49,28 +49,28 @@ def _kind(item: Any) -> str:
 InputItem = Annotated[
     Annotated[InputMessage, Tag("message")] | Annotated[InputReasoning, Tag("reasoning")],
     Discriminator(
-        _kind,
+        _item_type,
         custom_error_type="input_kind",
-        custom_error_message="unknown kind of input; known are message and reasoning",
+        custom_error_message="there is no such input type; known are message and reasoning",
     ),
 ]
 
 
-def _items(value: Any) -> Any:
+def _wrap_string(value: Any) -> Any:
     return [{"role": "user", "content": value}] if isinstance(value, str) else value
 
 
 _Plain = Annotated[str, Field(min_length=1, max_length=MAX_PROBLEM_CHARS)]
 _Items = Annotated[list[InputItem], Field(min_length=1, max_length=64)]
-Input = Annotated[_Items, BeforeValidator(_items, json_schema_input_type=_Plain | _Items)]
+Input = Annotated[_Items, BeforeValidator(_wrap_string, json_schema_input_type=_Plain | _Items)]
 
 
 class ResponseStreamOptions(StrictModel):
     include_obfuscation: Literal[False] | None = None
 
 
-class Form(StrictModel):
-    """What of the question is no part of the job and comes back with every look at the response."""
+class EchoedFields(StrictModel):
+    """Fields of the request that are not part of the job, stored beside it to be repeated in the response."""
 
     background: bool = False
     instructions: str | None = None
@@ -80,8 +80,8 @@ class Form(StrictModel):
     previous_response_id: str | None = None
 
 
-class ResponseBody(Asked):
-    """A question, in OpenAI's words."""
+class ResponseBody(OpenAIRequest):
+    """The fields of OpenAI's Responses, and those of ``OpenAIRequest``."""
 
     input: Input
     instructions: Annotated[str, Field(min_length=1, max_length=MAX_PROBLEM_CHARS)] | None = Field(
@@ -89,31 +89,30 @@ class ResponseBody(Asked):
     )
     max_output_tokens: Tokens | None = Field(None, description="Bounds the job's tokens.")
     previous_response_id: str | None = Field(
-        None, description="A completed response whose conversation goes on, without its instructions."
+        None, description="A completed response whose conversation is continued, without its instructions."
     )
-    background: bool | None = Field(None, description="Answer at once. The job then runs on without its client.")
+    background: bool | None = Field(None, description="Respond at once; the job runs without its client.")
     stream_options: ResponseStreamOptions | None = None
 
     @model_validator(mode="before")
     @classmethod
-    def _supported(cls, body: Any) -> Any:
+    def _refuse_unsupported(cls, body: Any) -> Any:
         return remove_neutral_fields(body, RESPONSES)
 
     def to_messages(self, history: list[Message]) -> list[Message]:
-        """What the model gets to read: the instructions, what came before, the input."""
+        """Return the conversation for the model: instructions, earlier turns and the input."""
         head = [] if self.instructions is None else [Message(role="system", content=self.instructions)]
-        turns = [as_message(item.role, item.content) for item in self.input if isinstance(item, InputMessage)]
+        turns = [to_message(item.role, item.content) for item in self.input if isinstance(item, InputMessage)]
         return head + history + turns
 
-    def bounds(self) -> list[int]:
-        """See ``Asked``."""
+    def token_bounds(self) -> list[int]:
         own = [] if self.max_output_tokens is None else [self.max_output_tokens]
-        return own + super().bounds()
+        return own + super().token_bounds()
 
     @property
-    def form(self) -> Form:
-        """What to keep beside the job."""
-        return Form(
+    def echoed_fields(self) -> EchoedFields:
+        """The fields to store beside the job."""
+        return EchoedFields(
             background=bool(self.background),
             instructions=self.instructions,
             max_output_tokens=self.max_output_tokens,

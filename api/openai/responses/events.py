@@ -1,5 +1,8 @@
-"""A response as a stream. Its events and their numbers depend on the job's events alone, so a client that lost its
-connection, and even its server, goes on behind the last number that it saw."""
+"""A response as a stream of events.
+
+The events and their numbers depend on the events of the job alone, so that a client which lost its connection can
+continue after the last number it saw, on any server.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +11,8 @@ from typing import Any
 
 from api.http.problems import SHUTTING_DOWN
 from api.openai.errors import stream_error
-from api.openai.narration import End, Narration
-from api.openai.responses.body import Form
+from api.openai.narration import JobEnd, Narration
+from api.openai.responses.body import EchoedFields
 from api.openai.responses.object import MessageStatus, Response, message_item, message_status, reasoning_item
 from reasoner.budget.usage import Usage
 from reasoner.jobs.event import Event
@@ -20,118 +23,123 @@ from workers.store.serialization import JobDocument
 Json = dict[str, Any]
 
 _TERMINAL = {"completed": "response.completed", "incomplete": "response.incomplete"}
-"""All else ends as failed, a cancelled response too: clients know no other end, and its status says what it is."""
+"""Last event by status. Any other status ends as ``response.failed``: clients know no event for cancelled ones."""
 
 
 class ResponseEvents:
-    """One response's: take all events of its job in their order, then ``close``."""
+    """Turns the events of a job, added in their order, into the events of its response; ``close`` returns the last."""
 
-    def __init__(self, job: JobDocument, form: Form) -> None:
-        self._job = job | {"usage": Usage().model_dump()}  # until it ends: the same whenever it is read
-        self._form = form
-        self.story = Narration(job["spec"], concise=form.summary == "concise")
-        self._number = 0
-        self._telling = False
-        self._closing: list[Json] = []
+    def __init__(self, job: JobDocument, echoed: EchoedFields) -> None:
+        self._job = job | {"usage": Usage().model_dump()}  # so that the events are the same whenever the job is read
+        self._echoed = echoed
+        self.narration = Narration(job["spec"], concise=echoed.summary == "concise")
+        self._next_number = 0
+        self._has_begun = False
+        self._last_events: list[Json] = []
 
-    def take(self, event: Event) -> list[Json]:
-        """What an event of the job means for the stream."""
-        self._closing = []  # the job was retried: what was to be said at its end is not, and its numbers stay unused
-        told = self.story.take(event)
-        found: list[Json] = []
-        if self._number == 0:
-            found += [self._state("response.created", "queued"), self._state("response.queued", "queued")]
+    def add(self, event: Event) -> list[Json]:
+        """Return the stream events for the next event of the job."""
+        self._last_events = []  # discarded if the job was retried; their numbers stay unused
+        text = self.narration.add(event)
+        events: list[Json] = []
+        if self._next_number == 0:
+            events += [
+                self._status_event("response.created", "queued"),
+                self._status_event("response.queued", "queued"),
+            ]
         if event.type == "job.started":
-            found.append(self._state("response.in_progress", "in_progress"))
-        if told:
-            found += [] if self._telling else self._beginning()
-            found.append(self._part("response.reasoning_summary_text.delta", delta=told))
-        if self.story.end is not None:
-            self._closing = self._ending(self.story.end)
-        return found
+            events.append(self._status_event("response.in_progress", "in_progress"))
+        if text:
+            events += [] if self._has_begun else self._begin_reasoning()
+            events.append(self._summary_event("response.reasoning_summary_text.delta", delta=text))
+        if self.narration.end is not None:
+            self._last_events = self._build_last_events(self.narration.end)
+        return events
 
     def close(self) -> list[Json]:
-        """What is said when the job has ended for good; nothing when it vanished."""
-        return self._closing
+        """Return the last events of a job that will not be retried; none if it was deleted."""
+        return self._last_events
 
     def interrupt(self) -> Json:
-        """Return what is said when the service ends before the job. It counts for nothing: whoever goes on behind the
-        number of the last event misses nothing."""
-        error = stream_error(SHUTTING_DOWN).model_dump(exclude={"type"})
-        return {"type": "error", "sequence_number": self._number - 1, **error}
+        """Return the event for a service that shuts down before the job ends.
 
-    def _beginning(self) -> list[Json]:
-        self._telling = True
+        It repeats the last number, so that a client which continues after it misses nothing.
+        """
+        error = stream_error(SHUTTING_DOWN).model_dump(exclude={"type"})
+        return {"type": "error", "sequence_number": self._next_number - 1, **error}
+
+    def _begin_reasoning(self) -> list[Json]:
+        self._has_begun = True
         return [
-            self._event("response.output_item.added", output_index=0, item=self._reasoning(None)),
-            self._part("response.reasoning_summary_part.added", part={"type": "summary_text", "text": ""}),
+            self._event("response.output_item.added", output_index=0, item=self._reasoning_item(None)),
+            self._summary_event("response.reasoning_summary_part.added", part={"type": "summary_text", "text": ""}),
         ]
 
-    def _ending(self, end: End) -> list[Json]:
-        text = self.story.text
-        found = [
-            self._part("response.reasoning_summary_text.done", text=text),
-            self._part("response.reasoning_summary_part.done", part={"type": "summary_text", "text": text}),
-            self._event("response.output_item.done", output_index=0, item=self._reasoning(text)),
+    def _build_last_events(self, end: JobEnd) -> list[Json]:
+        text = self.narration.text
+        events = [
+            self._summary_event("response.reasoning_summary_text.done", text=text),
+            self._summary_event("response.reasoning_summary_part.done", part={"type": "summary_text", "text": text}),
+            self._event("response.output_item.done", output_index=0, item=self._reasoning_item(text)),
         ]
         if (status := message_status(end)) is not None:
-            found += self._message(status, end.content)
+            events += self._message_events(status, end.content)
         name = _TERMINAL.get(end.status, "response.failed")
-        return [*found, self._event(name, response=self._response(self._job))]
+        return [*events, self._event(name, response=self._response(self._job))]
 
-    def _message(self, status: MessageStatus, text: str) -> list[Json]:
+    def _message_events(self, status: MessageStatus, text: str) -> list[Json]:
         whole = message_item(self._job["id"], status, text).model_dump()
-        begun = message_item(self._job["id"], "in_progress", text).model_dump()
-        place = {"item_id": whole["id"], "output_index": 1, "content_index": 0}
+        started = message_item(self._job["id"], "in_progress", text).model_dump()
+        part_location = {"item_id": whole["id"], "output_index": 1, "content_index": 0}
         (part,) = whole["content"]
         return [
-            self._event("response.output_item.added", output_index=1, item=begun),
-            self._event("response.content_part.added", **place, part=part | {"text": ""}),
+            self._event("response.output_item.added", output_index=1, item=started),
+            self._event("response.content_part.added", **part_location, part=part | {"text": ""}),
             *(
-                self._event("response.output_text.delta", **place, delta=line, logprobs=[])
+                self._event("response.output_text.delta", **part_location, delta=line, logprobs=[])
                 for line in text.splitlines(keepends=True)
             ),
-            self._event("response.output_text.done", **place, text=text, logprobs=[]),
-            self._event("response.content_part.done", **place, part=part),
+            self._event("response.output_text.done", **part_location, text=text, logprobs=[]),
+            self._event("response.content_part.done", **part_location, part=part),
             self._event("response.output_item.done", output_index=1, item=whole),
         ]
 
-    def _state(self, name: str, status: Status) -> Json:
+    def _status_event(self, name: str, status: Status) -> Json:
         return self._event(name, response=self._response(self._job | {"status": status}))
 
-    def _part(self, name: str, **more: Any) -> Json:
-        """Something about the one part of the summary."""
-        return self._event(name, item_id=self._reasoning(None)["id"], output_index=0, summary_index=0, **more)
+    def _summary_event(self, name: str, **more: Any) -> Json:
+        """Return an event about the only part of the reasoning summary."""
+        return self._event(name, item_id=self._reasoning_item(None)["id"], output_index=0, summary_index=0, **more)
 
     def _event(self, name: str, **more: Any) -> Json:
-        event = {"type": name, "sequence_number": self._number, **more}
-        self._number += 1
+        event = {"type": name, "sequence_number": self._next_number, **more}
+        self._next_number += 1
         return event
 
-    def _reasoning(self, text: str | None) -> Json:
+    def _reasoning_item(self, text: str | None) -> Json:
         return reasoning_item(self._job["id"], text).model_dump()
 
     def _response(self, job: JobDocument) -> Json:
-        return Response.of(job, self._form, self.story).model_dump()
+        return Response.from_job(job, self._echoed, self.narration).model_dump()
 
 
 def last_sequence_number(stream: ResponseEvents, events: Iterable[Event]) -> int:
-    """Of the last event of a stream when these are all events of its job."""
-    found = [one for event in events for one in stream.take(event)]
-    newest: int = [*found, *stream.close()][-1]["sequence_number"]
+    """Return the number of the last event of a stream, given all events of its job."""
+    stream_events = [stream_event for event in events for stream_event in stream.add(event)]
+    newest: int = [*stream_events, *stream.close()][-1]["sequence_number"]
     return newest
 
 
-async def behind(after: int | None, stream: ResponseEvents, events: AsyncIterator[Event]) -> AsyncIterator[Json]:
-    """The stream from behind the number ``after``, as the job's ``events`` come, of which there are all."""
+async def stream_after(after: int | None, stream: ResponseEvents, events: AsyncIterator[Event]) -> AsyncIterator[Json]:
+    """Yield the stream events after number ``after``, given all ``events`` of the job from its first."""
     try:
         async for event in events:
-            for found in stream.take(event):
-                if after is None or found["sequence_number"] > after:
-                    yield found
+            for stream_event in stream.add(event):
+                if after is None or stream_event["sequence_number"] > after:
+                    yield stream_event
     except ShuttingDown:
         yield stream.interrupt()
         return
-    for found in stream.close():
-        if after is None or found["sequence_number"] > after:
-            yield found
+    for stream_event in stream.close():
+        if after is None or stream_event["sequence_number"] > after:
+            yield stream_event

@@ -1,4 +1,4 @@
-"""What a response was asked, as OpenAI lists it: the turns of its conversation, without its instructions."""
+"""The input items of a response: the turns of its conversation, without its instructions."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, Field
 
-from api.openai.responses.body import Form
+from api.openai.responses.body import EchoedFields
 from reasoner.base_model import StrictModel
 from reasoner.jobs.spec import JobSpec
 from workers.store.serialization import JobDocument
 
 
 class ListItems(StrictModel):
-    """Which of them."""
+    """Query parameters of a page of input items."""
 
     after: Annotated[str, Field(max_length=128)] | None = Field(None, description="The 'last_id' of the page before.")
     limit: Annotated[int, Field(ge=1, le=100)] = 20
@@ -26,7 +26,7 @@ class InputText(BaseModel):
 
 
 class InputTurn(BaseModel):
-    """A turn of what a model was given."""
+    """A turn of the conversation."""
 
     id: str
     type: Literal["message"] = "message"
@@ -45,25 +45,25 @@ class InputItems(BaseModel):
     has_more: bool
 
 
-def input_items(job: JobDocument, form: Form, asked: ListItems) -> InputItems:
-    """A page of them. Raises ``KeyError`` when there is no item ``asked.after``."""
-    turns = JobSpec.model_validate(job["spec"]).to_messages()[form.instructions is not None :]
-    items = [_item(job["id"], place, turn) for place, turn in enumerate(turns)]
-    if asked.order == "desc":
+def list_input_items(job: JobDocument, echoed: EchoedFields, query: ListItems) -> InputItems:
+    """Return a page of input items. Raises ``KeyError`` if there is no item ``query.after``."""
+    turns = JobSpec.model_validate(job["spec"]).to_messages()[echoed.instructions is not None :]
+    items = [_build_item(job["id"], index, turn) for index, turn in enumerate(turns)]
+    if query.order == "desc":
         items.reverse()
     start = 0
-    if asked.after is not None:
-        start = {item.id: place for place, item in enumerate(items, start=1)}[asked.after]
-    page = items[start : start + asked.limit]
+    if query.after is not None:
+        start = {item.id: position for position, item in enumerate(items, start=1)}[query.after]
+    page = items[start : start + query.limit]
     first, last = (page[0].id, page[-1].id) if page else (None, None)
     return InputItems(data=page, first_id=first, last_id=last, has_more=len(items) > start + len(page))
 
 
-def _item(job_id: str, place: int, turn: dict[str, str]) -> InputTurn:
+def _build_item(job_id: str, index: int, turn: dict[str, str]) -> InputTurn:
     kind = "output_text" if turn["role"] == "assistant" else "input_text"
     return InputTurn.model_validate(
         {
-            "id": f"msg_{job_id.removeprefix('job_')}_{place}",
+            "id": f"msg_{job_id.removeprefix('job_')}_{index}",
             "role": turn["role"],
             "content": [{"type": kind, "text": turn["content"]}],
         }

@@ -1,4 +1,4 @@
-"""The response object: what a job looks like in the words of OpenAI's Responses."""
+"""The response object of OpenAI's Responses, built from a job."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from typing import Any, Literal, Self
 
 from pydantic import BaseModel
 
-from api.openai.narration import End, Narration
-from api.openai.responses.body import Form, SummaryText
-from api.openai.usage import CachedTokens, ReasoningTokens, Report, reasoning_tokens
+from api.openai.narration import JobEnd, Narration
+from api.openai.responses.body import EchoedFields, SummaryText
+from api.openai.usage import CachedTokens, ReasoningTokens, Report, count_reasoning_tokens
 from reasoner.jobs.job import Status
 from workers.store.serialization import JobDocument
 
@@ -21,7 +21,7 @@ class OutputText(BaseModel):
 
 
 class ReasoningItem(BaseModel):
-    """What the search did, told in lines."""
+    """The narration of the search, in lines."""
 
     type: Literal["reasoning"] = "reasoning"
     id: str
@@ -33,7 +33,7 @@ MessageStatus = Literal["in_progress", "completed", "incomplete"]
 
 
 class MessageItem(BaseModel):
-    """The chosen solution; ``incomplete``: the best by then of a search that was cancelled or found no answer."""
+    """The chosen solution, or, ``incomplete``, the best one of a search that was cancelled or found no answer."""
 
     type: Literal["message"] = "message"
     id: str
@@ -47,7 +47,7 @@ class InputTokens(CachedTokens):
 
 
 class ResponseUsage(BaseModel):
-    """Of all branches together. ``output_tokens`` is what the job's token budget is held against."""
+    """Usage of all branches together. ``output_tokens`` counts against the token budget of the job."""
 
     input_tokens: int
     input_tokens_details: InputTokens
@@ -65,7 +65,7 @@ class IncompleteDetails(BaseModel):
     reason: Literal["max_output_tokens", "no_answer"]
 
 
-class ReasoningAsked(BaseModel):
+class ReasoningSettings(BaseModel):
     effort: str | None
     summary: str
 
@@ -74,12 +74,12 @@ class TextFormat(BaseModel):
     type: Literal["text"] = "text"
 
 
-class TextAsked(BaseModel):
+class TextSettings(BaseModel):
     format: TextFormat = TextFormat()
 
 
 class Response(BaseModel):
-    """``reasoner`` is what this service adds: the job, its effective budget, its votes."""
+    """OpenAI's response object. ``reasoner`` is added by this service: the job, its resolved budget and its votes."""
 
     id: str
     object: Literal["response"] = "response"
@@ -96,11 +96,11 @@ class Response(BaseModel):
     output: list[ReasoningItem | MessageItem]
     parallel_tool_calls: bool = False
     previous_response_id: str | None
-    reasoning: ReasoningAsked
+    reasoning: ReasoningSettings
     service_tier: Literal["default"] = "default"
     store: Literal[True] = True
     temperature: float
-    text: TextAsked = TextAsked()
+    text: TextSettings = TextSettings()
     tool_choice: Literal["none"] = "none"
     tools: list[Any] = []
     top_p: float
@@ -110,51 +110,51 @@ class Response(BaseModel):
     reasoner: Report
 
     @classmethod
-    def of(cls, job: JobDocument, form: Form, story: Narration) -> Self:
-        """Of a job and what its events have told."""
-        spec, end = job["spec"], story.end
+    def from_job(cls, job: JobDocument, echoed: EchoedFields, narration: Narration) -> Self:
+        """Return the response of a job with the narration of its events so far."""
+        spec, end = job["spec"], narration.end
         return cls(
             id=response_id(job["id"]),
             created_at=job["created_at"],
             completed_at=end.at if end and end.status == "completed" else None,
             status=end.status if end else job["status"],
-            background=form.background,
+            background=echoed.background,
             model=spec["model"],
             error=_error(end),
             incomplete_details=_incomplete(end),
-            instructions=form.instructions,
-            max_output_tokens=form.max_output_tokens,
+            instructions=echoed.instructions,
+            max_output_tokens=echoed.max_output_tokens,
             metadata=spec["metadata"],
-            output=_output(job["id"], story),
-            previous_response_id=form.previous_response_id,
-            reasoning=ReasoningAsked(effort=form.effort, summary=form.summary),
+            output=_output(job["id"], narration),
+            previous_response_id=echoed.previous_response_id,
+            reasoning=ReasoningSettings(effort=echoed.effort, summary=echoed.summary),
             temperature=spec["sampling"]["temperature"],
             top_p=spec["sampling"]["top_p"],
             usage=_usage(end),
             user=spec["metadata"].get("user"),
-            reasoner=Report.of(job, end),
+            reasoner=Report.from_job(job, end),
         )
 
 
 def response_id(job_id: str) -> str:
-    """What a response is called: the same digits as its job."""
+    """Return the id of a job's response, which has the same digits."""
     return f"resp_{job_id.removeprefix('job_')}"
 
 
 def reasoning_item(job_id: str, text: str | None) -> ReasoningItem:
-    """With its text, or when it begins, ``None``."""
+    """Return the reasoning item; ``text`` is None while it is in progress."""
     summary = [] if text is None else [SummaryText(type="summary_text", text=text)]
     return ReasoningItem(id=f"rs_{job_id.removeprefix('job_')}", status=_state(text), summary=summary)
 
 
 def message_item(job_id: str, status: MessageStatus, text: str) -> MessageItem:
-    """With its text, but when it begins."""
+    """Return the message item, without content while it is in progress."""
     content = [] if status == "in_progress" else [OutputText(text=text)]
     return MessageItem(id=f"msg_{job_id.removeprefix('job_')}", status=status, content=content)
 
 
-def message_status(end: End) -> MessageStatus | None:
-    """Return how the message stands with which a response ended; ``None`` where there is nothing to say."""
+def message_status(end: JobEnd) -> MessageStatus | None:
+    """Return the status of the message of a response that has ended; None if it has no message."""
     if end.status == "completed":
         return "completed"
     return "incomplete" if end.content else None
@@ -164,15 +164,15 @@ def _state(text: str | None) -> Literal["in_progress", "completed"]:
     return "in_progress" if text is None else "completed"
 
 
-def _output(job_id: str, story: Narration) -> list[ReasoningItem | MessageItem]:
-    if story.end is None:
+def _output(job_id: str, narration: Narration) -> list[ReasoningItem | MessageItem]:
+    if narration.end is None:
         return []
-    items: list[ReasoningItem | MessageItem] = [reasoning_item(job_id, story.text)]
-    status = message_status(story.end)
-    return items if status is None else [*items, message_item(job_id, status, story.end.content)]
+    items: list[ReasoningItem | MessageItem] = [reasoning_item(job_id, narration.text)]
+    status = message_status(narration.end)
+    return items if status is None else [*items, message_item(job_id, status, narration.end.content)]
 
 
-def _error(end: End | None) -> ResponseError | None:
+def _error(end: JobEnd | None) -> ResponseError | None:
     if end is None or end.error is None:
         return None
     code: Literal["invalid_prompt", "server_error"] = (
@@ -181,19 +181,19 @@ def _error(end: End | None) -> ResponseError | None:
     return ResponseError(code=code, message=end.error.message)
 
 
-def _incomplete(end: End | None) -> IncompleteDetails | None:
+def _incomplete(end: JobEnd | None) -> IncompleteDetails | None:
     if end is None or end.result is None or end.status != "incomplete":
         return None
     return IncompleteDetails(reason="max_output_tokens" if end.result.finish_reason == "budget" else "no_answer")
 
 
-def _usage(end: End | None) -> ResponseUsage | None:
+def _usage(end: JobEnd | None) -> ResponseUsage | None:
     if end is None:
         return None
     return ResponseUsage(
         input_tokens=end.usage.prompt,
         input_tokens_details=InputTokens(cached_tokens=end.usage.cached),
         output_tokens=end.usage.total,
-        output_tokens_details=ReasoningTokens(reasoning_tokens=reasoning_tokens(end)),
+        output_tokens_details=ReasoningTokens(reasoning_tokens=count_reasoning_tokens(end)),
         total_tokens=end.usage.prompt + end.usage.total,
     )

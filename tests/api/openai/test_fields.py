@@ -169,7 +169,7 @@ async def test_values_that_ask_for_nothing_pass(client: httpx.AsyncClient) -> No
         ({"strategy": {"name": "magic"}}, "strategy", "best_of_n"),
         ({"strategy": {"name": "beam", "n": 0}}, "strategy", "n: Input should be greater than or equal to"),
         ({"strategy": {"name": "beam"}, "verifier": {"kind": "exact", "expected": "4"}}, "body", "single steps"),
-        ({"metadata": {"user": "a"}, "user": "b"}, "body", "either 'user'"),
+        ({"metadata": {"user": "a"}, "user": "b"}, "body", "either the field 'user'"),
         ({"metadata": {"a": "x" * 513}}, "metadata.a", "at most 512"),
         ({"stream_options": {"include_obfuscation": True}}, "stream_options.include_obfuscation", "False"),
         ({"model": None}, "model", "string"),

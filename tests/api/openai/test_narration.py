@@ -12,7 +12,7 @@ import pytest
 
 from api.openai import streaming
 from api.openai.narration import Narration
-from api.openai.responses.body import Form
+from api.openai.responses.body import EchoedFields
 from api.openai.responses.events import ResponseEvents
 from reasoner.budget.usage import Usage
 from reasoner.jobs.event import Event
@@ -55,8 +55,8 @@ class Journal:
 
 
 def told(events: list[Event], **how: Any) -> str:
-    story = Narration(SPEC, **how)
-    return "".join(story.take(event) for event in events)
+    narration = Narration(SPEC, **how)
+    return "".join(narration.add(event) for event in events)
 
 
 def a_vote() -> list[Event]:
@@ -84,7 +84,7 @@ def test_every_branch_and_every_change_of_the_lead_is_told() -> None:
         "Branch 2 answers 4.",
         "In the lead: 5, scored 0.75, given by 1 of 3.",
         "In the lead: 4, scored 0.88, given by 2 of 3.",
-        "1 branch given up.",
+        "1 branch pruned.",
         "Chosen: 4, with confidence 0.5; 120 tokens, 20 of them the verifier's.",
     ]
 
@@ -108,7 +108,7 @@ def test_a_deeper_step_is_told_once_and_an_interruption_without_its_address() ->
     assert told(events).splitlines()[1:] == [
         "2 branches, 2 deep, 30 tokens so far.",
         "Waiting: engine unavailable.",
-        "Going on.",
+        "Resumed.",
     ]
 
 
@@ -132,7 +132,7 @@ def test_each_end_is_told(end: Event, line: str) -> None:
 
 def test_only_what_the_chosen_solution_says_is_visible() -> None:
     write = Journal()
-    story = Narration(SPEC)
+    narration = Narration(SPEC)
     for event in [
         write.node("0", tokens=7, fresh=True),
         write.node("0.0", tokens=30, reason="step"),
@@ -140,10 +140,10 @@ def test_only_what_the_chosen_solution_says_is_visible() -> None:
         write.node("0.0.1", "5", tokens=13),
         write.end(answer="4", text="<think>" + "x" * 22 + "</think>It is 4.", node="0.0.0"),
     ]:
-        story.take(event)
-    assert story.end is not None
-    assert story.end.content == "It is 4."
-    assert story.end.visible == round(40 * len("It is 4.") / len("<think></think>It is 4." + "x" * 22))
+        narration.add(event)
+    assert narration.end is not None
+    assert narration.end.content == "It is 4."
+    assert narration.end.num_visible_tokens == round(40 * len("It is 4.") / len("<think></think>It is 4." + "x" * 22))
 
 
 @pytest.mark.parametrize(
@@ -159,9 +159,9 @@ def test_only_what_the_chosen_solution_says_is_visible() -> None:
 def test_a_response_says_the_best_that_there_was_however_its_search_ended(
     status: str, answer: str | None, text: str | None, message: tuple[str, str] | None
 ) -> None:
-    write, stream = Journal(), ResponseEvents(JOB, Form())
+    write, stream = Journal(), ResponseEvents(JOB, EchoedFields())
     events = [write.event("job.started", attempt=1), write.end(status, answer=answer, text=text)]
-    told = [found for event in events for found in stream.take(event)] + stream.close()
+    told = [found for event in events for found in stream.add(event)] + stream.close()
     messages = [item for item in told[-1]["response"]["output"] if item["type"] == "message"]
     assert [(item["status"], item["content"][0]["text"]) for item in messages] == ([] if message is None else [message])
     done = [found["item"] for found in told if found["type"] == "response.output_item.done"]
@@ -176,9 +176,9 @@ def test_a_number_never_means_two_events_even_when_a_failed_job_is_tried_again()
         write.event("job.resumed", attempt=2),
         write.end(answer="4", text="so 4", node=None),
     ]
-    before, after = ResponseEvents(JOB, Form()), ResponseEvents(JOB, Form())
-    failed = [found for event in first for found in before.take(event)] + before.close()
-    whole = [found for event in first + then for found in after.take(event)] + after.close()
+    before, after = ResponseEvents(JOB, EchoedFields()), ResponseEvents(JOB, EchoedFields())
+    failed = [found for event in first for found in before.add(event)] + before.close()
+    whole = [found for event in first + then for found in after.add(event)] + after.close()
     assert (failed[-1]["type"], whole[-1]["type"]) == ("response.failed", "response.completed")
     by_number = {found["sequence_number"]: found for found in whole}
     assert all(by_number.get(found["sequence_number"], found) == found for found in failed)
