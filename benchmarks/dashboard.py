@@ -13,7 +13,7 @@ import typer
 from playwright.sync_api import Browser, expect
 from rich.console import Console
 
-from api.roles.private_service import private_stack
+from api.roles.private_service import run_private_service
 from benchmarks.browser import CHROMIUM, chromium
 from reasoner.budget.prices import Prices
 from reasoner.client import Client
@@ -46,7 +46,7 @@ def main(
         raise typer.BadParameter("there is no 'chromium' on PATH")
     out.mkdir(parents=True, exist_ok=True)
     settings = load_settings(prices=PRICES)
-    with private_stack(settings, Console(stderr=True)) as url, Client(url) as client, chromium() as browser:
+    with run_private_service(settings, Console(stderr=True)) as url, Client(url) as client, chromium() as browser:
         for spec in jobs():
             job = client.wait(client.submit({"answer": "text", "seed": 7, **spec}).id)
             print(f"{job.spec.strategy.name}: {job.status}", file=sys.stderr)

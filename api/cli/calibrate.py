@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from api.roles.private_service import private_engine
+from api.roles.private_service import run_private_engine
 from engine.protocol.types import EngineError
 from reasoner.confidence.calibration import Calibration, CalibrationError
 from reasoner.evaluation.calibrate.calibrate import calibrate
@@ -54,7 +54,7 @@ def calibrate_suite(
     command = " ".join(["reasoner", *sys.argv[1:]])
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     try:
-        with private_engine(settings, console) as urls, Progress(*columns, console=console) as progress:
+        with run_private_engine(settings, console) as urls, Progress(*columns, console=console) as progress:
             task = progress.add_task("measuring")
 
             async def run() -> Calibration:

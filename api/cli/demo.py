@@ -17,7 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from api.cli.render import Progress, print_tree
-from api.roles.private_service import private_stack
+from api.roles.private_service import run_private_service
 from reasoner.client import Client, ServiceError
 from reasoner.evaluation.suites.countdown import make_problem
 from reasoner.evaluation.suites.problem import Problem
@@ -87,7 +87,7 @@ def demo(
     console = Console()
     console.print("Reasoner demo: API, worker, engine, verifier and broker, all on this machine, for this run only.\n")
     started = time.monotonic()
-    with private_stack(settings, console) as url:
+    with run_private_service(settings, console) as url:
         console.print(f"The service is up at {url} after {time.monotonic() - started:.0f} s.\n")
         rows = [[replace(case, seed=SEED + k, progress=Progress()) for k in range(seeds)] for case in cases()]
         todo = [case for row in rows for case in row]

@@ -18,7 +18,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from api.cli.render import output
-from api.roles.private_service import private_engine
+from api.roles.private_service import run_private_engine
 from engine.protocol.types import EngineError
 from reasoner.evaluation import report
 from reasoner.evaluation.comparisons import Results
@@ -96,7 +96,7 @@ def evaluate_suite(
             try:
                 if is_incomplete(opened, plan, file):
                     with (
-                        private_engine(settings, console, against or []) as urls,
+                        run_private_engine(settings, console, against or []) as urls,
                         _progress(console, opened, plan) as advance,
                     ):
                         shutdown.run(_run(settings, urls, opened, plan, sampling, concurrency, file, advance))

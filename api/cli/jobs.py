@@ -21,7 +21,7 @@ from rich.text import Text
 from api.cli.durations import moment
 from api.cli.render import follow, output, plain, print_job, print_tree
 from api.cli.render import watch as draw_live
-from api.roles.private_service import private_stack
+from api.roles.private_service import run_private_service
 from reasoner.client import Client, ServiceError
 from reasoner.jobs.job import Job
 from reasoner.jobs.spec import DEFAULT_STRATEGY
@@ -382,7 +382,7 @@ def _service(
         if model is not None and not settings.engine_url:
             settings = load_settings(model=model)
             model = settings.model_name
-        with private_stack(settings, _progress) as own, Client(own) as client:
+        with run_private_service(settings, _progress) as own, Client(own) as client:
             yield client, model
     else:
         with Client(url or _configured_url(settings), key) as client:

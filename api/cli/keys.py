@@ -19,9 +19,10 @@ from api.cli.render import output
 from reasoner.client import ServiceError
 from workers.broker.embedded import EmbeddedBroker, broker_url
 from workers.config.settings import load_settings
-from workers.store.jobs import BROKER_DOWN, JobStore
+from workers.store.jobs import JobStore
 from workers.store.keys import SCOPES, KeySpec, KeyStore, NewKey, NoSuchKey
 from workers.store.keys import Key as StoredKey
+from workers.store.redis_client import BROKER_DOWN
 
 T = TypeVar("T")
 
@@ -71,7 +72,7 @@ def list_keys(
 ) -> None:
     """List keys, newest first: not the keys themselves, which nobody has but their holders."""
     if direct:
-        found = _on_broker(lambda store: store.page(after=after, limit=limit + 1))
+        found = _on_broker(lambda store: store.list_keys(after=after, limit=limit + 1))
         shown: list[dict[str, Any]] = [item.model_dump() for item in found[:limit]]
         first, last = (shown[0]["id"], shown[-1]["id"]) if shown else (None, None)
         page: dict[str, Any] = {"data": shown, "first_id": first, "last_id": last, "has_more": len(found) > limit}

@@ -16,7 +16,7 @@ from rich.table import Table
 
 from api.cli.known_answers import Known
 from api.roles.compute_process import compute
-from api.roles.private_service import private_engine
+from api.roles.private_service import run_private_engine
 from engine.protocol.types import EngineClient, EngineError, InvalidRequest
 from prm.evaluate import Case, Result, Scores, evaluate, fit_threshold, read_cases, score_cases
 from prm.formats.registry import FORMATS
@@ -24,7 +24,7 @@ from prm.records import BadRecord
 from prm.rollouts.rollouts import Plan, Tally, roll_out
 from prm.scorers.steps import Chain, StepScorer
 from workers.config.settings import Settings, load_settings
-from workers.config.types import model_folder
+from workers.config.types import require_model_folder
 from workers.engines.connect import connect
 from workers.processes import shutdown
 
@@ -107,7 +107,7 @@ def train(
 ) -> None:
     """Train a PRM on labelled steps; the same command goes on where a stopped one was (OUT.work has its checkpoint)."""
     asked = {
-        "base": str(model_folder(base, "base")),
+        "base": str(require_model_folder(base, "base")),
         "data": str(data),
         "out": str(out),
         "labels": labels,
@@ -236,7 +236,7 @@ def _settings(**overrides: Any) -> Settings:
 def _engine(settings: Settings, console: Console) -> Iterator[EngineClient]:
     """The configured engine or one of our own. What it refuses ends the command; Ctrl-C does in order."""
     try:
-        with private_engine(settings, console) as urls:
+        with run_private_engine(settings, console) as urls:
             yield connect(settings, urls)
     except EngineError as error:
         console.print(f"reasoner: {error}", markup=False, highlight=False, soft_wrap=True)

@@ -15,8 +15,8 @@ from api.http.problems import BROKER_UNAVAILABLE, Problem, refusal_response
 from api.http.state import ServiceState
 from workers.config.settings import Settings
 from workers.config.types import is_loopback
-from workers.store.jobs import BROKER_DOWN
 from workers.store.keys import SCOPES, KeyStore
+from workers.store.redis_client import BROKER_DOWN
 
 OPEN_PATHS = frozenset({"/", "/healthz", "/readyz", "/docs", "/openapi.json", "/favicon.ico"})
 """Paths that need no key: health checks, and pages without any data."""
@@ -98,7 +98,7 @@ class AuthenticationMiddleware:
             if (refusal := stored.refusal()) is not None:
                 raise _unauthorized(f"{refusal}: use another, or have one made with 'reasoner keys create'")
             return Principal(stored.id, stored.owner, frozenset(stored.scopes))
-        if self._configured_digests or not self._is_loopback or await keys.exist():
+        if self._configured_digests or not self._is_loopback or await keys.has_any():
             raise _unauthorized("send one of this service's keys as 'Authorization: Bearer KEY'")
         _check_host(scope)
         return LOCAL_PRINCIPAL

@@ -16,7 +16,8 @@ from api.http.state import ServiceState
 from reasoner.budget.spec import Budget
 from workers.config.rate_limits import Limits
 from workers.config.settings import Settings
-from workers.store.jobs import BROKER_DOWN, JobStore
+from workers.store.jobs import JobStore
+from workers.store.redis_client import BROKER_DOWN
 
 _RETRY_SECONDS = "1"
 

@@ -9,8 +9,8 @@ from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histo
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from engine.client.health import Standing
-from workers.store.jobs import DEAD
+from engine.client.health import ReplicaHealth
+from workers.store.reaping import DEAD
 
 HTTP_REQUESTS = Counter("reasoner_http_requests", "HTTP requests.", ["method", "route", "status"])
 HTTP_SECONDS = Histogram("reasoner_http_request_seconds", "Time to the end of the response.", ["method", "route"])
@@ -31,7 +31,7 @@ TOKEN_KINDS = (
 )
 
 
-def render_metrics(counts: dict[str, int], counters: dict[str, float], engines: Sequence[Standing]) -> bytes:
+def render_metrics(counts: dict[str, int], counters: dict[str, float], engines: Sequence[ReplicaHealth]) -> bytes:
     """Return the text of ``/metrics`` from ``JobStore.stats`` and the health of the engines."""
     registry = CollectorRegistry()
     registry.register(_FixedCollector((*_job_metrics(counts, counters), *_engine_metrics(counters, engines))))
@@ -85,7 +85,7 @@ def _job_metrics(counts: dict[str, int], counters: dict[str, float]) -> Iterator
         yield histogram
 
 
-def _engine_metrics(counters: dict[str, float], engines: Sequence[Standing]) -> Iterator[Metric]:
+def _engine_metrics(counters: dict[str, float], engines: Sequence[ReplicaHealth]) -> Iterator[Metric]:
     up = GaugeMetricFamily("reasoner_engine_up", "1 if the engine answers this process, else 0.", labels=["engine"])
     for engine in engines:
         up.add_metric([engine.name], engine.state == "up")

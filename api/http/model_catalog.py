@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 
-from engine.client.health import Health, Standing
+from engine.client.health import Health, ReplicaHealth
 from engine.protocol.types import EngineClient, EngineError, EngineUnavailable, ModelInfo
 
 CACHE_SECONDS = 5.0
@@ -30,9 +30,9 @@ class Catalog:
             raise self._result
         return self._result
 
-    def engines(self) -> list[Standing]:
+    def engines(self) -> list[ReplicaHealth]:
         """Return the health of each engine."""
-        return self._health.standings()
+        return self._health.snapshot()
 
     async def is_engine_available(self) -> bool:
         """Query the engines now, and return True if one answers."""

@@ -19,16 +19,10 @@ from reasoner.admission.validation import JobRefused
 from reasoner.jobs.verifier_specs import VERIFIER_KINDS
 from workers.config.rate_limits import QuotaExceeded
 from workers.store.batches import NoSuchBatch
-from workers.store.jobs import (
-    BROKER_DOWN,
-    IdempotencyConflict,
-    JobActive,
-    NoSuchJob,
-    NotRetryable,
-    QueueFull,
-    ShuttingDown,
-)
+from workers.store.event_log import ShuttingDown
+from workers.store.jobs import IdempotencyConflict, JobActive, NoSuchJob, NotRetryable, QueueFull
 from workers.store.keys import NoSuchKey
+from workers.store.redis_client import BROKER_DOWN
 
 MEDIA_TYPE = "application/problem+json"
 RETRY_AFTER = {"Retry-After": "1"}

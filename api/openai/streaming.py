@@ -12,7 +12,8 @@ from fastapi.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from api.openai.narration import JobEnd, Narration
-from workers.store.jobs import BROKER_DOWN, JobStore, NoSuchJob
+from workers.store.jobs import JobStore, NoSuchJob
+from workers.store.redis_client import BROKER_DOWN
 
 KEEP_ALIVE_SECONDS = 15.0
 

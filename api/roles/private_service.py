@@ -18,8 +18,8 @@ from api.roles.supervisor import Supervisor, engine_command, free_port
 from workers.broker.embedded import socket_path
 from workers.config.model_folders import check_models
 from workers.config.settings import Settings
-from workers.config.types import model_folder, served_name
-from workers.processes.children import StartError, private_folder, spawn, stop, tail
+from workers.config.types import require_model_folder, served_name
+from workers.processes.children import StartError, make_private_folder, spawn, stop, tail
 from workers.processes.shutdown import uninterrupted
 
 _POLL_SECONDS = 0.1
@@ -27,7 +27,7 @@ _STOP_SECONDS = 10.0
 
 
 @contextlib.contextmanager
-def private_stack(settings: Settings, console: Console) -> Iterator[str]:
+def run_private_service(settings: Settings, console: Console) -> Iterator[str]:
     """API, worker, engine and broker in a folder and on a port of their own; yields the API's URL.
 
     A configured engine is used; everything else is private. Raises ``StartError`` and ``ConfigError``.
@@ -43,9 +43,10 @@ def private_stack(settings: Settings, console: Console) -> Iterator[str]:
 
 
 @contextlib.contextmanager
-def private_engine(settings: Settings, console: Console, more: Sequence[str] = ()) -> Iterator[tuple[str, ...]]:
-    """The configured engines, else one of our own behind a Unix socket; yields their URLs. Raises as ``private_stack``.
+def run_private_engine(settings: Settings, console: Console, more: Sequence[str] = ()) -> Iterator[tuple[str, ...]]:
+    """Yield the URLs of the configured engines, or of an engine started for this purpose behind a Unix socket.
 
+    Raises ``StartError`` and ``ConfigError``.
     ``more`` are models that our own serves besides the policy and the verifier; a configured one must have them.
     """
     check_models(settings)
@@ -55,10 +56,10 @@ def private_engine(settings: Settings, console: Console, more: Sequence[str] = (
     folder = Path(tempfile.mkdtemp(prefix="reasoner-"))
     address, log = socket_path(folder).with_name("engine.sock"), folder / "engine.log"
     try:
-        private_folder(address.parent)
+        make_private_folder(address.parent)
         command = engine_command(settings, ["--uds", str(address)])
         for value in more:
-            command += ["--model", f"{served_name(value)}={model_folder(value, '--against')}"]
+            command += ["--model", f"{served_name(value)}={require_model_folder(value, '--against')}"]
         process = spawn(command, log=log, death_signal=signal.SIGKILL)
         try:
             with console.status("starting the engine"):

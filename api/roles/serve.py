@@ -60,7 +60,7 @@ class Server(uvicorn.Server):
         self._app = app
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        self._app.state.service.store.stop_waiting()
+        self._app.state.service.store.end_waits()
         await super().shutdown(sockets)
 
 

@@ -24,10 +24,10 @@ import httpx
 from workers.broker.embedded import EmbeddedBroker, broker_url, socket_path
 from workers.config.model_folders import check_models
 from workers.config.settings import QUEUES, Settings
-from workers.config.types import ConfigError, is_loopback, model_folder, served_name
-from workers.processes.children import StartError, ended, private_folder, spawn, stop, tail
+from workers.config.types import ConfigError, is_loopback, require_model_folder, served_name
+from workers.processes.children import StartError, ended, make_private_folder, spawn, stop, tail
 from workers.processes.shutdown import interruptible, is_forced, uninterrupted
-from workers.store.keys import stored_keys
+from workers.store.keys import has_stored_keys
 
 STOP_SECONDS = 10.0
 STEADY_SECONDS = 60.0
@@ -140,7 +140,7 @@ class Supervisor:
         local_engine = not settings.engine_url
         engine = engine_command(settings, ["--uds", str(engine_socket)]) if local_engine else []
         self.log_dir.mkdir(parents=True, exist_ok=True)
-        private_folder(socket_folder)
+        make_private_folder(socket_folder)
 
         redis_url = settings.redis_url
         if redis_url is None:
@@ -280,7 +280,7 @@ def engine_command(settings: Settings, where: Sequence[str]) -> list[str]:
     if settings.verifier is not None and not settings.prm_url:
         served.append((served_name(settings.verifier), settings.verifier, "prm"))
     for name, value, setting in served:
-        command += ["--model", f"{name}={model_folder(value, setting)}"]
+        command += ["--model", f"{name}={require_model_folder(value, setting)}"]
     for option in ENGINE_OPTIONS:
         size = getattr(settings, f"engine_{option}")
         if size is not None:
@@ -310,7 +310,7 @@ def _reachable(host: str) -> str:
 def check_bind(settings: Settings) -> None:
     """Raises ``ConfigError`` when other machines would be served without keys. The broker has to run."""
     if not is_loopback(settings.host):
-        settings.check_bind(stored_keys=stored_keys(broker_url(settings)))
+        settings.check_bind(stored_keys=has_stored_keys(broker_url(settings)))
 
 
 def check_port(host: str, port: int) -> None:

@@ -87,7 +87,9 @@ async def list_page(
     limit: Limit = 20,
 ) -> Response:
     try:
-        batches = await BatchStore(state.store).page(owner=principal.visible_owner, after=after, limit=limit + 1)
+        batches = await BatchStore(state.store).list_batches(
+            owner=principal.visible_owner, after=after, limit=limit + 1
+        )
     except NoSuchBatch:
         raise unknown_cursor("batch", after) from None
     return JSONResponse(build_page(batches, limit))

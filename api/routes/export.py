@@ -44,7 +44,7 @@ async def export(
     """One job a line (JSON Lines), in the order in which they ended, up to the time of the request. Export regularly to
     keep jobs for longer than the service does: a job at the boundary may come twice, and none is left out.
     """
-    until = await state.store.now()  # before the response begins, since it raises while the broker is away
+    until = await state.store.get_broker_time()  # before the response begins, since it raises while the broker is away
     return StreamingResponse(
         _lines(state.store, principal.visible_owner, since, until, status, journal),
         media_type="application/x-ndjson",
@@ -55,7 +55,7 @@ async def export(
 async def _lines(
     store: JobStore, owner: str | None, since: float, until: float, status: str | None, journal: bool
 ) -> AsyncIterator[str]:
-    async for job_id in store.ended(owner, since, until):
+    async for job_id in store.iterate_ended(owner, since, until):
         try:
             job = await store.get(job_id)
         except NoSuchJob:  # deleted in the meantime
@@ -63,5 +63,5 @@ async def _lines(
         if job["status"] not in TERMINAL_STATUSES or (status is not None and job["status"] != status):
             continue  # being retried, or not of the requested status
         if journal:
-            job["events"] = [event.model_dump() for event in await store.events(job_id)]
+            job["events"] = [event.model_dump() for event in await store.load_events(job_id)]
         yield json.dumps(job, separators=(",", ":")) + "\n"

@@ -22,7 +22,8 @@ from api.openai.streaming import EventStream
 from reasoner.jobs.event import MAX_SEQ, Event
 from reasoner.jobs.job import TERMINAL_STATUSES, Job, Status
 from reasoner.jobs.spec import JobSpec
-from workers.store.jobs import NoSuchJob, ShuttingDown
+from workers.store.event_log import ShuttingDown
+from workers.store.jobs import NoSuchJob
 
 MAX_WAIT_SECONDS = 60
 EVENT = {
@@ -88,7 +89,7 @@ async def submit(
     if wait:
         seconds = min(int(wait[1]), MAX_WAIT_SECONDS)
         headers["Preference-Applied"] = f"wait={seconds}"
-        job = await state.store.wait(job["id"], seconds)
+        job = await state.store.wait_for_end(job["id"], seconds)
     return JSONResponse(job, 200 if wait and job["status"] in TERMINAL_STATUSES else 202, headers)
 
 
@@ -104,7 +105,7 @@ async def list_page(
     ] = None,
 ) -> Response:
     try:
-        jobs = await state.store.page(owner=principal.visible_owner, after=after, limit=limit + 1, status=status)
+        jobs = await state.store.list_jobs(owner=principal.visible_owner, after=after, limit=limit + 1, status=status)
     except NoSuchJob:
         raise unknown_cursor("job", after) from None
     return JSONResponse(build_page(jobs, limit))
@@ -112,7 +113,7 @@ async def list_page(
 
 @router.get("/{job_id}", response_model=Job, summary="Show a job, or wait for its end")
 async def show(_: Reader, job_id: JobId, state: State, wait: Wait = 0) -> Response:
-    return JSONResponse(await state.store.wait(job_id, wait))
+    return JSONResponse(await state.store.wait_for_end(job_id, wait))
 
 
 async def _first_event(
@@ -166,7 +167,7 @@ async def _format_events(events: AsyncIterator[Event]) -> AsyncIterator[str]:
 @router.get("/{job_id}/tree", summary="The search tree so far")
 async def tree(_: Reader, job_id: JobId, state: State) -> Tree:
     await state.store.get(job_id)
-    return build_tree(job_id, await state.store.events(job_id))
+    return build_tree(job_id, await state.store.load_events(job_id))
 
 
 @router.post(
@@ -185,7 +186,7 @@ async def cancel(_: Writer, job_id: JobId, state: State) -> Response:
 async def retry(job_id: JobId, state: State, _: Writer) -> Response:
     """The job continues from its journal and pays for nothing twice. Its events continue after the failure."""
     settings = state.settings
-    quota = settings.limits.of(await state.store.owner(job_id)).quota
+    quota = settings.limits.of(await state.store.get_owner(job_id)).quota
     job = await state.store.retry(job_id, queue_cap=settings.queue_cap, quota=quota)
     state.reaper.nudge()
     return JSONResponse(job, 202)

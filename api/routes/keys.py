@@ -54,7 +54,7 @@ async def list_page(
     limit: Limit = 20,
 ) -> KeyPage:
     try:
-        keys = await KeyStore(state.store).page(after=after, limit=limit + 1)
+        keys = await KeyStore(state.store).list_keys(after=after, limit=limit + 1)
     except NoSuchKey:
         raise unknown_cursor("key", after) from None
     return KeyPage.model_validate(build_page([key.model_dump() for key in keys], limit))

@@ -16,7 +16,7 @@ from api.openai.errors import ErrorDocument
 from engine.protocol.types import EngineError
 from reasoner.jobs.spec import DEFAULT_STRATEGY, FALLBACK_STRATEGY
 from reasoner.strategies.registry import describe_strategies
-from workers.store.jobs import BROKER_DOWN
+from workers.store.redis_client import BROKER_DOWN
 
 router = APIRouter(tags=["service"], responses={"default": {"model": ProblemDocument}})
 
@@ -79,7 +79,7 @@ async def readyz(state: State) -> Response:
 async def metrics(state: State, _: MetricsReader) -> Response:
     await state.catalog.refresh()
     return Response(
-        render_metrics(*await state.store.stats(), state.catalog.engines()),
+        render_metrics(*await state.store.get_stats(), state.catalog.engines()),
         media_type="text/plain; version=0.0.4; charset=utf-8",
     )
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from api.roles.private_service import private_engine
+from api.roles.private_service import run_private_engine
 from benchmarks.batch.measure import Plan, Solved, measure
 from benchmarks.batch.report import document, markdown
 from engine.protocol.types import EngineClient
@@ -35,7 +35,7 @@ def main() -> None:
     )
     console = Console(stderr=True)
     settings = load_settings()
-    with private_engine(settings, console) as urls:
+    with run_private_engine(settings, console) as urls:
         found = asyncio.run(_measure(plan, connect(settings, urls), console))
     told = document(plan, found, shlex.join(["python", "-m", "benchmarks.batch", *sys.argv[1:]]))
     if arguments.out is not None:

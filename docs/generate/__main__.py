@@ -19,8 +19,8 @@ from reasoner.budget.prices import Prices
 from reasoner.jobs.verifier_specs import VERIFIER_KINDS
 from reasoner.strategies.registry import describe_strategies
 from workers.config.rate_limits import Limits
-from workers.config.settings import LIVE, Settings
-from workers.store.jobs import DEAD
+from workers.config.settings import RELOADABLE, Settings
+from workers.store.reaping import DEAD
 
 NESTED = {"[prices.MODEL]": Prices, "[effort.NAME]": Effort, "[models.MODEL]": ModelDefaults, "[limits]": Limits}
 
@@ -65,7 +65,7 @@ def main() -> None:
             create_engine_app(cast(Any, _IdleEngine())).openapi(),
         ),
         "cli.md": command_line.page(cli),
-        "settings.md": settings.page(Settings, cast(Any, NESTED), LIVE),
+        "settings.md": settings.page(Settings, cast(Any, NESTED), RELOADABLE),
         "metrics.md": _metrics(),
         "strategies.md": models.strategies(describe_strategies()),
         "verifiers.md": models.verifiers(VERIFIER_KINDS),

@@ -26,7 +26,7 @@ log = logging.getLogger("reasoner.engines")
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class ReplicaHealth:
     """What is known of one engine."""
 
     name: str
@@ -65,7 +65,7 @@ class Health:
         with self._lock:
             self._records.setdefault(name, _Record())
 
-    def standings(self) -> list[Standing]:
+    def snapshot(self) -> list[ReplicaHealth]:
         """All engines, in the order in which they were added."""
         with self._lock:
             return [self._standing(name, record) for name, record in self._records.items()]
@@ -154,11 +154,11 @@ class Health:
         record.failures += 1
         record.away_until = self._clock() + pause
 
-    def _standing(self, name: str, record: _Record) -> Standing:
+    def _standing(self, name: str, record: _Record) -> ReplicaHealth:
         models, error = record.models or (), record.error
         since = record.asking_since
         if error is None and since is not None and self._clock() - since >= ANSWER_SECONDS:
             error = EngineUnavailable(f"the engine at {name} has not answered for {ANSWER_SECONDS:g} s")
         if error is not None:
-            return Standing(name, "away", models, error)
-        return Standing(name, "unknown" if record.models is None else "up", models)
+            return ReplicaHealth(name, "away", models, error)
+        return ReplicaHealth(name, "unknown" if record.models is None else "up", models)

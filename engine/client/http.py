@@ -10,7 +10,7 @@ from pathlib import Path
 
 from engine.client.connection import Connection
 from engine.client.native import NativeEngine
-from engine.client.openai_compatible import DIALECTS, ForeignEngine
+from engine.client.openai_compatible import DIALECTS, OpenAICompatibleEngine
 from engine.protocol.types import (
     Completion,
     Delta,
@@ -49,7 +49,7 @@ class HttpEngine:
         self._connection = Connection(url, patient=patient)
         self._tokenizer = tokenizer
         self._dialect = dialect
-        self._engine: NativeEngine | ForeignEngine | None = None
+        self._engine: NativeEngine | OpenAICompatibleEngine | None = None
         self._asking = asyncio.Lock()
 
     async def generate(
@@ -97,14 +97,14 @@ class HttpEngine:
         """Closes the connections."""
         await self._connection.close()
 
-    async def _server(self, *, patient: bool = True) -> NativeEngine | ForeignEngine:
+    async def _server(self, *, patient: bool = True) -> NativeEngine | OpenAICompatibleEngine:
         async with self._asking:
             if self._engine is None:
                 dialect = self._dialect or await self._ask(patient)
                 if dialect == NATIVE:
                     self._engine = NativeEngine(self._connection)
                 else:
-                    self._engine = ForeignEngine(self._connection, DIALECTS[dialect], self._tokenizer)
+                    self._engine = OpenAICompatibleEngine(self._connection, DIALECTS[dialect], self._tokenizer)
             return self._engine
 
     async def _ask(self, patient: bool) -> str:

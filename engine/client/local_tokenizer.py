@@ -13,7 +13,7 @@ _CLASSIFIERS = ("TokenClassification", "SequenceClassification", "ForProcessRewa
 """How the names of architectures end that answer labels, not tokens."""
 
 
-class TextModel:
+class LocalTokenizer:
     """Reads ``tokenizer.json``, ``tokenizer_config.json`` or ``chat_template.jinja``, and ``config.json``."""
 
     def __init__(self, folder: Path) -> None:

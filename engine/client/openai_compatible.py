@@ -21,9 +21,9 @@ from pathlib import Path
 from typing import Any, Literal, Self, TypeVar
 
 from engine.client.connection import Connection
-from engine.client.local_tokenizer import TextModel
-from engine.client.openai_scoring import ForeignScores
-from engine.protocol.streams import Events, merged
+from engine.client.local_tokenizer import LocalTokenizer
+from engine.client.openai_scoring import OpenAIScorer
+from engine.protocol.streams import Events, merge_streams
 from engine.protocol.types import (
     Branch,
     Completion,
@@ -93,7 +93,7 @@ DIALECTS = {
 }
 
 
-class ForeignEngine:
+class OpenAICompatibleEngine:
     """``EngineClient`` for a server that is not ours."""
 
     def __init__(self, connection: Connection, dialect: Dialect, tokenizer: Path | None) -> None:
@@ -101,10 +101,10 @@ class ForeignEngine:
         ``EngineError`` when it has no tokenizer."""
         self._connection = connection
         self._dialect = dialect
-        self._text = None if tokenizer is None else TextModel(tokenizer)
+        self._text = None if tokenizer is None else LocalTokenizer(tokenizer)
         self._speaks_text = self._text is not None and dialect.name == "openai"
         extensions = {"return_tokens_as_token_ids": True} if dialect.name == "vllm" else {}
-        self._scores = ForeignScores(connection, extensions, dialect.likeliest)
+        self._scores = OpenAIScorer(connection, extensions, dialect.likeliest)
         self._running: dict[str, set[asyncio.Event]] = {}
 
     async def generate(
@@ -117,7 +117,7 @@ class ForeignEngine:
         deadline = None if request.timeout is None else time.monotonic() + request.timeout
         branches = [self._continue(request, branch, aborted, deadline) for branch in request.branches]
         try:
-            async with aclosing(merged(branches, 1)) as events:
+            async with aclosing(merge_streams(branches, 1)) as events:
                 async for event in events:
                     if stream or isinstance(event, Completion):
                         yield event

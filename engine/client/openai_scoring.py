@@ -23,7 +23,7 @@ _AT_ONCE = 16
 Row = tuple[float, ...]
 
 
-class ForeignScores:
+class OpenAIScorer:
     """Scores on one server."""
 
     def __init__(self, connection: Connection, extensions: Json, likeliest: int) -> None:

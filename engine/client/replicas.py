@@ -49,7 +49,7 @@ _T = TypeVar("_T")
 log = logging.getLogger("reasoner.engines")
 
 
-class FleetEngine:
+class ReplicatedEngine:
     """``EngineClient`` over engines by name. Belongs to the event loop that it is first used in.
 
     From the first call to ``close`` it asks the engines in the background how they are. An engine that serves a model
@@ -171,7 +171,7 @@ class FleetEngine:
         await self._ask(asked, CURRENT_GRACE_SECONDS if self._current else GRACE_SECONDS)
         up = self._up()
         if self._current:
-            away = {known.name for known in health.standings() if known.state == "away"}
+            away = {known.name for known in health.snapshot() if known.state == "away"}
             up = {name: models for name, models in up.items() if name not in away}
         if not up:
             raise self._nobody()
@@ -235,7 +235,7 @@ class FleetEngine:
         return {name: models for name, models in heard.items() if models is not None}
 
     def _nobody(self) -> EngineError:
-        errors = [known.error for known in self._health.standings() if known.name in self._engines and known.error]
+        errors = [known.error for known in self._health.snapshot() if known.name in self._engines and known.error]
         message = "; ".join(map(str, errors)) or "no engine has answered yet"
         may_come = not errors or any(isinstance(error, EngineUnavailable) for error in errors)
         return EngineUnavailable(message) if may_come else EngineError(message)

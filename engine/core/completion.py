@@ -7,7 +7,7 @@ from typing import TypeVar
 
 from engine.protocol.types import Completion, Delta, FinishReason, ScoreResult
 from engine.scheduler.sequence import GenerateSequence, ScoreSequence
-from engine.text.detokenizer import held_back, stops_from
+from engine.text.detokenizer import earliest_stop_start, num_chars_to_hold
 
 _T = TypeVar("_T")
 
@@ -51,7 +51,7 @@ def next_delta(sequence: GenerateSequence) -> Delta | None:
     """What can be streamed of a branch that goes on: no half character, nothing that may become a stop string."""
     sequence.reader.advance()
     text = sequence.reader.text
-    return _delta(sequence, text[: len(text) - held_back(text, sequence.sampling.stop)])
+    return _delta(sequence, text[: len(text) - num_chars_to_hold(text, sequence.sampling.stop)])
 
 
 def completion(sequence: GenerateSequence, reason: FinishEvent) -> tuple[Delta | None, Completion]:
@@ -62,7 +62,7 @@ def completion(sequence: GenerateSequence, reason: FinishEvent) -> tuple[Delta |
     text = sequence.reader.final(len(sequence.generated) - ended)
     if isinstance(stop, str) and not sequence.sampling.include_stop_str_in_output:
         # Before ``min_tokens`` the text may have others.
-        text = text[: text.index(stop, stops_from(stop, sequence.num_chars_searched))]
+        text = text[: text.index(stop, earliest_stop_start(stop, sequence.num_chars_searched))]
     answer = Completion(
         index=sequence.index,
         token_ids=tuple(tokens),

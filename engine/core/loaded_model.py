@@ -14,7 +14,7 @@ from engine.protocol.request_checks import check_generate, check_score, check_to
 from engine.protocol.types import GenerateRequest, InvalidRequest, ModelInfo, ScoreItem, ScoreRequest
 from engine.sampling.penalties import Penalties
 from engine.scheduler.sequence import GenerateSequence, Job, ScoreSequence
-from engine.text.detokenizer import StopStrings, TextReader, text_of
+from engine.text.detokenizer import StopStrings, TextReader, decode_complete_text
 from engine.text.tokenizer import Tokenizer
 
 Positions = tuple[int, ...]
@@ -64,7 +64,7 @@ class LoadedModel:
                 raise InvalidRequest("they leave no token to draw before min_tokens", "stop_token_ids")
         for index, branch in enumerate(request.branches):
             tokens, written = [*request.prompt, *branch.generated], list(branch.generated)
-            start = len(text_of(self.tokenizer, written))
+            start = len(decode_complete_text(self.tokenizer, written))
             job.sequences.append(
                 GenerateSequence(
                     job=job,

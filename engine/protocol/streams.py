@@ -15,15 +15,15 @@ _WAITING = 64
 """Events that may wait for whoever reads."""
 
 
-def merged(streams: Sequence[Events], width: int) -> Events:
+def merge_streams(streams: Sequence[Events], width: int) -> Events:
     """The events of the streams as they come; the indices of the second go on after the ``width`` of the first.
 
     Raises the first error of a stream. Closing it, or an error, closes all.
     """
-    return streams[0] if len(streams) == 1 else _merged(streams, width)
+    return streams[0] if len(streams) == 1 else _merge(streams, width)
 
 
-async def _merged(streams: Sequence[Events], width: int) -> Events:
+async def _merge(streams: Sequence[Events], width: int) -> Events:
     events: asyncio.Queue[Completion | Delta | Exception | None] = asyncio.Queue(_WAITING)
 
     async def follow(stream: Events, offset: int) -> None:

@@ -35,11 +35,11 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from engine.core.engine_core import CoreOptions
 from engine.core.local_engine import LocalEngine
 from engine.device import DEVICES, DTYPES, KV_DTYPES
-from engine.protocol.streams import Events, merged
+from engine.protocol.streams import Events, merge_streams
 from engine.protocol.types import EngineError
 from engine.protocol.wire import error_body, error_to_json
 from engine.server.metrics import EngineCollector
-from engine.server.openai import Question, streamed_answer, whole_answer
+from engine.server.openai import CompletionCall, build_response, stream_response
 from engine.server.schema import AbortBody, CompletionBody, ReleaseBody, ScoreBody, TokenizeBody
 from engine.speculation.load import FORMS, MAX_LENGTH, SHIPPED
 from engine.threads.processors import choose_threads
@@ -74,11 +74,11 @@ def create_app(engine: LocalEngine) -> FastAPI:
             await engine.tokenize_prompt(body.model, prompt) if isinstance(prompt, str) else tuple(prompt)
             for prompt in body.prompts
         ]
-        asked = Question(body, body.to_requests(prompts), engine.tokenizer(body.model))
+        asked = CompletionCall(body, body.to_requests(prompts), engine.tokenizer(body.model))
         events = await _started(engine, asked)
         if body.stream or body.stream_choices:
-            return StreamingResponse(streamed_answer(asked, events), media_type="text/event-stream")
-        return JSONResponse(await _while_connected(http, whole_answer(asked, events)))
+            return StreamingResponse(stream_response(asked, events), media_type="text/event-stream")
+        return JSONResponse(await _while_connected(http, build_response(asked, events)))
 
     @app.post("/v1/score", response_model=None)
     async def score(body: ScoreBody, http: Request) -> Response:
@@ -240,7 +240,7 @@ class _BodyLimit:
         await self._app(scope, limited, send)
 
 
-async def _started(engine: LocalEngine, asked: Question) -> Events:
+async def _started(engine: LocalEngine, asked: CompletionCall) -> Events:
     """The events of all prompts. Refusals are raised here, while they can still become a status code."""
     streams: list[Events] = []
     for request in asked.requests:
@@ -249,7 +249,7 @@ async def _started(engine: LocalEngine, asked: Question) -> Events:
         except EngineError:
             await engine.abort(request.request_id)  # the prompts before it
             raise
-    return merged(streams, asked.body.width)
+    return merge_streams(streams, asked.body.width)
 
 
 async def _while_connected(http: Request, work: Coroutine[Any, Any, _T]) -> _T:

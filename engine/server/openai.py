@@ -24,7 +24,7 @@ _DONE = "data: [DONE]\n\n"
 
 
 @dataclass(frozen=True)
-class Question:
+class CompletionCall:
     """What a client of the completions route wants to hear."""
 
     body: CompletionBody
@@ -49,7 +49,7 @@ class Question:
         return f"token_id:{token}" if self.body.return_tokens_as_token_ids else self.tokenizer.piece(token)
 
 
-async def whole_answer(asked: Question, events: Events) -> Json:
+async def build_response(asked: CompletionCall, events: Events) -> Json:
     """OpenAI's ``text_completion`` with every choice, when all are finished."""
     async with aclosing(events):
         completions = [event async for event in events if isinstance(event, Completion)]
@@ -70,7 +70,7 @@ async def whole_answer(asked: Question, events: Events) -> Json:
     return _envelope(asked, choices) | {"usage": _usage(asked, completions)}
 
 
-def streamed_answer(asked: Question, events: Events) -> AsyncGenerator[str, None]:
+def stream_response(asked: CompletionCall, events: Events) -> AsyncGenerator[str, None]:
     """The same as server-sent events, in the form that the body asks for."""
     chunks = _choice_events(events) if asked.body.stream_choices else _openai_events(asked, events)
     return _keep_alive(_errors_as_events(chunks))
@@ -86,7 +86,7 @@ async def _choice_events(events: Events) -> AsyncGenerator[str, None]:
     yield _DONE
 
 
-async def _openai_events(asked: Question, events: Events) -> AsyncGenerator[str, None]:
+async def _openai_events(asked: CompletionCall, events: Events) -> AsyncGenerator[str, None]:
     body = asked.body
     completions: list[Completion] = []
     echoes = {index: asked.echo(index) for index in range(len(asked.requests) * body.width)}
@@ -146,7 +146,7 @@ async def _keep_alive(chunks: AsyncGenerator[str, None]) -> AsyncGenerator[str, 
                 await asyncio.wait({waiting})
 
 
-def _choice(asked: Question, completion: Completion, text: str) -> Json:
+def _choice(asked: CompletionCall, completion: Completion, text: str) -> Json:
     body = asked.body
     reason = "length" if completion.finish_reason == "context" else completion.finish_reason
     choice: Json = {
@@ -160,7 +160,9 @@ def _choice(asked: Question, completion: Completion, text: str) -> Json:
     return choice | {"token_ids": completion.token_ids} if body.return_token_ids else choice
 
 
-def _logprobs(asked: Question, completion: Completion, prompt: Sequence[TokenLogprob | None] | None) -> Json | None:
+def _logprobs(
+    asked: CompletionCall, completion: Completion, prompt: Sequence[TokenLogprob | None] | None
+) -> Json | None:
     if completion.logprobs is None:
         return None
     tokens = completion.token_ids
@@ -170,7 +172,7 @@ def _logprobs(asked: Question, completion: Completion, prompt: Sequence[TokenLog
     return logprobs_object(asked.name, tokens, found)
 
 
-def _envelope(asked: Question, choices: list[Json]) -> Json:
+def _envelope(asked: CompletionCall, choices: list[Json]) -> Json:
     return {
         "id": asked.requests[0].request_id,
         "object": "text_completion",
@@ -180,7 +182,7 @@ def _envelope(asked: Question, choices: list[Json]) -> Json:
     }
 
 
-def _usage(asked: Question, completions: Sequence[Completion]) -> Json:
+def _usage(asked: CompletionCall, completions: Sequence[Completion]) -> Json:
     """Each prompt counts once, whatever ``n`` is."""
     prompts: dict[int, int] = {}
     cached: dict[int, int] = {}

@@ -19,12 +19,12 @@ _HELD = 2 * _BYTES
 """Tokens that are held back at least before they are taken for bytes that are no character."""
 
 
-def text_of(tokenizer: Tokenizer, tokens: Sequence[int]) -> str:
+def decode_complete_text(tokenizer: Tokenizer, tokens: Sequence[int]) -> str:
     """The text of tokens, without a character at its end that is not complete, or bytes there that are none."""
     return tokenizer.decode(tokens).rstrip(_HALF)
 
 
-def held_back(text: str, stops: Sequence[str]) -> int:
+def num_chars_to_hold(text: str, stops: Sequence[str]) -> int:
     """Length of the longest end of ``text`` that could be the beginning of a stop string."""
     longest = 0
     for stop in stops:
@@ -36,7 +36,7 @@ def held_back(text: str, stops: Sequence[str]) -> int:
     return longest
 
 
-def stops_from(stop: str, start: int) -> int:
+def earliest_stop_start(stop: str, start: int) -> int:
     """Where a stop string that ends after the first ``start`` characters of a text begins at the earliest."""
     return max(0, start - len(stop) + 1)
 
@@ -68,7 +68,7 @@ class TextReader:
         self._shown = max(self._shown, len(complete))
         if len(complete) == len(after):
             self._lead, self._window, self._read = "", self._read, len(self._tokens)
-            self._shown = len(text_of(self._tokenizer, self._tokens[self._window :]))
+            self._shown = len(decode_complete_text(self._tokenizer, self._tokens[self._window :]))
         elif len(self._tokens) - self._read > _HELD:
             self._let_go()
 
@@ -125,7 +125,7 @@ class StopStrings:
         """The stop string that ends first among those ending after ``start``, or ``None``."""
         best, best_end = None, len(text) + 1
         for stop in self.stops:
-            index = text.find(stop, stops_from(stop, start))
+            index = text.find(stop, earliest_stop_start(stop, start))
             if index >= 0 and index + len(stop) < best_end:
                 best, best_end = stop, index + len(stop)
         return best

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import cast
 
-from engine.client.local_tokenizer import TextModel, chat_template
+from engine.client.local_tokenizer import LocalTokenizer, chat_template
 from engine.protocol.types import EngineClient, EngineError, ModelInfo
 from prm.formats.registry import FORMAT_NOTE
 from prm.scorers.outcome import scores_solutions
@@ -45,7 +45,7 @@ class _FolderTokenizer:
     """
 
     def __init__(self, folder: Path) -> None:
-        self.text = TextModel(folder)
+        self.text = LocalTokenizer(folder)
         self._folder = folder
 
     async def tokenize(

@@ -26,6 +26,6 @@ def url(broker: EmbeddedBroker) -> str:
 
 @pytest.fixture
 async def store(url: str) -> AsyncIterator[JobStore]:
-    store = JobStore(url, patience=5.0)  # as a worker's: a busy machine is no broker that is away
+    store = JobStore(url, retry_seconds=5.0)  # as a worker's: a busy machine is no broker that is away
     yield store
     await store.close()

@@ -25,7 +25,7 @@ from redis.retry import Retry
 
 from workers.config.settings import Settings
 from workers.config.types import ConfigError
-from workers.processes.children import StartError, private_folder, spawn, stop, tail
+from workers.processes.children import StartError, make_private_folder, spawn, stop, tail
 from workers.processes.shutdown import uninterrupted
 
 START_SECONDS = 30.0
@@ -87,8 +87,8 @@ class EmbeddedBroker:
     def start(self) -> None:
         """Returns once the broker answers. Raises ``StartError`` with the server's last words when it does not."""
         self.data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
-        folder = private_folder(self.data_dir / "broker")
-        private_folder(self.socket.parent)
+        folder = make_private_folder(self.data_dir / "broker")
+        make_private_folder(self.socket.parent)
         with _locked(self.data_dir / "run.lock"):
             if self._answers():
                 if self.ended:  # somebody else has started it again

@@ -14,7 +14,8 @@ from celery import Celery
 from kombu.exceptions import OperationalError
 
 from workers.broker.wakeups import send_wakeup
-from workers.store.jobs import BROKER_DOWN, JobStore
+from workers.store.jobs import JobStore
+from workers.store.redis_client import BROKER_DOWN
 
 TICK_SECONDS = 0.5
 

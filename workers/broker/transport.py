@@ -36,7 +36,7 @@ class _Connection(Connection):  # type: ignore[misc]
         return super().ensure_connection(*args, **(often | kwargs))
 
 
-class Doorbell(AMQP):  # type: ignore[misc]
+class WakeupAMQP(AMQP):  # type: ignore[misc]
     """What ``Celery(amqp=…)`` takes."""
 
     Connection = _Connection

@@ -10,7 +10,7 @@ from typing import Final
 from celery import Celery
 
 from workers.broker.embedded import broker_url
-from workers.broker.transport import Doorbell
+from workers.broker.transport import WakeupAMQP
 from workers.config.settings import QUEUES, Settings
 
 RUN_TASK: Final = "reasoner.run"
@@ -20,7 +20,7 @@ WEBHOOKS: Final = "webhooks"
 
 def make_celery(settings: Settings) -> Celery:
     """The application that senders and workers share."""
-    app = Celery("reasoner", broker=celery_url(broker_url(settings)), amqp=Doorbell)
+    app = Celery("reasoner", broker=celery_url(broker_url(settings)), amqp=WakeupAMQP)
     app.conf.update(
         task_serializer="json",
         accept_content=["json"],

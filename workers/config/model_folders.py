@@ -9,7 +9,7 @@ from pathlib import Path
 from engine.protocol.types import EngineError
 from reasoner.admission.model_checks import check_policy, check_prm
 from workers.config.settings import Settings
-from workers.config.types import ConfigError, find_folder
+from workers.config.types import ConfigError, find_model_folder
 
 
 def check_models(settings: Settings) -> None:
@@ -18,7 +18,7 @@ def check_models(settings: Settings) -> None:
     A model on another machine cannot be looked at here: ``/readyz`` says what is wrong with it.
     """
     for setting, folder in (
-        ("model", find_folder(settings.model)),
+        ("model", find_model_folder(settings.model)),
         ("engine_tokenizer", _expanded(settings.engine_tokenizer)),
     ):
         if folder is not None:
@@ -27,7 +27,7 @@ def check_models(settings: Settings) -> None:
     if settings.verifier is None or settings.prm_name is None:
         return
     for setting, folder in (
-        ("prm", find_folder(settings.verifier)),
+        ("prm", find_model_folder(settings.verifier)),
         ("prm_tokenizer", _expanded(settings.prm_tokenizer)),
     ):
         if folder is not None:

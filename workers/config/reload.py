@@ -9,7 +9,7 @@ from pathlib import Path
 
 import structlog
 
-from workers.config.settings import CONFIG_FILE, LIVE, Settings, load_settings
+from workers.config.settings import CONFIG_FILE, RELOADABLE, Settings, load_settings
 from workers.config.types import ConfigError
 
 LOOK_SECONDS = 1.0
@@ -22,7 +22,7 @@ class LiveSettings:
     """May be used from any thread. ``clock`` answers seconds.
 
     The file is looked at when somebody asks. One that cannot be used changes nothing: what held before goes on to hold,
-    until the file is right. Settings that are not in ``LIVE`` stay as this process began with them.
+    until the file is right. Settings that are not in ``RELOADABLE`` stay as this process began with them.
     """
 
     def __init__(self, settings: Settings, clock: Callable[[], float] = time.monotonic) -> None:
@@ -65,10 +65,10 @@ class LiveSettings:
             return
         self._problem = None
         changed = {name for name in type(read).model_fields if getattr(read, name) != getattr(self._settings, name)}
-        self._settings = self._settings.renewed({name: getattr(read, name) for name in changed & LIVE})
-        log.info("configuration read again", changed=sorted(changed & LIVE))
-        if changed - LIVE:
-            log.warning("settings that hold after a restart only", changed=sorted(changed - LIVE))
+        self._settings = self._settings.renewed({name: getattr(read, name) for name in changed & RELOADABLE})
+        log.info("configuration read again", changed=sorted(changed & RELOADABLE))
+        if changed - RELOADABLE:
+            log.warning("settings that hold after a restart only", changed=sorted(changed - RELOADABLE))
 
     def _version(self) -> tuple[int, int, int] | None:
         try:

@@ -33,11 +33,11 @@ from workers.config.types import (
     BUNDLED_PRM,
     ConfigError,
     address,
+    decode_webhook_secret,
     is_bundled,
     is_loopback,
-    model_folder,
+    require_model_folder,
     served_name,
-    webhook_secret_bytes,
 )
 
 QueueName = Literal["interactive", "webhooks", "batch"]
@@ -52,7 +52,7 @@ NO_PRM = "none"
 _SECRETS = ("api_keys", "redis_url", "webhook_secret", "webhook_secrets")
 
 
-LIVE: Final = frozenset(
+RELOADABLE: Final = frozenset(
     {
         "budget_seconds",
         "budget_tokens",
@@ -240,14 +240,14 @@ class Settings(BaseSettings):
     @classmethod
     def _a_secret(cls, value: SecretStr | None) -> SecretStr | None:
         if value is not None:
-            webhook_secret_bytes(value.get_secret_value())
+            decode_webhook_secret(value.get_secret_value())
         return value
 
     @field_validator("webhook_secrets")
     @classmethod
     def _secrets(cls, value: dict[str, SecretStr]) -> dict[str, SecretStr]:
         for secret in value.values():
-            webhook_secret_bytes(secret.get_secret_value())
+            decode_webhook_secret(secret.get_secret_value())
         return value
 
     @field_validator("webhook_allow")
@@ -289,7 +289,7 @@ class Settings(BaseSettings):
         """``draft`` with the folder that it names, as the engine takes it. Raises ``ConfigError``."""
         kind, equals, where = self.draft.partition("=")
         if kind == "draft_model" and equals:
-            return f"{kind}={model_folder(where, 'draft')}"
+            return f"{kind}={require_model_folder(where, 'draft')}"
         return f"{kind}={Path(where).expanduser().absolute()}" if equals else kind
 
     def read_calibration(self) -> Calibration | None:

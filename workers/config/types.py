@@ -16,7 +16,7 @@ class ConfigError(Exception):
     """The configuration cannot work; the message names the setting and says what would be right."""
 
 
-def webhook_secret_bytes(text: str) -> bytes:
+def decode_webhook_secret(text: str) -> bytes:
     """What ``whsec_…`` stands for. Raises ``ValueError``."""
     try:
         secret = base64.b64decode(text.removeprefix("whsec_"), validate=True)
@@ -40,16 +40,16 @@ def is_bundled(value: str) -> bool:
     return "/" not in value and "=" not in value and (BUNDLED / value / "config.json").is_file()
 
 
-def find_folder(value: str) -> Path | None:
+def find_model_folder(value: str) -> Path | None:
     """Return where the weights of ``NAME=FOLDER``, a folder or a bundled model lie; ``None`` if not on this machine."""
     _, separator, path = value.partition("=")
     folder = BUNDLED / value if is_bundled(value) else Path(path if separator else value).expanduser()
     return folder.absolute() if (folder / "config.json").is_file() else None
 
 
-def model_folder(value: str, setting: str) -> Path:
+def require_model_folder(value: str, setting: str) -> Path:
     """The same where there has to be one. Raises ``ConfigError``."""
-    folder = find_folder(value)
+    folder = find_model_folder(value)
     if folder is None:
         names = ", ".join(sorted(child.parent.name for child in BUNDLED.glob("*/config.json"))) or "none"
         raise ConfigError(

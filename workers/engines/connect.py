@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 
 from engine.client.health import Health
 from engine.client.http import HttpEngine
-from engine.client.replicas import FleetEngine
+from engine.client.replicas import ReplicatedEngine
 from engine.client.router import RoutedEngine
 from engine.protocol.types import EngineClient
 from prm.formats.registry import FORMAT_NOTE
@@ -20,7 +20,7 @@ def connect(
 ) -> EngineClient:
     """A client of the engines at ``urls``, by default the configured ones, and of the verifier's own if it has some.
 
-    Does not connect yet. ``health`` is what this process knows of them, ``current`` as for ``FleetEngine``.
+    Does not connect yet. ``health`` is what this process knows of them, ``current`` as for ``ReplicatedEngine``.
     """
     health = health or Health()
     main = _fleet(urls or settings.engine_addresses, settings.engine_tokenizer, health, current)
@@ -39,7 +39,7 @@ def engine_name(url: str) -> str:
     return url.replace(login + at, "", 1)
 
 
-def _fleet(urls: Sequence[str], tokenizer: Path | None, health: Health, current: bool) -> FleetEngine:
+def _fleet(urls: Sequence[str], tokenizer: Path | None, health: Health, current: bool) -> ReplicatedEngine:
     alone = len(urls) == 1  # nobody can stand in for it: wait for it
     engines = {engine_name(url): HttpEngine(url, tokenizer=tokenizer, patient=alone) for url in urls}
-    return FleetEngine(engines, health, current=current)
+    return ReplicatedEngine(engines, health, current=current)

@@ -18,7 +18,7 @@ from engine.protocol.types import Completion, Delta, EngineClient, GenerateReque
 _Request = TypeVar("_Request", GenerateRequest, ScoreRequest)
 
 
-def salt_of(owner: str) -> str:
+def owner_salt(owner: str) -> str:
     """The ``cache_salt`` of an owner's jobs, the same in every process and after every restart.
 
     A hash, so that owners' names, which may be addresses of people, are not told to engines and their logs, and that
@@ -33,7 +33,7 @@ class TenantEngine(ForwardingEngine):
 
     def __init__(self, engine: EngineClient, owner: str) -> None:
         super().__init__(engine)
-        self._salt = salt_of(owner)
+        self._salt = owner_salt(owner)
         self._sharing: frozenset[str] = frozenset()
 
     def generate(self, request: GenerateRequest, *, stream: bool = False) -> AsyncIterator[Completion | Delta]:

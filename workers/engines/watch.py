@@ -8,7 +8,8 @@ from collections.abc import Awaitable, Callable
 
 import structlog
 
-from workers.store.jobs import BROKER_DOWN, JobStore
+from workers.store.jobs import JobStore
+from workers.store.redis_client import BROKER_DOWN
 
 TICK_SECONDS = 0.25
 REST_SECONDS = 3.0
@@ -47,7 +48,7 @@ class EngineWatch:
 
     async def look(self) -> int:
         """Look once; return how many jobs it woke."""
-        if not await self._store.waits_for_engine():
+        if not await self._store.has_jobs_waiting_for_engine():
             self._was_away = False
             return 0
         if not await self._answers():
@@ -57,7 +58,7 @@ class EngineWatch:
         if not self._was_away and now < self._woke_at + REST_SECONDS:
             return 0
         self._was_away, self._woke_at = False, now
-        woken = await self._store.wake_for_engine()
+        woken = await self._store.wake_jobs_waiting_for_engine()
         if woken:
             log.info("an engine answers: jobs go on", jobs=woken)
             self._on_wake()

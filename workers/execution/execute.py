@@ -23,8 +23,10 @@ from reasoner.jobs.spec import JobSpec
 from reasoner.run import JobOutcome
 from workers.engines.tenant_isolation import TenantEngine
 from workers.store.batches import BatchStore
-from workers.store.jobs import BROKER_DOWN, Claim, JobStore
+from workers.store.claims import Claim
+from workers.store.jobs import JobStore
 from workers.store.journal import RedisJournal
+from workers.store.redis_client import BROKER_DOWN
 from workers.telemetry import tracing
 
 ENGINE_RETRY_SECONDS = 3.0
@@ -45,7 +47,7 @@ class RunJob(Protocol):
     ) -> Awaitable[JobOutcome]: ...
 
 
-class HandBack(Exception):
+class ShutdownRequested(Exception):
     """This process is asked to stop."""
 
 
@@ -118,7 +120,7 @@ async def _record(claim: Claim, store: JobStore, search: Awaitable[JobOutcome]) 
         if share is not None:
             return replace(claim, share=share)
         log.info("job waits for its share")
-    except HandBack:
+    except ShutdownRequested:
         await store.release(claim, reason="shutdown", detail="the worker was asked to stop")
         log.info("job handed back")
     except EngineUnavailable as error:
@@ -179,7 +181,7 @@ async def _search(
             heartbeat.result()
             raise LeaseLost(claim.job_id)
         if search.cancelled():
-            raise HandBack
+            raise ShutdownRequested
         return search.result()
     finally:
         drained.cancel()

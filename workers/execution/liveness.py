@@ -10,7 +10,7 @@ from celery import Celery, bootsteps
 TOUCH_SECONDS = 1.0
 
 
-def keep_alive_file(app: Celery, path: Path) -> None:
+def touch_while_consuming(app: Celery, path: Path) -> None:
     """Have the worker of ``app`` touch a file every second for as long as it is connected to its broker.
 
     The loop that fetches messages does it: a worker that hangs, or whose broker is away, lets the file grow old. The

@@ -23,18 +23,19 @@ from workers.config.reload import LiveSettings
 from workers.config.settings import Settings
 from workers.engines.connect import connect
 from workers.execution.execute import RunJob, execute
-from workers.execution.liveness import keep_alive_file
-from workers.processes.shutdown import take_over
-from workers.store.jobs import BROKER_DOWN, JobStore
+from workers.execution.liveness import touch_while_consuming
+from workers.processes.shutdown import treat_as_first_signal
+from workers.store.jobs import JobStore
+from workers.store.redis_client import BROKER_DOWN
 from workers.telemetry.logs import configure_logging
 from workers.telemetry.tracing import traced
 from workers.webhooks.deliver import deliver
 
-BROKER_PATIENCE = 10.0
+BROKER_RETRY_SECONDS = 10.0
 """Seconds that a running job outlasts a broker that is away."""
 
 
-class Draining:
+class ShutdownSignal:
     """Says to every running job, each on the event loop of its thread, that this process is asked to stop."""
 
     def __init__(self) -> None:
@@ -73,9 +74,9 @@ def make_worker(settings: Settings, run: RunJob | None = None) -> Celery:
     live = LiveSettings(settings)
     app = make_celery(settings)
     if settings.alive_file is not None:
-        keep_alive_file(app, settings.alive_file)
+        touch_while_consuming(app, settings.alive_file)
     health = Health()
-    draining = Draining()
+    draining = ShutdownSignal()
     worker_shutting_down.connect(draining.begin, weak=False)
     setup_logging.connect(configure_logging, weak=False)
     children = contextlib.ExitStack()
@@ -83,7 +84,7 @@ def make_worker(settings: Settings, run: RunJob | None = None) -> Celery:
     worker_shutdown.connect(lambda **_: children.close(), weak=False)
 
     async def wake(job_id: str) -> None:
-        store = JobStore(broker_url(settings), patience=BROKER_PATIENCE)
+        store = JobStore(broker_url(settings), retry_seconds=BROKER_RETRY_SECONDS)
         engine = traced(connect(settings, health=health))
         search: RunJob = run or functools.partial(
             run_job, prices=live.now.prices, calibration=calibration, unlocked_tests=settings.unlocked_tests
@@ -104,7 +105,7 @@ def make_worker(settings: Settings, run: RunJob | None = None) -> Celery:
         finally:
             await engine.close()
             with contextlib.suppress(*BROKER_DOWN):  # these counts are then lost; nothing depends on them
-                await store.count(
+                await store.increment_counters(
                     {f"engine:{what}:{name}": count for (name, what), count in health.take_counts().items()}
                 )
             await store.close()
@@ -113,7 +114,7 @@ def make_worker(settings: Settings, run: RunJob | None = None) -> Celery:
         asyncio.run(wake(job_id))
 
     async def tell(job_id: str) -> None:
-        store = JobStore(broker_url(settings), patience=BROKER_PATIENCE)
+        store = JobStore(broker_url(settings), retry_seconds=BROKER_RETRY_SECONDS)
         try:
             await deliver(job_id, store=store, settings=live.now)
         finally:
@@ -133,7 +134,7 @@ def serve(app: Celery, queues: Sequence[str]) -> None:
 
     def shutting_down(sig: str, **_: Any) -> None:
         stopped_by.append(sig)
-        take_over(signal.Signals[sig])  # Celery would let a second one wait for its time-outs
+        treat_as_first_signal(signal.Signals[sig])  # Celery would let a second one wait for its time-outs
 
     worker_shutting_down.connect(shutting_down, weak=False)
     app.worker_main(

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from workers.processes.shutdown import at_force, is_forced
+from workers.processes.shutdown import call_before_forced_exit, is_forced
 
 _POLL_SECONDS = 0.02
 _PR_SET_PDEATHSIG = 1
@@ -69,7 +69,7 @@ def ended(process: subprocess.Popen[bytes], *, within: float) -> bool:
     return True
 
 
-def private_folder(path: Path) -> Path:
+def make_private_folder(path: Path) -> Path:
     """Makes a folder that only this user can enter, or makes sure that an existing one is."""
     path.mkdir(mode=0o700, parents=True, exist_ok=True)
     status = path.lstat()
@@ -132,4 +132,4 @@ def _end_children() -> None:
             child.send_signal(number)
 
 
-at_force(_end_children)
+call_before_forced_exit(_end_children)

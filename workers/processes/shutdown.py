@@ -114,13 +114,13 @@ def run(main: Coroutine[Any, Any, _T]) -> _T:
     _leave(_received.first)
 
 
-def take_over(number: int) -> None:
+def treat_as_first_signal(number: int) -> None:
     """Count a signal that somebody else's handler got as the first one, and handle those that follow."""
     _install()
     _receive_first(number)
 
 
-def at_force(act: Callable[[], object]) -> None:
+def call_before_forced_exit(act: Callable[[], object]) -> None:
     """Have something done before a forced end: it must not wait for anything."""
     _last_acts.append(act)
 

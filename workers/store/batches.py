@@ -11,9 +11,10 @@ from reasoner.jobs.batch import BatchStatus, get_final_status
 from reasoner.jobs.job import Status
 from reasoner.jobs.journal import JobCancelled, LeaseLost
 from workers.config.rate_limits import Quota
-from workers.store.jobs import Claim, IdempotencyConflict, JobStore, QueueFull, Share, idempotency_record, new_id
+from workers.store.claims import Claim, Share
+from workers.store.jobs import IdempotencyConflict, JobStore, QueueFull, idempotency_record, new_id
 from workers.store.request_origin import ORIGIN
-from workers.store.serialization import usage_of
+from workers.store.serialization import job_key, to_json, usage_of
 
 BatchDocument = dict[str, Any]
 """A batch as the API shows it: the JSON of ``reasoner.jobs.batch.Batch``."""
@@ -42,9 +43,17 @@ class BatchStore:
     ) -> tuple[BatchDocument, bool]:
         """Records a batch with its jobs; answers it and whether it is new. Raises as ``JobStore.submit``."""
         key, digest = idempotency_record("batch", owner, idempotency)
-        jobs = [part for spec in specs for part in (new_id("job"), _json(spec), spec["priority"])]
+        jobs = [part for spec in specs for part in (new_id("job"), to_json(spec), spec["priority"])]
         share = initial_grant(budget["tokens"], len(specs))
-        about = (new_id("batch"), _json(budget), _json(metadata), share, MAX_ACTIVE_JOBS, owner, ORIGIN.get().to_json())
+        about = (
+            new_id("batch"),
+            to_json(budget),
+            to_json(metadata),
+            share,
+            MAX_ACTIVE_JOBS,
+            owner,
+            ORIGIN.get().to_json(),
+        )
         allowed = quota or Quota()
         arguments = (*about, queue_cap, key, digest, allowed.to_json())
         outcome, *known = await self._store.script("batch_submit", *arguments, *jobs)
@@ -70,13 +79,13 @@ class BatchStore:
         jobs = []
         for job_id in ids:
             status, result, granted, *spent = await self._store.command(
-                "HMGET", f"reasoner:job:{job_id}", "status", "result", "granted", *_SPENT
+                "HMGET", job_key(job_id), "status", "result", "granted", *_SPENT
             )
             if status is not None:  # else deleted since
                 jobs.append(_job(job_id, status, result, granted, spent))
         return _document(fields) | {"jobs": jobs}
 
-    async def page(self, *, owner: str | None, after: str | None, limit: int) -> list[BatchDocument]:
+    async def list_batches(self, *, owner: str | None, after: str | None, limit: int) -> list[BatchDocument]:
         """Newest first, from before the batch ``after``, without their jobs: an owner's, or with ``None`` everybody's.
         Raises ``NoSuchBatch``."""
         index = "reasoner:batches" if owner is None else f"reasoner:batches:of:{owner}"
@@ -94,19 +103,19 @@ class BatchStore:
         """Cancels every job that has not ended. Raises ``NoSuchBatch``."""
         best: list[str] = []
         for job_id in await self._store.command("LRANGE", f"{_batch(batch_id)}:jobs", 0, -1):
-            best += (job_id, await self._store.best_so_far(job_id))
+            best += (job_id, await self._store.compute_best_so_far(job_id))
         if await self._store.script("batch_cancel", batch_id, *best) == "gone":
             raise NoSuchBatch(batch_id)
         return await self.get(batch_id)
 
-    async def park(self, claim: Claim, ask: TokenRequest) -> Share | None:
+    async def park(self, claim: Claim, request: TokenRequest) -> Share | None:
         """Asks for more of the batch's budget. With a share the job goes on at once; without one it has been handed
         back, and waits for its share.
 
         Raises ``LeaseLost`` when it has another owner, ``JobCancelled`` when it has been cancelled, and has ended.
         """
         outcome, *share = await self._store.script(
-            "park", claim.job_id, claim.token, claim.lease_ms, ask.tokens, repr(ask.rate)
+            "park", claim.job_id, claim.token, claim.lease_ms, request.tokens, repr(request.rate)
         )
         match outcome:
             case "granted":
@@ -123,10 +132,6 @@ _SPENT = ("usage:generated", "usage:verifier_computed")
 
 def _batch(batch_id: str) -> str:
     return f"reasoner:batch:{batch_id}"
-
-
-def _json(value: Any) -> str:
-    return json.dumps(value, separators=(",", ":"), allow_nan=False)
 
 
 def _job(job_id: str, status: str, result: str | None, granted: str, spent: list[str | None]) -> dict[str, Any]:

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 from reasoner.budget.grant_source import GrantSource, StoredGrants
 from reasoner.jobs.journal import Entry, JobCancelled, LeaseLost
-from workers.store.jobs import Claim, JobStore
+from workers.store.claims import Claim
+from workers.store.jobs import JobStore
 
 
 class RedisJournal:
@@ -20,7 +21,7 @@ class RedisJournal:
         self.grant_source: GrantSource | None = None if share is None else StoredGrants(share.granted, share.closed)
 
     async def load(self) -> list[Entry]:
-        return await self._store.entries(self._claim.job_id)
+        return await self._store.load_entries(self._claim.job_id)
 
     async def append(self, entries: Sequence[Entry]) -> None:
         beat = await self._store.commit(self._claim, entries)

@@ -13,7 +13,8 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import Field
 
 from reasoner.base_model import StrictModel
-from workers.store.jobs import BROKER_DOWN, JobStore
+from workers.store.jobs import JobStore
+from workers.store.redis_client import BROKER_DOWN
 
 Scope = Literal["jobs:read", "jobs:write", "metrics:read", "admin"]
 SCOPES: Final[frozenset[Scope]] = frozenset({"jobs:read", "jobs:write", "metrics:read", "admin"})
@@ -92,7 +93,7 @@ class KeyStore:
         await self._store.script("key_create", fields["id"], *(part for pair in fields.items() for part in pair))
         return NewKey(**_document(fields), key=f"rk_{public}_{secret}")
 
-    async def exist(self) -> bool:
+    async def has_any(self) -> bool:
         """Whether a key was ever made. A revoked one counts: nothing is opened by revoking the last."""
         return bool(await self._store.command("EXISTS", "reasoner:keys"))
 
@@ -113,7 +114,7 @@ class KeyStore:
             raise NoSuchKey(key_id)
         return Key(**_document(fields))
 
-    async def page(self, *, after: str | None, limit: int) -> list[Key]:
+    async def list_keys(self, *, after: str | None, limit: int) -> list[Key]:
         """Newest first, from before the key ``after``. Raises ``NoSuchKey`` when there is none like that."""
         highest = "+inf"
         if after is not None:
@@ -131,13 +132,13 @@ class KeyStore:
         return await self.get(key_id)
 
 
-def stored_keys(url: str) -> bool:
+def has_stored_keys(url: str) -> bool:
     """Whether the broker at ``url`` holds keys. ``False`` while it is away, which opens nothing."""
 
     async def ask() -> bool:
         store = JobStore(url)
         try:
-            return await KeyStore(store).exist()
+            return await KeyStore(store).has_any()
         except BROKER_DOWN:
             return False
         finally:

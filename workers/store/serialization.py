@@ -13,6 +13,16 @@ JobDocument = dict[str, Any]
 """A job as the API shows it: the JSON of ``reasoner.jobs.job.Job``, not validated again when it is read."""
 
 
+def job_key(job_id: str) -> str:
+    """Return the Redis key of a job's hash."""
+    return f"reasoner:job:{job_id}"
+
+
+def to_json(value: Any) -> str:
+    """Return compact JSON. Raises ``ValueError`` for numbers that JSON does not have."""
+    return json.dumps(value, separators=(",", ":"), allow_nan=False)
+
+
 def usage_of(fields: dict[str, str]) -> Usage:
     """The bill in a hash."""
     usage = {name.removeprefix("usage:"): value for name, value in fields.items() if name.startswith("usage:")}

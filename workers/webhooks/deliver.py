@@ -22,7 +22,7 @@ from typing import Final
 import structlog
 
 from workers.config.settings import Settings
-from workers.config.types import webhook_secret_bytes
+from workers.config.types import decode_webhook_secret
 from workers.store.jobs import JobStore, NoSuchJob
 from workers.store.serialization import JobDocument
 from workers.webhooks.http import TIMEOUT_SECONDS, ForbiddenAddress, SendFailed, post
@@ -95,7 +95,7 @@ def message(attempt: Attempt, job: JobDocument, settings: Settings) -> tuple[byt
         "User-Agent": "Reasoner-Webhooks/1",
         "webhook-id": message_id,
         "webhook-timestamp": now,
-        "webhook-signature": signature(webhook_secret_bytes(secret.get_secret_value()), message_id, now, body),
+        "webhook-signature": signature(decode_webhook_secret(secret.get_secret_value()), message_id, now, body),
     }
 
 

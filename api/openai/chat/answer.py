@@ -13,7 +13,7 @@ from api.openai.errors import stream_error
 from api.openai.narration import JobEnd, Narration
 from api.openai.usage import CachedTokens, ReasoningTokens, Report, count_reasoning_tokens
 from reasoner.jobs.event import Event
-from workers.store.jobs import ShuttingDown
+from workers.store.event_log import ShuttingDown
 from workers.store.serialization import JobDocument
 
 Json = dict[str, Any]

@@ -17,7 +17,7 @@ from api.openai.responses.object import MessageStatus, Response, message_item, m
 from reasoner.budget.usage import Usage
 from reasoner.jobs.event import Event
 from reasoner.jobs.job import Status
-from workers.store.jobs import ShuttingDown
+from workers.store.event_log import ShuttingDown
 from workers.store.serialization import JobDocument
 
 Json = dict[str, Any]

@@ -127,7 +127,7 @@ async def retrieve(job_id: JobId, query: Annotated[Retrieve, Query()], state: St
     after = query.starting_after
     if query.stream:
         if after is not None:
-            newest = last_sequence_number(ResponseEvents(job, echoed), await state.store.events(job_id))
+            newest = last_sequence_number(ResponseEvents(job, echoed), await state.store.load_events(job_id))
             if after > newest:
                 raise _bad_start_problem(f"event {after} does not exist yet: the newest is {newest}")
         return EventStream(_format_events(stream_after(after, ResponseEvents(job, echoed), state.store.follow(job_id))))
@@ -187,14 +187,14 @@ async def _history(response_id: str, state: ServiceState, principal: Principal) 
 
 async def _load_echoed_fields(state: ServiceState, job_id: str) -> EchoedFields:
     """Return the fields stored beside the job, or defaults for a job of another route."""
-    stored = await state.store.form(job_id)
+    stored = await state.store.get_form(job_id)
     return EchoedFields() if stored is None else EchoedFields.model_validate_json(stored)
 
 
 async def _current_response(state: ServiceState, job: JobDocument, echoed: EchoedFields) -> Response:
     narration = Narration(job["spec"], concise=echoed.summary == "concise")
     if job["status"] in TERMINAL_STATUSES:
-        for event in await state.store.events(job["id"]):
+        for event in await state.store.load_events(job["id"]):
             narration.add(event)
     return Response.from_job(job, echoed, narration)
 

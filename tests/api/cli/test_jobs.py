@@ -244,7 +244,7 @@ def test_solve_asks_a_running_service_for_a_model_by_name_and_starts_its_own_wit
             raise Sent(spec | {"url": self.url})
 
     monkeypatch.setattr(cli_jobs, "Client", FakeClient)
-    monkeypatch.setattr(cli_jobs, "private_stack", private)
+    monkeypatch.setattr(cli_jobs, "run_private_service", private)
     monkeypatch.setattr(cli_jobs, "_answers", lambda _: not alone)
     result = CliRunner().invoke(app, ["solve", "?", "--model", "mine=policy-large" if alone else "mine"])
     assert isinstance(result.exception, Sent), result.output

@@ -89,7 +89,7 @@ async def test_a_background_response_goes_on_alone_and_its_stream_resumes_at_eve
         response_id = first.response.id  # type: ignore[union-attr]
         assert (await ai.responses.retrieve(response_id)).status == "queued"
     async with working(url, store):
-        await store.wait(job_of(response_id), 60)
+        await store.wait_for_end(job_of(response_id), 60)
     async with listening(settings) as address, AsyncOpenAI(base_url=f"{address}/v1", api_key="none") as ai:
         whole = await heard(await ai.responses.retrieve(response_id, stream=True))
         assert [event["sequence_number"] for event in whole] == list(range(len(whole)))

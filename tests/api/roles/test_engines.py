@@ -134,7 +134,7 @@ async def test_a_job_runs_where_its_id_leads_and_elsewhere_to_the_same_end(
 
 
 async def test_what_workers_asked_of_engines_is_counted_for_all(client: httpx.AsyncClient, store: JobStore) -> None:
-    await store.count({"engine:requests:http://a:1": 3, "engine:failures:http://a:1": 1})
-    await store.count({"engine:requests:http://a:1": 2, "engine:requests:unix:///b": 1})
+    await store.increment_counters({"engine:requests:http://a:1": 3, "engine:failures:http://a:1": 1})
+    await store.increment_counters({"engine:requests:http://a:1": 2, "engine:requests:unix:///b": 1})
     assert await samples(client, "reasoner_engine_requests_total") == {"http://a:1": 5, "unix:///b": 1}
     assert await samples(client, "reasoner_engine_failures_total") == {"http://a:1": 1}

@@ -47,7 +47,7 @@ async def test_a_batch_runs_to_its_end_and_its_jobs_are_jobs_like_any_other(
         usage = Usage.model_validate(job["usage"])
         assert usage.total == short.tokens <= short.granted
         total += usage
-        events = await store.events(short.id)
+        events = await store.load_events(short.id)
         assert usage.total <= sum(event.data["tokens"] for event in events if event.type == "grant") <= short.granted
         tree = (await client.get(f"/v1/jobs/{short.id}/tree")).json()
         assert sum(node["tokens"] for node in tree["nodes"]) == usage.generated

@@ -17,7 +17,7 @@ from tests.workers.store.test_jobs import RESULT, SPEC, claim, entry, submit
 from workers.broker.reaper import Reaper
 from workers.broker.wakeups import make_celery
 from workers.config.settings import Settings
-from workers.store import jobs as store_module
+from workers.store import jobs as jobs_module
 from workers.store.jobs import JobStore
 
 Work = Callable[[str], Awaitable[None]]
@@ -49,7 +49,7 @@ async def test_with_the_journal_it_holds_all_that_a_stream_would_have_told(
     job_id = await submitted(client, strategy={"name": "beam", "n": 4})
     await work(job_id)
     (line,) = await exported(client, journal=True)
-    assert line["events"] == [event.model_dump() for event in await store.events(job_id)]
+    assert line["events"] == [event.model_dump() for event in await store.load_events(job_id)]
     assert len(line["events"]) == line["last_seq"]
     assert "events" not in (await exported(client))[0]
 
@@ -68,7 +68,7 @@ async def test_an_export_goes_on_where_the_last_one_stopped(client: httpx.AsyncC
 async def test_jobs_that_ended_at_once_come_once_each_over_any_number_of_pages(
     store: JobStore, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(store_module, "_PAGE", 3)
+    monkeypatch.setattr(jobs_module, "_PAGE_SIZE", 3)
     jobs = [await submit(store) for _ in range(20)]
     for job_id in jobs:
         await store.cancel(job_id)
@@ -76,7 +76,7 @@ async def test_jobs_that_ended_at_once_come_once_each_over_any_number_of_pages(
         client.zadd("reasoner:jobs:ended", dict.fromkeys(jobs[2:18], 5_000) | {jobs[0]: 1_000, jobs[1]: 4_999})
         client.zadd("reasoner:jobs:ended", {jobs[18]: 5_001, jobs[19]: 9_000})
     seen = []
-    async for job_id in store.ended(None, 1.0, 8.0):
+    async for job_id in store.iterate_ended(None, 1.0, 8.0):
         seen.append(job_id)
         if len(seen) == 5:
             await store.delete(seen[3])
@@ -90,9 +90,9 @@ async def test_an_owner_exports_its_own_jobs_only(store: JobStore) -> None:
         job, _ = await store.submit(SPEC, owner=owner, queue_cap=10)
         await store.cancel(job["id"])
         ids[owner] = job["id"]
-    until = await store.now()
-    assert [job_id async for job_id in store.ended("her", 0, until)] == [ids["her"]]
-    everyone = [job_id async for job_id in store.ended(None, 0, until)]
+    until = await store.get_broker_time()
+    assert [job_id async for job_id in store.iterate_ended("her", 0, until)] == [ids["her"]]
+    everyone = [job_id async for job_id in store.iterate_ended(None, 0, until)]
     assert sorted(everyone) == sorted(ids.values())  # both may have ended in one millisecond: ordered by their ids then
 
 
@@ -126,7 +126,7 @@ async def test_jobs_vanish_whole_when_their_time_is_over_and_not_before(
     await store.cancel(kept)
     await claim(store, running)
     with redis.Redis.from_url(url) as client:
-        long_ago = (await store.now() - 61) * 1000
+        long_ago = (await store.get_broker_time() - 61) * 1000
         for index in ("reasoner:jobs:ended", "reasoner:jobs:of:local:ended"):
             assert client.zadd(index, {old: long_ago}, xx=True, ch=True) == 1
         reaper = Reaper(store, make_celery(settings), max_attempts=3, retention=60)

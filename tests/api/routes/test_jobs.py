@@ -72,7 +72,7 @@ async def test_a_job_runs_to_its_result_and_its_bill_is_the_sum_of_its_journal(
     job = Job.model_validate((await client.get(f"/v1/jobs/{job_id}")).json())
     assert job.status in ("completed", "incomplete")
     assert 0 < job.usage.total <= 400
-    spent = sum((entry.spend for entry in await store.entries(job_id)), Usage())
+    spent = sum((entry.spend for entry in await store.load_entries(job_id)), Usage())
     assert job.usage.model_dump() == pytest.approx(spent.model_dump())
 
 
@@ -199,7 +199,7 @@ async def test_what_the_events_say_they_cost_adds_up_to_the_bill(
     job_id = await submitted(client, **BEAM)
     await work(job_id)
     total = Usage()
-    for event in await store.events(job_id):
+    for event in await store.load_events(job_id):
         assert all(event.spend.values())
         total += Usage.model_validate(event.spend)
     assert total.generated > 0

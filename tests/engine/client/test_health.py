@@ -33,17 +33,17 @@ def health(clock: Clock) -> Health:
 
 
 def test_an_engine_is_unknown_then_up_then_away_then_up(health: Health) -> None:
-    assert [known.state for known in health.standings()] == ["unknown"]
+    assert [known.state for known in health.snapshot()] == ["unknown"]
     assert health.up("a") is None
     health.answered("a", [POLICY])
-    assert (health.standings()[0].state, health.up("a")) == ("up", (POLICY,))
+    assert (health.snapshot()[0].state, health.up("a")) == ("up", (POLICY,))
     health.failed("a", GONE)
-    away = health.standings()[0]
+    away = health.snapshot()[0]
     assert (away.state, away.models, away.error, health.up("a")) == ("away", (POLICY,), GONE, None)
     health.add("a")
-    assert health.standings() == [away]
+    assert health.snapshot() == [away]
     health.answered("a", [])
-    assert (health.standings()[0].state, health.up("a")) == ("up", ())
+    assert (health.snapshot()[0].state, health.up("a")) == ("up", ())
 
 
 def test_one_that_answers_is_asked_by_one_client_at_a_time_and_not_all_the_time(health: Health, clock: Clock) -> None:
@@ -132,10 +132,10 @@ def test_one_that_was_asked_and_has_not_answered_is_away_to_those_who_want_to_kn
     health.asking("a")
     clock.now += ANSWER_SECONDS - 0.1
     health.asking("a")
-    assert health.standings()[0].state == "up"
+    assert health.snapshot()[0].state == "up"
     clock.now += 0.2
-    away = health.standings()[0]
+    away = health.snapshot()[0]
     assert (away.state, health.up("a")) == ("away", (POLICY,))
     assert "has not answered" in str(away.error)
     health.asked("a")
-    assert health.standings()[0].state == "up"
+    assert health.snapshot()[0].state == "up"

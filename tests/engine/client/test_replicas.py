@@ -12,7 +12,7 @@ import pytest
 from scipy.stats import chisquare
 
 from engine.client.health import Health
-from engine.client.replicas import MOST_ENGINES, FleetEngine, first
+from engine.client.replicas import MOST_ENGINES, ReplicatedEngine, first
 from engine.core.engine_core import CoreOptions
 from engine.core.local_engine import LocalEngine
 from engine.protocol.types import (
@@ -146,7 +146,7 @@ class Fleet:
         self.clock = Clock()
         self.engines = {name: Engine() for name in NAMES[:count]}
         self.health = Watched(self.clock)
-        self.client = FleetEngine(self.engines, self.health)
+        self.client = ReplicatedEngine(self.engines, self.health)
 
     def order(self, lease: str = "job") -> list[Engine]:
         """The engines as they come for a lease."""
@@ -157,7 +157,7 @@ class Fleet:
         return [self.engines[name] for name in order]
 
     def states(self) -> list[str]:
-        known = {one.name: one.state for one in self.health.standings()}
+        known = {one.name: one.state for one in self.health.snapshot()}
         return [known[next(name for name, engine in self.engines.items() if engine is one)] for one in self.order()]
 
 
@@ -311,7 +311,7 @@ async def test_clients_of_one_process_share_what_they_know(fleet: Fleet) -> None
     here.dead = True
     await completions(fleet.client, request())
     failed = here.asked.copy()
-    second = FleetEngine(fleet.engines, fleet.health)
+    second = ReplicatedEngine(fleet.engines, fleet.health)
     await second.models()
     await completions(second, request())
     await second.close()
@@ -556,7 +556,7 @@ async def test_real_engines_draw_the_same_tokens_when_one_closes_in_the_middle(
     wanted = GenerateRequest("r", "m", tuple(range(10, 40)), branches, sampling, lease="job")
     expected = await completions(engines[NAMES[1]], replace(wanted, lease=None))
     await engines[NAMES[1]].clear_cache()
-    client = FleetEngine(engines)
+    client = ReplicatedEngine(engines)
     home = engines[first(engines, "job")]
     seen: list[Completion | Delta] = []
     async for event in client.generate(wanted, stream=stream):

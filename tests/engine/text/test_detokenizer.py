@@ -13,7 +13,7 @@ from transformers.convert_slow_tokenizer import bytes_to_unicode
 from engine.core.completion import completion, ending, next_delta
 from engine.protocol.types import Branch, InvalidRequest
 from engine.scheduler.sequence import GenerateSequence
-from engine.text.detokenizer import StopStrings, TextReader, held_back, text_of
+from engine.text.detokenizer import StopStrings, TextReader, decode_complete_text, num_chars_to_hold
 from engine.text.tokenizer import Tokenizer
 from tests.engine.conftest import Checkpoints
 from tests.engine.helpers import Harness, generate
@@ -54,12 +54,12 @@ def test_a_reader_never_shows_half_a_character_and_misses_nothing(tokenizer: Tok
         assert reader.text.startswith(shown)
         assert TEXT.startswith(reader.text)
         shown = reader.text
-    assert shown == TEXT == text_of(tokenizer, tokens)
+    assert shown == TEXT == decode_complete_text(tokenizer, tokens)
 
 
 def test_text_of_a_cut_character_ends_before_it(tokenizer: Tokenizer) -> None:
     tokens = tokenizer.encode("ab🐢")
-    assert text_of(tokenizer, tokens[:-1]) == "ab"
+    assert decode_complete_text(tokenizer, tokens[:-1]) == "ab"
 
 
 @pytest.mark.parametrize(
@@ -77,7 +77,7 @@ def test_text_of_a_cut_character_ends_before_it(tokenizer: Tokenizer) -> None:
 def test_the_longest_possible_beginning_of_a_stop_string_is_held_back(
     text: str, stops: tuple[str, ...], expected: int
 ) -> None:
-    assert held_back(text, stops) == expected
+    assert num_chars_to_hold(text, stops) == expected
 
 
 def test_the_stop_string_that_ends_first_is_found_and_only_in_what_is_new(tokenizer: Tokenizer) -> None:
@@ -115,8 +115,8 @@ def test_a_branch_stops_with_the_token_that_completes_a_stop_string(
     harness = Harness(folder)
     tokenizer = harness.core.model.tokenizer
     tokens = tokenizer.encode(TEXT)
-    before = text_of(tokenizer, tokens[:given])
-    texts = [text_of(tokenizer, tokens[:end]) for end in range(given + 1, len(tokens) + 1)]
+    before = decode_complete_text(tokenizer, tokens[:given])
+    texts = [decode_complete_text(tokenizer, tokens[:end]) for end in range(given + 1, len(tokens) + 1)]
     new = [text for text in texts if any(text.find(s, max(0, len(before) - len(s) + 1)) >= 0 for s in stop)]
     harness.submit(generate([5], [Branch(1, 1, 200, tuple(tokens[:given]))], stop=stop), stream=True)
     sequence = harness.core._jobs[0].sequences[0]
@@ -126,7 +126,7 @@ def test_a_branch_stops_with_the_token_that_completes_a_stop_string(
         sequence.generated.append(token)
         reason = ending(sequence, token, 256)
         if reason is not None:
-            stopped = text_of(tokenizer, sequence.generated)
+            stopped = decode_complete_text(tokenizer, sequence.generated)
             assert reason[0] == "stop"
             assert reason[1] in stop
             break
@@ -166,7 +166,7 @@ def test_however_a_text_is_split_it_is_read_character_by_character(
         grown.append(token)
         reader.advance()
         assert text.startswith(reader.text)
-    assert reader.final(len(tokens)) == text_of(tokenizer, tokens)
+    assert reader.final(len(tokens)) == decode_complete_text(tokenizer, tokens)
 
 
 @settings(deadline=None, max_examples=150)
@@ -185,7 +185,7 @@ def test_bytes_that_are_no_text_are_read_as_the_decoder_shows_them(
         grown.extend(tokens[start : start + step])
         reader.advance()
         assert whole.startswith(reader.text)
-        assert reader.final(len(grown)) == text_of(tokenizer, grown)
+        assert reader.final(len(grown)) == decode_complete_text(tokenizer, grown)
 
 
 def test_tokens_without_a_text_lie_within_a_character(tokenizer: Tokenizer) -> None:
@@ -205,7 +205,7 @@ def test_a_character_before_a_half_one_is_read_once_when_many_tokens_come_at_onc
     tokens = [*tokenizer.encode("so the answer is")] * 3 + [joined]
     reader = TextReader(tokenizer, tokens)
     reader.advance()
-    assert reader.text == reader.final(len(tokens)) == text_of(tokenizer, tokens)
+    assert reader.text == reader.final(len(tokens)) == decode_complete_text(tokenizer, tokens)
 
 
 def test_bytes_that_never_become_text_are_not_decoded_over_and_over(
@@ -252,11 +252,11 @@ def test_any_stop_string_ends_any_text_where_it_is_complete_and_is_never_streame
     [sequence] = harness.core._jobs[-1].sequences
     harness.core.cancel(lambda _: True)
     assert isinstance(sequence, GenerateSequence)
-    before = text_of(tokenizer, tokens[:given_tokens])
+    before = decode_complete_text(tokenizer, tokens[:given_tokens])
     streamed, reason = "", None
     for token in tokens[given_tokens:]:
         sequence.generated.append(token)
-        now = text_of(tokenizer, sequence.generated)
+        now = decode_complete_text(tokenizer, sequence.generated)
         ends = [now.find(stop, max(0, len(before) - len(stop) + 1)) + len(stop) for stop in stops]
         found = [end for end, stop in zip(ends, stops, strict=True) if end >= len(stop)]
         reason = ending(sequence, token, 256)
@@ -271,7 +271,7 @@ def test_any_stop_string_ends_any_text_where_it_is_complete_and_is_never_streame
             streamed += delta.text
     rest, answer = completion(sequence, reason or ("length", None))
     assert streamed + (rest.text if rest else "") == answer.text
-    assert before + answer.text == text_of(tokenizer, sequence.generated)
+    assert before + answer.text == decode_complete_text(tokenizer, sequence.generated)
 
 
 @pytest.fixture(scope="module")

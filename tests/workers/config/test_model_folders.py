@@ -13,17 +13,17 @@ import pytest
 
 from api.roles.serve import run_engine
 from api.roles.supervisor import Supervisor, free_port
-from engine.client.local_tokenizer import TextModel
+from engine.client.local_tokenizer import LocalTokenizer
 from engine.text.tokenizer import Tokenizer
 from tests.prm.checkpoints import FORMATS, save_checkpoint
 from workers.config.model_folders import check_models
 from workers.config.settings import load_settings
-from workers.config.types import ConfigError, model_folder
+from workers.config.types import ConfigError, require_model_folder
 
 
 def copy_of(name: str, folder: Path) -> Path:
     """A bundled model as a user's own."""
-    return shutil.copytree(model_folder(name, "model"), folder)
+    return shutil.copytree(require_model_folder(name, "model"), folder)
 
 
 def edit(file: Path, **changes: Any) -> None:
@@ -110,7 +110,7 @@ def test_a_prm_without_a_chat_template_is_refused_where_its_format_asks_by_chat(
 def test_every_public_kind_of_prm_passes_and_begins_as_the_engine_reads_it(kind: str, tmp_path: Path) -> None:
     folder = save_checkpoint(kind, tmp_path / kind)
     check_models(load_settings(prm=str(folder)))
-    assert TextModel(folder).bos == Tokenizer(folder, 700).bos
+    assert LocalTokenizer(folder).bos == Tokenizer(folder, 700).bos
 
 
 def test_an_outcome_reward_model_is_no_prm(tmp_path: Path) -> None:

@@ -24,19 +24,19 @@ from tests.workers.store.test_jobs import SPEC, claim
 from workers.config.rate_limits import Limits, LimitsTable, Quota, QuotaExceeded
 from workers.config.settings import load_settings
 from workers.config.types import ConfigError
-from workers.store import jobs as store_module
+from workers.store import redis_client
 from workers.store.batches import BatchStore
 from workers.store.jobs import JobStore
 
 RESULT = JobResult(answer=None, text=None, confidence=None, finish_reason="no_answer", node=None)
 DAY = 86_400
-ADMIT = store_module._sources()["admit"]
+ADMIT = redis_client._read_scripts()["admit"]
 
 
 @contextlib.asynccontextmanager
 async def crowd(url: str) -> AsyncIterator[list[JobStore]]:
     """Several processes' access to one store."""
-    stores = [JobStore(url, patience=30) for _ in range(6)]
+    stores = [JobStore(url, retry_seconds=30) for _ in range(6)]
     yield stores
     for each in stores:
         await each.close()
@@ -89,9 +89,9 @@ async def test_no_race_gets_more_out_of_a_bucket_than_is_in_it(store: JobStore, 
         return sum([(await each.script("admit", "k", "0.5", 7))[0] for _ in range(15)])
 
     async with crowd(url) as others:
-        before = await store.now()
+        before = await store.get_broker_time()
         admitted = sum(await asyncio.gather(*map(hurry, others)))
-        took = await store.now() - before
+        took = await store.get_broker_time() - before
     assert 7 <= admitted <= 7 + took * 0.5 + 1
     assert (await store.script("admit", "other", "0.5", 7))[0], "a key's bucket is its own"
 
@@ -152,7 +152,7 @@ async def test_a_refusal_books_and_records_nothing(store: JobStore) -> None:
         with pytest.raises(QuotaExceeded):
             await store.submit(spec(60), owner="ann", queue_cap=9, idempotency=("k", "d"), quota=quota)
     assert await booked(store) == 0
-    assert await store.page(owner=None, after=None, limit=9, status=None) == []
+    assert await store.list_jobs(owner=None, after=None, limit=9, status=None) == []
     _, created = await store.submit(spec(60), owner="ann", queue_cap=9, idempotency=("k", "d"), quota=Quota(1, 60))
     assert created
     _, created = await store.submit(spec(60), owner="ann", queue_cap=9, idempotency=("k", "d"), quota=Quota(1, 60))
@@ -211,7 +211,7 @@ async def test_a_day_ends_and_what_began_in_it_is_settled_there(monkeypatch: pyt
     clock = Clock(monkeypatch)
     clock.ms = 1_700_006_399_000  # 2023-11-14 23:59:59 UTC
     server = fakeredis.FakeRedis(decode_responses=True)
-    sources = store_module._sources()
+    sources = redis_client._read_scripts()
     submit, cancel = (server.register_script(sources[name]) for name in ("submit", "cancel"))
     body, quota = '{"budget":{"tokens":60}}', Quota(tokens_a_day=100).to_json()
 
@@ -274,7 +274,7 @@ def test_the_real_server_and_the_stand_in_agree_about_a_quota(url: str) -> None:
     body, quota = '{"budget":{"tokens":60}}', Quota(2, 130).to_json()
     answers = []
     for server in (redis.Redis.from_url(url, decode_responses=True), fakeredis.FakeRedis(decode_responses=True)):
-        submit = server.register_script(store_module._sources()["submit"])
+        submit = server.register_script(redis_client._read_scripts()["submit"])
         with server:
             calls = [submit(args=[f"job_{n}", body, "batch", "ann", "", 99, "", "", "", quota]) for n in range(3)]
             calls.append(submit(args=["job_9", body, "batch", "bob", "", 99, "", "", "", Quota(2, 59).to_json()])[:2])

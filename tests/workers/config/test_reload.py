@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from workers.config.reload import LOOK_SECONDS, LiveSettings
-from workers.config.settings import LIVE, Settings, load_settings
+from workers.config.settings import RELOADABLE, Settings, load_settings
 
 PRICES = "[prices.policy]\nprompt = {}\n"
 
@@ -138,4 +138,4 @@ def test_any_thread_sees_a_whole_configuration(file: Path, clock: Clock) -> None
 
 
 def test_settings_that_change_are_settings() -> None:
-    assert set(Settings.model_fields) >= LIVE
+    assert set(Settings.model_fields) >= RELOADABLE

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from workers.config.settings import Settings, load_settings
-from workers.config.types import ConfigError, is_loopback, model_folder, served_name
+from workers.config.types import ConfigError, is_loopback, require_model_folder, served_name
 
 
 @pytest.fixture(autouse=True)
@@ -112,15 +112,15 @@ def test_a_model_is_bundled_or_a_folder_or_a_named_folder(tmp_path: Path) -> Non
     assert served_name(str(folder)) == "qwen"
     assert served_name("./qwen/") == "qwen"
     assert served_name(f"me={folder}") == "me"
-    assert model_folder(str(folder), "model") == model_folder(f"me={folder}", "model") == folder
-    assert model_folder("policy", "model").name == "policy"
+    assert require_model_folder(str(folder), "model") == require_model_folder(f"me={folder}", "model") == folder
+    assert require_model_folder("policy", "model").name == "policy"
 
 
 @pytest.mark.parametrize("value", ["nowhere", "empty", "x=empty", "/nowhere/at/all"])
 def test_a_folder_that_is_no_model_is_told_what_one_is(tmp_path: Path, value: str) -> None:
     (tmp_path / "empty").mkdir()
     with pytest.raises(ConfigError, match=r"model: .*config\.json") as caught:
-        model_folder(value, "model")
+        require_model_folder(value, "model")
     assert "policy" in str(caught.value)
 
 
@@ -228,7 +228,7 @@ def test_the_bundled_verifier_comes_with_the_bundled_policies_alone(
 
 
 def test_a_copy_of_a_bundled_policy_has_no_verifier_by_itself(tmp_path: Path) -> None:
-    copy = shutil.copytree(model_folder("policy", "model"), tmp_path / "policy-2")
+    copy = shutil.copytree(require_model_folder("policy", "model"), tmp_path / "policy-2")
     assert load_settings(model=str(copy)).prm_name is None
 
 

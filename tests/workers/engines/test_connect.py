@@ -8,7 +8,7 @@ import pytest
 
 from api.roles.supervisor import engine_command
 from engine.client.health import Health
-from engine.client.replicas import FleetEngine, first
+from engine.client.replicas import ReplicatedEngine, first
 from engine.client.router import RoutedEngine
 from prm.formats.registry import FORMATS, FormatName
 from reasoner.jobs.journal import MemoryJournal
@@ -23,8 +23,8 @@ from workers.engines.connect import connect, engine_name
 async def test_without_an_address_of_its_own_the_verifier_is_the_engines() -> None:
     health = Health()
     engine = connect(load_settings(), health=health)
-    assert isinstance(engine, FleetEngine)
-    assert [known.name for known in health.standings()] == [DEFAULT_ENGINE_URL]
+    assert isinstance(engine, ReplicatedEngine)
+    assert [known.name for known in health.snapshot()] == [DEFAULT_ENGINE_URL]
     await engine.close()
     command = engine_command(load_settings(), [])
     assert [part.partition("=")[0] for part in command if "=" in part and "bundled" in part] == ["policy", "prm"]
@@ -36,7 +36,7 @@ async def test_a_verifier_with_an_address_of_its_own_is_asked_there_and_not_load
     engine = connect(settings, health=health)
     assert isinstance(engine, RoutedEngine)
     assert list(engine._elsewhere) == ["Qwen/Qwen2.5-Math-PRM-7B"]
-    assert [known.name for known in health.standings()] == [DEFAULT_ENGINE_URL, *settings.prm_url]
+    assert [known.name for known in health.snapshot()] == [DEFAULT_ENGINE_URL, *settings.prm_url]
     await engine.close()
     command = engine_command(settings, [])
     assert [part.partition("=")[0] for part in command if "=" in part and "bundled" in part] == ["policy"]
@@ -46,7 +46,7 @@ async def test_engines_are_a_list_and_are_shown_without_their_passwords() -> Non
     urls = "http://me:secret@a:1/v1,unix:///b.sock , https://[::1]:2"
     health = Health()
     engine = connect(load_settings(engine_url=urls), health=health)
-    assert [known.name for known in health.standings()] == ["http://a:1/v1", "unix:///b.sock", "https://[::1]:2"]
+    assert [known.name for known in health.snapshot()] == ["http://a:1/v1", "unix:///b.sock", "https://[::1]:2"]
     assert engine_name("http://a:secret@@b:1") == "http://b:1"
     await engine.close()
 
@@ -67,7 +67,7 @@ async def test_a_search_whose_engine_dies_at_any_moment_ends_as_if_it_had_not(di
     journal = MemoryJournal()
     home, other = ScriptedEngine(die_after=dies_after), ScriptedEngine(order=1)
     names = ("http://a", "http://b")
-    engine = FleetEngine({name: home if name == first(names, journal.job_id) else other for name in names})
+    engine = ReplicatedEngine({name: home if name == first(names, journal.job_id) else other for name in names})
     outcome = await run_job(spec, engine, journal)
     await engine.close()
     assert outcome.result == expected.result

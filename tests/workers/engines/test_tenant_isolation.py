@@ -21,7 +21,7 @@ from reasoner.strategies.registry import STRATEGIES
 from tests.engine.client.test_openai_compatible import chunks, collect, piece, scripted
 from tests.engine.helpers import generate, score
 from tests.scripted import ScriptedEngine
-from workers.engines.tenant_isolation import TenantEngine, salt_of
+from workers.engines.tenant_isolation import TenantEngine, owner_salt
 from workers.execution.execute import execute
 from workers.store.jobs import JobStore
 
@@ -52,7 +52,7 @@ async def test_whatever_a_job_asks_of_an_engine_carries_its_owners_salt(store: J
         engine = ScriptedEngine()
         job = await wake(store, await submit(store, "ann", spec(strategy, verifier)), engine)
         assert job["status"] in ENDED
-        assert {salt for _, salt in engine.salts} == {salt_of("ann")}
+        assert {salt for _, salt in engine.salts} == {owner_salt("ann")}
         if STRATEGIES[strategy].needs_verifier:
             assert job["usage"]["verifier_computed"] > 0
 
@@ -62,14 +62,14 @@ async def test_a_job_that_another_worker_goes_on_with_keeps_its_salt(store: JobS
     job_id = await submit(store, "ann", spec("beam"))
     assert (await wake(store, job_id, first))["status"] == "queued"
     assert (await wake(store, job_id, second))["status"] in ENDED
-    assert [{salt for _, salt in engine.salts} for engine in (first, second)] == [{salt_of("ann")}] * 2
+    assert [{salt for _, salt in engine.salts} for engine in (first, second)] == [{owner_salt("ann")}] * 2
 
 
 def test_a_salt_is_the_same_in_every_version_and_fits_for_the_longest_owner() -> None:
-    assert salt_of("ann") == "49915e0d7d4b402e3017d010bc1c0e83cac6c797d6c16e66340fe3268693a6a1"
-    assert len({salt_of(owner) for owner in ("ann", "bob", "local", "config", "a" * 64)}) == 5
+    assert owner_salt("ann") == "49915e0d7d4b402e3017d010bc1c0e83cac6c797d6c16e66340fe3268693a6a1"
+    assert len({owner_salt(owner) for owner in ("ann", "bob", "local", "config", "a" * 64)}) == 5
     request = score(ScoreItem(((1,),), (0,)), token_ids=(1,))
-    check_score(replace(request, cache_salt=salt_of("a" * 64)), ModelInfo("m", "generate", 8, 8, 0), 8)
+    check_score(replace(request, cache_salt=owner_salt("a" * 64)), ModelInfo("m", "generate", 8, 8, 0), 8)
 
 
 async def test_jobs_of_one_owner_share_what_is_cached_and_those_of_two_do_not(store: JobStore) -> None:
@@ -101,7 +101,7 @@ async def test_a_model_whose_server_cannot_keep_owners_apart_is_asked_without_a_
     engine = Mixed()
     job = await wake(store, await submit(store, "ann", spec("beam")), engine)
     assert job["status"] in ENDED
-    assert engine.salts == {("policy", None), ("prm", salt_of("ann"))}
+    assert engine.salts == {("policy", None), ("prm", owner_salt("ann"))}
 
 
 async def test_a_plain_server_gets_no_salt_and_refuses_one_that_nobody_took_away() -> None:

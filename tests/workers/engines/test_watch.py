@@ -109,4 +109,4 @@ async def test_jobs_that_ended_or_went_on_meanwhile_are_not_woken(store: JobStor
     assert await watch(store, engines).look() == 0
     assert engines.nudges == 0
     assert (await store.get(gone_on))["status"] == "in_progress"
-    assert not await store.waits_for_engine()
+    assert not await store.has_jobs_waiting_for_engine()

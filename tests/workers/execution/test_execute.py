@@ -254,7 +254,7 @@ async def test_a_process_that_is_asked_to_stop_hands_its_job_back_with_what_was_
     await wake(store, job_id, run, draining)
     job = await store.get(job_id)
     assert (job["status"], job["attempt"], job["usage"]["generated"]) == ("queued", 0, 2)
-    assert (await store.events(job_id))[-1].data["reason"] == "shutdown"
+    assert (await store.load_events(job_id))[-1].data["reason"] == "shutdown"
     assert await store.reap(3) == [(job_id, "interactive")]
 
 

@@ -141,5 +141,5 @@ async def test_a_worker_that_loses_its_broker_for_long_hands_the_job_back_when_i
         )
     job = await store.get(job["id"])
     assert (job["status"], job["attempt"], asked) == ("queued", 0, 5)
-    assert (await store.events(job["id"]))[-1].data["reason"] == "broker_unavailable"
+    assert (await store.load_events(job["id"]))[-1].data["reason"] == "broker_unavailable"
     assert await store.reap(1) == [(job["id"], "interactive")]

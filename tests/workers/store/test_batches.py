@@ -20,7 +20,8 @@ from tests.scripted import ScriptedEngine
 from tests.workers.store.test_jobs import expire, solution
 from workers.execution.execute import RunJob, execute
 from workers.store.batches import BatchStore, NoSuchBatch
-from workers.store.jobs import Claim, IdempotencyConflict, JobActive, JobStore, QueueFull
+from workers.store.claims import Claim
+from workers.store.jobs import IdempotencyConflict, JobActive, JobStore, QueueFull
 
 SPEC: dict[str, Any] = {"problem": "1 + 1?", "strategy": {"name": "greedy"}, "seed": 7, "priority": "batch"}
 RESULT = JobResult(answer="2", text="\\boxed{2}", confidence=None, finish_reason="answer", node="0")
@@ -142,7 +143,7 @@ async def test_a_parked_job_is_left_alone_until_its_grant_wakes_it(store: JobSto
     again = await claim(store, first)
     assert again.share is not None
     assert again.share.granted == 150
-    assert (await store.events(first))[-2].data["reason"] == "batch"
+    assert (await store.load_events(first))[-2].data["reason"] == "batch"
     assert (await BatchStore(store).get(batch_id))["unassigned"] == 800 - 150
 
 
@@ -194,7 +195,7 @@ async def test_a_batch_that_does_not_fit_into_the_queue_is_refused_whole(store: 
     await submit(store, 3, 10, queue_cap=5)
     with pytest.raises(QueueFull):
         await submit(store, 3, 10, queue_cap=5)
-    assert len(await store.page(owner=None, after=None, limit=10, status=None)) == 3
+    assert len(await store.list_jobs(owner=None, after=None, limit=10, status=None)) == 3
 
 
 @pytest.mark.parametrize(
@@ -227,11 +228,11 @@ async def test_an_ended_batch_has_the_status_that_its_jobs_have_in_common(
 async def test_pages_of_batches_are_newest_first(store: JobStore) -> None:
     ids = [(await submit(store, 1, 10))[0] for _ in range(5)]
     batches = BatchStore(store)
-    first = await batches.page(owner=None, after=None, limit=2)
-    rest = await batches.page(owner=None, after=first[-1]["id"], limit=10)
+    first = await batches.list_batches(owner=None, after=None, limit=2)
+    rest = await batches.list_batches(owner=None, after=first[-1]["id"], limit=10)
     assert [batch["id"] for batch in first + rest] == ids[::-1]
     with pytest.raises(NoSuchBatch):
-        await batches.page(owner=None, after="batch_" + "0" * 32, limit=2)
+        await batches.list_batches(owner=None, after="batch_" + "0" * 32, limit=2)
 
 
 async def test_a_batch_goes_with_the_last_of_its_jobs(store: JobStore, url: str) -> None:
@@ -280,7 +281,7 @@ async def test_workers_run_a_batch_to_its_end_within_its_budget_also_when_they_d
     assert sum(engine.total for engine in engines) >= batch["usage"]["generated"]
     assert Usage.model_validate(batch["usage"]).total + batch["unassigned"] == budget
     for job in batch["jobs"]:
-        journal = await store.entries(job["id"])
+        journal = await store.load_entries(job["id"])
         assert sum(entry.spend.total for entry in journal) == job["tokens"] <= job["granted"]
     granted = [job["granted"] for job in batch["jobs"]]
     assert max(granted) > min(granted)

@@ -18,7 +18,9 @@ from tests.workers.store.test_batches import submit as submit_batch
 from tests.workers.store.test_jobs import RESULT, claim, entry, expire, submit, types
 from workers.execution.execute import execute
 from workers.store.batches import BatchStore
-from workers.store.jobs import DEAD, Claim, JobStore, NoSuchJob, NotRetryable, QueueFull
+from workers.store.claims import Claim
+from workers.store.jobs import JobStore, NoSuchJob, NotRetryable, QueueFull
+from workers.store.reaping import DEAD
 
 
 async def give_up(store: JobStore, url: str, job_id: str, *, wrote: int = 2) -> None:
@@ -31,7 +33,7 @@ async def give_up(store: JobStore, url: str, job_id: str, *, wrote: int = 2) -> 
 
 
 async def dead(store: JobStore) -> list[str]:
-    return [job["id"] for job in await store.page(owner=None, after=None, limit=10, status=DEAD)]
+    return [job["id"] for job in await store.list_jobs(owner=None, after=None, limit=10, status=DEAD)]
 
 
 async def test_a_dead_job_is_listed_with_its_reason_and_one_that_failed_by_itself_is_not(
@@ -40,9 +42,9 @@ async def test_a_dead_job_is_listed_with_its_reason_and_one_that_failed_by_itsel
     poison, wrong = await submit(store), await submit(store)
     await give_up(store, url, poison)
     await store.finish(await claim(store, wrong), "failed", error=JobError(code="engine_error", message="no"))
-    (found,) = await store.page(owner=None, after=None, limit=10, status=DEAD)
+    (found,) = await store.list_jobs(owner=None, after=None, limit=10, status=DEAD)
     assert (found["id"], found["error"]["code"]) == (poison, "max_attempts")
-    counts, _ = await store.stats()
+    counts, _ = await store.get_stats()
     assert (counts["failed"], counts[DEAD]) == (2, 1)
 
 
@@ -55,7 +57,7 @@ async def test_a_retried_job_goes_on_from_its_journal_and_pays_for_nothing_twice
     assert await store.reap(3) == [(job_id, "interactive")]
     held = await claim(store, job_id)
     assert (held.attempt, held.token) == (1, 5)
-    assert [item.key for item in await store.entries(job_id)] == ["k0", "k1"]
+    assert [item.key for item in await store.load_entries(job_id)] == ["k0", "k1"]
     assert await store.commit(held, [entry("k1"), entry("k2")]) == "ok"
     await store.finish(held, "completed", result=RESULT)
     job = await store.get(job_id)
@@ -112,7 +114,7 @@ async def test_a_search_that_was_given_up_and_is_retried_ends_as_if_nothing_had_
         expire(url, job_id)
     await wake(job_id)
     assert await dead(store) == [job_id]
-    journaled = await store.entries(job_id)
+    journaled = await store.load_entries(job_id)
     assert len(journaled) >= 2 * 2
     await store.retry(job_id, queue_cap=10)
     engine.generated.clear()
@@ -123,7 +125,7 @@ async def test_a_search_that_was_given_up_and_is_retried_ends_as_if_nothing_had_
     outcome = await run_job(BEAM, undisturbed, MemoryJournal())
     job = await store.get(job_id)
     assert (job["status"], job["result"]) == ("completed", outcome.result.model_dump())
-    assert (await store.entries(job_id))[: len(journaled)] == journaled
+    assert (await store.load_entries(job_id))[: len(journaled)] == journaled
     # What the last attempt generated is what the journal did not hold.
     held = sum(item.spend.generated for item in journaled)
     assert len(engine.generated) + held == len(undisturbed.generated) == job["usage"]["generated"]

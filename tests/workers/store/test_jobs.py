@@ -11,7 +11,8 @@ import redis
 from reasoner.budget.usage import Usage
 from reasoner.jobs.job import JobError, JobResult
 from reasoner.jobs.journal import Entry
-from workers.store.jobs import Claim, IdempotencyConflict, JobActive, JobStore, NoSuchJob, QueueFull
+from workers.store.claims import Claim
+from workers.store.jobs import IdempotencyConflict, JobActive, JobStore, NoSuchJob, QueueFull
 
 SPEC: dict[str, Any] = {"problem": "1 + 1?", "strategy": {"name": "greedy"}, "seed": 7, "priority": "interactive"}
 RESULT = JobResult(answer="2", text="\\boxed{2}", confidence=None, finish_reason="answer", node="0")
@@ -54,7 +55,7 @@ def entry(key: str, tokens: int = 3) -> Entry:
 
 
 async def types(store: JobStore, job_id: str) -> list[str]:
-    return [event.type for event in await store.events(job_id)]
+    return [event.type for event in await store.load_events(job_id)]
 
 
 async def test_a_job_goes_from_submission_to_its_result(store: JobStore) -> None:
@@ -67,7 +68,7 @@ async def test_a_job_goes_from_submission_to_its_result(store: JobStore) -> None
     assert (job["status"], job["attempt"], job["last_seq"]) == ("completed", 1, 5)
     assert job["usage"] == Usage(generated=7, seconds=0.5).model_dump()
     assert job["result"] == RESULT.model_dump()
-    events = await store.events(job_id)
+    events = await store.load_events(job_id)
     assert [event.seq for event in events] == [1, 2, 3, 4, 5]
     assert [event.type for event in events] == ["job.queued", "job.started", "node", "node", "job.completed"]
     assert events[-1].data["result"] == RESULT.model_dump()
@@ -81,14 +82,14 @@ async def test_the_journal_gives_back_what_was_committed(store: JobStore) -> Non
         Entry("k", "score", {"score": 0.1}, Usage(verifier_computed=5, flops=1.2345678901234e25), 1e6),
     ]
     await store.commit(held, entries)
-    assert await store.entries(held.job_id) == entries
+    assert await store.load_entries(held.job_id) == entries
 
 
 async def test_a_repeated_commit_is_written_and_billed_once(store: JobStore) -> None:
     held = await claim(store, await submit(store))
     await store.commit(held, [entry("a")])
     assert await store.commit(held, [entry("a"), entry("b")]) == "ok"
-    assert [item.key for item in await store.entries(held.job_id)] == ["a", "b"]
+    assert [item.key for item in await store.load_entries(held.job_id)] == ["a", "b"]
     assert (await store.get(held.job_id))["usage"]["generated"] == 6
 
 
@@ -208,7 +209,7 @@ async def test_waiting_for_an_engine_is_told_once_and_so_is_its_end(store: JobSt
     held = await claim(store, job_id)
     await store.commit(held, [entry("a")])
     assert await types(store, job_id) == ["job.queued", "job.started", "job.queued", "job.resumed", "node"]
-    assert (await store.events(job_id))[2].data == {"reason": "engine_unavailable", "detail": "gone"}
+    assert (await store.load_events(job_id))[2].data == {"reason": "engine_unavailable", "detail": "gone"}
 
 
 async def test_a_waiting_job_is_cancelled_at_once(store: JobStore) -> None:
@@ -268,7 +269,7 @@ async def test_a_cancelled_job_without_a_worker_has_what_its_journal_holds(store
         "node": "0",
     }
     assert (job["status"], job["result"], job["usage"]["generated"]) == ("cancelled", told, 5)
-    assert (await store.events(held.job_id))[-1].data["result"] == told
+    assert (await store.load_events(held.job_id))[-1].data["result"] == told
 
 
 async def test_a_job_that_is_cancelled_before_its_search_began_has_no_result(store: JobStore) -> None:
@@ -279,7 +280,7 @@ async def test_a_failure_keeps_its_code_and_message(store: JobStore) -> None:
     held = await claim(store, await submit(store))
     await store.finish(held, "failed", error=JobError(code="engine_error", message='no "such" model'))
     assert (await store.get(held.job_id))["error"] == {"code": "engine_error", "message": 'no "such" model'}
-    assert (await store.events(held.job_id))[-1].data["error"]["message"] == 'no "such" model'
+    assert (await store.load_events(held.job_id))[-1].data["error"]["message"] == 'no "such" model'
 
 
 async def test_the_same_idempotency_key_makes_one_job(store: JobStore) -> None:
@@ -327,7 +328,7 @@ async def test_pages_are_newest_first_and_complete(store: JobStore) -> None:
 
     async def walk(status: str | None) -> list[str]:
         seen: list[str] = []
-        while page := await store.page(owner=None, after=seen[-1] if seen else None, limit=2, status=status):
+        while page := await store.list_jobs(owner=None, after=seen[-1] if seen else None, limit=2, status=status):
             seen += [job["id"] for job in page]
         return seen
 
@@ -335,7 +336,7 @@ async def test_pages_are_newest_first_and_complete(store: JobStore) -> None:
     assert await walk("cancelled") == ids[::2][::-1]
     assert await walk("queued") == ids[1::2][::-1]
     with pytest.raises(NoSuchJob):
-        await store.page(owner=None, after="job_" + "0" * 32, limit=2, status=None)
+        await store.list_jobs(owner=None, after="job_" + "0" * 32, limit=2, status=None)
 
 
 async def test_a_new_job_is_sent_once_and_again_only_when_its_message_must_be_lost(store: JobStore, url: str) -> None:
@@ -374,7 +375,7 @@ async def test_the_job_of_a_silent_worker_is_woken_and_that_of_a_live_one_is_not
     await store.heartbeat(live)
     assert await store.reap(3) == [(silent.job_id, "interactive")]
     await claim(store, silent.job_id, "w2")
-    counts, counters = await store.stats()
+    counts, counters = await store.get_stats()
     assert (counts["in_progress"], counters["lease_reclaims"]) == (2, 1)
 
 
@@ -400,15 +401,15 @@ async def test_a_journal_of_any_length_is_read_whole(store: JobStore) -> None:
     keys = [f"k{index}" for index in range(450)]
     await store.commit(held, [entry(key) for key in keys])
     await store.finish(held, "completed", result=RESULT)
-    assert [item.key for item in await store.entries(held.job_id)] == keys
-    assert [event.seq for event in await store.events(held.job_id, 5)] == list(range(6, 454))
+    assert [item.key for item in await store.load_entries(held.job_id)] == keys
+    assert [event.seq for event in await store.load_events(held.job_id, 5)] == list(range(6, 454))
     assert [event.seq async for event in store.follow(held.job_id)] == list(range(1, 454))
 
 
 async def test_waiting_ends_with_the_job_or_with_the_time(store: JobStore) -> None:
     held = await claim(store, await submit(store))
-    assert (await store.wait(held.job_id, 0.05))["status"] == "in_progress"
-    waiting = asyncio.create_task(store.wait(held.job_id, 30))
+    assert (await store.wait_for_end(held.job_id, 0.05))["status"] == "in_progress"
+    waiting = asyncio.create_task(store.wait_for_end(held.job_id, 30))
     await store.finish(held, "completed", result=RESULT)
     assert (await waiting)["status"] == "completed"
 

@@ -6,7 +6,7 @@ import asyncio
 import hashlib
 
 from workers.store.jobs import JobStore
-from workers.store.keys import KeySpec, KeyStore, stored_keys
+from workers.store.keys import KeySpec, KeyStore, has_stored_keys
 
 
 async def test_a_key_is_found_by_its_secret_alone(store: JobStore) -> None:
@@ -32,7 +32,7 @@ async def test_revoking_at_once_from_everywhere_gives_one_time(store: JobStore) 
 
 
 def test_whether_there_are_keys_is_told_also_of_revoked_ones_and_of_none_while_the_store_is_away(url: str) -> None:
-    assert not stored_keys(url)
+    assert not has_stored_keys(url)
 
     async def make() -> None:
         store = JobStore(url)
@@ -41,5 +41,5 @@ def test_whether_there_are_keys_is_told_also_of_revoked_ones_and_of_none_while_t
         await store.close()
 
     asyncio.run(make())
-    assert stored_keys(url)
-    assert not stored_keys("unix:///nowhere.sock")
+    assert has_stored_keys(url)
+    assert not has_stored_keys("unix:///nowhere.sock")

@@ -16,7 +16,7 @@ OWNERS = ("ann", "bob", "cem")
 
 async def walk(store: JobStore, owner: str | None, status: str | None = None) -> list[str]:
     seen: list[str] = []
-    while page := await store.page(owner=owner, after=seen[-1] if seen else None, limit=2, status=status):
+    while page := await store.list_jobs(owner=owner, after=seen[-1] if seen else None, limit=2, status=status):
         seen += [job["id"] for job in page]
     return seen
 
@@ -69,9 +69,9 @@ async def test_a_cursor_of_somebody_else_is_none(store: JobStore) -> None:
     job_id = await submit(store, owner="ann")
     batch_id, _ = await submit_batch(store, 1, 10, owner="ann")
     with pytest.raises(NoSuchJob):
-        await store.page(owner="bob", after=job_id, limit=9, status=None)
+        await store.list_jobs(owner="bob", after=job_id, limit=9, status=None)
     with pytest.raises(NoSuchBatch):
-        await BatchStore(store).page(owner="bob", after=batch_id, limit=9)
+        await BatchStore(store).list_batches(owner="bob", after=batch_id, limit=9)
 
 
 async def test_an_idempotency_key_is_its_owners_own(store: JobStore) -> None:
@@ -92,10 +92,10 @@ async def test_a_batch_and_its_jobs_have_one_owner(store: JobStore) -> None:
     with pytest.raises(NoSuchBatch):
         await batches.check_owner(batch_id, "bob")
     assert await walk(store, "ann") == jobs[::-1]
-    assert [batch["id"] for batch in await batches.page(owner="ann", after=None, limit=9)] == [batch_id]
-    assert await batches.page(owner="bob", after=None, limit=9) == []
+    assert [batch["id"] for batch in await batches.list_batches(owner="ann", after=None, limit=9)] == [batch_id]
+    assert await batches.list_batches(owner="bob", after=None, limit=9) == []
     await batches.cancel(batch_id)
     for job_id in jobs:
         await store.delete(job_id)
-    assert await batches.page(owner="ann", after=None, limit=9) == []
+    assert await batches.list_batches(owner="ann", after=None, limit=9) == []
     assert await walk(store, "ann") == []

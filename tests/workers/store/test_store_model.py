@@ -7,6 +7,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import ClassVar
 
+import pytest
 import redis
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
@@ -17,7 +18,8 @@ from reasoner.jobs.job import TERMINAL_STATUSES, JobResult
 from reasoner.jobs.journal import Entry
 from tests.workers.execution.test_outages import pass_time
 from tests.workers.store.test_jobs import SPEC, expire
-from workers.store.jobs import Claim, JobStore
+from workers.store.claims import Claim
+from workers.store.jobs import JobStore
 
 RESULT = JobResult(answer=None, text=None, confidence=None, finish_reason="no_answer", node=None)
 MAX_ATTEMPTS = 2
@@ -247,7 +249,7 @@ class Jobs(RuleBasedStateMachine):
     @invariant()
     def the_stream_is_gapless_holds_each_key_once_and_ends_once_a_retry(self) -> None:
         for job_id, known in self.known.items():
-            events = self.runner.run(self.store.events(job_id))
+            events = self.runner.run(self.store.load_events(job_id))
             assert [event.seq for event in events] == list(range(1, len(events) + 1))
             assert sorted(event.key for event in events if event.key is not None) == sorted(known.spent)
             ends = [event.seq for event in events if event.type.removeprefix("job.") in TERMINAL_STATUSES]
@@ -270,13 +272,14 @@ class Jobs(RuleBasedStateMachine):
         assert set(self.redis.zrange("reasoner:jobs:ended", 0, -1)) == ended
 
 
+@pytest.mark.timeout(300)
 def test_no_history_breaks_a_promise(url: str) -> None:
     Jobs.url = url
     Jobs.seen.clear()
     run_state_machine_as_test(  # type: ignore[no-untyped-call]
         Jobs,
         settings=settings(
-            max_examples=100,
+            max_examples=200,
             stateful_step_count=50,
             deadline=None,
             derandomize=True,

@@ -25,7 +25,7 @@ import redis
 from reasoner.jobs.job import JobError
 from tests.workers.store.test_jobs import RESULT, SPEC, claim, expire
 from workers.config.settings import Settings, load_settings
-from workers.config.types import ConfigError, webhook_secret_bytes
+from workers.config.types import ConfigError, decode_webhook_secret
 from workers.store.jobs import JobStore
 from workers.webhooks import http
 from workers.webhooks.deliver import PAUSES, deliver, signature
@@ -113,7 +113,7 @@ async def delivery(store: JobStore, job_id: str) -> tuple[str, int, str | None]:
 
 
 def test_the_signature_is_the_one_of_the_standards_own_example() -> None:
-    secret = webhook_secret_bytes("whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw")
+    secret = decode_webhook_secret("whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw")
     signed = signature(secret, "msg_p5jXN8AQM9LWM0D4loKWxJek", "1614265330", b'{"test": 2432232314}')
     assert signed == "v1,g0hM9SsE+OTPJTGt/tmIKtSyZlE3uFJELVlNIOLJ1OE="
 

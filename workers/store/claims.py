@@ -1,0 +1,88 @@
+"""Claims of jobs by workers: taking a job, keeping its lease, writing its journal, ending it or handing it back."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from reasoner.jobs.job import JobError, JobResult
+from reasoner.jobs.journal import Entry
+from workers.store.redis_client import RedisClient
+from workers.store.request_origin import Origin
+from workers.store.serialization import to_json
+
+LeaseState = Literal["ok", "cancel", "lost"]
+"""``cancel``: the job was cancelled and is to end. ``lost``: another worker has it, or it has ended."""
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """The part of its batch's budget that a job may spend."""
+
+    granted: int
+    """Tokens over the job's whole life."""
+    closed: bool
+    """True if the batch will grant no more."""
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """A worker's right to run a job. Every write carries its token, which fences off an earlier holder."""
+
+    job_id: str
+    token: int
+    attempt: int
+    owner: str
+    spec: dict[str, Any]
+    lease: float
+    """Seconds after the claim, or after the holder's last write, at which it is taken for dead."""
+    origin: Origin = field(default_factory=Origin)
+    share: Share | None = None
+    """``None`` for a job that belongs to no batch."""
+
+    @property
+    def lease_ms(self) -> int:
+        """The lease in the scripts' unit, milliseconds."""
+        return round(self.lease * 1000)
+
+
+class Claims(RedisClient):
+    """The operations of workers."""
+
+    async def claim(self, job_id: str, *, lease: float, max_attempts: int, worker: str) -> Claim | None:
+        """Take a job over. Return ``None`` when there is nothing to do: it has ended, or another worker runs it."""
+        outcome, *claim = await self.script("claim", job_id, round(lease * 1000), max_attempts, worker)
+        if outcome != "claimed":
+            return None
+        token, attempt, owner, spec, origin, granted, share_state = claim
+        share = None if granted is None else Share(int(granted), share_state == "closed")
+        return Claim(job_id, token, attempt, owner, json.loads(spec), lease, Origin.from_json(origin or "{}"), share)
+
+    async def heartbeat(self, claim: Claim) -> LeaseState:
+        """Renew the lease."""
+        state: LeaseState = await self.script("heartbeat", claim.job_id, claim.token, claim.lease_ms)
+        return state
+
+    async def commit(self, claim: Claim, entries: Sequence[Entry]) -> LeaseState:
+        """Append to the journal and to the usage, and renew the lease. Idempotent; ``lost`` if nothing was written."""
+        parts: list[str] = []
+        for entry in entries:
+            spend = {name: value for name, value in entry.spend.model_dump().items() if value}
+            parts += [entry.key, entry.type, to_json(entry.data), repr(entry.elapsed), to_json(spend)]
+        state: LeaseState = await self.script("commit", claim.job_id, claim.token, claim.lease_ms, *parts)
+        return state
+
+    async def finish(
+        self, claim: Claim, status: str, *, result: JobResult | None = None, error: JobError | None = None
+    ) -> bool:
+        """End the job. Return False if the claim was lost or the job has already ended."""
+        result_json = "null" if result is None else result.model_dump_json()
+        error_json = "null" if error is None else error.model_dump_json()
+        return bool(await self.script("finish", claim.job_id, claim.token, status, result_json, error_json) == "ok")
+
+    async def release(self, claim: Claim, *, reason: str, detail: str, delay: float = 0.0) -> bool:
+        """Hand the job back to the queue without using up an attempt. ``delay``: seconds until it is due again."""
+        outcome = await self.script("release", claim.job_id, claim.token, round(delay * 1000), reason, detail)
+        return bool(outcome == "ok")

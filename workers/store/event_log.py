@@ -1,0 +1,92 @@
+"""A job's Redis stream: its events for clients, and the journal, which is those of them that carry a key."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any, Final
+
+from reasoner.jobs.event import Event
+from reasoner.jobs.job import TERMINAL_STATUSES
+from reasoner.jobs.journal import Entry
+from workers.store import serialization
+from workers.store.redis_client import BLOCK_SECONDS, BROKER_DOWN, RedisClient
+from workers.store.serialization import job_key
+
+TERMINAL_EVENTS: Final = frozenset(f"job.{status}" for status in TERMINAL_STATUSES)
+_PAGE_SIZE = 200
+_RECONNECT_SECONDS = 0.5
+
+
+class ShuttingDown(Exception):
+    """This process is about to end, so it no longer waits for the job; the job goes on."""
+
+
+class EventLog(RedisClient):
+    """Reads the streams of jobs."""
+
+    def __init__(self, url: str, *, retry_seconds: float = 0.0) -> None:
+        super().__init__(url, retry_seconds=retry_seconds)
+        self._closing = asyncio.Event()
+
+    def end_waits(self) -> None:
+        """End every wait for a job because this process is about to end. Events that have arrived are still yielded."""
+        self._closing.set()
+
+    async def load_events(self, job_id: str, after: int = 0) -> list[Event]:
+        """Return the events behind number ``after`` that the stream holds now."""
+        return [serialization.event(entry_id, fields) for entry_id, fields in await self._read_all(job_id, after)]
+
+    async def load_entries(self, job_id: str) -> list[Entry]:
+        """Return the journal."""
+        return [serialization.entry(fields) for _, fields in await self._read_all(job_id, 0) if "key" in fields]
+
+    async def follow(self, job_id: str, after: int = 0) -> AsyncIterator[Event]:
+        """Yield the events behind number ``after`` as they come, up to the terminal one. Outlasts an absent broker.
+
+        Ends early when the job is deleted. A terminal event behind which a retried job went on is one among others.
+        Raises ``ShuttingDown`` after ``end_waits``.
+        """
+        has_ended = False
+        while True:
+            try:
+                rows = await self._read_page(job_id, after)
+                if not rows:
+                    if has_ended or not await self.command("EXISTS", job_key(job_id)):
+                        return
+                    rows = await self._await_events(job_id, after)
+            except BROKER_DOWN:
+                await asyncio.sleep(_RECONNECT_SECONDS)
+                rows = []
+            for entry_id, fields in rows:
+                event = serialization.event(entry_id, fields)
+                after = event.seq
+                has_ended = event.type in TERMINAL_EVENTS
+                yield event
+            if self._closing.is_set() and not has_ended:
+                raise ShuttingDown(job_id)
+
+    async def _read_all(self, job_id: str, after: int) -> list[Any]:
+        rows: list[Any] = []
+        while page := await self._read_page(job_id, after):
+            rows += page
+            after = int(page[-1][0].removesuffix("-0"))
+        return rows
+
+    async def _read_page(self, job_id: str, after: int) -> list[Any]:
+        """Read a part of the stream: reading all of a long one takes longer than a command may."""
+        log, start = f"{job_key(job_id)}:log", f"({after}-0"
+        page: list[Any] = await self.command("XRANGE", log, start, "+", "COUNT", _PAGE_SIZE)
+        return page
+
+    async def _await_events(self, job_id: str, after: int) -> list[Any]:
+        block_ms = round(BLOCK_SECONDS * 1000)
+        log = f"{job_key(job_id)}:log"
+        reading = self.start_blocking("XREAD", "COUNT", _PAGE_SIZE, "BLOCK", block_ms, "STREAMS", log, f"{after}-0")
+        closing = asyncio.ensure_future(self._closing.wait())
+        try:
+            await asyncio.wait({reading, closing}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            closing.cancel()
+        streams = reading.result() if reading.done() else None
+        return list(streams[0][1]) if streams else []

@@ -1,0 +1,49 @@
+"""What the processes of an API do with all jobs: find those that need a wake-up, expire old ones, and count."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from reasoner.jobs.job import TERMINAL_STATUSES
+from workers.store.redis_client import RedisClient
+
+DEAD: Final = "dead"
+"""A filter of job lists beside the statuses: failed jobs that kept losing their worker without progress."""
+RESEND_SECONDS = 5.0
+"""The interval after which the wake-up of a job that nobody has claimed is sent again."""
+_MAX_REAPED = 1000
+_MAX_EXPIRED = 100
+
+
+class Reaping(RedisClient):
+    """The operations of the reaper, of the engine watch and of the metrics."""
+
+    async def reap(self, max_attempts: int) -> list[tuple[str, str]]:
+        """Return the jobs that need a wake-up now, each with its queue."""
+        rows = await self.script("reap", _MAX_REAPED, round(RESEND_SECONDS * 1000), max_attempts)
+        return [(job_id, queue) for job_id, queue in rows]
+
+    async def has_jobs_waiting_for_engine(self) -> bool:
+        """Return True if there may be jobs that were handed back because no engine answered."""
+        return bool(await self.command("EXISTS", "reasoner:waiting"))
+
+    async def wake_jobs_waiting_for_engine(self) -> int:
+        """Make those jobs due now. Return their number."""
+        return int(await self.script("wake"))
+
+    async def expire(self, retention: float) -> int:
+        """Delete some of the jobs that ended more than ``retention`` seconds ago. Return their number."""
+        return int(await self.script("expire", round(retention * 1000), _MAX_EXPIRED))
+
+    async def get_stats(self) -> tuple[dict[str, int], dict[str, float]]:
+        """Return the number of jobs by status (dead ones too), and the counters over all jobs so far."""
+        statuses = ("queued", "in_progress", *sorted(TERMINAL_STATUSES), DEAD)
+        counts = [await self.command("ZCARD", f"reasoner:jobs:{status}") for status in statuses]
+        counters = await self.command("HGETALL", "reasoner:stats")
+        return dict(zip(statuses, counts, strict=True)), {name: float(value) for name, value in counters.items()}
+
+    async def increment_counters(self, counters: Mapping[str, int]) -> None:
+        """Add to the counters of ``get_stats``."""
+        for name, count in counters.items():
+            await self.command("HINCRBY", "reasoner:stats", name, count)

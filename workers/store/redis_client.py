@@ -1,0 +1,102 @@
+"""Connections to Redis for one event loop: single commands, the Lua scripts of ``lua/``, and blocking reads."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+from collections.abc import Coroutine
+from pathlib import Path
+from typing import Any, Final
+
+from redis import exceptions
+from redis.asyncio import Redis
+from redis.asyncio.retry import Retry
+from redis.backoff import ExponentialBackoff, NoBackoff
+
+BROKER_DOWN: Final = (exceptions.ConnectionError, exceptions.TimeoutError)
+"""Exceptions that the Redis client raises while the broker cannot answer."""
+BLOCK_SECONDS = 5.0
+"""The longest time that one blocking read waits."""
+
+_LUA = Path(__file__).parent / "lua"
+_SCRIPTS = tuple(sorted(path.stem for path in _LUA.glob("*.lua") if path.stem != "common"))
+_MAX_CONNECTIONS = 1000
+"""Per pool: each client that follows a job holds one blocking connection."""
+
+
+class RedisClient:
+    """One event loop's connections to the store."""
+
+    def __init__(self, url: str, *, retry_seconds: float = 0.0) -> None:
+        """Does not connect yet.
+
+        ``retry_seconds``: how long a call keeps trying while the broker is away. An API uses 0, since it answers 503
+        and recovers by itself; a worker uses more, since its work would be lost.
+        """
+        num_retries = round(retry_seconds)
+        retry = Retry(ExponentialBackoff(cap=1.0, base=0.05), num_retries) if num_retries else Retry(NoBackoff(), 0)
+        self._redis = _connect(url, 5.0 if num_retries else 0.8, retry)
+        # Blocking reads answer late by design and must not share the short timeout of the others.
+        self._blocking = _connect(url, BLOCK_SECONDS + 5, Retry(NoBackoff(), 0))
+        self._scripts = {name: self._redis.register_script(text) for name, text in _read_scripts().items()}
+
+    async def close(self) -> None:
+        await self._redis.aclose()
+        await self._blocking.aclose()
+
+    async def ping(self) -> None:
+        """Raises one of ``BROKER_DOWN`` when the broker does not answer."""
+        await self.command("PING")
+
+    async def command(self, *command: str | int) -> Any:
+        """Run one Redis command."""
+        return await _run_to_end(self._redis.execute_command(*command))  # type: ignore[no-untyped-call]
+
+    async def script(self, script: str, *arguments: str | int) -> Any:
+        """Run one of the scripts in ``workers/store/lua``."""
+        return await _run_to_end(self._scripts[script](args=arguments))
+
+    def start_blocking(self, *command: str | int) -> asyncio.Future[Any]:
+        """Start a blocking command. Do not cancel it, for the reason given at ``_run_to_end``: it ends by itself."""
+        running = asyncio.ensure_future(self._blocking.execute_command(*command))  # type: ignore[no-untyped-call]
+        running.add_done_callback(_retrieve_exception)
+        return running
+
+
+async def _run_to_end(operation: Coroutine[Any, Any, Any]) -> Any:
+    """Await a command to its end even when the caller is cancelled; only then let the cancellation go on.
+
+    A command that is cut off costs its connection. Worse, redis-py writes under ``asyncio.wait_for``, which in Python
+    3.11 can swallow a cancellation (cpython #86296): a task that should have ended would go on for ever.
+    """
+    running = asyncio.ensure_future(operation)
+    running.add_done_callback(_retrieve_exception)
+    try:
+        return await asyncio.shield(running)
+    except asyncio.CancelledError:
+        await asyncio.wait({running})
+        raise
+
+
+def _retrieve_exception(done: asyncio.Future[Any]) -> None:
+    """Keep the event loop from logging an exception whose caller was cancelled."""
+    if not done.cancelled():
+        done.exception()
+
+
+@functools.cache
+def _read_scripts() -> dict[str, str]:
+    common = (_LUA / "common.lua").read_text()
+    return {name: common + (_LUA / f"{name}.lua").read_text() for name in _SCRIPTS}
+
+
+def _connect(url: str, timeout: float, retry: Retry) -> Redis:
+    client: Redis = Redis.from_url(
+        url,
+        decode_responses=True,
+        max_connections=_MAX_CONNECTIONS,
+        socket_timeout=timeout,
+        socket_connect_timeout=timeout,
+        retry=retry,
+    )
+    return client
