@@ -136,7 +136,7 @@ def _fitting(
     """The table, if it holds for what this job runs on; a warning names both sides if it does not."""
     wanted = verifier_selector(spec.verifier)
     if spec.verifier == PrmVerifier(model=None if wanted is None else wanted.name) and wanted is not None:
-        wrong = calibration.mismatch(policy, wanted.find(served.values()))
+        wrong = calibration.find_mismatch(policy, wanted.find(served.values()))
     else:
         wrong = f"the calibration was fitted for {PrmVerifier()!r}, and this job has {spec.verifier!r}"
     if wrong is None:

@@ -1,4 +1,4 @@
-"""Token grants: how a job gets tokens out of a budget that it shares with others."""
+"""Sources of token grants, for jobs that share a budget."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from reasoner.budget.allocator import MAX_ACTIVE_JOBS, TokenPool, TokenRequest
 
 
 class JobParked(Exception):
-    """The job has to wait for a grant. It can be run again from its journal when it has got one."""
+    """The job has to wait for a grant; once it has one, it can be run again from its journal."""
 
     def __init__(self, request: TokenRequest) -> None:
         super().__init__(f"waits for {request.tokens} tokens")
@@ -18,54 +18,53 @@ class JobParked(Exception):
 
 
 class GrantSource(Protocol):
-    """One job's access to the shared budget."""
+    """One job's access to a shared budget."""
 
     async def request_tokens(self, granted: int, request: TokenRequest) -> int:
-        """Tokens beyond the ``granted`` ones that the job knows of; 0 when there will be no more.
+        """Return tokens beyond the ``granted`` ones that the job has used; 0 if there will be no more.
 
-        Raises ``JobParked`` where the job must not wait for the answer.
+        Raises ``JobParked`` if the job must not wait for the decision.
         """
         ...
 
 
 class StoredGrants:
-    """What a job has been granted by now; for more it has to be parked."""
+    """Grants that a store has decided so far; the job is parked if it needs more."""
 
     def __init__(self, granted: int, closed: bool) -> None:
         self._granted = granted
         self._closed = closed
 
     async def request_tokens(self, granted: int, request: TokenRequest) -> int:
-        """See ``GrantSource``."""
         if granted >= self._granted and not self._closed:
             raise JobParked(request)
         return self._granted - granted
 
 
 class SharedBudget:
-    """The budget of a batch whose jobs run in one process, on one event loop: they wait where they are."""
+    """Budget of a batch whose jobs run on one event loop: they wait for grants instead of being parked."""
 
-    def __init__(self, budget: int, jobs: Sequence[str], width: int = MAX_ACTIVE_JOBS) -> None:
-        self.pool = TokenPool(budget, jobs, width)
+    def __init__(self, budget: int, jobs: Sequence[str], max_active: int = MAX_ACTIVE_JOBS) -> None:
+        self.pool = TokenPool(budget, jobs, max_active)
         self._waiting: dict[str, asyncio.Future[int]] = {}
 
     def member(self, job: str) -> GrantSource:
-        """The grant_source of one of the jobs."""
+        """Return the grant source of one of the jobs."""
         return _Member(self, job)
 
     async def request(self, job: str, request: TokenRequest) -> int:
-        """Waits until the job's turn has come; 0 when it gets no more."""
+        """Wait for a grant and return its tokens; 0 if the job gets no more."""
         self._waiting[job] = asyncio.get_running_loop().create_future()
-        self._answer(self.pool.request(job, request))
+        self._resolve(self.pool.request(job, request))
         return await self._waiting[job]
 
     def end(self, job: str, spent: int) -> None:
-        """The job has ended, however that came."""
+        """Return the unspent tokens of an ended job to the pool."""
         self._waiting.pop(job, None)
-        self._answer(self.pool.end(job, spent))
+        self._resolve(self.pool.end(job, spent))
 
-    def _answer(self, dealt: dict[str, int]) -> None:
-        for job, tokens in dealt.items():
+    def _resolve(self, grants: dict[str, int]) -> None:
+        for job, tokens in grants.items():
             self._waiting[job].set_result(tokens)
 
 
@@ -75,6 +74,5 @@ class _Member:
         self._job = job
 
     async def request_tokens(self, granted: int, request: TokenRequest) -> int:
-        """See ``GrantSource``."""
-        known = self._shared.pool.granted[self._job]
-        return known - granted if known > granted else await self._shared.request(self._job, request)
+        total = self._shared.pool.granted[self._job]
+        return total - granted if total > granted else await self._shared.request(self._job, request)

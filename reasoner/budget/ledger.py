@@ -1,14 +1,14 @@
-"""The ledger of one job: what was spent, what is promised to requests in flight, and what is left.
+"""The ledger of one job: amounts that are spent, reserved for requests in flight, and left.
 
-The rule that keeps a budget to the token, the FLOP and the cent: a request never asks for more than is left after all
-promises, and a promise is settled with what the request really took. A promise is the most that a request can take. For
-a branch that is its whole prompt, computed, and all the tokens that it may write: what the cache turns out to hold
-comes back when the branch arrives. Under a limit on FLOPs nobody guesses tokens for the job, since how many guesses go
-wrong cannot be promised.
+A budget holds to the token, the FLOP and the cent because no request is sent without a reservation of the most that it
+can take, and reservations never exceed what is left. A branch reserves the computation of its whole prompt and all
+tokens that it may generate; when it ends, its real usage is committed and the rest, such as prompt tokens that the
+cache held, is available again. Under a limit on FLOPs speculation is disabled, since the number of rejected draft
+tokens has no useful bound.
 
-A search that grows step by step keeps a part of every limit until it has an answer: what one branch takes to its end,
-at most half. So a budget that is small for its width still ends with an answer. How much that is nobody knows before a
-branch has ended: it is guessed from the steps so far, since what is kept needlessly is missing where the search looks.
+A search that expands step by step sets a part of every limit aside until it has an answer: what one branch needs to
+reach its end, at most half. So a search ends with an answer even if its budget is small for its width. Before any
+branch has ended, the need is estimated from the steps so far: whatever is set aside needlessly is missing elsewhere.
 """
 
 from __future__ import annotations
@@ -22,16 +22,15 @@ from reasoner.budget.prices import MONEY_UNITS, NO_AMOUNT, Amount, Prices, Token
 from reasoner.budget.spec import Budget
 from reasoner.budget.usage import Usage
 
-_NAMES = ("tokens", "FLOPs", "trillionths")
-GRACE = 0.25
-"""Seconds behind the end of the time budget, in all, for bringing the job to its end: the last answers are compared,
-and what was begun before may still arrive."""
+_LIMIT_NAMES = ("tokens", "FLOPs", "trillionths")
+GRACE_SECONDS = 0.25
+"""Time after the end of the time budget in which results may still arrive and the last answers are compared."""
 
 
 class Ledger:
-    """Holds all limits of a budget at once.
+    """All limits of one budget, and what is left of each.
 
-    Tokens are ``Usage.total``: generated plus computed by the verifier. Seconds are work over all attempts.
+    Tokens are ``Usage.total``: generated plus computed by the verifier. Seconds are working time over all attempts.
     """
 
     def __init__(
@@ -42,11 +41,11 @@ class Ledger:
         *,
         by_grants: bool = False,
     ) -> None:
-        """``by_grants``: beside its own limits the job has the tokens that ``grant`` brings, at first none."""
+        """With ``by_grants`` the job may spend only the tokens that ``add_grant`` adds, within its own limits."""
         self.budget = budget
         self.usage = Usage()
         self._prices = prices or {}
-        self._granted = 0 if by_grants else None
+        self._granted_tokens = 0 if by_grants else None
         self._limits: tuple[int | None, ...] = (
             0 if by_grants else budget.tokens,
             None if budget.flops is None else int(budget.flops),
@@ -54,132 +53,148 @@ class Ledger:
         )
         self._clock = clock
         self._spent = NO_AMOUNT
-        self._promised = NO_AMOUNT
-        self._kept: tuple[Amount, Amount] | None = None
-        self._base = 0.0
-        self._since = clock()
+        self._reserved = NO_AMOUNT
+        self._set_aside: tuple[Amount, Amount] | None = None
+        self._earlier_seconds = 0.0
+        self._started_at = clock()
 
     def rate_of_model(self, model: ModelInfo) -> TokenRate:
-        """What a token of this model takes in this job."""
+        """Return the FLOPs and the price of one token of this model."""
         return TokenRate.of_model(model, self._prices)
 
     @property
     def has_limits(self) -> bool:
-        """Whether a request must say how much it may take."""
+        """True if tokens, FLOPs or cost are limited, so that requests need an upper bound."""
         return any(limit is not None for limit in self._limits)
 
     @property
     def is_setting_aside(self) -> bool:
-        """True while a part is kept for the end of one branch."""
-        return self._kept is not None and (self.has_limits or self.budget.seconds is not None)
+        """True while a part of the limits is set aside for the end of one branch."""
+        return self._set_aside is not None and (self.has_limits or self.budget.seconds is not None)
 
     def set_aside(self, most: Amount, likely: Amount) -> None:
-        """Keep what one branch takes from all but who asks for the ``whole`` budget.
+        """Set aside what one branch needs; only requests for the ``whole`` budget may use it.
 
-        That is what it is ``likely`` to take, from a quarter to a half of each limit, and no more than ``most``. Of
-        time half is kept: nobody can tell how long a branch takes.
+        The amount is ``likely``, clipped to between a quarter and half of each limit, and at most ``most``. Half of the
+        time is set aside, since the duration of a branch is unknown.
         """
-        self._kept = (most, likely)
+        self._set_aside = (most, likely)
 
     def release_set_aside(self) -> None:
-        """Keep nothing any more."""
-        self._kept = None
+        """Make the amount that was set aside available to all requests."""
+        self._set_aside = None
 
-    def max_affordable(self, one: Amount, fixed: Amount = NO_AMOUNT, *, whole: bool = False) -> int:
-        """How many times ``one`` can be promised beside ``fixed``: not at all when not above 0, a very large number
-        when nothing limits it. ``whole`` is for what may take what is kept, too."""
-        if self._kept is not None and not whole:
+    def max_affordable(self, each: Amount, fixed: Amount = NO_AMOUNT, *, whole: bool = False) -> int:
+        """Return how many times ``each`` can be reserved beside ``fixed``; ``whole`` includes what is set aside.
+
+        The result is 0 or negative if not even once, and ``sys.maxsize`` if nothing limits it.
+        """
+        if self._set_aside is not None and not whole:
             if self.budget.seconds is not None and self.elapsed_seconds() > self.budget.seconds / 2:
                 return 0
-            kept = (
+            amount = (
                 most if limit is None else min(most, max(likely, limit // 4), limit // 2)
-                for most, likely, limit in zip(*self._kept, self._limits, strict=True)
+                for most, likely, limit in zip(*self._set_aside, self._limits, strict=True)
             )
-            fixed += Amount(*kept)
-        left = self._left(self._spent + self._promised + fixed)
-        return min(
-            have if have == sys.maxsize else have // each if each else (sys.maxsize if have >= 0 else -1)
-            for have, each in zip(left, one, strict=True)
-        )
+            fixed += Amount(*amount)
+        left = self._left(self._spent + self._reserved + fixed)
+        return min(_count_fits(rest, need) for rest, need in zip(left, each, strict=True))
 
-    def reserve(self, promise: Amount) -> None:
-        """Promises an amount to a request. Asking for more than is left is a bug of the caller."""
-        if min(self._left(self._spent + self._promised + promise)) < 0 or min(promise) < 0:
-            raise ValueError(f"cannot promise {promise}: {self._spent} and {self._promised} of {self._limits} are gone")
-        self._promised += promise
+    def reserve(self, amount: Amount) -> None:
+        """Reserve an amount for a request. Raises ``ValueError`` for more than is left, a bug of the caller."""
+        if min(self._left(self._spent + self._reserved + amount)) < 0 or min(amount) < 0:
+            raise ValueError(
+                f"cannot reserve {amount}: of {self._limits}, {self._spent} is spent and {self._reserved} is reserved"
+            )
+        self._reserved += amount
 
     def add_grant(self, tokens: int) -> None:
-        """Raises the limit of a job that lives by grants, up to its own limit."""
-        if self._granted is None:
-            raise ValueError("this job has a budget of its own")
-        self._granted += tokens
-        cap = self._granted if self.budget.tokens is None else min(self._granted, self.budget.tokens)
+        """Raise the token limit of a job that spends granted tokens, up to its own limit."""
+        if self._granted_tokens is None:
+            raise ValueError("this job has a budget of its own and takes no grants")
+        self._granted_tokens += tokens
+        cap = self._granted_tokens if self.budget.tokens is None else min(self._granted_tokens, self.budget.tokens)
         self._limits = (cap, *self._limits[1:])
 
-    def needs_grant(self, enough: int) -> bool:
-        """Whether it is for want of a grant that the job cannot go on: it has less than ``enough`` tokens left of what
-        it was granted, and its own limits leave it something."""
-        if self._granted is None or (self.budget.tokens is not None and self.budget.tokens <= self._granted):
-            return False
-        tokens, *others = self._left(self._spent + self._promised)
-        return tokens < enough and min(others) > 0 and self.seconds_left() != 0.0
+    def needs_grant(self, enough_tokens: int) -> bool:
+        """Return True if the job cannot go on for lack of a grant.
 
-    def release(self, promise: Amount) -> None:
-        """Takes a promise back of which nothing was used."""
-        self._promised -= promise
-
-    def commit(self, promise: Amount, spend: Usage) -> Usage:
-        """Turns a promise into what was really spent, at most the promise; the rest is available again.
-
-        Answers the spend with the working time since the last settlement added.
+        That is, fewer than ``enough_tokens`` of its granted tokens are left, and its own limits are not reached.
         """
-        taken = Amount.from_usage(spend)
-        over = [
+        if self._granted_tokens is None or (
+            self.budget.tokens is not None and self.budget.tokens <= self._granted_tokens
+        ):
+            return False
+        tokens, *others = self._left(self._spent + self._reserved)
+        return tokens < enough_tokens and min(others) > 0 and self.seconds_left() != 0.0
+
+    def release(self, reservation: Amount) -> None:
+        """Release a reservation of which nothing was used."""
+        self._reserved -= reservation
+
+    def commit(self, reservation: Amount, spend: Usage) -> Usage:
+        """Replace a reservation by the real spend, at most the reservation; the rest is available again.
+
+        Returns the spend with the working time since the last commit added. Raises ``ValueError`` if it exceeds the
+        reservation.
+        """
+        used = Amount.from_usage(spend)
+        exceeded = [
             name
-            for name, limit, most, took in zip(_NAMES, self._limits, promise, taken, strict=True)
-            if limit is not None and took > most
+            for name, limit, most, actual in zip(_LIMIT_NAMES, self._limits, reservation, used, strict=True)
+            if limit is not None and actual > most
         ]
-        if over:
-            raise ValueError(f"a request that was promised {promise} took {taken}: too many {', '.join(over)}")
-        self._promised -= promise
+        if exceeded:
+            raise ValueError(f"a request with {reservation} reserved used {used}: too many {', '.join(exceeded)}")
+        self._reserved -= reservation
         spend = spend.model_copy(update={"seconds": self.elapsed_seconds() - self.usage.seconds})
-        self._book(spend)
+        self._add_spend(spend)
         return spend
 
     def replay(self, spend: Usage, elapsed: float, withheld: Amount = NO_AMOUNT) -> None:
-        """Books what an earlier attempt spent, and what it promised for good, and sets the clock to then."""
-        self._book(spend)
-        self._promised += withheld
-        self._base = elapsed
-        self._since = self._clock()
+        """Add what an earlier attempt spent and reserved for good, and set the clock to ``elapsed`` seconds."""
+        self._add_spend(spend)
+        self._reserved += withheld
+        self._earlier_seconds = elapsed
+        self._started_at = self._clock()
 
     def elapsed_seconds(self) -> float:
-        """Seconds of work so far, earlier attempts included."""
-        return self._base + self._clock() - self._since
+        """Return the working time so far, earlier attempts included."""
+        return self._earlier_seconds + self._clock() - self._started_at
 
     def seconds_left(self) -> float | None:
-        """Seconds until the time budget ends, at least zero; ``None`` when time is not limited."""
+        """Return the seconds until the time budget ends, at least 0; ``None`` without a time limit."""
         if self.budget.seconds is None:
             return None
         return max(0.0, self.budget.seconds - self.elapsed_seconds())
 
     def seconds_until_cut(self) -> float | None:
-        """Return the seconds until what still runs is cut, which is ``GRACE`` later; ``None`` as above."""
+        """Return the seconds until running work is cut off, which is ``GRACE_SECONDS`` after ``seconds_left``."""
         if self.budget.seconds is None:
             return None
-        return max(0.0, self.budget.seconds + GRACE - self.elapsed_seconds())
+        return max(0.0, self.budget.seconds + GRACE_SECONDS - self.elapsed_seconds())
 
     @property
     def is_exhausted(self) -> bool:
-        """Whether nothing more may be asked for."""
-        return min(self._left(self._spent + self._promised)) <= 0 or self.seconds_left() == 0.0
+        """True if no further request can be paid for."""
+        return min(self._left(self._spent + self._reserved)) <= 0 or self.seconds_left() == 0.0
 
-    def _left(self, gone: Amount) -> list[int]:
-        """What the limits leave, a very large number where there is none."""
-        return [sys.maxsize if limit is None else limit - used for limit, used in zip(self._limits, gone, strict=True)]
+    def _left(self, used: Amount) -> list[int]:
+        """Return what each limit leaves, ``sys.maxsize`` where there is none."""
+        return [
+            sys.maxsize if limit is None else limit - amount for limit, amount in zip(self._limits, used, strict=True)
+        ]
 
-    def _book(self, spend: Usage) -> None:
+    def _add_spend(self, spend: Usage) -> None:
         self._spent += Amount.from_usage(spend)
-        # The sums of whole numbers, not of their roundings.
+        # Exact integer sums: adding the rounded floats of each usage would accumulate errors.
         exact = {"flops": float(self._spent.flops), "cost": self._spent.money / MONEY_UNITS}
         self.usage = (self.usage + spend).model_copy(update=exact)
+
+
+def _count_fits(available: int, need: int) -> int:
+    if available == sys.maxsize:
+        return available
+    if need:
+        return available // need
+    return sys.maxsize if available >= 0 else -1

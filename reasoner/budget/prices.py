@@ -1,7 +1,7 @@
-"""What a token takes: FLOPs by the size of its model, money by the operator's prices.
+"""The cost of a token: FLOPs by the size of the model, money by the operator's prices.
 
-Everything is counted in whole numbers, so that sums are exact and a budget is held to the last FLOP and cent. Money is
-counted in trillionths of the currency unit: prices per million tokens are then exact to six decimals.
+All amounts are integers, so that sums are exact and a budget is held to the last FLOP and cent. Money is counted in
+trillionths of the currency unit, which makes prices per million tokens exact to six decimals.
 """
 
 from __future__ import annotations
@@ -18,13 +18,14 @@ from reasoner.budget.spec import Budget
 from reasoner.budget.usage import Usage
 
 MONEY_UNITS = 10**12
+"""Units of money in one currency unit."""
 _FLOPS_PER_WEIGHT = 2
 
 Price = Annotated[float, Field(ge=0, le=1e6)]
 
 
 class Prices(StrictModel):
-    """Of one model, per million tokens, in whatever currency ``Budget.cost`` is meant in."""
+    """Prices of one model per million tokens, in the currency of ``Budget.cost``."""
 
     prompt: Price = Field(0.0, description="Prompt tokens that the model computes.")
     cached: Price = Field(0.0, description="Prompt tokens that it has in its cache.")
@@ -42,7 +43,7 @@ class Amount:
 
     @classmethod
     def from_usage(cls, usage: Usage) -> Amount:
-        """What a bill holds against a budget."""
+        """Return what a usage counts against a budget."""
         return cls(usage.total, int(usage.flops), round(usage.cost * MONEY_UNITS))
 
     def __iter__(self) -> Iterator[int]:
@@ -63,7 +64,7 @@ NO_AMOUNT = Amount()
 
 @dataclass(frozen=True, slots=True)
 class TokenRate:
-    """What one token of a model takes; money in trillionths."""
+    """FLOPs and prices of one token of a model; prices in trillionths of the currency unit."""
 
     flops: int = 0
     prompt: int = 0
@@ -79,16 +80,16 @@ class TokenRate:
         return cls(flops=_FLOPS_PER_WEIGHT * model.parameters, **per_token)
 
     def max_branch_amount(self, prompt: int, tokens: int) -> Amount:
-        """The most that a branch takes: nothing of its prompt is cached, or what is costs more than computing it."""
-        dearest = max(self.prompt, self.cached)
-        return Amount(tokens, self.flops * (prompt + tokens), dearest * prompt + self.generated * tokens)
+        """Return the most that a branch can take: nothing of its prompt is cached, or cached tokens cost more."""
+        highest_price = max(self.prompt, self.cached)
+        return Amount(tokens, self.flops * (prompt + tokens), highest_price * prompt + self.generated * tokens)
 
     def verification_amount(self, computed: int) -> Amount:
-        """What a verifier's computed tokens take. Those that it has in its cache are free."""
+        """Return the amount of a verifier's computed tokens. Cached tokens are free."""
         return Amount(computed, self.flops * computed, self.verifier * computed)
 
     def branch_usage(self, prompt: int, cached: int, generated: int, drafted: int, accepted: int) -> Usage:
-        """What a branch came to: two FLOPs per weight and computed token, wrong guesses included."""
+        """Return the bill of a branch: two FLOPs per weight and computed token, rejected draft tokens included."""
         computed = prompt - cached + generated + drafted - accepted
         money = self.prompt * (prompt - cached) + self.cached * cached + self.generated * generated
         return Usage(
@@ -102,7 +103,7 @@ class TokenRate:
         )
 
     def verification_usage(self, computed: int, cached: int) -> Usage:
-        """What a verifier's answer came to."""
+        """Return the bill of a verifier request."""
         amount = self.verification_amount(computed)
         return Usage(
             verifier_computed=computed,
@@ -113,14 +114,14 @@ class TokenRate:
 
 
 def check_budget(budget: Budget, model: str, info: ModelInfo | None, prices: Mapping[str, Prices]) -> None:
-    """Raises ``InvalidRequest`` for a limit that cannot be held or would not pay for a single token.
+    """Raise ``InvalidRequest`` for a limit that cannot be enforced or does not pay for a single token.
 
-    ``info`` is ``None`` while nobody can say what is served as ``model``.
+    ``info`` is ``None`` while it is unknown what is served as ``model``.
     """
     if budget.flops is not None and info is not None:
         if info.parameters == 0:
             raise InvalidRequest(
-                f"budget.flops: the engine does not tell the size of model {model!r}: give tokens, seconds or cost",
+                f"budget.flops: the engine does not report the size of model {model!r}: give tokens, seconds or cost",
                 "budget.flops",
             )
         least = _FLOPS_PER_WEIGHT * info.parameters * 2  # a prompt has a token, and so has an answer

@@ -9,23 +9,23 @@ class Usage(StrictModel):
     """The bill. Counts are tokens; ``total`` is what a token budget is held against."""
 
     prompt: int = 0
-    """Prompt tokens sent to the model, over all requests."""
+    """Prompt tokens of all requests."""
     cached: int = 0
-    """Those of ``prompt`` whose KV was in the cache."""
+    """Tokens of ``prompt`` whose KV was in the cache."""
     generated: int = 0
     drafted: int = 0
-    """Guesses at generated tokens that the model computed. No token budget is held against them."""
+    """Draft tokens that the model verified. They do not count towards a token budget."""
     accepted: int = 0
-    """Those of ``drafted`` that were right: they are among ``generated``."""
+    """Accepted draft tokens; they are included in ``generated``."""
     verifier_computed: int = 0
     verifier_cached: int = 0
     pruned: int = 0
-    """Generated tokens in branches that the search gave up."""
+    """Generated tokens of pruned branches."""
     seconds: float = 0.0
     flops: float = 0.0
-    """Estimated: two per weight and computed token, wrong guesses included; a drafter's own are not counted."""
+    """Estimate: two per weight and computed token, rejected draft tokens included; a drafter's own are not counted."""
     cost: float = 0.0
-    """By the service's prices per token; 0 where it has none."""
+    """Cost by the service's prices per token; 0 without prices."""
 
     @property
     def total(self) -> int:

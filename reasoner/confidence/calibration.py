@@ -1,7 +1,7 @@
-"""The table of ``auto``: which scores and votes mean how much, and what to do next for a question of this difficulty.
+"""The calibration of the ``auto`` strategy: a probability from scores and votes, and the stages to run by difficulty.
 
-``reasoner calibrate`` fits it. It holds for the models that it was fitted for and for no others: their scores mean
-something else, and so does the amount that a question needs.
+``reasoner calibrate`` fits the table. It is valid only for the models that it was fitted for, since scores of other
+models have another distribution and their questions another difficulty.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ Share = Annotated[float, Field(ge=0, le=1)]
 
 
 class CalibrationError(Exception):
-    """A table that cannot be used; the message names the file and the field."""
+    """The calibration cannot be used; the message names the file and the field."""
 
 
 class ModelFingerprint(StrictModel):
-    """What tells one model from another."""
+    """Identity of a model: its name, size and weights."""
 
     id: str
     parameters: int
     vocab_size: int
     fingerprint: str
-    """Of the weights' files; empty where a server does not say."""
+    """Fingerprint of the weight files; empty if the server does not report one."""
 
     @classmethod
-    def of(cls, info: ModelInfo) -> Self:
+    def of_model(cls, info: ModelInfo) -> Self:
         return cls(id=info.id, parameters=info.parameters, vocab_size=info.vocab_size, fingerprint=info.fingerprint)
 
     def __str__(self) -> str:
@@ -52,19 +52,20 @@ class Curve(StrictModel):
     votes: float
     rival_votes: float
 
-    def right(self, answers: Sequence[Evidence], index: int) -> float:
+    def predict(self, answers: Sequence[Evidence], index: int) -> float:
+        """Return the probability that ``answers[index]`` is right."""
         weights = (getattr(self, name) for name in FEATURES)
         return logistic(sum(w * x for w, x in zip(weights, compute_features(answers, index), strict=True)))
 
 
 class Bin(StrictModel):
-    """Questions whose answer after the probe is right with a probability below ``below`` (and no lower bin's)."""
+    """Questions whose answer after the probe is right with a probability below ``below``, and in no lower bin."""
 
     below: Annotated[float, Field(gt=0, le=1)]
     stages: Annotated[list[StrategySpec], Field(max_length=16)]
-    """What is done one after another until the answer is certain enough; names and parameters of strategies."""
+    """Strategies to run one after another until the answer is probable enough."""
     problems: Annotated[int, Field(ge=0)]
-    """How many of the problems of the fit were here, and what the stages gave there."""
+    """Number of problems of the fit in this bin; ``accuracy`` and ``tokens`` are means over them."""
     accuracy: Share
     tokens: Annotated[float, Field(ge=0)]
 
@@ -77,18 +78,18 @@ class Bin(StrictModel):
 
 
 class Reliability(StrictModel):
-    """How well the curve's probabilities held on problems that it was not fitted on."""
+    """Reliability of the curve's probabilities on problems that it was not fitted on."""
 
     answers: int
     ece: Share
-    """Expected calibration error over ten bins of equal width, weighted."""
+    """Weighted expected calibration error over ten bins of equal width."""
     brier: Share
     bins: list[tuple[float, float, float]]
-    """(mean predicted probability, share that was right, weight) of each bin that is not empty."""
+    """(mean predicted probability, fraction right, weight) of each non-empty bin."""
 
 
 class Calibration(StrictModel):
-    """A fitted table, as it stands in its file."""
+    """A fitted table: the schema of its file."""
 
     version: Literal[1]
     command: str
@@ -97,31 +98,33 @@ class Calibration(StrictModel):
     policy: ModelFingerprint
     verifier: ModelFingerprint
     confidence: Share
-    """Where ``auto`` stops when a job does not say."""
+    """Probability at which ``auto`` stops if the job sets none."""
     probe: Annotated[int, Field(ge=1, le=MAX_N)]
     curve: Curve
     bins: Annotated[list[Bin], Field(min_length=1, max_length=32)]
-    """By rising ``below``; the last one ends at 1."""
+    """Bins by increasing ``below``; the last one ends at 1."""
     reliability: Reliability
 
     @model_validator(mode="after")
-    def _ordered(self) -> Self:
-        edges = [part.below for part in self.bins]
+    def _check_order(self) -> Self:
+        edges = [difficulty.below for difficulty in self.bins]
         if edges != sorted(set(edges)) or edges[-1] != 1.0:
             raise ValueError(f"bins: 'below' must rise and end at 1, got {edges}")
         return self
 
-    def stages(self, confidence: float) -> list[StrategySpec]:
-        """What to do for a question whose answer is right with this probability after the probe."""
-        return next(part.stages for part in self.bins if confidence < part.below or part.below == 1.0)
+    def select_stages(self, confidence: float) -> list[StrategySpec]:
+        """Return the stages for a question whose answer after the probe is right with this probability."""
+        return next(
+            difficulty.stages for difficulty in self.bins if confidence < difficulty.below or difficulty.below == 1.0
+        )
 
-    def mismatch(self, policy: ModelInfo, verifier: ModelInfo) -> str | None:
-        """Why the table does not hold for these models, naming both sides; ``None`` when it does."""
-        for role, fitted, asked in (("policy", self.policy, policy), ("verifier", self.verifier, verifier)):
-            here = ModelFingerprint.of(asked)
-            known = fitted.fingerprint and here.fingerprint
-            if (fitted.fingerprint != here.fingerprint) if known else fitted != here:
-                return f"the calibration was fitted for the {role} {fitted}, and this job runs on {here}"
+    def find_mismatch(self, policy: ModelInfo, verifier: ModelInfo) -> str | None:
+        """Return why the table is not valid for these models, naming both sides, or ``None`` if it is."""
+        for role, fitted, info in (("policy", self.policy, policy), ("verifier", self.verifier, verifier)):
+            served = ModelFingerprint.of_model(info)
+            has_fingerprints = fitted.fingerprint and served.fingerprint
+            if (fitted.fingerprint != served.fingerprint) if has_fingerprints else fitted != served:
+                return f"the calibration was fitted for the {role} {fitted}, and this job runs on {served}"
         return None
 
 
@@ -142,5 +145,5 @@ def read_calibration(path: Path) -> Calibration:
 
 @cache
 def shipped_calibration() -> Calibration:
-    """The table of the bundled models."""
+    """Return the calibration of the bundled models."""
     return read_calibration(SHIPPED_CALIBRATION)

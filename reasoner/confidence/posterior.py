@@ -1,6 +1,6 @@
-"""How sure a search may be of its leading answer: from the votes alone, or from the verifier's scores as well.
+"""Posterior probability of the leading answer, from the votes alone or with the verifier's scores.
 
-Pure functions of what the candidates say. What is certain is what a search stops for: see ``JobSpec.confidence``.
+Pure functions of the candidates' answers and scores. A search stops by these probabilities (``JobSpec.confidence``).
 """
 
 from __future__ import annotations
@@ -10,17 +10,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 MAX_LOG_ODDS = 6.0
-"""Log-odds beyond this are taken for this: probabilities of 0.0025 and 0.9975."""
+"""Log-odds are clipped to this, which is to probabilities between 0.0025 and 0.9975."""
 TINY = 1e-300
-"""Stands for zero in a denominator of the continued fraction."""
+"""Replacement of a zero denominator in the continued fraction."""
 
 
 def leader_probability(weights: Sequence[float]) -> float:
-    """The posterior probability that the leading answer would stay the leader if sampling went on for ever.
+    """Return the posterior probability that the leading answer would remain the leader under unlimited sampling.
 
-    ``weights``: the votes of each answer, in any order; a vote may be a fraction (a verifier's score). The two largest
-    are compared: under a uniform prior the leader's share p of their votes is Beta(first + 1, second + 1), and the
-    answer is P(p > 1/2). Without any vote it is 0: nothing leads.
+    ``weights`` are the votes of each answer in any order, possibly fractional (a verifier's score). Under a uniform
+    prior the leader's share p of the votes of the two largest is Beta(first + 1, second + 1), and the result is
+    P(p > 1/2). Without votes it is 0.
 
     Source: Aggarwal et al. 2023, "Let's Sample Step by Step: Adaptive-Consistency for Efficient Reasoning and Coding
     with LLMs", section 3.2 (the Beta stopping criterion).
@@ -32,9 +32,9 @@ def leader_probability(weights: Sequence[float]) -> float:
 
 
 def beta_cdf(x: float, a: float, b: float) -> float:
-    """P(X <= x) for X with the law Beta(a, b); 0 <= x <= 1, a and b positive.
+    """Return P(X <= x) for X distributed as Beta(a, b), with 0 <= x <= 1 and a and b positive.
 
-    The regularised incomplete beta function by its continued fraction, about 1e-14 exact.
+    This is the regularised incomplete beta function by its continued fraction, accurate to about 1e-14.
     Source: NIST Digital Library of Mathematical Functions, 8.17.4 and 8.17.22, evaluated by Lentz's method.
     """
     if not (0.0 <= x <= 1.0 and a > 0.0 and b > 0.0):
@@ -63,7 +63,7 @@ def beta_cdf(x: float, a: float, b: float) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """What speaks for one answer: its candidates, and the best verifier score among them (``None`` without any)."""
+    """Number of candidates that state an answer, and the best verifier score among them (``None`` without any)."""
 
     votes: int
     score: float | None
@@ -73,14 +73,14 @@ FEATURES = ("constant", "score", "rival_score", "votes", "rival_votes")
 
 
 def compute_features(answers: Sequence[Evidence], index: int) -> tuple[float, ...]:
-    """What decides how probable it is that ``answers[index]`` is right, in the order of ``FEATURES``.
+    """Return the features of ``answers[index]`` from which its probability is predicted, in the order of ``FEATURES``.
 
-    Scores are log-odds, of this answer and of the best other one; votes are logarithms, of this answer's count and of
-    one more than the largest other count, in which a vote counts as much as the verifier believes it. An answer without
-    a score counts as one that the verifier is sure is wrong, its votes in full.
+    Scores are log-odds, of this answer and of the best other one. Votes are logarithms, of this answer's count and of
+    one plus the largest other count, which is weighted by that answer's score. An answer without a score has the
+    lowest log-odds and weight 1.
     """
     own = answers[index]
-    rivals = [other for place, other in enumerate(answers) if place != index]
+    rivals = [rival for rival_index, rival in enumerate(answers) if rival_index != index]
     return (
         1.0,
         log_odds(own.score),
@@ -91,7 +91,7 @@ def compute_features(answers: Sequence[Evidence], index: int) -> tuple[float, ..
 
 
 def log_odds(probability: float | None) -> float:
-    """log(p / (1 - p)), at most ``MAX_LOG_ODDS`` from 0; the lowest for ``None``."""
+    """Return log(p / (1 - p)), clipped to ``MAX_LOG_ODDS`` on both sides; the lowest for ``None``."""
     if not probability:
         return -MAX_LOG_ODDS
     return (
@@ -102,5 +102,5 @@ def log_odds(probability: float | None) -> float:
 
 
 def logistic(value: float) -> float:
-    """1 / (1 + e^-value)."""
+    """Return 1 / (1 + e^-value)."""
     return 1.0 / (1.0 + math.exp(-value)) if value >= 0.0 else 1.0 - 1.0 / (1.0 + math.exp(value))

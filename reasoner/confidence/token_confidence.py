@@ -1,8 +1,8 @@
-"""How sure a model was of each token, and of a solution by its weakest stretches.
+"""Confidence of tokens, and of a solution by its least confident groups of tokens.
 
 Source: Fu et al. 2025, "Deep Think with Confidence", sections 2 and 3.1. The confidence of a token is minus the mean
-log-probability of the k likeliest tokens at its place: when one token takes all, the others are far down and the mean
-is low. A group is a window of neighbouring tokens, and its confidence the mean of theirs.
+log-probability of the k most likely tokens at its position: high if one token has nearly all of the probability. A
+group is a window of consecutive tokens, and its confidence is the mean of theirs.
 """
 
 from __future__ import annotations
@@ -15,24 +15,24 @@ from typing import Literal
 from engine.protocol.types import TokenLogprob
 
 MAX_TOKEN_CONFIDENCE = 100.0
-"""Stands for the confidence of a token beside which others are impossible: numbers in a journal are finite."""
+"""Upper bound of a token's confidence, since numbers in a journal must be finite."""
 
 ConfidenceMeasure = Literal["bottom", "tail", "lowest", "mean"]
 
 
 def compute_token_confidence(token: TokenLogprob) -> float:
-    """Of one token, in nats, with three decimals: what a journal keeps is what decisions are made on.
+    """Return the confidence of one token in nats, rounded to the three decimals that a journal keeps.
 
-    Raises ``ValueError`` when the likeliest tokens were not reported.
+    Raises ``ValueError`` if the most likely tokens were not reported.
     """
     if not token.top:
-        raise ValueError("the engine did not report the likeliest tokens")
+        raise ValueError("the engine did not report the most likely tokens")
     mean = -sum(logprob for _, logprob in token.top) / len(token.top)
     return round(min(mean, MAX_TOKEN_CONFIDENCE), 3)
 
 
 def group_confidences(confidences: Sequence[float], window: int) -> list[float]:
-    """The confidence of every window of this many tokens, in order. A shorter text is one group; an empty one none."""
+    """Return the confidence of every window of ``window`` tokens, in order; a shorter text is one group."""
     if not confidences:
         return []
     size = min(window, len(confidences))
@@ -41,24 +41,24 @@ def group_confidences(confidences: Sequence[float], window: int) -> list[float]:
 
 
 def bottom_confidence(confidences: Sequence[float], window: int) -> float:
-    """The mean of the lowest tenth of the groups (at least one)."""
+    """Return the mean of the lowest tenth of the groups (at least one)."""
     ordered = sorted(group_confidences(confidences, window))
-    kept = ordered[: max(1, len(ordered) // 10)]
-    return sum(kept) / len(kept)
+    lowest_tenth = ordered[: max(1, len(ordered) // 10)]
+    return sum(lowest_tenth) / len(lowest_tenth)
 
 
 def tail_confidence(confidences: Sequence[float], window: int) -> float:
-    """The confidence of the last group: errors at the end cost the answer."""
+    """Return the confidence of the last group: errors at the end affect the answer most."""
     return group_confidences(confidences[-window:], window)[-1]
 
 
 def lowest_confidence(confidences: Sequence[float], window: int) -> float:
-    """The confidence of the weakest group."""
+    """Return the confidence of the least confident group."""
     return min(group_confidences(confidences, window))
 
 
 def mean_confidence(confidences: Sequence[float], window: int) -> float:  # noqa: ARG001
-    """The mean of all tokens."""
+    """Return the mean over all tokens."""
     return sum(confidences) / len(confidences)
 
 
@@ -68,17 +68,16 @@ MEASURES: dict[ConfidenceMeasure, Callable[[Sequence[float], int], float]] = {
     "lowest": lowest_confidence,
     "mean": mean_confidence,
 }
-"""What a whole solution's confidence is; all need at least one token."""
+"""Measures of a whole solution's confidence by name; each needs at least one token."""
 
 
 def confidence_threshold(values: Sequence[float], percent: float) -> float:
-    """The confidence that the best ``percent`` per cent of these solutions reach; at least one does.
+    """Return the confidence that the best ``percent`` per cent of the solutions reach, at least one of them.
 
-    The percentile 100 - percent, between two solutions interpolated (the usual linear rule), and for a ``percent`` of
-    0 the best one.
+    This is the percentile 100 - ``percent`` with linear interpolation.
     """
     ordered = sorted(values)
-    place = (len(ordered) - 1) * (100.0 - percent) / 100.0
-    below = math.floor(place)
+    position = (len(ordered) - 1) * (100.0 - percent) / 100.0
+    below = math.floor(position)
     above = min(below + 1, len(ordered) - 1)
-    return min(ordered[below] + (place - below) * (ordered[above] - ordered[below]), ordered[-1])
+    return min(ordered[below] + (position - below) * (ordered[above] - ordered[below]), ordered[-1])

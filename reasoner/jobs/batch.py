@@ -1,4 +1,4 @@
-"""Batches: many jobs under one budget of tokens. These models are the REST schema."""
+"""Batches: jobs that share one token budget. These models are part of the REST schema."""
 
 from __future__ import annotations
 
@@ -17,13 +17,15 @@ MAX_BATCH_JOBS = 1000
 
 BatchStatus = Literal["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]
 """``queued``: no job has begun. All others but ``in_progress``: all jobs have ended. ``cancelled``: the batch was
-cancelled before, or each of its jobs was. Else it is as its jobs are, but for those that were cancelled one by one:
-``completed`` or ``failed`` when they all are, and ``incomplete`` when only some have an answer, or none has."""
+cancelled before that, or each of its jobs was. Otherwise jobs that were cancelled individually do not count:
+``completed`` or ``failed`` if all others are, else ``incomplete``."""
 
 
 def get_final_status(counts: Mapping[Status, int], *, cancelled: bool) -> BatchStatus:
-    """Return the status of a batch whose jobs have all ended. ``counts``: jobs by status; ``cancelled``: the batch
-    was."""
+    """Return the status of a batch whose jobs have all ended.
+
+    ``counts`` is the number of jobs by status, ``cancelled`` is True if the batch as a whole was cancelled.
+    """
     ends = {status for status, count in counts.items() if count and status != "cancelled"}
     if cancelled or not ends:
         return "cancelled"
@@ -33,7 +35,7 @@ def get_final_status(counts: Mapping[Status, int], *, cancelled: bool) -> BatchS
 
 
 class BatchBudget(StrictModel):
-    """What all jobs of a batch may spend together."""
+    """The limit of all jobs of a batch together."""
 
     tokens: Annotated[int, Field(ge=1, le=MAX_BUDGET_TOKENS)] = Field(
         description="Generated tokens plus tokens that the verifier computes, of all jobs together."
@@ -51,23 +53,23 @@ class BatchSpec(StrictModel):
 
     @field_validator("budget")
     @classmethod
-    def _a_token_for_each(cls, value: BatchBudget, info: Any) -> BatchBudget:
+    def _check_one_token_per_job(cls, value: BatchBudget, info: Any) -> BatchBudget:
         jobs = info.data.get("jobs", [])
         if value.tokens < len(jobs):
-            raise ValueError(f"{value.tokens} tokens are less than one for each of {len(jobs)} jobs")
+            raise ValueError(f"{value.tokens} tokens are too few for {len(jobs)} jobs: give at least one token per job")
         return value
 
 
 class BatchJob(StrictModel):
-    """A job of a batch in short; ``GET /v1/jobs/{id}`` has all of it."""
+    """Summary of a job of a batch; ``GET /v1/jobs/{id}`` returns the whole job."""
 
     id: str
     status: Status
     answer: str | None
     tokens: int
-    """Spent."""
+    """Tokens spent."""
     granted: int
-    """Tokens of the shared budget that it was given so far."""
+    """Tokens of the shared budget granted so far."""
 
 
 class Batch(StrictModel):
@@ -84,10 +86,10 @@ class Batch(StrictModel):
     budget: BatchBudget
     metadata: dict[str, JsonValue]
     usage: Usage
-    """Of all jobs together."""
+    """Total of all jobs."""
     counts: dict[Status, int]
-    """Jobs by status."""
+    """Number of jobs by status."""
     unassigned: int
-    """Tokens of the shared budget that no job holds."""
+    """Tokens of the shared budget that are granted to no job."""
     jobs: list[BatchJob] | None = None
-    """In the order of submission; left out in lists of batches."""
+    """Jobs in order of submission; omitted in lists of batches."""

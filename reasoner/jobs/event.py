@@ -7,7 +7,7 @@ from pydantic import Field, JsonValue
 from reasoner.base_model import StrictModel
 
 MAX_SEQ = 2**53
-"""Largest number of an event: more than any job has, and JavaScript can hold it."""
+"""Largest sequence number of an event: more than any job has, and exact in JavaScript."""
 
 
 class Event(StrictModel):

@@ -23,13 +23,13 @@ class JobResult(StrictModel):
 
     answer: str | None
     text: str | None
-    """The chosen solution; without an answer the most promising one, as far as it came."""
+    """Chosen solution; without an answer the most promising partial one."""
     confidence: float | None
     votes: list[Vote] = Field(default_factory=list)
     finish_reason: Literal["answer", "budget", "no_answer", "cancelled"]
     """``budget``: the search ended because the budget did."""
     node: str | None
-    """Id of the chosen leaf in the tree."""
+    """Id of the chosen leaf of the search tree."""
 
 
 class JobError(StrictModel):
@@ -38,12 +38,12 @@ class JobError(StrictModel):
 
 
 class Delivery(StrictModel):
-    """What became of a job's webhook."""
+    """State of a job's webhook delivery."""
 
     state: Literal["pending", "delivered", "failed"]
     attempts: int
     error: str | None
-    """Of the last attempt that failed."""
+    """Error of the last failed attempt."""
 
 
 class Job(StrictModel):
@@ -55,14 +55,14 @@ class Job(StrictModel):
     started_at: float | None = None
     finished_at: float | None = None
     attempt: int = 0
-    """Workers that took it so far, without those that handed it back."""
+    """Number of workers that have taken the job, without those that handed it back."""
     last_seq: int = 0
     """Sequence number of the newest event."""
     batch: str | None = None
-    """The batch whose budget it shares."""
+    """Id of the batch whose budget the job shares."""
     spec: JobSpec
     usage: Usage = Field(default_factory=Usage)
     result: JobResult | None = None
     error: JobError | None = None
     delivery: Delivery | None = None
-    """Of a job that has ended and has a webhook."""
+    """Webhook delivery, for an ended job that has a webhook."""

@@ -1,7 +1,7 @@
-"""The journal: every answer that a search got, in order, before the search saw it.
+"""The journal of a job: every result that its search received, in order, written before the search sees it.
 
-A strategy is a deterministic function of these answers. Running it again on its journal brings it back to where it was,
-so no strategy holds checkpoint code, and the same entries are the client's event stream and the audit of the bill.
+A strategy is a deterministic function of these results. Running it again on its journal restores its state, so that no
+strategy needs checkpoint code. The same entries are the client's event stream and the itemised bill.
 """
 
 from __future__ import annotations
@@ -20,19 +20,20 @@ class JobCancelled(Exception):
     """The client cancelled the job."""
 
     result: JobResult | None = None
-    """The best that there was, once ``run_job`` has let go of the search; ``None`` if it had not begun."""
+    """Best result so far, set by ``run_job`` after it has closed the search; ``None`` if the search had not begun."""
 
 
 class LeaseLost(Exception):
-    """Another worker owns the job now; this one must stop and write nothing more."""
+    """Another worker owns the job now: stop, and write nothing more."""
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """``key`` names the answer deterministically (operation, node path, part). ``spend`` is what it added to the bill.
+    """One result of a job.
 
-    Keys are unique within a job. ``elapsed`` is the job's working time in seconds when the entry was made: a replay
-    sets its clock by it, so decisions that looked at the clock fall the same way.
+    ``key`` identifies the result deterministically (operation, node path, part) and is unique within a job. ``spend``
+    is its share of the bill. ``elapsed`` is the job's working time in seconds when the entry was made: a replay sets
+    its clock to it, so that decisions that depend on the clock are repeated.
     """
 
     key: str
@@ -44,25 +45,25 @@ class Entry:
 
 class Journal(Protocol):
     job_id: str
-    """The job that it belongs to."""
+    """Id of the job."""
     grant_source: GrantSource | None
-    """Where the job gets tokens from, if it shares a budget."""
+    """Source of token grants if the job shares a budget, else ``None``."""
 
     async def load(self) -> list[Entry]:
-        """All entries of earlier attempts, oldest first."""
+        """Return all entries of earlier attempts, oldest first."""
         ...
 
     async def append(self, entries: Sequence[Entry]) -> None:
-        """Writes entries and their spend atomically and in order.
+        """Write entries and their spend atomically and in order.
 
-        Raises ``JobCancelled`` (after writing: what was spent is recorded) when the client cancelled, ``LeaseLost``
-        (nothing written) when the job has another owner.
+        Raises ``JobCancelled`` if the client has cancelled the job (the entries are written, so that the spend is
+        recorded) and ``LeaseLost`` if another worker owns it (nothing is written).
         """
         ...
 
 
 class MemoryJournal:
-    """A journal for a search that runs inside one process: evaluation and tests."""
+    """Journal in memory, for searches that live in one process: evaluation, in-process CLI, tests."""
 
     def __init__(self, entries: Sequence[Entry] = (), grant_source: GrantSource | None = None) -> None:
         self.job_id = uuid.uuid4().hex

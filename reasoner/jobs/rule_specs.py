@@ -1,7 +1,7 @@
-"""Verifiers that are rules: they know what is right, so their score is a fact and costs no tokens.
+"""Rule verifiers: programmatic checks of the stated answer. Their score is conclusive and costs no tokens.
 
-A rule judges finished solutions by the answers that they state. What a rule itself says wrongly (a pattern, a schema, a
-test that is no Python) is refused when the job is submitted.
+Rules score finished solutions only. A rule that is invalid itself (a bad pattern or schema, a test that is not Python)
+is rejected when the job is submitted.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from reasoner.regex import check_pattern
 
 MAX_SCHEMA_CHARS = 20_000
 MAX_SCHEMAS = 1000
-"""Schemas in a schema: to check one of them takes a tenth of a millisecond."""
-MAX_TIMES = 8
-"""Times its own size that a test may have when its finally blocks are written out, as compiling does it."""
+"""Maximum number of nested schemas: checking each takes about a tenth of a millisecond."""
+MAX_COMPILED_GROWTH = 8
+"""Maximum ratio of a test's compiled size to its source size; the compiler copies finally blocks."""
 
 
 class RuleSpec(VerifierSpec):
-    """What all rules have."""
+    """Base of all rules."""
 
     is_conclusive: ClassVar[bool] = True
 
@@ -66,20 +66,22 @@ def _check_schema(schema: dict[str, Any]) -> dict[str, Any]:
 
     if len(json.dumps(schema)) > MAX_SCHEMA_CHARS:
         raise ValueError(f"the schema has more than {MAX_SCHEMA_CHARS} characters")
-    formats = FormatChecker(())
-    formats.checks("regex", raises=ValueError)(_is_pattern)  # the library's own check compiles it
+    format_checker = FormatChecker(())
+    format_checker.checks("regex", raises=ValueError)(_is_pattern)  # the library's own check compiles the pattern
     try:
-        if _schemas(schema) > MAX_SCHEMAS:
+        if _count_schemas(schema) > MAX_SCHEMAS:
             raise ValueError(f"the schema has more than {MAX_SCHEMAS} schemas in it")
-        Draft202012Validator.check_schema(schema, format_checker=formats)
+        Draft202012Validator.check_schema(schema, format_checker=format_checker)
     except SchemaError as error:
-        why = f": {error.cause}" if error.cause else ""
-        raise ValueError(f"not a JSON schema: {error.message[:500]}{why} (at {error.json_path})") from None
+        cause = f": {error.cause}" if error.cause else ""
+        raise ValueError(f"not a JSON schema: {error.message[:500]}{cause} (at {error.json_path})") from None
     except RecursionError:
         raise ValueError("the schema is nested too deeply") from None
-    for reference in _references(schema):
+    for reference in _list_references(schema):
         if not reference.startswith("#"):
-            raise ValueError(f"$ref {reference[:200]!r} leads out of the schema: only references into it are followed")
+            raise ValueError(
+                f"$ref {reference[:200]!r} points outside of the schema: use references that begin with '#'"
+            )
     return schema
 
 
@@ -87,19 +89,19 @@ def _is_pattern(value: object) -> bool:
     return not isinstance(value, str) or check_pattern(value) == value
 
 
-def _schemas(part: Any) -> int:
-    """About how many schemas there are: each is an object or a truth value."""
+def _count_schemas(part: Any) -> int:
+    """Return the approximate number of schemas in ``part``: each is an object or a boolean."""
     inner = part.values() if isinstance(part, dict) else part if isinstance(part, list) else ()
-    return isinstance(part, dict | bool) + sum(map(_schemas, inner))
+    return isinstance(part, dict | bool) + sum(map(_count_schemas, inner))
 
 
-def _references(part: Any) -> list[str]:
+def _list_references(part: Any) -> list[str]:
     if isinstance(part, list):
-        return [found for item in part for found in _references(item)]
+        return [reference for item in part for reference in _list_references(item)]
     if not isinstance(part, dict):
         return []
     own = [part[name] for name in ("$ref", "$dynamicRef") if isinstance(part.get(name), str)]
-    return own + [found for item in part.values() for found in _references(item)]
+    return own + [reference for item in part.values() for reference in _list_references(item)]
 
 
 class JsonSchemaVerifier(RuleSpec):
@@ -112,38 +114,40 @@ class JsonSchemaVerifier(RuleSpec):
 def _check_test(source: str) -> str:
     try:
         tree = ast.parse(source)
-        multiplied = compiled_parts(tree)[0] > MAX_TIMES * sum(1 for _ in ast.walk(tree))
-        if not multiplied:
+        is_too_large = count_compiled_nodes(tree)[0] > MAX_COMPILED_GROWTH * sum(1 for _ in ast.walk(tree))
+        if not is_too_large:
             compile(source, "<test>", "exec", dont_inherit=True)
     except (SyntaxError, ValueError) as error:
         raise ValueError(f"not Python: {error}") from None
     except (RecursionError, MemoryError):
         raise ValueError("not Python: nested too deeply") from None
-    if multiplied:
+    if is_too_large:
         raise ValueError(
-            "the test's finally blocks multiply when they are compiled: nest fewer, or leave them fewer ways"
+            "the test's nested finally blocks grow too large when compiled: nest fewer, or use fewer return, break "
+            "and continue statements inside of them"
         )
     if not any(isinstance(node, ast.Assert | ast.Raise | ast.Call) for node in ast.walk(tree)):
-        raise ValueError("the test asserts nothing, so that every answer would pass it")
+        raise ValueError("the test asserts nothing, so every answer would pass: add an assert, a raise or a call")
     return source
 
 
-def compiled_parts(node: ast.AST) -> tuple[int, int]:
-    """Return about how many syntax nodes are compiled for a node, and the ways out of it among them.
+def count_compiled_nodes(node: ast.AST) -> tuple[int, int]:
+    """Return the approximate number of syntax nodes compiled for ``node``, and how many of them are exits.
 
-    A finally block is compiled once for each way out of what it belongs to, so that nested ones multiply.
+    The compiler copies a finally block once for each exit (return, break, continue) of its try statement, so the size
+    of nested ones multiplies.
     """
     repeated = node.finalbody if isinstance(node, ast.Try | ast.TryStar) else []
-    parts, exits = 1, int(isinstance(node, ast.Return | ast.Break | ast.Continue))
+    num_nodes, num_exits = 1, int(isinstance(node, ast.Return | ast.Break | ast.Continue))
     for child in ast.iter_child_nodes(node):
         if child not in repeated:
-            more, out = compiled_parts(child)
-            parts, exits = parts + more, exits + out
-    copies = 2 + exits  # the end of the block and an exception are ways out, too
+            nodes, exits = count_compiled_nodes(child)
+            num_nodes, num_exits = num_nodes + nodes, num_exits + exits
+    num_copies = 2 + num_exits  # the end of the block and an exception are exits, too
     for child in repeated:
-        more, out = compiled_parts(child)
-        parts, exits = parts + copies * more, exits + copies * out
-    return parts, exits
+        nodes, exits = count_compiled_nodes(child)
+        num_nodes, num_exits = num_nodes + num_copies * nodes, num_exits + num_copies * exits
+    return num_nodes, num_exits
 
 
 class PythonVerifier(RuleSpec):

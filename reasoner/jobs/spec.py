@@ -1,4 +1,4 @@
-"""What a client may ask for and what comes back. These models are the REST schema; unknown fields are refused."""
+"""The specification of a job. These models are part of the REST schema; unknown fields are rejected."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from reasoner.jobs.verifier_specs import PrmVerifier, Verifier
 MAX_PROBLEM_CHARS = 32_000
 MAX_N = 256
 MAX_TOP_K = 1_000_000
-"""More tokens than any vocabulary has."""
+"""Larger than any vocabulary."""
 MAX_METADATA_KEYS = 16
 MAX_ADDRESS_CHARS = 2048
 DEFAULT_STRATEGY = "best_of_n"
 FALLBACK_STRATEGY = "self_consistency"
-"""Strategies of jobs that name none: with a verifier, and without one."""
+"""Strategies of jobs that name none: ``DEFAULT_STRATEGY`` with a verifier, ``FALLBACK_STRATEGY`` without one."""
 
 
 class Message(StrictModel):
@@ -38,7 +38,7 @@ class Sampling(StrictModel):
 
 
 class StrategySpec(BaseModel):
-    """A strategy's name and its own parameters, side by side; the registry checks the parameters."""
+    """A strategy's name and, beside it, its own parameters, which ``reasoner.admission`` validates."""
 
     model_config = ConfigDict(extra="allow", allow_inf_nan=False)
     name: str
@@ -88,26 +88,26 @@ class JobSpec(StrictModel):
 
     @field_validator("problem")
     @classmethod
-    def _not_blank(cls, value: str | None) -> str | None:
+    def _check_not_blank(cls, value: str | None) -> str | None:
         if value is not None and not value.strip():
             raise ValueError("the problem is empty: write the question")
         return value
 
     @model_validator(mode="after")
-    def _one_question(self) -> Self:
+    def _check_one_question(self) -> Self:
         if (self.problem is None) == (self.messages is None):
             raise ValueError("give either 'problem' or 'messages'")
         return self
 
     @model_validator(mode="after")
-    def _vote_without_verifier(self) -> Self:
+    def _use_fallback_without_verifier(self) -> Self:
         if self.verifier is None and "strategy" not in self.model_fields_set:
             self.strategy = StrategySpec(name=FALLBACK_STRATEGY)
             self.model_fields_set.remove("strategy")  # an effort or the model's defaults may still choose
         return self
 
     @model_validator(mode="after")
-    def _answer_is_what_is_tested(self) -> Self:
+    def _compare_answer_as_verifier_does(self) -> Self:
         kind = "" if self.verifier is None else self.verifier.kind
         language = {"python": "python", "json_schema": "json"}.get(kind)
         if "answer" not in self.model_fields_set and language is not None:
@@ -120,7 +120,7 @@ class JobSpec(StrictModel):
         return self.verifier is not None and self.verifier.is_conclusive
 
     def to_messages(self) -> list[dict[str, str]]:
-        """The question as chat messages."""
+        """Return the question as chat messages."""
         if self.messages is not None:
             return [message.model_dump() for message in self.messages]
         return [{"role": "user", "content": self.problem or ""}]

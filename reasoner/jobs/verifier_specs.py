@@ -1,7 +1,7 @@
-"""What a job may ask of a verifier: one model for each kind, told apart by ``kind``.
+"""The verifiers that a job can ask for: one model per kind, discriminated by ``kind``.
 
-A kind is added here, and what scores for it in ``reasoner.verifiers``. No kind takes an address: which servers are
-asked is for the service's configuration to say, never for a client.
+To add a kind, add its model here and its scorer in ``reasoner.verifiers``. No kind takes an address: the service's
+configuration alone decides which servers are contacted.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class OutcomeVerifier(VerifierSpec):
 
 
 def get_verifier_kind(value: Any) -> str:
-    """Which member of ``Verifier`` a value is meant to be: without a ``kind`` a process reward model."""
+    """Return the tag of the member of ``Verifier`` that ``value`` selects; without ``kind`` a process reward model."""
     kind = value.get("kind", "prm") if isinstance(value, dict) else getattr(value, "kind", "prm")
     return str(kind)
 
@@ -66,13 +66,15 @@ _Kinds = (
     | Annotated[PythonVerifier, Tag("python")]
 )
 
-VERIFIER_KINDS: dict[str, type[VerifierSpec]] = {get_args(one)[1].tag: get_args(one)[0] for one in get_args(_Kinds)}
+VERIFIER_KINDS: dict[str, type[VerifierSpec]] = {
+    get_args(member)[1].tag: get_args(member)[0] for member in get_args(_Kinds)
+}
 
 Verifier = Annotated[
     _Kinds,
     Discriminator(
         get_verifier_kind,
         custom_error_type="verifier_kind",
-        custom_error_message=f"unknown kind of verifier; known are {', '.join(VERIFIER_KINDS)}",
+        custom_error_message=f"unknown kind of verifier; use one of {', '.join(VERIFIER_KINDS)}",
     ),
 ]

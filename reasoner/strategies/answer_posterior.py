@@ -29,7 +29,7 @@ async def believe(search: Search, equivalence: Equivalence) -> Choice:
     table = search.calibration
     if table is not None:
         evidence = [Evidence(independent(group), best.score) for group, best in zip(groups, chosen, strict=True)]
-        weights = [table.curve.right(evidence, place) for place in range(len(groups))]
+        weights = [table.curve.predict(evidence, place) for place in range(len(groups))]
         confidence = max(weights)
     elif search.verifies and search.spec.has_conclusive_verifier:
         weights = [best.score or 0.0 for best in chosen]

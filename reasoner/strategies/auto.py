@@ -36,7 +36,7 @@ def create_strategy(stages: Mapping[str, Strategy[Any]]) -> Strategy[Auto]:
         probe = min(params.n, PROBE if table is None else table.probe)
         await walk(search, probe)
         choice = await judge(search, equivalence)
-        plan = doubling(search, probe, params.n) if table is None else table.stages(choice.confidence or 0.0)
+        plan = doubling(search, probe, params.n) if table is None else table.select_stages(choice.confidence or 0.0)
         await search.decide(
             "plan",
             {

@@ -38,8 +38,8 @@ async def calibrate(
     served = await engine.models()
     verifies = verifier_selector(PrmVerifier())
     assert verifies is not None
-    policy = ModelFingerprint.of(policy_selector(JobSpec(problem="any")).find(served))
-    verifier = ModelFingerprint.of(verifies.find(served))
+    policy = ModelFingerprint.of_model(policy_selector(JobSpec(problem="any")).find(served))
+    verifier = ModelFingerprint.of_model(verifies.find(served))
     problems = [problem for suite in suites for problem in suite.problems]
     setting = {"policy": policy.model_dump(), "verifier": verifier.model_dump(), "seed": seed, "confidence": CONFIDENCE}
     file = TrialFile(measurements, setting)

@@ -245,7 +245,7 @@ def _belief(curve: Curve, candidates: Sequence[Candidate]) -> tuple[float, bool]
     answers = believed(candidates)
     evidence = [one for one, _ in answers]
     return max(
-        ((curve.right(evidence, place), good) for place, (_, good) in enumerate(answers)),
+        ((curve.predict(evidence, place), good) for place, (_, good) in enumerate(answers)),
         key=lambda pair: pair[0],
         default=(0.0, False),
     )

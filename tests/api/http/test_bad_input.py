@@ -73,7 +73,7 @@ def check_problem(response: httpx.Response, status: int) -> dict[str, Any]:
         ({"problem": "?", "model": "gpt"}, "model", "served are policy"),
         ({"problem": "?", "verifier": {"model": "policy"}}, "verifier.model", "served are prm"),
         ({"problem": "?", "verifier": {"kind": "judge", "model": "prm"}}, "verifier.model", "served are policy"),
-        ({"problem": "?", "verifier": {"kind": "oracle"}}, "verifier", "known are prm, judge, outcome"),
+        ({"problem": "?", "verifier": {"kind": "oracle"}}, "verifier", "use one of prm, judge, outcome"),
         (
             {"problem": "?", "verifier": {"kind": "judge", "prompt": "?"}},
             "verifier.prompt",

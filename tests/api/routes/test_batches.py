@@ -100,7 +100,7 @@ async def test_batches_are_listed_newest_first(client: httpx.AsyncClient, settin
         ({"jobs": JOBS * 400, "budget": {"tokens": 9}}, "jobs", "at most 1000"),
         ({"jobs": JOBS, "budget": {}}, "budget.tokens", "required"),
         ({"jobs": JOBS, "budget": {"tokens": 0}}, "budget.tokens", "greater than or equal to 1"),
-        ({"jobs": JOBS, "budget": {"tokens": 2}}, "budget", "less than one for each of 3 jobs"),
+        ({"jobs": JOBS, "budget": {"tokens": 2}}, "budget", "too few for 3 jobs"),
         ({"jobs": JOBS, "budget": {"tokens": 10, "flops": 1e9}}, "budget.flops", "known here are tokens"),
         ({"jobs": JOBS, "budget": {"tokens": 10}, "name": "x"}, "name", "known here are jobs, budget, metadata"),
         ({"jobs": [{"problem": "?"}, {}], "budget": {"tokens": 10}}, "jobs.1", "either 'problem' or 'messages'"),

@@ -75,7 +75,7 @@ def test_slices_of_diminishing_gains_are_bought_as_the_best_knapsack_buys_them(c
     size = 10
     offers = {f"job{number}": sorted(gains, reverse=True) for number, gains in enumerate(curves)}
     budget = 4 * len(offers) * size
-    pool = TokenPool(budget, list(offers), width=1)
+    pool = TokenPool(budget, list(offers), max_active=1)
     affordable = pool.unassigned // size
     bought: list[int] = []
     asked = dict.fromkeys(offers, 0)
@@ -105,14 +105,14 @@ def test_nobody_gets_more_before_all_have_used_their_floor() -> None:
 
 
 def test_a_job_that_gains_nothing_is_closed_and_what_another_leaves_goes_on() -> None:
-    pool = TokenPool(8, ["a", "b", "c"], width=1)
+    pool = TokenPool(8, ["a", "b", "c"], max_active=1)
     assert (pool.granted["a"], pool.unassigned) == (1, 5)
     pool.request("a", TokenRequest(5, 0.9))
     pool.request("b", TokenRequest(5, 0.5))
     assert pool.request("c", TokenRequest(5, 0.0)) == {"a": 5}
     assert pool.end("a", 2) == {"b": 4}  # what a left of its 6
     assert pool.end("b", 5) == {"c": 0}
-    with pytest.raises(ValueError, match="less than one for each of 3 jobs"):
+    with pytest.raises(ValueError, match="too few for 3 jobs"):
         TokenPool(2, ["a", "b", "c"])
 
 

@@ -210,7 +210,7 @@ def test_a_ledger_gives_out_what_is_left_and_gets_all_that_is_not_used_back(
         )
         assert (ledger.max_affordable(amount) >= 1) == fits or amount == NO_AMOUNT
         if not fits:
-            with pytest.raises(ValueError, match="cannot promise"):
+            with pytest.raises(ValueError, match="cannot reserve"):
                 ledger.reserve(amount)
             continue
         ledger.reserve(amount)
@@ -264,14 +264,14 @@ def test_nothing_is_kept_where_nothing_is_limited() -> None:
 
 
 @pytest.mark.parametrize("part", [0, 1, 2])
-def test_a_request_that_took_more_than_its_promise_is_an_error(part: int) -> None:
+def test_a_request_that_used_more_than_its_reservation_is_an_error(part: int) -> None:
     ledger = Ledger(Budget(tokens=100, flops=100, cost=100e-12))
-    promise = Amount(10, 10, 10)
-    ledger.reserve(promise)
+    reservation = Amount(10, 10, 10)
+    ledger.reserve(reservation)
     more = [10, 10, 10]
     more[part] += 1
-    with pytest.raises(ValueError, match="was promised"):
-        ledger.commit(promise, Usage(generated=more[0], flops=more[1], cost=more[2] * 1e-12))
+    with pytest.raises(ValueError, match="reserved used"):
+        ledger.commit(reservation, Usage(generated=more[0], flops=more[1], cost=more[2] * 1e-12))
 
 
 def test_a_price_is_per_million_tokens() -> None:
@@ -290,7 +290,7 @@ def test_a_price_is_per_million_tokens() -> None:
     ("budget", "parameters", "hint"),
     [
         ({"flops": 3999.0}, 1000, "give at least 4000"),
-        ({"flops": 1e9}, 0, "does not tell the size"),
+        ({"flops": 1e9}, 0, "does not report the size"),
         ({"cost": 1.0}, 1000, "model 'other' has no prices (models with prices: policy): write [prices.other]"),
     ],
 )

@@ -35,7 +35,7 @@ async def run_batch(
     specs: list[JobSpec], budget: int, engine: ScriptedEngine
 ) -> tuple[SharedBudget, list[JobOutcome], list[MemoryJournal]]:
     names = [str(number) for number in range(len(specs))]
-    shared = SharedBudget(budget, names, width=2)
+    shared = SharedBudget(budget, names, max_active=2)
     journals = [MemoryJournal(grant_source=shared.member(name)) for name in names]
 
     async def one(job: JobSpec, name: str, journal: MemoryJournal) -> JobOutcome:
@@ -130,7 +130,7 @@ async def test_a_job_that_is_closed_answers_with_the_best_it_has() -> None:
 
 
 async def test_a_job_that_ends_while_it_waits_leaves_its_turn_to_others() -> None:
-    shared = SharedBudget(100, ["a", "b"], width=1)
+    shared = SharedBudget(100, ["a", "b"], max_active=1)
     first = asyncio.create_task(shared.member("a").request_tokens(12, TokenRequest(30, 0.9)))
     second = asyncio.create_task(shared.member("b").request_tokens(12, TokenRequest(30, 0.1)))
     assert await first == 30

@@ -19,7 +19,7 @@ from reasoner.answers import equivalence
 from reasoner.answers.extraction import finder
 from reasoner.answers.extraction.finder import AnswerFinder
 from reasoner.answers.spec import AnswerSpec
-from reasoner.budget.ledger import GRACE, Ledger
+from reasoner.budget.ledger import GRACE_SECONDS, Ledger
 from reasoner.budget.prices import NO_AMOUNT
 from reasoner.budget.spec import Budget
 from reasoner.deadline import run_within
@@ -189,7 +189,7 @@ async def test_a_model_that_never_scores_leaves_the_job_with_an_answer_and_its_p
     assert outcome.result.finish_reason == "budget"
     assert outcome.usage.verifier_computed == 0
     (ledger,) = ledgers
-    assert ledger._promised == NO_AMOUNT
+    assert ledger._reserved == NO_AMOUNT
 
 
 async def test_a_late_pattern_finds_no_answer_says_so_once_and_is_given_up_in_the_end(
@@ -268,9 +268,9 @@ async def test_a_pattern_that_cannot_be_compiled_fails_the_job_before_a_token_is
 def test_what_runs_is_cut_a_fixed_grace_after_the_last_thing_may_begin() -> None:
     now = [0.0]
     ledger = Ledger(Budget(seconds=2.0), clock=lambda: now[0])
-    assert (ledger.seconds_left(), ledger.seconds_until_cut()) == (2.0, 2.0 + GRACE)
+    assert (ledger.seconds_left(), ledger.seconds_until_cut()) == (2.0, 2.0 + GRACE_SECONDS)
     now[0] = 2.0
-    assert (ledger.seconds_left(), ledger.seconds_until_cut()) == (0.0, GRACE)
+    assert (ledger.seconds_left(), ledger.seconds_until_cut()) == (0.0, GRACE_SECONDS)
     now[0] = 3.0
     assert (ledger.seconds_left(), ledger.seconds_until_cut()) == (0.0, 0.0)
     assert Ledger(Budget()).seconds_until_cut() is None

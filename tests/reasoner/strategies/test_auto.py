@@ -163,9 +163,9 @@ def test_a_model_is_told_by_its_fingerprint_where_both_sides_have_one() -> None:
     table = Calibration.model_validate(document())
     table.policy.fingerprint = "ab"
     verifier = ModelInfo("prm", "classify", 256, 100, 1000)
-    assert table.mismatch(ModelInfo("other-name", "generate", 9, 100, 1000, fingerprint="ab"), verifier) is None
-    assert "cd" in str(table.mismatch(ModelInfo("policy", "generate", 256, 100, 1000, fingerprint="cd"), verifier))
-    assert table.mismatch(ModelInfo("policy", "generate", 256, 100, 1000), verifier) is not None
+    assert table.find_mismatch(ModelInfo("other-name", "generate", 9, 100, 1000, fingerprint="ab"), verifier) is None
+    assert "cd" in str(table.find_mismatch(ModelInfo("policy", "generate", 256, 100, 1000, fingerprint="cd"), verifier))
+    assert table.find_mismatch(ModelInfo("policy", "generate", 256, 100, 1000), verifier) is not None
 
 
 async def test_a_rule_that_calls_an_answer_right_makes_sure_without_a_table() -> None:
@@ -292,7 +292,7 @@ def test_the_curve_is_the_logistic_function_of_what_was_written_out_by_hand() ->
     assert compute_features(answers, 1) == pytest.approx((1, -6, math.log(9), math.log(2), math.log(3.7)))
     curve = Curve(constant=-1.0, score=0.5, rival_score=-0.25, votes=2.0, rival_votes=-1.0)
     odds = -1.0 + 0.5 * math.log(9) - 0.25 * math.log(4) + 2 * math.log(3) - math.log(3)
-    assert curve.right(answers, 0) == pytest.approx(1 / (1 + math.exp(-odds)))
+    assert curve.predict(answers, 0) == pytest.approx(1 / (1 + math.exp(-odds)))
     assert compute_features([Evidence(1, 0.5)], 0) == pytest.approx((1, 0, -6, 0, 0))
     assert [log_odds(p) for p in (None, 0.0, 1.0, 1e-9)] == [-6, -6, 6, -6]
 

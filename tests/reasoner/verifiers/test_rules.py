@@ -178,7 +178,7 @@ def test_a_test_may_have_finally_blocks(source: str) -> None:
 @pytest.mark.parametrize(
     ("verifier", "field", "hint"),
     [
-        ({"kind": "exactly"}, "verifier", "known are prm, judge, outcome, exact"),
+        ({"kind": "exactly"}, "verifier", "use one of prm, judge, outcome, exact"),
         ({"kind": "exact"}, "verifier.exact.expected", "required"),
         ({"kind": "exact", "expected": ""}, "verifier.exact.expected", "at least 1"),
         ({"kind": "exact", "expected": "x", "model": "prm"}, "verifier.exact.model", "Extra inputs"),
@@ -195,8 +195,8 @@ def test_a_test_may_have_finally_blocks(source: str) -> None:
         ({"kind": "json_schema", "json_schema": {"pattern": "a" * 1001}}, SCHEMA, "at most 1000"),
         ({"kind": "json_schema", "json_schema": {"anyOf": [{}] * 1000}}, SCHEMA, "more than 1000 schemas"),
         ({"kind": "json_schema", "json_schema": {"pattern": "("}}, SCHEMA, "is not a 'regex'"),
-        ({"kind": "json_schema", "json_schema": {"$ref": "http://x/y"}}, SCHEMA, "leads out"),
-        ({"kind": "json_schema", "json_schema": {"$ref": "file:///etc"}}, SCHEMA, "leads out"),
+        ({"kind": "json_schema", "json_schema": {"$ref": "http://x/y"}}, SCHEMA, "points outside"),
+        ({"kind": "json_schema", "json_schema": {"$ref": "file:///etc"}}, SCHEMA, "points outside"),
         ({"kind": "json_schema", "json_schema": {"enum": ["x" * 20_000]}}, SCHEMA, "more than"),
         ({"kind": "json_schema", "json_schema": []}, SCHEMA, "dictionary"),
         ({"kind": "python", "tests": []}, "verifier.python.tests", "at least 1"),
@@ -204,8 +204,8 @@ def test_a_test_may_have_finally_blocks(source: str) -> None:
         ({"kind": "python", "tests": ["return 1"]}, "verifier.python.tests.0", "not Python"),
         ({"kind": "python", "tests": ["x = 1"]}, "verifier.python.tests.0", "asserts nothing"),
         ({"kind": "python", "tests": ["(" * 9999]}, "verifier.python.tests.0", "not Python"),
-        ({"kind": "python", "tests": [finally_inside(finally_inside("assert f\n", 10), 10)]}, TEST, "blocks multiply"),
-        ({"kind": "python", "tests": [way_out_times_finally(400)]}, TEST, "finally blocks multiply"),
+        ({"kind": "python", "tests": [finally_inside(finally_inside("assert f\n", 10), 10)]}, TEST, "nested finally"),
+        ({"kind": "python", "tests": [way_out_times_finally(400)]}, TEST, "nested finally blocks"),
         ({"kind": "python", "tests": ["assert f"], "seconds": 61}, "verifier.python.seconds", "or equal to 60"),
     ],
 )  # fmt: skip

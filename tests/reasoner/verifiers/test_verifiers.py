@@ -65,7 +65,7 @@ def test_a_verifier_without_a_kind_is_a_process_reward_model() -> None:
 @pytest.mark.parametrize(
     ("verifier", "message"),
     [
-        ({"kind": "oracle"}, "unknown kind of verifier; known are prm, judge, outcome"),
+        ({"kind": "oracle"}, "unknown kind of verifier; use one of prm, judge, outcome"),
         ({"kind": ["prm"]}, "unknown kind of verifier"),
         ({"kind": "judge", "aggregation": "median"}, "'last', 'min', 'prod', 'mean' or 'max'"),
         ({"kind": "judge", "template": "?"}, "Extra inputs are not permitted"),
