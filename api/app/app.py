@@ -13,7 +13,7 @@ from api.app.openapi import extend_openapi
 from api.http.authentication import AuthenticationMiddleware
 from api.http.limits import RateLimitMiddleware
 from api.http.middleware import BodyLimitMiddleware, RequestLogMiddleware, SecurityHeadersMiddleware
-from api.http.model_catalog import Catalog
+from api.http.model_catalog import ModelCatalog
 from api.http.problems import install_error_handlers
 from api.http.readiness import Readiness
 from api.http.request_parsing import check_query_parameters
@@ -52,7 +52,7 @@ def create_app(settings: Settings, engine: EngineClient | None = None) -> FastAP
             max_attempts=settings.max_attempts,
             retention=settings.retention_seconds,
         )
-        catalog = Catalog(client, health)
+        catalog = ModelCatalog(client, health)
         app.state.service = ServiceState(LiveSettings(settings), store, catalog, reaper, Readiness(client, catalog))
         reaping = asyncio.create_task(reaper.run())
         watching = asyncio.create_task(EngineWatch(store, catalog.is_engine_available, reaper.nudge).run())

@@ -44,10 +44,10 @@ def _complete_operation(method: str, path: str, operation: Document) -> None:
         responses["default"]["content"] = {MEDIA_TYPE: error | {"example": examples.PROBLEM}}
     for parameter in operation.get("parameters", ()):
         if parameter["in"] == "path":
-            parameter["example"] = examples.IDS.get(parameter["name"])
+            parameter["example"] = examples.PATH_PARAMETERS.get(parameter["name"])
     for content in operation.get("requestBody", {}).get("content", {}).values():
         if "examples" not in content:
             content["examples"] = examples.BODIES.get(call, {})
     for status, example in examples.ANSWERS.get(call, {}).items():
-        for kind, content in responses[str(status)]["content"].items():
+        for kind, content in responses[status]["content"].items():
             content["example"] = examples.STREAMS.get(call, example) if kind == "text/event-stream" else example

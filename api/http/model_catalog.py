@@ -12,7 +12,7 @@ CACHE_SECONDS = 5.0
 TIMEOUT_SECONDS = 0.8
 
 
-class Catalog:
+class ModelCatalog:
     """Lists the models of the engines. ``health`` is the health record of the client ``engine``."""
 
     def __init__(self, engine: EngineClient, health: Health) -> None:

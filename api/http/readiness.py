@@ -6,7 +6,7 @@ import asyncio
 
 import structlog
 
-from api.http.model_catalog import Catalog
+from api.http.model_catalog import ModelCatalog
 from engine.protocol.types import EngineClient, EngineError, EngineUnavailable, ModelInfo
 from prm.scorers.steps import StepScorer
 from workers.config.settings import Settings
@@ -20,7 +20,7 @@ log = structlog.get_logger("reasoner.engines")
 class Readiness:
     """Checks the policy and the verifier on the engines. A model that has passed is not checked again."""
 
-    def __init__(self, engine: EngineClient, catalog: Catalog) -> None:
+    def __init__(self, engine: EngineClient, catalog: ModelCatalog) -> None:
         self._engine = engine
         self._catalog = catalog
         self._passed: dict[str, ModelInfo] = {}

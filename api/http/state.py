@@ -8,7 +8,7 @@ from typing import Annotated
 
 from fastapi import Depends, Request
 
-from api.http.model_catalog import Catalog
+from api.http.model_catalog import ModelCatalog
 from api.http.readiness import Readiness
 from workers.broker.reaper import Reaper
 from workers.config.reload import LiveSettings
@@ -20,7 +20,7 @@ from workers.store.jobs import JobStore
 class ServiceState:
     live: LiveSettings
     store: JobStore
-    catalog: Catalog
+    catalog: ModelCatalog
     reaper: Reaper
     readiness: Readiness
     started_at: float = field(default_factory=time.time)
