@@ -23,7 +23,7 @@ from engine.models.config import RawConfig
 from engine.models.decoder import Decoder
 from engine.models.families import DecoderConfig, decoder_config
 from engine.models.interface import Batch
-from engine.weights.formats.registry import Read
+from engine.weights.formats.registry import MatrixReader
 from engine.weights.matrix import GroupedMatrix, Matrix, dense
 from engine.weights.safetensors import Weights
 
@@ -44,21 +44,21 @@ def cases(batches: tuple[int, ...] = (1, 16, 64), context: int = 4096, sizes: di
     fields = sizes | {"max_position_embeddings": context, "rms_norm_eps": 1e-5, "rope_theta": 5e5}
     config = decoder_config(RawConfig(Path(), {"architectures": ["LlamaForCausalLM"], **fields}, {}))
     query, key = config.heads * config.head_dim, 2 * config.kv_heads * config.head_dim
-    layer = config.hidden * (2 * query + key + 3 * config.intermediate)
+    layer = config.hidden_size * (2 * query + key + 3 * config.intermediate)
     for name, bits, read in (("bfloat16", 16.0, _whole), ("int4", 4 + 24 / _GROUP, _int4)):
         for rows in batches:
-            keys = 2 * rows * context * key * config.layers
-            moved = config.layers * layer * bits / 8 + 2 * config.vocab * config.hidden + keys
+            keys = 2 * rows * context * key * config.num_layers
+            moved = config.num_layers * layer * bits / 8 + 2 * config.vocab_size * config.hidden_size + keys
             build = partial(_runs, config=config, rows=rows, context=context, read=read)
             yield Case(f"step with {name} weights, {rows} × {context}", int(moved), build)
 
 
-def _runs(device: torch.device, config: DecoderConfig, rows: int, context: int, read: Read) -> Runs:
+def _runs(device: torch.device, config: DecoderConfig, rows: int, context: int, read: MatrixReader) -> Runs:
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
     pages = np.random.default_rng(0).permutation(rows * context // _PAGE).reshape(rows, -1)
-    shape = config.layers, 2, config.kv_heads, pages.size, _PAGE, config.head_dim
+    shape = config.num_layers, 2, config.kv_heads, pages.size, _PAGE, config.head_dim
     keys = torch.randn(shape, device=device, dtype=dtype)
-    tokens = torch.randint(0, config.vocab, (rows,), device=device)
+    tokens = torch.randint(0, config.vocab_size, (rows,), device=device)
     ours = _step(DeviceConfig(device, dtype, uses_gpu_kernels=True), config, read, tokens, pages, keys)
 
     def expected() -> Tensor:
@@ -69,7 +69,12 @@ def _runs(device: torch.device, config: DecoderConfig, rows: int, context: int, 
 
 
 def _step(
-    device_config: DeviceConfig, config: DecoderConfig, read: Read, tokens: Tensor, pages: np.ndarray, keys: Tensor
+    device_config: DeviceConfig,
+    config: DecoderConfig,
+    read: MatrixReader,
+    tokens: Tensor,
+    pages: np.ndarray,
+    keys: Tensor,
 ) -> Callable[[], Tensor]:
     """The logits of a step in which every sequence gets its last token."""
     count, context = len(pages), pages.shape[1] * _PAGE
@@ -80,7 +85,7 @@ def _step(
     lengths = np.ones(count, np.int64), np.full(count, context)
     attend.prepare(AttentionMetadata(pages, *lengths, _PAGE, pages.size, config.kv_heads, per_kv, cost))
     batch = Batch(tokens, torch.full_like(tokens, context - 1))
-    return lambda: model.read(model.forward(batch, attend))
+    return lambda: model.compute_logits(model.forward(batch, attend))
 
 
 class _Random(Weights):
@@ -116,5 +121,5 @@ def _int4(weights: Weights, name: str, rows: int, columns: int) -> Matrix:
     return GroupedMatrix(codes, scales.half().float(), torch.full_like(scales, 8), 4)
 
 
-def _widened(read: Read) -> Read:
+def _widened(read: MatrixReader) -> MatrixReader:
     return lambda weights, name, rows, columns: dense(read(weights, name, rows, columns))

@@ -91,7 +91,7 @@ def measure(folder: Path, size: Size, progress: Progress) -> tuple[list[Row], Le
     names = (ORIGINAL, *VARIANTS)
     total = len(names) + size.rounds
     original = open_model(folder)
-    tokenizer = Tokenizer(folder, original.config.vocab)
+    tokenizer = Tokenizer(folder, original.config.vocab_size)
     unseen = [(one.tokens, one.prompt) for one in texts(tokenizer, "heldout", size.texts)]
     problems = [problem for suite in SUITES for problem in load_problems(suite, limit=size.problems)]
     folders, stored, quality = {ORIGINAL: folder}, {ORIGINAL: 4 * original.parameters}, {}

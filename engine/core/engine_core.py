@@ -21,7 +21,7 @@ from engine.device import DeviceConfig, select_device, select_kv_dtype
 from engine.models.config import ModelConfig, read_raw_config
 from engine.models.families import is_defined
 from engine.models.load import load_model
-from engine.models.transformers_backend import ForeignModel
+from engine.models.transformers_backend import TransformersModel
 from engine.protocol.types import EngineError, FinishReason
 from engine.runner.batch import ScheduledSequence, build_batch
 from engine.runner.forward_gpu import create_forward
@@ -122,7 +122,7 @@ class EngineCore:
             make_ready()
         self._extra_layers = extra_layers(options.draft, folder)
         model = load_model(folder, self._capacity, self._device_config)
-        if options.deterministic and isinstance(model, ForeignModel):
+        if options.deterministic and isinstance(model, TransformersModel):
             raise EngineError(f"{folder}: deterministic mode is not supported for architectures run by transformers")
         # What the pool cannot hold could never run, so it bounds the context too.
         capacity = self._capacity(model.config)
@@ -486,7 +486,7 @@ class EngineCore:
         """What the options want for this model; classifiers have nothing to guess."""
         options, context = self._options, self.model.info.context
         check_length(options.draft_length)
-        if self.model.config.labels:
+        if self.model.config.num_labels:
             return None
         drafter = load_drafter(options.draft, folder, self.model.decoder, context=context)
         if drafter is None:
@@ -502,13 +502,13 @@ class EngineCore:
 
     def _token_bytes(self, config: ModelConfig) -> int:
         """Size of one token's keys and values, the drafter's included."""
-        layers = config.layers + (0 if config.labels else self._extra_layers)
+        layers = config.num_layers + (0 if config.num_labels else self._extra_layers)
         return layers * kv_bytes_per_token(config.attention[0], self._kv_type)
 
     def _start_empty(self) -> None:
         config, options, speculator = self.model.config, self._options, self._speculator
         self.cache = KVCache(
-            layers=config.layers + (0 if speculator is None else speculator.drafter.layers),
+            layers=config.num_layers + (0 if speculator is None else speculator.drafter.layers),
             kv_heads=config.kv_heads,
             head_dim=config.head_dim,
             pages=self._pages,

@@ -32,13 +32,13 @@ class LoadedModel:
         ``max_tokens`` bounds the context, ``max_sequences`` the branches or items of one request.
         """
         self.config = config = model.config
-        self.tokenizer = Tokenizer(folder, config.vocab)
+        self.tokenizer = Tokenizer(folder, config.vocab_size)
         self.decoder = model
         self.info = ModelInfo(
             id=name,
-            kind="classify" if config.labels else "generate",
-            context=min(config.context, max_tokens),
-            vocab_size=config.vocab,
+            kind="classify" if config.num_labels else "generate",
+            context=min(config.max_context, max_tokens),
+            vocab_size=config.vocab_size,
             parameters=model.parameters,
             architecture=config.architecture,
             bos=self.tokenizer.bos,

@@ -20,12 +20,12 @@ class ModelConfig:
     """
 
     architecture: str
-    vocab: int
-    hidden: int
+    vocab_size: int
+    hidden_size: int
     """Width of the final hidden states."""
-    context: int
+    max_context: int
     """Most tokens of one sequence."""
-    labels: int
+    num_labels: int
     """Numbers that a classifier or a reward model answers at a token; 0 for a language model."""
     eos: tuple[int, ...]
     extra: dict[str, object]
@@ -34,7 +34,7 @@ class ModelConfig:
     """What each layer's attention computes."""
 
     @property
-    def layers(self) -> int:
+    def num_layers(self) -> int:
         """Number of attention layers."""
         return len(self.attention)
 

@@ -18,7 +18,7 @@ from engine.device import CPU, DeviceConfig, to_device
 from engine.models.families import DecoderConfig
 from engine.models.feed_forward import Experts, GatedMlp
 from engine.models.interface import Batch
-from engine.weights.formats.registry import Read
+from engine.weights.formats.registry import MatrixReader
 from engine.weights.matmul import product
 from engine.weights.safetensors import Weights
 from kernels.cpu.runtime.recorder import end_layer
@@ -49,7 +49,12 @@ class Decoder:
     """A checkpoint's weights and the forward pass over paged keys and values. A ``Model``."""
 
     def __init__(
-        self, config: DecoderConfig, weights: Weights, context: int, read: Read, device_config: DeviceConfig = CPU
+        self,
+        config: DecoderConfig,
+        weights: Weights,
+        context: int,
+        read: MatrixReader,
+        device_config: DeviceConfig = CPU,
     ) -> None:
         """Takes the weights. Raises ``EngineError`` when they are missing, unreadable or do not fit the config.
 
@@ -59,10 +64,12 @@ class Decoder:
         self.config = config
         self._device_config = device_config
         builder = LayerBuilder(config, weights, read, device_config)
-        self._embedding = device_config.convert(weights.take("model.embed_tokens.weight", config.vocab, config.hidden))
-        self._layers = [builder.layer(index) for index in range(config.layers)]
+        self._embedding = device_config.convert(
+            weights.take("model.embed_tokens.weight", config.vocab_size, config.hidden_size)
+        )
+        self._layers = [builder.layer(index) for index in range(config.num_layers)]
         self._norm = builder.norm("model.norm")
-        tied = config.tied and not config.labels
+        tied = config.tied and not config.num_labels
         if tied or config.head.beside:
             weights.drop("lm_head.weight")
         self._head: list[Product] = [Linear(self._embedding)] if tied else builder.head()
@@ -83,7 +90,7 @@ class Decoder:
         return self._embedding
 
     @property
-    def rotations(self) -> list[Tensor]:
+    def rope_tables(self) -> list[Tensor]:
         """Of each kind of rotation the cosines and the sines of all positions, ``[positions, dim]`` each."""
         return [table for tables in self._ropes for table in tables]
 
@@ -93,7 +100,7 @@ class Decoder:
         return self._parameters
 
     @property
-    def repeatable(self) -> bool:
+    def is_recordable(self) -> bool:
         """Whether ``layers`` does nothing but launch kernels that a ``KernelGraph`` records."""
         return all(
             layer.output_norm is None
@@ -104,47 +111,49 @@ class Decoder:
         )
 
     @property
-    def read_repeatable(self) -> bool:
+    def is_head_recordable(self) -> bool:
         """Whether ``read`` does nothing but launch kernels that a ``KernelGraph`` records."""
         return len(self._head) == 1 and self._head[0].is_kernel and self.config.logit_softcap is None
 
     def forward(self, batch: Batch, attend: FusedAttentionBackend) -> Tensor:
         """See ``Model``."""
-        return self.layers(*self.inputs(batch), attend)
+        return self.forward_layers(*self.embed_inputs(batch), attend)
 
-    def inputs(self, batch: Batch) -> tuple[Tensor, list[Tensor]]:
+    def embed_inputs(self, batch: Batch) -> tuple[Tensor, list[Tensor]]:
         """What the layers take: hidden states ``[tokens, hidden]``, and for each kind of rotation the cosines and the
         sines of the tokens' positions, ``[tokens, dim]`` each."""
         hidden = scaled_embedding(self.config, self._embedding[batch.tokens])
-        return hidden, [table[batch.positions] for table in self.rotations]
+        return hidden, [table[batch.positions] for table in self.rope_tables]
 
-    def layers(self, hidden: Tensor, angles: Sequence[Tensor], attend: FusedAttentionBackend) -> Tensor:
+    def forward_layers(self, hidden: Tensor, angles: Sequence[Tensor], attend: FusedAttentionBackend) -> Tensor:
         """The final hidden states ``[tokens, hidden]``, of ``inputs``."""
-        hidden = self.ended(*self.begun(hidden, angles, attend))
+        hidden = self.forward_last_mlp(*self.forward_until_last_attention(hidden, angles, attend))
         end_layer()
         return hidden
 
-    def begun(self, hidden: Tensor, angles: Sequence[Tensor], attend: FusedAttentionBackend) -> tuple[Tensor, Tensor]:
+    def forward_until_last_attention(
+        self, hidden: Tensor, angles: Sequence[Tensor], attend: FusedAttentionBackend
+    ) -> tuple[Tensor, Tensor]:
         """The part of ``layers`` that other tokens need: what the last layer takes ``[tokens, hidden]``, and what it
         attended to ``[tokens, heads * head_dim]``. All keys and values are written then."""
         last = len(self._layers) - 1
         for index, layer in enumerate(self._layers):
             rope = 2 * self._rope_of[index]
-            mixed = layer_attended(self.config, layer, index, hidden, (angles[rope], angles[rope + 1]), attend)
+            mixed = forward_attention(self.config, layer, index, hidden, (angles[rope], angles[rope + 1]), attend)
             if index < last:
-                hidden = layer_ended(self.config, layer, hidden, mixed)
+                hidden = forward_mlp(self.config, layer, hidden, mixed)
                 end_layer()
         return hidden, mixed
 
-    def ended(self, hidden: Tensor, mixed: Tensor) -> Tensor:
+    def forward_last_mlp(self, hidden: Tensor, mixed: Tensor) -> Tensor:
         """The final hidden states ``[rows, hidden]`` of those tokens whose rows of ``begun`` these are."""
-        return layer_ended(self.config, self._layers[-1], hidden, mixed)
+        return forward_mlp(self.config, self._layers[-1], hidden, mixed)
 
     def embed(self, tokens: Tensor) -> Tensor:
         """See ``Model``."""
         return self._embedding[tokens]
 
-    def read(self, hidden: Tensor, token_ids: Sequence[int] = ()) -> Tensor:
+    def compute_logits(self, hidden: Tensor, token_ids: Sequence[int] = ()) -> Tensor:
         """See ``Model``."""
         logits = self._head[0](rms_norm(hidden, self._norm, self.config.norm_eps))
         for matrix in self._head[1:]:
@@ -152,7 +161,7 @@ class Decoder:
         logits = logits.float()
         if token_ids:
             logits = logits[:, to_device(torch.tensor(token_ids), logits.device)]
-        if self.config.logit_softcap is not None and not self.config.labels:
+        if self.config.logit_softcap is not None and not self.config.num_labels:
             if logits.device.type != "cpu":
                 return torch.tanh(logits / self.config.logit_softcap) * self.config.logit_softcap
             # numpy's tanh, for torch's depends on where in memory a logit stands, and so on the number of rows.
@@ -175,10 +184,10 @@ def layer_forward(
     attend: FusedAttentionBackend,
 ) -> Tensor:
     """The hidden states ``[tokens, hidden]`` after a layer. ``angles``: cosines and sines of the tokens' positions."""
-    return layer_ended(config, layer, hidden, layer_attended(config, layer, index, hidden, angles, attend))
+    return forward_mlp(config, layer, hidden, forward_attention(config, layer, index, hidden, angles, attend))
 
 
-def layer_attended(
+def forward_attention(
     config: DecoderConfig,
     layer: Layer,
     index: int,
@@ -192,7 +201,7 @@ def layer_attended(
     return attend.forward_qkv(index, qkv, layer.qk_norm, config.norm_eps, *angles)
 
 
-def layer_ended(config: DecoderConfig, layer: Layer, hidden: Tensor, mixed: Tensor) -> Tensor:
+def forward_mlp(config: DecoderConfig, layer: Layer, hidden: Tensor, mixed: Tensor) -> Tensor:
     """The rest of a layer, in which no token needs another."""
     if layer.output_norm is None:
         hidden = layer.output.add(mixed, hidden)
@@ -207,7 +216,9 @@ def layer_ended(config: DecoderConfig, layer: Layer, hidden: Tensor, mixed: Tens
 class LayerBuilder:
     """Takes a checkpoint's tensors and fuses them. No source tensor outlives the part that it is fused into."""
 
-    def __init__(self, config: DecoderConfig, weights: Weights, read: Read, device_config: DeviceConfig = CPU) -> None:
+    def __init__(
+        self, config: DecoderConfig, weights: Weights, read: MatrixReader, device_config: DeviceConfig = CPU
+    ) -> None:
         self._config = config
         self._weights = weights
         self._read = read
@@ -229,7 +240,7 @@ class LayerBuilder:
             input_norm=self.norm(f"{prefix}input_layernorm"),
             qkv=self._fused(attention, "qkv_proj", parts, bias=config.qkv_bias),
             qk_norm=self._qk_norm(attention) if config.qk_norm else None,
-            output=self.linear(f"{attention}o_proj", config.hidden, query, bias=config.output_bias),
+            output=self.linear(f"{attention}o_proj", config.hidden_size, query, bias=config.output_bias),
             output_norm=output_norm,
             mlp_norm=self.norm(prefix + mlp_norm),
             mlp=self._experts(prefix) if config.experts and index in config.experts.layers else self._mlp(prefix),
@@ -239,15 +250,15 @@ class LayerBuilder:
     def head(self) -> list[Product]:
         """What makes logits of final hidden states, to be multiplied one after the other."""
         config, matrices = self._config, self._config.head.matrices
-        rows = [config.hidden] * (len(matrices) - 1) + [config.labels or config.vocab]
+        rows = [config.hidden_size] * (len(matrices) - 1) + [config.num_labels or config.vocab_size]
         return [
-            self.linear(name, count, config.hidden, bias=config.head.bias)
+            self.linear(name, count, config.hidden_size, bias=config.head.bias)
             for name, count in zip(matrices, rows, strict=True)
         ]
 
     def norm(self, name: str, size: int | None = None) -> Tensor:
         """A norm's weights as they are multiplied."""
-        weight = self._weights.take(f"{name}.weight", self._config.hidden if size is None else size)
+        weight = self._weights.take(f"{name}.weight", self._config.hidden_size if size is None else size)
         weight = weight + self._config.norm_offset if self._config.norm_offset else weight
         return weight.to(self._device_config.device)  # in float32 everywhere, since it costs next to nothing
 
@@ -259,7 +270,7 @@ class LayerBuilder:
         """Several products of the same input as one, whether the checkpoint keeps them apart or not."""
         if self._config.fused:
             parts = {name: sum(parts.values())}
-        return self.product({prefix + part: rows for part, rows in parts.items()}, self._config.hidden, bias=bias)
+        return self.product({prefix + part: rows for part, rows in parts.items()}, self._config.hidden_size, bias=bias)
 
     def product(self, parts: dict[str, int], columns: int, *, bias: bool) -> Product:
         """The matrices of those names and rows, one below the other."""
@@ -276,13 +287,13 @@ class LayerBuilder:
         config = self._config
         parts = {"gate_proj": config.intermediate, "up_proj": config.intermediate}
         gate_up = self._fused(f"{prefix}mlp.", "gate_up_proj", parts, bias=config.mlp_bias)
-        down = self.linear(f"{prefix}mlp.down_proj", config.hidden, config.intermediate, bias=config.mlp_bias)
+        down = self.linear(f"{prefix}mlp.down_proj", config.hidden_size, config.intermediate, bias=config.mlp_bias)
         return GatedMlp(gate_up, down, self._activation)
 
     def _experts(self, prefix: str) -> Experts:
         """Experts one by one, as on the hub, or stacked, as transformers holds them."""
         assert self._config.experts is not None
-        about, hidden = self._config.experts, self._config.hidden
+        about, hidden = self._config.experts, self._config.hidden_size
         stacked = f"{prefix}mlp.experts."
         if self._weights.has(f"{stacked}gate_up_proj"):
             both = self._weights.take(f"{stacked}gate_up_proj", about.experts, 2 * about.intermediate, hidden)
@@ -304,7 +315,7 @@ class LayerBuilder:
 
     def _expert(self, prefix: str) -> tuple[Product, Product]:
         assert self._config.experts is not None
-        about, hidden = self._config.experts, self._config.hidden
+        about, hidden = self._config.experts, self._config.hidden_size
         gate, up, down = about.names
         gate_up = self.product(dict.fromkeys((prefix + gate, prefix + up), about.intermediate), hidden, bias=False)
         return gate_up, self.linear(f"{prefix}{down}", hidden, about.intermediate, bias=False)

@@ -193,9 +193,9 @@ def _config(raw: RawConfig) -> DecoderConfig:
     labels, head = _head(raw.architecture, fields)
     return DecoderConfig(
         architecture=raw.architecture,
-        vocab=int(fields["vocab_size"]),
-        context=min(rope.context(positions) for rope in ropes),
-        labels=labels,
+        vocab_size=int(fields["vocab_size"]),
+        max_context=min(rope.context(positions) for rope in ropes),
+        num_labels=labels,
         eos=raw.eos,
         extra=raw.extra,
         attention=tuple(
@@ -204,7 +204,7 @@ def _config(raw: RawConfig) -> DecoderConfig:
             )
             for one in types
         ),
-        hidden=hidden,
+        hidden_size=hidden,
         intermediate=int(fields["intermediate_size"]),
         norm_eps=float(fields["rms_norm_eps"]),
         norm_offset=1.0 if family.gemma else 0.0,

@@ -49,7 +49,7 @@ class Model(Protocol):
         """The rows ``[tokens, hidden]`` of the embedding table, as the checkpoint has them."""
         ...
 
-    def read(self, hidden: Tensor, token_ids: Sequence[int] = ()) -> Tensor:
+    def compute_logits(self, hidden: Tensor, token_ids: Sequence[int] = ()) -> Tensor:
         """Logits ``[rows, vocab]`` (``[rows, labels]`` of a classifier) of chosen rows of ``forward``'s result.
 
         With ``token_ids`` only their columns, in their order.

@@ -10,9 +10,9 @@ from engine.models.config import ModelConfig, read_raw_config
 from engine.models.decoder import Decoder
 from engine.models.families import decoder_config, is_defined
 from engine.models.interface import Model
-from engine.models.transformers_backend import ForeignModel
+from engine.models.transformers_backend import TransformersModel
 from engine.protocol.types import EngineError
-from engine.weights.formats.registry import reader
+from engine.weights.formats.registry import create_reader
 from engine.weights.safetensors import Weights
 
 
@@ -27,10 +27,10 @@ def load_model(folder: Path, capacity: Callable[[ModelConfig], int], device_conf
     if not is_defined(raw.architecture):
         if quantized:
             raise EngineError(f"{folder}: quantization_config is not supported for {raw.architecture}")
-        return ForeignModel(raw)
+        return TransformersModel(raw)
     config = decoder_config(raw)
     try:
-        read = reader(quantized)
-        return Decoder(config, Weights(folder), min(config.context, capacity(config)), read, device_config)
+        read = create_reader(quantized)
+        return Decoder(config, Weights(folder), min(config.max_context, capacity(config)), read, device_config)
     except EngineError as error:
         raise error if str(folder) in str(error) else EngineError(f"{folder}: {error}") from None

@@ -43,7 +43,7 @@ _ALIBI = ("bloom", "mpt")
 """Model types that have ALiBi without saying so."""
 
 
-class ForeignModel:
+class TransformersModel:
     """A ``Model`` whose layers are those of transformers. float32, CPU."""
 
     def __init__(self, raw: RawConfig) -> None:
@@ -67,10 +67,10 @@ class ForeignModel:
         self._model.set_attn_implementation(NAME)
         self.config = ModelConfig(
             architecture=raw.architecture,
-            vocab=vocab,
-            hidden=int(text.hidden_size),
-            context=context,
-            labels=0,
+            vocab_size=vocab,
+            hidden_size=int(text.hidden_size),
+            max_context=context,
+            num_labels=0,
             eos=raw.eos,
             extra=raw.extra,
             attention=self._trace(texts[0], context),
@@ -97,7 +97,7 @@ class ForeignModel:
         table: Tensor = self._model.get_input_embeddings().weight
         return table[tokens]
 
-    def read(self, hidden: Tensor, token_ids: Sequence[int] = ()) -> Tensor:
+    def compute_logits(self, hidden: Tensor, token_ids: Sequence[int] = ()) -> Tensor:
         """See ``Model``."""
         self._given = self._result(last_hidden_state=hidden[None])
         try:
@@ -156,13 +156,15 @@ class ForeignModel:
                 torch.cat([text[first:end] for text, (first, end) in zip(texts, step, strict=True)]),
                 torch.cat([torch.arange(first, end) for first, end in step]),
             )
-            rows = self.read(self.forward(batch, attend))
+            rows = self.compute_logits(self.forward(batch, attend))
             for parts, part in zip(logits, torch.split(rows, [end - first for first, end in step]), strict=True):
                 parts.append(part)
         for parts, right in zip(logits, expected, strict=True):
             ours = torch.cat(parts)
-            if ours.shape != right.shape or ours.shape[1] != self.config.vocab:
-                raise EngineError(f"its logits have {ours.shape[1]} columns, its vocab_size is {self.config.vocab}")
+            if ours.shape != right.shape or ours.shape[1] != self.config.vocab_size:
+                raise EngineError(
+                    f"its logits have {ours.shape[1]} columns, its vocab_size is {self.config.vocab_size}"
+                )
             difference = (ours - right).abs().max().item() / max(1.0, right.abs().max().item())
             if not difference <= _TOLERANCE:
                 raise EngineError(

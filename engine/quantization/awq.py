@@ -62,7 +62,7 @@ def awq_layer(
     smaller[up] = larger[3]
     mlp_norm = "pre_feedforward_layernorm" if config.post_norms else "post_attention_layernorm"
     for norm, factors in (("input_layernorm", larger[0]), (mlp_norm, larger[2])):
-        weight = others.take(f"{prefix}{norm}.weight", config.hidden) + config.norm_offset
+        weight = others.take(f"{prefix}{norm}.weight", config.hidden_size) + config.norm_offset
         tensors[f"{prefix}{norm}.weight"] = weight / factors - config.norm_offset
     for name, factors in smaller.items():
         if others.has(f"{name}.bias"):

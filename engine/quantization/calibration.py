@@ -15,7 +15,7 @@ from engine.models.decoder import LayerBuilder
 from engine.models.families import DecoderConfig
 from engine.protocol.types import EngineError
 from engine.text.tokenizer import Tokenizer
-from engine.weights.formats.registry import Read
+from engine.weights.formats.registry import MatrixReader
 from engine.weights.matrix import dense
 from engine.weights.safetensors import Weights
 from kernels.attention.reference import attention
@@ -29,8 +29,8 @@ _LEAST = 2048
 
 def calibration_sequences(path: Path, folder: Path, config: DecoderConfig) -> list[Tensor]:
     """Token ids of at most 128 sequences of at most 512. Raises ``EngineError`` when the file has not enough."""
-    length = min(_LENGTH, config.context)
-    tokenizer = Tokenizer(folder, config.vocab)
+    length = min(_LENGTH, config.max_context)
+    tokenizer = Tokenizer(folder, config.vocab_size)
     sequences: list[Tensor] = []
     for text in _texts(path):
         tokens = torch.tensor(tokenizer.encode(text), dtype=torch.int64)
@@ -90,7 +90,7 @@ class Observed:
 class ObservedBuilder(LayerBuilder):
     """Builds layers whose products are ``Observed``, and lists these."""
 
-    def __init__(self, config: DecoderConfig, weights: Weights, read: Read) -> None:
+    def __init__(self, config: DecoderConfig, weights: Weights, read: MatrixReader) -> None:
         super().__init__(config, weights, read)
         self.products: list[Observed] = []
 

@@ -11,7 +11,7 @@ from engine.models.families import DecoderConfig
 from engine.protocol.types import EngineError
 from engine.quantization.options import Options, group
 from engine.weights.formats import bitsandbytes
-from engine.weights.formats.registry import reader
+from engine.weights.formats.registry import create_reader
 from engine.weights.safetensors import Weights
 from kernels.linear.fp32 import Linear, Product
 
@@ -25,7 +25,7 @@ def check(config: DecoderConfig, folder: Path, options: Options) -> None:
     if options.method == "awq" and (config.fused or config.experts):
         raise EngineError(f"{folder}: awq is not supported for {config.architecture}; gptq is")
     builder = _Plan(config, weights)
-    for index in range(config.layers):
+    for index in range(config.num_layers):
         if weights.has(f"model.layers.{index}.mlp.experts.gate_up_proj"):
             raise EngineError(f"{folder}: experts that are stacked in one tensor are not supported for quantisation")
         builder.layer(index)
@@ -57,7 +57,7 @@ class _Plan(LayerBuilder):
     """Notes the matrices instead of reading them."""
 
     def __init__(self, config: DecoderConfig, weights: Weights) -> None:
-        super().__init__(config, weights, reader(None))
+        super().__init__(config, weights, create_reader(None))
         self.matrices: dict[str, tuple[int, int]] = {}
 
     def product(self, parts: dict[str, int], columns: int, *, bias: bool) -> Product:

@@ -29,14 +29,14 @@ class Quality:
 
 def open_model(folder: Path) -> Model:
     """The model as the engine would load it."""
-    return load_model(folder, lambda config: config.context)
+    return load_model(folder, lambda config: config.max_context)
 
 
 def logits(model: Model, tokens: Sequence[int]) -> Tensor:
     """``[tokens, vocab]`` of one text."""
     with torch.inference_mode():
         batch = Batch(torch.tensor(tokens), torch.arange(len(tokens)))
-        return model.read(model.forward(batch, DenseAttend(model.config.attention)))
+        return model.compute_logits(model.forward(batch, DenseAttend(model.config.attention)))
 
 
 def compare(original: Model, model: Model, texts: Iterable[tuple[Sequence[int], int]]) -> Quality:

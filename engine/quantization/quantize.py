@@ -21,7 +21,7 @@ from engine.quantization.options import Options, group
 from engine.quantization.plan import check, is_router
 from engine.quantization.rounding import int8_rows, symmetric
 from engine.weights.formats import awq, bitsandbytes, compressed_tensors, fp8, gptq
-from engine.weights.formats.registry import reader
+from engine.weights.formats.registry import create_reader
 from engine.weights.safetensors import Weights
 
 Progress = Callable[[int, int, str], None]
@@ -45,7 +45,7 @@ def quantize(folder: Path, out: Path, options: Options, progress: Progress) -> N
     sequences = []
     if options.calibration is not None and options.calibrated:
         sequences = calibration_sequences(options.calibration, folder, config)
-    with torch.inference_mode(), CheckpointWriter(folder, out, config.layers + 1) as writer:
+    with torch.inference_mode(), CheckpointWriter(folder, out, config.num_layers + 1) as writer:
         _Run(raw, config, options, progress, writer).run(sequences)
 
 
@@ -58,10 +58,12 @@ class _Run:
         self._weights = Weights(raw.folder)
         self._untouched = Weights(raw.folder)
         """What is copied: each tensor is taken from one of the two."""
-        self._tables = {rope: rope.tables(config.context) for rope in set(config.ropes)} if options.calibrated else {}
+        self._tables = (
+            {rope: rope.tables(config.max_context) for rope in set(config.ropes)} if options.calibrated else {}
+        )
 
     def run(self, sequences: list[Tensor]) -> None:
-        layers = self._config.layers
+        layers = self._config.num_layers
         hidden = self._embedded(sequences) if sequences else []
         for index in range(layers):
             self._progress(index, layers + 1, f"layer {index + 1} of {layers}")
@@ -69,7 +71,7 @@ class _Run:
         self._progress(layers, layers + 1, "embeddings")
         head: dict[str, Tensor] = {}
         if self._quantizes_head:
-            weight = self._weights.take("lm_head.weight", self._config.vocab, self._config.hidden)
+            weight = self._weights.take("lm_head.weight", self._config.vocab_size, self._config.hidden_size)
             head = compressed_tensors.write("lm_head", int8_rows(weight))
         self._writer.write(head | self._rest(self._untouched.names(), {"lm_head"} if head else set(), head))
         self._writer.finish(self._raw.fields | {"quantization_config": self._format()})
@@ -79,7 +81,7 @@ class _Run:
     def _quantizes_head(self) -> bool:
         config, options = self._config, self._options
         rows = options.group_size is None or options.bits == 4
-        return options.method == "rtn" and rows and not config.tied and not config.labels
+        return options.method == "rtn" and rows and not config.tied and not config.num_labels
 
     def _format(self) -> dict[str, Any]:
         options = self._options
@@ -99,12 +101,14 @@ class _Run:
         return makers[options.method]()
 
     def _embedded(self, sequences: list[Tensor]) -> list[Tensor]:
-        table = Weights(self._raw.folder).take("model.embed_tokens.weight", self._config.vocab, self._config.hidden)
+        table = Weights(self._raw.folder).take(
+            "model.embed_tokens.weight", self._config.vocab_size, self._config.hidden_size
+        )
         return [scaled_embedding(self._config, table[tokens]) for tokens in sequences]
 
     def _layer(self, index: int, hidden: list[Tensor]) -> list[Tensor]:
         """Quantises and writes a layer. Takes and returns what calibration feeds to it, and to the next."""
-        builder = ObservedBuilder(self._config, self._weights, reader(None))
+        builder = ObservedBuilder(self._config, self._weights, create_reader(None))
         layer, prefix = builder.layer(index), f"model.layers.{index}."
         self._forward(index, layer, hidden)  # for what the products see
         if self._options.method == "awq":
@@ -143,7 +147,7 @@ class _Run:
             if name in written or name.removesuffix(".weight") in matrices:
                 self._untouched.drop(name)
             else:
-                rest[name] = self._untouched.take_packed(name, None)
+                rest[name] = self._untouched.take_raw(name, None)
         return rest
 
     def _forward(self, index: int, layer: Layer, hidden: list[Tensor]) -> list[Tensor]:

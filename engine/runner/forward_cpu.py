@@ -43,12 +43,12 @@ class CpuForward:
         """Rows that it draws."""
         self._angles: list[Tensor] = []
         """Of a step's positions. What a tape takes for memory lasts for a layer, but all layers read these."""
-        if isinstance(model, Decoder) and has_compiled_kernel(model.config.attention[0], kv) and model.repeatable:
+        if isinstance(model, Decoder) and has_compiled_kernel(model.config.attention[0], kv) and model.is_recordable:
             self._repeatable = model
-            if model.read_repeatable:
+            if model.is_head_recordable:
                 self._draws = FusedCpuSampler(model, self._inputs[1], rows)
-                self._most_drawn = min(_MOST, _MOST_LOGITS // model.config.vocab)
-            self._angles = [torch.empty(_MOST, table.shape[1]) for table in model.rotations]
+                self._most_drawn = min(_MOST, _MOST_LOGITS // model.config.vocab_size)
+            self._angles = [torch.empty(_MOST, table.shape[1]) for table in model.rope_tables]
         self._hidden = torch.empty(0)
         """What the last call returned."""
         self.tapes: KernelGraphCache[Tensor] = KernelGraphCache()
@@ -76,7 +76,7 @@ class CpuForward:
         if tokens > _MOST:
             return model.forward(batch, self._attend)
         self._hidden = self.tapes(
-            (tokens, torch.get_num_threads()), lambda: model.layers(*self._given(model, tokens), self._attend)
+            (tokens, torch.get_num_threads()), lambda: model.forward_layers(*self._given(model, tokens), self._attend)
         )
         return self._hidden
 
@@ -89,22 +89,23 @@ class CpuForward:
         return self._draws(hidden, branches, counts)
 
     def _begin(self, model: Decoder, batch: Batch) -> tuple[Tensor, Tensor]:
-        """``Decoder.begun``."""
+        """``Decoder.forward_until_last_attention``."""
         tokens = batch.tokens.shape[0]
         if tokens > _MOST:
-            return model.begun(*model.inputs(batch), self._attend)
+            return model.forward_until_last_attention(*model.embed_inputs(batch), self._attend)
         return self._beginnings(
-            (tokens, torch.get_num_threads()), lambda: model.begun(*self._given(model, tokens), self._attend)
+            (tokens, torch.get_num_threads()),
+            lambda: model.forward_until_last_attention(*self._given(model, tokens), self._attend),
         )
 
     def _end(self, model: Decoder, hidden: Tensor, mixed: Tensor, batch: Batch, read: Sequence[int]) -> Tensor:
-        """``Decoder.ended``, of the rows to read."""
+        """``Decoder.forward_last_mlp``, of the rows to read."""
         from kernels.cpu.sampling.draft_chain import gather_rows
 
         count = len(read)
         if not 0 < count <= _MOST:
             which = torch.tensor(read, dtype=torch.int64)
-            return model.ended(hidden[which], mixed[which]) if count else hidden[:0]
+            return model.forward_last_mlp(hidden[which], mixed[which]) if count else hidden[:0]
         which = self._read[:count]
         which.numpy()[:] = read
         # The tokens' places are not needed any more. Draws take those of what was read.
@@ -113,17 +114,17 @@ class CpuForward:
             gather_rows(table, which, out=held[:count])
             for table, held in zip((hidden, mixed), self._chosen, strict=True)
         ]
-        self._hidden = self._ends((count, torch.get_num_threads()), lambda: model.ended(*taken))
+        self._hidden = self._ends((count, torch.get_num_threads()), lambda: model.forward_last_mlp(*taken))
         return self._hidden
 
     def _given(self, model: Decoder, count: int) -> tuple[Tensor, list[Tensor]]:
-        """``Decoder.inputs``, of what was filled in."""
+        """``Decoder.embed_inputs``, of what was filled in."""
         from kernels.cpu.sampling.draft_chain import gather_rows
 
         tokens, positions = self._inputs[:, :count]
         hidden = gather_rows(model.embedding, tokens, scale=model.config.embedding_scale)
         angles = [
             gather_rows(table, positions, out=held[:count])
-            for table, held in zip(model.rotations, self._angles, strict=True)
+            for table, held in zip(model.rope_tables, self._angles, strict=True)
         ]
         return hidden, angles

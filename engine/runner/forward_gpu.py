@@ -52,7 +52,7 @@ def create_forward(model: Model, cache: KVCache, *, deterministic: bool = False)
 
     ``deterministic``: on the CPU, what a token gets is, bit for bit, a function of its sequence alone.
     """
-    about, own = model.config.attention, slice(model.config.layers)
+    about, own = model.config.attention, slice(model.config.num_layers)
     kv, scales = cache.data[own], cache.scales_of(own)
     if model.device_config.uses_gpu_kernels:
         return GpuForward(model, TritonAttention(about, kv, scales), model.device_config.device)

@@ -91,6 +91,6 @@ class FusedCpuSampler:
         settings, places, tokens, found = self._held
         parts = settings[: 3 * rows], places[: 4 * rows]
         gather_params(self._laws, self._noise, self._rows[:rows], self._positions[:rows], *parts)
-        logits = self._model.read(hidden)
+        logits = self._model.compute_logits(hidden)
         launch_sampling(logits, *parts, tokens[:rows], found[: 3 * rows])
         return logits

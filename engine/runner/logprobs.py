@@ -47,10 +47,12 @@ def read_prompt(sequence: GenerateSequence, count: int, hidden: Tensor, model: M
     found = sequence.prompt_logprobs
     if found is None:
         return
-    rows = max(1, _BLOCK // model.config.vocab)
+    rows = max(1, _BLOCK // model.config.vocab_size)
     end = min(sequence.num_computed + count, sequence.prompt_len - 1)
     for start in range(len(found) - 1, end, rows):
         stop = min(start + rows, end)
-        logits = model.read(hidden[start - sequence.num_computed : stop - sequence.num_computed]).cpu().numpy()
+        logits = (
+            model.compute_logits(hidden[start - sequence.num_computed : stop - sequence.num_computed]).cpu().numpy()
+        )
         tokens = np.array(sequence.tokens[start + 1 : stop + 1], np.int64)
         found.extend(log_probabilities(logits, tokens, [sequence.sampling.prompt_logprobs or 0] * len(tokens)))

@@ -100,7 +100,7 @@ def sample_and_score(
     """
     drawing, readings = _wanted(work, rows, hidden, model)
     for token_ids, reads in readings.items():
-        logits = model.read(_chosen(hidden, [row for _, _, row in reads]), token_ids)
+        logits = model.compute_logits(_chosen(hidden, [row for _, _, row in reads]), token_ids)
         for (scored, position, _), values in zip(reads, logits.tolist(), strict=True):
             if not all(map(math.isfinite, values)):
                 raise EngineError(NOT_FINITE)
@@ -172,7 +172,7 @@ def _draw(
         raw = _chosen(logits, asking) if asking else None
     else:
         rows = [row + ahead for (_, _, row), count in zip(drawing, counts, strict=True) for ahead in range(count)]
-        logits = model.read(hidden if whole else _chosen(hidden, rows))
+        logits = model.compute_logits(hidden if whole else _chosen(hidden, rows))
         # Complete when the tokens are, which are waited for.
         raw = _chosen(logits, asking).to("cpu", non_blocking=True) if asking else None
         rows_changed = (

@@ -76,10 +76,10 @@ def _resolved(wanted: str, folder: Path) -> tuple[str, str]:
 
 
 def _load_draft_model(folder: Path, target: Model, context: int) -> DraftModel:
-    draft = load_model(folder, lambda config: min(config.context, context), target.device_config)
-    if draft.config.labels:
+    draft = load_model(folder, lambda config: min(config.max_context, context), target.device_config)
+    if draft.config.num_labels:
         raise EngineError(f"{folder} is a classifier; a draft model must generate")
-    ours, theirs = draft.config.vocab, target.config.vocab
+    ours, theirs = draft.config.vocab_size, target.config.vocab_size
     if ours != theirs:
         raise EngineError(f"{folder}: the draft model's vocab_size is {ours}, but the target model's is {theirs}")
-    return DraftModel(draft, context=min(draft.config.context, context))
+    return DraftModel(draft, context=min(draft.config.max_context, context))

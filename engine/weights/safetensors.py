@@ -57,7 +57,7 @@ class Weights:
         if found != shape:
             raise EngineError(f"{path}: {name!r} has shape {found}, its config.json says {shape}")
 
-    def take_packed(self, name: str, kind: torch.dtype | None, *shape: int) -> Tensor:
+    def take_raw(self, name: str, kind: torch.dtype | None, *shape: int) -> Tensor:
         """A tensor of a quantised matrix as it is. Not counted. Without ``kind`` any, without ``shape`` any."""
         path, tensor = self._take(name)
         if shape and tuple(tensor.shape) != shape:

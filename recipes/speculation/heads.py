@@ -26,7 +26,7 @@ class Medusa(nn.Module):
 
     def __init__(self, target: Target, levels: int) -> None:
         super().__init__()
-        hidden, inner = target.config.hidden, 3 * target.config.hidden
+        hidden, inner = target.config.hidden_size, 3 * target.config.hidden_size
         self.gate = nn.Parameter(_random(inner, 2 * hidden))
         self.up = nn.Parameter(_random(inner, 2 * hidden))
         self.heads = nn.Parameter(_random(levels * hidden, inner) * 0.5)
@@ -64,7 +64,7 @@ class Eagle(nn.Module):
     def __init__(self, target: Target, levels: int) -> None:
         super().__init__()
         config = target.config
-        hidden, inner = config.hidden, config.intermediate
+        hidden, inner = config.hidden_size, config.intermediate
         queries, keys = config.heads * config.head_dim, config.kv_heads * config.head_dim
         # At first the layer repeats the state that it is given.
         repeat = torch.cat((torch.eye(hidden), torch.zeros(hidden, hidden)), 1)
@@ -163,7 +163,7 @@ def _scaled(weight: Tensor, embedding_scale: float) -> Tensor:
 
 
 def _sizes(target: Target) -> dict[str, int]:
-    return {"hidden_size": target.config.hidden, "vocab_size": target.config.vocab}
+    return {"hidden_size": target.config.hidden_size, "vocab_size": target.config.vocab_size}
 
 
 def _save(folder: Path, config: dict[str, Any], tensors: dict[str, Tensor]) -> None:

@@ -21,9 +21,9 @@ class Small(nn.Module):
     def __init__(self, target: Target, start: Path, layers: int) -> None:
         super().__init__()
         small, _ = model.load(start)
-        if small.shape.vocabulary != target.config.vocab:
+        if small.shape.vocabulary != target.config.vocab_size:
             raise SystemExit(
-                f"{start}: the vocabulary is {small.shape.vocabulary}, but the target's is {target.config.vocab}"
+                f"{start}: the vocabulary is {small.shape.vocabulary}, but the target's is {target.config.vocab_size}"
             )
         self.backbone = model.Backbone(replace(small.shape, layers=layers))
         model.initialise(self.backbone, {}, seed=1)

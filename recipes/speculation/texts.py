@@ -86,7 +86,7 @@ class Author:
     def __init__(self, target: Target, limit: int) -> None:
         """``limit``: most tokens of a text."""
         self._target, self._limit = target, limit
-        self._tokenizer = Tokenizer(target.folder, target.config.vocab)
+        self._tokenizer = Tokenizer(target.folder, target.config.vocab_size)
         self._engine = LocalEngine({"target": target.folder}) if target.device == "cpu" else None
 
     def training(self, prompts: Prompts, tokens: int, folder: Path) -> list[Text]:
@@ -154,7 +154,7 @@ class Author:
         made = target.model.generate(
             input_ids=torch.tensor(padded, device=target.device),
             attention_mask=torch.tensor(mask, device=target.device),
-            max_new_tokens=min(self._limit, target.config.context - longest),
+            max_new_tokens=min(self._limit, target.config.max_context - longest),
             do_sample=temperature > 0,
             temperature=temperature or None,
             top_k=None,

@@ -141,11 +141,11 @@ class DraftModel:
         """See ``Drafter``."""
         about, device_config = self._model.config, self._model.device_config
         dtype = device_config.dtype if cache.scales is None else cache.data.dtype
-        page_bytes = about.layers * kv_bytes_per_token(about.attention[0], dtype) * cache.page_size
+        page_bytes = about.num_layers * kv_bytes_per_token(about.attention[0], dtype) * cache.page_size
         pages = max(1, min(cache.pool.size, self._pool_bytes // page_bytes))
         self._limit = min(self._context, pages * cache.page_size)
         self.cache = KVCache(
-            layers=about.layers,
+            layers=about.num_layers,
             kv_heads=about.kv_heads,
             head_dim=about.head_dim,
             pages=pages,
@@ -306,7 +306,7 @@ class DraftModel:
         ahead = 0
         while True:
             rows = torch.tensor([last[one.ready.row] for one in growing])
-            logits = self._model.read(hidden[to_device(rows, hidden.device)])
+            logits = self._model.compute_logits(hidden[to_device(rows, hidden.device)])
             branches = np.array([one.place for one in growing])
             paths = [one.tokens for one in growing]
             best = guesses.best(logits, branches, np.full(len(growing), ahead), width, paths)

@@ -3,9 +3,10 @@
 
 From the hidden state at a position and the token that follows it, the layer predicts the next hidden state; the
 target's own head reads that. What it needs of the target: final hidden states, the embedding table and the head
-(``Model.embed``, ``Model.read``), and room for one more layer of keys and values, with the target's ``kv_heads`` and
-``head_dim``, in its pages: slot ``i`` holds the entry of the hidden state at ``i`` and the token at ``i + 1``. So what
-is shared, forked, copied or evicted of a prefix takes the layer's entries along, and none of that needs code here.
+(``Model.embed``, ``Model.compute_logits``), and room for one more layer of keys and values, with the target's
+``kv_heads`` and ``head_dim``, in its pages: slot ``i`` holds the entry of the hidden state at ``i`` and the token at
+``i + 1``. So what is shared, forked, copied or evicted of a prefix takes the layer's entries along, and none of that
+needs code here.
 
 The last slot of a shared prefix is the exception: its entry names the token behind the prefix, and branches that share
 the prefix may differ there. Whoever wrote it last decides; the others draft with one wrong entry in their context.
@@ -78,7 +79,7 @@ def load_eagle(folder: Path, model: Model) -> EagleDrafter:
         raise EngineError(f"{folder / 'config.json'}: {heads} heads cannot share {target.kv_heads} key-value heads")
     about = LayerAttentionConfig(heads, target.kv_heads, target.head_dim, target.head_dim**-0.5)
     inner, eps = int(fields["intermediate_size"]), fields["layer_norm_eps"]
-    layer = _Layer(Weights(folder), about, target.hidden, inner, eps, model.device_config)
+    layer = _Layer(Weights(folder), about, target.hidden_size, inner, eps, model.device_config)
     return EagleDrafter(layer, model, theta=fields["rope_theta"])
 
 
@@ -150,7 +151,7 @@ class EagleDrafter:
         cos, sin = rotary_tables(frequencies(about.head_dim, self._theta), positions)
         self._angles = cos.to(device_config.device), sin.to(device_config.device)
         rows = len(cache.page_table)
-        shape = rows, _WAITING, self._model.config.hidden
+        shape = rows, _WAITING, self._model.config.hidden_size
         self._waiting = torch.zeros(shape, dtype=device_config.dtype, device=device_config.device)
         """For each row of the cache the hidden states whose entries are not computed yet."""
         self._spans = [_NOTHING] * rows

@@ -82,8 +82,8 @@ def supports_fused_chains(model: Model, cache: KVCache) -> TypeGuard[Decoder]:
         and all(layer.window is None for layer in model.config.attention)
         and (cache.page_size == 16 or cache.page_size % 16 > 0)  # what the kernel takes for a page
         and model.parameters <= _SMALL
-        and model.repeatable
-        and model.read_repeatable
+        and model.is_recordable
+        and model.is_head_recordable
     )
 
 
@@ -108,7 +108,7 @@ class _Chain:
         """What the laws and the noise were filled with."""
         self._plan = torch.zeros(4, total, dtype=torch.int64)
         self._last = torch.empty(branches, dtype=torch.int64)
-        self._angles = [torch.empty(total, table.shape[1]) for table in model.rotations]
+        self._angles = [torch.empty(total, table.shape[1]) for table in model.rope_tables]
         self._tokens = torch.empty(depth, branches, width, dtype=torch.int64)
         self._chances = torch.empty(depth, branches, width, dtype=torch.float64)
         self.found = self._tokens.numpy(), self._chances.numpy()
@@ -141,16 +141,16 @@ class _Chain:
         model, pages = self._model, self._cache.page_table
         address, columns = pages.ctypes.data, pages.shape[1]
         plan_chains(self._starts, address, columns, self._cache.page_size, self._plan, self._last, self._asked)
-        for angles, table in zip(self._angles, model.rotations, strict=True):
+        for angles, table in zip(self._angles, model.rope_tables, strict=True):
             gather_rows(table, self._plan[3], out=angles)
         tokens = self._due
         for level, (part, attend) in enumerate(zip(self._levels, self._attention, strict=True)):
             hidden = gather_rows(model.embedding, tokens, scale=model.config.embedding_scale)
-            hidden = model.layers(hidden, [angles[part] for angles in self._angles], attend)
+            hidden = model.forward_layers(hidden, [angles[part] for angles in self._angles], attend)
             if level == 0:
                 hidden = gather_rows(hidden, self._last)
             found = self._tokens[level], self._chances[level]
-            write_best(model.read(hidden), self._laws, self._places, level, *found)
+            write_best(model.compute_logits(hidden), self._laws, self._places, level, *found)
             tokens = self._tokens[level, :, 0]
             end_layer()
             end_part()

@@ -42,8 +42,8 @@ def read_head_config(folder: Path, kind: str, model: Model, numbers: Sequence[st
         value = fields.get(name)
         if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
             raise EngineError(f"{path}: {name} must be a number above 0, but is {value!r}")
-    fits(path, "hidden_size", fields["hidden_size"], model.config.hidden)
-    fits(path, "vocab_size", fields["vocab_size"], model.config.vocab)
+    fits(path, "hidden_size", fields["hidden_size"], model.config.hidden_size)
+    fits(path, "vocab_size", fields["vocab_size"], model.config.vocab_size)
     return fields
 
 
@@ -64,18 +64,20 @@ def product(weight: Tensor, bias: Tensor | None = None) -> Callable[[Tensor], Te
 
 
 def readout(model: Model) -> Callable[[Tensor], Tensor]:
-    """``Model.read`` but for rounding; of a small head that normalises what it reads, in the way that costs least."""
-    hidden = model.config.hidden
-    if hidden * model.config.vocab > _SMALL or model.device_config.uses_gpu_kernels:
-        return model.read
+    """Return ``Model.compute_logits`` up to rounding, by one product where the head is small."""
+    hidden = model.config.hidden_size
+    if hidden * model.config.vocab_size > _SMALL or model.device_config.uses_gpu_kernels:
+        return model.compute_logits
     # What is read of a vector depends on its direction alone, and is linear in it.
-    matrix = model.read(torch.eye(hidden)).T.contiguous()
+    matrix = model.compute_logits(torch.eye(hidden)).T.contiguous()
 
     def read(x: Tensor) -> Tensor:
         return F.linear(x / torch.linalg.vector_norm(x, dim=-1, keepdim=True), matrix)
 
     probe = torch.linspace(-1, 2, 3 * hidden).view(3, hidden).sin()
-    return read if torch.allclose(read(probe), model.read(probe), rtol=1e-3, atol=1e-3) else model.read
+    return (
+        read if torch.allclose(read(probe), model.compute_logits(probe), rtol=1e-3, atol=1e-3) else model.compute_logits
+    )
 
 
 class LastStates:

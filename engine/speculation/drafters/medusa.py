@@ -11,8 +11,8 @@ the shared layer can be much wider than the paper's one for each head.
 The heads guess independently of each other: a tree is every combination of their candidates, and the most likely
 combinations are computed.
 
-What it needs of the target: final hidden states, the embedding table and the head (``Model.embed``, ``Model.read``),
-which must normalise what it reads, as the Llama family's does.
+What it needs of the target: final hidden states, the embedding table and the head (``Model.embed``,
+``Model.compute_logits``), which must normalise what it reads, as the Llama family's does.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def load_medusa(folder: Path, model: Model) -> MedusaDrafter:
     Raises ``EngineError`` that names what is missing, damaged, left over, or does not fit the target.
     """
     fields = read_head_config(folder, "medusa", model, ("heads", "intermediate_size"))
-    hidden, heads, inner = model.config.hidden, int(fields["heads"]), int(fields["intermediate_size"])
+    hidden, heads, inner = model.config.hidden_size, int(fields["heads"]), int(fields["intermediate_size"])
     weights = Weights(folder)
     trunk = torch.cat([weights.take(f"trunk.{name}_proj.weight", inner, 2 * hidden) for name in ("gate", "up")])
     blocks = weights.take("heads.weight", heads * hidden, inner), weights.take("heads.bias", heads * hidden)
@@ -76,18 +76,18 @@ class MedusaDrafter:
         it into the heads' states."""
         self._trunk, self._blocks, self._heads, self._model = trunk, blocks, heads, model
         self._device_config = model.device_config
-        self._ones = self._device_config.convert(torch.ones(model.config.hidden))
+        self._ones = self._device_config.convert(torch.ones(model.config.hidden_size))
         self._table: Floats32 | None = None
         """The embedding table where tapes can be made."""
-        if isinstance(model, Decoder) and model.read_repeatable and trunk.is_kernel and blocks.is_kernel:
+        if isinstance(model, Decoder) and model.is_head_recordable and trunk.is_kernel and blocks.is_kernel:
             self._table = model.embedding.numpy()
-        self._inputs = torch.empty(2, _MOST, model.config.hidden)
+        self._inputs = torch.empty(2, _MOST, model.config.hidden_size)
         """States and embedded tokens, where tapes read them."""
         self._tapes: KernelGraphCache[Tensor] = KernelGraphCache()
 
     def reset(self, cache: KVCache) -> None:
         """See ``Drafter``."""
-        self._last = LastStates(cache, self._model.config.hidden)
+        self._last = LastStates(cache, self._model.config.hidden_size)
 
     def observe_step(self, steps: Sequence[StepResult], hidden: Tensor) -> None:
         """See ``Drafter``."""
@@ -137,10 +137,10 @@ class MedusaDrafter:
 
             both = concat_normalized(states, drawn, _EPS)
             blocks = self._blocks(silu_mul(self._trunk(both))).view(-1, self._heads, hidden)
-            return self._model.read(add_to_blocks(both, blocks, depth))
+            return self._model.compute_logits(add_to_blocks(both, blocks, depth))
         normal = rms_norm(states, self._ones, _EPS)
         blocks = self._blocks(silu_mul(self._trunk(torch.cat((normal, drawn), dim=1)))).view(-1, self._heads, hidden)
-        return self._model.read((blocks[:, :depth] + normal[:, None]).flatten(0, 1))
+        return self._model.compute_logits((blocks[:, :depth] + normal[:, None]).flatten(0, 1))
 
 
 @lru_cache(64)

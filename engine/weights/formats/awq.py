@@ -24,7 +24,7 @@ _ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 """Which of eight neighbours stands in the i-th lowest bits."""
 
 
-def reader(config: dict[str, Any]) -> Callable[[Weights, str, int, int], Matrix]:
+def create_reader(config: dict[str, Any]) -> Callable[[Weights, str, int, int], Matrix]:
     """See ``formats.reader``."""
     only(config, "bits", _BITS)
     only({"version": "gemm"} | config, "version", "gemm", "GEMM")
@@ -37,9 +37,9 @@ def reader(config: dict[str, Any]) -> Callable[[Weights, str, int, int], Matrix]
         groups = groups_of(name, columns, size)
         if rows % _EACH:
             raise EngineError(f"{name!r}: {rows} rows do not fill words of {_EACH}")
-        words = weights.take_packed(f"{name}.qweight", torch.int32, columns, rows // _EACH)
-        zeros = weights.take_packed(f"{name}.qzeros", torch.int32, groups, rows // _EACH)
-        scales = weights.take_packed(f"{name}.scales", None, groups, rows)
+        words = weights.take_raw(f"{name}.qweight", torch.int32, columns, rows // _EACH)
+        zeros = weights.take_raw(f"{name}.qzeros", torch.int32, groups, rows // _EACH)
+        scales = weights.take_raw(f"{name}.scales", None, groups, rows)
         weights.count(rows * columns)
         return GroupedMatrix(
             _unpack(words, rows).T.contiguous(),

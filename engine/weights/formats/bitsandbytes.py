@@ -28,7 +28,7 @@ _TOGETHER = 16
 """Inputs of a block, of which kernels want multiples; they also want whole blocks in a row, and the paper's levels."""
 
 
-def reader(config: dict[str, Any]) -> Callable[[Weights, str, int, int], Matrix]:
+def create_reader(config: dict[str, Any]) -> Callable[[Weights, str, int, int], Matrix]:
     """See ``formats.reader``."""
     only(config, "load_in_4bit", True)
     only(config, "bnb_4bit_quant_type", "nf4")
@@ -68,12 +68,12 @@ def write(name: str, weight: Tensor) -> dict[str, Tensor]:
 def _read(weights: Weights, name: str, rows: int, columns: int) -> Matrix:
     if not weights.has(f"{name}.weight.{_STATE}"):
         return weights.take(f"{name}.weight", rows, columns)
-    state = _state(name, weights.take_packed(f"{name}.weight.{_STATE}", torch.uint8))
+    state = _state(name, weights.take_raw(f"{name}.weight.{_STATE}", torch.uint8))
     count, size = rows * columns, state["blocksize"]
     if state["shape"] != [rows, columns] or count % 2:
         raise EngineError(f"{name!r} is corrupt: its state says {state['shape']}, config.json {[rows, columns]}")
-    pairs = weights.take_packed(f"{name}.weight", torch.uint8, count // 2, 1)
-    levels = weights.take_packed(f"{name}.weight.quant_map", torch.float32, _LEVELS)
+    pairs = weights.take_raw(f"{name}.weight", torch.uint8, count // 2, 1)
+    levels = weights.take_raw(f"{name}.weight.quant_map", torch.float32, _LEVELS)
     absmax = _absmax(weights, f"{name}.weight", state, -(-count // size))
     weights.count(count)
     if columns % size == 0 and size % _TOGETHER == 0 and torch.equal(levels, torch.tensor(CODES)):
@@ -84,11 +84,11 @@ def _read(weights: Weights, name: str, rows: int, columns: int) -> Matrix:
 
 def _absmax(weights: Weights, name: str, state: dict[str, Any], blocks: int) -> Tensor:
     if not weights.has(f"{name}.nested_absmax"):
-        return finite(name, weights.take_packed(f"{name}.absmax", torch.float32, blocks))
+        return finite(name, weights.take_raw(f"{name}.absmax", torch.float32, blocks))
     size = int(state["nested_blocksize"])
-    codes = weights.take_packed(f"{name}.absmax", torch.uint8, blocks).int()
-    levels = weights.take_packed(f"{name}.nested_quant_map", torch.float32, 256)
-    scales = finite(name, weights.take_packed(f"{name}.nested_absmax", torch.float32, -(-blocks // size)))
+    codes = weights.take_raw(f"{name}.absmax", torch.uint8, blocks).int()
+    levels = weights.take_raw(f"{name}.nested_quant_map", torch.float32, 256)
+    scales = finite(name, weights.take_raw(f"{name}.nested_absmax", torch.float32, -(-blocks // size)))
     return levels[codes] * scales.repeat_interleave(size)[:blocks] + float(state["nested_offset"])
 
 

@@ -26,10 +26,10 @@ from engine.weights.matrix import Float8Matrix, GroupedMatrix, Int8Matrix, Matri
 from engine.weights.packing import pack, unpack, words_of
 from engine.weights.safetensors import Weights
 
-_Read = Callable[[Weights, str, int, int], Matrix]
+_MatrixReader = Callable[[Weights, str, int, int], Matrix]
 
 
-def reader(config: dict[str, Any]) -> _Read:
+def create_reader(config: dict[str, Any]) -> _MatrixReader:
     """See ``formats.reader``."""
     layout = only(config, "format", "int-quantized", "pack-quantized", "float-quantized", "mixed-precision")
     schemes = list((config.get("config_groups") or {}).values())
@@ -38,7 +38,7 @@ def reader(config: dict[str, Any]) -> _Read:
     if layout != "mixed-precision" and len(schemes) > 1:
         raise EngineError(f"quantization_config: {len(schemes)} config_groups; with format {layout!r} there is 1")
     groups = [
-        (scheme.get("targets") or [], _reader(scheme, scheme if layout == "mixed-precision" else config))
+        (scheme.get("targets") or [], _create_scheme_reader(scheme, scheme if layout == "mixed-precision" else config))
         for scheme in schemes
     ]
     if len(groups) == 1:
@@ -61,7 +61,7 @@ def _distance(targets: list[str], name: str) -> int:
     return 2 if "Linear" in targets else 3
 
 
-def _reader(scheme: dict[str, Any], config: dict[str, Any]) -> _Read:
+def _create_scheme_reader(scheme: dict[str, Any], config: dict[str, Any]) -> _MatrixReader:
     """How a group's matrices are held. ``config`` has the format."""
     layout = only(config, "format", "int-quantized", "pack-quantized", "float-quantized")
     about = scheme.get("weights") or {}
@@ -144,19 +144,19 @@ class _Packed:
         if not weights.has(f"{name}.weight_packed"):
             return weights.take(f"{name}.weight", rows, columns)
         bits, groups = self._bits, groups_of(name, columns, self._size)
-        words = weights.take_packed(f"{name}.weight_packed", torch.int32, rows, words_of(columns, bits))
-        scales = weights.take_packed(f"{name}.weight_scale", None, rows, groups)
-        shape = weights.take_packed(f"{name}.weight_shape", None, 2).tolist()
+        words = weights.take_raw(f"{name}.weight_packed", torch.int32, rows, words_of(columns, bits))
+        scales = weights.take_raw(f"{name}.weight_scale", None, rows, groups)
+        shape = weights.take_raw(f"{name}.weight_shape", None, 2).tolist()
         if shape != [rows, columns]:
             raise EngineError(f"{name!r} is corrupt: weight_shape is {shape}, config.json says {[rows, columns]}")
         if self._symmetric:
             zeros = torch.full((rows, groups), float(1 << (bits - 1)))
         else:
-            packed = weights.take_packed(f"{name}.weight_zero_point", torch.int32, words_of(rows, bits), groups)
+            packed = weights.take_raw(f"{name}.weight_zero_point", torch.int32, words_of(rows, bits), groups)
             zeros = unpack(packed.T.contiguous(), bits, rows).T.float().contiguous()
         group_of = None
         if weights.has(f"{name}.weight_g_idx"):
-            group_of = weights.take_packed(f"{name}.weight_g_idx", None, columns).long()
+            group_of = weights.take_raw(f"{name}.weight_g_idx", None, columns).long()
             if int(group_of.min()) < 0 or int(group_of.max()) >= groups:
                 raise EngineError(f"{name!r} is corrupt: weight_g_idx goes beyond its {groups} groups")
         weights.count(rows * columns)
@@ -166,8 +166,8 @@ class _Packed:
 def _int8(weights: Weights, name: str, rows: int, columns: int, *, rounds: bool) -> Matrix:
     if not weights.has(f"{name}.weight_scale"):
         return weights.take(f"{name}.weight", rows, columns)
-    codes = weights.take_packed(f"{name}.weight", torch.int8, rows, columns)
-    scales = finite(name, weights.take_packed(f"{name}.weight_scale", None, rows, 1))
+    codes = weights.take_raw(f"{name}.weight", torch.int8, rows, columns)
+    scales = finite(name, weights.take_raw(f"{name}.weight_scale", None, rows, 1))
     weights.count(rows * columns)
     if rounds:
         return Int8Matrix(codes, scales.flatten())
@@ -180,15 +180,15 @@ def _float8(
 ) -> Matrix:
     if not weights.has(f"{name}.weight_scale"):
         return weights.take(f"{name}.weight", rows, columns)
-    codes = weights.take_packed(f"{name}.weight", torch.float8_e4m3fn, rows, columns)
+    codes = weights.take_raw(f"{name}.weight", torch.float8_e4m3fn, rows, columns)
     if block is None:
-        scales = finite(name, weights.take_packed(f"{name}.weight_scale", None))
+        scales = finite(name, weights.take_raw(f"{name}.weight_scale", None))
         if scales.numel() not in (1, rows):
             raise EngineError(f"{name!r} is corrupt: {scales.numel()} scales for {rows} rows")
         scales, block = scales.view(-1, 1), (rows // scales.numel(), columns)
     else:
         grid = -(-rows // block[0]), -(-columns // block[1])
-        scales = finite(name, weights.take_packed(f"{name}.weight_scale", None, *grid))
+        scales = finite(name, weights.take_raw(f"{name}.weight_scale", None, *grid))
     weights.count(rows * columns)
     return Float8Matrix(codes, scales, block, rounds)
 

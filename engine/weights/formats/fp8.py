@@ -23,7 +23,7 @@ _MOST = 448.0
 """The largest e4m3 number."""
 
 
-def reader(config: dict[str, Any]) -> Callable[[Weights, str, int, int], Matrix]:
+def create_reader(config: dict[str, Any]) -> Callable[[Weights, str, int, int], Matrix]:
     """See ``formats.reader``. On a CPU activations stay float32."""
     only({"activation_scheme": "dynamic"} | config, "activation_scheme", "dynamic")
     only({"fmt": "e4m3"} | config, "fmt", "e4m3")
@@ -37,16 +37,16 @@ def reader(config: dict[str, Any]) -> Callable[[Weights, str, int, int], Matrix]
             scale = f"{name}.weight_scale"
         if not weights.has(scale):
             return weights.take(f"{name}.weight", rows, columns)
-        codes = weights.take_packed(f"{name}.weight", torch.float8_e4m3fn, rows, columns)
+        codes = weights.take_raw(f"{name}.weight", torch.float8_e4m3fn, rows, columns)
         if block is None:
-            scales, size = finite(name, weights.take_packed(scale, None)), (rows, columns)
+            scales, size = finite(name, weights.take_raw(scale, None)), (rows, columns)
             if scales.numel() != 1:
                 raise EngineError(f"{name!r} is corrupt: {scales.numel()} scales, weight_block_size is not given")
             scales = scales.view(1, 1)
         else:
             size = block[0], block[1]
             grid = -(-rows // size[0]), -(-columns // size[1])
-            scales = finite(name, weights.take_packed(scale, None, *grid))
+            scales = finite(name, weights.take_raw(scale, None, *grid))
         weights.count(rows * columns)
         return Float8Matrix(codes, scales, size, rounds=True)
 

@@ -20,7 +20,7 @@ from engine.weights.packing import pack, unpack, words_of
 from engine.weights.safetensors import Weights
 
 
-def reader(config: dict[str, Any]) -> Callable[[Weights, str, int, int], Matrix]:
+def create_reader(config: dict[str, Any]) -> Callable[[Weights, str, int, int], Matrix]:
     """See ``formats.reader``."""
     bits = only(config, "bits", 4, 8)
     version = only({"checkpoint_format": "gptq"} | config, "checkpoint_format", "gptq", "gptq_v2")
@@ -32,12 +32,12 @@ def reader(config: dict[str, Any]) -> Callable[[Weights, str, int, int], Matrix]
         groups = groups_of(name, columns, size)
         if rows * bits % 32 or columns * bits % 32:
             raise EngineError(f"{name!r}: {bits} bits of {rows} rows and {columns} columns do not fill words of 32")
-        words = weights.take_packed(f"{name}.qweight", torch.int32, words_of(columns, bits), rows)
-        zeros = weights.take_packed(f"{name}.qzeros", torch.int32, groups, words_of(rows, bits))
-        scales = weights.take_packed(f"{name}.scales", None, groups, rows)
+        words = weights.take_raw(f"{name}.qweight", torch.int32, words_of(columns, bits), rows)
+        zeros = weights.take_raw(f"{name}.qzeros", torch.int32, groups, words_of(rows, bits))
+        scales = weights.take_raw(f"{name}.scales", None, groups, rows)
         group_of = None
         if weights.has(f"{name}.g_idx"):
-            group_of = _group_of(name, weights.take_packed(f"{name}.g_idx", torch.int32, columns).long(), groups)
+            group_of = _group_of(name, weights.take_raw(f"{name}.g_idx", torch.int32, columns).long(), groups)
         weights.count(rows * columns)
         return GroupedMatrix(
             unpack(words.T.contiguous(), bits, columns),

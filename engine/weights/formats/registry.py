@@ -14,19 +14,19 @@ from engine.weights.formats import awq, bitsandbytes, compressed_tensors, fp8, g
 from engine.weights.matrix import Matrix
 from engine.weights.safetensors import Weights
 
-Read = Callable[[Weights, str, int, int], Matrix]
+MatrixReader = Callable[[Weights, str, int, int], Matrix]
 """Takes the tensors of a matrix: weights, its name, rows, columns."""
 
-_FORMATS: dict[str, Callable[[dict[str, Any]], Read]] = {
-    "compressed-tensors": compressed_tensors.reader,
-    "gptq": gptq.reader,
-    "awq": awq.reader,
-    "fp8": fp8.reader,
-    "bitsandbytes": bitsandbytes.reader,
+_FORMATS: dict[str, Callable[[dict[str, Any]], MatrixReader]] = {
+    "compressed-tensors": compressed_tensors.create_reader,
+    "gptq": gptq.create_reader,
+    "awq": awq.create_reader,
+    "fp8": fp8.create_reader,
+    "bitsandbytes": bitsandbytes.create_reader,
 }
 
 
-def reader(config: dict[str, Any] | None) -> Read:
+def create_reader(config: dict[str, Any] | None) -> MatrixReader:
     """How a checkpoint with that ``quantization_config`` holds its matrices. Raises ``EngineError`` that says what of
     it is not supported."""
     if not config:

@@ -106,16 +106,16 @@ QWEN3_MOE = shape(2048, 48, 32, 4, head_dim=128, max_position_embeddings=40960, 
 
 def test_llama_3_1() -> None:
     config = read("LlamaForCausalLM", LLAMA_3_1)
-    assert (config.context, config.eos, config.tied) == (131072, (128001, 128008, 128009), False)
+    assert (config.max_context, config.eos, config.tied) == (131072, (128001, 128008, 128009), False)
     assert (config.ropes[0].kind, config.ropes[0].original, config.ropes[0].theta) == ("llama3", 8192, 500000.0)
     assert {layer.window for layer in config.attention} == {None}
 
 
 def test_qwen_2_5_ignores_its_window_and_is_stretched_by_yarn() -> None:
     config = read("Qwen2ForCausalLM", QWEN_2_5)
-    assert (config.context, config.qkv_bias, config.output_bias) == (32768, True, False)
+    assert (config.max_context, config.qkv_bias, config.output_bias) == (32768, True, False)
     assert {layer.window for layer in config.attention} == {None}
-    assert read("Qwen2ForCausalLM", QWEN_2_5 | {"rope_scaling": YARN}).context == 131072
+    assert read("Qwen2ForCausalLM", QWEN_2_5 | {"rope_scaling": YARN}).max_context == 131072
     windowed = read("Qwen2ForCausalLM", QWEN_2_5 | {"use_sliding_window": True, "max_window_layers": 21})
     assert [layer.window for layer in windowed.attention] == [None] * 21 + [131072] * 7
 
@@ -131,7 +131,7 @@ def test_mistral(more: dict[str, Any], window: int | None) -> None:
 def test_phi_4_mini() -> None:
     config = read("Phi3ForCausalLM", PHI_4_MINI)
     assert (config.head_dim, config.ropes[0].dim, config.ropes[0].original) == (128, 96, 4096)
-    assert (config.fused, config.tied, config.context) == (True, True, 131072)
+    assert (config.fused, config.tied, config.max_context) == (True, True, 131072)
 
 
 def test_gemma_2_and_3() -> None:

@@ -100,7 +100,7 @@ def test_logits_of_branches_that_were_preempted_equal_transformers(
     """Three branches, one with tokens of its own, in memory for about two: every row that a token was drawn from."""
     harness = Harness(checkpoints(kind), CoreOptions(kv_tokens=160, max_running=8, step_tokens=24))
     drawn: list[torch.Tensor] = []
-    read, forward = harness.core.model.decoder.read, harness.core._forward
+    read, forward = harness.core.model.decoder.compute_logits, harness.core._forward
     draw = forward.draw
 
     def recording(hidden: torch.Tensor, token_ids: Sequence[int] = ()) -> torch.Tensor:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from engine.protocol.types import EngineError
 from engine.weights.formats import awq, bitsandbytes, compressed_tensors, fp8, gptq
-from engine.weights.formats.registry import reader
+from engine.weights.formats.registry import create_reader
 from engine.weights.matrix import Float8Matrix, GroupedMatrix, Int8Matrix, Matrix, dense
 from engine.weights.safetensors import Weights
 from kernels.linear.nf4 import CODES
@@ -48,7 +48,7 @@ def words(codes: np.ndarray, bits: int, order: tuple[int, ...] | None = None) ->
 def read(folder: Path, config: dict[str, Any], tensors: dict[str, Tensor]) -> Matrix:
     save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, folder / "model.safetensors")
     weights = Weights(folder)
-    matrix = reader(config)(weights, "m", ROWS, COLUMNS)
+    matrix = create_reader(config)(weights, "m", ROWS, COLUMNS)
     weights.finish()
     assert weights.parameters == ROWS * COLUMNS
     return matrix
@@ -165,7 +165,7 @@ def test_compressed_tensors_of_several_formats(tmp_path: Path) -> None:
     save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, tmp_path / "model.safetensors")
     for order in (groups, groups[::-1]):
         config = packed | {"format": "mixed-precision", "config_groups": dict(zip("abc", order, strict=True))}
-        weights, read_one = Weights(tmp_path), reader(config)
+        weights, read_one = Weights(tmp_path), create_reader(config)
         assert torch.equal(dense(read_one(weights, "m", ROWS, COLUMNS)), expected)
         for name, value in (("head", 1.0), ("layers.1.proj", 2.0), ("left", 3.0)):
             assert torch.equal(dense(read_one(weights, name, ROWS, COLUMNS)), torch.full((ROWS, COLUMNS), value))
@@ -359,4 +359,4 @@ FLOATS = {"num_bits": 8, "type": "float", "strategy": "channel"}
 )
 def test_what_is_not_supported_is_refused_by_name(config: dict[str, Any], message: str) -> None:
     with pytest.raises(EngineError, match=re.escape(message)):
-        reader(config)
+        create_reader(config)

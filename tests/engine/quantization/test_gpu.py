@@ -142,7 +142,7 @@ def test_a_model_is_computed_as_it_is_stored_and_says_what_its_weights_say(
 ) -> None:
     """Fused (awq is refused for it) and unfused, with biases and without."""
     folder = quantised(kind, method, tmp_path)
-    model = load_model(folder, lambda config: config.context, EMULATED_GPU)
+    model = load_model(folder, lambda config: config.max_context, EMULATED_GPU)
     assert isinstance(model, Decoder)
     for layer in model._layers:
         assert isinstance(layer.mlp, GatedMlp)
@@ -185,7 +185,7 @@ def worst_token(folder: Path, options: CoreOptions) -> float:
     [found] = Harness(folder, options).complete(
         generate(prompt, [Branch(seed=1, key=0, max_tokens=12)], temperature=0.0)
     )
-    model = load_model(folder, lambda config: config.context, EMULATED_GPU)
+    model = load_model(folder, lambda config: config.max_context, EMULATED_GPU)
     laws = logits(model, [*prompt, *found.token_ids])[len(prompt) - 1 : -1]
     return max(float(law.max() - law[token]) for law, token in zip(laws, found.token_ids, strict=True))
 

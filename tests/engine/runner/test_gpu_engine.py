@@ -223,9 +223,9 @@ def test_a_gpu_that_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch) -> 
     assert select_device("auto", "auto") == select_device("cpu", "float32") == CPU
     for device, dtype, words in (
         ("cuda", "auto", "no CUDA device"),
-        ("tpu", "auto", "none of auto, cpu, cuda"),
-        ("cpu", "float8", "none of auto, float32, bfloat16"),
-        ("auto", "bfloat16", "float32 alone"),
+        ("tpu", "auto", "choose one of auto, cpu, cuda"),
+        ("cpu", "float8", "choose one of auto, float32, bfloat16"),
+        ("auto", "bfloat16", "float32 only"),
     ):
         with pytest.raises(EngineError, match=words):
             select_device(device, dtype)

@@ -190,8 +190,8 @@ def test_sequences_have_the_exact_law_whoever_guesses(
     elif kind == "draft_model":
         wanted = f"{kind}={checkpoints('llama')}"
     folder = checkpoints("qwen3")
-    target = load_model(folder, lambda config: config.context)
-    drafter = load_drafter(wanted, folder, target, context=target.config.context)
+    target = load_model(folder, lambda config: config.max_context)
+    drafter = load_drafter(wanted, folder, target, context=target.config.max_context)
     assert p_value(draw(folder, drafter, shape), law) > SURELY
 
 

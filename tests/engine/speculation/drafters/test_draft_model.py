@@ -53,8 +53,8 @@ class Counted:
         self.passes.append(len(set(zip(batch.tokens.tolist(), batch.positions.tolist(), strict=True))))
         return self._model.forward(batch, attend)
 
-    def read(self, hidden: Tensor, token_ids: Sequence[int] = ()) -> Tensor:
-        return self._model.read(hidden, token_ids)
+    def compute_logits(self, hidden: Tensor, token_ids: Sequence[int] = ()) -> Tensor:
+        return self._model.compute_logits(hidden, token_ids)
 
 
 def load(folder: Path) -> Counted:

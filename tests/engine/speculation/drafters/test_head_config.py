@@ -17,12 +17,12 @@ from tests.engine.speculation.heads import Target
 def test_a_cheap_read_out_is_the_models(checkpoints: Checkpoints, kind: str) -> None:
     """Of models with and without a soft cap, and of some that read what was normalised before."""
     model = Harness(checkpoints(kind)).core.model.decoder
-    states = 7 * torch.randn(5, model.config.hidden, generator=torch.Generator().manual_seed(1))
+    states = 7 * torch.randn(5, model.config.hidden_size, generator=torch.Generator().manual_seed(1))
     with torch.inference_mode():
         read = readout(model)
-        assert (read == model.read) == (kind in ("gemma2", "gpt2", "cohere"))
+        assert (read == model.compute_logits) == (kind in ("gemma2", "gpt2", "cohere"))
         # As ``readout`` asks of a probe: the epsilon of the norm weighs more in a vector of length 1.
-        torch.testing.assert_close(read(states), model.read(states), rtol=1e-3, atol=1e-3)
+        torch.testing.assert_close(read(states), model.compute_logits(states), rtol=1e-3, atol=1e-3)
         if kind in ("qwen3", "llama"):
             peer, exact = (Target(checkpoints(kind), dtype) for dtype in (torch.float32, torch.float64))
             right = torch.from_numpy(exact.read_direction(states.double()))

@@ -90,7 +90,7 @@ def test_a_decoding_step_of_quantised_weights_is_kernels_alone(
 def step(folder: Path, dtype: torch.dtype, kv_dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of three sequences."""
     device_config = DeviceConfig(torch.device("meta"), dtype, uses_gpu_kernels=True)
-    model = load_model(folder, lambda config: config.context, device_config)
+    model = load_model(folder, lambda config: config.max_context, device_config)
     about = model.config.attention[0]
     pages = np.arange(3 * 8).reshape(3, 8)
     contexts = np.array([100, 5, 128])
@@ -108,7 +108,7 @@ def step(folder: Path, dtype: torch.dtype, kv_dtype: str, monkeypatch: pytest.Mo
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(multi_processor_count=132))
     inputs = torch.empty(2, 4, dtype=torch.int64, device="meta")
     hidden = model.forward(Batch(*inputs), attend)
-    logits = model.read(hidden[:3])
+    logits = model.compute_logits(hidden[:3])
     columns = torch.empty(7, 4, dtype=torch.int64, device="meta")[:, :3]
     tokens, _ = sample(logits, SamplingTensors(*columns[:3].view(torch.float64), columns[3]), NoiseKeys(*columns[4:]))
     assert (hidden.dtype, logits.dtype, logits.shape, tokens.shape) == (dtype, torch.float32, (3, 400), (3,))
