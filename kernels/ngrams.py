@@ -1,20 +1,20 @@
-"""What came after the same tokens before, in a table of fixed size that one call reads or writes for many branches.
+"""Draft tokens from n-grams: what followed the same tokens before, in a table of fixed size.
 
-The last 1 to 4 tokens before a position are a context. For each context of the texts that were read the table counts
+The last 1 to 4 tokens before a position are a context. For each context of the texts that were read, the table counts
 the tokens that followed: prediction by partial matching (Cleary, Witten, "Data compression using adaptive coding and
-partial string matching", 1984), without its blending. What comes next is looked up by the longest context that was met
-before. Texts are read in scopes, of which none sees what was read in another, and by searches within these: the table
-knows which search wrote a follower last.
+partial string matching", 1984), without its blending. The longest context that is in the table predicts what comes
+next. Texts are read in scopes, none of which sees the texts of another, and by searches within these: the table knows
+which search wrote a follower last.
 
-**Chances.** How much a match is worth depends on the model, the temperature and the texts, so it is measured, for each
-length, number of occurrences and number of followers: how often the token that was drawn was among the followers (the
-complement of PPM's escape probability). A follower's chance is that rate times its share of the occurrences. Where the
-search knows better, its own texts decide: if the last token that it wrote there is not the likeliest, that token's
-chance is measured for itself, and the larger one counts.
+**Probabilities.** How often a match is right depends on the model, the temperature and the texts. So it is measured,
+for each context length, number of occurrences and number of followers: how often the sampled token was among the
+followers (the complement of PPM's escape probability). The probability of a follower is that rate times its share of
+the occurrences. If the last follower that the search itself wrote is not the likeliest one, the rate of such followers
+is measured separately, and the larger probability counts.
 
-**Memory.** A context is known by a hash of 62 bits, and lies in one of eight places of the table, where what was added
-to longest ago makes room. Two contexts with one hash cost wrong guesses, which cost time and nothing else. Lengths of
-1, 2, 4 and 8 tokens foresee no more of what the bundled models write, and make three times as many contexts.
+**Memory.** A context is a hash of 62 bits and lies in one of eight slots of the table, where the one that was added to
+longest ago makes room. Two contexts with one hash cost wrong draft tokens, which cost time and nothing else. Contexts
+of 1, 2, 4 and 8 tokens predict no more of what the bundled models write, and are three times as many.
 """
 
 from __future__ import annotations
@@ -26,130 +26,146 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from kernels.cpu.ngrams import match as kernels
-from kernels.cpu.ngrams.match import BRANCH
-from kernels.cpu.ngrams.table import RATES, RECORD, Table
+from kernels.cpu.ngrams.match import BRANCH_WORDS, learn_and_propose, scratch_sizes
+from kernels.cpu.ngrams.table import NUM_KINDS, RECORD_WORDS, Table
 from kernels.cpu.runtime.memory import resident
 
 Ints = npt.NDArray[np.int64]
-Floats = npt.NDArray[np.float64]
 
-ENTRIES = 1 << 18
-"""Contexts: 20 MiB. New text makes two or three for each token, what the bundled models write one for four tokens."""
-TEXTS = 1 << 17
-"""Beginnings of texts of which it is known that they were read: 1 MiB."""
-_FEWEST = 64
-"""Places for branches at first."""
+NUM_CONTEXTS = 1 << 18
+"""Slots for contexts, 20 MiB. New text makes two or three contexts a token; the bundled models write one in four."""
+NUM_TEXTS = 1 << 17
+"""Slots for texts that are known to be read, 1 MiB."""
+_MIN_BRANCHES = 64
+"""Branches that there is room for at first."""
 
 
-class Found(NamedTuple):
-    """Guesses for some branches, those of the first one first."""
+class NgramDrafts(NamedTuple):
+    """Draft tokens of some branches, one branch after the other."""
 
     counts: tuple[int, ...]
-    """How many guesses each row has."""
+    """Number of draft tokens of each row."""
     tokens: tuple[int, ...]
     parents: tuple[int, ...]
-    """Within the branch, as in ``engine.scheduler.draft.Draft``."""
-    chances: tuple[float, ...]
+    """Index of each token's predecessor within the branch's draft tokens, -1 for the branch's last token."""
+    probs: tuple[float, ...]
+    """Probability that the token is accepted if its parent is."""
 
 
 class NgramTable:
-    """See above."""
+    """The table, and the state of the branches that draft tokens are proposed for."""
 
-    def __init__(self, entries: int = ENTRIES, texts: int = TEXTS) -> None:
-        """Powers of two, of 8 at least: how many contexts and beginnings of texts are kept."""
-        self._arrays = Table(
-            _resident(2 * entries).view(np.int64),
-            _resident(2 * entries).view(np.int64),
-            _resident(entries * RECORD).view(np.int32),
-            np.empty(2 * RATES),
-            _resident(2 * texts).view(np.int64),
+    def __init__(self, num_contexts: int = NUM_CONTEXTS, num_texts: int = NUM_TEXTS) -> None:
+        """``num_contexts``, ``num_texts``: numbers of slots, powers of two and at least 8."""
+        self._table = Table(
+            _zeros(2 * num_contexts).view(np.int64),
+            _zeros(2 * num_contexts).view(np.int64),
+            _zeros(num_contexts * RECORD_WORDS).view(np.int32),
+            np.empty(2 * NUM_KINDS),
+            _zeros(2 * num_texts).view(np.int64),
             np.empty(1, np.int64),
             np.zeros(0, np.int64),
         )
-        self._whole, self._real = np.empty(0, np.int64), np.empty(0)
-        """What guessing writes to."""
+        self._ints, self._floats = np.empty(0, np.int64), np.empty(0)
+        """Results and scratch of the kernel."""
         self.clear()
 
+    @property
+    def num_bytes(self) -> int:
+        """Memory of the table and the branches."""
+        return sum(part.nbytes for part in self._table)
+
     def clear(self) -> None:
-        """Forgets everything, branches too."""
-        keys, used, _, rates, read, clock, _ = self._arrays
-        keys.fill(-1)
-        read.fill(-1)
-        used.fill(0)
-        clock.fill(0)
-        # One case for and one against before anything is seen.
-        rates[0::2], rates[1::2] = 1.0, 2.0
-        self._free: list[int] = []
-        self._hold(np.zeros(0, np.int64))
+        """Forget everything, branches too."""
+        table = self._table
+        table.keys.fill(-1)
+        table.texts.fill(-1)
+        table.last_used.fill(0)
+        table.clock.fill(0)
+        # One hit and one miss before anything is seen.
+        table.rates[0::2], table.rates[1::2] = 1.0, 2.0
+        self._free_slots: list[int] = []
+        self._set_branches(np.zeros(0, np.int64))
 
-    def take(self) -> int:
-        """A place for a new branch."""
-        if not self._free:
-            before = len(self._arrays.branches)
-            self._hold(np.concatenate((self._arrays.branches, np.zeros(max(before, _FEWEST * BRANCH), np.int64))))
-            self._free = [*range(before // BRANCH, len(self._arrays.branches) // BRANCH)]
-        return self._free.pop()
+    def add_branch(self) -> int:
+        """Return a slot for a new branch."""
+        if not self._free_slots:
+            branches = self._table.branches
+            more = np.zeros(max(len(branches), _MIN_BRANCHES * BRANCH_WORDS), np.int64)
+            self._set_branches(np.concatenate((branches, more)))
+            self._free_slots = [*range(len(branches) // BRANCH_WORDS, len(self._table.branches) // BRANCH_WORDS)]
+        return self._free_slots.pop()
 
-    def leave(self, place: int) -> None:
-        """The branch at a place is over."""
-        self._free.append(place)
+    def release_branch(self, slot: int) -> None:
+        """Free the slot of a branch that is finished."""
+        self._free_slots.append(slot)
 
-    def _hold(self, branches: Ints) -> None:
-        """What is known of branches lies there from now on."""
-        self._arrays = self._arrays._replace(branches=branches)
-        self._find()
+    def learn_and_propose(
+        self, words: list[int], rows: int, max_total: int, max_nodes: int, min_prob: float
+    ) -> NgramDrafts:
+        """Read the new tokens of some branches, and then propose draft tokens for them.
 
-    def _find(self) -> None:
-        """Where everything lies, for the kernel."""
-        arrays, whole, real = self._arrays, self._whole, self._real
-        sizes = map(len, (arrays.keys, arrays.read, arrays.branches, whole, real))
-        places = [each.ctypes.data for each in (*arrays, whole, real)]
-        self._places = np.array([*places[: len(arrays)], *sizes, *places[len(arrays) :]])
-        self._at = self._places.ctypes.data
-
-    def learn_and_guess(self, words: list[int], rows: int, room: int, most: int, least: float) -> Found:
-        """Reads what some branches have written, and guesses what comes next: for each branch a tree of those guesses
-        that are likeliest to be accepted, all before them too, or a chain of likeliest ones.
+        A branch gets the tree of the draft tokens that are likeliest to be accepted together with all before them, or
+        a chain of the likeliest ones.
 
         ``words``: a row for each branch,
 
-        0. its place, or the place's complement (``~place``) for a new branch,
-        1. how many new tokens follow here,
-        2. the most guesses after each other, and in all: as many mean a chain, 0 none;
+        0. its slot, or the complement (``~slot``) for a new branch,
+        1. the number of new tokens that follow here,
+        2. the most draft tokens after each other, and in all: if these are equal the draft is a chain; 0 for none;
 
-        then of a new branch
+        then for a new branch
 
-        4. its scope and its search, see ``scope_of`` and ``search_of``,
-        6. how many tokens come from a prefix, of which nothing counts again that was read in the scope before;
+        4. its scope and its search (``hash_scope``, ``hash_search``),
+        6. how many of the tokens come from a prefix, which are not counted again if they were read in the scope before;
 
-        and then these tokens. ``rows``: how many these are, ``room``: the most guesses of all of them, ``most``: of
-        one. What is accepted with a chance below ``least``, with all before it, is not guessed.
+        and then these tokens. ``rows``: number of rows; ``max_total``, ``max_nodes``: the most draft tokens of all rows
+        together, and of one. ``min_prob``: tokens that are accepted with a smaller probability, together with all
+        before them, are not proposed.
         """
-        self._make_room(*kernels.sizes(rows, room, most))
-        whole, real, message = self._whole, self._real, array("q", words)
-        kernels.learn_and_guess_natively(self._at, *message.buffer_info(), rows, room, most, float(least), threads=1)
-        numbers = tuple(whole[: rows + 2 * room].tolist())
-        counts, tokens, parents = numbers[:rows], numbers[rows : rows + room], numbers[rows + room :]
-        return Found(counts, tokens, parents, tuple(real[:room].tolist()))
+        self._reserve(*scratch_sizes(rows, max_total, max_nodes))
+        message = array("q", words)
+        learn_and_propose(
+            self._pointers_address,
+            *message.buffer_info(),
+            rows,
+            max_total,
+            max_nodes,
+            float(min_prob),
+            threads=1,
+        )
+        results = tuple(self._ints[: rows + 2 * max_total].tolist())
+        counts, tokens, parents = results[:rows], results[rows : rows + max_total], results[rows + max_total :]
+        return NgramDrafts(counts, tokens, parents, tuple(self._floats[:max_total].tolist()))
 
-    def _make_room(self, whole: int, real: int) -> None:
-        if whole > len(self._whole) or real > len(self._real):
-            self._whole, self._real = np.empty(2 * whole, np.int64), np.empty(2 * real)
-            self._find()
+    def _reserve(self, num_ints: int, num_floats: int) -> None:
+        if num_ints > len(self._ints) or num_floats > len(self._floats):
+            self._ints, self._floats = np.empty(2 * num_ints, np.int64), np.empty(2 * num_floats)
+            self._update_pointers()
+
+    def _set_branches(self, branches: Ints) -> None:
+        self._table = self._table._replace(branches=branches)
+        self._update_pointers()
+
+    def _update_pointers(self) -> None:
+        """Write the addresses and sizes of all arrays for the kernel."""
+        table, ints, floats = self._table, self._ints, self._floats
+        sizes = map(len, (table.keys, table.texts, table.branches, ints, floats))
+        addresses = [part.ctypes.data for part in (*table, ints, floats)]
+        self._pointers = np.array([*addresses[: len(table)], *sizes, *addresses[len(table) :]])
+        self._pointers_address = self._pointers.ctypes.data
 
 
-def _resident(size: int) -> npt.NDArray[np.float32]:
-    """``size`` zeros."""
+def _zeros(size: int) -> npt.NDArray[np.float32]:
     memory: npt.NDArray[np.float32] = resident(size).numpy()
     return memory
 
 
-def scope_of(name: Hashable) -> int:
-    """The scope of that name, within this process: 62 bits."""
+def hash_scope(name: Hashable) -> int:
+    """Return the scope of a name, within this process: 62 bits."""
     return hash(name) & (1 << 62) - 1
 
 
-def search_of(name: Hashable) -> int:
-    """The search of that name, within this process: 31 bits. Two searches of one number are taken for one."""
+def hash_search(name: Hashable) -> int:
+    """Return the search of a name, within this process: 31 bits. Searches with equal hashes are taken for one."""
     return hash(name) & (1 << 31) - 1

@@ -26,7 +26,7 @@ from engine.cache.paged_kv import KVCache
 from engine.scheduler.draft import EMPTY_DRAFT, Draft
 from engine.scheduler.sequence import GenerateSequence
 from engine.speculation.drafter import DraftRequest, HiddenStateNeeds, StepResult
-from kernels.ngrams import NgramTable, scope_of, search_of
+from kernels.ngrams import NgramTable, hash_scope, hash_search
 
 _PREFIX = 2048
 """Of a longer prefix the last one to two times as many tokens are read."""
@@ -97,7 +97,7 @@ class NgramDrafter:
             if nodes > most:
                 most = nodes
         rows = len(wishes) + self._write_others(words, branches)
-        counts, tokens, parents, chances = self._table.learn_and_guess(words, rows, room, most, _LEAST)
+        counts, tokens, parents, chances = self._table.learn_and_propose(words, rows, room, most, _LEAST)
         drafts: list[Draft] = []
         start = 0
         for count in counts[: len(wishes)]:
@@ -111,7 +111,7 @@ class NgramDrafter:
         done, tokens = branch.done, branch.tokens
         branch.done = end = len(tokens)
         if branch.place < 0:
-            branch.place = place = self._table.take()
+            branch.place = place = self._table.add_branch()
             words += (~place, end - done, depth, nodes, *branch.begin)
         else:
             words += (branch.place, end - done, depth, nodes)
@@ -137,7 +137,7 @@ class NgramDrafter:
             late.append(branch)
         # Who began in this step must not get the places of these.
         for branch in late:
-            self._table.leave(branch.place)
+            self._table.release_branch(branch.place)
         return rows + len(late)
 
     def observe_step(self, steps: Sequence[StepResult], hidden: Tensor) -> None:
@@ -158,7 +158,7 @@ class NgramDrafter:
             lost = self._unread.popleft()
             self._waiting -= lost.left
             if lost.place >= 0:
-                self._table.leave(lost.place)
+                self._table.release_branch(lost.place)
 
     def clear_cache(self) -> None:
         """See ``Drafter``. There are none."""
@@ -167,10 +167,10 @@ class NgramDrafter:
 def _begin(sequence: GenerateSequence) -> _Branch:
     """What is known about a branch that is new."""
     job = sequence.job
-    scope = scope_of(job.namespace)
+    scope = hash_scope(job.namespace)
     # A job's place in memory may be another's before.
     name = (id(job), job.arrived_at) if job.lease is None else job.lease
     start = max(0, sequence.num_prefix_tokens // _PREFIX - 1) * _PREFIX
     return _Branch(
-        sequence.tokens, start, (scope, search_of((job.namespace, name)), sequence.num_prefix_tokens - start)
+        sequence.tokens, start, (scope, hash_search((job.namespace, name)), sequence.num_prefix_tokens - start)
     )

@@ -1,234 +1,367 @@
-"""Reading tokens and proposing draft tokens for many branches in one call, from the table of ``kernels.ngrams``."""
+"""Learning from the new tokens of many branches and proposing draft tokens for them, in one call.
+
+``kernels.ngrams`` describes the table and the method.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from kernels.cpu.ngrams.table import (
-    RATES,
-    REACH,
-    RECORD,
-    WIDTH,
+    MAX_CONTEXT,
+    MAX_FOLLOWERS,
+    NUM_KINDS,
+    RECORD_WORDS,
     Table,
-    add,
-    ask_for,
-    ask_for_records,
-    ask_for_text,
-    contexts_of,
-    kind_of,
-    longest,
-    mix,
-    rate,
-    read,
-    was_read,
+    add_follower,
+    add_text,
+    classify_match,
+    extend_hash,
+    find_longest,
+    follower_count,
+    follower_token,
+    has_text,
+    hash_contexts,
+    hit_rate,
+    prefetch_records,
+    prefetch_slots,
+    prefetch_text,
+    update_rate,
 )
 from kernels.cpu.runtime.kernel import as_float, float32_array, function, int64_array, kernel, read_arguments
 
-ROW, BEGIN = 4, 3
-"""Words of a row before its tokens, and of a new branch before these."""
+_ROW_WORDS, _NEW_BRANCH_WORDS = 4, 3
+"""Words of a row before its tokens, and the words of a new branch that come before these too."""
 
-_SCOPE, _SEARCH, _TEXT, _KNOWN, _KIND, _COUNT, _SELDOM, _OWN, _RECORD, _LENGTH, _LAST = range(11)
-"""What is known of a branch: its scope and search, the hash of what was read and how many tokens that was; the kind of
-the match that the next token is compared with (-1: none) and how many followers it had, the kind of the one that the
-search itself wrote (-1: none) and which that was; the longest context's record and its length; the last ``REACH``
-tokens; the contexts that they make; the followers."""
-_CONTEXTS = _LAST + REACH
-_FOLLOWERS = _CONTEXTS + REACH
-BRANCH = _FOLLOWERS + WIDTH
-"""Words for a branch."""
+# The state of a branch: a word for each of these, …
+_SCOPE = 0
+_SEARCH = 1
+_TEXT = 2
+"""Hash of the tokens read so far."""
+_LENGTH = 3
+"""Number of tokens read so far."""
+_KIND = 4
+"""Kind of the match whose followers the next token is compared with; -1: none."""
+_NUM_FOLLOWERS = 5
+"""Number of these followers."""
+_OWN_KIND = 6
+"""Kind of the follower that the search itself wrote; -1: none."""
+_OWN_TOKEN = 7
+_RECORD = 8
+"""Record of the longest context in the table, and its length."""
+_RECORD_LENGTH = 9
+# … and then the last tokens, the hashes of the contexts that they make, and the followers to compare with.
+_LAST = 10
+_CONTEXTS = _LAST + MAX_CONTEXT
+_FOLLOWERS = _CONTEXTS + MAX_CONTEXT
+BRANCH_WORDS = _FOLLOWERS + MAX_FOLLOWERS
+"""Words of a branch's state."""
+
+
+class _Row(NamedTuple):
+    """One row of the input: a branch with its new tokens, and how many draft tokens it may get."""
+
+    branch: Any
+    """The branch's state, ``[BRANCH_WORDS]``."""
+    is_new: bool
+    start: int
+    """Index of the row's words."""
+    first: int
+    """Index of its first token."""
+    num_tokens: int
+    num_prefix: int
+    """Number of tokens of a new branch that come from a prefix."""
+    depth: int
+    nodes: int
+
+
+class _Candidates(NamedTuple):
+    """Draft tokens that may follow the tree so far, unordered."""
+
+    tokens: Any
+    parents: Any
+    probs: Any
+    """Probability that the token is accepted if its parent is."""
+    path_probs: Any
+    """Probability that the token and all before it are accepted; 0 once the token is in the tree."""
+
+
+class _Tree(NamedTuple):
+    """The draft tokens of one branch."""
+
+    tokens: Any
+    parents: Any
+    probs: Any
+    depths: Any
 
 
 @function
-def _judge(rates: Any, branch: Any, token: int) -> None:
-    """Compares the token that a branch drew with what was known to follow those before it when it was asked for."""
+def _read_row(table: Any, words: Any, start: int) -> Any:
+    slot, count, depth, nodes = words[start], words[start + 1], words[start + 2], words[start + 3]
+    is_new, first, num_prefix = slot < 0, start + _ROW_WORDS, 0
+    if is_new:
+        slot, num_prefix = ~slot, words[start + _ROW_WORDS + 2]
+        first += _NEW_BRANCH_WORDS
+    branch = table.branches[slot * BRANCH_WORDS : (slot + 1) * BRANCH_WORDS]
+    return _Row(branch, is_new, start, first, count, num_prefix, depth, nodes)
+
+
+@function
+def _num_contexts(branch: Any) -> int:
+    return min(branch[_LENGTH], MAX_CONTEXT)
+
+
+@function
+def _start_branch(branch: Any, scope: int, search: int) -> None:
+    branch[_SCOPE], branch[_SEARCH], branch[_TEXT] = scope, search, scope
+    branch[_LENGTH], branch[_KIND] = 0, -1
+
+
+@function
+def _update_rates(rates: Any, branch: Any, token: int) -> None:
+    """Compare a sampled token with the followers that were known when drafts were last requested."""
     if branch[_KIND] >= 0:
-        was = False
-        for slot in range(branch[_COUNT]):
-            was = was or branch[_FOLLOWERS + slot] == token
-        rate(rates, branch[_KIND], was)
-        if branch[_SELDOM] >= 0:
-            rate(rates, branch[_SELDOM], branch[_OWN] == token)
+        is_hit = False
+        for index in range(branch[_NUM_FOLLOWERS]):
+            is_hit = is_hit or branch[_FOLLOWERS + index] == token
+        update_rate(rates, branch[_KIND], is_hit)
+        if branch[_OWN_KIND] >= 0:
+            update_rate(rates, branch[_OWN_KIND], branch[_OWN_TOKEN] == token)
     branch[_KIND] = -1
 
 
 @function
-def _learn(table: Any, branch: Any, words: Any, first: int, count: int, old: int) -> None:
-    """Reads the next ``count`` tokens of a branch, of which the first ``old`` come from a prefix."""
+def _learn(table: Any, branch: Any, words: Any, first: int, count: int, num_prefix: int) -> None:
+    """Read the next ``count`` tokens of a branch, of which the first ``num_prefix`` come from a prefix."""
     last = branch[_LAST:_CONTEXTS]
-    text, known, start = branch[_TEXT], branch[_KNOWN], 0
-    if old > 0:
-        whole = text
-        for i in range(old):
-            whole = mix(whole, words[first + i])
-        if was_read(table, whole):
-            # And so was all before.
-            text, start = whole, old
-            for i in range(min(old, REACH)):
-                last[REACH - 1 - i] = words[first + old - 1 - i]
+    text, length, start = branch[_TEXT], branch[_LENGTH], 0
+    if num_prefix > 0:
+        prefix = text
+        for i in range(num_prefix):
+            prefix = extend_hash(prefix, words[first + i])
+        if has_text(table, prefix):
+            # Then all of its beginnings were read too.
+            text, start = prefix, num_prefix
+            for i in range(min(num_prefix, MAX_CONTEXT)):
+                last[MAX_CONTEXT - 1 - i] = words[first + num_prefix - 1 - i]
     for i in range(start, count):
         token = words[first + i]
-        text = mix(text, token)
+        text = extend_hash(text, token)
         table.clock[0] += 1
-        if not read(table, text) or i >= old:
+        # Each sampled token counts, the tokens of a prefix only once.
+        if not add_text(table, text) or i >= num_prefix:
             context = branch[_SCOPE]
-            for back in range(1, min(known + i, REACH) + 1):
-                context = mix(context, last[REACH - back])
-                add(table, context, token, branch[_SEARCH])
-        for place in range(REACH - 1):
-            last[place] = last[place + 1]
-        last[REACH - 1] = token
-    branch[_TEXT], branch[_KNOWN] = text, known + count
-    contexts_of(table, branch[_SCOPE], last, min(known + count, REACH), branch[_CONTEXTS:_FOLLOWERS])
+            for back in range(1, min(length + i, MAX_CONTEXT) + 1):
+                context = extend_hash(context, last[MAX_CONTEXT - back])
+                add_follower(table, context, token, branch[_SEARCH])
+        for index in range(MAX_CONTEXT - 1):
+            last[index] = last[index + 1]
+        last[MAX_CONTEXT - 1] = token
+    branch[_TEXT], branch[_LENGTH] = text, length + count
+    hash_contexts(table, branch[_SCOPE], last, _num_contexts(branch), branch[_CONTEXTS:_FOLLOWERS])
 
 
 @function
-def _follow(
-    table: Any, branch: Any, match: Any, queue: Any, size: int, parent: int, path: float, chain: bool, least: float
+def _expand(
+    table: Any,
+    branch: Any,
+    match: Any,
+    candidates: Any,
+    size: int,
+    parent: int,
+    path_prob: float,
+    is_chain: bool,
+    min_prob: float,
 ) -> int:
-    """Writes what may come after a ``match``, or the likeliest of it for a ``chain``, behind the ``size`` candidates of
-    the ``queue``, but for what is met with a chance below ``least``; ``path`` is the chance of what lies before.
-    Answers how many candidates there are."""
-    tokens, parents, chances, paths = queue
+    """Append the followers of a match to the ``size`` candidates, for a chain only the likeliest; return the new size.
+
+    ``path_prob``: probability that ``parent`` and all before it are accepted. Followers whose own is below ``min_prob``
+    are left out. The followers of the root are noted in the branch's state (``_update_rates``).
+    """
     record, length = match
     records, rates = table.records, table.rates
-    kind, behind, best, seldom, own = kind_of(records, record, length, branch[_SEARCH])
+    kind, num_followers, best, own_kind, own = classify_match(records, record, length, branch[_SEARCH])
     if parent < 0:
-        branch[_KIND], branch[_COUNT], branch[_SELDOM] = kind, behind, -1
-        for slot in range(behind):
-            branch[_FOLLOWERS + slot] = records[record + 1 + 3 * slot]
+        branch[_KIND], branch[_NUM_FOLLOWERS], branch[_OWN_KIND] = kind, num_followers, -1
+        for index in range(num_followers):
+            branch[_FOLLOWERS + index] = records[follower_token(record, index)]
         if own >= 0:
-            branch[_SELDOM], branch[_OWN] = seldom, records[record + 1 + 3 * own]
-    share = rates[2 * kind] / rates[2 * kind + 1] / records[record]
-    own_chance = rates[2 * seldom] / rates[2 * seldom + 1]
-    first = 0
-    if chain:
-        if own >= 0 and own_chance > share * records[record + 2 + 3 * best]:
+            branch[_OWN_KIND], branch[_OWN_TOKEN] = own_kind, records[follower_token(record, own)]
+    prob_per_count = hit_rate(rates, kind) / records[record]
+    own_prob = hit_rate(rates, own_kind)
+    first, end = 0, num_followers
+    if is_chain:
+        if own >= 0 and own_prob > prob_per_count * records[follower_count(record, best)]:
             best = own
-        first, behind = best, best + 1
-    for slot in range(first, behind):
-        chance = share * records[record + 2 + 3 * slot]
-        if slot == own:
-            chance = max(chance, own_chance)
-        if path * chance >= least:
-            tokens[size], parents[size] = records[record + 1 + 3 * slot], parent
-            chances[size], paths[size] = chance, path * chance
+        first, end = best, best + 1
+    for index in range(first, end):
+        prob = prob_per_count * records[follower_count(record, index)]
+        if index == own:
+            prob = max(prob, own_prob)
+        if path_prob * prob >= min_prob:
+            candidates.tokens[size], candidates.parents[size] = records[follower_token(record, index)], parent
+            candidates.probs[size], candidates.path_probs[size] = prob, path_prob * prob
             size += 1
     return size
 
 
 @function
-def _guess(
-    table: Any, branch: Any, depth: int, nodes: int, least: float, found: Any, queue: Any, depths: Any, window: Any
+def _match_node(table: Any, branch: Any, tree: Any, node: int, window: Any) -> Any:
+    """Return the longest match of the tokens up to a node of the tree, and its length. ``window``: scratch."""
+    up, index = node, MAX_CONTEXT
+    while index > 0 and up >= 0:
+        index -= 1
+        window[index], up = tree.tokens[up], tree.parents[up]
+    # Before the tree come the branch's last tokens, which end where its contexts begin.
+    for back in range(index):
+        window[back] = branch[_CONTEXTS - index + back]
+    count = min(branch[_LENGTH] + tree.depths[node], MAX_CONTEXT)
+    hash_contexts(table, branch[_SCOPE], window, count, window[MAX_CONTEXT:])
+    return find_longest(table, window[MAX_CONTEXT:], count)
+
+
+@function
+def _propose(
+    table: Any, branch: Any, depth: int, nodes: int, min_prob: float, tree: Any, candidates: Any, window: Any
 ) -> int:
-    """Guesses for a branch: those that are likeliest to be accepted, all before them too. Answers how many."""
-    tokens, parents, chances = found
-    node, path, count, size = -1, 1.0, 0, 0
+    """Grow a tree of at most ``nodes`` tokens, always by the candidate likeliest to be accepted; return its size."""
+    node, path_prob, count, size = -1, 1.0, 0, 0
     while count < nodes:
-        ahead = depths[node] if node >= 0 else 0
-        if ahead < depth:
-            match = branch[_RECORD], branch[_LENGTH]
+        if node < 0 or tree.depths[node] < depth:
+            match = branch[_RECORD], branch[_RECORD_LENGTH]
             if node >= 0:
-                up, place = node, REACH
-                while place > 0 and up >= 0:
-                    place -= 1
-                    window[place], up = tokens[up], parents[up]
-                for back in range(place):
-                    window[back] = branch[_CONTEXTS - place + back]
-                count_ = min(branch[_KNOWN] + ahead, REACH)
-                contexts_of(table, branch[_SCOPE], window, count_, window[REACH:])
-                match = longest(table, window[REACH:], count_)
+                match = _match_node(table, branch, tree, node, window)
             if match[0] >= 0:
-                size = _follow(table, branch, match, queue, size, node, path, depth == nodes, least)
-        best = -1
-        for candidate in range(size):
-            if queue[3][candidate] > (queue[3][best] if best >= 0 else 0.0):
-                best = candidate
+                size = _expand(table, branch, match, candidates, size, node, path_prob, depth == nodes, min_prob)
+        best, best_prob = -1, 0.0
+        for index in range(size):
+            if candidates.path_probs[index] > best_prob:
+                best, best_prob = index, candidates.path_probs[index]
         if best < 0:
             break
         node, count = count, count + 1
-        tokens[node], parents[node], chances[node] = queue[0][best], queue[1][best], queue[2][best]
-        depths[node] = 1 + (depths[parents[node]] if parents[node] >= 0 else 0)
-        path, queue[3][best] = queue[3][best], 0.0
+        parent = candidates.parents[best]
+        tree.tokens[node], tree.parents[node], tree.probs[node] = (
+            candidates.tokens[best],
+            parent,
+            candidates.probs[best],
+        )
+        tree.depths[node] = 1 + (tree.depths[parent] if parent >= 0 else 0)
+        path_prob, candidates.path_probs[best] = best_prob, 0.0
     return count
 
 
 @function
-def learn_and_guess(
-    table: Any, words: Any, rows: int, room: int, most: int, least: float, whole: Any, real: Any
+def _start_branches(table: Any, words: Any, rows: int) -> None:
+    """Start the new branches; compare the next tokens of the others with what was known; prefetch their slots."""
+    start = 0
+    for _ in range(rows):
+        row = _read_row(table, words, start)
+        branch = row.branch
+        if row.is_new:
+            _start_branch(branch, words[start + _ROW_WORDS], words[start + _ROW_WORDS + 1])
+        elif row.num_tokens > 0:
+            _update_rates(table.rates, branch, words[row.first])
+            prefetch_slots(table, branch[_CONTEXTS:_FOLLOWERS], _num_contexts(branch))
+        start = row.first + row.num_tokens
+
+
+@function
+def _prefetch_branches(table: Any, words: Any, rows: int) -> None:
+    """Prefetch the records that the first token of each branch is added to."""
+    start = 0
+    for _ in range(rows):
+        row = _read_row(table, words, start)
+        if row.num_tokens > 0:
+            prefetch_records(table, row.branch[_CONTEXTS:_FOLLOWERS], _num_contexts(row.branch))
+            prefetch_text(table, extend_hash(row.branch[_TEXT], words[row.first]))
+        start = row.first + row.num_tokens
+
+
+@function
+def _learn_branches(table: Any, words: Any, rows: int) -> None:
+    """Add the new tokens of all branches to the table."""
+    start = 0
+    for _ in range(rows):
+        row = _read_row(table, words, start)
+        if row.num_tokens > 0:
+            _learn(table, row.branch, words, row.first, row.num_tokens, row.num_prefix)
+        start = row.first + row.num_tokens
+
+
+@function
+def _match_branches(table: Any, words: Any, rows: int) -> None:
+    """Look up the longest context of each branch."""
+    start = 0
+    for _ in range(rows):
+        row = _read_row(table, words, start)
+        branch = row.branch
+        branch[_RECORD], branch[_RECORD_LENGTH] = find_longest(
+            table, branch[_CONTEXTS:_FOLLOWERS], _num_contexts(branch)
+        )
+        start = row.first + row.num_tokens
+
+
+@function
+def _propose_for_branches(
+    table: Any, words: Any, rows: int, max_total: int, max_nodes: int, min_prob: float, ints: Any, floats: Any
 ) -> None:
-    """See ``NgramTable.learn_and_guess``: first all is judged, then all is read, and then guessed.
-
-    ``whole`` and ``real`` get the numbers of guesses, ``[rows]``, and their tokens, parents and chances, ``[room]``
-    each; ``most``: the most guesses of a row. Behind these is scratch, of ``sizes`` in all.
-    """
-    queued, scratch = (most + 1) * WIDTH, rows + 2 * room
-    depths, window = whole[scratch : scratch + most], whole[scratch + most : scratch + most + 2 * REACH]
-    scratch += most + 2 * REACH
-    queue = (
-        whole[scratch : scratch + queued],
-        whole[scratch + queued : scratch + 2 * queued],
-        real[room : room + queued],
-        real[room + queued : room + 2 * queued],
+    """Write the number of draft tokens of each row, and their tokens, parents and probabilities."""
+    max_candidates, offset = (max_nodes + 1) * MAX_FOLLOWERS, rows + 2 * max_total
+    depths, offset = ints[offset : offset + max_nodes], offset + max_nodes
+    window, offset = ints[offset : offset + 2 * MAX_CONTEXT], offset + 2 * MAX_CONTEXT
+    candidates = _Candidates(
+        ints[offset : offset + max_candidates],
+        ints[offset + max_candidates : offset + 2 * max_candidates],
+        floats[max_total : max_total + max_candidates],
+        floats[max_total + max_candidates : max_total + 2 * max_candidates],
     )
-    done = 0
-    for turn in range(5):
-        at = 0
-        for row in range(rows):
-            place, count, depth, nodes = words[at], words[at + 1], words[at + 2], words[at + 3]
-            first, old = at + ROW, 0
-            new = place < 0
-            if new:
-                place, first, old = ~place, first + BEGIN, words[at + ROW + BEGIN - 1]
-            branch = table.branches[place * BRANCH : (place + 1) * BRANCH]
-            if turn == 0:
-                if new:
-                    scope = words[at + ROW]
-                    branch[_SCOPE], branch[_SEARCH], branch[_TEXT] = scope, words[at + ROW + 1], scope
-                    branch[_KNOWN], branch[_KIND] = 0, -1
-                elif count > 0:
-                    _judge(table.rates, branch, words[first])
-                    ask_for(table, branch[_CONTEXTS:_FOLLOWERS], min(branch[_KNOWN], REACH))
-            elif turn == 1:
-                if count > 0:
-                    ask_for_records(table, branch[_CONTEXTS:_FOLLOWERS], min(branch[_KNOWN], REACH))
-                    ask_for_text(table, mix(branch[_TEXT], words[first]))
-            elif turn == 2:
-                if count > 0:
-                    _learn(table, branch, words, first, count, old)
-            elif turn == 3:
-                contexts = branch[_CONTEXTS:_FOLLOWERS]
-                branch[_RECORD], branch[_LENGTH] = longest(table, contexts, min(branch[_KNOWN], REACH))
-            else:
-                found = whole[rows + done :], whole[rows + room + done :], real[done:]
-                whole[row] = _guess(table, branch, depth, nodes, least, found, queue, depths, window)
-                done += whole[row]
-            at = first + count
+    start, done = 0, 0
+    for index in range(rows):
+        row = _read_row(table, words, start)
+        tree = _Tree(ints[rows + done :], ints[rows + max_total + done :], floats[done:], depths)
+        ints[index] = _propose(table, row.branch, row.depth, row.nodes, min_prob, tree, candidates, window)
+        done += ints[index]
+        start = row.first + row.num_tokens
 
 
-def sizes(rows: int, room: int, most: int) -> tuple[int, int]:
-    """Words that ``whole`` and ``real`` have."""
-    queued = (most + 1) * WIDTH
-    return rows + 2 * room + most + 2 * REACH + 2 * queued, room + 2 * queued
+def scratch_sizes(rows: int, max_total: int, max_nodes: int) -> tuple[int, int]:
+    """Return the sizes of the ``ints`` and ``floats`` that ``learn_and_propose`` needs."""
+    max_candidates = (max_nodes + 1) * MAX_FOLLOWERS
+    return rows + 2 * max_total + max_nodes + 2 * MAX_CONTEXT + 2 * max_candidates, max_total + 2 * max_candidates
 
 
 @kernel
-def learn_and_guess_natively(address: Any) -> None:
-    """``learn_and_guess``: where the addresses of a table's arrays lie, and then the sizes of the first, of
-    ``read`` and of ``branches``, of the scratch for whole and for real numbers, and the addresses of these; address
-    and size of the words, numbers of rows, room and most, the least chance."""
+def learn_and_propose(address: Any) -> None:
+    """Arguments ``(pointers, words, num_words, rows, max_total, max_nodes, min_prob)``, see ``NgramTable``.
+
+    ``pointers``: addresses of the arrays of the ``Table``; the number of slots, of texts, of words of branches, of
+    ``ints`` and of ``floats``; the addresses of ``ints`` and ``floats``. ``ints`` gets the number of draft tokens of
+    each row, ``[rows]``, their tokens and their parents, ``[max_total]`` each, and ``floats`` their probabilities; the
+    rest of both is scratch (``scratch_sizes``).
+
+    All rows go through five passes, so that memory is prefetched one pass before it is read, and all tokens are learned
+    before any are proposed.
+    """
     a, _, _ = read_arguments(address)
-    t = int64_array(a[0], (14,))
-    entries = t[7]
+    pointers = int64_array(a[0], (14,))
+    slots, num_texts, branch_words = pointers[7], pointers[8], pointers[9]
+    num_ints, num_floats = pointers[10], pointers[11]
     table = Table(
-        int64_array(t[0], (entries,)),
-        int64_array(t[1], (entries,)),
-        float32_array(t[2], (entries * RECORD,)).view(np.int32),
-        int64_array(t[3], (2 * RATES,)).view(np.float64),
-        int64_array(t[4], (t[8],)),
-        int64_array(t[5], (1,)),
-        int64_array(t[6], (t[9],)),
+        int64_array(pointers[0], (slots,)),
+        int64_array(pointers[1], (slots,)),
+        float32_array(pointers[2], (slots * RECORD_WORDS,)).view(np.int32),
+        int64_array(pointers[3], (2 * NUM_KINDS,)).view(np.float64),
+        int64_array(pointers[4], (num_texts,)),
+        int64_array(pointers[5], (1,)),
+        int64_array(pointers[6], (branch_words,)),
     )
-    whole, real = int64_array(t[12], (t[10],)), int64_array(t[13], (t[11],)).view(np.float64)
-    learn_and_guess(table, int64_array(a[1], (a[2],)), a[3], a[4], a[5], as_float(a[6]), whole, real)
+    ints, floats = int64_array(pointers[12], (num_ints,)), int64_array(pointers[13], (num_floats,)).view(np.float64)
+    words, rows = int64_array(a[1], (a[2],)), a[3]
+    _start_branches(table, words, rows)
+    _prefetch_branches(table, words, rows)
+    _learn_branches(table, words, rows)
+    _match_branches(table, words, rows)
+    _propose_for_branches(table, words, rows, a[4], a[5], as_float(a[6]), ints, floats)

@@ -1,4 +1,13 @@
-"""The n-gram table of ``kernels.ngrams``: look-ups, additions, and acceptance rates by kind of match."""
+"""The hash table of ``kernels.ngrams``: look-ups, additions, and hit rates by kind of match.
+
+A context is a hash of up to ``MAX_CONTEXT`` tokens. It lies in one of ``WAYS`` neighbouring slots, which share a cache
+line of keys. Each slot has a record of what followed the context::
+
+    word    0            1  2  3           4  5  6           …
+            occurrences  token count search of the latest follower, then of the one before it, …
+
+A count of 0 ends the followers.
+"""
 
 from __future__ import annotations
 
@@ -7,214 +16,252 @@ from typing import Any, NamedTuple
 from kernels.cpu.runtime.kernel import function
 from kernels.cpu.simd.vector import prefetch
 
-REACH = 4
+MAX_CONTEXT = 4
 """Tokens of the longest context."""
-WIDTH = 5
-"""Followers of a context that are kept: of the rarest ones the oldest goes first."""
+MAX_FOLLOWERS = 5
+"""Followers of a context that are kept: among the rarest ones the oldest is replaced first."""
 WAYS = 8
-"""Places that a context may lie at."""
-RECORD = 1 + 3 * WIDTH
-"""Words of a record: how often the context came, and its followers' tokens, counts and searches, the latest first. A
-count of 0 ends them."""
-_LIFE = 1 << 10
-"""Occurrences after which older ones count half, of contexts and in rates."""
+"""Slots that a context may lie in."""
+RECORD_WORDS = 1 + 3 * MAX_FOLLOWERS
+
+_MAX_COUNT = 1 << 10
+"""Occurrences of a context, and cases of a rate, after which the older ones count half."""
 _PRIME, _HIGH, _LOW = (1 << 31) - 1, 1_583_458_089, 784_588_716
 _MASK = (1 << 31) - 1
 
-_OFTEN, _FEW, _STATES = 9, 4, 3
-"""Kinds of matches, for each length: by the bits of their occurrences, of the number of their followers, and by what
-the search knows: nothing, that it wrote the likeliest follower too, or only others."""
-_KINDS = REACH * _OFTEN * _FEW * _STATES
-_SELDOM = 5
-"""Kinds of the last follower that the search itself wrote, for each length, by the bits of its count."""
-RATES = _KINDS + REACH * _SELDOM
+_OCCURRENCE_BINS, _FOLLOWER_BINS, _SEARCH_STATES = 9, 4, 3
+"""Kinds of matches of each context length: by the bits of the number of occurrences and of the number of followers, and
+by which followers the same search wrote: none, the likeliest, or only others."""
+_MATCH_KINDS = MAX_CONTEXT * _OCCURRENCE_BINS * _FOLLOWER_BINS * _SEARCH_STATES
+_COUNT_BINS = 5
+"""Kinds of followers that the same search wrote, of each context length: by the bits of their count."""
+NUM_KINDS = _MATCH_KINDS + MAX_CONTEXT * _COUNT_BINS
 
 
 class Table(NamedTuple):
+    """The arrays of a table."""
+
     keys: Any
-    """int64, -1 where nothing lies."""
-    used: Any
-    """int64, when something was last added there."""
+    """int64 ``[slots]``: hash of the context, -1 if the slot is empty."""
+    last_used: Any
+    """int64 ``[slots]``: the clock when the slot was last added to."""
     records: Any
-    """int32, ``RECORD`` for each key."""
+    """int32 ``[slots * RECORD_WORDS]``."""
     rates: Any
-    """float64: how often something was so, and of how many cases, for each of ``RATES`` kinds."""
-    read: Any
-    """int64, texts that were read to here."""
+    """float64 ``[2 * NUM_KINDS]``: hits and cases of each kind."""
+    texts: Any
+    """int64: hashes of texts that were read from their beginning, -1 if empty."""
     clock: Any
-    """int64, one number: tokens that were read."""
+    """int64 ``[1]``: number of tokens read."""
     branches: Any
-    """int64: what is known of branches, see ``kernels.cpu.ngrams.match``."""
+    """int64: the state of each branch, ``kernels.cpu.ngrams.match.BRANCH_WORDS`` words."""
 
 
 @function
-def ask(array: Any, place: int) -> None:
-    """Asks for the cache line at a place, which will be read soon."""
-    prefetch(array.ctypes.data + array.itemsize * place)
+def follower_token(record: int, index: int) -> int:
+    """Return the word that holds the token of a record's follower."""
+    return record + 1 + 3 * index
 
 
 @function
-def mix(state: int, token: int) -> int:
-    """Two polynomials modulo a prime of 31 bits: the hash of a text that is one token longer."""
-    return ((state >> 31) * _HIGH + token) % _PRIME << 31 | ((state & _MASK) * _LOW + token) % _PRIME
+def follower_count(record: int, index: int) -> int:
+    """Return the word that holds the number of times that the token followed."""
+    return record + 2 + 3 * index
 
 
 @function
-def _set_of(keys: Any, key: int) -> int:
+def follower_search(record: int, index: int) -> int:
+    """Return the word that holds the search that wrote the follower last."""
+    return record + 3 + 3 * index
+
+
+@function
+def extend_hash(text: int, token: int) -> int:
+    """Return the hash of a text that is one token longer: two polynomials modulo a prime of 31 bits."""
+    return ((text >> 31) * _HIGH + token) % _PRIME << 31 | ((text & _MASK) * _LOW + token) % _PRIME
+
+
+@function
+def _first_way(keys: Any, key: int) -> int:
+    """Return the first of the ``WAYS`` slots of a key."""
     return (key & (len(keys) // WAYS - 1)) * WAYS
 
 
 @function
-def _bits(count: int, most: int) -> int:
+def _bit_length(count: int, limit: int) -> int:
+    """Return the number of bits of a count, at most ``limit``."""
     bits = 0
-    while count > 0 and bits < most:
+    while count > 0 and bits < limit:
         count >>= 1
         bits += 1
     return bits
 
 
 @function
-def contexts_of(table: Any, scope: int, window: Any, before: int, contexts: Any) -> None:
-    """Writes the contexts that end the ``window`` ``[REACH]`` and lie within its last ``before`` tokens, the shortest
-    first. They are looked up soon."""
-    state = scope
-    for length in range(before):
-        state = mix(state, window[REACH - 1 - length])
-        contexts[length] = state
-        ask(table.keys, _set_of(table.keys, state))
+def _prefetch_item(array: Any, index: int) -> None:
+    prefetch(array.ctypes.data + array.itemsize * index)
 
 
 @function
-def longest(table: Any, contexts: Any, count: int) -> Any:
-    """The record of the longest known one of so many contexts, and its length; -1 and 0 for none. It is read soon."""
-    found, length = -1, 0
+def hash_contexts(table: Any, scope: int, window: Any, length: int, contexts: Any) -> None:
+    """Write the hashes of the contexts that end the ``window`` ``[MAX_CONTEXT]``, of 1 to ``length`` tokens.
+
+    Prefetches their keys.
+    """
+    context = scope
+    for index in range(length):
+        context = extend_hash(context, window[MAX_CONTEXT - 1 - index])
+        contexts[index] = context
+        _prefetch_item(table.keys, _first_way(table.keys, context))
+
+
+@function
+def find_longest(table: Any, contexts: Any, count: int) -> Any:
+    """Return the record of the longest of ``count`` contexts that is in the table, and its length; -1 and 0 if none is.
+
+    Prefetches the record.
+    """
+    record, length = -1, 0
     while length < count:
-        first = _set_of(table.keys, contexts[length])
-        place = first
-        while place < first + WAYS and table.keys[place] != contexts[length]:
-            place += 1
-        if place == first + WAYS:
+        first = _first_way(table.keys, contexts[length])
+        slot = first
+        while slot < first + WAYS and table.keys[slot] != contexts[length]:
+            slot += 1
+        if slot == first + WAYS:
             break
-        found, length = place * RECORD, length + 1
-    if found >= 0:
-        ask(table.records, found)
-    return found, length
+        record, length = slot * RECORD_WORDS, length + 1
+    if record >= 0:
+        _prefetch_item(table.records, record)
+    return record, length
 
 
 @function
-def ask_for(table: Any, contexts: Any, count: int) -> None:
-    """Something is added to so many contexts soon."""
-    for length in range(count):
-        first = _set_of(table.keys, contexts[length])
-        ask(table.keys, first)
-        ask(table.used, first)
+def prefetch_slots(table: Any, contexts: Any, count: int) -> None:
+    """Prefetch the slots of ``count`` contexts that are added to soon."""
+    for index in range(count):
+        first = _first_way(table.keys, contexts[index])
+        _prefetch_item(table.keys, first)
+        _prefetch_item(table.last_used, first)
 
 
 @function
-def ask_for_records(table: Any, contexts: Any, count: int) -> None:
-    """Something is added to so many contexts now."""
-    for length in range(count):
-        first = _set_of(table.keys, contexts[length])
-        for place in range(first, first + WAYS):
-            if table.keys[place] == contexts[length]:
-                ask(table.records, place * RECORD)
+def prefetch_records(table: Any, contexts: Any, count: int) -> None:
+    """Prefetch the records of ``count`` contexts, whose slots were prefetched before."""
+    for index in range(count):
+        first = _first_way(table.keys, contexts[index])
+        for slot in range(first, first + WAYS):
+            if table.keys[slot] == contexts[index]:
+                _prefetch_item(table.records, slot * RECORD_WORDS)
 
 
 @function
-def add(table: Any, key: int, token: int, search: int) -> None:
-    """The token followed a context."""
-    keys, used, records = table.keys, table.used, table.records
-    first = _set_of(keys, key)
-    place = first
-    for other in range(first, first + WAYS):
-        if keys[other] == key:
-            place = other
+def prefetch_text(table: Any, text: int) -> None:
+    """Prefetch the slots of a text that is looked up soon."""
+    _prefetch_item(table.texts, _first_way(table.texts, text))
+
+
+@function
+def add_follower(table: Any, context: int, token: int, search: int) -> None:
+    """Count that a token followed a context. A new context takes the slot of the one that was used longest ago."""
+    keys, last_used, records = table.keys, table.last_used, table.records
+    first = _first_way(keys, context)
+    slot = first
+    for way in range(first, first + WAYS):
+        if keys[way] == context:
+            slot = way
             break
-        if used[other] < used[place]:
-            place = other
-    record = place * RECORD
-    if keys[place] != key:
-        keys[place] = key
+        if last_used[way] < last_used[slot]:
+            slot = way
+    record = slot * RECORD_WORDS
+    if keys[slot] != context:
+        keys[slot] = context
         records[record] = 0
-        for slot in range(WIDTH):
-            records[record + 2 + 3 * slot] = 0
-    used[place] = table.clock[0]
-    slot, count = 0, 0
-    for other in range(WIDTH):
-        times = records[record + 2 + 3 * other]
-        if times == 0 or records[record + 1 + 3 * other] == token:
-            slot, count = other, times
+        for index in range(MAX_FOLLOWERS):
+            records[follower_count(record, index)] = 0
+    last_used[slot] = table.clock[0]
+    # The entry of the token, or a free one, or the oldest of the rarest ones.
+    chosen, count = 0, 0
+    for index in range(MAX_FOLLOWERS):
+        times = records[follower_count(record, index)]
+        if times == 0 or records[follower_token(record, index)] == token:
+            chosen, count = index, times
             break
-        if times <= records[record + 2 + 3 * slot]:
-            slot = other
-    for word in range(record + 3 + 3 * slot, record + 3, -1):
+        if times <= records[follower_count(record, chosen)]:
+            chosen = index
+    # The latest follower comes first: those before the chosen one move up.
+    for word in range(follower_search(record, chosen), follower_search(record, 0), -1):
         records[word] = records[word - 3]
     records[record] += 1
-    records[record + 1], records[record + 2], records[record + 3] = token, count + 1, search
-    if records[record] == _LIFE:
+    records[follower_token(record, 0)], records[follower_count(record, 0)] = token, count + 1
+    records[follower_search(record, 0)] = search
+    if records[record] == _MAX_COUNT:
         records[record] //= 2
-        for slot in range(WIDTH):
-            records[record + 2 + 3 * slot] = (records[record + 2 + 3 * slot] + 1) // 2
+        for index in range(MAX_FOLLOWERS):
+            records[follower_count(record, index)] = (records[follower_count(record, index)] + 1) // 2
 
 
 @function
-def kind_of(records: Any, record: int, length: int, search: int) -> Any:
-    """The kind of a match, how many followers it has, which is the likeliest, the kind of the last one that the search
-    wrote, and which that is: -1 if it wrote none, or the likeliest."""
+def classify_match(records: Any, record: int, length: int, search: int) -> Any:
+    """Return the kind of a match, its number of followers, the index of the likeliest, and two values of the search.
+
+    These are the kind and the index of the last follower that the search itself wrote; the index is -1 if it wrote
+    none, or the likeliest too.
+    """
     count, best, own = 0, 0, -1
-    while count < WIDTH and records[record + 2 + 3 * count] > 0:
-        if records[record + 2 + 3 * count] > records[record + 2 + 3 * best]:
+    while count < MAX_FOLLOWERS and records[follower_count(record, count)] > 0:
+        if records[follower_count(record, count)] > records[follower_count(record, best)]:
             best = count
-        if own < 0 and records[record + 3 + 3 * count] == search:
+        if own < 0 and records[follower_search(record, count)] == search:
             own = count
         count += 1
     state = 0
     if own >= 0:
         state = 2
-        if records[record + 3 + 3 * best] == search:
+        if records[follower_search(record, best)] == search:
             state, own = 1, -1
-    often = _bits(records[record], _OFTEN - 1)
-    kind = (((length - 1) * _OFTEN + often) * _FEW + _bits(count, _FEW - 1)) * _STATES + state
-    times = _bits(records[record + 2 + 3 * own], _SELDOM - 1) if own >= 0 else 0
-    return kind, count, best, _KINDS + (length - 1) * _SELDOM + times, own
+    occurrences = _bit_length(records[record], _OCCURRENCE_BINS - 1)
+    followers = _bit_length(count, _FOLLOWER_BINS - 1)
+    kind = (((length - 1) * _OCCURRENCE_BINS + occurrences) * _FOLLOWER_BINS + followers) * _SEARCH_STATES + state
+    times = _bit_length(records[follower_count(record, own)], _COUNT_BINS - 1) if own >= 0 else 0
+    return kind, count, best, _MATCH_KINDS + (length - 1) * _COUNT_BINS + times, own
 
 
 @function
-def rate(rates: Any, kind: int, was: bool) -> None:
-    """Something of a kind was so, or was not."""
-    if rates[2 * kind + 1] >= _LIFE:
+def update_rate(rates: Any, kind: int, is_hit: bool) -> None:
+    """Count one more case of a kind."""
+    if rates[2 * kind + 1] >= _MAX_COUNT:
         rates[2 * kind] /= 2
         rates[2 * kind + 1] /= 2
-    rates[2 * kind] += was
+    rates[2 * kind] += is_hit
     rates[2 * kind + 1] += 1
 
 
 @function
-def was_read(table: Any, text: int) -> bool:
-    """Whether a text was read."""
-    first = _set_of(table.read, text)
-    place = first
-    while place < first + WAYS and table.read[place] != text:
-        place += 1
-    return place < first + WAYS
+def hit_rate(rates: Any, kind: int) -> float:
+    """Return the share of the cases of a kind that were hits."""
+    return rates[2 * kind] / rates[2 * kind + 1]
 
 
 @function
-def read(table: Any, text: int) -> bool:
-    """Whether a text was read; it is now."""
-    first = _set_of(table.read, text)
-    taken = first + table.clock[0] % WAYS
-    for place in range(first, first + WAYS):
-        if table.read[place] == text:
+def has_text(table: Any, text: int) -> bool:
+    """Return True if a text was read."""
+    first = _first_way(table.texts, text)
+    slot = first
+    while slot < first + WAYS and table.texts[slot] != text:
+        slot += 1
+    return slot < first + WAYS
+
+
+@function
+def add_text(table: Any, text: int) -> bool:
+    """Remember that a text was read; return True if it was read before."""
+    first = _first_way(table.texts, text)
+    chosen = first + table.clock[0] % WAYS
+    for slot in range(first, first + WAYS):
+        if table.texts[slot] == text:
             return True
-        if table.read[place] < 0:
-            taken = place
+        if table.texts[slot] < 0:
+            chosen = slot
             break
-    table.read[taken] = text
+    table.texts[chosen] = text
     return False
-
-
-@function
-def ask_for_text(table: Any, text: int) -> None:
-    """A text is read soon."""
-    ask(table.read, _set_of(table.read, text))

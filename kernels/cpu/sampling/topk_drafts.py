@@ -52,19 +52,19 @@ def rank_drafts(
     is the factor of the Gumbel noise in their scores.
     """
     rows = len(logits)
-    tokens, probabilities = np.empty((rows, width), np.int64), np.empty((rows, width))
+    tokens, probs = np.empty((rows, width), np.int64), np.empty((rows, width))
     launch_rank_drafts(
         logits,
         torch.from_numpy(float_params),
         torch.from_numpy(int_params),
         0,
         torch.from_numpy(tokens),
-        torch.from_numpy(probabilities),
+        torch.from_numpy(probs),
         max_candidates=max_candidates,
         reach=reach,
         noise=noise,
     )
-    return tokens, probabilities
+    return tokens, probs
 
 
 def launch_rank_drafts(
@@ -73,13 +73,13 @@ def launch_rank_drafts(
     int_params: Tensor,
     depth: int,
     tokens: Tensor,
-    probabilities: Tensor,
+    probs: Tensor,
     *,
     max_candidates: int,
     reach: float,
     noise: float,
 ) -> None:
-    """Do ``rank_drafts`` by one kernel, into ``tokens`` and ``probabilities`` ``[rows, width]``, int64 and float64.
+    """Do ``rank_drafts`` by one kernel, into ``tokens`` and ``probs`` ``[rows, width]``, int64 and float64.
 
     ``depth`` is added to the positions. All tensors are contiguous.
     """
@@ -91,7 +91,7 @@ def launch_rank_drafts(
         float_params,
         int_params,
         tokens,
-        probabilities,
+        probs,
         scratch,
         rows,
         vocab,
@@ -110,7 +110,7 @@ def _rank_drafts(address: Any) -> None:
     rows, vocab, max_candidates, width = a[6], a[7], a[8], a[9]
     reach, noise, depth = as_float(a[10]), as_float(a[11]), a[12]
     float_params, int_params = int64_array(a[1], (3, rows)).view(np.float64), int64_array(a[2], (4, rows))
-    tokens, probabilities = int64_array(a[3], (rows, width)), int64_array(a[4], (rows, width)).view(np.float64)
+    tokens, probs = int64_array(a[3], (rows, width)), int64_array(a[4], (rows, width)).view(np.float64)
     blocks = (vocab + BLOCK - 1) // BLOCK
     scratch = a[5] + 8 * thread * (blocks + 4 * max_candidates)
     maxima = float32_array(scratch, (blocks,))
@@ -120,10 +120,10 @@ def _rank_drafts(address: Any) -> None:
     first, end = split_range(rows, thread, threads)
     for row in range(first, end):
         for rank in range(width):
-            tokens[row, rank], probabilities[row, rank] = 0, 0.0
+            tokens[row, rank], probs[row, rank] = 0, 0.0
         x = float32_array(a[0] + 4 * row * vocab, (vocab,))
         if not block_maxima(x, maxima):
-            probabilities[row, 0] = np.nan
+            probs[row, 0] = np.nan
             continue
         temperature, top_p, min_p = float_params[0, row], float_params[1, row], float_params[2, row]
         top_k = int_params[0, row]
@@ -138,7 +138,7 @@ def _rank_drafts(address: Any) -> None:
                 scores[i] = gaps[i] + noise * temperature * gumbel_noise(stream, candidates[i])
         else:
             scores[:count] = gaps[:count]
-        _write_best(candidates[:count], scores[:count], tokens[row], probabilities[row])
+        _write_best(candidates[:count], scores[:count], tokens[row], probs[row])
 
 
 @function
@@ -210,7 +210,7 @@ def _count_kept(gaps: Any, weights: Any, temperature: float, top_k: int, top_p: 
 
 
 @function
-def _write_best(candidates: Any, scores: Any, tokens: Any, probabilities: Any) -> None:
+def _write_best(candidates: Any, scores: Any, tokens: Any, probs: Any) -> None:
     """Write the candidates with the best scores, and their shares of the sum of ``exp(score)``."""
     best = scores.max()
     total = 0.0
@@ -223,4 +223,4 @@ def _write_best(candidates: Any, scores: Any, tokens: Any, probabilities: Any) -
                 chosen = i
         token, score = candidates[chosen], scores[chosen]
         candidates[chosen], scores[chosen] = candidates[rank], scores[rank]
-        tokens[rank], probabilities[rank] = token, math.exp(score - best) / total
+        tokens[rank], probs[rank] = token, math.exp(score - best) / total

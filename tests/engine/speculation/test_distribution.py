@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -223,7 +222,7 @@ def plant_repeated_noise(patch: pytest.MonkeyPatch) -> None:
         places = [
             first.setdefault(key, at) for key, at in zip(where.key.tolist(), where.position.tolist(), strict=True)
         ]
-        return original(logits, laws, replace(where, position=np.array(places)))
+        return original(logits, laws, where._replace(position=np.array(places)))
 
     patch.setattr(sample_step, "sample", sample)
 

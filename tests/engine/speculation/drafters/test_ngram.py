@@ -571,7 +571,7 @@ def growth(drafter: NgramDrafter, work: Callable[[int], object]) -> float:
             if number in (10, 12, 14, 16, 45, 50, 55, 59):
                 held = tracemalloc.take_snapshot().filter_traces(files)
                 # The large arrays are no objects of Python's.
-                table = sum(each.nbytes for each in drafter._table._arrays)
+                table = drafter._table.num_bytes
                 sizes.append(table + sum(trace.size for trace in held.traces))
         return max(sizes[4:]) / max(sizes[:4])
     finally:
