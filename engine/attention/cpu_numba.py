@@ -13,9 +13,9 @@ from torch import Tensor
 
 from engine.attention.layer import LayerAttentionConfig
 from engine.attention.plan import AttentionMetadata, IntArray
-from kernels.cpu.attention.keys import KINDS, STEP_WORDS
-from kernels.cpu.attention.paged import attend, scratch_floats, tile_tokens
-from kernels.cpu.attention.plan import plan, plan_room
+from kernels.cpu.attention.keys import CACHE_TYPES, STEP_WORDS
+from kernels.cpu.attention.paged import attend, max_tile_tokens, scratch_size
+from kernels.cpu.attention.plan import plan_size, plan_step
 from kernels.cpu.attention.rotary_write import rotary_write
 from kernels.cpu.runtime.recorder import empty
 
@@ -30,7 +30,7 @@ class _KernelLauncher(ABC):
 
     def __init__(self, layers: Sequence[LayerAttentionConfig], kv: Tensor, scales: Tensor | None) -> None:
         self._layers = layers
-        self._kv, self._kind = list(kv), KINDS[kv.dtype]
+        self._kv, self._kind = list(kv), CACHE_TYPES[kv.dtype]
         self._scales: list[Tensor | int] = [0] * len(self._kv) if scales is None else list(scales)
         # A page of several blocks of sixteen tokens is as many pages for the kernel, which then need not divide.
         self._blocks_per_page = 1 if kv.shape[4] % 16 else kv.shape[4] // 16
@@ -112,7 +112,7 @@ class RecordableAttention(_KernelLauncher):
 
     def forward_qkv(self, layer: int, qkv: Tensor, norm: Tensor | None, eps: float, cos: Tensor, sin: Tensor) -> Tensor:
         config, tokens = self._layers[layer], len(qkv)
-        scratch_stride = scratch_floats(config.head_dim, config.heads // config.kv_heads, self._max_keys)
+        scratch_stride = scratch_size(config.head_dim, config.heads // config.kv_heads, self._max_keys)
         scratch, states = empty(self._threads * scratch_stride), empty(2 * tokens * config.heads)
         rows, ends, slots = (part.data_ptr() for part in self._plan)
         first, no_tree, pages = self._zeros.data_ptr(), self._no_tree.data_ptr(), self._page_table.ctypes.data
@@ -149,21 +149,23 @@ class NumbaAttention(_KernelLauncher):
     def prepare(self, metadata: AttentionMetadata) -> None:
         self._threads = torch.get_num_threads()
         (num_rows, columns), per_kv = metadata.page_table.shape, metadata.heads_per_kv
-        tokens, tile = int(metadata.query_lens.sum()), tile_tokens(per_kv)
-        scratch_stride = scratch_floats(self._layers[0].head_dim, per_kv, columns * metadata.page_size)
+        tokens, tile = int(metadata.query_lens.sum()), max_tile_tokens(per_kv)
+        scratch_stride = scratch_size(self._layers[0].head_dim, per_kv, columns * metadata.page_size)
         self._scratch = _grow(self._scratch, scratch_stride * self._threads)
         self._states = _grow(self._states, 2 * tokens * metadata.kv_heads * per_kv)
-        plan_size = plan_room(num_rows, tokens, num_rows * columns * self._blocks_per_page, tile)
+        num_words = plan_size(num_rows, tokens, num_rows * columns * self._blocks_per_page, tile)
         lengths = metadata.page_table, metadata.query_lens, metadata.seq_lens
         rows = [torch.from_numpy(np.ascontiguousarray(array)) for array in lengths]
         shape = num_rows, tokens, columns, self._blocks_per_page, metadata.page_size
         costs = metadata.cost_model
         cost = costs.kv_bytes_per_token, costs.piece_cost_bytes, costs.query_cost_bytes
         for window, step in self._steps.items():
-            buffer = self._plan_buffers[window] = _grow(self._plan_buffers[window], plan_size)
+            buffer = self._plan_buffers[window] = _grow(self._plan_buffers[window], num_words)
             settings = window or 0, int(self._sharing), tile, *cost, scratch_stride
             trees = self._trees[window] = [torch.from_numpy(array) for array in _flatten_trees(metadata, window)]
-            plan(step, buffer, *rows, *(trees or (0, 0, 0)), self._scratch, self._states, *shape, *settings, threads=1)
+            plan_step(
+                step, buffer, *rows, *(trees or (0, 0, 0)), self._scratch, self._states, *shape, *settings, threads=1
+            )
 
     def forward_qkv(self, layer: int, qkv: Tensor, norm: Tensor | None, eps: float, cos: Tensor, sin: Tensor) -> Tensor:
         step = self._steps[self._layers[layer].window].data_ptr()

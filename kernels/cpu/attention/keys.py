@@ -1,7 +1,7 @@
-"""Where the keys and values are that ``kernels.cpu.attention.paged`` reads, and reading them sixteen at a time.
+"""Where the keys and values that ``kernels.cpu.attention.paged`` reads lie, and reading them sixteen at a time.
 
-Keys and values of a layer are counted through all heads, keys before values: a *place* is such a number. Pages hold
-sixteen tokens or no multiple of sixteen. In the former case a block of sixteen tokens lies together.
+A *cache index* counts the keys and values of a layer through all heads, keys before values. Pages hold sixteen tokens,
+or a number of tokens that is not a multiple of sixteen. With pages of sixteen a block of sixteen tokens is contiguous.
 """
 
 from __future__ import annotations
@@ -15,103 +15,111 @@ from kernels.cpu.simd.convert_8bit import load_float8, load_int8
 from kernels.cpu.simd.vector import load, multiply, prefetch, splat, store
 
 STEP_WORDS = 17
-"""Words that tell ``attend`` of a step."""
-KINDS = {torch.float32: 0, torch.int8: 1, torch.float8_e4m3fn: 2}
-"""What a cache may be of, as the kernels are told it."""
-SOME = 1 << 40
-"""A length for arrays that are as long as their indices reach."""
+"""Words of a step's arguments of ``attend``."""
+CACHE_TYPES = {torch.float32: 0, torch.int8: 1, torch.float8_e4m3fn: 2}
+"""Types of a cache, as kernels are told them."""
+UNBOUNDED = 1 << 40
+"""Length of an array whose length is not known; it is never indexed beyond its end."""
 BLOCK = 16
-"""Tokens whose keys or values are read at once."""
-_INT8 = KINDS[torch.int8]
+"""Tokens whose keys or values are read together."""
+_INT8 = CACHE_TYPES[torch.int8]
 
 
 class Head(NamedTuple):
-    """One key-value head of a layer, and how its queries attend. Addresses and counts."""
+    """One key-value head of a layer, and how its queries attend: addresses and counts."""
 
     qkv: int
-    """Its first query of the first token."""
+    """Address of its first query of the first token."""
     out: int
-    """The same query's result."""
+    """Address of that query's result."""
     keys: int
-    """The place of its first key."""
+    """Cache index of its first key."""
     values: int
+    """Cache index of its first value."""
     cache: int
     scales: int
-    kind: int
-    """One of ``KINDS``."""
+    cache_type: int
+    """One of ``CACHE_TYPES``."""
     pages: int
-    tokens_apart: int
+    token_stride: int
     """Bytes between two tokens' queries."""
-    heads: int
-    per_kv: int
+    num_heads: int
+    heads_per_kv: int
     dim: int
     page_size: int
     columns: int
+    """Columns of the page table."""
     scratch: int
 
 
 @function
-def bytes_of(head: Any) -> int:
-    """The bytes of a key."""
-    return head.dim if head.kind else 4 * head.dim
+def key_bytes(head: Any) -> int:
+    """Return the size of a key."""
+    return head.dim if head.cache_type else 4 * head.dim
 
 
 @function
 def reads_in_place(head: Any) -> bool:
-    """Whether blocks are read where they are."""
-    return head.page_size == BLOCK and head.kind == 0
+    """Return True if blocks are read where they lie, and not copied as float32 first."""
+    return head.page_size == BLOCK and head.cache_type == 0
 
 
 @function
-def place_of(head: Any, kind: int, row: int, position: int) -> int:
-    """The place of a token's key, or value, where ``kind`` is that of the first one."""
+def cache_index(head: Any, start: int, row: int, position: int) -> int:
+    """Return the cache index of a token's key or value; ``start``: that of the head's first key or value."""
     page = int64_array(head.pages + 8 * row * head.columns, head.columns)[position // head.page_size]
-    return kind + page * head.page_size + position % head.page_size
+    return start + page * head.page_size + position % head.page_size
 
 
 @function
-def block_of(head: Any, kind: int, row: int, position: int, end: int, held: int) -> int:
-    """The address of sixteen consecutive keys or values as float32: copied to ``held`` where they do not lie so. Those
-    from ``end`` on may be any."""
-    place = place_of(head, kind, row, position)
+def load_block(head: Any, start: int, row: int, position: int, end: int, buffer: int) -> int:
+    """Return the address of sixteen consecutive keys or values as float32; those from ``end`` on are undefined.
+
+    They are copied to ``buffer`` unless they are read in place.
+    """
+    index = cache_index(head, start, row, position)
     if reads_in_place(head):
-        return head.cache + 4 * head.dim * place
+        return head.cache + 4 * head.dim * index
     if head.page_size == BLOCK:
-        _copy(head, place, BLOCK, held)
+        _copy(head, index, BLOCK, buffer)
     else:
         for key in range(BLOCK):
-            _copy(head, place_of(head, kind, row, min(position + key, end - 1)), 1, held + 4 * head.dim * key)
-    return held
+            _copy(head, cache_index(head, start, row, min(position + key, end - 1)), 1, buffer + 4 * head.dim * key)
+    return buffer
 
 
 @function
-def ahead_of(head: Any, kind: int, row: int, position: int, end: int) -> int:
-    """The address of a block that is read next; anything where there is none in one place."""
+def next_block(head: Any, start: int, row: int, position: int, end: int) -> int:
+    """Return the address of a block to prefetch; that of the queries if there is no such block in one place."""
     if position >= end or not reads_in_place(head):
         return head.qkv
-    return head.cache + 4 * head.dim * place_of(head, kind, row, position)
+    return head.cache + 4 * head.dim * cache_index(head, start, row, position)
 
 
 @function
-def ask(head: Any, place: int) -> None:
-    """Asks for a block of 8 bits that will be read soon."""
-    prefetch(head.scales + 4 * place)
+def prefetch_block(head: Any, index: int) -> None:
+    """Prefetch a block of 8-bit keys or values from a cache index on."""
+    prefetch(head.scales + 4 * index)
     for i in range(0, BLOCK * head.dim, 64):
-        prefetch(head.cache + head.dim * place + i)
+        prefetch(head.cache + head.dim * index + i)
 
 
 @function
-def _copy(head: Any, place: int, keys: int, to: int) -> None:
-    """Writes consecutive keys or values as float32."""
-    dim, codes, scales = head.dim, head.cache + bytes_of(head) * place, float32_array(head.scales + 4 * place, (keys,))
-    if head.kind == 0:
-        for i in range(0, 4 * dim * keys, 64):
+def _copy(head: Any, index: int, count: int, to: int) -> None:
+    """Write ``count`` consecutive keys or values as float32."""
+    dim, codes, scales = (
+        head.dim,
+        head.cache + key_bytes(head) * index,
+        float32_array(head.scales + 4 * index, (count,)),
+    )
+    if head.cache_type == 0:
+        for i in range(0, 4 * dim * count, 64):
             store(to + i, load(codes + i))
-    elif head.kind == _INT8:
-        for key in range(keys):
+    elif head.cache_type == _INT8:
+        for key in range(count):
             for i in range(dim * key, dim * (key + 1), 16):
                 store(to + 4 * i, multiply(load_int8(codes + i), splat(scales[key])))
     else:
-        for key in range(keys):
+        for key in range(count):
             for i in range(dim * key, dim * (key + 1), 16):
                 store(to + 4 * i, multiply(load_float8(codes + i), splat(scales[key])))

@@ -1,14 +1,14 @@
-"""Attention over the paged cache in one kernel a layer.
+"""Attention over the paged cache, one kernel a layer.
 
 Queries, keys and values of a step's tokens lie together, ``[tokens, heads + 2 kv_heads, dim]``, as their projection
-left them. The cache of one layer is ``[2, kv_heads, slots, dim]``, keys before values. Everything is float32 and
-contiguous, ``dim`` a multiple of 16. The cache may be int8 or float8 too, with a float32 scale for each token, head and
-kind, ``[2, kv_heads, slots]``: sixteen keys or values become float32 where they are read, once for all queries that
-meet them there.
+wrote them. The cache of one layer is ``[2, kv_heads, slots, dim]``, keys before values. All of it is float32 and
+contiguous, and ``dim`` a multiple of 16. The cache may also be int8 or float8, with a float32 scale for each token,
+head and kind, ``[2, kv_heads, slots]``: sixteen keys or values become float32 when they are read, once for all queries
+that read them then.
 
-A token's keys come in pieces. Those that several tokens see whole are attended to by all of these together
-(``attention_tile``). What is left each token reads for itself (``attention_own``). What a token gets depends on how its
-keys are cut into pieces, and on nothing else: not on the other tokens of a step, nor on the number of threads.
+The keys of a token come in pieces. A piece that several tokens see whole is attended to by all of them together
+(``tiled``); the rest each token reads for itself (``per_row``). What a token gets depends on how its keys are cut into
+pieces, and on nothing else: not on the other tokens of the step, nor on the number of threads.
 """
 
 from __future__ import annotations
@@ -17,9 +17,10 @@ from typing import Any
 
 import numpy as np
 
-from kernels.cpu.attention.keys import SOME, STEP_WORDS, Head
-from kernels.cpu.attention.per_row import Spans, attend_alone, own_floats
-from kernels.cpu.attention.tiled import ROWS, attend_together, tile_floats
+from kernels.cpu.attention import per_row, tiled
+from kernels.cpu.attention.keys import STEP_WORDS, UNBOUNDED, Head
+from kernels.cpu.attention.per_row import OwnKeys, per_row_attention
+from kernels.cpu.attention.tiled import MAX_QUERIES, shared_prefix_attention
 from kernels.cpu.runtime.kernel import (
     as_float,
     float32_array,
@@ -31,80 +32,84 @@ from kernels.cpu.runtime.kernel import (
 )
 
 
-def tile_tokens(heads_per_kv: int) -> int:
-    """Tokens of one row that are best attended together to what they all see."""
-    return max(1, ROWS // heads_per_kv)
+def max_tile_tokens(heads_per_kv: int) -> int:
+    """Return how many tokens of one row fit a tile."""
+    return max(1, MAX_QUERIES // heads_per_kv)
 
 
-def scratch_floats(dim: int, heads_per_kv: int, longest: int) -> int:
-    """What each thread of ``attend`` needs where no token reads more than ``longest`` keys for itself."""
-    return max(tile_floats(dim), own_floats(dim, heads_per_kv, longest))
+def scratch_size(dim: int, heads_per_kv: int, longest: int) -> int:
+    """Return the floats of scratch for each thread; ``longest``: the most keys that a token reads for itself."""
+    return max(tiled.scratch_size(dim), per_row.scratch_size(dim, heads_per_kv, longest))
 
 
 @kernel
 def attend(address: Any) -> None:
-    """``(qkv, cache, scales, kind, out, step, heads, kv_heads, dim, capacity, page_size, groups, scale, softcap)``, and
-    at ``step``
-    ``(scratch, pages, rows, first, end, tree_begin, tree_at, tree, pieces, members, states, tokens, columns, count,
-    longest, apart, slots)``, so that a tape can be repeated for another step.
+    """Attention of a step's tokens in one layer.
+
+    Arguments ``(qkv, cache, scales, cache_type, out, step, heads, kv_heads, dim, capacity, page_size, groups, scale,
+    softcap)``, and at ``step`` ``(scratch, pages, rows, first, end, tree_begin, tree_offset, tree, pieces, members,
+    states, tokens, columns, num_pieces, longest, scratch_stride, slots)``, so that a recorded kernel graph can be
+    replayed for another step.
 
     Token ``i`` of ``tokens`` belongs to row ``rows[i]`` of the page table ``pages`` ``[rows, columns]`` and reads the
-    keys ``first[i]`` until ``end[i]`` for itself, of which there are 1 to ``longest``. Where ``tree_at[i]`` is not
-    negative, of the keys from ``tree_begin[i]`` on only those whose byte in ``tree``, from ``tree_at[i]`` on, is not 0.
-    ``page_size``: 16, or no multiple of 16.
+    keys from ``first[i]`` to before ``end[i]`` for itself, 1 to ``longest`` of them. If ``tree_offset[i]`` is not
+    negative, then of the keys from ``tree_begin[i]`` on it sees only those whose byte in ``tree``, from
+    ``tree_offset[i]`` on, is not 0. ``page_size``: 16, or not a multiple of 16.
 
-    ``pieces`` ``[count, 5]``: row, first key (on the edge of a page), end, and where the piece's tokens stand in
-    ``members``, first and end, in rising order. ``out`` ``[tokens, heads, dim]`` gets the result, and ``states``
-    ``[tokens, heads, 2]`` what the weights are relative to and their sum. ``softcap``: see ``LayerAttentionConfig``, 0
-    for none. ``scratch``: ``[threads, apart]``, see ``scratch_floats``. Threads divide the heads, and ``groups`` ranges
-    of the tokens.
+    ``pieces`` ``[num_pieces, 5]``: row, first key (at the start of a page), end, and the range of the piece's tokens in
+    ``members``, which are ascending. ``out`` ``[tokens, heads, dim]`` gets the result, and ``states`` ``[tokens, heads,
+    2]`` the largest score, which weights are relative to, and the sum of weights. ``softcap``: 0 for none. ``scratch``:
+    ``[threads, scratch_stride]``, see ``scratch_size``. Threads divide the heads, and ``groups`` ranges of the tokens.
     """
     a, thread, threads = read_arguments(address)
     s = int64_array(a[5], STEP_WORDS)
-    tokens, heads, kv_heads, dim, count, groups = s[11], a[6], a[7], a[8], s[13], a[11]
-    per_kv, longest, capacity = heads // kv_heads, s[14], a[9]
+    tokens, heads, kv_heads, dim, num_pieces, groups = s[11], a[6], a[7], a[8], s[13], a[11]
+    heads_per_kv, longest, capacity = heads // kv_heads, s[14], a[9]
     scale, softcap = np.float32(as_float(a[12])), np.float32(as_float(a[13]))
-    rows, firsts, ends = int64_array(s[2], tokens), int64_array(s[3], tokens), int64_array(s[4], tokens)
-    spans = Spans(rows, firsts, ends, int64_array(s[5], tokens), int64_array(s[6], tokens), uint8_array(s[7], SOME))
-    pieces, members, all_states = (
-        int64_array(s[8], (count, 5)),
-        int64_array(s[9], SOME),
-        float32_array(s[10], (tokens, heads, 2)),
+    own_keys = OwnKeys(
+        int64_array(s[2], tokens),
+        int64_array(s[3], tokens),
+        int64_array(s[4], tokens),
+        int64_array(s[5], tokens),
+        int64_array(s[6], tokens),
+        uint8_array(s[7], UNBOUNDED),
     )
+    pieces, members = int64_array(s[8], (num_pieces, 5)), int64_array(s[9], UNBOUNDED)
+    all_states = float32_array(s[10], (tokens, heads, 2))
     for part in range(thread, groups * kv_heads, threads):
-        index = part % kv_heads
-        begins, after = split_range(tokens, part // kv_heads, groups)
+        kv_head = part % kv_heads
+        first, end = split_range(tokens, part // kv_heads, groups)
         head = Head(
-            a[0] + 4 * dim * per_kv * index,
-            a[4] + 4 * dim * per_kv * index,
-            capacity * index,
-            capacity * (kv_heads + index),
+            a[0] + 4 * dim * heads_per_kv * kv_head,
+            a[4] + 4 * dim * heads_per_kv * kv_head,
+            capacity * kv_head,
+            capacity * (kv_heads + kv_head),
             a[1],
             a[2],
             a[3],
             s[1],
             4 * dim * (heads + 2 * kv_heads),
             heads,
-            per_kv,
+            heads_per_kv,
             dim,
             a[10],
             s[12],
             s[0] + 4 * s[15] * thread,
         )
-        states = all_states[:, per_kv * index : per_kv * (index + 1)]
-        for token in range(begins, after):
-            for own in range(per_kv):
-                states[token, own, 0], states[token, own, 1] = -np.inf, 0
-        for piece in range(count):
+        states = all_states[:, heads_per_kv * kv_head : heads_per_kv * (kv_head + 1)]
+        for token in range(first, end):
+            for query_head in range(heads_per_kv):
+                states[token, query_head, 0], states[token, query_head, 1] = -np.inf, 0
+        for piece in range(num_pieces):
             low, high = pieces[piece, 3], pieces[piece, 4]
-            while low < high and members[low] < begins:
+            while low < high and members[low] < first:
                 low += 1
-            while low < high and members[high - 1] >= after:
+            while low < high and members[high - 1] >= end:
                 high -= 1
-            step = max(1, ROWS // per_kv)
-            for some in range(low, high, step):
-                together = members[some : min(some + step, high)]
-                attend_together(head, pieces[piece], together, states, scale, softcap)
-        # After this head comes another one.
-        shift = capacity * ((part + threads) % kv_heads - index)
-        attend_alone(head, begins, after, shift, spans, longest, states, scale, softcap)
+            step = max(1, MAX_QUERIES // heads_per_kv)
+            for start in range(low, high, step):
+                tile_tokens = members[start : min(start + step, high)]
+                shared_prefix_attention(head, pieces[piece], tile_tokens, states, scale, softcap)
+        # The next part of this thread is another head.
+        next_head = capacity * ((part + threads) % kv_heads - kv_head)
+        per_row_attention(head, first, end, next_head, own_keys, longest, states, scale, softcap)

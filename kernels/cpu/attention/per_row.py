@@ -1,9 +1,20 @@
-"""Attention from tokens to keys that each of them reads for itself.
+"""Attention from tokens to the keys that each of them reads for itself.
 
-Next to nothing is computed with such a key, so it takes the time that its memory takes, and that depends on the order
-in which it is read: of branches that grow side by side the first blocks lie side by side, then the second ones. So
-several tokens go through their keys together, block by block, and then through their values. Consecutive pages come
-twice as fast as others.
+So little is computed with each key that the time is that of reading memory, which depends on the order of the reads:
+the first blocks of branches that grow side by side are neighbours in memory, then their second blocks. So several
+tokens go through their keys together, block by block, and then through their values. Consecutive pages are read twice
+as fast as others.
+
+Scratch of a thread, for a group of ``tokens``::
+
+    ┌─ head.scratch
+    │ block    float32 [BLOCK, dim]                    keys or values that cannot be read in place
+    ├─ scores
+    │ scores   float32 [tokens, heads_per_kv, padded]  of a token's keys from the start of its first block on;
+    │                                                  they become weights
+    ├─ block_list
+    │ blocks   int64 [blocks, 3]                       token, first position, cache index of the first key
+    └─
 """
 
 from __future__ import annotations
@@ -12,204 +23,255 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from kernels.cpu.attention.keys import BLOCK, ask, block_of, bytes_of, reads_in_place
+from kernels.cpu.attention.keys import BLOCK, key_bytes, load_block, prefetch_block, reads_in_place
 from kernels.cpu.runtime.kernel import float32_array, function, int64_array
 from kernels.cpu.simd.exp import exp32
 from kernels.cpu.simd.products import dotter, mixer
-from kernels.cpu.simd.softmax import capped, exponentials
+from kernels.cpu.simd.softmax import cap, exponentials
 from kernels.cpu.simd.vector import between, largest, load, maximum, multiply, splat, store, total
 
-_LEAD = 8 << 10
-"""Bytes between the block that is read and the one that is asked for."""
-_ROOM = 1 << 16
-"""Scores of the tokens that go together; they must stay in the cache of the second level."""
-_MOST = 32
-"""Such tokens."""
+_PREFETCH_BYTES = 8 << 10
+"""Distance between the block that is read and the one that is prefetched."""
+_MAX_SCORES = 1 << 16
+"""Scores of the tokens of a group; they must stay in the second-level cache."""
+_MAX_TOKENS = 32
+"""Tokens of a group."""
 
 _dots, _dots_half = dotter(BLOCK), dotter(BLOCK // 2)
 _mix4, _mix2, _mix1 = (mixer(rows, 1) for rows in (4, 2, 1))
 _mix4_wide, _mix2_wide, _mix1_wide = (mixer(rows, 4) for rows in (4, 2, 1))
 
 
-class Spans(NamedTuple):
-    """Which keys tokens read for themselves, see ``attend``."""
+class OwnKeys(NamedTuple):
+    """The keys that tokens read for themselves, an entry for each token; see ``paged.attend``."""
 
     rows: Any
-    firsts: Any
-    ends: Any
-    tree_begins: Any
-    tree_ats: Any
+    first: Any
+    end: Any
+    tree_begin: Any
+    tree_offset: Any
     tree: Any
 
 
+class _Scratch(NamedTuple):
+    """Addresses within the scratch, see the picture above."""
+
+    block: int
+    scores: int
+    block_list: int
+    score_stride: int
+    """Bytes between the scores of two query heads."""
+
+
 def _padded(longest: int) -> int:
-    """Room for the scores of ``longest`` keys."""
+    """Room for the scores of ``longest`` keys: whole blocks, and one for keys before the first in its block."""
     return (longest + 47) // BLOCK * BLOCK
 
 
-def _company(heads_per_kv: int, padded: int) -> int:
-    """How many tokens go together, with so much room for the scores of each head."""
-    return max(1, min(_MOST, _ROOM // (heads_per_kv * padded)))
+def _group_size(heads_per_kv: int, padded: int) -> int:
+    """Tokens of a group if each query head has room for ``padded`` scores."""
+    return max(1, min(_MAX_TOKENS, _MAX_SCORES // (heads_per_kv * padded)))
 
 
-def own_floats(dim: int, heads_per_kv: int, longest: int) -> int:
-    """Scratch of ``attend_alone`` where no token has more than ``longest`` keys: a block, scores, and the list of
-    blocks. Shorter tokens need no more, although more of them go together."""
-    each = heads_per_kv * _padded(longest)
-    scores = min(_MOST * each, max(_ROOM, each))
+def scratch_size(dim: int, heads_per_kv: int, longest: int) -> int:
+    """Return the floats of scratch if no token has more than ``longest`` keys.
+
+    Fewer keys need no more, although more tokens form a group then.
+    """
+    per_token = heads_per_kv * _padded(longest)
+    scores = min(_MAX_TOKENS * per_token, max(_MAX_SCORES, per_token))
     return BLOCK * dim + scores + 6 * -(-scores // (BLOCK * heads_per_kv))
 
 
-_padded_to, _company_of = function(_padded), function(_company)
+_compiled_padded, _compiled_group_size = function(_padded), function(_group_size)
 
 
 @function
-def attend_alone(
-    head: Any, low: int, end: int, shift: int, spans: Spans, longest: int, states: Any, scale: Any, softcap: Any
+def per_row_attention(
+    head: Any, low: int, end: int, next_head: int, own_keys: Any, longest: int, states: Any, scale: Any, softcap: Any
 ) -> None:
-    """Attends from the tokens ``low`` until ``end`` to their own keys and to what they were attended to before, and
-    ends their results. What is read next lies ``shift`` places further than what is read first."""
-    padded = _padded_to(longest)
-    some = _company_of(head.per_kv, padded)
-    for first in range(low, end, some):
-        _attend(head, first, min(first + some, end), shift, spans, padded, states, scale, softcap)
+    """Attend from the tokens ``low`` to before ``end`` to their own keys, and finish their results.
+
+    Combines them with the pieces that ``states`` holds. ``next_head``: distance of cache indices to the head that this
+    thread reads next, whose first keys are prefetched.
+    """
+    padded = _compiled_padded(longest)
+    step = _compiled_group_size(head.heads_per_kv, padded)
+    for first in range(low, end, step):
+        _attend(head, first, min(first + step, end), next_head, own_keys, padded, states, scale, softcap)
 
 
 @function
 def _attend(
-    head: Any, low: int, end: int, shift: int, spans: Spans, padded: int, states: Any, scale: Any, softcap: Any
+    head: Any, low: int, end: int, next_head: int, own_keys: Any, padded: int, states: Any, scale: Any, softcap: Any
 ) -> None:
-    dim, per_kv, wide = head.dim, head.per_kv, 4 * head.dim
-    held, scores, apart = head.scratch, head.scratch + BLOCK * wide, 4 * padded
-    listed = scores + (end - low) * per_kv * apart
-    count, in_place = _list(head, low, end, spans, listed), reads_in_place(head)
-    blocks = int64_array(listed, (count, 3))
-    lead, between_kinds = max(_LEAD // (BLOCK * bytes_of(head)), 1), head.values - head.keys
-    for index in range(count):
-        token, position = blocks[index, 0], blocks[index, 1]
-        ahead = blocks[min(index + lead, count - 1), 2]
-        if index + lead >= count:
-            ahead = blocks[min(index + lead - count, count - 1), 2] + between_kinds
-        place, following = head.cache + 4 * dim * blocks[index, 2], head.cache + 4 * dim * ahead
-        if not in_place:
-            place = following = _gather(head, head.keys, spans, token, position, ahead, held)
-        first, after = spans.firsts[token], spans.ends[token]
-        spot = scores + (token - low) * per_kv * apart + 4 * (position - first // BLOCK * BLOCK)
-        query = head.qkv + token * head.tokens_apart
-        for own in range(per_kv):
-            if per_kv == 1:
-                made = _dots(query, place, wide, dim // 16, following)
-            else:
-                ask_at = following + own * 8 * wide if own < 2 else place
-                made = _dots_half(query + own * wide, place, wide, dim // 16, ask_at)
-            made = multiply(made, splat(scale))
-            if softcap > 0:
-                made = capped(made, softcap)
-            store(spot + own * apart, between(made, first - position, after - position))
+    """Attend from a group of tokens: scores of all keys, softmax, weighted sum of all values."""
+    score_stride, scores = 4 * padded, head.scratch + 4 * BLOCK * head.dim
+    block_list = scores + (end - low) * head.heads_per_kv * score_stride
+    scratch = _Scratch(head.scratch, scores, block_list, score_stride)
+    num_blocks = _list_blocks(head, low, end, own_keys, block_list)
+    blocks = int64_array(block_list, (num_blocks, 3))
+    _score_keys(head, low, blocks, own_keys, scratch, scale, softcap)
     for token in range(low, end):
-        size = (spans.ends[token] + BLOCK - 1) // BLOCK * BLOCK - spans.firsts[token] // BLOCK * BLOCK
-        for own in range(per_kv):
-            place = scores + ((token - low) * per_kv + own) * apart
-            if spans.tree_ats[token] >= 0:
-                _hide(place, token, spans)
-            _weigh(place, size, head.out + wide * (token * head.heads + own), dim, states[token, own])
-    for index in range(count):
-        token, position = blocks[index, 0], blocks[index, 1]
-        ahead = blocks[min(index + lead, count - 1), 2] + between_kinds
-        if index + lead >= count:
-            ahead = blocks[min(index + lead - count, count - 1), 2] + shift
-        place, following = head.cache + 4 * dim * (blocks[index, 2] + between_kinds), head.cache + 4 * dim * ahead
-        if not in_place:
-            place = following = _gather(head, head.values, spans, token, position, ahead, held)
-        first, after = spans.firsts[token], spans.ends[token]
-        # Values before the first one are skipped, since they may be anything.
-        skipped, out = max(first - position, 0), head.out + wide * token * head.heads
-        weights = scores + (token - low) * per_kv * apart + 4 * (position - first // BLOCK * BLOCK + skipped)
-        values, size = (place + skipped * wide, following + skipped * wide), min(BLOCK, after - position) - skipped
-        _mix(out, weights, apart, values, dim, per_kv, size)
+        first_block, end_block = own_keys.first[token] // BLOCK, (own_keys.end[token] + BLOCK - 1) // BLOCK
+        for query_head in range(head.heads_per_kv):
+            row = _score_row(head, scratch, token - low, query_head)
+            if own_keys.tree_offset[token] >= 0:
+                _mask_tree(row, token, own_keys)
+            out = _result(head, token, query_head)
+            _softmax(row, (end_block - first_block) * BLOCK, out, head.dim, states[token, query_head])
+    _mix_values(head, low, blocks, own_keys, scratch, next_head)
     for token in range(low, end):
-        for own in range(per_kv):
-            factor, out = splat(np.float32(1) / states[token, own, 1]), head.out + wide * (token * head.heads + own)
-            for i in range(0, dim, 16):
+        for query_head in range(head.heads_per_kv):
+            factor, out = splat(np.float32(1) / states[token, query_head, 1]), _result(head, token, query_head)
+            for i in range(0, head.dim, 16):
                 store(out + 4 * i, multiply(load(out + 4 * i), factor))
 
 
 @function
-def _list(head: Any, low: int, end: int, spans: Spans, listed: int) -> int:
-    """Writes of each block its token, its first position and the place of its first key, in the order in which they are
-    read, and returns how many they are."""
-    most, count = 0, 0
+def _score_row(head: Any, scratch: Any, index: int, query_head: int) -> int:
+    """Return the address of the scores of a query of the group's token ``index``."""
+    return scratch.scores + (index * head.heads_per_kv + query_head) * scratch.score_stride
+
+
+@function
+def _result(head: Any, token: int, query_head: int) -> int:
+    """Return the address of a query's result."""
+    return head.out + 4 * head.dim * (token * head.num_heads + query_head)
+
+
+@function
+def _list_blocks(head: Any, low: int, end: int, own_keys: Any, block_list: int) -> int:
+    """Write token, first position and cache index of each block in the order of reading; return their number."""
+    max_blocks, count = 0, 0
     for token in range(low, end):
-        most = max(most, (spans.ends[token] + BLOCK - 1) // BLOCK - spans.firsts[token] // BLOCK)
-    blocks = int64_array(listed, ((end - low) * most, 3))
-    for column in range(most):
+        max_blocks = max(max_blocks, (own_keys.end[token] + BLOCK - 1) // BLOCK - own_keys.first[token] // BLOCK)
+    blocks = int64_array(block_list, ((end - low) * max_blocks, 3))
+    for offset in range(max_blocks):
         for token in range(low, end):
-            block = spans.firsts[token] // BLOCK + column
-            if BLOCK * block < spans.ends[token]:
+            block = own_keys.first[token] // BLOCK + offset
+            if BLOCK * block < own_keys.end[token]:
                 blocks[count, 0], blocks[count, 1], blocks[count, 2] = token, BLOCK * block, 0
                 if head.page_size == BLOCK:
-                    pages = int64_array(head.pages + 8 * spans.rows[token] * head.columns, head.columns)
+                    pages = int64_array(head.pages + 8 * own_keys.rows[token] * head.columns, head.columns)
                     blocks[count, 2] = head.keys + pages[block] * BLOCK
                 count += 1
     return count
 
 
 @function
-def _gather(head: Any, kind: int, spans: Spans, token: int, position: int, ahead: int, held: int) -> int:
-    """The address of a block that is not read where it is. Asks for the one at the place ``ahead``."""
+def _score_keys(head: Any, low: int, blocks: Any, own_keys: Any, scratch: Any, scale: Any, softcap: Any) -> None:
+    """Write the scores of all keys; prefetch those that follow, and after the last keys the first values."""
+    dim, heads_per_kv, key_stride, count = head.dim, head.heads_per_kv, 4 * head.dim, len(blocks)
+    in_place, to_values = reads_in_place(head), head.values - head.keys
+    lead = max(_PREFETCH_BYTES // (BLOCK * key_bytes(head)), 1)
+    for index in range(count):
+        token, position = blocks[index, 0], blocks[index, 1]
+        ahead = blocks[min(index + lead, count - 1), 2]
+        if index + lead >= count:
+            ahead = blocks[min(index + lead - count, count - 1), 2] + to_values
+        keys, following = head.cache + key_stride * blocks[index, 2], head.cache + key_stride * ahead
+        if not in_place:
+            keys = following = _gather(head, head.keys, own_keys, token, position, ahead, scratch.block)
+        first, end = own_keys.first[token], own_keys.end[token]
+        row = _score_row(head, scratch, token - low, 0) + 4 * (position - first // BLOCK * BLOCK)
+        query = head.qkv + token * head.token_stride
+        for query_head in range(heads_per_kv):
+            if heads_per_kv == 1:
+                products = _dots(query, keys, key_stride, dim // 16, following)
+            else:
+                # The first two queries prefetch a half of the block each.
+                to_prefetch = following + query_head * 8 * key_stride if query_head < 2 else keys
+                products = _dots_half(query + query_head * key_stride, keys, key_stride, dim // 16, to_prefetch)
+            products = multiply(products, splat(scale))
+            if softcap > 0:
+                products = cap(products, softcap)
+            store(row + query_head * scratch.score_stride, between(products, first - position, end - position))
+
+
+@function
+def _mix_values(head: Any, low: int, blocks: Any, own_keys: Any, scratch: Any, next_head: int) -> None:
+    """Add all values times their weights; prefetch those that follow, and after the last the next head's keys."""
+    dim, value_stride, count = head.dim, 4 * head.dim, len(blocks)
+    in_place, to_values = reads_in_place(head), head.values - head.keys
+    lead = max(_PREFETCH_BYTES // (BLOCK * key_bytes(head)), 1)
+    for index in range(count):
+        token, position = blocks[index, 0], blocks[index, 1]
+        ahead = blocks[min(index + lead, count - 1), 2] + to_values
+        if index + lead >= count:
+            ahead = blocks[min(index + lead - count, count - 1), 2] + next_head
+        start = head.cache + value_stride * (blocks[index, 2] + to_values)
+        following = head.cache + value_stride * ahead
+        if not in_place:
+            start = following = _gather(head, head.values, own_keys, token, position, ahead, scratch.block)
+        first, end = own_keys.first[token], own_keys.end[token]
+        # Values before the first one are skipped, since they may be NaN.
+        skipped = max(first - position, 0)
+        weights = _score_row(head, scratch, token - low, 0) + 4 * (position - first // BLOCK * BLOCK + skipped)
+        values = start + skipped * value_stride, following + skipped * value_stride
+        size = min(BLOCK, end - position) - skipped
+        _mix(_result(head, token, 0), weights, scratch.score_stride, values, dim, head.heads_per_kv, size)
+
+
+@function
+def _gather(head: Any, start: int, own_keys: Any, token: int, position: int, ahead: int, buffer: int) -> int:
+    """Return the address of a block that is not read in place; prefetch the one at the cache index ``ahead``."""
     if head.page_size == BLOCK:
-        ask(head, ahead)
-    return block_of(head, kind, spans.rows[token], position, spans.ends[token], held)
+        prefetch_block(head, ahead)
+    return load_block(head, start, own_keys.rows[token], position, own_keys.end[token], buffer)
 
 
 @function
-def _hide(scores: int, token: int, spans: Spans) -> None:
-    """Of a token's keys from the first of the tree on only those whose byte is not 0 are seen."""
-    first, end, begin = spans.firsts[token], spans.ends[token], spans.tree_begins[token]
-    begun = first // BLOCK * BLOCK
-    mine = float32_array(scores, end - begun)
-    for position in range(max(first, begin), end):
-        if not spans.tree[spans.tree_ats[token] + position - begin]:
-            mine[position - begun] = -np.inf
+def _mask_tree(scores: int, token: int, own_keys: Any) -> None:
+    """Hide the keys of a token's tree whose byte is 0."""
+    first, end, tree_begin = own_keys.first[token], own_keys.end[token], own_keys.tree_begin[token]
+    start = first // BLOCK * BLOCK
+    row = float32_array(scores, end - start)
+    for position in range(max(first, tree_begin), end):
+        if not own_keys.tree[own_keys.tree_offset[token] + position - tree_begin]:
+            row[position - start] = -np.inf
 
 
 @function
-def _weigh(scores: int, size: int, out: int, dim: int, state: Any) -> None:
-    """Makes scores weights relative to the largest one and to that of what was attended to before, and ``out`` too."""
-    before, weights = state[0], state[1]
-    top = splat(before)
+def _softmax(scores: int, size: int, out: int, dim: int, state: Any) -> None:
+    """Turn scores into weights relative to the largest of them and of the pieces before, and rescale ``out`` to it."""
+    previous_top, previous_sum = state[0], state[1]
+    lanes = splat(previous_top)
     for i in range(0, size, 16):
-        top = maximum(top, load(scores + 4 * i))
-    most = largest(top)
-    sums = total(exponentials(scores, size, most))
-    kept = exp32(before - most)
+        lanes = maximum(lanes, load(scores + 4 * i))
+    top = largest(lanes)
+    weights_sum = total(exponentials(scores, size, top))
+    factor = exp32(previous_top - top)
     for i in range(0, dim, 16):
-        # What is there of nothing may be anything.
-        store(out + 4 * i, multiply(load(out + 4 * i), splat(kept)) if weights > 0 else splat(np.float32(0)))
-    state[0], state[1] = most, kept * weights + sums
+        # If there was no piece before, ``out`` is uninitialised.
+        store(out + 4 * i, multiply(load(out + 4 * i), splat(factor)) if previous_sum > 0 else splat(np.float32(0)))
+    state[0], state[1] = top, factor * previous_sum + weights_sum
 
 
 @function
-def _mix(out: int, weights: int, apart: int, values: Any, dim: int, rows: int, count: int) -> None:
-    """Adds ``count`` values to each of ``rows`` rows, with weights of its own that lie ``apart`` bytes apart.
-    ``values``: where they are, and what is asked for meanwhile."""
-    wide, most, row, (start, ahead) = 4 * dim, dim // 64 * 64, 0, values
+def _mix(out: int, weights: int, weight_stride: int, values: Any, dim: int, rows: int, count: int) -> None:
+    """Add ``count`` values to each of ``rows`` rows, times the row's own weights.
+
+    ``values``: the address of the values and that of memory to prefetch. Strides are in bytes.
+    """
+    stride, wide_end, row, (start, ahead) = 4 * dim, dim // 64 * 64, 0, values
     while row < rows:
-        place, own, some = out + row * wide, weights + row * apart, 4 if rows - row >= 4 else min(rows - row, 2)
+        target, row_weights = out + row * stride, weights + row * weight_stride
+        num_rows = 4 if rows - row >= 4 else min(rows - row, 2)
         if row:
             ahead = start
-        for i in range(0, most, 64):
-            if some == 4:
-                _mix4_wide(place + 4 * i, own, apart, start + 4 * i, wide, count, ahead + 4 * i)
-            elif some == 2:
-                _mix2_wide(place + 4 * i, own, apart, start + 4 * i, wide, count, ahead + 4 * i)
+        for i in range(0, wide_end, 64):
+            if num_rows == 4:
+                _mix4_wide(target + 4 * i, row_weights, weight_stride, start + 4 * i, stride, count, ahead + 4 * i)
+            elif num_rows == 2:
+                _mix2_wide(target + 4 * i, row_weights, weight_stride, start + 4 * i, stride, count, ahead + 4 * i)
             else:
-                _mix1_wide(place + 4 * i, own, apart, start + 4 * i, wide, count, ahead + 4 * i)
-        for i in range(most, dim, 16):
-            if some == 4:
-                _mix4(place + 4 * i, own, apart, start + 4 * i, wide, count, ahead + 4 * i)
-            elif some == 2:
-                _mix2(place + 4 * i, own, apart, start + 4 * i, wide, count, ahead + 4 * i)
+                _mix1_wide(target + 4 * i, row_weights, weight_stride, start + 4 * i, stride, count, ahead + 4 * i)
+        for i in range(wide_end, dim, 16):
+            if num_rows == 4:
+                _mix4(target + 4 * i, row_weights, weight_stride, start + 4 * i, stride, count, ahead + 4 * i)
+            elif num_rows == 2:
+                _mix2(target + 4 * i, row_weights, weight_stride, start + 4 * i, stride, count, ahead + 4 * i)
             else:
-                _mix1(place + 4 * i, own, apart, start + 4 * i, wide, count, ahead + 4 * i)
-        row += some
+                _mix1(target + 4 * i, row_weights, weight_stride, start + 4 * i, stride, count, ahead + 4 * i)
+        row += num_rows

@@ -33,11 +33,11 @@ def planned(rows: AttentionMetadata, *, window: int = 0, sharing: bool = True, b
     count, columns = rows.page_table.shape
     tokens = int(rows.query_lens.sum())
     words = torch.zeros(plans.STEP_WORDS, dtype=torch.int64)
-    room = torch.zeros(plans.plan_room(count, tokens, count * columns * blocks, TILE), dtype=torch.int64)
+    room = torch.zeros(plans.plan_size(count, tokens, count * columns * blocks, TILE), dtype=torch.int64)
     given = [torch.from_numpy(part) for part in (rows.page_table, rows.query_lens, rows.seq_lens)]
     shape = count, tokens, columns, blocks, rows.page_size
     cost = rows.cost_model.kv_bytes_per_token, rows.cost_model.piece_cost_bytes, rows.cost_model.query_cost_bytes
-    plans.plan(words, room, *given, 0, 0, 0, 5, 6, *shape, window, int(sharing), TILE, *cost, 7, threads=1)
+    plans.plan_step(words, room, *given, 0, 0, 0, 5, 6, *shape, window, int(sharing), TILE, *cost, 7, threads=1)
     found = words.tolist()
     assert (found[0], found[10], found[11], found[12], found[15]) == (5, 6, tokens, columns * blocks, 7)
     members = at(found[9], tokens * 9)
