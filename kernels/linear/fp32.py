@@ -63,9 +63,9 @@ def _layout(weight: Tensor) -> Callable[[Tensor, Tensor | None, Tensor | None], 
     """Return the function ``(x, bias, residual) -> x @ weight.T + bias + residual``."""
     if not availability.can_use_kernels(weight):
         return partial(_plain, weight)
-    from kernels.cpu.linear.fp32 import FloatPanels
+    from kernels.cpu.linear.fp32 import PackedFloat32
 
-    return FloatPanels(weight).product
+    return PackedFloat32(weight).product
 
 
 def _plain(weight: Tensor, x: Tensor, bias: Tensor | None, residual: Tensor | None) -> Tensor:

@@ -70,11 +70,11 @@ def _layout(
     """The product of ``x``, ``bias`` and ``residual`` with a weight."""
     if not availability.HAS_INT8_DOT:
         return _Torch(codes, scales, zeros, order).product
-    from kernels.cpu.linear.int4 import Int4Panels
+    from kernels.cpu.linear.int4 import PackedInt4
 
     parts = _split(codes.shape[1] // scales.shape[1])
     split_scales, split_zeros = (grouped.repeat_interleave(parts, 1) for grouped in (scales, zeros))
-    return Int4Panels(codes, split_scales, split_zeros, order).product
+    return PackedInt4(codes, split_scales, split_zeros, order).product
 
 
 class _Torch:

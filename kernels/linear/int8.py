@@ -53,9 +53,9 @@ def supported(columns: int) -> bool:
 def _layout(codes: Tensor, scales: Tensor) -> Callable[[Tensor, Tensor | None, Tensor | None], Tensor]:
     """The product of ``x``, ``bias`` and ``residual`` with a weight."""
     if availability.HAS_INT8_DOT:
-        from kernels.cpu.linear.int8 import Int8Panels
+        from kernels.cpu.linear.int8 import PackedInt8
 
-        return Int8Panels(codes, scales).product
+        return PackedInt8(codes, scales).product
     return _Fbgemm(codes, scales).product
 
 

@@ -1,6 +1,6 @@
-"""Sixteen numbers of 8 bits in memory, int8 or float8 (e4m3), as a ``vector`` of float32 and back.
+"""Conversion of sixteen int8 or float8 (e4m3) numbers in memory to a ``vector`` of float32 and back.
 
-Rounded to nearest, ties to even, as ``kernels.quantize.quantize_vectors`` does.
+Rounds to nearest, ties to even, as ``kernels.quantize.quantize_vectors``.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from kernels.cpu.simd.vector import vector
 _BYTES = ir.VectorType(ir.IntType(8), LANES)
 _WORDS = ir.VectorType(ir.IntType(32), LANES)
 _FLOATS = ir.VectorType(ir.FloatType(), LANES)
-_LEAST = 2.0**-6
+_SMALLEST_NORMAL = 2.0**-6
 """The smallest normal float8."""
-_STEPS = 2.0**9
-"""So many float8 below it make 1."""
+_DENORMALS_PER_ONE = 2.0**9
+"""Denormal float8 numbers are multiples of its reciprocal."""
 _BIAS = 127 - 7
-"""Between the exponents of float32 and of float8."""
+"""Difference of the exponent biases of float32 and float8."""
 _CUT = 23 - 3
-"""Bits of a float32's fraction that a float8 has not."""
+"""Fraction bits of a float32 that a float8 lacks."""
 
 
 @intrinsic
 def load_int8(_context: Any, _address: Any) -> Any:
-    """The int8 at an address."""
+    """Return the int8 numbers at an address."""
 
     def generate(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:
         return builder.sitofp(builder.sext(_load(builder, args[0]), _WORDS), _FLOATS)
@@ -39,15 +39,15 @@ def load_int8(_context: Any, _address: Any) -> Any:
 
 @intrinsic
 def load_float8(_context: Any, _address: Any) -> Any:
-    """The float8 at an address; the one that is no number becomes 480."""
+    """Return the float8 numbers at an address; NaN becomes 480."""
 
     def generate(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:
         code = builder.sext(_load(builder, args[0]), _WORDS)
         bits = builder.shl(builder.and_(code, _word(0x7F)), _word(_CUT))
         normal = builder.bitcast(builder.add(bits, _word(_BIAS << 23)), _FLOATS)
-        # Below the smallest normal number as if its exponent were that one's, without the leading 1.
+        # A denormal number has the exponent of the smallest normal one, without the leading 1.
         small = builder.bitcast(builder.add(bits, _word((_BIAS + 1) << 23)), _FLOATS)
-        small = builder.fsub(small, _float(_LEAST))
+        small = builder.fsub(small, _float(_SMALLEST_NORMAL))
         size = builder.select(builder.icmp_unsigned("<", bits, _word(1 << 23)), small, normal)
         sign = builder.and_(code, _word(1 << 31))
         return builder.bitcast(builder.or_(builder.bitcast(size, _WORDS), sign), _FLOATS)
@@ -57,7 +57,7 @@ def load_float8(_context: Any, _address: Any) -> Any:
 
 @intrinsic
 def store_int8(_context: Any, _address: Any, _value: Any) -> Any:
-    """Writes numbers of at most 127 in magnitude."""
+    """Write numbers of at most 127 in magnitude as int8."""
 
     def generate(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:
         _store(builder, builder.fptosi(_rounded(builder, args[1]), _WORDS), args[0])
@@ -67,7 +67,7 @@ def store_int8(_context: Any, _address: Any, _value: Any) -> Any:
 
 @intrinsic
 def store_float8(_context: Any, _address: Any, _value: Any) -> Any:
-    """Writes numbers of at most 448 in magnitude."""
+    """Write numbers of at most 448 in magnitude as float8."""
 
     def generate(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:
         bits = builder.bitcast(args[1], _WORDS)
@@ -76,9 +76,9 @@ def store_float8(_context: Any, _address: Any, _value: Any) -> Any:
         rounded = builder.add(builder.add(whole, odd), _word((1 << (_CUT - 1)) - 1))
         normal = builder.sub(builder.lshr(rounded, _word(_CUT)), _word(_BIAS << 3))
         size = builder.bitcast(whole, _FLOATS)
-        # Codes of the small numbers count up to the smallest normal one's, which is the next.
-        small = builder.fptosi(_rounded(builder, builder.fmul(size, _float(_STEPS))), _WORDS)
-        code = builder.select(builder.fcmp_ordered("<", size, _float(_LEAST)), small, normal)
+        # The codes of denormal numbers count up to that of the smallest normal one.
+        small = builder.fptosi(_rounded(builder, builder.fmul(size, _float(_DENORMALS_PER_ONE))), _WORDS)
+        code = builder.select(builder.fcmp_ordered("<", size, _float(_SMALLEST_NORMAL)), small, normal)
         sign = builder.and_(builder.lshr(bits, _word(24)), _word(0x80))
         _store(builder, builder.or_(code, sign), args[0])
 
@@ -87,7 +87,7 @@ def store_float8(_context: Any, _address: Any, _value: Any) -> Any:
 
 @intrinsic
 def magnitude(_context: Any, _x: Any) -> Any:
-    """``|x|``."""
+    """Return ``|x|``."""
 
     def generate(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:
         return builder.bitcast(builder.and_(builder.bitcast(args[0], _WORDS), _word(0x7FFFFFFF)), _FLOATS)

@@ -1,5 +1,7 @@
-"""Products of many vectors at once, as attention needs them: a query's or some queries' with keys, and values' with
-weights. What takes an address ``ahead`` asks meanwhile for the memory that lies there."""
+"""Products of many vectors for attention: of queries with keys, and of values with weights.
+
+Functions that take an address ``ahead`` prefetch the memory there while they compute.
+"""
 
 from __future__ import annotations
 
@@ -9,51 +11,61 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
-from kernels.cpu.simd.llvm_ir import BYTES, LANES, VECTOR, WORDS, fused, loaded, long, number_at, prefetched
+from kernels.cpu.simd.llvm_ir import (
+    BYTES,
+    LANES,
+    VECTOR,
+    WORDS,
+    fused_multiply_add,
+    int64,
+    load_splat,
+    load_vector,
+    prefetch_line,
+)
 from kernels.cpu.simd.vector import vector
 
 
 def _merges(lane_of: Any) -> list[Any]:
-    """How two vectors become two others, in each of which ``lane_of(half, lane)`` says where a lane is from."""
+    """Return the shuffles that make two vectors of two others; ``lane_of(half, lane)``: the source of a lane."""
     return [ir.Constant(WORDS, [lane_of(half, lane) for lane in range(LANES)]) for half in range(2)]
 
 
-# Single lanes by turns, and pairs of them, within each quarter of a vector, where it is cheapest; and whole quarters.
+# Alternating lanes, and pairs of lanes, within each quarter of a vector, where shuffles are cheapest; whole quarters.
 _SINGLES = _merges(lambda half, lane: lane // 4 * 4 + 2 * half + lane % 4 // 2 + lane % 2 * LANES)
 _PAIRS = _merges(lambda half, lane: lane // 4 * 4 + 2 * half + lane % 2 + lane % 4 // 2 * LANES)
 _QUARTERS = _merges(lambda half, lane: lane % 4 + 4 * half + lane // 4 % 2 * 8 + lane // 8 * LANES)
 
 
 def dotter(lines: int) -> Any:
-    """``(query, keys, stride, chunks, ahead)``: the products of one vector of ``chunks * 16`` numbers with sixteen,
-    which begin at ``keys`` and lie ``stride`` bytes apart. Asks meanwhile for ``chunks * lines`` lines of memory at
-    ``ahead``. Both are read from their beginning to their end, as the processor expects it of memory."""
-    some = 4
-    """Products at once."""
+    """Make a function ``(query, keys, stride, chunks, ahead)`` that returns the products of a query with sixteen keys.
+
+    The vectors have ``chunks * 16`` numbers. The keys begin at ``keys`` and lie ``stride`` bytes apart. Prefetches
+    ``chunks * lines`` lines of memory at ``ahead``, in ascending order, which the hardware prefetcher expects.
+    """
+    group = 4
+    """Products that are summed at once."""
 
     @intrinsic
     def dots(_context: Any, _query: Any, _keys: Any, _stride: Any, _chunks: Any, _ahead: Any) -> Any:
         def generate(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:
             query, keys, stride, chunks, ahead = args
-            asked = lines * some // LANES
+            num_prefetched = lines * group // LANES
 
             def step(chunk: Any, first: int) -> Any:
-                offset = builder.mul(chunk, long(BYTES))
-                part = loaded(builder, builder.add(query, offset))
-                line = builder.add(builder.mul(chunks, long(first // some)), chunk)
-                for each in range(asked):
-                    prefetched(
-                        builder,
-                        builder.add(ahead, builder.add(builder.mul(line, long(BYTES * asked)), long(BYTES * each))),
-                    )
-                places = [builder.add(keys, builder.mul(stride, long(key))) for key in range(first, first + some)]
-                return [(part, loaded(builder, builder.add(place, offset))) for place in places]
+                offset = builder.mul(chunk, int64(BYTES))
+                part = load_vector(builder, builder.add(query, offset))
+                step_index = builder.add(builder.mul(chunks, int64(first // group)), chunk)
+                line = builder.add(ahead, builder.mul(step_index, int64(BYTES * num_prefetched)))
+                for index in range(num_prefetched):
+                    prefetch_line(builder, builder.add(line, int64(BYTES * index)))
+                starts = [builder.add(keys, builder.mul(stride, int64(key))) for key in range(first, first + group)]
+                return [(part, load_vector(builder, builder.add(start, offset))) for start in starts]
 
             sums = []
-            for first in range(0, LANES, some):
-                sums += _accumulated(builder, some, chunks, lambda chunk, first=first: step(chunk, first))
+            for first in range(0, LANES, group):
+                sums += _accumulate(builder, group, chunks, lambda chunk, first=first: step(chunk, first))
             while len(sums) > 1:
-                sums = [_neighbours(builder, *pair) for pair in zip(sums[::2], sums[1::2], strict=True)]
+                sums = [_add_neighbours(builder, *pair) for pair in zip(sums[::2], sums[1::2], strict=True)]
             return sums[0]
 
         return vector(*[types.int64] * 5), generate
@@ -62,24 +74,26 @@ def dotter(lines: int) -> Any:
 
 
 TALL = 14
-"""Queries that ``score`` takes, at most: their sums and two vectors of keys fill the registers."""
+"""The most queries that ``score`` takes: their sums and two vectors of keys fill the registers."""
 
 
 def block_mixer(rows: int, width: int) -> Any:
-    """``(out, weights, weights_stride, blocks, offset, stride, count, ahead)``: adds to ``rows`` rows of ``width``
-    neighbouring vectors at ``out`` the ``count`` rows of vectors of values times their weights, of which each row of
-    ``out`` has its own. Each sixteen values lie together, ``offset`` bytes after one of the addresses at ``blocks``.
-    Strides are in bytes; that of ``out`` is that of the values.
+    """Make a function ``(out, weights, weights_stride, blocks, offset, stride, count, ahead)``.
 
-    It asks meanwhile for a line of memory at ``ahead`` with each value: the processor foresees no jump to another page,
-    and to ask for much at once would stop it."""
+    It adds ``count`` values to each of ``rows`` rows at ``out``, times the row's own weights. A row and a value are
+    ``width`` neighbouring vectors. Sixteen values lie together, ``offset`` bytes after one of the addresses at
+    ``blocks``. Strides are in bytes; that of ``out`` is that of the values.
+
+    Prefetches a line of memory at ``ahead`` with each value: the hardware prefetcher stops at the end of a page, and
+    many requests at once would stall the core.
+    """
 
     @intrinsic
     def mix(
         _context: Any,
         _out: Any,
         _weights: Any,
-        _apart: Any,
+        _weights_stride: Any,
         _blocks: Any,
         _offset: Any,
         _stride: Any,
@@ -87,16 +101,16 @@ def block_mixer(rows: int, width: int) -> Any:
         _ahead: Any,
     ) -> Any:
         def generate(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:
-            out, weights, apart, blocks, offset, stride, count, ahead = args
+            out, weights, weights_stride, blocks, offset, stride, count, ahead = args
 
-            def place(index: Any) -> Any:
-                prefetched(builder, builder.add(ahead, builder.mul(index, long(BYTES))))
-                block = builder.add(blocks, builder.mul(builder.lshr(index, long(4)), long(8)))
+            def locate(index: Any) -> Any:
+                prefetch_line(builder, builder.add(ahead, builder.mul(index, int64(BYTES))))
+                block = builder.add(blocks, builder.mul(builder.lshr(index, int64(4)), int64(8)))
                 start = builder.load(builder.inttoptr(block, ir.IntType(64).as_pointer()))
-                within = builder.mul(builder.and_(index, long(LANES - 1)), stride)
+                within = builder.mul(builder.and_(index, int64(LANES - 1)), stride)
                 return builder.add(start, builder.add(offset, within))
 
-            _mix(builder, (rows, width), out, (weights, apart), (place, stride), count)
+            _mix(builder, (rows, width), out, (weights, weights_stride), (locate, stride), count)
 
         return types.void(*[types.int64] * 8), generate
 
@@ -104,23 +118,32 @@ def block_mixer(rows: int, width: int) -> Any:
 
 
 def mixer(rows: int, width: int) -> Any:
-    """``(out, weights, weights_stride, values, stride, count, ahead)``: what ``block_mixer`` does with values that all
-    lie together. It asks meanwhile for as much memory at ``ahead``."""
+    """Make a function ``(out, weights, weights_stride, values, stride, count, ahead)``.
+
+    It does what ``block_mixer`` does with values that all lie together, and prefetches as much memory at ``ahead``.
+    """
 
     @intrinsic
     def mix(
-        _context: Any, _out: Any, _weights: Any, _apart: Any, _values: Any, _stride: Any, _count: Any, _ahead: Any
+        _context: Any,
+        _out: Any,
+        _weights: Any,
+        _weights_stride: Any,
+        _values: Any,
+        _stride: Any,
+        _count: Any,
+        _ahead: Any,
     ) -> Any:
         def generate(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:
-            out, weights, apart, values, stride, count, ahead = args
+            out, weights, weights_stride, values, stride, count, ahead = args
 
-            def place(index: Any) -> Any:
+            def locate(index: Any) -> Any:
                 offset = builder.mul(index, stride)
                 for part in range(width):
-                    prefetched(builder, builder.add(builder.add(ahead, offset), long(BYTES * part)))
+                    prefetch_line(builder, builder.add(builder.add(ahead, offset), int64(BYTES * part)))
                 return builder.add(values, offset)
 
-            _mix(builder, (rows, width), out, (weights, apart), (place, stride), count)
+            _mix(builder, (rows, width), out, (weights, weights_stride), (locate, stride), count)
 
         return types.void(*[types.int64] * 7), generate
 
@@ -128,37 +151,42 @@ def mixer(rows: int, width: int) -> Any:
 
 
 def _mix(builder: Any, size: Any, out: Any, weighted: Any, values: Any, count: Any) -> None:
-    (rows, width), (weights, apart), (place, stride) = size, weighted, values
-    starts = [builder.add(out, builder.mul(stride, long(row))) for row in range(rows)]
-    places = [builder.add(start, long(BYTES * part)) for start in starts for part in range(width)]
-    factors = [builder.add(weights, builder.mul(apart, long(row))) for row in range(rows)]
+    (rows, width), (weights, weights_stride), (locate, stride) = size, weighted, values
+    starts = [builder.add(out, builder.mul(stride, int64(row))) for row in range(rows)]
+    addresses = [builder.add(start, int64(BYTES * part)) for start in starts for part in range(width)]
+    factors = [builder.add(weights, builder.mul(weights_stride, int64(row))) for row in range(rows)]
 
     def step(index: Any) -> Any:
-        start = place(index)
-        parts = [loaded(builder, builder.add(start, long(BYTES * part))) for part in range(width)]
-        offset = builder.mul(index, long(4))
-        return [(number_at(builder, builder.add(factor, offset)), part) for factor in factors for part in parts]
+        start = locate(index)
+        parts = [load_vector(builder, builder.add(start, int64(BYTES * part))) for part in range(width)]
+        offset = builder.mul(index, int64(4))
+        return [(load_splat(builder, builder.add(factor, offset)), part) for factor in factors for part in parts]
 
-    begun = [loaded(builder, each) for each in places]
-    for each, mixed in zip(places, _accumulated(builder, len(places), count, step, begun), strict=True):
-        builder.store(mixed, builder.inttoptr(each, VECTOR.as_pointer()), align=4)
+    initial = [load_vector(builder, address) for address in addresses]
+    for address, mixed in zip(addresses, _accumulate(builder, len(addresses), count, step, initial), strict=True):
+        builder.store(mixed, builder.inttoptr(address, VECTOR.as_pointer()), align=4)
 
 
 @intrinsic
-def score(_context: Any, _rows: Any, _queries: Any, _keys: Any, _dim: Any, _out: Any, _apart: Any, _ahead: Any) -> Any:
-    """``(rows, queries, keys, dim, out, out_stride, ahead)``: writes to up to ``TALL`` rows, ``out_stride`` bytes
-    apart, the products of queries ``[dim, rows]`` with 32 keys ``[dim, 32]``. It asks meanwhile for a line of memory at
-    ``ahead`` with each of ``dim``, see ``block_mixer``."""
+def score(
+    _context: Any, _rows: Any, _queries: Any, _keys: Any, _dim: Any, _out: Any, _out_stride: Any, _ahead: Any
+) -> Any:
+    """Write the dot products of up to ``TALL`` queries with 32 keys.
+
+    Arguments ``(rows, queries, keys, dim, out, out_stride, ahead)``: ``queries`` is ``[dim, rows]``, ``keys`` ``[dim,
+    32]``, and the rows of ``out`` lie ``out_stride`` bytes apart. Prefetches a line of memory at ``ahead`` with each of
+    ``dim``, see ``block_mixer``.
+    """
 
     def generate(context: Any, builder: Any, _signature: Any, args: Any) -> Any:
         rows, *rest = args
         done = builder.append_basic_block()
         choice = builder.switch(rows, done)
-        for some in range(1, TALL + 1):
+        for num_rows in range(1, TALL + 1):
             case = builder.append_basic_block()
-            choice.add_case(long(some), case)
+            choice.add_case(int64(num_rows), case)
             builder.position_at_end(case)
-            _score(builder, some, *rest)
+            _score(builder, num_rows, *rest)
             builder.branch(done)
         builder.position_at_end(done)
         return context.get_dummy_value()
@@ -166,70 +194,69 @@ def score(_context: Any, _rows: Any, _queries: Any, _keys: Any, _dim: Any, _out:
     return types.void(*[types.int64] * 7), generate
 
 
-def _score(builder: Any, rows: int, queries: Any, keys: Any, dim: Any, out: Any, apart: Any, ahead: Any) -> None:
+def _score(builder: Any, rows: int, queries: Any, keys: Any, dim: Any, out: Any, out_stride: Any, ahead: Any) -> None:
     def step(index: Any) -> Any:
-        prefetched(builder, builder.add(ahead, builder.mul(index, long(BYTES))))
-        query = builder.add(queries, builder.mul(index, long(4 * rows)))
-        key = builder.add(keys, builder.mul(index, long(2 * BYTES)))
-        pair = [loaded(builder, builder.add(key, long(BYTES * half))) for half in range(2)]
-        values = [number_at(builder, builder.add(query, long(4 * row))) for row in range(rows)]
+        prefetch_line(builder, builder.add(ahead, builder.mul(index, int64(BYTES))))
+        query = builder.add(queries, builder.mul(index, int64(4 * rows)))
+        key = builder.add(keys, builder.mul(index, int64(2 * BYTES)))
+        pair = [load_vector(builder, builder.add(key, int64(BYTES * half))) for half in range(2)]
+        values = [load_splat(builder, builder.add(query, int64(4 * row))) for row in range(rows)]
         return [(value, half) for value in values for half in pair]
 
-    for index, made in enumerate(_accumulated(builder, 2 * rows, dim, step)):
+    for index, result in enumerate(_accumulate(builder, 2 * rows, dim, step)):
         row, half = divmod(index, 2)
-        place = builder.add(builder.add(out, builder.mul(apart, long(row))), long(BYTES * half))
-        builder.store(made, builder.inttoptr(place, VECTOR.as_pointer()), align=4)
+        target = builder.add(builder.add(out, builder.mul(out_stride, int64(row))), int64(BYTES * half))
+        builder.store(result, builder.inttoptr(target, VECTOR.as_pointer()), align=4)
 
 
 @intrinsic
-def transpose(_context: Any, _rows: Any, _stride: Any, _out: Any, _apart: Any) -> Any:
-    """``(rows, stride, out, out_stride)``: writes to ``out`` the transpose of the sixteen vectors at ``rows``. Strides
-    are in bytes."""
+def transpose(_context: Any, _rows: Any, _stride: Any, _out: Any, _out_stride: Any) -> Any:
+    """Write the transpose of the sixteen vectors at ``rows`` to ``out``. Strides are in bytes."""
 
     def generate(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:
         rows, stride, out, out_stride = args
-        held = [loaded(builder, builder.add(rows, builder.mul(stride, long(row)))) for row in range(LANES)]
-        for apart, merged in ((1, _SINGLES), (2, _PAIRS), (4, _QUARTERS), (8, _QUARTERS)):
+        vectors = [load_vector(builder, builder.add(rows, builder.mul(stride, int64(row)))) for row in range(LANES)]
+        for distance, shuffles in ((1, _SINGLES), (2, _PAIRS), (4, _QUARTERS), (8, _QUARTERS)):
             for row in range(LANES):
-                if not row & apart:
-                    two = held[row], held[row + apart]
-                    held[row], held[row + apart] = (builder.shuffle_vector(*two, half) for half in merged)
-        for index, made in enumerate(held):
+                if not row & distance:
+                    pair = vectors[row], vectors[row + distance]
+                    vectors[row], vectors[row + distance] = (builder.shuffle_vector(*pair, half) for half in shuffles)
+        for index, result in enumerate(vectors):
             column = index & ~3 | (index & 1) << 1 | (index & 2) >> 1
-            place = builder.add(out, builder.mul(out_stride, long(column)))
-            builder.store(made, builder.inttoptr(place, VECTOR.as_pointer()), align=4)
+            target = builder.add(out, builder.mul(out_stride, int64(column)))
+            builder.store(result, builder.inttoptr(target, VECTOR.as_pointer()), align=4)
 
     return types.void(*[types.int64] * 4), generate
 
 
-def _accumulated(builder: Any, width: int, count: Any, step: Any, begun: Any = None) -> Any:
-    """``width`` sums of ``count`` products; ``step(index)`` gives the factors of all of them."""
+def _accumulate(builder: Any, width: int, count: Any, step: Any, initial: Any = None) -> Any:
+    """Return ``width`` sums of ``count`` products; ``step(index)`` returns the factors of each."""
     before = builder.block
     loop, done = builder.append_basic_block("loop"), builder.append_basic_block("done")
-    begun = begun or [ir.Constant(VECTOR, [0.0] * LANES)] * width
-    builder.cbranch(builder.icmp_signed(">", count, long(0)), loop, done)
+    initial = initial or [ir.Constant(VECTOR, [0.0] * LANES)] * width
+    builder.cbranch(builder.icmp_signed(">", count, int64(0)), loop, done)
     builder.position_at_end(loop)
     index = builder.phi(ir.IntType(64))
     sums = [builder.phi(VECTOR) for _ in range(width)]
-    after = [fused(builder, x, y, held) for (x, y), held in zip(step(index), sums, strict=True)]
-    following = builder.add(index, long(1))
+    after = [fused_multiply_add(builder, x, y, held) for (x, y), held in zip(step(index), sums, strict=True)]
+    following = builder.add(index, int64(1))
     builder.cbranch(builder.icmp_signed("<", following, count), loop, done)
     end = builder.block
-    index.add_incoming(long(0), before)
+    index.add_incoming(int64(0), before)
     index.add_incoming(following, end)
     builder.position_at_end(done)
     results = []
-    for start, held, made in zip(begun, sums, after, strict=True):
-        held.add_incoming(start, before)
-        held.add_incoming(made, end)
+    for start, total, new_total in zip(initial, sums, after, strict=True):
+        total.add_incoming(start, before)
+        total.add_incoming(new_total, end)
         result = builder.phi(VECTOR)
         result.add_incoming(start, before)
-        result.add_incoming(made, end)
+        result.add_incoming(new_total, end)
         results.append(result)
     return results
 
 
-def _neighbours(builder: Any, x: Any, y: Any) -> Any:
-    """The sums of neighbouring lanes of ``x``, and then those of ``y``."""
+def _add_neighbours(builder: Any, x: Any, y: Any) -> Any:
+    """Return the sums of neighbouring lanes of ``x``, followed by those of ``y``."""
     even, odd = (ir.Constant(WORDS, list(range(first, 2 * LANES, 2))) for first in (0, 1))
     return builder.fadd(builder.shuffle_vector(x, y, even), builder.shuffle_vector(x, y, odd))
