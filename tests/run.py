@@ -45,13 +45,14 @@ class Section:
 
 
 # A process of pytest imports all that it collects, for some seconds: folders are left out where no test of theirs runs.
+WITH_SERVICES = ("chaos", "docs", "e2e")
 COMPUTING = Section(
     "computing",
     "not long",
-    options=("-n", "2", "--dist", "worksteal", *(f"--ignore={TESTS / folder}" for folder in ("chaos", "e2e", "fuzz"))),
+    options=("-n", "2", "--dist", "worksteal", *(f"--ignore={TESTS / folder}" for folder in (*WITH_SERVICES, "fuzz"))),
     niceness=5,
 )
-SERVICES = Section("services", "not long", ["chaos", "e2e"], ("-n", "2", "--dist", "loadfile"))
+SERVICES = Section("services", "not long", WITH_SERVICES, ("-n", "2", "--dist", "loadfile"))
 LONG = Section("long", "long", options=("-n", "2", "--dist", "worksteal"))
 
 

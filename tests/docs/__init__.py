@@ -1,0 +1,1 @@
+"""Tests of the documentation: its examples run, and what it names exists."""

@@ -1,0 +1,47 @@
+"""What the documentation says about the repository is so."""
+
+from __future__ import annotations
+
+import importlib
+import re
+from pathlib import Path
+
+import pytest
+
+from docs.generate import diagrams
+from reasoner.strategies.registry import STRATEGIES
+from tests.docs.blocks import ROOT, blocks, pages
+
+MAX_README_LINES = 250
+GUIDE = ROOT / "docs" / "how-to" / "add-a-strategy.md"
+_PATH = re.compile(r"`((?:kernels|engine|prm|reasoner|workers|api|tests|recipes|benchmarks|examples|docs)/[\w./-]+)`")
+
+
+def test_the_readme_is_short() -> None:
+    assert len((ROOT / "README.md").read_text().splitlines()) <= MAX_README_LINES
+
+
+def test_the_readme_and_the_guide_name_every_strategy() -> None:
+    for page in (ROOT / "README.md", ROOT / "docs" / "how-to" / "choose-a-strategy.md"):
+        assert [name for name in STRATEGIES if f"| `{name}` |" not in page.read_text()] == []
+
+
+@pytest.mark.parametrize("page", pages(), ids=lambda page: str(page.relative_to(ROOT)))
+def test_paths_that_a_page_names_exist(page: Path) -> None:
+    if page.name == "paths.md":
+        pytest.skip("old paths are its subject")
+    missing = [path for path in _PATH.findall(page.read_text()) if not (ROOT / path).exists()]
+    assert [path for path in missing if path != "reasoner/strategies/sampling/shortest.py"] == []
+
+
+@pytest.mark.parametrize("name", diagrams.DRAWINGS)
+def test_a_diagram_is_what_its_script_draws(name: str) -> None:
+    assert (diagrams.IMAGES / name).read_text() == diagrams.DRAWINGS[name]().svg()
+
+
+async def test_the_strategy_of_the_guide_passes_its_own_test(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    for mark, module in (("strategy", "guide_strategy"), ("strategy test", "guide_strategy_test")):
+        (tmp_path / f"{module}.py").write_text(next(block.code for block in blocks(GUIDE) if block.mark == mark))
+    monkeypatch.setitem(STRATEGIES, "shortest", importlib.import_module("guide_strategy").STRATEGY)
+    await importlib.import_module("guide_strategy_test").test_the_shortest_solution_with_an_answer_wins()
