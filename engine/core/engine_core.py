@@ -24,7 +24,7 @@ from engine.models.load import load_model
 from engine.models.transformers_backend import TransformersModel
 from engine.protocol.types import EngineError, FinishReason
 from engine.runner.batch import ScheduledSequence, build_batch
-from engine.runner.forward_gpu import create_forward
+from engine.runner.forward import create_forward
 from engine.runner.sample_step import SampledTokens, Sampler, rows_needed, sample_and_score, sample_on_cpu
 from engine.sampling.gpu import sample_on_gpu
 from engine.scheduler.scheduler import Scheduler
@@ -298,7 +298,7 @@ class EngineCore:
         blind = speculator is None or speculator.drafter.hidden_state_needs is HiddenStateNeeds.NONE
         read = rows_needed(work) if blind else None
         hidden = self._forward(batch, rows, read)
-        drawn = sample_and_score(work, read, hidden, self.model.decoder, self._forward, self._sampler)
+        drawn = sample_and_score(work, read, hidden, self.model.decoder, self._forward.fused_sampler, self._sampler)
         self._commit(work, started)
         outcomes = self._settle(drawn)
         if speculator is not None:

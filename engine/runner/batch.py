@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from collections.abc import Sequence as Rows
+from collections import abc
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -19,7 +18,7 @@ from engine.scheduler.sequence import Sequence
 
 
 class ScheduledSequence(NamedTuple):
-    """What a step computes of one sequence: its next ``due`` tokens, and guesses at what follows them."""
+    """A step's share of one sequence: its next ``num_tokens`` tokens, and a draft of what follows them."""
 
     sequence: Sequence
     num_tokens: int
@@ -27,76 +26,78 @@ class ScheduledSequence(NamedTuple):
 
 
 def build_batch(
-    work: Rows[ScheduledSequence], cache: KVCache, about: LayerAttentionConfig
+    scheduled: abc.Sequence[ScheduledSequence], cache: KVCache, attention: LayerAttentionConfig
 ) -> tuple[Batch, AttentionMetadata, list[ScheduledSequence]]:
-    """The batch, its rows for the attention, and the work in their order (rows of similar shape lie together).
+    """Return the batch, its rows for the attention, and the scheduled sequences in its order, similar shapes together.
 
-    The guesses of a draft lie behind the row's tokens in the order of the draft, in the slots that follow theirs.
-    ``about``: any layer's attention; they agree in what matters here.
+    Draft tokens follow the tokens of their row, in the order of the draft, in the slots after theirs. ``attention``:
+    that of any layer; they agree in what matters here.
     """
-    work = sorted(work, key=_shape)
+    scheduled = sorted(scheduled, key=_shape)
     ids: list[int] = []
     positions: list[int] = []
-    rows: list[int] = []
+    table_rows: list[int] = []
     queries: list[int] = []
     contexts: list[int] = []
     trees: dict[int, TreeMask] = {}
-    for sequence, count, draft in work:
-        done, guesses = sequence.num_computed, draft.tokens
-        end = done + count + len(guesses)
-        ids += sequence.tokens[done : done + count]
-        ids += guesses
-        if guesses and not draft.is_chain:
-            trees[len(rows)] = tree = _tree(draft)
-            positions += (done + tree.depths).tolist()
+    for sequence, num_tokens, draft in scheduled:
+        start, draft_tokens = sequence.num_computed, draft.tokens
+        end = start + num_tokens + len(draft_tokens)
+        ids += sequence.tokens[start : start + num_tokens]
+        ids += draft_tokens
+        if draft_tokens and not draft.is_chain:
+            trees[len(table_rows)] = tree = _tree(draft)
+            positions += (start + tree.depths).tolist()
         else:
-            positions += range(done, end)
-        rows.append(sequence.pages.row)
-        queries.append(end - done)
+            positions += range(start, end)
+        table_rows.append(sequence.pages.row)
+        queries.append(end - start)
         contexts.append(end)
-    layout = lay_out(cache, about, np.array(rows), np.array(queries), np.array(contexts), trees)
-    return Batch(torch.from_numpy(np.array(ids)), torch.from_numpy(np.array(positions))), layout, work
+    rows = lay_out(cache, attention, np.array(table_rows), np.array(queries), np.array(contexts), trees)
+    return Batch(torch.from_numpy(np.array(ids)), torch.from_numpy(np.array(positions))), rows, scheduled
 
 
-def _shape(work: ScheduledSequence) -> tuple[int, int]:
-    """Rows with few tokens come first, and of those with as many the one with the longest context."""
-    sequence, count, draft = work
-    queries = count + len(draft.tokens)
-    return queries, -sequence.num_computed - queries
+def _shape(scheduled: ScheduledSequence) -> tuple[int, int]:
+    """Sort key: rows with few tokens first, and among equals the longest context first."""
+    sequence, num_tokens, draft = scheduled
+    num_queries = num_tokens + len(draft.tokens)
+    return num_queries, -sequence.num_computed - num_queries
 
 
 def lay_out(
     cache: KVCache,
-    about: LayerAttentionConfig,
-    rows: IntArray,
+    attention: LayerAttentionConfig,
+    table_rows: IntArray,
     queries: IntArray,
     contexts: IntArray,
-    trees: Mapping[int, TreeMask],
+    trees: abc.Mapping[int, TreeMask],
 ) -> AttentionMetadata:
-    """For the attention, the last ``queries`` tokens of ``contexts`` tokens in rows of the cache, ``[rows]`` each.
-    ``trees``: see ``AttentionMetadata``."""
+    """Lay out the last ``queries`` of ``contexts`` tokens of rows of the page table for the attention.
+
+    ``table_rows``, ``queries``, ``contexts``: ``[rows]`` each. ``trees``: see ``AttentionMetadata``.
+    """
     return AttentionMetadata(
-        page_table=cache.page_table[rows, : -(-int(contexts.max()) // cache.page_size)],
+        page_table=cache.page_table[table_rows, : -(-int(contexts.max()) // cache.page_size)],
         query_lens=queries,
         seq_lens=contexts,
         page_size=cache.page_size,
         num_pool_pages=cache.pool.size,
-        kv_heads=about.kv_heads,
-        heads_per_kv=about.heads // about.kv_heads,
-        cost_model=_cost(about, cache.data.dtype, cache.data.device),
+        kv_heads=attention.kv_heads,
+        heads_per_kv=attention.heads // attention.kv_heads,
+        cost_model=_cost(attention, cache.data.dtype, cache.data.device),
         tree_masks=trees,
     )
 
 
 @lru_cache(8)
-def _cost(about: LayerAttentionConfig, dtype: torch.dtype, device: torch.device) -> AttentionCostModel:
-    size = kv_bytes_per_token(about, dtype)
-    compiled = has_compiled_kernel(about, torch.empty(0, dtype=dtype, device=device))
+def _cost(attention: LayerAttentionConfig, dtype: torch.dtype, device: torch.device) -> AttentionCostModel:
+    size = kv_bytes_per_token(attention, dtype)
+    compiled = has_compiled_kernel(attention, torch.empty(0, dtype=dtype, device=device))
     return AttentionCostModel.for_compiled_kernel(size) if compiled else AttentionCostModel(size)
 
 
 def _tree(draft: Draft) -> TreeMask:
-    """A row of one token and a draft of several branches behind it."""
+    """Return the attention tree of a row of one token and its draft."""
     sees = np.eye(len(draft) + 1, dtype=np.bool_)
     for index, parent in enumerate(draft.parents):
         sees[index + 1] |= sees[parent + 1]

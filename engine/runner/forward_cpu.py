@@ -1,4 +1,4 @@
-"""One step's way through a model's layers on the CPU."""
+"""The forward pass on the CPU, from recorded kernels for small steps."""
 
 from __future__ import annotations
 
@@ -13,118 +13,113 @@ from engine.attention.select import CpuAttention
 from engine.models.decoder import Decoder
 from engine.models.interface import Batch, Model
 from engine.runner.fused_sampler_cpu import FusedCpuSampler
-from engine.sampling.sampler import Floats, Ints
-from engine.scheduler.sequence import GenerateSequence
 from kernels.cpu.runtime.kernel_graph import KernelGraphCache
 
-_MOST = 128
-"""Tokens of a step that is repeated from a tape. In larger ones Python is not what takes time."""
-_MOST_LOGITS = 1 << 20
-"""Logits that are drawn from in a tape, which keeps the memory for them."""
+_MAX_RECORDED_TOKENS = 128
+"""Maximum number of tokens of a recorded step. In larger steps the interpreter's share of the time is small."""
 
 
 class CpuForward:
-    """A ``Forward``.
+    """A ``Forward`` on the CPU.
 
-    The layers of a small step are recorded when its number of tokens is met first, and then repeated: all that changes
-    from step to step lies in memory that stays where it is.
+    The layers of a small step are recorded the first time its number of tokens occurs, and replayed from then on: all
+    that changes from step to step is read from buffers that stay in place.
     """
 
-    def __init__(self, model: Model, attend: CpuAttention, kv: Tensor, rows: int) -> None:
-        """``attend``: the attention over ``kv``. ``rows``: of the cache's page table."""
+    def __init__(self, model: Model, attend: CpuAttention, kv: Tensor, *, num_rows: int) -> None:
+        """``attend``: the attention over ``kv``. ``num_rows``: rows of the cache's page table."""
         self._model = model
         self._attend = attend
-        self._inputs = torch.empty(2, _MOST, dtype=torch.int64)
-        """Tokens and positions, where tapes read them."""
-        self._filled = self._inputs.numpy()
-        self._repeatable: Decoder | None = None
-        self._draws: FusedCpuSampler | None = None
-        self._most_drawn = 0
-        """Rows that it draws."""
+        self._inputs = torch.empty(2, _MAX_RECORDED_TOKENS, dtype=torch.int64)
+        """Tokens and positions that recorded kernels read."""
+        self._inputs_numpy = self._inputs.numpy()
+        self._decoder: Decoder | None = None
+        """The model, if its layers can be recorded."""
+        self.fused_sampler: FusedCpuSampler | None = None
         self._angles: list[Tensor] = []
-        """Of a step's positions. What a tape takes for memory lasts for a layer, but all layers read these."""
+        """Rotary angles of a step's positions, for all layers (memory of a recorded kernel lasts for one layer)."""
         if isinstance(model, Decoder) and has_compiled_kernel(model.config.attention[0], kv) and model.is_recordable:
-            self._repeatable = model
+            self._decoder = model
             if model.is_head_recordable:
-                self._draws = FusedCpuSampler(model, self._inputs[1], rows)
-                self._most_drawn = min(_MOST, _MOST_LOGITS // model.config.vocab_size)
-            self._angles = [torch.empty(_MOST, table.shape[1]) for table in model.rope_tables]
-        self._hidden = torch.empty(0)
-        """What the last call returned."""
-        self.tapes: KernelGraphCache[Tensor] = KernelGraphCache()
-        """By tokens and threads."""
-        self._beginnings: KernelGraphCache[tuple[Tensor, Tensor]] = KernelGraphCache()
-        self._ends: KernelGraphCache[Tensor] = KernelGraphCache()
-        """Of steps of which not all is read. Each beginning may have any end, which finds its rows where they are
-        copied to."""
-        self._read = torch.empty(_MOST, dtype=torch.int64)
-        about = model.config.attention[0]
-        widths = (self._repeatable.embedding.shape[1], about.heads * about.head_dim) if self._repeatable else ()
-        self._chosen = [torch.empty(_MOST, width) for width in widths]
+                self.fused_sampler = FusedCpuSampler(model, self._inputs[1], num_rows)
+            self._angles = [torch.empty(_MAX_RECORDED_TOKENS, table.shape[1]) for table in model.rope_tables]
+        self.graphs: KernelGraphCache[Tensor] = KernelGraphCache()
+        """Recorded steps of which all hidden states are read, by number of tokens and threads."""
+        self._first_parts: KernelGraphCache[tuple[Tensor, Tensor]] = KernelGraphCache()
+        """Steps of which some hidden states are read, up to the last attention, by number of tokens and threads."""
+        self._last_parts: KernelGraphCache[Tensor] = KernelGraphCache()
+        """The last feed-forward of such steps, by number of hidden states and threads, over ``_selected``."""
+        self._selection = torch.empty(_MAX_RECORDED_TOKENS, dtype=torch.int64)
+        attention = model.config.attention[0]
+        widths = (self._decoder.embedding.shape[1], attention.heads * attention.head_dim) if self._decoder else ()
+        self._selected = [torch.empty(_MAX_RECORDED_TOKENS, width) for width in widths]
+        """Rows to read of the residual stream and of the last attention's output."""
 
     def __call__(self, batch: Batch, rows: AttentionMetadata, read: Sequence[int] | None = None) -> Tensor:
-        """See ``Forward``. What it returns is valid until the next call."""
         self._attend.prepare(rows)
-        model, tokens = self._repeatable, batch.tokens.shape[0]
+        model, num_tokens = self._decoder, batch.tokens.shape[0]
         if model is None:
             hidden = self._model.forward(batch, self._attend)
             return hidden if read is None else hidden[torch.tensor(read, dtype=torch.int64)]
-        if tokens <= _MOST:
-            self._filled[0, :tokens], self._filled[1, :tokens] = batch.tokens.numpy(), batch.positions.numpy()
+        if num_tokens <= _MAX_RECORDED_TOKENS:
+            self._inputs_numpy[0, :num_tokens] = batch.tokens.numpy()
+            self._inputs_numpy[1, :num_tokens] = batch.positions.numpy()
         if read is not None:
-            return self._end(model, *self._begin(model, batch), batch, read)
-        if tokens > _MOST:
+            return self._compute_last_part(model, *self._compute_first_part(model, batch), batch, read)
+        if num_tokens > _MAX_RECORDED_TOKENS:
             return model.forward(batch, self._attend)
-        self._hidden = self.tapes(
-            (tokens, torch.get_num_threads()), lambda: model.forward_layers(*self._given(model, tokens), self._attend)
+        hidden = self.graphs(
+            (num_tokens, torch.get_num_threads()),
+            lambda: model.forward_layers(*self._embed(model, num_tokens), self._attend),
         )
-        return self._hidden
+        return self._expose(hidden)
 
-    def draw(
-        self, hidden: Tensor, branches: Sequence[GenerateSequence], counts: Sequence[int]
-    ) -> tuple[Tensor, Ints, Floats] | None:
-        """See ``Forward``."""
-        if self._draws is None or hidden is not self._hidden or hidden.shape[0] > self._most_drawn:
-            return None
-        return self._draws(hidden, branches, counts)
+    def _expose(self, hidden: Tensor) -> Tensor:
+        """Let the fused sampler read hidden states that recorded kernels wrote."""
+        if self.fused_sampler is not None:
+            self.fused_sampler.hidden = hidden
+        return hidden
 
-    def _begin(self, model: Decoder, batch: Batch) -> tuple[Tensor, Tensor]:
-        """``Decoder.forward_until_last_attention``."""
-        tokens = batch.tokens.shape[0]
-        if tokens > _MOST:
+    def _compute_first_part(self, model: Decoder, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Compute a step up to its last attention; see ``Decoder.forward_until_last_attention``."""
+        num_tokens = batch.tokens.shape[0]
+        if num_tokens > _MAX_RECORDED_TOKENS:
             return model.forward_until_last_attention(*model.embed_inputs(batch), self._attend)
-        return self._beginnings(
-            (tokens, torch.get_num_threads()),
-            lambda: model.forward_until_last_attention(*self._given(model, tokens), self._attend),
+        return self._first_parts(
+            (num_tokens, torch.get_num_threads()),
+            lambda: model.forward_until_last_attention(*self._embed(model, num_tokens), self._attend),
         )
 
-    def _end(self, model: Decoder, hidden: Tensor, mixed: Tensor, batch: Batch, read: Sequence[int]) -> Tensor:
-        """``Decoder.forward_last_mlp``, of the rows to read."""
+    def _compute_last_part(
+        self, model: Decoder, hidden: Tensor, mixed: Tensor, batch: Batch, read: Sequence[int]
+    ) -> Tensor:
+        """Compute the hidden states to ``read`` after the first part; see ``Decoder.forward_last_mlp``."""
         from kernels.cpu.sampling.draft_chain import gather_rows
 
         count = len(read)
-        if not 0 < count <= _MOST:
-            which = torch.tensor(read, dtype=torch.int64)
-            return model.forward_last_mlp(hidden[which], mixed[which]) if count else hidden[:0]
-        which = self._read[:count]
-        which.numpy()[:] = read
-        # The tokens' places are not needed any more. Draws take those of what was read.
-        self._filled[1, :count] = batch.positions.numpy()[read]
-        taken = [
-            gather_rows(table, which, out=held[:count])
-            for table, held in zip((hidden, mixed), self._chosen, strict=True)
+        if not 0 < count <= _MAX_RECORDED_TOKENS:
+            indices = torch.tensor(read, dtype=torch.int64)
+            return model.forward_last_mlp(hidden[indices], mixed[indices]) if count else hidden[:0]
+        indices = self._selection[:count]
+        indices.numpy()[:] = read
+        # The positions of all tokens are not needed any more; the fused sampler reads those of the selected ones.
+        self._inputs_numpy[1, :count] = batch.positions.numpy()[read]
+        selected = [
+            gather_rows(table, indices, out=buffer[:count])
+            for table, buffer in zip((hidden, mixed), self._selected, strict=True)
         ]
-        self._hidden = self._ends((count, torch.get_num_threads()), lambda: model.forward_last_mlp(*taken))
-        return self._hidden
+        return self._expose(
+            self._last_parts((count, torch.get_num_threads()), lambda: model.forward_last_mlp(*selected))
+        )
 
-    def _given(self, model: Decoder, count: int) -> tuple[Tensor, list[Tensor]]:
-        """``Decoder.embed_inputs``, of what was filled in."""
+    def _embed(self, model: Decoder, num_tokens: int) -> tuple[Tensor, list[Tensor]]:
+        """Compute ``Decoder.embed_inputs`` from the input buffer."""
         from kernels.cpu.sampling.draft_chain import gather_rows
 
-        tokens, positions = self._inputs[:, :count]
+        tokens, positions = self._inputs[:, :num_tokens]
         hidden = gather_rows(model.embedding, tokens, scale=model.config.embedding_scale)
         angles = [
-            gather_rows(table, positions, out=held[:count])
-            for table, held in zip(model.rope_tables, self._angles, strict=True)
+            gather_rows(table, positions, out=buffer[:num_tokens])
+            for table, buffer in zip(model.rope_tables, self._angles, strict=True)
         ]
         return hidden, angles

@@ -1,4 +1,4 @@
-"""The draws of a decoding step on the CPU."""
+"""Sampling of a decoding step on the CPU, fused with the output projection in recorded kernels."""
 
 from __future__ import annotations
 
@@ -15,82 +15,101 @@ from engine.sampling.sampler import Floats, Ints, checked
 from engine.scheduler.sequence import GenerateSequence
 from kernels.cpu.runtime.kernel_graph import KernelGraphCache
 
-_Drawn = tuple[Tensor, Ints, Floats]
-"""Logits ``[rows, vocab]``; tokens and their log-probabilities, ``[rows]`` each
-(``engine.sampling.sampler.sample``)."""
+_MAX_LOGITS = 1 << 20
+"""Maximum number of logits of a recorded step, which keeps the memory for them."""
 
 
 class FusedCpuSampler:
-    """Reads hidden states and draws after each of them, all repeated from a tape.
+    """Computes logits and samples one token after each of some hidden states, replayed from recorded kernels.
 
-    Of a branch only the position of its noise changes from step to step. So its law is written down when it is met for
-    the first time, in a table that has a row for each of the cache's, and a kernel gathers what the tokens need.
+    Only the position of a branch's noise changes from step to step. Its other parameters are written once, to a table
+    with a row for each row of the cache's page table, and a kernel gathers what each token needs.
     """
 
-    def __init__(self, model: Decoder, positions: Tensor, rows: int) -> None:
-        """``model``: one that is ``read_repeatable``. ``positions``: where those of a step's tokens are written to,
-        ``[most]``. ``rows``: of the cache's page table."""
-        self._model, self._positions = model, positions
-        most = positions.shape[0]
-        self._tables: list[PageTable | None] = [None] * rows
-        """Whose laws are known."""
-        self._laws = torch.zeros(rows, 3, dtype=torch.float64)
-        self._noise = torch.zeros(rows, 3, dtype=torch.int64)
-        self._written = self._laws.numpy(), self._noise.numpy()
-        self._rows = torch.zeros(most, dtype=torch.int64)
-        self._held = (
-            torch.empty(3 * most, dtype=torch.float64),
-            torch.empty(4 * most, dtype=torch.int64),
-            torch.empty(most, dtype=torch.int64),
-            torch.empty(3 * most, dtype=torch.float64),
-        )
-        """Settings, places, tokens and what is found: see ``launch_sampling``."""
-        self._seen = tuple(part.numpy() for part in self._held)
-        self._filled = self._rows.numpy()
-        self._tapes: KernelGraphCache[Tensor] = KernelGraphCache()
+    def __init__(self, model: Decoder, positions: Tensor, num_rows: int) -> None:
+        """``model`` must be ``is_head_recordable``. ``positions`` ``[max tokens]``: the positions of the hidden states.
 
-    def __call__(self, hidden: Tensor, branches: Sequence[GenerateSequence], counts: Sequence[int]) -> _Drawn:
-        """What ``counts`` of the ``hidden`` states of each branch give. Raises ``EngineError`` when logits are not
-        finite. What it returns is valid until the next call."""
+        ``num_rows``: rows of the cache's page table.
+        """
+        self._model, self._positions = model, positions
+        max_tokens = positions.shape[0]
+        self._max_tokens = min(max_tokens, _MAX_LOGITS // model.config.vocab_size)
+        self.hidden: Tensor | None = None
+        """Hidden states that stay in place from step to step, written last by recorded kernels."""
+        self._written_tables: list[PageTable | None] = [None] * num_rows
+        """Page table of the branch whose parameters each row holds."""
+        self._branch_floats = torch.zeros(num_rows, 3, dtype=torch.float64)
+        """Temperature, top-p and min-p threshold of each branch."""
+        self._branch_ints = torch.zeros(num_rows, 3, dtype=torch.int64)
+        """Top-k, seed and key of each branch."""
+        self._branch_numpy = self._branch_floats.numpy(), self._branch_ints.numpy()
+        self._rows = torch.zeros(max_tokens, dtype=torch.int64)
+        """Row of each token's branch."""
+        self._rows_numpy = self._rows.numpy()
+        self._float_params = torch.empty(3 * max_tokens, dtype=torch.float64)
+        self._int_params = torch.empty(4 * max_tokens, dtype=torch.int64)
+        self._tokens = torch.empty(max_tokens, dtype=torch.int64)
+        self._results = torch.empty(3 * max_tokens, dtype=torch.float64)
+        """Log-probabilities first; see ``launch_sampling``, as for the three buffers above."""
+        buffers = self._float_params, self._int_params, self._tokens, self._results
+        self._buffers_numpy = tuple(buffer.numpy() for buffer in buffers)
+        self._graphs: KernelGraphCache[Tensor] = KernelGraphCache()
+
+    def sample(
+        self, hidden: Tensor, sequences: Sequence[GenerateSequence], counts: Sequence[int]
+    ) -> tuple[Tensor, Ints, Floats] | None:
+        """Sample after all ``hidden`` states, ``counts`` of each sequence; no request may have logits processors.
+
+        Returns logits ``[tokens, vocab]``, tokens and their log-probabilities ``[tokens]``, valid until the next call;
+        ``None`` if ``hidden`` was not written by recorded kernels or is too large. Raises ``EngineError`` if logits are
+        not finite.
+        """
+        if hidden is not self.hidden or hidden.shape[0] > self._max_tokens:
+            return None
         from kernels.cpu.sampling.sampler import resolve_near_ties
 
-        owners: list[int] = []
-        for sequence, count in zip(branches, counts, strict=True):
+        rows: list[int] = []
+        for sequence, count in zip(sequences, counts, strict=True):
             table = sequence.pages
-            if self._tables[table.row] is not table:
-                self._write(table, sequence)
-            owners += [table.row] * count
-        rows = len(owners)
-        self._filled[:rows] = owners
-        # The tape reads hidden states where they were.
-        key = hidden.data_ptr(), rows, torch.get_num_threads()
-        logits = self._tapes(key, lambda: self._compute(hidden))
-        settings, places, tokens, found = self._seen
-        drawn, logprobs = tokens[:rows], found[:rows]
-        if drawn.min() < 0:  # hardly ever
-            parts = settings[: 3 * rows].reshape(3, rows), places[: 4 * rows].reshape(4, rows)
-            drawn, logprobs = checked(*resolve_near_ties(logits, *parts, drawn, found[: 3 * rows].reshape(3, rows)))
-        return logits, drawn, logprobs
+            if self._written_tables[table.row] is not table:
+                self._write_params(table, sequence)
+            rows += [table.row] * count
+        num_tokens = len(rows)
+        self._rows_numpy[:num_tokens] = rows
+        # Recorded kernels read the hidden states at the address that they had.
+        key = hidden.data_ptr(), num_tokens, torch.get_num_threads()
+        logits = self._graphs(key, lambda: self._launch(hidden))
+        float_params, int_params, token_buffer, results = self._buffers_numpy
+        tokens, logprobs = token_buffer[:num_tokens], results[:num_tokens]
+        if tokens.min() < 0:  # rare
+            params = (
+                float_params[: 3 * num_tokens].reshape(3, num_tokens),
+                int_params[: 4 * num_tokens].reshape(4, num_tokens),
+            )
+            all_results = results[: 3 * num_tokens].reshape(3, num_tokens)
+            tokens, logprobs = checked(*resolve_near_ties(logits, *params, tokens, all_results))
+        return logits, tokens, logprobs
 
-    def _write(self, table: PageTable, sequence: GenerateSequence) -> None:
+    def _write_params(self, table: PageTable, sequence: GenerateSequence) -> None:
         from kernels.cpu.sampling.sampler import min_p_threshold
 
-        law, row, (laws, noise) = sequence.sampling, table.row, self._written
-        reach = -math.inf
-        if law.min_p:
-            [reach] = min_p_threshold(np.array([law.temperature]), np.array([law.min_p]))
-        laws[row] = law.temperature, law.top_p, reach
-        noise[row] = law.top_k, sequence.seed, sequence.key
-        self._tables[row] = table
+        sampling, row, (floats, ints) = sequence.sampling, table.row, self._branch_numpy
+        threshold = -math.inf
+        if sampling.min_p:
+            [threshold] = min_p_threshold(np.array([sampling.temperature]), np.array([sampling.min_p]))
+        floats[row] = sampling.temperature, sampling.top_p, threshold
+        ints[row] = sampling.top_k, sequence.seed, sequence.key
+        self._written_tables[row] = table
 
-    def _compute(self, hidden: Tensor) -> Tensor:
+    def _launch(self, hidden: Tensor) -> Tensor:
         from kernels.cpu.sampling.params import gather_params
         from kernels.cpu.sampling.sampler import launch_sampling
 
-        rows = hidden.shape[0]
-        settings, places, tokens, found = self._held
-        parts = settings[: 3 * rows], places[: 4 * rows]
-        gather_params(self._laws, self._noise, self._rows[:rows], self._positions[:rows], *parts)
+        num_tokens = hidden.shape[0]
+        params = self._float_params[: 3 * num_tokens], self._int_params[: 4 * num_tokens]
+        gather_params(
+            self._branch_floats, self._branch_ints, self._rows[:num_tokens], self._positions[:num_tokens], *params
+        )
         logits = self._model.compute_logits(hidden)
-        launch_sampling(logits, *parts, tokens[:rows], found[: 3 * rows])
+        launch_sampling(logits, *params, self._tokens[:num_tokens], self._results[: 3 * num_tokens])
         return logits

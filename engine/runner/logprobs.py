@@ -1,4 +1,4 @@
-"""Log-probabilities under the model's own law, for clients that ask: of drawn tokens, and of a prompt's."""
+"""Log-probabilities under the model's own distribution, of sampled tokens and of prompts."""
 
 from __future__ import annotations
 
@@ -15,22 +15,24 @@ from engine.sampling.truncation import largest, relative_weights
 from engine.scheduler.sequence import GenerateSequence
 
 _BLOCK = 1 << 22
-"""Logits in memory at once while a prompt is read."""
+"""Maximum number of logits in memory at once while a prompt is read."""
 
 
 def log_probabilities(
     logits: npt.NDArray[np.float32], tokens: npt.NDArray[np.int64], counts: Sequence[int]
 ) -> list[TokenLogprob]:
-    """One for each row of ``logits`` ``[rows, vocab]``: that of its token, and of the ``counts`` likeliest. Raises
-    ``EngineError`` when a row's largest logit is not finite."""
+    """Return, for each row of ``logits`` ``[rows, vocab]``, those of its token and of its ``counts`` likeliest tokens.
+
+    Raises ``EngineError`` if a row's largest logit is not finite.
+    """
     top = logits.max(axis=-1)
     if not np.isfinite(top).all():
         raise EngineError(NOT_FINITE)
     weights = relative_weights(logits, top, np.ones(len(logits)))
     normaliser = top + np.log(weights.sum(axis=-1).astype(np.float64))
     chosen = logits[np.arange(len(logits)), tokens] - normaliser
-    most = max(counts)
-    best, values = largest(logits, most) if most else (np.empty((len(logits), 0), np.int64),) * 2
+    max_count = max(counts)
+    best, values = largest(logits, max_count) if max_count else (np.empty((len(logits), 0), np.int64),) * 2
     ranked = zip(best.tolist(), (values - normaliser[:, None]).tolist(), strict=True)
     return [
         TokenLogprob(token, logprob, tuple(zip(ids[:count], theirs[:count], strict=True)))
@@ -39,20 +41,19 @@ def log_probabilities(
 
 
 def read_prompt(sequence: GenerateSequence, count: int, hidden: Tensor, model: Model) -> None:
-    """Reads as many of a prompt's log-probabilities as this step's ``count`` tokens of the sequence allow.
+    """Append the log-probabilities of a prompt's tokens that this step's ``count`` tokens of the sequence predict.
 
-    ``hidden``: ``[count, width]``. A position tells about the token after it. After a preemption the step may repeat
-    positions that were read before.
+    ``hidden``: ``[count, width]``. After a preemption the step may repeat positions that were read before.
     """
-    found = sequence.prompt_logprobs
-    if found is None:
+    logprobs = sequence.prompt_logprobs
+    if logprobs is None:
         return
     rows = max(1, _BLOCK // model.config.vocab_size)
     end = min(sequence.num_computed + count, sequence.prompt_len - 1)
-    for start in range(len(found) - 1, end, rows):
+    for start in range(len(logprobs) - 1, end, rows):
         stop = min(start + rows, end)
         logits = (
             model.compute_logits(hidden[start - sequence.num_computed : stop - sequence.num_computed]).cpu().numpy()
         )
         tokens = np.array(sequence.tokens[start + 1 : stop + 1], np.int64)
-        found.extend(log_probabilities(logits, tokens, [sequence.sampling.prompt_logprobs or 0] * len(tokens)))
+        logprobs.extend(log_probabilities(logits, tokens, [sequence.sampling.prompt_logprobs or 0] * len(tokens)))

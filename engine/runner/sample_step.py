@@ -1,10 +1,10 @@
-"""What a step's hidden states are read for: the next tokens of branches, log-probabilities of prompts, and the values
-of score requests."""
+"""The results of a step's hidden states: sampled tokens, log-probabilities of prompts, and scores."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import islice
 from typing import NamedTuple
 
@@ -16,39 +16,58 @@ from engine.device import to_device
 from engine.models.interface import Model
 from engine.protocol.types import EngineError, TokenLogprob
 from engine.runner.batch import ScheduledSequence
-from engine.runner.forward_gpu import Forward
+from engine.runner.fused_sampler_cpu import FusedCpuSampler
 from engine.runner.logprobs import log_probabilities, read_prompt
 from engine.sampling.logits_processors import LogitsRow, apply_logits_processors
-from engine.sampling.penalties import Ints
-from engine.sampling.sampler import NOT_FINITE, Array, Floats, sample
+from engine.sampling.sampler import NOT_FINITE, Array, Floats, Ints, sample
 from engine.scheduler.draft import Draft
 from engine.scheduler.sequence import GenerateSequence, ScoreSequence
 from kernels.common.sampling_tensors import NoiseKeys, SamplingTensors
 
-_Read = tuple[ScoreSequence, int, int]
-"""A sequence, a position in it to read, and the row of its hidden state."""
-
 
 class SampledTokens(NamedTuple):
-    """What one branch drew in a step."""
+    """Tokens that were sampled for one branch in a step."""
 
     sequence: GenerateSequence
     draft: Draft
     tokens: list[int]
-    """The one after its last one, and then for each guess of its draft the one that would follow that."""
+    """The token after the branch's last one, then, for each draft token, the token after it."""
     logprobs: list[float]
-    """Their log-probabilities under the laws that they were drawn from."""
+    """Log-probabilities of ``tokens`` under the distributions that they were sampled from."""
     details: list[TokenLogprob]
-    """And under the model's own, if the request wants that."""
+    """Log-probabilities of ``tokens`` under the model's own distributions, if requested; else empty."""
 
 
-class SampleRequest(NamedTuple):
-    """A branch that draws."""
+class _SampleRequest(NamedTuple):
+    """A branch to sample for."""
 
     sequence: GenerateSequence
     draft: Draft
     row: int
-    """That of its last token's hidden state."""
+    """Row of its last token's hidden state; those of the draft tokens follow."""
+
+    @property
+    def num_samples(self) -> int:
+        return 1 + len(self.draft.tokens)
+
+
+class _ScoreRequest(NamedTuple):
+    """A position to score."""
+
+    sequence: ScoreSequence
+    position: int
+    row: int
+    """Row of its hidden state."""
+
+
+@dataclass(slots=True)
+class _SampledRows:
+    """Samples of a step, a row for each token, branch by branch."""
+
+    tokens: Ints
+    logprobs: Floats
+    raw_logits: Tensor | None
+    """Logits before logits processors of the rows whose log-probabilities are requested, on the host."""
 
 
 Sampler = Callable[[Tensor, Sequence[LogitsRow], SamplingTensors[Array], NoiseKeys[Array]], tuple[Ints, Floats]]
@@ -63,83 +82,148 @@ def sample_on_cpu(
     return sample(logits, params, noise_keys)
 
 
-def rows_needed(work: list[ScheduledSequence]) -> list[int] | None:
-    """The rows of the batch whose final hidden states ``sample_and_score`` reads, ascending; ``None``: all."""
-    if all(count == 1 for _, count, _ in work):
+def rows_needed(scheduled: list[ScheduledSequence]) -> list[int] | None:
+    """Return the rows of the batch whose hidden states ``sample_and_score`` reads, ascending; ``None`` for all."""
+    if all(num_tokens == 1 for _, num_tokens, _ in scheduled):
         return None
     rows: list[int] = []
     start = 0
-    for sequence, count, draft in work:
-        last = start + count - 1
+    for sequence, num_tokens, draft in scheduled:
+        last = start + num_tokens - 1
         if isinstance(sequence, GenerateSequence):
             if sequence.prompt_logprobs is not None:
                 return None
-            if sequence.num_computed + count == len(sequence.tokens):
+            if sequence.num_computed + num_tokens == len(sequence.tokens):
                 rows += range(last, last + 1 + len(draft.tokens))
         elif isinstance(sequence, ScoreSequence):
-            positions = (start + position - sequence.num_computed for position in sorted(set(sequence.read_positions)))
-            rows += (row for row in positions if start <= row <= last)
+            positions = sorted(set(sequence.read_positions))
+            candidates = (start + position - sequence.num_computed for position in positions)
+            rows += (row for row in candidates if start <= row <= last)
         start = last + 1 + len(draft.tokens)
     return rows if len(rows) < start else None
 
 
 def sample_and_score(
-    work: list[ScheduledSequence],
+    scheduled: list[ScheduledSequence],
     rows: list[int] | None,
     hidden: Tensor,
     model: Model,
-    forward: Forward,
+    fused_sampler: FusedCpuSampler | None,
     sampler: Sampler,
 ) -> list[SampledTokens]:
-    """Gives score sequences their values and prompts their log-probabilities, and draws the next token of every branch
-    whose tokens are all computed now, and the one after each of its guesses.
+    """Sample for every branch whose tokens are all computed now, and set scores and prompts' log-probabilities.
 
-    ``work`` is in the order of the batch; it is not committed yet. ``hidden`` ``[rows, width]`` are the final hidden
-    states of its ``rows_needed``, and ``forward`` is where they come from. Raises ``EngineError`` when what is read or
-    drawn from is not finite.
+    ``scheduled`` is in the order of the batch and not committed yet. ``hidden`` ``[rows, width]``: the final hidden
+    states of its ``rows_needed``. ``fused_sampler`` is tried before ``sampler``. Raises ``EngineError`` if logits are
+    not finite.
     """
-    drawing, readings = _wanted(work, rows, hidden, model)
-    for token_ids, reads in readings.items():
-        logits = model.compute_logits(_chosen(hidden, [row for _, _, row in reads]), token_ids)
-        for (scored, position, _), values in zip(reads, logits.tolist(), strict=True):
+    samples, scores = _collect_requests(scheduled, rows, hidden, model)
+    for token_ids, requests in scores.items():
+        logits = model.compute_logits(_select_rows(hidden, [row for _, _, row in requests]), token_ids)
+        for (sequence, position, _), values in zip(requests, logits.tolist(), strict=True):
             if not all(map(math.isfinite, values)):
                 raise EngineError(NOT_FINITE)
-            scored.values[position] = tuple(values)
-    if not drawing:
+            sequence.values[position] = tuple(values)
+    if not samples:
         return []
-    counts = [1 + len(draft.tokens) for _, draft, _ in drawing]
-    tokens, logprobs, details = _draw(drawing, counts, hidden, model, forward, sampler)
-    drawn: list[SampledTokens] = []
-    end = 0
-    for (sequence, draft, _), count in zip(drawing, counts, strict=True):
-        start, end = end, end + count
-        some = [] if sequence.logprobs is None else list(islice(details, count))
-        drawn.append(SampledTokens(sequence, draft, tokens[start:end], logprobs[start:end], some))
-    return drawn
+    num_logprobs = _num_logprobs_by_row(samples)
+    sampled = _sample_fused(samples, num_logprobs, hidden, fused_sampler)
+    if sampled is None:
+        sampled = _sample(samples, num_logprobs, hidden, model, sampler)
+    return _split_by_branch(samples, sampled, num_logprobs)
 
 
-def _wanted(
-    work: list[ScheduledSequence], rows: list[int] | None, hidden: Tensor, model: Model
-) -> tuple[list[SampleRequest], dict[tuple[int, ...], list[_Read]]]:
-    """Branches that draw, and positions to read, by the token ids whose logits they want."""
-    drawing: list[SampleRequest] = []
-    readings: dict[tuple[int, ...], list[_Read]] = {}
-    places = range(len(hidden)) if rows is None else {row: place for place, row in enumerate(rows)}
+def _collect_requests(
+    scheduled: list[ScheduledSequence], rows: list[int] | None, hidden: Tensor, model: Model
+) -> tuple[list[_SampleRequest], dict[tuple[int, ...], list[_ScoreRequest]]]:
+    """Return the branches to sample for, and the positions to score by the token ids whose logits are the scores.
+
+    Log-probabilities of prompts are read on the way.
+    """
+    samples: list[_SampleRequest] = []
+    scores: dict[tuple[int, ...], list[_ScoreRequest]] = {}
+    hidden_rows: Sequence[int] | Mapping[int, int]
+    hidden_rows = range(len(hidden)) if rows is None else {row: index for index, row in enumerate(rows)}
     start = 0
-    for sequence, count, draft in work:
-        end = sequence.num_computed + count
+    for sequence, num_tokens, draft in scheduled:
+        end = sequence.num_computed + num_tokens
         if isinstance(sequence, GenerateSequence):
             if sequence.prompt_logprobs is not None and len(sequence.prompt_logprobs) < sequence.prompt_len:
-                read_prompt(sequence, count, hidden[start : start + count], model)
+                read_prompt(sequence, num_tokens, hidden[start : start + num_tokens], model)
             if end == len(sequence.tokens) and sequence.branch.max_tokens:
-                drawing.append(SampleRequest(sequence, draft, places[start + count - 1]))
+                samples.append(_SampleRequest(sequence, draft, hidden_rows[start + num_tokens - 1]))
         elif isinstance(sequence, ScoreSequence):
             for position in set(sequence.read_positions):
                 if sequence.num_computed <= position < end:
-                    row = places[start + position - sequence.num_computed]
-                    readings.setdefault(sequence.token_ids, []).append((sequence, position, row))
-        start += count + len(draft.tokens)
-    return drawing, readings
+                    row = hidden_rows[start + position - sequence.num_computed]
+                    scores.setdefault(sequence.token_ids, []).append(_ScoreRequest(sequence, position, row))
+        start += num_tokens + len(draft.tokens)
+    return samples, scores
+
+
+def _num_logprobs_by_row(requests: list[_SampleRequest]) -> dict[int, int]:
+    """Return the sampled rows whose log-probabilities are requested, with how many of the likeliest tokens beside."""
+    num_logprobs: dict[int, int] = {}
+    row = 0
+    for request in requests:
+        if request.sequence.logprobs is not None:
+            rows = range(row, row + request.num_samples)
+            num_logprobs |= dict.fromkeys(rows, request.sequence.sampling.logprobs or 0)
+        row += request.num_samples
+    return num_logprobs
+
+
+def _sample_fused(
+    requests: list[_SampleRequest],
+    num_logprobs: Mapping[int, int],
+    hidden: Tensor,
+    fused_sampler: FusedCpuSampler | None,
+) -> _SampledRows | None:
+    """Sample in recorded kernels; ``None`` if there is no fused sampler or it does not support this step."""
+    if fused_sampler is None:
+        return None
+    counts = [request.num_samples for request in requests]
+    # Samples have different rows, so as many samples as hidden states are all of these, in their order.
+    if sum(counts) != hidden.shape[0] or any(request.sequence.has_logits_processors for request in requests):
+        return None
+    sampled = fused_sampler.sample(hidden, [request.sequence for request in requests], counts)
+    if sampled is None:
+        return None
+    logits, tokens, logprobs = sampled
+    return _SampledRows(tokens, logprobs, _select_rows(logits, num_logprobs) if num_logprobs else None)
+
+
+def _sample(
+    requests: list[_SampleRequest], num_logprobs: Mapping[int, int], hidden: Tensor, model: Model, sampler: Sampler
+) -> _SampledRows:
+    """Sample from logits on the device that computes them."""
+    rows = [request.row + offset for request in requests for offset in range(request.num_samples)]
+    logits = model.compute_logits(hidden if len(rows) == hidden.shape[0] else _select_rows(hidden, rows))
+    # The copy has arrived once the tokens have, which are waited for.
+    raw_logits = _select_rows(logits, num_logprobs).to("cpu", non_blocking=True) if num_logprobs else None
+    logits_rows: list[LogitsRow] = []
+    if any(request.sequence.has_logits_processors for request in requests):
+        logits_rows = [row for request in requests for row in _logits_rows(request.sequence, request.draft)]
+    tokens, logprobs = sampler(logits, logits_rows, *_params_and_noise_keys(requests))
+    return _SampledRows(tokens, logprobs, raw_logits)
+
+
+def _split_by_branch(
+    requests: list[_SampleRequest], sampled: _SampledRows, num_logprobs: Mapping[int, int]
+) -> list[SampledTokens]:
+    details: Iterator[TokenLogprob] = iter(())
+    if sampled.raw_logits is not None:
+        tokens_read = sampled.tokens[list(num_logprobs)]
+        details = iter(log_probabilities(sampled.raw_logits.numpy(), tokens_read, list(num_logprobs.values())))
+    tokens, logprobs = sampled.tokens.tolist(), sampled.logprobs.tolist()
+    by_branch: list[SampledTokens] = []
+    end = 0
+    for request in requests:
+        start, end = end, end + request.num_samples
+        sequence = request.sequence
+        own_details = [] if sequence.logprobs is None else list(islice(details, request.num_samples))
+        by_branch.append(SampledTokens(sequence, request.draft, tokens[start:end], logprobs[start:end], own_details))
+    return by_branch
 
 
 def _logits_rows(sequence: GenerateSequence, draft: Draft) -> Iterator[LogitsRow]:
@@ -153,67 +237,28 @@ def _logits_rows(sequence: GenerateSequence, draft: Draft) -> Iterator[LogitsRow
         yield sequence.logits_row(path, len(path))
 
 
-def _chosen(rows: Tensor, which: Iterable[int]) -> Tensor:
-    return rows[to_device(torch.tensor(list(which)), rows.device)]
-
-
-def _draw(
-    drawing: list[SampleRequest], counts: list[int], hidden: Tensor, model: Model, forward: Forward, sampler: Sampler
-) -> tuple[list[int], list[float], Iterator[TokenLogprob]]:
-    """Tokens and log-probabilities, ``counts`` for each branch, and the details that some of them want."""
-    asking = _asking(drawing, counts)
-    # No two rows are the same, so as many as there are are all of them: a decoding step's.
-    whole, found = sum(counts) == hidden.shape[0], None
-    changed = any(sequence.has_logits_processors for sequence, _, _ in drawing)
-    if whole and not changed:
-        found = forward.draw(hidden, [sequence for sequence, _, _ in drawing], counts)
-    if found is not None:
-        logits, tokens, logprobs = found
-        raw = _chosen(logits, asking) if asking else None
-    else:
-        rows = [row + ahead for (_, _, row), count in zip(drawing, counts, strict=True) for ahead in range(count)]
-        logits = model.compute_logits(hidden if whole else _chosen(hidden, rows))
-        # Complete when the tokens are, which are waited for.
-        raw = _chosen(logits, asking).to("cpu", non_blocking=True) if asking else None
-        rows_changed = (
-            [row for sequence, draft, _ in drawing for row in _logits_rows(sequence, draft)] if changed else []
-        )
-        tokens, logprobs = sampler(logits, rows_changed, *_params_and_noise_keys(drawing))
-    details: list[TokenLogprob] = []
-    if raw is not None:
-        details = log_probabilities(raw.numpy(), tokens[list(asking)], list(asking.values()))
-    return tokens.tolist(), logprobs.tolist(), iter(details)
-
-
-def _asking(drawing: list[SampleRequest], counts: list[int]) -> dict[int, int]:
-    """The draws whose log-probabilities are wanted, and of how many of the likeliest tokens beside."""
-    asking: dict[int, int] = {}
-    row = 0
-    for (sequence, _, _), count in zip(drawing, counts, strict=True):
-        if sequence.logprobs is not None:
-            asking |= dict.fromkeys(range(row, row + count), sequence.sampling.logprobs or 0)
-        row += count
-    return asking
-
-
-def _params_and_noise_keys(drawing: list[SampleRequest]) -> tuple[SamplingTensors[Array], NoiseKeys[Array]]:
-    """Of every point, branch by branch."""
-    floats: list[tuple[float, float, float]] = []
-    integers: list[tuple[int, int, int, int]] = []
+def _params_and_noise_keys(requests: list[_SampleRequest]) -> tuple[SamplingTensors[Array], NoiseKeys[Array]]:
+    """Return the parameters and noise keys of every sampled row, branch by branch."""
+    float_params: list[tuple[float, float, float]] = []
+    int_params: list[tuple[int, int, int, int]] = []
     counts: list[int] = []
-    ahead: list[int] = []
-    for sequence, draft, _ in drawing:
-        sampling, guesses = sequence.sampling, len(draft.tokens)
-        floats.append((sampling.temperature, sampling.top_p, sampling.min_p))
-        integers.append((sampling.top_k, sequence.seed, sequence.key, len(sequence.tokens)))
-        counts.append(1 + guesses)
-        ahead += range(1 + guesses) if draft.is_chain else (0, *draft.depths)
-    law, noise = np.array(floats), np.array(integers, np.int64)
-    if len(ahead) > len(counts):
+    depths: list[int] = []
+    for sequence, draft, _ in requests:
+        sampling, num_drafted = sequence.sampling, len(draft.tokens)
+        float_params.append((sampling.temperature, sampling.top_p, sampling.min_p))
+        int_params.append((sampling.top_k, sequence.seed, sequence.key, len(sequence.tokens)))
+        counts.append(1 + num_drafted)
+        depths += range(1 + num_drafted) if draft.is_chain else (0, *draft.depths)
+    floats, ints = np.array(float_params), np.array(int_params, np.int64)
+    if len(depths) > len(counts):
         branches = np.repeat(np.arange(len(counts)), counts)
-        law, noise = law[branches], noise[branches]
-        noise[:, 3] += ahead
-    temperature, top_p, min_p = law.T
-    top_k, seed, key, position = noise.T
+        floats, ints = floats[branches], ints[branches]
+        ints[:, 3] += depths
+    temperature, top_p, min_p = floats.T
+    top_k, seed, key, position = ints.T
     params = SamplingTensors(temperature=temperature, top_p=top_p, min_p=min_p, top_k=top_k)
     return params, NoiseKeys(seed=seed, key=key, position=position)
+
+
+def _select_rows(rows: Tensor, indices: Iterable[int]) -> Tensor:
+    return rows[to_device(torch.tensor(list(indices)), rows.device)]

@@ -47,5 +47,5 @@ def pretend(monkeypatch: pytest.MonkeyPatch, device_config: DeviceConfig = EMULA
 
     monkeypatch.setattr(Replay, "captured", 0)
     monkeypatch.setattr(Replay, "replayed", 0)
-    monkeypatch.setattr("engine.runner.forward_gpu.GpuForward", forward)
+    monkeypatch.setattr("engine.runner.forward.GpuForward", forward)
     monkeypatch.setattr("engine.core.engine_core.select_device", lambda *_, **__: device_config)

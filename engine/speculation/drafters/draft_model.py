@@ -29,7 +29,7 @@ from engine.cache.radix_tree import Node
 from engine.device import to_device
 from engine.models.interface import Model
 from engine.runner.batch import ScheduledSequence, build_batch
-from engine.runner.forward_gpu import create_forward
+from engine.runner.forward import create_forward
 from engine.scheduler.draft import EMPTY_DRAFT, Draft
 from engine.scheduler.sequence import GenerateSequence, Sequence
 from engine.speculation.drafter import DraftRequest, HiddenStateNeeds, StepResult

@@ -100,8 +100,8 @@ def test_logits_of_branches_that_were_preempted_equal_transformers(
     """Three branches, one with tokens of its own, in memory for about two: every row that a token was drawn from."""
     harness = Harness(checkpoints(kind), CoreOptions(kv_tokens=160, max_running=8, step_tokens=24))
     drawn: list[torch.Tensor] = []
-    read, forward = harness.core.model.decoder.compute_logits, harness.core._forward
-    draw = forward.draw
+    read, fused_sampler = harness.core.model.decoder.compute_logits, harness.core._forward.fused_sampler
+    sample_fused = None if fused_sampler is None else fused_sampler.sample
 
     def recording(hidden: torch.Tensor, token_ids: Sequence[int] = ()) -> torch.Tensor:
         drawn.append(read(hidden, token_ids).clone())
@@ -110,13 +110,14 @@ def test_logits_of_branches_that_were_preempted_equal_transformers(
     def drawing(*arguments: Any) -> Any:
         with monkeypatch.context() as patch:
             patch.setattr(harness.core.model.decoder, "read", read)
-            found = draw(*arguments)
+            found = sample_fused(*arguments)
         if found is not None:
             drawn.append(found[0].clone())
         return found
 
     monkeypatch.setattr(harness.core.model.decoder, "read", recording)
-    monkeypatch.setattr(forward, "draw", drawing)
+    if fused_sampler is not None:
+        monkeypatch.setattr(fused_sampler, "sample", drawing)
     prompt = random_tokens(41, 9)
     branches = [Branch(seed, 0, 60, generated=random_tokens(11 * seed, 10 + seed)) for seed in range(3)]
     completions = harness.complete(generate(prompt, branches, temperature=1.0, ignore_eos=True))

@@ -53,15 +53,15 @@ def test_a_repeated_step_in_fewer_bits_gives_the_same_bits(
 
 
 @pytest.mark.parametrize("kind", OTHERS)
-def test_layers_that_do_more_than_launch_kernels_are_never_repeated(checkpoints: Checkpoints, kind: str) -> None:
+def test_layers_that_do_more_than_launch_kernels_are_never_recorded(checkpoints: Checkpoints, kind: str) -> None:
     harness = Harness(checkpoints(kind), OPTIONS)
     answers(harness, 0)
     forward = harness.core._forward
     assert isinstance(forward, CpuForward)
-    assert not forward.tapes
+    assert not forward.graphs
 
 
-def test_a_tape_that_outgrows_its_arena_is_recorded_anew(
+def test_a_graph_that_outgrows_its_arena_is_recorded_again(
     checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each time the arena grows, what was recorded in the old one is forgotten."""
@@ -77,20 +77,20 @@ def test_a_tape_that_outgrows_its_arena_is_recorded_anew(
     first = answers(harness, 0)
     forward = harness.core._forward
     assert isinstance(forward, CpuForward)
-    assert num_records > len(forward.tapes)
+    assert num_records > len(forward.graphs)
     assert answers(harness, 0) == first
 
 
 def assert_repeated(folder: Path, threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """KernelGraphCache are made of the checkpoint's steps, and without them the answers are the same."""
+    """The checkpoint's steps are recorded, and without that the answers are the same."""
     torch.set_num_threads(threads)
     try:
         repeated = Harness(folder, OPTIONS)
         found = [answers(repeated, seed) for seed in range(3)]
         forward = repeated.core._forward
         assert isinstance(forward, CpuForward)
-        assert len(forward.tapes) > 5
-        monkeypatch.setattr(forward_cpu, "_MOST", 0)
+        assert len(forward.graphs) > 5
+        monkeypatch.setattr(forward_cpu, "_MAX_RECORDED_TOKENS", 0)
         plain = Harness(folder, OPTIONS)
         assert [answers(plain, seed) for seed in range(3)] == found
     finally:

@@ -8,7 +8,6 @@ import pytest
 
 from engine.core.engine_core import CoreOptions
 from engine.protocol.types import Branch, Completion
-from engine.runner.forward_cpu import CpuForward
 from engine.runner.fused_sampler_cpu import FusedCpuSampler
 from engine.speculation.control.controller import FixedController
 from engine.speculation.drafters.ngram import NgramDrafter
@@ -28,23 +27,23 @@ LAWS: list[dict[str, float]] = [
 
 
 @pytest.mark.parametrize("guesses", [None, (1, 1), (3, 3), (2, 5)], ids=["plain", "one", "three", "trees"])
-def test_draws_from_a_tape_are_those_of_the_plain_way(
+def test_fused_samples_equal_those_of_the_general_sampler(
     checkpoints: Checkpoints, guesses: tuple[int, int] | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of branches of different laws that begin and end at different times, so that each row of the cache has several
-    laws in its turn; and neither batch nor tape is known to them."""
-    drawn = 0
-    call = FusedCpuSampler.__call__
+    """Branches with different sampling parameters begin and end at different times, so that each row of the cache has
+    several parameters in turn."""
+    num_calls = 0
+    sample = FusedCpuSampler.sample
 
     def counted(*arguments: object) -> object:
-        nonlocal drawn
-        drawn += 1
-        return call(*arguments)  # type: ignore[arg-type]
+        nonlocal num_calls
+        num_calls += 1
+        return sample(*arguments)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(FusedCpuSampler, "__call__", counted)
+    monkeypatch.setattr(FusedCpuSampler, "sample", counted)
     found = answers(checkpoints("qwen3"), guesses)
-    assert drawn > 20
-    monkeypatch.setattr(CpuForward, "draw", lambda *_: None)
+    assert num_calls > 20
+    monkeypatch.setattr(FusedCpuSampler, "sample", lambda *_: None)
     assert answers(checkpoints("qwen3"), guesses) == found
 
 

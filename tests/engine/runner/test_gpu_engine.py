@@ -14,7 +14,7 @@ import torch
 from engine.core.engine_core import CoreOptions
 from engine.device import CPU, select_device
 from engine.protocol.types import Branch, Completion, EngineError, GenerateRequest, ScoreItem
-from engine.runner.forward_gpu import padded
+from engine.runner.cuda_graphs import pad_num_tokens
 from engine.scheduler.draft import Draft
 from engine.speculation.control.controller import FixedController
 from tests.engine.conftest import Checkpoints
@@ -205,7 +205,7 @@ def test_steps_with_guesses_are_captured_too(
 
 
 def test_few_sizes_serve_all_batches() -> None:
-    assert [padded(size) for size in (1, 2, 3, 5, 8, 9, 16, 17, 250)] == [1, 2, 4, 8, 8, 16, 16, 24, 256]
+    assert [pad_num_tokens(size) for size in (1, 2, 3, 5, 8, 9, 16, 17, 250)] == [1, 2, 4, 8, 8, 16, 16, 24, 256]
 
 
 def test_logits_that_are_no_numbers_fail_the_request(checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch) -> None:

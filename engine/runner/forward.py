@@ -1,0 +1,45 @@
+"""The forward pass of a step, on the device that holds the model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from torch import Tensor
+
+from engine.attention.cuda_triton import TritonAttention
+from engine.attention.plan import AttentionMetadata
+from engine.attention.select import create_cpu_attention
+from engine.cache.paged_kv import KVCache
+from engine.models.interface import Batch, Model
+from engine.runner.forward_cpu import CpuForward
+from engine.runner.forward_gpu import GpuForward
+from engine.runner.fused_sampler_cpu import FusedCpuSampler
+
+
+class Forward(Protocol):
+    """Forward pass of one model over one cache."""
+
+    fused_sampler: FusedCpuSampler | None
+    """Sampler that reads the hidden states of this forward pass in recorded kernels; ``None`` if there is none."""
+
+    def __call__(self, batch: Batch, rows: AttentionMetadata, read: Sequence[int] | None = None) -> Tensor:
+        """Compute a step's keys, values and final hidden states ``[tokens or more, hidden]``.
+
+        ``batch`` is on the host. ``read``: the tokens whose hidden states are returned, ascending; ``None``: all. The
+        result is valid until the next call.
+        """
+        ...
+
+
+def create_forward(model: Model, cache: KVCache, *, deterministic: bool = False) -> Forward:
+    """Create the forward pass of a model over the first layers of a cache on the same device.
+
+    ``deterministic``: on the CPU, what is computed for a token depends, bit for bit, on its sequence alone.
+    """
+    attention, layers = model.config.attention, slice(model.config.num_layers)
+    kv, scales = cache.data[layers], cache.scales_of(layers)
+    if model.device_config.uses_gpu_kernels:
+        return GpuForward(model, TritonAttention(attention, kv, scales), model.device_config.device)
+    attend = create_cpu_attention(attention, kv, scales, deterministic=deterministic)
+    return CpuForward(model, attend, kv, num_rows=len(cache.page_table))
