@@ -6,6 +6,8 @@ import re
 import shutil
 from pathlib import Path
 
+from docs.generate import layers
+
 ROOT = Path(__file__).parents[2]
 SOURCE = ROOT / "docs"
 STAGE = ROOT / "build" / "docs"
@@ -24,6 +26,8 @@ _FILES = "files"
 _LINK = re.compile(r"(?<=\]\()([^)#\s]+)(#[^)\s]*)?(?=\))")
 _TABLE = re.compile(r"^<!-- table: (\S+?)(?: #(\d+))? -->$", re.MULTILINE)
 
+_LAYERS = "<!-- layers -->"
+
 
 def stage() -> None:
     """Write ``build/docs`` anew."""
@@ -41,6 +45,7 @@ def _copy(page: Path, to: Path) -> None:
         shutil.copy2(page, to)
         return
     text = _TABLE.sub(lambda match: _included(match[1], match[2]), page.read_text())
+    text = text.replace(_LAYERS, layers.text(ROOT / "pyproject.toml"))
     to.write_text(_LINK.sub(lambda match: _rewritten(page, to, match[1]) + (match[2] or ""), text))
 
 
