@@ -14,7 +14,9 @@ from tests.docs.blocks import ROOT, blocks, pages
 
 MAX_README_LINES = 250
 GUIDE = ROOT / "docs" / "how-to" / "add-a-strategy.md"
-_PATH = re.compile(r"`((?:kernels|engine|prm|reasoner|workers|api|tests|recipes|benchmarks|examples|docs)/[\w./-]+)`")
+_PATH = re.compile(
+    r"(?<![\w/.:(-])((?:kernels|engine|prm|reasoner|workers|api|tests|recipes|benchmarks|examples|docs)/[\w./-]*[\w/])"
+)
 
 
 def test_the_readme_is_short() -> None:
