@@ -15,7 +15,8 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.engine.checkpoint import SIZES, cache_folder, checkpoint
-from engine.core.engine_core import CoreOptions, EngineCore
+from engine.core.engine_core import EngineCore
+from engine.core.options import CoreOptions
 from engine.device import KV_DTYPES
 from engine.protocol.types import Branch, GenerateRequest, SamplingParams
 from engine.scheduler.sequence import Job

@@ -1,4 +1,4 @@
-"""When a branch ends, and what its client hears."""
+"""The end of branches, and what clients receive: deltas, completions and scores."""
 
 from __future__ import annotations
 
@@ -11,23 +11,24 @@ from engine.text.detokenizer import earliest_stop_start, num_chars_to_hold
 
 _T = TypeVar("_T")
 
-FinishEvent = tuple[FinishReason, str | int | None]
+Finish = tuple[FinishReason, str | int | None]
+"""Finish reason, and the stop string or stop token that ended the branch, if one did."""
 
 
-def split_at_possible_stops(sequence: GenerateSequence, drawn: Sequence[int], path: Sequence[int]) -> list[list[int]]:
-    """Which of the tokens that a branch drew it receives, in parts that only the last token can end.
+def split_at_possible_stops(sequence: GenerateSequence, tokens: Sequence[int], path: Sequence[int]) -> list[list[int]]:
+    """Return the indices of the sampled tokens that a branch receives, in parts that only their last token can end.
 
-    ``drawn``: all of them; ``path``: the guesses that were right (``engine.speculation.verify.accepted``). No guess is
-    one of ``sequence.ends``, and there is room for the token after them: only a stop string can end before it.
+    ``tokens``: all sampled tokens; ``path``: the accepted draft tokens (``verify.find_accepted``). No draft token is a
+    stop token, and there is room for the token after them, so only a stop string can end the branch before that one.
     """
-    places, stops = [0, *(guess + 1 for guess in path)], sequence.stop_strings
-    if stops is None or not any(stops.may_end(drawn[place]) for place in places):
-        return [places]
-    return [[place] for place in places]
+    indices, stops = [0, *(index + 1 for index in path)], sequence.stop_strings
+    if stops is None or not any(stops.may_end(tokens[index]) for index in indices):
+        return [indices]
+    return [[index] for index in indices]
 
 
-def ending(sequence: GenerateSequence, token: int, context: int) -> FinishEvent | None:
-    """Why the branch ends with the token that it just received, and the stop that did it; ``None`` if it goes on."""
+def find_finish(sequence: GenerateSequence, token: int, context: int) -> Finish | None:
+    """Return why the branch ends with its latest ``token``; ``None`` if it continues."""
     if token in sequence.stop_tokens:
         return "stop", token
     stops = sequence.stop_strings
@@ -47,23 +48,23 @@ def ending(sequence: GenerateSequence, token: int, context: int) -> FinishEvent 
     return None
 
 
-def next_delta(sequence: GenerateSequence) -> Delta | None:
-    """What can be streamed of a branch that goes on: no half character, nothing that may become a stop string."""
+def take_delta(sequence: GenerateSequence) -> Delta | None:
+    """Return the next text to stream of a running branch: whole characters that cannot become a stop string."""
     sequence.reader.advance()
     text = sequence.reader.text
     return _delta(sequence, text[: len(text) - num_chars_to_hold(text, sequence.sampling.stop)])
 
 
-def completion(sequence: GenerateSequence, reason: FinishEvent) -> tuple[Delta | None, Completion]:
-    """The branch's answer, and before it the rest of its stream (if it streams)."""
-    finish_reason, stop = reason
+def build_completion(sequence: GenerateSequence, finish: Finish) -> tuple[Delta | None, Completion]:
+    """Return the last delta of a finished branch, if it streams, and its completion."""
+    finish_reason, stop = finish
     tokens = sequence.new_tokens
     ended = finish_reason == "stop" and stop in sequence.eos
     text = sequence.reader.final(len(sequence.generated) - ended)
     if isinstance(stop, str) and not sequence.sampling.include_stop_str_in_output:
-        # Before ``min_tokens`` the text may have others.
+        # An earlier occurrence, before ``min_tokens``, is part of the text.
         text = text[: text.index(stop, earliest_stop_start(stop, sequence.num_chars_searched))]
-    answer = Completion(
+    completion = Completion(
         index=sequence.index,
         token_ids=tuple(tokens),
         text=text[sequence.text_start :],
@@ -77,16 +78,16 @@ def completion(sequence: GenerateSequence, reason: FinishEvent) -> tuple[Delta |
         drafted_tokens=sequence.num_drafted,
         accepted_tokens=sequence.num_accepted,
     )
-    rest = _rest(sequence, text) if sequence.job.stream else None
-    return (rest if rest and (rest.text or rest.token_ids) else None), answer
+    last = _remaining(sequence, text) if sequence.job.stream else None
+    return (last if last and (last.text or last.token_ids) else None), completion
 
 
-def score_result(sequence: ScoreSequence, *, declined: bool) -> ScoreResult:
-    """The answer of an item that was computed, or that ``max_compute`` did not allow to compute."""
+def build_score_result(sequence: ScoreSequence, *, is_over_budget: bool) -> ScoreResult:
+    """Return the result of an item; without values if computing it would have exceeded ``max_compute``."""
     cached = sequence.num_cached or 0
     return ScoreResult(
         index=sequence.index,
-        values=None if declined else tuple(sequence.values[position] for position in sequence.read_positions),
+        values=None if is_over_budget else tuple(sequence.values[position] for position in sequence.read_positions),
         computed_tokens=len(sequence.tokens) - cached,
         cached_tokens=cached,
     )
@@ -95,7 +96,7 @@ def score_result(sequence: ScoreSequence, *, declined: bool) -> ScoreResult:
 def _delta(sequence: GenerateSequence, text: str) -> Delta | None:
     if len(text) <= sequence.num_chars_sent:
         return None
-    delta = _rest(sequence, text)
+    delta = _remaining(sequence, text)
     sequence.num_chars_sent, sequence.num_tokens_sent = (
         len(text),
         len(sequence.generated) - len(sequence.branch.generated),
@@ -103,8 +104,8 @@ def _delta(sequence: GenerateSequence, text: str) -> Delta | None:
     return delta
 
 
-def _rest(sequence: GenerateSequence, text: str) -> Delta:
-    """What of the text and the tokens was not streamed yet."""
+def _remaining(sequence: GenerateSequence, text: str) -> Delta:
+    """Return the text and the tokens that were not streamed yet."""
     sent = sequence.num_tokens_sent
     logprobs = None if sequence.logprobs is None else tuple(sequence.logprobs[sent:])
     start = len(sequence.branch.generated) + sent

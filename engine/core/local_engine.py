@@ -14,8 +14,9 @@ from pathlib import Path
 
 import torch
 
-from engine.core.engine_core import CoreOptions, CoreStats, EngineCore
+from engine.core.engine_core import EngineCore
 from engine.core.event_queue import EventQueue
+from engine.core.options import CoreOptions, CoreStats
 from engine.protocol.types import (
     Completion,
     Delta,

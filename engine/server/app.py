@@ -32,8 +32,8 @@ from prometheus_client import CollectorRegistry, generate_latest
 from starlette.exceptions import HTTPException as StarletteHTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from engine.core.engine_core import CoreOptions
 from engine.core.local_engine import LocalEngine
+from engine.core.options import CoreOptions
 from engine.device import DEVICES, DTYPES, KV_DTYPES
 from engine.protocol.streams import Events, merge_streams
 from engine.protocol.types import EngineError

@@ -1,4 +1,4 @@
-"""Which guesses were right."""
+"""Verification of drafts against the tokens that were sampled."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from collections.abc import Sequence
 from engine.scheduler.draft import Draft
 
 
-def accepted(draft: Draft, drawn: Sequence[int]) -> tuple[int, ...]:
-    """Indices of the guesses that plain decoding would have drawn, in their order.
+def find_accepted(draft: Draft, sampled: Sequence[int]) -> tuple[int, ...]:
+    """Return the indices of the accepted draft tokens, those that plain decoding would have sampled, in their order.
 
-    ``drawn``: the token that the branch draws after its last one, and then, for each guess, the one that it draws after
-    that guess: ``1 + len(draft)``. The tokens of the branch are those guesses and the draw after the last of them.
+    ``sampled``: the token sampled after the branch's last one, then, for each draft token, the one sampled after it:
+    ``1 + len(draft)``. The branch's next tokens are the accepted ones and the one sampled after the last of them.
     """
     path: list[int] = []
-    last, due = -1, drawn[0]
-    # Guesses come after those that they follow.
+    last, expected = -1, sampled[0]
+    # Draft tokens come after those that they follow.
     for index, token in enumerate(draft.tokens):
-        if token == due and draft.parents[index] == last:
+        if token == expected and draft.parents[index] == last:
             path.append(index)
-            last, due = index, drawn[index + 1]
+            last, expected = index, sampled[index + 1]
     return tuple(path)

@@ -13,7 +13,8 @@ from pathlib import Path
 
 import torch
 
-from engine.core.engine_core import CoreOptions, EngineCore
+from engine.core.engine_core import EngineCore
+from engine.core.options import CoreOptions
 from engine.protocol.types import Branch, Completion, EngineError, GenerateRequest, SamplingParams
 from engine.scheduler.sequence import Event, Job
 from engine.speculation.control.controller import DraftOutcome, FixedController

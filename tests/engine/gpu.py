@@ -48,4 +48,4 @@ def pretend(monkeypatch: pytest.MonkeyPatch, device_config: DeviceConfig = EMULA
     monkeypatch.setattr(Replay, "captured", 0)
     monkeypatch.setattr(Replay, "replayed", 0)
     monkeypatch.setattr("engine.runner.forward.GpuForward", forward)
-    monkeypatch.setattr("engine.core.engine_core.select_device", lambda *_, **__: device_config)
+    monkeypatch.setattr("engine.core.model_setup.select_device", lambda *_, **__: device_config)

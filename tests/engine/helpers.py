@@ -6,7 +6,8 @@ import math
 from collections.abc import Sequence
 from pathlib import Path
 
-from engine.core.engine_core import CoreOptions, EngineCore
+from engine.core.engine_core import EngineCore
+from engine.core.options import CoreOptions
 from engine.protocol.types import (
     Branch,
     Completion,

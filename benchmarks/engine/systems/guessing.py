@@ -18,8 +18,9 @@ from torch import Tensor
 
 from benchmarks.engine.problems import ALWAYS, GUESSING, PLAIN, Prompt, Solved
 from engine.cache.paged_kv import KVCache
-from engine.core.engine_core import CoreOptions, EngineCore
+from engine.core.engine_core import EngineCore
 from engine.core.local_engine import LocalEngine
+from engine.core.options import CoreOptions
 from engine.protocol.types import Branch, Completion, GenerateRequest, SamplingParams
 from engine.scheduler.draft import Draft
 from engine.scheduler.sequence import GenerateSequence

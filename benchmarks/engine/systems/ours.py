@@ -13,8 +13,8 @@ from engine.threads import short_waits  # noqa: F401 - it has to come before tor
 import torch
 
 from benchmarks.engine.workloads import Generate, Outputs, Request
-from engine.core.engine_core import CoreOptions
 from engine.core.local_engine import LocalEngine
+from engine.core.options import CoreOptions
 from engine.protocol.types import Branch, Completion, GenerateRequest, SamplingParams
 
 

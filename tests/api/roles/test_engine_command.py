@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 from api.cli.main import app
 from api.roles.serve import run_engine
 from api.roles.supervisor import ENGINE_OPTIONS, engine_command, worker_pools
-from engine.core.engine_core import CoreOptions
+from engine.core.options import CoreOptions
 from engine.protocol.types import EngineError
 from engine.server.app import main
 from workers.config.settings import QUEUES, Settings, load_settings

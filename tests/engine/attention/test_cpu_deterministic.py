@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from engine.core.engine_core import CoreOptions
+from engine.core.options import CoreOptions
 from engine.protocol.types import Branch, Completion, EngineError
 from tests.engine.conftest import Checkpoints
 from tests.engine.exact import gap

@@ -12,8 +12,7 @@ import reasoner
 from engine.attention.cpu_deterministic import DeterministicAttention
 from engine.attention.cpu_torch import TorchAttention
 from engine.cache.paged_kv import kv_bytes_per_token
-from engine.core import engine_core
-from engine.core.engine_core import CoreOptions
+from engine.core.options import CoreOptions
 from engine.device import KV_DTYPES, DeviceConfig, select_kv_dtype
 from engine.protocol.types import Branch, Completion, EngineError
 from engine.runner.forward_cpu import CpuForward
@@ -63,7 +62,7 @@ def greedy(harness: Harness, prompts: list[tuple[int, ...]]) -> list[tuple[int, 
 
 def test_as_many_bytes_hold_more_tokens(checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each vector of 16 numbers is 64 bytes of float32, or 16 and a scale of 4."""
-    monkeypatch.setattr(engine_core, "_DEFAULT_KV_BYTES", 1 << 20)
+    monkeypatch.setattr("engine.core.model_setup._DEFAULT_KV_BYTES", 1 << 20)
     capacities = {}
     for kv_dtype in KV_DTYPES:
         engine = Harness(checkpoints("qwen3"), CoreOptions(kv_dtype=kv_dtype)).core

@@ -8,8 +8,8 @@ from collections.abc import AsyncIterator
 import pytest
 
 from engine.cache import leases
-from engine.core.engine_core import CoreOptions
 from engine.core.local_engine import LocalEngine
+from engine.core.options import CoreOptions
 from engine.protocol.types import Branch, Completion, GenerateRequest, InvalidRequest, ScoreItem
 from tests.engine.conftest import Checkpoints
 from tests.engine.helpers import Harness, generate, score

@@ -18,8 +18,8 @@ import pytest
 
 from engine.client.http import HttpEngine
 from engine.client.openai_compatible import branch_seed
-from engine.core.engine_core import CoreOptions
 from engine.core.local_engine import LocalEngine
+from engine.core.options import CoreOptions
 from engine.protocol.types import (
     Branch,
     Completion,

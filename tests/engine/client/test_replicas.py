@@ -13,8 +13,8 @@ from scipy.stats import chisquare
 
 from engine.client.health import Health
 from engine.client.replicas import MOST_ENGINES, ReplicatedEngine, first
-from engine.core.engine_core import CoreOptions
 from engine.core.local_engine import LocalEngine
+from engine.core.options import CoreOptions
 from engine.protocol.types import (
     Branch,
     Completion,

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from engine.core.engine_core import CoreOptions
+from engine.core.options import CoreOptions
 from engine.device import KV_DTYPES
 from engine.protocol.types import (
     Branch,

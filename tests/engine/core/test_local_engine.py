@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from engine.core.engine_core import CoreOptions
 from engine.core.local_engine import LocalEngine
+from engine.core.options import CoreOptions
 from engine.protocol.types import (
     Branch,
     Completion,
@@ -161,7 +161,7 @@ async def test_a_closed_engine_ends_its_requests_and_takes_no_more(checkpoints: 
         engine.generate(request())
 
 
-async def test_a_broken_invariant_stops_the_engine_and_everybody_hears_of_it(checkpoints: Checkpoints) -> None:
+async def test_a_broken_invariant_stops_the_engine_and_fails_all_requests(checkpoints: Checkpoints) -> None:
     engine = LocalEngine({"m": checkpoints("qwen3"), "other": checkpoints("llama")}, OPTIONS)
     await collect(engine, request())
     events = engine.generate(request(model="other", max_tokens=200), stream=True)
@@ -169,12 +169,12 @@ async def test_a_broken_invariant_stops_the_engine_and_everybody_hears_of_it(che
     engine._cores["m"].cache.tree.num_evictable += 1
     [last] = await collect(engine, request(key=7))
     assert last.finish_reason == "length"
-    with pytest.raises(EngineUnavailable, match=r"stopped.*idle pages"):
+    with pytest.raises(EngineUnavailable, match=r"stopped.*evictable pages"):
         async for _ in events:
             pass
     await asyncio.to_thread(engine._thread.join)
     assert not engine.is_alive
-    with pytest.raises(EngineUnavailable, match=r"stopped.*idle pages"):
+    with pytest.raises(EngineUnavailable, match=r"stopped.*evictable pages"):
         await collect(engine, request())
     with pytest.raises(EngineUnavailable, match="stopped"):
         await engine.clear_cache()

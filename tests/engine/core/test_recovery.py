@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 import torch
 
-from engine.core.engine_core import CoreOptions
 from engine.core.local_engine import LocalEngine
+from engine.core.options import CoreOptions
 from engine.core.recovery import MAX_UNEXPLAINED
 from engine.protocol.types import (
     Branch,

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from engine.cache.paged_kv import KVCache
-from engine.core.engine_core import CoreOptions
+from engine.core.options import CoreOptions
 from engine.protocol.types import Branch, Completion, GenerateRequest, ScoreItem, ScoreResult
 from engine.scheduler.draft import Draft
 from engine.scheduler.sequence import Event, GenerateSequence

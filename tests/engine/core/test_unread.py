@@ -10,7 +10,7 @@ from torch import Tensor
 
 from engine.attention.plan import AttentionMetadata
 from engine.core import engine_core
-from engine.core.engine_core import CoreOptions
+from engine.core.options import CoreOptions
 from engine.models.interface import Batch
 from engine.protocol.types import Branch, ScoreItem
 from engine.runner.forward_cpu import CpuForward

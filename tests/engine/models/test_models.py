@@ -18,7 +18,7 @@ import transformers
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
-from engine.core.engine_core import CoreOptions
+from engine.core.options import CoreOptions
 from engine.models.families import is_defined, known_fields
 from engine.protocol.types import Branch, EngineError, ScoreItem
 from engine.weights.safetensors import Weights
@@ -109,13 +109,13 @@ def test_logits_of_branches_that_were_preempted_equal_transformers(
 
     def drawing(*arguments: Any) -> Any:
         with monkeypatch.context() as patch:
-            patch.setattr(harness.core.model.decoder, "read", read)
-            found = sample_fused(*arguments)
+            patch.setattr(harness.core.model.decoder, "compute_logits", read)
+            found = sample_fused(*arguments) if sample_fused else None
         if found is not None:
             drawn.append(found[0].clone())
         return found
 
-    monkeypatch.setattr(harness.core.model.decoder, "read", recording)
+    monkeypatch.setattr(harness.core.model.decoder, "compute_logits", recording)
     if fused_sampler is not None:
         monkeypatch.setattr(fused_sampler, "sample", drawing)
     prompt = random_tokens(41, 9)

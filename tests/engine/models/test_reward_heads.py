@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from engine.core.engine_core import CoreOptions
+from engine.core.options import CoreOptions
 from engine.protocol.types import EngineError, ScoreItem
 from tests.closeness import assert_as_exact_as
 from tests.engine.exact import float64

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from engine.core.engine_core import CoreOptions
+from engine.core.options import CoreOptions
 from engine.device import DeviceConfig
 from engine.models import decoder
 from engine.models.decoder import Decoder

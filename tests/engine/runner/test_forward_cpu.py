@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine.core.engine_core import CoreOptions
+from engine.core.options import CoreOptions
 from engine.protocol.types import Branch, Completion
 from engine.quantization.options import options
 from engine.quantization.quantize import quantize

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.core.engine_core import CoreOptions
+from engine.core.options import CoreOptions
 from engine.protocol.types import Branch, Completion
 from engine.runner.fused_sampler_cpu import FusedCpuSampler
 from engine.speculation.control.controller import FixedController

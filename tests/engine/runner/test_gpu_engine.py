@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from engine.core.engine_core import CoreOptions
+from engine.core.options import CoreOptions
 from engine.device import CPU, select_device
 from engine.protocol.types import Branch, Completion, EngineError, GenerateRequest, ScoreItem
 from engine.runner.cuda_graphs import pad_num_tokens

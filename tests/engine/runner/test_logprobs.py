@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from engine.core.engine_core import CoreOptions
+from engine.core.options import CoreOptions
 from engine.protocol.types import Branch, Completion, Delta, InvalidRequest, TokenLogprob
 from tests.closeness import log_sum_bound
 from tests.engine.conftest import Checkpoints

@@ -12,7 +12,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, RepetitionPenaltyLogitsProcessor
 
-from engine.core.engine_core import CoreOptions
+from engine.core.options import CoreOptions
 from engine.protocol.types import Branch, InvalidRequest, SamplingParams
 from engine.sampling.penalties import Penalties, forbid, penalise
 from tests.closeness import EPS

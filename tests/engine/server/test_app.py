@@ -22,8 +22,8 @@ import pytest
 from starlette.types import Message
 
 from engine.client.http import HttpEngine
-from engine.core.engine_core import CoreOptions
 from engine.core.local_engine import LocalEngine
+from engine.core.options import CoreOptions
 from engine.protocol.types import (
     Branch,
     Completion,

@@ -11,8 +11,8 @@ import httpx
 import pytest
 from openai import AsyncOpenAI, BadRequestError, NotFoundError
 
-from engine.core.engine_core import CoreOptions
 from engine.core.local_engine import LocalEngine
+from engine.core.options import CoreOptions
 from engine.protocol.types import Branch, Completion, TokenLogprob
 from tests.engine.conftest import Checkpoints
 from tests.engine.exact import gap

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import reasoner
-from engine.core.engine_core import CoreOptions
+from engine.core.options import CoreOptions
 from engine.protocol.types import Branch, Completion
 from engine.speculation.control.controller import FixedController
 from engine.speculation.drafters.draft_model import DraftModel

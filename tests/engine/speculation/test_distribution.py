@@ -195,15 +195,15 @@ def test_sequences_have_the_exact_law_whoever_guesses(
 
 
 def plant_belief(patch: pytest.MonkeyPatch) -> None:
-    original = EngineCore._settle
+    original = EngineCore._append_sampled_tokens
 
-    def settle(core: EngineCore, drawn: list[SampledTokens]) -> list[DraftOutcome]:
+    def append(core: EngineCore, drawn: list[SampledTokens]) -> list[DraftOutcome]:
         for one in drawn:
             if one.draft:
                 one.tokens[0] = one.draft.tokens[0]
         return original(core, drawn)
 
-    patch.setattr(EngineCore, "_settle", settle)
+    patch.setattr(EngineCore, "_append_sampled_tokens", append)
 
 
 def plant_stale_penalties(patch: pytest.MonkeyPatch) -> None:

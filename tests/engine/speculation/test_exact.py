@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from engine.core.engine_core import CoreOptions
+from engine.core.options import CoreOptions
 from engine.device import KV_DTYPES
 from engine.protocol.types import Branch, Completion, Delta, GenerateRequest, ScoreItem
 from engine.scheduler.draft import Draft
 from engine.scheduler.sequence import Event
 from engine.speculation.control.controller import FixedController
-from engine.speculation.verify import accepted
+from engine.speculation.verify import find_accepted
 from tests.engine.conftest import Checkpoints
 from tests.engine.exact import gap
 from tests.engine.helpers import SMALL, Harness, generate, score
@@ -244,7 +244,7 @@ def test_a_cancelled_branch_is_forgotten_with_what_it_has(checkpoints: Checkpoin
 
 def test_the_accepted_path_is_the_longest_that_follows_the_draws() -> None:
     draft = Draft((5, 6, 7, 8, 6), (-1, 0, 0, 2, -1), (1.0,) * 5)
-    assert accepted(draft, [5, 7, 0, 8, 1, 0]) == (0, 2, 3)
-    assert accepted(draft, [5, 6, 8, 0, 0, 0]) == (0, 1)
-    assert accepted(draft, [6, 0, 0, 0, 0, 9]) == (4,)
-    assert accepted(draft, [9, 6, 6, 6, 6, 6]) == ()
+    assert find_accepted(draft, [5, 7, 0, 8, 1, 0]) == (0, 2, 3)
+    assert find_accepted(draft, [5, 6, 8, 0, 0, 0]) == (0, 1)
+    assert find_accepted(draft, [6, 0, 0, 0, 0, 9]) == (4,)
+    assert find_accepted(draft, [9, 6, 6, 6, 6, 6]) == ()

@@ -43,7 +43,7 @@ def test_the_layer_of_an_eagle_head_counts_among_the_keys_and_values(checkpoints
     pools = {}
     for wanted in ("off", f"eagle={eagle}"):
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("engine.core.engine_core._DEFAULT_KV_BYTES", 1 << 20)
+            patch.setattr("engine.core.model_setup._DEFAULT_KV_BYTES", 1 << 20)
             core = EngineCore("m", folder, replace(SMALL, draft=wanted, kv_tokens=None))
         pools[wanted] = core.cache.data
     plain, guessing = pools.values()

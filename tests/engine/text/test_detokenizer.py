@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
-from engine.core.completion import completion, ending, next_delta
+from engine.core.completion import build_completion, find_finish, take_delta
 from engine.protocol.types import Branch, InvalidRequest
 from engine.scheduler.sequence import GenerateSequence
 from engine.text.detokenizer import StopStrings, TextReader, decode_complete_text, num_chars_to_hold
@@ -124,13 +124,13 @@ def test_a_branch_stops_with_the_token_that_completes_a_stop_string(
     streamed, stopped = "", None
     for token in tokens[given:]:
         sequence.generated.append(token)
-        reason = ending(sequence, token, 256)
+        reason = find_finish(sequence, token, 256)
         if reason is not None:
             stopped = decode_complete_text(tokenizer, sequence.generated)
             assert reason[0] == "stop"
             assert reason[1] in stop
             break
-        if delta := next_delta(sequence):
+        if delta := take_delta(sequence):
             streamed += delta.text
     assert stopped == (new[0] if new else None)
     assert not any(s in streamed for s in stop)
@@ -259,7 +259,7 @@ def test_any_stop_string_ends_any_text_where_it_is_complete_and_is_never_streame
         now = decode_complete_text(tokenizer, sequence.generated)
         ends = [now.find(stop, max(0, len(before) - len(stop) + 1)) + len(stop) for stop in stops]
         found = [end for end, stop in zip(ends, stops, strict=True) if end >= len(stop)]
-        reason = ending(sequence, token, 256)
+        reason = find_finish(sequence, token, 256)
         assert (reason is not None) == bool(found)
         if reason is not None:
             assert now[: min(found)].endswith(str(reason[1]))
@@ -267,9 +267,9 @@ def test_any_stop_string_ends_any_text_where_it_is_complete_and_is_never_streame
                 str(reason[1])
             )
             break
-        if delta := next_delta(sequence):
+        if delta := take_delta(sequence):
             streamed += delta.text
-    rest, answer = completion(sequence, reason or ("length", None))
+    rest, answer = build_completion(sequence, reason or ("length", None))
     assert streamed + (rest.text if rest else "") == answer.text
     assert before + answer.text == decode_complete_text(tokenizer, sequence.generated)
 

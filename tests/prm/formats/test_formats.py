@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from engine.core.engine_core import CoreOptions
 from engine.core.local_engine import LocalEngine
+from engine.core.options import CoreOptions
 from engine.protocol.types import EngineError
 from prm.formats.base import Prompt
 from prm.formats.registry import FORMAT_NOTE

@@ -9,8 +9,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from engine.core.engine_core import CoreOptions
 from engine.core.local_engine import LocalEngine
+from engine.core.options import CoreOptions
 from prm.scorers.judge import TEMPLATE, Judge
 from tests.prm.checkpoints import save_checkpoint, score_gap
 

@@ -9,8 +9,8 @@ import torch
 
 from engine.client.http import HttpEngine
 from engine.client.router import RoutedEngine
-from engine.core.engine_core import CoreOptions
 from engine.core.local_engine import LocalEngine
+from engine.core.options import CoreOptions
 from prm.scorers.steps import Chain, StepScorer
 from tests.engine.serving import served
 from tests.prm.checkpoints import save_checkpoint, score_gap

@@ -11,8 +11,8 @@ from typing import Any
 import httpx
 import pytest
 
-from engine.core.engine_core import CoreOptions
 from engine.core.local_engine import LocalEngine
+from engine.core.options import CoreOptions
 from engine.protocol.request_checks import check_score
 from engine.protocol.types import Branch, EngineClient, EngineError, ModelInfo, ScoreItem
 from reasoner.jobs.spec import JobSpec

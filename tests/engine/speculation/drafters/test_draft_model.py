@@ -12,7 +12,7 @@ import pytest
 from torch import Tensor
 
 from engine.attention.layer import AttentionBackend
-from engine.core.engine_core import CoreOptions
+from engine.core.options import CoreOptions
 from engine.models.interface import Batch, Model
 from engine.models.load import load_model
 from engine.protocol.types import Branch, Completion, GenerateRequest

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from engine.core.engine_core import CoreOptions
+from engine.core.options import CoreOptions
 from engine.device import KV_DTYPES
 from engine.protocol.types import Branch, EngineError
 from engine.scheduler.draft import EMPTY_DRAFT, Draft

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from engine.core.engine_core import CoreOptions
+from engine.core.options import CoreOptions
 from engine.models.load import load_model
 from engine.protocol.types import GenerateRequest
 from engine.sampling.truncation import Floats, Ints

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from scipy.stats import binom
 
 from engine.cache.paged_kv import KVCache
-from engine.core.engine_core import CoreOptions
+from engine.core.options import CoreOptions
 from engine.protocol.types import Branch, SamplingParams
 from engine.scheduler.draft import EMPTY_DRAFT, Draft
 from engine.scheduler.sequence import GenerateSequence, Job
