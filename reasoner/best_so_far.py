@@ -13,7 +13,7 @@ from reasoner.answers.votes import count_votes
 from reasoner.jobs.job import JobResult
 from reasoner.jobs.journal import Entry
 from reasoner.jobs.spec import JobSpec
-from reasoner.strategies.base import Choice, best_scored, elected
+from reasoner.strategies.base import Choice, choose_best_scored, elect
 from reasoner.strategies.registry import STRATEGIES
 from reasoner.tree import Node, find_most_promising
 
@@ -29,7 +29,7 @@ def choose_best_so_far(spec: JobSpec, entries: Iterable[Entry]) -> JobResult | N
     if not root.children or strategy is None:  # an unknown strategy is one of another version
         return None
     candidates = sorted((node for node in root.walk() if node.answer is not None), key=lambda node: node.path)
-    choice = _vote(spec, candidates) if strategy.votes else best_scored(candidates)
+    choice = _vote(spec, candidates) if strategy.votes else choose_best_scored(candidates)
     shown = choice.node or find_most_promising(root)
     return JobResult(
         answer=choice.node and choice.node.answer,
@@ -47,7 +47,7 @@ def _vote(spec: JobSpec, candidates: Sequence[Node]) -> Choice:
         groups.setdefault(canonicalize(node.answer or "", spec.answer.compare), []).append(node)
     scored = any(node.score is not None for node in candidates)
     weights = {node: (node.score or 0.0) if scored else 1.0 for node in candidates}
-    return elected(count_votes(list(groups.values()), weights), weights)
+    return elect(count_votes(list(groups.values()), weights), weights)
 
 
 def _tree(entries: Iterable[Entry]) -> Node:

@@ -75,8 +75,8 @@ async def run_job(
     )
     try:
         async with opened as (search, equivalence):
-            choice = await strategy.run(search, params, equivalence.settled_by(search.settle))
-            await search.select(choice.node)
+            choice = await strategy.run(search, params, equivalence.settled_by(search.record_result))
+            await search.record_selection(choice.node)
     except JobCancelled as end:
         end.result = choose_best_so_far(spec, await journal.load())
         raise
@@ -160,7 +160,7 @@ def _outcome(search: Search, choice: Choice) -> JobOutcome:
         text=None if shown is None else shown.solution,
         confidence=choice.confidence,
         votes=choice.votes,
-        finish_reason="budget" if search.cut_short else finished,
+        finish_reason="budget" if search.is_cut_short else finished,
         node=None if shown is None else shown.id,
     )
     return JobOutcome("completed" if node is not None else "incomplete", result, search.ledger.usage)

@@ -15,7 +15,7 @@ from reasoner.answers.extraction.extract import extract_answer
 from reasoner.answers.spec import AnswerSpec
 from reasoner.evaluation.suites.files import open_file
 from reasoner.jobs.rule_specs import NumericVerifier
-from reasoner.verifiers.rules import near
+from reasoner.verifiers.rules import is_within_tolerance
 
 LONGEST = 64_000
 HARD = (
@@ -91,7 +91,7 @@ async def measure_styles(numbers: list[str]) -> tuple[dict[str, dict[str, Count]
                     answer = extract_answer(text)
                     slowest = max(slowest, time.process_time() - began)
                     rule = NumericVerifier(kind="numeric", expected=float(number) if "." in number else int(number))
-                    counts[kind]["numeric"].add(None if answer is None else near(answer, rule), style)
+                    counts[kind]["numeric"].add(None if answer is None else is_within_tolerance(answer, rule), style)
                     same = None if answer is None else await equal.equal(canonicalize(number), canonicalize(answer))
                     counts[kind]["math"].add(same, style)
     return counts, slowest
@@ -128,7 +128,7 @@ async def measure_pairs() -> dict[str, dict[str, Count]]:
 def is_near(pair: str) -> bool:
     """Return what the rule ``numeric`` says of "answer | number"."""
     answer, number = pair.split(" | ")
-    return near(answer, NumericVerifier(kind="numeric", expected=float(number)))
+    return is_within_tolerance(answer, NumericVerifier(kind="numeric", expected=float(number)))
 
 
 def measure_hard() -> dict[str, float]:

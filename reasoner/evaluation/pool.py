@@ -25,7 +25,7 @@ from reasoner.evaluation.plan import CEILING, StrategyCase
 from reasoner.evaluation.runs import Run
 from reasoner.evaluation.statistics import pass_at_n
 from reasoner.jobs.spec import JobSpec
-from reasoner.search.branch_runner import Watch
+from reasoner.search.branch import Watch
 from reasoner.search.search import Search
 from reasoner.search.stream import Stream
 from reasoner.strategies.registry import STRATEGIES, parse_params
@@ -119,7 +119,7 @@ class PoolSearch(Search):
         return self._question + self._scored_tokens - self._spared * shared if self._scored_tokens else 0.0
 
     @property
-    def cut_short(self) -> bool:
+    def is_cut_short(self) -> bool:
         return False
 
     def rng(self, node: Node, purpose: str = "") -> random.Random:

@@ -12,7 +12,7 @@ from types import TracebackType
 from engine.protocol.types import EngineClient, EngineError, EngineUnavailable
 from reasoner.jobs.journal import LeaseLost
 
-PATIENCE = 2.0
+RELEASE_TIMEOUT_SECONDS = 2.0
 """Seconds that the end of a job waits for the engine to hear of it."""
 
 _GOES_ON = (EngineUnavailable, LeaseLost, asyncio.CancelledError)
@@ -50,7 +50,7 @@ class CacheLease:
 
     async def _release(self, branches: Sequence[tuple[int, ...] | None]) -> None:
         try:
-            async with asyncio.timeout(PATIENCE):
+            async with asyncio.timeout(RELEASE_TIMEOUT_SECONDS):
                 for branch in branches:
                     await self._engine.release(self.name, branch)
         except (EngineError, TimeoutError):

@@ -1,7 +1,7 @@
-"""Where a job of a batch gets its tokens from: grants out of a budget that it shares with others.
+"""Token grants of a job that shares a budget with others.
 
-The journal holds every grant. A replay hands them back where they came the first time, so the search decides again as
-it did, and asks anew only when it has used up all that it was ever granted.
+The journal holds every grant. A replay returns them where they came the first time, so the search decides as it did,
+and requests tokens only when it has used up all that it was ever granted.
 """
 
 from __future__ import annotations
@@ -12,43 +12,49 @@ from reasoner.budget.allocator import TokenRequest
 from reasoner.budget.grant_source import GrantSource
 from reasoner.budget.ledger import Ledger
 from reasoner.budget.usage import Usage
-from reasoner.search.replay import Record
+from reasoner.search.replay import ReplayLog
 
-ENOUGH = 4
-"""Slices: a job that holds so many and still cannot go on is not held up by its grant."""
+MAX_IDLE_GRANTS = 4
+"""Number of typical requests: a job that holds so many tokens and still cannot continue is not held up by its grant."""
 
 
 class Grants:
-    """A search's side: raises its ledger's limit by what it is granted, and writes the journal."""
+    """Raises a ledger's limit by the tokens that the job is granted."""
 
     def __init__(
-        self, grant_source: GrantSource, ledger: Ledger, record: Record, ask: Callable[[], TokenRequest]
+        self,
+        grant_source: GrantSource,
+        ledger: Ledger,
+        replay_log: ReplayLog,
+        next_request: Callable[[], TokenRequest],
     ) -> None:
-        """``ask`` says what the search would ask for now."""
         self._grant_source = grant_source
         self._ledger = ledger
-        self._record = record
-        self._ask = ask
+        self._replay_log = replay_log
+        self._next_request = next_request
         self._count = 0
         self._granted = 0
-        self._closed = False
+        self._is_exhausted = False
 
-    async def more(self) -> bool:
-        """For a search that the ledger holds up: whether it may be worth trying again. Raises ``Parked``."""
+    async def request_more(self) -> bool:
+        """Request tokens for a search that its ledger holds up; return True if it may be worth trying again.
+
+        Raises ``JobParked`` where the job must not wait for the grant.
+        """
         key = f"grant:{self._count}"
-        if self._record.replaying:
-            entries = self._record.replay((key,))
+        if self._replay_log.is_replaying:
+            entries = self._replay_log.replay((key,))
             if not entries:
                 return False
             tokens: int = entries[0].data["tokens"]
         else:
-            ask = self._ask()
-            if self._closed or not self._ledger.needs_grant(ENOUGH * ask.tokens):
+            request = self._next_request()
+            if self._is_exhausted or not self._ledger.needs_grant(MAX_IDLE_GRANTS * request.tokens):
                 return False
-            tokens = await self._grant_source.request_tokens(self._granted, ask)
-            await self._record.note(key, "grant", {"tokens": tokens}, Usage())
+            tokens = await self._grant_source.request_tokens(self._granted, request)
+            await self._replay_log.record(key, "grant", {"tokens": tokens}, Usage())
         self._count += 1
         self._granted += tokens
-        self._closed = tokens == 0
+        self._is_exhausted = tokens == 0
         self._ledger.add_grant(tokens)
         return True

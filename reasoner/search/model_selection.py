@@ -35,25 +35,25 @@ class ModelSelector:
 
 def policy_selector(spec: JobSpec) -> ModelSelector:
     """The model that writes the solutions."""
-    return ModelSelector("model", spec.model, _writes)
+    return ModelSelector("model", spec.model, _can_generate)
 
 
 def verifier_selector(verifier: VerifierSpec | None) -> ModelSelector | None:
     """The model that verifies them; ``None`` where no model does."""
     match verifier:
         case PrmVerifier(model=name):
-            return ModelSelector("verifier.model", name, _scores_steps)
+            return ModelSelector("verifier.model", name, _can_score_steps)
         case JudgeVerifier(model=name):
-            return ModelSelector("verifier.model", name, _writes)
+            return ModelSelector("verifier.model", name, _can_generate)
         case OutcomeVerifier(model=name):
             return ModelSelector("verifier.model", name, scores_solutions)
     return None
 
 
-def _writes(info: ModelInfo) -> bool:
+def _can_generate(info: ModelInfo) -> bool:
     return info.kind == "generate" and format_of(info) is None
 
 
-def _scores_steps(info: ModelInfo) -> bool:
+def _can_score_steps(info: ModelInfo) -> bool:
     """One that lacks notes on its format may be meant too: the error then says which."""
     return format_of(info) is not None or info.architecture.endswith("ForTokenClassification")

@@ -10,28 +10,28 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-ROUNDS = 6
+MIN_REPEATS = 6
 """How often a piece stands there before it is a loop."""
-SPAN = 240
+MIN_LOOP_TOKENS = 240
 """Tokens that its rounds fill at least."""
-POOR = 8
+MAX_POOR_VOCABULARY = 8
 """Different tokens up to which a piece is poor: a number and its separators, a ruler, an empty row of a table."""
-POOR_SPAN = 1200
+MIN_POOR_LOOP_TOKENS = 1200
 """Tokens that the rounds of a poor piece fill at least."""
-LONGEST = 256
+MAX_PERIOD = 256
 """Tokens of the longest piece that is looked for."""
-HORIZON = max(ROUNDS * LONGEST, POOR_SPAN)
+WINDOW_TOKENS = max(MIN_REPEATS * MAX_PERIOD, MIN_POOR_LOOP_TOKENS)
 """Tokens at the end of a branch that decide; earlier ones are not looked at."""
 
 
-def loops(tokens: Sequence[int]) -> bool:
-    """Whether the text ends in a loop. Takes time linear in ``HORIZON``, however long the text is.
+def ends_in_loop(tokens: Sequence[int]) -> bool:
+    """Whether the text ends in a loop. Takes time linear in ``WINDOW_TOKENS``, however long the text is.
 
     A text that ends in L tokens of period p is one whose reversal starts with them, and the shortest period of each
     start of a text follows from its failure function (Knuth, Morris and Pratt 1977, section 2).
     """
-    text = tokens[-HORIZON:][::-1]
-    if len(text) < SPAN:
+    text = tokens[-WINDOW_TOKENS:][::-1]
+    if len(text) < MIN_LOOP_TOKENS:
         return False
     border = 0
     borders = [0] * len(text)
@@ -42,8 +42,8 @@ def loops(tokens: Sequence[int]) -> bool:
         border += text[place] == text[border]
         borders[place] = border
         length, period = place + 1, place + 1 - border
-        if length >= max(SPAN, ROUNDS * period):
-            poor = len(set(text[:period])) <= POOR
-            if not poor or length >= POOR_SPAN:
+        if length >= max(MIN_LOOP_TOKENS, MIN_REPEATS * period):
+            poor = len(set(text[:period])) <= MAX_POOR_VOCABULARY
+            if not poor or length >= MIN_POOR_LOOP_TOKENS:
                 return True
     return False

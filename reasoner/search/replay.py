@@ -1,7 +1,7 @@
-"""The search's side of the journal: what is written, and what a replay hands back.
+"""The replay log: writes what a search learns to the journal, and returns it again when the job runs anew.
 
-Answers are written in batches: what had arrived when the strategy next looked. A replay hands back the same batches in
-the same order, so a strategy that reacts to arrivals decides again as it did.
+Entries are written in batches: everything that had arrived when the strategy next looked. A replay returns the same
+batches in the same order, so a strategy that reacts to arrivals decides as it did.
 """
 
 from __future__ import annotations
@@ -16,94 +16,98 @@ from reasoner.budget.prices import NO_AMOUNT, Amount
 from reasoner.budget.usage import Usage
 from reasoner.jobs.journal import Entry, JobCancelled, Journal
 
-LOST = "lost"
-"""The type of entries that only add to the bill: a replay books them where they stand and hands them to nobody."""
-EARLY = "early"
-"""Marks entries that came when an attempt ended, while the strategy may have waited for something else."""
+BILLED_ONLY = "lost"
+"""Type of entries that only add to the bill: a replay adds them where they stand and returns them to no one."""
+ARRIVED_AT_SHUTDOWN = "early"
+"""Key in the data of entries that were written when an attempt ended, before the strategy asked for them."""
 
 
 class ReplayMismatch(Exception):
-    """The journal holds something else than the strategy asks for: other code, or another model, wrote it."""
+    """The strategy asks for something else than the journal holds: other code or another model wrote it."""
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
-    """Something to write: a journal entry before it has its time, with the promise that it settles."""
+class PendingEntry:
+    """A journal entry before it is written, with the budget that was reserved for it."""
 
     key: str
     type: str
     data: dict[str, Any]
     spend: Usage
-    promise: Amount = NO_AMOUNT
+    reserved: Amount = NO_AMOUNT
 
 
-class Record:
-    """Writes a job's journal, settles the ledger on the way, and replays what earlier attempts wrote."""
+class ReplayLog:
+    """Writes a job's journal, commits the spend to the ledger, and replays what earlier attempts wrote."""
 
     def __init__(self, journal: Journal, ledger: Ledger, replay: Sequence[Entry]) -> None:
         self._journal = journal
         self._ledger = ledger
         self._replay = deque(replay)
-        self._early: dict[str, Entry] = {}
-        self.unheard: list[Entry] = []
-        """What was written when the job was found cancelled: the journal holds it, and no strategy saw it."""
+        self._arrived_at_shutdown: dict[str, Entry] = {}
+        self.unseen_after_cancel: list[Entry] = []
+        """Entries that were written when the job was found cancelled, before the strategy saw them."""
         self._batch = 0
-        self._pass_over()
+        self._skip_unrequested()
 
     @property
-    def replaying(self) -> bool:
+    def is_replaying(self) -> bool:
         return bool(self._replay)
 
-    def replay(self, wanted: Container[str]) -> list[Entry]:
-        """The next batch of the journal if it answers what is wanted now, else nothing.
+    def replay(self, requested: Container[str]) -> list[Entry]:
+        """Return the next batch of the journal if it has the requested keys, else nothing.
 
         Nothing means that the first time, too, the strategy went on to something else at this point.
         """
         entries: list[Entry] = []
-        while self._replay and self._replay[0].key in wanted:
+        while self._replay and self._replay[0].key in requested:
             if entries and self._replay[0].data["batch"] != entries[0].data["batch"]:
                 break
             entry = self._replay.popleft()
             self._ledger.replay(entry.spend, entry.elapsed)
             entries.append(entry)
             self._batch = entry.data["batch"] + 1
-            self._pass_over()
+            self._skip_unrequested()
         return entries
 
-    def early(self, wanted: Container[str]) -> list[Entry]:
-        """What is wanted now and came when an earlier attempt ended: the strategy had not asked for it then."""
-        entries = [entry for key, entry in self._early.items() if key in wanted]
+    def take_arrived_at_shutdown(self, requested: Container[str]) -> list[Entry]:
+        """Remove and return requested entries that arrived when an earlier attempt ended."""
+        entries = [entry for key, entry in self._arrived_at_shutdown.items() if key in requested]
         for entry in entries:
-            del self._early[entry.key]
+            del self._arrived_at_shutdown[entry.key]
         return entries
 
-    async def write(self, answers: Sequence[Answer]) -> list[Entry]:
-        """Settles and appends one batch. On return the journal holds it, and the strategy may see it."""
+    async def write(self, pending: Sequence[PendingEntry]) -> list[Entry]:
+        """Commit and append one batch. On return the journal holds it, and the strategy may see it."""
         entries = []
-        for answer in answers:
-            spend = self._ledger.commit(answer.promise, answer.spend)
-            data = answer.data | {"batch": self._batch}
-            entries.append(Entry(answer.key, answer.type, data, spend, self._ledger.elapsed_seconds()))
+        for item in pending:
+            spend = self._ledger.commit(item.reserved, item.spend)
+            data = item.data | {"batch": self._batch}
+            entries.append(Entry(item.key, item.type, data, spend, self._ledger.elapsed_seconds()))
         self._batch += 1
         if entries:
             try:
                 await self._journal.append(entries)
             except JobCancelled:
-                self.unheard = entries
+                self.unseen_after_cancel = entries
                 raise
         return entries
 
-    async def note(self, key: str, type: str, data: dict[str, Any], spend: Usage) -> None:
-        """Writes a decision of the strategy itself; in a replay, checks that it decided the same."""
+    async def record(self, key: str, type: str, data: dict[str, Any], spend: Usage) -> None:
+        """Write a decision of the strategy. In a replay, raise ``ReplayMismatch`` if it decided something else."""
         if not self._replay:
-            await self.write([Answer(key, type, data, spend)])
+            await self.write([PendingEntry(key, type, data, spend)])
         elif not self.replay((key,)):
             raise ReplayMismatch(f"the journal goes on with {self._replay[0].key!r}, the strategy with {key!r}")
 
-    def _pass_over(self) -> None:
-        """Books entries that nobody asked for where they stand: lost ones, and early ones, which are kept."""
-        while self._replay and (self._replay[0].type == LOST or self._replay[0].data.get(EARLY)):
-            entry = self._replay.popleft()
+    def _skip_unrequested(self) -> None:
+        """Add entries to the bill that no request waited for, and keep those that arrived at a shutdown."""
+        while self._replay:
+            entry = self._replay[0]
+            is_billed_only = entry.type == BILLED_ONLY
+            if not is_billed_only and not entry.data.get(ARRIVED_AT_SHUTDOWN):
+                return
+            self._replay.popleft()
             self._ledger.replay(entry.spend, entry.elapsed, Amount(*entry.data.get("withheld", ())))
-            if entry.type != LOST:
-                self._early[entry.key] = entry
+            if not is_billed_only:
+                self._arrived_at_shutdown[entry.key] = entry

@@ -1,7 +1,7 @@
-"""What a search asks of a verifier, whichever kind it is, and how one that is a model stays within the budget.
+"""The interface of verifiers to a search, and the budget of those that are models.
 
-A verifier of a kind is opened for one job and its ledger (``reasoner.verifiers``). From then on it is a ``NodeScorer``:
-which nodes it can say something new of, and their scores. Journal, replay, bill and tree are the search's.
+A verifier is opened for one job and its ledger (``reasoner.verifiers``). Journal, replay, bill and tree are the
+search's.
 """
 
 from __future__ import annotations
@@ -22,52 +22,56 @@ from reasoner.tree import Node
 
 
 @dataclass(frozen=True, slots=True)
-class Scored:
-    """A node's score and what it cost. ``promise`` is what its scorer reserved for it and nobody settled yet."""
+class NodeScore:
+    """A node's score and its cost."""
 
     node: Node
     score: float
-    """Of the solution up to and with this node."""
+    """Score of the solution up to and with this node."""
     steps: tuple[float, ...] = ()
-    """Of the steps that the node added; empty where a verifier judges solutions as a whole."""
+    """Scores of the steps that the node added; empty where a verifier judges solutions as a whole."""
     spend: Usage = field(default_factory=Usage)
-    promise: Amount = NO_AMOUNT
+    reserved: Amount = NO_AMOUNT
+    """Budget that the scorer reserved for it, not committed yet."""
 
 
 class NodeScorer(Protocol):
     """A verifier at work on one job."""
 
     def scorable(self, node: Node) -> bool:
-        """Whether it can give the node a score. No node gets one for half a step, or for no text of its own."""
+        """Return True if the node can get a (new) score: it has text of its own that does not end within a step."""
         ...
 
-    async def score(self, nodes: Sequence[Node]) -> list[Scored]:
-        """Scores as many of these scorable nodes, in order, as the budget reaches; none when it reaches none.
+    async def score(self, nodes: Sequence[Node]) -> list[NodeScore]:
+        """Score as many of these scorable nodes, in order, as the budget reaches; none when it reaches none.
 
-        It reserves what it may spend and hands the promises over in ``Scored``; when it raises, all are released. Nodes
-        that it leaves out are asked for again. A verifier that computes no tokens needs no promise.
+        It reserves what it may spend and hands the reservations over in ``NodeScore``; when it raises, all are
+        released. Nodes that it leaves out are passed again. A verifier that computes no tokens needs no reservation.
         """
         ...
 
 
-def known_steps(node: Node) -> tuple[float, ...]:
-    """The step scores of the node's nearest ancestor in its conversation that has any, from the first step on."""
+def inherited_scores(node: Node) -> tuple[float, ...]:
+    """Return the step scores of the nearest scored ancestor in the node's conversation, from the first step on."""
     return next((ancestor.scores for ancestor in reversed(node.lineage()[:-1]) if ancestor.scores), ())
 
 
-def finished_step(node: Node) -> bool:
-    """Whether the node's text ends where a step does, not where a limit cut it."""
+def ends_at_step(node: Node) -> bool:
+    """Return True if the node's text ends where a step does, not where a limit cut it."""
     return node.reason in ("step", "answer", "stop")
 
 
-def score_of(steps: Sequence[float], aggregation: str) -> float:
-    """One number for the scores of steps. A solution of which a verifier could read nothing, since it is too long for
-    it, counts as wrong; one that outgrew it keeps the score that it had."""
+def aggregate_score(steps: Sequence[float], aggregation: str) -> float:
+    """Return one number for the scores of steps.
+
+    A solution that was too long for the verifier from the start counts as wrong; one that outgrew the verifier keeps
+    its score.
+    """
     return aggregate(steps, aggregation) if steps else 0.0
 
 
-def fits_context(model: ModelInfo, tokens: int) -> None:
-    """Raises ``InvalidRequest`` when the question alone is too long for a verifier."""
+def check_fits_context(model: ModelInfo, tokens: int) -> None:
+    """Raise ``InvalidRequest`` if the question alone is too long for a verifier."""
     if tokens >= model.context:
         raise InvalidRequest(
             f"the problem has {tokens} tokens, and the context of verifier {model.id!r} holds {model.context}",
@@ -76,84 +80,76 @@ def fits_context(model: ModelInfo, tokens: int) -> None:
 
 
 ReadNodes = Callable[[Sequence[Node], int | None], Awaitable[Sequence[Reading]]]
-"""Reads nodes, for at most so many computed tokens of each."""
+"""Reads nodes with a model, computing at most so many tokens for each."""
 TOO_LONG = "items.parts"
-"""The field that an engine names when an item does not fit into the model's context."""
+"""Field that an engine names if an item does not fit into the model's context."""
 
 
 class BudgetedReader:
-    """Asks a model about nodes within a ledger: a request says how many tokens it may compute, and the engine obeys.
+    """Reads nodes with a model within a ledger: a request limits the tokens to compute, and the engine obeys.
 
-    The estimate of a cost is what a warm cache leaves to compute. Where the cache is colder the engine refuses and
-    names the true number, and the node is asked for again with that. What is too long for the model's context has no
-    scores in its reading.
+    A cost is first estimated for a warm cache. Where the cache is colder the engine refuses and returns the true cost,
+    and the node is read again with that. A node that is too long for the model's context has no scores.
     """
 
     def __init__(self, ledger: Ledger, model: ModelInfo) -> None:
         self._ledger = ledger
         self._rate = ledger.rate_of_model(model)
 
-    async def read(
-        self,
-        estimates: Mapping[Node, int],
-        ask: ReadNodes,
-    ) -> list[tuple[Node, Reading, Amount]]:
-        """Return the model's scores of a head of the nodes, with the promise of each.
+    async def read(self, estimates: Mapping[Node, int], read_nodes: ReadNodes) -> list[tuple[Node, Reading, Amount]]:
+        """Return readings of the first nodes, each with its reservation.
 
-        Nothing when the budget reaches none, or its time is up before the model has answered.
-
-        ``ask(nodes, bound)`` answers a reading of each node for at most ``bound`` tokens of each.
+        Nothing if the budget reaches none, or the time is up before the model has answered.
         """
-        cost = dict(estimates)
+        costs = dict(estimates)
         while True:
-            batch, bound = self._affordable(cost)
+            batch, bound = self._affordable(costs)
             if not batch:
                 return []
-            promise = self._rate.verification_amount(bound)
-            self._ledger.reserve(promise * len(batch))
+            amount = self._rate.verification_amount(bound)
+            self._ledger.reserve(amount * len(batch))
             try:
-                most = bound if self._ledger.has_limits else None
-                readings = await run_within(self._ledger.seconds_until_cut(), partial(_each, ask, batch, most))
+                limit = bound if self._ledger.has_limits else None
+                readings = await run_within(
+                    self._ledger.seconds_until_cut(), partial(_read_each, read_nodes, batch, limit)
+                )
             except BaseException:
-                self._ledger.release(promise * len(batch))
+                self._ledger.release(amount * len(batch))
                 raise
-            if readings is None:  # the engine stops computing when nobody waits for it any more
-                self._ledger.release(promise * len(batch))
+            if readings is None:  # the engine stops computing when the request is dropped
+                self._ledger.release(amount * len(batch))
                 return []
             answered = []
             for node, reading in zip(batch, readings, strict=True):
                 if reading.scores is None:
-                    cost[node] = reading.computed
-                    self._ledger.release(promise)
+                    costs[node] = reading.computed
+                    self._ledger.release(amount)
                 else:
-                    answered.append((node, reading, promise))
+                    answered.append((node, reading, amount))
             if answered:
                 return answered
 
     async def score_steps(
-        self,
-        estimates: Mapping[Node, int],
-        ask: Callable[[Sequence[Node], int | None], Awaitable[Sequence[Reading]]],
-        aggregation: str,
-    ) -> list[Scored]:
-        """``read``, where a reading is of the steps that a node adds: each score is over all steps up to the node."""
+        self, estimates: Mapping[Node, int], read_nodes: ReadNodes, aggregation: str
+    ) -> list[NodeScore]:
+        """Read the steps that nodes add; each score is over all steps up to the node."""
         scored = []
-        for node, reading, promise in await self.read(estimates, ask):
+        for node, reading, reserved in await self.read(estimates, read_nodes):
             steps = reading.scores or ()
-            score = score_of(known_steps(node) + steps, aggregation)
-            scored.append(Scored(node, score, steps, self.spend(reading), promise))
+            score = aggregate_score(inherited_scores(node) + steps, aggregation)
+            scored.append(NodeScore(node, score, steps, self.spend(reading), reserved))
         return scored
 
     def spend(self, reading: Reading) -> Usage:
-        """What a reading adds to the bill."""
+        """Return the cost of a reading."""
         return self._rate.verification_usage(reading.computed, reading.cached)
 
-    def _affordable(self, cost: Mapping[Node, int]) -> tuple[list[Node], int]:
-        """The longest head of the nodes that fits into what is left, and the bound for each of them."""
+    def _affordable(self, costs: Mapping[Node, int]) -> tuple[list[Node], int]:
+        """Return the most nodes, from the first, that the budget reaches, and the limit of tokens for each of them."""
         batch: list[Node] = []
         bound = 0
         most = 0 if self._ledger.is_exhausted else self._ledger.max_affordable(self._rate.verification_amount(1))
-        for node, tokens in cost.items():
+        for node, tokens in costs.items():
             if max(bound, tokens) * (len(batch) + 1) > most:
                 break
             bound = max(bound, tokens)
@@ -161,13 +157,13 @@ class BudgetedReader:
         return batch, bound
 
 
-async def _each(read: ReadNodes, nodes: Sequence[Node], bound: int | None) -> Sequence[Reading]:
-    """A reading of each node. A request that is refused since one of them is too long is made for each by itself."""
+async def _read_each(read_nodes: ReadNodes, nodes: Sequence[Node], limit: int | None) -> Sequence[Reading]:
+    """Return a reading of each node. If the engine refuses a request because one node is too long, read them singly."""
     try:
-        return await read(nodes, bound)
+        return await read_nodes(nodes, limit)
     except InvalidRequest as error:
         if error.field != TOO_LONG:
             raise
     if len(nodes) == 1:
         return [Reading((), 0, 0)]
-    return [reading for node in nodes for reading in await _each(read, [node], bound)]
+    return [reading for node in nodes for reading in await _read_each(read_nodes, [node], limit)]

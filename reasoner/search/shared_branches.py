@@ -1,51 +1,51 @@
-"""Branches that must be equal: where every token is the likeliest one, one branch grows and its siblings are copies."""
+"""Branches that must be equal: where every token is the likeliest one, one branch is generated and siblings copy it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
 
 from reasoner.budget.usage import Usage
-from reasoner.search.branch_runner import Growth
-from reasoner.search.replay import Answer
+from reasoner.search.branch import InFlightBranch
+from reasoner.search.replay import PendingEntry
 
-CUT = frozenset({"budget", "timeout", "cancelled"})
-"""Ends that say nothing of where the branch would have gone."""
+CUT_REASONS = frozenset({"budget", "timeout", "cancelled"})
+"""Reasons that do not tell where the branch would have gone."""
 
 
 class Copies:
-    """The first branch of each kind of equal ones in a search."""
+    """The first branch of each group of equal ones in a search."""
 
     def __init__(self) -> None:
-        self._first: dict[Hashable, Growth] = {}
+        self._first: dict[Hashable, InFlightBranch] = {}
 
-    def original(self, growth: Growth, grows: Callable[[Growth], bool]) -> Growth | None:
-        """Return the branch that ``growth`` has to equal, if that one has ended by itself or still ``grows``.
+    def original(self, branch: InFlightBranch, is_pending: Callable[[InFlightBranch], bool]) -> InFlightBranch | None:
+        """Return the branch that ``branch`` copies: one that has ended by itself or is still pending.
 
-        ``None`` says that this branch is to be grown: for all that come after it.
+        ``None`` if the branch is to be generated, for all equal ones that come after it.
         """
-        if growth.equality is None:
+        if branch.equality is None:
             return None
-        first = self._first.get(growth.equality)
-        if first is not None and first is not growth and growth.part == 0:
-            usable = grows(first) if first.end is None else first.end["reason"] not in CUT
+        first = self._first.get(branch.equality)
+        if first is not None and first is not branch and branch.part == 0:
+            usable = is_pending(first) if first.end is None else first.end["reason"] not in CUT_REASONS
             if usable:
                 return first
-        self._first[growth.equality] = growth
+        self._first[branch.equality] = branch
         return None
 
-    def ended(self, growth: Growth) -> None:
-        """Take note of a branch that has ended, as it did now or, in a replay, before."""
-        assert growth.end is not None
-        if growth.equality is not None and growth.end["reason"] not in CUT:
-            self._first[growth.equality] = growth
+    def add_ended(self, branch: InFlightBranch) -> None:
+        """Remember a branch that has ended, now or in a replay."""
+        assert branch.end is not None
+        if branch.equality is not None and branch.end["reason"] not in CUT_REASONS:
+            self._first[branch.equality] = branch
 
 
-def copied(growth: Growth, original: Growth) -> Answer:
-    """Return what the journal says of a copy: the original's text and end, for no tokens."""
+def copy_entry(branch: InFlightBranch, original: InFlightBranch) -> PendingEntry:
+    """Return the journal entry of a copy: the original's text and end, for no tokens."""
     assert original.end is not None
     data = {
-        "node": growth.id,
-        "parent": growth.parent.id,
+        "node": branch.id,
+        "parent": branch.parent.id,
         "part": 0,
         "text": original.text,
         "token_ids": list(original.token_ids),
@@ -60,4 +60,4 @@ def copied(growth: Growth, original: Growth) -> Answer:
     }
     if original.confidence:
         data["confidence"] = list(original.confidence)
-    return Answer(growth.key, "node", data, Usage())
+    return PendingEntry(branch.key, "node", data, Usage())

@@ -1,110 +1,67 @@
-"""Branches that a strategy grows while it listens: add work at any time, hear of every branch as soon as it ends.
+"""A stream of branches: a strategy adds work at any time and gets every branch as soon as it ends.
 
-A stream writes the journal before the strategy sees anything, so a replay hands over the same batches in the same
-order. In a ``deterministic`` job it hands over waves: the branches of one call together, in path order, the calls in
-the order in which they were made. A wave does not depend on which branch was quick. What is in flight when a stream is
-left then stays out of the tree and is billed as lost, and its promises stay held, so that what is left of a budget is
-the same however far it had come.
+A stream writes the journal before the strategy sees anything, so a replay returns the same batches in the same order.
+In a ``deterministic`` job it returns waves: the branches of one call together, in path order, the calls in the order in
+which they were made. A wave does not depend on which branch was quick. What is in flight when a stream is left then
+stays out of the tree and is only billed, and its reservations stay held, so that what is left of a budget is the same
+however far it had come.
 """
 
 from __future__ import annotations
 
-import asyncio
 import uuid
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from types import TracebackType
 from typing import Any
 
-from engine.protocol.types import EngineClient, ModelInfo, SamplingParams
-from reasoner.answers.extraction.finder import AnswerFinder
+from engine.protocol.types import SamplingParams
 from reasoner.answers.extraction.phrases import ExtractionStopped
-from reasoner.budget.ledger import Ledger
 from reasoner.budget.prices import NO_AMOUNT, Amount
 from reasoner.budget.usage import Usage
 from reasoner.jobs.journal import Entry, JobCancelled
-from reasoner.jobs.spec import JobSpec
-from reasoner.search.branch_runner import Arrival, Grower, Growth, Watch, takes_likeliest
-from reasoner.search.grants import Grants
-from reasoner.search.replay import EARLY, LOST, Answer, Record
-from reasoner.search.shared_branches import Copies, copied
+from reasoner.search.branch import BranchPart, InFlightBranch, Watch, is_greedy
+from reasoner.search.branch_runner import BranchRunner
+from reasoner.search.replay import ARRIVED_AT_SHUTDOWN, BILLED_ONLY, PendingEntry
+from reasoner.search.shared_branches import copy_entry
+from reasoner.search.stream_context import StreamContext
 from reasoner.tree import Node, Reason
 
 STEP_SEPARATOR = "\n\n"
-STEPS = 4
-"""A branch is likely to need no more tokens to its end than so many steps of the longest kind so far. One that needs
-more has mostly come some way when the search ends."""
-ENDED: Mapping[Reason, ExtractionStopped] = {"step": "step", "stop": "end"}
-"""What a branch's end means for the answer that it may be stating; anything else cut it."""
-
-
-@dataclass(slots=True, eq=False)
-class Shared:
-    """What all streams of one search share."""
-
-    spec: JobSpec
-    seed: int
-    engine: EngineClient
-    policy: ModelInfo
-    lease: str
-    ledger: Ledger
-    record: Record
-    cancelled: asyncio.Event
-    answers: AnswerFinder
-    root: Node
-    cut_short: bool = False
-    """Whether the budget kept the search from something that the strategy asked for."""
-    longest: dict[str, int] = field(default_factory=dict)
-    """Tokens of the longest branch so far, by operation."""
-    copies: Copies = field(default_factory=Copies)
-    streams: set[Stream] = field(default_factory=set)
-    """Those that are open."""
-    grants: Grants | None = None
-    """Of a job that shares a budget."""
-    finish_one: Callable[[], Awaitable[bool]] | None = None
-    """See ``Search``."""
-
-    async def more(self, *, steps: bool) -> bool:
-        """Return whether it may be worth trying again what the budget did not reach. ``steps``: whether it was a step
-        of a search or its score, from which a part of the budget is kept."""
-        if self.grants is not None and await self.grants.more():
-            return True
-        return steps and self.finish_one is not None and await self.finish_one()
-
-    def keep(self) -> None:
-        """Keep as much of the budget as one branch takes to its end, as far as the steps so far tell."""
-        rate, prompt, most = self.ledger.rate_of_model(self.policy), len(self.root.prefix), self.room(self.root)
-        likely = min(most, STEPS * self.longest.get("expand", most))
-        self.ledger.set_aside(*(rate.max_branch_amount(prompt + tokens, tokens) for tokens in (most, likely)))
-
-    def room(self, node: Node) -> int:
-        """See ``Search.room``."""
-        room = self.policy.context - len(node.prefix)
-        limit = self.spec.sampling.max_tokens
-        return room if limit is None else min(room, limit - node.depth_tokens)
+STOPPED_BY_REASON: Mapping[Reason, ExtractionStopped] = {"step": "step", "stop": "end"}
+"""Meaning of a branch's end for the answer that it may be stating; every other end cut it."""
 
 
 class Stream:
-    """Use it as a context, and iterate over it inside; ``Search.stream`` makes one.
+    """Async context manager and iterator over new nodes; ``Search.stream`` makes one.
 
-    Iterating yields all new nodes that are ready, at least one, and ends when every branch that was asked for has ended
-    or when the budget is used up: branches that never started are then missing, and one that was cut says ``budget``.
+    Iteration yields all new nodes that are ready, at least one, and ends when every requested branch has ended or the
+    budget is used up: branches that never started are then missing, and one that was cut has the reason ``budget``.
     More work may be added after that. Leaving the context ends what still runs.
     """
 
-    def __init__(self, shared: Shared) -> None:
-        self._shared = shared
-        self._wanted: dict[str, Growth] = {}
+    def __init__(self, context: StreamContext, open_streams: set[Stream]) -> None:
+        """``open_streams`` is the search's set of streams that it has to close; a stream is in it while it is open."""
+        self._context = context
+        self._open_streams = open_streams
+        self._pending: dict[str, InFlightBranch] = {}
+        """Branches that have not ended, by the key of their next part."""
         self._calls = 0
-        self._grower = Grower(
-            shared.engine, shared.policy, shared.ledger, shared.seed, shared.longest, shared.lease, shared.cancelled
+        self._runner = BranchRunner(
+            context.engine,
+            context.policy,
+            context.ledger,
+            context.seed,
+            context.longest,
+            context.lease,
+            context.cancelled,
         )
 
     def expand(self, parents: Sequence[Node], n: int | Sequence[int], *, greedy: bool = False) -> int:
-        """Continues each parent by one step, ``n`` times (or ``n[i]`` times parent ``i``).
+        """Continue each parent by one step, ``n`` times (or ``n[i]`` times parent ``i``), and return how many branches
+        that makes: a parent that fills the context or the job's own limit has none.
 
-        ``greedy`` takes the likeliest token each time. Answers how many branches that makes: a parent that fills the
-        context or the job's own limit has none.
+        ``greedy`` takes the likeliest token each time.
         """
         return self._add("expand", parents, n, (STEP_SEPARATOR,), greedy=greedy)
 
@@ -119,71 +76,64 @@ class Stream:
         confidence: int | None = None,
         watch: Watch | None = None,
     ) -> int:
-        """Like ``expand``, to the end of the solution, or ``until`` this text (the node then ends with it, and as a
-        step), or to ``limit`` tokens at most.
+        """Like ``expand``, to the end of the solution, or ``until`` this text (the node then ends with it, as a step),
+        or to ``limit`` tokens at most.
 
-        With ``confidence`` the nodes tell how sure the model was of each token, by this many likeliest tokens. A
-        ``watch`` looks at the branches while they grow; one that it gives up (``pruned``) counts as wasted.
+        With ``confidence`` the nodes have the confidence of each token, computed from this many likeliest tokens. A
+        ``watch`` checks the branches while they are generated; one that it ends as ``pruned`` counts as wasted.
         """
         stop = () if until is None else (until,)
         return self._add("complete", parents, n, stop, greedy=greedy, limit=limit, confidence=confidence, watch=watch)
 
     async def __aenter__(self) -> Stream:
-        self._shared.streams.add(self)
+        self._open_streams.add(self)
         return self
 
     def __aiter__(self) -> Stream:
         return self
 
     async def __anext__(self) -> list[Node]:
-        while self._wanted:
-            landed = await self._next_batch()
-            if not landed:
-                self._shared.cut_short = True
-                self._wanted.clear()
+        while self._pending:
+            entries = await self._next_batch()
+            if not entries:
+                self._context.is_cut_short = True
+                self._pending.clear()
                 break
-            ready = [node for growth, data in landed if (node := self._land(growth, data)) is not None]
-            if ready:
-                return ready
+            nodes = self._apply(entries)
+            if nodes:
+                return nodes
         raise StopAsyncIteration
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self not in self._shared.streams:  # ``Search.close`` was here before
-            return
-        self._shared.streams.discard(self)
-        # The strategy has heard enough, or nobody wants to hear more. With any other error the engine is gone or this
-        # attempt is, and the next one goes on from the parts.
-        final = error is None or isinstance(error, (GeneratorExit, JobCancelled))
-        record = self._shared.record
-        for entry in [*record.replay(self._wanted), *record.unheard]:
-            if entry.key in self._wanted:
-                self._land(self._wanted[entry.key], entry.data)
-        in_flight = await self._grower.stop(final=final)
-        answers: list[Answer] = []
-        if self._shared.spec.deterministic:
-            answers = [lost(arrival, withhold=final) for arrival in in_flight]
-            in_flight = []
-        if final and not record.replaying:
-            going = {arrival.growth for arrival in in_flight}
-            begun = [growth for growth in self._wanted.values() if growth.part > 0 and growth not in going]
-            in_flight += [Arrival(growth, (), "", 0.0, Usage(), NO_AMOUNT, "cancelled") for growth in begun]
-        answers += [await self._answer(arrival) for arrival in in_flight]
-        entries = await record.write(answers if final else [early(answer) for answer in answers])
-        for entry in entries:
-            if final and entry.key in self._wanted:
-                self._land(self._wanted[entry.key], entry.data)
+        if self in self._open_streams:  # else ``Search.close`` has closed it
+            # With any other error the engine or this attempt is gone, and the next attempt continues the branches.
+            await self.close(is_final=error is None or isinstance(error, (GeneratorExit, JobCancelled)))
 
-    async def abandon(self) -> None:
-        """For a search that ends while this stream is open: ends what runs. The next attempt goes on from the parts,
-        but in a deterministic job, where they would not come in waves: there they are lost."""
-        self._shared.streams.discard(self)
-        in_flight = await self._grower.stop(final=False)
-        if self._shared.spec.deterministic:
-            await self._shared.record.write([lost(arrival) for arrival in in_flight])
+    async def close(self, *, is_final: bool) -> None:
+        """Abort what is in flight and write what it got so far.
+
+        ``is_final``: the strategy needs no more, so branches end as ``cancelled`` and are added to the tree. Otherwise
+        the next attempt continues them, except in a deterministic job: there they would not come in waves, and are only
+        billed.
+        """
+        self._open_streams.discard(self)
+        log = self._context.replay_log
+        if is_final:
+            self._apply([*log.replay(self._pending), *log.unseen_after_cancel])
+        parts = await self._runner.stop(final=is_final)
+        entries: list[PendingEntry] = []
+        if self._context.spec.deterministic:
+            entries = [_billed_only_entry(part, keep_reserved=is_final) for part in parts]
+            parts = []
+        if is_final and not log.is_replaying:
+            parts += self._cancel_waiting(parts)
+        entries += [await self._part_entry(part) for part in parts]
+        if is_final:
+            self._apply(await log.write(entries))
         else:
-            await self._shared.record.write([early(await self._answer(arrival)) for arrival in in_flight])
+            await log.write([replace(entry, data=entry.data | {ARRIVED_AT_SHUTDOWN: True}) for entry in entries])
 
     def _add(
         self,
@@ -197,141 +147,151 @@ class Stream:
         confidence: int | None = None,
         watch: Watch | None = None,
     ) -> int:
-        asked = self._shared.spec.sampling
+        requested = self._context.spec.sampling
         sampling = SamplingParams(
-            temperature=0.0 if greedy else asked.temperature,
-            top_k=asked.top_k,
-            top_p=asked.top_p,
-            min_p=asked.min_p,
+            temperature=0.0 if greedy else requested.temperature,
+            top_k=requested.top_k,
+            top_p=requested.top_p,
+            min_p=requested.min_p,
             stop=stop,
             logprobs=confidence,
         )
-        before = len(self._wanted)
+        before = len(self._pending)
         counts = [n] * len(parents) if isinstance(n, int) else n
         for parent, count in zip(parents, counts, strict=True):
-            room = self._shared.room(parent)
+            max_tokens = self._context.max_new_tokens(parent)
             if limit is not None:
-                room = min(room, limit)
-            if room <= 0:
+                max_tokens = min(max_tokens, limit)
+            if max_tokens <= 0:
                 continue
             for index in range(parent.created, parent.created + count):
-                growth = Growth(op, parent, (*parent.path, index), sampling, room, self._calls, watch)
-                self._wanted[growth.key] = growth
+                branch = InFlightBranch(op, parent, (*parent.path, index), sampling, max_tokens, self._calls, watch)
+                self._pending[branch.key] = branch
             parent.created += count
         self._calls += 1
-        return len(self._wanted) - before
+        return len(self._pending) - before
 
-    async def _next_batch(self) -> list[tuple[Growth, dict[str, Any]]]:
-        """The next parts of branches, from the journal or from the engine; nothing when the budget is used up."""
-        record = self._shared.record
-        entries = record.early(self._wanted)
-        if not entries and record.replaying:
-            entries = record.replay(self._wanted)
-            if not entries and await self._more():
-                return await self._next_batch()
-        elif not entries:
-            originals = {growth: self._shared.copies.original(growth, self._grows) for growth in self._wanted.values()}
-            copies = [copied(growth, first) for growth, first in originals.items() if first is not None and first.end]
-            if copies:
-                return self._answered(await record.write(copies))
-            self._grower.start([growth for growth, first in originals.items() if first is None])
-            arrivals = await self._grower.arrivals(wave=self._shared.spec.deterministic)
-            if not arrivals and await self._more():
-                return await self._next_batch()
-            if not arrivals:
-                arrivals = self._grower.cut(self._wanted.values())
-            try:
-                answers = [await self._answer(arrival) for arrival in arrivals]
-            except BaseException:  # to find an answer may take time, and nothing that was paid for gets lost in it
-                self._grower.put_back(arrivals)
-                raise
-            entries = await record.write(answers)
-        return self._answered(entries)
+    async def _next_batch(self) -> list[Entry]:
+        """Return the next parts of branches, from the journal or the engine; nothing if the budget is used up."""
+        log = self._context.replay_log
+        while True:
+            entries = log.take_arrived_at_shutdown(self._pending)
+            if not entries and log.is_replaying:
+                entries = log.replay(self._pending)
+            elif not entries:
+                entries = await self._generate()
+            if entries:
+                return entries
+            is_step = any(branch.op == "expand" for branch in self._pending.values())
+            if not await self._context.can_retry(is_step=is_step):
+                return [] if log.is_replaying else await self._write(self._runner.cut(self._pending.values()))
 
-    def _answered(self, entries: Sequence[Entry]) -> list[tuple[Growth, dict[str, Any]]]:
-        return [(self._wanted[entry.key], entry.data) for entry in entries]
+    async def _generate(self) -> list[Entry]:
+        """Write and return copies of branches that have ended, or else parts from the engine."""
+        copies = self._context.copies
+        originals = {branch: copies.original(branch, self._is_pending) for branch in self._pending.values()}
+        ended = {branch: first for branch, first in originals.items() if first is not None and first.end is not None}
+        if ended:
+            return await self._context.replay_log.write([copy_entry(*pair) for pair in ended.items()])
+        self._runner.start([branch for branch, first in originals.items() if first is None])
+        parts = await self._runner.arrivals(wave=self._context.spec.deterministic)
+        return await self._write(parts) if parts else []
 
-    async def _more(self) -> bool:
-        return await self._shared.more(steps=any(growth.op == "expand" for growth in self._wanted.values()))
+    async def _write(self, parts: Sequence[BranchPart]) -> list[Entry]:
+        try:
+            entries = [await self._part_entry(part) for part in parts]
+        except BaseException:  # extraction takes time and may be interrupted; nothing that was paid for may get lost
+            self._runner.put_back(parts)
+            raise
+        return await self._context.replay_log.write(entries)
 
-    def _grows(self, growth: Growth) -> bool:
-        return self._wanted.get(growth.key) is growth
+    def _cancel_waiting(self, stopped: Iterable[BranchPart]) -> list[BranchPart]:
+        """Return the ends of pending branches that have parts but were not in flight."""
+        in_flight = {part.branch for part in stopped}
+        begun = [branch for branch in self._pending.values() if branch.part > 0 and branch not in in_flight]
+        return [BranchPart(branch, (), "", 0.0, Usage(), NO_AMOUNT, "cancelled") for branch in begun]
 
-    async def _answer(self, arrival: Arrival) -> Answer:
-        growth = arrival.growth
-        reason, stated = arrival.reason, None
+    def _is_pending(self, branch: InFlightBranch) -> bool:
+        return self._pending.get(branch.key) is branch
+
+    async def _part_entry(self, part: BranchPart) -> PendingEntry:
+        """Return the journal entry of a part, with the answer that the branch states if it has ended."""
+        branch = part.branch
+        reason, stated = part.reason, None
         if reason is not None:
-            solution = growth.parent.solution + growth.text + arrival.text
-            stated = await self._shared.answers.find(solution, ENDED.get(reason, "inside"))
+            solution = branch.parent.solution + branch.text + part.text
+            stated = await self._context.answers.find(solution, STOPPED_BY_REASON.get(reason, "inside"))
             if stated is not None and reason == "step":
                 reason = "answer"
-        spend = arrival.spend
+        spend = part.spend
         if reason == "pruned":
-            spend = spend + Usage(pruned=len(growth.token_ids) + len(arrival.token_ids))
+            spend = spend + Usage(pruned=len(branch.token_ids) + len(part.token_ids))
         data = {
-            "node": growth.id,
-            "parent": growth.parent.id,
-            "part": growth.part,
-            "text": arrival.text,
-            "token_ids": list(arrival.token_ids),
-            "tokens": len(arrival.token_ids),
-            "cached": arrival.spend.cached,
-            "logprob": arrival.logprob,
+            "node": branch.id,
+            "parent": branch.parent.id,
+            "part": branch.part,
+            "text": part.text,
+            "token_ids": list(part.token_ids),
+            "tokens": len(part.token_ids),
+            "cached": part.spend.cached,
+            "logprob": part.logprob,
             "final": reason is not None,
             "reason": reason,
             "answer": stated,
-            "closed": arrival.closed,
+            "closed": part.closed,
         }
-        if growth.sampling.logprobs is not None:
-            data["confidence"] = list(arrival.confidence)
-        return Answer(growth.key, "node", data, spend, arrival.promise)
+        if branch.sampling.logprobs is not None:
+            data["confidence"] = list(part.confidence)
+        return PendingEntry(branch.key, "node", data, spend, part.reserved)
 
-    def _land(self, growth: Growth, data: dict[str, Any]) -> Node | None:
-        """Applies a part to its branch; answers the node once the branch has ended."""
-        del self._wanted[growth.key]
-        growth.token_ids += tuple(data["token_ids"])
-        growth.text += data["text"]
-        growth.logprob += data["logprob"]
-        growth.confidence += tuple(data.get("confidence", ()))
-        growth.part += 1
+    def _apply(self, entries: Iterable[Entry]) -> list[Node]:
+        """Apply parts to their pending branches, and return the nodes of those that ended."""
+        pending = [(self._pending[entry.key], entry.data) for entry in entries if entry.key in self._pending]
+        return [node for branch, data in pending if (node := self._apply_part(branch, data)) is not None]
+
+    def _apply_part(self, branch: InFlightBranch, data: dict[str, Any]) -> Node | None:
+        """Append a part to its branch, and return the node if the branch has ended."""
+        del self._pending[branch.key]
+        branch.token_ids += tuple(data["token_ids"])
+        branch.text += data["text"]
+        branch.logprob += data["logprob"]
+        branch.confidence += tuple(data.get("confidence", ()))
+        branch.part += 1
         reason: Reason | None = data["reason"]
         if reason is None:
-            self._wanted[growth.key] = growth
+            self._pending[branch.key] = branch
             return None
-        growth.end = data
-        self._shared.copies.ended(growth)
-        self._shared.cut_short |= reason in ("budget", "timeout")
-        longest = self._shared.longest
-        longest[growth.op] = max(longest.get(growth.op, 1), len(growth.token_ids))
-        if growth.op == "expand" and self._shared.ledger.is_setting_aside:
-            self._shared.keep()
+        branch.end = data
+        context = self._context
+        context.copies.add_ended(branch)
+        context.is_cut_short |= reason in ("budget", "timeout")
+        context.longest[branch.op] = max(context.longest.get(branch.op, 1), len(branch.token_ids))
+        if branch.op == "expand" and context.ledger.is_setting_aside:
+            context.set_aside()
         node = Node(
-            path=growth.path,
-            parent=growth.parent,
-            prefix=growth.parent.prefix + growth.token_ids,
-            text=growth.text,
-            tokens=len(growth.token_ids),
-            logprob=0.0 if takes_likeliest(self._shared.spec.sampling) else growth.logprob,
+            path=branch.path,
+            parent=branch.parent,
+            prefix=branch.parent.prefix + branch.token_ids,
+            text=branch.text,
+            tokens=len(branch.token_ids),
+            logprob=0.0 if is_greedy(context.spec.sampling) else branch.logprob,
             reason=reason,
             answer=data["answer"],
-            confidence=growth.confidence,
+            confidence=branch.confidence,
             closed=data.get("closed", False),
             is_copy="copy_of" in data,
         )
-        growth.parent.children.append(node)
+        branch.parent.children.append(node)
         if node.answer is not None:
-            self._shared.ledger.release_set_aside()
+            context.ledger.release_set_aside()
         return node
 
 
-def early(answer: Answer) -> Answer:
-    """An answer that comes while the strategy may wait for something else; see ``Record.early``."""
-    return replace(answer, data=answer.data | {EARLY: True})
+def _billed_only_entry(part: BranchPart, *, keep_reserved: bool) -> PendingEntry:
+    """Return an entry that only bills the tokens of a part.
 
-
-def lost(arrival: Arrival, *, withhold: bool = False) -> Answer:
-    """Tokens that are on the bill and nowhere else. ``withhold`` keeps the rest of their promise from being given out
-    again: how much that is depends on how quick the branch was."""
-    rest = arrival.promise - Amount.from_usage(arrival.spend) if withhold else NO_AMOUNT
-    data = {"node": arrival.growth.id, "tokens": len(arrival.token_ids), "withheld": list(rest)}
-    return Answer(f"lost:{uuid.uuid4().hex}", LOST, data, arrival.spend, arrival.promise - rest)
+    ``keep_reserved`` holds the rest of its reservation: how much that is depends on how quick the branch was.
+    """
+    rest = part.reserved - Amount.from_usage(part.spend) if keep_reserved else NO_AMOUNT
+    data = {"node": part.branch.id, "tokens": len(part.token_ids), "withheld": list(rest)}
+    return PendingEntry(f"lost:{uuid.uuid4().hex}", BILLED_ONLY, data, part.spend, part.reserved - rest)

@@ -16,10 +16,10 @@ from reasoner.answers.equivalence import Equivalence
 from reasoner.answers.votes import group_equivalent
 from reasoner.jobs.spec import StrategySpec
 from reasoner.search.search import Search
-from reasoner.strategies.answer_posterior import believe, certain
+from reasoner.strategies.answer_posterior import estimate_posterior, meets_confidence
 from reasoner.strategies.base import Choice, Params, Samples, Strategy
 
-PROBE = 2
+NUM_PROBES = 2
 
 
 class Auto(Params):
@@ -33,11 +33,13 @@ def create_strategy(stages: Mapping[str, Strategy[Any]]) -> Strategy[Auto]:
     async def run(search: Search, params: Auto, equivalence: Equivalence) -> Choice:
         """Probe, choose strategies and amounts by the question's difficulty, and stop when the answer is certain."""
         table = search.calibration
-        probe = min(params.n, PROBE if table is None else table.probe)
-        await walk(search, probe)
-        choice = await judge(search, equivalence)
-        plan = doubling(search, probe, params.n) if table is None else table.select_stages(choice.confidence or 0.0)
-        await search.decide(
+        probe = min(params.n, NUM_PROBES if table is None else table.probe)
+        await sample_stepwise(search, probe)
+        choice = await score_and_estimate(search, equivalence)
+        plan = (
+            plan_doubling(search, probe, params.n) if table is None else table.select_stages(choice.confidence or 0.0)
+        )
+        await search.record_decision(
             "plan",
             {
                 "calibrated": table is not None,
@@ -46,18 +48,18 @@ def create_strategy(stages: Mapping[str, Strategy[Any]]) -> Strategy[Auto]:
             },
         )
         for stage in plan:
-            if certain(search, choice) or search.cut_short:
+            if meets_confidence(search, choice) or search.is_cut_short:
                 break
             strategy = stages[stage.name]
             amount = stage.params | ({"n": min(params.n, stage.params["n"])} if "n" in stage.params else {})
             await strategy.run(search, strategy.parse(amount), equivalence)
-            choice = await judge(search, equivalence)
+            choice = await score_and_estimate(search, equivalence)
         return choice
 
     return Strategy("auto", Auto, run, needs_verifier=False, welcomes_verifier=True, stops_when_sure=True, votes=True)
 
 
-async def walk(search: Search, count: int) -> None:
+async def sample_stepwise(search: Search, count: int) -> None:
     """Samples solutions step by step, so that a tree search can go on from any of their steps."""
     async with search.stream() as stream:
         stream.expand([search.root], count)
@@ -65,18 +67,18 @@ async def walk(search: Search, count: int) -> None:
             stream.expand([node for node in nodes if node.open], 1)
 
 
-async def judge(search: Search, equivalence: Equivalence) -> Choice:
+async def score_and_estimate(search: Search, equivalence: Equivalence) -> Choice:
     """What the search believes, once each answer has a score: one of its candidates is enough."""
-    if search.verifies:
+    if search.has_verifier:
         groups = await group_equivalent(search.candidates(), search.spec.answer, equivalence)
         await search.score([group[0] for group in groups if all(node.score is None for node in group)])
-    return await believe(search, equivalence)
+    return await estimate_posterior(search, equivalence)
 
 
-def doubling(search: Search, done: int, n: int) -> list[StrategySpec]:
+def plan_doubling(search: Search, done: int, n: int) -> list[StrategySpec]:
     """Without a table: votes, weighted by the verifier if there is one, with twice the samples each time up to ``n``.
     No more is claimed of unknown models than that agreement is evidence."""
-    name, stages = "weighted_vote" if search.verifies else "self_consistency", []
+    name, stages = "weighted_vote" if search.has_verifier else "self_consistency", []
     while done < n:
         more = min(done, n - done)
         stages.append(StrategySpec.model_validate({"name": name, "n": more}))

@@ -18,7 +18,7 @@ from reasoner.tree import Node
 Samples = Annotated[int, Field(ge=1, le=MAX_N, description="Solutions to sample.")]
 Steps = Annotated[int, Field(ge=1, le=256, description="Steps after which the search ends.")]
 
-WORTH = 0.2
+MIN_NEW_PROBABILITY = 0.2
 """The least chance of being a new one that a sample of a step must have: repeats cost tokens and tell nothing."""
 
 
@@ -67,7 +67,7 @@ class Strategy(Generic[P]):
             raise ValueError(f"strategy {self.name!r}: {problems} (its parameters: {known})") from None
 
 
-def best_scored(nodes: Sequence[Node]) -> Choice:
+def choose_best_scored(nodes: Sequence[Node]) -> Choice:
     """The candidate with the highest score; one without a score ranks below all that have one."""
     if not nodes:
         return Choice(None)
@@ -75,12 +75,14 @@ def best_scored(nodes: Sequence[Node]) -> Choice:
     return Choice(best, best.score)
 
 
-async def majority(search: Search, nodes: Sequence[Node], weights: dict[Node, float], equal: Equivalence) -> Choice:
+async def choose_by_majority(
+    search: Search, nodes: Sequence[Node], weights: dict[Node, float], equal: Equivalence
+) -> Choice:
     """The heaviest class of equivalent answers; its heaviest member is the chosen leaf, its share the confidence."""
-    return elected(count_votes(await group_equivalent(nodes, search.spec.answer, equal), weights), weights)
+    return elect(count_votes(await group_equivalent(nodes, search.spec.answer, equal), weights), weights)
 
 
-def elected(counted: Sequence[tuple[Vote, list[Node]]], weights: dict[Node, float]) -> Choice:
+def elect(counted: Sequence[tuple[Vote, list[Node]]], weights: dict[Node, float]) -> Choice:
     """The outcome of a vote, its classes heaviest first."""
     if not counted:
         return Choice(None)

@@ -12,7 +12,7 @@ from reasoner.jobs.spec import JobSpec
 from reasoner.search.model_selection import verifier_selector
 from reasoner.tree import Node
 
-SLACK = 16
+ESTIMATE_SLACK_TOKENS = 16
 """Tokens by which an estimate may be short: separators, and the part of a cached prefix that is read again."""
 
 
@@ -38,9 +38,9 @@ class VerifierContext:
         return wanted.find(self.served.values())
 
 
-def new_tokens(node: Node, head: int) -> int:
+def estimate_new_tokens(node: Node, head: int) -> int:
     """About how many tokens of a node's text a verifier with a warm cache has not read; ``head``: of the question."""
-    tokens = SLACK
+    tokens = ESTIMATE_SLACK_TOKENS
     for known in reversed(node.lineage()):
         if known.scores:
             return tokens

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from prm.scorers.judge import Judge
 from prm.scorers.steps import Reading
 from reasoner.jobs.verifier_specs import JudgeVerifier
-from reasoner.search.scoring import BudgetedReader, NodeScorer, Scored, finished_step, fits_context
+from reasoner.search.scoring import BudgetedReader, NodeScore, NodeScorer, check_fits_context, ends_at_step
 from reasoner.tree import Node
-from reasoner.verifiers.context import VerifierContext, new_tokens
+from reasoner.verifiers.context import VerifierContext, estimate_new_tokens
 
 
 async def open_judge(context: VerifierContext) -> NodeScorer:
@@ -18,11 +18,11 @@ async def open_judge(context: VerifierContext) -> NodeScorer:
     assert isinstance(asked, JudgeVerifier)
     model = context.policy if asked.model is None else context.verifier_model()
     judge = await Judge.open(context.engine, model, context.spec.to_messages(), context.lease)
-    fits_context(model, judge.head)
-    return JudgeScorer(judge, BudgetedReader(context.ledger, model), asked.aggregation)
+    check_fits_context(model, judge.head)
+    return JudgeNodeScorer(judge, BudgetedReader(context.ledger, model), asked.aggregation)
 
 
-class JudgeScorer:
+class JudgeNodeScorer:
     """A ``NodeScorer``: a node is judged if its text ends where a step does."""
 
     def __init__(self, judge: Judge, reader: BudgetedReader, aggregation: str) -> None:
@@ -31,12 +31,10 @@ class JudgeScorer:
         self._aggregation = aggregation
 
     def scorable(self, node: Node) -> bool:
-        """See ``NodeScorer``."""
-        return finished_step(node) and bool(node.text.strip())
+        return ends_at_step(node) and bool(node.text.strip())
 
-    async def score(self, nodes: Sequence[Node]) -> list[Scored]:
-        """See ``NodeScorer``."""
-        estimates = {node: new_tokens(node, self._judge.head) for node in nodes}
+    async def score(self, nodes: Sequence[Node]) -> list[NodeScore]:
+        estimates = {node: estimate_new_tokens(node, self._judge.head) for node in nodes}
         return await self._reader.score_steps(estimates, self._ask, self._aggregation)
 
     async def _ask(self, nodes: Sequence[Node], bound: int | None) -> Sequence[Reading]:

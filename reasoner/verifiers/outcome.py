@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 from prm.scorers.outcome import OutcomeScorer
 from prm.scorers.steps import Reading
-from reasoner.search.scoring import BudgetedReader, NodeScorer, Scored, fits_context, score_of
+from reasoner.search.scoring import BudgetedReader, NodeScore, NodeScorer, aggregate_score, check_fits_context
 from reasoner.tree import Node
-from reasoner.verifiers.context import SLACK, VerifierContext
+from reasoner.verifiers.context import ESTIMATE_SLACK_TOKENS, VerifierContext
 
 
 async def open_outcome(context: VerifierContext) -> NodeScorer:
@@ -16,11 +16,11 @@ async def open_outcome(context: VerifierContext) -> NodeScorer:
     model = context.verifier_model()
     scorer = OutcomeScorer(context.engine, model, context.spec.to_messages(), context.lease)
     head = await scorer.head()
-    fits_context(model, head)
-    return OutcomeVerdicts(scorer, head, BudgetedReader(context.ledger, model))
+    check_fits_context(model, head)
+    return OutcomeNodeScorer(scorer, head, BudgetedReader(context.ledger, model))
 
 
-class OutcomeVerdicts:
+class OutcomeNodeScorer:
     """A ``NodeScorer``. ``head``: about how many tokens are read beside the solution."""
 
     def __init__(self, scorer: OutcomeScorer, head: int, reader: BudgetedReader) -> None:
@@ -29,15 +29,13 @@ class OutcomeVerdicts:
         self._reader = reader
 
     def scorable(self, node: Node) -> bool:
-        """See ``NodeScorer``."""
         return node.reason in ("answer", "stop") and bool(node.solution.strip())
 
-    async def score(self, nodes: Sequence[Node]) -> list[Scored]:
-        """See ``NodeScorer``."""
-        estimates = {node: self._head + node.depth_tokens + SLACK for node in nodes}
+    async def score(self, nodes: Sequence[Node]) -> list[NodeScore]:
+        estimates = {node: self._head + node.depth_tokens + ESTIMATE_SLACK_TOKENS for node in nodes}
         return [
-            Scored(node, score_of(reading.scores or (), "last"), (), self._reader.spend(reading), promise)
-            for node, reading, promise in await self._reader.read(estimates, self._ask)
+            NodeScore(node, aggregate_score(reading.scores or (), "last"), (), self._reader.spend(reading), reserved)
+            for node, reading, reserved in await self._reader.read(estimates, self._ask)
         ]
 
     async def _ask(self, nodes: Sequence[Node], bound: int | None) -> Sequence[Reading]:

@@ -24,14 +24,14 @@ from reasoner.jobs.rule_specs import (
 )
 from reasoner.regex import matches, pattern_error
 from reasoner.sandbox.runner import Limits, SandboxRefused, run_tests
-from reasoner.search.scoring import NodeScorer, Scored
+from reasoner.search.scoring import NodeScore, NodeScorer
 from reasoner.subprocess_pool import WorkerPool
 from reasoner.tree import Node
 from reasoner.verifiers.context import VerifierContext
 
-SCHEMA_PATIENCE = 5.0
+SCHEMA_TIMEOUT_SECONDS = 5.0
 """Seconds of processor time for one answer; a schema whose patterns backtrack for longer is not met."""
-AT_ONCE = min(4, find_processors().threads)
+MAX_CONCURRENT_CHECKS = min(4, find_processors().threads)
 """Answers of one job that are tested at the same time."""
 SCHEMAS = WorkerPool("reasoner.verifiers.schema_worker")
 
@@ -65,17 +65,15 @@ class RuleScorer:
         self._check = check
         self._ledger = ledger
         self._known: dict[str, float] = {}
-        self._slots = asyncio.Semaphore(AT_ONCE)
+        self._slots = asyncio.Semaphore(MAX_CONCURRENT_CHECKS)
 
     def scorable(self, node: Node) -> bool:
-        """See ``NodeScorer``: without an answer there is nothing to check."""
         return node.answer is not None
 
-    async def score(self, nodes: Sequence[Node]) -> list[Scored]:
-        """See ``NodeScorer``. Of the budget time alone limits it."""
+    async def score(self, nodes: Sequence[Node]) -> list[NodeScore]:
         answers = {node.answer for node in nodes if node.answer is not None}
         await asyncio.gather(*(self._learn(answer) for answer in sorted(answers - self._known.keys())))
-        return [Scored(node, self._known[node.answer]) for node in nodes if node.answer in self._known]
+        return [NodeScore(node, self._known[node.answer]) for node in nodes if node.answer in self._known]
 
     async def _learn(self, answer: str) -> None:
         if self._ledger is None:
@@ -97,7 +95,7 @@ def _check(rule: Rule, context: VerifierContext) -> Check:
             case ExactVerifier():
                 return float(answer.strip() == rule.expected.strip())
             case NumericVerifier():
-                return float(near(answer, rule))
+                return float(is_within_tolerance(answer, rule))
             case MathVerifier():
                 return float(await context.equivalence.equal(canonicalize(rule.expected), canonicalize(answer)))
             case RegexVerifier():
@@ -110,7 +108,7 @@ def _check(rule: Rule, context: VerifierContext) -> Check:
     return check
 
 
-def near(answer: str, rule: NumericVerifier) -> bool:
+def is_within_tolerance(answer: str, rule: NumericVerifier) -> bool:
     """By exact arithmetic: 0.1 + 0.2 is 0.3 here, and nothing that is no number is near anything."""
     value = number_of(answer)
     if value is None:
@@ -121,7 +119,7 @@ def near(answer: str, rule: NumericVerifier) -> bool:
 
 
 async def _valid(rule: JsonSchemaVerifier, answer: str) -> bool:
-    return await SCHEMAS.ask({"schema": rule.json_schema, "text": answer}, SCHEMA_PATIENCE) is True
+    return await SCHEMAS.ask({"schema": rule.json_schema, "text": answer}, SCHEMA_TIMEOUT_SECONDS) is True
 
 
 async def _tested(rule: PythonVerifier, answer: str, *, locked: bool) -> float:

@@ -7,9 +7,16 @@ from collections.abc import Sequence
 from prm.formats.base import Prompt
 from prm.scorers.steps import Chain, Reading, StepScorer
 from reasoner.jobs.verifier_specs import PrmVerifier
-from reasoner.search.scoring import BudgetedReader, NodeScorer, Scored, finished_step, fits_context, known_steps
+from reasoner.search.scoring import (
+    BudgetedReader,
+    NodeScore,
+    NodeScorer,
+    check_fits_context,
+    ends_at_step,
+    inherited_scores,
+)
 from reasoner.tree import Node
-from reasoner.verifiers.context import VerifierContext, new_tokens
+from reasoner.verifiers.context import VerifierContext, estimate_new_tokens
 
 
 async def open_prm(context: VerifierContext) -> NodeScorer:
@@ -19,11 +26,11 @@ async def open_prm(context: VerifierContext) -> NodeScorer:
     model = context.verifier_model()
     scorer = StepScorer(context.engine, model, context.lease)
     prompt = await scorer.prompt(context.spec.to_messages())
-    fits_context(model, prompt.size)
-    return PrmScorer(scorer, prompt, BudgetedReader(context.ledger, model), asked.aggregation)
+    check_fits_context(model, prompt.size)
+    return PrmNodeScorer(scorer, prompt, BudgetedReader(context.ledger, model), asked.aggregation)
 
 
-class PrmScorer:
+class PrmNodeScorer:
     """A ``NodeScorer``. A node that ends within a step is scored up to the last step that is whole."""
 
     def __init__(self, scorer: StepScorer, prompt: Prompt, reader: BudgetedReader, aggregation: str) -> None:
@@ -33,18 +40,16 @@ class PrmScorer:
         self._aggregation = aggregation
 
     def scorable(self, node: Node) -> bool:
-        """See ``NodeScorer``: whether a whole step of it has no score yet."""
         chain = self._chain(node)
         return len(chain.steps) > chain.scored
 
-    async def score(self, nodes: Sequence[Node]) -> list[Scored]:
-        """See ``NodeScorer``."""
-        estimates = {node: new_tokens(node, self._prompt.size) for node in nodes}
+    async def score(self, nodes: Sequence[Node]) -> list[NodeScore]:
+        estimates = {node: estimate_new_tokens(node, self._prompt.size) for node in nodes}
         return await self._reader.score_steps(estimates, self._ask, self._aggregation)
 
     async def _ask(self, nodes: Sequence[Node], bound: int | None) -> Sequence[Reading]:
         return await self._scorer.score(self._prompt, [self._chain(node) for node in nodes], max_compute=bound)
 
     def _chain(self, node: Node) -> Chain:
-        steps = self._scorer.steps(node.solution, complete=finished_step(node))
-        return Chain(steps, len(node.scores or known_steps(node)))
+        steps = self._scorer.steps(node.solution, complete=ends_at_step(node))
+        return Chain(steps, len(node.scores or inherited_scores(node)))

@@ -159,6 +159,6 @@ def test_a_child_ends_with_a_parent_that_is_killed(pool: WorkerPool) -> None:
     try:
         parent.kill()
         parent.communicate()
-        assert select.select([child], [], [], GUARD)[0]
+        assert select.record_selection([child], [], [], GUARD)[0]
     finally:
         os.close(child)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from reasoner.answers.equivalence import Equivalence
 from reasoner.search.search import Search
-from reasoner.strategies.base import Choice, Params, Samples, Strategy, best_scored
+from reasoner.strategies.base import Choice, Params, Samples, Strategy, choose_best_scored
 
 
 class BestOfN(Params):
@@ -26,7 +26,7 @@ async def run(search: Search, params: BestOfN, equivalence: Equivalence) -> Choi
             await search.score([node for node in arrived if node.answer is not None])
             if search.spec.has_conclusive_verifier and any(node.score == 1.0 for node in arrived):
                 break
-    return best_scored(search.candidates())
+    return choose_best_scored(search.candidates())
 
 
 STRATEGY = Strategy("best_of_n", BestOfN, run, needs_verifier=True)

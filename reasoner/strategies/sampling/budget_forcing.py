@@ -17,13 +17,13 @@ from reasoner.answers.equivalence import Equivalence
 from reasoner.answers.extraction.finder import AnswerFinder
 from reasoner.answers.spec import AnswerSpec
 from reasoner.budget.spec import MAX_BUDGET_TOKENS
-from reasoner.search.branch_runner import Seen, Watch
+from reasoner.search.branch import PartialBranch, Watch
 from reasoner.search.search import Search
-from reasoner.strategies.base import Choice, Params, Samples, Strategy, majority
+from reasoner.strategies.base import Choice, Params, Samples, Strategy, choose_by_majority
 from reasoner.tree import Node, Reason
 
-MARKER = "</think>"
-LOOK = 16
+DEFAULT_MARKER = "</think>"
+WATCH_INTERVAL = 16
 """Tokens after which it is looked whether the answer that was asked for is there."""
 
 
@@ -38,7 +38,8 @@ class BudgetForcing(Params):
         Field(
             min_length=1,
             max_length=64,
-            description=f"What ends the thinking; default: {MARKER} if the model knows it, else the end of the text.",
+            description=f"End of the thinking; default: {DEFAULT_MARKER} if the model knows it, else the end of "
+            "the text.",
         ),
     ] = None
     wait: Annotated[str, Field(min_length=1, max_length=500, description="What takes the place of an end.")] = "Wait"
@@ -51,9 +52,9 @@ class BudgetForcing(Params):
 async def run(search: Search, params: BudgetForcing, equivalence: Equivalence) -> Choice:
     """Ends a thinking at its cap and asks for the answer, or takes its end back some times; several chains vote."""
     marker = params.marker
-    if marker is None and len(await search.tokenize(MARKER)) == 1:
-        marker = MARKER
-    cap = await _cap(search, params, marker)
+    if marker is None and len(await search.tokenize(DEFAULT_MARKER)) == 1:
+        marker = DEFAULT_MARKER
+    cap = await _max_thinking_tokens(search, params, marker)
     extended, ends = Counter[int](), dict[int, Node]()
     # Where the request opens a box, nothing short of its end is an answer.
     form = AnswerSpec(extract="boxed") if "\\boxed{" in params.final else search.spec.answer
@@ -63,11 +64,11 @@ async def run(search: Search, params: BudgetForcing, equivalence: Equivalence) -
     async with search.stream() as stream:
 
         async def ask(node: Node) -> None:
-            asked = await search.say(node, params.final if marker is None else marker + params.final)
+            asked = await search.append_text(node, params.final if marker is None else marker + params.final)
             writing.add(asked)
-            stream.complete([asked], 1, limit=params.answer, watch=Watch(LOOK, answered))
+            stream.complete([asked], 1, limit=params.answer, watch=Watch(WATCH_INTERVAL, answered))
 
-        async def answered(seen: Seen) -> Reason | None:
+        async def answered(seen: PartialBranch) -> Reason | None:
             told = seen.parent.text + seen.text
             return None if await stated.find(told, "inside") is None else "answer"
 
@@ -86,7 +87,7 @@ async def run(search: Search, params: BudgetForcing, equivalence: Equivalence) -
                 ended = marked or node.reason == "stop"
                 if ended and extended[chain] < params.extensions and node.depth_tokens < cap:
                     extended[chain] += 1
-                    waiting = await search.say(node, params.wait, instead=marker or "")
+                    waiting = await search.append_text(node, params.wait, instead=marker or "")
                     stream.complete([waiting], 1, until=marker, limit=cap - node.depth_tokens)
                 elif marked:
                     writing.add(node)
@@ -94,15 +95,15 @@ async def run(search: Search, params: BudgetForcing, equivalence: Equivalence) -
                 elif node.reason in ("length", "repetition") or (ended and node.answer is None):
                     await ask(node)
     answers = [node for _, node in sorted(ends.items()) if node.answer is not None]
-    choice = await majority(search, answers, dict.fromkeys(answers, 1.0), equivalence)
+    choice = await choose_by_majority(search, answers, dict.fromkeys(answers, 1.0), equivalence)
     return choice if params.n > 1 else Choice(choice.node)
 
 
-async def _cap(search: Search, params: BudgetForcing, marker: str | None) -> int:
+async def _max_thinking_tokens(search: Search, params: BudgetForcing, marker: str | None) -> int:
     """Tokens that a chain may think, so that what is said to it and its answer still fit."""
     said = len(await search.tokenize((marker or "") + params.final))
     said += params.extensions * len(await search.tokenize(params.wait))
-    rooms = [search.room(search.root) - said]
+    rooms = [search.max_new_tokens(search.root) - said]
     if search.spec.budget.tokens is not None:
         rooms.append(search.spec.budget.tokens // params.n)
     if params.thinking is not None:

@@ -26,16 +26,16 @@ from reasoner.confidence.token_confidence import (
     group_confidences,
     lowest_confidence,
 )
-from reasoner.search.branch_runner import Watch
+from reasoner.search.branch import Watch
 from reasoner.search.search import Search
-from reasoner.strategies.base import Choice, Params, Samples, Strategy, majority
+from reasoner.strategies.base import Choice, Params, Samples, Strategy, choose_by_majority
 from reasoner.tree import Node, Reason
 
-LEAST, MOST = 8, 256
+MIN_WATCH_INTERVAL, MAX_WATCH_INTERVAL = 8, 256
 """Bounds of how often a growing solution is looked at, in tokens; between them an eighth of the window."""
 
 
-ROUNDING = 1e-9
+TOLERANCE = 1e-9
 """By which a share may be off."""
 
 
@@ -66,13 +66,13 @@ async def run(search: Search, params: DeepConf, equivalence: Equivalence) -> Cho
     async with search.stream() as stream:
         stream.complete([search.root], first, confidence=params.top)
         heard = [node async for nodes in stream for node in nodes]
-        values = [_height(node, params) for node in heard if _speaks(node)]
+        values = [_filter_confidence(node, params) for node in heard if _can_vote(node)]
         bar = confidence_threshold(values, params.keep) if values else 0.0
-        watch = Watch(_stretch(params.window), lambda seen: doubtful(seen.confidence, params.window, bar))
+        watch = Watch(_watch_interval(params.window), lambda seen: prune_reason(seen.confidence, params.window, bar))
         started = first
         while True:
-            shares = await _shares(search, _voters(heard, params, bar), equivalence)
-            more = min(lacking(shares, params.consensus), params.n - len(heard))
+            shares = await _weights_by_answer(search, _voters(heard, params, bar), equivalence)
+            more = min(count_missing_votes(shares, params.consensus), params.n - len(heard))
             if more <= 0:
                 break
             new = max(0, len(heard) + more - started)
@@ -83,16 +83,16 @@ async def run(search: Search, params: DeepConf, equivalence: Equivalence) -> Cho
             except StopAsyncIteration:  # the budget is used up
                 break
     weights = _voters(heard, params, bar)
-    return await majority(search, list(weights), weights, equivalence)
+    return await choose_by_majority(search, list(weights), weights, equivalence)
 
 
-def doubtful(confidence: Sequence[float], window: int, bar: float) -> Reason | None:
+def prune_reason(confidence: Sequence[float], window: int, bar: float) -> Reason | None:
     """Gives a solution up when a window that ends in its newest stretch is below the bar."""
-    newest = confidence[-(window - 1 + _stretch(window)) :]
+    newest = confidence[-(window - 1 + _watch_interval(window)) :]
     return "pruned" if len(newest) >= window and min(group_confidences(newest, window)) < bar else None
 
 
-def lacking(votes: Sequence[Sequence[float]], consensus: float) -> int:
+def count_missing_votes(votes: Sequence[Sequence[float]], consensus: float) -> int:
     """How many more votes the leading answer needs for the consensus if each has the largest weight so far.
 
     ``votes``: the weights for each answer.
@@ -101,22 +101,22 @@ def lacking(votes: Sequence[Sequence[float]], consensus: float) -> int:
         return 1
     total, leader = sum(map(sum, votes)), max(map(sum, votes))
     gap = consensus * total - leader
-    if gap <= ROUNDING:
+    if gap <= TOLERANCE:
         return 0
     step = (1.0 - consensus) * max(map(max, votes))
-    return max(1, math.ceil(gap / step - ROUNDING)) if step > 0.0 else sys.maxsize
+    return max(1, math.ceil(gap / step - TOLERANCE)) if step > 0.0 else sys.maxsize
 
 
-def _stretch(window: int) -> int:
-    return min(MOST, max(LEAST, window // 8))
+def _watch_interval(window: int) -> int:
+    return min(MAX_WATCH_INTERVAL, max(MIN_WATCH_INTERVAL, window // 8))
 
 
-def _speaks(node: Node) -> bool:
+def _can_vote(node: Node) -> bool:
     """Whether it could vote. One that was given up stays below the bar."""
     return node.answer is not None and len(node.confidence) > 0
 
 
-def _height(node: Node, params: DeepConf) -> float:
+def _filter_confidence(node: Node, params: DeepConf) -> float:
     """What is held against the bar."""
     measure = lowest_confidence if params.mode == "online" else MEASURES[params.measure]
     return measure(node.confidence, params.window)
@@ -124,12 +124,12 @@ def _height(node: Node, params: DeepConf) -> float:
 
 def _voters(heard: Sequence[Node], params: DeepConf, bar: float) -> dict[Node, float]:
     """The solutions that may vote, in the order of their paths, with their weights."""
-    passed = [node for node in heard if _speaks(node) and _height(node, params) >= bar]
+    passed = [node for node in heard if _can_vote(node) and _filter_confidence(node, params) >= bar]
     weight = MEASURES[params.measure]
     return {node: weight(node.confidence, params.window) for node in sorted(passed, key=lambda node: node.path)}
 
 
-async def _shares(search: Search, weights: dict[Node, float], equivalence: Equivalence) -> list[list[float]]:
+async def _weights_by_answer(search: Search, weights: dict[Node, float], equivalence: Equivalence) -> list[list[float]]:
     same = await group_equivalent(list(weights), search.spec.answer, equivalence)
     return [[weights[node] for node in group] for group in same]
 

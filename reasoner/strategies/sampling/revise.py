@@ -17,7 +17,7 @@ from pydantic import Field
 from engine.protocol.types import InvalidRequest
 from reasoner.answers.equivalence import Equivalence
 from reasoner.search.search import Search
-from reasoner.strategies.base import Choice, Params, Samples, Strategy, best_scored, majority
+from reasoner.strategies.base import Choice, Params, Samples, Strategy, choose_best_scored, choose_by_majority
 from reasoner.tree import Node
 
 REQUEST = (
@@ -40,7 +40,7 @@ class Revise(Params):
 
 async def run(search: Search, params: Revise, equivalence: Equivalence) -> Choice:
     """Samples n attempts in chains, each seeing the last ones of its chain; a vote or the verifier chooses."""
-    if params.by == "verifier" and not search.verifies:
+    if params.by == "verifier" and not search.has_verifier:
         raise InvalidRequest("no verifier is served: let the majority choose", "strategy.by")
     attempts: dict[int, list[Node]] = defaultdict(list)
     width = min(params.chains or math.isqrt(params.n), params.n)
@@ -56,8 +56,8 @@ async def run(search: Search, params: Revise, equivalence: Equivalence) -> Choic
                     stream.complete([await ask(search, params, attempts[chain])], 1)
     candidates = search.candidates()
     if params.by == "verifier":
-        return best_scored(candidates)
-    return await majority(search, candidates, dict.fromkeys(candidates, 1.0), equivalence)
+        return choose_best_scored(candidates)
+    return await choose_by_majority(search, candidates, dict.fromkeys(candidates, 1.0), equivalence)
 
 
 async def ask(search: Search, params: Revise, attempts: list[Node]) -> Node:
@@ -70,7 +70,7 @@ async def ask(search: Search, params: Revise, attempts: list[Node]) -> Node:
         for attempt in shown:
             messages += [{"role": "assistant", "content": attempt.text}, {"role": "user", "content": params.request}]
         if not shown or len(await search.tokenize(messages)) + longest <= search.context:
-            return await search.ask(attempts[-1], messages)
+            return await search.start_conversation(attempts[-1], messages)
         shown = shown[1:]
 
 

@@ -19,7 +19,7 @@ from reasoner.answers.equivalence import Equivalence
 from reasoner.answers.votes import group_equivalent
 from reasoner.confidence.stopping_rules import num_needed_by_beta, num_needed_by_window
 from reasoner.search.search import Search
-from reasoner.strategies.base import Choice, Params, Samples, Strategy, majority
+from reasoner.strategies.base import Choice, Params, Samples, Strategy, choose_by_majority
 from reasoner.tree import Node
 
 
@@ -56,7 +56,7 @@ async def run(search: Search, params: SelfConsistency, equivalence: Equivalence)
             except StopAsyncIteration:
                 break
     candidates = search.candidates()
-    return await majority(search, candidates, dict.fromkeys(candidates, 1.0), equivalence)
+    return await choose_by_majority(search, candidates, dict.fromkeys(candidates, 1.0), equivalence)
 
 
 async def _needed(search: Search, params: SelfConsistency, arrived: list[Node], equivalence: Equivalence) -> int:

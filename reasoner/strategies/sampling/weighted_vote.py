@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from reasoner.answers.equivalence import Equivalence
 from reasoner.search.search import Search
-from reasoner.strategies.base import Choice, Params, Samples, Strategy, majority
+from reasoner.strategies.base import Choice, Params, Samples, Strategy, choose_by_majority
 
 
 class WeightedVote(Params):
@@ -20,7 +20,7 @@ async def run(search: Search, params: WeightedVote, equivalence: Equivalence) ->
     async for arrived in search.complete([search.root], params.n):
         await search.score([node for node in arrived if node.answer is not None])
     candidates = search.candidates()
-    return await majority(search, candidates, {node: node.score or 0.0 for node in candidates}, equivalence)
+    return await choose_by_majority(search, candidates, {node: node.score or 0.0 for node in candidates}, equivalence)
 
 
 STRATEGY = Strategy("weighted_vote", WeightedVote, run, needs_verifier=True, votes=True)

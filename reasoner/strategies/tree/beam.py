@@ -3,8 +3,8 @@
 Source: Snell et al. 2024, "Scaling LLM Test-Time Compute Optimally", section 5.2: N samples of a step, keep the best
 N / M by the verifier, expand each M times. A level is a barrier by definition: beams are compared with one another.
 
-One thing is different: a beam gets its M samples only when the first of them leaves doubt (see ``settles``), and of
-those no more once a new one is unlikely (see ``useful``).
+Different from there, a beam gets its M samples only if the first of them leaves doubt (``needs_no_siblings``), and no
+more of them once a new one is unlikely (``num_useful_samples``).
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from pydantic import Field
 
 from reasoner.answers.equivalence import Equivalence
 from reasoner.search.search import Search
-from reasoner.strategies.base import WORTH, Choice, Params, Samples, Steps, Strategy, best_scored
+from reasoner.strategies.base import MIN_NEW_PROBABILITY, Choice, Params, Samples, Steps, Strategy, choose_best_scored
 from reasoner.tree import Node, unseen
 
-CERTAIN = math.log(0.9)
+CERTAIN_LOGPROB = math.log(0.9)
 """Log-probability from which a sampled step is taken for the only one: more samples would be its twins."""
 
 
@@ -36,25 +36,27 @@ async def run(search: Search, params: Beam, equivalence: Equivalence) -> Choice:
     async def scores(rivals: list[Node]) -> dict[Node, float]:
         return {node: node.score for node in rivals if node.score is not None}
 
-    return await climb(search, params, scores)
+    return await beam_search(search, params, scores)
 
 
-async def climb(search: Search, params: Beam, value: Callable[[list[Node]], Awaitable[dict[Node, float]]]) -> Choice:
+async def beam_search(
+    search: Search, params: Beam, value: Callable[[list[Node]], Awaitable[dict[Node, float]]]
+) -> Choice:
     """A beam search that keeps the rivals of the highest value; those without one are given up."""
     expansions = min(params.expansions, params.n)
     width = params.n // expansions
     beams, share = [search.root], params.n
     for _ in range(params.max_steps):
-        level = await grow(search, beams, 1)
-        settled = {node.parent for node in level if settles(node)}
+        level = await expand_and_score(search, beams, 1)
+        settled = {node.parent for node in level if needs_no_siblings(node)}
         doubtful, rest = [beam for beam in beams if beam not in settled], share - 1
         while rest > 0 and doubtful:
             drawn = {beam: [node for node in level if node.parent is beam] for beam in doubtful}
-            more = {beam: useful(drawn[beam], min(rest, expansions)) for beam in doubtful}
+            more = {beam: num_useful_samples(drawn[beam], min(rest, expansions)) for beam in doubtful}
             doubtful = [beam for beam in doubtful if more[beam] > 0]
-            level += await grow(search, doubtful, [more[beam] for beam in doubtful])
+            level += await expand_and_score(search, doubtful, [more[beam] for beam in doubtful])
             rest -= expansions
-        values = await value(distinct(level))
+        values = await value(drop_duplicates(level))
         kept = sorted(values, key=lambda node: (-values[node], node.path))[:width]
         await search.prune([node for node in level if node.open and node not in kept])
         beams = [node for node in kept if node.open]
@@ -62,10 +64,10 @@ async def climb(search: Search, params: Beam, value: Callable[[list[Node]], Awai
         if not beams:
             break
         share = expansions * width // len(beams)
-    return best_scored(await search.solutions())
+    return choose_best_scored(await search.ensure_candidates())
 
 
-async def grow(search: Search, beams: list[Node], each: int | list[int]) -> list[Node]:
+async def expand_and_score(search: Search, beams: list[Node], each: int | list[int]) -> list[Node]:
     """New next steps of the beams, scored."""
     level: list[Node] = []
     async for arrived in search.expand(beams, each):
@@ -74,20 +76,20 @@ async def grow(search: Search, beams: list[Node], each: int | list[int]) -> list
     return level
 
 
-def useful(drawn: Sequence[Node], most: int) -> int:
+def num_useful_samples(drawn: Sequence[Node], most: int) -> int:
     """Return how many more samples of a beam's next step are worth their tokens: none where a new one is unlikely."""
-    return most if unseen(drawn) >= WORTH else 0
+    return most if unseen(drawn) >= MIN_NEW_PROBABILITY else 0
 
 
-def settles(node: Node) -> bool:
+def needs_no_siblings(node: Node) -> bool:
     """Whether one sample of a beam's next step is enough: it was certain, or the verifier likes it no less than the
     beam. Siblings are worth their tokens where the first one led astray."""
     beam = node.parent
     liked = beam is not None and beam.score is not None and node.score is not None and node.score >= beam.score
-    return liked or node.logprob > CERTAIN
+    return liked or node.logprob > CERTAIN_LOGPROB
 
 
-def distinct(nodes: list[Node]) -> list[Node]:
+def drop_duplicates(nodes: list[Node]) -> list[Node]:
     """One node of each text under the same parent: twins would fill the beam with one idea."""
     first: dict[tuple[tuple[int, ...], str], Node] = {}
     for node in sorted(nodes, key=lambda node: node.path):

@@ -19,15 +19,15 @@ from reasoner.answers.equivalence import Equivalence
 from reasoner.jobs.spec import MAX_N
 from reasoner.search.search import Search
 from reasoner.search.stream import STEP_SEPARATOR
-from reasoner.strategies.answer_posterior import believe, certain
-from reasoner.strategies.base import WORTH, Choice, Params, Strategy
+from reasoner.strategies.answer_posterior import estimate_posterior, meets_confidence
+from reasoner.strategies.base import MIN_NEW_PROBABILITY, Choice, Params, Strategy
 from reasoner.tree import Node, unseen
 
-HOPE = 0.25
+STEP_SUCCESS = 0.25
 """How often a step from a state that can still be won keeps it so, before anything is known of the question."""
-ROOT = 0.9
+SOLVABLE = 0.9
 """The chance that the policy can solve the question at all."""
-SUREST = 0.999
+MAX_SCORE = 0.999
 """A verifier's score counts for no more: what was tried often enough in vain must fall back."""
 
 
@@ -43,32 +43,36 @@ async def run(search: Search, params: BestFirst, equivalence: Equivalence) -> Ch
     """Samples single steps where the verifier sees most promise, goes back when it fades, stops when sure."""
     there = [node for node in search.root.walk() if node.open and node.parent is not None]  # another stage was here
     await search.score(there)
-    boxes = {box: index(box) for box in [search.root, *(node for node in there if can_open(node, params.max_steps))]}
+    boxes = {
+        box: compute_index(box) for box in [search.root, *(node for node in there if can_open(node, params.max_steps))]
+    }
     sampled, length = 0, 1
     candidates = search.candidates()
-    choice = await believe(search, equivalence)
-    while (left := params.n * length - sampled) > 0 and not certain(search, choice):
-        picks = pick(boxes, min(params.width, left))
+    choice = await estimate_posterior(search, equivalence)
+    while (left := params.n * length - sampled) > 0 and not meets_confidence(search, choice):
+        picks = choose_boxes(boxes, min(params.width, left))
         arrived: list[Node] = []
         async for nodes in search.expand(list(picks), list(picks.values())):
             await search.score(nodes)
             arrived += nodes
         known, candidates = len(candidates), search.candidates()
         if len(candidates) > known:
-            choice = await believe(search, equivalence)
+            choice = await estimate_posterior(search, equivalence)
         if not arrived:
             break
         sampled += len(arrived)
         stepped = [node for node in candidates if len(node.path) > 1 and STEP_SEPARATOR not in node.text.strip()]
         ended = [len(node.path) for node in stepped]
         length = min(ended, default=max(length, *(len(node.path) + 1 for node in arrived)))
-        boxes |= {box: index(box) for box in [*picks, *(node for node in arrived if can_open(node, params.max_steps))]}
-    if not candidates and await search.solutions():
-        choice = await believe(search, equivalence)
+        boxes |= {
+            box: compute_index(box) for box in [*picks, *(node for node in arrived if can_open(node, params.max_steps))]
+        }
+    if not candidates and await search.ensure_candidates():
+        choice = await estimate_posterior(search, equivalence)
     return choice
 
 
-def pick(boxes: Mapping[Node, float], width: int) -> Counter[Node]:
+def choose_boxes(boxes: Mapping[Node, float], width: int) -> Counter[Node]:
     """The boxes to open next, by their indices, the best first. One that was never opened gives one sample, then one,
     two, four, …: the first is often all that is needed."""
     now, picks = dict(boxes), Counter[Node]()
@@ -78,11 +82,11 @@ def pick(boxes: Mapping[Node, float], width: int) -> Counter[Node]:
         if best.parent is not None and picks[best] >= max(1, len(best.children)):
             del now[best]
         else:
-            now[best] = index(best, picks[best])
+            now[best] = compute_index(best, picks[best])
     return picks
 
 
-def index(box: Node, pending: int = 0) -> float:
+def compute_index(box: Node, pending: int = 0) -> float:
     """The chance that a box can still be won, given what came out of it, and that the next sample is a new one, over
     the chance that luck would have come as deep: a child is worth more than its parent when it is likelier good than
     another sample there.
@@ -93,11 +97,11 @@ def index(box: Node, pending: int = 0) -> float:
     heard = Counter(child.text for child in box.children)
     once = sum(count == 1 for count in heard.values()) / len(box.children) if box.children else 1.0
     left = unseen(box.children)
-    new = min(once, left) if left >= WORTH else 0.0
-    prior = ROOT if box.parent is None else min(box.score or 0.0, SUREST)
+    new = min(once, left) if left >= MIN_NEW_PROBABILITY else 0.0
+    prior = SOLVABLE if box.parent is None else min(box.score or 0.0, MAX_SCORE)
     scores = sorted([child.score or 0.0 for child in box.children])  # the product must not depend on who came first
-    failed = math.prod(1.0 - HOPE * (1.0 - score) for score in [*scores, *[0.0] * pending])
-    return new * prior * failed / (prior * failed + 1.0 - prior) / HOPE ** len(box.path)
+    failed = math.prod(1.0 - STEP_SUCCESS * (1.0 - score) for score in [*scores, *[0.0] * pending])
+    return new * prior * failed / (prior * failed + 1.0 - prior) / STEP_SUCCESS ** len(box.path)
 
 
 def can_open(node: Node, max_steps: int) -> bool:

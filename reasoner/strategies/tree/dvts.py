@@ -16,8 +16,8 @@ from pydantic import Field
 
 from reasoner.answers.equivalence import Equivalence
 from reasoner.search.search import Search
-from reasoner.strategies.base import Choice, Params, Samples, Steps, Strategy, best_scored
-from reasoner.strategies.tree.beam import settles, useful
+from reasoner.strategies.base import Choice, Params, Samples, Steps, Strategy, choose_best_scored
+from reasoner.strategies.tree.beam import needs_no_siblings, num_useful_samples
 from reasoner.tree import Node
 
 
@@ -52,7 +52,11 @@ async def run(search: Search, params: Dvts, equivalence: Equivalence) -> Choice:
                 subtree.rivals.append(node)
                 if len(subtree.rivals) < subtree.asked:
                     continue
-                more = 0 if subtree.asked > 1 or settles(node) else useful(subtree.rivals, subtree.width - 1)
+                more = (
+                    0
+                    if subtree.asked > 1 or needs_no_siblings(node)
+                    else num_useful_samples(subtree.rivals, subtree.width - 1)
+                )
                 if more > 0 and (asked := stream.expand([subtree.tip], more)):
                     subtree.asked += asked
                     continue
@@ -61,7 +65,7 @@ async def run(search: Search, params: Dvts, equivalence: Equivalence) -> Choice:
                 if best.open and best.score is not None and len(best.path) < params.max_steps:
                     subtree.tip, subtree.asked, subtree.rivals = best, 1, []
                     stream.expand([best], 1)
-    return best_scored(await search.solutions())
+    return choose_best_scored(await search.ensure_candidates())
 
 
 def best_of(rivals: list[Node]) -> Node:

@@ -16,7 +16,7 @@ from pydantic import Field
 from reasoner.answers.equivalence import Equivalence
 from reasoner.search.search import Search
 from reasoner.strategies.base import Choice, Strategy
-from reasoner.strategies.tree.beam import Beam, climb
+from reasoner.strategies.tree.beam import Beam, beam_search
 from reasoner.tree import Node
 
 
@@ -44,7 +44,7 @@ async def run(search: Search, params: Lookahead, equivalence: Equivalence) -> Ch
                         await search.prune([node] if node.open else [])
         return values
 
-    return await climb(search, params, ahead)
+    return await beam_search(search, params, ahead)
 
 
 STRATEGY = Strategy("lookahead", Lookahead, run, needs_verifier=True, needs_steps=True)

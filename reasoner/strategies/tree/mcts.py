@@ -26,7 +26,7 @@ from pydantic import Field
 
 from reasoner.answers.equivalence import Equivalence
 from reasoner.search.search import Search
-from reasoner.strategies.base import WORTH, Choice, Params, Samples, Steps, Strategy, best_scored
+from reasoner.strategies.base import MIN_NEW_PROBABILITY, Choice, Params, Samples, Steps, Strategy, choose_best_scored
 from reasoner.tree import Node
 
 
@@ -43,7 +43,7 @@ class Mcts(Params):
 
 
 @dataclass(slots=True)
-class Scale:
+class ValueNormalizer:
     """The lowest and the highest value so far."""
 
     low: float = 1.0
@@ -57,24 +57,24 @@ class Scale:
 
 
 @dataclass(slots=True, eq=False)
-class Place:
+class TreeNode:
     """A node with its statistics. ``total`` is the sum of the values of its ``visits``, ``prior`` its probability."""
 
     node: Node
-    above: Place | None = None
+    above: TreeNode | None = None
     prior: float = 1.0
     visits: int = 0
     total: float = 0.0
     draws: int = 0
     drawing: int = 0
     """Draws in flight."""
-    below: dict[str, Place] = field(default_factory=dict)
+    below: dict[str, TreeNode] = field(default_factory=dict)
     closed: bool = False
     """Nothing is left to find here."""
 
-    def line(self) -> Iterator[Place]:
+    def line(self) -> Iterator[TreeNode]:
         """From here up to the root."""
-        place: Place | None = self
+        place: TreeNode | None = self
         while place is not None:
             yield place
             place = place.above
@@ -83,12 +83,12 @@ class Place:
         for place in self.line():
             place.visits += count
 
-    def descend(self, exploration: float, scale: Scale) -> Place | None:
+    def descend(self, exploration: float, scale: ValueNormalizer) -> TreeNode | None:
         """Return where to draw the next step, here or below.
 
         ``None`` when there is nothing left, or nothing before a draw in flight has arrived.
         """
-        waiting: set[Place] = set()
+        waiting: set[TreeNode] = set()
         while not self.closed:
             urge = exploration * math.sqrt(self.visits + 1)
             worths = {child: scale.of(child.total / child.visits) for child in self.below.values()}
@@ -98,7 +98,7 @@ class Place:
                 if not child.closed and child not in waiting
             ]
             left = 1.0 - sum(child.prior for child in worths)
-            if left >= WORTH if worths else self.above is None or not self.drawing:
+            if left >= MIN_NEW_PROBABILITY if worths else self.above is None or not self.drawing:
                 average = sum(worths.values()) / max(1, len(worths))
                 options.append((left * average + urge * left / (1 + self.draws), self))
             if not options:
@@ -114,12 +114,12 @@ class Place:
 
 async def run(search: Search, params: Mcts, equivalence: Equivalence) -> Choice:  # noqa: ARG001
     """Draws n * draws steps where value and prior promise most; the best-scored finished solution wins."""
-    root, scale = Place(search.root), Scale()
-    places, rollouts = {root.node.path: root}, dict[tuple[int, ...], Place]()
+    root, scale = TreeNode(search.root), ValueNormalizer()
+    places, rollouts = {root.node.path: root}, dict[tuple[int, ...], TreeNode]()
     left, running, arrived = params.n * params.draws, 0, list[Node]()
     async with search.stream() as stream:
         while True:
-            ended: dict[Node, Place] = {}
+            ended: dict[Node, TreeNode] = {}
             for node in sorted(arrived, key=lambda node: node.path):
                 child = rollouts.get(node.path)
                 if child is None:
@@ -130,7 +130,9 @@ async def run(search: Search, params: Mcts, equivalence: Equivalence) -> Choice:
                         above.visit(-1)
                         await search.prune([node] if node.open else [])
                         continue
-                    child = above.below[node.text] = places[node.path] = Place(node, above, math.exp(node.logprob), 1)
+                    child = above.below[node.text] = places[node.path] = TreeNode(
+                        node, above, math.exp(node.logprob), 1
+                    )
                     child.closed = not node.open or len(node.path) >= params.max_steps
                     if params.value == "rollout" and node.open and stream.complete([node], 1):
                         rollouts[*node.path, 0] = child
@@ -156,7 +158,7 @@ async def run(search: Search, params: Mcts, equivalence: Equivalence) -> Choice:
             arrived = await anext(stream, [])
             if not arrived:
                 break
-    return best_scored(await search.solutions())
+    return choose_best_scored(await search.ensure_candidates())
 
 
 STRATEGY = Strategy("mcts", Mcts, run, needs_verifier=True)

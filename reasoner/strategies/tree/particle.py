@@ -19,9 +19,9 @@ from collections.abc import Sequence
 from reasoner.answers.equivalence import Equivalence
 from reasoner.search.search import Search
 from reasoner.strategies.base import Choice, Params, Samples, Steps, Strategy
-from reasoner.strategies.tree.resampling import climb
+from reasoner.strategies.tree.resampling import resampling_search
 
-SURE = 1e-4
+MIN_PROBABILITY = 1e-4
 """How far from 0 and 1 a score is taken to be at least: the odds of a certain step would take every place."""
 
 
@@ -34,18 +34,20 @@ async def run(search: Search, params: Particle, equivalence: Equivalence) -> Cho
     """Grows n particles, resampled after each step by the odds that the verifier gives; finished ones vote."""
 
     def deal(step: int, scores: Sequence[float], places: int) -> list[int]:
-        return systematic([odds(score) for score in scores], places, search.rng(search.root, f"step {step}"))
+        return resample_systematically(
+            [to_odds(score) for score in scores], places, search.rng(search.root, f"step {step}")
+        )
 
-    return await climb(search, params.n, params.max_steps, deal, equivalence)
+    return await resampling_search(search, params.n, params.max_steps, deal, equivalence)
 
 
-def odds(score: float) -> float:
+def to_odds(score: float) -> float:
     """p / (1 - p)."""
-    probability = min(max(score, SURE), 1.0 - SURE)
+    probability = min(max(score, MIN_PROBABILITY), 1.0 - MIN_PROBABILITY)
     return probability / (1.0 - probability)
 
 
-def systematic(weights: Sequence[float], places: int, rng: random.Random) -> list[int]:
+def resample_systematically(weights: Sequence[float], places: int, rng: random.Random) -> list[int]:
     """How often each is drawn in ``places`` draws: its expected number, rounded up or down by one common offset."""
     counts, reached, drawn = [], 0.0, 0
     offset, total = rng.random(), sum(weights)

@@ -16,7 +16,7 @@ from pydantic import Field
 from reasoner.answers.equivalence import Equivalence
 from reasoner.search.search import Search
 from reasoner.strategies.base import Choice, Params, Samples, Steps, Strategy
-from reasoner.strategies.tree.resampling import climb
+from reasoner.strategies.tree.resampling import resampling_search
 
 
 class Rebase(Params):
@@ -29,12 +29,12 @@ async def run(search: Search, params: Rebase, equivalence: Equivalence) -> Choic
     """Grows n branches step by step; at each level they go where the verifier's scores are; finished ones vote."""
 
     def deal(_: int, scores: Sequence[float], places: int) -> list[int]:
-        return balanced(scores, places, params.temperature)
+        return allocate_proportionally(scores, places, params.temperature)
 
-    return await climb(search, params.n, params.max_steps, deal, equivalence)
+    return await resampling_search(search, params.n, params.max_steps, deal, equivalence)
 
 
-def balanced(scores: Sequence[float], width: int, temperature: float) -> list[int]:
+def allocate_proportionally(scores: Sequence[float], width: int, temperature: float) -> list[int]:
     """``width`` split in proportion to exp(score / temperature), in whole numbers (largest remainders) that add up to
     it. Of equal remainders the first is served first."""
     if not scores:

@@ -6,11 +6,11 @@ from collections.abc import Callable, Sequence
 
 from reasoner.answers.equivalence import Equivalence
 from reasoner.search.search import Search
-from reasoner.strategies.base import Choice, majority
+from reasoner.strategies.base import Choice, choose_by_majority
 from reasoner.tree import Node
 
 
-async def climb(
+async def resampling_search(
     search: Search,
     n: int,
     max_steps: int,
@@ -35,5 +35,5 @@ async def climb(
         await search.prune([node for node in level if node.open and node not in parents])
         if not parents:
             break
-    candidates = await search.solutions()
-    return await majority(search, candidates, {node: node.score or 0.0 for node in candidates}, equivalence)
+    candidates = await search.ensure_candidates()
+    return await choose_by_majority(search, candidates, {node: node.score or 0.0 for node in candidates}, equivalence)

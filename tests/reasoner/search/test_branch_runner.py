@@ -12,9 +12,9 @@ from engine.protocol.types import Branch, EngineUnavailable
 from reasoner.jobs.journal import MemoryJournal
 from reasoner.jobs.spec import JobSpec
 from reasoner.run import run_job
-from reasoner.search import branch_runner
-from reasoner.search.branch_runner import STRETCH, Seen, Watch
-from reasoner.search.repetition import SPAN
+from reasoner.search import branch as branch_module
+from reasoner.search.branch import SEGMENT_TOKENS, PartialBranch, Watch
+from reasoner.search.repetition import MIN_LOOP_TOKENS
 from reasoner.search.search import Search
 from reasoner.strategies.registry import STRATEGIES
 from reasoner.tree import Node, Reason, make_branch_key
@@ -26,7 +26,7 @@ NAMES = sorted(STRATEGIES)
 
 @pytest.fixture
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(branch_runner, "STRETCH", 7)
+    monkeypatch.setattr(branch_module, "SEGMENT_TOKENS", 7)
 
 
 def spec(strategy: str, seed: int, tokens: int | None = None) -> JobSpec:
@@ -39,18 +39,18 @@ def spec(strategy: str, seed: int, tokens: int | None = None) -> JobSpec:
 
 @pytest.mark.parametrize("strategy", NAMES)
 @pytest.mark.parametrize("tokens", [None, 300])
-async def test_a_branch_asked_for_in_stretches_is_the_branch_asked_for_as_a_whole(
+async def test_a_branch_asked_for_in_segments_is_the_branch_asked_for_as_a_whole(
     strategy: str, tokens: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for seed in range(5):
         whole, parts = MemoryJournal(), MemoryJournal()
-        monkeypatch.setattr(branch_runner, "STRETCH", 10_000)
+        monkeypatch.setattr(branch_module, "SEGMENT_TOKENS", 10_000)
         first = await run_job(spec(strategy, seed, tokens), ScriptedEngine(), whole)
-        monkeypatch.setattr(branch_runner, "STRETCH", 5)
+        monkeypatch.setattr(branch_module, "SEGMENT_TOKENS", 5)
         engine = Delayed(seed)
         second = await run_job(spec(strategy, seed, tokens), engine, parts)
         asked = [branch.max_tokens for request in engine.requests for branch in request.branches]
-        assert max(asked) <= 5 or strategy == "budget_forcing"  # its watch has stretches of its own
+        assert max(asked) <= 5 or strategy == "budget_forcing"  # its watch has segments of its own
         assert tree(parts) == tree(whole)
         assert second.result == first.result
         assert second.usage.generated == first.usage.generated == len(set(engine.generated))
@@ -61,7 +61,7 @@ async def test_a_branch_asked_for_in_stretches_is_the_branch_asked_for_as_a_whol
 @pytest.mark.usefixtures("short")
 @settings(max_examples=60, deadline=None)
 @given(strategy=st.sampled_from(NAMES), seed=st.integers(0, 1000), tokens=st.integers(1, 1500))
-async def test_stretches_keep_the_budget_to_the_token(strategy: str, seed: int, tokens: int) -> None:
+async def test_segments_keep_the_budget_to_the_token(strategy: str, seed: int, tokens: int) -> None:
     engine = ScriptedEngine(order=seed)
     outcome = await run_job(spec(strategy, seed, tokens), engine, MemoryJournal())
     assert engine.total == outcome.usage.total <= tokens
@@ -72,7 +72,7 @@ async def test_stretches_keep_the_budget_to_the_token(strategy: str, seed: int, 
 @pytest.mark.usefixtures("short")
 @settings(max_examples=60, deadline=None)
 @given(seed=st.integers(0, 1000), die_after=st.integers(0, 30))
-async def test_stretches_that_had_arrived_when_the_engine_died_are_booked_and_gone_on_from(
+async def test_segments_that_had_arrived_when_the_engine_died_are_booked_and_gone_on_from(
     seed: int, die_after: int
 ) -> None:
     job, journal = spec("self_consistency", seed), MemoryJournal()
@@ -95,7 +95,7 @@ async def test_a_loop_ends_its_branch_soon_and_no_other() -> None:
     search = await search_with(engine, MemoryJournal(), samples)
     looping = [node for node in search.root.children if make_branch_key(node.path) % 2 and node.tokens > 8]
     assert looping
-    assert all(node.reason == "repetition" and node.tokens <= SPAN + 8 + STRETCH for node in looping)
+    assert all(node.reason == "repetition" and node.tokens <= MIN_LOOP_TOKENS + 8 + SEGMENT_TOKENS for node in looping)
     assert all(node.reason == "stop" for node in search.root.children if node not in looping)
     assert engine.total == search.ledger.usage.generated < 6000
 
@@ -113,13 +113,13 @@ async def test_a_loop_of_whole_steps_is_found_over_the_steps() -> None:
     assert {step.tokens for step in steps[1:]} == {12}
     assert [step.reason for step in steps[:-1]] == ["step"] * (len(steps) - 1)
     assert steps[-1].reason == "repetition"
-    assert SPAN <= steps[-1].depth_tokens < SPAN + 24
+    assert MIN_LOOP_TOKENS <= steps[-1].depth_tokens < MIN_LOOP_TOKENS + 24
 
 
 async def test_a_watch_sees_every_token_with_its_confidence_and_ends_the_branch_where_it_says() -> None:
-    seen: list[Seen] = []
+    seen: list[PartialBranch] = []
 
-    def verdict(branch: Seen) -> Reason | None:
+    def verdict(branch: PartialBranch) -> Reason | None:
         seen.append(branch)
         return "pruned" if len(branch.confidence) == 18 else None
 
@@ -158,7 +158,7 @@ async def test_a_watch_looks_at_the_same_places_however_a_budget_cuts_the_branch
             async for _ in stream:
                 pass
 
-    def weak(branch: Seen) -> Reason | None:
+    def weak(branch: PartialBranch) -> Reason | None:
         return "pruned" if branch.confidence[-1] < 0.8 else None
 
     free = await search_with(Delayed(one), MemoryJournal(), strategy, seed=seed)
@@ -173,7 +173,7 @@ async def test_a_watch_looks_at_the_same_places_however_a_budget_cuts_the_branch
 
 
 @pytest.mark.usefixtures("short")
-async def test_leaving_a_stream_ends_branches_between_two_stretches() -> None:
+async def test_leaving_a_stream_ends_branches_between_two_segments() -> None:
     for delays in range(20):
         engine, journal = Delayed(delays), MemoryJournal()
 
@@ -199,7 +199,7 @@ async def test_what_the_search_says_is_read_by_the_model_and_on_no_bill() -> Non
             async for nodes in stream:
                 for node in nodes:
                     if node.reason == "stop" and len(node.path) == 1:
-                        said.append(await search.say(node, "Wait,"))
+                        said.append(await search.append_text(node, "Wait,"))
                         stream.complete(said[-1:], 1)
 
     engine, journal = ScriptedEngine(), MemoryJournal()
@@ -225,8 +225,8 @@ async def test_a_marker_is_taken_back_whether_its_tokens_stand_alone_or_not() ->
         alone = Node((0,), search.root, search.root.prefix + (9, 8) + await search.tokenize("</t>"), "so</t>")
         merged = Node((1,), search.root, (*search.root.prefix, 9, 7), "so</t>")
         for node in (alone, merged):
-            results.append(await search.say(node, "Wait", instead="</t>"))
-        results.append(await search.say(alone, "Wait", instead="</u>"))
+            results.append(await search.append_text(node, "Wait", instead="</t>"))
+        results.append(await search.append_text(alone, "Wait", instead="</u>"))
 
     search = await search_with(ScriptedEngine(), MemoryJournal(), strategy)
     wait = await search.tokenize("Wait")
@@ -245,7 +245,7 @@ async def test_a_conversation_of_its_own_has_its_own_prompt_solution_and_length(
             stream.complete([search.root], 1)
             async for nodes in stream:
                 if not asked:
-                    asked.append(await search.ask(nodes[0], [{"role": "user", "content": "Again."}]))
+                    asked.append(await search.start_conversation(nodes[0], [{"role": "user", "content": "Again."}]))
                     stream.complete(asked, 2)
 
     engine, journal = ScriptedEngine(), MemoryJournal()
@@ -261,7 +261,7 @@ async def test_a_conversation_of_its_own_has_its_own_prompt_solution_and_length(
 
 async def test_text_that_leaves_no_room_ends_its_branch_by_the_context() -> None:
     async def strategy(search: Search) -> None:
-        node = await search.say(search.root, "x" * 300)
+        node = await search.append_text(search.root, "x" * 300)
         assert node.reason == "context"
         assert not [nodes async for nodes in search.complete([node], 1)]
 

@@ -158,6 +158,6 @@ async def test_an_engine_that_does_not_answer_a_release_holds_no_job_up(monkeypa
         async def release(self, lease: str, tokens: Sequence[int] | None = None) -> None:
             await asyncio.Event().wait()
 
-    monkeypatch.setattr("reasoner.search.cache_lease.PATIENCE", 0.0)
+    monkeypatch.setattr("reasoner.search.cache_lease.RELEASE_TIMEOUT_SECONDS", 0.0)
     outcome = await run_job(spec("beam"), Silent(), MemoryJournal())
     assert outcome.status == "completed"

@@ -126,7 +126,7 @@ async def test_a_rule_that_never_ends_leaves_the_job_without_scores_and_with_an_
     monkeypatch.setattr(*place, endless.work)
     journal = MemoryJournal()
     outcome = await solve("best_of_n", journal=journal, verifier=verifier, answer=answer)
-    assert 1 <= endless.begun == endless.ended <= rules.AT_ONCE
+    assert 1 <= endless.begun == endless.ended <= rules.MAX_CONCURRENT_CHECKS
     assert not any(entry.type == "score" for entry in journal.entries)
     assert outcome.result.answer is not None
     assert outcome.result.confidence is None
@@ -136,7 +136,7 @@ async def test_a_rule_that_never_ends_leaves_the_job_without_scores_and_with_an_
 async def test_what_a_rule_decided_in_time_chooses_the_answer(
     endless: Endless, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(rules, "AT_ONCE", 1)
+    monkeypatch.setattr(rules, "MAX_CONCURRENT_CHECKS", 1)
     monkeypatch.setattr(rules, "_probe", lambda: asyncio.sleep(0))
 
     async def tested(rule: object, answer: str, *, locked: bool) -> float:

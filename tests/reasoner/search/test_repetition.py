@@ -10,7 +10,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from reasoner.search.repetition import HORIZON, LONGEST, POOR, POOR_SPAN, ROUNDS, SPAN, loops
+from reasoner.search.repetition import (
+    MAX_PERIOD,
+    MAX_POOR_VOCABULARY,
+    MIN_LOOP_TOKENS,
+    MIN_POOR_LOOP_TOKENS,
+    MIN_REPEATS,
+    WINDOW_TOKENS,
+    ends_in_loop,
+)
 
 
 def tokens(text: str) -> list[int]:
@@ -22,13 +30,13 @@ def tokens(text: str) -> list[int]:
 
 def loops_by_trying_everything(text: Sequence[int]) -> bool:
     """The definition: some end of the text is a piece repeated, and long enough for what the piece is made of."""
-    text = text[-HORIZON:]
-    for period in range(1, len(text) // ROUNDS + 1):
+    text = text[-WINDOW_TOKENS:]
+    for period in range(1, len(text) // MIN_REPEATS + 1):
         same = 0
         while same + period < len(text) and text[-1 - same] == text[-1 - same - period]:
             same += 1
-        poor = len(set(text[-period:])) <= POOR
-        if same + period >= max(SPAN, ROUNDS * period, POOR_SPAN if poor else 0):
+        poor = len(set(text[-period:])) <= MAX_POOR_VOCABULARY
+        if same + period >= max(MIN_LOOP_TOKENS, MIN_REPEATS * period, MIN_POOR_LOOP_TOKENS if poor else 0):
             return True
     return False
 
@@ -60,25 +68,25 @@ LOOPS = {
 @pytest.mark.parametrize("text", LEGITIMATE.values(), ids=LEGITIMATE.keys())
 def test_a_regular_text_is_no_loop_at_any_point_of_its_growth(text: str) -> None:
     read = tokens(text)
-    assert not any(loops(read[:end]) for end in range(0, len(read) + 1, 7))
+    assert not any(ends_in_loop(read[:end]) for end in range(0, len(read) + 1, 7))
 
 
 @pytest.mark.parametrize("text", LOOPS.values(), ids=LOOPS.keys())
 def test_a_loop_is_found_wherever_it_is_cut(text: str) -> None:
     read = tokens(text.rstrip())
-    assert all(loops(read[: len(read) - cut]) for cut in range(40))
+    assert all(ends_in_loop(read[: len(read) - cut]) for cut in range(40))
 
 
 def test_a_loop_that_was_left_is_none() -> None:
-    assert not loops(tokens(SENTENCE * 30 + "But that is enough of this."))
+    assert not ends_in_loop(tokens(SENTENCE * 30 + "But that is enough of this."))
 
 
 def test_the_longest_piece_is_found_after_its_last_needed_token_and_no_sooner() -> None:
     rng = random.Random(7)
-    piece = [rng.randrange(10_000) for _ in range(LONGEST)]
-    text = piece * ROUNDS
-    assert loops([1, 2, 3, *text])
-    assert not loops(text[1:])
+    piece = [rng.randrange(10_000) for _ in range(MAX_PERIOD)]
+    text = piece * MIN_REPEATS
+    assert ends_in_loop([1, 2, 3, *text])
+    assert not ends_in_loop(text[1:])
 
 
 @settings(max_examples=150, deadline=None)
@@ -98,4 +106,4 @@ def test_the_answer_is_that_of_trying_every_period(
     text = [rng.randrange(alphabet) for _ in range(lead)] + (piece * rounds)[:3000]
     if change is not None and change < len(text):
         text[change] = -1
-    assert loops(text) == loops_by_trying_everything(text)
+    assert ends_in_loop(text) == loops_by_trying_everything(text)

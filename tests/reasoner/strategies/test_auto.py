@@ -22,7 +22,7 @@ from reasoner.jobs.journal import MemoryJournal
 from reasoner.jobs.spec import JobSpec
 from reasoner.run import JobOutcome, run_job
 from reasoner.search.replay import ReplayMismatch
-from reasoner.strategies.tree.best_first import HOPE, ROOT, index, pick
+from reasoner.strategies.tree.best_first import SOLVABLE, STEP_SUCCESS, choose_boxes, compute_index
 from reasoner.tree import Node
 from tests.scripted import ScriptedEngine
 
@@ -309,17 +309,17 @@ def box(path: tuple[int, ...], parent: Node | None, score: float | None, probabi
 
 def test_an_index_is_the_chance_of_a_win_over_what_luck_gives() -> None:
     root = box((), None, None)
-    assert index(root) == pytest.approx(ROOT)
+    assert compute_index(root) == pytest.approx(SOLVABLE)
     bad, good = box((0,), root, 0.0), box((1,), root, 0.8)
     # Two samples, each the only one of its kind: all of what comes is new.
-    failed = (1 - HOPE) * (1 - HOPE * 0.2)
-    assert index(root) == pytest.approx(ROOT * failed / (ROOT * failed + 1 - ROOT))
-    assert index(good) == pytest.approx(0.8 / HOPE)
-    assert index(bad) == 0.0
+    failed = (1 - STEP_SUCCESS) * (1 - STEP_SUCCESS * 0.2)
+    assert compute_index(root) == pytest.approx(SOLVABLE * failed / (SOLVABLE * failed + 1 - SOLVABLE))
+    assert compute_index(good) == pytest.approx(0.8 / STEP_SUCCESS)
+    assert compute_index(bad) == 0.0
     twin = box((2,), root, 0.0)
     twin.text = bad.text
-    failed *= 1 - HOPE
-    assert index(root) == pytest.approx(1 / 3 * ROOT * failed / (ROOT * failed + 1 - ROOT))
+    failed *= 1 - STEP_SUCCESS
+    assert compute_index(root) == pytest.approx(1 / 3 * SOLVABLE * failed / (SOLVABLE * failed + 1 - SOLVABLE))
 
 
 def test_a_box_is_worth_less_the_likelier_its_next_sample_is_one_that_came_and_nothing_where_it_nearly_must_be() -> (
@@ -327,23 +327,23 @@ def test_a_box_is_worth_less_the_likelier_its_next_sample_is_one_that_came_and_n
 ):
     root = box((), None, None)
     box((0,), root, 0.5, 0.6)
-    unlike = index(root)
+    unlike = compute_index(root)
     box((1,), root, 0.5, 0.1)
-    failed = (1 - HOPE * 0.5) ** 2
-    assert index(root) == pytest.approx(0.3 * ROOT * failed / (ROOT * failed + 1 - ROOT))
-    assert index(root) < unlike
+    failed = (1 - STEP_SUCCESS * 0.5) ** 2
+    assert compute_index(root) == pytest.approx(0.3 * SOLVABLE * failed / (SOLVABLE * failed + 1 - SOLVABLE))
+    assert compute_index(root) < unlike
     box((2,), root, 0.5, 0.15)
-    assert index(root) == 0.0
+    assert compute_index(root) == 0.0
 
 
 def test_a_box_that_was_never_opened_gives_one_sample_at_first_and_the_question_as_many_as_it_takes() -> None:
     root = box((), None, None)
-    assert pick({root: index(root)}, 4) == {root: 4}
+    assert choose_boxes({root: compute_index(root)}, 4) == {root: 4}
     good = box((0,), root, 0.9)
-    assert pick({root: index(root), good: index(good)}, 4) == {good: 1, root: 3}
+    assert choose_boxes({root: compute_index(root), good: compute_index(good)}, 4) == {good: 1, root: 3}
     box((0, 0), good, 0.0)
     box((0, 1), good, 0.0)
-    assert pick({root: index(root), good: index(good)}, 4) == {good: 2, root: 2}
+    assert choose_boxes({root: compute_index(root), good: compute_index(good)}, 4) == {good: 2, root: 2}
 
 
 @pytest.mark.parametrize("seed", range(6))

@@ -15,7 +15,7 @@ from engine.protocol.types import EngineUnavailable, InvalidRequest, ModelInfo
 from reasoner.jobs.journal import MemoryJournal
 from reasoner.jobs.spec import JobSpec
 from reasoner.run import JobOutcome, run_job
-from reasoner.strategies.sampling.deepconf import lacking
+from reasoner.strategies.sampling.deepconf import count_missing_votes
 from reasoner.tree import make_branch_key
 from tests.reasoner.search.test_stream import Delayed, tree
 from tests.scripted import ScriptedEngine
@@ -369,9 +369,9 @@ async def test_online_a_solution_ends_where_a_window_falls_below_the_bar_and_con
 
 
 def test_as_many_more_votes_are_lacking_as_the_leader_needs_for_the_consensus() -> None:
-    assert lacking([], 0.9) == 1
-    assert lacking([[1.0, 1.0]], 0.9) == 0
-    assert lacking([[1.0] * 8, [1.0]], 0.9) == 1  # 9 of 10
-    assert lacking([[1.0] * 8, [2.0]], 0.9) == 5  # 18 of 20: five more of weight 2
-    assert lacking([[1.0], [1.0]], 0.75) == 2
-    assert lacking([[1.0], [1.0]], 1.0) > 10**9
+    assert count_missing_votes([], 0.9) == 1
+    assert count_missing_votes([[1.0, 1.0]], 0.9) == 0
+    assert count_missing_votes([[1.0] * 8, [1.0]], 0.9) == 1  # 9 of 10
+    assert count_missing_votes([[1.0] * 8, [2.0]], 0.9) == 5  # 18 of 20: five more of weight 2
+    assert count_missing_votes([[1.0], [1.0]], 0.75) == 2
+    assert count_missing_votes([[1.0], [1.0]], 1.0) > 10**9

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from reasoner.jobs.journal import MemoryJournal
 from reasoner.jobs.spec import JobSpec
 from reasoner.run import JobOutcome, run_job
-from reasoner.strategies.tree.mcts import Place, Scale
-from reasoner.strategies.tree.particle import odds, systematic
-from reasoner.strategies.tree.rebase import balanced
+from reasoner.strategies.tree.mcts import TreeNode, ValueNormalizer
+from reasoner.strategies.tree.particle import resample_systematically, to_odds
+from reasoner.strategies.tree.rebase import allocate_proportionally
 from reasoner.tree import Node
 from tests.planned import Path, Planned, PlannedEngine
 
@@ -153,7 +153,7 @@ async def test_rebase_spreads_its_width_by_the_exponential_of_the_scores_and_fin
 def test_balanced_shares_add_up_and_are_the_exact_ones_rounded_up_or_down(
     scores: list[float], width: int, temperature: float
 ) -> None:
-    counts = balanced(scores, width, temperature)
+    counts = allocate_proportionally(scores, width, temperature)
     total = sum(math.exp(score / temperature) for score in scores)
     assert sum(counts) == width
     for score, count in zip(scores, counts, strict=True):
@@ -180,7 +180,7 @@ def test_systematic_resampling_draws_each_as_often_as_expected_rounded_up_or_dow
     sums = [0] * len(weights)
     grid = [(index + 0.5) / 500 for index in range(500)]
     for offset in grid:
-        counts = systematic(weights, places, Offset(offset))
+        counts = resample_systematically(weights, places, Offset(offset))
         assert sum(counts) == places
         for weight, count in zip(weights, counts, strict=True):
             exact = places * weight / sum(weights)
@@ -213,11 +213,11 @@ async def test_particles_go_where_the_odds_are() -> None:
         _, asked, _ = await search(plan, {"name": "particle", "n": 17}, seed=seed)
         counts = [sum(path[0] == first for path in asked if len(path) == 2) for first in (0, 1)]
         assert counts == [16, 1]
-    assert odds(0.8) / odds(0.2) == pytest.approx(16)
+    assert to_odds(0.8) / to_odds(0.2) == pytest.approx(16)
 
 
-def place(above: Place | None, name: str, prior: float, visits: int, value: float) -> Place:
-    made = Place(Node((0,), None, (), name), above, prior, visits, visits * value)
+def place(above: TreeNode | None, name: str, prior: float, visits: int, value: float) -> TreeNode:
+    made = TreeNode(Node((0,), None, (), name), above, prior, visits, visits * value)
     if above is not None:
         above.below[name] = made
     return made
@@ -226,41 +226,41 @@ def place(above: Place | None, name: str, prior: float, visits: int, value: floa
 def test_puct_chooses_by_value_plus_prior_as_computed_by_hand() -> None:
     # sqrt(8 + 1) = 3. With c = 1: a: 0.5 + 3 * 0.2 / 5 = 0.62; b: 0.1 + 3 * 0.5 / 5 = 0.4; another draw, worth the
     # average of both if it is a new one: 0.3 * 0.3 + 3 * 0.3 / 3 = 0.39.
-    root = Place(Node((), None, ()), visits=8, draws=2)
+    root = TreeNode(Node((), None, ()), visits=8, draws=2)
     a, b = place(root, "a", 0.2, 4, 0.5), place(root, "b", 0.5, 4, 0.1)
-    assert root.descend(1.0, Scale()) is a
+    assert root.descend(1.0, ValueNormalizer()) is a
     # c = 3: a: 0.5 + 0.36 = 0.86; b: 0.1 + 0.9 = 1; another draw: 0.99.
-    assert root.descend(3.0, Scale()) is b
+    assert root.descend(3.0, ValueNormalizer()) is b
     # Neither is worth anything and b was visited often: a: 0.12; b: 0.01; another draw: 0.9.
     a.total, b.total, b.visits, root.draws = 0.0, 0.0, 100, 0
-    assert root.descend(1.0, Scale()) is root
+    assert root.descend(1.0, ValueNormalizer()) is root
 
 
 def test_puct_compares_values_on_the_scale_of_what_it_has_seen() -> None:
     # On [0, 1] the prior decides: 0.02 + 0.3 * 3 * 0.3 / 5 against 0.01 + 0.3 * 3 * 0.7 / 5. On [0.01, 0.02] the value
     # does: 1 + 0.054 against 0 + 0.126.
-    root = Place(Node((), None, ()), visits=8, draws=8)
+    root = TreeNode(Node((), None, ()), visits=8, draws=8)
     a, b = place(root, "a", 0.3, 4, 0.02), place(root, "b", 0.7, 4, 0.01)
-    assert root.descend(0.3, Scale(0.0, 1.0)) is b
-    assert root.descend(0.3, Scale(0.01, 0.02)) is a
+    assert root.descend(0.3, ValueNormalizer(0.0, 1.0)) is b
+    assert root.descend(0.3, ValueNormalizer(0.01, 0.02)) is a
 
 
 def test_puct_draws_nothing_more_where_the_policy_is_certain_and_leaves_closed_places() -> None:
-    root = Place(Node((), None, ()), visits=3, draws=1)
+    root = TreeNode(Node((), None, ()), visits=3, draws=1)
     only = place(root, "only", 0.999, 1, 0.0)
-    assert root.descend(1.0, Scale()) is only
+    assert root.descend(1.0, ValueNormalizer()) is only
     only.closed = True
-    assert root.descend(1.0, Scale()) is None
+    assert root.descend(1.0, ValueNormalizer()) is None
     assert root.closed
 
 
 def test_a_simulation_in_flight_sends_the_next_one_elsewhere() -> None:
-    root = Place(Node((), None, ()), visits=2, draws=2)
+    root = TreeNode(Node((), None, ()), visits=2, draws=2)
     a, b = place(root, "a", 0.5, 1, 0.5), place(root, "b", 0.5, 1, 0.45)
-    assert root.descend(1.0, Scale()) is a
+    assert root.descend(1.0, ValueNormalizer()) is a
     a.visit(1)
     assert (a.visits, root.visits) == (2, 3)
-    assert root.descend(1.0, Scale()) is b
+    assert root.descend(1.0, ValueNormalizer()) is b
 
 
 MCTS = {

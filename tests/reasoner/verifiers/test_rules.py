@@ -70,7 +70,7 @@ def test_numeric_agrees_with_exact_arithmetic(answer: float, expected: float, ab
     near = abs(a - e) <= max(Fraction(repr(absolute)), Fraction(repr(relative)) * abs(e))
     verifier = {"kind": "numeric", "expected": expected, "absolute": absolute, "relative": relative}
     spec = JobSpec.model_validate({"problem": "?", "verifier": verifier}).verifier
-    assert rules.near(f"{Decimal(repr(answer)):f}", spec) is near  # type: ignore[arg-type]
+    assert rules.is_within_tolerance(f"{Decimal(repr(answer)):f}", spec) is near  # type: ignore[arg-type]
 
 
 async def test_numeric_tolerates_what_it_was_told_to() -> None:
@@ -122,7 +122,7 @@ async def test_a_schema_is_met_by_json_that_is_valid() -> None:
 async def test_a_schema_that_never_ends_or_leads_nowhere_is_not_met(
     schema: dict[str, object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(rules, "SCHEMA_PATIENCE", 1.0)
+    monkeypatch.setattr(rules, "SCHEMA_TIMEOUT_SECONDS", 1.0)
     assert await scores({"kind": "json_schema", "json_schema": schema}, ['"' + "a" * 60 + 'b"']) == [0.0]
 
 

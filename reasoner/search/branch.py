@@ -1,0 +1,161 @@
+"""A branch in flight: the tokens that it has so far, and the parts in which the engine returns them."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Hashable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from engine.protocol.types import Completion, SamplingParams
+from reasoner.budget.prices import Amount
+from reasoner.budget.usage import Usage
+from reasoner.confidence.token_confidence import compute_token_confidence
+from reasoner.jobs.spec import Sampling
+from reasoner.search.repetition import WINDOW_TOKENS, ends_in_loop
+from reasoner.tree import Node, Reason
+
+SEGMENT_TOKENS = 512
+"""Tokens of a branch that one engine request generates. Each further request costs about one engine step."""
+
+
+@dataclass(frozen=True, slots=True)
+class PartialBranch:
+    """The part of an unfinished branch beyond its parent, as a ``Watch`` gets it."""
+
+    parent: Node
+    text: str
+    confidence: tuple[float, ...]
+    """Confidence of each token, if the strategy asked for it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Watch:
+    """Check of a branch whenever its length is a multiple of ``every`` tokens.
+
+    ``verdict`` returns the reason to end the branch, or ``None``. It must depend only on its argument and on what the
+    strategy knew when it made the watch, so that a replay decides the same.
+    """
+
+    every: int
+    verdict: Callable[[PartialBranch], Reason | Awaitable[Reason | None] | None]
+
+
+@dataclass(slots=True, eq=False)
+class InFlightBranch:
+    """A future child of ``parent``, generated in one part or several."""
+
+    op: str
+    parent: Node
+    path: tuple[int, ...]
+    sampling: SamplingParams
+    max_tokens: int
+    """Limit of the branch's length by the model's context and the job's own limit."""
+    call: int = 0
+    """Index of the strategy's call that requested the branch, within its stream."""
+    watch: Watch | None = None
+    token_ids: tuple[int, ...] = ()
+    text: str = ""
+    logprob: float = 0.0
+    confidence: tuple[float, ...] = ()
+    part: int = 0
+    """Number of parts that have arrived."""
+    end: dict[str, Any] | None = None
+    """Journal data of the last part, once the branch has ended."""
+    equality: Hashable | None = field(init=False)
+    """Key that is equal for branches that must be equal, because each continues one text by the likeliest tokens;
+    ``None`` for sampled branches."""
+
+    def __post_init__(self) -> None:
+        if is_greedy(self.sampling):  # the other sampling parameters have no effect then
+            sampling = replace(self.sampling, temperature=0.0, top_k=0, top_p=1.0, min_p=0.0)
+            self.equality = (self.op, self.parent.prefix, self.parent.solution, sampling, self.max_tokens, self.watch)
+        else:
+            self.equality = None
+
+    @property
+    def id(self) -> str:
+        """Id of the future node."""
+        return ".".join(map(str, self.path))
+
+    @property
+    def key(self) -> str:
+        """Journal key of the next part."""
+        return f"{self.op}:{self.id}:{self.part}"
+
+    @property
+    def tokens_left(self) -> int:
+        return self.max_tokens - len(self.token_ids)
+
+    @property
+    def segment_tokens(self) -> int:
+        """Interval of lengths at which the branch's requests end, unless they end earlier."""
+        return SEGMENT_TOKENS if self.watch is None else self.watch.every
+
+    def num_prompt_tokens(self, tokens: int) -> int:
+        """Return the prompt tokens sent by all requests that generate ``tokens`` more, one request per segment."""
+        sent, length, end = 0, len(self.token_ids), len(self.token_ids) + tokens
+        while length < end:
+            sent += len(self.parent.prefix) + length
+            length += self.segment_tokens - length % self.segment_tokens
+        return sent
+
+    def ends_in_loop(self, more: tuple[int, ...]) -> bool:
+        """Return True if the solution, with these tokens appended to the branch, ends in a loop."""
+        tokens = self.token_ids + more
+        if len(tokens) < WINDOW_TOKENS:
+            tokens = self.parent.written + tokens
+        return ends_in_loop(tokens)
+
+    async def find_stop_reason(self, more: Completion) -> Reason | None:
+        """Return the reason to end the branch after this addition, or ``None`` to continue."""
+        if self.ends_in_loop(more.token_ids):
+            return "repetition"
+        length = len(self.token_ids) + len(more.token_ids)
+        if self.watch is None or length % self.watch.every:
+            return None
+        confidence = self.confidence + token_confidences(more)
+        verdict = self.watch.verdict(PartialBranch(self.parent, self.text + more.text, confidence))
+        return await verdict if isinstance(verdict, Awaitable) else verdict
+
+
+@dataclass(frozen=True, slots=True)
+class BranchPart:
+    """Part of a branch that has arrived, with its cost and the budget that was reserved for it."""
+
+    branch: InFlightBranch
+    token_ids: tuple[int, ...]
+    text: str
+    logprob: float
+    spend: Usage
+    reserved: Amount
+    reason: Reason | None
+    """Reason for which the branch ended; ``None`` if it only used up its reservation and can be continued."""
+    confidence: tuple[float, ...] = ()
+    closed: bool = False
+    """True if the last token is an end-of-sequence token, which is no part of the text."""
+
+
+def is_greedy(sampling: SamplingParams | Sampling) -> bool:
+    """Return True if every token is the likeliest one, so that siblings are equal."""
+    return sampling.temperature == 0 or sampling.top_k == 1
+
+
+def join_segments(first: Completion, second: Completion) -> Completion:
+    """Return two consecutive segments of a branch as one completion, which ended as the second one did."""
+    logprobs = None if second.logprobs is None else (*(first.logprobs or ()), *second.logprobs)
+    return replace(
+        second,
+        token_ids=first.token_ids + second.token_ids,
+        text=first.text + second.text,
+        logprob=first.logprob + second.logprob,
+        prompt_tokens=first.prompt_tokens + second.prompt_tokens,
+        cached_tokens=first.cached_tokens + second.cached_tokens,
+        logprobs=logprobs,
+        drafted_tokens=first.drafted_tokens + second.drafted_tokens,
+        accepted_tokens=first.accepted_tokens + second.accepted_tokens,
+    )
+
+
+def token_confidences(completion: Completion) -> tuple[float, ...]:
+    """Return the confidence of each token; empty where the request asked for no likeliest tokens."""
+    return tuple(compute_token_confidence(token) for token in completion.logprobs or ())

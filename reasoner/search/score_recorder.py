@@ -1,0 +1,92 @@
+"""Scores of nodes: computed once for each text, and in the journal before the strategy sees them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from reasoner.budget.usage import Usage
+from reasoner.search.replay import PendingEntry, ReplayLog
+from reasoner.search.scoring import NodeScorer, inherited_scores
+from reasoner.search.stream_context import StreamContext
+from reasoner.tree import Node
+
+VerdictKey = tuple[tuple[int, ...], str]
+
+
+class ScoreRecorder:
+    """Scores nodes with a verifier, through the journal."""
+
+    def __init__(self, scorer: NodeScorer, replay_log: ReplayLog, context: StreamContext) -> None:
+        self._scorer = scorer
+        self._replay_log = replay_log
+        self._context = context
+        self._verdicts: dict[VerdictKey, tuple[int, tuple[float, ...], float]] = {}
+        """For each scored text: the number of inherited step scores, the scores of its own steps, and its score."""
+
+    async def score(self, nodes: Sequence[Node]) -> None:
+        """Set the scores of all scorable nodes that the budget reaches."""
+        while remaining := [node for node in nodes if node.score is None and self._scorer.scorable(node)]:
+            if await self._score_batch(remaining):
+                continue
+            if not await self._context.can_retry(is_step=True):
+                self._context.is_cut_short = True
+                return
+
+    async def _score_batch(self, nodes: list[Node]) -> bool:
+        """Score some of the nodes; return True if any got a score."""
+        by_key = {f"score:{node.id}": node for node in nodes}
+        if self._replay_log.is_replaying:
+            entries = self._replay_log.replay(by_key)
+        elif repeats := [repeat for node in nodes if (repeat := self._repeated_score(node)) is not None]:
+            entries = await self._replay_log.write(repeats)
+        else:
+            scored = await self._scorer.score(_independent_nodes(nodes))
+            entries = await self._replay_log.write(
+                [
+                    PendingEntry(
+                        f"score:{item.node.id}",
+                        "score",
+                        _score_data(
+                            item.node, item.steps, item.score, item.spend.verifier_computed, item.spend.verifier_cached
+                        ),
+                        item.spend,
+                        item.reserved,
+                    )
+                    for item in scored
+                ]
+            )
+        for entry in entries:
+            node, steps = by_key[entry.key], tuple(entry.data["scores"])
+            inherited = inherited_scores(node)
+            self._verdicts.setdefault(_verdict_key(node), (len(inherited), steps, entry.data["score"]))
+            node.scores = inherited + steps
+            node.score = entry.data["score"]
+        return bool(entries)
+
+    def _repeated_score(self, node: Node) -> PendingEntry | None:
+        """Return the score of a node whose text, after the same tokens, was scored before: nothing is computed."""
+        num_inherited, steps, score = self._verdicts.get(_verdict_key(node), (-1, (), 0.0))
+        if num_inherited != len(inherited_scores(node)):
+            return None
+        return PendingEntry(f"score:{node.id}", "score", _score_data(node, steps, score, 0, 0), Usage())
+
+
+def _independent_nodes(nodes: Sequence[Node]) -> list[Node]:
+    """Return the nodes that can be scored at once.
+
+    A node whose ancestor is among them comes after it, and adds to what the ancestor's score covers; so does one that
+    repeats another's text: it gets that one's score.
+    """
+    remaining = set(nodes)
+    first = set({_verdict_key(node): node for node in reversed(nodes)}.values())
+    return [node for node in nodes if node in first and remaining.isdisjoint(node.lineage()[:-1])]
+
+
+def _score_data(node: Node, steps: Sequence[float], score: float, computed: int, cached: int) -> dict[str, Any]:
+    return {"node": node.id, "scores": list(steps), "score": score, "computed": computed, "cached": cached}
+
+
+def _verdict_key(node: Node) -> VerdictKey:
+    """Return what a verdict depends on: all tokens up to the node's end, and its own text."""
+    return node.prefix, node.text
