@@ -23,7 +23,7 @@ import httpx
 
 from workers.broker.embedded import EmbeddedBroker, broker_url, socket_path
 from workers.config.model_folders import check_models
-from workers.config.settings import QUEUES, Settings
+from workers.config.settings import ENGINE_OPTIONS, QUEUES, Settings
 from workers.config.types import ConfigError, is_loopback, require_model_folder, served_name
 from workers.processes.children import StartError, ended, make_private_folder, spawn, stop, tail
 from workers.processes.shutdown import interruptible, is_forced, uninterrupted
@@ -258,18 +258,7 @@ def worker_pools(settings: Settings) -> list[tuple[str, int, tuple[str, ...]]]:
     return [("worker", settings.concurrency, rest), *own] if rest else [*own]
 
 
-ENGINE_OPTIONS = (
-    "kv_tokens",
-    "max_running",
-    "max_waiting",
-    "step_tokens",
-    "threads",
-    "lease_share",
-    "lease_seconds",
-    "device",
-    "dtype",
-    "kv_dtype",
-)
+ENGINE_SETTINGS = (*(name for name in ENGINE_OPTIONS if f"engine_{name}" in Settings.model_fields), "threads")
 """Options of the engine server that are settings too, with ``engine_`` before their names."""
 
 
@@ -281,15 +270,13 @@ def engine_command(settings: Settings, where: Sequence[str]) -> list[str]:
         served.append((served_name(settings.verifier), settings.verifier, "prm"))
     for name, value, setting in served:
         command += ["--model", f"{name}={require_model_folder(value, setting)}"]
-    for option in ENGINE_OPTIONS:
-        size = getattr(settings, f"engine_{option}")
-        if size is not None:
-            command += [f"--{option.replace('_', '-')}", str(size)]
-    command += ["--draft", settings.drafter]
-    if settings.draft_length is not None:
-        command += ["--draft-length", str(settings.draft_length)]
-    if settings.engine_deterministic:
-        command.append("--deterministic")
+    values = {name: getattr(settings, f"engine_{name}") for name in ENGINE_SETTINGS}
+    for name, value in {**values, "draft": settings.drafter, "draft_length": settings.draft_length}.items():
+        if value is None or value is False:
+            continue
+        command.append(f"--{name.replace('_', '-')}")
+        if value is not True:
+            command.append(str(value))
     return command
 
 

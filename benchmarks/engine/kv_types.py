@@ -16,8 +16,8 @@ from rich.table import Table
 
 from benchmarks.engine.checkpoint import SIZES, cache_folder, checkpoint
 from engine.core.engine_core import EngineCore
-from engine.core.options import CoreOptions
 from engine.device import KV_DTYPES
+from engine.protocol.options import EngineOptions
 from engine.protocol.types import Branch, GenerateRequest, SamplingParams
 from engine.scheduler.sequence import Job
 
@@ -37,7 +37,7 @@ def main() -> None:
 
 def _filled(kv_dtype: str, length: int) -> EngineCore:
     """An engine whose prompts are read."""
-    options = CoreOptions(kv_tokens=SEQUENCES * (length + 3 * STEPS), kv_dtype=kv_dtype)
+    options = EngineOptions(kv_tokens=SEQUENCES * (length + 3 * STEPS), kv_dtype=kv_dtype)
     engine = EngineCore("50M", checkpoint("50M", SIZES["50M"], cache_folder()), options)
     rng = random.Random(0)
     for key in range(SEQUENCES):

@@ -22,11 +22,12 @@ from engine.core.completion import (
 )
 from engine.core.loaded_model import LoadedModel
 from engine.core.model_setup import KVCapacity, keep_freed_memory, load_speculator, select_model_device
-from engine.core.options import CoreOptions, CoreStats
 from engine.core.recovery import MAX_UNEXPLAINED, FailureBisection, RequestFailed
+from engine.core.stats import CoreStats
 from engine.device import select_kv_dtype
 from engine.models.load import load_model
 from engine.models.transformers_backend import TransformersModel
+from engine.protocol.options import EngineOptions
 from engine.protocol.types import EngineError, FinishReason
 from engine.runner.batch import ScheduledSequence, build_batch
 from engine.runner.forward import create_forward
@@ -50,7 +51,7 @@ _NO_ACCEPTED = ((0,),)
 class EngineCore:
     """One model with its cache, scheduler and drafter."""
 
-    def __init__(self, name: str, folder: Path, options: CoreOptions) -> None:
+    def __init__(self, name: str, folder: Path, options: EngineOptions) -> None:
         """Load the checkpoint in ``folder``; raise ``EngineError`` that says what is wrong with it."""
         self._options = options
         keep_freed_memory()

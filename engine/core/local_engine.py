@@ -16,7 +16,8 @@ import torch
 
 from engine.core.engine_core import EngineCore
 from engine.core.event_queue import EventQueue
-from engine.core.options import CoreOptions, CoreStats
+from engine.core.stats import CoreStats
+from engine.protocol.options import EngineOptions
 from engine.protocol.types import (
     Completion,
     Delta,
@@ -43,11 +44,11 @@ _Command = Callable[[], None]
 class LocalEngine:
     """``EngineClient`` over models in this process. Safe to use from several threads and event loops at once."""
 
-    def __init__(self, models: Mapping[str, str | Path], options: CoreOptions | None = None) -> None:
+    def __init__(self, models: Mapping[str, str | Path], options: EngineOptions | None = None) -> None:
         """Loads the checkpoints (name to folder). Raises ``EngineError`` that says what is wrong with one."""
         if not models:
             raise EngineError("name at least one model to serve")
-        options = options or CoreOptions()
+        options = options or EngineOptions()
         self._max_waiting = options.max_waiting
         self._wake = threading.Condition()
         self._inbox: list[_Command] = []
@@ -301,7 +302,7 @@ class LocalEngine:
         self._outbox.send()
 
 
-def _load(models: Mapping[str, str | Path], options: CoreOptions) -> dict[str, EngineCore]:
+def _load(models: Mapping[str, str | Path], options: EngineOptions) -> dict[str, EngineCore]:
     return {name: EngineCore(name, Path(folder), options) for name, folder in models.items()}
 
 

@@ -7,11 +7,11 @@ from pathlib import Path
 import torch
 
 from engine.cache.paged_kv import kv_bytes_per_token
-from engine.core.options import CoreOptions
 from engine.device import DeviceConfig, select_device
 from engine.models.config import ModelConfig, read_raw_config
 from engine.models.families import is_defined
 from engine.models.interface import Model
+from engine.protocol.options import EngineOptions
 from engine.speculation.control.adaptive import AdaptiveController
 from engine.speculation.load import MAX_NODES, check_length, extra_layers, load_drafter
 from engine.speculation.speculator import Speculator
@@ -20,7 +20,7 @@ _DEFAULT_KV_BYTES = 1 << 30
 _DEFAULT_KV_TOKENS = 1 << 17
 
 
-def select_model_device(folder: Path, options: CoreOptions) -> DeviceConfig:
+def select_model_device(folder: Path, options: EngineOptions) -> DeviceConfig:
     """Return the device for the model in ``folder``; raise ``EngineError`` if the requested one does not support it."""
     architecture, cpu_only_reason = read_raw_config(folder).architecture, None
     if options.deterministic:
@@ -33,7 +33,7 @@ def select_model_device(folder: Path, options: CoreOptions) -> DeviceConfig:
 class KVCapacity:
     """Capacity of the key-value pool of the model in a folder, its drafter's layers included."""
 
-    def __init__(self, folder: Path, options: CoreOptions, kv_dtype: torch.dtype) -> None:
+    def __init__(self, folder: Path, options: EngineOptions, kv_dtype: torch.dtype) -> None:
         self._options = options
         self._kv_dtype = kv_dtype
         self._num_draft_layers = extra_layers(options.draft, folder)
@@ -50,7 +50,7 @@ class KVCapacity:
         return num_layers * kv_bytes_per_token(config.attention[0], self._kv_dtype)
 
 
-def load_speculator(folder: Path, model: Model, options: CoreOptions, *, context: int) -> Speculator | None:
+def load_speculator(folder: Path, model: Model, options: EngineOptions, *, context: int) -> Speculator | None:
     """Load the drafter that the options select; ``None`` for none, and for classifiers, which do not generate."""
     check_length(options.draft_length)
     if model.config.num_labels:

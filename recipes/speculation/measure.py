@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 
 from engine.core.engine_core import EngineCore
-from engine.core.options import CoreOptions
+from engine.protocol.options import EngineOptions
 from engine.protocol.types import Branch, Completion, EngineError, GenerateRequest, SamplingParams
 from engine.scheduler.sequence import Event, Job
 from engine.speculation.control.controller import DraftOutcome, FixedController
@@ -52,7 +52,7 @@ def tokens_per_step(
 
     ``shape``: guesses after each other, and in all. ``limit``: most tokens of a branch.
     """
-    core = EngineCore("target", target, CoreOptions(max_running=32))
+    core = EngineCore("target", target, EngineOptions(max_running=32))
     counter = _Counter(*shape)
     drafter = load_drafter(f"{kind_of(head)}={head}", target, core.model.decoder, context=core.model.info.context)
     assert drafter is not None

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from engine.core.engine_core import EngineCore
-from engine.core.options import CoreOptions
+from engine.protocol.options import EngineOptions
 from engine.protocol.types import (
     Branch,
     Completion,
@@ -19,7 +19,7 @@ from engine.protocol.types import (
 )
 from engine.scheduler.sequence import Event, Job
 
-SMALL = CoreOptions(kv_tokens=4096, max_running=32, step_tokens=512)
+SMALL = EngineOptions(kv_tokens=4096, max_running=32, step_tokens=512)
 
 
 def generate(
@@ -60,7 +60,7 @@ def score(
 class Harness:
     """A core without a thread: tests decide when it steps, and see every event."""
 
-    def __init__(self, folder: Path, options: CoreOptions = SMALL) -> None:
+    def __init__(self, folder: Path, options: EngineOptions = SMALL) -> None:
         self.core = EngineCore("m", folder, options)
 
     def submit(

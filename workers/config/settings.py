@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
+from dataclasses import fields
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, Self
 from urllib.parse import urlsplit
@@ -19,6 +20,7 @@ from pydantic_settings import (
     TomlConfigSettingsSource,
 )
 
+from engine.protocol.options import Device, DType, EngineOptions, KVDType
 from prm.formats.registry import FormatName
 from reasoner.admission.calibration import load_calibration
 from reasoner.admission.defaults import ModelDefaults
@@ -69,6 +71,19 @@ RELOADABLE: Final = frozenset(
 """Settings that change with the file while a process runs (``workers.config.reload``)."""
 
 
+ENGINE_OPTIONS: Final = {option.name: option for option in fields(EngineOptions)}
+
+
+def _engine_option(name: str, default: Any = None) -> Any:
+    """Return the setting of an option of the engine: its help and bounds. ``None`` leaves it to the engine."""
+    option = ENGINE_OPTIONS[name]
+    description = option.metadata["help"]
+    if option.default is not None and option.default is not False:
+        description += f"; {option.default} by default"
+    bounds = {bound: limit for bound, limit in option.metadata.items() if bound in ("ge", "gt", "le")}
+    return Field(default, description=f"{description}.", **bounds)
+
+
 class Settings(BaseSettings):
     """What an operator may decide."""
 
@@ -81,47 +96,21 @@ class Settings(BaseSettings):
     engine_tokenizer: Path | None = Field(
         None, description="Folder of the model behind engine_url, where they take no token ids or cannot tokenise."
     )
-    engine_kv_tokens: Annotated[int, Field(ge=1)] | None = Field(
-        None, description="Tokens whose keys and values each model keeps; by default what 1 GiB holds, at most 131072."
-    )
-    engine_max_running: Annotated[int, Field(ge=1)] | None = Field(
-        None, description="Sequences of a model that run at once; 256 by default."
-    )
-    engine_max_waiting: Annotated[int, Field(ge=1)] | None = Field(
-        None, description="Sequences that may wait before requests are refused as too many; 4096 by default."
-    )
-    engine_step_tokens: Annotated[int, Field(ge=1)] | None = Field(
-        None, description="Tokens computed in one step at most; 2048 by default."
-    )
+    engine_kv_tokens: int | None = _engine_option("kv_tokens")
+    engine_max_running: int | None = _engine_option("max_running")
+    engine_max_waiting: int | None = _engine_option("max_waiting")
+    engine_step_tokens: int | None = _engine_option("step_tokens")
+    engine_lease_share: float | None = _engine_option("lease_share")
+    engine_lease_seconds: float | None = _engine_option("lease_seconds")
+    engine_device: Device | None = _engine_option("device")
+    engine_dtype: DType | None = _engine_option("dtype")
+    engine_kv_dtype: KVDType | None = _engine_option("kv_dtype")
+    engine_deterministic: bool = _engine_option("deterministic", False)
     engine_threads: Annotated[int, Field(ge=1, le=1024)] | None = Field(
-        None, description="Threads for the arithmetic of one step; by default one for each core."
+        None, description="The number of threads that compute one step; by default one for each core."
     )
-    engine_lease_share: Annotated[float, Field(ge=0, le=1)] | None = Field(
-        None, description="Part of the kept tokens that jobs may pin; 0.5 by default."
-    )
-    engine_lease_seconds: Annotated[float, Field(gt=0)] | None = Field(
-        None, description="Seconds after which what a silent job pinned is let go; 600 by default."
-    )
-    engine_device: Literal["auto", "cpu", "cuda"] | None = Field(
-        None, description="Where models are computed: cpu, cuda or auto, a GPU if there is one, which is the default."
-    )
-    engine_dtype: Literal["auto", "float32", "bfloat16"] | None = Field(
-        None, description="Of weights, keys and values; by default bfloat16 on a GPU. The CPU has float32 alone."
-    )
-    engine_kv_dtype: Literal["auto", "int8", "fp8"] | None = Field(
-        None, description="Of keys and values: int8 or fp8 keep two to four times as many tokens; by default the dtype."
-    )
-    engine_deterministic: bool = Field(
-        False, description="A request's numbers are the same bits whatever else runs or is cached; slower."
-    )
-    draft: str = Field(
-        "auto",
-        description="Who guesses tokens, which changes no result: auto (what ships with the model, else ngram), off, "
-        "ngram, draft_model=MODEL, medusa=FOLDER or eagle=FOLDER.",
-    )
-    draft_length: Annotated[int, Field(ge=1, le=16)] | None = Field(
-        None, description="Most tokens that are guessed after each other; 8 by default."
-    )
+    draft: str = Field("auto", description=f"{ENGINE_OPTIONS['draft'].metadata['help']}; auto by default.")
+    draft_length: Annotated[int, Field(le=16)] | None = _engine_option("draft_length")
     model: str = Field("policy", description="A bundled model, a model folder, or NAME=FOLDER.")
     prm: str | None = Field(
         None,

@@ -20,7 +20,7 @@ from benchmarks.engine.problems import ALWAYS, GUESSING, PLAIN, Prompt, Solved
 from engine.cache.paged_kv import KVCache
 from engine.core.engine_core import EngineCore
 from engine.core.local_engine import LocalEngine
-from engine.core.options import CoreOptions
+from engine.protocol.options import EngineOptions
 from engine.protocol.types import Branch, Completion, GenerateRequest, SamplingParams
 from engine.scheduler.draft import Draft
 from engine.scheduler.sequence import GenerateSequence
@@ -39,7 +39,7 @@ class _Guessing:
 
     def __init__(self, folder: Path, draft: str, always: int, kv_tokens: int | None) -> None:
         self._loop = asyncio.Runner()
-        self._engine = LocalEngine({"model": folder}, CoreOptions(draft=draft, kv_tokens=kv_tokens))
+        self._engine = LocalEngine({"model": folder}, EngineOptions(draft=draft, kv_tokens=kv_tokens))
         shipped = self._core._speculator
         self._ways: dict[str, Speculator | None] = {PLAIN: None, GUESSING: shipped}
         """Who guesses in a run."""

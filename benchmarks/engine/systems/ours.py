@@ -14,14 +14,14 @@ import torch
 
 from benchmarks.engine.workloads import Generate, Outputs, Request
 from engine.core.local_engine import LocalEngine
-from engine.core.options import CoreOptions
+from engine.protocol.options import EngineOptions
 from engine.protocol.types import Branch, Completion, GenerateRequest, SamplingParams
 
 
 class _Ours:
     def __init__(self, folder: Path, kv_dtype: str) -> None:
         self._loop = asyncio.Runner()
-        self._engine = LocalEngine({"model": folder}, CoreOptions(kv_dtype=kv_dtype))
+        self._engine = LocalEngine({"model": folder}, EngineOptions(kv_dtype=kv_dtype))
 
     @contextmanager
     def session(self, *, seed: int, greedy: bool = False) -> Iterator[Generate]:

@@ -10,8 +10,8 @@ from typer.testing import CliRunner
 
 from api.cli.main import app
 from api.roles.serve import run_engine
-from api.roles.supervisor import ENGINE_OPTIONS, engine_command, worker_pools
-from engine.core.options import CoreOptions
+from api.roles.supervisor import ENGINE_SETTINGS, engine_command, worker_pools
+from engine.protocol.options import EngineOptions
 from engine.protocol.types import EngineError
 from engine.server.app import main
 from workers.config.settings import QUEUES, Settings, load_settings
@@ -19,13 +19,14 @@ from workers.config.types import ConfigError
 
 
 def test_configured_sizes_reach_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
-    sizes = dict(zip(ENGINE_OPTIONS, (640, 8, 3, 50, 1, 0.25, 9.0, "cpu", "float32", "int8"), strict=True))
-    settings = load_settings(engine_deterministic=True, **{f"engine_{name}": size for name, size in sizes.items()})
+    values = (640, 8, 3, 50, 0.25, 9.0, True, "cpu", "float32", "int8", 1)
+    sizes = dict(zip(ENGINE_SETTINGS, values, strict=True))
+    settings = load_settings(**{f"engine_{name}": size for name, size in sizes.items()})
     command = engine_command(settings, ["--port", "0"])
     threads: list[int] = []
-    asked: list[CoreOptions] = []
+    asked: list[EngineOptions] = []
 
-    def refuse(models: object, options: CoreOptions) -> None:
+    def refuse(models: object, options: EngineOptions) -> None:
         asked.append(options)
         raise EngineError("enough")
 
@@ -34,13 +35,12 @@ def test_configured_sizes_reach_the_engine(monkeypatch: pytest.MonkeyPatch) -> N
     assert main(command[command.index("engine.server.app") + 1 :]) == 2
     assert threads == [sizes.pop("threads")]
     assert {name: getattr(asked[0], name) for name in sizes} == sizes
-    assert asked[0].deterministic
 
 
 def test_sizes_that_nobody_configured_are_the_engines_own() -> None:
     command = engine_command(load_settings(), ["--port", "0"])
     assert "--deterministic" not in command
-    assert not [word for word in command if word.removeprefix("--").replace("-", "_") in ENGINE_OPTIONS]
+    assert not [word for word in command if word.removeprefix("--").replace("-", "_") in ENGINE_SETTINGS]
 
 
 def test_an_engine_is_not_started_where_another_server_listens(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from engine.core.options import CoreOptions
+from engine.protocol.options import EngineOptions
 from engine.protocol.types import Branch, Completion, EngineError
 from tests.engine.conftest import Checkpoints
 from tests.engine.exact import gap
@@ -16,7 +16,7 @@ from tests.engine.helpers import Harness, generate
 from tests.engine.models.test_models import engine_logits, random_tokens
 from tests.long import mostly_long
 
-ROOMY = CoreOptions(kv_tokens=8192, max_running=64, step_tokens=512, deterministic=True)
+ROOMY = EngineOptions(kv_tokens=8192, max_running=64, step_tokens=512, deterministic=True)
 KINDS = ["llama", "mistral", "qwen2", "qwen3", "qwen3_moe", "phi3", "gemma2", "gemma3", "qwen3_classify"]
 CASES = [*((kind, "auto") for kind in KINDS), ("qwen3", "int8"), ("mistral", "fp8")]
 """Models and types of keys and values."""

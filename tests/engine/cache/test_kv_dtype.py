@@ -12,8 +12,8 @@ import reasoner
 from engine.attention.cpu_deterministic import DeterministicAttention
 from engine.attention.cpu_torch import TorchAttention
 from engine.cache.paged_kv import kv_bytes_per_token
-from engine.core.options import CoreOptions
 from engine.device import KV_DTYPES, DeviceConfig, select_kv_dtype
+from engine.protocol.options import EngineOptions
 from engine.protocol.types import Branch, Completion, EngineError
 from engine.runner.forward_cpu import CpuForward
 from reasoner.evaluation.suites.registry import load_problems
@@ -42,7 +42,7 @@ def test_logits_are_close_to_those_of_float_keys_and_values(
 def test_the_bundled_policy_answers_alike(kv_dtype: str, same: float, usual: float, most: float) -> None:
     """``same``: part of 40 problems whose greedy text is the same to the last token. ``usual`` and ``most``: how far
     the logits along the texts may differ, in standard deviations of the logits."""
-    exact, ours = (Harness(POLICY, CoreOptions(kv_tokens=32768, kv_dtype=dtype)) for dtype in ("auto", kv_dtype))
+    exact, ours = (Harness(POLICY, EngineOptions(kv_tokens=32768, kv_dtype=dtype)) for dtype in ("auto", kv_dtype))
     tokenizer = exact.core.model.tokenizer
     problems = load_problems("countdown", limit=40)
     prompts = [tokenizer.encode_chat([{"role": "user", "content": problem.text}]) for problem in problems]
@@ -65,7 +65,7 @@ def test_as_many_bytes_hold_more_tokens(checkpoints: Checkpoints, monkeypatch: p
     monkeypatch.setattr("engine.core.model_setup._DEFAULT_KV_BYTES", 1 << 20)
     capacities = {}
     for kv_dtype in KV_DTYPES:
-        engine = Harness(checkpoints("qwen3"), CoreOptions(kv_dtype=kv_dtype)).core
+        engine = Harness(checkpoints("qwen3"), EngineOptions(kv_dtype=kv_dtype)).core
         tensors = [engine.cache.data] + ([] if engine.cache.scales is None else [engine.cache.scales])
         size = sum(tensor.numel() * tensor.itemsize for tensor in tensors)
         capacities[kv_dtype] = engine.stats.kv_capacity
@@ -84,7 +84,7 @@ def test_a_vector_of_64_numbers_takes_little_more_than_a_quarter(checkpoints: Ch
 
 def test_a_type_that_there_is_not_is_refused(checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(EngineError, match="kv_dtype 'int4' is not supported; choose one of auto, int8, fp8"):
-        Harness(checkpoints("qwen3"), CoreOptions(kv_dtype="int4"))
+        Harness(checkpoints("qwen3"), EngineOptions(kv_dtype="int4"))
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (8, 0))
     assert select_kv_dtype("int8", CUDA) is torch.int8
     with pytest.raises(EngineError, match=r"kv_dtype 'fp8' needs a GPU of compute capability 8\.9; this one has 8\.0"):

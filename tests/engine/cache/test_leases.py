@@ -9,7 +9,7 @@ import pytest
 
 from engine.cache import leases
 from engine.core.local_engine import LocalEngine
-from engine.core.options import CoreOptions
+from engine.protocol.options import EngineOptions
 from engine.protocol.types import Branch, Completion, GenerateRequest, InvalidRequest, ScoreItem
 from tests.engine.conftest import Checkpoints
 from tests.engine.helpers import Harness, generate, score
@@ -230,8 +230,8 @@ def test_the_check_finds_a_pin_without_a_lease_and_a_lease_without_its_pin() -> 
 # On a real engine.
 
 
-def options(**more: object) -> CoreOptions:
-    return CoreOptions(kv_tokens=320, max_running=4, step_tokens=64, debug=True, **more)  # type: ignore[arg-type]
+def options(**more: object) -> EngineOptions:
+    return EngineOptions(kv_tokens=320, max_running=4, step_tokens=64, debug=True, **more)  # type: ignore[arg-type]
 
 
 def test_a_lease_changes_what_is_cached_and_no_token(checkpoints: Checkpoints) -> None:

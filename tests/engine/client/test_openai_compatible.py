@@ -19,7 +19,7 @@ import pytest
 from engine.client.http import HttpEngine
 from engine.client.openai_compatible import branch_seed
 from engine.core.local_engine import LocalEngine
-from engine.core.options import CoreOptions
+from engine.protocol.options import EngineOptions
 from engine.protocol.types import (
     Branch,
     Completion,
@@ -69,7 +69,7 @@ async def foreign(transformers_url: str) -> AsyncIterator[HttpEngine]:
 
 @pytest.fixture
 async def ours() -> AsyncIterator[LocalEngine]:
-    local = LocalEngine({"policy": POLICY}, CoreOptions(kv_tokens=4096))
+    local = LocalEngine({"policy": POLICY}, EngineOptions(kv_tokens=4096))
     yield local
     await local.close()
 

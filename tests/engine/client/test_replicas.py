@@ -14,7 +14,7 @@ from scipy.stats import chisquare
 from engine.client.health import Health
 from engine.client.replicas import MOST_ENGINES, ReplicatedEngine, first
 from engine.core.local_engine import LocalEngine
-from engine.core.options import CoreOptions
+from engine.protocol.options import EngineOptions
 from engine.protocol.types import (
     Branch,
     Completion,
@@ -549,7 +549,7 @@ async def test_a_request_that_nobody_waits_for_is_closed_at_the_engine(fleet: Fl
 async def test_real_engines_draw_the_same_tokens_when_one_closes_in_the_middle(
     checkpoints: Checkpoints, stream: bool
 ) -> None:
-    options = CoreOptions(kv_tokens=4096, max_running=3, step_tokens=256, deterministic=True)  # some have to wait
+    options = EngineOptions(kv_tokens=4096, max_running=3, step_tokens=256, deterministic=True)  # some have to wait
     engines = {name: LocalEngine({"m": checkpoints("qwen3")}, options) for name in NAMES[:2]}
     branches = tuple(Branch(5, key, 10 + 12 * key) for key in range(8))
     sampling = SamplingParams(temperature=0.9, ignore_eos=True)

@@ -9,8 +9,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from engine.core.options import CoreOptions
 from engine.device import KV_DTYPES
+from engine.protocol.options import EngineOptions
 from engine.protocol.types import (
     Branch,
     Completion,
@@ -69,7 +69,7 @@ def test_a_branch_has_the_same_tokens_after_a_cache_hit(checkpoints: Checkpoints
 
 def test_a_branch_has_the_same_tokens_after_preemption(checkpoints: Checkpoints, kv_dtype: str) -> None:
     # Room for about three of the eight branches at their full length.
-    options = CoreOptions(kv_tokens=320, max_running=8, step_tokens=64, kv_dtype=kv_dtype)
+    options = EngineOptions(kv_tokens=320, max_running=8, step_tokens=64, kv_dtype=kv_dtype)
     harness = Harness(checkpoints("qwen3"), options)
     branches = [Branch(seed=5, key=key, max_tokens=60) for key in range(8)]
     squeezed = tokens_of(harness.complete(generate(PROMPT, branches, **LAW)))
@@ -139,7 +139,7 @@ def test_the_context_ends_a_branch(harness: Harness) -> None:
 
 
 def test_a_pool_smaller_than_the_context_is_the_context(checkpoints: Checkpoints) -> None:
-    harness = Harness(checkpoints("qwen3"), CoreOptions(kv_tokens=64, max_running=4, step_tokens=64))
+    harness = Harness(checkpoints("qwen3"), EngineOptions(kv_tokens=64, max_running=4, step_tokens=64))
     assert harness.core.model.info.context == 64
     completions = harness.complete(generate(PROMPT, [Branch(1, key, 64) for key in range(4)], **LAW))
     assert [(one.finish_reason, len(one.token_ids)) for one in completions] == [("context", 64 - len(PROMPT))] * 4
@@ -194,7 +194,7 @@ def test_an_expired_request_ends_at_the_next_step_with_what_it_has(
 def test_a_deadline_that_passes_while_a_request_waits_ends_it_without_a_token(
     checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    harness = Harness(checkpoints("qwen3"), CoreOptions(kv_tokens=256, max_running=1, step_tokens=64))
+    harness = Harness(checkpoints("qwen3"), EngineOptions(kv_tokens=256, max_running=1, step_tokens=64))
     monkeypatch.setattr("engine.core.engine_core.time", SimpleNamespace(monotonic=lambda: 20.0))
     harness.submit(generate(PROMPT, [Branch(1, 1, 20)], **LAW))
     harness.core.step()
@@ -209,14 +209,14 @@ def test_a_deadline_that_passes_while_a_request_waits_ends_it_without_a_token(
 
 
 def test_a_prompt_that_can_never_fit_the_pool_is_refused_with_the_limit(checkpoints: Checkpoints) -> None:
-    harness = Harness(checkpoints("qwen3"), CoreOptions(kv_tokens=64, max_running=4, step_tokens=64))
+    harness = Harness(checkpoints("qwen3"), EngineOptions(kv_tokens=64, max_running=4, step_tokens=64))
     with pytest.raises(InvalidRequest, match="at most 63") as refusal:
         harness.submit(generate([5] * 64, [Branch(1, 1, 1)]))
     assert refusal.value.field == "prompt"
 
 
 def test_a_branch_has_the_same_tokens_whatever_its_priority_lease_and_namespace(checkpoints: Checkpoints) -> None:
-    harness = Harness(checkpoints("qwen3"), CoreOptions(kv_tokens=320, max_running=8, step_tokens=64))
+    harness = Harness(checkpoints("qwen3"), EngineOptions(kv_tokens=320, max_running=8, step_tokens=64))
     requests = [
         generate(PROMPT, [Branch(5, key, 40)], priority=key % 3, lease=f"job-{key % 2}", cache_salt=salt, **LAW)
         for key in range(8)

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from engine.core.local_engine import LocalEngine
-from engine.core.options import CoreOptions
+from engine.protocol.options import EngineOptions
 from engine.protocol.types import (
     Branch,
     Completion,
@@ -27,7 +27,7 @@ from tests.engine.conftest import Checkpoints
 from tests.engine.helpers import generate, score
 
 PROMPT = tuple(range(10, 40))
-OPTIONS = CoreOptions(kv_tokens=2048, max_running=8, max_waiting=24, step_tokens=256, debug=True)
+OPTIONS = EngineOptions(kv_tokens=2048, max_running=8, max_waiting=24, step_tokens=256, debug=True)
 
 
 @pytest.fixture

@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from engine.core.local_engine import LocalEngine
-from engine.core.options import CoreOptions
 from engine.core.recovery import MAX_UNEXPLAINED
+from engine.protocol.options import EngineOptions
 from engine.protocol.types import (
     Branch,
     Completion,
@@ -347,7 +347,7 @@ TOO_LARGE: dict[str, object] = {
 async def test_a_number_too_large_for_the_engine_is_refused_before_it_runs(
     checkpoints: Checkpoints, field: str
 ) -> None:
-    local = LocalEngine({"m": checkpoints("qwen3")}, CoreOptions(kv_tokens=1024))
+    local = LocalEngine({"m": checkpoints("qwen3")}, EngineOptions(kv_tokens=1024))
     try:
         with pytest.raises(InvalidRequest, match=r"must be|at most|only") as refusal:
             local.generate(generate(SHARED, [Branch(1, 1, 3)], **{field: TOO_LARGE[field]}))  # type: ignore[arg-type]

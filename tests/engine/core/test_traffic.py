@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from engine.cache.paged_kv import KVCache
-from engine.core.options import CoreOptions
+from engine.protocol.options import EngineOptions
 from engine.protocol.types import Branch, Completion, GenerateRequest, ScoreItem, ScoreResult
 from engine.scheduler.draft import Draft
 from engine.scheduler.sequence import Event, GenerateSequence
@@ -148,7 +148,7 @@ def test_random_traffic_on_a_small_pool_gives_everybody_their_own_tokens(
         return result.values[0][0]
 
     # 160 slots hold the longest branch and little else, so preemption and eviction are the rule.
-    options = CoreOptions(kv_tokens=160, page_size=8, max_running=6, step_tokens=24, lease_seconds=4.0)
+    options = EngineOptions(kv_tokens=160, page_size=8, max_running=6, step_tokens=24, lease_seconds=4.0)
     busy = Harness(folder, options)
     drafter, controller = None, Timed(6, 12)
     if kind != "off":

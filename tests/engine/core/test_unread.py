@@ -10,8 +10,8 @@ from torch import Tensor
 
 from engine.attention.plan import AttentionMetadata
 from engine.core import engine_core
-from engine.core.options import CoreOptions
 from engine.models.interface import Batch
+from engine.protocol.options import EngineOptions
 from engine.protocol.types import Branch, ScoreItem
 from engine.runner.forward_cpu import CpuForward
 from engine.speculation.control.controller import FixedController
@@ -21,7 +21,7 @@ from tests.engine.exact import float32_loss, gap
 from tests.engine.helpers import Harness, generate, score
 from tests.engine.models.test_models import random_tokens
 
-OPTIONS = CoreOptions(kv_tokens=8192, max_running=16, step_tokens=160)
+OPTIONS = EngineOptions(kv_tokens=8192, max_running=16, step_tokens=160)
 LENGTHS = (240, 2, 17, 40, 129, 200)
 """Of prompts: too long for a step, on a tape, and too long for one."""
 _Answers = list[list[tuple[tuple[int, ...], float]]]

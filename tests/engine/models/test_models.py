@@ -18,8 +18,8 @@ import transformers
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
-from engine.core.options import CoreOptions
 from engine.models.families import is_defined, known_fields
+from engine.protocol.options import EngineOptions
 from engine.protocol.types import Branch, EngineError, ScoreItem
 from engine.weights.safetensors import Weights
 from tests.closeness import assert_as_exact_as
@@ -61,7 +61,7 @@ def test_logits_of_a_full_prefill_equal_transformers(checkpoints: Checkpoints, k
 @pytest.mark.parametrize("kind", KINDS)
 def test_logits_of_a_chunked_prefill_equal_transformers(checkpoints: Checkpoints, kind: str) -> None:
     tokens = random_tokens(70, 2)
-    harness = Harness(checkpoints(kind), CoreOptions(kv_tokens=512, max_running=8, step_tokens=13))
+    harness = Harness(checkpoints(kind), EngineOptions(kv_tokens=512, max_running=8, step_tokens=13))
     ours = engine_logits(harness, tokens)
     assert_equal_logits(ours, checkpoints(kind), tokens)
 
@@ -98,7 +98,7 @@ def test_logits_of_branches_that_were_preempted_equal_transformers(
     checkpoints: Checkpoints, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Three branches, one with tokens of its own, in memory for about two: every row that a token was drawn from."""
-    harness = Harness(checkpoints(kind), CoreOptions(kv_tokens=160, max_running=8, step_tokens=24))
+    harness = Harness(checkpoints(kind), EngineOptions(kv_tokens=160, max_running=8, step_tokens=24))
     drawn: list[torch.Tensor] = []
     read, fused_sampler = harness.core.model.decoder.compute_logits, harness.core._forward.fused_sampler
     sample_fused = None if fused_sampler is None else fused_sampler.sample

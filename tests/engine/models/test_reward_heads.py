@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from engine.core.options import CoreOptions
+from engine.protocol.options import EngineOptions
 from engine.protocol.types import EngineError, ScoreItem
 from tests.closeness import assert_as_exact_as
 from tests.engine.exact import float64
@@ -26,7 +26,7 @@ def test_labels_at_every_token_equal_those_of_a_head_on_transformers(
     tmp_path: Path, kind: str, labels: int, step_tokens: int
 ) -> None:
     folder = save_checkpoint(kind, tmp_path / kind)
-    harness = Harness(folder, CoreOptions(kv_tokens=512, max_running=8, step_tokens=step_tokens))
+    harness = Harness(folder, EngineOptions(kv_tokens=512, max_running=8, step_tokens=step_tokens))
     info = harness.core.model.info
     assert info.kind == "classify"
     assert info.architecture == json.loads((folder / "config.json").read_text())["architectures"][0]

@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 import torch
 
-from engine.core.options import CoreOptions
 from engine.device import DeviceConfig
 from engine.models import decoder
 from engine.models.decoder import Decoder
 from engine.models.feed_forward import GatedMlp
 from engine.models.load import load_model
+from engine.protocol.options import EngineOptions
 from engine.protocol.types import Branch, ScoreItem
 from engine.quantization.quality import logits, open_model
 from engine.weights.gpu_matmul import PackedLinear, SideBySide, gpu_product
@@ -179,7 +179,7 @@ def test_and_on_a_gpu(method: str, dtype: str, tmp_path: Path) -> None:
     assert worst_token(folder, replace(SMALL, device="cuda", dtype=dtype)) < (0.02 if dtype == "float32" else 0.5)
 
 
-def worst_token(folder: Path, options: CoreOptions) -> float:
+def worst_token(folder: Path, options: EngineOptions) -> float:
     """How far the logit of a token that the engine took lay below the largest."""
     prompt = tuple(random.Random(1).choices(range(3, 360), k=20))
     [found] = Harness(folder, options).complete(

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine.core.options import CoreOptions
+from engine.protocol.options import EngineOptions
 from engine.protocol.types import Branch, Completion
 from engine.quantization.options import options
 from engine.quantization.quantize import quantize
@@ -22,7 +22,7 @@ from tests.engine.conftest import Checkpoints
 from tests.engine.helpers import Harness, generate
 from tests.engine.models.test_models import random_tokens
 
-OPTIONS = CoreOptions(kv_tokens=8192, max_running=64, step_tokens=512)
+OPTIONS = EngineOptions(kv_tokens=8192, max_running=64, step_tokens=512)
 REPEATED = ["llama", "mistral", "qwen2", "qwen3"]
 THREADS = [1, 2]
 OTHERS = ["gemma2", "qwen3_moe", "phi3"]

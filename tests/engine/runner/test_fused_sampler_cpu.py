@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.core.options import CoreOptions
+from engine.protocol.options import EngineOptions
 from engine.protocol.types import Branch, Completion
 from engine.runner.fused_sampler_cpu import FusedCpuSampler
 from engine.speculation.control.controller import FixedController
@@ -15,7 +15,7 @@ from tests.engine.conftest import Checkpoints
 from tests.engine.helpers import Harness, generate
 from tests.engine.models.test_models import random_tokens
 
-OPTIONS = CoreOptions(kv_tokens=8192, max_running=6, step_tokens=64)
+OPTIONS = EngineOptions(kv_tokens=8192, max_running=6, step_tokens=64)
 LAWS: list[dict[str, float]] = [
     {"temperature": 1.0},
     {"temperature": 0.0},

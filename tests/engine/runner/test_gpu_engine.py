@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 import torch
 
-from engine.core.options import CoreOptions
 from engine.device import CPU, select_device
+from engine.protocol.options import EngineOptions
 from engine.protocol.types import Branch, Completion, EngineError, GenerateRequest, ScoreItem
 from engine.runner.cuda_graphs import pad_num_tokens
 from engine.scheduler.draft import Draft
@@ -61,7 +61,7 @@ def requests(size: int = 24) -> list[GenerateRequest]:
     ]
 
 
-def answers(folder: Path, options: CoreOptions = SMALL, size: int = 24) -> list[Completion]:
+def answers(folder: Path, options: EngineOptions = SMALL, size: int = 24) -> list[Completion]:
     harness = Harness(folder, options)
     events = [harness.submit(request) for request in requests(size)]
     harness.run()
@@ -94,7 +94,7 @@ def test_a_gpu_draws_the_tokens_that_the_cpu_draws(
 
 
 def test_and_when_sequences_are_preempted(checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch) -> None:
-    options = CoreOptions(kv_tokens=320, max_running=8, step_tokens=64, device="cpu")
+    options = EngineOptions(kv_tokens=320, max_running=8, step_tokens=64, device="cpu")
     expected = answers(checkpoints("qwen3"), options, 40)
     pretend(monkeypatch)
     agree(answers(checkpoints("qwen3"), options, 40), expected, checkpoints("qwen3"))
@@ -248,8 +248,8 @@ def test_models_for_the_cpu_alone_say_so(
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     with pytest.raises(EngineError, match=why):
-        Harness(checkpoints(kind), CoreOptions(kv_tokens=64, device="cuda", **options))  # type: ignore[arg-type]
-    assert Harness(checkpoints(kind), CoreOptions(kv_tokens=64, **options)).core.cache.data.is_cpu  # type: ignore[arg-type]
+        Harness(checkpoints(kind), EngineOptions(kv_tokens=64, device="cuda", **options))  # type: ignore[arg-type]
+    assert Harness(checkpoints(kind), EngineOptions(kv_tokens=64, **options)).core.cache.data.is_cpu  # type: ignore[arg-type]
 
 
 @pytest.mark.gpu

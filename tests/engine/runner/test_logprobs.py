@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from engine.core.options import CoreOptions
+from engine.protocol.options import EngineOptions
 from engine.protocol.types import Branch, Completion, Delta, InvalidRequest, TokenLogprob
 from tests.closeness import log_sum_bound
 from tests.engine.conftest import Checkpoints
@@ -95,7 +95,7 @@ def test_deltas_carry_the_log_probabilities_of_their_tokens(folder: Path) -> Non
 def test_a_prompt_is_read_in_chunks_of_any_size(folder: Path, step: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also when only a few of a step's positions are in memory at once."""
     monkeypatch.setattr("engine.runner.logprobs._BLOCK", 7 * 400)
-    harness = Harness(folder, CoreOptions(kv_tokens=4096, max_running=32, step_tokens=step))
+    harness = Harness(folder, EngineOptions(kv_tokens=4096, max_running=32, step_tokens=step))
     [answer] = harness.complete(generate(PROMPT, [Branch(1, 1, 3)], prompt_logprobs=3, ignore_eos=True))
     found = inside(answer.prompt_logprobs)
     assert [one.token_id for one in found] == list(PROMPT[1:])
@@ -125,7 +125,7 @@ def test_generated_tokens_are_no_part_of_the_prompt(folder: Path) -> None:
 
 
 def test_a_preempted_prompt_is_read_on_where_it_was(folder: Path) -> None:
-    harness = Harness(folder, CoreOptions(kv_tokens=256, max_running=8, step_tokens=6))
+    harness = Harness(folder, EngineOptions(kv_tokens=256, max_running=8, step_tokens=6))
     others = [Branch(3, key, 70) for key in range(3)]
     harness.submit(generate(PROMPT[:20], others, ignore_eos=True))
     for _ in range(30):
@@ -161,7 +161,7 @@ def test_a_prompt_can_be_read_without_generating(folder: Path) -> None:
 
 
 def test_an_aborted_branch_reports_what_was_read(folder: Path) -> None:
-    harness = Harness(folder, CoreOptions(kv_tokens=SMALL.kv_tokens, max_running=4, step_tokens=20))
+    harness = Harness(folder, EngineOptions(kv_tokens=SMALL.kv_tokens, max_running=4, step_tokens=20))
     events = harness.submit(generate(PROMPT, [Branch(1, 1, 3)], prompt_logprobs=0))
     harness.core.step()
     harness.core.cancel(lambda _: True)

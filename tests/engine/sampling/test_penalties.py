@@ -12,7 +12,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, RepetitionPenaltyLogitsProcessor
 
-from engine.core.options import CoreOptions
+from engine.protocol.options import EngineOptions
 from engine.protocol.types import Branch, InvalidRequest, SamplingParams
 from engine.sampling.penalties import Penalties, forbid, penalise
 from tests.closeness import EPS
@@ -132,7 +132,7 @@ def test_cut_preempted_and_batched_branches_are_penalised_as_a_whole_one_alone(f
     law = {**ALL, "temperature": 0.9, "ignore_eos": True}
     branches = [Branch(5, key, 60) for key in range(8)]
     alone = [Harness(folder).complete(generate(PROMPT, [branch], **law))[0].token_ids for branch in branches]
-    squeezed = Harness(folder, CoreOptions(kv_tokens=320, max_running=8, step_tokens=64))
+    squeezed = Harness(folder, EngineOptions(kv_tokens=320, max_running=8, step_tokens=64))
     plain = squeezed.submit(generate(PROMPT, [Branch(6, 0, 30)], ignore_eos=True))
     assert [one.token_ids for one in squeezed.complete(generate(PROMPT, branches, **law))] == alone
     assert squeezed.core.stats.preemptions > 0

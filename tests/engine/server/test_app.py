@@ -23,7 +23,7 @@ from starlette.types import Message
 
 from engine.client.http import HttpEngine
 from engine.core.local_engine import LocalEngine
-from engine.core.options import CoreOptions
+from engine.protocol.options import EngineOptions
 from engine.protocol.types import (
     Branch,
     Completion,
@@ -36,13 +36,14 @@ from engine.protocol.types import (
     InvalidRequest,
     ScoreItem,
 )
-from engine.server.app import MAX_BODY_BYTES, create_app, main
+from engine.server.app import create_app, main
+from engine.server.body_limit import MAX_BODY_BYTES
 from tests.engine.conftest import TEMPLATE, Checkpoints
 from tests.engine.helpers import generate, score
 from tests.engine.serving import served
 
 PROMPT = tuple(random.Random(0).choices(range(3, 360), k=37))
-OPTIONS = CoreOptions(kv_tokens=4096, max_running=16, max_waiting=64, step_tokens=512, debug=True)
+OPTIONS = EngineOptions(kv_tokens=4096, max_running=16, max_waiting=64, step_tokens=512, debug=True)
 
 
 @pytest.fixture(scope="module")
@@ -533,21 +534,21 @@ def test_a_wrong_model_argument_is_one_clear_line_and_status_2(
 
 
 def test_every_size_of_the_engine_is_an_option(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[CoreOptions] = []
+    asked: list[EngineOptions] = []
 
-    def refuse(models: object, options: CoreOptions) -> LocalEngine:
+    def refuse(models: object, options: EngineOptions) -> LocalEngine:
         asked.append(options)
         raise EngineError("enough")
 
     monkeypatch.setattr("engine.server.app.LocalEngine", refuse)
     switches = {"draft": "ngram", "draft_length": 5, "deterministic": True, "debug": True}
-    wanted = CoreOptions(640, 8, 3, 50, 128, lease_share=0.25, lease_seconds=9.0, **switches)  # type: ignore[arg-type]
+    wanted = EngineOptions(640, 8, 3, 50, 128, lease_share=0.25, lease_seconds=9.0, **switches)  # type: ignore[arg-type]
     options = [
         f"--{name}" if value is True else f"--{name.replace('_', '-')}={value}"
         for name, value in asdict(wanted).items()
     ]
     assert main(["--model", "m=/nowhere", *options]) == main(["--model", "m=/nowhere"]) == 2
-    assert asked == [wanted, CoreOptions(draft="auto")]
+    assert asked == [wanted, EngineOptions(draft="auto")]
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ import pytest
 from openai import AsyncOpenAI, BadRequestError, NotFoundError
 
 from engine.core.local_engine import LocalEngine
-from engine.core.options import CoreOptions
+from engine.protocol.options import EngineOptions
 from engine.protocol.types import Branch, Completion, TokenLogprob
 from tests.engine.conftest import Checkpoints
 from tests.engine.exact import gap
@@ -20,7 +20,7 @@ from tests.engine.helpers import generate
 from tests.engine.serving import served
 
 PROMPT = [random.Random(0).randrange(3, 360) for _ in range(20)]
-OPTIONS = CoreOptions(kv_tokens=4096, max_running=16, max_waiting=256, step_tokens=512)
+OPTIONS = EngineOptions(kv_tokens=4096, max_running=16, max_waiting=256, step_tokens=512)
 EXTRA = {"ignore_eos": True, "return_token_ids": True}
 
 

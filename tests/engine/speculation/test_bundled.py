@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import reasoner
-from engine.core.options import CoreOptions
+from engine.protocol.options import EngineOptions
 from engine.protocol.types import Branch, Completion
 from engine.speculation.control.controller import FixedController
 from engine.speculation.drafters.draft_model import DraftModel
@@ -19,7 +19,7 @@ from tests.engine.helpers import Harness, generate
 from tests.long import mostly_long
 
 BUNDLED = Path(reasoner.__file__).parent / "bundled"
-OPTIONS = CoreOptions(kv_tokens=40_000, max_running=64)
+OPTIONS = EngineOptions(kv_tokens=40_000, max_running=64)
 
 Answers = list[tuple[int, ...]]
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from engine.core.options import CoreOptions
 from engine.device import KV_DTYPES
+from engine.protocol.options import EngineOptions
 from engine.protocol.types import Branch, Completion, Delta, GenerateRequest, ScoreItem
 from engine.scheduler.draft import Draft
 from engine.scheduler.sequence import Event
@@ -93,7 +93,7 @@ def same(ours: Sequence[Completion], plain: Sequence[Completion], folder: Path, 
         ]
 
 
-def speculating(folder: Path, oracle: Oracle, shape: str, options: CoreOptions = SMALL) -> Harness:
+def speculating(folder: Path, oracle: Oracle, shape: str, options: EngineOptions = SMALL) -> Harness:
     harness = Harness(folder, options)
     harness.core.start_speculation(oracle, FixedController(*SHAPES[shape]))
     return harness
@@ -171,7 +171,7 @@ def test_a_pool_that_is_far_too_small_preempts_and_still_gives_the_same_tokens(
     folder = checkpoints("qwen3")
     asked = [replace(request, lease="a") for request in requests("plain", 40)]
     plain = completions(answers(Harness(folder), asked))
-    tight = CoreOptions(kv_tokens=160, page_size=8, max_running=6, step_tokens=24)
+    tight = EngineOptions(kv_tokens=160, page_size=8, max_running=6, step_tokens=24)
     harness = speculating(folder, Oracle(truth(asked, plain), VOCAB, 0.7), shape, tight)
     read = [harness.submit(READ) for _ in range(2)]
     same(completions(answers(harness, asked)), plain, folder)

@@ -11,7 +11,7 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
 from engine.core.local_engine import LocalEngine
-from engine.core.options import CoreOptions
+from engine.protocol.options import EngineOptions
 from engine.protocol.types import Branch, Completion
 from engine.scheduler.timings import Timings
 from engine.server.metrics import EngineCollector
@@ -75,7 +75,7 @@ def test_every_guess_is_on_the_bill_of_its_branch_and_in_the_metrics(checkpoints
 
 
 async def test_openai_s_usage_and_the_client_tell_of_guesses(checkpoints: Checkpoints, tmp_path: Path) -> None:
-    engine = LocalEngine({"m": checkpoints("qwen3")}, CoreOptions(kv_tokens=2048, draft="ngram"))
+    engine = LocalEngine({"m": checkpoints("qwen3")}, EngineOptions(kv_tokens=2048, draft="ngram"))
     body = {"model": "m", "prompt": [7, 8, 9] * 8, "max_tokens": 120, "temperature": 0, "ignore_eos": True, "n": 2}
     with served(engine, tmp_path / "s") as url:
         transport = httpx.AsyncHTTPTransport(uds=url.removeprefix("unix://"))

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from engine.core.local_engine import LocalEngine
-from engine.core.options import CoreOptions
+from engine.protocol.options import EngineOptions
 from engine.protocol.types import EngineError
 from prm.formats.base import Prompt
 from prm.formats.registry import FORMAT_NOTE
@@ -22,7 +22,7 @@ KINDS = sorted(FORMATS)
 QUESTION = "How many apples are 3 and 4?"
 STEPS = ("add 3 and 4 to get 7.", "Step 2: so 7 - 3 = 4,\nas it should.", "so the answer is \\boxed{7}")
 CHAT = [{"role": "user", "content": QUESTION}]
-OPTIONS = CoreOptions(kv_tokens=4096, max_running=32, step_tokens=512)
+OPTIONS = EngineOptions(kv_tokens=4096, max_running=32, step_tokens=512)
 
 Folders = Callable[[str], Path]
 

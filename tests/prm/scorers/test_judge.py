@@ -10,7 +10,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from engine.core.local_engine import LocalEngine
-from engine.core.options import CoreOptions
+from engine.protocol.options import EngineOptions
 from prm.scorers.judge import TEMPLATE, Judge
 from tests.prm.checkpoints import save_checkpoint, score_gap
 
@@ -23,7 +23,7 @@ SOLUTIONS = ("add 3 and 4 to get 7.", "add 3 and 4 to get 7.\n\nso the answer is
 async def served(tmp_path: Path) -> AsyncIterator[tuple[LocalEngine, Path]]:
     torch.set_num_threads(1)
     folder = save_checkpoint("rlhflow_llama", tmp_path / "judge")
-    local = LocalEngine({"judge": folder}, CoreOptions(kv_tokens=4096, max_running=32, step_tokens=512))
+    local = LocalEngine({"judge": folder}, EngineOptions(kv_tokens=4096, max_running=32, step_tokens=512))
     yield local, folder
     await local.close()
 

@@ -10,7 +10,7 @@ import torch
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from engine.core.local_engine import LocalEngine
-from engine.core.options import CoreOptions
+from engine.protocol.options import EngineOptions
 from prm.scorers.outcome import OutcomeScorer, scores_solutions
 from tests.prm.checkpoints import save_checkpoint, score_gap
 
@@ -23,7 +23,7 @@ async def served(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterato
     """The folder is named after the kind."""
     torch.set_num_threads(1)
     folder = save_checkpoint(request.param, tmp_path / request.param)
-    local = LocalEngine({"orm": folder}, CoreOptions(kv_tokens=4096, max_running=32, step_tokens=512))
+    local = LocalEngine({"orm": folder}, EngineOptions(kv_tokens=4096, max_running=32, step_tokens=512))
     yield local, folder
     await local.close()
 

@@ -10,7 +10,7 @@ import torch
 from engine.client.http import HttpEngine
 from engine.client.router import RoutedEngine
 from engine.core.local_engine import LocalEngine
-from engine.core.options import CoreOptions
+from engine.protocol.options import EngineOptions
 from prm.scorers.steps import Chain, StepScorer
 from tests.engine.serving import served
 from tests.prm.checkpoints import save_checkpoint, score_gap
@@ -22,7 +22,7 @@ STEPS = ("add 3 and 4 to get 7.", "so it is 7")
 async def test_scores_and_tokens_over_http_are_those_of_the_engine_itself(tmp_path: Path) -> None:
     torch.set_num_threads(1)
     folder = save_checkpoint("math_shepherd", tmp_path / "prm")
-    local = LocalEngine({"prm": folder}, CoreOptions(kv_tokens=2048, max_running=8, step_tokens=256))
+    local = LocalEngine({"prm": folder}, EngineOptions(kv_tokens=2048, max_running=8, step_tokens=256))
     with served(local, tmp_path / "engine.sock") as url:
         http = RoutedEngine(HttpEngine(url), {"prm": HttpEngine(url)})
         assert await http.models() == await local.models()

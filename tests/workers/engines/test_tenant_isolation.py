@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 from engine.core.local_engine import LocalEngine
-from engine.core.options import CoreOptions
+from engine.protocol.options import EngineOptions
 from engine.protocol.request_checks import check_score
 from engine.protocol.types import Branch, EngineClient, EngineError, ModelInfo, ScoreItem
 from reasoner.jobs.spec import JobSpec
@@ -75,7 +75,7 @@ def test_a_salt_is_the_same_in_every_version_and_fits_for_the_longest_owner() ->
 async def test_jobs_of_one_owner_share_what_is_cached_and_those_of_two_do_not(store: JobStore) -> None:
     """The same job four times, on the bundled models: each owner's first one finds nothing of the other's."""
     models = {name: BUNDLED / name for name in ("policy", "prm")}
-    engine = LocalEngine(models, CoreOptions(kv_tokens=16384, deterministic=True))
+    engine = LocalEngine(models, EngineOptions(kv_tokens=16384, deterministic=True))
     try:
         usage: dict[str, list[dict[str, int]]] = {"ann": [], "bob": []}
         for owner in ("ann", "bob", "ann", "bob"):

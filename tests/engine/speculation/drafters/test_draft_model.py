@@ -12,9 +12,9 @@ import pytest
 from torch import Tensor
 
 from engine.attention.layer import AttentionBackend
-from engine.core.options import CoreOptions
 from engine.models.interface import Batch, Model
 from engine.models.load import load_model
+from engine.protocol.options import EngineOptions
 from engine.protocol.types import Branch, Completion, GenerateRequest
 from engine.scheduler.draft import EMPTY_DRAFT, Draft
 from engine.scheduler.sequence import GenerateSequence, Job
@@ -37,7 +37,7 @@ PENALISED = {
     "min_tokens": 20,
     "stop_token_ids": tuple(range(0, 400, 3)),
 }
-TIGHT = CoreOptions(kv_tokens=320, max_running=8, step_tokens=64)
+TIGHT = EngineOptions(kv_tokens=320, max_running=8, step_tokens=64)
 
 
 class Counted:
@@ -62,7 +62,7 @@ def load(folder: Path) -> Counted:
 
 
 def speculating(
-    target: Path, draft: Path, depth: int = 4, nodes: int = 4, options: CoreOptions = SMALL, **limits: int
+    target: Path, draft: Path, depth: int = 4, nodes: int = 4, options: EngineOptions = SMALL, **limits: int
 ) -> tuple[Harness, DraftModel]:
     harness = Harness(target, options)
     drafter = DraftModel(load(draft), context=CONTEXT, **limits)
@@ -115,7 +115,9 @@ def cached(drafter: DraftModel, namespace: str | None = None) -> list[tuple[int,
     return found
 
 
-def plain(folder: Path, asked: Sequence[GenerateRequest], options: CoreOptions = SMALL) -> list[list[tuple[int, ...]]]:
+def plain(
+    folder: Path, asked: Sequence[GenerateRequest], options: EngineOptions = SMALL
+) -> list[list[tuple[int, ...]]]:
     harness = Harness(folder, options)
     return [[one.token_ids for one in harness.complete(request)] for request in asked]
 
@@ -425,7 +427,7 @@ def test_short_memory_empties_drafts_and_those_that_have_it_go_on(checkpoints: C
 
 
 def test_branches_that_are_not_asked_for_give_up_their_rows_and_find_what_they_had(checkpoints: Checkpoints) -> None:
-    options = CoreOptions(kv_tokens=4096, max_running=2)
+    options = EngineOptions(kv_tokens=4096, max_running=2)
     harness, drafter = speculating(checkpoints("qwen3"), checkpoints("llama"), options=options)
     asked = branches(harness, *(generate([key, *PROMPT], [Branch(1, 1, 90)], **LAW) for key in range(5)))
     for _ in range(3):

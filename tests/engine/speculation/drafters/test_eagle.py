@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from engine.core.options import CoreOptions
 from engine.device import KV_DTYPES
+from engine.protocol.options import EngineOptions
 from engine.protocol.types import Branch, EngineError
 from engine.scheduler.draft import EMPTY_DRAFT, Draft
 from engine.scheduler.sequence import GenerateSequence
@@ -47,7 +47,7 @@ SHAPES = {"chain": (4, 4), "tree": (3, 10)}
 
 
 def guessing(
-    folder: Path, head: Path, shape: tuple[int, int], options: CoreOptions = SMALL
+    folder: Path, head: Path, shape: tuple[int, int], options: EngineOptions = SMALL
 ) -> tuple[Harness, Recorder]:
     harness = Harness(folder, options)
     recorder = Recorder(load_eagle(head, harness.core.model.decoder))
@@ -177,7 +177,7 @@ def test_branches_that_share_pages_are_answered_exactly(
     """Forks, a pool that preempts, and requests that only score, whose tokens have no entries."""
     folder, asked = checkpoints("qwen3"), [replace(request, lease="a") for request in requests("plain", 40)]
     plain = completions(answers(Harness(folder, replace(SMALL, kv_dtype=kv_dtype)), asked))
-    tight = CoreOptions(kv_tokens=160, page_size=8, max_running=6, step_tokens=24, kv_dtype=kv_dtype)
+    tight = EngineOptions(kv_tokens=160, page_size=8, max_running=6, step_tokens=24, kv_dtype=kv_dtype)
     harness, recorder = guessing(folder, save_head(tmp_path, *eagle_parts()), SHAPES[shape], tight)
     same(completions(answers(harness, asked)), plain, folder, kv_dtype)
     assert harness.core.stats.preemptions > 0

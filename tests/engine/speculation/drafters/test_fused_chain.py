@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from engine.core.options import CoreOptions
 from engine.models.load import load_model
+from engine.protocol.options import EngineOptions
 from engine.protocol.types import GenerateRequest
 from engine.sampling.truncation import Floats, Ints
 from engine.scheduler.sequence import GenerateSequence
@@ -67,7 +67,7 @@ def drafts(
     draft: Path,
     asked: Sequence[GenerateRequest],
     shape: tuple[int, int],
-    options: CoreOptions,
+    options: EngineOptions,
     kind: type[FixedController] = FixedController,
 ) -> list[Asked]:
     """What was asked of a draft model, after answers that must be those of plain decoding."""

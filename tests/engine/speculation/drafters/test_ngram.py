@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from scipy.stats import binom
 
 from engine.cache.paged_kv import KVCache
-from engine.core.options import CoreOptions
+from engine.protocol.options import EngineOptions
 from engine.protocol.types import Branch, SamplingParams
 from engine.scheduler.draft import EMPTY_DRAFT, Draft
 from engine.scheduler.sequence import GenerateSequence, Job
@@ -511,7 +511,7 @@ def operations(work: Callable[[], object]) -> int:
 
 
 def test_nothing_is_kept_of_a_request_that_is_cancelled_while_some_branches_wait(checkpoints: Checkpoints) -> None:
-    harness, drafter = Harness(checkpoints("qwen3"), CoreOptions(kv_tokens=4096, max_running=2)), NgramDrafter()
+    harness, drafter = Harness(checkpoints("qwen3"), EngineOptions(kv_tokens=4096, max_running=2)), NgramDrafter()
     harness.core.start_speculation(drafter, FixedController(3, 3))
     harness.submit(generate([5, 6, 5, 6, 5], [Branch(1, key, 30) for key in range(4)], ignore_eos=True))
     for _ in range(4):

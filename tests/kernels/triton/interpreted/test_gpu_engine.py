@@ -8,8 +8,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from engine.core.options import CoreOptions
 from engine.device import KV_DTYPES
+from engine.protocol.options import EngineOptions
 from engine.protocol.types import Branch
 from tests.engine.conftest import save_checkpoint
 from tests.engine.exact import gap
@@ -33,7 +33,7 @@ def test_the_kernels_draw_the_tokens_that_the_cpu_draws(
     kv_dtype: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     save_checkpoint("qwen3", tmp_path)
-    options = CoreOptions(kv_tokens=256, max_running=4, device="cpu", kv_dtype=kv_dtype)
+    options = EngineOptions(kv_tokens=256, max_running=4, device="cpu", kv_dtype=kv_dtype)
     requests = [generate(PROMPT, [Branch(seed=1, key=key, max_tokens=4) for key in range(2)], **law) for law in LAWS]
     plain = Harness(tmp_path, options)
     expected = [plain.complete(request) for request in requests]
@@ -58,7 +58,7 @@ def test_quantised_weights_go_through_their_kernels_and_draw_the_same_tokens(
     """As with the kernels' references, but for a few activations that round to other codes."""
     folder = quantised("Qwen2ForCausalLM", method, tmp_path, num_hidden_layers=1)
     bound = 2 * 3 * gap(folder.with_name("original")) + ROUNDS.get(method, 0) / 10
-    options = CoreOptions(kv_tokens=256, max_running=4)
+    options = EngineOptions(kv_tokens=256, max_running=4)
     request = generate(PROMPT, [Branch(seed=1, key=key, max_tokens=3) for key in range(2)], temperature=0.9)
     pretend(monkeypatch)
     expected = Harness(folder, options).complete(request)
