@@ -45,7 +45,7 @@ def create_app(settings: Settings, engine: EngineClient | None = None) -> FastAP
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         store = JobStore(broker_url(settings))
         health = Health()
-        client = engine or connect(settings, health=health, current=True)
+        client = engine or connect(settings, health=health, reports_health=True)
         reaper = Reaper(
             store,
             make_celery(settings),

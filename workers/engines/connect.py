@@ -16,18 +16,18 @@ from workers.config.settings import Settings
 
 
 def connect(
-    settings: Settings, urls: Sequence[str] = (), *, health: Health | None = None, current: bool = False
+    settings: Settings, urls: Sequence[str] = (), *, health: Health | None = None, reports_health: bool = False
 ) -> EngineClient:
     """A client of the engines at ``urls``, by default the configured ones, and of the verifier's own if it has some.
 
-    Does not connect yet. ``health`` is what this process knows of them, ``current`` as for ``ReplicatedEngine``.
+    Does not connect yet. ``health`` is what this process knows of them, ``reports_health`` as for ``ReplicatedEngine``.
     """
     health = health or Health()
-    main = _fleet(urls or settings.engine_addresses, settings.engine_tokenizer, health, current)
+    main = _fleet(urls or settings.engine_addresses, settings.engine_tokenizer, health, reports_health)
     elsewhere, notes = {}, {}
     prm = settings.prm_name
     if prm is not None and settings.prm_url:
-        elsewhere[prm] = _fleet(settings.prm_url, settings.prm_tokenizer, health, current)
+        elsewhere[prm] = _fleet(settings.prm_url, settings.prm_tokenizer, health, reports_health)
     if prm is not None and settings.prm_format is not None:
         notes[prm] = {FORMAT_NOTE: settings.prm_format}
     return RoutedEngine(main, elsewhere, notes) if elsewhere or notes else main
@@ -39,7 +39,7 @@ def engine_name(url: str) -> str:
     return url.replace(login + at, "", 1)
 
 
-def _fleet(urls: Sequence[str], tokenizer: Path | None, health: Health, current: bool) -> ReplicatedEngine:
+def _fleet(urls: Sequence[str], tokenizer: Path | None, health: Health, reports_health: bool) -> ReplicatedEngine:
     alone = len(urls) == 1  # nobody can stand in for it: wait for it
     engines = {engine_name(url): HttpEngine(url, tokenizer=tokenizer, patient=alone) for url in urls}
-    return ReplicatedEngine(engines, health, current=current)
+    return ReplicatedEngine(engines, health, reports_health=reports_health)

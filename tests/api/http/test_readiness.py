@@ -30,9 +30,9 @@ pytestmark = pytest.mark.usefixtures("slow_to_look_again")
 @pytest.fixture
 def slow_to_look_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make remembered health last for ever, so that only a fresh question tells the truth."""
-    monkeypatch.setattr("engine.client.health.FRESH_SECONDS", 3600.0)
+    monkeypatch.setattr("engine.client.health.PROBE_INTERVAL_SECONDS", 3600.0)
     monkeypatch.setattr("api.http.model_catalog.CACHE_SECONDS", 3600.0)
-    monkeypatch.setattr("engine.client.replicas.MOMENT_SECONDS", 0.0)
+    monkeypatch.setattr("engine.client.replicas.REPORT_PROBE_INTERVAL_SECONDS", 0.0)
 
 
 @pytest.fixture
@@ -71,8 +71,8 @@ async def test_it_is_not_ready_with_the_first_question_after_its_engine_died_and
 async def test_an_engine_that_no_longer_answers_is_not_up(
     client: httpx.AsyncClient, socket: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("engine.client.health.ANSWER_SECONDS", 0.05)
-    monkeypatch.setattr("engine.client.replicas.CURRENT_GRACE_SECONDS", 0.1)
+    monkeypatch.setattr("engine.client.health.PROBE_OVERDUE_SECONDS", 0.05)
+    monkeypatch.setattr("engine.client.replicas.REPORT_GRACE_SECONDS", 0.1)
     hangs = Hanging(NullEngine(0.0))
     with listening(hangs.app, socket):
         assert (await client.get("/readyz")).status_code == 200

@@ -13,8 +13,8 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from benchmarks.service.null_engine import POLICY, VERIFIER, NullEngine
+from engine.client.failover import choose_by_rendezvous
 from engine.client.health import Health
-from engine.client.replicas import first
 from reasoner.run import run_job
 from tests.api.conftest import serving, submitted
 from tests.listening import listening
@@ -45,9 +45,9 @@ class Engines:
 
 @pytest.fixture(autouse=True)
 def _asked_every_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("FRESH_SECONDS", "FIRST_PAUSE", "LONGEST_PAUSE"):
+    for name in ("PROBE_INTERVAL_SECONDS", "FIRST_PAUSE_SECONDS", "MAX_PAUSE_SECONDS"):
         monkeypatch.setattr(f"engine.client.health.{name}", 0.0)
-    monkeypatch.setattr("engine.client.replicas.MOMENT_SECONDS", 0.0)
+    monkeypatch.setattr("engine.client.replicas.REPORT_PROBE_INTERVAL_SECONDS", 0.0)
 
 
 @pytest.fixture
@@ -117,7 +117,7 @@ async def test_a_job_runs_where_its_id_leads_and_elsewhere_to_the_same_end(
 ) -> None:
     health = Health()
     job_id = await submitted(client, **SPEC)
-    home = first(engines.engines, job_id)
+    home = choose_by_rendezvous(engines.engines, job_id)
     (other,) = set(engines.engines) - {home}
     await work(job_id, store, several, health)
     expected = await result(client, job_id)
@@ -126,7 +126,7 @@ async def test_a_job_runs_where_its_id_leads_and_elsewhere_to_the_same_end(
     assert set(health.take_counts()) == {(home, "requests")}
 
     await engines.stop(home)
-    while first(engines.engines, job_id := await submitted(client, **SPEC)) != home:
+    while choose_by_rendezvous(engines.engines, job_id := await submitted(client, **SPEC)) != home:
         await client.post(f"/v1/jobs/{job_id}/cancel")
     await work(job_id, store, several, health)
     assert await result(client, job_id) == expected

@@ -6,7 +6,13 @@ import threading
 
 import pytest
 
-from engine.client.health import ANSWER_SECONDS, FIRST_PAUSE, FRESH_SECONDS, LONGEST_PAUSE, Health
+from engine.client.health import (
+    FIRST_PAUSE_SECONDS,
+    MAX_PAUSE_SECONDS,
+    PROBE_INTERVAL_SECONDS,
+    PROBE_OVERDUE_SECONDS,
+    Health,
+)
 from engine.protocol.types import EngineUnavailable, ModelInfo
 
 POLICY = ModelInfo("policy", "generate", 256, 100, 1000)
@@ -34,51 +40,52 @@ def health(clock: Clock) -> Health:
 
 def test_an_engine_is_unknown_then_up_then_away_then_up(health: Health) -> None:
     assert [known.state for known in health.snapshot()] == ["unknown"]
-    assert health.up("a") is None
-    health.answered("a", [POLICY])
-    assert (health.snapshot()[0].state, health.up("a")) == ("up", (POLICY,))
-    health.failed("a", GONE)
+    assert health.get_models("a") is None
+    health.record_models("a", [POLICY])
+    assert (health.snapshot()[0].state, health.get_models("a")) == ("up", (POLICY,))
+    health.record_failure("a", GONE)
     away = health.snapshot()[0]
-    assert (away.state, away.models, away.error, health.up("a")) == ("away", (POLICY,), GONE, None)
+    assert (away.state, away.models, away.error, health.get_models("a")) == ("away", (POLICY,), GONE, None)
     health.add("a")
     assert health.snapshot() == [away]
-    health.answered("a", [])
-    assert (health.snapshot()[0].state, health.up("a")) == ("up", ())
+    health.record_models("a", [])
+    assert (health.snapshot()[0].state, health.get_models("a")) == ("up", ())
 
 
 def test_one_that_answers_is_asked_by_one_client_at_a_time_and_not_all_the_time(health: Health, clock: Clock) -> None:
-    assert health.due("a")
-    assert not health.due("a")
-    clock.now += FRESH_SECONDS
-    assert health.due("a")
-    clock.now += FRESH_SECONDS - 0.1
-    health.answered("a", [POLICY])
-    clock.now += FRESH_SECONDS - 0.1
-    assert not health.due("a")
+    assert health.claim_probe("a")
+    assert not health.claim_probe("a")
+    clock.now += PROBE_INTERVAL_SECONDS
+    assert health.claim_probe("a")
+    clock.now += PROBE_INTERVAL_SECONDS - 0.1
+    health.record_models("a", [POLICY])
+    clock.now += PROBE_INTERVAL_SECONDS - 0.1
+    assert not health.claim_probe("a")
     clock.now += 0.2
-    assert health.due("a")
+    assert health.claim_probe("a")
 
 
 def test_one_that_stays_away_is_asked_less_and_less_often_down_to_a_limit(health: Health, clock: Clock) -> None:
-    assert health.due("a")
+    assert health.claim_probe("a")
 
     def pause() -> float:
         began = clock.now
-        health.unwell("a", GONE, silent=False)
-        while not health.due("a"):
+        health.record_probe_failure("a", GONE, is_silent=False)
+        while not health.claim_probe("a"):
             clock.now += 0.25
         return clock.now - began
 
-    doubled = [FIRST_PAUSE * 2**times for times in range(10)]
-    assert [pause() for _ in range(10)] == [min(LONGEST_PAUSE, max(FRESH_SECONDS, longer)) for longer in doubled]
+    pauses = [FIRST_PAUSE_SECONDS * 2**times for times in range(10)]
+    expected = [min(MAX_PAUSE_SECONDS, max(PROBE_INTERVAL_SECONDS, longer)) for longer in pauses]
+    assert [pause() for _ in range(10)] == expected
 
 
 def test_requests_that_fail_together_count_as_one_failure(health: Health, clock: Clock) -> None:
-    health.answered("a", [POLICY])
+    health.record_models("a", [POLICY])
     for _ in range(100):
-        health.failed("a", GONE)
-    clock.now += max(FIRST_PAUSE, FRESH_SECONDS)
-    assert health.due("a")
+        health.record_failure("a", GONE)
+    clock.now += max(FIRST_PAUSE_SECONDS, PROBE_INTERVAL_SECONDS)
+    assert health.claim_probe("a")
     assert health.take_counts() == {("a", "failures"): 100}
     assert health.take_counts() == {}
 
@@ -87,34 +94,34 @@ def test_one_that_says_it_is_well_and_fails_every_request_is_left_alone_longer_u
     health: Health, clock: Clock
 ) -> None:
     for _ in range(8):
-        health.answered("a", [POLICY])
-        health.failed("a", GONE)
-    clock.now += LONGEST_PAUSE - 0.1
-    assert not health.due("a")
+        health.record_models("a", [POLICY])
+        health.record_failure("a", GONE)
+    clock.now += MAX_PAUSE_SECONDS - 0.1
+    assert not health.claim_probe("a")
     clock.now += 0.2
-    assert health.due("a")
-    health.answered("a", [POLICY])
-    health.worked("a")
-    health.failed("a", GONE)
-    clock.now += FRESH_SECONDS
-    assert health.due("a")
+    assert health.claim_probe("a")
+    health.record_models("a", [POLICY])
+    health.record_success("a")
+    health.record_failure("a", GONE)
+    clock.now += PROBE_INTERVAL_SECONDS
+    assert health.claim_probe("a")
 
 
 def test_silence_ends_with_the_first_word(health: Health) -> None:
-    health.unwell("a", GONE, silent=True)
-    assert health.silent("a")
-    health.unwell("a", GONE, silent=False)
-    assert not health.silent("a")
-    health.unwell("a", GONE, silent=True)
-    health.answered("a", [POLICY])
-    assert not health.silent("a")
+    health.record_probe_failure("a", GONE, is_silent=True)
+    assert health.is_silent("a")
+    health.record_probe_failure("a", GONE, is_silent=False)
+    assert not health.is_silent("a")
+    health.record_probe_failure("a", GONE, is_silent=True)
+    health.record_models("a", [POLICY])
+    assert not health.is_silent("a")
 
 
 def test_counts_from_many_threads_add_up(health: Health) -> None:
     def work() -> None:
         for _ in range(500):
-            health.worked("a")
-            health.failed("a", GONE)
+            health.record_success("a")
+            health.record_failure("a", GONE)
 
     threads = [threading.Thread(target=work) for _ in range(8)]
     for thread in threads:
@@ -127,15 +134,15 @@ def test_counts_from_many_threads_add_up(health: Health) -> None:
 def test_one_that_was_asked_and_has_not_answered_is_away_to_those_who_want_to_know(
     health: Health, clock: Clock
 ) -> None:
-    health.answered("a", [POLICY])
+    health.record_models("a", [POLICY])
     clock.now += 60
-    health.asking("a")
-    clock.now += ANSWER_SECONDS - 0.1
-    health.asking("a")
+    health.record_probe_started("a")
+    clock.now += PROBE_OVERDUE_SECONDS - 0.1
+    health.record_probe_started("a")
     assert health.snapshot()[0].state == "up"
     clock.now += 0.2
     away = health.snapshot()[0]
-    assert (away.state, health.up("a")) == ("away", (POLICY,))
+    assert (away.state, health.get_models("a")) == ("away", (POLICY,))
     assert "has not answered" in str(away.error)
-    health.asked("a")
+    health.record_probe_ended("a")
     assert health.snapshot()[0].state == "up"

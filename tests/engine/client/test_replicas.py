@@ -11,8 +11,9 @@ from dataclasses import replace
 import pytest
 from scipy.stats import chisquare
 
+from engine.client.failover import choose_by_rendezvous
 from engine.client.health import Health
-from engine.client.replicas import MOST_ENGINES, ReplicatedEngine, first
+from engine.client.replicas import MAX_REPLICAS_TRIED, ReplicatedEngine
 from engine.core.local_engine import LocalEngine
 from engine.protocol.options import EngineOptions
 from engine.protocol.types import (
@@ -58,10 +59,10 @@ class Watched(Health):
                 self.news.clear()
                 await self.news.wait()
 
-    def silent(self, name: str) -> bool:
+    def is_silent(self, name: str) -> bool:
         self.looks += 1
         self.news.set()
-        return super().silent(name)
+        return super().is_silent(name)
 
 
 class Engine(ScriptedEngine):
@@ -152,7 +153,7 @@ class Fleet:
         """The engines as they come for a lease."""
         left, order = set(self.engines), []
         while left:
-            order.append(first(left, lease))
+            order.append(choose_by_rendezvous(left, lease))
             left.remove(order[-1])
         return [self.engines[name] for name in order]
 
@@ -163,7 +164,7 @@ class Fleet:
 
 @pytest.fixture
 async def fleet(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Fleet]:
-    monkeypatch.setattr("engine.client.replicas.TICK_SECONDS", 0.01)
+    monkeypatch.setattr("engine.client.replicas.WATCH_INTERVAL_SECONDS", 0.01)
     fleet = Fleet()
     yield fleet
     await fleet.client.close()
@@ -187,15 +188,15 @@ async def completions(engine: EngineClient, wanted: GenerateRequest, *, stream: 
 
 def test_every_engine_comes_first_for_its_share_of_the_keys() -> None:
     keys = [f"job_{number}" for number in range(20_000)]
-    counts = Counter(first(NAMES, key) for key in keys)
+    counts = Counter(choose_by_rendezvous(NAMES, key) for key in keys)
     assert chisquare([counts[name] for name in NAMES]).pvalue > 0.001
 
 
 def test_an_engine_that_leaves_moves_no_keys_but_its_own_and_the_order_of_the_list_does_not_matter() -> None:
     keys = [f"job_{number}" for number in range(2_000)]
-    before = {key: first(NAMES, key) for key in keys}
-    assert {key: first(reversed(NAMES), key) for key in keys} == before
-    after = {key: first(NAMES[1:], key) for key in keys}
+    before = {key: choose_by_rendezvous(NAMES, key) for key in keys}
+    assert {key: choose_by_rendezvous(reversed(NAMES), key) for key in keys} == before
+    after = {key: choose_by_rendezvous(NAMES[1:], key) for key in keys}
     assert [key for key in keys if before[key] != after[key]] == [key for key in keys if before[key] == NAMES[0]]
     assert len({after[key] for key in keys if before[key] == NAMES[0]}) == len(NAMES) - 1
 
@@ -386,7 +387,7 @@ async def test_a_request_that_kills_engines_does_not_take_all_of_them_along() ->
         engine.dies_after = 0
     with pytest.raises(EngineUnavailable, match="dead"):
         await completions(fleet.client, request())
-    assert [engine.dead for engine in fleet.order()] == [True] * MOST_ENGINES + [False]
+    assert [engine.dead for engine in fleet.order()] == [True] * MAX_REPLICAS_TRIED + [False]
     await fleet.client.close()
 
 
@@ -451,7 +452,7 @@ async def test_a_stream_that_another_engine_continues_otherwise_ends_and_no_engi
 async def test_what_a_silent_engine_owes_is_asked_of_another(
     fleet: Fleet, monkeypatch: pytest.MonkeyPatch, call: str
 ) -> None:
-    monkeypatch.setattr("engine.client.replicas.PATIENCE_SECONDS", 0.05)
+    monkeypatch.setattr("engine.client.replicas.PROBE_TIMEOUT_SECONDS", 0.05)
     calls: dict[str, Callable[[EngineClient], object]] = {
         "generate": lambda engine: completions(engine, request()),
         "score": lambda engine: engine.score(scoring()),
@@ -471,7 +472,7 @@ async def test_what_a_silent_engine_owes_is_asked_of_another(
 async def test_a_silent_engine_is_waited_for_where_no_other_answers(
     fleet: Fleet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("engine.client.replicas.PATIENCE_SECONDS", 0.05)
+    monkeypatch.setattr("engine.client.replicas.PROBE_TIMEOUT_SECONDS", 0.05)
     here, elsewhere = fleet.order()
     await fleet.client.models()
     elsewhere.dead, here.hangs = True, True
@@ -490,7 +491,7 @@ async def test_a_list_of_models_does_not_wait_for_a_silent_engine(
     fleet: Fleet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("engine.client.replicas.GRACE_SECONDS", 0.05)
-    monkeypatch.setattr("engine.client.replicas.PATIENCE_SECONDS", 3600.0)
+    monkeypatch.setattr("engine.client.replicas.PROBE_TIMEOUT_SECONDS", 3600.0)
     here, elsewhere = fleet.order()
     here.hangs = True
     assert await fleet.client.models() == elsewhere.serves
@@ -557,7 +558,7 @@ async def test_real_engines_draw_the_same_tokens_when_one_closes_in_the_middle(
     expected = await completions(engines[NAMES[1]], replace(wanted, lease=None))
     await engines[NAMES[1]].clear_cache()
     client = ReplicatedEngine(engines)
-    home = engines[first(engines, "job")]
+    home = engines[choose_by_rendezvous(engines, "job")]
     seen: list[Completion | Delta] = []
     async for event in client.generate(wanted, stream=stream):
         if isinstance(event, Completion) and not any(isinstance(one, Completion) for one in seen):

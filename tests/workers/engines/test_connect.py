@@ -7,8 +7,9 @@ from typing import get_args
 import pytest
 
 from api.roles.supervisor import engine_command
+from engine.client.failover import choose_by_rendezvous
 from engine.client.health import Health
-from engine.client.replicas import ReplicatedEngine, first
+from engine.client.replicas import ReplicatedEngine
 from engine.client.router import RoutedEngine
 from prm.formats.registry import FORMATS, FormatName
 from reasoner.jobs.journal import MemoryJournal
@@ -67,7 +68,9 @@ async def test_a_search_whose_engine_dies_at_any_moment_ends_as_if_it_had_not(di
     journal = MemoryJournal()
     home, other = ScriptedEngine(die_after=dies_after), ScriptedEngine(order=1)
     names = ("http://a", "http://b")
-    engine = ReplicatedEngine({name: home if name == first(names, journal.job_id) else other for name in names})
+    engine = ReplicatedEngine(
+        {name: home if name == choose_by_rendezvous(names, journal.job_id) else other for name in names}
+    )
     outcome = await run_job(spec, engine, journal)
     await engine.close()
     assert outcome.result == expected.result
