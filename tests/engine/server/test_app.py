@@ -247,7 +247,7 @@ async def test_health_says_why_an_engine_stopped(checkpoints: Checkpoints) -> No
     async with httpx.AsyncClient(transport=transport, base_url="http://engine") as http:
         answer = await http.get("/healthz")
     assert answer.status_code == 503
-    assert "idle pages" in answer.json()["status"]
+    assert "evictable pages" in answer.json()["status"]
     await engine.close()
 
 
