@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from engine.client.replicas import first
+from engine.client.failover import choose_by_rendezvous
 from tests.chaos.conftest import Service, same
 from tests.chaos.processes import engine, until
 from tests.chaos.slow_engine import SlowEngine
@@ -28,7 +28,7 @@ def states(service: Service) -> dict[str, str]:
 
 def job_at(home: str, urls: tuple[str, ...], service: Service) -> str:
     """A job that runs at this engine as long as it answers."""
-    while first(urls, job_id := service.submit()) != home:
+    while choose_by_rendezvous(urls, job_id := service.submit()) != home:
         service.client.post(f"/v1/jobs/{job_id}/cancel")
     return job_id
 
