@@ -1,6 +1,6 @@
-"""The child of ``reasoner.regex``: compiles clients' regular expressions and matches them.
+"""Worker process of ``reasoner.regex``: compiles and matches clients' regular expressions.
 
-The package ``regex`` looks at the clock while it backtracks, so that a search that is late costs no process.
+The package ``regex`` observes a timeout while it backtracks, so that a late search does not cost the process.
 """
 
 from __future__ import annotations
@@ -16,33 +16,33 @@ MEMORY_BYTES = 512 << 20
 
 
 @lru_cache(maxsize=16)
-def compiled(pattern: str) -> regex.Pattern[str]:
-    """Return the pattern, compiled. The package's own cache would hold hundreds of them."""
+def compile_pattern(pattern: str) -> regex.Pattern[str]:
+    """Return the compiled pattern. The package's own cache is disabled: it would hold hundreds."""
     return regex.compile(pattern, cache_pattern=False)
 
 
-def answer(question: list[Any]) -> Any:
-    """Answer one of three questions about a pattern; ``False`` (``serve``) for a search that is late.
+def handle(request: list[Any]) -> Any:
+    """Handle one request about a pattern. A late search raises ``TimeoutError``, to which ``serve`` replies ``False``.
 
-    ``["error", pattern]``: why it cannot be compiled, or an empty text. ``["matches", pattern, text, seconds]``: if it
-    matches all of the text. ``["last", pattern, text, seconds]``: the first group of its last match, and where that
-    match ends; both ``None`` without one.
+    ``["error", pattern]``: why it cannot be compiled, or an empty string. ``["matches", pattern, text, seconds]``: True
+    if it matches all of the text. ``["last", pattern, text, seconds]``: the first group of its last match and the end
+    of that match, both ``None`` without a match.
     """
-    what, pattern, *rest = question
-    if what == "error":
+    operation, pattern, *rest = request
+    if operation == "error":
         try:
-            compiled(pattern)
+            compile_pattern(pattern)
         except (regex.error, OverflowError, RecursionError) as error:
             return str(error) or type(error).__name__
         return ""
     text, seconds = rest
-    if what == "matches":
-        return compiled(pattern).fullmatch(text, timeout=seconds) is not None
+    if operation == "matches":
+        return compile_pattern(pattern).fullmatch(text, timeout=seconds) is not None
     last = None
-    for match in compiled(pattern).finditer(text, timeout=seconds):
+    for match in compile_pattern(pattern).finditer(text, timeout=seconds):
         last = match
     return [None, None] if last is None else [last.group(1), last.end()]
 
 
 if __name__ == "__main__":
-    serve(answer, MEMORY_BYTES)
+    serve(handle, MEMORY_BYTES)

@@ -106,7 +106,7 @@ async def open_search(
         prompt = await tokenize_problem(spec, engine, policy)
         check_budget(spec.budget, policy.id, policy, prices or {})
         ledger = Ledger(spec.budget, prices or {}, by_grants=journal.grant_source is not None)
-        equivalence = Equivalence(time_left=ledger.seconds_until_cut)
+        equivalence = Equivalence(seconds_left=ledger.seconds_until_cut)
         scorer = None
         if needs_verifier:
             scorer = await open_scorer(

@@ -1,10 +1,10 @@
-"""Child processes for work that may never end: each is asked one question at a time and killed when it is late.
+"""Pools of worker processes for calls that may never return: a worker takes one request at a time, killed when late.
 
-The usual cure, an alarm signal in the own process, works in the main thread alone and does not stop what is stuck in C
-code. A child limits its own memory and, for the case that its parent dies, its time.
+An alarm signal in this process would work in the main thread only and cannot interrupt C code. A worker limits its own
+memory and, in case its parent dies, its time.
 
-What a child imports takes seconds on a busy machine. So a process keeps its children, a few for each module, and all of
-its jobs share them, whichever thread and event loop they run on.
+The imports of a worker take seconds on a busy machine. So a process keeps its workers, a few per module, and all of its
+jobs share them, on any thread and event loop.
 """
 
 from __future__ import annotations
@@ -23,79 +23,80 @@ from typing import Any
 
 from engine.threads.processors import find_processors
 
-START_PATIENCE = 60.0
-"""Seconds for the child to import what it needs on a busy machine."""
-MAX_LINE = 1 << 20
-"""Bytes of one answer."""
-SIZE = max(2, min(4, find_processors().threads))
-"""Children of one module in one process."""
+START_SECONDS = 60.0
+"""Maximum time for a worker's imports on a busy machine."""
+MAX_LINE_BYTES = 1 << 20
+"""Maximum size of one reply."""
+MAX_WORKERS = max(2, min(4, find_processors().threads))
+"""Maximum number of workers of one module in one process."""
 SHARE_SECONDS = 0.5
-"""Seconds that a question waits for a child that others use before another one is started for it."""
-_WAITING = 6.0
-"""Times its patience that a parent waits, for a child that gets a sixth of a processor."""
+"""Time that a request waits for a busy worker before another one is started."""
+_WALL_PER_CPU_SECOND = 6.0
+"""Wall-clock seconds that the parent waits per second of processor time: the worker may get a sixth of a processor."""
 
 _lock = threading.Lock()
 _pools: list[WorkerPool] = []
-_keepers = 0
+_num_keepers = 0
 
 
 @contextlib.contextmanager
-def keep_workers_alive(*ahead: WorkerPool) -> Iterator[None]:
-    """Keep this process's children until the outermost block ends; of the pools ``ahead`` one is started at once."""
-    global _keepers
+def keep_workers_alive(*prestarted: WorkerPool) -> Iterator[None]:
+    """Keep idle workers until the outermost block ends; each ``prestarted`` pool starts one worker at once."""
+    global _num_keepers
     with _lock:
-        _keepers += 1
+        _num_keepers += 1
     try:
-        for pool in ahead:
-            pool.start_ahead()
+        for pool in prestarted:
+            pool.prestart()
         yield
     finally:
         with _lock:
-            _keepers -= 1
-            if not _keepers:
+            _num_keepers -= 1
+            if not _num_keepers:
                 for pool in _pools:
                     pool.close()
 
 
 class Worker:
-    """One process that runs ``python -m MODULE``, whose main calls ``reasoner.subprocess_worker.serve``."""
+    """A process that runs ``python -m MODULE``, whose main calls ``reasoner.subprocess_worker.serve``."""
 
     def __init__(self, module: str) -> None:
-        self._socket, theirs = socket.socketpair()
+        self._socket, worker_socket = socket.socketpair()
         self._socket.setblocking(False)
-        with theirs:
+        with worker_socket:
             try:
                 self.process = subprocess.Popen(
                     [sys.executable, "-m", module],
-                    stdin=theirs.fileno(),
-                    stdout=theirs.fileno(),
-                    start_new_session=True,  # a Ctrl-C is the parent's to act on
+                    stdin=worker_socket.fileno(),
+                    stdout=worker_socket.fileno(),
+                    start_new_session=True,  # only the parent reacts to Ctrl-C
                 )
             except OSError:
                 self._socket.close()
                 raise
-        self.usable = True
-        """False once a question has no answer, late or given up: its answer would be taken for the next one's."""
+        self.is_usable = True
+        """False after a request without a reply: a late reply would be taken for the next request's."""
         self._ready = False
-        self._rest = b""
+        self._buffer = b""
 
-    async def ask(self, question: Any, patience: float) -> Any:
-        """See ``TokenPool.ask``."""
+    async def call(self, request: Any, cpu_seconds: float) -> Any:
         if not self._ready:
-            self._ready = self.usable = await self._line(START_PATIENCE) != b""
+            self._ready = self.is_usable = await self._exchange_line(START_SECONDS) != b""
         if not self._ready:
             return None
-        self.usable = False
-        line = await self._line(patience * _WAITING, json.dumps([patience, question]).encode() + b"\n")
+        self.is_usable = False
+        line = await self._exchange_line(
+            cpu_seconds * _WALL_PER_CPU_SECOND, json.dumps([cpu_seconds, request]).encode() + b"\n"
+        )
         if not line:
             return None
-        reply, last = json.loads(line)
-        self.usable = not last
+        reply, exits = json.loads(line)
+        self.is_usable = not exits
         return reply
 
     @property
-    def alive(self) -> bool:
-        return self.usable and self.process.poll() is None
+    def is_alive(self) -> bool:
+        return self.is_usable and self.process.poll() is None
 
     def close(self) -> None:
         """End the process."""
@@ -103,121 +104,121 @@ class Worker:
         self.process.wait()
         self._socket.close()
 
-    async def _line(self, patience: float, message: bytes = b"") -> bytes:
-        """The child's next line; empty when it does not come in time, is too long, or the child has ended."""
+    async def _exchange_line(self, timeout_seconds: float, message: bytes = b"") -> bytes:
+        """Send a message and return the worker's next line; empty if it is late, too long or missing."""
         loop = asyncio.get_running_loop()
         try:
-            async with asyncio.timeout(patience):
+            async with asyncio.timeout(timeout_seconds):
                 if message:
                     await loop.sock_sendall(self._socket, message)
-                while b"\n" not in self._rest:
+                while b"\n" not in self._buffer:
                     part = await loop.sock_recv(self._socket, 1 << 16)
-                    if not part or len(self._rest) + len(part) > MAX_LINE:
+                    if not part or len(self._buffer) + len(part) > MAX_LINE_BYTES:
                         return b""
-                    self._rest += part
+                    self._buffer += part
         except (TimeoutError, ConnectionError):
             return b""
-        line, _, self._rest = self._rest.partition(b"\n")
+        line, _, self._buffer = self._buffer.partition(b"\n")
         return line
 
 
 class WorkerPool:
-    """A process's children of one module, at most ``SIZE``. For all threads and event loops."""
+    """The workers of one module, at most ``MAX_WORKERS``, shared by all threads and event loops."""
 
     def __init__(self, module: str) -> None:
         self._module = module
         self._lock = threading.Lock()
         self._idle: list[Worker] = []
-        self._busy = 0
-        self._turns: deque[Future[Worker]] = deque()
-        self._ahead = False
+        self._num_busy = 0
+        self._waiters: deque[Future[Worker]] = deque()
+        self._keeps_one_started = False
         _pools.append(self)
 
-    async def ask(self, question: Any, patience: float) -> Any:
-        """A child's answer; ``None`` when it was late or died, and another child takes its place.
+    async def call(self, request: Any, cpu_seconds: float) -> Any:
+        """Return a worker's reply; ``None`` if the worker was late or died, and is replaced.
 
-        ``patience``: seconds of processor time, so that a busy machine does not change what is late. Cancelling this
-        ends the child, which would go on otherwise.
+        The limit is processor time, so that load on the machine does not change which requests are late. Cancelling
+        the call ends the worker.
         """
         with keep_workers_alive():
-            child = await self._take()
+            worker = await self._take()
             try:
-                return await child.ask(question, patience)
+                return await worker.call(request, cpu_seconds)
             finally:
-                self._give_back(child)
+                self._give_back(worker)
 
-    def start_ahead(self) -> None:
-        """Start a child now, and from now on another one whenever the last one has ended."""
+    def prestart(self) -> None:
+        """Start a worker now, and another one whenever the last one has ended."""
         with self._lock:
-            self._ahead = True
+            self._keeps_one_started = True
             self._refill()
 
     def close(self) -> None:
-        """End the children; nobody may be asking."""
+        """End the idle workers; no call may be running."""
         with self._lock:
-            self._ahead = False
+            self._keeps_one_started = False
             idle, self._idle = self._idle, []
-        for child in idle:
-            child.close()
+        for worker in idle:
+            worker.close()
 
     @property
-    def children(self) -> list[Worker]:
-        """Children that nobody is asking."""
+    def idle_workers(self) -> list[Worker]:
+        """Workers without a request."""
         return list(self._idle)
 
     async def _take(self) -> Worker:
-        """A child for one question, in the order of asking."""
-        turn: Future[Worker] = Future()
+        """Return a worker for one request, first come, first served."""
+        waiter: Future[Worker] = Future()
         with self._lock:
-            self._turns.append(turn)
-            self._deal(most=max(1, self._busy))
-        waiting = asyncio.wrap_future(turn)
+            self._waiters.append(waiter)
+            self._assign(max_busy=max(1, self._num_busy))
+        assigned = asyncio.wrap_future(waiter)
         try:
-            await asyncio.wait({waiting}, timeout=SHARE_SECONDS)
-            if not waiting.done():
+            await asyncio.wait({assigned}, timeout=SHARE_SECONDS)
+            if not assigned.done():
                 with self._lock:
-                    self._deal(most=SIZE)
-            return await waiting
+                    self._assign(max_busy=MAX_WORKERS)
+            return await assigned
         except BaseException:
-            if not turn.cancel():
-                self._give_back(turn.result())
+            if not waiter.cancel():
+                self._give_back(waiter.result())
             raise
 
-    def _give_back(self, child: Worker) -> None:
+    def _give_back(self, worker: Worker) -> None:
         ended = None
         with self._lock:
-            busy, self._busy = self._busy, self._busy - 1
-            if child.alive:
-                self._idle.append(child)
+            num_busy, self._num_busy = self._num_busy, self._num_busy - 1
+            if worker.is_alive:
+                self._idle.append(worker)
             else:
-                ended = child
-            self._deal(most=busy)
+                ended = worker
+            self._assign(max_busy=num_busy)
             self._refill()
         if ended is not None:
             ended.close()
 
-    def _deal(self, most: int) -> None:
-        """Give those whose turn it is a child, started for them as long as fewer than ``most`` are busy."""
-        while self._turns and (self._idle or self._busy < most):
-            turn = self._turns.popleft()
-            if not turn.set_running_or_notify_cancel():  # nobody waits for it any more
+    def _assign(self, max_busy: int) -> None:
+        """Assign workers to waiting calls, and start new ones while fewer than ``max_busy`` are busy."""
+        while self._waiters and (self._idle or self._num_busy < max_busy):
+            waiter = self._waiters.popleft()
+            if not waiter.set_running_or_notify_cancel():  # its call was cancelled
                 continue
             try:
-                child = self._next()
+                worker = self._next_worker()
             except OSError as error:
-                turn.set_exception(error)
+                waiter.set_exception(error)
             else:
-                self._busy += 1
-                turn.set_result(child)
+                self._num_busy += 1
+                waiter.set_result(worker)
 
-    def _next(self) -> Worker:
+    def _next_worker(self) -> Worker:
         while self._idle:
-            child = self._idle.pop()
-            if child.alive:
-                return child
-            child.close()
+            worker = self._idle.pop()
+            if worker.is_alive:
+                return worker
+            worker.close()
         return Worker(self._module)
 
     def _refill(self) -> None:
-        if self._ahead and not self._idle and not self._busy:
+        if self._keeps_one_started and not self._idle and not self._num_busy:
             self._idle.append(Worker(self._module))

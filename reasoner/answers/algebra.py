@@ -20,7 +20,7 @@ from sympy import Expr, Float, I, Integral, Limit, Product, Rational, Set, Sum, 
 from sympy.core.relational import Relational
 
 from reasoner.answers import numbers, plain
-from reasoner.answers.units import same_amount
+from reasoner.answers.units import are_same_amount
 
 EXACT = 1e-9
 """Relative difference from which two values without decimals differ."""
@@ -42,14 +42,14 @@ _COMPARES = re.compile(r"[<>]|\\(?:le|ge|leq|geq|lt|gt|ne|neq|leqslant|geqslant)
 _WORDY = re.compile(r"\s*,?\s*(?<![A-Za-z\\])(?:and|or)(?![A-Za-z])\s*")
 
 
-def equal(a: str, b: str) -> bool:
+def are_equal(a: str, b: str) -> bool:
     """Return whether two canonical answers are the same mathematics; the same from both sides."""
-    decided = plain.decide(a, b)
+    decided = plain.decide_equal(a, b)
     if decided is not None:
         return decided
     a, unit = numbers.split_unit(a)
     b, other = numbers.split_unit(b)
-    if not same_amount(Fraction(1), unit, Fraction(1), other):
+    if not are_same_amount(Fraction(1), unit, Fraction(1), other):
         return False
     return _equal_lists(a, b) if _is_list(a) or _is_list(b) else _equal_formulas(a, b)
 
@@ -58,11 +58,11 @@ def equal(a: str, b: str) -> bool:
 
 
 def _is_list(text: str) -> bool:
-    return split(text) is not None
+    return split_list(text) is not None
 
 
 @lru_cache(maxsize=1024)
-def split(text: str) -> tuple[str, tuple[str, ...]] | None:
+def split_list(text: str) -> tuple[str, tuple[str, ...]] | None:
     r"""Return the brackets and the parts of several formulas; ``None`` for one. ``A \pm B`` are two."""
     text = _MEMBER.sub("", text, count=1) if _MEMBER.match(text) else text
     equation = re.fullmatch(r"(\([A-Za-z](?:,[A-Za-z])+\)|[A-Za-z])=(.*)", text)
@@ -100,7 +100,7 @@ def _top_level(text: str) -> tuple[str, ...] | None:
 
 
 def _equal_lists(a: str, b: str) -> bool:
-    ours, theirs = split(a), split(b)
+    ours, theirs = split_list(a), split_list(b)
     if ours is None or theirs is None:
         one = ours or theirs
         assert one is not None
@@ -113,10 +113,10 @@ def _equal_lists(a: str, b: str) -> bool:
     if len(ours[1]) != len(theirs[1]):
         return False
     if kinds <= {"", "{}"}:
-        return plain.pairs_up(ours[1], theirs[1], equal) and plain.pairs_up(theirs[1], ours[1], equal)
+        return plain.can_pair_up(ours[1], theirs[1], are_equal) and plain.can_pair_up(theirs[1], ours[1], are_equal)
     if len(kinds) == 2 and not (kinds == {"", "()"} or (kinds == {"", "[]"} and len(ours[1]) > 2)):
         return False
-    return all(map(equal, ours[1], theirs[1]))
+    return all(map(are_equal, ours[1], theirs[1]))
 
 
 def _is_odd(text: str) -> bool:
@@ -134,7 +134,7 @@ def _equal_formulas(a: str, b: str) -> bool:
             return _equal_equations(ours, theirs)
         for equation, other in ((ours, b), (theirs, a)):
             if equation:
-                return _is_name(equation[0]) and equal(equation[1], other)
+                return _is_name(equation[0]) and are_equal(equation[1], other)
     return _equal_expressions(_read(_without_member(a, b)), _read(_without_member(b, a)))
 
 
@@ -158,7 +158,7 @@ def _is_name(side: str) -> bool:
 
 def _equal_equations(ours: tuple[str, str], theirs: tuple[str, str]) -> bool:
     if ours[0] == theirs[0]:
-        return equal(ours[1], theirs[1])
+        return are_equal(ours[1], theirs[1])
     left, right, other_left, other_right = (_one_expression(_read(side)) for side in (*ours, *theirs))
     if left is None or right is None or other_left is None or other_right is None:
         return _verified("=".join(ours), "=".join(theirs))
@@ -242,7 +242,7 @@ def _unified(expression: Any) -> Any:
 @lru_cache(maxsize=1024)
 def _read(text: str) -> list[Any]:
     """Return math-verify's parses of an answer: expressions, then the text."""
-    number = plain.read(text)
+    number = plain.parse_plain(text)
     if isinstance(number, numbers.Number) and not number.percent:
         return [_number(number.value)]
     parsed: list[Any] = parse(f"${text}$", extraction_config=_LATEX, parsing_timeout=None)
@@ -251,7 +251,7 @@ def _read(text: str) -> list[Any]:
 
 def _number(value: Fraction) -> Any:
     """Return a float for a decimal with many digits, which may be rounded: sympy knows that of floats."""
-    places = numbers.places(value)
+    places = numbers.count_decimals(value)
     if places is None or places < numbers.ROUNDED_DIGITS:
         return Rational(value.numerator, value.denominator)
     return Float(Rational(value.numerator, value.denominator), 15)

@@ -6,9 +6,9 @@ import re
 from fractions import Fraction
 from functools import lru_cache
 
-from reasoner.answers.normalize import normalize, plain_characters
+from reasoner.answers.normalize import normalize, simplify_characters
 from reasoner.answers.numbers import split_unit
-from reasoner.answers.plain import read
+from reasoner.answers.plain import parse_plain
 from reasoner.answers.spec import Compare
 
 _PLAIN_NUMBER = re.compile(r"[+-]?(?:(?:[1-9]\d{0,2}(?:,\d{3})+|\d+)(?:\.\d*)?|\.\d+)(?:\s?/\s?(\d+))?")
@@ -31,11 +31,11 @@ def canonicalize(answer: str, compare: Compare = "math") -> str:
     if compare == "code":
         return "\n".join(line.rstrip() for line in answer.strip("\n").splitlines() if line.strip())
     if compare == "choice":
-        letter = _CHOICE.search(plain_characters(answer))
+        letter = _CHOICE.search(simplify_characters(answer))
         return letter.group().upper() if letter else answer.strip().casefold()
     if compare == "text":
         return _text(answer)
-    plain = read(answer)
+    plain = parse_plain(answer)
     if plain is not None:
         form = str(plain)
         if len(form) <= _MAX_DIGITS:

@@ -15,7 +15,7 @@ from reasoner.deadline import SecondsLeft, run_within, unlimited
 from reasoner.subprocess_pool import WorkerPool, keep_workers_alive
 
 POOL = WorkerPool("reasoner.answers.equivalence_worker")
-PATIENCE = 5.0
+CPU_SECONDS = 5.0
 """Seconds of processor time for one comparison."""
 MAX_LATE = 6
 """Comparisons that may be late in one job. From then on forms that differ are different answers."""
@@ -35,9 +35,9 @@ async def _ask_anew(key: str, find: Callable[[], Awaitable[str | None]]) -> str 
 class Equivalence:
     """Compares canonical answers, one at a time. As an async context manager it keeps the children for its block."""
 
-    def __init__(self, settle: Settle = _ask_anew, time_left: SecondsLeft = unlimited) -> None:
+    def __init__(self, settle: Settle = _ask_anew, seconds_left: SecondsLeft = unlimited) -> None:
         self._settle = settle
-        self._time_left = time_left
+        self._seconds_left = seconds_left
         self._kept = ExitStack()
         self._known: dict[frozenset[str], bool] = {}
         self._settled = 0
@@ -46,7 +46,7 @@ class Equivalence:
 
     def settled_by(self, settle: Settle) -> Equivalence:
         """Return the same comparisons within the same time, settled elsewhere."""
-        return Equivalence(settle, self._time_left)
+        return Equivalence(settle, self._seconds_left)
 
     async def __aenter__(self) -> Equivalence:
         self._kept.enter_context(keep_workers_alive())
@@ -90,7 +90,7 @@ class Equivalence:
             return True
         if max(len(a), len(b)) > MAX_CHARS:
             return False
-        if (same := plain.decide(a, b)) is not None:
+        if (same := plain.decide_equal(a, b)) is not None:
             return same
         return self._known.get(frozenset((a, b)))
 
@@ -98,6 +98,6 @@ class Equivalence:
         if self._late >= MAX_LATE or self._questions >= MAX_QUESTIONS:
             return False
         self._questions += 1
-        answer = await run_within(self._time_left(), lambda: POOL.ask([a, b], PATIENCE))
+        answer = await run_within(self._seconds_left(), lambda: POOL.call([a, b], CPU_SECONDS))
         self._late += answer is None
         return answer is True

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import logging
 
-from reasoner.answers.algebra import equal
+from reasoner.answers.algebra import are_equal
 from reasoner.subprocess_worker import serve
 
 
 def main() -> None:
     logging.disable()  # math-verify reports every answer that it cannot parse; that is not an event here
-    serve(lambda pair: equal(*pair))
+    serve(lambda pair: are_equal(*pair))
 
 
 if __name__ == "__main__":

@@ -78,7 +78,7 @@ _WRAPPERS = (
 )
 
 
-def plain_characters(text: str) -> str:
+def simplify_characters(text: str) -> str:
     """Return the text in ASCII where it has a usual way to be written so."""
     if text.isascii():
         return text
@@ -106,7 +106,7 @@ def normalize(text: str) -> str:
     """Return the answer in one way of writing; what is longer than ``MAX_CHARS`` with its white space made single."""
     if len(text) > MAX_CHARS:
         return _SPACES.sub(" ", text).strip()
-    text = _GROUPS.sub("", _unwrap(without_signs(_unwrap(plain_characters(text)))))
+    text = _GROUPS.sub("", _unwrap(strip_signs(_unwrap(simplify_characters(text)))))
     text = _SPACE.sub(" ", _NARROW.sub("", text))
     text = _COLOUR.sub("", _SIZED.sub("", text))
     for _ in range(3):  # as deep as they are nested
@@ -165,7 +165,7 @@ def is_formula(inner: str, following: str) -> bool:
     )
 
 
-def without_signs(text: str) -> str:
+def strip_signs(text: str) -> str:
     """Return the text without the signs around formulas in it; prices keep theirs."""
     if text.count("$") < 2:
         return text

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
 
-from reasoner.answers.units import CURRENCIES, NO_UNIT, Unit, how_many, measure, read_unit, same_amount
+from reasoner.answers.units import CURRENCIES, NO_UNIT, Unit, are_same_amount, convert, parse_measure, read_unit
 
 MAX_EXPONENT = 400
 """Largest power of ten that is multiplied out."""
@@ -96,7 +96,7 @@ def read_number(text: str, *, alone: bool = True) -> Number | None:
     money = _MONEY.match(text)
     unit = NO_UNIT
     if money is not None:
-        unit = Unit(measure(money.group(1) or money.group(2).lower().rstrip(".")) or "")
+        unit = Unit(parse_measure(money.group(1) or money.group(2).lower().rstrip(".")) or "")
         more, text = _signed(text[money.end() :])
         sign *= more
         text = _EUROPEAN.sub(r"\1.\2", text)
@@ -182,7 +182,7 @@ def _tail(tail: str, value: Fraction, unit: Unit) -> tuple[Fraction, Unit, bool]
     else:
         behind = _MONEY_BEHIND.match(tail)
         if behind is not None and not unit.above:
-            unit, tail = Unit(measure(behind.group(1)) or ""), tail[behind.end() :]
+            unit, tail = Unit(parse_measure(behind.group(1)) or ""), tail[behind.end() :]
     if not tail:
         return value, unit, percent is not None
     if not _counts(tail):
@@ -210,10 +210,10 @@ def _counts(tail: str) -> bool:
             return tail[0] in "°¢"
         letters = glued.group(1)
         return letters in ("st", "nd", "rd", "th") or (
-            measure(letters) is not None and (len(letters) > 1 or tail[0] == "/")
+            parse_measure(letters) is not None and (len(letters) > 1 or tail[0] == "/")
         )
     first = WORD.findall(tail)[0]
-    return measure(first) is not None or len(first) >= 3 or first.lower() in _SHORT or tail.strip()[0] in "([°"
+    return parse_measure(first) is not None or len(first) >= 3 or first.lower() in _SHORT or tail.strip()[0] in "([°"
 
 
 def split_unit(text: str) -> tuple[str, Unit]:
@@ -228,7 +228,7 @@ def split_unit(text: str) -> tuple[str, Unit]:
     return found.group(1), read_unit(found.group(2))
 
 
-def result_of(text: str) -> str:
+def take_result(text: str) -> str:
     """Return the result of a calculation (16 - 7 = 9), with the name that it may begin with."""
     if "=" not in text or len(sides := text.split("=")) > 10:
         return text
@@ -252,26 +252,26 @@ def read_compound(text: str) -> Number | None:
     first, *others = (number for number in numbers if number is not None)
     total = first.value
     for other in others:
-        ratio = how_many(other.unit, first.unit)
+        ratio = convert(other.unit, first.unit)
         if ratio is None or ratio >= 1 or other.value < 0:
             return None
         total += other.value * ratio
     return Number(total, first.unit)
 
 
-def same_name(a: str, b: str) -> bool:
+def have_same_name(a: str, b: str) -> bool:
     """Return whether two names are equal, or one is missing."""
     return not a or not b or a == b
 
 
-def same_number(a: Number, b: Number) -> bool:
+def are_same_number(a: Number, b: Number) -> bool:
     """Return whether two numbers are equal but for their names."""
     if a.base or b.base:
         return a.value == b.value if a.base and b.base else _digits(a) == _digits(b)
     if a.percent != b.percent and NO_UNIT in (a.unit, b.unit):
         part, whole = (a.value, b.value) if a.percent else (b.value, a.value)
         return whole in (part, part / 100)
-    return same_amount(a.value, a.unit, b.value, b.unit) or (a.unit == b.unit and _rounded(a.value, b.value))
+    return are_same_amount(a.value, a.unit, b.value, b.unit) or (a.unit == b.unit and _rounded(a.value, b.value))
 
 
 def _digits(number: Number) -> str:
@@ -280,7 +280,7 @@ def _digits(number: Number) -> str:
 
 def _rounded(a: Fraction, b: Fraction) -> bool:
     """Return whether one is a long decimal and the other the periodic fraction that it was rounded or cut from."""
-    ours, theirs = places(a), places(b)
+    ours, theirs = count_decimals(a), count_decimals(b)
     if (ours is None) == (theirs is None):
         return False
     decimal, periodic, count = (a, b, ours) if ours is not None else (b, a, theirs)
@@ -290,6 +290,6 @@ def _rounded(a: Fraction, b: Fraction) -> bool:
 
 
 @lru_cache(maxsize=1024)
-def places(value: Fraction) -> int | None:
+def count_decimals(value: Fraction) -> int | None:
     """Return the digits behind the decimal point, ``None`` for more than fifty."""
     return next((count for count in range(50) if not 10**count % value.denominator), None)

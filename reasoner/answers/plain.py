@@ -19,12 +19,12 @@ from reasoner.answers.normalize import MAX_CHARS, normalize
 from reasoner.answers.numbers import (
     WORD,
     Number,
+    are_same_number,
+    have_same_name,
     read_compound,
     read_number,
-    result_of,
-    same_name,
-    same_number,
     split_name,
+    take_result,
 )
 
 T = TypeVar("T")
@@ -67,17 +67,17 @@ Plain = Number | Items | Words
 
 
 @lru_cache(maxsize=4096)
-def read(answer: str) -> Plain | None:
+def parse_plain(answer: str) -> Plain | None:
     """Return what an answer plainly says; ``None`` when it is a formula, or too long to look at."""
     if len(answer) > MAX_CHARS:
         return None
-    text = result_of(normalize(answer))
+    text = take_result(normalize(answer))
     return read_number(text) or read_compound(text) or _items(text) or _words(text)
 
 
-def number_of(answer: str) -> Fraction | None:
+def parse_number(answer: str) -> Fraction | None:
     """Return the number that an answer is, exactly, whatever its unit; ``None`` for a formula, a list and words."""
-    plain = read(answer)
+    plain = parse_plain(answer)
     return plain.value if isinstance(plain, Number) and not plain.base else None
 
 
@@ -135,31 +135,31 @@ def _words(text: str) -> Words | None:
     return None
 
 
-def decide(a: str, b: str) -> bool | None:
+def decide_equal(a: str, b: str) -> bool | None:
     """Return whether two answers are equal; ``None`` where that takes algebra. Prose is equal to prose alone."""
-    ours, theirs = read(a), read(b)
+    ours, theirs = parse_plain(a), parse_plain(b)
     if ours is not None and theirs is not None:
-        return same(ours, theirs)
+        return are_same(ours, theirs)
     prose = next((one for one in (ours, theirs) if isinstance(one, Words)), None)
     return None if prose is None or prose.text.isalpha() or ":" in prose.text else False
 
 
-def differ(a: str, b: str) -> bool:
+def differs_plainly(a: str, b: str) -> bool:
     """Return whether two answers are different without a doubt."""
-    return decide(a, b) is False
+    return decide_equal(a, b) is False
 
 
-def same(a: Plain, b: Plain) -> bool:
+def are_same(a: Plain, b: Plain) -> bool:
     """Return whether two plain answers are equal; the same from both sides."""
     if isinstance(a, Number) and isinstance(b, Number):
-        return same_name(a.name, b.name) and same_number(a, b)
+        return have_same_name(a.name, b.name) and are_same_number(a, b)
     if isinstance(a, Items) and isinstance(b, Items):
         return _same_items(a, b)
     if isinstance(a, Words) and isinstance(b, Words):
         return _letters(a.text) == _letters(b.text)
     for one, other in ((a, b), (b, a)):
         if isinstance(one, Items) and isinstance(other, Number) and one.kind == "{}" and len(one.items) == 1:
-            return same_name(one.name, other.name) and same_number(one.items[0], other)
+            return have_same_name(one.name, other.name) and are_same_number(one.items[0], other)
     return False
 
 
@@ -168,7 +168,7 @@ def _letters(text: str) -> str:
 
 
 def _same_items(a: Items, b: Items) -> bool:
-    if len(a.items) != len(b.items) or not same_name(a.name, b.name):
+    if len(a.items) != len(b.items) or not have_same_name(a.name, b.name):
         return False
     kinds = {a.kind, b.kind}
     if kinds <= {"", "{}"}:
@@ -178,15 +178,15 @@ def _same_items(a: Items, b: Items) -> bool:
             return _pair_up(a.items, b.items)
     elif len(kinds) == 2 and not (kinds == {"", "()"} or (kinds == {"", "[]"} and len(a.items) > 2)):
         return False
-    return all(map(same, a.items, b.items))
+    return all(map(are_same, a.items, b.items))
 
 
 def _pair_up(ours: tuple[Number, ...], theirs: tuple[Number, ...]) -> bool:
     """Return whether each number has one of its own that it is the same as, from both sides."""
-    return pairs_up(ours, theirs, same) and pairs_up(theirs, ours, same)
+    return can_pair_up(ours, theirs, are_same) and can_pair_up(theirs, ours, are_same)
 
 
-def pairs_up(ours: Sequence[T], theirs: Sequence[T], equal: Callable[[T, T], bool]) -> bool:
+def can_pair_up(ours: Sequence[T], theirs: Sequence[T], equal: Callable[[T, T], bool]) -> bool:
     """Return whether every one of ``ours`` finds an equal one in ``theirs`` that no other took."""
     left = list(theirs)
     for one in ours:

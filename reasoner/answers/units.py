@@ -102,7 +102,7 @@ def _measures() -> dict[str, tuple[str, str, Fraction]]:
 _MEASURES = _measures()
 
 
-def measure(word: str) -> str | None:
+def parse_measure(word: str) -> str | None:
     """Return the one name of the measure that a word is; one-letter words keep their case, others may change it."""
     known = _MEASURES.get(word) or (_MEASURES.get(word.lower().rstrip(".")) if len(word) > 1 else None)
     return known[0] if known else None
@@ -126,15 +126,15 @@ def read_unit(text: str) -> Unit:
 def _one(words: list[str], at: int) -> tuple[str, int, int]:
     """Return one measure with its power, and where it ends."""
     power = 1
-    if at < len(words) and words[at].lower() in _AREA and at + 1 < len(words) and measure(words[at + 1]):
+    if at < len(words) and words[at].lower() in _AREA and at + 1 < len(words) and parse_measure(words[at + 1]):
         power = _AREA[words[at].lower()]
         at += 1
-    name = measure(words[at]) if at < len(words) else None
+    name = parse_measure(words[at]) if at < len(words) else None
     if name is None:
         return "", 1, at
     at += 1
-    if name == "degree" and at < len(words) and measure(words[at]) in ("°C", "°F"):
-        name = str(measure(words[at]))
+    if name == "degree" and at < len(words) and parse_measure(words[at]) in ("°C", "°F"):
+        name = str(parse_measure(words[at]))
         at += 1
     if at < len(words) and (words[at][0] == "^" or words[at].lower() in _POWER_WORDS):
         power = int(words[at][1]) if words[at][0] == "^" else _POWER_WORDS[words[at].lower()]
@@ -142,7 +142,7 @@ def _one(words: list[str], at: int) -> tuple[str, int, int]:
     return name, power, at
 
 
-def same_amount(a: Fraction, unit: Unit, b: Fraction, other: Unit) -> bool:
+def are_same_amount(a: Fraction, unit: Unit, b: Fraction, other: Unit) -> bool:
     """Return whether two amounts are the same by this module's rule."""
     if unit == other:
         return a == b
@@ -151,7 +151,7 @@ def same_amount(a: Fraction, unit: Unit, b: Fraction, other: Unit) -> bool:
     return above is not None and below is not None and a * above == b * below
 
 
-def how_many(unit: Unit, other: Unit) -> Fraction | None:
+def convert(unit: Unit, other: Unit) -> Fraction | None:
     """Return how many of the other measure one is; ``None`` where they measure different things."""
     if not unit.above or not other.above or unit.below or other.below:
         return None

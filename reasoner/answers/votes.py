@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from reasoner.answers.canonical import canonicalize
-from reasoner.answers.plain import differ
+from reasoner.answers.equivalence import Equivalence
+from reasoner.answers.plain import differs_plainly
 from reasoner.answers.spec import AnswerSpec
 from reasoner.base_model import StrictModel
 from reasoner.tree import Node
-
-if TYPE_CHECKING:  # which compares by ``reasoner.answers.plain``
-    from reasoner.answers.equivalence import Equivalence
 
 
 class Vote(StrictModel):
@@ -23,7 +20,7 @@ class Vote(StrictModel):
     weight: float
 
 
-async def group_equivalent(candidates: Sequence[Node], how: AnswerSpec, equivalence: Equivalence) -> list[list[Node]]:
+async def group_equivalent(candidates: Sequence[Node], spec: AnswerSpec, equivalence: Equivalence) -> list[list[Node]]:
     """Group candidates by equivalent answer, in order of first appearance.
 
     Canonical forms are compared, and where mathematics is asked for and forms differ that are no plain answers
@@ -36,11 +33,13 @@ async def group_equivalent(candidates: Sequence[Node], how: AnswerSpec, equivale
     for node in candidates:
         if node.answer is None:
             continue
-        form = canonicalize(node.answer, how.compare)
+        form = canonicalize(node.answer, spec.compare)
         if form not in class_of:
             first = form
-            if how.compare == "math":
-                possible = [key for key, others in forms.items() if not any(differ(form, other) for other in others)]
+            if spec.compare == "math":
+                possible = [
+                    key for key, others in forms.items() if not any(differs_plainly(form, other) for other in others)
+                ]
                 first = await equivalence.representative(form, possible)
             class_of[form] = first
             forms.setdefault(first, []).append(form)

@@ -10,7 +10,7 @@ from fractions import Fraction
 from engine.protocol.types import InvalidRequest
 from engine.threads.processors import find_processors
 from reasoner.answers.canonical import canonicalize
-from reasoner.answers.plain import number_of
+from reasoner.answers.plain import parse_number
 from reasoner.budget.ledger import Ledger
 from reasoner.deadline import run_within
 from reasoner.jobs.rule_specs import (
@@ -22,7 +22,7 @@ from reasoner.jobs.rule_specs import (
     RegexVerifier,
     Rule,
 )
-from reasoner.regex import matches, pattern_error
+from reasoner.regex import find_pattern_error, matches_fully
 from reasoner.sandbox.runner import Limits, SandboxRefused, run_tests
 from reasoner.search.scoring import NodeScore, NodeScorer
 from reasoner.subprocess_pool import WorkerPool
@@ -49,7 +49,7 @@ async def open_rule(context: VerifierContext) -> NodeScorer:
         case PythonVerifier() if not context.unlocked_tests:
             await run_within(context.ledger.seconds_until_cut(), _probe)
         case RegexVerifier(pattern=pattern):
-            if error := await run_within(context.ledger.seconds_until_cut(), lambda: pattern_error(pattern)):
+            if error := await run_within(context.ledger.seconds_until_cut(), lambda: find_pattern_error(pattern)):
                 raise InvalidRequest(error, "verifier.pattern")
     return RuleScorer(_check(rule, context), None if isinstance(rule, INSTANT) else context.ledger)
 
@@ -99,7 +99,7 @@ def _check(rule: Rule, context: VerifierContext) -> Check:
             case MathVerifier():
                 return float(await context.equivalence.equal(canonicalize(rule.expected), canonicalize(answer)))
             case RegexVerifier():
-                return float(await matches(rule.pattern, answer))
+                return float(await matches_fully(rule.pattern, answer))
             case JsonSchemaVerifier():
                 return float(await _valid(rule, answer))
             case PythonVerifier():
@@ -110,7 +110,7 @@ def _check(rule: Rule, context: VerifierContext) -> Check:
 
 def is_within_tolerance(answer: str, rule: NumericVerifier) -> bool:
     """By exact arithmetic: 0.1 + 0.2 is 0.3 here, and nothing that is no number is near anything."""
-    value = number_of(answer)
+    value = parse_number(answer)
     if value is None:
         return False
     expected = Fraction(str(rule.expected))
@@ -119,7 +119,7 @@ def is_within_tolerance(answer: str, rule: NumericVerifier) -> bool:
 
 
 async def _valid(rule: JsonSchemaVerifier, answer: str) -> bool:
-    return await SCHEMAS.ask({"schema": rule.json_schema, "text": answer}, SCHEMA_TIMEOUT_SECONDS) is True
+    return await SCHEMAS.call({"schema": rule.json_schema, "text": answer}, SCHEMA_TIMEOUT_SECONDS) is True
 
 
 async def _tested(rule: PythonVerifier, answer: str, *, locked: bool) -> float:

@@ -1,14 +1,14 @@
-"""Tests of the domain share the processes that compare answers and match patterns."""
+"""Fixtures of the tests of ``reasoner``: all share the workers that compare answers and match patterns."""
 
 from __future__ import annotations
 
 import pytest
 
-from tests.children import no_children, warm_children
+from tests.worker_pools import no_workers, warm_workers
 
-__all__ = ["no_children", "warm_children"]
+__all__ = ["no_workers", "warm_workers"]
 
 
 @pytest.fixture(autouse=True)
-def _shared(warm_children: None) -> None:
-    """Keep them from the first test on."""
+def _shared(warm_workers: None) -> None:
+    """Keep the workers from the first test on."""

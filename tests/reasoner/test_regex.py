@@ -13,7 +13,15 @@ from hypothesis import strategies as st
 from reasoner import regex as patterns
 from reasoner import regex_worker
 from reasoner.jobs.spec import JobSpec
-from reasoner.regex import MAX_PARTS, LastMatch, check_pattern, matches, parts, pattern_error, search_last
+from reasoner.regex import (
+    MAX_PARTS,
+    LastMatch,
+    check_pattern,
+    count_parts,
+    find_pattern_error,
+    matches_fully,
+    search_last,
+)
 from reasoner.subprocess_pool import keep_workers_alive
 
 
@@ -48,13 +56,13 @@ def test_the_parts_of_a_pattern_are_counted_as_it_was_built_and_what_is_accepted
     built: tuple[str, int],
 ) -> None:
     pattern, size = built
-    assert parts(re._parser.parse(pattern)) == size  # type: ignore[attr-defined]
+    assert count_parts(re._parser.parse(pattern)) == size  # type: ignore[attr-defined]
     if len(pattern) > 1000 or size > MAX_PARTS:
         with pytest.raises(ValueError, match=r"multiply to more than|at most 1000"):
             check_pattern(pattern)
         return
     assert check_pattern(pattern) == pattern
-    assert regex_worker.answer(["error", pattern]) == ""
+    assert regex_worker.handle(["error", pattern]) == ""
 
 
 @pytest.mark.parametrize(
@@ -66,7 +74,7 @@ def test_the_parts_of_a_pattern_are_counted_as_it_was_built_and_what_is_accepted
 )  # fmt: skip
 def test_long_repetitions_that_stay_small_are_accepted(pattern: str) -> None:
     assert check_pattern(pattern) == pattern
-    assert regex_worker.answer(["error", pattern]) == ""
+    assert regex_worker.handle(["error", pattern]) == ""
 
 
 @pytest.mark.parametrize("pattern", ["(", "a{2,1}", "(?<n>a)", "[b-a]", "(?:" * 400, "a{99999999999}", r"\1", "(?P<n"])
@@ -95,12 +103,17 @@ def test_a_job_is_checked_without_compiling_any_of_its_patterns(monkeypatch: pyt
 
 async def test_the_child_compiles_matches_and_searches(monkeypatch: pytest.MonkeyPatch) -> None:
     with keep_workers_alive():
-        assert await pattern_error("a+b?") == ""
-        assert await pattern_error("(") == "not a regular expression: missing ) at position 1"
-        assert [await matches("a+b?", text) for text in ("aab", "b", "aabc", "xaab")] == [True, False, False, False]
+        assert await find_pattern_error("a+b?") == ""
+        assert await find_pattern_error("(") == "not a regular expression: missing ) at position 1"
+        assert [await matches_fully("a+b?", text) for text in ("aab", "b", "aabc", "xaab")] == [
+            True,
+            False,
+            False,
+            False,
+        ]
         assert await search_last("<(.)>", "<1><2> ") == LastMatch("2", 6)
         assert await search_last("<(.)?>", "<>") == LastMatch(None, 2)
         assert await search_last("<(.)>", "") == LastMatch(None, None)
-        monkeypatch.setattr(patterns, "PATIENCE", 0.1)
+        monkeypatch.setattr(patterns, "CPU_SECONDS", 0.1)
         assert await search_last("(x+x+)+y", "x" * 5000) is None
-        assert not await matches("(x+x+)+y", "x" * 5000)
+        assert not await matches_fully("(x+x+)+y", "x" * 5000)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 
-from reasoner.answers.extraction.marked import boxed, json_answers, tagged
-from reasoner.answers.extraction.phrases import ExtractionStopped, last_matches
+from reasoner.answers.extraction.marked import find_boxed, iter_json_answers, iter_tagged
+from reasoner.answers.extraction.phrases import ExtractionStopped, iter_last_matches
 from reasoner.answers.normalize import WIDE
 
 _S = r"\s{0,20}"
@@ -36,22 +36,22 @@ _BEGINS = re.compile(r"(?:\\(?:text|mathrm|textbf|mathbf)\{)?[^\w\\]{0,20}([A-Ja
 _REACH = 120
 
 
-def choice(text: str, ended: ExtractionStopped) -> str | None:
+def find_choice(text: str, stopped: ExtractionStopped) -> str | None:
     """Return the letter, A to J, in upper case."""
     text = text.translate(WIDE) if not text.isascii() else text
-    for marked in (boxed(text), *tagged(text, ended), *json_answers(text)):
+    for marked in (find_boxed(text), *iter_tagged(text, stopped), *iter_json_answers(text)):
         if marked is not None and (match := _BEGINS.match(marked)):
             return match.group(1).upper()
-    for cue in last_matches(_CUES, text):
-        letter = _said(text, cue.start(), ended)
+    for cue in iter_last_matches(_CUES, text):
+        letter = _said(text, cue.start(), stopped)
         if letter is not None:
             return letter
     lines = text.rstrip().rsplit("\n", 1)
-    alone = _ALONE.fullmatch(lines[-1][:100]) if ended == "end" else None
+    alone = _ALONE.fullmatch(lines[-1][:100]) if stopped == "end" else None
     return None if alone is None else alone.group(1)
 
 
-def _said(text: str, at: int, ended: ExtractionStopped) -> str | None:
+def _said(text: str, at: int, stopped: ExtractionStopped) -> str | None:
     begin = max(0, at - _REACH)
     for right in _IS_RIGHT.finditer(text, begin, at + 10):
         if right.end() > at:
@@ -62,6 +62,6 @@ def _said(text: str, at: int, ended: ExtractionStopped) -> str | None:
     letter, closed = stated.group("letter"), bool(stated.group("closed"))
     if closed and re.search(r"[(\[{\u3010*`\"']", stated.group("opening")):
         return letter.upper()
-    if letter.isupper() and (ended != "inside" or stated.end() < len(text)):  # else the first letter of a word
+    if letter.isupper() and (stopped != "inside" or stated.end() < len(text)):  # else the first letter of a word
         return letter
     return None

@@ -11,11 +11,11 @@ from collections.abc import Iterator
 from itertools import chain
 
 from reasoner.answers import plain
-from reasoner.answers.extraction.choices import choice
-from reasoner.answers.extraction.last_line import last_line
-from reasoner.answers.extraction.marked import boxed, find_box, hashes, json_answers, tagged
-from reasoner.answers.extraction.phrases import ANNOUNCES, ExtractionStopped, phrases
-from reasoner.answers.extraction.statement import as_mathematics, only_number
+from reasoner.answers.extraction.choices import find_choice
+from reasoner.answers.extraction.last_line import find_in_last_line
+from reasoner.answers.extraction.marked import find_box, find_boxed, iter_hashes, iter_json_answers, iter_tagged
+from reasoner.answers.extraction.phrases import ANNOUNCES, ExtractionStopped, iter_phrases
+from reasoner.answers.extraction.statement import extract_mathematics, find_only_number
 from reasoner.answers.normalize import WIDE, normalize
 from reasoner.answers.spec import AnswerSpec, CodeExtract, RegexExtract
 
@@ -31,11 +31,11 @@ _NEXT_QUESTION = re.compile(
 _HTML = re.compile(r"</?(?:b|strong|i|em|u|p|br|span|code|mark|center|h[1-6])\s?/?>", re.IGNORECASE)
 
 
-def extract_answer(text: str, how: AnswerSpec | None = None, ended: ExtractionStopped = "end") -> str | None:
+def extract_answer(text: str, spec: AnswerSpec | None = None, stopped: ExtractionStopped = "end") -> str | None:
     """Return the answer of a solution, or of what there is of it; ``None`` when it states none."""
-    how = how or AnswerSpec()
+    spec = spec or AnswerSpec()
     stated = strip_thinking(text)
-    answer = None if stated is None else _extract(how, stated, ended)
+    answer = None if stated is None else _extract(spec, stated, stopped)
     return answer if answer and len(answer) <= MAX_CHARS else None
 
 
@@ -48,8 +48,8 @@ def strip_thinking(text: str) -> str | None:
     return None if "<think>" in text else text
 
 
-def _extract(how: AnswerSpec, text: str, ended: ExtractionStopped) -> str | None:
-    match how.compare if how.extract == "auto" else how.extract:
+def _extract(spec: AnswerSpec, text: str, stopped: ExtractionStopped) -> str | None:
+    match spec.compare if spec.extract == "auto" else spec.extract:
         case RegexExtract():
             raise ValueError("a client's pattern may search for ever: AnswerFinder lets a child process do it")
         case CodeExtract(code=language):
@@ -57,51 +57,53 @@ def _extract(how: AnswerSpec, text: str, ended: ExtractionStopped) -> str | None
         case "code":
             return _code(text, None)
         case "choice":
-            return choice(text, ended)
+            return find_choice(text, stopped)
         case "boxed":
-            return boxed(text)
+            return find_boxed(text)
         case "phrase":
-            return next(phrases(text, ended), None)
+            return next(iter_phrases(text, stopped), None)
         case "hash":
-            return next(hashes(text, ended), None)
+            return next(iter_hashes(text, stopped), None)
         case "text":
-            return boxed(text) or next(_stated(text, ended), None)
+            return find_boxed(text) or next(_stated(text, stopped), None)
         case "math":
-            return _mathematics(text, ended)
+            return _mathematics(text, stopped)
 
 
-def _stated(text: str, ended: ExtractionStopped) -> Iterator[str]:
+def _stated(text: str, stopped: ExtractionStopped) -> Iterator[str]:
     """Yield what is stated outside of boxes: in tags, behind ####, as JSON, in phrases."""
-    return chain(tagged(text, ended), hashes(text, ended), json_answers(text), phrases(text, ended))
+    return chain(
+        iter_tagged(text, stopped), iter_hashes(text, stopped), iter_json_answers(text), iter_phrases(text, stopped)
+    )
 
 
-def _mathematics(text: str, ended: ExtractionStopped) -> str | None:
+def _mathematics(text: str, stopped: ExtractionStopped) -> str | None:
     """Return the answer before the first question that a model asks itself after it, or that of all of the text."""
     text = text if text.isascii() else text.translate(WIDE)
     text = _HTML.sub("", text) if "</" in text or "<br" in text else text
     asked = _NEXT_QUESTION.search(text)
     before = _stated_mathematics(text[: asked.start()], "step") if asked is not None else None
-    return before or _stated_mathematics(text, ended)
+    return before or _stated_mathematics(text, stopped)
 
 
-def _stated_mathematics(text: str, ended: ExtractionStopped) -> str | None:
+def _stated_mathematics(text: str, stopped: ExtractionStopped) -> str | None:
     """Return a box that nothing final follows, or the mathematics in what else is stated: "the answer is not obvious"
     states none."""
     box = find_box(text)
     if box is not None:
-        return _final_behind(text[box[1] :], ended) or _without_announcement(box[0])
-    answer = _first_mathematical(_stated(text, ended))
-    if answer is None and ended == "end":
-        said = map(only_number, chain(tagged(text, ended), phrases(text, ended)))
-        return next(filter(None, said), None) or last_line(text)
+        return _final_behind(text[box[1] :], stopped) or _without_announcement(box[0])
+    answer = _first_mathematical(_stated(text, stopped))
+    if answer is None and stopped == "end":
+        said = map(find_only_number, chain(iter_tagged(text, stopped), iter_phrases(text, stopped)))
+        return next(filter(None, said), None) or find_in_last_line(text)
     return answer
 
 
-def _final_behind(rest: str, ended: ExtractionStopped) -> str | None:
+def _final_behind(rest: str, stopped: ExtractionStopped) -> str | None:
     """Return what is marked or called final behind the last box, which was a step then."""
-    stated = chain(tagged(rest, ended), hashes(rest, ended), json_answers(rest))
+    stated = chain(iter_tagged(rest, stopped), iter_hashes(rest, stopped), iter_json_answers(rest))
     final = rest.lower().find("final answer")
-    return _first_mathematical(stated if final < 0 else chain(stated, phrases(rest[final:], ended)))
+    return _first_mathematical(stated if final < 0 else chain(stated, iter_phrases(rest[final:], stopped)))
 
 
 def _first_mathematical(stated: Iterator[str]) -> str | None:
@@ -111,17 +113,21 @@ def _first_mathematical(stated: Iterator[str]) -> str | None:
 
 def _mathematical(content: str) -> str | None:
     """Return the mathematics in what was marked or said, which may be a phrase again."""
-    answer = as_mathematics(content)
+    answer = extract_mathematics(content)
     if answer is None and ANNOUNCES.search(content):
-        return next((answer for said in phrases(content, "end") if (answer := as_mathematics(said))), None)
+        return next((answer for said in iter_phrases(content, "end") if (answer := extract_mathematics(said))), None)
     return answer
 
 
 def _without_announcement(content: str) -> str:
     r"""Return a box's content without "The answer is" in it."""
     if not ANNOUNCES.search(content):
-        return (only_number(normalize(content)) or content) if isinstance(plain.read(content), plain.Words) else content
-    return next(phrases(_TEXT_COMMAND.sub(r"\1", content), "end"), content)
+        return (
+            (find_only_number(normalize(content)) or content)
+            if isinstance(plain.parse_plain(content), plain.Words)
+            else content
+        )
+    return next(iter_phrases(_TEXT_COMMAND.sub(r"\1", content), "end"), content)
 
 
 def _code(text: str, language: str | None) -> str | None:

@@ -9,7 +9,7 @@ from reasoner.answers.extraction.extract import MAX_CHARS, extract_answer, strip
 from reasoner.answers.extraction.phrases import ExtractionStopped
 from reasoner.answers.spec import AnswerSpec, RegexExtract
 from reasoner.deadline import SecondsLeft, run_within, unlimited
-from reasoner.regex import pattern_error, search_last
+from reasoner.regex import find_pattern_error, search_last
 
 MAX_LATE = 6
 """Searches of one job that may be late. From then on its pattern is not asked any more."""
@@ -20,33 +20,33 @@ log = logging.getLogger("reasoner.answers")
 class AnswerFinder:
     """Finds answers as a job asks for it, a client's pattern in a child process and within the job's time."""
 
-    def __init__(self, how: AnswerSpec, time_left: SecondsLeft = unlimited) -> None:
-        self._how = how
-        self._time_left = time_left
+    def __init__(self, spec: AnswerSpec, seconds_left: SecondsLeft = unlimited) -> None:
+        self._spec = spec
+        self._seconds_left = seconds_left
         self._late = 0
 
     async def check(self) -> None:
         """Raise ``InvalidRequest`` for a pattern that cannot be used: it is compiled here for the first time."""
-        if isinstance(self._how.extract, RegexExtract):
-            pattern = self._how.extract.regex
-            if error := await run_within(self._time_left(), lambda: pattern_error(pattern)):
+        if isinstance(self._spec.extract, RegexExtract):
+            pattern = self._spec.extract.regex
+            if error := await run_within(self._seconds_left(), lambda: find_pattern_error(pattern)):
                 raise InvalidRequest(error, "answer.extract.regex")
 
-    async def find(self, text: str, ended: ExtractionStopped = "end") -> str | None:
+    async def find(self, text: str, stopped: ExtractionStopped = "end") -> str | None:
         """Return ``extract_answer``'s answer; none from a pattern whose search was late, which is logged once."""
-        if not isinstance(self._how.extract, RegexExtract):
-            return extract_answer(text, self._how, ended)
+        if not isinstance(self._spec.extract, RegexExtract):
+            return extract_answer(text, self._spec, stopped)
         stated = strip_thinking(text)
         if stated is None or self._late >= MAX_LATE:
             return None
-        pattern = self._how.extract.regex
-        found = await run_within(self._time_left(), lambda: search_last(pattern, stated))
+        pattern = self._spec.extract.regex
+        found = await run_within(self._seconds_left(), lambda: search_last(pattern, stated))
         if found is None:
             if not self._late:
                 log.warning("the search for the answer's pattern took too long: the solution counts as without answer")
             self._late += 1
             return None
         answer = found.group
-        if answer is None or (ended == "inside" and found.end == len(stated)) or len(answer) > MAX_CHARS:
+        if answer is None or (stopped == "inside" and found.end == len(stated)) or len(answer) > MAX_CHARS:
             return None
         return answer.strip() or None

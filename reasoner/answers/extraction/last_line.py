@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 
 from reasoner.answers import plain
-from reasoner.answers.extraction.phrases import bare, sentence
-from reasoner.answers.extraction.statement import as_mathematics, only_number
+from reasoner.answers.extraction.phrases import cut_sentence, strip_markup
+from reasoner.answers.extraction.statement import extract_mathematics, find_only_number
 from reasoner.answers.numbers import Number
 
 _RESULT = re.compile(
@@ -25,18 +25,18 @@ _NEXT_SENTENCE = re.compile(r"[.!?]\s+(?=[A-Z*$\\])")
 _BOLD = re.compile(r"\*\*([^*\n]{1,80})\*\*")
 
 
-def last_line(text: str) -> str | None:
+def find_in_last_line(text: str) -> str | None:
     """Return the number that the last line of a solution calls its result, or the one number in it that is in bold
     type, but for the label that a line may begin with, or the one number of a last sentence that concludes."""
     last = text.rstrip().rsplit("\n", 1)[-1][-2000:].partition("<|")[0].rstrip()
     result = _RESULT.match(last)
-    if result is not None and (content := sentence(last[result.end() :], whole=True)):
-        answer = as_mathematics(content)
-        return answer if answer and isinstance(plain.read(answer), Number) else None
+    if result is not None and (content := cut_sentence(last[result.end() :], whole=True)):
+        answer = extract_mathematics(content)
+        return answer if answer and isinstance(plain.parse_plain(answer), Number) else None
     bold = _BOLD.findall(last)
     if len(bold) == 1 and (not last.lstrip(" >-").startswith("**") or last.rstrip(" .").endswith("**")):
         content = bold[0].strip().rstrip(".")
-        return content if isinstance(plain.read(content), Number) else None
+        return content if isinstance(plain.parse_plain(content), Number) else None
     return _conclusion(_NEXT_SENTENCE.split(last)[-1])
 
 
@@ -45,7 +45,7 @@ def _conclusion(last: str) -> str | None:
     concludes = _CONCLUDES.match(last)
     if concludes is None:
         return None
-    told = bare(last[concludes.end() :])
+    told = strip_markup(last[concludes.end() :])
     if _GIVEN.search(told):
         return None
-    return told if isinstance(plain.read(told), Number) else only_number(told)
+    return told if isinstance(plain.parse_plain(told), Number) else find_only_number(told)

@@ -6,7 +6,7 @@ import json
 import re
 from collections.abc import Iterator
 
-from reasoner.answers.extraction.phrases import ExtractionStopped, announcements, bare, last_matches
+from reasoner.answers.extraction.phrases import ExtractionStopped, iter_announcements, iter_last_matches, strip_markup
 
 _BOX_OR_BRACE = re.compile(r"\\(?:f?boxed|fbox|framebox)\s?\{|(?<!\\)\\[{}]|[{}]")  # behind one backslash: a character
 _BOX = re.compile(r"\\(?:f?boxed|fbox|framebox)(?![A-Za-z])")
@@ -27,7 +27,7 @@ _JSON = re.compile(
 )
 
 
-def boxed(text: str) -> str | None:
+def find_boxed(text: str) -> str | None:
     """Return the content of ``find_box``."""
     box = find_box(text)
     return None if box is None else box[0]
@@ -67,31 +67,33 @@ def find_box(text: str) -> tuple[str, int] | None:
     return ", ".join(dict.fromkeys(contents)), end
 
 
-def hashes(text: str, ended: ExtractionStopped) -> Iterator[str]:
+def iter_hashes(text: str, stopped: ExtractionStopped) -> Iterator[str]:
     """Yield what stands behind ####, GSM8K's form, last first."""
     if "####" not in text:
         return
-    for match in last_matches(_HASH, text):
-        if (ended != "inside" or match.end() < len(text)) and (content := bare(_HASH_END.sub("", match.group(1)))):
+    for match in iter_last_matches(_HASH, text):
+        if (stopped != "inside" or match.end() < len(text)) and (
+            content := strip_markup(_HASH_END.sub("", match.group(1)))
+        ):
             yield content
 
 
-def tagged(text: str, ended: ExtractionStopped) -> Iterator[str]:
+def iter_tagged(text: str, stopped: ExtractionStopped) -> Iterator[str]:
     """Yield what is in tags, last first. A tag that is left open ends with the solution."""
     if "<" not in text and "[" not in text:
         return
-    for match in last_matches(_TAG, text):
+    for match in iter_last_matches(_TAG, text):
         close = _TAG_END.search(text, match.end(), match.end() + 70_000)
-        if close is None and ended != "end":
+        if close is None and stopped != "end":
             continue
         content = text[match.end() : close.start() if close else None].strip()
         if content:
-            yield boxed(content) or bare(content)
+            yield find_boxed(content) or strip_markup(content)
 
 
-def json_answers(text: str) -> Iterator[str]:
+def iter_json_answers(text: str) -> Iterator[str]:
     """Yield the values of JSON's "answer", last first."""
-    for word in announcements(text):
+    for word in iter_announcements(text):
         match = _JSON.match(text, word)
         if match is None:
             continue

@@ -19,7 +19,7 @@ ExtractionStopped = Literal["inside", "step", "end"]
 
 MAX_TRIES = 32
 """Announcements of one text that are looked at."""
-REACH = 2000
+MAX_DISTANCE = 2000
 """Characters behind an announcement that are looked at."""
 _REACH_BEFORE = 60
 
@@ -80,12 +80,12 @@ _AND = re.compile(r"\s*(?:,\s*(?:and|or)?|and|or)\s*(?=\$|\\[(\[])", re.IGNORECA
 _PERCENT = re.compile(r"\s?(?:\\?%|percent\b)", re.IGNORECASE)
 
 
-def last_matches(pattern: re.Pattern[str], text: str) -> list[re.Match[str]]:
+def iter_last_matches(pattern: re.Pattern[str], text: str) -> list[re.Match[str]]:
     """Return a pattern's last matches, last first and no more than ``MAX_TRIES``."""
     return list(deque(pattern.finditer(text), MAX_TRIES))[::-1]
 
 
-def announcements(text: str) -> list[int]:
+def iter_announcements(text: str) -> list[int]:
     """Return where the last words begin that may announce an answer, last first."""
     lower = text.lower()
     if len(lower) != len(text):  # by letters of some scripts
@@ -114,10 +114,10 @@ def _named_before(text: str, word: int) -> str | None:
     return dollars if is_formula(dollars, " ") else None
 
 
-def phrases(text: str, ended: ExtractionStopped) -> Iterator[str]:
+def iter_phrases(text: str, stopped: ExtractionStopped) -> Iterator[str]:
     """Yield what phrases such as "the answer is" and headings say, last first."""
     seen = len(text) + 1
-    for word in announcements(text):
+    for word in iter_announcements(text):
         begin = _stated_from(text, word)
         if begin is None:
             if named := _named_before(text, word):
@@ -126,9 +126,9 @@ def phrases(text: str, ended: ExtractionStopped) -> Iterator[str]:
         if begin >= seen:
             continue
         seen = begin
-        rest = text[begin : begin + REACH]
-        whole = ended != "inside" and begin + REACH >= len(text)
-        if content := sentence(rest, whole):
+        rest = text[begin : begin + MAX_DISTANCE]
+        whole = stopped != "inside" and begin + MAX_DISTANCE >= len(text)
+        if content := cut_sentence(rest, whole):
             yield content
 
 
@@ -147,7 +147,7 @@ def _stated_from(text: str, word: int) -> int | None:
     return states.end()
 
 
-def sentence(rest: str, whole: bool) -> str | None:
+def cut_sentence(rest: str, whole: bool) -> str | None:
     """Return a formula up to its closing sign, or else the rest of the sentence. ``whole``: the text is not cut off."""
     bullet = _BULLET.match(rest)
     lead = _LEAD.match(rest, bullet.end() if bullet else 0)
@@ -157,10 +157,10 @@ def sentence(rest: str, whole: bool) -> str | None:
         return formula
     found = _END.search(rest)
     if found is None:
-        return bare(rest) if whole else None
+        return strip_markup(rest) if whole else None
     if not whole and found.end() == len(rest) and found.group() != "\n":
         return None  # "3." may go on as "3.5"
-    content = bare(rest[: found.start()])
+    content = strip_markup(rest[: found.start()])
     return (
         content + "%"
         if content and found.group() in ("**", "__", "`") and _PERCENT.match(rest, found.end())
@@ -195,7 +195,7 @@ def _formulas(rest: str) -> str | None:
     return ", ".join(found) + ("\\%" if _PERCENT.match(rest, at) and "%" not in found[-1] else "")
 
 
-def bare(content: str) -> str:
+def strip_markup(content: str) -> str:
     """Remove markdown's signs, a formula's signs around all of it, and the full stop."""
     content = _DECORATION.sub("", content.strip()).strip("*_`").strip().rstrip(".。").strip()
     if content[-1:] in ('"', "\u201d", "】", "\u300d"):

@@ -6,7 +6,7 @@ import re
 
 from reasoner.answers import plain
 from reasoner.answers.normalize import MAX_CHARS
-from reasoner.answers.numbers import Number, result_of
+from reasoner.answers.numbers import Number, take_result
 from reasoner.answers.units import NO_UNIT
 
 _MATHEMATICS = re.compile(
@@ -34,20 +34,20 @@ _ASIDE = re.compile(
 )
 
 
-def as_mathematics(content: str) -> str | None:
+def extract_mathematics(content: str) -> str | None:
     """Return the part of what was stated that is mathematics: "18 dollars a day, 2 more than before" states 18 dollars
     a day, and "5 more than 3" and "not obvious" nothing."""
     if not _MATHEMATICS.match(content) or len(content) > MAX_CHARS:
         return content if _MATHEMATICS.match(content) and not _WORD.search(content) else None
     label = _LABEL.match(content)
-    if label is not None and isinstance(plain.read(content[label.end() :]), Number):
+    if label is not None and isinstance(plain.parse_plain(content[label.end() :]), Number):
         return content[label.end() :]
     *_, last = steps = content.split(", ")
-    if len(steps) > 1 and all(result_of(step) != step for step in steps):
+    if len(steps) > 1 and all(take_result(step) != step for step in steps):
         return last  # 16 - 7 = 9, 9 * 2 = 18
     if not _WORD.search(content):
         return _ASIDE.split(content, maxsplit=1)[0] if ": " in content else content
-    read = plain.read(content)
+    read = plain.parse_plain(content)
     if isinstance(read, Number):
         return content
     if isinstance(read, plain.Items) and len(_WORD.findall(content)) <= len(read.items):
@@ -55,14 +55,14 @@ def as_mathematics(content: str) -> str | None:
     if result := _calculated(content):
         return result
     head = _ASIDE.split(content, maxsplit=1)[0].strip()
-    if head != content and (isinstance(plain.read(head), Number) or not _WORD.search(head)):
+    if head != content and (isinstance(plain.parse_plain(head), Number) or not _WORD.search(head)):
         return head
     number, unit, following = [*content.split(" ", 2), "", ""][:3]
     if _COMPARES.match(unit) or _COMPARES.match(following):
         return None
     if looks_like_mathematics(content):
         return content
-    measured = plain.read(f"{number} {unit}")
+    measured = plain.parse_plain(f"{number} {unit}")
     if following[:1].isdigit() or not isinstance(measured, Number) or measured.unit == NO_UNIT:
         return None
     return f"{number} {unit}"
@@ -73,10 +73,10 @@ def _calculated(content: str) -> str | None:
     calculation, _, result = (side.strip() for side in content.rpartition("="))
     if not _OPERATION.search(calculation) or _VARIABLE.search(calculation):
         return None
-    return result if isinstance(plain.read(result), Number) else None
+    return result if isinstance(plain.parse_plain(result), Number) else None
 
 
-def only_number(content: str) -> str | None:
+def find_only_number(content: str) -> str | None:
     """Return the one number in a sentence that states an answer ("Janet makes $18 every day"), with what it counts, or
     the result of the calculation in it."""
     content = content.replace("**", "")
@@ -87,7 +87,7 @@ def only_number(content: str) -> str | None:
         return None
     tail = _ASIDE.split(content[numbers[0].start() :].strip(" *_$\\()[]"), maxsplit=1)[0]
     for told in (tail, numbers[0].group()):
-        if isinstance(plain.read(told), Number):
+        if isinstance(plain.parse_plain(told), Number):
             return told
     return None
 

@@ -16,7 +16,7 @@ from typing import Any
 from reasoner.answers.canonical import canonicalize
 from reasoner.answers.equivalence import Equivalence
 from reasoner.answers.extraction.extract import extract_answer
-from reasoner.answers.plain import number_of
+from reasoner.answers.plain import parse_number
 from reasoner.evaluation.suites.problem import Problem
 from reasoner.evaluation.suites.suite import Rule, Suite, SuiteError
 from reasoner.jobs.spec import MAX_PROBLEM_CHARS
@@ -53,8 +53,8 @@ def open_file(path: Path, limit: int | None) -> Suite:
 
 async def same_number(problem: Problem, answer: str, equal: Equivalence) -> bool:  # noqa: ARG001
     """Return true if the answer states one number and it is the problem's, however it is written, in any unit."""
-    value = number_of(answer)
-    return value is not None and value == number_of(problem.answer)
+    value = parse_number(answer)
+    return value is not None and value == parse_number(problem.answer)
 
 
 async def same_mathematics(problem: Problem, answer: str, equal: Equivalence) -> bool:

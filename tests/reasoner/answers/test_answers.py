@@ -56,13 +56,13 @@ async def test_equal_mathematics_votes_together_and_no_answer_abstains() -> None
     assert [[node.path[0] for node in group] for group in groups] == [[0, 2, 4], [3]]
 
 
-@pytest.mark.usefixtures("no_children")
+@pytest.mark.usefixtures("no_workers")
 async def test_no_class_has_two_answers_that_differ_plainly() -> None:
     """3 cm and 3 m are both equal to 3, and 50 and 1/2 to 50%."""
     nodes = [leaf(index, answer) for index, answer in enumerate(["3", "3 cm", "3 m", "3 cm", "50%", "0.5", "50", "$3"])]
     async with Equivalence() as equal:
         groups = await group_equivalent(nodes, MATH, equal)
-        assert not equivalence_module.POOL.children  # none of it takes algebra
+        assert not equivalence_module.POOL.idle_workers  # none of it takes algebra
     assert [[node.path[0] for node in group] for group in groups] == [[0, 1, 3], [2], [4, 5], [6], [7]]
 
 
@@ -143,7 +143,7 @@ async def test_a_job_whose_comparisons_are_late_stops_comparing(monkeypatch: pyt
     async def late(question: object, patience: float) -> None:
         asked.append(question)
 
-    monkeypatch.setattr(equivalence_module.POOL, "ask", late)
+    monkeypatch.setattr(equivalence_module.POOL, "call", late)
     equal = Equivalence()
     for letter in "abcdefgh":
         assert not await equal.equal(f"{letter}+1", f"1+{letter}")
@@ -175,11 +175,11 @@ async def test_a_comparison_that_never_ends_is_killed_and_the_next_one_still_wor
 ) -> None:
     async with Equivalence() as equal:
         assert await equal.equal("x+1", "1+x")
-        (child,) = equivalence_module.POOL.children
-        monkeypatch.setattr(equivalence_module, "PATIENCE", 0.3)
+        (child,) = equivalence_module.POOL.idle_workers
+        monkeypatch.setattr(equivalence_module, "CPU_SECONDS", 0.3)
         assert not await equal.equal("9^{9^{9^{9^{9}}}}", "8^{8^{8^{8^{8}}}} + y")
         assert child.process.returncode is not None
-        monkeypatch.setattr(equivalence_module, "PATIENCE", 30.0)
+        monkeypatch.setattr(equivalence_module, "CPU_SECONDS", 30.0)
         assert await equal.equal("y+1", "1+y")
 
 
@@ -189,16 +189,16 @@ async def test_comparisons_that_come_together_take_turns() -> None:
         assert await asyncio.gather(*(equal.equal(a, b) for a, b in pairs)) == [True] * 4 + [False]
 
 
-@pytest.mark.usefixtures("no_children")
+@pytest.mark.usefixtures("no_workers")
 async def test_plain_numbers_never_start_the_child() -> None:
     async with Equivalence() as equal:
         assert not await equal.equal("7", "1/3")
-        assert equivalence_module.POOL.children == []
+        assert equivalence_module.POOL.idle_workers == []
 
 
-@pytest.mark.usefixtures("no_children")
+@pytest.mark.usefixtures("no_workers")
 async def test_the_child_is_gone_when_the_comparison_is_over() -> None:
     async with Equivalence() as equal:
         await equal.equal("x", "y")
-        (child,) = equivalence_module.POOL.children
+        (child,) = equivalence_module.POOL.idle_workers
     assert child.process.returncode is not None

@@ -14,8 +14,8 @@ from reasoner import regex
 from reasoner.answers.canonical import canonicalize
 from reasoner.answers.extraction.extract import MAX_CHARS, extract_answer
 from reasoner.answers.extraction.finder import AnswerFinder
-from reasoner.answers.extraction.phrases import ExtractionStopped, announcements
-from reasoner.answers.plain import decide, number_of
+from reasoner.answers.extraction.phrases import ExtractionStopped, iter_announcements
+from reasoner.answers.plain import decide_equal, parse_number
 from reasoner.answers.spec import AnswerSpec
 from reasoner.jobs.journal import MemoryJournal
 from reasoner.jobs.spec import JobSpec
@@ -210,15 +210,15 @@ def test_every_style_of_the_benchmark_is_found_and_read_as_its_number(kind: str)
         for number in ("18", "1800", "-3", "2.5", "70000"):
             answer = extract_answer(written(style, number))
             assert answer is not None, style
-            assert number_of(answer) == Fraction(number), (style, answer)
-            assert decide(canonicalize(number), canonicalize(answer)), (style, answer)
+            assert parse_number(answer) == Fraction(number), (style, answer)
+            assert decide_equal(canonicalize(number), canonicalize(answer)), (style, answer)
 
 
 def test_what_a_weak_sign_states_is_no_answer_before_the_end() -> None:
     """A step that mentions a number would end its branch."""
     for text in ("So far that is **12**.", "The answer is that she has 12 eggs.", "<answer>12"):
-        assert extract_answer(text, ended="end") is not None
-        assert extract_answer(text, ended="step") is None
+        assert extract_answer(text, stopped="end") is not None
+        assert extract_answer(text, stopped="step") is None
 
 
 @pytest.mark.parametrize(
@@ -285,7 +285,7 @@ async def test_a_pattern_takes_the_group_of_its_last_match() -> None:
 async def test_a_pattern_that_backtracks_for_ever_finds_nothing_and_the_next_one_finds_its_answer(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(regex, "PATIENCE", 0.1)
+    monkeypatch.setattr(regex, "CPU_SECONDS", 0.1)
     with keep_workers_alive():
         assert await find("x" * 5000, "(x+x+)+y") is None  # it would take longer than the age of the universe
         assert await find("x" * 5000, "(x)") == "x"
@@ -341,7 +341,7 @@ def test_a_word_is_short_for_how_answers_are_compared() -> None:
     ],
 )
 def test_half_an_answer_is_none(text: str, ended: ExtractionStopped, answer: str | None) -> None:
-    assert extract_answer(text, ended=ended) == answer
+    assert extract_answer(text, stopped=ended) == answer
 
 
 def test_a_code_block_that_a_step_ends_in_is_no_answer_yet() -> None:
@@ -416,7 +416,7 @@ class _Searched(str):
 
 def test_words_that_announce_an_answer_are_looked_for_once_in_each_character() -> None:
     text = _Searched("答案是18。\n" + "transfer " * 10_000)
-    assert announcements(text) == [0]
+    assert iter_announcements(text) == [0]
     assert _Searched.searched <= 2 * len(text)  # once for each of two words
 
 

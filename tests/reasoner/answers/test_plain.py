@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from reasoner.answers.canonical import canonicalize
 from reasoner.answers.normalize import MAX_CHARS, normalize
 from reasoner.answers.numbers import Number
-from reasoner.answers.plain import Items, Words, differ, number_of, read, same
+from reasoner.answers.plain import Items, Words, are_same, differs_plainly, parse_number, parse_plain
 from reasoner.answers.units import NO_UNIT, read_unit
 
 NUMBERS = {
@@ -39,9 +39,9 @@ NUMBERS = {
 @pytest.mark.parametrize("kind", NUMBERS)
 def test_a_number_is_the_same_however_it_is_written(kind: str) -> None:
     for written in NUMBERS[kind]:
-        assert number_of(written) == 18, written
-        assert not differ(canonicalize(written), "18"), written
-        assert not differ("18", written), written
+        assert parse_number(written) == 18, written
+        assert not differs_plainly(canonicalize(written), "18"), written
+        assert not differs_plainly("18", written), written
 
 
 @pytest.mark.parametrize(
@@ -64,8 +64,8 @@ def test_a_number_is_the_same_however_it_is_written(kind: str) -> None:
     ],
 )  # fmt: skip
 def test_every_way_to_write_a_number_is_read_exactly(written: str, value: Fraction) -> None:
-    assert number_of(written) == value
-    assert number_of(canonicalize(written)) == value
+    assert parse_number(written) == value
+    assert parse_number(canonicalize(written)) == value
 
 
 @pytest.mark.parametrize(
@@ -77,7 +77,7 @@ def test_every_way_to_write_a_number_is_read_exactly(written: str, value: Fracti
      "3 plus 4", "18 and a half", "x", "a = b", "3x = 9", "2 over 3"],
 )  # fmt: skip
 def test_what_is_no_number_is_not_read_as_one(written: str) -> None:
-    assert number_of(written) is None
+    assert parse_number(written) is None
 
 
 @pytest.mark.parametrize(
@@ -96,8 +96,8 @@ def test_what_is_no_number_is_not_read_as_one(written: str) -> None:
     ],
 )  # fmt: skip
 def test_lists_stay_lists_and_brackets_say_whether_the_order_counts(a: str, b: str, equal: bool) -> None:
-    assert differ(a, b) is not equal
-    assert differ(b, a) is not equal
+    assert differs_plainly(a, b) is not equal
+    assert differs_plainly(b, a) is not equal
 
 
 @pytest.mark.parametrize(
@@ -120,8 +120,8 @@ def test_lists_stay_lists_and_brackets_say_whether_the_order_counts(a: str, b: s
     ],
 )  # fmt: skip
 def test_a_missing_unit_is_no_difference_and_another_one_is(a: str, b: str, equal: bool) -> None:
-    assert differ(a, b) is not equal
-    assert differ(b, a) is not equal
+    assert differs_plainly(a, b) is not equal
+    assert differs_plainly(b, a) is not equal
 
 
 @pytest.mark.parametrize(
@@ -132,14 +132,14 @@ def test_a_missing_unit_is_no_difference_and_another_one_is(a: str, b: str, equa
      ("Monday", "5", False)],
 )  # fmt: skip
 def test_words_differ_in_their_letters(a: str, b: str, equal: bool) -> None:
-    assert differ(a, b) is not equal
+    assert differs_plainly(a, b) is not equal
 
 
 def test_kinds_of_plain_answers() -> None:
-    assert isinstance(read("18 eggs"), Number)
-    assert isinstance(read("1, 2"), Items)
-    assert isinstance(read("Evelyn"), Words)
-    assert read("x + 1") is None
+    assert isinstance(parse_plain("18 eggs"), Number)
+    assert isinstance(parse_plain("1, 2"), Items)
+    assert isinstance(parse_plain("Evelyn"), Words)
+    assert parse_plain("x + 1") is None
     assert read_unit("duck eggs") == NO_UNIT
     assert read_unit("in total") == NO_UNIT
 
@@ -155,20 +155,20 @@ ANSWERS = st.lists(PIECES, min_size=1, max_size=7).map("".join)
 
 @given(ANSWERS, ANSWERS)
 def test_equality_is_the_same_from_both_sides_and_of_the_canonical_forms(a: str, b: str) -> None:
-    ours, theirs = read(a), read(b)
+    ours, theirs = parse_plain(a), parse_plain(b)
     if ours is None or theirs is None:
         return
-    assert same(ours, ours)
-    assert same(ours, theirs) == same(theirs, ours)
-    again = read(canonicalize(a))
+    assert are_same(ours, ours)
+    assert are_same(ours, theirs) == are_same(theirs, ours)
+    again = parse_plain(canonicalize(a))
     assert again is not None, canonicalize(a)
-    assert same(again, ours), canonicalize(a)
+    assert are_same(again, ours), canonicalize(a)
 
 
 @given(ANSWERS)
 def test_the_canonical_form_of_a_plain_answer_stays(answer: str) -> None:
     once = canonicalize(answer)
-    if read(answer) is not None:
+    if parse_plain(answer) is not None:
         assert canonicalize(once) == once
 
 

@@ -76,7 +76,7 @@ async def test_a_job_whose_comparisons_never_end_ends_and_what_is_undecided_coun
     endless: Endless, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(TEXTS, ANSWER, "\\boxed{x+%d}")
-    monkeypatch.setattr(equivalence.POOL, "ask", endless.work)
+    monkeypatch.setattr(equivalence.POOL, "call", endless.work)
     journal = MemoryJournal()
     outcome = await solve("self_consistency", journal=journal)
     assert endless.begun == endless.ended == 1
@@ -90,7 +90,7 @@ async def test_a_job_whose_comparisons_never_end_ends_and_what_is_undecided_coun
     async def equal(*_: object) -> bool:
         return True
 
-    monkeypatch.setattr(equivalence.POOL, "ask", equal)  # a replay does not ask again
+    monkeypatch.setattr(equivalence.POOL, "call", equal)  # a replay does not ask again
     for entries in (journal.entries, journal.entries[:-1]):
         again = await solve("self_consistency", journal=MemoryJournal(entries))
         assert again.result == outcome.result
@@ -102,7 +102,7 @@ async def test_comparisons_that_end_in_time_are_not_late(endless: Endless, monke
     async def equal(*_: object) -> bool:
         return True
 
-    monkeypatch.setattr(equivalence.POOL, "ask", equal)
+    monkeypatch.setattr(equivalence.POOL, "call", equal)
     outcome = await solve("self_consistency", deterministic=True)
     assert len(outcome.result.votes) == 1
     assert outcome.result.finish_reason == "answer"
@@ -112,9 +112,9 @@ async def test_comparisons_that_end_in_time_are_not_late(endless: Endless, monke
     ("verifier", "answer", "place"),
     [
         ({"kind": "python", "tests": ["assert f"]}, "text", (rules, "run_tests")),
-        ({"kind": "json_schema", "json_schema": {}}, "text", (rules.SCHEMAS, "ask")),
-        ({"kind": "regex", "pattern": "(a|b)+"}, "text", (rules, "matches")),
-        ({"kind": "math", "expected": "y"}, "math", (equivalence.POOL, "ask")),
+        ({"kind": "json_schema", "json_schema": {}}, "text", (rules.SCHEMAS, "call")),
+        ({"kind": "regex", "pattern": "(a|b)+"}, "text", (rules, "matches_fully")),
+        ({"kind": "math", "expected": "y"}, "math", (equivalence.POOL, "call")),
     ],
     ids=lambda value: value["kind"] if isinstance(value, dict) else "",
 )
@@ -212,7 +212,7 @@ async def test_a_late_pattern_finds_no_answer_says_so_once_and_is_given_up_in_th
 
 async def test_a_pattern_that_never_ends_ends_with_the_job(endless: Endless, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(finder, "search_last", endless.work)
-    monkeypatch.setattr(finder, "pattern_error", lambda _: asyncio.sleep(0, ""))
+    monkeypatch.setattr(finder, "find_pattern_error", lambda _: asyncio.sleep(0, ""))
     outcome = await solve("self_consistency", answer={"compare": "text", "extract": {"regex": "(w)"}})
     assert endless.begun == endless.ended == 1
     assert outcome.result.answer is None
@@ -257,7 +257,7 @@ async def test_a_pattern_that_cannot_be_compiled_fails_the_job_before_a_token_is
     monkeypatch: pytest.MonkeyPatch, more: dict[str, object], field: str
 ) -> None:
     for module in (rules, finder):
-        monkeypatch.setattr(module, "pattern_error", lambda _: asyncio.sleep(0, "not a regular expression: no"))
+        monkeypatch.setattr(module, "find_pattern_error", lambda _: asyncio.sleep(0, "not a regular expression: no"))
     engine = ScriptedEngine()
     with pytest.raises(InvalidRequest, match="not a regular expression: no") as caught:
         await solve("best_of_n", engine, **more)

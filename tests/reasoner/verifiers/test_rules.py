@@ -18,7 +18,7 @@ from engine.protocol.types import InvalidRequest, ModelInfo
 from reasoner import regex
 from reasoner.answers import equivalence
 from reasoner.answers.equivalence import Equivalence
-from reasoner.answers.plain import number_of as number
+from reasoner.answers.plain import parse_number as number
 from reasoner.budget.ledger import Ledger
 from reasoner.budget.spec import Budget
 from reasoner.jobs.journal import MemoryJournal
@@ -81,14 +81,14 @@ async def test_numeric_tolerates_what_it_was_told_to() -> None:
 
 
 async def test_math_is_equivalence_to_the_expected_expression(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(equivalence, "PATIENCE", 1.0)
+    monkeypatch.setattr(equivalence, "CPU_SECONDS", 1.0)
     verifier = {"kind": "math", "expected": "\\frac{\\sqrt{2}}{2}"}
     answers = ["\\frac{1}{\\sqrt{2}}", "\\sqrt{1/2}", "0.5", "9^{9^{9^{9}}}", None]
     assert await scores(verifier, answers) == [1.0, 1.0, 0.0, 0.0, None]
 
 
 async def test_a_pattern_matches_the_whole_answer_in_bounded_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(regex, "PATIENCE", 0.1)
+    monkeypatch.setattr(regex, "CPU_SECONDS", 0.1)
     assert await scores({"kind": "regex", "pattern": "a+b?"}, ["aab", "b", "aabc", "xaab"]) == [1.0, 0.0, 0.0, 0.0]
     assert await scores({"kind": "regex", "pattern": "(x+x+)+y"}, ["x" * 5000]) == [0.0]
 

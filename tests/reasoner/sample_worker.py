@@ -1,4 +1,4 @@
-"""A child for tests of ``reasoner.subprocess_pool``: it does what it is asked to."""
+"""Worker for the tests of ``reasoner.subprocess_pool``: each request names what it does."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ MEMORY_BYTES = 512 << 20
 kept: list[bytes] = []
 
 
-def answer(question: Any) -> Any:
-    match question:
+def handle(request: Any) -> Any:
+    match request:
         case "pid":
             return os.getpid()
         case "hang":
@@ -27,9 +27,9 @@ def answer(question: Any) -> Any:
         case "raise":
             raise KeyError
         case "print":
-            print("this is no answer")
+            print("this is not a reply")
     return os.getpid()
 
 
 if __name__ == "__main__":
-    serve(answer, MEMORY_BYTES)
+    serve(handle, MEMORY_BYTES)
