@@ -1,1 +1,1 @@
-"""cli."""
+"""The ``reasoner`` command: one module for each subcommand, and what they print by."""

@@ -1,20 +1,21 @@
-"""``reasoner bench``: our speed beside that of others, in one run on this machine."""
+"""``reasoner bench``: speed of this installation beside that of others, measured in one run on this machine."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shlex
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from api.cli.console import count_progress, exit_on_error, print_json
 from engine.threads.processors import find_processors
 from workers.config.types import ConfigError
 from workers.processes.children import StartError
@@ -24,12 +25,12 @@ if TYPE_CHECKING:
 
 M = TypeVar("M")
 
-bench = typer.Typer(help="Measure this machine: our speed beside that of others.", no_args_is_help=True)
+bench = typer.Typer(help="Measure the speed on this machine, beside that of others.", no_args_is_help=True)
 
 
 @bench.callback()
 def group() -> None:
-    """Measure this machine: our speed beside that of others."""
+    """Measure the speed on this machine, beside that of others."""
 
 
 @bench.command("engine")
@@ -38,74 +39,69 @@ def bench_engine(
     case: Annotated[str, typer.Option(help="Cases, separated by commas; default: all.")] = "",
     peer: Annotated[str, typer.Option(help="Peers, separated by commas; default: all that are installed.")] = "",
     weights: Annotated[
-        str, typer.Option(help="Of our engine: float32, or int8, beside peers with quantised weights.")
+        str, typer.Option(help="Weights of our engine: float32, or int8 beside peers with quantized weights.")
     ] = "float32",
-    rounds: Annotated[int, typer.Option(min=1, max=100, help="Timed runs of each; medians are shown.")] = 3,
-    threads: Annotated[int | None, typer.Option(min=1, max=1024, help="For every system; default: all cores.")] = None,
+    rounds: Annotated[int, typer.Option(min=1, max=100, help="Timed runs of each measurement; medians are shown.")] = 3,
+    threads: Annotated[int | None, typer.Option(min=1, max=1024, help="Threads of each; default: all cores.")] = None,
     peer_python: Annotated[
-        Path | None, typer.Option(help="A Python interpreter that has the peers which this one lacks.")
+        Path | None, typer.Option(help="Python interpreter with the peers that this one lacks.")
     ] = None,
     speculation: Annotated[
-        bool, typer.Option("--speculation", help="Instead: speculative decoding beside plain decoding.")
+        bool, typer.Option("--speculation", help="Compare speculative decoding with plain decoding instead.")
     ] = False,
     head: Annotated[
-        str, typer.Option(help="With --speculation: folders of more drafting heads, separated by commas.")
+        str, typer.Option(help="With --speculation: folders of more draft heads, separated by commas.")
     ] = "",
     out: Annotated[Path | None, typer.Option(help="Folder for results.json, table.md and chart.png.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")] = False,
 ) -> None:
-    """The engine beside transformers, openvino-genai and llama-cpp-python: W1 best-of-N, W2 mixed serving, W3 tree
-    search, W4 single stream, cache-hit, and step, the gap between a decode step and its matrix products.
+    """Compare the engine with transformers, openvino-genai and llama-cpp-python.
 
-    With --speculation drafters beside plain decoding and transformers' assisted generation: on problems (batch-1,
-    batch-4, batch-16, batch-64; policy-large), on a large model (250M) and in a tree search (W3; policy-250M: with the
+    Cases: W1 best-of-N, W2 mixed serving, W3 tree search, W4 single stream, cache-hit, and step, the gap between a
+    decode step and its matrix products.
+
+    With --speculation: drafters beside plain decoding and transformers' assisted generation, on problems (batch-1,
+    batch-4, batch-16, batch-64; policy-large), on a large model (250M) and in a tree search (W3; policy-250M: the
     policy at the cost of a large model).
     """
     console = Console(stderr=True)
-    try:
+    with _require_benchmarks(console):
         from benchmarks.engine import report, speculation_report
-        from benchmarks.engine import speculation as guessing
+        from benchmarks.engine import speculation as speculation_benchmark
         from benchmarks.engine.checkpoint import SIZES
         from benchmarks.engine.measure import CASES, PEERS, WEIGHTS, Listener, Plan, measure
         from benchmarks.engine.process import BenchError
-    except ModuleNotFoundError as error:
-        _not_installed(error, console)
     threads = threads or find_processors().threads
     if head and not speculation:
-        raise typer.BadParameter("it has a meaning with --speculation only", param_hint="--head")
-    try:
+        raise typer.BadParameter("it needs --speculation", param_hint="--head")
+    if speculation and (peer or peer_python or model != ",".join(SIZES) or weights != WEIGHTS[0]):
+        message = "--model, --peer, --peer-python and --weights have no effect with it: leave them out"
+        raise typer.BadParameter(message, param_hint="--speculation")
+    with exit_on_error(console, BenchError):
         if speculation:
-            if peer or peer_python or model != ",".join(SIZES) or weights != WEIGHTS[0]:
-                message = "--model, --peer, --peer-python and --weights have no meaning with it"
-                raise typer.BadParameter(message, param_hint="--speculation")
             heads = tuple(folder for name in head.split(",") if (folder := name.strip()))
-            cases = _chosen(case, guessing.CASES, "--case")
-            guesses = guessing.SpeculationPlan(cases=cases, heads=heads, rounds=rounds, threads=threads)
-            measured = _measure(guessing.measure, Listener, guesses, console)
-            document = speculation_report.document(guesses, measured)
+            cases = _parse_names(case, speculation_benchmark.CASES, "--case")
+            draft_plan = speculation_benchmark.SpeculationPlan(cases=cases, heads=heads, rounds=rounds, threads=threads)
+            measured = _measure(speculation_benchmark.measure, Listener, draft_plan, console)
+            document = speculation_report.document(draft_plan, measured)
         else:
             plan = Plan(
-                models=_chosen(model, SIZES, "--model"),
-                cases=_chosen(case, CASES, "--case"),
-                peers=_chosen(peer, PEERS, "--peer"),
-                weights=_chosen(weights, WEIGHTS, "--weights")[0],
+                models=_parse_names(model, SIZES, "--model"),
+                cases=_parse_names(case, CASES, "--case"),
+                peers=_parse_names(peer, PEERS, "--peer"),
+                weights=_parse_names(weights, WEIGHTS, "--weights")[0],
                 rounds=rounds,
                 threads=threads,
                 peer_python=None if peer_python is None else str(peer_python),
             )
             measured = _measure(measure, Listener, plan, console)
             document = report.document(plan, measured)
-    except BenchError as error:
-        console.print(f"reasoner: {error}", markup=False, highlight=False)
-        raise typer.Exit(1) from None
     if out is not None:
-        out.mkdir(parents=True, exist_ok=True)
-        command, page = shlex.join(["reasoner", *sys.argv[1:]]), speculation_report if speculation else report
-        (out / "results.json").write_text(json.dumps(document, indent=2) + "\n")
-        (out / "table.md").write_text(page.markdown(document, command))
+        page = speculation_report if speculation else report
+        _write(out, document, page.markdown)
         page.draw(document, out / "chart.png")
     if as_json:
-        print(json.dumps(document, indent=2))
+        print_json(document)
     else:
         _print(Console(), report.speed_table(measured.rows), measured)
 
@@ -113,37 +109,30 @@ def bench_engine(
 @bench.command("kernels")
 def bench_kernels(
     model: Annotated[str, typer.Option(help="Size of the random checkpoint.")] = "250M",
-    rounds: Annotated[int, typer.Option(min=1, max=100, help="Timed runs of each; medians are shown.")] = 5,
-    threads: Annotated[int | None, typer.Option(min=1, max=1024, help="Default: all cores.")] = None,
+    rounds: Annotated[int, typer.Option(min=1, max=100, help="Timed runs of each measurement; medians are shown.")] = 5,
+    threads: Annotated[int | None, typer.Option(min=1, max=1024, help="Threads; default: all cores.")] = None,
     out: Annotated[Path | None, typer.Option(help="Folder for results.json and table.md.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")] = False,
 ) -> None:
-    """Decoding with quantised weights on the processor, at batch 1 and 16, beside float32.
+    """Compare decoding with quantized weights and with float32 on the CPU, at batch sizes 1 and 16.
 
     On a machine with a GPU, `python -m benchmarks.kernels` times its kernels.
     """
     console = Console(stderr=True)
-    try:
+    with _require_benchmarks(console):
         from benchmarks.engine import report
         from benchmarks.engine.measure import Listener
         from benchmarks.engine.process import BenchError
         from benchmarks.kernels.cpu import CpuPlan, document, markdown, measure_cpu
-    except ModuleNotFoundError as error:
-        _not_installed(error, console)
     plan = CpuPlan(threads=threads or find_processors().threads, rounds=rounds)
-    plan = replace(plan, model=_chosen(model, plan.sizes, "--model")[0])
-    try:
+    plan = replace(plan, model=_parse_names(model, plan.sizes, "--model")[0])
+    with exit_on_error(console, BenchError):
         measured = _measure(measure_cpu, Listener, plan, console)
-    except BenchError as error:
-        console.print(f"reasoner: {error}", markup=False, highlight=False)
-        raise typer.Exit(1) from None
-    told = document(plan, measured)
+    results = document(plan, measured)
     if out is not None:
-        out.mkdir(parents=True, exist_ok=True)
-        (out / "results.json").write_text(json.dumps(told, indent=2) + "\n")
-        (out / "table.md").write_text(markdown(told, shlex.join(["reasoner", *sys.argv[1:]])))
+        _write(out, results, markdown)
     if as_json:
-        print(json.dumps(told, indent=2))
+        print_json(results)
     else:
         _print(Console(), report.speed_table(measured.rows), measured)
 
@@ -152,43 +141,40 @@ def bench_kernels(
 def bench_search(
     case: Annotated[str, typer.Option(help="Cases, separated by commas; default: all.")] = "",
     model: Annotated[str, typer.Option(help="Size of the random checkpoints.")] = "50M",
-    rounds: Annotated[int, typer.Option(min=1, max=100, help="Timed runs of each; medians are shown.")] = 5,
+    rounds: Annotated[int, typer.Option(min=1, max=100, help="Timed runs of each measurement; medians are shown.")] = 5,
     problems: Annotated[int, typer.Option(min=1, max=600, help="Held-out problems of each bundled suite.")] = 40,
-    threads: Annotated[int | None, typer.Option(min=1, max=1024, help="For every system; default: all cores.")] = None,
+    threads: Annotated[int | None, typer.Option(min=1, max=1024, help="Threads of each; default: all cores.")] = None,
     out: Annotated[Path | None, typer.Option(help="Folder for results.json, table.md and chart.png.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")] = False,
 ) -> None:
-    """Search with a verifier: tokens, what it computes for each generated token in beam searches of 16 beams and 8
-    steps; W3, a tree search with scoring beside the same one written on transformers.
+    """Measure search with a verifier.
+
+    Cases: tokens, the verifier tokens computed for each generated token in beam searches of 16 beams and 8 steps; W3, a
+    tree search with scoring, beside the same one written on transformers.
     """
     console = Console(stderr=True)
-    try:
+    with _require_benchmarks(console):
         from benchmarks.engine.checkpoint import SIZES
         from benchmarks.engine.measure import Listener
         from benchmarks.engine.process import BenchError
         from benchmarks.engine.report import speed_table
         from benchmarks.search import measure as searching
         from benchmarks.search import report
-    except ModuleNotFoundError as error:
-        _not_installed(error, console)
     plan = searching.SearchPlan(
-        cases=_chosen(case, searching.CASES, "--case"),
-        model=_chosen(model, SIZES, "--model")[0],
+        cases=_parse_names(case, searching.CASES, "--case"),
+        model=_parse_names(model, SIZES, "--model")[0],
         rounds=rounds,
         problems=problems,
         threads=threads or find_processors().threads,
     )
-    try:
+    with exit_on_error(console, BenchError):
         measured = _measure(searching.measure, Listener, plan, console)
-    except BenchError as error:
-        console.print(f"reasoner: {error}", markup=False, highlight=False)
-        raise typer.Exit(1) from None
-    told = report.document(plan, measured)
+    results = report.document(plan, measured)
     if out is not None:
-        _write(out, told, report.markdown)
-        report.draw(told, out / "chart.png")
+        _write(out, results, report.markdown)
+        report.draw(results, out / "chart.png")
     if as_json:
-        print(json.dumps(told, indent=2))
+        print_json(results)
     else:
         _print(Console(), speed_table(measured.rows), measured)
 
@@ -196,107 +182,103 @@ def bench_search(
 @bench.command("service")
 def bench_service(
     case: Annotated[str, typer.Option(help="Cases, separated by commas; default: all.")] = "",
-    rounds: Annotated[int, typer.Option(min=1, max=100, help="Timed runs of each; medians are shown.")] = 5,
+    rounds: Annotated[int, typer.Option(min=1, max=100, help="Timed runs of each measurement; medians are shown.")] = 5,
     out: Annotated[Path | None, typer.Option(help="Folder for results.json and table.md.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")] = False,
 ) -> None:
-    """The service on an engine without a model, beside Celery alone.
+    """Compare the service, on an engine without a model, with Celery alone.
 
-    submit: latency; throughput: short jobs in a second, and memory; overhead: a search of some seconds beside the same
-    one in-process; load: 500 queued jobs and 200 open streams.
+    Cases: submit, the latency; throughput, short jobs a second and memory; overhead, a search of some seconds beside
+    the same one in-process; load, 500 queued jobs and 200 open streams.
     """
     console = Console(stderr=True)
-    try:
+    with _require_benchmarks(console):
         from benchmarks.engine.measure import Listener
         from benchmarks.engine.process import BenchError
         from benchmarks.service import measure as serving
         from benchmarks.service import report
-    except ModuleNotFoundError as error:
-        _not_installed(error, console)
-    plan = serving.ServicePlan(cases=_chosen(case, serving.CASES, "--case"), rounds=rounds)
-    try:
+    plan = serving.ServicePlan(cases=_parse_names(case, serving.CASES, "--case"), rounds=rounds)
+    with exit_on_error(console, BenchError, StartError):
         measured = _measure(serving.measure, Listener, plan, console)
-    except (BenchError, StartError) as error:
-        console.print(f"reasoner: {error}", markup=False, highlight=False)
-        raise typer.Exit(1) from None
-    told = report.document(plan, measured)
+    results = report.document(plan, measured)
     if out is not None:
-        _write(out, told, report.markdown)
+        _write(out, results, report.markdown)
     if as_json:
-        print(json.dumps(told, indent=2))
+        print_json(results)
     else:
         _print(Console(), [], measured)
 
 
 @bench.command("chaos")
 def bench_chaos(
-    seconds: Annotated[float, typer.Option(min=1, max=86_400, help="How long disruptions come.")] = 240.0,
-    seed: Annotated[int, typer.Option(min=0, help="Of the disruptions and the jobs.")] = 0,
+    seconds: Annotated[float, typer.Option(min=1, max=86_400, help="Duration of the disruptions.")] = 240.0,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the disruptions and the jobs.")] = 0,
     out: Annotated[Path | None, typer.Option(help="Folder for results.json and table.md.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")] = False,
 ) -> None:
-    """The service while its processes are killed, terminated and frozen at random: jobs lost, ended twice, given up or
-    billed wrongly, refusals, and how long each role takes to recover. The exit status is 1 if anything went wrong.
+    """Kill, terminate and freeze processes of the service at random while it works.
+
+    Counts jobs that were lost, ended twice, failed without reason or were billed wrongly, and refusals; measures how
+    long each role takes to recover. The exit status is 1 if anything went wrong.
     """
     console = Console(stderr=True)
-    try:
+    with _require_benchmarks(console):
         from benchmarks.chaos import measure as disrupting
         from benchmarks.chaos import report
         from benchmarks.engine.measure import Listener
         from benchmarks.engine.process import BenchError
-    except ModuleNotFoundError as error:
-        _not_installed(error, console)
     plan = disrupting.ChaosPlan(seconds=seconds, seed=seed)
-    try:
+    with exit_on_error(console, BenchError, StartError, ConfigError):
         chaos = _measure(disrupting.measure, Listener, plan, console)
-    except (BenchError, StartError, ConfigError) as error:
-        console.print(f"reasoner: {error}", markup=False, highlight=False)
-        raise typer.Exit(1) from None
-    told = report.document(plan, chaos)
+    results = report.document(plan, chaos)
     if out is not None:
-        _write(out, told, report.markdown)
+        _write(out, results, report.markdown)
     if as_json:
-        print(json.dumps(told, indent=2))
+        print_json(results)
     else:
-        _print_chaos(Console(), told)
+        _print_chaos(Console(), results)
     if not chaos.is_good:
         raise typer.Exit(1)
 
 
-def _print_chaos(console: Console, told: dict[str, Any]) -> None:
-    head, *lines = told["table"]
-    view = Table(*head, title=f"{len(told['disruptions'])} disruptions, {told['jobs']} jobs")
+def _print_chaos(console: Console, results: dict[str, Any]) -> None:
+    head, *lines = results["table"]
+    view = Table(*head, title=f"{len(results['disruptions'])} disruptions, {results['jobs']} jobs")
     for line in lines:
         view.add_row(*line)
     console.print(view)
     view = Table("what must not happen", "count")
-    for row in told["rows"]:
+    for row in results["rows"]:
         if row["case"] == "jobs":
             view.add_row(row["metric"], f"{row['ours']:g}")
     console.print(view)
     view = Table("refused", "times")
-    for kind, count in told["refusals"].items():
+    for kind, count in results["refusals"].items():
         view.add_row(kind, str(count))
     if view.row_count:
         console.print(view)
 
 
-def _write(out: Path, told: dict[str, Any], markdown: Callable[[dict[str, Any], str], str]) -> None:
+def _write(out: Path, results: dict[str, Any], markdown: Callable[[dict[str, Any], str], str]) -> None:
     out.mkdir(parents=True, exist_ok=True)
-    (out / "results.json").write_text(json.dumps(told, indent=2) + "\n")
-    (out / "table.md").write_text(markdown(told, shlex.join(["reasoner", *sys.argv[1:]])))
+    (out / "results.json").write_text(json.dumps(results, indent=2) + "\n")
+    (out / "table.md").write_text(markdown(results, shlex.join(["reasoner", *sys.argv[1:]])))
 
 
-def _not_installed(error: ModuleNotFoundError, console: Console) -> NoReturn:
-    if error.name is None or error.name.partition(".")[0] != "benchmarks":
-        raise error
-    console.print("reasoner: the benchmarks are not installed; run this in a checkout after `pip install -e .`")
-    raise typer.Exit(1) from None
+@contextlib.contextmanager
+def _require_benchmarks(console: Console) -> Iterator[None]:
+    """End the command if an import fails because this installation is without the benchmarks."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.partition(".")[0] != "benchmarks":
+            raise
+        console.print("reasoner: the benchmarks are not installed: run this in a checkout after `pip install -e .`")
+        raise typer.Exit(1) from None
 
 
 def _measure(measure: Callable[..., M], listener: Callable[..., Any], plan: Any, console: Console) -> M:
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=console) as progress:
+    with count_progress(console) as progress:
         task = progress.add_task("checkpoints", total=None, completed=-1)
         measured = measure(
             plan,
@@ -310,11 +292,12 @@ def _measure(measure: Callable[..., M], listener: Callable[..., Any], plan: Any,
         return measured
 
 
-def _chosen(text: str, known: Iterable[str], option: str) -> tuple[str, ...]:
+def _parse_names(text: str, known: Iterable[str], option: str) -> tuple[str, ...]:
+    """Return the names in a list separated by commas, all of them for an empty one."""
     names = tuple(dict.fromkeys(name.strip() for name in text.split(",") if name.strip())) or tuple(known)
     unknown = [name for name in names if name not in known]
     if unknown:
-        raise typer.BadParameter(f"unknown: {', '.join(unknown)}; known are {', '.join(known)}", param_hint=option)
+        raise typer.BadParameter(f"there is no {', '.join(unknown)}; known are {', '.join(known)}", param_hint=option)
     return names
 
 
@@ -327,11 +310,11 @@ def _print(console: Console, speeds: list[list[str]], measured: Measured) -> Non
     view = Table("case", "metric", "unit", "ours", "beside", "its value", "ratio")
     for row in measured.rows:
         if row.unit != "tokens/s":
-            values = _shown(row.ours), row.peer, _shown(row.peer_value), f"{row.ratio:.2f}"
+            values = _format(row.ours), row.peer, _format(row.peer_value), f"{row.ratio:.2f}"
             view.add_row(row.case, row.metric, row.unit, *values)
     if view.row_count:
         console.print(view)
 
 
-def _shown(value: float) -> str:
+def _format(value: float) -> str:
     return f"{value:.2f}" if value >= 1 else f"{value:.3f}"

@@ -1,4 +1,4 @@
-"""``reasoner calibrate``: measures strategies and writes the table that ``auto`` decides by."""
+"""``reasoner calibrate``: measure strategies and write the calibration table of the strategy ``auto``."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from api.cli.console import count_progress, exit_on_error, print_json
 from api.roles.private_service import run_private_engine
 from engine.protocol.types import EngineError
 from reasoner.confidence.calibration import Calibration, CalibrationError
@@ -22,8 +22,8 @@ from workers.config.settings import load_settings
 from workers.engines.connect import connect
 from workers.processes import shutdown
 
-FEWEST = 20
-"""Problems of a suite without which nothing is fitted."""
+MIN_PROBLEMS = 20
+"""Problems that a suite must have for a fit."""
 
 
 def calibrate_suite(
@@ -34,65 +34,64 @@ def calibrate_suite(
             "reasoning-gym:TASK."
         ),
     ],
-    limit: Annotated[int, typer.Option(min=20, max=5000, help="Problems of each suite, as far as it has them.")] = 200,
+    limit: Annotated[int, typer.Option(min=20, max=5000, help="Problems of each suite, at most.")] = 200,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the sampling noise.")] = 1,
-    concurrency: Annotated[int, typer.Option(min=1, max=64, help="Problems in flight.")] = 16,
-    out: Annotated[Path, typer.Option(help="The table; beside it a picture and the measurements.")] = Path(
+    concurrency: Annotated[int, typer.Option(min=1, max=64, help="Problems solved at the same time.")] = 16,
+    out: Annotated[Path, typer.Option(help="File of the table; chart and measurements go beside it.")] = Path(
         "calibration.json"
     ),
     as_json: Annotated[bool, typer.Option("--json", help="Print the table on stdout as well.")] = False,
 ) -> None:
-    """Fit the table of the strategy auto for the configured models. Interrupted, it goes on where it was.
+    """Fit the table of the strategy auto for the configured models. An interrupted run continues with the same command.
 
-    Of bundled suites and of reasoning-gym the problems are ones that no evaluation reports on; a file has only those
-    that it has, so evaluate on another one.
+    Bundled suites and reasoning-gym give problems that no evaluation reports on. A file gives the problems it has, so
+    evaluate on another file.
     """
     console = Console(stderr=True)
-    suites = _open(suite, limit)
+    suites = _open_suites(suite, limit)
     settings = load_settings()
     settings.require_prm("reasoner calibrate")
     command = " ".join(["reasoner", *sys.argv[1:]])
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    try:
-        with run_private_engine(settings, console) as urls, Progress(*columns, console=console) as progress:
-            task = progress.add_task("measuring")
+    with (
+        exit_on_error(console, EngineError, CalibrationError),
+        run_private_engine(settings, console) as urls,
+        count_progress(console) as progress,
+    ):
+        task = progress.add_task("measuring")
 
-            async def run() -> Calibration:
-                engine = connect(settings, urls)
-                try:
-                    return await calibrate(
-                        suites,
-                        engine,
-                        out.with_suffix(".trials.jsonl"),
-                        command,
-                        seed=seed,
-                        concurrency=concurrency,
-                        progress=lambda done, total: progress.update(task, completed=done, total=total),
-                    )
-                finally:
-                    await engine.close()
+        async def run() -> Calibration:
+            engine = connect(settings, urls)
+            try:
+                return await calibrate(
+                    suites,
+                    engine,
+                    out.with_suffix(".trials.jsonl"),
+                    command,
+                    seed=seed,
+                    concurrency=concurrency,
+                    progress=lambda done, total: progress.update(task, completed=done, total=total),
+                )
+            finally:
+                await engine.close()
 
-            table = shutdown.run(run())
-    except (EngineError, CalibrationError) as error:
-        console.print(f"reasoner: {error}", markup=False)
-        raise typer.Exit(1) from None
+        table = shutdown.run(run())
     _write(table, out)
     if as_json:
-        print(json.dumps(table.model_dump(), indent=2))
+        print_json(table.model_dump())
     else:
         _print(Console(), table, out)
 
 
-def _open(names: str, limit: int) -> list[Suite]:
+def _open_suites(names: str, limit: int) -> list[Suite]:
     try:
         suites = [open_suite_to_fit(name, limit) for name in dict.fromkeys(map(str.strip, names.split(","))) if name]
     except SuiteError as error:
         raise typer.BadParameter(str(error), param_hint="SUITE") from None
     if not suites:
-        raise typer.BadParameter("name at least one", param_hint="SUITE")
-    few = [f"{suite.name} has {len(suite.problems)}" for suite in suites if len(suite.problems) < FEWEST]
+        raise typer.BadParameter("name at least one suite", param_hint="SUITE")
+    few = [f"{suite.name} has {len(suite.problems)}" for suite in suites if len(suite.problems) < MIN_PROBLEMS]
     if few:
-        raise typer.BadParameter(f"{', '.join(few)}: a fit needs {FEWEST} problems of a suite", param_hint="SUITE")
+        raise typer.BadParameter(f"{', '.join(few)} problems: a fit needs at least {MIN_PROBLEMS}", param_hint="SUITE")
     return suites
 
 
@@ -113,9 +112,9 @@ def _print(console: Console, table: Calibration, out: Path) -> None:
         )
         low = part.below
     console.print(view)
-    held = table.reliability
+    reliability = table.reliability
     console.print(
-        f"probe of {table.probe}; on problems that were not fitted: ECE {held.ece:.3f}, Brier {held.brier:.3f}; "
-        f"written to {out}",
+        f"probe of {table.probe}; on problems that were not fitted: ECE {reliability.ece:.3f}, "
+        f"Brier {reliability.brier:.3f}; written to {out}",
         markup=False,
     )

@@ -1,4 +1,4 @@
-"""``reasoner demo``: everything on this machine, a handful of held-out problems, watched while they are solved."""
+"""``reasoner demo``: a whole service on this machine that solves a few held-out problems while you watch."""
 
 from __future__ import annotations
 
@@ -25,21 +25,19 @@ from reasoner.evaluation.suites.registry import check_answer, get_family, load_p
 from reasoner.jobs.job import TERMINAL_STATUSES, Job
 from workers.config.settings import load_settings
 
-REFRESH = 0.1
-
-
+REFRESH_SECONDS = 0.1
 SEED = 7
 QUESTION = ((3, 7, 8, 12), 24)
-"""The README's first question."""
-AT_ONCE = 8
-"""Jobs that are followed at a time."""
+"""Numbers and target of the first question in the README."""
+CONCURRENCY = 8
+"""Jobs that are solved at the same time."""
 
-_TURN = threading.Lock()
+_WAITING_LOCK = threading.Lock()
 
 
 @dataclass(slots=True)
 class Case:
-    """A problem, how it is to be solved, and how far that is."""
+    """A problem with its strategy and budget, and the progress of its job."""
 
     problem: Problem
     strategy: dict[str, Any]
@@ -50,18 +48,18 @@ class Case:
     failure: str | None = None
 
     @property
-    def ended(self) -> bool:
+    def has_ended(self) -> bool:
         return self.failure is not None or (self.job is not None and self.job.status in TERMINAL_STATUSES)
 
     @property
-    def right(self) -> bool:
-        """Return true if it has the right answer."""
+    def is_right(self) -> bool:
+        """True if the job has the right answer."""
         result = None if self.job is None else self.job.result
         return check_answer(self.problem, None if result is None else result.answer)
 
 
-def cases() -> list[Case]:
-    """The demo's jobs: the same problem by several strategies, and both families of problems."""
+def build_cases() -> list[Case]:
+    """Return the jobs of the demo: one problem by several strategies, and problems of both suites."""
     countdown, words = load_problems("countdown", limit=9), load_problems("words", limit=9)
     question = make_problem(*QUESTION, rng=random.Random(SEED))
     return [
@@ -78,10 +76,10 @@ def cases() -> list[Case]:
 
 def demo(
     seeds: Annotated[
-        int, typer.Option(min=1, max=1000, help="How often each problem is solved, every time with another seed.")
+        int, typer.Option(min=1, max=1000, help="Number of times each problem is solved, each time with another seed.")
     ] = 1,
 ) -> None:
-    """Start everything, solve sample problems over REST, show the search live, print the table. Ctrl-C stops it."""
+    """Start a service, solve sample problems over REST while showing the search, and print a table. Ctrl-C stops it."""
     settings = load_settings()
     settings.require_prm("reasoner demo")
     console = Console()
@@ -89,40 +87,47 @@ def demo(
     started = time.monotonic()
     with run_private_service(settings, console) as url:
         console.print(f"The service is up at {url} after {time.monotonic() - started:.0f} s.\n")
-        rows = [[replace(case, seed=SEED + k, progress=Progress()) for k in range(seeds)] for case in cases()]
-        todo = [case for row in rows for case in row]
-        waiting = iter([case for turn in zip(*rows, strict=True) for case in turn])
+        rows = [
+            [replace(case, seed=SEED + offset, progress=Progress()) for offset in range(seeds)]
+            for case in build_cases()
+        ]
+        all_cases = [case for row in rows for case in row]
+        waiting = iter([case for column in zip(*rows, strict=True) for case in column])
         with Live(_table(rows), console=console, refresh_per_second=8) as live:
-            threads = [threading.Thread(target=_work, args=(url, waiting), daemon=True) for _ in range(AT_ONCE)]
+            threads = [
+                threading.Thread(target=_solve_waiting, args=(url, waiting), daemon=True) for _ in range(CONCURRENCY)
+            ]
             for thread in threads:
                 thread.start()
             for thread in threads:
                 while thread.is_alive():
-                    thread.join(REFRESH)
+                    thread.join(REFRESH_SECONDS)
                     live.update(_table(rows))
             live.update(_table(rows))
         with Client(url) as client:
-            searched = next((case for case in todo if case.strategy["name"] == "rebase" and case.job is not None), None)
-            if searched is not None and searched.job is not None:
-                console.print(f"\nThe search by rebase on: {searched.problem.text}", markup=False)
-                print_tree(console, client.tree(searched.job.id), most=24)
+            shown_case = next(
+                (case for case in all_cases if case.strategy["name"] == "rebase" and case.job is not None), None
+            )
+            if shown_case is not None and shown_case.job is not None:
+                console.print(f"\nThe search by rebase on: {shown_case.problem.text}", markup=False)
+                print_tree(console, client.tree(shown_case.job.id), max_nodes=24)
     if seeds == 1:
-        console.print("\nThat was one seed; 'reasoner demo --seeds 40' says how often each row is right.")
+        console.print("\nThat was one seed; 'reasoner demo --seeds 40' shows how often each row is right.")
     console.print("\nEverything is stopped. Next: 'reasoner serve', then the README's first curl.")
-    failed = [case for case in todo if case.failure is not None]
+    failed = [case for case in all_cases if case.failure is not None]
     for case in failed:
         console.print(f"{case.strategy['name']}: {case.failure}", markup=False, style="red")
     if failed:
         raise typer.Exit(1)
 
 
-def _work(url: str, waiting: Iterator[Case]) -> None:
-    while (case := _next(waiting)) is not None:
+def _solve_waiting(url: str, waiting: Iterator[Case]) -> None:
+    while (case := _next_case(waiting)) is not None:
         _solve(url, case)
 
 
-def _next(waiting: Iterator[Case]) -> Case | None:
-    with _TURN:
+def _next_case(waiting: Iterator[Case]) -> Case | None:
+    with _WAITING_LOCK:
         return next(waiting, None)
 
 
@@ -140,7 +145,7 @@ def _solve(url: str, case: Case) -> None:
         with Client(url) as client:
             case.job = client.submit(spec)
             for event in client.events(case.job.id):
-                case.progress.take(event)
+                case.progress.add(event)
             case.job = client.get(case.job.id)
             if case.job.error is not None:
                 case.failure = case.job.error.message
@@ -155,7 +160,7 @@ def _table(rows: list[list[Case]]) -> Table:
     for column in table.columns:
         column.no_wrap = column.header != "answer"
     for row in rows:
-        case, jobs = row[0], [case.job for case in row if case.ended and case.job is not None]
+        case, jobs = row[0], [case.job for case in row if case.has_ended and case.job is not None]
         tokens = sum(job.usage.total for job in jobs) / len(jobs) if jobs else case.progress.tokens
         table.add_row(
             f"{case.problem.suite} {case.problem.level}",
@@ -173,12 +178,12 @@ def _table(rows: list[list[Case]]) -> Table:
 def _state(row: list[Case]) -> str:
     case = row[0]
     if len(row) > 1:
-        return f"{sum(case.ended for case in row)} of {len(row)}"
+        return f"{sum(case.has_ended for case in row)} of {len(row)}"
     if case.failure is not None:
         return "failed"
-    if case.progress.state == "in_progress":
-        return f"{case.progress.branches} branches"
-    return case.progress.state
+    if case.progress.status == "in_progress":
+        return f"{case.progress.num_branches} branches"
+    return case.progress.status
 
 
 def _answer(case: Case) -> Text:
@@ -187,10 +192,10 @@ def _answer(case: Case) -> Text:
 
 
 def _verdict(row: list[Case]) -> str:
-    ended = [case for case in row if case.ended and case.failure is None]
-    right = sum(case.right for case in ended)
+    ended = [case for case in row if case.has_ended and case.failure is None]
+    num_right = sum(case.is_right for case in ended)
     if len(row) > 1:
-        return f"{right} of {len(ended)}"
+        return f"{num_right} of {len(ended)}"
     if not ended:
         return ""
-    return "[green]yes[/green]" if right else "[red]no[/red]"
+    return "[green]yes[/green]" if num_right else "[red]no[/red]"

@@ -1,9 +1,8 @@
-"""``reasoner eval``: a suite, several strategies, accuracy against compute as a table, JSON and a picture."""
+"""``reasoner eval``: accuracy against compute of several strategies on a suite, as a table, JSON and a chart."""
 
 from __future__ import annotations
 
 import contextlib
-import json
 import shlex
 import sys
 from collections.abc import Iterator
@@ -14,10 +13,9 @@ from typing import Annotated, Any
 import typer
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
-from api.cli.render import output
+from api.cli.console import count_progress, print_json, result_console
 from api.roles.private_service import run_private_engine
 from engine.protocol.types import EngineError
 from reasoner.evaluation import report
@@ -34,8 +32,8 @@ from workers.config.types import served_name
 from workers.engines.connect import connect
 from workers.processes import shutdown
 
-LINES = 20
-"""Lines of progress for each stage where no terminal shows a bar."""
+NUM_PROGRESS_LINES = 20
+"""Lines of progress for each stage if stderr is no terminal."""
 
 
 def evaluate_suite(
@@ -43,24 +41,26 @@ def evaluate_suite(
         str, typer.Argument(help="countdown, words, a .jsonl file (GSM8K's or MATH's shape) or reasoning-gym:TASK.")
     ],
     strategy: Annotated[
-        str, typer.Option(help="Separated by commas: all, or NAME, or NAME:KEY=VALUE:KEY=VALUE.")
+        str, typer.Option(help="all, or a list separated by commas of NAME or NAME:KEY=VALUE:KEY=VALUE.")
     ] = "all",
     n: Annotated[str, typer.Option("--n", help="Numbers of samples, separated by commas.")] = "1,4,16,64",
     live_n: Annotated[
         str | None,
-        typer.Option("--live-n", help="The same for strategies that cannot share a pool of samples; default: --n."),
+        typer.Option("--live-n", help="Numbers of samples of strategies that cannot share a pool; default: --n."),
     ] = None,
-    limit: Annotated[int, typer.Option(min=1, max=5000, help="Problems.")] = 300,
-    seeds: Annotated[int, typer.Option(min=1, max=100, help="Runs of every problem, each with noise of its own.")] = 1,
+    limit: Annotated[int, typer.Option(min=1, max=5000, help="Problems, at most.")] = 300,
+    seeds: Annotated[int, typer.Option(min=1, max=100, help="Runs of every problem, each with another seed.")] = 1,
     model: Annotated[str | None, typer.Option(help="A bundled model, a model folder, or NAME=FOLDER.")] = None,
     against: Annotated[
-        list[str] | None, typer.Option(help="Also: this larger model, greedy, compared at equal FLOPs. Repeatable.")
+        list[str] | None, typer.Option(help="A larger model, run greedily and compared at equal FLOPs. Repeatable.")
     ] = None,
-    temperature: Annotated[float | None, typer.Option(min=0, max=10, help="Default: the suite's own.")] = None,
+    temperature: Annotated[
+        float | None, typer.Option(min=0, max=10, help="Sampling temperature; default: the suite's own.")
+    ] = None,
     max_tokens: Annotated[
         int | None, typer.Option(min=1, help="Longest solution; default: the model's context.")
     ] = None,
-    concurrency: Annotated[int, typer.Option(min=1, max=64, help="Problems in flight.")] = 8,
+    concurrency: Annotated[int, typer.Option(min=1, max=64, help="Problems solved at the same time.")] = 8,
     out: Annotated[
         Path | None,
         typer.Option(help=f"Folder for results.json, table.md, chart.png, and {RUNS_FILE}: a run can be resumed."),
@@ -70,48 +70,32 @@ def evaluate_suite(
     """Measure strategies on a suite: accuracy, tokens (verifier included), FLOPs, 95 % intervals, the ceiling pass@N.
 
     Strategies that decide on independent samples share one pool of them for each problem and seed and are resampled
-    from it; the others run live. Ctrl-C is safe with --out: the same command goes on where it was.
+    from it; the others run live. With --out, the same command continues a run that Ctrl-C ended.
     """
     console = Console(stderr=True)
     settings = load_settings() if model is None else load_settings(model=model)
-    plan = _plan(settings, strategy, n, live_n, seeds, against or [])
+    plan = _build_plan(settings, strategy, n, live_n, seeds, against or [])
     try:
         opened = open_suite(suite, limit=limit)
     except SuiteError as error:
         raise typer.BadParameter(str(error), param_hint="SUITE") from None
-    heat = opened.temperature if temperature is None else temperature
-    sampling = Sampling(temperature=heat, max_tokens=max_tokens)
-    told = {
-        "model": plan.model,
-        "prm": settings.prm_name,
-        "seeds": plan.seeds,
-        "temperature": heat,
-        "max_tokens": max_tokens,
-        "draws": NUM_DRAWS,
-        "calibration": None if settings.calibration is None else str(settings.calibration),
-    }
-    header = {**told, **_identity(opened), **plan.document()}
+    sampling = Sampling(temperature=opened.temperature if temperature is None else temperature, max_tokens=max_tokens)
+    conditions = _describe_conditions(settings, plan, sampling)
     try:
-        with RunFile(header, out) as file:
-            try:
-                if is_incomplete(opened, plan, file):
-                    with (
-                        run_private_engine(settings, console, against or []) as urls,
-                        _progress(console, opened, plan) as advance,
-                    ):
-                        shutdown.run(_run(settings, urls, opened, plan, sampling, concurrency, file, advance))
-            except KeyboardInterrupt:
-                console.print(_stopped(out), markup=False, soft_wrap=True)
-                raise
+        with RunFile({**conditions, **_identify_suite(opened), **plan.document()}, out) as file:
+            if is_incomplete(opened, plan, file):
+                with (
+                    _explain_interruption(console, out),
+                    run_private_engine(settings, console, against or []) as urls,
+                    _show_progress(console, opened, plan) as advance,
+                ):
+                    shutdown.run(_run(settings, urls, opened, plan, sampling, concurrency, file, advance))
     except EvaluationMismatch as error:
         raise typer.BadParameter(str(error), param_hint="--out") from None
-    except EngineError as error:
-        console.print(f"reasoner: {error}. {_stopped(out)}", markup=False, soft_wrap=True)
-        raise typer.Exit(1) from None
-    failed = {piece.problem: piece.failed for piece in file.pieces if piece.failed is not None}
-    runs = [run for run in collect_runs(file.pieces) if run.problem not in failed]
-    for problem, reason in failed.items():
+    failures = {piece.problem: piece.failed for piece in file.pieces if piece.failed is not None}
+    for problem, reason in failures.items():
         console.print(f"left out: {problem}: {reason}", markup=False)
+    runs = [run for run in collect_runs(file.pieces) if run.problem not in failures]
     if not runs:
         raise typer.Exit(1)
     results = Results(runs, plan)
@@ -119,18 +103,48 @@ def evaluate_suite(
         "suite": opened.name,
         "problems": len(results.problems),
         **results.document(),
-        "left_out": [{"problem": problem, "error": reason} for problem, reason in failed.items()],
-        "settings": told,
+        "left_out": [{"problem": problem, "error": reason} for problem, reason in failures.items()],
+        "settings": conditions,
     }
     if out is not None:
         report.write(out, results, document, shlex.join(["reasoner", *sys.argv[1:]]))
     if as_json:
-        print(json.dumps(document, indent=2))
+        print_json(document)
     else:
-        _print(output(), results)
+        _print(result_console(), results)
 
 
-def _plan(
+def _describe_conditions(settings: Settings, plan: EvaluationPlan, sampling: Sampling) -> dict[str, Any]:
+    """Return the settings on which the results depend; a run is resumed only under the same ones."""
+    return {
+        "model": plan.model,
+        "prm": settings.prm_name,
+        "seeds": plan.seeds,
+        "temperature": sampling.temperature,
+        "max_tokens": sampling.max_tokens,
+        "draws": NUM_DRAWS,
+        "calibration": None if settings.calibration is None else str(settings.calibration),
+    }
+
+
+@contextlib.contextmanager
+def _explain_interruption(console: Console, out: Path | None) -> Iterator[None]:
+    """Say what remains of an evaluation that Ctrl-C or an error of the engine ends."""
+    if out is None:
+        remains = "Stopped; without --out no results are kept."
+    else:
+        remains = f"Stopped; the results so far are in {out / RUNS_FILE}, and the same command continues from there."
+    try:
+        yield
+    except KeyboardInterrupt:
+        console.print(remains, markup=False, soft_wrap=True)
+        raise
+    except EngineError as error:
+        console.print(f"reasoner: {error}. {remains}", markup=False, soft_wrap=True)
+        raise typer.Exit(1) from None
+
+
+def _build_plan(
     settings: Settings, strategy: str, n: str, live_n: str | None, seeds: int, against: list[str]
 ) -> EvaluationPlan:
     for hint, text in (("--n", n), ("--live-n", n if live_n is None else live_n)):
@@ -150,8 +164,8 @@ def _plan(
     )
 
 
-def _identity(suite: Suite) -> dict[str, Any]:
-    """What tells one suite from another: its name, its size and its content."""
+def _identify_suite(suite: Suite) -> dict[str, Any]:
+    """Return what distinguishes a suite from others: its name, its size and a digest of its content."""
     content = blake2b(digest_size=8)
     for problem in suite.problems:
         content.update(repr((problem.id, problem.text, problem.answer)).encode())
@@ -179,36 +193,29 @@ async def _run(
 
 
 @contextlib.contextmanager
-def _progress(console: Console, suite: Suite, plan: EvaluationPlan) -> Iterator[Advance]:
-    """A bar on a terminal, and now and then a line elsewhere."""
+def _show_progress(console: Console, suite: Suite, plan: EvaluationPlan) -> Iterator[Advance]:
+    """Show progress as a bar on a terminal, and elsewhere as a line now and then."""
     stages = plan.stages()
     names = {
-        stage: f"{suite.name} {place}/{len(stages)} {_title(stage, plan)}" for place, stage in enumerate(stages, 1)
+        stage: f"{suite.name} {number}/{len(stages)} {_title(stage, plan)}" for number, stage in enumerate(stages, 1)
     }
     if not console.is_terminal:
 
-        def tell(stage: Stage, done: int, total: int) -> None:
-            if done == total or done % max(1, total // LINES) == 0:
+        def print_line(stage: Stage, done: int, total: int) -> None:
+            if done == total or done % max(1, total // NUM_PROGRESS_LINES) == 0:
                 print(f"{names[stage]}: {done} of {total}", file=sys.stderr, flush=True)
 
-        yield tell
+        yield print_line
         return
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=console) as bar:
+    with count_progress(console, shows_remaining=True) as bar:
         task = bar.add_task("starting", total=None)
-        now: Stage | None = None
+        current: Stage | None = None
 
         def show(stage: Stage, done: int, total: int) -> None:
-            nonlocal now
-            if stage != now:
+            nonlocal current
+            if stage != current:
                 bar.reset(task, total=total, description=names[stage])
-                now = stage
+                current = stage
             bar.update(task, completed=done)
 
         yield show
@@ -216,12 +223,6 @@ def _progress(console: Console, suite: Suite, plan: EvaluationPlan) -> Iterator[
 
 def _title(stage: Stage, plan: EvaluationPlan) -> str:
     return stage.name + (f", seed {stage.seed + 1} of {plan.seeds}" if plan.seeds > 1 else "")
-
-
-def _stopped(out: Path | None) -> str:
-    if out is None:
-        return "Stopped; without --out nothing of it is kept."
-    return f"Stopped; what is done is in {out / RUNS_FILE}, and the same command goes on from there."
 
 
 def _print(console: Console, results: Results) -> None:

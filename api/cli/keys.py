@@ -1,9 +1,8 @@
-"""``reasoner keys``: the API keys of a service, through the service, or on its broker for the first one."""
+"""``reasoner keys``: make, list and revoke API keys, through the service or directly on its broker."""
 
 from __future__ import annotations
 
 import asyncio
-import json
 import time
 from collections.abc import Awaitable, Callable
 from typing import Annotated, Any, TypeVar
@@ -13,9 +12,9 @@ from pydantic import BaseModel, ValidationError
 from rich.table import Column, Table
 from rich.text import Text
 
-from api.cli.durations import seconds_of
-from api.cli.jobs import AsJson, Key, Url, client_of
-from api.cli.render import output
+from api.cli.console import print_json, result_console
+from api.cli.durations import parse_duration
+from api.cli.jobs import AsJson, Key, Url, connect
 from reasoner.client import ServiceError
 from workers.broker.embedded import EmbeddedBroker, broker_url
 from workers.config.settings import load_settings
@@ -28,35 +27,37 @@ T = TypeVar("T")
 
 Direct = Annotated[
     bool,
-    typer.Option("--direct", help="Not through the service but on its broker, as configured here. Needs no key."),
+    typer.Option("--direct", help="On the configured broker instead of through the service; needs no key."),
 ]
 
 keys = typer.Typer(no_args_is_help=True)
-_out = output()
+_out = result_console()
 
 
 @keys.command()
 def create(
-    name: Annotated[str, typer.Argument(help="Where the key is used, such as 'notebook'.")],
+    name: Annotated[str, typer.Argument(help="For people: where the key is used, such as 'notebook'.")],
     owner: Annotated[
-        str | None, typer.Option(help="Whose jobs its jobs are: keys of one owner see the same. Else on its own.")
+        str | None,
+        typer.Option(help="Owner of its jobs; keys of one owner see the same jobs. Default: an owner of its own."),
     ] = None,
     scope: Annotated[
-        list[str] | None, typer.Option(help=f"One of {', '.join(sorted(SCOPES))}; may be repeated. Else jobs:*.")
+        list[str] | None,
+        typer.Option(help=f"One of {', '.join(sorted(SCOPES))}; may be repeated. Default: jobs:read and jobs:write."),
     ] = None,
-    expires: Annotated[str | None, typer.Option(help="How long it is good for, such as 90d, 12h or 30m.")] = None,
+    expires: Annotated[str | None, typer.Option(help="How long the key is valid, such as 90d, 12h or 30m.")] = None,
     direct: Direct = False,
     url: Url = None,
     key: Key = None,
     as_json: AsJson = False,
 ) -> None:
-    """Make a key and print it: nobody can show it again. The first key of a service is made with --direct."""
-    asked = {"name": name, "owner": owner, "scopes": scope or None, "expires_in": _seconds(expires)}
-    spec = {field: value for field, value in asked.items() if value is not None}
+    """Make a key and print it, this one time. The first key of a service is made with --direct."""
+    fields = {"name": name, "owner": owner, "scopes": scope or None, "expires_in": _parse_expiry(expires)}
+    spec = {field: value for field, value in fields.items() if value is not None}
     if direct:
-        made = _on_broker(lambda store: store.create(_checked(spec)))
+        made = _on_broker(lambda store: store.create(_parse_spec(spec)))
     else:
-        with client_of(url, key) as client:
+        with connect(url, key) as client:
             made = NewKey.model_validate(client.create_key(spec))
     _print(made, as_json)
 
@@ -70,17 +71,17 @@ def list_keys(
     key: Key = None,
     as_json: AsJson = False,
 ) -> None:
-    """List keys, newest first: not the keys themselves, which nobody has but their holders."""
+    """List keys, newest first, without their secrets."""
     if direct:
-        found = _on_broker(lambda store: store.list_keys(after=after, limit=limit + 1))
-        shown: list[dict[str, Any]] = [item.model_dump() for item in found[:limit]]
+        stored = _on_broker(lambda store: store.list_keys(after=after, limit=limit + 1))
+        shown: list[dict[str, Any]] = [item.model_dump() for item in stored[:limit]]
         first, last = (shown[0]["id"], shown[-1]["id"]) if shown else (None, None)
-        page: dict[str, Any] = {"data": shown, "first_id": first, "last_id": last, "has_more": len(found) > limit}
+        page: dict[str, Any] = {"data": shown, "first_id": first, "last_id": last, "has_more": len(stored) > limit}
     else:
-        with client_of(url, key) as client:
+        with connect(url, key) as client:
             page = client.list_keys(limit=limit, after=after)
     if as_json:
-        print(json.dumps(page, indent=2))
+        print_json(page)
         return
     table = Table(Column("key", no_wrap=True), "name", "owner", "scopes", "state", box=None)
     for item in map(StoredKey.model_validate, page["data"]):
@@ -90,32 +91,34 @@ def list_keys(
 
 @keys.command()
 def revoke(
-    key_id: Annotated[str, typer.Argument(help="As 'reasoner keys list' shows it.")],
+    key_id: Annotated[str, typer.Argument(help="Id of the key, as in 'reasoner keys list'.")],
     direct: Direct = False,
     url: Url = None,
     key: Key = None,
     as_json: AsJson = False,
 ) -> None:
-    """Revoke a key, from its next request on. Its owner's jobs go on."""
+    """Revoke a key: its next request is refused. The jobs of its owner continue."""
     if direct:
         _print(_on_broker(lambda store: store.revoke(key_id)), as_json)
         return
-    with client_of(url, key) as client:
+    with connect(url, key) as client:
         _print(StoredKey.model_validate(client.revoke_key(key_id)), as_json)
 
 
-def _on_broker(act: Callable[[KeyStore], Awaitable[T]]) -> T:
-    """Does something to the keys of the configured broker; starts the embedded one if it is that and does not run."""
+def _on_broker(action: Callable[[KeyStore], Awaitable[T]]) -> T:
+    """Run an action on the keys of the configured broker; the embedded one is started if it does not run."""
     settings = load_settings()
 
     async def run() -> T:
         store = JobStore(broker_url(settings))
         try:
-            return await act(KeyStore(store))
+            return await action(KeyStore(store))
         except NoSuchKey as error:
-            raise ServiceError(f"there is no key {str(error)!r}") from None
+            raise ServiceError(f"there is no key {str(error)!r}: 'reasoner keys list' shows the ids") from None
         except BROKER_DOWN as error:
-            raise ServiceError(f"the broker cannot be reached: {error}") from None
+            raise ServiceError(
+                f"the broker cannot be reached ({error}): start it, or correct REASONER_REDIS_URL"
+            ) from None
         finally:
             await store.close()
 
@@ -125,20 +128,22 @@ def _on_broker(act: Callable[[KeyStore], Awaitable[T]]) -> T:
         return asyncio.run(run())
 
 
-def _checked(spec: dict[str, Any]) -> KeySpec:
+def _parse_spec(spec: dict[str, Any]) -> KeySpec:
     try:
         return KeySpec.model_validate(spec)
     except ValidationError as error:
-        found = error.errors()[0]
-        raise typer.BadParameter(f"{'.'.join(map(str, found['loc']))}: {found['msg']}") from None
+        first = error.errors()[0]
+        raise typer.BadParameter(f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from None
 
 
-def _seconds(text: str | None) -> float | None:
+def _parse_expiry(text: str | None) -> float | None:
     if text is None:
         return None
-    seconds = seconds_of(text)
+    seconds = parse_duration(text)
     if seconds is None:
-        raise typer.BadParameter(f"{text!r} is no time: write a number and s, m, h, d or w", param_hint="--expires")
+        raise typer.BadParameter(
+            f"{text!r} is not a duration: write a number and s, m, h, d or w, such as 90d", param_hint="--expires"
+        )
     return seconds
 
 
@@ -146,9 +151,9 @@ def _state(item: StoredKey) -> str:
     if item.revoked_at is not None:
         return "revoked"
     if item.expires_at is None:
-        return "good"
+        return "valid"
     left = item.expires_at - time.time()
-    return "expired" if left <= 0 else f"good for {left / 86_400:.1f} days"
+    return "expired" if left <= 0 else f"valid for {left / 86_400:.1f} days"
 
 
 def _print(item: BaseModel, as_json: bool) -> None:
@@ -159,5 +164,5 @@ def _print(item: BaseModel, as_json: bool) -> None:
     _out.print(Text(f"{item.id}  {item.name}", style="bold"))
     _out.print(Text(f"  owner {item.owner}, may {', '.join(item.scopes)}: {_state(item)}"))
     if isinstance(item, NewKey):
-        _out.print(Text("  This is the only time that it is shown:"))
-        print(item.key)  # alone on its line, whatever the width of the terminal
+        _out.print(Text("  The key, which is shown only now:"))
+        print(item.key)  # on a line of its own, never wrapped

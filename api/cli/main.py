@@ -1,4 +1,4 @@
-"""The command line. Exit status: 0 done, 1 failed, 2 wrong usage, 128 and the signal's number (Ctrl-C: 130) stopped."""
+"""The command line. Exit status: 0 success, 1 failure, 2 wrong usage, 128 + signal number (Ctrl-C: 130) interrupted."""
 
 from __future__ import annotations
 
@@ -29,14 +29,16 @@ app.command("calibrate")(calibrate.calibrate_suite)
 app.command("quantize")(quantize.quantize)
 app.command("demo")(demo.demo)
 app.add_typer(jobs.jobs, name="jobs", help="Submit, list, show, watch and cancel jobs of a running service.")
-app.add_typer(batch.batch, name="batch", help="Many problems under one budget of a running service.")
+app.add_typer(
+    batch.batch, name="batch", help="Submit, list, show, watch and cancel batches: many problems under one budget."
+)
 app.add_typer(keys.keys, name="keys", help="Make, list and revoke the API keys of a service.")
 app.add_typer(cli_prm.prm, name="prm")
 app.add_typer(bench.bench, name="bench")
 
 Model = Annotated[str | None, typer.Option(help="A bundled model, a model folder, or NAME=FOLDER.")]
 Prm = Annotated[str | None, typer.Option(help="The verifier: a bundled model, a model folder, or NAME=FOLDER.")]
-Host = Annotated[str | None, typer.Option(help="Address to listen on; beyond loopback API keys are needed.")]
+Host = Annotated[str | None, typer.Option(help="Address to listen on; one beyond loopback needs API keys.")]
 Port = Annotated[int | None, typer.Option(help="Port to listen on.")]
 
 
@@ -44,8 +46,8 @@ def _option(setting: str) -> Any:
     return typer.Option(help=Settings.model_fields[setting].description)
 
 
-def _version(wanted: bool) -> None:
-    if wanted:
+def _print_version(is_requested: bool) -> None:
+    if is_requested:
         print(f"reasoner {version('reasoner')}")
         raise typer.Exit
 
@@ -53,16 +55,16 @@ def _version(wanted: bool) -> None:
 @app.callback()
 def options(
     shows_version: Annotated[
-        bool, typer.Option("--version", is_eager=True, callback=_version, help="Print the version and exit.")
+        bool, typer.Option("--version", is_eager=True, callback=_print_version, help="Print the version and exit.")
     ] = False,
 ) -> None:
     """Reasoner: better answers from the model that you have, by searching longer, within a budget."""
 
 
 def main() -> None:
-    """Entry point: errors of the configuration, the service and files become one clear line, never a traceback.
+    """Entry point. Errors of the configuration, the service and files become one line, without a traceback.
 
-    Ctrl-C ends every command with status 130: none catches it for good.
+    Ctrl-C ends every command with status 130: no command swallows it.
     """
     try:
         with interruptible():
@@ -98,7 +100,7 @@ def serve(
     """Run the API, a worker and an engine on this machine, with an embedded broker unless one is configured."""
     from api.roles.serve import serve as run
 
-    own = {"threads": threads, "device": device, "kv_dtype": kv_dtype, "draft": draft}
+    engine_options = {"threads": threads, "device": device, "kv_dtype": kv_dtype, "draft": draft}
     settings = _settings(
         model=model,
         prm=prm,
@@ -109,10 +111,10 @@ def serve(
         engine_kv_dtype=kv_dtype,
         draft=draft,
     )
-    given = [f"--{name.replace('_', '-')}" for name, value in own.items() if value is not None]
+    given = [f"--{name.replace('_', '-')}" for name, value in engine_options.items() if value is not None]
     if given and settings.engine_url:
         raise ConfigError(
-            f"{', '.join(given)}: the engines are configured elsewhere (engine_url {', '.join(settings.engine_url)}); "
+            f"{', '.join(given)}: the engines are configured elsewhere (engine_url {', '.join(settings.engine_url)}): "
             "give the option to 'reasoner engine', or leave engine_url out"
         )
     run(settings)
@@ -131,12 +133,12 @@ def api(host: Host = None, port: Port = None) -> None:
 @app.command()
 def worker(
     queues: Annotated[str | None, _option("queues")] = None,
-    slots: Annotated[int | None, typer.Option(min=1, max=1024, help="Jobs that it runs at once.")] = None,
+    slots: Annotated[int | None, typer.Option(min=1, max=1024, help="Jobs that it runs at the same time.")] = None,
 ) -> None:
     """Run a worker alone: it takes jobs from the broker and searches on the engines.
 
-    A job's priority is its queue: a worker with "--queues interactive" and one with "--queues batch,webhooks" keep
-    slots for each.
+    The priority of a job is its queue: one worker with "--queues interactive" and one with "--queues batch,webhooks"
+    keep slots for each.
     """
     from api.roles.serve import run_worker
 
@@ -165,7 +167,7 @@ def engine(
 ) -> None:
     """Run an inference engine alone, with the policy and the verifier. It listens on REASONER_ENGINE_URL.
 
-    Without it that is http://127.0.0.1:8100; http://HOST:PORT and unix:///PATH are understood. Ctrl-C ends it.
+    The default is http://127.0.0.1:8100; http://HOST:PORT and unix:///PATH are possible. Ctrl-C ends it.
     """
     from api.roles.serve import run_engine
 

@@ -1,8 +1,7 @@
-"""``reasoner quantize``: a model in fewer bits. The arithmetic is in a process of its own: this one has no torch."""
+"""``reasoner quantize``: write a model in fewer bits. A process of its own computes, since this one has no torch."""
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated
 
@@ -10,46 +9,50 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from api.cli.console import print_json
 from api.roles.compute_process import compute
 
 
 def quantize(
     model: Annotated[Path | None, typer.Argument(help="Folder of the checkpoint.")] = None,
-    out: Annotated[Path | None, typer.Argument(help="Folder to write, which must not be there yet.")] = None,
-    method: Annotated[str, typer.Option(help="rtn (to the nearest), gptq, awq, fp8 or nf4.")] = "rtn",
+    out: Annotated[Path | None, typer.Argument(help="Folder to write; it must not exist yet.")] = None,
+    method: Annotated[str, typer.Option(help="rtn (round to nearest), gptq, awq, fp8 or nf4.")] = "rtn",
     bits: Annotated[int | None, typer.Option(help="8 or 4; default: rtn and fp8 8, gptq, awq and nf4 4.")] = None,
     group_size: Annotated[
         int | None,
-        typer.Option(help="Columns with a scale of their own; -1: whole rows. Default: 128; rtn in 8 bits: W8A8."),
+        typer.Option(help="Columns that share a scale; -1: whole rows. Default: 128; rtn in 8 bits: W8A8."),
     ] = None,
     calibration: Annotated[
         Path | None, typer.Option(help='For gptq and awq: a text, or .jsonl with a "text" on each line.')
     ] = None,
     report: Annotated[
-        bool, typer.Option("--report", help="Instead: what each method costs the bundled model; OUT is optional.")
+        bool,
+        typer.Option(
+            "--report", help="Measure each method on the bundled model instead; the folder for results is optional."
+        ),
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="With --report: print one JSON document on stdout.")] = False,
 ) -> None:
-    """Write a checkpoint in fewer bits, in a public format that other engines read too."""
+    """Write a checkpoint in fewer bits, in a public format that other engines can read."""
     console = Console(stderr=True)
     if report:
         if model is not None and out is not None:
-            raise typer.BadParameter("--report takes no MODEL, only the folder for its results")
+            raise typer.BadParameter("--report takes one argument, the folder for its results, and no model")
         _report(model, as_json, console)
         return
     if model is None or out is None:
-        raise typer.BadParameter("MODEL and OUT are needed")
+        raise typer.BadParameter("give MODEL, the folder of the checkpoint, and OUT, the folder to write")
     if as_json:
-        raise typer.BadParameter("--json goes with --report")
-    asked = {"model": str(model), "out": str(out), "method": method, "bits": bits, "group_size": group_size}
-    asked["calibration"] = None if calibration is None else str(calibration)
-    compute("engine.quantization", asked, console)
+        raise typer.BadParameter("--json needs --report")
+    request = {"model": str(model), "out": str(out), "method": method, "bits": bits, "group_size": group_size}
+    request["calibration"] = None if calibration is None else str(calibration)
+    compute("engine.quantization", request, console)
 
 
 def _report(out: Path | None, as_json: bool, console: Console) -> None:
     document = compute("benchmarks.quantization", {"out": None if out is None else str(out)}, console)
     if as_json:
-        print(json.dumps(document, indent=2))
+        print_json(document)
         return
     view = Table()
     for name in ("weights", "bytes", "perplexity", "divergence (nats)", "accuracy", "tokens/s"):

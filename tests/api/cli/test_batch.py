@@ -38,7 +38,7 @@ class Service:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.answers: list[dict[str, Any]] = [BATCH]
         self.asked: list[tuple[str, Any]] = []
-        monkeypatch.setattr(cli_batch, "client_of", self._client)
+        monkeypatch.setattr(cli_batch, "connect", self._client)
         monkeypatch.setattr(cli_batch, "POLL_SECONDS", 0.0)
 
     def _client(self, url: str | None, key: str | None) -> Client:
@@ -100,7 +100,7 @@ def test_a_batch_is_shown_with_its_jobs_and_model_text_as_text(service: Service)
     [
         ('{"problem": "1?"}\n{"problem"\n', "line 2: not a job"),
         ('{"problem": "1?"}\n\n"2?"\n', "line 3: not a job"),
-        ("\n", "holds no jobs"),
+        ("\n", "contains no jobs"),
         (None, "No such file"),
     ],
 )
@@ -133,7 +133,7 @@ def test_who_waits_for_a_batch_knows_its_id_first_and_hears_why_jobs_failed(serv
     assert result.exit_code == 1
     assert json.loads(result.stdout)["counts"]["failed"] == 2
     assert result.stderr.splitlines()[0] == "batch_1: 4 jobs"
-    assert "3 of 4 jobs did not end well" in result.stderr
+    assert "3 of 4 jobs failed or were cancelled" in result.stderr
     assert "2 × max_attempts: three workers [died]" in result.stderr
     assert "1 × cancelled" in result.stderr
     assert "\x1b" not in result.stderr

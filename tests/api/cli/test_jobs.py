@@ -15,8 +15,9 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from api.cli import jobs as cli_jobs
+from api.cli.console import result_console
 from api.cli.main import app
-from api.cli.render import output, print_tree, watch
+from api.cli.render import print_tree, watch_tree
 from reasoner.client import Client, ServiceError
 from reasoner.jobs.event import Event
 from reasoner.jobs.job import Job
@@ -44,7 +45,7 @@ def sent(
         def submit(self, spec: dict[str, Any]) -> None:
             raise Sent(spec)
 
-    monkeypatch.setattr(cli_jobs, "client_of", lambda url, key: FakeClient())
+    monkeypatch.setattr(cli_jobs, "connect", lambda url, key: FakeClient())
     result = CliRunner().invoke(app, ["jobs", "submit", problem, *options], input=stdin)
     assert isinstance(result.exception, Sent), result.output
     body: dict[str, Any] = result.exception.args[0]
@@ -72,7 +73,7 @@ def test_what_begins_like_json_and_is_none_is_wrong_usage() -> None:
     result = CliRunner().invoke(app, ["jobs", "submit", "?", "--verifier", "{kind: numeric}"])
     assert result.exit_code == 2
     assert "--verifier" in result.output
-    assert "not JSON" in result.output
+    assert "not valid JSON" in result.output
 
 
 @pytest.mark.parametrize("gone", [False, True])
@@ -91,8 +92,8 @@ def test_who_interrupts_solve_cancels_its_job(monkeypatch: pytest.MonkeyPatch, g
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(cli_jobs, "_service", lambda *_: nullcontext((FakeClient(), None)))
-    monkeypatch.setattr(cli_jobs, "follow", interrupted)
+    monkeypatch.setattr(cli_jobs, "_open_service", lambda *_: nullcontext((FakeClient(), None)))
+    monkeypatch.setattr(cli_jobs, "show_progress", interrupted)
     result = CliRunner().invoke(app, ["solve", "?"])
     assert cancelled == ["job_1"]
     assert ("job_1 was not cancelled: nobody answers" if gone else "job_1 is cancelled") in result.stderr
@@ -104,9 +105,9 @@ def node(name: str, text: str, score: float | None = None, state: str = "step") 
     return {"id": name, "parent": parent, "text": text, "score": score, "state": state}
 
 
-def printed(tree: dict[str, Any], most: int = 40) -> str:
+def printed(tree: dict[str, Any], max_nodes: int = 40) -> str:
     console = Console(file=io.StringIO(), width=120, color_system=None)
-    print_tree(console, tree, most=most)
+    print_tree(console, tree, max_nodes=max_nodes)
     assert isinstance(console.file, io.StringIO)
     return console.file.getvalue()
 
@@ -121,7 +122,7 @@ def test_a_drawn_tree_shows_what_a_terminal_would_obey_and_takes_no_markup() -> 
 def test_a_tree_that_is_too_long_keeps_the_chosen_path_then_what_counts_and_says_what_is_missing() -> None:
     pruned = [node(str(index), f"pruned{index}", 0.9, "pruned") for index in range(20)]
     nodes = [*pruned, node("20", "start", 0.1), node("20.0", "end", 0.2, "answer"), node("21", "open", 0.5)]
-    drawn = printed({"nodes": nodes, "best": "20.0"}, most=4)
+    drawn = printed({"nodes": nodes, "best": "20.0"}, max_nodes=4)
     assert [word for word in ("start", "end", "open") if word in drawn] == ["start", "end", "open"]
     assert drawn.count("pruned)") == 1
     assert "19 more nodes" in drawn
@@ -152,7 +153,7 @@ def test_watching_draws_the_tree_of_the_events_as_they_come_within_the_lines_of_
             heights.append(len(console.render_lines(live.get_renderable())))
 
     job = Job(id="job_1", status="in_progress", created_at=0.0, spec=JobSpec(problem="?"))
-    watch(cast(Client, FakeClient()), job, console)
+    watch_tree(cast(Client, FakeClient()), job, console)
     assert isinstance(console.file, io.StringIO)
     assert heights[0] < 20
     shown = console.file.getvalue()
@@ -173,7 +174,7 @@ def test_deleting_answers_one_document(monkeypatch: pytest.MonkeyPatch) -> None:
         def delete(self, job_id: str) -> None:
             gone.append(job_id)
 
-    monkeypatch.setattr(cli_jobs, "client_of", lambda url, key: FakeClient())
+    monkeypatch.setattr(cli_jobs, "connect", lambda url, key: FakeClient())
     result = CliRunner().invoke(app, ["jobs", "delete", "job_1", "job_2", "--json"])
     assert result.exit_code == 0, result.output
     assert json.loads(result.stdout) == {"deleted": gone} == {"deleted": ["job_1", "job_2"]}
@@ -193,9 +194,9 @@ def test_a_list_that_goes_to_a_pipe_holds_whole_words(monkeypatch: pytest.Monkey
         def list(self, **_: object) -> dict[str, Any]:
             return {"data": [job.model_dump()]}
 
-    monkeypatch.setattr(cli_jobs, "client_of", lambda url, key: FakeClient())
+    monkeypatch.setattr(cli_jobs, "connect", lambda url, key: FakeClient())
     monkeypatch.setattr("sys.stdout", io.StringIO())
-    monkeypatch.setattr(cli_jobs, "_out", output())
+    monkeypatch.setattr(cli_jobs, "_out", result_console())
     line = CliRunner().invoke(app, ["jobs", "list"]).stdout.splitlines()[1]
     assert line.split()[:3] == [job.id, "in_progress", "self_consistency"]
 
@@ -245,7 +246,7 @@ def test_solve_asks_a_running_service_for_a_model_by_name_and_starts_its_own_wit
 
     monkeypatch.setattr(cli_jobs, "Client", FakeClient)
     monkeypatch.setattr(cli_jobs, "run_private_service", private)
-    monkeypatch.setattr(cli_jobs, "_answers", lambda _: not alone)
+    monkeypatch.setattr(cli_jobs, "_is_running", lambda _: not alone)
     result = CliRunner().invoke(app, ["solve", "?", "--model", "mine=policy-large" if alone else "mine"])
     assert isinstance(result.exception, Sent), result.output
     body = result.exception.args[0]
@@ -278,7 +279,7 @@ def test_the_list_of_jobs_shows_what_was_asked_shortened_and_whole_as_json(monke
     said = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Why?"}]
     specs = [JobSpec(problem=long), JobSpec(messages=said)]  # type: ignore[arg-type]
     jobs = [Job(id=f"job_{n}", status="queued", created_at=0.0, spec=spec) for n, spec in enumerate(specs)]
-    monkeypatch.setattr(cli_jobs, "client_of", lambda *_: Listing(*jobs))
+    monkeypatch.setattr(cli_jobs, "connect", lambda *_: Listing(*jobs))
     shown = CliRunner().invoke(app, ["jobs", "list"]).stdout
     assert "How many [red]eggs[/red] and more" in shown
     assert "…" in shown
@@ -289,7 +290,7 @@ def test_the_list_of_jobs_shows_what_was_asked_shortened_and_whole_as_json(monke
 
 def test_an_export_begins_days_ago_at_a_date_or_at_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
     listing = Listing()
-    monkeypatch.setattr(cli_jobs, "client_of", lambda *_: listing)
+    monkeypatch.setattr(cli_jobs, "connect", lambda *_: listing)
     monkeypatch.setattr("api.cli.durations.time", SimpleNamespace(time=lambda: 1_000_000.0))
     day = datetime(2026, 1, 31).timestamp()
     cases = {

@@ -29,14 +29,14 @@ def reasoner(url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Itera
     service = create_app(load_settings(), ScriptedEngine())
     with TestClient(service, base_url="http://127.0.0.1") as http:
 
-        def client_of(url: str | None, key: str | None) -> Client:
+        def connect(url: str | None, key: str | None) -> Client:
             client = Client("http://127.0.0.1", key)
             http.headers["Authorization"] = f"Bearer {key}"
             client._http = http
             monkeypatch.setattr(http, "close", lambda: None)
             return client
 
-        monkeypatch.setattr(keys, "client_of", client_of)
+        monkeypatch.setattr(keys, "connect", connect)
         yield lambda *words: CliRunner().invoke(app, ["keys", *words])
 
 
