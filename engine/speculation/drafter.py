@@ -1,4 +1,4 @@
-"""Guesses at how branches go on, and what a drafter is."""
+"""The interface of drafters."""
 
 from __future__ import annotations
 
@@ -14,69 +14,70 @@ from engine.scheduler.sequence import GenerateSequence
 
 
 class DraftRequest(NamedTuple):
-    """What is asked of a drafter for one branch."""
+    """A request for a draft of one branch."""
 
     sequence: GenerateSequence
-    """All its tokens but the last are computed."""
+    """Branch of which all tokens but the last are computed."""
     depth: int
-    """Most tokens after each other, at least 1."""
+    """Maximum depth, at least 1."""
     nodes: int
-    """Most tokens in all, at least ``depth``; as many mean a chain."""
+    """Maximum number of draft tokens; a chain is requested if it equals ``depth``, a tree if it is more."""
 
 
 class StepResult(NamedTuple):
-    """What a step did to one branch that goes on."""
+    """Result of a step for one branch that continues."""
 
     sequence: GenerateSequence
-    """With the tokens that it drew; all but the last are computed."""
+    """Branch with the tokens sampled in the step; all but the last are computed."""
     first_position: int
-    """Position of the first token whose hidden state the step computed and keeps."""
+    """Position of the first token that the step computed and kept."""
     rows: Sequence[int]
-    """Rows of the step's hidden states, for the positions from ``first`` on."""
+    """Rows of the step's hidden states, for the positions from ``first_position`` on."""
 
 
 class HiddenStateNeeds(Enum):
-    """The steps that a drafter must hear of."""
+    """The steps whose hidden states a drafter needs."""
 
     NONE = auto()
-    """It reads what it missed from the branches' tokens: when it is told of a step, then of none of its branches."""
+    """No step: the drafter reads the branches' tokens only, and gets empty step results."""
     LAST = auto()
-    """The one before it is asked."""
+    """The step before each draft."""
     ALL = auto()
 
 
 class Drafter(Protocol):
-    """Guesses tokens. What it guesses changes the speed, never the result.
+    """Proposes draft tokens, which change the speed and never the result.
 
-    One thread calls it. It sees the same tokens again and again: a branch may be preempted, cut and continued by
-    another request, or forked at any token, and the cached prefix of a new branch was computed without it.
+    Not thread-safe. A drafter sees the same tokens repeatedly: a branch may be preempted, cut and continued by another
+    request, or forked at any token, and the cached prefix of a new branch was computed without it.
     """
 
     kind: str
-    """Its name for people, metrics and options."""
+    """Name in options, metrics and logs."""
     layers: int
-    """Layers of keys and values that it keeps in the target's pages, behind the target's own; usually 0."""
+    """Layers of keys and values that it keeps in the target's pages, after the target's own; usually 0."""
     hidden_state_needs: HiddenStateNeeds
-    """Of which steps ``advance`` must be told."""
+    """Steps that ``observe_step`` must be called for."""
 
     def reset(self, cache: KVCache) -> None:
-        """The target's cache is this one now, and empty; no branch is known. Called before anything else."""
+        """Forget all branches and start with an empty ``cache`` of the target. Called before any other method."""
         ...
 
     def propose(self, wishes: Sequence[DraftRequest]) -> list[Draft]:
-        """Guesses for each branch, ``EMPTY`` where there are none."""
+        """Return a draft for each request, ``EMPTY_DRAFT`` if there is none."""
         ...
 
     def observe_step(self, steps: Sequence[StepResult], hidden: Tensor) -> None:
-        """Learns what a step computed: ``hidden`` ``[rows, width]`` are the target's final hidden states, before its
-        last norm. Called after every step, prompts' chunks included (they may have drawn nothing yet), but see
-        ``watches``."""
+        """Observe the result of a step, chunks of prompts included; see ``hidden_state_needs``.
+
+        ``hidden`` ``[rows, width]``: the target's final hidden states, before its last norm.
+        """
         ...
 
     def release(self, sequence: GenerateSequence) -> None:
-        """A branch is over, whatever the reason; it may never have been seen before."""
+        """Release the state of a finished branch, which may never have been seen before."""
         ...
 
     def clear_cache(self) -> None:
-        """Forgets the keys and values of its own that no running branch uses."""
+        """Drop the drafter's own keys and values that no running branch uses."""
         ...

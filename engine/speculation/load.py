@@ -1,4 +1,4 @@
-"""From what an operator writes to a drafter that fits the model it is for."""
+"""Create the drafter that an option selects for a model."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ from engine.speculation.drafters.medusa import load_medusa
 from engine.speculation.drafters.ngram import NgramDrafter
 
 MAX_LENGTH = 16
-"""Most guesses after each other. Even where nine of ten are right, more would not be met once in six tries."""
+"""Maximum depth of a draft: even if nine of ten tokens are accepted, a deeper one is in less than one of six cases."""
 
 MAX_NODES = 24
-"""Most guesses for one branch in a step. Trees are worth it for a few branches at a time, and they are attended to in
-masked groups, which are for short rows."""
+"""Maximum number of draft tokens of one branch. Trees pay for a few branches at a time, and their attention is computed
+in masked groups, which are meant for short rows."""
 
 SHIPPED = "drafter"
-"""Folder inside a checkpoint's with the drafter that is fastest for it, or with a ``config.json`` whose ``folder`` says
-where that is, relative to it: a smaller model of its family."""
+"""Folder of the fastest drafter inside a checkpoint's folder, or of a ``config.json`` whose ``folder`` is the relative
+path of a smaller model of its family."""
 
 FORMS = "auto, off, ngram, draft_model=FOLDER, medusa=FOLDER, eagle=FOLDER"
 
 
 def load_drafter(wanted: str, folder: Path, model: Model, *, context: int) -> Drafter | None:
-    """The drafter that is wanted for the model in ``folder``; ``None`` for none.
+    """Load a drafter for the model in ``folder``; ``None`` for none.
 
-    ``wanted``: one of ``FORMS``. ``auto`` is what lies in the checkpoint's folder ``drafter``, else n-grams.
-    ``context``: most tokens of a sequence of the target. Raises ``EngineError`` when there is no such drafter, or it
-    does not fit, with the two numbers that disagree.
+    ``wanted``: one of ``FORMS``. ``auto`` is the checkpoint's own drafter (``SHIPPED``), else n-grams. ``context``:
+    maximum number of tokens of a sequence. Raises ``EngineError`` if there is no such drafter or it does not fit the
+    model, with the two numbers that differ.
     """
     kind, where = _resolved(wanted, folder)
     if kind == "off" and not where:
@@ -47,30 +47,30 @@ def load_drafter(wanted: str, folder: Path, model: Model, *, context: int) -> Dr
     if kind == "draft_model" and where:
         return _load_draft_model(Path(where), model, context)
     found = f" of kind {kind!r}, which {where} says it is" if wanted == "auto" else f" {wanted!r}"
-    raise EngineError(f"there is no drafter{found}; what there is: {FORMS}")
+    raise EngineError(f"there is no drafter{found}; use one of: {FORMS}")
 
 
 def extra_layers(wanted: str, folder: Path) -> int:
-    """Layers of keys and values that the drafter which ``load_drafter`` gives keeps in the target's pages."""
+    """Return the number of layers that the drafter keeps in the target's pages."""
     kind, where = _resolved(wanted, folder)
     return EagleDrafter.layers if kind == "eagle" and where else 0
 
 
 def check_length(length: int) -> None:
-    """Raises ``EngineError`` for a draft length that is never asked for."""
+    """Raise ``EngineError`` unless ``length`` is a valid draft length."""
     if not 1 <= length <= MAX_LENGTH:
         raise EngineError(f"a draft length of {length} is not between 1 and {MAX_LENGTH}")
 
 
 def _resolved(wanted: str, folder: Path) -> tuple[str, str]:
-    """The kind of the drafter that is wanted for the model in ``folder``, and where it lies."""
+    """Return the kind of the drafter and its folder, which is empty for drafters without files."""
     kind, _, where = wanted.partition("=")
     if kind != "auto" or where:
         return kind, where
     shipped = folder / SHIPPED
     if not shipped.is_dir():
         return "ngram", ""
-    # Heads say what they are, anything else is a model.
+    # The configurations of heads have a kind; anything else is a model.
     about = read_json(shipped / "config.json")
     return str(about.get("kind", "draft_model")), str(shipped / str(about.get("folder", "")))
 

@@ -1,11 +1,13 @@
-"""A step's guesses: who gets how many, where they find room, and what is learned when the step is done."""
+"""Speculative decoding of one model: request drafts, fit them into the step, and report the outcome."""
 
 from __future__ import annotations
 
 import logging
 import math
 import time
-from collections.abc import Sequence as Items
+from collections import abc
+from dataclasses import dataclass
+from enum import Enum, auto
 
 from torch import Tensor
 
@@ -21,239 +23,284 @@ from kernels.common import warmup
 _log = logging.getLogger(__name__)
 
 _PAUSE = 64
-"""Steps without guesses after a drafter's first failure; after each other one twice as many as before."""
+"""Steps without drafts after a drafter's first failure; doubled after each further one."""
+
+_OBSERVED_STEPS = {HiddenStateNeeds.NONE: 0, HiddenStateNeeds.LAST: 1, HiddenStateNeeds.ALL: math.inf}
+"""Number of steps before the next draft that a drafter observes."""
+
+
+class _Phase(Enum):
+    """State of the current step."""
+
+    IDLE = auto()
+    """No step is in progress, or it skips speculation altogether."""
+    OBSERVED = auto()
+    """The drafter observes the step; the controller skips it."""
+    MEASURED = auto()
+    """The controller chose the drafts and measures the step."""
+
+
+@dataclass(slots=True)
+class _SkippedSteps:
+    """Steps that the controller asked to skip."""
+
+    num_left: int = 0
+    num_skipped: int = 0
+    """Steps skipped since the controller last chose."""
+    baseline: int = 0
+    """Number of sequences in the step before them."""
+
+    def advance(self) -> None:
+        self.num_left -= 1
+        self.num_skipped += 1
+
+
+@dataclass(slots=True)
+class _Step:
+    """Measurements of the current step."""
+
+    num_candidates: int = 0
+    """Branches that could be drafted for."""
+    has_requests: bool = False
+    """True if drafts were requested for any of them."""
+    num_tokens: int = 0
+    """Tokens computed, draft tokens included."""
+    num_first_runs: int = 0
+    """``warmup.num_first_runs`` at its start."""
+    drafting_seconds: float = 0.0
+    started_at: float = 0.0
+    """Time at which drafting was done."""
 
 
 class Speculator:
-    """One model's drafter and its controller.
+    """The drafter of one model and its controller.
 
-    Drafts change nothing but the speed, so a drafter that fails ends no request: its error is logged, it starts anew,
-    and for a while nobody guesses.
+    Drafts change nothing but the speed, so a drafter that fails ends no request: the error is logged, the drafter is
+    reset, and drafting pauses.
     """
 
     def __init__(self, drafter: Drafter, controller: Controller, *, context: int, trees: bool) -> None:
-        """``context``: most tokens of a sequence. ``trees``: whether the attention can compute them."""
+        """``context``: maximum number of tokens of a sequence. ``trees``: True if the attention supports trees."""
         self.drafter = drafter
         self.controller = controller
         self.stats = SpeculationStats(drafter.kind)
         self._context = context
         self._trees = trees
-        self._drafting = self._learning = 0.0
-        self._due = 0
-        """Branches of the step under way that might get guesses."""
-        self._asked = False
-        """Whether the drafter was asked for guesses in it."""
-        self._tokens = 0
-        """That it computes, guesses among them."""
-        self._rest = 0
-        """Steps to go in which the controller wants to hear nothing."""
-        self._watched = {HiddenStateNeeds.NONE: 0, HiddenStateNeeds.LAST: 1, HiddenStateNeeds.ALL: math.inf}[
-            drafter.hidden_state_needs
-        ]
-        """Of these the drafter watches so many, the last ones."""
-        self._resting = 0
-        """Sequences of the step before them."""
-        self._rested = 0
-        """Those that went by."""
-        self._firsts = 0
-        """``warmup.num_first_runs`` when the step under way began."""
-        self._began = 0.0
-        self._under_way = False
-        """Whether a step began that nothing was learned from yet."""
-        self._gone: list[GenerateSequence] = []
-        """Branches that it ended."""
+        self._phase = _Phase.IDLE
+        self._step = _Step()
+        self._skipped = _SkippedSteps()
+        self._max_unobserved = _OBSERVED_STEPS[drafter.hidden_state_needs]
+        self._controller_seconds = 0.0
+        """Duration of the controller's last update, not yet counted."""
+        self._finished: list[GenerateSequence] = []
+        """Branches that the current step finished."""
         self._pause = _PAUSE
-        self._paused = 0
-        """Steps to go until the drafter is asked again, those not counted that are slept through."""
+        """Steps without drafts after the next failure."""
+        self._num_paused = 0
+        """Steps left of the current pause, skipped ones not counted."""
 
     def reset(self, cache: KVCache) -> None:
-        """The target's cache is this one now, and empty."""
+        """Start with an empty ``cache`` of the target."""
         self._cache = cache
-        # What other processes do meanwhile is not the guesses' price; but where a GPU computes, this thread may sleep.
+        # CPU time excludes what other processes do, but while a GPU computes this thread may sleep.
         self._clock = time.perf_counter if cache.data.is_cuda else time.thread_time
         self.drafter.reset(cache)
-        self._forget_gone()
+        self._release_finished()
 
-    def should_skip_step(self, sequences: int) -> bool:
-        """Whether the next step, of so many, is none of its business: nobody guesses, and nothing is learned from it.
-        Asked before every step; ``extend`` and ``learn`` follow if it is."""
-        if not self._rest:
+    def should_skip_step(self, num_sequences: int) -> bool:
+        """Return True if the next step, of ``num_sequences``, needs no speculation: no drafts and nothing to observe.
+
+        To be called before every step; if False, ``add_drafts`` and ``update`` follow.
+        """
+        skipped = self._skipped
+        if not skipped.num_left:
             return False
-        # What does not pay for many branches may pay for few.
-        if 8 * abs(sequences - self._resting) > self._resting:
-            self._rest = 0
+        # Drafts that do not pay for many branches may pay for few.
+        if 8 * abs(num_sequences - skipped.baseline) > skipped.baseline:
+            skipped.num_left = 0
             return False
-        if self._rest <= self._watched:
+        if skipped.num_left <= self._max_unobserved:
             return False
-        self._rest -= 1
-        self._rested += 1
-        self.stats.record_step(sequences, (), 0.0)
+        skipped.advance()
+        self.stats.record_step(num_sequences, (), 0.0)
         return True
 
-    def add_drafts(self, work: Items[tuple[Sequence, int]], step_tokens: int) -> list[ScheduledSequence]:
-        """The scheduled work with guesses for the branches that are due one token, as far as the step's ``step_tokens``
-        and the memory allow: nobody loses its pages to a guess."""
-        self._under_way = True
-        if self._rest:
-            return [ScheduledSequence(sequence, count) for sequence, count in work]
-        self._firsts = warmup.num_first_runs
-        if self._paused:
-            self._paused -= 1
-        self._tokens = sum([count for _, count in work])
-        started = self._clock()
-        wishes = self._wishes(work)
-        self._asked = bool(wishes)
-        given: dict[Sequence, Draft] = {}
-        if wishes:
-            for wish, draft in zip(wishes, self._drafts(wishes), strict=True):
+    def add_drafts(self, scheduled: abc.Sequence[tuple[Sequence, int]], step_tokens: int) -> list[ScheduledSequence]:
+        """Add drafts to the scheduled decoding branches, within ``step_tokens`` and without preempting any."""
+        if self._skipped.num_left:
+            self._phase = _Phase.OBSERVED
+            return [ScheduledSequence(sequence, count) for sequence, count in scheduled]
+        self._phase = _Phase.MEASURED
+        step = self._step
+        step.num_first_runs = warmup.num_first_runs
+        if self._num_paused:
+            self._num_paused -= 1
+        step.num_tokens = sum([count for _, count in scheduled])
+        started_at = self._clock()
+        requests = self._create_requests(scheduled)
+        step.has_requests = bool(requests)
+        drafts: dict[Sequence, Draft] = {}
+        if requests:
+            for request, draft in zip(requests, self._propose(requests), strict=True):
                 if draft.tokens:
-                    given[wish.sequence] = draft = self._fitting(wish, draft, step_tokens - self._tokens, len(work))
-                    self._tokens += len(draft.tokens)
-        self._began = self._clock()
-        self._drafting = self._began - started
-        return [ScheduledSequence(sequence, count, given.get(sequence, EMPTY_DRAFT)) for sequence, count in work]
+                    fitted = self._fit(request, draft, step_tokens - step.num_tokens, len(scheduled))
+                    drafts[request.sequence] = fitted
+                    step.num_tokens += len(fitted.tokens)
+        step.started_at = self._clock()
+        step.drafting_seconds = step.started_at - started_at
+        return [ScheduledSequence(sequence, count, drafts.get(sequence, EMPTY_DRAFT)) for sequence, count in scheduled]
 
-    def update(self, work: Items[ScheduledSequence], outcomes: Items[DraftOutcome], hidden: Tensor) -> None:
-        """The step that ``extend`` began is done: what it computed, in the order of the batch, what became of the
-        guesses, and the final hidden states ``[tokens, width]``."""
-        if self._rest:
-            started = self._clock()
-            self._advance(_step_results(work, outcomes), hidden)
-            self.stats.record_step(len(work), (), self._clock() - started)
-            self._rest -= 1
-            self._rested += 1
-            self._forget_gone()
-            return
-        ended = self._clock()
-        seconds = ended - self._began
-        self._advance(
-            [] if self.drafter.hidden_state_needs is HiddenStateNeeds.NONE else _step_results(work, outcomes), hidden
-        )
-        advanced = self._clock()
-        advancing = advanced - ended
-        drafting = self._drafting + advancing
-        # What it took to learn from the step before is no part of a step's price: of most steps nothing is learned.
-        self.stats.record_step(self._due, outcomes, drafting + self._learning)
-        self._learning = 0.0
-        if self._due:
-            price = drafting if self._asked else self._price_of_none(self._drafting, advancing)
-            first = warmup.num_first_runs > self._firsts
-            self._rest = self.controller.update(outcomes, self._tokens, price, seconds, first)
-            self._resting = len(work)
-            self._learning = self._clock() - advanced
-        self._forget_gone()
+    def update(
+        self, scheduled: abc.Sequence[ScheduledSequence], outcomes: abc.Sequence[DraftOutcome], hidden: Tensor
+    ) -> None:
+        """Report the finished step that ``add_drafts`` began to the drafter and the controller.
 
-    def _price_of_none(self, looking: float, advancing: float) -> float:
-        """What a step without guesses costs beside itself where there are none for long. Only one of many is then
-        looked at; the others cost what the drafter does in every step."""
+        ``scheduled`` is in the order of the batch; ``hidden``: its final hidden states ``[tokens, width]``.
+        """
+        if self._phase is _Phase.OBSERVED:
+            started_at = self._clock()
+            self._observe(_step_results(scheduled, outcomes), hidden)
+            self.stats.record_step(len(scheduled), (), self._clock() - started_at)
+            self._skipped.advance()
+        else:
+            self._measure(scheduled, outcomes, hidden)
+        self._release_finished()
+
+    def _measure(
+        self, scheduled: abc.Sequence[ScheduledSequence], outcomes: abc.Sequence[DraftOutcome], hidden: Tensor
+    ) -> None:
+        step, finished_at = self._step, self._clock()
+        step_seconds = finished_at - step.started_at
+        has_needs = self.drafter.hidden_state_needs is not HiddenStateNeeds.NONE
+        self._observe(_step_results(scheduled, outcomes) if has_needs else [], hidden)
+        observed_at = self._clock()
+        observing_seconds = observed_at - finished_at
+        drafting_seconds = step.drafting_seconds + observing_seconds
+        # The controller's last update is no part of this step's cost: in most steps there is none.
+        self.stats.record_step(step.num_candidates, outcomes, drafting_seconds + self._controller_seconds)
+        self._controller_seconds = 0.0
+        if step.num_candidates:
+            if not step.has_requests:
+                drafting_seconds = self._amortize(step.drafting_seconds, observing_seconds)
+            has_first_runs = warmup.num_first_runs > step.num_first_runs
+            self._skipped.num_left = self.controller.update(
+                outcomes, step.num_tokens, drafting_seconds, step_seconds, has_first_runs
+            )
+            self._skipped.baseline = len(scheduled)
+            self._controller_seconds = self._clock() - observed_at
+
+    def _amortize(self, choosing_seconds: float, observing_seconds: float) -> float:
+        """Return the cost per step of not drafting: the controller chooses in one of many steps then."""
         if self.drafter.hidden_state_needs is HiddenStateNeeds.ALL:
-            return advancing + looking / (1 + MAX_SKIPPED_STEPS)
-        return (advancing + looking) / (1 + MAX_SKIPPED_STEPS)
+            return observing_seconds + choosing_seconds / (1 + MAX_SKIPPED_STEPS)
+        return (observing_seconds + choosing_seconds) / (1 + MAX_SKIPPED_STEPS)
 
     def release(self, sequence: GenerateSequence) -> None:
-        """A branch is over. What its last step taught is learned before it is forgotten."""
-        self._gone.append(sequence)
-        if not self._under_way:
-            self._forget_gone()
+        """Release the drafter's state of a finished branch, after its last step was reported."""
+        self._finished.append(sequence)
+        if self._phase is _Phase.IDLE:
+            self._release_finished()
 
-    def _forget_gone(self) -> None:
-        self._under_way = False
-        gone, self._gone = self._gone, []
-        for sequence in gone:
+    def _release_finished(self) -> None:
+        self._phase = _Phase.IDLE
+        finished, self._finished = self._finished, []
+        for sequence in finished:
             try:
                 self.drafter.release(sequence)
             except Exception:
-                self._start_anew()
+                self._handle_failure()
 
-    def _drafts(self, wishes: list[DraftRequest]) -> list[Draft]:
-        if self._paused:
-            return [EMPTY_DRAFT] * len(wishes)
+    def _propose(self, requests: list[DraftRequest]) -> list[Draft]:
+        if self._num_paused:
+            return [EMPTY_DRAFT] * len(requests)
         try:
-            drafts = self.drafter.propose(wishes)
-            for wish, draft in zip(wishes, drafts, strict=True):
-                # A deeper one would write past the branch's end.
-                if len(draft.tokens) > wish.depth < max(draft.depths):
-                    raise ValueError(f"guesses are {max(draft.depths)} deep; they may be {wish.depth}")
-            # What ends a branch is no guess: whoever draws it where all before it is right ends there.
-            going = [
+            drafts = self.drafter.propose(requests)
+            for request, draft in zip(requests, drafts, strict=True):
+                # A deeper draft would write past the branch's end.
+                if len(draft.tokens) > request.depth < max(draft.depths):
+                    raise ValueError(f"a draft has depth {max(draft.depths)}; at most {request.depth} was requested")
+            # Drafting a stop token is useless: if all before it is accepted, the branch ends there anyway.
+            drafts = [
                 draft if sequence.terminal_tokens.isdisjoint(draft.tokens) else draft.without(sequence.terminal_tokens)
-                for (sequence, _, _), draft in zip(wishes, drafts, strict=True)
+                for (sequence, _, _), draft in zip(requests, drafts, strict=True)
             ]
-            return self.controller.trim(wishes, going)
+            return self.controller.trim(requests, drafts)
         except Exception:
-            self._start_anew()
-            return [EMPTY_DRAFT] * len(wishes)
+            self._handle_failure()
+            return [EMPTY_DRAFT] * len(requests)
 
-    def _advance(self, advances: list[StepResult], hidden: Tensor) -> None:
-        if self._paused:
+    def _observe(self, results: list[StepResult], hidden: Tensor) -> None:
+        if self._num_paused:
             return
         try:
-            self.drafter.observe_step(advances, hidden)
+            self.drafter.observe_step(results, hidden)
         except Exception:
-            self._start_anew()
+            self._handle_failure()
 
-    def _start_anew(self) -> None:
-        """The drafter has just failed."""
-        _log.exception("the drafter %s failed; nobody guesses for %d steps", self.drafter.kind, self._pause)
-        self._paused, self._pause = self._pause, 2 * self._pause
+    def _handle_failure(self) -> None:
+        """Log the drafter's exception, reset the drafter and pause drafting."""
+        _log.exception("the drafter %s failed; no drafts for %d steps", self.drafter.kind, self._pause)
+        self._num_paused, self._pause = self._pause, 2 * self._pause
         self.drafter.reset(self._cache)
 
-    def _wishes(self, work: Items[tuple[Sequence, int]]) -> list[DraftRequest]:
-        """What is asked for the branches that are due one token and may write more than that."""
-        due: list[GenerateSequence] = []
-        rooms: list[int] = []
-        for sequence, count in work:
-            known = len(sequence.tokens)
+    def _create_requests(self, scheduled: abc.Sequence[tuple[Sequence, int]]) -> list[DraftRequest]:
+        """Return draft requests for the decoding branches that may generate more than one token."""
+        candidates: list[GenerateSequence] = []
+        max_depths: list[int] = []
+        for sequence, count in scheduled:
+            num_tokens = len(sequence.tokens)
             if (
                 count == 1
-                and sequence.num_computed + 1 == known
+                and sequence.num_computed + 1 == num_tokens
                 and isinstance(sequence, GenerateSequence)
                 and sequence.job.allow_draft
             ):
-                # The step draws one token more than are guessed right.
-                room = min(sequence.num_prefix_tokens + sequence.branch.max_tokens, self._context) - known - 1
-                if room > 0:
-                    due.append(sequence)
-                    rooms.append(room)
-        self._due = len(due)
-        if not due:
+                # The step samples one token more than it accepts.
+                end = min(sequence.num_prefix_tokens + sequence.branch.max_tokens, self._context)
+                max_depth = end - num_tokens - 1
+                if max_depth > 0:
+                    candidates.append(sequence)
+                    max_depths.append(max_depth)
+        self._step.num_candidates = len(candidates)
+        if not candidates:
             return []
-        wishes = []
-        sizes = self.controller.choose_sizes(due, self._tokens - len(due), self._rested)
-        self._rested = 0
-        for sequence, room, (depth, nodes) in zip(due, rooms, sizes, strict=True):
+        requests = []
+        num_other_tokens = self._step.num_tokens - len(candidates)
+        sizes = self.controller.choose_sizes(candidates, num_other_tokens, self._skipped.num_skipped)
+        self._skipped.num_skipped = 0
+        for sequence, max_depth, (depth, nodes) in zip(candidates, max_depths, sizes, strict=True):
             if depth > 0:
-                most = min(depth, room)
+                depth_left = min(depth, max_depth)
                 if nodes > depth and self._trees:
-                    # The slots of a tree lie one after the other like a chain's, and within the context too.
-                    nodes = max(most, min(nodes, self._context - len(sequence.tokens)))
-                    wishes.append(DraftRequest(sequence, most, nodes))
+                    # The slots of a tree are consecutive like a chain's, and within the context too.
+                    nodes = max(depth_left, min(nodes, self._context - len(sequence.tokens)))
+                    requests.append(DraftRequest(sequence, depth_left, nodes))
                 else:
-                    wishes.append(DraftRequest(sequence, most, most))
-        return wishes
+                    requests.append(DraftRequest(sequence, depth_left, depth_left))
+        return requests
 
-    def _fitting(self, wish: DraftRequest, draft: Draft, left: int, running: int) -> Draft:
-        """As much of a draft as there is room for. A page is only taken if one is left for each that runs."""
-        table, cache, known, guesses = wish.sequence.pages, self._cache, len(wish.sequence.tokens), len(draft.tokens)
-        wanted = min(guesses, wish.nodes, left)
-        if known + wanted > len(table.pages) * cache.page_size:
-            missing = -(-(known + wanted) // cache.page_size) - len(table.pages)
-            if cache.num_available_pages - missing >= running:
-                cache.reserve(table, known + wanted)
-            wanted = max(0, min(wanted, len(table.pages) * cache.page_size - known))
-        return draft if wanted == guesses else draft.select(range(wanted))
+    def _fit(self, request: DraftRequest, draft: Draft, tokens_left: int, num_running: int) -> Draft:
+        """Cut a draft to the room there is; a page is only taken if one is left for each running sequence."""
+        table, cache, num_tokens = request.sequence.pages, self._cache, len(request.sequence.tokens)
+        count = min(len(draft.tokens), request.nodes, tokens_left)
+        if num_tokens + count > len(table.pages) * cache.page_size:
+            num_missing = -(-(num_tokens + count) // cache.page_size) - len(table.pages)
+            if cache.num_available_pages - num_missing >= num_running:
+                cache.reserve(table, num_tokens + count)
+            count = max(0, min(count, len(table.pages) * cache.page_size - num_tokens))
+        return draft if count == len(draft.tokens) else draft.select(range(count))
 
 
-def _step_results(work: Items[ScheduledSequence], outcomes: Items[DraftOutcome]) -> list[StepResult]:
-    """What a step did to the branches that go on."""
-    kept = {outcome.sequence: outcome.accepted for outcome in outcomes}
-    advances: list[StepResult] = []
+def _step_results(scheduled: abc.Sequence[ScheduledSequence], outcomes: abc.Sequence[DraftOutcome]) -> list[StepResult]:
+    """Return the results of a step for the branches that continue."""
+    accepted = {outcome.sequence: outcome.accepted for outcome in outcomes}
+    results: list[StepResult] = []
     start = 0
-    for sequence, count, draft in work:
-        behind = start + count
+    for sequence, num_tokens, draft in scheduled:
+        draft_start = start + num_tokens
         if isinstance(sequence, GenerateSequence) and sequence.table is not None:
-            due, right = range(start, behind), kept.get(sequence)
-            rows = [*due, *(behind + guess for guess in right)] if right else due
-            advances.append(StepResult(sequence, sequence.num_computed - len(rows), rows))
-        start = behind + len(draft.tokens)
-    return advances
+            own_rows, indices = range(start, draft_start), accepted.get(sequence)
+            rows = [*own_rows, *(draft_start + index for index in indices)] if indices else own_rows
+            results.append(StepResult(sequence, sequence.num_computed - len(rows), rows))
+        start = draft_start + len(draft.tokens)
+    return results

@@ -1,4 +1,4 @@
-"""Who decides how much is guessed, and what that is decided by."""
+"""The interface of controllers of the draft length."""
 
 from __future__ import annotations
 
@@ -11,25 +11,24 @@ from engine.scheduler.sequence import GenerateSequence
 from engine.speculation.drafter import DraftRequest
 
 MAX_SKIPPED_STEPS = 63
-"""Steps after each other that are not looked at where guessing does not pay, at most."""
+"""Maximum number of consecutive steps that are not measured while drafting does not pay."""
 
 
 class DraftOutcome(NamedTuple):
-    """What became of one branch's draft."""
+    """Outcome of one branch's draft."""
 
     sequence: GenerateSequence
     draft: Draft
-    """As it was computed."""
+    """The draft that was verified."""
     accepted: tuple[int, ...]
-    """Indices of the accepted tokens, from the root on."""
+    """Indices of the accepted tokens, from the root down."""
 
 
 class Controller(Protocol):
-    """Decides how much is guessed for whom.
+    """Chooses how much is drafted for each branch.
 
-    One thread calls it. A step in which branches are due calls ``sizes``, then ``trim`` if any of them is to get
-    guesses, and ``learn`` when it is done, whether or not anything was guessed; but for steps that fail, and for those
-    that it wants to hear nothing of.
+    Not thread-safe. A step with decoding branches calls ``choose_sizes``, then ``trim`` if drafts were proposed, and
+    ``update`` when it is done, whether or not anything was drafted; steps that fail or are skipped do not.
     """
 
     def choose_sizes(
@@ -42,37 +41,36 @@ class Controller(Protocol):
         ...
 
     def trim(self, wishes: Sequence[DraftRequest], drafts: Sequence[Draft], /) -> list[Draft]:
-        """The parts of the drafts that are worth computing, one for each wish."""
+        """Return the parts of the drafts that are worth verifying, one for each request."""
         ...
 
     def update(
         self, outcomes: Sequence[DraftOutcome], tokens: int, drafting: float, step: float, first: bool, /
     ) -> int:
-        """A step with ``tokens`` tokens in all took ``step`` seconds, and drafting ``drafting`` beside it; there is an
-        outcome for each branch that had guesses. ``first``: something was done for the first times, so that the like of
-        it will take less. Answers how many steps from now on are to go without guesses and
-        without a word to the controller, as long as the number of branches is about the same."""
+        """Learn from a step; return how many of the following steps are to be skipped.
+
+        ``outcomes``: one for each branch that had a draft. ``tokens``: tokens computed in all. ``drafting`` and
+        ``step``: seconds spent on drafting and on the rest of the step. ``first``: True if something ran for the first
+        time, so that the same step will be faster next time. Skipping ends early if the number of branches changes.
+        """
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class FixedController:
-    """Always the same: for tests, and to measure drafters by."""
+    """A controller with a fixed size, for tests and measurements of drafters."""
 
     depth: int
     nodes: int
-    """``depth`` for chains, more for trees."""
+    """Maximum number of draft tokens: ``depth`` for chains, more for trees."""
 
     def choose_sizes(self, sequences: Sequence[GenerateSequence], _: int, _rested: int, /) -> Sequence[tuple[int, int]]:
-        """See ``Controller``."""
         return [(self.depth, self.nodes)] * len(sequences)
 
     def trim(self, _: Sequence[DraftRequest], drafts: Sequence[Draft], /) -> list[Draft]:
-        """See ``Controller``."""
         return list(drafts)
 
     def update(
         self, _outcomes: Sequence[DraftOutcome], _tokens: int, _drafting: float, _step: float, _first: bool, /
     ) -> int:
-        """See ``Controller``."""
         return 0

@@ -1,1 +1,4 @@
-"""drafters."""
+"""Drafters: n-gram lookup, a draft model, Medusa heads and EAGLE.
+
+``proposal`` samples draft tokens from a drafter's logits with the branch's noise; ``tree_draft`` grows trees of them.
+"""
