@@ -1,1 +1,6 @@
-"""Decoder models over the paged key-value memory, and the reading of their checkpoints."""
+"""Decoder models over the paged KV cache, and the loading of their checkpoints.
+
+``load`` opens a checkpoint folder: ``families`` and ``decoder`` define the Llama-family architectures, and
+``transformers_backend`` runs every other causal language model of transformers. ``interface`` is what the engine calls.
+Import from the modules.
+"""

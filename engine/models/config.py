@@ -1,4 +1,4 @@
-"""What a model is, as far as the engine around it needs to know, and the reading of a checkpoint's JSON files."""
+"""The sizes of a model that the engine needs, and the reading of a checkpoint's JSON files."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from engine.protocol.types import EngineError
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
-    """The numbers that cache, scheduler and limits need of any model.
+    """Sizes and limits that every model has.
 
     All layers share ``heads``, ``kv_heads`` and ``head_dim``, since one pool holds the keys and values of all. Layers
-    with a sliding window keep every token there too: what lies outside the window is masked, not freed.
+    with a sliding window keep every token in it, too: keys outside the window are masked, not freed.
     """
 
     architecture: str
@@ -24,14 +24,15 @@ class ModelConfig:
     hidden_size: int
     """Width of the final hidden states."""
     max_context: int
-    """Most tokens of one sequence."""
+    """Maximum number of tokens of one sequence."""
     num_labels: int
-    """Numbers that a classifier or a reward model answers at a token; 0 for a language model."""
+    """Outputs per token of a classifier or a reward model; 0 for a language model."""
     eos: tuple[int, ...]
+    """Tokens that end a sequence."""
     extra: dict[str, object]
-    """Notes that are none of the engine's business but a client's, such as ``reasoner_prm``."""
+    """Fields named ``reasoner_…``, which the engine passes on to clients."""
     attention: tuple[LayerAttentionConfig, ...]
-    """What each layer's attention computes."""
+    """Attention parameters of each layer."""
 
     @property
     def num_layers(self) -> int:
@@ -56,7 +57,7 @@ class ModelConfig:
 
 @dataclass(frozen=True, slots=True)
 class RawConfig:
-    """The fields of ``config.json``, and what ``generation_config.json`` adds."""
+    """The fields of ``config.json`` and ``generation_config.json``."""
 
     folder: Path
     fields: dict[str, Any]
@@ -64,12 +65,12 @@ class RawConfig:
 
     @property
     def architecture(self) -> str:
-        """The class that the checkpoint was saved from."""
+        """Name of the class that the checkpoint was saved from."""
         return str(next(iter(self.fields.get("architectures") or []), "none"))
 
     @property
     def eos(self) -> tuple[int, ...]:
-        """Tokens that end a sequence."""
+        """Tokens that end a sequence; those of ``generation_config.json`` come first."""
         value = self.generation.get("eos_token_id", self.fields.get("eos_token_id"))
         if value is None:
             return ()
@@ -77,12 +78,12 @@ class RawConfig:
 
     @property
     def extra(self) -> dict[str, object]:
-        """See ``ModelConfig.extra``."""
+        """Fields named ``reasoner_…``."""
         return {name: value for name, value in self.fields.items() if name.startswith("reasoner_")}
 
 
 def read_raw_config(folder: Path) -> RawConfig:
-    """Raises ``EngineError`` when the folder is not a checkpoint, or needs what no model of this engine computes."""
+    """Read the configuration files of a checkpoint. Raises ``EngineError`` if the folder is not a checkpoint."""
     if not folder.is_dir():
         raise EngineError(f"{folder} is not a folder; give the folder of a Hugging Face checkpoint")
     fields = read_json(folder / "config.json")
@@ -91,7 +92,7 @@ def read_raw_config(folder: Path) -> RawConfig:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The object in a checkpoint's file. Raises ``EngineError`` that names the file."""
+    """Return the object in a checkpoint's JSON file. Raises ``EngineError`` naming the file."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:

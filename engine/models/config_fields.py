@@ -1,7 +1,7 @@
-"""Which fields a ``config.json`` of the Llama family may have.
+"""The fields that a ``config.json`` of the Llama family may have.
 
-Every field is either read, or known to be without influence on inference, or refused by name: a number that nobody
-reads could mean a feature that nobody computes.
+Every field is either read, or known not to influence inference, or refused by name: a field that is not read could ask
+for a feature that is not computed.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ READ = {
     *("tie_word_embeddings", "id2label", "num_labels", "eos_token_id", "token_classification_bias"),
     "quantization_config",
 }
-"""Fields of every family that are read."""
+"""Fields that are read for every family."""
 
 WITHOUT_INFLUENCE = {
-    # What the file is, and where it came from.
+    # Description and origin of the file.
     *("_name_or_path", "auto_map", "model_type", "transformers_version", "torch_dtype", "dtype", "unsloth_fixed"),
     "kind",  # of drafter
     *("is_llama_config", "transformers.js_config", "model_max_length", "max_sequence_length"),
     *("unsloth_version", "label2id", "problem_type", "finetuning_task", "task_specific_params", "bos_token_id"),
     *("pad_token_id", "sep_token_id", "decoder_start_token_id", "tokenizer_class", "prefix"),
-    # How transformers runs it.
+    # Settings of transformers' own inference.
     *("use_cache", "cache_implementation", "_attn_implementation", "attn_implementation", "pretraining_tp"),
     *("_attn_implementation_autoset", "_flash_attn_2_enabled"),
     *("return_dict", "output_attentions", "output_hidden_states", "output_router_logits", "torchscript"),
@@ -35,27 +35,27 @@ WITHOUT_INFLUENCE = {
     *("initializer_range", "attention_dropout", "resid_pdrop", "embd_pdrop", "hidden_dropout", "classifier_dropout"),
     *("summary_dropout_prob",),
     *("router_aux_loss_coef", "router_jitter_noise"),
-    # Generation settings that older configs keep; the request says its own.
+    # Generation settings of older configs; requests have their own.
     *("max_length", "min_length", "do_sample", "early_stopping", "num_beams", "num_beam_groups", "diversity_penalty"),
     *("temperature", "top_k", "top_p", "typical_p", "repetition_penalty", "length_penalty", "no_repeat_ngram_size"),
     *("encoder_no_repeat_ngram_size", "num_return_sequences"),
 }
-"""Fields with which any family computes the same."""
+"""Fields that do not change what any family computes."""
 
 _FIXED: dict[str, Any] = {
     "is_causal": True,
     "full_attn_mod": 1,
     "interpolate_factor": 1,
 }
-"""Fields that are accepted at this value alone, at which they change nothing."""
+"""Fields that are accepted only at the value that changes nothing."""
 
 
-def refuse_unknown(fields: dict[str, Any], known: set[str]) -> None:
-    """Raises ``EngineError`` for a field that is not ``known`` and asks for something."""
+def refuse_unknown(fields: dict[str, Any], known_fields: set[str]) -> None:
+    """Raise ``EngineError`` for a field that is not in ``known_fields`` and asks for something."""
     for name, value in fields.items():
         if name in _FIXED:
             if value is not None and value != _FIXED[name]:
                 raise EngineError(f"{name} is {value!r}; only {_FIXED[name]!r} is supported")
-        # What is off, empty or zero asks for nothing.
-        elif name not in known and value and not name.startswith("reasoner_"):
+        # A field that is off, empty or zero asks for nothing.
+        elif name not in known_fields and value and not name.startswith("reasoner_"):
             raise EngineError(f"{name} is not supported for this architecture (its value is {value!r})")

@@ -1,7 +1,7 @@
 """The Llama-family decoder: one definition for every architecture in ``families``, generating or classifying tokens.
 
-Weights are fused where transformers keeps them apart (query-key-value, gate-up), and queries and keys are normalised
-and rotated together, since on small models the number of operations costs more than their size.
+Weights are fused that transformers keeps apart (query-key-value, gate-up), and queries and keys are normalised and
+rotated together, since in small models the number of operations costs more than their size.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Layer:
     qkv: Product
     """``[(heads + 2 kv_heads) * head_dim, hidden]``."""
     qk_norm: Tensor | None
-    """``[heads + kv_heads, head_dim]``: the query weight for each head, then the key weight."""
+    """``[heads + kv_heads, head_dim]``: the weights of every query head, then of every key head."""
     output: Product
     output_norm: Tensor | None
     mlp_norm: Tensor
@@ -46,7 +46,7 @@ class Layer:
 
 
 class Decoder:
-    """A checkpoint's weights and the forward pass over paged keys and values. A ``Model``."""
+    """A ``Model`` whose layers are defined here."""
 
     def __init__(
         self,
@@ -56,10 +56,9 @@ class Decoder:
         read: MatrixReader,
         device_config: DeviceConfig = CPU,
     ) -> None:
-        """Takes the weights. Raises ``EngineError`` when they are missing, unreadable or do not fit the config.
+        """Take the weights. Raises ``EngineError`` if they are missing, unreadable or do not fit the config.
 
-        ``context``: most tokens of one sequence that will be served. ``read``: how the checkpoint holds its matrices.
-        ``device_config``: where it is computed.
+        ``context``: maximum number of tokens of one sequence. ``read``: reads a matrix in the checkpoint's format.
         """
         self.config = config
         self._device_config = device_config
@@ -70,7 +69,7 @@ class Decoder:
         self._layers = [builder.layer(index) for index in range(config.num_layers)]
         self._norm = builder.norm("model.norm")
         tied = config.tied and not config.num_labels
-        if tied or config.head.beside:
+        if tied or config.head.may_have_lm_head:
             weights.drop("lm_head.weight")
         self._head: list[Product] = [Linear(self._embedding)] if tied else builder.head()
         weights.finish()
@@ -81,52 +80,49 @@ class Decoder:
 
     @property
     def device_config(self) -> DeviceConfig:
-        """See ``Model``."""
         return self._device_config
 
     @property
     def embedding(self) -> Tensor:
-        """The embedding table ``[vocab, hidden]``, as the checkpoint has it."""
+        """The embedding table ``[vocab, hidden]``, unscaled."""
         return self._embedding
 
     @property
     def rope_tables(self) -> list[Tensor]:
-        """Of each kind of rotation the cosines and the sines of all positions, ``[positions, dim]`` each."""
+        """Cosines and sines of all positions for each rotary embedding, ``[positions, dim]`` each."""
         return [table for tables in self._ropes for table in tables]
 
     @property
     def parameters(self) -> int:
-        """Number of weights, tied ones once."""
         return self._parameters
 
     @property
     def is_recordable(self) -> bool:
-        """Whether ``layers`` does nothing but launch kernels that a ``KernelGraph`` records."""
+        """True if ``forward_layers`` only launches kernels that a ``KernelGraph`` records."""
         return all(
             layer.output_norm is None
             and layer.mlp_output_norm is None
             and isinstance(layer.mlp, GatedMlp)
-            and all(one.is_kernel for one in (layer.qkv, layer.output, *layer.mlp.products))
+            and all(product.is_kernel for product in (layer.qkv, layer.output, *layer.mlp.products))
             for layer in self._layers
         )
 
     @property
     def is_head_recordable(self) -> bool:
-        """Whether ``read`` does nothing but launch kernels that a ``KernelGraph`` records."""
+        """True if ``compute_logits`` only launches kernels that a ``KernelGraph`` records."""
         return len(self._head) == 1 and self._head[0].is_kernel and self.config.logit_softcap is None
 
     def forward(self, batch: Batch, attend: FusedAttentionBackend) -> Tensor:
-        """See ``Model``."""
         return self.forward_layers(*self.embed_inputs(batch), attend)
 
     def embed_inputs(self, batch: Batch) -> tuple[Tensor, list[Tensor]]:
-        """What the layers take: hidden states ``[tokens, hidden]``, and for each kind of rotation the cosines and the
+        """Return the layers' inputs: hidden states ``[tokens, hidden]``, and for each rotary embedding the cosines and
         sines of the tokens' positions, ``[tokens, dim]`` each."""
         hidden = scaled_embedding(self.config, self._embedding[batch.tokens])
         return hidden, [table[batch.positions] for table in self.rope_tables]
 
     def forward_layers(self, hidden: Tensor, angles: Sequence[Tensor], attend: FusedAttentionBackend) -> Tensor:
-        """The final hidden states ``[tokens, hidden]``, of ``inputs``."""
+        """Return the final hidden states ``[tokens, hidden]`` from ``embed_inputs``."""
         hidden = self.forward_last_mlp(*self.forward_until_last_attention(hidden, angles, attend))
         end_layer()
         return hidden
@@ -134,27 +130,27 @@ class Decoder:
     def forward_until_last_attention(
         self, hidden: Tensor, angles: Sequence[Tensor], attend: FusedAttentionBackend
     ) -> tuple[Tensor, Tensor]:
-        """The part of ``layers`` that other tokens need: what the last layer takes ``[tokens, hidden]``, and what it
-        attended to ``[tokens, heads * head_dim]``. All keys and values are written then."""
+        """Run the layers up to the last one's attention, after which all keys and values are written.
+
+        Returns the last layer's input ``[tokens, hidden]`` and attention output ``[tokens, heads * head_dim]``.
+        """
         last = len(self._layers) - 1
         for index, layer in enumerate(self._layers):
             rope = 2 * self._rope_of[index]
-            mixed = forward_attention(self.config, layer, index, hidden, (angles[rope], angles[rope + 1]), attend)
+            attn_out = forward_attention(self.config, layer, index, hidden, (angles[rope], angles[rope + 1]), attend)
             if index < last:
-                hidden = forward_mlp(self.config, layer, hidden, mixed)
+                hidden = forward_mlp(self.config, layer, hidden, attn_out)
                 end_layer()
-        return hidden, mixed
+        return hidden, attn_out
 
-    def forward_last_mlp(self, hidden: Tensor, mixed: Tensor) -> Tensor:
-        """The final hidden states ``[rows, hidden]`` of those tokens whose rows of ``begun`` these are."""
-        return forward_mlp(self.config, self._layers[-1], hidden, mixed)
+    def forward_last_mlp(self, hidden: Tensor, attn_out: Tensor) -> Tensor:
+        """Return the final hidden states ``[rows, hidden]`` from some rows of ``forward_until_last_attention``."""
+        return forward_mlp(self.config, self._layers[-1], hidden, attn_out)
 
     def embed(self, tokens: Tensor) -> Tensor:
-        """See ``Model``."""
         return self._embedding[tokens]
 
     def compute_logits(self, hidden: Tensor, token_ids: Sequence[int] = ()) -> Tensor:
-        """See ``Model``."""
         logits = self._head[0](rms_norm(hidden, self._norm, self.config.norm_eps))
         for matrix in self._head[1:]:
             logits = matrix(torch.relu(logits))
@@ -164,14 +160,14 @@ class Decoder:
         if self.config.logit_softcap is not None and not self.config.num_labels:
             if logits.device.type != "cpu":
                 return torch.tanh(logits / self.config.logit_softcap) * self.config.logit_softcap
-            # numpy's tanh, for torch's depends on where in memory a logit stands, and so on the number of rows.
+            # NumPy's tanh: the result of torch's depends on a logit's address, and so on the number of rows.
             capped = np.tanh((logits / self.config.logit_softcap).numpy()) * np.float32(self.config.logit_softcap)
             logits = torch.from_numpy(capped)
         return logits
 
 
 def scaled_embedding(config: DecoderConfig, embedded: Tensor) -> Tensor:
-    """What the first layer takes, of rows of the embedding table."""
+    """Return the first layer's input for rows of the embedding table."""
     return embedded if config.embedding_scale == 1 else embedded * config.embedding_scale
 
 
@@ -183,7 +179,7 @@ def layer_forward(
     angles: tuple[Tensor, Tensor],
     attend: FusedAttentionBackend,
 ) -> Tensor:
-    """The hidden states ``[tokens, hidden]`` after a layer. ``angles``: cosines and sines of the tokens' positions."""
+    """Return the hidden states ``[tokens, hidden]`` after a layer. ``angles``: cosines and sines of the positions."""
     return forward_mlp(config, layer, hidden, forward_attention(config, layer, index, hidden, angles, attend))
 
 
@@ -195,26 +191,26 @@ def forward_attention(
     angles: tuple[Tensor, Tensor],
     attend: FusedAttentionBackend,
 ) -> Tensor:
-    """What a layer attends to, ``[tokens, heads * head_dim]``."""
-    normal = rms_norm(hidden, layer.input_norm, config.norm_eps)
-    qkv = layer.qkv(normal).view(len(hidden), -1, config.head_dim)
+    """Return a layer's attention output ``[tokens, heads * head_dim]``."""
+    normed = rms_norm(hidden, layer.input_norm, config.norm_eps)
+    qkv = layer.qkv(normed).view(len(hidden), -1, config.head_dim)
     return attend.forward_qkv(index, qkv, layer.qk_norm, config.norm_eps, *angles)
 
 
-def forward_mlp(config: DecoderConfig, layer: Layer, hidden: Tensor, mixed: Tensor) -> Tensor:
-    """The rest of a layer, in which no token needs another."""
+def forward_mlp(config: DecoderConfig, layer: Layer, hidden: Tensor, attn_out: Tensor) -> Tensor:
+    """Run the rest of a layer after attention, in which no token depends on another."""
     if layer.output_norm is None:
-        hidden = layer.output.add(mixed, hidden)
+        hidden = layer.output.add(attn_out, hidden)
     else:
-        hidden = hidden + rms_norm(layer.output(mixed), layer.output_norm, config.norm_eps)
-    normal = rms_norm(hidden, layer.mlp_norm, config.norm_eps)
+        hidden = hidden + rms_norm(layer.output(attn_out), layer.output_norm, config.norm_eps)
+    normed = rms_norm(hidden, layer.mlp_norm, config.norm_eps)
     if layer.mlp_output_norm is None:
-        return layer.mlp.add(normal, hidden)
-    return hidden + rms_norm(layer.mlp(normal), layer.mlp_output_norm, config.norm_eps)
+        return layer.mlp.add(normed, hidden)
+    return hidden + rms_norm(layer.mlp(normed), layer.mlp_output_norm, config.norm_eps)
 
 
 class LayerBuilder:
-    """Takes a checkpoint's tensors and fuses them. No source tensor outlives the part that it is fused into."""
+    """Build layers from a checkpoint's tensors, fusing them. No source tensor outlives the part it is fused into."""
 
     def __init__(
         self, config: DecoderConfig, weights: Weights, read: MatrixReader, device_config: DeviceConfig = CPU
@@ -226,7 +222,7 @@ class LayerBuilder:
         self._activation = _ACTIVATIONS[config.activation]
 
     def layer(self, index: int) -> Layer:
-        """A layer's weights."""
+        """Return the weights of one layer."""
         config, prefix = self._config, f"model.layers.{index}."
         query, key = config.heads * config.head_dim, config.kv_heads * config.head_dim
         attention, output_norm, mlp_output_norm = f"{prefix}self_attn.", None, None
@@ -248,7 +244,7 @@ class LayerBuilder:
         )
 
     def head(self) -> list[Product]:
-        """What makes logits of final hidden states, to be multiplied one after the other."""
+        """Return the products that turn final hidden states into logits, applied one after the other."""
         config, matrices = self._config, self._config.head.matrices
         rows = [config.hidden_size] * (len(matrices) - 1) + [config.num_labels or config.vocab_size]
         return [
@@ -257,30 +253,32 @@ class LayerBuilder:
         ]
 
     def norm(self, name: str, size: int | None = None) -> Tensor:
-        """A norm's weights as they are multiplied."""
+        """Return the weights of a norm, offset included."""
         weight = self._weights.take(f"{name}.weight", self._config.hidden_size if size is None else size)
         weight = weight + self._config.norm_offset if self._config.norm_offset else weight
-        return weight.to(self._device_config.device)  # in float32 everywhere, since it costs next to nothing
+        return weight.to(self._device_config.device)  # float32 on every device: it costs next to nothing
 
     def linear(self, name: str, rows: int, columns: int, *, bias: bool) -> Product:
-        """The product with one matrix."""
+        """Return the product with one matrix."""
         return self.product({name: rows}, columns, bias=bias)
 
     def _fused(self, prefix: str, name: str, parts: dict[str, int], *, bias: bool) -> Product:
-        """Several products of the same input as one, whether the checkpoint keeps them apart or not."""
+        """Return several products of the same input as one, whether or not the checkpoint has them fused."""
         if self._config.fused:
             parts = {name: sum(parts.values())}
         return self.product({prefix + part: rows for part, rows in parts.items()}, self._config.hidden_size, bias=bias)
 
     def product(self, parts: dict[str, int], columns: int, *, bias: bool) -> Product:
-        """The matrices of those names and rows, one below the other."""
+        """Return the product with matrices of these names and numbers of rows, one below the other."""
         matrices = [self._read(self._weights, name, rows, columns) for name, rows in parts.items()]
-        added = torch.cat([self._weights.take(f"{name}.bias", rows) for name, rows in parts.items()]) if bias else None
-        return product(matrices, added, self._device_config)
+        joined_bias = (
+            torch.cat([self._weights.take(f"{name}.bias", rows) for name, rows in parts.items()]) if bias else None
+        )
+        return product(matrices, joined_bias, self._device_config)
 
     def _qk_norm(self, attention: str) -> Tensor:
         config = self._config
-        per_query, per_key = (self.norm(f"{attention}{one}_norm", config.head_dim) for one in ("q", "k"))
+        per_query, per_key = (self.norm(f"{attention}{name}_norm", config.head_dim) for name in ("q", "k"))
         return torch.stack([per_query] * config.heads + [per_key] * config.kv_heads)
 
     def _mlp(self, prefix: str) -> GatedMlp:
@@ -291,31 +289,31 @@ class LayerBuilder:
         return GatedMlp(gate_up, down, self._activation)
 
     def _experts(self, prefix: str) -> Experts:
-        """Experts one by one, as on the hub, or stacked, as transformers holds them."""
+        """Read experts one by one, as on the hub, or stacked, as transformers holds them."""
         assert self._config.experts is not None
-        about, hidden = self._config.experts, self._config.hidden_size
+        moe, hidden = self._config.experts, self._config.hidden_size
         stacked = f"{prefix}mlp.experts."
         if self._weights.has(f"{stacked}gate_up_proj"):
-            both = self._weights.take(f"{stacked}gate_up_proj", about.experts, 2 * about.intermediate, hidden)
-            downs = self._weights.take(f"{stacked}down_proj", about.experts, hidden, about.intermediate)
+            gate_ups = self._weights.take(f"{stacked}gate_up_proj", moe.num_experts, 2 * moe.intermediate, hidden)
+            downs = self._weights.take(f"{stacked}down_proj", moe.num_experts, hidden, moe.intermediate)
             pairs: list[tuple[Product, Product]] = [
                 (Linear(self._device_config.convert(gate_up)), Linear(self._device_config.convert(down)))
-                for gate_up, down in zip(both, downs, strict=True)
+                for gate_up, down in zip(gate_ups, downs, strict=True)
             ]
             router = "mlp"
         else:
-            router = about.router
-            pairs = [self._expert(f"{prefix}{router}.experts.{index}.") for index in range(about.experts)]
+            router = moe.router
+            pairs = [self._expert(f"{prefix}{router}.experts.{index}.") for index in range(moe.num_experts)]
         return Experts(
-            self.linear(f"{prefix}{router}.gate", about.experts, hidden, bias=False),
+            self.linear(f"{prefix}{router}.gate", moe.num_experts, hidden, bias=False),
             [GatedMlp(gate_up, down, self._activation) for gate_up, down in pairs],
-            about.chosen,
-            normalised=about.normalised,
+            moe.per_token,
+            is_normalized=moe.is_normalized,
         )
 
     def _expert(self, prefix: str) -> tuple[Product, Product]:
         assert self._config.experts is not None
-        about, hidden = self._config.experts, self._config.hidden_size
-        gate, up, down = about.names
-        gate_up = self.product(dict.fromkeys((prefix + gate, prefix + up), about.intermediate), hidden, bias=False)
-        return gate_up, self.linear(f"{prefix}{down}", hidden, about.intermediate, bias=False)
+        moe, hidden = self._config.experts, self._config.hidden_size
+        gate, up, down = moe.names
+        gate_up = self.product(dict.fromkeys((prefix + gate, prefix + up), moe.intermediate), hidden, bias=False)
+        return gate_up, self.linear(f"{prefix}{down}", hidden, moe.intermediate, bias=False)

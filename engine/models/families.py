@@ -1,8 +1,8 @@
-"""The Llama family: which architectures are defined here, and what their ``config.json`` may ask for."""
+"""Llama-family architectures: read their ``config.json`` into a ``DecoderConfig``."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from engine.attention.layer import LayerAttentionConfig
@@ -16,76 +16,76 @@ _FULL, _SLIDING = "full_attention", "sliding_attention"
 
 @dataclass(frozen=True, slots=True)
 class ExpertsConfig:
-    """A mixture of experts (Shazeer et al. 2017, https://arxiv.org/abs/1701.06538) as feed-forward layers."""
+    """Mixture of experts (Shazeer et al. 2017, https://arxiv.org/abs/1701.06538) as feed-forward layers."""
 
     layers: frozenset[int]
-    """Layers that have it; the others are dense."""
-    experts: int
-    chosen: int
-    """Experts that each token goes to."""
+    """Indices of the layers with experts; the others are dense."""
+    num_experts: int
+    per_token: int
+    """Experts that each token is routed to."""
     intermediate: int
-    normalised: bool
-    """The weights of a token's chosen experts are made to sum to 1."""
+    is_normalized: bool
+    """Scale the weights of a token's experts to sum to 1."""
     router: str
-    """Name of the router in a layer, and of the experts' list next to it."""
+    """Name of the module in a layer that holds the router and the experts."""
     names: tuple[str, str, str]
-    """What gate, up and down of an expert are called."""
+    """Names of an expert's gate, up and down projections."""
 
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """What makes logits of the final hidden states."""
+    """Matrices that turn final hidden states into logits."""
 
     matrices: tuple[str, ...]
-    """Names of its matrices, each multiplied with what the one before it made; a ReLU stands between two."""
+    """Names of the matrices, applied one after the other with a ReLU between two."""
     bias: bool
-    beside: bool = False
-    """The checkpoint may hold a language model's head too, which is not read."""
+    may_have_lm_head: bool = False
+    """The checkpoint may also hold a language model's head, which is ignored."""
 
 
 @dataclass(frozen=True, slots=True)
 class DecoderConfig(ModelConfig):
-    """The numbers that define a Llama-family decoder."""
+    """Parameters of a Llama-family decoder."""
 
     intermediate: int
     norm_eps: float
     norm_offset: float
-    """Added to every norm's weights (Gemma stores them as differences from 1)."""
+    """Offset of every norm's weights (Gemma stores them as differences from 1)."""
     post_norms: bool
-    """What attention and feed-forward return is normalised before it is added."""
+    """Normalise the outputs of attention and feed-forward before adding them."""
     activation: str
     embedding_scale: float
     logit_softcap: float | None
     """Logits become ``softcap * tanh(logits / softcap)``."""
     qk_norm: bool
-    """Queries and keys are normalised per head."""
+    """Normalise queries and keys per head."""
     qkv_bias: bool
     output_bias: bool
     mlp_bias: bool
     head: Head
     tied: bool
-    """A language model's output projection is the embedding table."""
+    """Use the embedding table as a language model's output projection."""
     fused: bool
-    """The checkpoint keeps query, key and value in one tensor, gate and up in another."""
+    """Query, key and value are one tensor in the checkpoint, gate and up another."""
     ropes: tuple[Rope, ...]
-    """The rotary embedding of each layer."""
+    """Rotary embedding of each layer."""
     experts: ExpertsConfig | None
 
 
 @dataclass(frozen=True, slots=True)
 class _Family:
-    """How an architecture differs from Llama."""
+    """Differences of an architecture from Llama."""
 
-    reads: frozenset[str] = frozenset()
-    """Fields that only this family has."""
+    extra_fields: frozenset[str] = frozenset()
+    """Config fields that only this family has."""
     defaults: dict[str, Any] = field(default_factory=dict)
-    """What transformers takes where a field is missing and its shape would not tell."""
-    theta: float = 10_000.0
+    """Defaults of transformers for fields that configs leave out and that no tensor's shape reveals."""
+    rope_theta: float = 10_000.0
     qk_norm: bool = False
-    gemma: bool = False
-    """Scaled embeddings, norms around each part, and gelu."""
+    is_gemma: bool = False
+    """Scale embeddings, normalise before and after each part, and use gelu."""
     fused: bool = False
-    classifies: bool = True
+    has_classifiers: bool = True
 
 
 _WINDOWS = frozenset({"sliding_window", "use_sliding_window", "max_window_layers", "layer_types"})
@@ -103,7 +103,7 @@ _EXPERTS = frozenset({"num_experts", "num_local_experts", "num_experts_per_tok"}
 _FAMILIES = {
     "Llama": _Family(frozenset({"attention_bias", "mlp_bias"})),
     "Mistral": _Family(frozenset({"sliding_window"}), {"sliding_window": 4096}),
-    "Mixtral": _Family(frozenset({"sliding_window"}) | _EXPERTS, theta=1_000_000.0),
+    "Mixtral": _Family(frozenset({"sliding_window"}) | _EXPERTS, rope_theta=1_000_000.0),
     "Qwen2": _Family(_WINDOWS, {"sliding_window": 4096}),
     "Qwen3": _Family(_WINDOWS | {"attention_bias"}, {"sliding_window": 4096}, qk_norm=True),
     "Qwen3Moe": _Family(
@@ -117,101 +117,81 @@ _FAMILIES = {
     "Gemma2": _Family(
         _GEMMA | {"attention_bias", "attn_logit_softcapping"},
         _GEMMA_DEFAULTS | {"final_logit_softcapping": 30.0, "attn_logit_softcapping": 50.0},
-        gemma=True,
+        is_gemma=True,
     ),
     "Gemma3": _Family(
         _GEMMA | {"attention_bias", "sliding_window_pattern", "_sliding_window_pattern", "rope_local_base_freq"},
         _GEMMA_DEFAULTS,
         qk_norm=True,
-        gemma=True,
-        classifies=False,
+        is_gemma=True,
+        has_classifiers=False,
     ),
 }
-"""By the beginning of the architecture's name."""
-
+"""Families by the prefix of the architecture's name."""
 
 _REWARD_HEADS = {
-    # https://huggingface.co/Qwen/Qwen2.5-Math-PRM-7B: two layers, labels bad and good.
-    "Qwen2ForProcessRewardModel": (2, Head(("score.0", "score.2"), bias=True, beside=True)),
+    # https://huggingface.co/Qwen/Qwen2.5-Math-PRM-7B: two layers, the labels bad and good.
+    "Qwen2ForProcessRewardModel": (2, Head(("score.0", "score.2"), bias=True, may_have_lm_head=True)),
     # https://huggingface.co/Skywork/Skywork-o1-Open-PRM-Qwen-2.5-1.5B: TRL's value head.
-    "Qwen2ForPrmModel": (1, Head(("v_head.summary",), bias=True, beside=True)),
+    "Qwen2ForPrmModel": (1, Head(("v_head.summary",), bias=True, may_have_lm_head=True)),
 }
-"""Architectures that transformers does not have, with the number of their labels."""
+"""Architectures that transformers does not have: their number of labels and their head."""
 
 
 def is_defined(architecture: str) -> bool:
-    """Whether ``decoder_config`` knows the architecture."""
+    """Return True if ``decoder_config`` supports the architecture."""
     prefix, kind = _split(architecture)
     if prefix not in _FAMILIES:
         return False
     classifier = kind in ("TokenClassification", "SequenceClassification")
-    return kind == "CausalLM" or architecture in _REWARD_HEADS or (classifier and _FAMILIES[prefix].classifies)
+    return kind == "CausalLM" or architecture in _REWARD_HEADS or (classifier and _FAMILIES[prefix].has_classifiers)
 
 
 def known_fields(architecture: str) -> set[str]:
-    """The fields that a config of a defined architecture may have at any value."""
-    return READ | WITHOUT_INFLUENCE | _FAMILIES[_split(architecture)[0]].reads
+    """Return the fields that a config of a defined architecture may have with any value."""
+    return READ | WITHOUT_INFLUENCE | _FAMILIES[_split(architecture)[0]].extra_fields
 
 
 def decoder_config(raw: RawConfig) -> DecoderConfig:
-    """Raises ``EngineError`` when the config lacks a field or asks for what is not computed here."""
+    """Read a config. Raises ``EngineError`` if it lacks a field or asks for a feature that is not computed here."""
     try:
-        return _config(raw)
+        return _read_config(raw)
     except KeyError as missing:
         raise EngineError(f"{raw.folder / 'config.json'} lacks {missing}") from None
     except (TypeError, ValueError) as error:
-        raise EngineError(f"{raw.folder / 'config.json'} has a value of the wrong kind: {error}") from None
+        raise EngineError(f"{raw.folder / 'config.json'} has a value of the wrong type: {error}") from None
     except EngineError as error:
         raise EngineError(f"{raw.folder}: {error}") from None
 
 
-def _config(raw: RawConfig) -> DecoderConfig:
+def _read_config(raw: RawConfig) -> DecoderConfig:
     prefix, _ = _split(raw.architecture)
     family = _FAMILIES[prefix]
     fields = family.defaults | raw.fields
     refuse_unknown(fields, known_fields(raw.architecture))
-    layers, hidden = int(fields["num_hidden_layers"]), int(fields["hidden_size"])
-    heads = int(fields["num_attention_heads"])
-    kv_heads = int(fields.get("num_key_value_heads") or heads)
-    head_dim = int(fields.get("head_dim") or hidden // heads)
-    if min(layers, hidden, heads, kv_heads, head_dim) < 1 or heads % kv_heads or head_dim % 2:
-        raise EngineError(
-            f"{layers} layers of {heads} heads of {head_dim} on {kv_heads} key-value heads are no decoder's shape"
-        )
-    positions = int(fields["max_position_embeddings"])
+    hidden_size, positions = int(fields["hidden_size"]), int(fields["max_position_embeddings"])
     if positions < 1:
         raise EngineError(f"max_position_embeddings is {positions}; it must be 1 or more")
-    types = _layer_types(prefix, fields, layers)
-    if prefix == "Gemma3":
-        by_type = read_ropes_by_layer_type(fields, head_dim)
-        ropes = [by_type[one] for one in types]
-    else:
-        ropes = [read_rope(fields, head_dim, theta=family.theta, partial=prefix == "Phi3")] * layers
-    scale = float(fields["query_pre_attn_scalar"] if family.gemma else head_dim) ** -0.5
-    softcap = _softcap(fields, "attn_logit_softcapping")
+    attention = _read_attention(prefix, family, fields)
+    ropes = _read_ropes(prefix, family, fields, attention)
     attention_bias = bool(fields.get("attention_bias"))
-    labels, head = _head(raw.architecture, fields)
+    num_labels, head = _read_head(raw.architecture, fields)
     return DecoderConfig(
         architecture=raw.architecture,
         vocab_size=int(fields["vocab_size"]),
         max_context=min(rope.context(positions) for rope in ropes),
-        num_labels=labels,
+        num_labels=num_labels,
         eos=raw.eos,
         extra=raw.extra,
-        attention=tuple(
-            LayerAttentionConfig(
-                heads, kv_heads, head_dim, scale, int(fields["sliding_window"]) if one == _SLIDING else None, softcap
-            )
-            for one in types
-        ),
-        hidden_size=hidden,
+        attention=attention,
+        hidden_size=hidden_size,
         intermediate=int(fields["intermediate_size"]),
         norm_eps=float(fields["rms_norm_eps"]),
-        norm_offset=1.0 if family.gemma else 0.0,
-        post_norms=family.gemma,
-        activation=_activation(fields, gemma=family.gemma),
-        embedding_scale=hidden**0.5 if family.gemma else 1.0,
-        logit_softcap=_softcap(fields, "final_logit_softcapping"),
+        norm_offset=1.0 if family.is_gemma else 0.0,
+        post_norms=family.is_gemma,
+        activation=_read_activation(fields, is_gemma=family.is_gemma),
+        embedding_scale=hidden_size**0.5 if family.is_gemma else 1.0,
+        logit_softcap=_read_softcap(fields, "final_logit_softcapping"),
         qk_norm=family.qk_norm,
         qkv_bias=attention_bias or prefix == "Qwen2",
         output_bias=attention_bias,
@@ -219,26 +199,56 @@ def _config(raw: RawConfig) -> DecoderConfig:
         head=head,
         tied=bool(fields.get("tie_word_embeddings", False)),
         fused=family.fused,
-        ropes=tuple(ropes),
-        experts=_experts(prefix, fields, layers),
+        ropes=ropes,
+        experts=_read_experts(prefix, fields, len(attention)),
     )
 
 
-def _head(architecture: str, fields: dict[str, Any]) -> tuple[int, Head]:
-    """The number of labels, 0 of a language model, and the head."""
+def _read_attention(prefix: str, family: _Family, fields: dict[str, Any]) -> tuple[LayerAttentionConfig, ...]:
+    """Return the attention parameters of each layer."""
+    num_layers, heads = int(fields["num_hidden_layers"]), int(fields["num_attention_heads"])
+    kv_heads = int(fields.get("num_key_value_heads") or heads)
+    head_dim = int(fields.get("head_dim") or int(fields["hidden_size"]) // heads)
+    if min(num_layers, int(fields["hidden_size"]), heads, kv_heads, head_dim) < 1 or heads % kv_heads or head_dim % 2:
+        raise EngineError(
+            f"{num_layers} layers of {heads} heads of {head_dim} on {kv_heads} key-value heads are no decoder's shape"
+        )
+    window = _read_window(prefix, fields)
+    scale = float(fields["query_pre_attn_scalar"] if family.is_gemma else head_dim) ** -0.5
+    softcap = _read_softcap(fields, "attn_logit_softcapping")
+    full = LayerAttentionConfig(heads, kv_heads, head_dim, scale, None, softcap)
+    sliding = replace(full, window=window)
+    return tuple(
+        sliding if kind == _SLIDING else full for kind in _read_layer_types(prefix, fields, num_layers, window)
+    )
+
+
+def _read_ropes(
+    prefix: str, family: _Family, fields: dict[str, Any], attention: tuple[LayerAttentionConfig, ...]
+) -> tuple[Rope, ...]:
+    """Return the rotary embedding of each layer."""
+    head_dim = attention[0].head_dim
+    if prefix == "Gemma3":
+        by_type = read_ropes_by_layer_type(fields, head_dim)
+        return tuple(by_type[_FULL if layer.window is None else _SLIDING] for layer in attention)
+    return (read_rope(fields, head_dim, theta=family.rope_theta, partial=prefix == "Phi3"),) * len(attention)
+
+
+def _read_head(architecture: str, fields: dict[str, Any]) -> tuple[int, Head]:
+    """Return the number of labels (0 for a language model) and the head."""
     if architecture in _REWARD_HEADS:
         return _REWARD_HEADS[architecture]
     kind = _split(architecture)[1]
     if kind == "CausalLM":
         return 0, Head(("lm_head",), bias=False)
-    # transformers leaves the label map out when there are the default two.
-    labels = len(fields.get("id2label") or range(fields.get("num_labels", 2)))
+    # transformers leaves the label map out if there are the default two.
+    num_labels = len(fields.get("id2label") or range(fields.get("num_labels", 2)))
     bias = kind == "TokenClassification" and bool(fields.get("token_classification_bias", True))
-    return labels, Head(("score",), bias=bias)
+    return num_labels, Head(("score",), bias=bias)
 
 
-def _layer_types(prefix: str, fields: dict[str, Any], layers: int) -> list[str]:
-    """Whether each layer has the sliding window."""
+def _read_window(prefix: str, fields: dict[str, Any]) -> int | None:
+    """Return the length of the sliding window, if any layer may have one."""
     window = fields.get("sliding_window")
     if prefix.startswith("Qwen") and not fields.get("use_sliding_window"):
         window = None
@@ -247,63 +257,70 @@ def _layer_types(prefix: str, fields: dict[str, Any], layers: int) -> list[str]:
         raise EngineError("max_window_layers with use_sliding_window is not supported for this architecture")
     if window is not None and int(window) < 1:
         raise EngineError(f"sliding_window is {window}; it must be 1 or more")
+    return None if window is None else int(window)
+
+
+def _read_layer_types(prefix: str, fields: dict[str, Any], num_layers: int, window: int | None) -> list[str]:
+    """Return for each layer whether it sees all keys or a sliding window."""
     types = fields.get("layer_types")
     if types is None:
-        if prefix in ("Qwen2", "Qwen3"):
-            first = int(fields.get("max_window_layers", 28))
-            types = [_SLIDING if window is not None and layer >= first else _FULL for layer in range(layers)]
-        elif prefix in ("Gemma2", "Gemma3"):
-            period = 2 if prefix == "Gemma2" else _gemma3_period(fields)
-            types = [_SLIDING if (layer + 1) % period else _FULL for layer in range(layers)]
-        else:
-            types = [_FULL if window is None else _SLIDING] * layers
-    if len(types) != layers or not set(types) <= {_FULL, _SLIDING}:
-        raise EngineError(f"layer_types must be {layers} of {_FULL!r} and {_SLIDING!r}, but is {types}")
+        types = _default_layer_types(prefix, fields, num_layers, window)
+    if len(types) != num_layers or not set(types) <= {_FULL, _SLIDING}:
+        raise EngineError(f"layer_types must be {num_layers} of {_FULL!r} and {_SLIDING!r}, but is {types}")
     if _SLIDING in types and window is None:
         raise EngineError("layer_types asks for sliding_attention, but there is no sliding_window")
     return list(types)
 
 
-def _gemma3_period(fields: dict[str, Any]) -> int:
-    return int(fields.get("sliding_window_pattern") or fields.get("_sliding_window_pattern") or 6)
+def _default_layer_types(prefix: str, fields: dict[str, Any], num_layers: int, window: int | None) -> list[str]:
+    """Return the layer types that transformers derives from older fields."""
+    if prefix in ("Qwen2", "Qwen3"):
+        first = num_layers if window is None else int(fields.get("max_window_layers", 28))
+        return [_FULL if layer < first else _SLIDING for layer in range(num_layers)]
+    if prefix in ("Gemma2", "Gemma3"):
+        # Every second layer of Gemma 2 sees all keys, every sixth of Gemma 3.
+        period = 2
+        if prefix == "Gemma3":
+            period = int(fields.get("sliding_window_pattern") or fields.get("_sliding_window_pattern") or 6)
+        return [_SLIDING if (layer + 1) % period else _FULL for layer in range(num_layers)]
+    return [_FULL if window is None else _SLIDING] * num_layers
 
 
-def _activation(fields: dict[str, Any], *, gemma: bool) -> str:
-    name = "hidden_activation" if gemma else "hidden_act"
-    supported = "gelu_pytorch_tanh" if gemma else "silu"
-    # Gemma's configs have both names; only the first is read, so the second must not contradict it.
-    for one in (name, "hidden_act"):
-        if fields.get(one, supported) != supported:
-            raise EngineError(f"{one} {fields[one]!r} is not supported; supported is {supported!r}")
+def _read_activation(fields: dict[str, Any], *, is_gemma: bool) -> str:
+    supported = "gelu_pytorch_tanh" if is_gemma else "silu"
+    # Gemma's configs have both names; only the first is used, so the second must not contradict it.
+    for name in ("hidden_activation", "hidden_act") if is_gemma else ("hidden_act",):
+        if fields.get(name, supported) != supported:
+            raise EngineError(f"{name} {fields[name]!r} is not supported; supported is {supported!r}")
     return supported
 
 
-def _experts(prefix: str, fields: dict[str, Any], layers: int) -> ExpertsConfig | None:
+def _read_experts(prefix: str, fields: dict[str, Any], num_layers: int) -> ExpertsConfig | None:
     if prefix == "Mixtral":
-        chosen = list(range(layers))
+        sparse_layers = list(range(num_layers))
         router, names, intermediate = "block_sparse_moe", ("w1", "w3", "w2"), fields["intermediate_size"]
     elif prefix == "Qwen3Moe":
         dense, step = set(fields.get("mlp_only_layers") or ()), int(fields.get("decoder_sparse_step", 1))
-        chosen = [layer for layer in range(layers) if layer not in dense and (layer + 1) % step == 0]
+        sparse_layers = [layer for layer in range(num_layers) if layer not in dense and (layer + 1) % step == 0]
         router, names, intermediate = "mlp", ("gate_proj", "up_proj", "down_proj"), fields["moe_intermediate_size"]
     else:
         return None
-    experts = int(fields["num_local_experts"] if "num_local_experts" in fields else fields["num_experts"])
+    num_experts = int(fields["num_local_experts"] if "num_local_experts" in fields else fields["num_experts"])
     per_token = int(fields["num_experts_per_tok"])
-    if not 1 <= per_token <= experts:
-        raise EngineError(f"num_experts_per_tok is {per_token}; it must be 1 to the number of experts, {experts}")
+    if not 1 <= per_token <= num_experts:
+        raise EngineError(f"num_experts_per_tok is {per_token}; it must be 1 to the number of experts, {num_experts}")
     return ExpertsConfig(
-        layers=frozenset(chosen),
-        experts=experts,
-        chosen=per_token,
+        layers=frozenset(sparse_layers),
+        num_experts=num_experts,
+        per_token=per_token,
         intermediate=int(intermediate),
-        normalised=prefix == "Mixtral" or bool(fields.get("norm_topk_prob", False)),
+        is_normalized=prefix == "Mixtral" or bool(fields.get("norm_topk_prob", False)),
         router=router,
         names=names,
     )
 
 
-def _softcap(fields: dict[str, Any], name: str) -> float | None:
+def _read_softcap(fields: dict[str, Any], name: str) -> float | None:
     value = fields.get(name)
     if value is not None and not float(value) > 0:
         raise EngineError(f"{name} is {value}; it must be more than 0, or null")
@@ -311,5 +328,6 @@ def _softcap(fields: dict[str, Any], name: str) -> float | None:
 
 
 def _split(architecture: str) -> tuple[str, str]:
+    """Return the family's prefix and the task of a class name, such as ``Qwen2`` and ``CausalLM``."""
     prefix, _, kind = architecture.partition("For")
     return prefix, kind

@@ -1,4 +1,4 @@
-"""What the step loop asks of a model, whoever defines its layers."""
+"""The interface between the step loop and a model."""
 
 from __future__ import annotations
 
@@ -20,38 +20,38 @@ class Batch:
     tokens: Tensor
     """``[tokens]`` token ids."""
     positions: Tensor
-    """``[tokens]`` positions within their sequences."""
+    """``[tokens]`` positions in their sequences."""
 
 
 class Model(Protocol):
-    """Weights and a forward pass over paged keys and values."""
+    """Weights and a forward pass over the paged KV cache."""
 
     @property
     def config(self) -> ModelConfig:
-        """What the engine needs to know of the model."""
+        """Sizes and limits of the model."""
         ...
 
     @property
     def device_config(self) -> DeviceConfig:
-        """Where it is computed, and so where hidden states and logits lie."""
+        """Device and dtype of weights, hidden states and logits."""
         ...
 
     @property
     def parameters(self) -> int:
-        """Number of weights, tied ones once."""
+        """Number of weights; tied ones count once."""
         ...
 
     def forward(self, batch: Batch, attend: FusedAttentionBackend) -> Tensor:
-        """The final hidden states ``[tokens, hidden]``. All earlier tokens of each row must be in the cache."""
+        """Return the final hidden states ``[tokens, hidden]``. All earlier tokens of each row must be in the cache."""
         ...
 
     def embed(self, tokens: Tensor) -> Tensor:
-        """The rows ``[tokens, hidden]`` of the embedding table, as the checkpoint has them."""
+        """Return rows ``[tokens, hidden]`` of the embedding table, unscaled."""
         ...
 
     def compute_logits(self, hidden: Tensor, token_ids: Sequence[int] = ()) -> Tensor:
-        """Logits ``[rows, vocab]`` (``[rows, labels]`` of a classifier) of chosen rows of ``forward``'s result.
+        """Return logits ``[rows, vocab]`` (a classifier: ``[rows, labels]``) of some rows of ``forward``'s result.
 
-        With ``token_ids`` only their columns, in their order.
+        With ``token_ids``, return only their columns, in their order.
         """
         ...

@@ -1,4 +1,4 @@
-"""From a folder to a model: the architectures defined here, and all others through transformers."""
+"""Load a model from a checkpoint folder."""
 
 from __future__ import annotations
 
@@ -17,10 +17,11 @@ from engine.weights.safetensors import Weights
 
 
 def load_model(folder: Path, capacity: Callable[[ModelConfig], int], device_config: DeviceConfig = CPU) -> Model:
-    """Loads the checkpoint in ``folder`` into ``device_config``, which is the host for all that transformers runs.
+    """Load the checkpoint in ``folder``: a ``Decoder`` if its architecture is defined here, else through transformers.
 
-    ``capacity``: how many tokens of such a model the memory will hold; no longer sequence is ever computed.
-    Raises ``EngineError`` that names what is missing, damaged or not supported.
+    ``capacity``: the number of tokens of such a model that the memory will hold, which bounds a sequence's length.
+    ``device_config`` must be ``CPU`` for models that transformers runs. Raises ``EngineError`` naming what is missing,
+    damaged or not supported.
     """
     raw = read_raw_config(folder)
     quantized = raw.fields.get("quantization_config")

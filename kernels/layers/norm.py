@@ -20,7 +20,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
         from kernels.cpu.layers import norm as on_cpu
 
         return on_cpu.rms_norm(x, weight, eps)
-    return x * (x.square().mean(dim=-1, keepdim=True) + eps).rsqrt() * weight
+    return (x * (x.square().mean(dim=-1, keepdim=True) + eps).rsqrt() * weight).to(x.dtype)
 
 
 def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:

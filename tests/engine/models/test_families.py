@@ -147,10 +147,15 @@ def test_gemma_2_and_3() -> None:
 def test_mixtures_of_experts() -> None:
     experts = read("Qwen3MoeForCausalLM", QWEN3_MOE).experts
     assert experts is not None
-    assert (experts.experts, experts.chosen, experts.intermediate, experts.normalised) == (128, 8, 768, True)
+    assert (experts.num_experts, experts.per_token, experts.intermediate, experts.is_normalized) == (128, 8, 768, True)
     assert experts.layers == frozenset(range(48))
     mixtral = shape(4096, 32, 32, 8, max_position_embeddings=32768, rope_theta=1e6, hidden_act="silu")
     mixtral |= {"num_local_experts": 8, "num_experts_per_tok": 2, "sliding_window": None, "output_router_logits": False}
     experts = read("MixtralForCausalLM", mixtral | {"router_aux_loss_coef": 0.02}).experts
     assert experts is not None
-    assert (experts.experts, experts.chosen, experts.intermediate, experts.normalised) == (8, 2, 4 * 4096, True)
+    assert (experts.num_experts, experts.per_token, experts.intermediate, experts.is_normalized) == (
+        8,
+        2,
+        4 * 4096,
+        True,
+    )

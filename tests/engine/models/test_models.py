@@ -235,7 +235,7 @@ def test_the_model_info_counts_parameters_as_transformers_does(checkpoints: Chec
         ({"num_key_value_heads": 4}, "heads"),
         ({"max_position_embeddings": 0}, "max_position_embeddings"),
         ({"quantization_config": {"bits": 4}}, "quant_method None is not supported"),
-        ({"hidden_size": None}, "wrong kind"),
+        ({"hidden_size": None}, "wrong type"),
         ({"hidden_size": 64}, "shape"),
         ({"num_hidden_layers": 3}, "layer_types"),
         ({"num_hidden_layers": 3, "layer_types": None}, "model.layers.2"),
