@@ -19,7 +19,7 @@ from engine.models.families import DecoderConfig
 from engine.models.feed_forward import Experts, GatedMlp
 from engine.models.interface import Batch
 from engine.weights.formats.registry import MatrixReader
-from engine.weights.matmul import product
+from engine.weights.matmul import create_product
 from engine.weights.safetensors import Weights
 from kernels.cpu.runtime.recorder import end_layer
 from kernels.layers.activation import gelu_tanh_mul, silu_mul
@@ -274,7 +274,7 @@ class LayerBuilder:
         joined_bias = (
             torch.cat([self._weights.take(f"{name}.bias", rows) for name, rows in parts.items()]) if bias else None
         )
-        return product(matrices, joined_bias, self._device_config)
+        return create_product(matrices, joined_bias, self._device_config)
 
     def _qk_norm(self, attention: str) -> Tensor:
         config = self._config

@@ -74,7 +74,7 @@ def awq_layer(
             gram = product.gram / larger[index] / larger[index][:, None]
             size = group(options, weight.shape[1])
             matrix = clipped(weight * larger[index] / rows, options.bits, size, gram)
-            tensors |= awq.write(name, matrix)
+            tensors |= awq.pack_matrix(name, matrix)
             rounded[name] = matrix.dense() / larger[index] * rows
         product.replace(rounded)
     return tensors

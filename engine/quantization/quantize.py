@@ -72,7 +72,7 @@ class _Run:
         head: dict[str, Tensor] = {}
         if self._quantizes_head:
             weight = self._weights.take("lm_head.weight", self._config.vocab_size, self._config.hidden_size)
-            head = compressed_tensors.write("lm_head", int8_rows(weight))
+            head = compressed_tensors.pack_matrix("lm_head", int8_rows(weight))
         self._writer.write(head | self._rest(self._untouched.names(), {"lm_head"} if head else set(), head))
         self._writer.finish(self._raw.fields | {"quantization_config": self._format()})
         self._progress(layers + 1, layers + 1, "done")
@@ -90,13 +90,13 @@ class _Run:
             left.append("re:.*gate$" if options.method == "rtn" else "gate")
         if options.method == "rtn":
             head = "lm_head" if self._quantizes_head else None
-            return compressed_tensors.config(options.bits, options.group_size, left, rows=head)
+            return compressed_tensors.build_config(options.bits, options.group_size, left, w8a8_module=head)
         size = -1 if options.group_size is None else options.group_size
         makers: dict[str, Callable[[], dict[str, Any]]] = {
-            "gptq": lambda: gptq.config(options.bits, size, act_order=True),
-            "awq": lambda: awq.config(size, left),
-            "fp8": lambda: fp8.config(left),
-            "nf4": lambda: bitsandbytes.config(left),
+            "gptq": lambda: gptq.build_config(options.bits, size, act_order=True),
+            "awq": lambda: awq.build_config(size, left),
+            "fp8": lambda: fp8.build_config(left),
+            "nf4": lambda: bitsandbytes.build_config(left),
         }
         return makers[options.method]()
 
@@ -135,7 +135,7 @@ class _Run:
         for name, weight in product.matrices.items():
             size = group(self._options, weight.shape[1])
             matrix = gptq_rounded(weight, product.gram, self._options.bits, size)
-            tensors |= gptq.write(name, matrix)
+            tensors |= gptq.pack_matrix(name, matrix)
             rounded[name] = matrix.dense()
         product.replace(rounded)
         return tensors
@@ -164,9 +164,9 @@ class _Run:
 def _rounded(name: str, weight: Tensor, options: Options) -> dict[str, Tensor]:
     """The tensors of a matrix, by a method that looks at nothing else."""
     if options.method == "fp8":
-        return fp8.write(name, weight)
+        return fp8.pack_matrix(name, weight)
     if options.method == "nf4":
-        return bitsandbytes.write(name, weight)
+        return bitsandbytes.pack_matrix(name, weight)
     if options.group_size is None:
-        return compressed_tensors.write(name, int8_rows(weight))
-    return compressed_tensors.write(name, symmetric(weight, options.bits, group(options, weight.shape[1])))
+        return compressed_tensors.pack_matrix(name, int8_rows(weight))
+    return compressed_tensors.pack_matrix(name, symmetric(weight, options.bits, group(options, weight.shape[1])))

@@ -1,4 +1,4 @@
-"""Products with weights of few bits on a GPU, each by the kernel that multiplies them as they are stored."""
+"""Products with quantised weights on a GPU, each by a kernel that reads them as they are stored."""
 
 from __future__ import annotations
 
@@ -9,7 +9,16 @@ import torch
 from torch import Tensor
 
 from engine.device import DeviceConfig
-from engine.weights.matrix import Float8Matrix, GroupedMatrix, Int8Matrix, Matrix, Nf4Matrix, Packed, alike, stack
+from engine.weights.matrix import (
+    Float8Matrix,
+    GroupedMatrix,
+    Int8Matrix,
+    Matrix,
+    Nf4Matrix,
+    QuantizedMatrix,
+    have_same_groups,
+    stack,
+)
 from engine.weights.packing import pack
 from kernels.linear.fp8 import BLOCK, fp8_linear
 from kernels.linear.fp32 import Linear, Product
@@ -19,35 +28,34 @@ from kernels.linear.weight_only_int8 import int8_linear, int8_weight_linear
 
 T = TypeVar("T")
 Multiply = Callable[[Tensor, Tensor | None], Tensor]
-"""From ``x`` ``[rows, in]`` and a bias ``[out]`` to ``[rows, out]``, in the type of ``x``."""
-_DEEP = 32
-"""Inputs that the matrix units take at once of 8 bits by 8 bits."""
-_FLOAT8 = 8, 9
-"""The first compute capability that has float8: Ada's, before Hopper's 9.0."""
-_GROUP = 16
-"""Inputs that they take at once of other types."""
+"""Function from ``x`` ``[rows, in]`` and a bias ``[out]`` to ``[rows, out]``, in the dtype of ``x``."""
+_FLOAT8_CAPABILITY = 8, 9
+"""The first compute capability with float8: Ada's, before Hopper's 9.0."""
+_DEPTH = 16
+"""Inputs that a matrix instruction takes at once."""
+_DEPTH_8BIT = 32
+"""Inputs that it takes at once where weights and activations both have 8 bits."""
 
 
-def gpu_product(parts: Sequence[Matrix], bias: Tensor | None, device_config: DeviceConfig) -> Product:
-    """The product with matrices of the same input, one below the other, activations in the type of ``device_config``.
+def create_gpu_product(parts: Sequence[Matrix], bias: Tensor | None, device_config: DeviceConfig) -> Product:
+    """Return the product with matrices of the same input, one below the other, for activations in the config's dtype.
 
-    Parts that are stored alike are one launch. What no kernel takes (groups of fewer than 16 inputs or of different
-    sizes; blocks of float8 other than 128 by 128, where activations are rounded too; float8 on a GPU that has none) is
-    widened to the type of ``device_config``.
+    Parts that are stored alike are one launch. Parts that no kernel supports are widened to the config's dtype: groups
+    of fewer than 16 inputs or of different sizes; blocks of float8 other than 128 by 128, if activations are rounded,
+    too; float8 on a GPU without it.
     """
     parts = [part if isinstance(part, Tensor) or _has_kernel(part, device_config) else part.dense() for part in parts]
-    if _join(parts):
-        return _one(parts, bias, device_config)
+    if _can_fuse(parts):
+        return _fuse(parts, bias, device_config)
     sizes = [_shape(part)[0] for part in parts]
     biases: Sequence[Tensor | None] = [None] * len(parts) if bias is None else torch.split(bias, sizes)
-    return SideBySide([_one([part], own, device_config) for part, own in zip(parts, biases, strict=True)])
+    return ConcatenatedProducts([_fuse([part], own, device_config) for part, own in zip(parts, biases, strict=True)])
 
 
-class PackedLinear:
-    """``x @ weight.T + bias`` by a kernel that knows how the weight is stored."""
+class QuantizedLinear:
+    """``x @ weight.T + bias`` by a kernel for the weight's format."""
 
     is_kernel = False
-    """See ``Product``."""
 
     def __init__(self, multiply: Multiply, parameters: int, bias: Tensor | None) -> None:
         self.parameters = parameters
@@ -55,125 +63,127 @@ class PackedLinear:
         self._multiply, self._bias = multiply, bias
 
     def __call__(self, x: Tensor) -> Tensor:
-        """``x``: ``[rows, in]``. Returns ``[rows, out]``."""
+        """Return ``[rows, out]`` for ``x`` ``[rows, in]``."""
         return self._multiply(x, self._bias)
 
     def add(self, x: Tensor, residual: Tensor) -> Tensor:
-        """``residual + self(x)``."""
+        """Return ``residual + self(x)``."""
         return self(x).add_(residual)
 
 
-class SideBySide:
-    """Products of the same input, their results side by side."""
+class ConcatenatedProducts:
+    """Several products of the same input, with their results side by side."""
 
     is_kernel = False
-    """See ``Product``."""
 
     def __init__(self, products: Sequence[Product]) -> None:
-        self.parameters = sum(one.parameters for one in products)
+        self.parameters = sum(product.parameters for product in products)
         """Number of weights."""
         self.products = products
 
     def __call__(self, x: Tensor) -> Tensor:
-        """``x``: ``[rows, in]``. Returns ``[rows, out]``."""
-        return torch.cat([one(x) for one in self.products], dim=1)
+        """Return ``[rows, out]`` for ``x`` ``[rows, in]``."""
+        return torch.cat([product(x) for product in self.products], dim=1)
 
     def add(self, x: Tensor, residual: Tensor) -> Tensor:
-        """``residual + self(x)``."""
+        """Return ``residual + self(x)``."""
         return self(x).add_(residual)
 
 
-def _has_kernel(matrix: Packed, device_config: DeviceConfig) -> bool:
+def _has_kernel(matrix: QuantizedMatrix, device_config: DeviceConfig) -> bool:
     columns = _shape(matrix)[1]
     if isinstance(matrix, Int8Matrix):
-        return columns % _DEEP == 0
+        return columns % _DEPTH_8BIT == 0
     if isinstance(matrix, GroupedMatrix):
         groups = matrix.scales.shape[1]
-        equal = matrix.group_of is None or len(set(matrix.group_of.bincount(minlength=groups).tolist())) == 1
-        return equal and columns // groups % _GROUP == 0
+        has_equal_groups = matrix.group_of is None or len(set(matrix.group_of.bincount(minlength=groups).tolist())) == 1
+        return has_equal_groups and columns // groups % _DEPTH == 0
     if isinstance(matrix, Float8Matrix):
         blocks = matrix.scales.shape[1]
-        if device_config.device.type == "cuda" and torch.cuda.get_device_capability(device_config.device) < _FLOAT8:
+        if (
+            device_config.device.type == "cuda"
+            and torch.cuda.get_device_capability(device_config.device) < _FLOAT8_CAPABILITY
+        ):
             return False
-        if not matrix.rounds:
-            return columns % (blocks * _GROUP) == 0 and columns // blocks == min(columns, matrix.block[1])
-        return columns % _DEEP == 0 if blocks == 1 else matrix.block == (BLOCK, BLOCK) and columns % BLOCK == 0
+        if not matrix.rounds_activations:
+            return columns % (blocks * _DEPTH) == 0 and columns // blocks == min(columns, matrix.block[1])
+        return columns % _DEPTH_8BIT == 0 if blocks == 1 else matrix.block == (BLOCK, BLOCK) and columns % BLOCK == 0
     return True
 
 
-def _join(parts: Sequence[Matrix]) -> bool:
-    """Whether one kernel takes all parts at once."""
+def _can_fuse(parts: Sequence[Matrix]) -> bool:
+    """Return True if one kernel takes all parts at once."""
     first, last = parts[0], parts[-1]
     if isinstance(first, GroupedMatrix):
-        return all(isinstance(part, GroupedMatrix) and alike(part, first) for part in parts)
+        return all(isinstance(part, GroupedMatrix) and have_same_groups(part, first) for part in parts)
     if isinstance(first, Nf4Matrix):
         groups = len(first.weight.scales)
         return all(isinstance(part, Nf4Matrix) and len(part.weight.scales) == groups for part in parts)
     if isinstance(first, Float8Matrix):
-        rounds, blocks = first.rounds, first.scales.shape[1]
+        rounds, blocks = first.rounds_activations, first.scales.shape[1]
         by_row = blocks == 1 or not rounds
         return all(
             isinstance(part, Float8Matrix)
-            and (part.rounds, part.scales.shape[1]) == (rounds, blocks)
-            # No block of the whole has rows of two parts.
+            and (part.rounds_activations, part.scales.shape[1]) == (rounds, blocks)
+            # No block of the fused matrix has rows of two parts.
             and (by_row or part is last or len(part.codes) % BLOCK == 0)
             for part in parts
         )
     return all(type(part) is type(first) for part in parts)
 
 
-def _one(parts: Sequence[Matrix], bias: Tensor | None, device_config: DeviceConfig) -> Product:
-    """The product with parts that join."""
+def _fuse(parts: Sequence[Matrix], bias: Tensor | None, device_config: DeviceConfig) -> Product:
+    """Return the product with parts that can be fused."""
     bias = None if bias is None else device_config.convert(bias)
-    if whole := _only(parts, Tensor):
-        return Linear(stack([device_config.convert(part) for part in whole]), bias)
-    count = sum(rows * columns for rows, columns in map(_shape, parts)) + (0 if bias is None else bias.numel())
-    if ints := _only(parts, Int8Matrix):
-        multiply = _int8(ints, device_config.device)
-    elif grouped := _only(parts, GroupedMatrix):
-        multiply = (_int4 if grouped[0].bits == 4 else _int8_weights)(grouped, device_config.device)
-    elif floats := _only(parts, Float8Matrix):
-        multiply = _float8(floats, device_config.device)
+    if dense := _select(parts, Tensor):
+        return Linear(stack([device_config.convert(part) for part in dense]), bias)
+    num_parameters = sum(rows * columns for rows, columns in map(_shape, parts)) + (0 if bias is None else bias.numel())
+    if int8_parts := _select(parts, Int8Matrix):
+        multiply = _multiply_int8(int8_parts, device_config.device)
+    elif grouped := _select(parts, GroupedMatrix):
+        multiply = (_multiply_int4 if grouped[0].bits == 4 else _multiply_int8_weights)(grouped, device_config.device)
+    elif floats := _select(parts, Float8Matrix):
+        multiply = _multiply_float8(floats, device_config.device)
     else:
-        multiply = _nf4(_only(parts, Nf4Matrix), device_config.device)
-    return PackedLinear(multiply, count, bias)
+        multiply = _multiply_nf4(_select(parts, Nf4Matrix), device_config.device)
+    return QuantizedLinear(multiply, num_parameters, bias)
 
 
-def _int8(parts: Sequence[Int8Matrix], device: torch.device) -> Multiply:
+def _multiply_int8(parts: Sequence[Int8Matrix], device: torch.device) -> Multiply:
     codes, scales = stack([part.codes for part in parts]).to(device), stack([part.scales for part in parts]).to(device)
     return lambda x, bias: int8_linear(x, codes, scales, bias)
 
 
-def _int4(parts: Sequence[GroupedMatrix], device: torch.device) -> Multiply:
-    codes, scales, zeros, order = _groups(parts, device)
+def _multiply_int4(parts: Sequence[GroupedMatrix], device: torch.device) -> Multiply:
+    codes, scales, zeros, order = _stack_groups(parts, device)
     weight = Int4(pack(codes, 4).T.contiguous(), scales, zeros.to(torch.uint8), Layout.GPTQ, order)
     return lambda x, bias: int4_linear(x, weight, bias)
 
 
-def _int8_weights(parts: Sequence[GroupedMatrix], device: torch.device) -> Multiply:
-    codes, scales, zeros, order = _groups(parts, device)
+def _multiply_int8_weights(parts: Sequence[GroupedMatrix], device: torch.device) -> Multiply:
+    codes, scales, zeros, order = _stack_groups(parts, device)
     middle = 1 << 7
     symmetric = all(bool((part.zeros == middle).all()) for part in parts)
-    moved, offsets = (codes.to(torch.int16) - middle).to(torch.int8), None if symmetric else zeros - middle
-    return lambda x, bias: int8_weight_linear(x, moved, scales, bias, zeros=offsets, order=order)
+    shifted, offsets = (codes.to(torch.int16) - middle).to(torch.int8), None if symmetric else zeros - middle
+    return lambda x, bias: int8_weight_linear(x, shifted, scales, bias, zeros=offsets, order=order)
 
 
-def _groups(parts: Sequence[GroupedMatrix], device: torch.device) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-    """Codes ``[out, in]``, scales and zeros ``[groups, out]``, and the order of the inputs, sorted by group."""
+def _stack_groups(parts: Sequence[GroupedMatrix], device: torch.device) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+    """Return codes ``[out, in]``, scales and zeros ``[groups, out]``, and the order of the inputs, sorted by group."""
     codes, scales = stack([part.codes for part in parts]).to(device), stack([part.scales for part in parts]).T
     zeros, group_of, order = stack([part.zeros for part in parts]).T.contiguous().to(device), parts[0].group_of, None
     if group_of is not None:
         sorted_by_group = group_of.argsort(stable=True).to(device)
         codes, order = codes[:, sorted_by_group], sorted_by_group.to(torch.int32)
-    half = scales.half()  # as most checkpoints hold them
+    half = scales.half()  # the dtype in most checkpoints
     scales = half if torch.equal(half.float(), scales) else scales
     return codes, scales.contiguous().to(device), zeros, order
 
 
-def _float8(parts: Sequence[Float8Matrix], device: torch.device) -> Multiply:
+def _multiply_float8(parts: Sequence[Float8Matrix], device: torch.device) -> Multiply:
     codes = torch.cat([part.codes.view(torch.uint8) for part in parts]).to(device).view(torch.float8_e4m3fn)
     by_row = torch.cat([part.row_scales() for part in parts])
-    if not parts[0].rounds:
+    if not parts[0].rounds_activations:
         groups = by_row.T.contiguous().to(device)
         return lambda x, bias: int8_weight_linear(x, codes, groups, bias)
     blocks = by_row.flatten() if by_row.shape[1] == 1 else torch.cat([part.scales for part in parts])
@@ -181,13 +191,13 @@ def _float8(parts: Sequence[Float8Matrix], device: torch.device) -> Multiply:
     return lambda x, bias: fp8_linear(x, codes, scales, bias)
 
 
-def _nf4(parts: Sequence[Nf4Matrix], device: torch.device) -> Multiply:
+def _multiply_nf4(parts: Sequence[Nf4Matrix], device: torch.device) -> Multiply:
     packed = stack([part.weight.packed for part in parts]).to(device)
     scales = torch.cat([part.weight.scales for part in parts], dim=1).to(device)
     return lambda x, bias: nf4_linear(x, Nf4(packed, scales), bias)
 
 
-def _only(parts: Sequence[Matrix], kind: type[T]) -> list[T]:
+def _select(parts: Sequence[Matrix], kind: type[T]) -> list[T]:
     return [part for part in parts if isinstance(part, kind)]
 
 

@@ -1,4 +1,4 @@
-"""The product with a weight matrix, in the form that is fastest on the device."""
+"""Products with weight matrices, in the form that is fastest on the device."""
 
 from __future__ import annotations
 
@@ -7,32 +7,34 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from engine.device import CPU, DeviceConfig
-from engine.weights.gpu_matmul import gpu_product
-from engine.weights.matrix import GroupedMatrix, Int8Matrix, Matrix, alike, dense, stack
+from engine.weights.gpu_matmul import create_gpu_product
+from engine.weights.matrix import GroupedMatrix, Int8Matrix, Matrix, dense, have_same_groups, stack
 from kernels.linear import int4, int8
 from kernels.linear.fp32 import Linear, Product
 from kernels.linear.int4 import Int4Linear
 from kernels.linear.int8 import Int8Linear
 
 
-def product(parts: Sequence[Matrix], bias: Tensor | None = None, device_config: DeviceConfig = CPU) -> Product:
-    """The product with matrices of the same input, one below the other. On a GPU see ``gpu.gpu_product``; on a CPU in
-    the layout that is fastest there:
+def create_product(parts: Sequence[Matrix], bias: Tensor | None = None, device_config: DeviceConfig = CPU) -> Product:
+    """Return the product with matrices of the same input, one below the other.
 
-    - W8A8 in every part: int8, which wins for every shape and number of rows.
-    - 4 bits in groups of the same size: int4, an eighth of the memory. It rounds the activations too, but far more
-      finely than the checkpoint rounded the weights.
-    - Anything else: float32. Nothing beats it there without rounding activations as coarsely as the weights.
+    On a GPU see ``create_gpu_product``. On a CPU the layout is
+
+    - int8, if every part is W8A8: the fastest for every shape and number of rows;
+    - int4, if every part has 4 bits in groups of the same size: an eighth of the memory. It rounds the activations,
+      too, but far more finely than the checkpoint rounded the weights;
+    - float32 otherwise: nothing is faster without rounding activations as coarsely as the weights.
     """
     if device_config.uses_gpu_kernels:
-        return gpu_product(parts, bias, device_config)
+        return create_gpu_product(parts, bias, device_config)
     first = parts[0]
     if isinstance(first, Int8Matrix) and int8.supported(first.codes.shape[1]):
-        ints = [part for part in parts if isinstance(part, Int8Matrix)]
-        if len(ints) == len(parts):
-            return Int8Linear(stack([part.codes for part in ints]), stack([part.scales for part in ints]), bias)
-    if isinstance(first, GroupedMatrix) and _packable(first):
-        grouped = [part for part in parts if isinstance(part, GroupedMatrix) and alike(part, first)]
+        int8_parts = [part for part in parts if isinstance(part, Int8Matrix)]
+        if len(int8_parts) == len(parts):
+            codes, scales = stack([part.codes for part in int8_parts]), stack([part.scales for part in int8_parts])
+            return Int8Linear(codes, scales, bias)
+    if isinstance(first, GroupedMatrix) and _supports_int4(first):
+        grouped = [part for part in parts if isinstance(part, GroupedMatrix) and have_same_groups(part, first)]
         if len(grouped) == len(parts):
             codes, order = stack([part.codes for part in grouped]), None
             if first.group_of is not None:
@@ -43,8 +45,8 @@ def product(parts: Sequence[Matrix], bias: Tensor | None = None, device_config: 
     return Linear(stack([dense(part) for part in parts]), bias)
 
 
-def _packable(matrix: GroupedMatrix) -> bool:
+def _supports_int4(matrix: GroupedMatrix) -> bool:
     columns, groups = matrix.codes.shape[1], matrix.scales.shape[1]
     size = columns // groups
-    equal = matrix.group_of is None or bool((matrix.group_of.bincount(minlength=groups) == size).all())
-    return matrix.bits == 4 and equal and int4.supported(columns, groups)
+    has_equal_groups = matrix.group_of is None or bool((matrix.group_of.bincount(minlength=groups) == size).all())
+    return matrix.bits == 4 and has_equal_groups and int4.supported(columns, groups)

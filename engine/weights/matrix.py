@@ -13,7 +13,7 @@ from kernels.linear.nf4 import Nf4, dequantize
 
 @dataclass(frozen=True, slots=True)
 class Int8Matrix:
-    """``codes * scales``; activations are meant to be rounded to 8 bits too, row by row (W8A8)."""
+    """``codes * scales``, with activations rounded to 8 bits, too, row by row (W8A8)."""
 
     codes: Tensor
     """int8 ``[out, in]``."""
@@ -21,27 +21,26 @@ class Int8Matrix:
     """float32 ``[out]``."""
 
     def dense(self) -> Tensor:
-        """The weights, float32 ``[out, in]``."""
+        """Return the weights, float32 ``[out, in]``."""
         return self.codes * self.scales[:, None]
 
 
 @dataclass(frozen=True, slots=True)
 class GroupedMatrix:
-    """``(codes - zeros) * scales``, columns in groups that share scale and zero. The format says nothing about
-    activations."""
+    """``(codes - zeros) * scales``, where groups of columns share scale and zero. Activations are not rounded."""
 
     codes: Tensor
     """uint8 ``[out, in]``."""
     scales: Tensor
     """float32 ``[out, groups]``."""
     zeros: Tensor
-    """float32 ``[out, groups]``, in units of codes, and whole numbers of them."""
+    """float32 ``[out, groups]``, integers in units of codes."""
     bits: int
     group_of: Tensor | None = None
-    """int64 ``[in]``: the group of each column; ``None``: consecutive columns, equally many for each."""
+    """int64 ``[in]``, the group of each column; ``None``: groups of consecutive columns, equally many in each."""
 
     def dense(self) -> Tensor:
-        """The weights, float32 ``[out, in]``."""
+        """Return the weights, float32 ``[out, in]``."""
         if self.group_of is not None:
             return (self.codes - self.zeros[:, self.group_of]) * self.scales[:, self.group_of]
         groups = self.codes.view(len(self.codes), self.scales.shape[1], -1)
@@ -50,7 +49,7 @@ class GroupedMatrix:
 
 @dataclass(frozen=True, slots=True)
 class Float8Matrix:
-    """``codes * scales``, a scale for each block. Whole rows, and the whole matrix, are blocks too."""
+    """``codes * scales``, with one scale for each block. A block may be a whole row, or the whole matrix."""
 
     codes: Tensor
     """float8_e4m3fn ``[out, in]``."""
@@ -58,42 +57,41 @@ class Float8Matrix:
     """float32 ``[ceil(out / block[0]), ceil(in / block[1])]``."""
     block: tuple[int, int]
     """Rows and columns of a block."""
-    rounds: bool
-    """Whether activations are meant to be rounded to float8 too, each block's part of a row with a scale of its own."""
+    rounds_activations: bool
+    """Round activations to float8, too, with one scale for each block's part of a row."""
 
     def dense(self) -> Tensor:
-        """The weights, float32 ``[out, in]``."""
+        """Return the weights, float32 ``[out, in]``."""
         return self.codes.float() * self.row_scales().repeat_interleave(self.block[1], 1)[:, : self.codes.shape[1]]
 
     def row_scales(self) -> Tensor:
-        """A scale for each row and block of columns, float32 ``[out, blocks]``."""
+        """Return a scale for each row and block of columns, float32 ``[out, blocks]``."""
         return self.scales.repeat_interleave(self.block[0], 0)[: len(self.codes)]
 
 
 @dataclass(frozen=True, slots=True)
 class Nf4Matrix:
-    """The levels of NF4 that 4 bits name, times the scale of a group. Activations stay as they are."""
+    """NF4: one of 16 levels for each 4-bit code, times the scale of a group. Activations are not rounded."""
 
     weight: Nf4
 
     def dense(self) -> Tensor:
-        """The weights, float32 ``[out, in]``."""
+        """Return the weights, float32 ``[out, in]``."""
         return dequantize(self.weight)
 
 
-Packed = Int8Matrix | GroupedMatrix | Float8Matrix | Nf4Matrix
-"""Weights as a quantised checkpoint holds them."""
-Matrix = Tensor | Packed
-"""Those, or in float32."""
+QuantizedMatrix = Int8Matrix | GroupedMatrix | Float8Matrix | Nf4Matrix
+Matrix = Tensor | QuantizedMatrix
+"""A quantised matrix, or float32 weights ``[out, in]``."""
 
 
 def dense(matrix: Matrix) -> Tensor:
-    """The weights, float32 ``[out, in]``."""
+    """Return the weights, float32 ``[out, in]``."""
     return matrix if isinstance(matrix, Tensor) else matrix.dense()
 
 
-def alike(matrix: GroupedMatrix, other: GroupedMatrix) -> bool:
-    """Whether both have 4 bits and the same columns in each group."""
+def have_same_groups(matrix: GroupedMatrix, other: GroupedMatrix) -> bool:
+    """Return True if both have the same number of bits and the same columns in each group."""
     if matrix.bits != other.bits or matrix.scales.shape[1] != other.scales.shape[1]:
         return False
     if matrix.group_of is None or other.group_of is None:
@@ -102,5 +100,5 @@ def alike(matrix: GroupedMatrix, other: GroupedMatrix) -> bool:
 
 
 def stack(tensors: Sequence[Tensor]) -> Tensor:
-    """Tensors, one below the other."""
+    """Concatenate tensors along the first axis."""
     return tensors[0] if len(tensors) == 1 else torch.cat(list(tensors))

@@ -1,4 +1,4 @@
-"""Reading a checkpoint's tensors. Safetensors only: a pickle could run code."""
+"""Read a checkpoint's tensors. Safetensors only: a pickle could run code."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from torch import Tensor
 
 from engine.protocol.types import EngineError
 
-_KINDS = (torch.float32, torch.float16, torch.bfloat16)
+_FLOAT_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 
 class Weights:
-    """The tensors of a checkpoint by name, each to be taken exactly once.
+    """Tensors of a checkpoint by name, each to be taken exactly once.
 
-    Files are mapped, and a tensor is read when it is taken: what the model converts or packs is held once. ``finish``
-    refuses a checkpoint with tensors that nobody took: they mean a feature that the model does not compute.
+    Files are mapped, and a tensor is read when it is taken, so that a tensor that the model converts is held once.
+    ``finish`` refuses a checkpoint with tensors left over: they mean a feature that the model does not compute.
     """
 
     def __init__(self, folder: Path) -> None:
-        """Raises ``EngineError`` that names the file when one is missing or damaged."""
+        """Open the files. Raises ``EngineError`` naming the file if one is missing or damaged."""
         self.parameters = 0
-        """Numbers in all tensors taken so far."""
+        """Number of weights in all tensors taken so far."""
         self._folder = folder
         self._files: dict[str, tuple[Path, Any]] = {}
         for path, expected in _files(folder):
@@ -36,48 +36,48 @@ class Weights:
                 raise EngineError(f"{path} is missing, but model.safetensors.index.json lists it") from None
             except (OSError, SafetensorError) as error:
                 raise EngineError(f"{path} is not a readable safetensors file: {error}") from None
-            if lacking := expected - names:
-                raise EngineError(f"{path} lacks {min(lacking)!r}, which model.safetensors.index.json says it has")
+            if missing := expected - names:
+                raise EngineError(f"{path} lacks {min(missing)!r}, which model.safetensors.index.json says it has")
             self._files |= dict.fromkeys(names, (path, file))
 
     def take(self, name: str, *shape: int) -> Tensor:
-        """The tensor ``name`` in float32. Raises ``EngineError`` when it is missing or has another shape or kind."""
+        """Take a tensor in float32. Raises ``EngineError`` if it is missing or has another shape, or is no float."""
         path, tensor = self._take(name)
         if tuple(tensor.shape) != shape:
             raise EngineError(f"{path}: {name!r} has shape {tuple(tensor.shape)}, its config.json says {shape}")
-        if tensor.dtype not in _KINDS:
+        if tensor.dtype not in _FLOAT_DTYPES:
             raise EngineError(f"{path}: {name!r} is {tensor.dtype}; supported are float32, float16, bfloat16")
         self.count(tensor.numel())
         return tensor.to(torch.float32)
 
     def expect(self, name: str, *shape: int) -> None:
-        """Raises as ``take`` does when the tensor is missing or has another shape, without reading it."""
+        """Raise ``EngineError`` if a tensor is missing or has another shape, without reading it."""
         path, file = self._where(name)
-        found = tuple(file.get_slice(name).get_shape())
-        if found != shape:
-            raise EngineError(f"{path}: {name!r} has shape {found}, its config.json says {shape}")
+        actual = tuple(file.get_slice(name).get_shape())
+        if actual != shape:
+            raise EngineError(f"{path}: {name!r} has shape {actual}, its config.json says {shape}")
 
-    def take_raw(self, name: str, kind: torch.dtype | None, *shape: int) -> Tensor:
-        """A tensor of a quantised matrix as it is. Not counted. Without ``kind`` any, without ``shape`` any."""
+    def take_raw(self, name: str, dtype: torch.dtype | None, *shape: int) -> Tensor:
+        """Take a tensor as it is, without counting it. ``dtype`` ``None`` allows any dtype, no ``shape`` any shape."""
         path, tensor = self._take(name)
         if shape and tuple(tensor.shape) != shape:
             raise EngineError(
                 f"{path}: {name!r} has shape {tuple(tensor.shape)}, its config.json and quantization_config say {shape}"
             )
-        if kind is not None and tensor.dtype != kind:
-            raise EngineError(f"{path}: {name!r} is {tensor.dtype}, its quantization_config says {kind}")
+        if dtype is not None and tensor.dtype != dtype:
+            raise EngineError(f"{path}: {name!r} is {tensor.dtype}, its quantization_config says {dtype}")
         return tensor
 
-    def count(self, numbers: int) -> None:
-        """Adds to ``parameters``."""
-        self.parameters += numbers
+    def count(self, num_weights: int) -> None:
+        """Add to ``parameters``."""
+        self.parameters += num_weights
 
     def drop(self, name: str) -> None:
-        """Ignores a tensor that a checkpoint may carry without need."""
+        """Ignore a tensor that the checkpoint may have."""
         self._files.pop(name, None)
 
     def has(self, name: str) -> bool:
-        """Whether the tensor is there and was not taken."""
+        """Return True if the tensor exists and was not taken."""
         return name in self._files
 
     def _take(self, name: str) -> tuple[Path, Tensor]:
@@ -89,25 +89,25 @@ class Weights:
             raise EngineError(f"{path}: {name!r} cannot be read: {error}") from None
 
     def names(self) -> list[str]:
-        """The tensors that are there and were not taken, sorted."""
+        """Return the names of the tensors not taken yet, sorted."""
         return sorted(self._files)
 
     def _where(self, name: str) -> tuple[Path, Any]:
         if name not in self._files:
-            raise EngineError(f"{self._folder} lacks the tensor {name!r} that its config.json asks for")
+            raise EngineError(f"{self._folder} lacks the tensor {name!r}, which its config.json requires")
         return self._files[name]
 
     def finish(self) -> None:
-        """Raises ``EngineError`` when tensors are left over."""
-        # Old checkpoints carry the rotary frequencies, which the config gives too.
-        left = sorted(name for name in self._files if not name.endswith(".rotary_emb.inv_freq"))
-        if left:
-            path = self._files[left[0]][0]
-            raise EngineError(f"{path} has tensors that its architecture does not use: {', '.join(left[:4])}")
+        """Raise ``EngineError`` if tensors are left over."""
+        # Old checkpoints hold the rotary frequencies, which follow from the config.
+        unused = sorted(name for name in self._files if not name.endswith(".rotary_emb.inv_freq"))
+        if unused:
+            path = self._files[unused[0]][0]
+            raise EngineError(f"{path} has tensors that its architecture does not use: {', '.join(unused[:4])}")
 
 
 def _files(folder: Path) -> list[tuple[Path, set[str]]]:
-    """The checkpoint's files and the tensors that each must have."""
+    """Return the checkpoint's files and the tensors that each must have."""
     single, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
     if single.exists():
         return [(single, set())]

@@ -1,1 +1,1 @@
-"""formats."""
+"""The public formats of quantised checkpoints, one module each, which reads and writes it; see ``registry``."""

@@ -13,37 +13,37 @@ import torch
 from torch import Tensor
 
 from engine.protocol.types import EngineError
-from engine.weights.formats.checks import finite, groups_of, only
+from engine.weights.formats.checks import count_groups, require, require_finite
 from engine.weights.matrix import GroupedMatrix, Matrix
 from engine.weights.packing import pack, unpack
 from engine.weights.safetensors import Weights
 
 _BITS = 4
-_EACH = 8
+_PER_WORD = 8
 _ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
-"""Which of eight neighbours stands in the i-th lowest bits."""
+"""Index of the neighbour in the i-th lowest bits of a word."""
 
 
 def create_reader(config: dict[str, Any]) -> Callable[[Weights, str, int, int], Matrix]:
-    """See ``formats.reader``."""
-    only(config, "bits", _BITS)
-    only({"version": "gemm"} | config, "version", "gemm", "GEMM")
-    only({"zero_point": True} | config, "zero_point", True)
+    """Return the reader for a ``quantization_config``."""
+    require(config, "bits", _BITS)
+    require({"version": "gemm"} | config, "version", "gemm", "GEMM")
+    require({"zero_point": True} | config, "zero_point", True)
     size = int(config.get("group_size", 128))
 
     def read(weights: Weights, name: str, rows: int, columns: int) -> Matrix:
         if not weights.has(f"{name}.qweight"):
             return weights.take(f"{name}.weight", rows, columns)
-        groups = groups_of(name, columns, size)
-        if rows % _EACH:
-            raise EngineError(f"{name!r}: {rows} rows do not fill words of {_EACH}")
-        words = weights.take_raw(f"{name}.qweight", torch.int32, columns, rows // _EACH)
-        zeros = weights.take_raw(f"{name}.qzeros", torch.int32, groups, rows // _EACH)
+        groups = count_groups(name, columns, size)
+        if rows % _PER_WORD:
+            raise EngineError(f"{name!r}: {rows} rows do not fill words of {_PER_WORD}")
+        words = weights.take_raw(f"{name}.qweight", torch.int32, columns, rows // _PER_WORD)
+        zeros = weights.take_raw(f"{name}.qzeros", torch.int32, groups, rows // _PER_WORD)
         scales = weights.take_raw(f"{name}.scales", None, groups, rows)
         weights.count(rows * columns)
         return GroupedMatrix(
             _unpack(words, rows).T.contiguous(),
-            finite(name, scales.T.contiguous()),
+            require_finite(name, scales.T.contiguous()),
             _unpack(zeros, rows).T.float().contiguous(),
             _BITS,
         )
@@ -51,20 +51,20 @@ def create_reader(config: dict[str, Any]) -> Callable[[Weights, str, int, int], 
     return read
 
 
-def config(size: int, left: list[str]) -> dict[str, Any]:
-    """The ``quantization_config`` of what ``write`` writes."""
+def build_config(size: int, skipped: list[str]) -> dict[str, Any]:
+    """Return the ``quantization_config`` for tensors of ``pack_matrix``."""
     return {
         "quant_method": "awq",
         "bits": _BITS,
         "group_size": size,
         "zero_point": True,
         "version": "gemm",
-        "modules_to_not_convert": left,
+        "modules_to_not_convert": skipped,
     }
 
 
-def write(name: str, matrix: GroupedMatrix) -> dict[str, Tensor]:
-    """The tensors of a matrix of 4 bits and a multiple of 8 rows."""
+def pack_matrix(name: str, matrix: GroupedMatrix) -> dict[str, Tensor]:
+    """Return the tensors of a matrix of 4 bits and a multiple of 8 rows."""
     return {
         f"{name}.qweight": _pack(matrix.codes.T),
         f"{name}.qzeros": _pack(matrix.zeros.T),
@@ -73,11 +73,11 @@ def write(name: str, matrix: GroupedMatrix) -> dict[str, Tensor]:
 
 
 def _pack(codes: Tensor) -> Tensor:
-    eights = codes.reshape(len(codes), -1, _EACH)[..., list(_ORDER)]
+    eights = codes.reshape(len(codes), -1, _PER_WORD)[..., list(_ORDER)]
     return pack(eights.flatten(1), _BITS)
 
 
 def _unpack(words: Tensor, count: int) -> Tensor:
-    eights = unpack(words, _BITS, count).view(len(words), -1, _EACH)
-    back = [_ORDER.index(place) for place in range(_EACH)]
-    return eights[..., back].flatten(1)
+    eights = unpack(words, _BITS, count).view(len(words), -1, _PER_WORD)
+    inverse = [_ORDER.index(index) for index in range(_PER_WORD)]
+    return eights[..., inverse].flatten(1)

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from engine.protocol.types import EngineError
-from engine.weights.formats.checks import finite, only
+from engine.weights.formats.checks import require, require_finite
 from engine.weights.matrix import Matrix, Nf4Matrix
 from engine.weights.safetensors import Weights
 from kernels.linear.nf4 import CODES, from_bitsandbytes
@@ -24,19 +24,19 @@ from kernels.linear.nf4 import CODES, from_bitsandbytes
 BLOCK = 64
 _STATE = "quant_state.bitsandbytes__nf4"
 _LEVELS = 16
-_TOGETHER = 16
-"""Inputs of a block, of which kernels want multiples; they also want whole blocks in a row, and the paper's levels."""
+_BLOCK_MULTIPLE = 16
+"""Kernels support blocks of multiples of this size, if they divide a row, with the paper's levels."""
 
 
 def create_reader(config: dict[str, Any]) -> Callable[[Weights, str, int, int], Matrix]:
-    """See ``formats.reader``."""
-    only(config, "load_in_4bit", True)
-    only(config, "bnb_4bit_quant_type", "nf4")
+    """Return the reader for a ``quantization_config``."""
+    require(config, "load_in_4bit", True)
+    require(config, "bnb_4bit_quant_type", "nf4")
     return _read
 
 
-def config(left: list[str]) -> dict[str, Any]:
-    """The ``quantization_config`` of what ``write`` writes."""
+def build_config(skipped: list[str]) -> dict[str, Any]:
+    """Return the ``quantization_config`` for tensors of ``pack_matrix``."""
     return {
         "quant_method": "bitsandbytes",
         "load_in_4bit": True,
@@ -45,12 +45,12 @@ def config(left: list[str]) -> dict[str, Any]:
         "bnb_4bit_use_double_quant": False,
         "bnb_4bit_compute_dtype": "float32",
         "bnb_4bit_quant_storage": "uint8",
-        "llm_int8_skip_modules": left,
+        "llm_int8_skip_modules": skipped,
     }
 
 
-def write(name: str, weight: Tensor) -> dict[str, Tensor]:
-    """Rounds a float32 matrix ``[out, in]``, whose size must be a multiple of ``BLOCK``."""
+def pack_matrix(name: str, weight: Tensor) -> dict[str, Tensor]:
+    """Round a float32 matrix ``[out, in]`` and return its tensors, whose size must be a multiple of ``BLOCK``."""
     blocks = weight.reshape(-1, BLOCK)
     absmax = blocks.abs().amax(1)
     levels = torch.tensor(CODES)
@@ -76,7 +76,7 @@ def _read(weights: Weights, name: str, rows: int, columns: int) -> Matrix:
     levels = weights.take_raw(f"{name}.weight.quant_map", torch.float32, _LEVELS)
     absmax = _absmax(weights, f"{name}.weight", state, -(-count // size))
     weights.count(count)
-    if columns % size == 0 and size % _TOGETHER == 0 and torch.equal(levels, torch.tensor(CODES)):
+    if columns % size == 0 and size % _BLOCK_MULTIPLE == 0 and torch.equal(levels, torch.tensor(CODES)):
         return Nf4Matrix(from_bitsandbytes(pairs, absmax, rows, columns))
     codes = torch.cat((pairs >> 4, pairs & 15), dim=1).flatten().int()
     return levels[codes].view(rows, columns) * absmax.repeat_interleave(size)[:count].view(rows, columns)
@@ -84,11 +84,11 @@ def _read(weights: Weights, name: str, rows: int, columns: int) -> Matrix:
 
 def _absmax(weights: Weights, name: str, state: dict[str, Any], blocks: int) -> Tensor:
     if not weights.has(f"{name}.nested_absmax"):
-        return finite(name, weights.take_raw(f"{name}.absmax", torch.float32, blocks))
+        return require_finite(name, weights.take_raw(f"{name}.absmax", torch.float32, blocks))
     size = int(state["nested_blocksize"])
     codes = weights.take_raw(f"{name}.absmax", torch.uint8, blocks).int()
     levels = weights.take_raw(f"{name}.nested_quant_map", torch.float32, 256)
-    scales = finite(name, weights.take_raw(f"{name}.nested_absmax", torch.float32, -(-blocks // size)))
+    scales = require_finite(name, weights.take_raw(f"{name}.nested_absmax", torch.float32, -(-blocks // size)))
     return levels[codes] * scales.repeat_interleave(size)[:blocks] + float(state["nested_offset"])
 
 
@@ -97,4 +97,4 @@ def _state(name: str, data: Tensor) -> dict[str, Any]:
         state: dict[str, Any] = json.loads(bytes(data.tolist()))
         return state | {"shape": list(state["shape"]), "blocksize": int(state["blocksize"])}
     except (ValueError, KeyError, TypeError) as error:
-        raise EngineError(f"{name!r} is corrupt: its {_STATE} is not what bitsandbytes writes: {error!r}") from None
+        raise EngineError(f"{name!r} is corrupt: its {_STATE} is invalid: {error!r}") from None

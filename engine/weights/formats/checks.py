@@ -1,4 +1,4 @@
-"""What readers of every format ask of a checkpoint."""
+"""Checks that the readers of several formats share."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from torch import Tensor
 from engine.protocol.types import EngineError
 
 
-def only(config: dict[str, Any], field: str, *allowed: Any) -> Any:
-    """The field's value. Raises ``EngineError`` when it is not one of ``allowed``."""
+def require(config: dict[str, Any], field: str, *allowed: Any) -> Any:
+    """Return a field's value. Raises ``EngineError`` if it is not one of ``allowed``."""
     value = config.get(field)
     if value not in allowed:
         raise EngineError(
@@ -20,17 +20,17 @@ def only(config: dict[str, Any], field: str, *allowed: Any) -> Any:
     return value
 
 
-def groups_of(name: str, columns: int, size: int) -> int:
-    """How many groups of ``size`` columns there are; -1: one. Raises ``EngineError`` when it does not divide."""
+def count_groups(name: str, columns: int, size: int) -> int:
+    """Return the number of groups of ``size`` columns (-1: one group). Raises ``EngineError`` if it does not divide."""
     size = columns if size == -1 else size
     if size < 1 or columns % size:
         raise EngineError(f"{name!r}: groups of {size} do not divide {columns} columns")
     return columns // size
 
 
-def finite(name: str, scales: Tensor) -> Tensor:
-    """``scales`` in float32. Raises ``EngineError`` when one is not a number."""
+def require_finite(name: str, scales: Tensor) -> Tensor:
+    """Return ``scales`` in float32. Raises ``EngineError`` if one is not finite."""
     scales = scales.float()
-    if bad := int((~torch.isfinite(scales)).sum()):
-        raise EngineError(f"{name!r} is corrupt: {bad} of {scales.numel()} scales are not finite")
+    if num_bad := int((~torch.isfinite(scales)).sum()):
+        raise EngineError(f"{name!r} is corrupt: {num_bad} of {scales.numel()} scales are not finite")
     return scales

@@ -1,4 +1,4 @@
-"""The layouts of compressed-tensors (llm-compressor, vLLM) that are computed here.
+"""The supported layouts of compressed-tensors (llm-compressor, vLLM).
 
 - ``int-quantized``: ``NAME.weight`` int8 ``[out, in]``, ``NAME.weight_scale`` ``[out, 1]``; activations are rounded to
   8 bits token by token (W8A8).
@@ -7,7 +7,7 @@
   ``NAME.weight_zero_point`` int32 ``[out * bits / 32, groups]``; with activation order ``NAME.weight_g_idx`` ``[in]``.
 - ``float-quantized``: ``NAME.weight`` float8 e4m3 ``[out, in]``, ``NAME.weight_scale`` ``[out, 1]``, ``[1]`` or one
   for each block.
-- ``mixed-precision``: some of these, each for the modules that its group names.
+- ``mixed-precision``: several of these, each for the modules that its group names.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ import torch
 from torch import Tensor
 
 from engine.protocol.types import EngineError
-from engine.weights.formats.checks import finite, groups_of, only
+from engine.weights.formats.checks import count_groups, require, require_finite
 from engine.weights.matrix import Float8Matrix, GroupedMatrix, Int8Matrix, Matrix
-from engine.weights.packing import pack, unpack, words_of
+from engine.weights.packing import num_words, pack, unpack
 from engine.weights.safetensors import Weights
 
 _MatrixReader = Callable[[Weights, str, int, int], Matrix]
 
 
 def create_reader(config: dict[str, Any]) -> _MatrixReader:
-    """See ``formats.reader``."""
-    layout = only(config, "format", "int-quantized", "pack-quantized", "float-quantized", "mixed-precision")
+    """Return the reader for a ``quantization_config``."""
+    layout = require(config, "format", "int-quantized", "pack-quantized", "float-quantized", "mixed-precision")
     schemes = list((config.get("config_groups") or {}).values())
     if not schemes:
         raise EngineError("quantization_config has no config_groups")
@@ -45,14 +45,13 @@ def create_reader(config: dict[str, Any]) -> _MatrixReader:
         return groups[0][1]
 
     def read(weights: Weights, name: str, rows: int, columns: int) -> Matrix:
-        return min(groups, key=lambda group: _distance(group[0], name))[1](weights, name, rows, columns)
+        return min(groups, key=lambda group: _match_rank(group[0], name))[1](weights, name, rows, columns)
 
     return read
 
 
-def _distance(targets: list[str], name: str) -> int:
-    """How far a group is from being the one of a module: its name counts more than a pattern, and that more than what
-    it is."""
+def _match_rank(targets: list[str], name: str) -> int:
+    """Return how specifically a group targets a module: 0 by name, 1 by a pattern, 2 by its class, 3 not at all."""
     if name in targets:
         return 0
     patterns = [target.removeprefix("re:") for target in targets if target.startswith("re:")]
@@ -62,50 +61,51 @@ def _distance(targets: list[str], name: str) -> int:
 
 
 def _create_scheme_reader(scheme: dict[str, Any], config: dict[str, Any]) -> _MatrixReader:
-    """How a group's matrices are held. ``config`` has the format."""
-    layout = only(config, "format", "int-quantized", "pack-quantized", "float-quantized")
-    about = scheme.get("weights") or {}
+    """Return the reader of a group's matrices. ``config`` has the format."""
+    layout = require(config, "format", "int-quantized", "pack-quantized", "float-quantized")
+    scheme_weights = scheme.get("weights") or {}
     activations = scheme.get("input_activations")
     if layout != "pack-quantized":
-        only(about, "num_bits", 8)
+        require(scheme_weights, "num_bits", 8)
         if activations is not None:
-            only(activations, "num_bits", 8)
-            only(activations, "dynamic", True)
+            require(activations, "num_bits", 8)
+            require(activations, "dynamic", True)
     if layout == "int-quantized":
-        only(about, "symmetric", True)
-        only(about, "strategy", "channel")
+        require(scheme_weights, "symmetric", True)
+        require(scheme_weights, "strategy", "channel")
         if activations is not None:
-            only(activations, "strategy", "token")
-        return partial(_int8, rounds=activations is not None)
+            require(activations, "strategy", "token")
+        return partial(_read_int8, rounds_activations=activations is not None)
     if layout == "float-quantized":
         block = None
-        if only(about, "strategy", "channel", "tensor", "block") == "block":
-            block = _block(about)
-        return partial(_float8, block=block, rounds=activations is not None)
-    bits = only(about, "num_bits", 4, 8)
-    strategy = only(about, "strategy", "group", "channel")
-    symmetric = only({"symmetric": True} | about, "symmetric", True, False)
-    return _Packed(bits, int(about["group_size"]) if strategy == "group" else -1, symmetric).read
+        if require(scheme_weights, "strategy", "channel", "tensor", "block") == "block":
+            block = _read_block_size(scheme_weights)
+        return partial(_read_float8, block=block, rounds_activations=activations is not None)
+    bits = require(scheme_weights, "num_bits", 4, 8)
+    strategy = require(scheme_weights, "strategy", "group", "channel")
+    symmetric = require({"symmetric": True} | scheme_weights, "symmetric", True, False)
+    return _PackedReader(bits, int(scheme_weights["group_size"]) if strategy == "group" else -1, symmetric).read
 
 
-def config(bits: int, size: int | None, left: list[str], *, rows: str | None = None) -> dict[str, Any]:
-    """The ``quantization_config`` of what ``write`` writes: without ``size`` W8A8, else symmetric weights in groups.
+def build_config(bits: int, size: int | None, skipped: list[str], *, w8a8_module: str | None = None) -> dict[str, Any]:
+    """Return the ``quantization_config`` for tensors of ``pack_matrix``.
 
-    ``left``: modules that are not quantised. ``rows``: one that is W8A8, whatever the others are.
+    ``size``: columns of a group of symmetric weights; ``None``: W8A8.
+    ``skipped``: modules that are not quantised. ``w8a8_module``: one that is W8A8, whatever the others are.
     """
-    groups = [_group(["Linear"], bits, size)]
-    if rows is not None and size is not None:
-        groups.append(_group([rows], 8, None))
+    groups = [_build_group(["Linear"], bits, size)]
+    if w8a8_module is not None and size is not None:
+        groups.append(_build_group([w8a8_module], 8, None))
     return {
         "quant_method": "compressed-tensors",
         "format": groups[0]["format"] if len(groups) == 1 else "mixed-precision",
         "quantization_status": "compressed",
-        "ignore": left,
-        "config_groups": {f"group_{number}": group for number, group in enumerate(groups)},
+        "ignore": skipped,
+        "config_groups": {f"group_{index}": group for index, group in enumerate(groups)},
     }
 
 
-def _group(targets: list[str], bits: int, size: int | None) -> dict[str, Any]:
+def _build_group(targets: list[str], bits: int, size: int | None) -> dict[str, Any]:
     weights = {
         "num_bits": bits,
         "type": "int",
@@ -125,8 +125,8 @@ def _group(targets: list[str], bits: int, size: int | None) -> dict[str, Any]:
     }
 
 
-def write(name: str, matrix: Int8Matrix | GroupedMatrix) -> dict[str, Tensor]:
-    """The tensors of a matrix; groups must be symmetric, of consecutive columns."""
+def pack_matrix(name: str, matrix: Int8Matrix | GroupedMatrix) -> dict[str, Tensor]:
+    """Return the tensors of a matrix. Groups must be symmetric, of consecutive columns."""
     if isinstance(matrix, Int8Matrix):
         return {f"{name}.weight": matrix.codes, f"{name}.weight_scale": matrix.scales[:, None].contiguous()}
     return {
@@ -136,15 +136,15 @@ def write(name: str, matrix: Int8Matrix | GroupedMatrix) -> dict[str, Tensor]:
     }
 
 
-class _Packed:
+class _PackedReader:
     def __init__(self, bits: int, size: int, symmetric: bool) -> None:
         self._bits, self._size, self._symmetric = bits, size, symmetric
 
     def read(self, weights: Weights, name: str, rows: int, columns: int) -> Matrix:
         if not weights.has(f"{name}.weight_packed"):
             return weights.take(f"{name}.weight", rows, columns)
-        bits, groups = self._bits, groups_of(name, columns, self._size)
-        words = weights.take_raw(f"{name}.weight_packed", torch.int32, rows, words_of(columns, bits))
+        bits, groups = self._bits, count_groups(name, columns, self._size)
+        words = weights.take_raw(f"{name}.weight_packed", torch.int32, rows, num_words(columns, bits))
         scales = weights.take_raw(f"{name}.weight_scale", None, rows, groups)
         shape = weights.take_raw(f"{name}.weight_shape", None, 2).tolist()
         if shape != [rows, columns]:
@@ -152,7 +152,7 @@ class _Packed:
         if self._symmetric:
             zeros = torch.full((rows, groups), float(1 << (bits - 1)))
         else:
-            packed = weights.take_raw(f"{name}.weight_zero_point", torch.int32, words_of(rows, bits), groups)
+            packed = weights.take_raw(f"{name}.weight_zero_point", torch.int32, num_words(rows, bits), groups)
             zeros = unpack(packed.T.contiguous(), bits, rows).T.float().contiguous()
         group_of = None
         if weights.has(f"{name}.weight_g_idx"):
@@ -160,41 +160,41 @@ class _Packed:
             if int(group_of.min()) < 0 or int(group_of.max()) >= groups:
                 raise EngineError(f"{name!r} is corrupt: weight_g_idx goes beyond its {groups} groups")
         weights.count(rows * columns)
-        return GroupedMatrix(unpack(words, bits, columns), finite(name, scales), zeros, bits, group_of)
+        return GroupedMatrix(unpack(words, bits, columns), require_finite(name, scales), zeros, bits, group_of)
 
 
-def _int8(weights: Weights, name: str, rows: int, columns: int, *, rounds: bool) -> Matrix:
+def _read_int8(weights: Weights, name: str, rows: int, columns: int, *, rounds_activations: bool) -> Matrix:
     if not weights.has(f"{name}.weight_scale"):
         return weights.take(f"{name}.weight", rows, columns)
     codes = weights.take_raw(f"{name}.weight", torch.int8, rows, columns)
-    scales = finite(name, weights.take_raw(f"{name}.weight_scale", None, rows, 1))
+    scales = require_finite(name, weights.take_raw(f"{name}.weight_scale", None, rows, 1))
     weights.count(rows * columns)
-    if rounds:
+    if rounds_activations:
         return Int8Matrix(codes, scales.flatten())
     middle = 1 << 7
     return GroupedMatrix((codes.to(torch.int16) + middle).to(torch.uint8), scales, torch.full_like(scales, middle), 8)
 
 
-def _float8(
-    weights: Weights, name: str, rows: int, columns: int, *, block: tuple[int, int] | None, rounds: bool
+def _read_float8(
+    weights: Weights, name: str, rows: int, columns: int, *, block: tuple[int, int] | None, rounds_activations: bool
 ) -> Matrix:
     if not weights.has(f"{name}.weight_scale"):
         return weights.take(f"{name}.weight", rows, columns)
     codes = weights.take_raw(f"{name}.weight", torch.float8_e4m3fn, rows, columns)
     if block is None:
-        scales = finite(name, weights.take_raw(f"{name}.weight_scale", None))
+        scales = require_finite(name, weights.take_raw(f"{name}.weight_scale", None))
         if scales.numel() not in (1, rows):
             raise EngineError(f"{name!r} is corrupt: {scales.numel()} scales for {rows} rows")
         scales, block = scales.view(-1, 1), (rows // scales.numel(), columns)
     else:
         grid = -(-rows // block[0]), -(-columns // block[1])
-        scales = finite(name, weights.take_raw(f"{name}.weight_scale", None, *grid))
+        scales = require_finite(name, weights.take_raw(f"{name}.weight_scale", None, *grid))
     weights.count(rows * columns)
-    return Float8Matrix(codes, scales, block, rounds)
+    return Float8Matrix(codes, scales, block, rounds_activations)
 
 
-def _block(about: dict[str, Any]) -> tuple[int, int]:
-    block = about.get("block_structure")
+def _read_block_size(scheme_weights: dict[str, Any]) -> tuple[int, int]:
+    block = scheme_weights.get("block_structure")
     if not isinstance(block, list) or len(block) != 2 or min(block) < 1:
         raise EngineError(f"quantization_config: block_structure is {block}; it must be two positive numbers")
     return block[0], block[1]

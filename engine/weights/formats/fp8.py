@@ -14,19 +14,19 @@ import torch
 from torch import Tensor
 
 from engine.protocol.types import EngineError
-from engine.weights.formats.checks import finite, only
+from engine.weights.formats.checks import require, require_finite
 from engine.weights.matrix import Float8Matrix, Matrix
 from engine.weights.safetensors import Weights
 
 BLOCK = 128
-_MOST = 448.0
+_MAX = 448.0
 """The largest e4m3 number."""
 
 
 def create_reader(config: dict[str, Any]) -> Callable[[Weights, str, int, int], Matrix]:
-    """See ``formats.reader``. On a CPU activations stay float32."""
-    only({"activation_scheme": "dynamic"} | config, "activation_scheme", "dynamic")
-    only({"fmt": "e4m3"} | config, "fmt", "e4m3")
+    """Return the reader for a ``quantization_config``. On a CPU activations stay float32."""
+    require({"activation_scheme": "dynamic"} | config, "activation_scheme", "dynamic")
+    require({"fmt": "e4m3"} | config, "fmt", "e4m3")
     block = config.get("weight_block_size")
     if block is not None and (len(block) != 2 or min(block) < 1):
         raise EngineError(f"quantization_config: weight_block_size is {block}; it must be two positive numbers")
@@ -39,36 +39,36 @@ def create_reader(config: dict[str, Any]) -> Callable[[Weights, str, int, int], 
             return weights.take(f"{name}.weight", rows, columns)
         codes = weights.take_raw(f"{name}.weight", torch.float8_e4m3fn, rows, columns)
         if block is None:
-            scales, size = finite(name, weights.take_raw(scale, None)), (rows, columns)
+            scales, size = require_finite(name, weights.take_raw(scale, None)), (rows, columns)
             if scales.numel() != 1:
                 raise EngineError(f"{name!r} is corrupt: {scales.numel()} scales, weight_block_size is not given")
             scales = scales.view(1, 1)
         else:
             size = block[0], block[1]
             grid = -(-rows // size[0]), -(-columns // size[1])
-            scales = finite(name, weights.take_raw(scale, None, *grid))
+            scales = require_finite(name, weights.take_raw(scale, None, *grid))
         weights.count(rows * columns)
-        return Float8Matrix(codes, scales, size, rounds=True)
+        return Float8Matrix(codes, scales, size, rounds_activations=True)
 
     return read
 
 
-def config(left: list[str]) -> dict[str, Any]:
-    """The ``quantization_config`` of what ``write`` writes."""
+def build_config(skipped: list[str]) -> dict[str, Any]:
+    """Return the ``quantization_config`` for tensors of ``pack_matrix``."""
     return {
         "quant_method": "fp8",
         "activation_scheme": "dynamic",
         "fmt": "e4m3",
         "weight_block_size": [BLOCK, BLOCK],
-        "modules_to_not_convert": left,
+        "modules_to_not_convert": skipped,
     }
 
 
-def write(name: str, weight: Tensor) -> dict[str, Tensor]:
-    """Rounds a float32 matrix ``[out, in]``: each block's largest number becomes e4m3's largest."""
+def pack_matrix(name: str, weight: Tensor) -> dict[str, Tensor]:
+    """Round a float32 matrix ``[out, in]``, each block's largest number to e4m3's largest, and return its tensors."""
     rows, columns = weight.shape
     padded = torch.nn.functional.pad(weight.abs(), (0, -columns % BLOCK, 0, -rows % BLOCK))
     blocks = padded.view(padded.shape[0] // BLOCK, BLOCK, padded.shape[1] // BLOCK, BLOCK)
-    scales = blocks.amax((1, 3)).clamp(min=1e-12) / _MOST
-    spread = scales.repeat_interleave(BLOCK, 0).repeat_interleave(BLOCK, 1)[:rows, :columns]
-    return {f"{name}.weight": (weight / spread).to(torch.float8_e4m3fn), f"{name}.weight_scale_inv": scales}
+    scales = blocks.amax((1, 3)).clamp(min=1e-12) / _MAX
+    expanded = scales.repeat_interleave(BLOCK, 0).repeat_interleave(BLOCK, 1)[:rows, :columns]
+    return {f"{name}.weight": (weight / expanded).to(torch.float8_e4m3fn), f"{name}.weight_scale_inv": scales}

@@ -1,7 +1,7 @@
-"""The public formats of quantised checkpoints: one module each, which reads and writes it.
+"""Select the format of a quantised checkpoint.
 
-The model's ``config.json`` says in ``quantization_config`` which it is. A matrix ``NAME`` is then held in tensors
-whose names begin with ``NAME.``; those that the checkpoint leaves alone have a plain ``NAME.weight``.
+``quantization_config`` in the model's ``config.json`` names it. A matrix ``NAME`` is then held in tensors whose names
+begin with ``NAME.``; a matrix that is not quantised has a plain ``NAME.weight``.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from engine.weights.matrix import Matrix
 from engine.weights.safetensors import Weights
 
 MatrixReader = Callable[[Weights, str, int, int], Matrix]
-"""Takes the tensors of a matrix: weights, its name, rows, columns."""
+"""Function that takes the tensors of a matrix: weights, name, rows, columns."""
 
 _FORMATS: dict[str, Callable[[dict[str, Any]], MatrixReader]] = {
     "compressed-tensors": compressed_tensors.create_reader,
@@ -27,15 +27,17 @@ _FORMATS: dict[str, Callable[[dict[str, Any]], MatrixReader]] = {
 
 
 def create_reader(config: dict[str, Any] | None) -> MatrixReader:
-    """How a checkpoint with that ``quantization_config`` holds its matrices. Raises ``EngineError`` that says what of
-    it is not supported."""
+    """Return the reader for a checkpoint's ``quantization_config``; ``None`` is a plain checkpoint.
+
+    Raises ``EngineError`` naming what is not supported.
+    """
     if not config:
-        return _plain
+        return _read_plain
     method = config.get("quant_method")
     if method not in _FORMATS:
-        raise EngineError(f"quant_method {method!r} is not supported; supported are {', '.join(_FORMATS)}")
+        raise EngineError(f"quant_method {method!r} is not supported; choose one of {', '.join(_FORMATS)}")
     return _FORMATS[method](config)
 
 
-def _plain(weights: Weights, name: str, rows: int, columns: int) -> Matrix:
+def _read_plain(weights: Weights, name: str, rows: int, columns: int) -> Matrix:
     return weights.take(f"{name}.weight", rows, columns)

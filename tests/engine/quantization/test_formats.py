@@ -201,7 +201,7 @@ def test_compressed_tensors_fp8_in_blocks(tmp_path: Path, dynamic: bool) -> None
     tensors = {"m.weight": tensors["m.weight"], "m.weight_scale": tensors["m.weight_scale_inv"]}
     matrix = read(tmp_path, config, tensors)
     assert isinstance(matrix, Float8Matrix)
-    assert matrix.rounds == dynamic
+    assert matrix.rounds_activations == dynamic
     assert torch.equal(dense(matrix), expected)
 
 
@@ -284,18 +284,21 @@ def grouped(bits: int, *, symmetric: bool) -> GroupedMatrix:
 def test_what_is_written_is_read_back(tmp_path: Path, layout: str, bits: int) -> None:
     matrix = grouped(bits, symmetric=layout != "awq")
     if layout == "gptq":
-        config, tensors = gptq.config(bits, GROUP, act_order=False), gptq.write("m", matrix)
+        config, tensors = gptq.build_config(bits, GROUP, act_order=False), gptq.pack_matrix("m", matrix)
     elif layout == "awq":
-        config, tensors = awq.config(GROUP, []), awq.write("m", matrix)
+        config, tensors = awq.build_config(GROUP, []), awq.pack_matrix("m", matrix)
     else:
-        config, tensors = compressed_tensors.config(bits, GROUP, left=[]), compressed_tensors.write("m", matrix)
+        config, tensors = (
+            compressed_tensors.build_config(bits, GROUP, skipped=[]),
+            compressed_tensors.pack_matrix("m", matrix),
+        )
     assert torch.equal(dense(read(tmp_path, config, tensors)), matrix.dense())
 
 
 @pytest.mark.parametrize("layout", [fp8, bitsandbytes])
 def test_what_is_rounded_to_floats_of_few_bits_is_close_when_read_back(tmp_path: Path, layout: Any) -> None:
     weight = torch.randn(ROWS, COLUMNS)
-    found = dense(read(tmp_path, layout.config([]), layout.write("m", weight)))
+    found = dense(read(tmp_path, layout.build_config([]), layout.pack_matrix("m", weight)))
     assert (found - weight).norm() / weight.norm() < (0.04 if layout is fp8 else 0.12)
 
 

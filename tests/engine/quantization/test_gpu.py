@@ -18,7 +18,7 @@ from engine.models.load import load_model
 from engine.protocol.options import EngineOptions
 from engine.protocol.types import Branch, ScoreItem
 from engine.quantization.quality import logits, open_model
-from engine.weights.gpu_matmul import PackedLinear, SideBySide, gpu_product
+from engine.weights.gpu_matmul import ConcatenatedProducts, QuantizedLinear, create_gpu_product
 from engine.weights.matrix import Float8Matrix, GroupedMatrix, Int8Matrix, Matrix, Nf4Matrix, dense
 from kernels.linear.fp32 import Linear, Product
 from kernels.linear.nf4 import Nf4
@@ -68,30 +68,34 @@ def whole(rows: int) -> Matrix:
 EXACT, ROUNDED = 0.0, 0.05
 """Bounds of formats that round activations, too: float8 and int8 change results by some hundredths."""
 CASES: dict[str, tuple[list[Matrix], type, float]] = {
-    "4 bits": ([groups(64), groups(32), groups(24)], PackedLinear, EXACT),
-    "4 bits, act-order": ([groups(64, shuffled=1), groups(32, shuffled=1)], PackedLinear, EXACT),
-    "4 bits, two act-orders": ([groups(64, shuffled=1), groups(32, shuffled=2)], SideBySide, EXACT),
-    "4 bits, two sizes of groups": ([groups(64, 32), groups(32, 64)], SideBySide, EXACT),
-    "4 and 8 bits": ([groups(64), groups(32, bits=8)], SideBySide, EXACT),
-    "8 bits, symmetric": ([groups(64, bits=8, zero=128), groups(32, bits=8, zero=128)], PackedLinear, EXACT),
-    "8 bits, whole rows": ([groups(64, INTO, bits=8, zero=128)], PackedLinear, EXACT),
-    "8 bits, zeros": ([groups(64, bits=8), groups(32, bits=8, zero=128)], PackedLinear, EXACT),
-    "8 bits, act-order": ([groups(64, bits=8, shuffled=1)], PackedLinear, EXACT),
+    "4 bits": ([groups(64), groups(32), groups(24)], QuantizedLinear, EXACT),
+    "4 bits, act-order": ([groups(64, shuffled=1), groups(32, shuffled=1)], QuantizedLinear, EXACT),
+    "4 bits, two act-orders": ([groups(64, shuffled=1), groups(32, shuffled=2)], ConcatenatedProducts, EXACT),
+    "4 bits, two sizes of groups": ([groups(64, 32), groups(32, 64)], ConcatenatedProducts, EXACT),
+    "4 and 8 bits": ([groups(64), groups(32, bits=8)], ConcatenatedProducts, EXACT),
+    "8 bits, symmetric": ([groups(64, bits=8, zero=128), groups(32, bits=8, zero=128)], QuantizedLinear, EXACT),
+    "8 bits, whole rows": ([groups(64, INTO, bits=8, zero=128)], QuantizedLinear, EXACT),
+    "8 bits, zeros": ([groups(64, bits=8), groups(32, bits=8, zero=128)], QuantizedLinear, EXACT),
+    "8 bits, act-order": ([groups(64, bits=8, shuffled=1)], QuantizedLinear, EXACT),
     "groups of 8": ([groups(64, 8), groups(32, 8)], Linear, EXACT),
-    "W8A8": ([ints(64), ints(32)], PackedLinear, ROUNDED),
-    "float8 by tensor": ([floats(64), floats(32)], PackedLinear, ROUNDED),
-    "float8 by channel": ([floats(64, (1, INTO)), floats(32, (1, INTO))], PackedLinear, ROUNDED),
-    "float8 by tensor and channel": ([floats(64, (1, INTO)), floats(32)], PackedLinear, ROUNDED),
-    "float8 by block": ([floats(256, (128, 128)), floats(40, (128, 128))], PackedLinear, ROUNDED),
-    "float8 by block, blocks of two parts": ([floats(40, (128, 128)), floats(256, (128, 128))], SideBySide, ROUNDED),
-    "float8 by odd block": ([floats(64, (48, 80)), floats(32, (48, 80))], Linear, EXACT),
-    "float8 weights alone": ([floats(64, rounds=False), floats(32, rounds=False)], PackedLinear, EXACT),
-    "float8 weights alone, by block": (
-        [floats(64, (48, 64), rounds=False), floats(32, (48, 64), rounds=False)], PackedLinear, EXACT,
+    "W8A8": ([ints(64), ints(32)], QuantizedLinear, ROUNDED),
+    "float8 by tensor": ([floats(64), floats(32)], QuantizedLinear, ROUNDED),
+    "float8 by channel": ([floats(64, (1, INTO)), floats(32, (1, INTO))], QuantizedLinear, ROUNDED),
+    "float8 by tensor and channel": ([floats(64, (1, INTO)), floats(32)], QuantizedLinear, ROUNDED),
+    "float8 by block": ([floats(256, (128, 128)), floats(40, (128, 128))], QuantizedLinear, ROUNDED),
+    "float8 by block, blocks of two parts": (
+        [floats(40, (128, 128)), floats(256, (128, 128))],
+        ConcatenatedProducts,
+        ROUNDED,
     ),
-    "NF4": ([fours(64), fours(32)], PackedLinear, EXACT),
-    "NF4, two sizes of groups": ([fours(64), fours(32, 128)], SideBySide, EXACT),
-    "one part is left as it was": ([groups(64), whole(32)], SideBySide, EXACT),
+    "float8 by odd block": ([floats(64, (48, 80)), floats(32, (48, 80))], Linear, EXACT),
+    "float8 weights alone": ([floats(64, rounds=False), floats(32, rounds=False)], QuantizedLinear, EXACT),
+    "float8 weights alone, by block": (
+        [floats(64, (48, 64), rounds=False), floats(32, (48, 64), rounds=False)], QuantizedLinear, EXACT,
+    ),
+    "NF4": ([fours(64), fours(32)], QuantizedLinear, EXACT),
+    "NF4, two sizes of groups": ([fours(64), fours(32, 128)], ConcatenatedProducts, EXACT),
+    "one part is left as it was": ([groups(64), whole(32)], ConcatenatedProducts, EXACT),
     "all are": ([whole(64), whole(32)], Linear, EXACT),
 }  # fmt: skip
 
@@ -104,7 +108,7 @@ def test_parts_become_the_fewest_products_and_these_are_exact(name: str) -> None
     torch.manual_seed(0)
     x, bias, residual = torch.randn(5, INTO), torch.randn(len(weight)), torch.randn(5, len(weight))
     for added in (None, bias):
-        product = gpu_product(parts, added, EMULATED_GPU)
+        product = create_gpu_product(parts, added, EMULATED_GPU)
         assert type(product) is kind
         assert product.parameters == weight.numel() + (0 if added is None else len(added))
         expected = x.double() @ weight.T + (0 if added is None else added)
@@ -117,19 +121,19 @@ def test_parts_become_the_fewest_products_and_these_are_exact(name: str) -> None
             assert (product(x).double() - expected).norm() / expected.norm() > 1e-4
 
 
-@pytest.mark.parametrize(("capability", "kind"), [((8, 0), Linear), ((9, 0), PackedLinear)])
+@pytest.mark.parametrize(("capability", "kind"), [((8, 0), Linear), ((9, 0), QuantizedLinear)])
 def test_a_gpu_without_float8_gets_wider_weights(
     capability: tuple[int, int], kind: type, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
     monkeypatch.setattr(torch.Tensor, "to", lambda self, *_: self)
     there = DeviceConfig(torch.device("cuda"), torch.float32, uses_gpu_kernels=True)
-    assert isinstance(gpu_product([floats(64)], None, there), kind)
+    assert isinstance(create_gpu_product([floats(64)], None, there), kind)
 
 
 def packed(product: Product) -> bool:
-    parts = product.products if isinstance(product, SideBySide) else [product]
-    return all(isinstance(part, PackedLinear) for part in parts)
+    parts = product.products if isinstance(product, ConcatenatedProducts) else [product]
+    return all(isinstance(part, QuantizedLinear) for part in parts)
 
 
 QWEN2, PHI3 = "Qwen2ForCausalLM", "Phi3ForCausalLM"
@@ -151,7 +155,7 @@ def test_a_model_is_computed_as_it_is_stored_and_says_what_its_weights_say(
     assert model.parameters == open_model(folder.with_name("original")).parameters
     tokens = random.Random(0).choices(range(3, 360), k=40)
     found = logits(model, tokens)
-    monkeypatch.setattr(decoder, "product", dense_product)
+    monkeypatch.setattr(decoder, "create_product", dense_product)
     expected = logits(open_model(folder), tokens)
     assert (found - expected).norm() / expected.norm() < ROUNDS.get(method, float32_share(folder.with_name("original")))
 
@@ -197,7 +201,7 @@ def test_a_reward_model_in_fewer_bits_gives_the_values_of_its_weights(
     folder = quantised("Qwen3ForTokenClassification", "int4", tmp_path, num_labels=2)
     asked = score(ScoreItem((text, text[:7]), (0, 1)))
     bound = 2 * float32_loss(folder.with_name("original")).logit
-    monkeypatch.setattr(decoder, "product", dense_product)
+    monkeypatch.setattr(decoder, "create_product", dense_product)
     expected = Harness(folder, replace(SMALL, device="cpu")).score(asked)
     monkeypatch.undo()
     pretend(monkeypatch)

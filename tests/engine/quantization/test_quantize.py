@@ -113,7 +113,7 @@ def test_awq_moves_its_factors_through_norms_heads_and_biases(
 
     kept: list[torch.Tensor] = []
     monkeypatch.setattr(awq, "clipped", fine)
-    monkeypatch.setattr(awq.awq, "write", lambda name, matrix: {f"{name}.weight": kept.pop()})
+    monkeypatch.setattr(awq.awq, "pack_matrix", lambda name, matrix: {f"{name}.weight": kept.pop()})
     monkeypatch.setattr(awq, "search_scales", lambda weights, gram, size, bits, group: torch.exp(size - size.mean()))
     file = tmp_path / "text.txt"
     file.write_text("a slow river and an old stone bridge " * 200)
@@ -151,7 +151,7 @@ def test_each_layout_is_computed_by_the_product_that_is_made_for_it(
     model = open_model(folder)
     assert isinstance(model._layers[0].qkv, kind)  # type: ignore[attr-defined]
     monkeypatch.setattr(
-        decoder, "product", lambda parts, bias, device_config: Linear(torch.cat([*map(dense, parts)]), bias)
+        decoder, "create_product", lambda parts, bias, device_config: Linear(torch.cat([*map(dense, parts)]), bias)
     )
     assert isinstance(model._head[0], Int8Linear if method == "rtn" else Linear)  # type: ignore[attr-defined]
     exact = logits(open_model(folder), tokens(60))

@@ -42,7 +42,7 @@ def theirs(model: Any) -> Tensor:
 def here(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Tensor:
     """Return logits of dense weights in float32: some products here round activations to 16 bits. Float32's loss is
     measured on the model before it was quantised."""
-    monkeypatch.setattr(decoder, "product", dense_product)
+    monkeypatch.setattr(decoder, "create_product", dense_product)
     return logits(open_model(folder), TOKENS)
 
 
