@@ -1,1 +1,1 @@
-"""roles."""
+"""The processes of a service: each role alone, all of them under a supervisor, or private ones of a command."""

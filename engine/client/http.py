@@ -1,5 +1,4 @@
-"""``EngineClient`` over HTTP, to our server or any that speaks OpenAI's completions. Imports no torch, so a worker that
-uses it starts in an instant."""
+"""``EngineClient`` over HTTP, for our server and for OpenAI-compatible ones."""
 
 from __future__ import annotations
 
@@ -22,56 +21,51 @@ from engine.protocol.types import (
 )
 
 NATIVE = "reasoner"
-"""How our server signs its models, and what its dialect is called."""
+"""``owned_by`` of the models of our server, and the name of its dialect."""
 
 
 class HttpEngine:
     """An engine server at ``http://host:port`` or ``unix:///path/to/socket``.
 
-    It is asked once, before the first request, whose server it is: ours, vLLM, SGLang, or another that speaks OpenAI's
-    completions API. What a foreign server cannot do raises ``EngineError`` that names it
-    (``engine.client.openai_compatible``).
+    The first request detects the kind of server: ours, vLLM, SGLang, or another with OpenAI's completions API. A call
+    that the server does not support raises ``EngineError`` (``engine.client.openai_compatible``).
 
     Belongs to the event loop that it is first used in. Raises the exceptions of ``engine.protocol.types`` only.
     """
 
     def __init__(
-        self, url: str, *, tokenizer: Path | None = None, dialect: str | None = None, patient: bool = True
+        self, url: str, *, tokenizer: Path | None = None, dialect: str | None = None, should_wait: bool = True
     ) -> None:
         """Does not connect yet. Raises ``InvalidRequest`` for a URL of another kind.
 
-        ``tokenizer``: the folder of a foreign server's model, for one that takes no token ids or cannot tokenise.
-        ``dialect``: ``reasoner``, ``vllm``, ``sglang`` or ``openai``, for a server that is not to be asked.
-        ``patient``: waits a second or two for a server that cannot be reached; not needed where another can stand in.
+        ``tokenizer``: the folder of the server's model, if the server takes no token ids or cannot tokenise.
+        ``dialect``: ``reasoner``, ``vllm``, ``sglang`` or ``openai``, instead of detecting it.
+        ``should_wait``: retry for a second or two while the server cannot be reached; not needed if a replica exists.
         """
         if dialect is not None and dialect not in (NATIVE, *DIALECTS):
             raise InvalidRequest(f"dialect {dialect!r} must be one of {', '.join((NATIVE, *DIALECTS))}", "dialect")
-        self._connection = Connection(url, patient=patient)
+        self._connection = Connection(url, should_wait=should_wait)
         self._tokenizer = tokenizer
         self._dialect = dialect
         self._engine: NativeEngine | OpenAICompatibleEngine | None = None
-        self._asking = asyncio.Lock()
+        self._lock = asyncio.Lock()
 
     async def generate(
         self, request: GenerateRequest, *, stream: bool = False
     ) -> AsyncGenerator[Completion | Delta, None]:
-        """See ``EngineClient``."""
-        engine = await self._server()
+        engine = await self._get_engine()
         async with aclosing(engine.generate(request, stream=stream)) as events:
             async for event in events:
                 yield event
 
     async def score(self, request: ScoreRequest) -> list[ScoreResult]:
-        """See ``EngineClient``."""
-        return await (await self._server()).score(request)
+        return await (await self._get_engine()).score(request)
 
     async def abort(self, request_id: str) -> None:
-        """See ``EngineClient``."""
-        await (await self._server()).abort(request_id)
+        await (await self._get_engine()).abort(request_id)
 
     async def release(self, lease: str, tokens: Sequence[int] | None = None) -> None:
-        """See ``EngineClient``."""
-        await (await self._server()).release(lease, tokens)
+        await (await self._get_engine()).release(lease, tokens)
 
     async def tokenize(
         self,
@@ -81,33 +75,29 @@ class HttpEngine:
         special: bool = True,
         generation_prompt: bool = True,
     ) -> tuple[int, ...]:
-        """See ``EngineClient``."""
-        server = await self._server()
+        server = await self._get_engine()
         return await server.tokenize(model, text, special=special, generation_prompt=generation_prompt)
 
     async def models(self) -> list[ModelInfo]:
-        """See ``EngineClient``. A server that cannot be reached is not waited for: this is how its health is asked."""
-        return await (await self._server(patient=False)).models()
+        return await (await self._get_engine(should_wait=False)).models()  # no wait: health probes call it
 
     async def clear_cache(self) -> None:
-        """See ``EngineClient``."""
-        await (await self._server()).clear_cache()
+        await (await self._get_engine()).clear_cache()
 
     async def close(self) -> None:
-        """Closes the connections."""
         await self._connection.close()
 
-    async def _server(self, *, patient: bool = True) -> NativeEngine | OpenAICompatibleEngine:
-        async with self._asking:
+    async def _get_engine(self, *, should_wait: bool = True) -> NativeEngine | OpenAICompatibleEngine:
+        async with self._lock:
             if self._engine is None:
-                dialect = self._dialect or await self._ask(patient)
+                dialect = self._dialect or await self._detect_dialect(should_wait)
                 if dialect == NATIVE:
                     self._engine = NativeEngine(self._connection)
                 else:
                     self._engine = OpenAICompatibleEngine(self._connection, DIALECTS[dialect], self._tokenizer)
             return self._engine
 
-    async def _ask(self, patient: bool) -> str:
-        answer = await self._connection.call("GET", "/v1/models", None, patient=patient)
+    async def _detect_dialect(self, should_wait: bool) -> str:
+        answer = await self._connection.call("GET", "/v1/models", None, should_wait=should_wait)
         owners = {model.get("owned_by") for model in answer["data"]}
         return next((name for name in (NATIVE, *DIALECTS) if name in owners), "openai")

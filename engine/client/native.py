@@ -1,4 +1,4 @@
-"""The protocol of our own server: branches with seeds of their own, scoring, leases."""
+"""Client of our own server, whose API has branches with their own seeds, scoring and leases."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _DEFAULTS = asdict(SamplingParams())
 
 
 class NativeEngine:
-    """``EngineClient`` for a server of ours."""
+    """``EngineClient`` for our own server."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
@@ -38,41 +38,37 @@ class NativeEngine:
     async def generate(
         self, request: GenerateRequest, *, stream: bool = False
     ) -> AsyncGenerator[Completion | Delta, None]:
-        """See ``EngineClient``."""
-        left = len(request.branches)
+        num_missing = len(request.branches)
         async with aclosing(self._connection.events("/v1/completions", _generate_body(request, stream))) as events:
             async for event in events:
                 if "delta" in event:
                     yield delta_from_json(event["delta"])
                 elif "completion" in event:
-                    left -= 1
+                    num_missing -= 1
                     yield completion_from_json(event["completion"])
                 else:
                     raise error_from_json(500, event)
-        if left:
+        if num_missing:
             raise EngineUnavailable(
-                f"the engine at {self._connection.url} ended its answer with {left} branches missing"
+                f"the engine at {self._connection.url} ended its answer with {num_missing} branches missing"
             )
 
     async def score(self, request: ScoreRequest) -> list[ScoreResult]:
-        """See ``EngineClient``."""
         body = {
             "request_id": request.request_id,
             "model": request.model,
             "items": [{"parts": item.parts, "read": item.read} for item in request.items],
             "token_ids": request.token_ids,
             "max_compute": request.max_compute,
-            **_service(request),
+            **_scheduling_fields(request),
         }
         answer = await self._connection.call("POST", "/v1/score", body)
         return [score_from_json(result) for result in answer["results"]]
 
     async def abort(self, request_id: str) -> None:
-        """See ``EngineClient``."""
         await self._connection.call("POST", "/v1/abort", {"request_id": request_id})
 
     async def release(self, lease: str, tokens: Sequence[int] | None = None) -> None:
-        """See ``EngineClient``."""
         await self._connection.call("POST", "/v1/leases/release", {"lease": lease, "tokens": tokens})
 
     async def tokenize(
@@ -83,7 +79,6 @@ class NativeEngine:
         special: bool = True,
         generation_prompt: bool = True,
     ) -> tuple[int, ...]:
-        """See ``EngineClient``."""
         content: Json = {"prompt": text, "add_special_tokens": special}
         if not isinstance(text, str):
             content = {"messages": list(text), "add_generation_prompt": generation_prompt}
@@ -91,17 +86,15 @@ class NativeEngine:
         return tuple(answer["tokens"])
 
     async def models(self) -> list[ModelInfo]:
-        """See ``EngineClient``."""
-        answer = await self._connection.call("GET", "/v1/models", None, patient=False)
+        answer = await self._connection.call("GET", "/v1/models", None, should_wait=False)
         return [model_from_json(model) for model in answer["data"]]
 
     async def clear_cache(self) -> None:
-        """See ``EngineClient``."""
         await self._connection.call("POST", "/v1/cache/clear", {})
 
 
 def _generate_body(request: GenerateRequest, stream: bool) -> Json:
-    """The prompt once for all branches, and only the settings that are set."""
+    """Return the body with the prompt once for all branches, and without settings that have their default."""
     sampling = asdict(request.sampling)
     if request.sampling.logit_bias:
         sampling["logit_bias"] = dict(request.sampling.logit_bias)
@@ -117,13 +110,12 @@ def _generate_body(request: GenerateRequest, stream: bool) -> Json:
         "stream_choices": True,
         "stream": stream,
         **{name: value for name, value in sampling.items() if value != _DEFAULTS[name]},
-        **_service(request),
+        **_scheduling_fields(request),
         **({} if request.draft else {"draft": False}),
     }
     return body if request.timeout is None else body | {"timeout": request.timeout}
 
 
-def _service(request: GenerateRequest | ScoreRequest) -> Json:
-    """How the engine is to treat the request, as far as it says."""
-    wanted = {"priority": request.priority, "lease": request.lease, "cache_salt": request.cache_salt}
-    return {name: value for name, value in wanted.items() if value}
+def _scheduling_fields(request: GenerateRequest | ScoreRequest) -> Json:
+    fields = {"priority": request.priority, "lease": request.lease, "cache_salt": request.cache_salt}
+    return {name: value for name, value in fields.items() if value}

@@ -110,7 +110,6 @@ class OpenAICompatibleEngine:
     async def generate(
         self, request: GenerateRequest, *, stream: bool = False
     ) -> AsyncGenerator[Completion | Delta, None]:
-        """See ``EngineClient``."""
         self._check(request)
         aborted = asyncio.Event()
         self._running.setdefault(request.request_id, set()).add(aborted)
@@ -201,7 +200,7 @@ class OpenAICompatibleEngine:
 
         A server that lists no model (``transformers serve`` on a folder) is taken to serve the tokenizer's folder.
         """
-        answer = await self._connection.call("GET", "/v1/models", None, patient=False)
+        answer = await self._connection.call("GET", "/v1/models", None, should_wait=False)
         listed: list[Json] = answer["data"]
         if not listed and self._text is not None:
             listed = [{"id": str(self._text.folder)}]

@@ -1,4 +1,4 @@
-"""Several engines as one: each model is asked where it is served."""
+"""Routing of requests by model."""
 
 from __future__ import annotations
 
@@ -19,34 +19,30 @@ from engine.protocol.types import (
 
 
 class RoutedEngine:
-    """``EngineClient``. Models that are not named elsewhere are the main engine's."""
+    """``EngineClient`` that sends the requests of each model to the engine that serves it."""
 
     def __init__(
         self,
         main: EngineClient,
-        elsewhere: Mapping[str, EngineClient],
-        notes: Mapping[str, Mapping[str, object]] | None = None,
+        overrides: Mapping[str, EngineClient],
+        extras: Mapping[str, Mapping[str, object]] | None = None,
     ) -> None:
-        """``elsewhere``: the engine of each model that has one of its own, by the name that it serves it under.
-        ``notes``: what the configuration says of models, in place of their checkpoints' own ``ModelInfo.extra``."""
+        """``overrides``: engines of single models by name; ``main`` serves all others. ``extras``: entries that replace
+        those of ``ModelInfo.extra``, by model."""
         self._main = main
-        self._elsewhere = dict(elsewhere)
-        self._notes = dict(notes or {})
+        self._overrides = dict(overrides)
+        self._extras = dict(extras or {})
 
     def generate(self, request: GenerateRequest, *, stream: bool = False) -> AsyncIterator[Completion | Delta]:
-        """See ``EngineClient``."""
-        return self._of(request.model).generate(request, stream=stream)
+        return self._engine_for(request.model).generate(request, stream=stream)
 
     async def score(self, request: ScoreRequest) -> list[ScoreResult]:
-        """See ``EngineClient``."""
-        return await self._of(request.model).score(request)
+        return await self._engine_for(request.model).score(request)
 
     async def abort(self, request_id: str) -> None:
-        """See ``EngineClient``."""
         await asyncio.gather(*(engine.abort(request_id) for engine in self._all))
 
     async def release(self, lease: str, tokens: Sequence[int] | None = None) -> None:
-        """See ``EngineClient``."""
         await asyncio.gather(*(engine.release(lease, tokens) for engine in self._all))
 
     async def tokenize(
@@ -57,32 +53,29 @@ class RoutedEngine:
         special: bool = True,
         generation_prompt: bool = True,
     ) -> tuple[int, ...]:
-        """See ``EngineClient``."""
-        return await self._of(model).tokenize(model, text, special=special, generation_prompt=generation_prompt)
+        return await self._engine_for(model).tokenize(model, text, special=special, generation_prompt=generation_prompt)
 
     async def models(self) -> list[ModelInfo]:
-        """See ``EngineClient``. Raises ``EngineError`` when an engine does not serve the model that it is named for."""
+        """Raises ``EngineError`` if an engine in ``overrides`` does not serve its model."""
         listed = await asyncio.gather(*(engine.models() for engine in self._all))
-        models = [info for info in listed[0] if info.id not in self._elsewhere]
-        for name, served in zip(self._elsewhere, listed[1:], strict=True):
-            found = [info for info in served if info.id == name]
-            if not found:
+        models = [info for info in listed[0] if info.id not in self._overrides]
+        for name, served in zip(self._overrides, listed[1:], strict=True):
+            matching = [info for info in served if info.id == name]
+            if not matching:
                 others = ", ".join(info.id for info in served) or "nothing"
                 raise EngineError(f"the server that is configured for model {name!r} does not serve it, but {others}")
-            models += found
-        return [replace(info, extra={**info.extra, **self._notes.get(info.id, {})}) for info in models]
+            models += matching
+        return [replace(info, extra={**info.extra, **self._extras.get(info.id, {})}) for info in models]
 
     async def clear_cache(self) -> None:
-        """See ``EngineClient``."""
         await asyncio.gather(*(engine.clear_cache() for engine in self._all))
 
     async def close(self) -> None:
-        """See ``EngineClient``."""
         await asyncio.gather(*(engine.close() for engine in self._all))
 
     @property
     def _all(self) -> list[EngineClient]:
-        return [self._main, *self._elsewhere.values()]
+        return [self._main, *self._overrides.values()]
 
-    def _of(self, model: str) -> EngineClient:
-        return self._elsewhere.get(model, self._main)
+    def _engine_for(self, model: str) -> EngineClient:
+        return self._overrides.get(model, self._main)

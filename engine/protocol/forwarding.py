@@ -1,4 +1,4 @@
-"""An engine that stands before another one and changes something of what it is asked."""
+"""Base class of engines that wrap another one."""
 
 from __future__ import annotations
 
@@ -8,25 +8,21 @@ from engine.protocol.types import Completion, Delta, EngineClient, GenerateReque
 
 
 class ForwardingEngine:
-    """``EngineClient`` that asks ``engine``: what subclasses do not override is asked and answered as it is."""
+    """``EngineClient`` that forwards every call to ``engine``. Subclasses override the calls that they change."""
 
     def __init__(self, engine: EngineClient) -> None:
         self._engine = engine
 
     def generate(self, request: GenerateRequest, *, stream: bool = False) -> AsyncIterator[Completion | Delta]:
-        """See ``EngineClient``."""
         return self._engine.generate(request, stream=stream)
 
     async def score(self, request: ScoreRequest) -> list[ScoreResult]:
-        """See ``EngineClient``."""
         return await self._engine.score(request)
 
     async def abort(self, request_id: str) -> None:
-        """See ``EngineClient``."""
         await self._engine.abort(request_id)
 
     async def release(self, lease: str, tokens: Sequence[int] | None = None) -> None:
-        """See ``EngineClient``."""
         await self._engine.release(lease, tokens)
 
     async def tokenize(
@@ -37,17 +33,13 @@ class ForwardingEngine:
         special: bool = True,
         generation_prompt: bool = True,
     ) -> tuple[int, ...]:
-        """See ``EngineClient``."""
         return await self._engine.tokenize(model, text, special=special, generation_prompt=generation_prompt)
 
     async def models(self) -> list[ModelInfo]:
-        """See ``EngineClient``."""
         return await self._engine.models()
 
     async def clear_cache(self) -> None:
-        """See ``EngineClient``."""
         await self._engine.clear_cache()
 
     async def close(self) -> None:
-        """See ``EngineClient``."""
         await self._engine.close()

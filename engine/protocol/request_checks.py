@@ -1,4 +1,4 @@
-"""Refusing requests that can never be served, with the field and the limit in the message."""
+"""Validation of requests against the limits of a model and of the engine."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ from collections.abc import Sequence
 
 from engine.protocol.types import GenerateRequest, InvalidRequest, ModelInfo, SamplingParams, ScoreRequest
 
-_NAME = 256
-"""Characters of a lease or a cache salt at most."""
+_MAX_NAME_LENGTH = 256
+"""Maximum length of a lease or a cache salt."""
 _WORD = range(-(1 << 63), 1 << 64)
-"""Seeds and keys are 64-bit words, signed or not."""
+"""Valid seeds and keys: 64-bit words, signed or not."""
 MAX_TOP_K = (1 << 31) - 1
-"""Kernels hold it in a signed word; what no vocabulary reaches is off."""
+"""The kernels hold it in a signed 32-bit word. A value above the size of the vocabulary has no effect."""
 MAX_TEMPERATURE = 1000.0
 MIN_REPETITION_PENALTY, MAX_REPETITION_PENALTY = 0.001, 1000.0
-"""Beyond these logits would leave float32."""
+"""Outside of these bounds logits would overflow float32."""
 MAX_LOGIT_BIASES = 1024
 MAX_SECONDS = 1e9
 MAX_COMPUTE = (1 << 63) - 1
@@ -25,7 +25,7 @@ MAX_STOP_LENGTH = 256
 
 
 def check_generate(request: GenerateRequest, model: ModelInfo, max_branches: int) -> None:
-    """Raises ``InvalidRequest`` unless the request could be served by an idle engine."""
+    """Raise ``InvalidRequest`` unless an idle engine could serve the request."""
     if model.kind != "generate":
         raise InvalidRequest(f"model {model.id!r} classifies tokens and cannot generate; use a score request", "model")
     if not request.prompt:
@@ -35,10 +35,12 @@ def check_generate(request: GenerateRequest, model: ModelInfo, max_branches: int
         raise InvalidRequest(f"{len(request.branches)} branches; there may be 1 to {max_branches}", "branches")
     for branch in request.branches:
         check_tokens(branch.generated, model, "branches.generated")
-        least = 1 if request.sampling.prompt_logprobs is None else 0
-        if branch.max_tokens < least:
-            why = "" if least == 0 else " (0 is for prompt_logprobs)"
-            raise InvalidRequest(f"max_tokens is {branch.max_tokens}; it must be at least {least}{why}", "max_tokens")
+        min_tokens = 1 if request.sampling.prompt_logprobs is None else 0
+        if branch.max_tokens < min_tokens:
+            exception = "" if min_tokens == 0 else " (0 is for prompt_logprobs)"
+            raise InvalidRequest(
+                f"max_tokens is {branch.max_tokens}; it must be at least {min_tokens}{exception}", "max_tokens"
+            )
         if branch.max_tokens > model.context:
             raise InvalidRequest(
                 f"max_tokens is {branch.max_tokens}; the context has {model.context} tokens", "max_tokens"
@@ -60,12 +62,12 @@ def check_generate(request: GenerateRequest, model: ModelInfo, max_branches: int
 
 
 def check_score(request: ScoreRequest, model: ModelInfo, max_items: int) -> None:
-    """The same for a score request, as far as it can be told before its parts are tokenised."""
+    """Raise ``InvalidRequest`` unless an idle engine could serve the request, as far as known before tokenization."""
     if model.kind == "classify" and request.token_ids:
         raise InvalidRequest(f"model {model.id!r} classifies tokens; token_ids must be empty", "token_ids")
     if model.kind == "generate" and not request.token_ids:
         raise InvalidRequest(
-            f"model {model.id!r} is a language model; token_ids says which logits to read", "token_ids"
+            f"model {model.id!r} is a language model; token_ids must name the logits to read", "token_ids"
         )
     check_tokens(request.token_ids, model, "token_ids")
     if len(request.items) > max_items:
@@ -79,11 +81,13 @@ def check_score(request: ScoreRequest, model: ModelInfo, max_items: int) -> None
         if not item.read:
             raise InvalidRequest("an item must name at least one part to read", "items.read")
         if not all(0 <= part < len(item.parts) for part in item.read):
-            raise InvalidRequest(f"read {item.read} names parts outside 0 to {len(item.parts) - 1}", "items.read")
+            raise InvalidRequest(
+                f"read is {item.read}; its parts must be in the range 0 to {len(item.parts) - 1}", "items.read"
+            )
 
 
 def check_tokens(tokens: Sequence[int], model: ModelInfo, field: str) -> None:
-    """Raises ``InvalidRequest`` unless the model has an embedding for every token."""
+    """Raise ``InvalidRequest`` unless the model has an embedding for each token."""
     if tokens and (min(tokens) < 0 or max(tokens) >= model.vocab_size):
         raise InvalidRequest(f"{field} has a token id outside 0 to {model.vocab_size - 1}", field)
 
@@ -94,8 +98,8 @@ def _check_service(request: GenerateRequest | ScoreRequest) -> None:
             f"priority is {request.priority}; it must be between -{MAX_PRIORITY} and {MAX_PRIORITY}", "priority"
         )
     for field, name in (("lease", request.lease), ("cache_salt", request.cache_salt)):
-        if name is not None and not 1 <= len(name) <= _NAME:
-            raise InvalidRequest(f"{field} has {len(name)} characters; it must have 1 to {_NAME}", field)
+        if name is not None and not 1 <= len(name) <= _MAX_NAME_LENGTH:
+            raise InvalidRequest(f"{field} has {len(name)} characters; it must have 1 to {_MAX_NAME_LENGTH}", field)
 
 
 def _check_sampling(sampling: SamplingParams, model: ModelInfo) -> None:

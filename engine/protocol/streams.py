@@ -1,4 +1,4 @@
-"""Several streams of a request as one."""
+"""Merging of event streams."""
 
 from __future__ import annotations
 
@@ -11,40 +11,39 @@ from engine.protocol.types import Completion, Delta
 
 Events = AsyncGenerator[Completion | Delta, None]
 
-_WAITING = 64
-"""Events that may wait for whoever reads."""
+_QUEUE_SIZE = 64
 
 
 def merge_streams(streams: Sequence[Events], width: int) -> Events:
-    """The events of the streams as they come; the indices of the second go on after the ``width`` of the first.
+    """Merge streams of ``width`` branches each. Branch indices of stream ``i`` are shifted by ``i * width``.
 
-    Raises the first error of a stream. Closing it, or an error, closes all.
+    Raises the first exception of a stream. An exception, and closing the merged stream, close all of them.
     """
     return streams[0] if len(streams) == 1 else _merge(streams, width)
 
 
 async def _merge(streams: Sequence[Events], width: int) -> Events:
-    events: asyncio.Queue[Completion | Delta | Exception | None] = asyncio.Queue(_WAITING)
+    events: asyncio.Queue[Completion | Delta | Exception | None] = asyncio.Queue(_QUEUE_SIZE)
 
-    async def follow(stream: Events, offset: int) -> None:
-        last: Exception | None = None
+    async def forward(stream: Events, offset: int) -> None:
+        end: Exception | None = None
         try:
             async with aclosing(stream):
                 async for event in stream:
                     await events.put(replace(event, index=event.index + offset))
-        except Exception as error:  # whoever reads gets it
-            last = error
-        await events.put(last)
+        except Exception as error:  # raised by the reader
+            end = error
+        await events.put(end)
 
-    tasks = [asyncio.create_task(follow(stream, place * width)) for place, stream in enumerate(streams)]
-    left = len(tasks)
+    tasks = [asyncio.create_task(forward(stream, index * width)) for index, stream in enumerate(streams)]
+    num_running = len(tasks)
     try:
-        while left:
+        while num_running:
             event = await events.get()
             if isinstance(event, Exception):
                 raise event
             if event is None:
-                left -= 1
+                num_running -= 1
             else:
                 yield event
     finally:

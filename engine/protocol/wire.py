@@ -1,4 +1,4 @@
-"""How results and errors travel as JSON; server and client share it. Standard library only."""
+"""Conversion of results and errors to and from JSON, shared by server and client."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Json = dict[str, Any]
 
 
 def completion_to_json(completion: Completion) -> Json:
-    """A finished choice; the field names are those of ``Completion``."""
+    """Return the fields of a ``Completion``."""
     return asdict(completion)
 
 
@@ -39,7 +39,7 @@ def completion_from_json(value: Json) -> Completion:
 
 
 def delta_from_json(value: Json) -> Delta:
-    """A streamed piece of a choice, from the fields of ``Delta``."""
+    """Return the ``Delta`` with these fields."""
     logprobs = _logprobs_from_json(value.get("logprobs"))
     return Delta(**{**value, "token_ids": tuple(value["token_ids"]), "logprobs": logprobs})
 
@@ -47,23 +47,25 @@ def delta_from_json(value: Json) -> Delta:
 def _logprobs_from_json(values: list[Json] | None) -> tuple[TokenLogprob, ...] | None:
     if values is None:
         return None
-    return tuple(TokenLogprob(**{**one, "top": tuple((token, lp) for token, lp in one["top"])}) for one in values)
+    return tuple(
+        TokenLogprob(**{**value, "top": tuple((token, logprob) for token, logprob in value["top"])}) for value in values
+    )
 
 
 def score_from_json(value: Json) -> ScoreResult:
-    """One item's result, from the fields of ``ScoreResult``."""
+    """Return the ``ScoreResult`` with these fields."""
     rows = value["values"]
     return ScoreResult(**{**value, "values": None if rows is None else tuple(tuple(row) for row in rows)})
 
 
 def model_from_json(value: Json) -> ModelInfo:
-    """A served model, from an entry of ``/v1/models``."""
+    """Return the model of an entry of ``/v1/models``."""
     fields = ("id", "kind", "context", "vocab_size", "parameters", "architecture", "bos", "extra", "fingerprint")
     return ModelInfo(**{name: value[name] for name in fields})
 
 
 def error_to_json(error: EngineError) -> tuple[int, Json]:
-    """HTTP status and body of an error, in OpenAI's shape."""
+    """Return the HTTP status of an error and its body in OpenAI's shape."""
     param, kind = None, "server_error"
     if isinstance(error, InvalidRequest):
         param, kind = error.field, "invalid_request_error"
@@ -78,12 +80,12 @@ def error_to_json(error: EngineError) -> tuple[int, Json]:
 
 
 def error_body(message: str, kind: str, param: str | None, code: str) -> Json:
-    """OpenAI's error object."""
+    """Return OpenAI's error object."""
     return {"error": {"message": message, "type": kind, "param": param, "code": code}}
 
 
 def error_from_json(status: int, value: Any) -> EngineError:
-    """The exception that a response with an error status stands for."""
+    """Return the exception for a response with an error status."""
     error = value.get("error") if isinstance(value, dict) else None
     if isinstance(error, str):
         error = {"message": error}

@@ -1,4 +1,4 @@
-"""The engines that the configuration names, as one client. No address comes from anywhere else."""
+"""One client for all engines that the settings name."""
 
 from __future__ import annotations
 
@@ -18,28 +18,30 @@ from workers.config.settings import Settings
 def connect(
     settings: Settings, urls: Sequence[str] = (), *, health: Health | None = None, reports_health: bool = False
 ) -> EngineClient:
-    """A client of the engines at ``urls``, by default the configured ones, and of the verifier's own if it has some.
+    """Return a client of the engines at ``urls`` (by default the configured ones) and of those of the verifier.
 
-    Does not connect yet. ``health`` is what this process knows of them, ``reports_health`` as for ``ReplicatedEngine``.
+    Does not connect yet. ``health`` and ``reports_health``: as for ``ReplicatedEngine``.
     """
     health = health or Health()
-    main = _fleet(urls or settings.engine_addresses, settings.engine_tokenizer, health, reports_health)
-    elsewhere, notes = {}, {}
+    main = _connect_replicas(urls or settings.engine_addresses, settings.engine_tokenizer, health, reports_health)
+    overrides, extras = {}, {}
     prm = settings.prm_name
     if prm is not None and settings.prm_url:
-        elsewhere[prm] = _fleet(settings.prm_url, settings.prm_tokenizer, health, reports_health)
+        overrides[prm] = _connect_replicas(settings.prm_url, settings.prm_tokenizer, health, reports_health)
     if prm is not None and settings.prm_format is not None:
-        notes[prm] = {FORMAT_NOTE: settings.prm_format}
-    return RoutedEngine(main, elsewhere, notes) if elsewhere or notes else main
+        extras[prm] = {FORMAT_NOTE: settings.prm_format}
+    return RoutedEngine(main, overrides, extras) if overrides or extras else main
 
 
 def engine_name(url: str) -> str:
-    """An engine's address as it may be shown: without a password."""
+    """Return an engine's address without its password, for logs and metrics."""
     login, at, _ = urlsplit(url).netloc.rpartition("@")
     return url.replace(login + at, "", 1)
 
 
-def _fleet(urls: Sequence[str], tokenizer: Path | None, health: Health, reports_health: bool) -> ReplicatedEngine:
-    alone = len(urls) == 1  # nobody can stand in for it: wait for it
-    engines = {engine_name(url): HttpEngine(url, tokenizer=tokenizer, patient=alone) for url in urls}
+def _connect_replicas(
+    urls: Sequence[str], tokenizer: Path | None, health: Health, reports_health: bool
+) -> ReplicatedEngine:
+    is_single = len(urls) == 1  # no replica can take over
+    engines = {engine_name(url): HttpEngine(url, tokenizer=tokenizer, should_wait=is_single) for url in urls}
     return ReplicatedEngine(engines, health, reports_health=reports_health)

@@ -37,15 +37,12 @@ class TenantEngine(ForwardingEngine):
         self._sharing: frozenset[str] = frozenset()
 
     def generate(self, request: GenerateRequest, *, stream: bool = False) -> AsyncIterator[Completion | Delta]:
-        """See ``EngineClient``."""
         return super().generate(self._salted(request), stream=stream)
 
     async def score(self, request: ScoreRequest) -> list[ScoreResult]:
-        """See ``EngineClient``."""
         return await super().score(self._salted(request))
 
     async def models(self) -> list[ModelInfo]:
-        """See ``EngineClient``."""
         models = await super().models()
         self._sharing = frozenset(info.id for info in models if not info.isolates)
         return models

@@ -1,1 +1,5 @@
-"""store."""
+"""Jobs, batches and API keys in Redis.
+
+Each change of a job is one of the Lua scripts in ``lua/``. ``jobs.JobStore`` is the entry point; ``batches`` and
+``keys`` work on its connection.
+"""

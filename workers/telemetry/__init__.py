@@ -1,1 +1,1 @@
-"""telemetry."""
+"""Structured logs and OpenTelemetry traces."""

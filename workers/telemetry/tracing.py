@@ -153,7 +153,6 @@ class _TracedEngine(ForwardingEngine):
                 begun.set_attributes(spent)
 
     async def score(self, request: ScoreRequest) -> list[ScoreResult]:
-        """See ``EngineClient``."""
         about: dict[str, Attribute] = {_OPERATION: "score", _MODEL: request.model, _BRANCHES: len(request.items)}
         begun = _begin(self._tracer, f"score {request.model}", "client", about)
         with _ending(begun):

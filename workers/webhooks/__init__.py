@@ -1,1 +1,1 @@
-"""webhooks."""
+"""Delivery of signed webhooks to public addresses."""
