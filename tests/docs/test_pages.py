@@ -11,8 +11,11 @@ import pytest
 from docs.generate import diagrams
 from reasoner.strategies.registry import STRATEGIES
 from tests.docs.blocks import ROOT, blocks, pages
+from workers.config.settings import Settings
 
 MAX_README_LINES = 250
+OTHER_VARIABLES = {"URL", "API_KEY", "REDIS_API", "REDIS_WORKER"}
+"""Variables of the command line and of ``compose.yaml``."""
 GUIDE = ROOT / "docs" / "how-to" / "add-a-strategy.md"
 _PATH = re.compile(
     r"(?<![\w/.:(-])((?:kernels|engine|prm|reasoner|workers|api|tests|recipes|benchmarks|examples|docs)/[\w./-]*[\w/])"
@@ -21,6 +24,12 @@ _PATH = re.compile(
 
 def test_the_readme_is_short() -> None:
     assert len((ROOT / "README.md").read_text().splitlines()) <= MAX_README_LINES
+
+
+def test_settings_that_pages_name_exist() -> None:
+    named = {name for page in pages() for name in re.findall(r"\bREASONER_(\w+)", page.read_text())}
+    known = {name.upper() for name in Settings.model_fields} | OTHER_VARIABLES
+    assert named - known == set()
 
 
 def test_the_readme_and_the_guide_name_every_strategy() -> None:
