@@ -1,14 +1,16 @@
-"""Budget forcing: decide how long a model thinks. A thinking that takes too long is ended and its answer asked for; one
-that ends too soon is told to wait.
+"""Budget forcing: control how long a model thinks. Thinking that takes too long is ended and the answer requested;
+thinking that ends too soon is continued with a word such as "Wait".
 
-Source: Muennighoff et al. 2025, "s1: Simple test-time scaling", section 3.1. A model that has no sign for the end of
-its thinking ends it with its text. Without a cap a thinking may take all that leaves room for the answer: in the
-context, and in the budget, so that a budget that binds still ends with an answer.
+Source: Muennighoff et al. 2025, "s1: Simple test-time scaling", section 3.1. A model without a token for the end of its
+thinking ends it with its text. Without a cap, thinking may take everything but the tokens kept for the answer: in the
+context and in the budget, so that a budget that binds still ends with an answer.
 """
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import defaultdict
+from dataclasses import dataclass
+from enum import Enum, auto
 from typing import Annotated
 
 from pydantic import Field
@@ -19,12 +21,13 @@ from reasoner.answers.spec import AnswerSpec
 from reasoner.budget.spec import MAX_BUDGET_TOKENS
 from reasoner.search.branch import PartialBranch, Watch
 from reasoner.search.search import Search
+from reasoner.search.stream import Stream
 from reasoner.strategies.base import Choice, Params, Samples, Strategy, choose_by_majority
 from reasoner.tree import Node, Reason
 
 DEFAULT_MARKER = "</think>"
 WATCH_INTERVAL = 16
-"""Tokens after which it is looked whether the answer that was asked for is there."""
+"""Interval in tokens at which a requested answer is looked for."""
 
 
 class BudgetForcing(Params):
@@ -49,66 +52,100 @@ class BudgetForcing(Params):
     answer: Annotated[int, Field(ge=1, le=4096, description="Tokens that are kept for the answer.")] = 64
 
 
+class Phase(Enum):
+    """What the branch in flight of a chain writes."""
+
+    THINKING = auto()
+    ANSWER = auto()
+
+
+@dataclass(slots=True)
+class Chain:
+    phase: Phase = Phase.THINKING
+    extensions: int = 0
+    """Number of times that an end of thinking was taken back."""
+    last: Node | None = None
+    """Last node that was generated."""
+
+
 async def run(search: Search, params: BudgetForcing, equivalence: Equivalence) -> Choice:
-    """Ends a thinking at its cap and asks for the answer, or takes its end back some times; several chains vote."""
+    """End thinking at its cap and request the answer, or take its end back some times; several chains vote."""
     marker = params.marker
     if marker is None and len(await search.tokenize(DEFAULT_MARKER)) == 1:
         marker = DEFAULT_MARKER
     cap = await _max_thinking_tokens(search, params, marker)
-    extended, ends = Counter[int](), dict[int, Node]()
-    # Where the request opens a box, nothing short of its end is an answer.
-    form = AnswerSpec(extract="boxed") if "\\boxed{" in params.final else search.spec.answer
-    stated = AnswerFinder(form, search.ledger.seconds_until_cut)
-    writing: set[Node] = set()
-    """Nodes whose continuation is the answer."""
     async with search.stream() as stream:
-
-        async def ask(node: Node) -> None:
-            asked = await search.append_text(node, params.final if marker is None else marker + params.final)
-            writing.add(asked)
-            stream.complete([asked], 1, limit=params.answer, watch=Watch(WATCH_INTERVAL, answered))
-
-        async def answered(seen: PartialBranch) -> Reason | None:
-            told = seen.parent.text + seen.text
-            return None if await stated.find(told, "inside") is None else "answer"
-
-        if cap > 0:
-            stream.complete([search.root], params.n, until=marker, limit=cap)
-        else:
-            for _ in range(params.n):
-                await ask(search.root)
+        forcing = _Forcing(search, params, stream, marker, cap)
+        await forcing.start()
         async for nodes in stream:
             for node in nodes:
-                chain = node.path[0]
-                ends[chain] = node
-                if node.parent in writing:
-                    continue
-                marked = marker is not None and node.text.endswith(marker)
-                ended = marked or node.reason == "stop"
-                if ended and extended[chain] < params.extensions and node.depth_tokens < cap:
-                    extended[chain] += 1
-                    waiting = await search.append_text(node, params.wait, instead=marker or "")
-                    stream.complete([waiting], 1, until=marker, limit=cap - node.depth_tokens)
-                elif marked:
-                    writing.add(node)
-                    stream.complete([node], 1)
-                elif node.reason in ("length", "repetition") or (ended and node.answer is None):
-                    await ask(node)
-    answers = [node for _, node in sorted(ends.items()) if node.answer is not None]
+                await forcing.advance(node)
+    last = [forcing.chains[index].last for index in sorted(forcing.chains)]
+    answers = [node for node in last if node is not None and node.answer is not None]
     choice = await choose_by_majority(search, answers, dict.fromkeys(answers, 1.0), equivalence)
     return choice if params.n > 1 else Choice(choice.node)
 
 
+class _Forcing:
+    """The chains of one search. A chain is known by the index of its first node, and has one branch in flight."""
+
+    def __init__(self, search: Search, params: BudgetForcing, stream: Stream, marker: str | None, cap: int) -> None:
+        self.chains: dict[int, Chain] = defaultdict(Chain)
+        self._search = search
+        self._params = params
+        self._stream = stream
+        self._marker = marker
+        self._cap = cap
+        # Where the request opens a box, nothing short of its end is an answer.
+        form = AnswerSpec(extract="boxed") if "\\boxed{" in params.final else search.spec.answer
+        self._finder = AnswerFinder(form, search.ledger.seconds_until_cut)
+
+    async def start(self) -> None:
+        if self._cap > 0:
+            self._stream.complete([self._search.root], self._params.n, until=self._marker, limit=self._cap)
+            return
+        for _ in range(self._params.n):
+            await self._request_answer(self._search.root)
+
+    async def advance(self, node: Node) -> None:
+        """Continue the chain of a node that has arrived: think on, or write the answer, or end."""
+        chain = self.chains[node.path[0]]
+        chain.last = node
+        if chain.phase is Phase.ANSWER:
+            return
+        has_marker = self._marker is not None and node.text.endswith(self._marker)
+        has_ended = has_marker or node.reason == "stop"
+        if has_ended and chain.extensions < self._params.extensions and node.depth_tokens < self._cap:
+            chain.extensions += 1
+            waiting = await self._search.append_text(node, self._params.wait, instead=self._marker or "")
+            self._stream.complete([waiting], 1, until=self._marker, limit=self._cap - node.depth_tokens)
+        elif has_marker:
+            chain.phase = Phase.ANSWER
+            self._stream.complete([node], 1)
+        elif node.reason in ("length", "repetition") or (has_ended and node.answer is None):
+            await self._request_answer(node)
+
+    async def _request_answer(self, node: Node) -> None:
+        request = await self._search.append_text(node, (self._marker or "") + self._params.final)
+        self.chains[request.path[0]].phase = Phase.ANSWER
+        watch = Watch(WATCH_INTERVAL, self._stop_at_answer)
+        self._stream.complete([request], 1, limit=self._params.answer, watch=watch)
+
+    async def _stop_at_answer(self, branch: PartialBranch) -> Reason | None:
+        answer = await self._finder.find(branch.parent.text + branch.text, "inside")
+        return None if answer is None else "answer"
+
+
 async def _max_thinking_tokens(search: Search, params: BudgetForcing, marker: str | None) -> int:
-    """Tokens that a chain may think, so that what is said to it and its answer still fit."""
-    said = len(await search.tokenize((marker or "") + params.final))
-    said += params.extensions * len(await search.tokenize(params.wait))
-    rooms = [search.max_new_tokens(search.root) - said]
+    """Return the tokens that a chain may think, so that the appended texts and its answer still fit."""
+    appended = len(await search.tokenize((marker or "") + params.final))
+    appended += params.extensions * len(await search.tokenize(params.wait))
+    limits = [search.max_new_tokens(search.root) - appended]
     if search.spec.budget.tokens is not None:
-        rooms.append(search.spec.budget.tokens // params.n)
+        limits.append(search.spec.budget.tokens // params.n)
     if params.thinking is not None:
-        rooms.append(params.thinking + params.answer)
-    return max(0, min(rooms) - params.answer)
+        limits.append(params.thinking + params.answer)
+    return max(0, min(limits) - params.answer)
 
 
 STRATEGY = Strategy("budget_forcing", BudgetForcing, run, needs_verifier=False, votes=True)

@@ -1,15 +1,15 @@
 """Monte-Carlo tree search: PUCT over steps, with the verifier's scores as values.
 
 Sources: Silver et al. 2017, "Mastering the game of Go without human knowledge", methods (PUCT, virtual loss); Couëtoux
-et al. 2011, "Continuous Upper Confidence Trees" (the more often a node is visited, the more children are drawn).
+et al. 2011, "Continuous Upper Confidence Trees" (the more often a node is visited, the more children are sampled).
 
-At each node the search chooses among the steps that it has seen there and drawing another one. The prior of a step is
-the policy's own probability of it, and that of another draw is the probability that is left: where the policy is
-nearly certain, nothing is drawn again. Another draw is worth what the steps seen there are worth on average, by the
-chance that it is a new one. Equal steps are one child. Below the root a node's first draw is waited for, since only it
-tells what is left there. Values are compared on the scale from the lowest to the highest score so far (Schrittwieser
-et al. 2020, "Mastering Atari, Go, chess and shogi by planning with a learned model", appendix B): where everything is
-doubtful, small differences are all that there is.
+At each node the search chooses among the steps that it has seen there and sampling another one. The prior of a step is
+the policy's own probability of it, and that of another sample is the probability that is left: where the policy is
+nearly certain, nothing is sampled again. The value of another sample is the mean value of the steps seen there, times
+the probability that it is a new one. Equal steps are one child. Below the root a node's first sample is waited for,
+since only it tells what probability is left there. Values are normalised to the range from the lowest to the highest
+score so far (Schrittwieser et al. 2020, "Mastering Atari, Go, chess and shogi by planning with a learned model",
+appendix B), so that small differences count where all scores are close.
 
 Several simulations run at once. Each counts as a visit without value until it ends, so that they part ways. The order
 in which they end decides how the tree grows; a replay takes it from the journal.
@@ -18,7 +18,7 @@ in which they end decides how the tree grows; a replay takes it from the journal
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
@@ -26,6 +26,7 @@ from pydantic import Field
 
 from reasoner.answers.equivalence import Equivalence
 from reasoner.search.search import Search
+from reasoner.search.stream import Stream
 from reasoner.strategies.base import MIN_NEW_PROBABILITY, Choice, Params, Samples, Steps, Strategy, choose_best_scored
 from reasoner.tree import Node
 
@@ -44,120 +45,153 @@ class Mcts(Params):
 
 @dataclass(slots=True)
 class ValueNormalizer:
-    """The lowest and the highest value so far."""
+    """Maps values to 0 to 1 by the lowest and the highest value so far."""
 
     low: float = 1.0
     high: float = 0.0
 
-    def see(self, value: float) -> None:
+    def update(self, value: float) -> None:
         self.low, self.high = min(self.low, value), max(self.high, value)
 
-    def of(self, value: float) -> float:
+    def normalize(self, value: float) -> float:
         return (value - self.low) / (self.high - self.low) if self.high > self.low else value
 
 
 @dataclass(slots=True, eq=False)
 class TreeNode:
-    """A node with its statistics. ``total`` is the sum of the values of its ``visits``, ``prior`` its probability."""
+    """A node with its statistics."""
 
     node: Node
-    above: TreeNode | None = None
+    parent: TreeNode | None = None
     prior: float = 1.0
+    """The policy's probability of the node's step."""
     visits: int = 0
+    """Simulations through the node, with those in flight."""
     total: float = 0.0
-    draws: int = 0
-    drawing: int = 0
-    """Draws in flight."""
-    below: dict[str, TreeNode] = field(default_factory=dict)
-    closed: bool = False
-    """Nothing is left to find here."""
+    """Sum of the values of the simulations that have ended."""
+    samples: int = 0
+    """Steps that were sampled here."""
+    in_flight: int = 0
+    """Those of ``samples`` that have not arrived."""
+    children: dict[str, TreeNode] = field(default_factory=dict)
+    """Children by their text."""
+    is_exhausted: bool = False
+    """True if nothing is left to find here."""
 
-    def line(self) -> Iterator[TreeNode]:
-        """From here up to the root."""
-        place: TreeNode | None = self
-        while place is not None:
-            yield place
-            place = place.above
+    def ancestors(self) -> Iterator[TreeNode]:
+        """Yield this node and those above it, up to the root."""
+        node: TreeNode | None = self
+        while node is not None:
+            yield node
+            node = node.parent
 
-    def visit(self, count: int) -> None:
-        for place in self.line():
-            place.visits += count
+    def add_visits(self, count: int) -> None:
+        for node in self.ancestors():
+            node.visits += count
 
-    def descend(self, exploration: float, scale: ValueNormalizer) -> TreeNode | None:
-        """Return where to draw the next step, here or below.
+    def add_value(self, value: float) -> None:
+        for node in self.ancestors():
+            node.total += value
 
-        ``None`` when there is nothing left, or nothing before a draw in flight has arrived.
+    def descend(self, exploration: float, values: ValueNormalizer) -> TreeNode | None:
+        """Return the node at which to sample the next step, here or below.
+
+        ``None`` if nothing is left, or nothing before a sample in flight has arrived.
         """
         waiting: set[TreeNode] = set()
-        while not self.closed:
-            urge = exploration * math.sqrt(self.visits + 1)
-            worths = {child: scale.of(child.total / child.visits) for child in self.below.values()}
+        while not self.is_exhausted:
+            exploration_bonus = exploration * math.sqrt(self.visits + 1)
+            means = {child: values.normalize(child.total / child.visits) for child in self.children.values()}
             options = [
-                (worth + urge * child.prior / (1 + child.visits), child)
-                for child, worth in worths.items()
-                if not child.closed and child not in waiting
+                (mean + exploration_bonus * child.prior / (1 + child.visits), child)
+                for child, mean in means.items()
+                if not child.is_exhausted and child not in waiting
             ]
-            left = 1.0 - sum(child.prior for child in worths)
-            if left >= MIN_NEW_PROBABILITY if worths else self.above is None or not self.drawing:
-                average = sum(worths.values()) / max(1, len(worths))
-                options.append((left * average + urge * left / (1 + self.draws), self))
+            left = 1.0 - sum(child.prior for child in means)
+            if left >= MIN_NEW_PROBABILITY if means else self.parent is None or not self.in_flight:
+                average = sum(means.values()) / max(1, len(means))
+                options.append((left * average + exploration_bonus * left / (1 + self.samples), self))
             if not options:
-                self.closed = not self.drawing and not waiting
+                self.is_exhausted = not self.in_flight and not waiting
                 break
             best = max(options, key=lambda option: option[0])[1]  # of equals the one that was seen first
-            found = self if best is self else best.descend(exploration, scale)
-            if found is not None:
-                return found
+            selected = self if best is self else best.descend(exploration, values)
+            if selected is not None:
+                return selected
             waiting.add(best)
         return None
 
 
-async def run(search: Search, params: Mcts, equivalence: Equivalence) -> Choice:  # noqa: ARG001
-    """Draws n * draws steps where value and prior promise most; the best-scored finished solution wins."""
-    root, scale = TreeNode(search.root), ValueNormalizer()
-    places, rollouts = {root.node.path: root}, dict[tuple[int, ...], TreeNode]()
-    left, running, arrived = params.n * params.draws, 0, list[Node]()
-    async with search.stream() as stream:
-        while True:
-            ended: dict[Node, TreeNode] = {}
-            for node in sorted(arrived, key=lambda node: node.path):
-                child = rollouts.get(node.path)
-                if child is None:
-                    above = places[node.path[:-1]]
-                    above.drawing -= 1
-                    if node.text in above.below:
-                        running -= 1
-                        above.visit(-1)
-                        await search.prune([node] if node.open else [])
-                        continue
-                    child = above.below[node.text] = places[node.path] = TreeNode(
-                        node, above, math.exp(node.logprob), 1
-                    )
-                    child.closed = not node.open or len(node.path) >= params.max_steps
-                    if params.value == "rollout" and node.open and stream.complete([node], 1):
-                        rollouts[*node.path, 0] = child
-                        continue
+class TreeSearch:
+    """The tree of one search and its simulations in flight."""
+
+    def __init__(self, search: Search, params: Mcts, stream: Stream) -> None:
+        self._search = search
+        self._params = params
+        self._stream = stream
+        self._values = ValueNormalizer()
+        self._root = TreeNode(search.root)
+        self._nodes = {search.root.path: self._root}
+        self._rollouts: dict[tuple[int, ...], TreeNode] = {}
+        """Nodes that wait for the value of a roll-out, by the roll-out's path."""
+        self._simulations_left = params.n * params.draws
+        self._running = 0
+
+    def start_simulations(self) -> None:
+        """Sample steps until enough simulations are in flight, or nothing is left to sample now."""
+        while self._running < self._params.in_flight and self._simulations_left > 0:
+            node = self._root.descend(self._params.exploration, self._values)
+            if node is None:
+                return
+            node.samples += 1
+            if self._stream.expand([node.node], 1) == 0:  # the context is full
+                node.is_exhausted = True
+                continue
+            node.in_flight += 1
+            node.add_visits(1)
+            self._simulations_left -= 1
+            self._running += 1
+
+    async def add(self, arrived: Sequence[Node]) -> None:
+        """Add steps to the tree, and end the simulations whose value is known."""
+        ended: dict[Node, TreeNode] = {}
+        for node in sorted(arrived, key=lambda node: node.path):
+            child = self._rollouts.get(node.path) or await self._add_child(node)
+            if child is not None:
                 ended[node] = child
-            await search.score(list(ended))
-            for node, child in ended.items():
-                running -= 1
-                scale.see(node.score or 0.0)
-                for passed in child.line():
-                    passed.total += node.score or 0.0
-            while running < params.in_flight and left > 0:
-                place = root.descend(params.exploration, scale)
-                if place is None:
-                    break
-                place.draws += 1
-                if stream.expand([place.node], 1) == 0:  # the context is full
-                    place.closed = True
-                    continue
-                place.drawing += 1
-                place.visit(1)
-                left, running = left - 1, running + 1
-            arrived = await anext(stream, [])
-            if not arrived:
-                break
+        await self._search.score(list(ended))
+        for node, child in ended.items():
+            value = node.score or 0.0
+            self._running -= 1
+            self._values.update(value)
+            child.add_value(value)
+
+    async def _add_child(self, node: Node) -> TreeNode | None:
+        """Add a sampled step; return its tree node if the step's own score is the simulation's value."""
+        parent = self._nodes[node.path[:-1]]
+        parent.in_flight -= 1
+        if node.text in parent.children:
+            self._running -= 1
+            parent.add_visits(-1)
+            await self._search.prune([node] if node.open else [])
+            return None
+        child = TreeNode(node, parent, math.exp(node.logprob), 1)
+        parent.children[node.text] = self._nodes[node.path] = child
+        child.is_exhausted = not node.open or len(node.path) >= self._params.max_steps
+        if self._params.value == "rollout" and node.open and self._stream.complete([node], 1):
+            self._rollouts[*node.path, 0] = child
+            return None
+        return child
+
+
+async def run(search: Search, params: Mcts, equivalence: Equivalence) -> Choice:  # noqa: ARG001
+    """Sample n * draws steps where value and prior promise most; the best-scored finished solution wins."""
+    async with search.stream() as stream:
+        tree = TreeSearch(search, params, stream)
+        tree.start_simulations()
+        while arrived := await anext(stream, list[Node]()):
+            await tree.add(arrived)
+            tree.start_simulations()
     return choose_best_scored(await search.ensure_candidates())
 
 

@@ -216,49 +216,49 @@ async def test_particles_go_where_the_odds_are() -> None:
     assert to_odds(0.8) / to_odds(0.2) == pytest.approx(16)
 
 
-def place(above: TreeNode | None, name: str, prior: float, visits: int, value: float) -> TreeNode:
-    made = TreeNode(Node((0,), None, (), name), above, prior, visits, visits * value)
-    if above is not None:
-        above.below[name] = made
+def make_node(parent: TreeNode | None, name: str, prior: float, visits: int, value: float) -> TreeNode:
+    made = TreeNode(Node((0,), None, (), name), parent, prior, visits, visits * value)
+    if parent is not None:
+        parent.children[name] = made
     return made
 
 
 def test_puct_chooses_by_value_plus_prior_as_computed_by_hand() -> None:
     # sqrt(8 + 1) = 3. With c = 1: a: 0.5 + 3 * 0.2 / 5 = 0.62; b: 0.1 + 3 * 0.5 / 5 = 0.4; another draw, worth the
     # average of both if it is a new one: 0.3 * 0.3 + 3 * 0.3 / 3 = 0.39.
-    root = TreeNode(Node((), None, ()), visits=8, draws=2)
-    a, b = place(root, "a", 0.2, 4, 0.5), place(root, "b", 0.5, 4, 0.1)
+    root = TreeNode(Node((), None, ()), visits=8, samples=2)
+    a, b = make_node(root, "a", 0.2, 4, 0.5), make_node(root, "b", 0.5, 4, 0.1)
     assert root.descend(1.0, ValueNormalizer()) is a
     # c = 3: a: 0.5 + 0.36 = 0.86; b: 0.1 + 0.9 = 1; another draw: 0.99.
     assert root.descend(3.0, ValueNormalizer()) is b
     # Neither is worth anything and b was visited often: a: 0.12; b: 0.01; another draw: 0.9.
-    a.total, b.total, b.visits, root.draws = 0.0, 0.0, 100, 0
+    a.total, b.total, b.visits, root.samples = 0.0, 0.0, 100, 0
     assert root.descend(1.0, ValueNormalizer()) is root
 
 
 def test_puct_compares_values_on_the_scale_of_what_it_has_seen() -> None:
     # On [0, 1] the prior decides: 0.02 + 0.3 * 3 * 0.3 / 5 against 0.01 + 0.3 * 3 * 0.7 / 5. On [0.01, 0.02] the value
     # does: 1 + 0.054 against 0 + 0.126.
-    root = TreeNode(Node((), None, ()), visits=8, draws=8)
-    a, b = place(root, "a", 0.3, 4, 0.02), place(root, "b", 0.7, 4, 0.01)
+    root = TreeNode(Node((), None, ()), visits=8, samples=8)
+    a, b = make_node(root, "a", 0.3, 4, 0.02), make_node(root, "b", 0.7, 4, 0.01)
     assert root.descend(0.3, ValueNormalizer(0.0, 1.0)) is b
     assert root.descend(0.3, ValueNormalizer(0.01, 0.02)) is a
 
 
 def test_puct_draws_nothing_more_where_the_policy_is_certain_and_leaves_closed_places() -> None:
-    root = TreeNode(Node((), None, ()), visits=3, draws=1)
-    only = place(root, "only", 0.999, 1, 0.0)
+    root = TreeNode(Node((), None, ()), visits=3, samples=1)
+    only = make_node(root, "only", 0.999, 1, 0.0)
     assert root.descend(1.0, ValueNormalizer()) is only
-    only.closed = True
+    only.is_exhausted = True
     assert root.descend(1.0, ValueNormalizer()) is None
-    assert root.closed
+    assert root.is_exhausted
 
 
 def test_a_simulation_in_flight_sends_the_next_one_elsewhere() -> None:
-    root = TreeNode(Node((), None, ()), visits=2, draws=2)
-    a, b = place(root, "a", 0.5, 1, 0.5), place(root, "b", 0.5, 1, 0.45)
+    root = TreeNode(Node((), None, ()), visits=2, samples=2)
+    a, b = make_node(root, "a", 0.5, 1, 0.5), make_node(root, "b", 0.5, 1, 0.45)
     assert root.descend(1.0, ValueNormalizer()) is a
-    a.visit(1)
+    a.add_visits(1)
     assert (a.visits, root.visits) == (2, 3)
     assert root.descend(1.0, ValueNormalizer()) is b
 
