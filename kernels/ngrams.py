@@ -28,7 +28,7 @@ import numpy.typing as npt
 
 from kernels.cpu.ngrams.match import BRANCH_WORDS, learn_and_propose, scratch_sizes
 from kernels.cpu.ngrams.table import NUM_KINDS, RECORD_WORDS, Table
-from kernels.cpu.runtime.memory import resident
+from kernels.cpu.runtime.memory import allocate_resident
 
 Ints = npt.NDArray[np.int64]
 
@@ -157,7 +157,7 @@ class NgramTable:
 
 
 def _zeros(size: int) -> npt.NDArray[np.float32]:
-    memory: npt.NDArray[np.float32] = resident(size).numpy()
+    memory: npt.NDArray[np.float32] = allocate_resident(size).numpy()
     return memory
 
 

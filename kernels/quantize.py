@@ -1,4 +1,4 @@
-"""Vectors as small numbers and a scale each: activations on their way into a product, keys and values into a cache."""
+"""Quantization of vectors to int8 or float8 with a scale each: of activations before a product, of keys and values."""
 
 from __future__ import annotations
 
@@ -6,12 +6,15 @@ import torch
 from torch import Tensor
 
 LIMITS = {torch.int8: 127.0, torch.float8_e4m3fn: 448.0}
-"""The largest number of each type."""
+"""Largest number of each type."""
 
 
 def quantize_vectors(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Each vector ``[..., n]`` as numbers of ``dtype`` (int8 or float8_e4m3fn) and a float32 scale ``[...]`` that they
-    are to be multiplied with: the largest in magnitude becomes the type's largest. Rounded to nearest, ties to even."""
+    """Quantize each vector ``[..., n]``; return numbers of ``dtype`` (int8 or float8_e4m3fn) and scales ``[...]``.
+
+    A vector is its numbers times its scale; its largest magnitude becomes the largest number of the type. Rounded to
+    nearest, ties to even.
+    """
     if x.is_cuda:
         from kernels.triton import quantize as on_gpu
 
@@ -23,5 +26,5 @@ def quantize_vectors(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
 
 
 def dequantize_vectors(numbers: Tensor, scales: Tensor) -> Tensor:
-    """What ``quantize_vectors`` made, as float32 again."""
+    """Return the float32 vectors of the results of ``quantize_vectors``."""
     return numbers.float() * scales[..., None]

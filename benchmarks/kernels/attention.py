@@ -22,16 +22,16 @@ from benchmarks.kernels.measure import Case, Run, Runs, compiled
 from kernels.attention.paged import paged_attention
 from kernels.common.attention_schedule import (
     NO_TREE,
-    Buffers,
+    AttentionTiles,
     Ints,
     Segments,
-    Shape,
-    Work,
-    busy_programs,
-    joined,
-    packed_bits,
-    plan_work,
-    shared_keys,
+    TileBuffers,
+    TileShape,
+    concat_segments,
+    count_busy_programs,
+    pack_bits,
+    plan_tiles,
+    shared_prefix_segment,
 )
 from kernels.common.paged_keys import PagedKeys
 from kernels.quantize import LIMITS, quantize_vectors
@@ -162,7 +162,7 @@ def _pages(step: _Step) -> Ints:
     return np.concatenate((common, order[shared:].reshape(step.rows, own)), axis=1)
 
 
-def _work(device: torch.device, step: _Step, pages: Ints, *, together: bool) -> Work:
+def _work(device: torch.device, step: _Step, pages: Ints, *, together: bool) -> AttentionTiles:
     """``together``: the shared prefix is read once for all rows."""
     rows, tokens = np.arange(step.rows), np.arange(step.rows * step.queries)
     before, ones = step.context - step.queries, np.ones(step.rows, np.int64)
@@ -177,8 +177,8 @@ def _work(device: torch.device, step: _Step, pages: Ints, *, together: bool) -> 
         starts=rows * step.queries,
     )
     if together:
-        segments = joined([segments, shared_keys(0, tokens, 0, step.prefix)])
-    plan = plan_work(
+        segments = concat_segments([segments, shared_prefix_segment(0, tokens, 0, step.prefix)])
+    plan = plan_tiles(
         segments,
         pages,
         np.tile(before + depth, step.rows),
@@ -186,7 +186,7 @@ def _work(device: torch.device, step: _Step, pages: Ints, *, together: bool) -> 
         heads_per_kv=_HEADS // _KV_HEADS,
         kv_heads=_KV_HEADS,
         head_dim=_DIM,
-        programs=busy_programs(device),
-        sees=np.tile(packed_bits(_tree(), 1), (step.rows, 1)) if step.tree else None,
+        programs=count_busy_programs(device),
+        sees=np.tile(pack_bits(_tree(), 1), (step.rows, 1)) if step.tree else None,
     )
-    return Buffers(Shape.of(plan, rounded=False), device).fill(plan)
+    return TileBuffers(TileShape.of(plan, rounded=False), device).fill(plan)

@@ -15,16 +15,16 @@ from kernels.attention.kv_write import rotary_write
 from kernels.attention.paged import paged_attention
 from kernels.common.attention_schedule import (
     NO_TREE,
-    Buffers,
-    Plan,
+    AttentionTiles,
     Segments,
-    Shape,
-    Work,
-    busy_programs,
-    joined,
-    packed_bits,
-    plan_work,
-    shared_keys,
+    TileBuffers,
+    TilePlan,
+    TileShape,
+    concat_segments,
+    count_busy_programs,
+    pack_bits,
+    plan_tiles,
+    shared_prefix_segment,
 )
 from kernels.common.paged_keys import PagedKeys
 from kernels.layers.norm import rms_norm
@@ -52,9 +52,9 @@ class TritonAttention:
             PagedKeys(*layer, *(scales[index] if scales is not None else ())) for index, layer in enumerate(kv)
         ]
         self._windows = list(dict.fromkeys(layer.window for layer in layers))
-        self._programs = busy_programs(kv.device)
-        self._kept: dict[tuple[int | None, Shape], Buffers] = {}
-        self._work: dict[int | None, Work] = {}
+        self._programs = count_busy_programs(kv.device)
+        self._kept: dict[tuple[int | None, TileShape], TileBuffers] = {}
+        self._work: dict[int | None, AttentionTiles] = {}
 
     def prepare(self, metadata: AttentionMetadata) -> None:
         """Plan a step and copy the plan to the device."""
@@ -62,7 +62,7 @@ class TritonAttention:
         """True if every row of the prepared step has few new tokens."""
         plans = [self._plan(metadata, window) for window in self._windows]
         self.buffers = tuple(
-            self._take_buffers(window, Shape.of(plan, rounded=self.is_repeatable), is_kept=self.is_repeatable)
+            self._take_buffers(window, TileShape.of(plan, rounded=self.is_repeatable), is_kept=self.is_repeatable)
             for window, plan in zip(self._windows, plans, strict=True)
         )
         """Index tensors of the prepared step. Their shapes bound the number of tokens of a batch."""
@@ -98,10 +98,10 @@ class TritonAttention:
         )
         return out.flatten(1)
 
-    def _plan(self, metadata: AttentionMetadata, window: int | None) -> Plan:
+    def _plan(self, metadata: AttentionMetadata, window: int | None) -> TilePlan:
         segments, positions, sees = _build_segments(metadata, should_share=window is None)
         num_columns = -(-int(metadata.seq_lens.max()) // metadata.page_size)
-        return plan_work(
+        return plan_tiles(
             segments,
             metadata.page_table[:, :num_columns],
             positions,
@@ -114,12 +114,12 @@ class TritonAttention:
             sees=sees,
         )
 
-    def _take_buffers(self, window: int | None, shape: Shape, *, is_kept: bool) -> Buffers:
+    def _take_buffers(self, window: int | None, shape: TileShape, *, is_kept: bool) -> TileBuffers:
         if not is_kept:
-            return Buffers(shape, self._kv.device)
+            return TileBuffers(shape, self._kv.device)
         key = window, shape
         # The least recently used ones are dropped first; a graph that still needs their memory holds it.
-        buffers = self._kept.pop(key, None) or Buffers(shape, self._kv.device)
+        buffers = self._kept.pop(key, None) or TileBuffers(shape, self._kv.device)
         self._kept[key] = buffers
         if len(self._kept) > _MAX_KEPT_BUFFERS:
             del self._kept[next(iter(self._kept))]
@@ -145,7 +145,7 @@ def _build_segments(
         tokens = slice(int(starts[row]), int(starts[row] + query_lens[row]))
         trees[row], positions[tokens] = num_computed[row], num_computed[row] + tree.depths
         assert sees is not None
-        sees[tokens] = packed_bits(tree.visible, sees.shape[1])
+        sees[tokens] = pack_bits(tree.visible, sees.shape[1])
     own_first_page, shared = np.zeros(num_rows, np.int64), list[SharedPrefix]()
     if should_share:
         own_first_page, shared = find_shared_prefixes(metadata, num_computed // page_size)
@@ -159,9 +159,11 @@ def _build_segments(
         starts=starts,
     )
     together = [_shared_segment(metadata, prefix) for prefix in shared]
-    return joined([own, *together]), positions, sees
+    return concat_segments([own, *together]), positions, sees
 
 
 def _shared_segment(metadata: AttentionMetadata, prefix: SharedPrefix) -> Segments:
     begin = prefix.first_page * metadata.page_size
-    return shared_keys(int(prefix.rows[0]), metadata.flat_tokens(prefix.rows), begin, begin + prefix.num_tokens)
+    return shared_prefix_segment(
+        int(prefix.rows[0]), metadata.flat_tokens(prefix.rows), begin, begin + prefix.num_tokens
+    )

@@ -31,7 +31,7 @@ from engine.cache.leases import Leases
 from engine.cache.pages import PagePool
 from engine.cache.radix_tree import Match, Node, RadixTree
 from engine.device import CPU, DeviceConfig, to_device
-from kernels.cpu.runtime.memory import resident
+from kernels.cpu.runtime.memory import allocate_resident
 from kernels.quantize import LIMITS
 
 
@@ -316,5 +316,5 @@ def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device_config: DeviceConf
     if device_config.uses_gpu_kernels:
         return torch.zeros(shape, dtype=dtype, device=device_config.device)
     size = math.prod(shape)
-    words = resident(-(-size * dtype.itemsize // 4))
+    words = allocate_resident(-(-size * dtype.itemsize // 4))
     return words.view(dtype)[:size].view(shape)

@@ -58,9 +58,9 @@ class EngineCore:
         self._device_config = select_model_device(folder, options)
         self._kv_dtype = select_kv_dtype(options.kv_dtype, self._device_config)
         if not self._device_config.uses_gpu_kernels:
-            from kernels.cpu.precompile import make_ready
+            from kernels.cpu.precompile import compile_kernels
 
-            make_ready()
+            compile_kernels()
         kv_capacity = KVCapacity(folder, options, self._kv_dtype)
         model = load_model(folder, kv_capacity.num_tokens, self._device_config)
         if options.deterministic and isinstance(model, TransformersModel):

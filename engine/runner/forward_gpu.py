@@ -20,7 +20,7 @@ from engine.models.interface import Batch, Model
 from engine.runner.cuda_graphs import CudaGraph, Graph, pad_num_tokens
 from engine.runner.fused_sampler_cpu import FusedCpuSampler
 from kernels.common import warmup
-from kernels.common.attention_schedule import Buffers
+from kernels.common.attention_schedule import TileBuffers
 
 _MAX_GRAPHS = 64
 """Maximum number of graphs; the least recently used one is dropped."""
@@ -50,7 +50,7 @@ class GpuForward:
         self._can_capture = isinstance(model.config, DecoderConfig) and model.config.experts is None
         self._inputs_gpu: dict[int, Tensor] = {}
         """Tokens and positions ``[2, size]`` that the graphs of each padded size read."""
-        self._graphs: dict[tuple[int, tuple[Buffers, ...]], Graph | None] = {}
+        self._graphs: dict[tuple[int, tuple[TileBuffers, ...]], Graph | None] = {}
         """Graphs by padded size and attention buffers, least recently used first; ``None``: the shape occurred once."""
 
     def __call__(self, batch: Batch, rows: AttentionMetadata, read: Sequence[int] | None = None) -> Tensor:

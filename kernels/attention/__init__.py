@@ -1,1 +1,1 @@
-"""attention."""
+"""Attention over a paged cache, and the write of keys and values into its pages."""

@@ -1,7 +1,7 @@
-"""Attention over pieces of a context, and the merge of the pieces: plain torch, the reference for every other backend.
+"""Attention over pieces of a context and the merge of the pieces in plain torch: the reference of all other backends.
 
-Softmax attention over a set of keys can be cut into disjoint pieces: each gives its own mixture of values and the
-log-sum-exp of its scores, and the pieces' mixtures weighted by their share of the total are the whole (Dao et al.
+Softmax attention over a set of keys can be cut into disjoint pieces: each gives a weighted mean of values and the
+log-sum-exp of its scores, and the result is the mean of these, weighted by the pieces' shares of the total (Dao et al.
 2022, https://arxiv.org/abs/2205.14135, section 3.1). So a prefix that many branches share is attended to once for all
 of them (Juravsky et al. 2024, "Hydragen", https://arxiv.org/abs/2402.05099).
 """
@@ -11,16 +11,18 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-_NARROW = 8
-"""Up to this many queries a head's scores are one small product each; with more, torch's tiled attention is faster."""
+_MAX_QUERIES = 8
+"""With more queries torch's tiled attention is faster than one small product for each head."""
 
 
 def attention(
     q: Tensor, k: Tensor, v: Tensor, *, scale: float, mask: Tensor | None = None, softcap: float | None = None
 ) -> Tensor:
-    """The first result of ``attention_piece``, at less cost: for a context that is in one piece. Every query must see
-    some key, no matter which. With ``softcap`` c the scores are first bounded to ``c * tanh(score / c)``."""
-    if q.shape[2] > _NARROW and softcap is None:
+    """Return the first result of ``attention_piece``, at less cost: for a context in one piece.
+
+    Every query must see some key, no matter which. With ``softcap`` c the scores become ``c * tanh(score / c)``.
+    """
+    if q.shape[2] > _MAX_QUERIES and softcap is None:
         return _tiled(q, k, v, scale, mask)[0]
     weights = torch.softmax(_scores(q, k, scale, mask, softcap), dim=-1)
     return torch.bmm(_flat(weights), _flat(v)).view(q.shape)
@@ -29,13 +31,13 @@ def attention(
 def attention_piece(
     q: Tensor, k: Tensor, v: Tensor, *, scale: float, mask: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Softmax attention to a piece of a context, and the log-sum-exp of its scores.
+    """Return the softmax attention to a piece of a context, and the log-sum-exp of its scores.
 
     ``q``: ``[rows, heads, queries, dim]``, ``k`` and ``v``: ``[rows, heads, keys, dim]``, float32. ``mask``: float32,
     broadcastable to ``[rows, heads, queries, keys]``, added to the scores; every query must see the first key.
     Returns ``[rows, heads, queries, dim]`` and ``[rows, heads, queries]``.
     """
-    if q.shape[2] > _NARROW:
+    if q.shape[2] > _MAX_QUERIES:
         return _tiled(q, k, v, scale, mask)
     scores = _scores(q, k, scale, mask, None)
     weights = torch.log_softmax(scores, dim=-1)
@@ -44,7 +46,7 @@ def attention_piece(
 
 
 def causal_attention(q: Tensor, k: Tensor, v: Tensor, *, scale: float) -> tuple[Tensor, Tensor]:
-    """The same for one sequence whose query ``i`` sees the keys ``0 … i``, and without masks.
+    """Return the results of ``attention_piece`` for one sequence whose query ``i`` sees the keys ``0 … i``.
 
     ``q``: ``[heads, queries, dim]``, ``k`` and ``v``: ``[kv_heads, queries, dim]``. Returns ``[heads, queries, dim]``
     and ``[heads, queries]``.
@@ -58,10 +60,10 @@ def causal_attention(q: Tensor, k: Tensor, v: Tensor, *, scale: float) -> tuple[
 
 
 def merge(out: Tensor, total: Tensor, other: Tensor, other_total: Tensor) -> tuple[Tensor, Tensor]:
-    """The attention over two disjoint sets of keys, from the attention over each.
+    """Combine the attention over two disjoint sets of keys.
 
     ``out`` and ``other``: ``[..., dim]``, ``total`` and ``other_total``: ``[...]`` log-sum-exps. Returns both for the
-    union. Exact but for rounding.
+    union, exact up to rounding.
     """
     share = torch.sigmoid(other_total - total)
     return torch.lerp(out, other, share[..., None]), torch.logaddexp(total, other_total)

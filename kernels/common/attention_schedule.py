@@ -1,15 +1,16 @@
-"""Attention over a paged cache, cut into tiles that a GPU computes at once: who reads which keys, and what is merged.
+"""Attention over a paged cache on a GPU, cut into tiles that are computed in parallel.
 
-A *segment* is a set of queries that all read the same stretch of one row's keys: the one new token of a sequence, a
-chunk of a prompt, a tree of guesses, or the queries of many sequences that share a prefix. Segments are cut twice. In
-queries, into tiles as high as the matrix units like them: a tile is ``queries * heads_per_kv`` rows, since the heads
-that share a key-value head read the same keys. And in keys, into chunks of about equal length, as many as keep the GPU
-busy (Dao et al. 2023, "Flash-Decoding"): a chunk has ``_LEAST`` keys or more, so that a short context is never cut.
+A *segment* is a set of queries that all read the same range of one row's keys: the new token of a sequence, a chunk of
+a prompt, a tree of draft tokens, or the queries of many sequences that share a prefix. Segments are cut by queries,
+into tiles of a height that suits the matrix units: a tile has ``queries * heads_per_kv`` rows, since the heads that
+share a key-value head read the same keys. And they are cut by keys, into chunks of about equal length, as many as keep
+the GPU busy (Dao et al. 2023, "Flash-Decoding"): a chunk has ``_MIN_KEYS`` keys or more, so that a short context is
+never cut.
 
-A token whose keys were read by one tile gets its result from there. Any other token's tiles leave *partial* results,
+A token whose keys are read by one tile gets its result from it. Otherwise the token's tiles write *partial* results,
 which are merged by their log-sum-exps.
 
-All of this is arithmetic on small integer arrays, done once a step; everything is sent to the device in one copy.
+All of this is arithmetic on small integer arrays, done once a step; the arrays are sent to the device in one copy.
 """
 
 from __future__ import annotations
@@ -26,91 +27,93 @@ from torch import Tensor
 Ints = npt.NDArray[np.int64]
 
 NO_TREE = 1 << 30
-"""Where the tree of a segment begins that has none: behind all keys."""
+"""First key of the tree of a segment without a tree: after all keys."""
 LOW = 16
-"""Rows of a low tile: the least that the matrix units take."""
-_LEAST = 256
-"""Keys in a chunk, at least. Fewer are read faster than the merge of their results is started."""
-_ALIGNED = 64
-"""Chunks begin at multiples of so many keys."""
+"""Rows of a low tile: the fewest that the matrix units take."""
+_MIN_KEYS = 256
+"""Keys of a chunk. Fewer are read faster than the merge of their results is launched."""
+_KEY_ALIGNMENT = 64
+"""Chunks begin at multiples of this."""
 
 ROW, FIRST, COUNT, BEGIN, END, FREE, TREE, START, PARTIAL = range(9)
 FIELDS = 9
-"""Of a tile: row of the page table; its first entry in ``tokens`` and how many; its first key and the one behind its
-last; the first key that some of its queries may not see; the first key of the tree; the flat token of that key; the
-index of its first partial result, or -1."""
+"""Columns of a tile: its row of the page table; its first entry in ``tokens`` and the number of entries; its first key
+and the end of its keys; the first key that some of its queries may not see; the first key of the tree; the flat token
+of that key; and the index of its first partial result, or -1."""
 
 
 @dataclass(frozen=True, slots=True)
 class Segments:
-    """Queries and the keys that they read. The queries of a segment see its keys up to their own positions."""
+    """Queries and the keys that they read. A query sees the keys of its segment up to its own position."""
 
     rows: Ints
     """``[segments]`` rows of the page table."""
     counts: Ints
-    """``[segments]`` queries of each."""
+    """``[segments]`` numbers of queries."""
     tokens: Ints
-    """``[sum of counts]`` their flat tokens, one segment after the other."""
+    """``[sum of counts]`` flat tokens of the queries, one segment after the other."""
     begins: Ints
     ends: Ints
-    """``[segments]`` the stretch of keys."""
+    """``[segments]`` the range of keys."""
     trees: Ints
-    """``[segments]`` the key that is the first token of the segment's tree, or ``NO_TREE``. From there on a query sees
-    what its mask says."""
+    """``[segments]`` the first key of the segment's tree, or ``NO_TREE``. Its keys are seen by the queries' masks."""
     starts: Ints
-    """``[segments]`` the flat token whose key that is; anything where there is no tree."""
+    """``[segments]`` the flat token of that key; undefined without a tree."""
 
 
-def shared_keys(row: int, tokens: Ints, begin: int, end: int) -> Segments:
-    """Of a stretch of a row's keys that lies before all of the tokens."""
-    one = np.ones(1, np.int64)
-    return Segments(row * one, len(tokens) * one, tokens, begin * one, end * one, NO_TREE * one, 0 * one)
+def shared_prefix_segment(row: int, tokens: Ints, begin: int, end: int) -> Segments:
+    """Return the segment of a range of a row's keys that precede all of the tokens."""
+
+    def single(value: int) -> Ints:
+        return np.array([value], np.int64)
+
+    return Segments(single(row), single(len(tokens)), tokens, single(begin), single(end), single(NO_TREE), single(0))
 
 
-def joined(segments: Sequence[Segments]) -> Segments:
-    """All segments as one object."""
+def concat_segments(segments: Sequence[Segments]) -> Segments:
+    """Concatenate segments."""
     names = [field.name for field in fields(Segments)]
     return Segments(*(np.concatenate([getattr(part, name) for part in segments]) for name in names))
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
-    """One step's tiles, on the device. All int32 but for ``slots``."""
+class AttentionTiles:
+    """The tiles of one step, on the device. All tensors are int32 except ``slots``."""
 
     pages: Tensor
-    """``[rows, width]`` pages of each row."""
+    """``[rows, width]`` page table."""
     positions: Tensor
-    """``[flat tokens]`` position of each in its sequence."""
+    """``[flat tokens]`` positions in the sequences."""
     slots: Tensor
-    """``[flat tokens]`` int64, page * page_size + offset: where each token's own keys and values go. Padding has -1."""
+    """``[flat tokens]`` int64, ``page * page_size + offset``: slots of the tokens' keys and values; -1 is padding."""
     tokens: Tensor
     """``[entries]`` flat tokens of the tiles' queries."""
     low: Tensor
-    """``[tiles, FIELDS]`` tiles of at most ``LOW`` rows; those with a count of 0 are no work."""
+    """``[tiles, FIELDS]`` tiles of at most ``LOW`` rows; those with a count of 0 are padding."""
     high: Tensor
     """``[tiles, FIELDS]`` tiles of at most ``height`` rows."""
     height: int
     merged: Tensor
-    """``[merges, 3]`` a flat token, its first entry in ``partials`` and how many; with 0 there is nothing to merge."""
+    """``[merges, 3]`` flat token, its first entry in ``partials``, and their number; 0 is padding."""
     partials: Tensor
-    """Indices of partial results, those of one token together."""
+    """Indices of partial results, grouped by token."""
     partial_count: int
-    """How many partial results there are at most."""
+    """The most partial results that there are."""
     sees: Tensor | None
-    """``[flat tokens, words]``: bit ``i % 32`` of word ``i // 32`` says whether a token of a tree sees its ``i``-th
-    token. ``None`` when the step has no tree."""
+    """``[flat tokens, words]``: bit ``i % 32`` of word ``i // 32`` is 1 if a token of a tree sees the tree's ``i``-th
+    token. ``None`` if the step has no tree."""
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
-    """One step's tiles, on the host."""
+class TilePlan:
+    """The tiles of one step, on the host."""
 
     arrays: dict[str, npt.NDArray[np.signedinteger[Any]]]
-    """The tensors of a ``Work`` by name."""
+    """The tensors of an ``AttentionTiles`` by name."""
     height: int
 
 
-def plan_work(
+def plan_tiles(
     segments: Segments,
     pages: Ints,
     positions: Ints,
@@ -122,25 +125,25 @@ def plan_work(
     programs: int,
     window: int | None = None,
     sees: npt.NDArray[np.int32] | None = None,
-) -> Plan:
-    """The tiles of some segments.
+) -> TilePlan:
+    """Cut segments into tiles.
 
-    ``pages``: ``[rows, width]``. ``positions`` and ``slots``: ``[flat tokens]``. ``sees``: as in ``Work``, if there are
-    trees.
-    ``programs``: how many tiles times key-value heads keep the device busy. With ``window`` a query sees so many of the
-    latest keys alone, its own included, and tiles begin at the first key that one of their queries sees.
+    ``pages``: ``[rows, width]``. ``positions`` and ``slots``: ``[flat tokens]``. ``sees``: as in ``AttentionTiles``, if
+    there are trees. ``programs``: the number of tiles times key-value heads that keeps the device busy. With ``window``
+    a query sees only that many of the latest keys, its own included, and tiles begin at the first key that one of their
+    queries sees.
     """
     low_height = max(LOW, 1 << (heads_per_kv - 1).bit_length())
     is_low = (segments.counts * heads_per_kv <= low_height) & (segments.trees == NO_TREE)
     height = tile_height(int(segments.counts[~is_low].max(initial=0)) * heads_per_kv, heads_per_kv, head_dim)
     per_tile = np.where(is_low, low_height, height) // heads_per_kv
-    tiles, owner = _in_queries(segments, per_tile)
-    _bound(tiles, segments, positions, window)
+    tiles, owner = _cut_by_queries(segments, per_tile)
+    _drop_unseen_keys(tiles, segments, positions, window)
     parts, low = [], is_low[owner]
     for kind in (low, ~low):
-        parts.append(_in_keys(tiles[kind], max(1, programs // kv_heads)))
+        parts.append(_cut_by_keys(tiles[kind], max(1, programs // kv_heads)))
     every = np.concatenate(parts)
-    merged, partials = _merges(every, segments.tokens)
+    merged, partials = _number_partials(every, segments.tokens)
     arrays: dict[str, npt.NDArray[np.signedinteger[Any]]] = {
         "pages": pages,
         "positions": positions,
@@ -152,31 +155,35 @@ def plan_work(
     }
     if sees is not None:
         arrays["sees"] = sees
-    return Plan({name: array.astype(np.int32) for name, array in arrays.items()} | {"slots": slots}, height)
+    return TilePlan({name: array.astype(np.int32) for name, array in arrays.items()} | {"slots": slots}, height)
 
 
-def busy_programs(device: torch.device) -> int:
-    """How many programs keep a GPU busy: two for each of its multiprocessors, so that one waits for its keys while the
-    other computes. Elsewhere a few, so that tests see keys cut."""
+def count_busy_programs(device: torch.device) -> int:
+    """Return the number of programs that keep a GPU busy: two for each multiprocessor, one of which waits for keys.
+
+    On another device a few, so that tests cut keys too.
+    """
     return 2 * torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 16
 
 
 def tile_height(rows: int, heads_per_kv: int, head_dim: int) -> int:
-    """Rows of a high tile: 64 is one product of a group of four warps; 128 reads keys for twice as many queries, if
-    the registers hold as many results."""
+    """Return the rows of a high tile: 64, one product of four warps, or 128, to read keys for twice as many queries.
+
+    128 if there are enough rows and the registers hold their results.
+    """
     height = 64 if rows <= 64 or head_dim > 128 else 128
     return max(height, 1 << (heads_per_kv - 1).bit_length())
 
 
-def packed_bits(sees: npt.NDArray[np.bool_], words: int) -> npt.NDArray[np.int32]:
-    """``[rows, columns]`` as ``[rows, words]``, 32 columns in a word, the first in the lowest bit."""
+def pack_bits(sees: npt.NDArray[np.bool_], words: int) -> npt.NDArray[np.int32]:
+    """Pack ``[rows, columns]`` into ``[rows, words]``, 32 columns in a word, the first in the lowest bit."""
     padded = np.zeros((len(sees), words * 32), np.bool_)
     padded[:, : sees.shape[1]] = sees
     return np.packbits(padded, axis=1, bitorder="little").view("<i4").astype(np.int32)
 
 
-def _in_queries(segments: Segments, per_tile: Ints) -> tuple[Ints, Ints]:
-    """Tiles of whole segments' keys, ``[tiles, FIELDS]``, and the segment of each."""
+def _cut_by_queries(segments: Segments, per_tile: Ints) -> tuple[Ints, Ints]:
+    """Cut segments by queries; return ``[tiles, FIELDS]`` and the segment of each tile."""
     counts = -(-segments.counts // per_tile)
     owner = np.repeat(np.arange(len(counts)), counts)
     offset = (np.arange(len(owner)) - np.repeat(np.cumsum(counts) - counts, counts)) * per_tile[owner]
@@ -189,8 +196,8 @@ def _in_queries(segments: Segments, per_tile: Ints) -> tuple[Ints, Ints]:
     return tiles, owner
 
 
-def _bound(tiles: Ints, segments: Segments, positions: Ints, window: int | None) -> None:
-    """Leaves the tiles' queries the keys that some of them see, and notes up to where all of them see all."""
+def _drop_unseen_keys(tiles: Ints, segments: Segments, positions: Ints, window: int | None) -> None:
+    """Drop the keys that none of a tile's queries sees, and set ``FREE``, up to which all queries see all keys."""
     if not len(tiles):
         return
     own = positions[segments.tokens]
@@ -203,14 +210,14 @@ def _bound(tiles: Ints, segments: Segments, positions: Ints, window: int | None)
         tiles[:, FREE] = tiles[:, BEGIN]
 
 
-def _in_keys(tiles: Ints, wanted: int) -> Ints:
-    """Tiles cut so that about ``wanted`` of them have equally many keys."""
+def _cut_by_keys(tiles: Ints, num_tiles: int) -> Ints:
+    """Cut tiles by keys into about ``num_tiles`` tiles with equally many keys."""
     if not len(tiles):
         return tiles
     lengths = tiles[:, END] - tiles[:, BEGIN]
-    chunk = max(_LEAST, -(-int(lengths.sum()) // wanted))
+    chunk = max(_MIN_KEYS, -(-int(lengths.sum()) // num_tiles))
     share = -(-lengths // np.maximum(1, -(-lengths // chunk)))
-    share = np.maximum(1, -(-share // _ALIGNED)) * _ALIGNED
+    share = np.maximum(1, -(-share // _KEY_ALIGNMENT)) * _KEY_ALIGNMENT
     counts = np.maximum(1, -(-lengths // share))
     cut = np.repeat(tiles, counts, axis=0)
     offset = np.arange(len(cut)) - np.repeat(np.cumsum(counts) - counts, counts)
@@ -221,8 +228,8 @@ def _in_keys(tiles: Ints, wanted: int) -> Ints:
     return cut
 
 
-def _merges(tiles: Ints, tokens: Ints) -> tuple[Ints, Ints]:
-    """What is merged for whom; numbers the partial results of the tiles. ``[merges, 3]`` and the partials' indices."""
+def _number_partials(tiles: Ints, tokens: Ints) -> tuple[Ints, Ints]:
+    """Number the partial results of the tiles; return the ``merged`` and ``partials`` of ``AttentionTiles``."""
     counts = tiles[:, COUNT]
     owner = np.repeat(np.arange(len(tiles)), counts)
     within = np.arange(len(owner)) - np.repeat(np.cumsum(counts) - counts, counts)
@@ -238,9 +245,12 @@ def _merges(tiles: Ints, tokens: Ints) -> tuple[Ints, Ints]:
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
-    """The sizes of a step's tensors. Steps of one shape launch the same kernels on tensors at the same addresses, if
-    they share their ``Buffers``: a CUDA graph of the one computes the other."""
+class TileShape:
+    """The sizes of a step's tensors.
+
+    Steps of one shape that share their ``TileBuffers`` launch the same kernels on the same addresses, so the CUDA graph
+    of one computes the other.
+    """
 
     rows: int
     width: int
@@ -253,11 +263,11 @@ class Shape:
     merges: int
     partials: int
     words: int
-    """Of each token's tree mask; 0: no token is in a tree."""
+    """Words of a token's tree mask; 0 if the step has no tree."""
 
     @classmethod
-    def of(cls, plan: Plan, *, rounded: bool) -> Shape:
-        """With ``rounded`` all sizes are powers of two, so that few shapes serve many steps."""
+    def of(cls, plan: TilePlan, *, rounded: bool) -> TileShape:
+        """Return the sizes of a plan; ``rounded``: up to powers of two, so that few shapes serve many steps."""
 
         def size(count: int) -> int:
             return 1 << (count - 1).bit_length() if rounded and count else count
@@ -278,10 +288,10 @@ class Shape:
         )
 
 
-class Buffers:
-    """The tensors of steps of one shape, filled anew for each."""
+class TileBuffers:
+    """The tensors of all steps of one shape, filled for each step."""
 
-    def __init__(self, shape: Shape, device: torch.device | str) -> None:
+    def __init__(self, shape: TileShape, device: torch.device | str) -> None:
         sizes = {
             "pages": (shape.rows, shape.width),
             "positions": (shape.queries,),
@@ -293,7 +303,7 @@ class Buffers:
             "partials": (shape.partials,),
             "sees": (shape.queries, shape.words),
         }
-        # Each array begins at a multiple of 16 bytes: the kernels are then compiled once for all of them.
+        # Each array is aligned to 16 bytes: kernels are then compiled once for all of them.
         spans = {name: -(-int(np.prod(size)) // 4) * 4 for name, size in sizes.items()}
         cuda = torch.device(device).type == "cuda"
         self._host = torch.zeros(sum(spans.values()), dtype=torch.int32, pin_memory=cuda)
@@ -313,21 +323,21 @@ class Buffers:
         self._staged = {name: view.numpy() for name, view in views[0].items()}
         tensors = dict(views[1])
         sees = tensors.pop("sees")
-        self.work = Work(
+        self.work = AttentionTiles(
             **tensors, height=shape.height, partial_count=shape.partials, sees=sees if shape.words else None
         )
 
-    def fill(self, plan: Plan) -> Work:
-        """Sends a step's arrays to the device, without waiting for it."""
+    def fill(self, plan: TilePlan) -> AttentionTiles:
+        """Send a step's arrays to the device, without waiting for it."""
         if self._sent is not None:
-            self._sent.synchronize()  # the last copy from here; the step that needed it is long over
+            self._sent.synchronize()  # the last copy from the host buffer, whose step is long over
         for name, array in plan.arrays.items():
             staged = self._staged[name]
             staged[tuple(slice(0, size) for size in array.shape)] = array
             if name in ("low", "high", "merged"):
                 staged[len(array) :] = 0
             elif name == "slots":
-                staged[len(array) :] = -1  # padding, of which nothing is kept
+                staged[len(array) :] = -1  # padding, which is not stored
         self._device.copy_(self._host, non_blocking=True)
         if self._sent is not None:
             self._sent.record()

@@ -9,23 +9,26 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True)
 class PagedKeys:
-    """One layer's cache. Where it is quantized, a key is its number times the scale of its token and head."""
+    """One layer's cache. A quantized key or value is multiplied by the scale of its token and head."""
 
     keys: Tensor
-    """``[kv_heads, pages, page_size, head_dim]``: float32, float16, bfloat16, float8_e4m3fn or int8. Heads may lie
-    anywhere, a head's pages follow each other."""
+    """``[kv_heads, pages, page_size, head_dim]``: float32, float16, bfloat16, float8_e4m3fn or int8. The pages of each
+    head are contiguous; the heads may have any stride."""
     values: Tensor
+    """As ``keys``."""
     key_scales: Tensor | None = None
-    """``[kv_heads, pages, page_size]`` float32, of 8-bit keys."""
+    """``[kv_heads, pages, page_size]`` float32, if the keys are of 8 bits."""
     value_scales: Tensor | None = None
+    """As ``key_scales``."""
 
     def __post_init__(self) -> None:
-        """Raises ``ValueError`` where scales and types do not fit, or a head's keys do not follow each other or are
-        more numbers than the kernel counts."""
-        narrow = self.keys.element_size() == 1
-        if narrow != (self.key_scales is not None) or narrow != (self.value_scales is not None):
-            raise ValueError(f"keys of type {self.keys.dtype} {'need' if narrow else 'cannot have'} scales")
+        """Raises ``ValueError`` if scales and types disagree, or a head's keys are not contiguous or too many."""
+        is_8bit = self.keys.element_size() == 1
+        if is_8bit != (self.key_scales is not None) or is_8bit != (self.value_scales is not None):
+            raise ValueError(f"keys of type {self.keys.dtype} {'need' if is_8bit else 'cannot have'} scales")
         if not (self.keys[0].is_contiguous() and self.values[0].is_contiguous()):
-            raise ValueError(f"the keys of a head have strides {self.keys.stride()[1:]}: they must follow each other")
+            raise ValueError(f"the keys of a head have strides {self.keys.stride()[1:]}: they must be contiguous")
         if self.keys[0].numel() >= 1 << 31:
-            raise ValueError(f"a head has {self.keys[0].numel()} numbers in its keys; the kernel counts to {1 << 31}")
+            raise ValueError(
+                f"the keys of a head are {self.keys[0].numel()} numbers; they must be fewer than {1 << 31}"
+            )

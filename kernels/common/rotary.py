@@ -1,5 +1,4 @@
-"""Rotary position embedding (Su et al. 2021, https://arxiv.org/abs/2104.09864), in the half-split layout of Llama, and
-the ways to stretch it to longer contexts.
+"""RoPE (Su et al. 2021, https://arxiv.org/abs/2104.09864) in the half-split layout of Llama, and its extensions.
 
 Frequencies are float32 tensors ``[dim / 2]`` in radians per token, fastest first. Angles too are computed in float32,
 as transformers does, so that long contexts agree with it.
@@ -15,31 +14,33 @@ from torch import Tensor
 
 
 def frequencies(dim: int, theta: float) -> Tensor:
-    """The original frequencies, ``theta ** (-2 i / dim)``."""
+    """Return the original frequencies, ``theta ** (-2 i / dim)``."""
     return 1.0 / theta ** (torch.arange(0, dim, 2, dtype=torch.float32) / dim)
 
 
 def llama3_frequencies(plain: Tensor, factor: float, low: float, high: float, original: int) -> Tensor:
-    """Slow frequencies divided by ``factor``, fast ones kept, and a linear blend between (Llama 3.1).
+    """Divide slow frequencies by ``factor``, keep fast ones, and blend linearly between (Llama 3.1).
 
-    ``low`` and ``high``: turns within the ``original`` context below which a frequency is slow, above which it is fast.
+    A frequency is slow with fewer than ``low`` rotations within the ``original`` context, and fast with more than
+    ``high``.
     """
-    turns = original * plain / (2 * math.pi)
-    kept = ((turns - low) / (high - low)).clamp(0, 1)
+    rotations = original * plain / (2 * math.pi)
+    kept = ((rotations - low) / (high - low)).clamp(0, 1)
     return (1 - kept) * plain / factor + kept * plain
 
 
 def yarn_frequencies(
     dim: int, theta: float, factor: float, fast: float, slow: float, original: int, *, whole: bool
 ) -> Tensor:
-    """YaRN's "NTK by parts" (Peng et al. 2023, https://arxiv.org/abs/2309.00071, section 3.2).
+    """Return YaRN's "NTK by parts" (Peng et al. 2023, https://arxiv.org/abs/2309.00071, section 3.2).
 
-    Frequencies with more than ``fast`` turns within the ``original`` context are kept, those with fewer than ``slow``
-    divided by ``factor``, with a linear blend by index between. ``whole``: the ramp's ends are rounded outwards.
+    Frequencies with more than ``fast`` rotations within the ``original`` context are kept, those with fewer than
+    ``slow`` divided by ``factor``, with a linear blend by index between. ``whole``: the ends of the ramp are rounded
+    outwards to whole indices.
     """
 
-    def index(turns: float) -> float:
-        return dim * math.log(original / (turns * 2 * math.pi)) / (2 * math.log(theta))
+    def index(rotations: float) -> float:
+        return dim * math.log(original / (rotations * 2 * math.pi)) / (2 * math.log(theta))
 
     first, last = index(fast), index(slow)
     if whole:
@@ -53,25 +54,25 @@ def yarn_frequencies(
 
 
 def yarn_magnitude(factor: float, weight: float = 1.0) -> float:
-    """YaRN's factor for queries and keys (section 3.3): longer contexts need sharper attention."""
+    """Return YaRN's factor of queries and keys (section 3.3): longer contexts need sharper attention."""
     return 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1.0
 
 
 def longrope_frequencies(dim: int, theta: float, divisors: Sequence[float]) -> Tensor:
-    """Each frequency divided by its own searched factor (Ding et al. 2024, https://arxiv.org/abs/2402.13753)."""
+    """Divide each frequency by its own searched factor (Ding et al. 2024, https://arxiv.org/abs/2402.13753)."""
     return 1.0 / (torch.tensor(divisors) * theta ** (torch.arange(0, dim, 2, dtype=torch.float32) / dim))
 
 
 def longrope_magnitude(factor: float, original: int) -> float:
-    """LongRoPE's factor for queries and keys."""
+    """Return LongRoPE's factor of queries and keys."""
     return 1.0 if factor <= 1 else math.sqrt(1 + math.log(factor) / math.log(original))
 
 
 def rotary_tables(frequencies: Tensor, positions: int, magnitude: float = 1.0) -> tuple[Tensor, Tensor]:
-    """Cosines and sines of every angle times ``magnitude``: two float32 tensors ``[positions, dim]``.
+    """Return the cosines and sines of all angles times ``magnitude``: two float32 tensors ``[positions, dim]``.
 
-    Each angle turns a pair of coordinates that lie ``dim / 2`` apart, so it is there twice; the sine that the first of
-    a pair is multiplied with is negative.
+    Each angle rotates a pair of coordinates that lie ``dim / 2`` apart, so it appears twice; the sine of the first
+    coordinate of a pair is negated.
     """
     angles = torch.arange(positions, dtype=torch.float32)[:, None] * frequencies
     cos, sin = angles.cos() * magnitude, angles.sin() * magnitude
@@ -79,12 +80,12 @@ def rotary_tables(frequencies: Tensor, positions: int, magnitude: float = 1.0) -
 
 
 def rotary(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotates ``x`` ``[tokens, heads, head_dim]`` by the angles of each token.
+    """Apply RoPE to ``x`` ``[tokens, heads, head_dim]`` with the angles of each token.
 
     ``cos`` and ``sin``: rows of ``rotary_tables``, ``[tokens, dim]``. With ``dim`` below ``head_dim`` the last
     ``head_dim - dim`` coordinates stay as they are.
     """
     dim = cos.shape[-1]
-    turned = x[..., :dim]
-    result = (turned * cos[:, None]).addcmul_(turned.roll(dim // 2, dims=-1), sin[:, None])
+    rotated = x[..., :dim]
+    result = (rotated * cos[:, None]).addcmul_(rotated.roll(dim // 2, dims=-1), sin[:, None])
     return result if dim == x.shape[-1] else torch.cat((result, x[..., dim:]), dim=-1)

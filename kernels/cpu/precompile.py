@@ -1,4 +1,4 @@
-"""Compiling before the first request instead of during it."""
+"""Compile all kernels before the first request: ``python -m kernels.cpu.precompile``."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from kernels.cpu.runtime.kernel import Kernel
 from kernels.cpu.sampling import draft_chain, draft_heads, params, sampler, topk_drafts
 
 
-def make_ready() -> None:
-    """Compiles every kernel: 20 seconds where that was never done before, else one."""
-    everywhere = (
+def compile_kernels() -> None:
+    """Compile every kernel: 20 seconds if that was never done before, else one."""
+    modules = (
         activation,
         paged,
         draft_chain,
@@ -29,11 +29,11 @@ def make_ready() -> None:
         sampler,
         kernel,
     )
-    for module in (*everywhere, int4, int8) if HAS_INT8_DOT else everywhere:
+    for module in (*modules, int4, int8) if HAS_INT8_DOT else modules:
         for value in vars(module).values():
             if isinstance(value, Kernel):
                 value.compile()
 
 
 if __name__ == "__main__":
-    make_ready()
+    compile_kernels()

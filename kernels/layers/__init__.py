@@ -1,1 +1,1 @@
-"""layers."""
+"""The operators between matrix products: norms and gated activations."""

@@ -1,1 +1,1 @@
-"""sampling."""
+"""Penalties and sampling on the device that has the logits."""

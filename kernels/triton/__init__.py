@@ -1,2 +1,5 @@
-"""The kernels for CUDA, in Triton. Each is imported by the function of the same name one folder up, where that is given
-CUDA tensors, so that nothing here is needed on other machines."""
+"""The kernels for CUDA, in Triton.
+
+The public functions beside this package import them if they are given CUDA tensors, so that other machines need no
+Triton.
+"""

@@ -19,7 +19,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.common.attention_schedule import FIELDS, LOW, Work
+from kernels.common.attention_schedule import FIELDS, LOW, AttentionTiles
 from kernels.common.paged_keys import PagedKeys
 
 _FIELDS = tl.constexpr(FIELDS)
@@ -257,7 +257,7 @@ def _merge(
 
 
 def launch(
-    q: Tensor, cache: PagedKeys, work: Work, *, scale: float, window: int | None, softcap: float | None
+    q: Tensor, cache: PagedKeys, work: AttentionTiles, *, scale: float, window: int | None, softcap: float | None
 ) -> Tensor:
     """See ``kernels.attention.paged.paged_attention``."""
     tokens, heads, dim = q.shape

@@ -1,1 +1,1 @@
-"""layers."""
+"""Norms and gated activations on the CPU."""

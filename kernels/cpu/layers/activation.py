@@ -1,4 +1,4 @@
-"""The gated activations in one pass."""
+"""Gated activations in one pass over memory."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from kernels.cpu.runtime.kernel import Kernel, float32_array, function, kernel, 
 from kernels.cpu.runtime.recorder import empty
 from kernels.cpu.simd.exp import exp32
 
-_ALONE = 1 << 14
-"""Results that one thread computes before two would have begun."""
+_MIN_RESULTS_FOR_THREADS = 1 << 14
+"""With fewer results one thread is done before a second one has started."""
 # gelu(x) = x / (1 + exp(-2 sqrt(2 / pi) (x + 0.044715 x^3))), since (1 + tanh(u)) / 2 = 1 / (1 + exp(-2 u)).
 _LINEAR = np.float32(-2 * np.sqrt(2 / np.pi))
 _CUBIC = np.float32(-2 * np.sqrt(2 / np.pi) * 0.044715)
@@ -20,12 +20,12 @@ _ONE = np.float32(1)
 
 
 def silu_mul(gate_up: Tensor) -> Tensor:
-    """See ``kernels.layers.activation.silu_mul``."""
+    """``kernels.layers.activation.silu_mul`` of a float32 tensor."""
     return _gated(_silu_mul, gate_up)
 
 
 def gelu_tanh_mul(gate_up: Tensor) -> Tensor:
-    """See ``kernels.layers.activation.gelu_tanh_mul``."""
+    """``kernels.layers.activation.gelu_tanh_mul`` of a float32 tensor."""
     return _gated(_gelu_tanh_mul, gate_up)
 
 
@@ -34,12 +34,14 @@ def _gated(activation: Kernel, gate_up: Tensor) -> Tensor:
     out = empty(rows, width)
     if gate_up.stride(1) != 1:
         gate_up = gate_up.contiguous()
-    activation(gate_up, out, rows, width, gate_up.stride(0), threads=1 if rows * width < _ALONE else None)
+    activation(
+        gate_up, out, rows, width, gate_up.stride(0), threads=1 if rows * width < _MIN_RESULTS_FOR_THREADS else None
+    )
     return out
 
 
 def _loop(exponent: Any) -> Any:
-    """``(arguments, thread, threads)``: a thread's share of ``gate / (1 + exp(exponent(gate))) * up``."""
+    """Make a function that computes a thread's part of ``gate / (1 + exp(exponent(gate))) * up``."""
 
     @function
     def loop(a: Any, thread: int, threads: int) -> None:

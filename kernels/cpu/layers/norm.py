@@ -1,4 +1,4 @@
-"""Root-mean-square normalisation in one pass."""
+"""RMSNorm in one pass over memory."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from torch import Tensor
 from kernels.cpu.runtime.kernel import as_float, float32_array, kernel, read_arguments, split_range
 from kernels.cpu.runtime.recorder import empty
 
-_ALONE = 1 << 14
-"""Floats that one thread normalises before two would have begun."""
+_MIN_VALUES_FOR_THREADS = 1 << 14
+"""With fewer values one thread is done before a second one has started."""
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """See ``kernels.layers.norm.rms_norm``."""
+    """``kernels.layers.norm.rms_norm`` of float32 tensors."""
     out = empty(*x.shape)
     size = x.shape[-1]
     rows = x.numel() // size
-    threads = 1 if x.numel() < _ALONE else None
+    threads = 1 if x.numel() < _MIN_VALUES_FOR_THREADS else None
     _rms_norm(x.contiguous(), weight, out, rows, size, weight.numel() // size, eps, threads=threads)
     return out
 

@@ -19,7 +19,7 @@ from kernels.cpu.availability import LANES
 from kernels.cpu.linear.gemm_tile import VECTORS, WIDE, declare, sum_tile, write_tile
 from kernels.cpu.linear.packed_weights import PackedWeights, product_body
 from kernels.cpu.runtime.kernel import float32_array, function, kernel, read_arguments
-from kernels.cpu.runtime.memory import resident
+from kernels.cpu.runtime.memory import allocate_resident
 
 _STEP = 4
 """Columns that lie together in a block of x, ``[in / _STEP][rows][_STEP]``."""
@@ -36,7 +36,7 @@ class PackedFloat32(PackedWeights):
         columns, panels = -(-into // _STEP) * _STEP, -(-out // WIDE)
         padding = (0, columns - into, 0, panels * WIDE - out)
         padded = F.pad(weight, padding) if any(padding) else weight
-        weights = resident(padded.numel()).view(panels, columns, WIDE)
+        weights = allocate_resident(padded.numel()).view(panels, columns, WIDE)
         weights.copy_(padded.reshape(panels, WIDE, columns).transpose(1, 2))
         super().__init__(
             _product,

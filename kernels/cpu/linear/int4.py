@@ -34,7 +34,7 @@ from kernels.cpu.linear.gemm_tile import (
 from kernels.cpu.linear.packed_weights import PackedWeights, product_body
 from kernels.cpu.linear.rounding import LEVELS, PREFETCH_PER_STEP, STEP, codes_writer, largest
 from kernels.cpu.runtime.kernel import float32_array, function, int64_array, kernel, read_arguments
-from kernels.cpu.runtime.memory import resident
+from kernels.cpu.runtime.memory import allocate_resident
 
 _MIN_PARALLEL = 1 << 20
 """With fewer products one thread is done before a second one has started."""
@@ -58,7 +58,7 @@ class PackedInt4(PackedWeights):
         size = into // groups
         num_padded = panels * WIDE - out
         # In words of 32 bits.
-        words = resident(panels * groups * (3 * WIDE // 2 + size // 8 * WIDE)).view(panels, groups, -1)
+        words = allocate_resident(panels * groups * (3 * WIDE // 2 + size // 8 * WIDE)).view(panels, groups, -1)
         words[..., :WIDE] = _in_panels(scales, num_padded)
         words[..., WIDE : 3 * WIDE // 2].view(torch.int16).copy_(_in_panels(zeros, num_padded))
         halves = F.pad(codes, (0, 0, 0, num_padded)).view(panels, WIDE, groups, size // 8, 2, 4)

@@ -21,7 +21,7 @@ from kernels.cpu.linear.gemm_tile import VECTORS, WIDE, broadcast, dot, fence, p
 from kernels.cpu.linear.packed_weights import PackedWeights, product_body
 from kernels.cpu.linear.rounding import LEVELS, PREFETCH_PER_STEP, STEP, codes_writer, largest
 from kernels.cpu.runtime.kernel import float32_array, function, kernel, read_arguments
-from kernels.cpu.runtime.memory import resident
+from kernels.cpu.runtime.memory import allocate_resident
 
 _MIN_PARALLEL = 1 << 20
 """With fewer products one thread is done before a second one has started."""
@@ -37,7 +37,7 @@ class PackedInt8(PackedWeights):
         columns, panels = -(-into // STEP) * STEP, -(-out // WIDE)
         padded = F.pad(codes, (0, columns - into, 0, panels * WIDE - out))
         # The initial sums of a panel, its scales, and its codes.
-        words = resident(panels * (2 + columns // 4) * WIDE).view(panels, 2 + columns // 4, WIDE)
+        words = allocate_resident(panels * (2 + columns // 4) * WIDE).view(panels, 2 + columns // 4, WIDE)
         words.view(torch.int32)[:, 0] = -128 * padded.sum(1, dtype=torch.int32).view(panels, WIDE)
         words[:, 1] = F.pad(scales, (0, panels * WIDE - out)).view(panels, WIDE)
         inside = words.view(torch.int8).view(panels, -1, WIDE, 4)[:, 2:]

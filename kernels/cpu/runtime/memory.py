@@ -8,23 +8,23 @@ from contextlib import suppress
 import torch
 from torch import Tensor
 
-_HUGE = 2 << 20
-"""Bytes of a huge page."""
+_HUGE_PAGE = 2 << 20
+"""Bytes."""
 
 
-def resident(size: int) -> Tensor:
-    """``size`` zeros, float32, that will be read again and again, in huge pages where the system has them.
+def allocate_resident(size: int) -> Tensor:
+    """Return ``size`` float32 zeros in huge pages, if the system has them, for memory that is read again and again.
 
-    The processor reads ahead within a page only: with pages of 4 KB a fifth less is read in the same time.
+    The hardware prefetcher stops at the end of a page: with pages of 4 KB a fifth less is read in the same time.
     """
-    # The last page is a huge one where half of it or more is needed.
-    bulk = (4 * size + _HUGE // 2) // _HUGE * _HUGE
-    if not bulk or not hasattr(mmap, "MADV_HUGEPAGE"):
+    # The last page is a huge one if half of it or more is needed.
+    num_bytes = (4 * size + _HUGE_PAGE // 2) // _HUGE_PAGE * _HUGE_PAGE
+    if not num_bytes or not hasattr(mmap, "MADV_HUGEPAGE"):
         return torch.zeros(size)
-    # What is not touched costs nothing, so there is always room to begin at a page's boundary.
-    memory = mmap.mmap(-1, 4 * size + 2 * _HUGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    # Untouched memory costs nothing, so there is always room to start at the boundary of a page.
+    memory = mmap.mmap(-1, 4 * size + 2 * _HUGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     floats = torch.frombuffer(memory, dtype=torch.float32)
-    start = -floats.data_ptr() % _HUGE
+    start = -floats.data_ptr() % _HUGE_PAGE
     with suppress(OSError):  # a kernel without huge pages
-        memory.madvise(mmap.MADV_HUGEPAGE, start, bulk)
+        memory.madvise(mmap.MADV_HUGEPAGE, start, num_bytes)
     return floats[start // 4 :][:size]

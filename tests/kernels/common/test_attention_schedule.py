@@ -12,22 +12,22 @@ from kernels.common.attention_schedule import (
     FIRST,
     NO_TREE,
     PARTIAL,
-    Plan,
     Segments,
-    packed_bits,
-    plan_work,
+    TilePlan,
+    pack_bits,
+    plan_tiles,
 )
 
 GROUP, KV_HEADS = 4, 8
 
 
-def plan(contexts: list[int], queries: list[int], *, programs: int = 264, window: int | None = None) -> Plan:
+def plan(contexts: list[int], queries: list[int], *, programs: int = 264, window: int | None = None) -> TilePlan:
     rows, counts, ends = np.arange(len(contexts)), np.array(queries), np.array(contexts)
     tokens = np.arange(counts.sum())
     positions = np.repeat(ends - counts, counts) + tokens - np.repeat(np.cumsum(counts) - counts, counts)
     segments = Segments(rows, counts, tokens, 0 * rows, ends, 0 * rows + NO_TREE, 0 * rows)
     sizes = {"heads_per_kv": GROUP, "kv_heads": KV_HEADS, "head_dim": 128}
-    return plan_work(segments, rows[:, None], positions, positions, programs=programs, window=window, **sizes)
+    return plan_tiles(segments, rows[:, None], positions, positions, programs=programs, window=window, **sizes)
 
 
 @pytest.mark.parametrize("window", [None, 7, 300])
@@ -80,4 +80,4 @@ def test_partial_results_have_a_place_each_and_are_all_merged() -> None:
 def test_bits_are_packed_from_the_lowest_on() -> None:
     sees = np.zeros((2, 40), np.bool_)
     sees[0, [0, 31, 32]] = sees[1, 39] = True
-    assert packed_bits(sees, 2).tolist() == [[1 - 2**31, 1], [0, 128]]
+    assert pack_bits(sees, 2).tolist() == [[1 - 2**31, 1], [0, 128]]

@@ -1,5 +1,4 @@
-"""What attention to pages refuses. That it computes the right thing is tested in ``triton`` and in
-``tests/engine/attention/test_cuda_triton.py``."""
+"""Caches that attention to pages refuses."""
 
 from __future__ import annotations
 
@@ -24,14 +23,14 @@ def test_8_bit_keys_need_scales_and_others_cannot_have_them() -> None:
         PagedKeys(wide, wide, scales, scales)
 
 
-def test_heads_may_lie_anywhere_but_their_keys_follow_each_other() -> None:
+def test_heads_may_have_any_stride_but_their_keys_are_contiguous() -> None:
     apart = keys(4, 9, 4, 8)[::2]
     PagedKeys(apart, apart)
     with pytest.raises(ValueError, match=r"strides \(64, 8, 1\)"):
         PagedKeys(*[keys(2, 9, 8, 8)[:, :, :4]] * 2)
 
 
-def test_more_keys_than_the_kernel_counts_are_refused() -> None:
+def test_too_many_keys_for_32_bit_indices_are_refused() -> None:
     PagedKeys(*[keys(2, (1 << 20) - 1, 16, 128)] * 2)
     with pytest.raises(ValueError, match="2147483648 numbers"):
         PagedKeys(*[keys(2, 1 << 20, 16, 128)] * 2)

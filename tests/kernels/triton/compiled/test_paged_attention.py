@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import pytest
 import torch
 
-from kernels.common.attention_schedule import FIELDS, Work, tile_height
+from kernels.common.attention_schedule import FIELDS, AttentionTiles, tile_height
 from kernels.common.paged_keys import PagedKeys
 from kernels.triton.paged_attention import launch
 from tests.kernels.triton.hopper import SHARED_MEMORY, Compiled, compiling
@@ -49,7 +49,7 @@ KINDS = {
 def compiled(kind: Kind) -> list[Compiled]:
     numbers = {"dtype": torch.int32, "device": "meta"}
     low = kind.queries == 1
-    work = Work(
+    work = AttentionTiles(
         pages=torch.empty(64, 256, **numbers),
         positions=torch.empty(64, **numbers),
         slots=torch.empty(64, dtype=torch.int64, device="meta"),

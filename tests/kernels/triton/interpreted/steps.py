@@ -11,14 +11,14 @@ from torch import Tensor
 
 from kernels.common.attention_schedule import (
     NO_TREE,
-    Buffers,
+    AttentionTiles,
     Segments,
-    Shape,
-    Work,
-    joined,
-    packed_bits,
-    plan_work,
-    shared_keys,
+    TileBuffers,
+    TileShape,
+    concat_segments,
+    pack_bits,
+    plan_tiles,
+    shared_prefix_segment,
 )
 from kernels.common.paged_keys import PagedKeys
 from kernels.quantize import quantize_vectors
@@ -72,7 +72,7 @@ class Step:
             self.cache, self.exact = PagedKeys(*stored.to(DEVICE)), stored.double()
         self.q = torch.randn(sum(self.queries), self.kv_heads * self.group, self.dim).to(self.q_type)
 
-    def work(self, programs: int = 8) -> Work:
+    def work(self, programs: int = 8) -> AttentionTiles:
         rows, queries, contexts = np.arange(len(self.queries)), np.array(self.queries), np.array(self.contexts)
         tokens = np.arange(queries.sum())
         committed = contexts - queries
@@ -83,12 +83,12 @@ class Step:
             for row, mask in self.trees.items():
                 own = slice(self.starts[row], self.starts[row] + len(mask))
                 trees[row], positions[own] = committed[row], committed[row] + mask.sum(axis=1) - 1
-                sees[own] = packed_bits(mask, sees.shape[1])
+                sees[own] = pack_bits(mask, sees.shape[1])
         self.positions, prefix = positions, self.shared * self.page
         segments = Segments(rows, queries, tokens, 0 * rows + prefix, contexts, trees, self.starts)
         if self.shared:
-            segments = joined([segments, shared_keys(0, tokens, 0, prefix)])
-        plan = plan_work(
+            segments = concat_segments([segments, shared_prefix_segment(0, tokens, 0, prefix)])
+        plan = plan_tiles(
             segments,
             self.pages,
             positions,
@@ -100,7 +100,7 @@ class Step:
             window=self.window,
             sees=sees,
         )
-        return Buffers(Shape.of(plan, rounded=True), DEVICE).fill(plan)
+        return TileBuffers(TileShape.of(plan, rounded=True), DEVICE).fill(plan)
 
     def options(self) -> dict[str, float | int | None]:
         return {"scale": self.scale, "window": self.window, "softcap": self.softcap}
