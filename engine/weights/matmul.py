@@ -28,7 +28,7 @@ def create_product(parts: Sequence[Matrix], bias: Tensor | None = None, device_c
     if device_config.uses_gpu_kernels:
         return create_gpu_product(parts, bias, device_config)
     first = parts[0]
-    if isinstance(first, Int8Matrix) and int8.supported(first.codes.shape[1]):
+    if isinstance(first, Int8Matrix) and int8.is_supported(first.codes.shape[1]):
         int8_parts = [part for part in parts if isinstance(part, Int8Matrix)]
         if len(int8_parts) == len(parts):
             codes, scales = stack([part.codes for part in int8_parts]), stack([part.scales for part in int8_parts])
@@ -49,4 +49,4 @@ def _supports_int4(matrix: GroupedMatrix) -> bool:
     columns, groups = matrix.codes.shape[1], matrix.scales.shape[1]
     size = columns // groups
     has_equal_groups = matrix.group_of is None or bool((matrix.group_of.bincount(minlength=groups) == size).all())
-    return matrix.bits == 4 and has_equal_groups and int4.supported(columns, groups)
+    return matrix.bits == 4 and has_equal_groups and int4.is_supported(columns, groups)

@@ -13,7 +13,7 @@ from kernels.cpu import availability
 
 
 class Product(Protocol):
-    """A product with fixed weights ``[out, in]``, in whatever layout."""
+    """A matrix product with fixed weights ``[out, in]``, of any type and layout."""
 
     @property
     def parameters(self) -> int:
@@ -22,15 +22,15 @@ class Product(Protocol):
 
     @property
     def is_kernel(self) -> bool:
-        """Whether it does nothing but launch a kernel of ``kernels.cpu``."""
+        """True if the product only launches a kernel of ``kernels.cpu``, so that kernel graphs can record it."""
         ...
 
     def __call__(self, x: Tensor) -> Tensor:
-        """``x``: ``[rows, in]``. Returns ``[rows, out]``."""
+        """Return the product ``[rows, out]`` of ``x`` ``[rows, in]``."""
         ...
 
     def add(self, x: Tensor, residual: Tensor) -> Tensor:
-        """``residual + self(x)``, in one pass where the hardware allows."""
+        """Return ``residual + self(x)``, in one pass if there is a kernel."""
         ...
 
 
@@ -42,20 +42,17 @@ class Linear:
     """
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
-        """Keeps no reference to ``weight`` where it is laid out anew."""
+        """Keeps no reference to a ``weight`` that is packed."""
         self.parameters = weight.numel() + (0 if bias is None else bias.numel())
         """Number of weights."""
         self.is_kernel = availability.can_use_kernels(weight)
-        """See ``Product``."""
         self._product = _layout(weight)
         self._bias = None if bias is None else bias.contiguous()
 
     def __call__(self, x: Tensor) -> Tensor:
-        """``x``: ``[rows, in]``. Returns ``[rows, out]``."""
         return self._product(x, self._bias, None)
 
     def add(self, x: Tensor, residual: Tensor) -> Tensor:
-        """``residual + self(x)``, in one pass where the hardware allows."""
         return self._product(x, self._bias, residual)
 
 

@@ -1,7 +1,7 @@
-"""Products of float8 weights and activations, scaled by tensor, by channel or by block.
+"""Products of float8 weights and activations, with scales by tensor, by channel or by block.
 
-The activations are rounded as they come: each row with a scale of its own, or, where the weight has a scale for each
-block of 128 by 128 (DeepSeek-V3, https://arxiv.org/abs/2412.19437, section 3.3.2), each 128 inputs of each row.
+The activations are rounded when they are multiplied: each row with a scale of its own, or each 128 inputs of each row
+if the weight has a scale for each block of 128 by 128 (DeepSeek-V3, https://arxiv.org/abs/2412.19437, section 3.3.2).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ BLOCK = 128
 
 
 def fp8_linear(x: Tensor, weight: Tensor, scales: Tensor, bias: Tensor | None = None) -> Tensor:
-    """``x @ (weight * scales).T + bias`` for ``x`` ``[rows, in]``, in its type.
+    """Return ``x @ (weight * scales).T + bias`` for ``x`` ``[rows, in]``, in the type of ``x``.
 
     ``weight``: float8_e4m3fn ``[out, in]``, ``in`` a multiple of 32 (of 128 with blocks). ``scales``: float32 ``[]``
     (or ``[1]``), ``[out]`` (or ``[out, 1]``) or ``[ceil(out / 128), in / 128]``. Raises ``ValueError`` for others.
@@ -41,11 +41,11 @@ def _product(
         from kernels.triton import scaled as on_gpu
 
         return on_gpu.scaled(rows, row_scales, weight, scales, bias, x.dtype)
-    wide = weight.float()
+    dequantized = weight.float()
     if scales.dim() == 1:
-        wide, given = wide * scales[:, None], rows.float() * row_scales[:, None]
+        dequantized, x_rounded = dequantized * scales[:, None], rows.float() * row_scales[:, None]
     else:
         spread = scales.repeat_interleave(BLOCK, dim=0)[: len(weight)].repeat_interleave(BLOCK, dim=1)
-        wide, given = wide * spread, rows.float() * row_scales.repeat_interleave(BLOCK, dim=1)
-    products = given @ wide.T
+        dequantized, x_rounded = dequantized * spread, rows.float() * row_scales.repeat_interleave(BLOCK, dim=1)
+    products = x_rounded @ dequantized.T
     return (products if bias is None else products + bias).to(x.dtype)

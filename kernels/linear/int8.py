@@ -1,4 +1,4 @@
-"""Matrix products with int8 weights, and activations that are rounded to 8 bits row by row."""
+"""Matrix products on the CPU with int8 weights, and activations that are rounded to 8 bits row by row."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from kernels.cpu import availability
 
 _LEVELS = 127
 _TINY = 1e-30
-"""A row of zeros is divided by this."""
-_COLUMNS = 1 << 16
-"""Above, a sum of products of 8 bits by 8 may not fit 32."""
+"""Divisor of a row of zeros."""
+_MAX_COLUMNS = 1 << 16
+"""With more columns a sum of products of bytes may not fit 32 bits."""
 
 
 class Int8Linear:
@@ -26,32 +26,34 @@ class Int8Linear:
 
     def __init__(self, codes: Tensor, scales: Tensor, bias: Tensor | None = None) -> None:
         """``codes``: int8 ``[out, in]``, ``scales``: float32 ``[out]``, ``bias``: float32 ``[out]``. Keeps no reference
-        to ``codes``. Raises ``ValueError`` where ``supported`` is false."""
-        if not supported(codes.shape[1]):
-            raise ValueError(f"int8 products of {codes.shape[1]} columns are not supported on this machine")
+        to ``codes``. Raises ``ValueError`` unless ``is_supported``."""
+        if not is_supported(codes.shape[1]):
+            raise ValueError(
+                f"int8 products of {codes.shape[1]} columns are not supported on this machine; at most "
+                f"{_MAX_COLUMNS} are, if it has VNNI or FBGEMM"
+            )
         self.parameters = codes.numel() + (0 if bias is None else bias.numel())
         """Number of weights."""
         self.is_kernel = availability.HAS_INT8_DOT
-        """See ``Product``."""
         self._product = _layout(codes, scales)
         self._bias = None if bias is None else bias.contiguous()
 
     def __call__(self, x: Tensor) -> Tensor:
-        """``x``: ``[rows, in]``. Returns ``[rows, out]``."""
         return self._product(x, self._bias, None)
 
     def add(self, x: Tensor, residual: Tensor) -> Tensor:
-        """``residual + self(x)``, in one pass where the hardware allows."""
         return self._product(x, self._bias, residual)
 
 
-def supported(columns: int) -> bool:
-    """Whether this machine computes ``Int8Linear`` of so many columns."""
-    return columns <= _COLUMNS and (availability.HAS_INT8_DOT or "fbgemm" in torch.backends.quantized.supported_engines)
+def is_supported(columns: int) -> bool:
+    """Return True if this machine computes ``Int8Linear`` with that many columns."""
+    return columns <= _MAX_COLUMNS and (
+        availability.HAS_INT8_DOT or "fbgemm" in torch.backends.quantized.supported_engines
+    )
 
 
 def _layout(codes: Tensor, scales: Tensor) -> Callable[[Tensor, Tensor | None, Tensor | None], Tensor]:
-    """The product of ``x``, ``bias`` and ``residual`` with a weight."""
+    """Return the function ``(x, bias, residual) -> x @ weight.T + bias + residual``."""
     if availability.HAS_INT8_DOT:
         from kernels.cpu.linear.int8 import PackedInt8
 
@@ -60,8 +62,10 @@ def _layout(codes: Tensor, scales: Tensor) -> Callable[[Tensor, Tensor | None, T
 
 
 class _Fbgemm:
-    """Of torch's int8 operators the one of FBGEMM is the fastest at every number of rows: it takes float rows and
-    rounds them while it packs them. It knows one scale for all rows, so each row is divided by its own maximum first.
+    """FBGEMM's product, the fastest of torch's int8 operators for any number of rows.
+
+    It takes float rows and rounds them as it packs them, with one scale for all rows, so each row is divided by its own
+    maximum first.
     """
 
     def __init__(self, codes: Tensor, scales: Tensor) -> None:
@@ -83,7 +87,7 @@ def _pack(codes: Tensor, scales: Tensor) -> object:
     torch.backends.quantized.engine = "fbgemm"
     try:
         with warnings.catch_warnings():
-            # torch warns that quantised tensors will go one day. This one is only the way into the packing.
+            # torch warns that quantized tensors are deprecated. This one is only needed for packing.
             warnings.simplefilter("ignore")
             weight = torch._make_per_channel_quantized_tensor(codes.contiguous(), scales.double(), zeros, 0)
         packed: object = torch.ops.quantized.linear_prepack(weight, None)

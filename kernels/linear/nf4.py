@@ -18,17 +18,20 @@ CODES = (
 
 
 class Nf4(NamedTuple):
-    """A weight ``[out, in]``."""
+    """An NF4 weight ``[out, in]``."""
 
     packed: Tensor
-    """uint8 ``[out, in / 2]``; of two neighbours the first is in the upper half."""
+    """uint8 ``[out, in / 2]``; the first of two neighbours is in the upper half."""
     scales: Tensor
     """float32 ``[groups, out]``."""
 
 
 def from_bitsandbytes(packed: Tensor, absmax: Tensor, out: int, into: int) -> Nf4:
-    """A weight as bitsandbytes stores it, row by row: uint8 with two weights each, and the float32 scale of each group
-    (whose own quantization, if any, is undone). Raises ``ValueError`` where sizes disagree or groups leave rows."""
+    """Convert a weight as bitsandbytes stores it: uint8 with two weights each, row by row, and a float32 scale a group.
+
+    If the scales were quantized themselves, that must be undone. Raises ``ValueError`` if sizes disagree or groups
+    cross rows.
+    """
     groups, rest = divmod(absmax.numel(), out)
     if packed.numel() * 2 != out * into or rest or groups == 0 or into % groups or into // groups % 16:
         raise ValueError(
@@ -39,15 +42,17 @@ def from_bitsandbytes(packed: Tensor, absmax: Tensor, out: int, into: int) -> Nf
 
 
 def dequantize(weight: Nf4) -> Tensor:
-    """The weight in float32, ``[out, in]``."""
+    """Return the weight in float32, ``[out, in]``."""
     codes = torch.stack((weight.packed >> 4, weight.packed & 15), dim=-1).flatten(1).long()
     size = codes.shape[1] // len(weight.scales)
     return _codes(weight.packed.device)[codes] * weight.scales.T.repeat_interleave(size, dim=1)
 
 
 def nf4_linear(x: Tensor, weight: Nf4, bias: Tensor | None = None) -> Tensor:
-    """``x @ dequantize(weight).T + bias`` for ``x`` ``[rows, in]``, in its type. On a GPU the codes are rounded to the
-    type of ``x``, the scales are not."""
+    """Return ``x @ dequantize(weight).T + bias`` for ``x`` ``[rows, in]``, in the type of ``x``.
+
+    On a GPU the codes are rounded to the type of ``x``, the scales are not.
+    """
     if x.is_cuda:
         from kernels.triton import weight_only as on_gpu
 

@@ -1,8 +1,8 @@
-"""Products with weights of 4 bits: whole numbers from 0 to 15, and a scale and a zero for each group of inputs.
+"""Products with 4-bit weights: codes from 0 to 15, and a scale and a zero for each group of inputs.
 
-``weight = (number - zero) * scale``. Both public layouts are multiplied as they are stored. GPTQ's "act-order", which
-scatters the groups over the inputs, is undone when a weight is read: inputs are sorted by group, and each product
-takes its activations in that order.
+``weight = (code - zero) * scale``. The public layouts, GPTQ and AWQ, are multiplied as they are stored. GPTQ's
+"act-order", which scatters the groups over the inputs, is undone when a weight is loaded: inputs are sorted by group,
+and each product takes its activations in that order.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _AWQ_NIBBLES = torch.tensor([0, 4, 1, 5, 2, 6, 3, 7], dtype=torch.int32) * 4
 
 
 class Layout(Enum):
-    """How eight numbers stand in a 32-bit word."""
+    """Order of the eight codes in a 32-bit word."""
 
     GPTQ = 0
     """``[in / 8, out]``: consecutive inputs, lowest bits first."""
@@ -27,27 +27,27 @@ class Layout(Enum):
 
 
 class Int4(NamedTuple):
-    """A weight ``[out, in]``."""
+    """A 4-bit weight ``[out, in]``."""
 
     packed: Tensor
-    """int32, see ``Layout``."""
+    """int32, in the order of ``layout``."""
     scales: Tensor
     """Floats ``[groups, out]``."""
     zeros: Tensor
     """uint8 ``[groups, out]``; up to 16."""
     layout: Layout
     order: Tensor | None
-    """int32 ``[in]``: which activation each input of ``packed`` belongs to, where that is not its own index."""
+    """int32 ``[in]``: the activation of each input of ``packed``, if that is not its own index."""
 
 
 def from_gptq(
     qweight: Tensor, qzeros: Tensor, scales: Tensor, groups: Tensor | None = None, *, offset: int = 1
 ) -> Int4:
-    """A weight as GPTQ checkpoints store it.
+    """Convert a weight as GPTQ checkpoints store it.
 
     ``qweight``: int32 ``[in / 8, out]``; ``qzeros``: int32 ``[groups, out / 8]``; ``scales``: ``[groups, out]``;
     ``groups`` (``g_idx``): ``[in]``, the group of each input. ``offset`` is added to the stored zeros: 1, but 0 in
-    format 2. Raises ``ValueError`` where the shapes disagree or a group has more inputs than another.
+    format 2. Raises ``ValueError`` if the shapes disagree or groups have different sizes.
     """
     into, out, count = 8 * qweight.shape[0], qweight.shape[1], scales.shape[0]
     _check_shapes(into, out, qzeros, scales)
@@ -65,10 +65,10 @@ def from_gptq(
 
 
 def from_awq(qweight: Tensor, qzeros: Tensor, scales: Tensor) -> Int4:
-    """A weight as AWQ checkpoints store it (version "gemm").
+    """Convert a weight as AWQ checkpoints store it (version "gemm").
 
     ``qweight``: int32 ``[in, out / 8]``; ``qzeros``: int32 ``[groups, out / 8]``; ``scales``: ``[groups, out]``.
-    Raises ``ValueError`` where the shapes disagree.
+    Raises ``ValueError`` if the shapes disagree.
     """
     _check_shapes(qweight.shape[0], 8 * qweight.shape[1], qzeros, scales)
     zeros = _nibbles(qzeros, _AWQ_NIBBLES).to(torch.uint8)
@@ -76,7 +76,7 @@ def from_awq(qweight: Tensor, qzeros: Tensor, scales: Tensor) -> Int4:
 
 
 def dequantize(weight: Int4) -> Tensor:
-    """The weight in float32, ``[out, in]``."""
+    """Return the weight in float32, ``[out, in]``."""
     if weight.layout is Layout.GPTQ:
         numbers = _nibbles(weight.packed.T, _NIBBLES)
     else:
@@ -90,7 +90,7 @@ def dequantize(weight: Int4) -> Tensor:
 
 
 def int4_linear(x: Tensor, weight: Int4, bias: Tensor | None = None) -> Tensor:
-    """``x @ dequantize(weight).T + bias`` for ``x`` ``[rows, in]``, in its type."""
+    """Return ``x @ dequantize(weight).T + bias`` for ``x`` ``[rows, in]``, in the type of ``x``."""
     if x.is_cuda:
         from kernels.triton import weight_only as on_gpu
 
@@ -101,7 +101,7 @@ def int4_linear(x: Tensor, weight: Int4, bias: Tensor | None = None) -> Tensor:
 
 
 def _nibbles(words: Tensor, shifts: Tensor) -> Tensor:
-    """The numbers in words ``[rows, columns]``: int32 ``[rows, 8 * columns]``."""
+    """Unpack words ``[rows, columns]`` to int32 ``[rows, 8 * columns]``."""
     return ((words[..., None] >> shifts.to(words.device)) & 15).flatten(-2)
 
 

@@ -1,4 +1,4 @@
-"""Products with weights of 8 bits: activations as they are, or rounded to 8 bits too, row by row as they come."""
+"""Products with 8-bit weights: of activations as they are, or rounded to 8 bits too, row by row."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ def int8_weight_linear(
     x: Tensor, weight: Tensor, scales: Tensor, bias: Tensor | None = None, *,
     zeros: Tensor | None = None, order: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
-    """``x[:, order] @ ((weight - zeros) * scales).T + bias`` for ``x`` ``[rows, in]``, in its type.
+    """Return ``x[:, order] @ ((weight - zeros) * scales).T + bias`` for ``x`` ``[rows, in]``, in the type of ``x``.
 
     ``weight``: int8 or float8_e4m3fn ``[out, in]``; ``scales`` and ``zeros``: floats ``[groups, out]``, one for each
-    group of inputs (a multiple of 16) and output; ``order``: int32 ``[in]``. Raises ``ValueError`` where the shapes
+    group of inputs (a multiple of 16) and output; ``order``: int32 ``[in]``. Raises ``ValueError`` if the shapes
     disagree.
     """
     (out, into), groups = weight.shape, len(scales)
@@ -30,17 +30,17 @@ def int8_weight_linear(
         from kernels.triton import weight_only as on_gpu
 
         return on_gpu.weight_only(x, weight, scales, bias, on_gpu.BYTES, zeros=zeros, order=order)
-    wide, size = weight.float(), into // groups
+    dequantized, size = weight.float(), into // groups
     if zeros is not None:
-        wide = wide - zeros.float().T.repeat_interleave(size, dim=1)
-    wide = wide * scales.float().T.repeat_interleave(size, dim=1)
-    return torch.nn.functional.linear(x if order is None else x[:, order], wide.to(x.dtype), bias)
+        dequantized = dequantized - zeros.float().T.repeat_interleave(size, dim=1)
+    dequantized = dequantized * scales.float().T.repeat_interleave(size, dim=1)
+    return torch.nn.functional.linear(x if order is None else x[:, order], dequantized.to(x.dtype), bias)
 
 
 def int8_linear(x: Tensor, weight: Tensor, scales: Tensor, bias: Tensor | None = None) -> Tensor:
-    """The same with each row of ``x`` rounded to int8 with a scale of its own; the sums are exact whole numbers.
+    """Return ``x @ (weight * scales).T + bias`` with each row of ``x`` rounded to int8; the sums are exact integers.
 
-    ``weight``: int8 ``[out, in]``, ``in`` a multiple of 32; ``scales``: floats ``[out]``. Raises ``ValueError`` where
+    ``weight``: int8 ``[out, in]``, ``in`` a multiple of 32; ``scales``: floats ``[out]``. Raises ``ValueError`` if
     the shapes disagree.
     """
     out, into = weight.shape

@@ -23,12 +23,12 @@ def _gated(X, OUT, n, GELU: tl.constexpr, BLOCK: tl.constexpr):
 
 
 def silu_mul(gate_up: Tensor) -> Tensor:
-    """See ``kernels.layers.activation.silu_mul``."""
+    """``kernels.layers.activation.silu_mul`` of CUDA tensors."""
     return _launch(gate_up, gelu=False)
 
 
 def gelu_tanh_mul(gate_up: Tensor) -> Tensor:
-    """See ``kernels.layers.activation.gelu_tanh_mul``."""
+    """``kernels.layers.activation.gelu_tanh_mul`` of CUDA tensors."""
     return _launch(gate_up, gelu=True)
 
 

@@ -1,4 +1,4 @@
-"""Rotation of queries and keys, and the way of keys and values into their pages, quantized or not, in one pass."""
+"""RoPE of queries and keys, and the write of keys and values into their pages, quantized or not, in one pass."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 from kernels.triton.rounding import round_to_even
 
 _HEADS = 8
-"""Heads of one token that one program turns."""
+"""Heads of one token in one program."""
 
 
 @triton.jit
@@ -39,7 +39,7 @@ def _rotary_write(
     turned = first * cos - second * sin
     second = tl.where(turns, second * cos + first * sin, second)
     first = tl.where(turns, turned, first)
-    # The cache is as good as the queries: what it keeps was rounded as they are.
+    # The cache gets what was rounded as the queries are.
     first, second = first.to(OUT.dtype.element_ty), second.to(OUT.dtype.element_ty)
 
     out = OUT + (token * heads + head) * DIM
@@ -82,8 +82,10 @@ def _rotary_write(
 def rotary_write(
     qk: Tensor, v: Tensor, cos: Tensor, sin: Tensor, slots: Tensor, cache: Tensor, scales: Tensor | None, limit: float
 ) -> Tensor:
-    """See ``kernels.attention.kv_write.rotary_write``; ``limit``: the largest number of the quantized type, 0 without
-    one."""
+    """``kernels.attention.kv_write.rotary_write`` of CUDA tensors.
+
+    ``limit``: the largest number of the quantized type; 0 if the cache is not quantized.
+    """
     tokens, kv_heads, dim = v.shape
     heads = qk.shape[1] - kv_heads
     qk, v = (x if x.stride()[1:] == (dim, 1) else x.contiguous() for x in (qk, v))

@@ -16,7 +16,7 @@ def finalise(state):
 
 @triton.jit
 def noise_stream(seed, key, position, PURPOSE: tl.constexpr):
-    """The stream of a row, from coordinates that are any 64-bit integers."""
+    """Return the stream of a row; its keys are any 64-bit integers."""
     row = finalise(seed.to(tl.uint64) + 0x9E3779B97F4A7C15)
     row = finalise((row ^ key.to(tl.uint64)) + 0x9E3779B97F4A7C15)
     row = finalise((row ^ position.to(tl.uint64)) + 0x9E3779B97F4A7C15)
@@ -25,21 +25,23 @@ def noise_stream(seed, key, position, PURPOSE: tl.constexpr):
 
 @triton.jit
 def hash_noise(stream, tokens):
-    """64 hashed bits for each of the tokens."""
+    """Return 64 hashed bits for each token."""
     return finalise(stream + (tokens.to(tl.uint64) + 1) * 0x9E3779B97F4A7C15)
 
 
 @triton.jit
 def gumbel_noise(bits):
-    """Standard Gumbel noise in float64 from hashed bits."""
+    """Return standard Gumbel noise in float64 from hashed bits."""
     uniform = ((bits >> 12).to(tl.float64) + 0.5) * 2.220446049250313e-16
     return -tl.log(-tl.log(uniform))
 
 
 @triton.jit
 def gumbel_bound(bits):
-    """A float32 that is at least the Gumbel noise but for rounding, and close to it where that is large, at half a
-    dozen instructions: with uniforms ``u``, ``-log(u) >= 1 - u``, and the upper half of the negated bits is not more
-    than ``1 - u``."""
+    """Return an upper bound of the Gumbel noise in float32, up to rounding, at half a dozen instructions.
+
+    It is close where the noise is large: with uniforms ``u``, ``-log(u) >= 1 - u``, and the upper half of the negated
+    bits is not more than ``1 - u``.
+    """
     rest = ((bits ^ 0xFFFFFFFFFFFFFFFF) >> 32).to(tl.uint32).to(tl.float32)
     return -tl.log(tl.maximum(rest, 4.76837158203125e-07) * 2.3283064365386963e-10)

@@ -8,9 +8,9 @@ import triton.language as tl
 from torch import Tensor
 
 _TILE = 2048
-"""Values of several short rows that one program normalises together."""
-_WIDEST = 1 << 16
-"""A longer row would not fit into the registers of one program."""
+"""Values of several short rows that one program normalises."""
+_MAX_ROW = 1 << 16
+"""A longer row does not fit the registers of one program."""
 
 
 @triton.jit
@@ -36,20 +36,20 @@ def _rms_norm(
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """See ``kernels.layers.norm.rms_norm``."""
+    """``kernels.layers.norm.rms_norm`` of CUDA tensors."""
     return _launch(x, None, weight, eps)[0]
 
 
 def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """See ``kernels.layers.norm.add_rms_norm``."""
+    """``kernels.layers.norm.add_rms_norm`` of CUDA tensors."""
     return _launch(x, residual, weight, eps)
 
 
 def _launch(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     n = x.shape[-1]
-    if n > _WIDEST:
-        raise ValueError(f"rows of {n} values; at most {_WIDEST} can be normalised")
-    # [tokens, heads, n]: a view where the heads of a token stand together in a wider tensor.
+    if n > _MAX_ROW:
+        raise ValueError(f"rows of {n} values; at most {_MAX_ROW} can be normalised")
+    # [tokens, heads, n]: a view if the heads of a token lie together in a wider tensor.
     cube = x if x.dim() == 3 and x.stride(-1) == 1 else x.reshape(-1, weight.shape[0] if weight.dim() == 2 else 1, n)
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     total = out if residual is None else torch.empty_like(out)

@@ -1,15 +1,15 @@
-"""``kernels.attention.paged`` in Triton.
+"""Attention to keys and values in pages, in Triton.
 
 A program computes one tile for one key-value head. Row ``m`` of the tile is query ``m // GROUP`` of head ``m % GROUP``
-of those that share the keys, so that these are read once. Softmax is computed in base 2, which is what the hardware
-has: scores are multiplied by ``log2(e)``, and the log-sum-exps of partial results are to base 2 too.
+of those that share the keys, so that these are read once. Softmax is computed in base 2, as the
+hardware does: scores are multiplied by ``log2(e)``, and the log-sum-exps of partial results are to base 2 too.
 
 Keys and values of 8 bits are converted to float16, which holds them exactly. A key's scale multiplies its scores and a
 value's its weights, which are fewer numbers than the keys and values. The queries become float16 as well, each divided
 by its largest number first, so that none is too large.
 
-Reads behind the last key are clamped to the last key instead of being masked: what is read is then always a number
-that the step may read, and a weight of zero makes it nothing.
+Reads after the last key are clamped to the last key instead of being masked: what is read is then always a number of
+the step, and its weight is zero.
 """
 
 from __future__ import annotations
@@ -28,8 +28,10 @@ _LOG2_E = tl.constexpr(1.4426950408889634)
 
 @triton.jit
 def _half(x):
-    """8-bit numbers as float16. A byte behind the right first byte is the float16 1024 + byte, which is found far more
-    quickly than the hardware converts an integer."""
+    """Convert 8-bit numbers to float16.
+
+    With the right upper byte a byte is the float16 1024 + byte, which is far faster than a conversion.
+    """
     if x.dtype == tl.int8:
         bits = (x.to(tl.uint8, bitcast=True) ^ 0x80).to(tl.uint16) | 0x6400
         return bits.to(tl.float16, bitcast=True) - 1152.0
@@ -100,7 +102,7 @@ def _block(
             visible &= place[None, :] > position[:, None] - window
         scores = tl.where(visible, scores, float("-inf"))
     new_top = tl.maximum(top, tl.max(scores, axis=1))
-    # A query that has seen nothing yet has no largest score, and minus infinity minus itself is no number.
+    # A query that has seen no key yet has no largest score, and minus infinity minus itself is NaN.
     base = tl.where(new_top == float("-inf"), 0.0, new_top) if MASKED else new_top
     weights = tl.exp2(scores - base[:, None])
     kept = tl.exp2(top - base)
@@ -116,7 +118,7 @@ def _block(
     return new_top, total, mixed
 
 
-# What differs from step to step must not be compiled for: a step would wait for seconds.
+# Values that differ between steps must not be specialised for: a step would wait for a compilation.
 @triton.jit(do_not_specialize=["window", "pages_stride", "sees_stride"])
 def _attend(
     q,
@@ -190,7 +192,7 @@ def _attend(
     mixed = tl.zeros((ROWS, WIDE), tl.float32)
     masked = begin
     if not LOW:
-        # Most keys of a prompt are seen by all of a tile's queries. Low tiles wait for memory anyway.
+        # Most keys of a prompt are seen by all queries of a tile and need no mask. Low tiles wait for memory anyway.
         masked = begin + (free - begin) // KEYS * KEYS
         for start in range(begin, masked, KEYS):
             top, total, mixed = _block(
@@ -227,7 +229,7 @@ def _merge(
     WIDE: tl.constexpr,
     PARTS: tl.constexpr,
 ):
-    """Adds up the partial results of one token and head, each weighted by its share of the sum of exponentials."""
+    """Merge the partial results of one token and head, each weighted by its share of the sum of exponentials."""
     about = merged + tl.program_id(0) * 3
     head = tl.program_id(1)
     count = tl.load(about + 2)
@@ -257,44 +259,46 @@ def _merge(
 
 
 def launch(
-    q: Tensor, cache: PagedKeys, work: AttentionTiles, *, scale: float, window: int | None, softcap: float | None
+    q: Tensor, cache: PagedKeys, plan: AttentionTiles, *, scale: float, window: int | None, softcap: float | None
 ) -> Tensor:
-    """See ``kernels.attention.paged.paged_attention``."""
+    """``kernels.attention.paged.paged_attention`` of CUDA tensors."""
     tokens, heads, dim = q.shape
     kv_heads, _, page, _ = cache.keys.shape
     group, wide = heads // kv_heads, max(16, triton.next_power_of_2(dim))
     quantized = cache.key_scales is not None
     scale_stride = 0 if cache.key_scales is None else cache.key_scales.stride(0)
     out = torch.empty((tokens, heads, dim), dtype=q.dtype, device=q.device)
-    partial_out = torch.empty((work.partial_count, heads, dim), device=q.device)
-    partial_total = torch.empty((work.partial_count, heads), device=q.device)
+    partial_out = torch.empty((plan.partial_count, heads, dim), device=q.device)
+    partial_total = torch.empty((plan.partial_count, heads), device=q.device)
     low_height = max(LOW, triton.next_power_of_2(group))
-    for tiles, rows, low in ((work.low, low_height, True), (work.high, work.height, False)):
+    for tiles, rows, low in ((plan.low, low_height, True), (plan.high, plan.height, False)):
         if not len(tiles):
             continue
-        trees = work.sees is not None and not low
-        sees = work.sees if work.sees is not None else work.tokens
+        trees = plan.sees is not None and not low
+        sees = plan.sees if plan.sees is not None else plan.tokens
         _attend[(len(tiles), kv_heads)](
-            q, cache.keys, cache.values, cache.key_scales, cache.value_scales, tiles, work.tokens, work.positions,
-            work.pages, sees, out, partial_out, partial_total, scale, softcap or 1.0,
+            q, cache.keys, cache.values, cache.key_scales, cache.value_scales, tiles, plan.tokens, plan.positions,
+            plan.pages, sees, out, partial_out, partial_total, scale, softcap or 1.0,
             window or 0, q.stride(0), q.stride(1), cache.keys.stride(0), cache.values.stride(0),
-            scale_stride, work.pages.stride(0), sees.stride(0),
+            scale_stride, plan.pages.stride(0), sees.stride(0),
             HEADS=heads, GROUP=group, PAGE=page, DIM=dim, WIDE=wide, ROWS=rows, QUANTIZED=quantized,
             CAPPED=softcap is not None, WINDOWED=window is not None, TREES=trees, LOW=low,
             **_tuning(rows, wide, cache.keys.element_size(), low, trees),
         )  # fmt: skip
-    if len(work.merged):
-        _merge[(len(work.merged), heads)](
-            out, partial_out, partial_total, work.merged, work.partials, HEADS=heads, DIM=dim, WIDE=wide, PARTS=16,
+    if len(plan.merged):
+        _merge[(len(plan.merged), heads)](
+            out, partial_out, partial_total, plan.merged, plan.partials, HEADS=heads, DIM=dim, WIDE=wide, PARTS=16,
             num_warps=2,
         )  # fmt: skip
     return out
 
 
 def _tuning(rows: int, wide: int, size: int, low: bool, trees: bool) -> dict[str, int]:
-    """Keys of a block, warps, and stages of the pipeline of loads, of which the pages' numbers take two. With longer
-    keys or the masks of trees there are fewer of them, or registers run out; most of all where 8-bit keys must be
-    converted."""
+    """Return the keys of a block, the warps, and the stages of the pipeline of loads; page numbers take two of them.
+
+    Longer keys and tree masks need more registers, and so fewer keys or stages; 8-bit keys, which must be converted,
+    most of all.
+    """
     keys = (64 if wide <= 128 else 32 if low or size > 1 else 16) // (2 if trees else 1)
     stages = 5 if low else 2 if rows >= 128 or keys <= 16 else 3
     return {"KEYS": max(16, keys), "num_warps": 8 if rows >= 128 else 4, "num_stages": stages}

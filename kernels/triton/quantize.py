@@ -1,4 +1,4 @@
-"""Vectors as int8 or float8 and a scale each, in one pass over memory."""
+"""Quantization of vectors to int8 or float8 with a scale each, in one pass over memory."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def _quantize(X, OUT, SCALES, rows, n, LIMIT: tl.constexpr, ROWS: tl.constexpr, 
 
 
 def quantize_vectors(x: Tensor, dtype: torch.dtype, limit: float) -> tuple[Tensor, Tensor]:
-    """See ``kernels.quantize.quantize_vectors``; ``limit``: the largest number of ``dtype``."""
+    """``kernels.quantize.quantize_vectors`` of CUDA tensors; ``limit``: the largest number of ``dtype``."""
     x, n = x.contiguous(), x.shape[-1]
     out = torch.empty(x.shape, dtype=dtype, device=x.device)
     scales = torch.empty(x.shape[:-1], dtype=torch.float32, device=x.device)

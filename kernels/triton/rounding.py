@@ -1,4 +1,4 @@
-"""Rounding to whole numbers, which Triton has no portable function for."""
+"""Rounding to integers, for which Triton has no portable function."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import triton.language as tl
 
 @triton.jit
 def round_to_even(x):
-    """The nearest whole number of a float32 below 2**22 in magnitude, of two the even one, as ``torch.round``.
+    """Round a float32 below 2**22 in magnitude to the nearest integer, ties to even, as ``torch.round``.
 
-    Added to 1.5 * 2**23 there are no bits left for a fraction, and the sum is rounded so.
+    A sum with 1.5 * 2**23 has no bits left for a fraction, so it is rounded that way.
     """
     return (x.to(tl.float32) + 12582912.0) - 12582912.0

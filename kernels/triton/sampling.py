@@ -1,12 +1,12 @@
-"""Drawing tokens: bias and penalties, temperature, top-k, top-p, min-p and the draw, without sorting.
+"""Sampling of tokens with bias, penalties, temperature, top-k, top-p and min-p, without sorting.
 
 Filters keep the logits that reach a threshold (``engine.sampling.sampler``). A float32's bits order as the number does,
-so the threshold is an integer, and it is found by cutting the interval that contains it into eight, again and again:
-each pass over the row counts or weighs what lies above seven cuts. Passes after the first read from the second-level
+so the threshold is an integer, and it is found by dividing the interval that contains it by eight, again and again:
+each pass over the row counts or weighs the logits above seven cuts. Passes after the first read from the second-level
 cache.
 
-The draw is an exponential race. Its Gumbel noise is float64, as on the CPU, but is only computed in blocks where a
-bound in float32 says that somebody may overtake the best so far: about as often as records are broken.
+Sampling is an exponential race. Its Gumbel noise is float64, as on the CPU, but it is only computed in blocks where a
+bound in float32 allows a token to overtake the best one so far, which happens about as often as records are broken.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def _apply_penalties(LOGITS, STARTS, TOKENS, BIAS, SEEN, COUNTS, SETTINGS, strid
 
 @triton.jit
 def _ordered(x):
-    """Integers that order as the floats do."""
+    """Return integers that order as the floats do."""
     bits = tl.where(x == 0, 0.0, x).to(tl.int32, bitcast=True)
     return bits ^ ((bits >> 31) & 0x7FFFFFFF)
 
@@ -55,7 +55,7 @@ def _unordered(key):
 
 @triton.jit
 def _above(X, vocab, key, top, slope, BLOCK: tl.constexpr):
-    """The mass of the logits above a key, that of the likeliest being 1."""
+    """Return the sum of the weights of the logits above a key; the weight of the likeliest is 1."""
     total = tl.zeros([BLOCK], tl.float64)
     for first in tl.range(0, vocab, BLOCK, num_stages=3):
         x = tl.load(X + first + tl.arange(0, BLOCK), mask=first + tl.arange(0, BLOCK) < vocab, other=float("-inf"))
@@ -65,12 +65,14 @@ def _above(X, vocab, key, top, slope, BLOCK: tl.constexpr):
 
 @triton.jit
 def _threshold(X, vocab, goal, lowest, highest, top, slope, BY_MASS: tl.constexpr, BLOCK: tl.constexpr):
-    """The smallest key among the logits above which there is less than ``goal``, in number or in mass, and how much
-    that is. It is above ``lowest``, and at most ``highest``, the key of the largest logit."""
+    """Return the smallest key of a logit above which the count or mass is less than ``goal``, and that count or mass.
+
+    It is above ``lowest``, and at most ``highest``, the key of the largest logit.
+    """
     low, high = lowest.to(tl.int64), highest.to(tl.int64)
     above_high = 0.0
     step = tl.arange(0, 8)
-    # The first cuts are equally far apart as logits: as bits, half of all numbers are smaller than one.
+    # The first cuts are equally spaced as logits: as bits, half of all numbers are smaller than one.
     cuts = tl.maximum(_ordered(top - (7 - step).to(tl.float32) * (2.0 / slope)).to(tl.int64), low)
     while high - low > 1:
         cut = cuts.to(tl.int32)
@@ -133,7 +135,7 @@ def _sample(
             goal = top_k.to(tl.float32)
             floor, above = _threshold(X, vocab, goal, floor - 1, highest, top, slope, False, BLOCK)
             if top_p < 1:
-                # Of the logits that tie with the last one, top-p sees as many as make the number full.
+                # Of the logits that tie with the last one, top-p counts as many as make up the k.
                 last = tl.exp((_unordered(floor) - top) * slope)
                 mass = (_above(X, vocab, floor, top, slope, BLOCK) + (goal - above) * last).to(tl.float32)
         if top_p < 1:
@@ -173,7 +175,7 @@ def _sample(
 def apply_penalties(
     logits: Tensor, starts: Tensor, tokens: Tensor, bias: Tensor, seen: Tensor, counts: Tensor, settings: Tensor
 ) -> None:
-    """See ``kernels.sampling.sampling.apply_penalties``."""
+    """``kernels.sampling.sampling.apply_penalties`` of CUDA tensors."""
     rows = len(logits)
     if rows:
         # Products and sums are rounded one by one, as they are on the CPU.
@@ -187,7 +189,7 @@ def sample(
     logits: Tensor, temperature: Tensor, top_p: Tensor, min_p: Tensor, top_k: Tensor,
     seed: Tensor, key: Tensor, position: Tensor, purpose: int,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """See ``kernels.sampling.sampling.sample``."""
+    """``kernels.sampling.sampling.sample`` of CUDA tensors."""
     rows, vocab = logits.shape
     tokens = torch.empty(rows, dtype=torch.int64, device=logits.device)
     logprobs = torch.empty(rows, dtype=torch.float64, device=logits.device)

@@ -1,7 +1,7 @@
 """Products of 8-bit weights and 8-bit activations, with scales for rows and channels or for blocks of 128 inputs.
 
 Transposed as in ``weight_only``. Sums of int8 products are exact. The matrix units add float8 products with few bits;
-with blocks each sum of 128 is scaled and added in float32, without them as often.
+so each sum of 128, which with blocks is scaled too, is added to a float32 sum.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.triton.split import parts_for, sum_parts
+from kernels.triton.split import count_parts, sum_parts
 
 
 @triton.jit
@@ -56,9 +56,12 @@ def _scaled(
 def scaled(
     x: Tensor, row_scales: Tensor, weight: Tensor, scales: Tensor, bias: Tensor | None, dtype: torch.dtype
 ) -> Tensor:
-    """``x @ weight.T`` with scales, and ``bias``, in ``dtype``. ``x``: ``[rows, in]`` of the type of ``weight`` ``[out,
+    """Return ``x @ weight.T`` with scales and ``bias``, in ``dtype``.
+
+    ``x``: ``[rows, in]`` of the type of ``weight`` ``[out,
     in]``. ``row_scales`` and ``scales``: ``[rows]`` and ``[out]``, or ``[rows, in / 128]`` and ``[ceil(out / 128), in /
-    128]``."""
+    128]``.
+    """
     (rows, into), out, blocks = x.shape, len(weight), scales.dim() == 2
     result = torch.empty(rows, out, dtype=dtype, device=x.device)
     if rows == 0:
@@ -68,7 +71,7 @@ def scaled(
     if rows > 64:  # two sums need twice the registers
         tall, wide, warps, stages = 64 if blocks else 128, 128, 8, 3
     grid, steps = (triton.cdiv(out, wide), triton.cdiv(rows, tall)), into // deep
-    parts = parts_for(x, grid[0] * grid[1], steps, 2)
+    parts = count_parts(x, grid[0] * grid[1], steps, 2)
     target = result if parts == 1 else torch.empty(parts, rows, out, dtype=torch.float32, device=x.device)
     _scaled[(*grid, parts)](
         x.contiguous(), row_scales.contiguous(), weight.contiguous(), scales.contiguous(),

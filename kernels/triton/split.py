@@ -1,4 +1,4 @@
-"""How products share the work among programs, and the sum of the parts when the inner dimension is cut too."""
+"""Split-K: products whose inner dimension is cut into parts, and the sum of the parts."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import triton.language as tl
 from torch import Tensor
 
 _BLOCK = 1024
-_MOST = 16
-"""Parts of one sum. To write and add up more costs more than they hide."""
+_MAX_PARTS = 16
+"""Writing and adding more parts costs more than they hide."""
 
 
 @triton.jit
@@ -27,7 +27,7 @@ def _sum_parts(PARTS, BIAS, OUT, size, n, parts, HAS_BIAS: tl.constexpr, BLOCK: 
 
 
 def sum_parts(parts: Tensor, bias: Tensor | None, out: Tensor) -> None:
-    """``out`` ``[rows, n]`` becomes the sum of float32 ``parts`` ``[parts, rows, n]``, in their order, and ``bias``."""
+    """Write the sum of float32 ``parts`` ``[parts, rows, n]``, in order, and ``bias`` to ``out`` ``[rows, n]``."""
     size = out.numel()
     _sum_parts[(triton.cdiv(size, _BLOCK),)](
         parts, parts if bias is None else bias, out, size, out.shape[1], len(parts),
@@ -35,8 +35,10 @@ def sum_parts(parts: Tensor, bias: Tensor | None, out: Tensor) -> None:
     )  # fmt: skip
 
 
-def parts_for(x: Tensor, programs: int, steps: int, resident: int) -> int:
-    """In how many parts to cut ``steps``, none with less than two, so that ``programs`` times as many give each
-    multiprocessor of the GPU ``resident`` at once."""
+def count_parts(x: Tensor, programs: int, steps: int, resident: int) -> int:
+    """Return the number of parts of ``steps``, each of two steps or more.
+
+    The number of parts times ``programs`` gives each multiprocessor about ``resident`` programs.
+    """
     processors = torch.cuda.get_device_properties(x.device).multi_processor_count if x.is_cuda else 132
-    return max(1, min(_MOST, resident * processors // programs, steps // 2))
+    return max(1, min(_MAX_PARTS, resident * processors // programs, steps // 2))

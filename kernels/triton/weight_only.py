@@ -1,8 +1,8 @@
-"""Products of 16-bit activations with weights of 4 or 8 bits, which are widened on their way into the matrix units.
+"""Products of 16-bit activations with 4-bit or 8-bit weights, which are converted to 16 bits in registers.
 
-The product is computed transposed, weights first: the matrix units want 64 rows of their first operand and as few as 8
-of the second, and take the first from registers, where the weights have just been widened. Whole numbers stay whole
-numbers there, which 16 bits hold exactly; a group's scale is applied to the float32 sum of its products.
+The product is computed transposed, weights first: the matrix units take 64 rows of their first operand and as few as 8
+of the second, and read the first from registers, where the weights have just been converted. Codes are converted
+without their scales, so 16 bits hold them exactly; the scale of a group is applied to the float32 sum of its products.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.triton.split import parts_for, sum_parts
+from kernels.triton.split import count_parts, sum_parts
 
 GPTQ, AWQ, BYTES, NF4 = 0, 1, 2, 3
 """Layouts. ``GPTQ``: int32 ``[in / 8, out]``, the nibbles of a word are consecutive inputs. ``AWQ``: int32 ``[in, out /
@@ -24,7 +24,7 @@ GPTQ, AWQ, BYTES, NF4 = 0, 1, 2, 3
 
 @triton.jit
 def unpack_gptq(words):
-    """Nibbles of words ``[rows, columns]``, lowest first: ``[rows, 8 * columns]``."""
+    """Return the nibbles of words ``[rows, columns]``, lowest first: ``[rows, 8 * columns]``."""
     x = tl.interleave(words, words >> 16)
     x = tl.interleave(x, x >> 8)
     return tl.interleave(x, x >> 4) & 15
@@ -32,7 +32,7 @@ def unpack_gptq(words):
 
 @triton.jit
 def unpack_awq(words):
-    """The same for AWQ's order of nibbles: 0 4 1 5 2 6 3 7."""
+    """Return the nibbles in AWQ's order, 0 4 1 5 2 6 3 7."""
     x = tl.interleave(words, words >> 8)
     x = tl.interleave(x, x >> 4)
     return tl.interleave(x, x >> 16) & 15
@@ -40,8 +40,11 @@ def unpack_awq(words):
 
 @triton.jit
 def _centred(q, zero, DTYPE: tl.constexpr):
-    """``q - zero`` as floats, for integers from 0 to 15. Set below the leading bit of a power of two whose last place
-    is 1, an integer is a float without a conversion; the difference with the same power is exact."""
+    """Return ``q - zero`` as floats, for integers from 0 to 15, without a conversion.
+
+    The integer is or-ed into the last bits of a power of two whose last place is worth 1; the difference with the same
+    power is exact.
+    """
     if tl.bfloat16 == DTYPE:
         centred = (q | 0x4300).to(tl.int16).to(tl.bfloat16, bitcast=True) - (zero + 128).to(tl.bfloat16)
     elif tl.float16 == DTYPE:
@@ -109,7 +112,7 @@ def _int4_vector(
     X, W, SCALES, ZEROS, ORDER, OUT, out, into, group, w_stride, steps,
     LAYOUT: tl.constexpr, HAS_ORDER: tl.constexpr, N: tl.constexpr, K: tl.constexpr,
 ):  # fmt: skip
-    """One row: without the matrix units, which would multiply mostly zeros."""
+    """The product of one row, without the matrix units, which would multiply mostly zeros."""
     part = tl.program_id(1)
     n = tl.program_id(0) * N + tl.arange(0, N)
     some = n < out
@@ -139,10 +142,13 @@ def weight_only(
     x: Tensor, weight: Tensor, scales: Tensor, bias: Tensor | None, layout: int, *,
     zeros: Tensor | None = None, codes: Tensor | None = None, order: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
-    """``x @ dequantized.T + bias`` for ``x`` ``[rows, in]``. ``scales``: ``[groups, out]``; ``zeros``: the same, uint8
+    """Return ``x @ dequantized.T + bias`` for ``x`` ``[rows, in]``.
+
+    ``scales``: ``[groups, out]``; ``zeros``: the same, uint8
     for 4-bit integers, floats for bytes, which may have none; ``codes``: float32 ``[16]``, for NF4; ``order``: int32
     ``[in]``, the column of ``x`` that each input of the weight is. ``in`` is a multiple of the group size, and that of
-    16."""
+    16.
+    """
     x = x if x.stride(-1) == 1 else x.contiguous()
     weight, scales = weight.contiguous(), scales.contiguous()
     (rows, into), (groups, out) = x.shape, scales.shape
@@ -155,7 +161,7 @@ def weight_only(
     if rows == 1 and layout in (GPTQ, AWQ):
         wide, deep = 128, math.gcd(group, 128 if layout == GPTQ else 32)
         columns, steps = triton.cdiv(out, wide), into // deep
-        parts = parts_for(x, columns, steps, 8)
+        parts = count_parts(x, columns, steps, 8)
         partial = torch.empty(parts, 1, out, dtype=torch.float32, device=x.device)
         _int4_vector[(columns, parts)](
             x, weight, scales, zeros, weight if order is None else order, partial, out, into, group,
@@ -167,7 +173,7 @@ def weight_only(
     tall, wide, deep, warps, stages = _tiles(rows, group)
     grid = triton.cdiv(out, wide), triton.cdiv(rows, tall)
     steps = into // deep
-    parts = parts_for(x, grid[0] * grid[1], steps, 4)
+    parts = count_parts(x, grid[0] * grid[1], steps, 4)
     target = result if parts == 1 else torch.empty(parts, rows, out, dtype=torch.float32, device=x.device)
     _weight_only[(*grid, parts)](
         x, weight, scales, zeros, codes, weight if order is None else order, scales if bias is None else bias, target,
@@ -181,7 +187,7 @@ def weight_only(
 
 
 def _tiles(rows: int, group: int) -> tuple[int, int, int, int, int]:
-    """Rows, outputs and inputs of one tile, warps and pipeline stages."""
+    """Return the rows, outputs and inputs of a tile, the warps and the pipeline stages."""
     if rows <= 64:
         return max(16, triton.next_power_of_2(rows)), 64, math.gcd(group, 128), 4, 4
     return 128, 128, math.gcd(group, 64), 8, 3
