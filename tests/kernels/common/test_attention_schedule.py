@@ -1,4 +1,4 @@
-"""How attention is cut into tiles: everything once, and in pieces of equal size."""
+"""Attention is cut into tiles that cover every key once, in chunks of equal size."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_chunks_of_unequal_contexts_are_of_similar_length() -> None:
     assert (tiles[:, END] - tiles[:, BEGIN]).max() <= 1.1 * (30000 + 2100) * KV_HEADS / 264
 
 
-def test_partial_results_have_a_place_each_and_are_all_merged() -> None:
+def test_each_partial_result_has_an_index_and_is_merged_once() -> None:
     made = plan([4096, 100, 2000], [1, 2, 3]).arrays
     tiles = made["low"]
     partial = tiles[tiles[:, PARTIAL] >= 0]

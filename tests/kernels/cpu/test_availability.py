@@ -1,4 +1,4 @@
-"""Tiles are made of instructions that numba's target has, which need not be the processor at hand."""
+"""Kernels use the instructions of numba's target, which need not be those of the processor at hand."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ print(LANES)
 
 @pytest.mark.long
 @pytest.mark.parametrize(
-    ("settings", "most"),
+    ("settings", "max_lanes"),
     [
         ({"NUMBA_CPU_FEATURES": "-avx512f"}, 8),
         ({"NUMBA_CPU_NAME": "haswell", "NUMBA_CPU_FEATURES": "+avx2,+fma"}, 8),
@@ -60,9 +60,9 @@ print(LANES)
     ],
     ids=str,
 )
-def test_products_are_compiled_for_narrower_targets(settings: dict[str, str], most: int) -> None:
-    """An instruction that the target lacks would end the process."""
+def test_products_are_compiled_for_narrower_targets(settings: dict[str, str], max_lanes: int) -> None:
+    """An instruction that the target lacks would kill the process."""
     command = [sys.executable, "-c", _PRODUCTS]
     run = subprocess.run(command, capture_output=True, text=True, timeout=110, env=os.environ | settings)
     assert run.returncode == 0, run.stderr
-    assert int(run.stdout) <= most
+    assert int(run.stdout) <= max_lanes

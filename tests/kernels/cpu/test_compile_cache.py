@@ -1,4 +1,4 @@
-"""Compiled kernels are kept where that is possible, and computed where it is not."""
+"""Compiled kernels are cached in a writable folder, and compiled in memory if there is none."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from kernels.cpu.runtime.compile_cache import SOURCES, find_cache
 
 @pytest.fixture
 def sources(tmp_path: Path) -> Path:
-    """A package's folder."""
+    """The folder of a package."""
     folder = tmp_path / "package"
     folder.mkdir()
     (folder / "one.py").write_text("x = 1\n")
@@ -24,11 +24,11 @@ def sources(tmp_path: Path) -> Path:
 
 
 def _lock(folder: Path) -> None:
-    """Nothing can be written below it: it is a file. Permissions would not stop root."""
+    """Make the path a file, so that nothing can be written below it. Permissions would not stop root."""
     folder.touch()
 
 
-def test_a_chosen_folder_goes_before_all_others(sources: Path, tmp_path: Path) -> None:
+def test_a_configured_folder_comes_first(sources: Path, tmp_path: Path) -> None:
     chosen = find_cache({"NUMBA_CACHE_DIR": str(tmp_path / "chosen"), "HOME": str(tmp_path)}, sources)
     assert chosen is not None
     assert chosen.parent == tmp_path / "chosen"
@@ -50,27 +50,27 @@ def test_compiled_kernels_lie_beside_their_sources_else_in_the_users_cache(sourc
     assert moved.parent == tmp_path / "xdg" / "reasoner" / "kernels"
 
 
-def test_another_state_of_any_source_has_another_folder(sources: Path) -> None:
+def test_changed_sources_get_another_folder(sources: Path) -> None:
     before = find_cache({}, sources)
     (sources / "one.py").write_text("x = 2\n")
     assert find_cache({}, sources) not in (before, None)
 
 
 @pytest.mark.parametrize("environ", [{"NUMBA_CACHE_DIR": "LOCKED/chosen"}, {"HOME": "LOCKED"}, {}])
-def test_no_writable_folder_is_said_once_with_what_helps(
+def test_a_missing_writable_folder_is_logged_once_with_advice(
     sources: Path, tmp_path: Path, environ: dict[str, str], caplog: pytest.LogCaptureFixture
 ) -> None:
     _lock(tmp_path / "locked")
     _lock(sources / "__pycache__")
-    told = {name: value.replace("LOCKED", str(tmp_path / "locked")) for name, value in environ.items()}
+    environ = {name: value.replace("LOCKED", str(tmp_path / "locked")) for name, value in environ.items()}
     with caplog.at_level(logging.WARNING):
-        assert find_cache(told, sources) is None
+        assert find_cache(environ, sources) is None
     (record,) = caplog.records
     assert "compiled in memory" in record.message
     assert "set NUMBA_CACHE_DIR" in record.message
 
 
-def test_kernels_compute_in_an_installation_that_nobody_can_write_to(tmp_path: Path) -> None:
+def test_kernels_run_in_a_read_only_installation(tmp_path: Path) -> None:
     shutil.copytree(SOURCES.parent, tmp_path / "kernels", ignore=shutil.ignore_patterns("__pycache__"))
     _lock(tmp_path / "kernels" / "cpu" / "__pycache__")
     code = (

@@ -1,4 +1,4 @@
-"""Numbers of 8 bits in the processor's vectors, against torch's conversions."""
+"""Conversions of 8-bit numbers inside kernels against those of torch."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from kernels.cpu.simd.vector import load, store
 
 
 @kernel
-def _widened(address: Any) -> None:
+def _to_float32(address: Any) -> None:
     """``(codes, out, count, is_int8)``."""
     a, _, _ = read_arguments(address)
     for i in range(0, a[2], 16):
@@ -21,7 +21,7 @@ def _widened(address: Any) -> None:
 
 
 @kernel
-def _narrowed(address: Any) -> None:
+def _to_8_bits(address: Any) -> None:
     """``(numbers, out, count, is_int8)``."""
     a, _, _ = read_arguments(address)
     for i in range(0, a[2], 16):
@@ -32,10 +32,10 @@ def _narrowed(address: Any) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.int8, torch.float8_e4m3fn], ids=str)
-def test_every_code_is_widened_as_torch_does(dtype: torch.dtype) -> None:
+def test_every_code_is_converted_to_float32_as_by_torch(dtype: torch.dtype) -> None:
     codes = torch.arange(256).to(torch.uint8).view(dtype)
     out = torch.empty(256)
-    _widened(codes, out, 256, int(dtype == torch.int8), threads=1)
+    _to_float32(codes, out, 256, int(dtype == torch.int8), threads=1)
     expected = codes.float()
     finite = expected.isfinite()
     assert finite.sum() == (256 if dtype == torch.int8 else 254)
@@ -43,19 +43,25 @@ def test_every_code_is_widened_as_torch_does(dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.int8, torch.float8_e4m3fn], ids=str)
-def test_numbers_are_rounded_as_torch_does(dtype: torch.dtype) -> None:
-    """Of all magnitudes; each number that has a code, and the middles of neighbours and what is beside them."""
+def test_numbers_are_rounded_to_8_bits_as_by_torch(dtype: torch.dtype) -> None:
+    """Numbers of all magnitudes, those with a code, the midpoints between these, and the floats next to midpoints."""
     generator = torch.Generator().manual_seed(0)
-    held = torch.arange(256).to(torch.uint8).view(dtype).float()
-    held = held[held.isfinite() & (held.abs() <= 448)].sort().values
-    middles = (held[1:] + held[:-1]) / 2
+    codes = torch.arange(256).to(torch.uint8).view(dtype).float()
+    codes = codes[codes.isfinite() & (codes.abs() <= 448)].sort().values
+    midpoints = (codes[1:] + codes[:-1]) / 2
     spread = torch.randn(4096, generator=generator) * torch.exp2(torch.randint(-20, 8, (4096,), generator=generator))
-    numbers = [held, middles, middles.nextafter(torch.tensor(1e9)), middles.nextafter(torch.tensor(-1e9)), spread]
+    numbers = [
+        codes,
+        midpoints,
+        midpoints.nextafter(torch.tensor(1e9)),
+        midpoints.nextafter(torch.tensor(-1e9)),
+        spread,
+    ]
     x = torch.cat(numbers)
     limit = 127 if dtype == torch.int8 else 448
     x = x.clamp(-limit, limit)
     x = torch.cat((x, torch.zeros(-len(x) % 16)))
     out = torch.empty(len(x), dtype=torch.uint8)
-    _narrowed(x, out, len(x), int(dtype == torch.int8), threads=1)
+    _to_8_bits(x, out, len(x), int(dtype == torch.int8), threads=1)
     expected = (x.round() if dtype == torch.int8 else x).to(dtype).view(torch.uint8)
     assert torch.equal(out, expected)

@@ -1,4 +1,4 @@
-"""Chains lie where their definition says, and rows of tables are those of torch."""
+"""Plans of draft chains against their definition, and gathered rows against torch."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ chain = pytest.importorskip("kernels.cpu.sampling.draft_chain")
 
 
 @pytest.mark.parametrize("depth", [1, 2, 5])
-def test_tokens_of_chains_lie_level_by_level(depth: int) -> None:
+def test_chain_tokens_are_planned_level_by_level(depth: int) -> None:
     random = np.random.default_rng(depth)
     pages = random.permutation(60).reshape(6, 10)
     starts = [(4, 17, 2), (0, 8, 1), (3, 29, 2)]  # row, tokens, due
@@ -21,12 +21,12 @@ def test_tokens_of_chains_lie_level_by_level(depth: int) -> None:
                 expected.append((row, position + 1, 4 * pages[row, position // 4] + position % 4, position))
     plan, last = torch.zeros(4, len(expected), dtype=torch.int64), torch.zeros(3, dtype=torch.int64)
     chain.plan_chains(torch.tensor(starts), pages.ctypes.data, 10, 4, plan, last, torch.tensor([depth]))
-    assert plan.T.tolist() == [list(map(int, one)) for one in expected]
+    assert plan.T.tolist() == [list(map(int, token)) for token in expected]
     assert last.tolist() == [1, 2, 4]
 
 
 @pytest.mark.parametrize("stride", [1, 3])
-def test_rows_are_looked_up_in_any_order_and_scaled(stride: int) -> None:
+def test_rows_are_gathered_in_any_order_and_scaled(stride: int) -> None:
     table = torch.randn(9, 20, generator=torch.Generator().manual_seed(0))
     index = torch.tensor([8, 0, 3, 3])
     strided = torch.zeros(4, stride, dtype=torch.int64)

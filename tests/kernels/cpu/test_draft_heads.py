@@ -1,4 +1,4 @@
-"""What heads need beside products and norms is what torch's operators compute."""
+"""The operators of draft heads against those of torch."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ heads = pytest.importorskip("kernels.cpu.sampling.draft_heads")
 
 @pytest.mark.parametrize("rows", [1, 3])
 @pytest.mark.parametrize("size", [16, 48, 127])
-def test_a_normalised_state_stands_before_what_is_beside_it(rows: int, size: int) -> None:
+def test_normalized_states_are_concatenated_with_embeddings(rows: int, size: int) -> None:
     states, beside = torch.randn(2, rows, size, generator=torch.Generator().manual_seed(0)).unbind()
     normal = torch.nn.functional.rms_norm(states.double(), (size,), eps=1e-6)
     found, right = heads.concat_normalized(states, beside, 1e-6), torch.cat((normal, beside.double()), dim=1)

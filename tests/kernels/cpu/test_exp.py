@@ -1,4 +1,4 @@
-"""The vectorisable exponential against float64's."""
+"""The exponential of loops against float64."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ def exponential(x: Tensor) -> Tensor:
     return out
 
 
-def test_it_is_right_to_float32s_precision_wherever_the_result_is_normal() -> None:
+def test_normal_results_have_float32_precision() -> None:
     x = torch.linspace(-87.3, 88.7, 1_000_003)
     expected = x.double().exp()
-    # What it promises: 4e-9 of the fit, 6e-8 of the result's rounding and as much again on the way to it.
+    # The documented error: 4e-9 of the fit, 6e-8 of the rounding of the result and as much of the steps before.
     assert ((exponential(x) - expected) / expected).abs().max() < 1e-7
 
 
-def test_denormal_results_are_right_to_their_spacing() -> None:
+def test_denormal_results_are_within_their_spacing() -> None:
     x = torch.linspace(-106, -87.3, 100_003)
     assert (exponential(x) - x.double().exp()).abs().max() < 1.01 * 2.0**-149
 

@@ -1,4 +1,4 @@
-"""Kernels run on the threads of torch, wherever torch is installed."""
+"""The library of torch's threads is found among the mapped files of the process."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-launch = pytest.importorskip("kernels.cpu.runtime.kernel")
+kernel = pytest.importorskip("kernels.cpu.runtime.kernel")
 
 MAPS = """\
 55d0a0a00000-55d0a0a01000 r--p 00000000 fe:00 131077                     /usr/bin/python3.11
@@ -18,11 +18,11 @@ MAPS = """\
 
 
 def test_a_library_is_found_in_a_folder_whose_name_has_a_space() -> None:
-    assert launch.mapped_files(MAPS) == ["/usr/bin/python3.11", "/home/me/my programs/lib/libgomp-a34b3233.so.1"]
+    assert kernel.mapped_files(MAPS) == ["/usr/bin/python3.11", "/home/me/my programs/lib/libgomp-a34b3233.so.1"]
 
 
 @pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="needs /proc, which Linux alone has")
 def test_every_mapped_file_of_this_process_is_found_whole() -> None:
-    found = launch.mapped_files(Path("/proc/self/maps").read_text())
+    found = kernel.mapped_files(Path("/proc/self/maps").read_text())
     assert found
     assert all(Path(path).exists() or path.endswith(" (deleted)") for path in found)

@@ -1,4 +1,4 @@
-"""The plan that the kernel makes of a step is the one that NumPy makes, and each token reads every key once."""
+"""The plan of the kernel equals that of the NumPy reference, and each token reads every key once."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ TILE = 8
 
 
 class Plan(NamedTuple):
-    """What ``attend`` is told: keys that tokens read for themselves, and pieces with their tokens."""
+    """The arguments of ``attend``: the keys that tokens read for themselves, and the pieces with their tokens."""
 
     rows: list[int]
     first: list[int]
@@ -80,7 +80,7 @@ def reference(rows: AttentionMetadata) -> tuple[list[tuple[int, int, int, tuple[
 
 
 @pytest.mark.parametrize("cost", [ALWAYS, USUAL, NEVER], ids=["always", "usual", "never"])
-def test_tokens_read_together_what_the_reference_says(cost: AttentionCostModel) -> None:
+def test_shared_pieces_are_those_of_the_reference(cost: AttentionCostModel) -> None:
     pieces = 0
     for seed in range(60):
         rows = Step(seed, cost).metadata
@@ -117,7 +117,7 @@ def test_every_key_is_read_once_however_deep_prefixes_are_nested() -> None:
         assert (bounds[-1], end) == (first, contexts[token])
 
 
-def test_a_window_is_read_by_each_for_itself() -> None:
+def test_keys_in_a_window_are_not_shared() -> None:
     for seed in range(20):
         rows = Step(seed, ALWAYS).metadata
         plan = planned(rows, window=9)
@@ -126,7 +126,7 @@ def test_a_window_is_read_by_each_for_itself() -> None:
             assert not plan.pieces
 
 
-def test_large_pages_are_several_for_the_kernel() -> None:
+def test_large_pages_become_several_pages_of_the_kernel() -> None:
     rows = Step(3, NEVER).metadata
     plan = planned(rows, sharing=False, blocks=3)
     assert plan.pages.tolist() == [

@@ -1,4 +1,4 @@
-"""The torch references against float64 formulas written out."""
+"""RMSNorm and RoPE against float64 formulas."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_rms_norm_equals_the_float64_formula() -> None:
     assert_rounded(rms_norm(x.requires_grad_(), weight, 1e-5).detach(), expected, bound)
 
 
-def test_rotary_turns_each_pair_by_its_position_and_frequency() -> None:
+def test_rotary_rotates_each_pair_by_position_times_frequency() -> None:
     dim, theta = 8, 5000.0
     cos, sin = rotary_tables(frequencies(dim, theta), 50)
     x, positions = random(4, 3, dim), [0, 1, 17, 49]

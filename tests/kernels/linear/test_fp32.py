@@ -1,4 +1,4 @@
-"""Products with weights that are laid out once, against float64's."""
+"""Products with float32 weights against float64."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ from torch import Tensor
 from kernels.cpu import availability
 from kernels.linear.int4 import Int4Linear
 from tests.closeness import EPS, assert_rounded
-from tests.kernels.layouts import needs_bytes, random_int4
+from tests.kernels.layouts import random_int4, require_int8_dot
 
 SHAPES = [(32, 16, 16), (33, 64, 32), (31, 48, 16), (1, 32, 32), (400, 64, 64), (100, 512, 256), (70, 1536, 128)]
 """Outputs, inputs, columns of a group."""
@@ -17,13 +17,13 @@ SHAPES = [(32, 16, 16), (33, 64, 32), (31, 48, 16), (1, 32, 32), (400, 64, 64), 
 
 @pytest.fixture
 def panels() -> None:
-    needs_bytes()
+    require_int8_dot()
 
 
 @pytest.fixture(params=["panels", "operator"])
 def layout(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     if request.param == "panels":
-        needs_bytes()
+        require_int8_dot()
     else:
         monkeypatch.setattr(availability, "HAS_INT8_DOT", False)
 
@@ -104,7 +104,7 @@ def test_groups_of_many_columns_are_split() -> None:
 
 @pytest.mark.parametrize(("out", "into"), [(50, 128), (400, 64), (512, 1536)])
 @pytest.mark.usefixtures("layout")
-def test_what_is_rounded_changes_little(out: int, into: int) -> None:
+def test_rounding_activations_changes_the_product_little(out: int, into: int) -> None:
     torch.manual_seed(out)
     codes, scales, zeros = random_int4(out, into, 32)
     scales, offset, order = scales.bfloat16().float(), torch.randn(out), torch.randperm(into)
@@ -120,6 +120,6 @@ def test_what_is_rounded_changes_little(out: int, into: int) -> None:
 
 
 @pytest.mark.usefixtures("layout")
-def test_groups_that_nobody_multiplies_are_refused() -> None:
+def test_unsupported_group_sizes_are_refused() -> None:
     with pytest.raises(ValueError, match="120 columns in 5 groups"):
         Int4Linear(torch.zeros(16, 120, dtype=torch.uint8), torch.ones(16, 5), torch.ones(16, 5))

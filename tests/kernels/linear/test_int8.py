@@ -8,7 +8,7 @@ import torch
 from kernels.cpu import availability
 from kernels.linear.int8 import Int8Linear
 from tests.closeness import EPS, assert_rounded
-from tests.kernels.layouts import needs_bytes, random_int8
+from tests.kernels.layouts import random_int8, require_int8_dot
 
 SHAPES = [(50, 128), (33, 7), (1, 1), (31, 17), (500, 1537), (400, 64), (512, 1536)]
 
@@ -20,12 +20,12 @@ def layout(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> N
         if "fbgemm" not in torch.backends.quantized.supported_engines:
             pytest.skip("needs FBGEMM")
     else:
-        needs_bytes()
+        require_int8_dot()
 
 
 @pytest.fixture
 def panels() -> None:
-    needs_bytes()
+    require_int8_dot()
 
 
 def defined(codes: torch.Tensor, scales: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
@@ -97,6 +97,6 @@ def test_the_largest_sums_do_not_overflow() -> None:
 
 
 @pytest.mark.usefixtures("layout")
-def test_more_columns_than_an_integer_surely_holds_are_refused() -> None:
+def test_too_many_columns_for_32_bit_sums_are_refused() -> None:
     with pytest.raises(ValueError, match="65537 columns"):
         Int8Linear(torch.zeros(1, 65537, dtype=torch.int8), torch.ones(1))

@@ -1,4 +1,4 @@
-"""What all products with fixed weights promise, whatever the weights are and whoever computes them."""
+"""Properties of all products with packed weights, for every type and implementation."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from kernels.cpu import availability
 from kernels.linear.fp32 import Linear, Product
 from kernels.linear.int4 import Int4Linear
 from kernels.linear.int8 import Int8Linear
-from tests.kernels.layouts import needs_bytes, random_int4, random_int8
+from tests.kernels.layouts import random_int4, random_int8, require_int8_dot
 
 Make = Callable[[int, int, bool], Product]
-"""Of outputs, inputs, and whether there is a bias."""
+"""Takes the numbers of outputs and inputs, and whether there is a bias."""
 SHAPES = [(96, 48), (48, 96), (400, 48), (33, 7), (31, 17), (1, 1), (500, 1537), (1536, 512), (512, 1536)]
 
 
@@ -50,7 +50,7 @@ def make(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Mak
         if kind == "FBGEMM" and "fbgemm" not in torch.backends.quantized.supported_engines:
             pytest.skip("needs FBGEMM")
     elif kind != "float32 panels":
-        needs_bytes()
+        require_int8_dot()
     return _KINDS[kind]
 
 
@@ -62,13 +62,13 @@ def threads() -> Iterator[None]:
 
 
 @pytest.mark.parametrize("bias", [False, True])
-def test_its_parameters_are_the_weights_and_the_bias(make: Make, bias: bool) -> None:
+def test_parameters_count_weights_and_bias(make: Make, bias: bool) -> None:
     assert make(50, 128, bias).parameters == 50 * 128 + (50 if bias else 0)
 
 
 @pytest.mark.parametrize(("out", "into"), SHAPES)
 def test_a_row_of_the_result_does_not_depend_on_the_other_rows(make: Make, out: int, into: int) -> None:
-    """Bit for bit, wherever the row stands in whatever batch."""
+    """Bit for bit, wherever the row is in a batch of any size."""
     torch.manual_seed(into)
     linear = make(out, into, True)
     x, residual = torch.randn(200, into) * torch.logspace(-2, 2, 200)[:, None], torch.randn(200, out)
@@ -93,7 +93,7 @@ def test_the_number_of_threads_changes_no_bit(make: Make, out: int, into: int) -
             assert torch.equal(linear(x[: len(result)]), result)
 
 
-def test_what_is_not_finite_stays_in_its_row_and_is_seen_there(make: Make, request: pytest.FixtureRequest) -> None:
+def test_non_finite_numbers_stay_in_their_row(make: Make, request: pytest.FixtureRequest) -> None:
     if "FBGEMM" in request.node.name:
         pytest.skip("FBGEMM rounds infinity to a number")
     torch.manual_seed(0)
@@ -106,7 +106,7 @@ def test_what_is_not_finite_stays_in_its_row_and_is_seen_there(make: Make, reque
     assert not spoilt[[7, 11, 12]].isfinite().any()
 
 
-def test_x_and_the_residual_may_be_parts_of_other_tensors(make: Make) -> None:
+def test_x_and_the_residual_may_be_strided(make: Make) -> None:
     torch.manual_seed(0)
     linear, wide, long = make(70, 64, True), torch.randn(20, 76), torch.randn(76, 20)
     residual = torch.randn(20, 100)[:, 30:]
@@ -122,23 +122,23 @@ def test_a_row_of_zeros_gives_zeros(make: Make) -> None:
     assert not make(50, 128, False)(x)[[0, 2]].any()
 
 
-def test_no_rows_give_none(make: Make) -> None:
+def test_no_rows_give_no_rows(make: Make) -> None:
     linear = make(70, 64, True)
     if not linear.is_kernel and isinstance(linear, Int8Linear):
-        pytest.skip("FBGEMM wants a row")
+        pytest.skip("FBGEMM needs a row")
     assert linear(torch.randn(0, 64)).shape == (0, 70)
 
 
 @pytest.mark.parametrize("x", [torch.zeros(3, 63), torch.zeros(3, 64, dtype=torch.bfloat16)])
-def test_what_does_not_fit_the_weights_is_refused(make: Make, x: torch.Tensor) -> None:
+def test_x_of_a_wrong_shape_or_type_is_refused(make: Make, x: torch.Tensor) -> None:
     with pytest.raises((ValueError, RuntimeError)):
         make(70, 64, True)(x)
 
 
-def test_a_residual_that_does_not_fit_the_product_is_refused(make: Make) -> None:
+def test_a_residual_of_a_wrong_shape_or_type_is_refused(make: Make) -> None:
     linear = make(70, 64, True)
     if not linear.is_kernel:
-        pytest.skip("only ours looks")
+        pytest.skip("only the kernels check")
     for residual in (torch.zeros(3, 69), torch.zeros(3, 70, dtype=torch.bfloat16)):
         with pytest.raises(ValueError, match="residual"):
             linear.add(torch.zeros(3, 64), residual)

@@ -1,5 +1,7 @@
-"""The public functions launch their kernels where they are given tensors of a GPU, and answer in the shapes and types
-of a CPU. Nothing is compiled here: the tensors only say that they are on a GPU, and launches are written down."""
+"""The public functions launch their kernels for GPU tensors, with results of the shapes and types of a CPU.
+
+Nothing is compiled: the tensors only claim to be on a GPU, and launches are recorded.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,7 @@ ROWS, IN, OUT = 5, 256, 128
 
 
 class OnGpu(Tensor):
-    """A tensor without memory that passes for one of a GPU, and so does what is made of it."""
+    """A tensor without memory that claims to be on a GPU, as do tensors computed from it."""
 
     is_cuda = True
 
@@ -117,12 +119,12 @@ CASES: dict[str, tuple[Callable[[Make], Tensor | tuple[Tensor, ...]], list[str]]
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_a_gpu_gets_kernels_and_the_same_kind_of_result(name: str, launched: list[str]) -> None:
+def test_gpu_tensors_launch_kernels_with_the_same_kind_of_result(name: str, launched: list[str]) -> None:
     call, kernels = CASES[name]
     expected = call(zeros)
     assert launched == []
     result = call(like_gpu)
-    # A sum that is cut is added up by another kernel.
+    # With split-K another kernel adds the parts.
     assert [kernel for kernel in launched if kernel != "_sum_parts"] == kernels
     for ours, plain in zip(*(x if isinstance(x, tuple) else (x,) for x in (result, expected)), strict=True):
         assert (ours.shape, ours.dtype) == (plain.shape, plain.dtype)

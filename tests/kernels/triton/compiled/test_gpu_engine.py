@@ -65,7 +65,7 @@ LAUNCHED = {
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_a_decoding_step_of_quantised_weights_is_kernels_alone(
+def test_a_decoding_step_with_quantized_weights_launches_only_kernels(
     method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On tensors without numbers, none of which the host could read: nothing is waited for. Nothing is compiled: that

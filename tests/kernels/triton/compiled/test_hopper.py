@@ -28,7 +28,7 @@ def test_a_product_uses_the_matrix_units_and_wide_loads() -> None:
     assert 0 < kernel.occupancy <= 1
 
 
-def test_spilled_registers_are_seen() -> None:
+def test_spilled_registers_are_detected() -> None:
     a, c = torch.empty(64, 64, dtype=torch.bfloat16, device="meta"), torch.empty(64, 64, device="meta")
     with compiling() as made:
         _dot[(1,)](a, a, c, 64, num_warps=1, maxnreg=32)

@@ -53,7 +53,9 @@ CASES: list[tuple[str, Callable[[], object], int, float, int]] = [
 @pytest.mark.parametrize(
     ("launch", "registers", "occupancy", "wide"), [pytest.param(*case[1:], id=case[0]) for case in CASES]
 )
-def test_what_the_compiler_makes(launch: Callable[[], object], registers: int, occupancy: float, wide: int) -> None:
+def test_compiled_kernels_meet_their_limits(
+    launch: Callable[[], object], registers: int, occupancy: float, wide: int
+) -> None:
     with compiling() as made:
         launch()
     [kernel] = made

@@ -64,7 +64,9 @@ CASES: list[tuple[str, Callable[[], object], str, int, float]] = [
 @pytest.mark.parametrize(
     ("launch", "unit", "registers", "occupancy"), [pytest.param(*case[1:], id=case[0]) for case in CASES]
 )
-def test_what_the_compiler_makes(launch: Callable[[], object], unit: str, registers: int, occupancy: float) -> None:
+def test_compiled_kernels_meet_their_limits(
+    launch: Callable[[], object], unit: str, registers: int, occupancy: float
+) -> None:
     with compiling() as made:
         launch()
     kernel = made[0]

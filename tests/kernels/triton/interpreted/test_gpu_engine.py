@@ -29,7 +29,7 @@ LAWS: list[dict[str, object]] = [
 @pytest.mark.skipif(DEVICE != "cpu", reason="on a GPU tests/engine/runner/test_gpu_engine.py runs the engine as it is")
 @pytest.mark.long  # the quick one is below: W8A8 goes through the same attention and draw
 @pytest.mark.parametrize("kv_dtype", KV_DTYPES)
-def test_the_kernels_draw_the_tokens_that_the_cpu_draws(
+def test_kernels_sample_the_tokens_that_the_cpu_samples(
     kv_dtype: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     save_checkpoint("qwen3", tmp_path)
@@ -52,7 +52,7 @@ def test_the_kernels_draw_the_tokens_that_the_cpu_draws(
 
 @pytest.mark.skipif(DEVICE != "cpu", reason="on a GPU tests/engine/quantization/test_gpu.py runs the engine as it is")
 @pytest.mark.parametrize("method", mostly_long(["W8A8", "int8", "gptq", "fp8", "nf4"], every=5))
-def test_quantised_weights_go_through_their_kernels_and_draw_the_same_tokens(
+def test_quantized_weights_use_their_kernels_and_sample_the_same_tokens(
     method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As with the kernels' references, but for a few activations that round to other codes."""

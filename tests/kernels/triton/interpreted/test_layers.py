@@ -82,7 +82,7 @@ def tokens(dim: int, turned: int, dtype: torch.dtype) -> list[Tensor]:
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize(("dim", "turned"), [(32, 32), (24, 24), (48, 20)])
-def test_queries_are_turned_and_keys_and_values_are_where_they_belong(
+def test_queries_are_rotated_and_keys_and_values_written_to_their_slots(
     dim: int, turned: int, dtype: torch.dtype
 ) -> None:
     """Padding is written nowhere, and what other tokens wrote stays."""

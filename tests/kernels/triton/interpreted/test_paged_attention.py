@@ -53,7 +53,7 @@ def test_steps_of_every_kind_agree_with_float64(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["a chunk of a prompt and a token", "trees"])
 @pytest.mark.parametrize("window", [1, 5, 40])
-def test_windows_hide_what_is_behind_them(name: str, window: int) -> None:
+def test_windows_hide_earlier_keys(name: str, window: int) -> None:
     check(STEPS[name](window=window))
     check(STEPS[name](window=window), reference)
 
@@ -85,7 +85,7 @@ def test_queries_too_large_for_float16_meet_quantized_keys() -> None:
     check(step)
 
 
-def test_padding_is_no_work() -> None:
+def test_padding_is_skipped() -> None:
     """The tensors are larger than the step, as a captured graph's are."""
     step = Step([70, 81, 97, 70, 66], [1] * 5, shared=4)
     work = step.work()

@@ -127,7 +127,7 @@ def test_int8_weights_equal_float64(rows: int, groups: int, dtype: torch.dtype) 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("stored", [torch.int8, torch.float8_e4m3fn], ids=str)
-def test_weights_of_a_byte_with_zeros_and_an_order_equal_float64(stored: torch.dtype, dtype: torch.dtype) -> None:
+def test_int8_weights_with_zeros_and_order_equal_float64(stored: torch.dtype, dtype: torch.dtype) -> None:
     """Zeros far from the weights, whose differences 16 bits would not hold."""
     rows, into, out, groups = 5, 192, 70, 3
     weight = torch.randint(-128, 128, (out, into), generator=generator(0)).to(stored)
@@ -220,7 +220,7 @@ def test_products_of_8_bits_equal_float64(stored: torch.dtype, blocks: bool, row
     close(eight_product(case, torch.bfloat16), case.expected, torch.bfloat16)
 
 
-def test_the_plain_products_round_their_rows_and_equal_float64() -> None:
+def test_reference_products_round_rows_and_equal_float64() -> None:
     x = torch.randn(5, 256, generator=generator(0)) * torch.logspace(-2, 2, 5)[:, None]
     for stored in (torch.int8, torch.float8_e4m3fn):
         weight, _ = quantize_vectors(torch.randn(200, 256, generator=generator(1)), stored)

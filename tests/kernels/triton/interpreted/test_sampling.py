@@ -1,4 +1,4 @@
-"""The kernels draw the tokens that the engine draws on the CPU, from any law."""
+"""The kernel samples the tokens that the CPU samples, with any parameters, and applies penalties to the bit."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ VOCAB = 2100
 
 
 def laws() -> tuple[SamplingTensors, NoiseKeys]:
-    """Every kind of temperature with every kind of filter, in a random order."""
+    """Return all kinds of temperatures and filters, in a random order."""
     rng = np.random.default_rng(7)
     every = [*itertools.product((0.0, 1.0, 0.6, 1e-6, 4.0), (0, 1, 40, VOCAB - 1, 9999), (1.0, 0.9, 0.2), (0.0, 0.1))]
     temperature, top_k, top_p, min_p = np.array([every[index] for index in rng.permutation(len(every))[:16]]).T
@@ -43,8 +43,10 @@ def laws() -> tuple[SamplingTensors, NoiseKeys]:
 
 
 def logits() -> Tensor:
-    """Half of the rows rounded to bfloat16, where many logits are equal; some with impossible tokens. Rows are further
-    apart than they are long, and what is between them would win."""
+    """Return logits, half of whose rows have many equal ones, and some impossible tokens.
+
+    Rows are further apart than they are long, and the numbers between them would win.
+    """
     x = torch.randn(16, VOCAB + 3, generator=torch.Generator().manual_seed(3)) * 3
     x[:, VOCAB:] = 99
     x = x[:, :VOCAB]
@@ -61,7 +63,7 @@ def drawn(x: Tensor, law: SamplingTensors, where: NoiseKeys, module: ModuleType 
     return tokens.cpu(), logprobs.cpu()
 
 
-def test_the_kernel_and_its_reference_draw_what_the_engine_draws() -> None:
+def test_the_kernel_and_its_reference_sample_what_the_cpu_samples() -> None:
     (law, where), x = laws(), logits()
     columns = SamplingTensors(*(y.numpy() for y in law))
     expected, chances = on_cpu.sample(x, columns, NoiseKeys(*(y.numpy() for y in where)))
@@ -81,8 +83,8 @@ def test_logits_that_are_not_finite_give_no_token() -> None:
         assert logprobs.isnan().tolist() == [True, True, True, False]
 
 
-def test_another_position_draws_other_tokens() -> None:
-    """What a wrong counter would not show on the first row: no coordinate is left out."""
+def test_every_noise_key_changes_the_sample() -> None:
+    """No noise key is ignored."""
     row = [torch.ones(4, dtype=torch.float64), torch.ones(4, dtype=torch.float64), torch.zeros(4, dtype=torch.float64)]
     law = SamplingTensors(*row, torch.zeros(4, dtype=torch.int64))
     where = NoiseKeys(torch.tensor([0, 1, 0, 0]), torch.tensor([0, 0, 1, 0]), torch.tensor([0, 0, 0, 1]))
@@ -134,8 +136,11 @@ def _noise(SEED, KEY, POSITION, BITS, NOISE, BOUND, STREAM: tl.constexpr, HASH: 
 
 
 def same_noise(module: ModuleType) -> bool:
-    """Whether it is that of ``kernels.common.noise`` to the bit (the Gumbel noise: to the logarithm's last place), and
-    the bound is one, and close where the noise is large."""
+    """Return True if a module's noise is that of ``kernels.common.noise``.
+
+    The bits must be equal, the Gumbel noise up to the last place of the logarithm, and the bound a close one where the
+    noise is large.
+    """
     rng, n = np.random.default_rng(2), 4096
     where = rng.integers(-(2**63), 2**63 - 1, (3, 5))
     streams = noise.noise_streams(*where, 3)[:, None]
@@ -174,7 +179,7 @@ def test_bugs_planted_in_the_noise_are_caught(right: str, wrong: str, tmp_path: 
 
 @cache
 def ties() -> tuple[Tensor, SamplingTensors, NoiseKeys, Tensor, Tensor]:
-    """Laws whose edges fall on ties, and what is drawn from them."""
+    """Return parameters whose thresholds fall on ties, and the expected samples."""
     x = torch.tensor([4.0, 2.0, 2.0, 2.0, 1.0, -0.0]).repeat(6, 100)
     x[5, ::6] = 0.0
     full, none = torch.full((6,), 2.0, dtype=torch.float64), torch.zeros(6, dtype=torch.float64)
@@ -207,6 +212,6 @@ def test_all_tokens_that_tie_with_the_last_one_are_kept() -> None:
         ("tl.load(POSITION + row)", "tl.load(POSITION)"),
     ],
 )
-def test_bugs_planted_in_the_draw_are_caught(right: str, wrong: str, tmp_path: Path) -> None:
-    """Thresholds that miss a tie or take one more, and a row with the noise of another."""
+def test_bugs_planted_in_sampling_are_caught(right: str, wrong: str, tmp_path: Path) -> None:
+    """Thresholds that miss a tie or include one more, and a row with the noise of another."""
     assert not draws_ties(planted("sampling", right, wrong, "sampling", tmp_path))
