@@ -1,1 +1,1 @@
-"""The speed of single kernels on a GPU beside torch's own: ``python -m benchmarks.kernels``."""
+"""The speed of single GPU kernels compared with torch: ``python -m benchmarks.kernels``."""

@@ -1,4 +1,4 @@
-"""``python -m benchmarks.kernels``: times every kernel on a GPU and writes ``results.json`` and ``table.md``."""
+"""``python -m benchmarks.kernels``: time every kernel on a GPU and write ``results.json`` and ``table.md``."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ SUITES: dict[str, Callable[[], Iterator[Case]]] = {
 
 
 def main() -> int:
-    """Exit status 1 without a GPU, or when a case failed."""
+    """Run the suites; return the exit status, 1 without a GPU or if a case failed."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.kernels", description=__doc__)
     parser.add_argument("suites", nargs="*", metavar="SUITE", help=f"one of {', '.join(SUITES)} (all)")
-    parser.add_argument("--out", type=Path, default=Path("benchmarks/results/kernels"), help="folder for the results")
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--out", type=Path, default=Path("benchmarks/results/kernels"), help="folder of the results")
+    parser.add_argument("--rounds", type=int, default=5, help="timings of each case, whose median counts")
     arguments = parser.parse_args()
     if unknown := set(arguments.suites) - set(SUITES):
         parser.error(f"there is no suite {min(unknown)!r}; there are {', '.join(SUITES)}")
     if not torch.cuda.is_available():
-        print("There is no CUDA device; these kernels are timed on one.", file=sys.stderr)
+        print("there is no CUDA device, on which these kernels are timed", file=sys.stderr)
         return 1
     cases = (case for name in arguments.suites or SUITES for case in SUITES[name]())
     arguments.out.mkdir(parents=True, exist_ok=True)

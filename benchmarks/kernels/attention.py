@@ -1,7 +1,6 @@
-"""Attention to keys in pages: decoding, chunks of prompts, trees of guesses, and prefixes that many sequences share.
+"""Attention to keys in pages: decoding, chunks of prompts, trees of draft tokens, and shared prefixes.
 
-Torch's own attention is given what it likes best: each sequence's keys one after the other, of equal lengths, and not
-quantized.
+Torch's own attention gets its ideal input: the keys of each sequence contiguous, of equal lengths, and not quantized.
 """
 
 from __future__ import annotations
@@ -38,14 +37,14 @@ from kernels.quantize import LIMITS, quantize_vectors
 
 _HEADS, _KV_HEADS, _DIM, _PAGE = 32, 8, 128, 16
 _SCALE = _DIM**-0.5
-_MOST = 1 << 19
-"""Keys, all rows together, so that torch's copies of them in float32 fit as well."""
-_OWN = 64
-"""Tokens of each sequence behind a shared prefix."""
-_SHORT = (64, 128, 256, 512)
-"""Prefixes around the length from which on it pays to read them once."""
-_TREE = 16
-"""Tokens of a tree of guesses: a binary one."""
+_MAX_KEYS = 1 << 19
+"""Keys of all rows together, so that torch's copies of them in float32 fit too."""
+_OWN_TOKENS = 64
+"""Tokens of each sequence after a shared prefix."""
+_SHORT_PREFIXES = (64, 128, 256, 512)
+"""Lengths of prefixes around that from which reading them once pays."""
+_TREE_TOKENS = 16
+"""Tokens of a tree of draft tokens, a binary one."""
 
 
 @dataclass(frozen=True)
@@ -62,21 +61,21 @@ class _Step:
 def cases(
     batches: tuple[int, ...] = (1, 16, 64), contexts: tuple[int, ...] = (1024, 4096, 32768), prompt: int = 2048
 ) -> Iterator[Case]:
-    """Decoding for so many sequences of so many tokens; the other kinds for the second of each."""
+    """Yield decoding for all batch sizes and contexts; the other kinds for the second of each."""
     for stored in (torch.bfloat16, *LIMITS):
         for rows in batches:
             for context in contexts:
-                if rows * context > _MOST:
+                if rows * context > _MAX_KEYS:
                     continue
                 name = f"decode, {str(stored).removeprefix('torch.')}, {rows} × {context}"
                 yield _case(name, _Step(rows, 1, context, stored))
     rows, context = batches[1], contexts[1]
     yield _case(f"{prompt} tokens of a prompt behind {context}", _Step(1, prompt, context + prompt))
-    yield _case(f"trees of {_TREE} tokens, {rows} × {context}", _Step(rows, _TREE, context, tree=True))
+    yield _case(f"trees of {_TREE_TOKENS} tokens, {rows} × {context}", _Step(rows, _TREE_TOKENS, context, tree=True))
     for rows in batches[1:]:
-        for prefix in (*_SHORT, *contexts):
+        for prefix in (*_SHORT_PREFIXES, *contexts):
             name = f"{rows} branches of a prefix of {prefix}"
-            yield _case(name, _Step(rows, 1, prefix + _OWN, prefix=prefix))
+            yield _case(name, _Step(rows, 1, prefix + _OWN_TOKENS, prefix=prefix))
 
 
 def _case(name: str, step: _Step) -> Case:
@@ -109,12 +108,12 @@ def _runs(device: torch.device, step: _Step) -> Runs:
 
 
 def _torch(device: torch.device, step: _Step, q: Tensor, numbers: Tensor, pages: Ints) -> tuple[dict[str, Run], Run]:
-    """Torch's attention to the same keys, ``[rows, heads, keys, dim]`` each, and in float32."""
+    """Return torch's attention to the same keys, ``[rows, heads, keys, dim]``, and that in float32."""
     index = torch.from_numpy(pages).to(device)
     k, v = (x[:, index].transpose(0, 1).flatten(2, 3)[:, :, : step.context].contiguous() for x in numbers)
     own = q.view(step.rows, step.queries, _HEADS, _DIM).transpose(1, 2).contiguous()
     mask = None if step.queries == 1 else torch.from_numpy(_seen(step)).to(device)
-    # Torch's fastest kernel takes no mask, but knows this one by name.
+    # Torch's fastest kernel takes no mask, except this one by name.
     named = None if step.tree or mask is None else causal_lower_right(step.queries, step.context)
 
     def dense(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
@@ -141,21 +140,21 @@ def _blocks(step: _Step, mask: Tensor) -> BlockMask:
 
 
 def _seen(step: _Step) -> npt.NDArray[np.bool_]:
-    """``[queries, context]``."""
+    """Return which keys each query sees, ``[queries, context]``."""
     before = step.context - step.queries
     own = _tree() if step.tree else np.tri(step.queries, dtype=np.bool_)
     return np.concatenate((np.ones((step.queries, before), np.bool_), own), axis=1)
 
 
 def _tree() -> npt.NDArray[np.bool_]:
-    sees = np.eye(_TREE, dtype=np.bool_)
-    for token in range(1, _TREE):
+    sees = np.eye(_TREE_TOKENS, dtype=np.bool_)
+    for token in range(1, _TREE_TOKENS):
         sees[token] |= sees[(token - 1) // 2]
     return sees
 
 
 def _pages(step: _Step) -> Ints:
-    """``[rows, pages]``, in no order."""
+    """Return a page table ``[rows, pages]``, in random order."""
     shared, own = step.prefix // _PAGE, -(-(step.context - step.prefix) // _PAGE)
     order = np.random.default_rng(0).permutation(shared + step.rows * own)
     common = np.broadcast_to(order[:shared], (step.rows, shared))
@@ -163,7 +162,7 @@ def _pages(step: _Step) -> Ints:
 
 
 def _work(device: torch.device, step: _Step, pages: Ints, *, together: bool) -> AttentionTiles:
-    """``together``: the shared prefix is read once for all rows."""
+    """Plan the tiles; ``together``: the shared prefix is read once for all rows."""
     rows, tokens = np.arange(step.rows), np.arange(step.rows * step.queries)
     before, ones = step.context - step.queries, np.ones(step.rows, np.int64)
     depth = _tree().sum(axis=1) - 1 if step.tree else np.arange(step.queries)

@@ -1,4 +1,4 @@
-"""Decoding with quantised weights on the processor, beside float32: the same engine, checkpoint and prompts."""
+"""Decoding with quantized weights on the CPU compared with float32: the same engine, checkpoint and prompts."""
 
 from __future__ import annotations
 
@@ -19,24 +19,23 @@ from benchmarks.engine.report import machine
 FLOAT = "float32"
 BATCHES = (1, 16)
 SYSTEMS = {FLOAT: (FLOAT, "auto"), **{name: (name, "auto") for name in VARIANTS}, "int8, KV int8": ("int8", "int8")}
-"""Weights, and keys and values."""
+"""Types of the weights, and of keys and values."""
 
 
 @dataclass(frozen=True, slots=True)
 class CpuPlan:
-    """What to measure."""
+    """The settings of a run."""
 
     model: str = "250M"
     rounds: int = 5
     threads: int = 1
     sizes: Mapping[str, Size] = field(default_factory=lambda: SIZES)
     cache: Path = field(default_factory=cache_folder)
-    """Where the checkpoints are kept."""
+    """Folder of the checkpoints."""
 
 
 def measure_cpu(plan: CpuPlan, listener: Listener) -> Measured:
-    """Runs the plan: in each round every one of ``SYSTEMS``, in an order that is turned around from round to round.
-    Raises ``BenchError``."""
+    """Run all of ``SYSTEMS`` in each round, in an order that is reversed from round to round. Raises ``BenchError``."""
     folder = checkpoint(plan.model, plan.sizes[plan.model], plan.cache)
     measured = Measured(versions=installed(("torch", "numpy")))
     listener.total(len(SYSTEMS) * (1 + len(BATCHES) * (plan.rounds + 1)))
@@ -73,7 +72,7 @@ def _case(batch: int, workers: Mapping[str, Worker], rounds: int, listener: List
 
 
 def document(plan: CpuPlan, measured: Measured) -> dict[str, Any]:
-    """The contract's document, with the settings and every single run beside it."""
+    """Return the document of results, with the settings and every single run."""
     return {
         "machine": machine(plan.threads, measured),
         "rows": [asdict(row) for row in measured.rows],
@@ -83,7 +82,7 @@ def document(plan: CpuPlan, measured: Measured) -> dict[str, Any]:
 
 
 def markdown(document: dict[str, Any], command: str) -> str:
-    """The table of ``table.md``."""
+    """Return the table of ``table.md``."""
     about, settings = document["machine"], document["settings"]
     lines = [
         f"`{command}`",

@@ -1,6 +1,6 @@
-"""Products with quantized weights beside the bfloat16 product of cuBLAS, at the shapes of an 8B model.
+"""Products with quantized weights compared with the bfloat16 product of cuBLAS, at the shapes of an 8B model.
 
-The rounding of activations to 8 bits is part of the time where a format asks for it. The expected result is that of the
+The time includes the rounding of activations to 8 bits if a format requires it. The expected result is that of the
 dequantized weights in float32.
 """
 
@@ -27,11 +27,11 @@ _GROUP = 128
 _FP8 = torch.float8_e4m3fn
 
 _Make = Callable[[Tensor, int, int], tuple[Run, Tensor, float]]
-"""From activations, inputs and outputs: the product, its dequantized weight, and the tolerance."""
+"""Takes activations, inputs and outputs; returns the product, its dequantized weight, and the tolerance."""
 
 
 def cases(rows: tuple[int, ...] = (1, 16, 64, 256), shapes: tuple[tuple[int, int], ...] = SHAPES) -> Iterator[Case]:
-    """Every format at so many rows."""
+    """Yield all formats at all shapes and numbers of rows."""
     for name, bits, numbers, make in _FORMATS:
         for into, out in shapes:
             for count in rows:
@@ -105,4 +105,4 @@ _FORMATS: tuple[tuple[str, float, torch.dtype, _Make], ...] = (
     ("float8 by channel", 8, _FP8, _fp8),
     ("float8 by block", 8, _FP8, _fp8_blocks),
 )
-"""With the bits of a weight, scales and zeros included where they count, and the numbers that are multiplied."""
+"""Name, bits of a weight with its scales and zeros, type of the numbers that are multiplied, and constructor."""

@@ -1,9 +1,9 @@
-"""How a kernel is timed, and what its time is compared with.
+"""Timing of kernels, and the rates that they are compared with.
 
-What a kernel reads must come from memory, as it does between the layers of a model: its inputs are there several times
-over, more than twice what the second-level cache holds, and calls take turns among them. Calls are captured in a CUDA
-graph, so that the time is the GPU's alone. Competitors take turns too, in an order that is reversed from round to
-round, and the median of the rounds counts. Before anything is timed, its result is compared with the expected one.
+The inputs of a kernel must come from memory, as they do between the layers of a model. So there are several sets of
+inputs, more than twice the second-level cache, and calls take turns among them. Calls are captured in a CUDA graph, so
+that only the GPU is timed. Competitors take turns too, in an order that is reversed from round to round, and the median
+of the rounds counts. Before anything is timed, its result is compared with the expected one.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 _CALLS = 40
-"""Calls in one graph, about."""
+"""Approximate number of calls in a graph."""
 _SETS = 256
-"""Most sets of inputs."""
+"""Maximum number of sets of inputs."""
 _SQUARE = 8192
 
 
@@ -38,36 +38,37 @@ class Runs(NamedTuple):
     peers: dict[str, Run]
     """Other ways to the same result, by name."""
     expected: Run
-    """What the result should be; may be slow."""
+    """Computes the expected result; may be slow."""
     tolerance: float
-    """Largest difference from that, relative to the largest number in it."""
+    """Largest difference from the expected result, relative to its largest number."""
     alike: bool = True
-    """Whether the peers' results are the expected one too."""
+    """True if the peers compute the expected result too."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """Something to time."""
+    """A kernel with some inputs, to be timed."""
 
     name: str
     moved: int
-    """Bytes that have to be read and written, at the least."""
+    """Bytes that must be read and written at least."""
     build: Callable[[torch.device], Runs]
-    """New inputs at each call."""
+    """Makes new inputs at each call."""
     work: float = 0
-    """Operations of its products, where the matrix units may be what limits it; a multiplication and an addition are
-    two."""
+    """Operations of its products if the matrix units may limit it; a multiply-add is two."""
     numbers: torch.dtype = torch.bfloat16
-    """Of its products."""
+    """Type of the numbers in its products."""
 
 
 class WrongResultError(Exception):
-    """A kernel that is to be timed computes something else."""
+    """A kernel computes a wrong result."""
 
 
 def documents(cases: Iterable[Case], *, rounds: int, progress: Callable[[str], None]) -> Iterator[dict[str, Any]]:
-    """Times all cases on the current GPU: after each the document of what there is by then, so that a run that is cut
-    off leaves something. A case that fails, or whose result is wrong, says why and is not timed."""
+    """Time all cases on the current GPU; yield the document of results so far after each case.
+
+    So an interrupted run leaves something. A case that fails, or whose result is wrong, is reported and not timed.
+    """
     device = torch.device("cuda")
     about = torch.cuda.get_device_properties(device)
     copy, peak = copy_rate(device), cache(partial(matrix_rate, device))
@@ -94,7 +95,7 @@ def documents(cases: Iterable[Case], *, rounds: int, progress: Callable[[str], N
 
 
 def markdown(document: dict[str, Any]) -> str:
-    """The document as a table."""
+    """Format the document as a table."""
     about = document["machine"]
     lines = [
         f"{about['gpu']} ({about['clocks']}), copies {about['copy_gb_s']:.0f} GB/s (read and written); "
@@ -113,8 +114,8 @@ def markdown(document: dict[str, Any]) -> str:
 def compare(
     case: Case, device: torch.device, copy: float, peak: Callable[[torch.dtype], float], rounds: int
 ) -> list[Row]:
-    """A case's rows: its time beside every peer's, its bytes per second beside those of a copy, and its operations
-    per second beside those of a large product of such numbers."""
+    """Return the rows of a case: its time and those of its peers, its bandwidth and that of a copy, its operations per
+    second and those of a large product of such numbers."""
     torch.compiler.reset()  # it gives up on a function that has met many shapes
     room = 2 * torch.cuda.get_device_properties(device).L2_cache_size
     sets = [case.build(device) for _ in range(max(2, min(_SETS, -(-room // case.moved) + 1)))]
@@ -137,7 +138,7 @@ def compare(
 
 
 def check(name: str, runs: Runs) -> None:
-    """Raises ``WrongResultError`` unless ours and every peer compute what is expected."""
+    """Raise ``WrongResultError`` unless the kernel and all peers compute the expected result."""
     expected = runs.expected().double()
     for who, run in {"ours": runs.ours, **(runs.peers if runs.alike else {})}.items():
         error = float((run().double() - expected).abs().max() / expected.abs().max().clamp_min(1e-30))
@@ -146,7 +147,7 @@ def check(name: str, runs: Runs) -> None:
 
 
 def copy_rate(device: torch.device) -> float:
-    """Bytes that a copy reads and writes per second."""
+    """Return the bytes that a copy reads and writes per second."""
     source = torch.empty(1 << 30, dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
     graph, calls = _captured([lambda: target.copy_(source)])
@@ -154,7 +155,7 @@ def copy_rate(device: torch.device) -> float:
 
 
 def matrix_rate(device: torch.device, numbers: torch.dtype) -> float:
-    """Operations per second of torch's own product of large square matrices of such numbers."""
+    """Return the operations per second of torch's product of large square matrices."""
     random = [torch.randn(_SQUARE, _SQUARE, device=device) for _ in range(2)]
     if numbers == torch.int8:
         a, b = ((x * 30).clamp(-127, 127).to(numbers) for x in random)
@@ -171,14 +172,16 @@ def matrix_rate(device: torch.device, numbers: torch.dtype) -> float:
 
 
 def compiled(function: Callable[P, R], device: torch.device) -> Callable[P, R]:
-    """``function`` through torch's compiler, on a GPU; elsewhere as it is. It should get all tensors as arguments, so
-    that it is compiled once for all sets of inputs."""
+    """Compile ``function`` with torch's compiler on a GPU; return it unchanged elsewhere.
+
+    All tensors should be arguments, so that it is compiled once for all sets of inputs.
+    """
     fast: Callable[P, R] = torch.compile(function, dynamic=False) if device.type == "cuda" else function
     return fast
 
 
 def _clocks() -> str:
-    """Of the processors and the memory, under the load that was just there."""
+    """Return the clocks of processors and memory, right after the load."""
     command = ["nvidia-smi", "--query-gpu=clocks.sm,clocks.mem", "--format=csv,noheader"]
     try:
         answer = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True).stdout
@@ -188,7 +191,7 @@ def _clocks() -> str:
 
 
 def _captured(runs: list[Run]) -> tuple[torch.cuda.CUDAGraph, int]:
-    """A graph of the runs in turn, and how many calls it has."""
+    """Return a graph of the runs in turn, and its number of calls."""
     for run in runs[:3]:  # compiles, and lets libraries choose
         run()
     torch.cuda.synchronize()
@@ -201,7 +204,7 @@ def _captured(runs: list[Run]) -> tuple[torch.cuda.CUDAGraph, int]:
 
 
 def _seconds(graph: torch.cuda.CUDAGraph, calls: int) -> float:
-    """Of one call."""
+    """Return the time of one call."""
     graph.replay()
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
     start.record()

@@ -1,4 +1,4 @@
-"""The operators between products: they read and write each number once, and do little else."""
+"""The operators between products, which read and write each number once and do little else."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _HEADS, _KV_HEADS, _DIM, _PAGE = 32, 8, 128, 16
 
 
 def cases(rows: tuple[int, ...] = (16, 256, 4096), width: int = 4096) -> Iterator[Case]:
-    """RMSNorm of a sum, SwiGLU, and the write of keys and values, for so many tokens of a model so wide."""
+    """Yield RMSNorm of a sum, SwiGLU, and the write of keys and values, for some numbers of tokens."""
     inner = 7 * width // 2
     for count in rows:
         name = f"sum and RMSNorm, {count} × {width}"
@@ -86,7 +86,7 @@ def _write(device: torch.device, rows: int, stored: torch.dtype) -> Runs:
 
 
 def _torch_write(qk: Tensor, v: Tensor, cos: Tensor, sin: Tensor, slots: Tensor, cache: Tensor) -> Tensor:
-    turned = rotary(qk, cos, sin).to(qk.dtype)
-    new = torch.stack((turned[:, _HEADS:], v)).transpose(1, 2)
+    rotated = rotary(qk, cos, sin).to(qk.dtype)
+    new = torch.stack((rotated[:, _HEADS:], v)).transpose(1, 2)
     cache.flatten(2, 3).index_copy_(2, slots, new)
-    return turned[:, :_HEADS]
+    return rotated[:, :_HEADS]

@@ -1,4 +1,4 @@
-"""Drawing tokens beside what one writes in torch: sort, cut, draw."""
+"""Sampling compared with the usual torch code: sort, truncate, sample."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _KINDS = {
 
 
 def cases(rows: tuple[int, ...] = (1, 16, 128), vocab: int = 128_256) -> Iterator[Case]:
-    """Every kind of law for so many rows. The logits have to be read once."""
+    """Yield all kinds of sampling parameters for some numbers of rows. The logits have to be read once."""
     for name, (top_k, top_p, min_p) in _KINDS.items():
         for count in rows:
             yield Case(
@@ -42,7 +42,7 @@ def _runs(device: torch.device, rows: int, vocab: int, top_k: int, top_p: float,
     def drawn() -> Tensor:
         return sample(logits, law_there, where_there)[0]
 
-    # With noise of its own the peer draws other tokens.
+    # The peer has noise of its own and samples other tokens.
     peers: dict[str, Run] = {"torch": lambda: _sorting(logits, top_k, top_p, min_p)}
     return Runs(drawn, peers, lambda: sample(logits.cpu(), law, where)[0].to(device), 0.0, alike=False)
 
@@ -57,6 +57,6 @@ def _sorting(logits: Tensor, top_k: int, top_p: float, min_p: float) -> Tensor:
         chances = torch.where(chances.cumsum(dim=-1) - chances < top_p, chances, 0)
     if min_p:
         chances = torch.where(chances >= min_p * chances[:, :1], chances, 0)
-    # The exponential race: a draw without the host, which torch.multinomial would wait for.
+    # An exponential race, without the wait for the host of torch.multinomial.
     winner = (chances / torch.empty_like(chances).exponential_()).argmax(dim=-1, keepdim=True)
     return tokens.gather(1, winner).squeeze(1)

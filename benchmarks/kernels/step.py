@@ -1,7 +1,7 @@
-"""A whole decoding step of the engine's model on a GPU, beside the time that its bytes take.
+"""A whole decoding step of the engine's model on a GPU, compared with the time to read and write its bytes.
 
-A few layers of an 8B model with random weights: as large as the second-level cache many times over, and yet quickly
-made. All kernels are launched by a graph, as the engine launches them.
+A few layers of an 8B model with random weights: many times the second-level cache, and quickly made. All kernels are
+launched by a graph, as in the engine.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _PAGE, _GROUP = 16, 128
 
 
 def cases(batches: tuple[int, ...] = (1, 16, 64), context: int = 4096, sizes: dict[str, int] = SIZES) -> Iterator[Case]:
-    """Steps of so many sequences of ``context`` tokens, with weights of 16 bits and of 4."""
+    """Yield steps of some numbers of sequences of ``context`` tokens, with 16-bit and 4-bit weights."""
     fields = sizes | {"max_position_embeddings": context, "rms_norm_eps": 1e-5, "rope_theta": 5e5}
     config = decoder_config(RawConfig(Path(), {"architectures": ["LlamaForCausalLM"], **fields}, {}))
     query, key = config.heads * config.head_dim, 2 * config.kv_heads * config.head_dim
@@ -76,7 +76,7 @@ def _step(
     pages: np.ndarray,
     keys: Tensor,
 ) -> Callable[[], Tensor]:
-    """The logits of a step in which every sequence gets its last token."""
+    """Return a function that computes the logits of a step in which every sequence computes its last token."""
     count, context = len(pages), pages.shape[1] * _PAGE
     model = Decoder(config, _Random(device_config.device), context, read, device_config)
     attend = TritonAttention(config.attention, keys)
@@ -89,7 +89,7 @@ def _step(
 
 
 class _Random(Weights):
-    """Every tensor that it is asked for, of any shape; of one name the same numbers each time."""
+    """Random tensors of any name and shape, the same for the same name."""
 
     def __init__(self, device: torch.device) -> None:
         self.parameters, self._files = 0, {}
@@ -103,7 +103,7 @@ class _Random(Weights):
         return torch.randn(shape, device=self._device, generator=self.dice(name)).mul_(shape[-1] ** -0.5)
 
     def dice(self, name: str) -> torch.Generator:
-        """Random numbers of a tensor's own."""
+        """Return the generator of a tensor."""
         return torch.Generator(self._device).manual_seed(crc32(name.encode()))
 
 

@@ -1,5 +1,4 @@
-"""Where the tests in ``interpreted`` run their kernels: in the interpreter, or on a GPU with
-``REASONER_TEST_DEVICE=cuda pytest tests/kernels/triton/interpreted``."""
+"""The device of the tests in ``interpreted``: the interpreter, or a GPU with ``REASONER_TEST_DEVICE=cuda``."""
 
 from __future__ import annotations
 

@@ -17,11 +17,11 @@ Array = np.ndarray[Any, Any]
 
 
 class OutOfBoundsError(IndexError):
-    """A kernel touched memory that it was not given. The interpreter wraps it in its own error, with this text."""
+    """A kernel accessed memory outside its tensors. The interpreter wraps this in its own error, with this text."""
 
 
 def install() -> None:
-    """Guards the interpreter of this process."""
+    """Patch the interpreter of this process to check all accesses."""
     builder, grid = interpreter.InterpreterBuilder, interpreter.GridExecutor
     load, store, atomic = builder.create_masked_load, builder.create_masked_store, builder.create_atomic_rmw
     arguments, run = grid._init_args_hst, grid.__call__
@@ -56,7 +56,7 @@ def install() -> None:
 
 
 def _ranges(args: list[Any]) -> Array:
-    """``[ranges, 2]`` the first byte of each tensor and the one behind its last, in order; those that touch are one."""
+    """Return the address ranges of the tensors, ``[ranges, 2]``, sorted; adjacent ones are merged."""
     spans = []
     for arg in args:
         tensor = getattr(arg, "base", arg)

@@ -1,4 +1,4 @@
-"""Compiles the kernels for a Hopper GPU on a machine that has none, and reads what the compiler made of them.
+"""Compile the kernels for a Hopper GPU on a machine that has none, and read the machine code.
 
 Inside ``compiling`` a launch compiles its kernel exactly as a launch on a GPU would, with the same specialisation by
 divisibility of sizes and strides, and does not run it. Tensors on torch's device ``meta`` do as arguments: they have
@@ -24,7 +24,7 @@ from triton.runtime.driver import driver
 from triton.runtime.jit import JITFunction
 
 SHARED_MEMORY = 227 * 1024
-"""Bytes that one program may have on a Hopper GPU. The compiler does not mind more; a launch fails."""
+"""Bytes of shared memory of one program on a Hopper GPU. With more it compiles, but the launch fails."""
 
 _TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
 _INSTRUCTION = re.compile(r"^\s+/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z][A-Z0-9_.]*)", re.MULTILINE)
@@ -32,31 +32,34 @@ _INSTRUCTION = re.compile(r"^\s+/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z][A-Z
 
 @dataclass(frozen=True, repr=False)
 class Compiled:
-    """What the compiler made of one launch."""
+    """The compiled kernel of one launch."""
 
     kernel: str
     registers: int
-    """Of one thread; 255 at most."""
+    """Registers of a thread, at most 255."""
     stack: int
-    """Bytes of one thread's memory that are no registers: 0 unless registers were too few."""
+    """Bytes of local memory of a thread: 0 unless registers were spilled."""
     spills: int
-    """Instructions that move registers to that memory and back."""
+    """Number of instructions that spill and reload registers."""
     shared: int
-    """Bytes of shared memory of one program."""
+    """Bytes of shared memory of a program."""
     warps: int
     instructions: Counter[str]
-    """Names as they stand in the machine code, with their suffixes: ``LDG.E.128.CONSTANT``."""
+    """Instruction names in the machine code, with their suffixes: ``LDG.E.128.CONSTANT``."""
 
     @property
     def occupancy(self) -> float:
-        """Share of a multiprocessor's 64 warps that can be in flight: it has 65,536 registers, given out to warps in
-        units of 256, 228 KiB of shared memory, of which each program takes one more, and room for 32 programs."""
+        """Share of a multiprocessor's 64 warps that can be resident.
+
+        It has 65,536 registers, allocated to warps in units of 256, 228 KiB of shared memory, of which each program
+        takes one KiB more, and room for 32 programs.
+        """
         by_registers = 65536 // (-(-self.registers * 32 // 256) * 256) // self.warps
         by_shared = 228 * 1024 // (self.shared + 1024)
         return min(32, 64 // self.warps, by_registers, by_shared) * self.warps / 64
 
     def count(self, name: str, part: str = "") -> int:
-        """How many instructions have this name and, among the suffixes, this part."""
+        """Return the number of instructions with a name and a suffix."""
         return sum(
             times
             for instruction, times in self.instructions.items()
@@ -76,7 +79,7 @@ class Compiled:
 
 
 class _NoGPU:
-    """Answers what Triton asks a driver before it compiles."""
+    """The driver that Triton queries before it compiles."""
 
     def get_current_target(self) -> GPUTarget:
         return GPUTarget("cuda", 90, 32)
@@ -93,7 +96,7 @@ class _NoGPU:
 
 @contextmanager
 def compiling() -> Iterator[list[Compiled]]:
-    """Launches inside compile for Hopper and do nothing else; the list has what came of each."""
+    """Make launches compile for Hopper and do nothing else; the list gets the compiled kernels."""
     made: list[Compiled] = []
     run, active = JITFunction.run, driver._active
 

@@ -22,13 +22,13 @@ Array = np.ndarray[Any, Any]
 
 _NARROW = {tl.bfloat16: torch.bfloat16, tl.float8e4nv: torch.float8_e4m3fn, tl.float8e5: torch.float8_e5m2}
 _BITS = {tl.bfloat16: np.int16, tl.float8e4nv: np.int8, tl.float8e5: np.int8}
-"""The types that the interpreter holds as bits, as torch and as numpy can view them."""
+"""Types that the interpreter stores as bits: torch's type and the NumPy type of the bits."""
 _OTHER = {tl.float16: np.float16, tl.float32: np.float32, tl.float64: np.float64}
 _BITWISE = (np.bitwise_and, np.bitwise_or, np.bitwise_xor, np.left_shift, np.right_shift)
 
 
 def widened(data: Array, dtype: Any) -> Array:
-    """Bits of a narrow type as float32; anything else as it is."""
+    """Convert the bits of a narrow type to float32; return anything else unchanged."""
     if dtype not in _NARROW:
         return data
     bits = torch.from_numpy(np.ascontiguousarray(data).view(_BITS[dtype]).copy())
@@ -36,7 +36,7 @@ def widened(data: Array, dtype: Any) -> Array:
 
 
 def narrowed(data: Array, dtype: Any) -> Array:
-    """Numbers as ``dtype``: rounded to nearest even, and for float8 bounded to what is finite there."""
+    """Convert numbers to ``dtype``, rounded to nearest even; float8 saturates."""
     if dtype not in _NARROW:
         return data.astype(_OTHER[dtype])
     values = torch.from_numpy(np.ascontiguousarray(data))
@@ -48,7 +48,7 @@ def narrowed(data: Array, dtype: Any) -> Array:
 
 
 def correct() -> None:
-    """Corrects the interpreter of this process."""
+    """Patch the interpreter of this process."""
     builder, handle = interpreter.InterpreterBuilder, interpreter.TensorHandle
     plain_cast, plain_binary, plain_unary = builder.cast_impl, builder.binary_op, builder.unary_op
     plain_ternary, plain_fma, plain_rsqrt = builder.ternary_op, builder.create_fma, builder.create_rsqrt
@@ -105,8 +105,10 @@ def correct() -> None:
 
 
 def _correct_reductions() -> None:
-    """Sums and extremes of narrow types are computed in float32; the bitwise reductions that ``tl.sort`` is made of
-    get numpy's own, which are a hundred times faster than calling a function for each pair."""
+    """Compute sums and extremes of narrow types in float32.
+
+    The bitwise reductions of ``tl.sort`` use NumPy's, a hundred times faster than calling a function for each pair.
+    """
     reduce, scan = interpreter.ReduceOps, interpreter.ScanOps
     plain_reduce, plain_scan = reduce.apply_impl, scan.apply_impl
     names = {"_xor_combine": np.bitwise_xor, "_or_combine": np.bitwise_or, "_and_combine": np.bitwise_and}

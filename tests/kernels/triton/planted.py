@@ -1,4 +1,4 @@
-"""Kernels with a bug in them, to see that the tests would notice it."""
+"""Kernels with planted bugs, to show that the tests would notice them."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from unittest.mock import patch
 
 
 def planted(where: str, right: str, wrong: str, user: str, folder: Path) -> ModuleType:
-    """The module ``user`` of ``kernels.triton`` as it would be if in the module ``where`` (itself, or one that it
-    imports) ``right`` were ``wrong``. Raises ``ValueError`` unless ``right`` is there, once or more."""
+    """Return the module ``user`` of ``kernels.triton`` with ``right`` replaced by ``wrong`` in the module ``where``.
+
+    ``where`` is ``user`` or a module that it imports. Raises ``ValueError`` unless ``right`` is there, once or more."""
     source = _source(where)
     if right not in source:
         raise ValueError(f"{where} has no {right!r}")
@@ -30,7 +31,7 @@ def _source(name: str) -> str:
 
 
 def _load(name: str, source: str, folder: Path) -> ModuleType:
-    """From a file, for Triton reads the source of its kernels."""
+    """Import from a file, because Triton reads the source of its kernels."""
     path = folder / f"planted_{name}.py"
     path.write_text(source)
     spec = spec_from_file_location(path.stem, path)

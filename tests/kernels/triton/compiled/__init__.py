@@ -1,5 +1,7 @@
-"""Tests whose process compiles. What is compiled is kept in the environment, so that a second run is quick: it is found
-by a hash of the source and of the compiler."""
+"""Tests in a process that compiles kernels.
+
+Compiled kernels are cached in the environment, by a hash of the source and of the compiler.
+"""
 
 import os
 import sys

@@ -1,5 +1,7 @@
-"""A whole decoding step of the engine, traced on tensors without memory: every kernel that it launches compiles for
-Hopper in the types that the engine gives it."""
+"""A whole decoding step of the engine, traced on tensors without memory.
+
+Every kernel that it launches compiles for Hopper with the types that the engine passes.
+"""
 
 from __future__ import annotations
 
@@ -61,15 +63,14 @@ LAUNCHED = {
     "int4": {"_weight_only": 4, "_quantize": 1, "_scaled": 1},  # the head in 8 bits
     "fp8": {"_quantize": 4, "_scaled": 4},
 }
-"""By the four products of a layer; elsewhere one kernel does all."""
+"""Launches of the four products of a layer; elsewhere one kernel does all."""
 
 
 @pytest.mark.parametrize("method", METHODS)
 def test_a_decoding_step_with_quantized_weights_launches_only_kernels(
     method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """On tensors without numbers, none of which the host could read: nothing is waited for. Nothing is compiled: that
-    is for ``test_products``."""
+    """Runs on tensors without numbers, so that a wait for the host would fail. Compiles nothing (``test_products``)."""
     folder = quantised("Qwen2ForCausalLM", method, tmp_path, **SIZES | {"num_attention_heads": 4})
     launched: list[str] = []
     dense: list[torch.Size] = []
@@ -88,7 +89,7 @@ def test_a_decoding_step_with_quantized_weights_launches_only_kernels(
 
 
 def step(folder: Path, dtype: torch.dtype, kv_dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of three sequences."""
+    """Run a step of three sequences."""
     device_config = DeviceConfig(torch.device("meta"), dtype, uses_gpu_kernels=True)
     model = load_model(folder, lambda config: config.max_context, device_config)
     about = model.config.attention[0]

@@ -1,4 +1,4 @@
-"""What is read from a compiled kernel is what the kernel must have."""
+"""The properties read from a compiled kernel are those that it must have."""
 
 from __future__ import annotations
 

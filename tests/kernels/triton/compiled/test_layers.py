@@ -1,5 +1,7 @@
-"""Norms, activations, the write of keys and values, sampling, compiled for Hopper: nothing spilled,
-whole vectors loaded, and no more registers than let enough warps run."""
+"""Norms, activations, the write of keys and values, and sampling, compiled for Hopper.
+
+Nothing is spilled, loads are vectors, and registers leave room for enough warps.
+"""
 
 from __future__ import annotations
 

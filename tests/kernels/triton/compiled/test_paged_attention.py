@@ -1,5 +1,4 @@
-"""What the compiler makes of attention to pages, for a Hopper GPU: everything in registers, products on the matrix
-units, and loads of 16 bytes that arrive in shared memory while others are computed with."""
+"""Attention to pages, compiled for Hopper: nothing spilled, products on the matrix units, asynchronous wide loads."""
 
 from __future__ import annotations
 
@@ -20,7 +19,7 @@ FLOAT8 = torch.float8_e4m3fn
 
 @dataclass
 class Kind:
-    """A specialisation of the kernel, and what it may cost."""
+    """A specialisation of the kernel, and the limits of its resources."""
 
     registers: int
     product: str

@@ -1,5 +1,7 @@
-"""Products with quantized weights, compiled for Hopper at the shapes of an 8B model: nothing spilled, the matrix units
-of the right type, weights on their way while others are multiplied, and room for enough programs."""
+"""Products with quantized weights, compiled for Hopper at the shapes of an 8B model.
+
+Nothing is spilled, the right matrix units are used, weights are loaded asynchronously, and enough programs fit.
+"""
 
 from __future__ import annotations
 
@@ -80,7 +82,7 @@ def test_compiled_kernels_meet_their_limits(
 
 @pytest.mark.parametrize("layout", [GPTQ, AWQ], ids=["gptq", "awq"])
 def test_one_row_needs_no_matrix_units(layout: int) -> None:
-    """But wide loads, and a sum of parts in which nothing spills either."""
+    """It has wide loads, and the sum of its parts spills nothing either."""
     with compiling() as made:
         int4(1, layout)
     vector, total = made

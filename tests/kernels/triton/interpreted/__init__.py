@@ -1,4 +1,4 @@
-"""Tests whose process interprets; Triton asks when it sees a kernel, so this comes before everything else."""
+"""Tests in a process that interprets kernels. Triton decides that when it is imported, so this must come first."""
 
 import os
 

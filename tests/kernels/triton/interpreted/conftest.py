@@ -1,4 +1,4 @@
-"""The interpreter of these tests is corrected and guarded."""
+"""Patches and guards the interpreter of these tests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Steps of sequences with random keys in pages, and what their tokens attend to, in float64."""
+"""Random steps over keys in pages, and their attention in float64."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tests.kernels.triton.device import DEVICE
 
 @dataclass
 class Step:
-    """Rows of ``contexts`` tokens whose last ``queries`` attend. What no token of a row is, is no number at all."""
+    """Rows of ``contexts`` tokens whose last ``queries`` attend. Cache slots without a token are NaN."""
 
     contexts: Sequence[int]
     queries: Sequence[int]
@@ -40,9 +40,9 @@ class Step:
     window: int | None = None
     softcap: float | None = None
     shared: int = 0
-    """Pages that all rows begin with, read once."""
+    """Number of pages that all rows begin with, which are read once."""
     trees: dict[int, np.ndarray] = field(default_factory=dict)
-    """Of rows: what their queries see of each other."""
+    """Masks of trees, by row."""
     scale: float = 0.3
 
     def __post_init__(self) -> None:
@@ -106,7 +106,7 @@ class Step:
         return {"scale": self.scale, "window": self.window, "softcap": self.softcap}
 
     def expected(self) -> Tensor:
-        """After ``work``."""
+        """Return the attention in float64; call ``work`` first."""
         out = torch.empty(self.q.shape, dtype=torch.float64)
         for row, (context, queries) in enumerate(zip(self.contexts, self.queries, strict=True)):
             position = np.arange(context)
@@ -128,7 +128,7 @@ class Step:
 
 
 def random_tree(tokens: int, seed: int) -> np.ndarray:
-    """``[tokens, tokens]`` which tokens each of a random tree sees."""
+    """Return which tokens each token of a random tree sees, ``[tokens, tokens]``."""
     rng = np.random.default_rng(seed)
     sees = np.eye(tokens, dtype=np.bool_)
     for token in range(1, tokens):

@@ -1,4 +1,4 @@
-"""The engine on the kernels themselves, interpreted: the same tokens as the engine of the CPU draws."""
+"""The engine with interpreted GPU kernels samples the same tokens as on the CPU."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_kernels_sample_the_tokens_that_the_cpu_samples(
 def test_quantized_weights_use_their_kernels_and_sample_the_same_tokens(
     method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As with the kernels' references, but for a few activations that round to other codes."""
+    """The same as with the references of the kernels, except for a few activations that round to other codes."""
     folder = quantised("Qwen2ForCausalLM", method, tmp_path, num_hidden_layers=1)
     bound = 2 * 3 * gap(folder.with_name("original")) + ROUNDS.get(method, 0) / 10
     options = EngineOptions(kv_tokens=256, max_running=4)

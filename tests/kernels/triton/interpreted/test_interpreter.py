@@ -1,4 +1,4 @@
-"""The corrected interpreter computes what torch computes, and the guard sees what leaves a tensor."""
+"""The patched interpreter computes what torch computes, and the guard detects accesses outside tensors."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def _copy(source, target, count, step, n: tl.constexpr):
 
 
 def every_float(dtype: torch.dtype) -> torch.Tensor:
-    """Every finite number of the type, in float32."""
+    """Return every finite number of the type, in float32."""
     size = torch.finfo(dtype).bits
     bits = torch.arange(2**size).to(torch.int16 if size == 16 else torch.uint8)
     values = bits.view(dtype).float()
@@ -58,7 +58,7 @@ def every_float(dtype: torch.dtype) -> torch.Tensor:
 
 @pytest.mark.parametrize("dtype", NARROW, ids=str)
 def test_casts_round_to_nearest_even_and_float8_saturates(dtype: torch.dtype) -> None:
-    """Every number of the type, the middle between it and the next, what is just beside the middle, and too much."""
+    """Return all numbers of the type, the midpoints, the floats next to the midpoints, and numbers out of range."""
     exact = every_float(dtype).unique()
     middle = (exact[1:].double() + exact[:-1].double()).div(2).float()
     near = [torch.nextafter(middle, torch.full_like(middle, to)) for to in (-torch.inf, torch.inf)]

@@ -1,4 +1,4 @@
-"""Attention to pages agrees with float64, whatever the tiles, the types and the masks, and reads nothing it may not."""
+"""Attention to pages equals float64 for all tiles, types and masks, and reads only what it may."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ STEPS: dict[str, Callable[..., Step]] = {
 
 @pytest.fixture(autouse=True)
 def _short_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(attention_schedule, "_LEAST", 64)
+    monkeypatch.setattr(attention_schedule, "_MIN_KEYS", 64)
 
 
 def check(step: Step, launch: Callable[..., Any] = module.launch) -> None:
@@ -86,7 +86,7 @@ def test_queries_too_large_for_float16_meet_quantized_keys() -> None:
 
 
 def test_padding_is_skipped() -> None:
-    """The tensors are larger than the step, as a captured graph's are."""
+    """The tensors are larger than the step, as those of a captured graph are."""
     step = Step([70, 81, 97, 70, 66], [1] * 5, shared=4)
     work = step.work()
     assert (work.low[:, attention_schedule.COUNT] == 0).any()

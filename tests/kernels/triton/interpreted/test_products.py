@@ -23,7 +23,7 @@ from tests.kernels.triton.planted import planted
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
-"""Which of eight neighbours stands in each nibble of a word, from the lowest on."""
+"""Index among eight neighbours of each nibble of a word, from the lowest on."""
 
 
 def generator(seed: int) -> torch.Generator:
@@ -31,13 +31,13 @@ def generator(seed: int) -> torch.Generator:
 
 
 def words(numbers: list[list[int]]) -> Tensor:
-    """int32 words from lists of eight numbers, the lowest nibble first."""
+    """Pack lists of eight numbers into int32 words, the lowest nibble first."""
     packed = [sum(number << 4 * place for place, number in enumerate(eight)) for eight in numbers]
     return torch.tensor([word - (1 << 32) if word >= 1 << 31 else word for word in packed], dtype=torch.int32)
 
 
 class Checkpoint(NamedTuple):
-    """A weight of 4 bits as a layout stores it, and in float64."""
+    """A 4-bit weight as a layout stores it, and in float64."""
 
     weight: weight_only_int4.Int4
     wide: Tensor
@@ -45,7 +45,7 @@ class Checkpoint(NamedTuple):
 
 
 def checkpoint(layout: str, into: int, out: int, group: int) -> Checkpoint:
-    """``layout``: gptq, gptq with act-order, or awq. Numbers and zeros reach both of their ends."""
+    """``layout``: gptq, gptq with act-order, or awq. Codes and zeros include their extremes."""
     rng, groups = generator(into + out), into // group
     numbers = torch.randint(0, 16, (into, out), generator=rng)
     zeros = torch.randint(1, 16, (groups, out), generator=rng)
@@ -72,7 +72,7 @@ def activations(rows: int, into: int, dtype: torch.dtype = torch.float32) -> Ten
 
 
 def close(ours: Tensor, expected: Tensor, dtype: torch.dtype) -> None:
-    """Up to the rounding of the result, whose sums cancel: relative to the largest."""
+    """Up to the rounding of the result relative to the largest number, since sums cancel."""
     assert ours.dtype == dtype
     size = float(expected.abs().max())
     assert_rounded(ours.cpu(), expected, size * unit_bound(dtype))
@@ -93,7 +93,7 @@ LAYOUTS = ["gptq", "gptq order", "awq"]
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize(("rows", "into", "out", "group"), [(1, 192, 72, 64), (5, 192, 136, 32), (16, 96, 64, 96)])
 def test_int4_products_equal_float64(layout: str, rows: int, into: int, out: int, group: int) -> None:
-    """Outputs that no tile divides, groups of one step and of the whole, sums in parts."""
+    """Outputs that are not multiples of a tile, groups of one step and of all inputs, and split-K."""
     weight, wide = checkpoint(layout, into, out, group)
     assert torch.equal(weight_only_int4.dequantize(weight).double(), wide)
     x, bias = activations(rows, into), torch.randn(out, generator=generator(1))
@@ -128,7 +128,7 @@ def test_int8_weights_equal_float64(rows: int, groups: int, dtype: torch.dtype) 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("stored", [torch.int8, torch.float8_e4m3fn], ids=str)
 def test_int8_weights_with_zeros_and_order_equal_float64(stored: torch.dtype, dtype: torch.dtype) -> None:
-    """Zeros far from the weights, whose differences 16 bits would not hold."""
+    """Zeros far from the weights, whose differences 16 bits cannot hold."""
     rows, into, out, groups = 5, 192, 70, 3
     weight = torch.randint(-128, 128, (out, into), generator=generator(0)).to(stored)
     scales, zeros = torch.rand(2, groups, out, generator=generator(1)) + 0.1
@@ -168,7 +168,7 @@ def test_nf4_products_equal_float64(rows: int, group: int, dtype: torch.dtype) -
 
 
 def test_nf4_codes_are_quantiles_of_the_normal_distribution() -> None:
-    """The paper's construction: eight from 0 up and nine from 0 down, the ends trimmed alike, 0 once, then scaled."""
+    """The construction of the paper: eight quantiles upwards from 0, nine downwards, trimmed alike, then scaled."""
     offset = 0.5 * ((1 - 1 / (2 * 15)) + (1 - 1 / (2 * 16)))
     normal = torch.distributions.Normal(0.0, 1.0)
     up = normal.icdf(torch.linspace(offset, 0.5, 9, dtype=torch.float64)[:-1])
@@ -179,7 +179,7 @@ def test_nf4_codes_are_quantiles_of_the_normal_distribution() -> None:
 
 
 class Eight(NamedTuple):
-    """A product of 8 bits by 8 bits, its scales, and its value in float64."""
+    """An 8-bit product, its scales, and its value in float64."""
 
     x: Tensor
     row_scales: Tensor
@@ -213,7 +213,7 @@ EIGHTS = [(torch.int8, False), (torch.float8_e4m3fn, False), (torch.float8_e4m3f
 @pytest.mark.parametrize(("stored", "blocks"), EIGHTS)
 @pytest.mark.parametrize(("rows", "into", "out"), [(1, 256, 70), (5, 384, 200), (16, 128, 64), (70, 128, 130)])
 def test_products_of_8_bits_equal_float64(stored: torch.dtype, blocks: bool, rows: int, into: int, out: int) -> None:
-    """On a GPU the sums of float8 have fewer bits."""
+    """On a GPU float8 sums have fewer bits."""
     case, bias = eight(stored, blocks, rows, into, out), torch.randn(out, generator=generator(3))
     dtype = torch.float32 if DEVICE == "cpu" or stored == torch.int8 else torch.float16
     close(eight_product(case, dtype, bias), case.expected + bias, dtype)
@@ -288,8 +288,10 @@ def test_shapes_that_disagree_are_refused_with_their_numbers() -> None:
     ],
 )
 def test_planted_bugs_are_caught(layout: str, right: str, wrong: str, rows: int, tmp_path: Path) -> None:
-    """A zero that is off by one, nibbles, groups, scales and activations in the wrong order, a lost step: each in the
-    path of one row, in that of many, or in both."""
+    """A zero that is off by one, nibbles, groups, scales and activations in a wrong order, a lost step.
+
+    Each is in the kernel of one row, in that of many rows, or in both.
+    """
     weight, wide = checkpoint(layout, 256, 72, 64)
     dtype = torch.bfloat16 if "128" in right or "129" in wrong else torch.float32
     x = activations(rows, 256, dtype)

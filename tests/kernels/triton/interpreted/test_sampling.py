@@ -30,7 +30,7 @@ from tests.kernels.triton.device import DEVICE
 from tests.kernels.triton.planted import planted
 
 VOCAB = 2100
-"""More than a block, and not a multiple of one."""
+"""More than a block, and not a multiple of it."""
 
 
 def laws() -> tuple[SamplingTensors, NoiseKeys]:

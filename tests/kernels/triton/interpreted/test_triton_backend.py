@@ -1,4 +1,4 @@
-"""The engine's attention on a GPU, interpreted: whole steps against dense attention."""
+"""The engine's attention backend for GPUs, interpreted: whole steps against dense attention."""
 
 from __future__ import annotations
 
