@@ -1,4 +1,4 @@
-"""What a search believes of the answers that it has."""
+"""The probability that the best answer of a search is right."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from reasoner.strategies.base import Choice
 from reasoner.tree import Node
 
 DEFAULT_CONFIDENCE = 0.95
-"""Where a search that stops when it is sure stops, if neither the job nor a table says."""
+"""Confidence at which a search stops if neither the job nor a calibration table sets one."""
 
 
 async def estimate_posterior(search: Search, equivalence: Equivalence) -> Choice:
-    """The likeliest answer among all candidates, and how probable it is that it is right.
+    """Return the likeliest answer among all candidates, with the probability that it is right.
 
-    A rule knows: its score is the probability. With a table that holds for the job's models the probability is the
-    table's, from scores and votes. Else it is the posterior that the leader stays the leader, each candidate voting
-    with its score if it has one. That is careful: a single candidate is never certain, however high its score.
+    The score of a rule is the probability. With a calibration table that holds for the job's models, the probability is
+    computed from scores and votes. Otherwise it is the posterior that the leader stays the leader, each candidate
+    voting with its score if it has one. That is cautious: a single candidate is never certain, however high its score.
     """
     groups = await group_equivalent(search.candidates(), search.spec.answer, equivalence)
     if not groups:
@@ -29,7 +29,7 @@ async def estimate_posterior(search: Search, equivalence: Equivalence) -> Choice
     table = search.calibration
     if table is not None:
         evidence = [Evidence(num_independent(group), best.score) for group, best in zip(groups, chosen, strict=True)]
-        weights = [table.curve.predict(evidence, place) for place in range(len(groups))]
+        weights = [table.curve.predict(evidence, index) for index in range(len(groups))]
         confidence = max(weights)
     elif search.has_verifier and search.spec.has_conclusive_verifier:
         weights = [best.score or 0.0 for best in chosen]
@@ -40,18 +40,17 @@ async def estimate_posterior(search: Search, equivalence: Equivalence) -> Choice
     votes = [
         Vote(answer=group[0].answer or "", count=len(group), weight=w) for group, w in zip(groups, weights, strict=True)
     ]
-    leader = max(range(len(groups)), key=lambda place: weights[place])
+    leader = max(range(len(groups)), key=lambda index: weights[index])
     return Choice(chosen[leader], confidence, sorted(votes, key=lambda vote: -vote.weight))
 
 
 def num_independent(group: Sequence[Node]) -> int:
-    """How many of an answer's candidates part at the question. Branches of one first step repeat each other: they are
-    no votes of their own."""
+    """Return the number of an answer's candidates with different first steps; those with a common one count as one."""
     return len({node.path[0] for node in group})
 
 
 def meets_confidence(search: Search, choice: Choice) -> bool:
-    """Whether the choice passes the confidence that the job asks for, else the table's, else ``DEFAULT_CONFIDENCE``."""
+    """Return True if the choice reaches the confidence of the job, else the table's, else ``DEFAULT_CONFIDENCE``."""
     goal = search.spec.confidence
     if goal is None:
         goal = DEFAULT_CONFIDENCE if search.calibration is None else search.calibration.confidence

@@ -1,8 +1,8 @@
-"""Auto: finds out how hard the question is, does what helps for such questions, and stops when it is sure.
+"""Auto: estimate how hard the question is, run what helps for such questions, and stop when the answer is certain.
 
-A few samples are the probe. How probable it is then that the best answer is right says how hard the question is, and a
-table that ``reasoner calibrate`` fitted says what to do next: strategies, one after another, each with its amount, on
-the same tree. The probe and every stage before count as candidates. Sources: Snell et al. 2024, "Scaling LLM Test-Time
+A few samples are the probe. The probability that their best answer is right is the estimate of difficulty, by which a
+table fitted by ``reasoner calibrate`` chooses the stages: strategies with their amounts, run one after another on the
+same tree. The probe and every stage before count as candidates. Sources: Snell et al. 2024, "Scaling LLM Test-Time
 Compute Optimally", section 3 (the strategy and its amount by estimated difficulty); Weitzman 1979, "Optimal Search for
 the Best Alternative" (each next amount is bought only while what is in hand is not good enough).
 """
@@ -24,7 +24,7 @@ NUM_PROBES = 2
 
 class Auto(Params):
     n: Samples = 16
-    """No strategy is called with more than this."""
+    """Upper limit of the ``n`` of every stage."""
 
 
 def create_strategy(stages: Mapping[str, Strategy[Any]]) -> Strategy[Auto]:
@@ -60,7 +60,7 @@ def create_strategy(stages: Mapping[str, Strategy[Any]]) -> Strategy[Auto]:
 
 
 async def sample_stepwise(search: Search, count: int) -> None:
-    """Samples solutions step by step, so that a tree search can go on from any of their steps."""
+    """Sample solutions step by step, so that a tree search can continue from any of their steps."""
     async with search.stream() as stream:
         stream.expand([search.root], count)
         async for nodes in stream:
@@ -68,7 +68,7 @@ async def sample_stepwise(search: Search, count: int) -> None:
 
 
 async def score_and_estimate(search: Search, equivalence: Equivalence) -> Choice:
-    """What the search believes, once each answer has a score: one of its candidates is enough."""
+    """Score one candidate of each answer without a score, and return the posterior."""
     if search.has_verifier:
         groups = await group_equivalent(search.candidates(), search.spec.answer, equivalence)
         await search.score([group[0] for group in groups if all(node.score is None for node in group)])
@@ -76,8 +76,8 @@ async def score_and_estimate(search: Search, equivalence: Equivalence) -> Choice
 
 
 def plan_doubling(search: Search, done: int, n: int) -> list[StrategySpec]:
-    """Without a table: votes, weighted by the verifier if there is one, with twice the samples each time up to ``n``.
-    No more is claimed of unknown models than that agreement is evidence."""
+    """Return the stages used without a table: votes, weighted by the verifier if there is one, that double the samples
+    up to ``n``. Of unknown models nothing is assumed but that agreement is evidence."""
     name, stages = "weighted_vote" if search.has_verifier else "self_consistency", []
     while done < n:
         more = min(done, n - done)

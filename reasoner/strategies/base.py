@@ -1,4 +1,4 @@
-"""What a strategy is, and the choices that several of them share."""
+"""The type of strategies, and the choices that several of them share."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Samples = Annotated[int, Field(ge=1, le=MAX_N, description="Solutions to sample.
 Steps = Annotated[int, Field(ge=1, le=256, description="Steps after which the search ends.")]
 
 MIN_NEW_PROBABILITY = 0.2
-"""The least chance of being a new one that a sample of a step must have: repeats cost tokens and tell nothing."""
+"""Least probability of being new that another sample of a step must have: repeats cost tokens and add nothing."""
 
 
 class Params(StrictModel):
@@ -28,7 +28,7 @@ class Params(StrictModel):
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """A strategy's result: the chosen leaf, how sure it is (0 to 1), and the vote if there was one."""
+    """A strategy's result: the chosen leaf, its confidence (0 to 1), and the votes if there was a vote."""
 
     node: Node | None
     confidence: float | None = None
@@ -40,20 +40,20 @@ P = TypeVar("P", bound=Params)
 
 @dataclass(frozen=True, slots=True)
 class Strategy(Generic[P]):
-    """``run`` holds the decisions; it must depend on nothing but its arguments and what the search answers."""
+    """``run`` must depend on nothing but its arguments and the search's results, so that a replay decides the same."""
 
     name: str
     params: type[P]
     run: Callable[[Search, P, Equivalence], Awaitable[Choice]]
     needs_verifier: bool
     needs_steps: bool = False
-    """Whether it lives on scores of solutions that are not finished, which not every verifier gives."""
+    """True if it needs scores of unfinished solutions, which not every verifier gives."""
     welcomes_verifier: bool = False
-    """Whether it takes a verifier where there is one, and does without otherwise."""
+    """True if it uses a verifier where there is one and can do without."""
     stops_when_sure: bool = False
-    """Whether it stops by ``JobSpec.confidence``."""
+    """True if ``JobSpec.confidence`` can stop it."""
     votes: bool = False
-    """True if its candidates vote; else the best score wins."""
+    """True if its candidates vote; otherwise the best score wins."""
 
     def parse(self, params: Mapping[str, Any]) -> P:
         """Return the parameters, checked and with their defaults. Raises ``ValueError`` that names what is wrong."""
@@ -68,7 +68,7 @@ class Strategy(Generic[P]):
 
 
 def choose_best_scored(nodes: Sequence[Node]) -> Choice:
-    """The candidate with the highest score; one without a score ranks below all that have one."""
+    """Return the candidate with the highest score; one without a score ranks below all that have one."""
     if not nodes:
         return Choice(None)
     best = max(nodes, key=lambda node: -1.0 if node.score is None else node.score)
@@ -78,12 +78,12 @@ def choose_best_scored(nodes: Sequence[Node]) -> Choice:
 async def choose_by_majority(
     search: Search, nodes: Sequence[Node], weights: dict[Node, float], equal: Equivalence
 ) -> Choice:
-    """The heaviest class of equivalent answers; its heaviest member is the chosen leaf, its share the confidence."""
+    """Return the heaviest class of equivalent answers: its heaviest member as the leaf, its share as the confidence."""
     return elect(count_votes(await group_equivalent(nodes, search.spec.answer, equal), weights), weights)
 
 
 def elect(counted: Sequence[tuple[Vote, list[Node]]], weights: dict[Node, float]) -> Choice:
-    """The outcome of a vote, its classes heaviest first."""
+    """Return the winner of a vote whose classes are sorted, heaviest first."""
     if not counted:
         return Choice(None)
     total = sum(vote.weight for vote, _ in counted)

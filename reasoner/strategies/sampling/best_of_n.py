@@ -16,9 +16,9 @@ class BestOfN(Params):
 
 
 async def run(search: Search, params: BestOfN, equivalence: Equivalence) -> Choice:  # noqa: ARG001
-    """Samples n solutions, scores each as it arrives; the highest score wins and is the confidence.
+    """Sample n solutions, score each as it arrives; the highest score wins and is the confidence.
 
-    With a rule for a verifier the first solution that is right ends it, and the rest is cancelled.
+    If the verifier is a rule, the first right solution ends the search and the others are cancelled.
     """
     async with search.stream() as stream:
         stream.complete([search.root], params.n)

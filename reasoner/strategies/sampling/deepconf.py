@@ -1,11 +1,11 @@
-"""Deep think with confidence: votes weigh what the model's own confidence says, and doubtful solutions have none.
+"""Deep think with confidence: votes are weighted by the model's own confidence, and doubtful solutions have none.
 
 Source: Fu et al. 2025, "Deep Think with Confidence", sections 3.2 (offline) and 3.3 (online). Offline, all solutions
-are sampled, and the ``keep`` per cent that were written with the highest confidence vote. Online, a warm-up sets the
-bar that so many of its solutions pass; a later solution ends where a window of it falls below, and the vote is over
-when the leading answer has the share ``consensus`` of the weight. Two things differ: solutions of the warm-up below the
-bar have no vote either, and after the warm-up only as many grow at once as may complete the consensus, so that few are
-cancelled.
+are sampled, and the ``keep`` per cent with the highest confidence vote. Online, a warm-up sets the threshold that so
+many of its solutions pass; a later solution ends where one of its windows falls below, and the vote is over when the
+leading answer has the share ``consensus`` of the weight. Two things differ: solutions of the warm-up below the
+threshold have no vote either, and after the warm-up only as many run at once as may complete the consensus, so that few
+are cancelled.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ from reasoner.strategies.base import Choice, Params, Samples, Strategy, choose_b
 from reasoner.tree import Node, Reason
 
 MIN_WATCH_INTERVAL, MAX_WATCH_INTERVAL = 8, 256
-"""Bounds of how often a growing solution is looked at, in tokens; between them an eighth of the window."""
+"""Bounds of the interval in tokens at which a solution is checked; between them it is an eighth of the window."""
 
 
 TOLERANCE = 1e-9
-"""By which a share may be off."""
+"""Rounding error that a share may have."""
 
 
 class DeepConf(Params):
@@ -61,41 +61,43 @@ class DeepConf(Params):
 
 
 async def run(search: Search, params: DeepConf, equivalence: Equivalence) -> Choice:
-    """Samples up to n solutions; those that the model was sure of vote, weighted by how sure it was."""
+    """Sample up to n solutions; those with high token confidence vote, weighted by it."""
     first = params.n if params.mode == "offline" else min(params.warmup, params.n)
     async with search.stream() as stream:
         stream.complete([search.root], first, confidence=params.top)
-        heard = [node async for nodes in stream for node in nodes]
-        values = [_filter_confidence(node, params) for node in heard if _can_vote(node)]
-        bar = confidence_threshold(values, params.keep) if values else 0.0
-        watch = Watch(_watch_interval(params.window), lambda seen: prune_reason(seen.confidence, params.window, bar))
+        sampled = [node async for nodes in stream for node in nodes]
+        values = [_filter_confidence(node, params) for node in sampled if _can_vote(node)]
+        threshold = confidence_threshold(values, params.keep) if values else 0.0
+        watch = Watch(
+            _watch_interval(params.window), lambda seen: prune_reason(seen.confidence, params.window, threshold)
+        )
         started = first
         while True:
-            shares = await _weights_by_answer(search, _voters(heard, params, bar), equivalence)
-            more = min(count_missing_votes(shares, params.consensus), params.n - len(heard))
+            shares = await _weights_by_answer(search, _voters(sampled, params, threshold), equivalence)
+            more = min(count_missing_votes(shares, params.consensus), params.n - len(sampled))
             if more <= 0:
                 break
-            new = max(0, len(heard) + more - started)
+            new = max(0, len(sampled) + more - started)
             stream.complete([search.root], new, confidence=params.top, watch=watch)
             started += new
             try:
-                heard += await anext(stream)
+                sampled += await anext(stream)
             except StopAsyncIteration:  # the budget is used up
                 break
-    weights = _voters(heard, params, bar)
+    weights = _voters(sampled, params, threshold)
     return await choose_by_majority(search, list(weights), weights, equivalence)
 
 
-def prune_reason(confidence: Sequence[float], window: int, bar: float) -> Reason | None:
-    """Gives a solution up when a window that ends in its newest stretch is below the bar."""
+def prune_reason(confidence: Sequence[float], window: int, threshold: float) -> Reason | None:
+    """Return ``pruned`` for a solution of which a window that ends in its newest tokens is below the threshold."""
     newest = confidence[-(window - 1 + _watch_interval(window)) :]
-    return "pruned" if len(newest) >= window and min(group_confidences(newest, window)) < bar else None
+    return "pruned" if len(newest) >= window and min(group_confidences(newest, window)) < threshold else None
 
 
 def count_missing_votes(votes: Sequence[Sequence[float]], consensus: float) -> int:
-    """How many more votes the leading answer needs for the consensus if each has the largest weight so far.
+    """Return the number of votes that the leading answer still needs if each has the largest weight so far.
 
-    ``votes``: the weights for each answer.
+    ``votes`` has the weights of each answer.
     """
     if not votes:
         return 1
@@ -112,19 +114,19 @@ def _watch_interval(window: int) -> int:
 
 
 def _can_vote(node: Node) -> bool:
-    """Whether it could vote. One that was given up stays below the bar."""
+    """Return True if the solution could vote; a pruned one stays below the threshold."""
     return node.answer is not None and len(node.confidence) > 0
 
 
 def _filter_confidence(node: Node, params: DeepConf) -> float:
-    """What is held against the bar."""
+    """Return the confidence that is compared with the threshold."""
     measure = lowest_confidence if params.mode == "online" else MEASURES[params.measure]
     return measure(node.confidence, params.window)
 
 
-def _voters(heard: Sequence[Node], params: DeepConf, bar: float) -> dict[Node, float]:
-    """The solutions that may vote, in the order of their paths, with their weights."""
-    passed = [node for node in heard if _can_vote(node) and _filter_confidence(node, params) >= bar]
+def _voters(sampled: Sequence[Node], params: DeepConf, threshold: float) -> dict[Node, float]:
+    """Return the solutions that may vote, in the order of their paths, with their weights."""
+    passed = [node for node in sampled if _can_vote(node) and _filter_confidence(node, params) >= threshold]
     weight = MEASURES[params.measure]
     return {node: weight(node.confidence, params.window) for node in sorted(passed, key=lambda node: node.path)}
 

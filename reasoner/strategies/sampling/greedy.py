@@ -1,4 +1,4 @@
-"""Greedy decoding: the baseline that every search is measured against."""
+"""Greedy decoding: the baseline of every comparison."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ class Greedy(Params):
 
 
 async def run(search: Search, params: Greedy, equivalence: Equivalence) -> Choice:  # noqa: ARG001
-    """One solution, the likeliest token each time."""
+    """Generate one solution, taking the likeliest token each time."""
     async for _ in search.complete([search.root], 1, greedy=True):
         pass
     candidates = search.candidates()

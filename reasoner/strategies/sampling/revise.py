@@ -39,9 +39,9 @@ class Revise(Params):
 
 
 async def run(search: Search, params: Revise, equivalence: Equivalence) -> Choice:
-    """Samples n attempts in chains, each seeing the last ones of its chain; a vote or the verifier chooses."""
+    """Sample n attempts in chains, each seeing the last ones of its chain; a vote or the verifier chooses."""
     if params.by == "verifier" and not search.has_verifier:
-        raise InvalidRequest("no verifier is served: let the majority choose", "strategy.by")
+        raise InvalidRequest("no verifier is served: use 'majority'", "strategy.by")
     attempts: dict[int, list[Node]] = defaultdict(list)
     width = min(params.chains or math.isqrt(params.n), params.n)
     async with search.stream() as stream:
@@ -53,16 +53,19 @@ async def run(search: Search, params: Revise, equivalence: Equivalence) -> Choic
                 chain = node.path[0]
                 attempts[chain].append(node)
                 if len(attempts[chain]) < len(range(chain, params.n, width)):
-                    stream.complete([await ask(search, params, attempts[chain])], 1)
+                    stream.complete([await _start_attempt(search, params, attempts[chain])], 1)
     candidates = search.candidates()
     if params.by == "verifier":
         return choose_best_scored(candidates)
     return await choose_by_majority(search, candidates, dict.fromkeys(candidates, 1.0), equivalence)
 
 
-async def ask(search: Search, params: Revise, attempts: list[Node]) -> Node:
-    """The conversation in which the next attempt is made: as many of the last attempts as leave room for one as long
-    as the longest of them. Where they leave none, or said nothing, the chain starts anew."""
+async def _start_attempt(search: Search, params: Revise, attempts: list[Node]) -> Node:
+    """Start the conversation of the next attempt and return its node.
+
+    It shows as many of the last attempts as leave room for one as long as the longest of them. If they leave none, or
+    are empty, the chain starts anew.
+    """
     longest = max(attempt.tokens for attempt in attempts)
     shown = [attempt for attempt in attempts[-params.memory :] if attempt.text.strip()]
     while True:

@@ -1,12 +1,12 @@
 """Self-consistency: sample several solutions and take the answer that most of them reach.
 
 Source: Wang et al. 2022, "Self-Consistency Improves Chain of Thought Reasoning in Language Models", section 2. When to
-stop early: Aggarwal et al. 2023 and Li et al. 2024, see ``reasoner.confidence.stopping_rules``.
+stop early: Aggarwal et al. 2023 and Li et al. 2024 (``reasoner.confidence.stopping_rules``).
 
 With a rule that stops early, samples start when the rule is certain to need them: four at once for ``beta`` at 0.95,
-more as they disagree. So nothing is cancelled and no token is wasted, and the vote hears exactly the samples that one
-at a time would have heard. What it costs is latency: an easy problem still takes the time of one sample, a hard one
-that of several after each other. ``ahead`` starts more than is certain, to be cancelled if they are not needed.
+more as they disagree. So no token is wasted, and the vote counts exactly the samples that sampling one at a time would
+have counted. The cost is latency: a hard problem takes the time of several samples after each other. ``ahead`` starts
+more than is certain; what is not needed is cancelled.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class SelfConsistency(Params):
 
 
 async def run(search: Search, params: SelfConsistency, equivalence: Equivalence) -> Choice:
-    """Samples up to n solutions; the most frequent answer wins, and its share of the votes is the confidence."""
+    """Sample up to n solutions; the most frequent answer wins, and its share of the votes is the confidence."""
     started, arrived = 0, list[Node]()
     async with search.stream() as stream:
         while (needed := await _needed(search, params, arrived, equivalence)) > len(arrived):
@@ -60,18 +60,18 @@ async def run(search: Search, params: SelfConsistency, equivalence: Equivalence)
 
 
 async def _needed(search: Search, params: SelfConsistency, arrived: list[Node], equivalence: Equivalence) -> int:
-    """Samples in all that the vote is certain to need."""
-    # As a stage of another strategy it gives what it is asked for: that one decides when to stop.
-    sure = search.spec.confidence if search.spec.strategy.name == STRATEGY.name else None
-    if params.stop == "none" and sure is None:
+    """Return the number of samples in all that the vote is certain to need."""
+    # As a stage of another strategy it does not stop early: that strategy decides when to stop.
+    confidence = search.spec.confidence if search.spec.strategy.name == STRATEGY.name else None
+    if params.stop == "none" and confidence is None:
         return params.n
     ordered = sorted(arrived, key=lambda node: node.path)
     groups = await group_equivalent(ordered, search.spec.answer, equivalence)
-    said = {node: index for index, group in enumerate(groups) for node in group}
-    heard = {node.path[-1]: said.get(node) for node in ordered}
-    if params.stop == "window" and sure is None:
-        return num_needed_by_window(heard, params.n, params.window)
-    return num_needed_by_beta(heard, params.n, params.threshold if sure is None else sure)
+    classes = {node: index for index, group in enumerate(groups) for node in group}
+    answers = {node.path[-1]: classes.get(node) for node in ordered}
+    if params.stop == "window" and confidence is None:
+        return num_needed_by_window(answers, params.n, params.window)
+    return num_needed_by_beta(answers, params.n, params.threshold if confidence is None else confidence)
 
 
 STRATEGY = Strategy("self_consistency", SelfConsistency, run, needs_verifier=False, stops_when_sure=True, votes=True)

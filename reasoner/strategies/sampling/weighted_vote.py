@@ -16,7 +16,7 @@ class WeightedVote(Params):
 
 
 async def run(search: Search, params: WeightedVote, equivalence: Equivalence) -> Choice:
-    """Samples n solutions, scores each as it arrives; the answer with the largest sum of scores wins."""
+    """Sample n solutions, score each as it arrives; the answer with the largest sum of scores wins."""
     async for arrived in search.complete([search.root], params.n):
         await search.score([node for node in arrived if node.answer is not None])
     candidates = search.candidates()

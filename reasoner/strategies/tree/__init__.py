@@ -1,1 +1,1 @@
-"""tree."""
+"""Strategies that search step by step, guided by a verifier of steps."""

@@ -31,7 +31,7 @@ class Beam(Params):
 
 
 async def run(search: Search, params: Beam, equivalence: Equivalence) -> Choice:  # noqa: ARG001
-    """Grows n beams step by step, keeps the n/expansions that the verifier likes best; the best finished one wins."""
+    """Extend n beams step by step and keep the n/expansions best-scored ones; the best finished one wins."""
 
     async def scores(rivals: list[Node]) -> dict[Node, float]:
         return {node: node.score for node in rivals if node.score is not None}
@@ -42,17 +42,17 @@ async def run(search: Search, params: Beam, equivalence: Equivalence) -> Choice:
 async def beam_search(
     search: Search, params: Beam, value: Callable[[list[Node]], Awaitable[dict[Node, float]]]
 ) -> Choice:
-    """A beam search that keeps the rivals of the highest value; those without one are given up."""
+    """Keep the steps of the highest value at each level; those without a value are pruned."""
     expansions = min(params.expansions, params.n)
     width = params.n // expansions
     beams, share = [search.root], params.n
     for _ in range(params.max_steps):
         level = await expand_and_score(search, beams, 1)
-        settled = {node.parent for node in level if needs_no_siblings(node)}
-        doubtful, rest = [beam for beam in beams if beam not in settled], share - 1
+        decided = {node.parent for node in level if needs_no_siblings(node)}
+        doubtful, rest = [beam for beam in beams if beam not in decided], share - 1
         while rest > 0 and doubtful:
-            drawn = {beam: [node for node in level if node.parent is beam] for beam in doubtful}
-            more = {beam: num_useful_samples(drawn[beam], min(rest, expansions)) for beam in doubtful}
+            samples = {beam: [node for node in level if node.parent is beam] for beam in doubtful}
+            more = {beam: num_useful_samples(samples[beam], min(rest, expansions)) for beam in doubtful}
             doubtful = [beam for beam in doubtful if more[beam] > 0]
             level += await expand_and_score(search, doubtful, [more[beam] for beam in doubtful])
             rest -= expansions
@@ -68,7 +68,7 @@ async def beam_search(
 
 
 async def expand_and_score(search: Search, beams: list[Node], each: int | list[int]) -> list[Node]:
-    """New next steps of the beams, scored."""
+    """Return new next steps of the beams, scored."""
     level: list[Node] = []
     async for arrived in search.expand(beams, each):
         await search.score(arrived)
@@ -76,21 +76,21 @@ async def expand_and_score(search: Search, beams: list[Node], each: int | list[i
     return level
 
 
-def num_useful_samples(drawn: Sequence[Node], most: int) -> int:
-    """Return how many more samples of a beam's next step are worth their tokens: none where a new one is unlikely."""
-    return most if unseen(drawn) >= MIN_NEW_PROBABILITY else 0
+def num_useful_samples(samples: Sequence[Node], most: int) -> int:
+    """Return the number of further samples of a next step that are worth their tokens: 0 if a new one is unlikely."""
+    return most if unseen(samples) >= MIN_NEW_PROBABILITY else 0
 
 
 def needs_no_siblings(node: Node) -> bool:
-    """Whether one sample of a beam's next step is enough: it was certain, or the verifier likes it no less than the
-    beam. Siblings are worth their tokens where the first one led astray."""
+    """Return True if a beam needs no further samples of its next step: the first one was near-certain, or scored at
+    least as high as the beam itself."""
     beam = node.parent
-    liked = beam is not None and beam.score is not None and node.score is not None and node.score >= beam.score
-    return liked or node.logprob > CERTAIN_LOGPROB
+    scored_higher = beam is not None and beam.score is not None and node.score is not None and node.score >= beam.score
+    return scored_higher or node.logprob > CERTAIN_LOGPROB
 
 
 def drop_duplicates(nodes: list[Node]) -> list[Node]:
-    """One node of each text under the same parent: twins would fill the beam with one idea."""
+    """Return one node of each text under the same parent, so that copies of one step do not fill the beam."""
     first: dict[tuple[tuple[int, ...], str], Node] = {}
     for node in sorted(nodes, key=lambda node: node.path):
         first.setdefault((() if node.parent is None else node.parent.path, node.text), node)

@@ -1,4 +1,4 @@
-"""Best first: one step at a time from wherever it is worth most, until an answer is certain enough.
+"""Best first: sample one step at a time where it promises most, until an answer is certain enough.
 
 A box is a node that can be continued; opening it costs a sampled step and its score. The search always opens the box
 whose index is highest and ends when an answer in hand passes the job's confidence. Source: Weitzman 1979, "Optimal
@@ -24,11 +24,11 @@ from reasoner.strategies.base import MIN_NEW_PROBABILITY, Choice, Params, Strate
 from reasoner.tree import Node, unseen
 
 STEP_SUCCESS = 0.25
-"""How often a step from a state that can still be won keeps it so, before anything is known of the question."""
+"""Prior probability that a step from a state that can still be won keeps it so."""
 SOLVABLE = 0.9
-"""The chance that the policy can solve the question at all."""
+"""Prior probability that the policy can solve the question at all."""
 MAX_SCORE = 0.999
-"""A verifier's score counts for no more: what was tried often enough in vain must fall back."""
+"""Upper limit of a verifier's score, so that a state that was tried often in vain falls back."""
 
 
 class BestFirst(Params):
@@ -40,11 +40,12 @@ class BestFirst(Params):
 
 
 async def run(search: Search, params: BestFirst, equivalence: Equivalence) -> Choice:
-    """Samples single steps where the verifier sees most promise, goes back when it fades, stops when sure."""
-    there = [node for node in search.root.walk() if node.open and node.parent is not None]  # another stage was here
-    await search.score(there)
+    """Sample single steps where the scores promise most, and stop when the answer is certain enough."""
+    existing = [node for node in search.root.walk() if node.open and node.parent is not None]  # of earlier stages
+    await search.score(existing)
     boxes = {
-        box: compute_index(box) for box in [search.root, *(node for node in there if can_open(node, params.max_steps))]
+        box: compute_index(box)
+        for box in [search.root, *(node for node in existing if can_open(node, params.max_steps))]
     }
     sampled, length = 0, 1
     candidates = search.candidates()
@@ -55,8 +56,8 @@ async def run(search: Search, params: BestFirst, equivalence: Equivalence) -> Ch
         async for nodes in search.expand(list(picks), list(picks.values())):
             await search.score(nodes)
             arrived += nodes
-        known, candidates = len(candidates), search.candidates()
-        if len(candidates) > known:
+        num_known, candidates = len(candidates), search.candidates()
+        if len(candidates) > num_known:
             choice = await estimate_posterior(search, equivalence)
         if not arrived:
             break
@@ -73,8 +74,10 @@ async def run(search: Search, params: BestFirst, equivalence: Equivalence) -> Ch
 
 
 def choose_boxes(boxes: Mapping[Node, float], width: int) -> Counter[Node]:
-    """The boxes to open next, by their indices, the best first. One that was never opened gives one sample, then one,
-    two, four, …: the first is often all that is needed."""
+    """Return the boxes to open next, the best first, with the number of samples of each.
+
+    A box that was never opened gives one sample, then one, two, four, …: the first is often all that is needed.
+    """
     now, picks = dict(boxes), Counter[Node]()
     while now and picks.total() < width:
         best = max(now, key=lambda box: (now[box], box.path))
@@ -87,15 +90,16 @@ def choose_boxes(boxes: Mapping[Node, float], width: int) -> Counter[Node]:
 
 
 def compute_index(box: Node, pending: int = 0) -> float:
-    """The chance that a box can still be won, given what came out of it, and that the next sample is a new one, over
-    the chance that luck would have come as deep: a child is worth more than its parent when it is likelier good than
-    another sample there.
+    """Return the index of a box: the probability that it can still be won, given its samples, and that the next sample
+    is new, divided by the prior probability of a state so deep. A child is worth more than its parent if it is likelier
+    to be good than another sample there.
 
-    A box is opened again while another sample is likely enough to be new: by the probabilities of those that came, and
-    by the share of them that came once (Good 1953, "The Population Frequencies of Species and the Estimation of
-    Population Parameters"), whichever is less."""
-    heard = Counter(child.text for child in box.children)
-    once = sum(count == 1 for count in heard.values()) / len(box.children) if box.children else 1.0
+    A box is opened again while another sample is likely enough to be new: by the probabilities of its samples, or by
+    the share of them that came once (Good 1953, "The Population Frequencies of Species and the Estimation of Population
+    Parameters"), whichever is less.
+    """
+    texts = Counter(child.text for child in box.children)
+    once = sum(count == 1 for count in texts.values()) / len(box.children) if box.children else 1.0
     left = unseen(box.children)
     new = min(once, left) if left >= MIN_NEW_PROBABILITY else 0.0
     prior = SOLVABLE if box.parent is None else min(box.score or 0.0, MAX_SCORE)
@@ -105,7 +109,7 @@ def compute_index(box: Node, pending: int = 0) -> float:
 
 
 def can_open(node: Node, max_steps: int) -> bool:
-    """Whether the verifier knows the node, it can be continued, and no earlier sample of its parent said the same."""
+    """Return True if the node has a score, can be continued, and repeats no earlier sample of its parent."""
     return (
         node.parent is not None
         and node.open

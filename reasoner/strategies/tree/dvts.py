@@ -1,10 +1,10 @@
-"""Diverse verifier tree search: several beams of width one that never look at each other.
+"""Diverse verifier tree search: several independent beams of width one.
 
 Source: Beeching, Tunstall and Rush 2024, "Scaling test-time compute with open models", section "DVTS": n / M
-independent subtrees; in each, of M next steps the one that the verifier likes best goes on. Nothing is compared across
-subtrees, so each goes on as soon as its own steps are there.
+independent subtrees; in each, of M next steps the best-scored one is continued. Nothing is compared across
+subtrees, so each continues as soon as its own steps have arrived.
 
-As in ``beam``, the other samples of a step are drawn only when the first leaves doubt, and a new one is likely enough.
+As in ``beam``, further samples of a step are taken only if the first leaves doubt and a new one is likely enough.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ class Dvts(Params):
 
 @dataclass(slots=True)
 class Subtree:
-    """``tip`` is where it grows, ``rivals`` are the next steps so far, of ``asked``."""
+    """``tip`` is the node that is extended, ``rivals`` are the next steps that have arrived, of ``requested``."""
 
     tip: Node
     width: int
-    asked: int
+    requested: int
     rivals: list[Node] = field(default_factory=list)
 
 
 async def run(search: Search, params: Dvts, equivalence: Equivalence) -> Choice:  # noqa: ARG001
-    """Grows n/expansions independent subtrees, each by its best-scored step; the best finished solution wins."""
+    """Extend n/expansions independent subtrees, each by its best-scored step; the best finished solution wins."""
     width = min(params.expansions, params.n)
     starts = range(0, params.n, width)
     subtrees = [Subtree(search.root, each, each) for each in (min(width, params.n - start) for start in starts)]
@@ -50,26 +50,26 @@ async def run(search: Search, params: Dvts, equivalence: Equivalence) -> Choice:
             for node in arrived:
                 subtree = subtrees[node.path[0] // width]
                 subtree.rivals.append(node)
-                if len(subtree.rivals) < subtree.asked:
+                if len(subtree.rivals) < subtree.requested:
                     continue
                 more = (
                     0
-                    if subtree.asked > 1 or needs_no_siblings(node)
+                    if subtree.requested > 1 or needs_no_siblings(node)
                     else num_useful_samples(subtree.rivals, subtree.width - 1)
                 )
-                if more > 0 and (asked := stream.expand([subtree.tip], more)):
-                    subtree.asked += asked
+                if more > 0 and (added := stream.expand([subtree.tip], more)):
+                    subtree.requested += added
                     continue
-                best = best_of(subtree.rivals)
+                best = choose_best(subtree.rivals)
                 await search.prune([rival for rival in subtree.rivals if rival.open and rival is not best])
                 if best.open and best.score is not None and len(best.path) < params.max_steps:
-                    subtree.tip, subtree.asked, subtree.rivals = best, 1, []
+                    subtree.tip, subtree.requested, subtree.rivals = best, 1, []
                     stream.expand([best], 1)
     return choose_best_scored(await search.ensure_candidates())
 
 
-def best_of(rivals: list[Node]) -> Node:
-    """The one that the verifier likes best; of equals the first in the order of paths."""
+def choose_best(rivals: list[Node]) -> Node:
+    """Return the best-scored rival; of equals the first in the order of paths."""
     return max(sorted(rivals, key=lambda node: node.path), key=lambda node: -1.0 if node.score is None else node.score)
 
 

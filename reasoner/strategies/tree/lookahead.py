@@ -4,7 +4,7 @@ Source: Snell et al. 2024, "Scaling LLM Test-Time Compute Optimally", section 5.
 k steps, and the verifier's score at the end of that roll-out is its value. ``beam`` is the case k = 0.
 
 Roll-outs do not wait for each other. One that reaches the end of a solution is a candidate like any other; the others
-are given up. Steps without a complete roll-out (the budget ended) count with the score that they reached.
+are pruned. A step without a complete roll-out, because the budget ended, counts with the score that it reached.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Lookahead(Beam):
 async def run(search: Search, params: Lookahead, equivalence: Equivalence) -> Choice:  # noqa: ARG001
     """A beam search in which a step's value is the verifier's score of where it leads greedily in k steps."""
 
-    async def ahead(rivals: list[Node]) -> dict[Node, float]:
+    async def look_ahead(rivals: list[Node]) -> dict[Node, float]:
         values = {node: node.score for node in rivals if node.score is not None}
         origin = {node.path: node for node in values}
         async with search.stream() as stream:
@@ -35,16 +35,16 @@ async def run(search: Search, params: Lookahead, equivalence: Equivalence) -> Ch
             async for arrived in stream:
                 await search.score(arrived)
                 for node in arrived:
-                    looked = next(k for k in range(len(node.path)) if node.path[: len(node.path) - k] in origin)
+                    depth = next(k for k in range(len(node.path)) if node.path[: len(node.path) - k] in origin)
                     if node.score is not None:
-                        values[origin[node.path[: len(node.path) - looked]]] = node.score
-                    if node.open and node.score is not None and looked < params.lookahead:
+                        values[origin[node.path[: len(node.path) - depth]]] = node.score
+                    if node.open and node.score is not None and depth < params.lookahead:
                         stream.expand([node], 1, greedy=True)
                     else:
                         await search.prune([node] if node.open else [])
         return values
 
-    return await beam_search(search, params, ahead)
+    return await beam_search(search, params, look_ahead)
 
 
 STRATEGY = Strategy("lookahead", Lookahead, run, needs_verifier=True, needs_steps=True)

@@ -1,8 +1,8 @@
 """REBASE: a level's width goes to its nodes in proportion to exp(score / temperature).
 
 Source: Wu et al. 2024, "Inference Scaling Laws: An Empirical Analysis of Compute-Optimal Inference for LLM
-Problem-Solving", section 3.2. A level is a barrier by definition: its nodes share one width. A solution that is
-finished keeps its place in the width; the finished ones vote with their scores (section 2.1, weighted majority).
+Problem-Solving", section 3.2. A level is a barrier by definition: its nodes share one width. A finished
+solution keeps its slot; the finished ones vote with their scores (section 2.1, weighted majority).
 """
 
 from __future__ import annotations
@@ -26,17 +26,19 @@ class Rebase(Params):
 
 
 async def run(search: Search, params: Rebase, equivalence: Equivalence) -> Choice:
-    """Grows n branches step by step; at each level they go where the verifier's scores are; finished ones vote."""
+    """Extend n branches step by step, allocated at each level by the verifier's scores; finished ones vote."""
 
-    def deal(_: int, scores: Sequence[float], places: int) -> list[int]:
-        return allocate_proportionally(scores, places, params.temperature)
+    def allocate(_: int, scores: Sequence[float], slots: int) -> list[int]:
+        return allocate_proportionally(scores, slots, params.temperature)
 
-    return await resampling_search(search, params.n, params.max_steps, deal, equivalence)
+    return await resampling_search(search, params.n, params.max_steps, allocate, equivalence)
 
 
 def allocate_proportionally(scores: Sequence[float], width: int, temperature: float) -> list[int]:
-    """``width`` split in proportion to exp(score / temperature), in whole numbers (largest remainders) that add up to
-    it. Of equal remainders the first is served first."""
+    """Split ``width`` in proportion to exp(score / temperature) into whole numbers, by largest remainders.
+
+    Of equal remainders the first is served first.
+    """
     if not scores:
         return []
     top = max(scores)

@@ -1,4 +1,4 @@
-"""Branches that are dealt anew after each step, by the verifier's scores: what REBASE and particle filtering share."""
+"""Search that resamples its branches after each step by the verifier's scores, for REBASE and particle filtering."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ async def resampling_search(
     search: Search,
     n: int,
     max_steps: int,
-    deal: Callable[[int, Sequence[float], int], Sequence[int]],
+    allocate: Callable[[int, Sequence[float], int], Sequence[int]],
     equivalence: Equivalence,
 ) -> Choice:
-    """Grows n branches step by step; finished ones keep their places and vote with their scores.
+    """Extend n branches step by step; finished ones keep their slots and vote with their scores.
 
-    ``deal(step, scores, places)`` says how many of the places that are left each of the live branches gets.
+    ``allocate(step, scores, slots)`` returns how many of the slots that are left each of the live branches gets.
     """
-    parents, shares, places = [search.root], [n], n
+    parents, shares, slots = [search.root], [n], n
     for step in range(max_steps):
         level: list[Node] = []
         async for arrived in search.expand(parents, shares):
             await search.score(arrived)
             level += arrived
-        places -= sum(node.answer is not None for node in level)
+        slots -= sum(node.answer is not None for node in level)
         live = sorted((node for node in level if node.open and node.score is not None), key=lambda node: node.path)
-        counts = deal(step, [node.score or 0.0 for node in live], places)
+        counts = allocate(step, [node.score or 0.0 for node in live], slots)
         chosen = [(node, count) for node, count in zip(live, counts, strict=True) if count > 0]
         parents, shares = [node for node, _ in chosen], [count for _, count in chosen]
         await search.prune([node for node in level if node.open and node not in parents])
