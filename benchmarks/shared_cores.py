@@ -30,7 +30,7 @@ from benchmarks.engine.measure import Measured, Row
 from benchmarks.engine.report import machine
 from engine.threads.processors import find_processors
 from reasoner.client import Client
-from workers.processes.children import stop, tail
+from workers.processes.children import read_tail, stop
 
 QUESTION: dict[str, Any] = {
     "problem": "Use the numbers 3, 7, 8 and 12, each exactly once, with + - * / to reach 24.",
@@ -153,12 +153,12 @@ def _await(ready: Callable[[], bool], process: subprocess.Popen[bytes], log: Pat
     until = time.monotonic() + _START_SECONDS
     while time.monotonic() < until:
         if process.poll() is not None:
-            raise BenchError(f"the service did not start:\n{tail(log)}")
+            raise BenchError(f"the service did not start:\n{read_tail(log)}")
         with contextlib.suppress(httpx.TransportError):
             if ready():
                 return
         time.sleep(_POLL_SECONDS)
-    raise BenchError(f"the service was not ready after {_START_SECONDS:g} s:\n{tail(log)}")
+    raise BenchError(f"the service was not ready after {_START_SECONDS:g} s:\n{read_tail(log)}")
 
 
 @contextlib.contextmanager

@@ -17,7 +17,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from workers.processes.children import stop, tail
+from workers.processes.children import read_tail, stop
 
 _STOP_SECONDS = 5.0
 
@@ -64,7 +64,9 @@ def _watched(module: str, asked: dict[str, Any], console: Console, grace: float)
                     else:
                         progress.update(task, completed=line["done"], total=line["total"], description=line["next"])
             if process.wait() != 0:
-                raise _FailedError(f"the process that computes ended with status {process.returncode}:\n{tail(log)}")
+                raise _FailedError(
+                    f"the process that computes ended with status {process.returncode}:\n{read_tail(log)}"
+                )
         finally:
             stop(process, grace=grace)
     return result

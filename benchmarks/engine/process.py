@@ -16,7 +16,7 @@ from types import TracebackType
 from typing import Any, Self
 
 import benchmarks
-from workers.processes.children import stop, tail
+from workers.processes.children import read_tail, stop
 
 _START_SECONDS = 600.0
 """Loading a checkpoint, converting it for a peer on first use included."""
@@ -118,7 +118,7 @@ class Worker:
         return answer["result"]
 
     def _ended(self, what: str) -> BenchError:
-        words = tail(self._log)
+        words = read_tail(self._log)
         return BenchError(f"{self.system} ended before it could {what}" + (f":\n{words}" if words else ""))
 
     def _read(self) -> None:

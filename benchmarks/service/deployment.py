@@ -25,7 +25,7 @@ from benchmarks.engine.process import BenchError
 from benchmarks.service.null_engine import POLICY, VERIFIER
 from workers.broker.embedded import EmbeddedBroker
 from workers.config.settings import Settings, load_settings
-from workers.processes.children import spawn, stop, tail
+from workers.processes.children import read_tail, spawn, stop
 
 OURS, PLAIN = "ours", "Celery alone"
 _MODULES = {OURS: "api.roles.serve", PLAIN: "benchmarks.service.plain"}
@@ -96,7 +96,7 @@ class Deployment:
         while not condition():
             for name, process in self._processes.items():
                 if process.poll() is not None:
-                    raise BenchError(f"the {name} ended:\n{tail(self._log(name))}")
+                    raise BenchError(f"the {name} ended:\n{read_tail(self._log(name))}")
             if time.monotonic() > deadline:
                 raise BenchError(f"not within {_PATIENCE:.0f} seconds: {what}")
             pause.wait(_PAUSE)

@@ -15,7 +15,7 @@ from typing import TypeVar
 
 from api.roles.supervisor import engine_command
 from workers.config.settings import Settings
-from workers.processes.children import spawn, stop, tail
+from workers.processes.children import read_tail, spawn, stop
 
 T = TypeVar("T")
 
@@ -37,7 +37,7 @@ def process(command: list[str], log: Path, env: dict[str, str] | None = None) ->
     try:
         yield running
     except BaseException as error:
-        error.add_note(f"the end of {log.name}:\n{tail(log, 15)}")
+        error.add_note(f"the end of {log.name}:\n{read_tail(log, 15)}")
         raise
     finally:
         stop(running, grace=15)

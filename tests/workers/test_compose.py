@@ -19,7 +19,7 @@ from api.roles.supervisor import free_port
 from tests.chaos.processes import until
 from workers.broker.embedded import find_server
 from workers.config.settings import Settings, load_settings
-from workers.processes.children import spawn, stop, tail
+from workers.processes.children import read_tail, spawn, stop
 
 ROOT = Path(__file__).parents[2]
 COMPOSE = yaml.safe_load((ROOT / "compose.yaml").read_text())
@@ -40,7 +40,7 @@ def port(tmp_path: Path) -> Iterator[int]:
     options = ["--port", str(port), "--bind", "127.0.0.1", "--aclfile", str(tmp_path / "users.acl")]
     server = spawn([find_server(), *options, "--dir", str(tmp_path)], log=log, death_signal=signal.SIGKILL)
     try:
-        until(lambda: "Ready to accept connections" in tail(log), "the server is ready")
+        until(lambda: "Ready to accept connections" in read_tail(log), "the server is ready")
         yield port
     finally:
         stop(server, grace=10)

@@ -25,7 +25,7 @@ from redis.retry import Retry
 
 from workers.config.settings import Settings
 from workers.config.types import ConfigError
-from workers.processes.children import StartError, make_private_folder, spawn, stop, tail
+from workers.processes.children import StartError, make_private_folder, read_tail, spawn, stop
 from workers.processes.shutdown import uninterrupted
 
 START_SECONDS = 30.0
@@ -104,7 +104,7 @@ class EmbeddedBroker:
                 if server.poll() is not None or time.monotonic() > deadline:
                     self.stop()
                     self._failed = True
-                    raise StartError(f"the embedded broker did not start; the end of {log}:\n{tail(log)}")
+                    raise StartError(f"the embedded broker did not start; the end of {log}:\n{read_tail(log)}")
                 time.sleep(0.02)
             self._failed = False
 

@@ -1,7 +1,7 @@
-"""The outbox and the rescue service: sends the wake-up of every job that needs one, and clears old ones away.
+"""The reaper: sends wake-ups for due jobs and deletes expired ones.
 
-It runs in every API process and is the only sender of messages. A job that was just recorded, one whose message got
-lost and one whose worker died are the same case: their time in ``reasoner:due`` has come.
+It runs in each API process and is the only sender of messages. A new job, one whose message was lost and one whose
+worker died are the same case: their time in ``reasoner:due`` has come.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from workers.broker.wakeups import send_wakeup
 from workers.store.jobs import JobStore
 from workers.store.redis_client import BROKER_DOWN
 
-TICK_SECONDS = 0.5
+SWEEP_INTERVAL_SECONDS = 0.5
 
 log = structlog.get_logger("reasoner.reaper")
 
 
 class Reaper:
-    """Runs until ``stop``. ``nudge`` makes it look at once, for a job that was just recorded."""
+    """Sweeps in an interval until ``stop``, and at once after ``nudge``, which announces a new job."""
 
     def __init__(self, store: JobStore, app: Celery, *, max_attempts: int, retention: float) -> None:
-        """``retention``: seconds that an ended job is kept."""
+        """``retention``: seconds for which an ended job is kept."""
         self._store = store
         self._app = app
         self._max_attempts = max_attempts
@@ -38,7 +38,7 @@ class Reaper:
         self._nudged.set()
 
     def stop(self) -> None:
-        """Ends ``run`` after its sweep: between taking a job on and sending its wake-up is no place to be cut off."""
+        """End ``run`` after the present sweep, so that no job is left between its claim and its wake-up."""
         self._stopping = True
         self._nudged.set()
 
@@ -49,18 +49,18 @@ class Reaper:
             except (*BROKER_DOWN, OperationalError) as error:
                 log.warning("broker unreachable", error=type(error).__name__)
             except Exception:
-                # Jobs wait for this loop: whatever went wrong, the next sweep tries again.
+                # Jobs depend on this loop: the next sweep tries again.
                 log.exception("sweep failed")
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(TICK_SECONDS):
+                async with asyncio.timeout(SWEEP_INTERVAL_SECONDS):
                     await self._nudged.wait()
             if not self._stopping:
                 self._nudged.clear()
 
     async def sweep(self) -> int:
-        """Looks once; answers how many wake-ups it sent."""
-        wake = await self._store.reap(self._max_attempts)
-        for job_id, queue in wake:
+        """Sweep once. Return the number of wake-ups sent."""
+        due = await self._store.reap(self._max_attempts)
+        for job_id, queue in due:
             await asyncio.to_thread(send_wakeup, self._app, job_id, queue)
         await self._store.expire(self._retention)
-        return len(wake)
+        return len(due)

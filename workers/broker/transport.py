@@ -1,9 +1,9 @@
-"""Celery's connection to the broker, for messages that may be lost.
+"""Celery's transport for messages that may be lost.
 
-Celery means a message to survive the worker that took it: it copies each into a hash of the broker's, takes it out when
-the work is done, and puts what is left back when a connection closes or after a time-out. A wake-up needs none of that,
-since the reaper sends another one, and in the moment in which a broker goes away all of it stands in the way: a worker
-that could not put its messages back ended, with every search that it had in hand.
+Celery's Redis transport makes messages survive their worker: it copies each into a hash, removes it when the task is
+done, and restores the rest when a connection closes or after a timeout. Wake-ups do not need that, since the reaper
+sends another one. It even does harm when the broker goes away: a worker that could not restore its messages ended, and
+with it all its running searches.
 """
 
 from __future__ import annotations
@@ -26,17 +26,16 @@ class _Transport(Transport):  # type: ignore[misc]
 
 class _Connection(Connection):  # type: ignore[misc]
     def get_transport_cls(self) -> type[_Transport]:
-        """Of all addresses: a broker is Redis or speaks as it does."""
+        """Return the transport for any URL, since each broker speaks the protocol of Redis."""
         return _Transport
 
     def ensure_connection(self, *args: Any, **kwargs: Any) -> Any:
-        """Looks often enough for work to go on soon after a broker has come back, however long it was away; by itself
-        it would pause for half a minute."""
-        often = {"interval_start": 0.5, "interval_step": 0.5, "interval_max": 2.0}
-        return super().ensure_connection(*args, **(often | kwargs))
+        """Retry every 2 seconds at least, so that work goes on soon after the broker returns. The default is 32."""
+        intervals = {"interval_start": 0.5, "interval_step": 0.5, "interval_max": 2.0}
+        return super().ensure_connection(*args, **(intervals | kwargs))
 
 
 class WakeupAMQP(AMQP):  # type: ignore[misc]
-    """What ``Celery(amqp=…)`` takes."""
+    """Value of ``Celery(amqp=…)`` that selects this transport."""
 
     Connection = _Connection

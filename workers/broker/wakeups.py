@@ -1,6 +1,7 @@
-"""Celery as it is used here: a doorbell. A message says "look at job X"; what is true stands in the store.
+"""The Celery application, and the wake-up messages that are all it carries.
 
-So a message may be lost, doubled or late, and no result is ever read from Celery.
+A wake-up tells a worker to look at one job. The state of the job is in the store alone, so a message may be lost,
+duplicated or late, and no result is read from Celery.
 """
 
 from __future__ import annotations
@@ -19,14 +20,14 @@ WEBHOOKS: Final = "webhooks"
 
 
 def make_celery(settings: Settings) -> Celery:
-    """The application that senders and workers share."""
+    """Return the Celery application of senders and workers."""
     app = Celery("reasoner", broker=celery_url(broker_url(settings)), amqp=WakeupAMQP)
     app.conf.update(
         task_serializer="json",
         accept_content=["json"],
         result_accept_content=["json"],
         task_ignore_result=True,
-        task_acks_late=True,  # a worker takes as many messages as it has slots, and leaves the others to others
+        task_acks_late=True,  # with the prefetch of 1: a worker fetches no more messages than it has slots
         task_default_queue=QUEUES[0],
         task_create_missing_queues=True,
         worker_prefetch_multiplier=1,
@@ -40,7 +41,7 @@ def make_celery(settings: Settings) -> Celery:
         broker_connection_timeout=2.0,
         broker_transport_options={
             "queue_order_strategy": "priority",
-            # Without it a publish or a poll on a connection that died silently would wait for ever.
+            # Otherwise a publish or a poll on a dead connection would block for ever.
             "socket_timeout": 5.0,
             "socket_connect_timeout": 2.0,
         },
@@ -49,13 +50,13 @@ def make_celery(settings: Settings) -> Celery:
 
 
 def send_wakeup(app: Celery, job_id: str, queue: str) -> None:
-    """Publishes one message, without retries: a reaper comes back to a job whose message did not get out."""
+    """Publish one message, without retries: the reaper sends it again if it is lost."""
     task = WEBHOOK_TASK if queue == WEBHOOKS else RUN_TASK
     app.send_task(task, args=[job_id], queue=queue, ignore_result=True, retry=False)
 
 
 def celery_url(redis_url: str) -> str:
-    """The same broker in the words of Celery's transport, which spells a Unix socket in its own way."""
+    """Return the broker's URL in the syntax of Celery's transport, which differs for Unix sockets."""
     scheme, separator, path = redis_url.partition("://")
     if scheme != "unix":
         return redis_url

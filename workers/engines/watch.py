@@ -1,4 +1,4 @@
-"""Wakes the jobs that wait for an engine as soon as one answers, in place of after a fixed time."""
+"""Waking of the jobs that wait for an engine, as soon as one answers."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ import structlog
 from workers.store.jobs import JobStore
 from workers.store.redis_client import BROKER_DOWN
 
-TICK_SECONDS = 0.25
-REST_SECONDS = 3.0
-"""An engine that answers and fails every job does not get them back more often than this."""
+CHECK_INTERVAL_SECONDS = 0.25
+MIN_WAKE_INTERVAL_SECONDS = 3.0
+"""The minimum time between two wake-ups while engines answer but fail all jobs."""
 
 log = structlog.get_logger("reasoner.engines")
 
 
 class EngineWatch:
-    """Runs in every API process until it is cancelled. The engines are asked while jobs wait for one, and only then."""
+    """Runs in each API process until it is cancelled. Checks the engines only while jobs wait for one."""
 
     def __init__(
         self,
         store: JobStore,
-        answers: Callable[[], Awaitable[bool]],
+        is_engine_up: Callable[[], Awaitable[bool]],
         on_wake: Callable[[], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """``answers`` asks whether jobs find an engine; ``on_wake`` is told that jobs have become due."""
+        """``is_engine_up``: probes the engines. ``on_wake``: called after jobs have become due."""
         self._store = store
-        self._answers = answers
+        self._is_engine_up = is_engine_up
         self._on_wake = on_wake
         self._clock = clock
         self._was_away = False
@@ -39,23 +39,23 @@ class EngineWatch:
     async def run(self) -> None:
         while True:
             try:
-                await self.look()
+                await self.check()
             except BROKER_DOWN:
-                pass  # the reaper says so
+                pass  # logged by the reaper
             except Exception:
                 log.exception("the engines could not be watched")
-            await asyncio.sleep(TICK_SECONDS)
+            await asyncio.sleep(CHECK_INTERVAL_SECONDS)
 
-    async def look(self) -> int:
-        """Look once; return how many jobs it woke."""
+    async def check(self) -> int:
+        """Check once. Return the number of jobs woken."""
         if not await self._store.has_jobs_waiting_for_engine():
             self._was_away = False
             return 0
-        if not await self._answers():
+        if not await self._is_engine_up():
             self._was_away = True
             return 0
         now = self._clock()
-        if not self._was_away and now < self._woke_at + REST_SECONDS:
+        if not self._was_away and now < self._woke_at + MIN_WAKE_INTERVAL_SECONDS:
             return 0
         self._was_away, self._woke_at = False, now
         woken = await self._store.wake_jobs_waiting_for_engine()

@@ -1,4 +1,4 @@
-"""A file by which a health check sees that a worker takes jobs."""
+"""The liveness file of a worker, for health checks."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ TOUCH_SECONDS = 1.0
 
 
 def touch_while_consuming(app: Celery, path: Path) -> None:
-    """Have the worker of ``app`` touch a file every second for as long as it is connected to its broker.
+    """Make the worker of ``app`` touch a file each second while it is connected to its broker.
 
-    The loop that fetches messages does it: a worker that hangs, or whose broker is away, lets the file grow old. The
-    file is removed at an orderly end.
+    The event loop that fetches messages does so, so that the file of a worker that hangs or has no broker ages. An
+    orderly shutdown removes the file.
     """
 
     class Touch(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery has no types

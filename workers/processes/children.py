@@ -1,4 +1,4 @@
-"""Child processes that never outlive their parent, and folders that only their owner can enter."""
+"""Child processes that end with their parent, and folders private to this user."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ _PR_SET_PDEATHSIG = 1
 # Loaded before any fork: a child between fork and exec must not import or allocate more than it has to.
 _LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
 _running: list[tuple[subprocess.Popen[bytes], signal.Signals]] = []
-"""Children that nobody has stopped, with what ends them when this process has no time to."""
+"""Running children, each with the signal that ends it at a forced exit."""
 
 
 class StartError(Exception):
-    """A process did not start; the message has its last words."""
+    """A process did not start; the message has the end of its log."""
 
 
 def spawn(
     command: Sequence[str], *, log: Path, env: Mapping[str, str] | None = None, death_signal: signal.Signals
 ) -> subprocess.Popen[bytes]:
-    """Starts a command with its output appended to ``log``, away from the terminal's Ctrl-C.
+    """Start a command in a session of its own, so that Ctrl-C does not reach it. Its output is appended to ``log``.
 
-    When the thread that calls this ends for whatever reason, ``kill -9`` included, the kernel sends ``death_signal``
-    (on Linux; elsewhere only ``stop`` ends a child): call it from a thread that lives as long as the child may.
+    When the calling thread ends for any reason, ``kill -9`` included, the kernel sends ``death_signal`` to the child
+    (on Linux only), so call it from a thread that lives as long as the child may.
     """
-    with log.open("ab") as output, _signals_later():
+    with log.open("ab") as output, _defer_signals():
         child = subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
@@ -45,23 +45,24 @@ def spawn(
             start_new_session=True,
             preexec_fn=_die_with_parent(death_signal),
         )
-        _running[:] = [(each, number) for each, number in _running if each.returncode is None]
+        _running[:] = [(process, number) for process, number in _running if process.returncode is None]
         _running.append((child, death_signal))
         return child
 
 
 def stop(process: subprocess.Popen[bytes], *, grace: float) -> None:
-    """Ask a child to end, and kill it when it has not after ``grace`` seconds, or at once when there is no time."""
+    """Terminate a child; kill it after ``grace`` seconds, or at once when the exit is forced."""
     if process.poll() is None:
         process.terminate()
-    if not ended(process, within=grace):
+    if not wait_for_exit(process, timeout=grace):
         process.kill()
         process.wait()
 
 
-def ended(process: subprocess.Popen[bytes], *, within: float) -> bool:
-    """Wait for a child's end, for so many seconds at most; not at all once a second Ctrl-C wants us gone."""
-    deadline = time.monotonic() + within
+def wait_for_exit(process: subprocess.Popen[bytes], *, timeout: float) -> bool:
+    """Wait up to ``timeout`` seconds for a child's exit, or not at all when the exit is forced. Return True if it has
+    ended."""
+    deadline = time.monotonic() + timeout
     while process.poll() is None:
         if is_forced() or time.monotonic() > deadline:
             return False
@@ -70,17 +71,17 @@ def ended(process: subprocess.Popen[bytes], *, within: float) -> bool:
 
 
 def make_private_folder(path: Path) -> Path:
-    """Makes a folder that only this user can enter, or makes sure that an existing one is."""
+    """Create a folder that only this user can enter, or restrict an existing one."""
     path.mkdir(mode=0o700, parents=True, exist_ok=True)
     status = path.lstat()
     if path.is_symlink() or status.st_uid != os.getuid():
-        raise PermissionError(f"{path} belongs to somebody else")
+        raise PermissionError(f"{path} belongs to another user; choose another data_dir")
     path.chmod(0o700)
     return path
 
 
-def tail(log: Path, lines: int = 5, *, since: int = 0) -> str:
-    """The last lines of a log that say something, of what was written behind its first ``since`` bytes."""
+def read_tail(log: Path, lines: int = 5, *, since: int = 0) -> str:
+    """Return the last non-empty lines of a log behind its first ``since`` bytes."""
     try:
         text = log.read_bytes()[since:].decode(errors="replace")
     except FileNotFoundError:
@@ -89,18 +90,18 @@ def tail(log: Path, lines: int = 5, *, since: int = 0) -> str:
 
 
 @contextlib.contextmanager
-def _signals_later() -> Iterator[None]:
-    """Ctrl-C and SIGTERM take effect at the end of the block.
+def _defer_signals() -> Iterator[None]:
+    """Deliver Ctrl-C, SIGTERM and SIGHUP at the end of the block.
 
-    Around a fork the interpreter calls hooks (``logging`` has some) and drops what they raise: a ``KeyboardInterrupt``
-    that happened to rise there would be lost, and with it the user's Ctrl-C.
+    Around a fork the interpreter calls hooks (``logging`` has some) and drops the exceptions that they raise, so a
+    ``KeyboardInterrupt`` raised there would be lost.
     """
     if threading.current_thread() is not threading.main_thread():  # handlers run in the main thread alone
         yield
         return
-    came: list[int] = []
+    received: list[int] = []
     handlers = {
-        number: signal.signal(number, lambda number, _: came.append(number))
+        number: signal.signal(number, lambda number, _: received.append(number))
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
         if signal.getsignal(number) != signal.SIG_IGN
     }
@@ -109,8 +110,8 @@ def _signals_later() -> Iterator[None]:
     finally:
         for number, handler in handlers.items():
             signal.signal(number, handler)
-    for arrived in came:
-        signal.raise_signal(arrived)
+    for signal_number in received:
+        signal.raise_signal(signal_number)
 
 
 def _die_with_parent(death_signal: signal.Signals) -> Callable[[], None] | None:
@@ -118,12 +119,12 @@ def _die_with_parent(death_signal: signal.Signals) -> Callable[[], None] | None:
         return None
     libc, parent, number = _LIBC, os.getpid(), int(death_signal)
 
-    def ask() -> None:
+    def request_death_signal() -> None:
         libc.prctl(_PR_SET_PDEATHSIG, number)
-        if os.getppid() != parent:  # it died before we could ask
+        if os.getppid() != parent:  # the parent died before the call
             os._exit(1)
 
-    return ask
+    return request_death_signal
 
 
 def _end_children() -> None:

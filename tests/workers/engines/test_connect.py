@@ -36,7 +36,7 @@ async def test_a_verifier_with_an_address_of_its_own_is_asked_there_and_not_load
     health = Health()
     engine = connect(settings, health=health)
     assert isinstance(engine, RoutedEngine)
-    assert list(engine._elsewhere) == ["Qwen/Qwen2.5-Math-PRM-7B"]
+    assert list(engine._overrides) == ["Qwen/Qwen2.5-Math-PRM-7B"]
     assert [known.name for known in health.snapshot()] == [DEFAULT_ENGINE_URL, *settings.prm_url]
     await engine.close()
     command = engine_command(settings, [])
@@ -83,7 +83,7 @@ def test_every_format_may_be_named_and_comes_with_the_model() -> None:
     assert set(get_args(FormatName)) == set(FORMATS)
     engine = connect(load_settings(prm_format="rlhflow", prm="policy"))
     assert isinstance(engine, RoutedEngine)
-    assert engine._notes == {"policy": {"reasoner_prm_format": "rlhflow"}}
+    assert engine._extras == {"policy": {"reasoner_prm_format": "rlhflow"}}
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from workers.engines.watch import REST_SECONDS, EngineWatch
+from workers.engines.watch import MIN_WAKE_INTERVAL_SECONDS, EngineWatch
 from workers.store.jobs import JobStore
 
 SPEC = {"problem": "?", "priority": "interactive", "budget": {"tokens": 10}}
@@ -45,10 +45,10 @@ async def test_jobs_that_wait_are_woken_by_the_first_answer_and_not_before(store
     jobs = {await waiting(store) for _ in range(3)}
     assert await store.reap(3) == []
     engines.answer, watcher = False, watch(store, engines)
-    assert [await watcher.look() for _ in range(3)] == [0, 0, 0]
+    assert [await watcher.check() for _ in range(3)] == [0, 0, 0]
     assert (await store.reap(3), engines.nudges) == ([], 0)
     engines.answer = True
-    assert await watcher.look() == 3
+    assert await watcher.check() == 3
     assert engines.nudges == 1
     assert {job_id for job_id, _ in await store.reap(3)} == jobs
 
@@ -57,34 +57,34 @@ async def test_an_engine_is_asked_only_while_a_job_waits(store: JobStore) -> Non
     engines = Engines()
     watcher = watch(store, engines)
     await store.submit(SPEC, owner="local", queue_cap=100)
-    assert [await watcher.look() for _ in range(5)] == [0] * 5
+    assert [await watcher.check() for _ in range(5)] == [0] * 5
     assert engines.asked == 0
     await waiting(store)
-    assert await watcher.look() == 1
-    assert [await watcher.look() for _ in range(5)] == [0] * 5
+    assert await watcher.check() == 1
+    assert [await watcher.check() for _ in range(5)] == [0] * 5
     assert engines.asked == 1
 
 
 async def test_an_engine_that_answers_and_fails_every_job_is_left_alone_for_a_while(store: JobStore) -> None:
     engines = Engines()
     watcher, job_id = watch(store, engines), await waiting(store)
-    assert await watcher.look() == 1
+    assert await watcher.check() == 1
     for _ in range(3):
         await handed_back(store, job_id)
-        assert await watcher.look() == 0
-        engines.now += REST_SECONDS
-        assert await watcher.look() == 1
+        assert await watcher.check() == 0
+        engines.now += MIN_WAKE_INTERVAL_SECONDS
+        assert await watcher.check() == 1
 
 
 async def test_one_that_goes_away_and_comes_back_wakes_at_once_however_soon(store: JobStore) -> None:
     engines = Engines()
     watcher, job_id = watch(store, engines), await waiting(store)
-    assert await watcher.look() == 1
+    assert await watcher.check() == 1
     await handed_back(store, job_id)
     engines.answer = False
-    assert await watcher.look() == 0
+    assert await watcher.check() == 0
     engines.answer = True
-    assert await watcher.look() == 1
+    assert await watcher.check() == 1
 
 
 async def test_many_processes_may_watch_and_each_job_is_woken_once(store: JobStore) -> None:
@@ -93,9 +93,9 @@ async def test_many_processes_may_watch_and_each_job_is_woken_once(store: JobSto
     watchers = [watch(store, engines) for _ in range(3)]
     job_id = await waiting(store)
     for watcher in watchers:
-        await watcher.look()
+        await watcher.check()
     engines.answer = True
-    assert [await watcher.look() for watcher in watchers] == [1, 0, 0]
+    assert [await watcher.check() for watcher in watchers] == [1, 0, 0]
     assert await store.reap(3) == [(job_id, "interactive")]
     assert await store.reap(3) == []
 
@@ -106,7 +106,7 @@ async def test_jobs_that_ended_or_went_on_meanwhile_are_not_woken(store: JobStor
     await store.cancel(cancelled)
     claim = await store.claim(gone_on, lease=30, max_attempts=3, worker="one")
     assert claim is not None
-    assert await watch(store, engines).look() == 0
+    assert await watch(store, engines).check() == 0
     assert engines.nudges == 0
     assert (await store.get(gone_on))["status"] == "in_progress"
     assert not await store.has_jobs_waiting_for_engine()
