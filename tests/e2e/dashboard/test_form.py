@@ -1,0 +1,60 @@
+"""The form for a new job, and the prompt for an API key."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from playwright.sync_api import Browser, expect
+
+from tests.e2e.dashboard.service import (
+    WAIT,
+    Service,
+    expect_text,
+    open_page,
+)
+from workers.config.settings import load_settings
+
+
+def test_a_refused_job_marks_the_wrong_field(browser: Browser, service: Service) -> None:
+    with open_page(browser, service.url) as page:
+        page.click("#new")
+        page.fill("#problem", "?")
+        page.fill("#budget [name=tokens]", "0")
+        page.click("#form [type=submit]")
+        expect(page.locator("#form .refused")).to_contain_text("budget.tokens", timeout=WAIT)
+        expect(page.locator("#budget [name=tokens]")).to_have_attribute("aria-invalid", "true", timeout=WAIT)
+        assert service.get("/v1/jobs")["data"] == []
+
+
+def test_the_form_offers_no_strategy_that_the_service_would_refuse(browser: Browser, url: str, tmp_path: Path) -> None:
+    settings = load_settings(redis_url=url, data_dir=tmp_path, prm="none")
+    with Service(settings) as service, open_page(browser, service.url) as page:
+        page.keyboard.press("n")
+        expect(page.locator("#strategies")).to_have_value("self_consistency", timeout=WAIT)
+        offered = page.locator("#strategies option").evaluate_all("options => options.map((option) => option.value)")
+        assert {"greedy", "auto"} < set(offered)
+        assert not {"beam", "best_of_n", "weighted_vote"} & set(offered)
+        page.fill("#problem", "3 + 4?")
+        page.click("#form [type=submit]")
+        expect_text(page.locator("#state"), "queued")
+
+
+def test_the_page_asks_for_a_key_and_keeps_it_in_session_storage(browser: Browser, url: str, tmp_path: Path) -> None:
+    secret = "a-key-of-this-very-test"
+    with (
+        Service(load_settings(redis_url=url, data_dir=tmp_path, api_keys=[secret])) as service,
+        open_page(browser, service.url) as page,
+    ):
+        page.fill("#key", "not-the-key-of-this-test")
+        page.click("#keys [type=submit]")
+        expect(page.locator("#keys .refused")).to_contain_text("not one of", timeout=WAIT)
+        page.fill("#key", secret)
+        page.click("#keys [type=submit]")
+        expect(page.locator("#nojobs")).to_be_visible(timeout=WAIT)
+        assert page.evaluate("[Object.values(sessionStorage), Object.values(localStorage)]") == [[secret], []]
+        page.click("#first")
+        page.fill("#problem", "3 + 4?")
+        page.click("#form [type=submit]")
+        expect_text(page.locator("#state"), "queued")
+        page.click("#forget")
+        expect(page.locator("#keys")).to_be_visible(timeout=WAIT)
