@@ -92,10 +92,10 @@ def evaluate_suite(
                     shutdown.run(_run(settings, urls, opened, plan, sampling, concurrency, file, advance))
     except EvaluationMismatch as error:
         raise typer.BadParameter(str(error), param_hint="--out") from None
-    failures = {piece.problem: piece.failed for piece in file.pieces if piece.failed is not None}
+    failures = {piece.problem: piece.failed for piece in file.items if piece.failed is not None}
     for problem, reason in failures.items():
         console.print(f"left out: {problem}: {reason}", markup=False)
-    runs = [run for run in collect_runs(file.pieces) if run.problem not in failures]
+    runs = [run for run in collect_runs(file.items) if run.problem not in failures]
     if not runs:
         raise typer.Exit(1)
     results = Results(runs, plan)
@@ -153,7 +153,7 @@ def _build_plan(
         except ValueError as error:
             raise typer.BadParameter(str(error), param_hint=hint) from None
     try:
-        cases = parse_cases(strategy, verifies=settings.prm_name is not None)
+        cases = parse_cases(strategy, has_verifier=settings.prm_name is not None)
         pooled, live = split_pooled_and_live(cases)
     except ValueError as error:
         raise typer.BadParameter(str(error), param_hint="--strategy") from None

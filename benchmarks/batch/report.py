@@ -19,7 +19,7 @@ def document(plan: Plan, found: Sequence[Solved], command: str) -> dict[str, Any
     rows = []
     for tokens in plan.tokens:
         values = {way: _by_problem(found, way, tokens) for way in WAYS}
-        gain = Estimate.of(Bootstrap(plan.problems).means(values["shared"] - values["even"]))
+        gain = Estimate.from_means(Bootstrap(plan.problems).means(values["shared"] - values["even"]))
         for way in WAYS:
             chosen = _chosen(found, way, tokens)
             low, high = clustered_wilson_interval(values[way], len(chosen))

@@ -81,7 +81,7 @@ class Results:
             if case.label == MAJORITY or case.name == GREEDY:
                 continue
             needed, reached = curve.cost_of(self._bootstrap.means(sheet.column("correct")))
-            times = Estimate.of(needed / self._bootstrap.means(sheet.bill))
+            times = Estimate.from_means(needed / self._bootstrap.means(sheet.total_tokens))
             found.append(TokenSaving(case.label, n, times.value, times.low, times.high, bound=not bool(reached[0])))
         return found
 
@@ -117,7 +117,9 @@ class Results:
         sheets = sorted(
             (key[2], sheet) for key, sheet in self._sheets.items() if key[:2] == (self.plan.model, strategy)
         )
-        points = [(sheet.bill if cost == "bill" else sheet.column(cost), sheet.column(value)) for _, sheet in sheets]
+        points = [
+            (sheet.total_tokens if cost == "bill" else sheet.column(cost), sheet.column(value)) for _, sheet in sheets
+        ]
         return CostCurve(points, self._bootstrap) if points else None
 
     # What is compared.
@@ -142,15 +144,15 @@ class Results:
     def _paired(
         self, case: StrategyCase, n: int, ours: ProblemScores, theirs: ProblemScores, over: str, what: str
     ) -> StrategyComparison:
-        difference = Estimate.of(self._bootstrap.means(ours.column("correct") - theirs.column("correct")))
-        cost = float(ours.bill.mean() / theirs.bill.mean())
+        difference = Estimate.from_means(self._bootstrap.means(ours.column("correct") - theirs.column("correct")))
+        cost = float(ours.total_tokens.mean() / theirs.total_tokens.mean())
         return StrategyComparison(case.label, n, over, what, difference.value, difference.low, difference.high, cost)
 
     def _at_equal_tokens(
         self, case: StrategyCase, n: int, sheet: ProblemScores, value: str, curve: CostCurve, over: str
     ) -> StrategyComparison:
-        bill = self._bootstrap.means(sheet.bill)
-        difference = Estimate.of(self._bootstrap.means(sheet.column(value)) - curve.at(bill))
+        bill = self._bootstrap.means(sheet.total_tokens)
+        difference = Estimate.from_means(self._bootstrap.means(sheet.column(value)) - curve.interpolate(bill))
         cost, note = _beyond(curve, bill, over)
         return StrategyComparison(
             case.label, n, over, _nearest("tokens", note), difference.value, difference.low, difference.high, cost, note
@@ -163,7 +165,7 @@ class Results:
         if large is None or curve is None:
             return
         flops = self._bootstrap.means(large.column("flops"))
-        difference = Estimate.of(curve.at(flops) - self._bootstrap.means(large.column("correct")))
+        difference = Estimate.from_means(curve.interpolate(flops) - self._bootstrap.means(large.column("correct")))
         reach, note = _beyond(curve, flops, case.label)
         yield StrategyComparison(
             case.label,

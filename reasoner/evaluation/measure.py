@@ -14,7 +14,7 @@ from hashlib import blake2b
 from engine.protocol.types import EngineClient, EngineUnavailable, InvalidRequest, ModelInfo
 from reasoner.answers.equivalence import Equivalence
 from reasoner.confidence.calibration import Calibration
-from reasoner.evaluation.batched_engine import LeaselessEngine
+from reasoner.evaluation.leaseless_engine import LeaselessEngine
 from reasoner.evaluation.plan import BEST_OF_N, DEEPCONF, MAJORITY, EvaluationPlan, Stage, StrategyCase
 from reasoner.evaluation.pool import SamplePool, decide
 from reasoner.evaluation.runs import FinishedItem, Run, RunFile
@@ -207,7 +207,7 @@ def _spec(setting: EvaluationContext, stage: Stage, problem: Problem, case: Stra
         {
             "problem": problem.text,
             "model": stage.model,
-            "strategy": case.spec(stage.n),
+            "strategy": case.to_spec(stage.n),
             "verifier": None if setting.verifier is None else {"model": setting.verifier},
             "sampling": setting.sampling,
             "answer": setting.suite.answer,

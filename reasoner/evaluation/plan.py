@@ -1,4 +1,4 @@
-"""What an evaluation runs: which strategies with which parameters, at which n, with which seeds."""
+"""The plan of an evaluation: strategies with parameters, values of n, and seeds."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from typing import Any
 from reasoner.strategies.registry import STRATEGIES, parse_params
 
 MAJORITY = "self_consistency"
-"""The strategy that all others are compared with at equal tokens."""
+"""Baseline that all other strategies are compared with at equal tokens."""
 GREEDY = "greedy"
 BEST_OF_N = "best_of_n"
 CEILING = "pass@n"
-"""The chance that one of n samples is right: no choice among them can do better."""
+"""Probability that at least one of n samples is right, which bounds every choice among them."""
 POOL = "pool"
 POOLED = frozenset({"self_consistency", "best_of_n", "weighted_vote"})
-"""Strategies that ask for nothing but n independent samples and their scores."""
+"""Strategies that need only n independent samples and their scores."""
 DEEPCONF = "deepconf"
-"""One of them when it judges finished solutions, by the default number of likeliest tokens."""
+"""Also pooled if it ranks finished solutions, by the default number of most likely tokens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,20 +30,20 @@ class StrategyCase:
     name: str
     params: tuple[tuple[str, Any], ...] = ()
     confidence: float | None = None
-    """The job's, for strategies that stop by it: written like a parameter, ``auto:confidence=0.9``."""
+    """The job's ``confidence``, for strategies that stop by it; written like a parameter, ``auto:confidence=0.9``."""
 
     @property
-    def scales(self) -> bool:
-        """Whether it takes n samples and leaves n to the evaluation."""
+    def takes_n(self) -> bool:
+        """True if the strategy has a parameter n that the evaluation chooses."""
         return "n" in STRATEGIES[self.name].params.model_fields and "n" not in dict(self.params)
 
     def counts(self, ns: Sequence[int]) -> Sequence[int]:
-        """At which n it runs: at those, or at its own."""
-        return ns if self.scales else (dict(self.params).get("n", 1),)
+        """Return the values of n at which it runs: ``ns``, or its own."""
+        return ns if self.takes_n else (dict(self.params).get("n", 1),)
 
-    def spec(self, n: int) -> dict[str, Any]:
-        """The job's ``strategy``."""
-        return {"name": self.name, **dict(self.params), **({"n": n} if self.scales else {})}
+    def to_spec(self, n: int) -> dict[str, Any]:
+        """Return the job's ``strategy``."""
+        return {"name": self.name, **dict(self.params), **({"n": n} if self.takes_n else {})}
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,14 +54,17 @@ class Stage:
     model: str
     seed: int
     case: StrategyCase | None
-    """``None``: the pool."""
+    """Strategy of a live stage; ``None`` for the pool."""
     n: int
 
 
 @dataclass(frozen=True, slots=True)
 class EvaluationPlan:
-    """``pooled`` decide on one pool of samples that is drawn at the largest of ``ns``; ``live`` run at each of
-    ``live_ns``. Models in ``against`` answer greedily, as the bar that a smaller model's search is held against."""
+    """The strategies, sizes and seeds of one evaluation.
+
+    Cases in ``pooled`` decide on one pool of samples at the largest of ``ns``; cases in ``live`` run at each of
+    ``live_ns``. Models in ``against`` decode greedily, as baselines for a smaller model's search.
+    """
 
     model: str
     pooled: tuple[StrategyCase, ...]
@@ -72,7 +75,7 @@ class EvaluationPlan:
     against: tuple[str, ...] = ()
 
     def stages(self) -> list[Stage]:
-        """In the order in which they run. Greedy decoding has no noise: one seed is all of them."""
+        """Return the stages in order of execution. Greedy decoding is deterministic, so one seed suffices."""
         stages: list[Stage] = []
         for case in (case for case in self.live if case.name == GREEDY):
             stages.append(Stage(case.label, self.model, 0, case, 1))
@@ -83,12 +86,12 @@ class EvaluationPlan:
             for case in (case for case in self.live if case.name != GREEDY):
                 for n in case.counts(self.live_ns):
                     stages.append(
-                        Stage(f"{case.label} n={n}" if case.scales else case.label, self.model, seed, case, n)
+                        Stage(f"{case.label} n={n}" if case.takes_n else case.label, self.model, seed, case, n)
                     )
         return stages
 
     def document(self) -> dict[str, Any]:
-        """Everything that decides what is run, as JSON."""
+        """Return everything that determines the runs, as JSON."""
         return {
             "strategies": [case.label for case in (*self.pooled, *self.live)],
             "n": list(self.ns),
@@ -97,23 +100,27 @@ class EvaluationPlan:
         }
 
     def grid(self) -> list[int]:
-        """Every n at which pooled strategies are resampled: the ones asked for, and powers of two between them, so that
-        a comparison at equal tokens interpolates over short gaps."""
+        """Return every n at which pooled strategies are resampled: ``ns`` and the powers of two below the largest.
+
+        Comparisons at equal tokens interpolate between them.
+        """
         return sorted({*self.ns, *(2**power for power in range(self.ns[-1].bit_length()))})
 
 
-def parse_cases(text: str, *, verifies: bool = True) -> tuple[StrategyCase, ...]:
-    """Strategies separated by commas, each with its parameters: ``NAME:KEY=VALUE:KEY=VALUE``; ``all`` names every
-    strategy with its defaults. Raises ValueError that says what would be right. Without a verifier (``verifies``) those
-    that need one are refused, and ``all`` leaves them out."""
-    possible = [name for name, strategy in STRATEGIES.items() if verifies or not strategy.needs_verifier]
+def parse_cases(text: str, *, has_verifier: bool = True) -> tuple[StrategyCase, ...]:
+    """Parse strategies separated by commas, each with its parameters: ``NAME:KEY=VALUE:KEY=VALUE``.
+
+    ``all`` stands for every strategy with its defaults. With ``has_verifier`` False, strategies that need a verifier
+    are rejected, and ``all`` omits them. Raises ``ValueError``.
+    """
+    available = [name for name, strategy in STRATEGIES.items() if has_verifier or not strategy.needs_verifier]
     cases: dict[str, StrategyCase] = {}
     for item in filter(None, (part.strip() for part in text.split(","))):
-        for case in [StrategyCase(name, name) for name in possible] if item == "all" else [_case(item)]:
-            if case.name not in possible:
+        for case in [StrategyCase(name, name) for name in available] if item == "all" else [_case(item)]:
+            if case.name not in available:
                 raise ValueError(
                     f"strategy {case.name!r} needs a verifier, and there is none here: set REASONER_PRM, or choose "
-                    f"from {', '.join(possible)}"
+                    f"from {', '.join(available)}"
                 )
             cases[case.label] = case
     if not cases:
@@ -142,22 +149,22 @@ def _case(item: str) -> StrategyCase:
 
 
 def split_pooled_and_live(cases: Sequence[StrategyCase]) -> tuple[tuple[StrategyCase, ...], tuple[StrategyCase, ...]]:
-    """The cases that decide on a pool of samples, and those that run live."""
-    pooled = tuple(case for case in cases if case.scales and _decides_on_samples(case))
+    """Return the cases that decide on a pool of samples, and those that run live."""
+    pooled = tuple(case for case in cases if case.takes_n and _decides_on_samples(case))
     return pooled, tuple(case for case in cases if case not in pooled)
 
 
 def _decides_on_samples(case: StrategyCase) -> bool:
-    asked = dict(case.params)
-    return case.name in POOLED or (case.name == DEEPCONF and "top" not in asked and asked.get("mode") != "online")
+    params = dict(case.params)
+    return case.name in POOLED or (case.name == DEEPCONF and "top" not in params and params.get("mode") != "online")
 
 
 def parse_counts(text: str) -> tuple[int, ...]:
-    """Numbers from 1 to 256, separated by commas, sorted. Raises ValueError."""
+    """Parse numbers from 1 to 256, separated by commas; sorted. Raises ``ValueError``."""
     try:
         counts: Sequence[int] = sorted({int(item) for item in text.split(",")})
     except ValueError:
         counts = ()
     if not counts or counts[0] < 1 or counts[-1] > 256:
-        raise ValueError(f"{text!r}: numbers from 1 to 256, separated by commas")
+        raise ValueError(f"{text!r}: give numbers from 1 to 256, separated by commas")
     return tuple(counts)

@@ -239,7 +239,7 @@ async def decide(
     for case, ns in cases:
         strategy = STRATEGIES[case.name]
         for n in ns:
-            params = parse_params(case.name, {key: value for key, value in case.spec(n).items() if key != "name"})
+            params = parse_params(case.name, {key: value for key, value in case.to_spec(n).items() if key != "name"})
             rng = random.Random(f"{seed}/{problem}/{n}")
             totals = _Totals(pool)
             for drawn in draws(len(pool.samples), n, rng):

@@ -1,7 +1,7 @@
-"""What an evaluation measured, one line of JSON for each finished piece of work, so that it can be resumed.
+"""The measurements of an evaluation in a JSON Lines file, one line per finished item, so that it can be resumed.
 
-The first line is the header: everything that decides the numbers. A folder whose header differs is another evaluation
-and is refused. A line that a crash tore is the last one, and is dropped when the file is opened again.
+The first line is the header: everything that determines the results. A file with another header belongs to another
+evaluation and is rejected. If a crash has truncated the last line, it is dropped when the file is opened again.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ FORMAT = 1
 
 
 class EvaluationMismatch(ValueError):
-    """The folder holds the runs of another evaluation; the message says what differs."""
+    """The file holds the runs of another evaluation, or is damaged; the message says what differs."""
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """What one strategy made of one problem with one seed.
+    """Result of one strategy on one problem with one seed.
 
-    A strategy that decides on a pool of samples has many draws from it: its numbers are means over them, so ``correct``
-    is a share. A live search has one run, and ``correct`` is 0 or 1.
+    For a strategy that decides on a pool, the numbers are means over many draws from it, so that ``correct`` is a
+    fraction. For a live search ``correct`` is 0 or 1.
     """
 
     model: str
@@ -38,24 +38,25 @@ class Run:
     problem: str
     correct: float
     reached: float
-    """Whether any candidate passes the suite's rule: what the search reaches when the rule picks among them."""
+    """1 if any candidate passes the suite's check: the accuracy of an ideal choice among them."""
     answered: float
-    """Whether there was an answer at all; none is an abstention, and not correct."""
+    """1 if there was an answer. No answer is an abstention, which is not correct."""
     samples: float
-    """Branches that ended: solutions, or pieces of them in a tree."""
+    """Number of finished branches: solutions, or steps in a tree."""
     tokens: float
     verifier_tokens: float
     flops: float
-    """Two per weight and computed token of the search itself, prompts included; a drafter's wrong guesses are not."""
+    """Two per weight and computed token, prompts included, rejected draft tokens not."""
     seconds: float
-    """Working time of the job while others ran beside it. A draw of a pool has its share of the pool's time."""
+    """Working time of the job, with others running concurrently; for a draw, its share of the pool's time."""
 
 
 @dataclass(frozen=True, slots=True)
 class FinishedItem:
-    """A finished piece of work: every run that came of one problem at one stage of the plan.
+    """A finished item: all runs of one problem at one stage of the plan.
 
-    ``failed`` says why there are none: the problem can never be run (it does not fit into the model, for example).
+    ``failed`` is the reason for having none: the problem can never be run (it exceeds the model's context, for
+    example).
     """
 
     stage: str
@@ -67,11 +68,11 @@ class FinishedItem:
 
 @dataclass(slots=True)
 class RunFile:
-    """The pieces of one evaluation, in memory and, with a folder, in its ``runs.jsonl``. Use as a context manager."""
+    """The finished items of one evaluation, in memory and, with a folder, in its ``runs.jsonl``; a context manager."""
 
     header: Mapping[str, Any]
     folder: Path | None = None
-    pieces: list[FinishedItem] = field(default_factory=list)
+    items: list[FinishedItem] = field(default_factory=list)
     _file: Any = None
 
     def __enter__(self) -> Self:
@@ -93,15 +94,15 @@ class RunFile:
         if self._file is not None:
             self._file.close()
 
-    def add(self, piece: FinishedItem) -> None:
-        """Keeps a piece; on return the operating system has its line."""
-        self.pieces.append(piece)
+    def add(self, item: FinishedItem) -> None:
+        """Add an item; its line is written when this returns."""
+        self.items.append(item)
         if self._file is not None:
-            self._file.write(_line(asdict(piece)))
+            self._file.write(_line(asdict(item)))
 
     def done(self) -> set[tuple[str, int, str]]:
-        """(stage, seed, problem) of every piece."""
-        return {(piece.stage, piece.seed, piece.problem) for piece in self.pieces}
+        """Return (stage, seed, problem) of every item."""
+        return {(item.stage, item.seed, item.problem) for item in self.items}
 
     def _open(self, path: Path) -> None:
         self._file = open(path, "a+b", buffering=0)  # noqa: SIM115 - closed by __exit__
@@ -111,32 +112,33 @@ class RunFile:
             raise EvaluationMismatch(f"{path} is being written by another process: wait for it") from None
         self._file.seek(0)
         content: bytes = self._file.read()
-        whole = content[: content.rfind(b"\n") + 1]
-        if len(whole) < len(content):  # a crash tore the last line
-            self._file.truncate(len(whole))
+        complete = content[: content.rfind(b"\n") + 1]
+        if len(complete) < len(content):  # a crash truncated the last line
+            self._file.truncate(len(complete))
             self._file.seek(0, os.SEEK_END)
         header = {"format": FORMAT, **self.header}
-        if not whole:
+        if not complete:
             self._file.write(_line(header))
             return
-        lines = whole.splitlines()
-        self._check(path, _parse(path, 1, lines[0]), json.loads(_line(header)))
-        self.pieces = [_piece(path, number, line) for number, line in enumerate(lines[1:], 2)]
+        lines = complete.splitlines()
+        self._check_header(path, _parse(path, 1, lines[0]), json.loads(_line(header)))
+        self.items = [_parse_item(path, number, line) for number, line in enumerate(lines[1:], 2)]
 
     @staticmethod
-    def _check(path: Path, there: dict[str, Any], here: dict[str, Any]) -> None:
-        names = [name for name in {**there, **here} if there.get(name) != here.get(name)]
+    def _check_header(path: Path, found: dict[str, Any], expected: dict[str, Any]) -> None:
+        names = [name for name in {**found, **expected} if found.get(name) != expected.get(name)]
         if names:
-            told = "; ".join(
-                f"{name} is {_short(there.get(name))} there and {_short(here.get(name))} here" for name in names
+            differences = "; ".join(
+                f"{name} is {_shorten(found.get(name))} there and {_shorten(expected.get(name))} here" for name in names
             )
             raise EvaluationMismatch(
-                f"{path} is of another evaluation: {told}. Take another folder, or delete that file"
+                f"{path} is of another evaluation: {differences}. Use another folder, or delete that file"
             )
 
 
-def collect_runs(pieces: Iterable[FinishedItem]) -> list[Run]:
-    return [run for piece in pieces for run in piece.runs]
+def collect_runs(items: Iterable[FinishedItem]) -> list[Run]:
+    """Return the runs of all items."""
+    return [run for item in items for run in item.runs]
 
 
 def _line(value: Mapping[str, Any]) -> bytes:
@@ -153,7 +155,7 @@ def _parse(path: Path, number: int, line: bytes) -> dict[str, Any]:
     return value
 
 
-def _piece(path: Path, number: int, line: bytes) -> FinishedItem:
+def _parse_item(path: Path, number: int, line: bytes) -> FinishedItem:
     value = _parse(path, number, line)
     try:
         return FinishedItem(**{**value, "runs": tuple(Run(**run) for run in value["runs"])})
@@ -161,6 +163,6 @@ def _piece(path: Path, number: int, line: bytes) -> FinishedItem:
         raise EvaluationMismatch(f"{path}, line {number}: not a run ({error}); delete the file to start anew") from None
 
 
-def _short(value: Any) -> str:
+def _shorten(value: Any) -> str:
     text = json.dumps(value)
     return text if len(text) <= 80 else text[:77] + "..."

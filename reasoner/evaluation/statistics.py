@@ -1,7 +1,7 @@
-"""The statistics of an evaluation: means over problems, and intervals that hold for other problems and other seeds.
+"""The statistics of an evaluation: means over problems, with intervals for the population of problems and seeds.
 
-The runs of one problem with several seeds are not independent, since they share the problem: a problem with all its
-seeds is one cluster, and clusters are what is resampled and counted. Seeds of different problems share no noise.
+Runs of one problem with several seeds are not independent. So a problem with all its seeds is one cluster, and clusters
+are resampled. Seeds of different problems share no noise.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Values = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One line of the table: means over problems and seeds, with a 95 % interval of the accuracy."""
+    """A row of the table: means over problems and seeds, with a 95 % interval of the accuracy."""
 
     strategy: str
     n: int
@@ -37,14 +37,14 @@ class Row:
     samples: float
     answered: float
     reached: float
-    """Share of the problems with a right candidate: the accuracy if the suite's rule chose."""
+    """Fraction of problems with a correct candidate: the accuracy of an ideal choice."""
     model: str
     problems: int
     seeds: int
 
 
 class ProblemScores:
-    """One strategy at one n: a number for each problem, the mean over its seeds."""
+    """Results of one strategy at one n by problem, as means over seeds."""
 
     def __init__(self, runs: Sequence[Run], problems: Sequence[str]) -> None:
         by_problem: dict[str, list[Run]] = {problem: [] for problem in problems}
@@ -58,12 +58,12 @@ class ProblemScores:
         self.seeds = len({run.seed for run in runs})
 
     def column(self, name: str) -> Values:
-        """The mean over seeds of this field of ``Run``, problem by problem."""
+        """Return the mean over seeds of a field of ``Run`` for each problem."""
         return np.array([sum(getattr(run, name) for run in group) / len(group) for group in self._groups])
 
     @property
-    def bill(self) -> Values:
-        """Generated tokens and the verifier's."""
+    def total_tokens(self) -> Values:
+        """Generated and verifier tokens of each problem."""
         return self.column("tokens") + self.column("verifier_tokens")
 
     def row(self) -> Row:
@@ -90,7 +90,7 @@ class ProblemScores:
 
 
 def pass_at_n(n: int, samples: int, right: int) -> float:
-    """Chance that at least one of ``n`` samples drawn from ``samples`` without putting back is right.
+    """Return the probability that at least one of ``n`` samples drawn without replacement is right.
 
     Source: Chen et al. 2021, "Evaluating Large Language Models Trained on Code", equation 1.
     """
@@ -101,7 +101,7 @@ def pass_at_n(n: int, samples: int, right: int) -> float:
 
 
 def wilson_interval(share: float, trials: float) -> tuple[float, float]:
-    """95 % score interval of a proportion (Wilson 1927)."""
+    """Return the 95 % score interval of a proportion (Wilson 1927)."""
     if trials == 0:
         return 0.0, 1.0
     centre = share + Z * Z / (2 * trials)
@@ -111,11 +111,12 @@ def wilson_interval(share: float, trials: float) -> tuple[float, float]:
 
 
 def clustered_wilson_interval(values: Values, runs: int) -> tuple[float, float]:
-    """95 % interval of the mean of shares, one for each problem: Wilson's, with the number of independent trials that
-    would have the variance that the problems show (Korn and Graubard 1998, "Confidence intervals for proportions with
-    small expected number of positive counts estimated from survey data").
+    """Return the 95 % interval of the mean of one proportion per problem.
 
-    Unlike a bootstrap it stays honest where nearly all problems are solved. ``runs`` bounds the number of trials.
+    It is Wilson's with the effective number of trials, which matches the variance over problems (Korn and Graubard
+    1998, "Confidence intervals for proportions with small expected number of positive counts estimated from survey
+    data"). Unlike a bootstrap it keeps its coverage where nearly all problems are solved. ``runs`` bounds the number of
+    trials.
     """
     count, share = len(values), float(values.mean())
     variance = float(values.var(ddof=1)) / count if count > 1 else 0.0
@@ -124,10 +125,10 @@ def clustered_wilson_interval(values: Values, runs: int) -> tuple[float, float]:
 
 
 class Bootstrap:
-    """Draws of the problems with putting back, the same for everything that is compared.
+    """Bootstrap resamples of the problems, the same ones for everything that is compared.
 
     Source: Efron and Tibshirani 1993, "An Introduction to the Bootstrap", section 13.3 (percentile intervals); clusters
-    are resampled whole, without a second draw of the seeds inside (Davison and Hinkley 1997, section 3.8).
+    are resampled whole, without resampling the seeds inside (Davison and Hinkley 1997, section 3.8).
     """
 
     def __init__(self, problems: int, resamples: int = RESAMPLES) -> None:
@@ -136,51 +137,51 @@ class Bootstrap:
         self._weights: Values = np.concatenate([even, counts / problems])
 
     def means(self, values: Values) -> Values:
-        """The mean over the problems as they are, and then one for each draw."""
+        """Return the mean over the problems, followed by the mean of each resample."""
         result: Values = self._weights @ values
         return result
 
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """A number with its 95 % interval."""
+    """An estimate with its 95 % interval."""
 
     value: float
     low: float
     high: float
 
     @classmethod
-    def of(cls, draws: Values) -> Estimate:
-        """From ``Bootstrap.means`` or what was computed of them: the first is the estimate, the others its spread."""
-        low, high = np.quantile(draws[1:], (0.025, 0.975))
-        return cls(float(draws[0]), float(low), float(high))
+    def from_means(cls, means: Values) -> Estimate:
+        """Create from ``Bootstrap.means`` or a function of them: the estimate, followed by its resamples."""
+        low, high = np.quantile(means[1:], (0.025, 0.975))
+        return cls(float(means[0]), float(low), float(high))
 
 
 class CostCurve:
-    """What a family of cases reaches for its cost, interpolated between them, in every draw of a bootstrap.
+    """Value as a function of cost for a family of cases, interpolated, for every resample of a bootstrap.
 
-    Costs are interpolated on a logarithmic scale: accuracy grows by about as much with each doubling.
+    Costs are interpolated on a logarithmic scale: accuracy grows roughly equally with each doubling.
     """
 
     def __init__(self, points: Sequence[tuple[Values, Values]], bootstrap: Bootstrap) -> None:
-        """``points``: costs and values, problem by problem, of each case, the cheapest first."""
+        """``points`` are the costs and values by problem of each case, cheapest first."""
         self.costs = np.stack([np.log(bootstrap.means(cost)) for cost, _ in points])
         self.values = np.stack([bootstrap.means(value) for _, value in points])
 
-    def at(self, cost: Values) -> Values:
-        """The values at these costs, one for each draw; beyond an end of the curve the value there."""
-        where: Values = np.log(cost)
+    def interpolate(self, cost: Values) -> Values:
+        """Return the values at these costs for each resample, clamped to the ends of the curve."""
+        log_cost: Values = np.log(cost)
         result: Values = self.values[0]
         for left in range(len(self.costs) - 1):
             low, high = self.costs[left], self.costs[left + 1]
-            share = np.clip((where - low) / np.maximum(high - low, 1e-12), 0.0, 1.0)
-            inside = where >= low
+            share = np.clip((log_cost - low) / np.maximum(high - low, 1e-12), 0.0, 1.0)
+            inside = log_cost >= low
             between = self.values[left] + share * (self.values[left + 1] - self.values[left])
             result = np.where(inside, between, result)
         return result
 
     def cost_of(self, value: Values) -> tuple[Values, Values]:
-        """The least cost at which the curve reaches these values, and whether it does: else the cost at its end."""
+        """Return the lowest cost at which the curve reaches each value (else the cost of its end), and if it does."""
         reached = self.values[0] >= value
         costs = np.where(reached, self.costs[0], self.costs[-1])
         for left in range(len(self.costs) - 1):
@@ -189,5 +190,5 @@ class CostCurve:
             share = (value - low) / np.where(high > low, high - low, 1.0)
             costs = np.where(here, self.costs[left] + share * (self.costs[left + 1] - self.costs[left]), costs)
             reached |= here
-        found: Values = np.exp(costs)
-        return found, reached
+        result: Values = np.exp(costs)
+        return result, reached

@@ -44,7 +44,7 @@ async def measured(
     with file or RunFile({}) as opened:
         setting = await EvaluationContext.of(suite, wanted, engine, "prm", Sampling(), 3)
         await evaluate(setting, opened, lambda stage, done, total: None)
-    return collect_runs(opened.pieces)
+    return collect_runs(opened.items)
 
 
 def made(answers: str, lengths: Sequence[int] | None = None) -> SamplePool:
@@ -250,8 +250,8 @@ async def test_a_run_that_lost_its_engine_goes_on_where_it_was_and_ends_with_the
             runs = await measured(wanted, ScriptedEngine(order=life, die_after=40), file=RunFile({"a": 1}, tmp_path))
         except EngineUnavailable:
             with RunFile({"a": 1}, tmp_path) as file:
-                assert len(file.pieces) >= known
-                known = len(file.pieces)
+                assert len(file.items) >= known
+                known = len(file.items)
                 assert is_incomplete(SUITE, wanted, file)
         else:
             break
@@ -280,7 +280,7 @@ async def test_a_problem_that_does_not_fit_into_the_model_is_reported_and_not_co
     suite = replace(SUITE, problems=[*load_problems("words", limit=2), long])
     with RunFile({}) as file:
         runs = await measured(plan("greedy,best_of_n", 2), ScriptedEngine(), suite, file)
-    failed = [piece for piece in file.pieces if piece.failed]
+    failed = [piece for piece in file.items if piece.failed]
     assert {piece.problem for piece in failed} == {"long"}
     assert "shorten" in (failed[0].failed or "")
     assert {run.problem for run in runs} == {problem.id for problem in suite.problems[:2]}
@@ -296,10 +296,10 @@ def test_a_torn_last_line_is_dropped_and_the_next_piece_stands_on_a_line_of_its_
     path = tmp_path / RUNS_FILE
     path.write_bytes(path.read_bytes()[:-7])
     with RunFile({"n": [1]}, tmp_path) as file:
-        assert file.pieces == [PIECE]
+        assert file.items == [PIECE]
         file.add(replace(PIECE, problem="r"))
     with RunFile({"n": [1]}, tmp_path) as file:
-        assert [piece.problem for piece in file.pieces] == ["p", "r"]
+        assert [piece.problem for piece in file.items] == ["p", "r"]
 
 
 def test_another_evaluation_in_the_same_folder_is_refused_with_the_difference(tmp_path: Path) -> None:
@@ -327,13 +327,13 @@ def test_two_runs_cannot_write_to_one_folder(tmp_path: Path) -> None:
 
 
 async def test_without_a_verifier_what_votes_is_measured_and_the_rest_is_refused_by_name() -> None:
-    every = {case.name for case in parse_cases("all", verifies=False)}
+    every = {case.name for case in parse_cases("all", has_verifier=False)}
     assert every == {name for name, strategy in STRATEGIES.items() if not strategy.needs_verifier}
     with pytest.raises(ValueError, match=r"'beam' needs a verifier.*REASONER_PRM"):
-        parse_cases("greedy,beam", verifies=False)
-    pooled, live = split_pooled_and_live(parse_cases("auto,self_consistency", verifies=False))
+        parse_cases("greedy,beam", has_verifier=False)
+    pooled, live = split_pooled_and_live(parse_cases("auto,self_consistency", has_verifier=False))
     wanted = EvaluationPlan("policy", pooled, live, (4,), (4,), 1)
     with RunFile({}) as opened:
         setting = await EvaluationContext.of(SUITE, wanted, ScriptedEngine(), None, Sampling(), 3)
         await evaluate(setting, opened, lambda stage, done, total: None)
-    assert not any(run.verifier_tokens for run in collect_runs(opened.pieces))
+    assert not any(run.verifier_tokens for run in collect_runs(opened.items))

@@ -77,7 +77,7 @@ def test_intervals_over_problems_and_seeds_cover_the_truth_as_often_as_they_say(
     assert naive < 1800
     bootstrap = Bootstrap(60, 1000)
     for _ in range(trials):
-        estimate = Estimate.of(bootstrap.means(_clusters(rng, 60, 3)))
+        estimate = Estimate.from_means(bootstrap.means(_clusters(rng, 60, 3)))
         boot += estimate.low <= truth <= estimate.high
     assert 1840 <= boot <= 1930  # percentile intervals of 60 clusters are a little short: 0.94 in theory
 
@@ -88,7 +88,7 @@ def test_paired_differences_are_covered_too() -> None:
     for _ in range(trials):
         difficulty = rng.beta(0.6, 1.4, size=80)
         ours, theirs = rng.binomial(3, np.sqrt(difficulty)) / 3, rng.binomial(3, difficulty) / 3
-        estimate = Estimate.of(bootstrap.means(ours - theirs))
+        estimate = Estimate.from_means(bootstrap.means(ours - theirs))
         truth = math.gamma(1.1) * math.gamma(2) / math.gamma(0.6) / math.gamma(2.5) - 0.3
         held += estimate.low <= truth <= estimate.high
     assert 915 <= held <= 975
@@ -106,7 +106,7 @@ def test_a_curve_is_exact_at_its_points_halfway_between_doublings_and_flat_beyon
     bootstrap = Bootstrap(2, 10)
     points = [(np.full(2, 10.0), np.array([0.0, 0.4])), (np.full(2, 40.0), np.array([0.4, 0.8]))]
     curve = CostCurve(points, bootstrap)
-    at = [float(curve.at(np.full(11, cost))[0]) for cost in (1, 10, 20, 40, 100)]
+    at = [float(curve.interpolate(np.full(11, cost))[0]) for cost in (1, 10, 20, 40, 100)]
     assert at == pytest.approx([0.2, 0.2, 0.4, 0.6, 0.6])
     cost, reached = curve.cost_of(np.full(11, 0.4))
     assert (float(cost[0]), bool(reached[0])) == (pytest.approx(20.0), True)

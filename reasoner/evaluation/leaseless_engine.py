@@ -1,4 +1,4 @@
-"""The engine of an evaluation: the same answers with fewer requests."""
+"""An engine client for evaluations that needs fewer requests for the same results."""
 
 from __future__ import annotations
 
@@ -10,8 +10,11 @@ from engine.protocol.types import Completion, Delta, EngineClient, GenerateReque
 
 
 class LeaselessEngine(ForwardingEngine):
-    """Asks for no leases, whose ends are a third of the requests of a tree search: jobs of an evaluation are short and
-    few at a time, so nothing has to be kept from eviction. Asks once what is served."""
+    """Takes no cache leases and lists the models once.
+
+    Releasing leases is a third of a tree search's requests. Jobs of an evaluation are short and few at a time, so their
+    cache entries need no protection from eviction.
+    """
 
     def __init__(self, engine: EngineClient) -> None:
         super().__init__(engine)
