@@ -1,4 +1,4 @@
-"""How likely guesses are to be accepted, learned from those that were computed."""
+"""Estimates of how likely draft tokens are accepted, learned from verified drafts."""
 
 from __future__ import annotations
 
@@ -7,100 +7,103 @@ from collections.abc import Iterable, Sequence
 
 from engine.scheduler.draft import EMPTY_DRAFT, Draft
 
-_LOWEST, _HIGHEST, _PER_UNIT = -5.0, 6.0, 2
-"""Said chances are told apart by their log-odds: from, to, and so many bins per unit."""
-_FINE = 1024
-_BELIEF = 0.7
-"""Part of the said log-odds that is believed at first: drafters exaggerate more often than not."""
-_DOUBT, _MEMORY = 8.0, 128.0
-"""Guesses of a bin that what is believed at first counts for, and after which older ones are forgotten."""
+_MIN_LOG_ODDS, _MAX_LOG_ODDS, _BINS_PER_UNIT = -5.0, 6.0, 2
+"""Bins of predicted probabilities: lowest and highest log-odds, and bins per unit."""
+_RESOLUTION = 1024
+_CONFIDENCE = 0.7
+"""Factor on the predicted log-odds at first: drafters are overconfident more often than not."""
+_PRIOR_COUNT, _MAX_COUNT = 8.0, 128.0
+"""Draft tokens of a bin that the initial estimate counts for, and after which older ones are forgotten."""
 _BRANCHES, _STEPS = 48.0, 8
-"""Branches' drafts, and steps, after which older ones are forgotten: branches differ, and stay for many steps."""
+"""Drafts, and steps, after which older ones are forgotten: branches differ, and last for many steps."""
 
 
-def _bin(chance: float) -> int:
-    chance = min(max(chance, 1e-6), 1 - 1e-6)
-    odds = min(max(math.log(chance / (1 - chance)), _LOWEST), _HIGHEST)
-    return round((odds - _LOWEST) * _PER_UNIT)
+def _bin(prob: float) -> int:
+    prob = min(max(prob, 1e-6), 1 - 1e-6)
+    odds = min(max(math.log(prob / (1 - prob)), _MIN_LOG_ODDS), _MAX_LOG_ODDS)
+    return round((odds - _MIN_LOG_ODDS) * _BINS_PER_UNIT)
 
 
-_BINS = [_bin((index + 0.5) / _FINE) for index in range(_FINE)] + [_bin(1.0)]
+_BINS = [_bin((index + 0.5) / _RESOLUTION) for index in range(_RESOLUTION)] + [_bin(1.0)]
 
 
 class AcceptanceCalibrator:
-    """The chance that a guess is accepted if the one before it is, by what the drafter says of it."""
+    """Calibrates a drafter's predicted acceptance probabilities: observed acceptance by bin of prediction."""
 
     def __init__(self) -> None:
-        odds = [_BELIEF * (_LOWEST + index / _PER_UNIT) for index in range(_bin(1.0) + 1)]
-        self._right = [1 / (1 + math.exp(-each)) for each in odds]
-        self._seen = [_DOUBT] * len(odds)
+        odds = [_CONFIDENCE * (_MIN_LOG_ODDS + index / _BINS_PER_UNIT) for index in range(_bin(1.0) + 1)]
+        self._rates = [1 / (1 + math.exp(-each)) for each in odds]
+        self._counts = [_PRIOR_COUNT] * len(odds)
 
-    def trimmed(self, draft: Draft, least: float) -> Draft:
-        """The guesses that are accepted, with all before them, with a chance of ``least``."""
-        right, path = self._right, 1.0
+    def trim(self, draft: Draft, min_prob: float) -> Draft:
+        """Return the draft tokens that are accepted, with all before them, with a probability of at least
+        ``min_prob``."""
+        rates, path_prob = self._rates, 1.0
         if draft.is_chain:
-            for count, chance in enumerate(draft.probs):
-                path *= right[_BINS[int(chance * _FINE)]]
-                if path < least:
+            for count, prob in enumerate(draft.probs):
+                path_prob *= rates[_BINS[int(prob * _RESOLUTION)]]
+                if path_prob < min_prob:
                     return Draft.chain(draft.tokens[:count], draft.probs[:count]) if count else EMPTY_DRAFT
             return draft
         # The root is the last of the paths.
         paths, kept = [1.0] * (len(draft) + 1), []
-        for index, (parent, chance) in enumerate(zip(draft.parents, draft.probs, strict=True)):
-            paths[index] = path = paths[parent] * right[_BINS[int(chance * _FINE)]]
-            if path >= least:
+        for index, (parent, prob) in enumerate(zip(draft.parents, draft.probs, strict=True)):
+            paths[index] = path_prob = paths[parent] * rates[_BINS[int(prob * _RESOLUTION)]]
+            if path_prob >= min_prob:
                 kept.append(index)
         return draft if len(kept) == len(draft) else draft.select(kept) if kept else EMPTY_DRAFT
 
     def learn(self, draft: Draft, accepted: Sequence[int]) -> None:
-        """What became of a draft. Only guesses whose parents were accepted tell anything."""
+        """Learn from a verified draft. Only tokens whose parents were accepted count."""
         reached = {-1, *accepted}
-        for index, (parent, chance) in enumerate(zip(draft.parents, draft.probs, strict=True)):
+        for index, (parent, prob) in enumerate(zip(draft.parents, draft.probs, strict=True)):
             if parent in reached:
-                said = _BINS[int(chance * _FINE)]
-                self._seen[said] = seen = min(_MEMORY, self._seen[said] + 1)
-                self._right[said] += ((index in reached) - self._right[said]) / seen
+                bin_index = _BINS[int(prob * _RESOLUTION)]
+                self._counts[bin_index] = weight = min(_MAX_COUNT, self._counts[bin_index] + 1)
+                self._rates[bin_index] += ((index in reached) - self._rates[bin_index]) / weight
 
 
 class AcceptanceByDepth:
-    """How many guesses after each other are accepted."""
+    """Estimates how many consecutive draft tokens are accepted."""
 
     def __init__(self) -> None:
         self._shares: list[float] = []
-        """Of the branches that were asked for, those with at least 1, 2, … accepted guesses; never rising."""
-        self._seen: list[float] = []
+        """Share of the branches with at least 1, 2, … accepted tokens; never rising."""
+        self._weights: list[float] = []
 
     def copy(self) -> AcceptanceByDepth:
-        """What is known now, to be forgotten soon."""
+        """Return a copy that forgets soon."""
         other = AcceptanceByDepth()
-        other._shares, other._seen = list(self._shares), [min(each, _BRANCHES / 4) for each in self._seen]
+        other._shares, other._weights = list(self._shares), [min(each, _BRANCHES / 4) for each in self._weights]
         return other
 
     def gain(self, depth: int) -> float:
-        """The mean number of accepted guesses where chains or trees of ``depth`` are asked for. What lies deeper than
-        was ever tried goes on as it last went; where nothing is known, one of two guesses is right."""
+        """Return the mean number of accepted tokens of drafts of ``depth``.
+
+        Beyond the deepest verified draft the last ratio continues; without any, every second token is accepted.
+        """
         shares, gain, last, ratio = self._shares, 0.0, 1.0, 0.5
-        for place in range(depth):
-            if place < len(shares):
-                ratio = shares[place] / last if last else 0.0
-                last = shares[place]
+        for level in range(depth):
+            if level < len(shares):
+                ratio = shares[level] / last if last else 0.0
+                last = shares[level]
             else:
                 last *= ratio
             gain += last
         return gain
 
     def learn(self, depth: int, accepted: Iterable[int], branches: int) -> None:
-        """``branches`` were asked for chains or trees of ``depth``; the numbers that were ``accepted``, but for those
-        without any guess."""
+        """Learn from drafts of ``depth`` for ``branches`` branches; ``accepted``: the numbers of accepted tokens,
+        without those of branches that had no draft."""
         counts = [0] * depth
         for number in accepted:
-            for place in range(min(number, depth)):
-                counts[place] += 1
-        for place, count in enumerate(counts):
-            if place == len(self._shares):
+            for level in range(min(number, depth)):
+                counts[level] += 1
+        for level, count in enumerate(counts):
+            if level == len(self._shares):
                 self._shares.append(0.0)
-                self._seen.append(0.0)
-            self._seen[place] = seen = min(max(_BRANCHES, _STEPS * branches), self._seen[place]) + branches
-            self._shares[place] += (count / branches - self._shares[place]) * branches / seen
-            if place and self._shares[place] > self._shares[place - 1]:
-                self._shares[place] = self._shares[place - 1]
+                self._weights.append(0.0)
+            self._weights[level] = weight = min(max(_BRANCHES, _STEPS * branches), self._weights[level]) + branches
+            self._shares[level] += (count / branches - self._shares[level]) * branches / weight
+            if level and self._shares[level] > self._shares[level - 1]:
+                self._shares[level] = self._shares[level - 1]

@@ -32,15 +32,15 @@ class Controller(Protocol):
     """
 
     def choose_sizes(
-        self, sequences: Sequence[GenerateSequence], others: int, rested: int, /
+        self, sequences: Sequence[GenerateSequence], num_other_tokens: int, num_skipped: int, /
     ) -> Sequence[tuple[int, int]]:
         """Return, for each branch that needs one token, the maximum depth and number of draft tokens; 0, 0 for none.
 
-        ``others``: tokens that the step computes for prompts. ``rested``: steps skipped since the last ``update``.
-        """
+        ``num_other_tokens``: tokens that the step computes for prompts. ``num_skipped``: steps skipped since the last
+        ``update``. """
         ...
 
-    def trim(self, wishes: Sequence[DraftRequest], drafts: Sequence[Draft], /) -> list[Draft]:
+    def trim(self, requests: Sequence[DraftRequest], drafts: Sequence[Draft], /) -> list[Draft]:
         """Return the parts of the drafts that are worth verifying, one for each request."""
         ...
 
@@ -64,7 +64,9 @@ class FixedController:
     nodes: int
     """Maximum number of draft tokens: ``depth`` for chains, more for trees."""
 
-    def choose_sizes(self, sequences: Sequence[GenerateSequence], _: int, _rested: int, /) -> Sequence[tuple[int, int]]:
+    def choose_sizes(
+        self, sequences: Sequence[GenerateSequence], _num_other_tokens: int, _num_skipped: int, /
+    ) -> Sequence[tuple[int, int]]:
         return [(self.depth, self.nodes)] * len(sequences)
 
     def trim(self, _: Sequence[DraftRequest], drafts: Sequence[Draft], /) -> list[Draft]:

@@ -1,64 +1,67 @@
-"""What steps cost beside each other, learned from a few that were compared."""
+"""Relative costs of steps by draft size, learned from trials."""
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
-_DRAFTING = 4.0
-"""Guesses that take as long as what drafting costs however much is drafted, where nothing tells."""
-_RATE = 0.2
-"""What a new comparison counts for, once there were some."""
+_FIXED_DRAFT_TOKENS = 4.0
+"""Fixed cost of drafting in draft tokens, assumed until it was measured."""
+_MIN_WEIGHT = 0.2
+"""Minimum weight of a new measurement."""
 
 
 class DraftSize(NamedTuple):
-    """What is asked for a branch."""
+    """Draft size of a branch."""
 
     depth: int
-    """Guesses after each other."""
+    """Maximum depth."""
     nodes: int
-    """Guesses in all: ``depth`` for a chain."""
+    """Maximum number of draft tokens: ``depth`` for a chain."""
 
     @property
     def is_tree(self) -> bool:
-        """Whether some of the guesses are alternatives."""
+        """True if some of the tokens are alternatives."""
         return self.nodes > self.depth
 
 
-NONE = DraftSize(0, 0)
+NO_DRAFT = DraftSize(0, 0)
 
 
 class StepCostModel:
-    """The time of a step by what is asked for its branches, in plain steps of the same number of branches."""
+    """Cost of a step by the draft size of its branches, relative to a plain step of the same number of branches."""
 
     def __init__(self) -> None:
-        self.known: dict[DraftSize, float] = {NONE: 1.0}
-        """As measured."""
-        self._believed = self.known
-        """As measured for about as many branches: until something is."""
-        self._times: dict[DraftSize, int] = {}
-        self.guess = 0.0
-        """Of computing one guess."""
-        self._guesses = 0
+        self.measured: dict[DraftSize, float] = {NO_DRAFT: 1.0}
+        """Measured costs."""
+        self._initial = self.measured
+        """Costs of about as many branches, used until some are measured."""
+        self._num_trials: dict[DraftSize, int] = {}
+        self.token_cost = 0.0
+        """Cost of verifying one draft token, in plain steps."""
+        self._num_token_costs = 0
 
     def copy(self) -> StepCostModel:
-        """What is to be believed of steps of other numbers of branches."""
+        """Return initial estimates for another number of branches."""
         other = StepCostModel()
-        other._believed = dict(self._present)
-        other.guess, other._guesses = self.guess, min(self._guesses, 1)
+        other._initial = dict(self._known)
+        other.token_cost, other._num_token_costs = self.token_cost, min(self._num_token_costs, 1)
         return other
 
     @property
-    def _present(self) -> dict[DraftSize, float]:
-        return self.known if len(self.known) > 1 else self._believed
+    def _known(self) -> dict[DraftSize, float]:
+        return self.measured if len(self.measured) > 1 else self._initial
 
-    def at(self, size: DraftSize) -> float:
-        """What a step costs: as measured, else on the line through the next smaller and larger size that were measured.
-        Where one of them is missing it is in proportion to the other."""
-        known = self._present
+    def estimate(self, size: DraftSize) -> float:
+        """Return the cost of a step: as measured, else interpolated between the next smaller and larger size that were
+        measured.
+
+        If one of these is missing, the cost is proportional to the other's.
+        """
+        known = self._known
         if size in known:
             return known[size]
         others = sorted(other for other in known if other.depth)
-        # Chains tell most of chains.
+        # Chains are most similar to chains.
         others = [other for other in others if other.is_tree == size.is_tree] or others
         below = next((other for other in reversed(others) if other.nodes <= size.nodes), None)
         above = next((other for other in others if other.nodes > size.nodes), None)
@@ -68,37 +71,41 @@ class StepCostModel:
         like = below or above
         if like is None:
             return 1.0
-        return 1 + max(0.0, known[like] - 1) * (_DRAFTING + size.nodes) / (_DRAFTING + like.nodes)
+        return 1 + max(0.0, known[like] - 1) * (_FIXED_DRAFT_TOKENS + size.nodes) / (_FIXED_DRAFT_TOKENS + like.nodes)
 
-    def learn(self, size: DraftSize, beside: DraftSize, ratio: float, *, sure: bool) -> None:
-        """A step of ``size`` took ``ratio`` times as long as one of ``beside``, which is known. Unless that is
-        ``sure``, the next that is measured counts for more."""
-        cost = self.known.setdefault(beside, self.at(beside)) * ratio
-        if size == NONE:
-            # Plain steps are the measure: this is how much more any guesses cost, unless it is the size that was wrong.
-            times = self._times.get(beside, 0)
-            wrong = cost ** -self._rate(beside)
-            for other in self.known:
+    def learn(self, size: DraftSize, reference: DraftSize, ratio: float, *, reliable: bool) -> None:
+        """Learn that a step of ``size`` took ``ratio`` times as long as one of ``reference``.
+
+        Unless the measurement is ``reliable``, the next one of this size gets more weight.
+        """
+        cost = self.measured.setdefault(reference, self.estimate(reference)) * ratio
+        if size == NO_DRAFT:
+            # Plain steps are the unit: either all sizes cost that much more, or the estimate of this size was wrong.
+            times = self._num_trials.get(reference, 0)
+            wrong = cost ** -self._weight(reference)
+            for other in self.measured:
                 if other.depth:
-                    alike = other == beside or other not in self._times
-                    self.known[other] *= wrong if alike else wrong ** (times / (1 + times))
+                    alike = other == reference or other not in self._num_trials
+                    self.measured[other] *= wrong if alike else wrong ** (times / (1 + times))
         else:
-            was = self.known.setdefault(size, cost)
-            self.known[size] = was * (cost / was) ** self._rate(size, counts=sure)
+            was = self.measured.setdefault(size, cost)
+            self.measured[size] = was * (cost / was) ** self._weight(size, counts=reliable)
 
-    def learn_guess(self, cost: float) -> None:
-        """Computing one guess took ``cost`` plain steps."""
-        self._guesses += 1
-        self.guess += (max(0.0, cost) - self.guess) * max(_RATE, 1 / self._guesses)
+    def learn_token_cost(self, cost: float) -> None:
+        """Learn that verifying one draft token took ``cost`` plain steps."""
+        self._num_token_costs += 1
+        self.token_cost += (max(0.0, cost) - self.token_cost) * max(_MIN_WEIGHT, 1 / self._num_token_costs)
 
-    def _rate(self, size: DraftSize, *, counts: bool = True) -> float:
-        times = self._times.get(size, 0) + 1
+    def _weight(self, size: DraftSize, *, counts: bool = True) -> float:
+        times = self._num_trials.get(size, 0) + 1
         if counts:
-            self._times[size] = times
-        return max(_RATE, 1 / times)
+            self._num_trials[size] = times
+        return max(_MIN_WEIGHT, 1 / times)
 
 
-def bucket(branches: int) -> int:
-    """The next power of two. Numbers of branches that come and go one by one should not differ: what is guessed for
-    them for a few steps at a time does not pay."""
-    return 1 << (branches - 1).bit_length()
+def batch_bucket(num_branches: int) -> int:
+    """Return the bucket of a number of branches: the next power of two.
+
+    Numbers that change by one now and then share a bucket: to draft for a few steps at a time does not pay.
+    """
+    return 1 << (num_branches - 1).bit_length()

@@ -1,4 +1,4 @@
-"""What steps of one size cost beside those of another: a few of both, one after the other."""
+"""Trials that measure the cost of one draft size against another's: some steps of each, one after the other."""
 
 from __future__ import annotations
 
@@ -7,130 +7,129 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from engine.speculation.control.cost_model import NONE, DraftSize, StepCostModel
+from engine.speculation.control.cost_model import NO_DRAFT, DraftSize, StepCostModel
 
-_LEAD = 8
-"""Steps as before that begin a comparison."""
-_LEAST, _MOST = 5, 24
-"""Steps of the other size that are believed: until it is clear which is faster, and at most."""
-_CLEAR = 0.2
-"""How much faster or slower makes that clear."""
-_LOSS, _WORST = 3.0, 20.0
-"""Usual steps after whose loss nobody waits until it is: of steps that are believed, and of all."""
-_DEAREST = 4.0
-"""Usual steps that one step of the other size is believed to have lost, at most."""
-_PASSED = 64
-"""Steps of other numbers of branches that a comparison waits for."""
-_ODD = 2.0
-"""Steps that take so many times as long as others like them were interrupted, and count as if they took just that."""
-_FIRSTS = 8
-"""Steps that do something for the first times, of which so many do not count. Where there are always more, that is what
-they cost."""
+_NUM_USUAL_STEPS = 8
+"""Steps of the usual size that begin a trial."""
+_MIN_STEPS, _MAX_STEPS = 5, 24
+"""Measured steps of the other size: minimum until the result is clear, and maximum."""
+_CLEAR_DIFFERENCE = 0.2
+"""Relative difference in speed that makes the result clear."""
+_MAX_MEASURED_LOSS, _MAX_LOSS = 3.0, 20.0
+"""Loss, in usual steps, that ends a trial early: of measured steps, and of all."""
+_MAX_STEP_LOSS = 4.0
+"""Maximum loss that is attributed to one step, in usual steps."""
+_MAX_MISMATCHES = 64
+"""Maximum number of steps with another number of branches before a trial ends."""
+_INTERRUPTED = 2.0
+"""Factor over the median from which a step counts as interrupted and is clipped."""
+_MAX_WARMUP_STEPS = 8
+"""Maximum number of steps with first runs that are ignored; where there are always more, they are the usual cost."""
 
 
 class _Step(NamedTuple):
     seconds: float
-    """Drafting included."""
-    alone: float
-    """Without it."""
-    guesses: int
-    """That were computed, and drafts: what these cost beside is about as much as one guess more."""
+    """Duration with drafting."""
+    step_seconds: float
+    """Duration without drafting."""
+    draft_tokens: int
+    """Draft tokens verified, plus drafts: the fixed cost of a draft is about that of one token."""
 
 
 @dataclass(slots=True)
 class StepCostTrial:
-    """Some steps as usual, then some of another size."""
+    """A trial of a draft size: some steps of the usual size, then some of the other."""
 
     usual: DraftSize
     size: DraftSize
     branches: int
-    """Of its steps, about. Others do not count."""
-    pace: float
-    """Tokens of a branch in a usual step."""
-    settling: int = 4
-    """Steps of the other size that are not believed: memory of a new size is taken, the caches are full of other
-    things, and a drafter makes up for what it has missed."""
-    part: float = 1.0
-    """Of the branches: those that are asked for the other size, where usually there are no guesses."""
+    """Number of branches of its steps, approximately; others do not count."""
+    usual_tokens: float
+    """Tokens per branch of a usual step."""
+    num_warmup: int = 4
+    """Ignored first steps of the other size: memory of a new size is allocated, caches are cold, and the drafter
+    catches up."""
+    share: float = 1.0
+    """Share of the branches that get the other size; the others get no drafts."""
     lost: float = 0.0
-    """By the steps of the other size, in usual ones; negative where they gained."""
+    """Loss of the steps of the other size, in usual steps; negative for a gain."""
     _spent: float = 0.0
-    """Usual steps' time since it settled, and what was made in it, in usual steps' tokens."""
+    """Time of the measured steps, in usual steps, and tokens of these, in usual steps' tokens."""
     _made: float = 0.0
-    _passed: int = 0
-    """Steps of other numbers of branches since it began."""
-    _firsts: int = 0
-    """Steps that did not count."""
+    _num_mismatches: int = 0
+    """Steps with another number of branches since the trial began."""
+    _num_warmup_steps: int = 0
+    """Ignored steps with first runs."""
     _before: list[_Step] = field(default_factory=list)
     _after: list[_Step] = field(default_factory=list)
 
     @property
-    def begun(self) -> bool:
-        """Whether the next step is of the other size."""
-        return len(self._before) >= _LEAD
+    def is_measuring(self) -> bool:
+        """True if the next step has the other size."""
+        return len(self._before) >= _NUM_USUAL_STEPS
 
     @property
-    def over(self) -> bool:
-        """Whether there is enough of it."""
-        believed, won = self.steps - self.settling, self._made - self._spent
-        clear = believed >= _LEAST and abs(won) > _CLEAR * self.part * self._spent
-        dear = won < -_LOSS or self.lost > _WORST
-        return clear or dear or believed >= _MOST or self._passed > _PASSED
+    def is_done(self) -> bool:
+        """True if the trial has ended."""
+        believed, won = self.steps - self.num_warmup, self._made - self._spent
+        is_clear = believed >= _MIN_STEPS and abs(won) > _CLEAR_DIFFERENCE * self.share * self._spent
+        is_costly = won < -_MAX_MEASURED_LOSS or self.lost > _MAX_LOSS
+        return is_clear or is_costly or believed >= _MAX_STEPS or self._num_mismatches > _MAX_MISMATCHES
 
     @property
     def steps(self) -> int:
-        """Of the other size."""
+        """Number of steps of the other size."""
         return len(self._after)
 
     @property
-    def enough(self) -> bool:
-        """Whether it tells what the other size costs."""
-        return self.steps > self.settling + 1
+    def has_result(self) -> bool:
+        """True if the trial has measured the other size."""
+        return self.steps > self.num_warmup + 1
 
     def is_about(self, branches: int) -> bool:
-        """Whether steps of so many branches count."""
+        """Return True if steps of ``branches`` branches count."""
         return 8 * abs(branches - self.branches) <= self.branches
 
-    def passes(self) -> None:
-        """A step of another number of branches went by."""
-        self._passed += 1
+    def count_mismatch(self) -> None:
+        """Count a step with another number of branches."""
+        self._num_mismatches += 1
 
-    def disbelieves(self) -> bool:
-        """Whether a step that did something for the first times is left out."""
-        self._firsts += 1
-        return self._firsts <= _FIRSTS
+    def should_discard_warmup(self) -> bool:
+        """Return True if a step with first runs is to be ignored, and count it."""
+        self._num_warmup_steps += 1
+        return self._num_warmup_steps <= _MAX_WARMUP_STEPS
 
-    def add(self, drafting: float, step: float, guesses: int, drafts: int, won: float) -> None:
-        """A step took ``step`` seconds and drafting ``drafting``, for so many guesses in so many drafts; ``won``: those
-        that were accepted, for each branch of the step."""
-        if self.begun:
-            spent = (drafting + step) / _usual([each.seconds for each in self._before])
-            made = (1 + won) / self.pace
-            self.lost += min(_DEAREST, spent - made)
-            if len(self._after) >= self.settling:
+    def add(self, drafting: float, step: float, draft_tokens: int, drafts: int, won: float) -> None:
+        """Add a step that took ``step`` seconds and ``drafting`` seconds of drafting, with ``draft_tokens`` draft
+        tokens in ``drafts`` drafts; ``won``: accepted tokens per branch."""
+        if self.is_measuring:
+            spent = (drafting + step) / _robust_mean([each.seconds for each in self._before])
+            made = (1 + won) / self.usual_tokens
+            self.lost += min(_MAX_STEP_LOSS, spent - made)
+            if len(self._after) >= self.num_warmup:
                 self._spent += spent
                 self._made += made
-        (self._after if self.begun else self._before).append(_Step(drafting + step, step, guesses + drafts))
+        (self._after if self.is_measuring else self._before).append(_Step(drafting + step, step, draft_tokens + drafts))
 
     def conclude(self, costs: StepCostModel) -> None:
-        """Learns from a comparison that is over."""
-        before, after = self._before, self._after[self.settling :]
-        if not self.enough:
+        """Update the cost model with the result."""
+        before, after = self._before, self._after[self.num_warmup :]
+        if not self.has_result:
             if not self._after:
                 return
-            # It ended early, and some of it may have been interrupted, or have made up for something.
+            # The trial ended early, and some of its steps may have been interrupted or slowed by catching up.
             after = [min(self._after)]
-        ratio = _usual([each.seconds for each in after]) / _usual([each.seconds for each in before])
-        # What only a part of the branches had is taken to cost as much for each of the others, and so are errors.
-        costs.learn(self.size, self.usual, max(0.1, 1 + (ratio - 1) / self.part), sure=self.part == 1)
-        if NONE in (self.usual, self.size):
-            with_guesses, plain = (after, before) if self.usual == NONE else (before, after)
-            if guesses := statistics.mean(each.guesses for each in with_guesses):
-                steps = [_usual([each.alone for each in some]) for some in (with_guesses, plain)]
-                costs.learn_guess((steps[0] / steps[1] - 1) / guesses)
+        ratio = _robust_mean([each.seconds for each in after]) / _robust_mean([each.seconds for each in before])
+        # The cost for a share of the branches is extrapolated to all, and so are its errors.
+        costs.learn(self.size, self.usual, max(0.1, 1 + (ratio - 1) / self.share), reliable=self.share == 1)
+        if NO_DRAFT in (self.usual, self.size):
+            with_guesses, plain = (after, before) if self.usual == NO_DRAFT else (before, after)
+            if draft_tokens := statistics.mean(each.draft_tokens for each in with_guesses):
+                steps = [_robust_mean([each.step_seconds for each in some]) for some in (with_guesses, plain)]
+                costs.learn_token_cost((steps[0] / steps[1] - 1) / draft_tokens)
 
 
-def _usual(seconds: Sequence[float]) -> float:
-    """The mean without interruptions."""
-    most = _ODD * statistics.median_low(seconds)
+def _robust_mean(seconds: Sequence[float]) -> float:
+    """Return the mean of the durations, interruptions clipped."""
+    most = _INTERRUPTED * statistics.median_low(seconds)
     return sum([min(each, most) for each in seconds]) / len(seconds)
