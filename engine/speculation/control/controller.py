@@ -37,7 +37,7 @@ class Controller(Protocol):
         """Return, for each branch that needs one token, the maximum depth and number of draft tokens; 0, 0 for none.
 
         ``num_other_tokens``: tokens that the step computes for prompts. ``num_skipped``: steps skipped since the last
-        ``update``. """
+        ``update``."""
         ...
 
     def trim(self, requests: Sequence[DraftRequest], drafts: Sequence[Draft], /) -> list[Draft]:
