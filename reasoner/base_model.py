@@ -1,4 +1,4 @@
-"""The base of everything that a client may send."""
+"""Base classes of the models of the REST schema."""
 
 from __future__ import annotations
 
@@ -8,24 +8,24 @@ from pydantic import BaseModel, ConfigDict, ValidatorFunctionWrapHandler, field_
 
 
 class StrictModel(BaseModel):
-    """A silently ignored field is a silently ignored budget: everything unknown is an error."""
+    """Rejects unknown fields: a silently ignored field could be a silently ignored budget."""
 
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
 
     @field_validator("*", mode="wrap")
     @classmethod
-    def _true_is_no_number(cls, value: Any, take: ValidatorFunctionWrapHandler) -> Any:
-        """A budget of ``true`` tokens would be one of 1."""
-        taken = take(value)
-        if isinstance(value, bool) and isinstance(taken, int | float) and not isinstance(taken, bool):
+    def _reject_boolean_numbers(cls, value: Any, validate: ValidatorFunctionWrapHandler) -> Any:
+        """Reject booleans as numbers: a budget of ``true`` tokens would be 1."""
+        validated = validate(value)
+        if isinstance(value, bool) and isinstance(validated, int | float) and not isinstance(validated, bool):
             raise ValueError("give a number: true and false are none")
-        return taken
+        return validated
 
 
 class VerifierSpec(StrictModel):
-    """What all kinds of verifiers have."""
+    """Base of all kinds of verifiers."""
 
     scores_steps: ClassVar[bool] = False
-    """Whether it scores solutions that are not finished."""
+    """True if it scores unfinished solutions."""
     is_conclusive: ClassVar[bool] = False
-    """Whether a score of 1 is a fact, so that nothing can be better."""
+    """True if a score of 1 is a fact, so that no answer can be better."""

@@ -1,4 +1,4 @@
-"""A job's deadline: what still runs then is cut, and nothing that takes time is begun."""
+"""A job's deadline: running work is cut off then, and no further work is started."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ SecondsLeft = Callable[[], float | None]
 
 
 def unlimited() -> float | None:
-    """Return the time left of what has no deadline."""
+    """Return ``None``: there is no deadline."""
     return None
 
 
 async def run_within(seconds: float | None, work: Callable[[], Awaitable[_T]]) -> _T | None:
-    """Return what ``work()`` answers, or ``None`` when the time is up before; without time left it is not begun."""
+    """Return the result of ``work()``, or ``None`` if it takes longer; without time left it is not started."""
     if seconds is not None and seconds <= 0:
         return None
     try:

@@ -1,4 +1,4 @@
-"""A picture of a search: colour is the verifier's score, dashed is pruned, bold is the chosen path."""
+"""Picture of a search tree: colour is the verifier's score, dashed is pruned, bold is the chosen path."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Any
 
 LONGEST_LABEL = 26
 COLUMN, ROW = 2.6, 0.34
-"""Inches for a level and for a leaf."""
+"""Width of a level and height of a leaf in inches."""
 
 
 def draw_tree(nodes: Sequence[Mapping[str, Any]], best: str | None, title: str, path: Path) -> None:
-    """Writes a PNG of the tree that ``GET /v1/jobs/{id}/tree`` answers: levels from left to right."""
+    """Write a PNG of the tree that ``GET /v1/jobs/{id}/tree`` returns, with levels from left to right."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -57,25 +57,25 @@ def draw_tree(nodes: Sequence[Mapping[str, Any]], best: str | None, title: str, 
 
 
 def _rows(nodes: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """The height of each node: leaves one below the other, a parent in the middle of its children."""
+    """Return the row of each node: leaves one below the other, a parent in the middle of its children."""
     children: dict[str, list[str]] = {}
     for node in sorted(nodes, key=lambda node: [int(part) for part in node["id"].split(".")]):
         children.setdefault(node["parent"], []).append(node["id"])
     rows: dict[str, float] = {}
 
-    def place(name: str, free: float) -> float:
+    def assign_rows(name: str, free: float) -> float:
         below = children.get(name, [])
         if not below:
             rows[name] = free
             return free + 1
         for child in below:
-            free = place(child, free)
+            free = assign_rows(child, free)
         rows[name] = (rows[below[0]] + rows[below[-1]]) / 2
         return free
 
     free = 0.0
     for child in children.get("", []):
-        free = place(child, free)
+        free = assign_rows(child, free)
     return rows
 
 

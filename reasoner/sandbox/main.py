@@ -1,6 +1,6 @@
-"""The first code of solver and tester: ``python -I -S main.py``, with what to do as one JSON document on stdin.
+"""Entry point of solver and tester: ``python -I -S main.py`` with the task as one JSON document on stdin.
 
-Limits first, then the imports that the foreign code will want, then the lock, then the foreign code.
+In order: resource limits, the imports that the untrusted code will need, the lockdown, the untrusted code.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from reasoner.sandbox.tester import test
 from reasoner.sandbox.wire import Pipe
 
 _NEEDED_LATER = ("_strptime", "encodings.idna", "encodings.latin_1", "encodings.ascii", "encodings.utf_16")
-"""What the standard library imports when it is first used."""
+"""Modules that the standard library imports on first use."""
 _WITH_EFFECTS = frozenset({"antigravity", "idlelib", "turtle", "turtledemo", "tkinter", "this", "test", "ensurepip"})
 
 
@@ -36,7 +36,7 @@ def main() -> None:
         try:
             lock_down()
         except LockdownUnavailable as error:
-            if task["role"] == "tester":  # what holds for one holds for the other, and the tester is the one to tell
+            if task["role"] == "tester":  # both fail alike, and only the tester can report it
                 os.write(task["results"], json.dumps({"refused": str(error)}).encode() + b"\n")
             os._exit(1)
     pipe = Pipe(task["reads"], task["writes"])
@@ -48,7 +48,7 @@ def main() -> None:
 
 
 def preload(source: str) -> None:
-    """Imports the modules of the standard library that a source names, and no other module's code."""
+    """Import the standard library modules that ``source`` names, and no others."""
     wanted = set(_NEEDED_LATER)
     with contextlib.suppress(SyntaxError, ValueError, RecursionError, MemoryError):
         for node in ast.walk(ast.parse(source)):
@@ -59,7 +59,7 @@ def preload(source: str) -> None:
     for name in sorted(wanted):
         root = name.partition(".")[0]
         if root in sys.stdlib_module_names and root not in _WITH_EFFECTS:
-            with contextlib.suppress(ImportError):  # also the names of functions in modules
+            with contextlib.suppress(ImportError):  # ``name`` may be a function of a module
                 importlib.import_module(name)
 
 

@@ -1,11 +1,11 @@
-"""How a process gives up everything but computing. Standard library alone: this runs in an interpreter of its own.
+"""Lockdown of the current process. Uses the standard library only, since it runs in an interpreter of its own.
 
-On Linux (x86-64 and ARM64, with or without root) a seccomp filter leaves the calls that computing, sleeping, and
-reading and writing open pipes need. Every other call fails with EPERM: no file is opened, for reading or writing, no
-socket, no process or thread started, no signal sent, handled or blocked, no limit raised, no other process looked into.
-Modules of the standard library have to be imported before.
+On Linux (x86-64 and ARM64, with or without root) a seccomp filter allows the system calls for computing, sleeping, and
+reading and writing open pipes. Every other call fails with EPERM: files and sockets cannot be opened, processes and
+threads cannot be started, signals cannot be sent, handled or blocked, limits cannot be raised, and other processes
+cannot be inspected. Modules of the standard library have to be imported before.
 
-Source of the filter's form: Linux, Documentation/userspace-api/seccomp_filter.rst.
+Source of the filter format: Linux, Documentation/userspace-api/seccomp_filter.rst.
 """
 
 from __future__ import annotations
@@ -90,26 +90,26 @@ _LOAD, _JUMP_IF_EQUAL, _RETURN = 0x20, 0x15, 0x06
 
 
 class LockdownUnavailable(Exception):
-    """This system cannot hold a process to computing alone."""
+    """This system cannot restrict a process to computation."""
 
 
 def limit_resources(seconds: float, memory_bytes: int) -> None:
-    """What every system can: time, memory and sizes. The wall-clock alarm ends a process whose parent has died."""
+    """Limit time, memory and sizes, on every system. The wall-clock alarm ends a process whose parent has died."""
     signal.setitimer(signal.ITIMER_REAL, seconds + 5.0)
-    processor = int(seconds) + 2
-    wanted = {
-        resource.RLIMIT_CPU: processor,
+    cpu_seconds = int(seconds) + 2
+    limits = {
+        resource.RLIMIT_CPU: cpu_seconds,
         resource.RLIMIT_AS: memory_bytes,
         resource.RLIMIT_FSIZE: 0,
         resource.RLIMIT_CORE: 0,
         resource.RLIMIT_NOFILE: 64,
         resource.RLIMIT_NPROC: 0,
     }
-    for which, most in wanted.items():
-        hard = resource.getrlimit(which)[1]
-        most = most if hard == resource.RLIM_INFINITY else min(most, hard)
-        with contextlib.suppress(ValueError, OSError):  # macOS knows no limit of addresses
-            resource.setrlimit(which, (most, most))
+    for kind, value in limits.items():
+        hard = resource.getrlimit(kind)[1]
+        value = value if hard == resource.RLIM_INFINITY else min(value, hard)
+        with contextlib.suppress(ValueError, OSError):  # macOS has no limit of the address space
+            resource.setrlimit(kind, (value, value))
 
 
 def lock_down() -> None:
@@ -119,7 +119,7 @@ def lock_down() -> None:
     """
     machine = platform.machine()
     if sys.platform != "linux" or machine not in _ALLOWED:
-        raise LockdownUnavailable(f"there is no filter of system calls for {sys.platform} on {machine}")
+        raise LockdownUnavailable(f"there is no system call filter for {sys.platform} on {machine}")
     libc = ctypes.CDLL(None, use_errno=True)
     program = _program(machine)
     code = ctypes.create_string_buffer(program, len(program))
@@ -137,7 +137,7 @@ def lock_down() -> None:
 
 
 def _program(machine: str) -> bytes:
-    """struct sock_filter[]: another architecture's call kills, an allowed number passes, anything else fails."""
+    """Return the ``struct sock_filter[]``: calls of another architecture kill, allowed ones pass, all others fail."""
     numbers = sorted(_ALLOWED[machine].values())
     steps = [(_LOAD, 0, 0, 4), (_JUMP_IF_EQUAL, 1, 0, _AUDIT_ARCH[machine]), (_RETURN, 0, 0, _KILL_PROCESS)]
     steps.append((_LOAD, 0, 0, 0))

@@ -1,4 +1,4 @@
-"""Starts solver and tester, waits at most so long, ends both."""
+"""Run an answer's tests: start solver and tester, wait within the limits, end both."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from pathlib import Path
 from typing import Any
 
 MAX_LINE = 1 << 16
-"""Bytes of one result."""
+"""Maximum size of one result in bytes."""
 _MAIN = Path(__file__).with_name("main.py")
 START_SECONDS = 60.0
-"""For two interpreters to start on a busy machine; the time of the tests begins then."""
+"""Maximum time for both interpreters to start on a busy machine, before the time of the tests begins."""
 
 
 class SandboxRefused(Exception):
-    """This system cannot lock a process, and the configuration does not allow less."""
+    """This system cannot lock a process down, and the configuration requires it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """``seconds``: of wall-clock time for all tests of one answer, and of processor time for each of two processes."""
+    """Limits of one answer. ``seconds`` bounds the wall-clock time of all tests and each process's processor time."""
 
     seconds: float = 10.0
     memory_bytes: int = 512 << 20
@@ -35,7 +35,7 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Which tests passed, in order; ``reasons`` says of each why not, with ``None`` for those that did."""
+    """Results of the tests in order: ``reasons`` holds why each failed, ``None`` for those that passed."""
 
     reasons: tuple[str | None, ...]
 
@@ -82,7 +82,7 @@ async def run_tests(code: str, tests: Sequence[str], limits: Limits, *, locked: 
                 os.close(fd)
             for process in processes:
                 with contextlib.suppress(ProcessLookupError):
-                    os.killpg(process.pid, signal.SIGKILL)  # each leads a group of its own
+                    os.killpg(process.pid, signal.SIGKILL)  # each process leads its own group
             for process in processes:
                 await process.wait()
             if transport is not None:
@@ -108,7 +108,7 @@ async def _start(fds: tuple[int, ...], folder: str) -> asyncio.subprocess.Proces
 
 async def _tell(process: asyncio.subprocess.Process, task: dict[str, Any]) -> None:
     assert process.stdin is not None
-    with contextlib.suppress(ConnectionError):  # it died: its results will be missing
+    with contextlib.suppress(ConnectionError):  # the process died: its results will be missing
         process.stdin.write(json.dumps(task).encode())
         process.stdin.close()
         await process.stdin.wait_closed()
@@ -122,7 +122,7 @@ async def _reader(fd: int) -> tuple[asyncio.StreamReader, asyncio.BaseTransport]
 
 
 async def _line(reader: asyncio.StreamReader) -> dict[str, Any] | None:
-    """The tester's next line; ``None`` at the end, and for what no tester writes: its tests are code, too."""
+    """Return the tester's next line; ``None`` at the end and for invalid lines, which its tests could write."""
     try:
         document = json.loads(await reader.readline())
     except ValueError:

@@ -1,4 +1,4 @@
-"""The process that holds an answer's code: runs it once, then does what the tester asks of what it defined."""
+"""The solver process: runs the answer's code once, then serves the tester's requests for what the code defined."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Any
 from reasoner.sandbox.wire import Closed, Pipe, decode, encode
 
 MAX_ITEMS = 100_000
-"""Of an iterator that the tester reads."""
+"""Maximum number of items of an iterator that the tester reads."""
 
 
 def solve(code: str, pipe: Pipe) -> None:
-    """Answers requests until the tester is gone. The first message says whether the code ran."""
+    """Serve requests until the tester has ended. The first message tells if the code ran."""
     module = types.ModuleType("solution")
     objects: list[Any] = []
 
@@ -66,7 +66,7 @@ def _do(module: types.ModuleType, request: dict[str, Any], objects: list[Any]) -
 
 
 def _failure(error: BaseException) -> dict[str, Any]:
-    """The names of the error's classes, the nearest first, and its text."""
+    """Return the class names of the error in method resolution order, and its text."""
     try:
         text = str(error)[:1000]
     except BaseException as worse:

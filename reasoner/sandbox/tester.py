@@ -1,4 +1,4 @@
-"""The process that runs a client's tests. Names that they take from the answer are stand-ins for the solver's."""
+"""The tester process: runs the client's tests. Names that they take from the answer are proxies of the solver's."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from reasoner.sandbox.wire import Closed, Pipe, decode, encode
 
 
 class AnswerFailed(Exception):
-    """The answer's code raised something that is no built-in exception, or could not be run."""
+    """The answer's code raised an exception that is not built in, or could not be run."""
 
 
 def test(tests: list[str], pipe: Pipe, results: int) -> None:
-    """Runs the tests in order; tells that it begins, and then each result, on a line of ``results``."""
+    """Run the tests in order; write a line to ``results`` at the start and for each result."""
     _tell(results, {"begun": True})
     try:
         broken = _error(pipe.receive())
-    except Exception:  # it ended, or sent something else: whatever a hostile answer may think of
+    except Exception:  # the solver ended, or a hostile answer sent something else
         broken = AnswerFailed("the answer's process ended")
     for source in tests:
         reason = str(broken) if broken else _run(source, pipe)
@@ -35,7 +35,7 @@ def _tell(results: int, document: dict[str, Any]) -> None:
 
 
 def foreign_names(source: str) -> list[str]:
-    """Global names that a test uses and neither binds itself nor has from Python."""
+    """Return the global names that a test uses, except those that it binds itself and built-in ones."""
     module = symtable.symtable(source, "<test>", "exec")
     bound = {symbol.get_name() for symbol in module.get_symbols() if symbol.is_assigned() or symbol.is_imported()}
     used: set[str] = set()
@@ -49,14 +49,14 @@ def foreign_names(source: str) -> list[str]:
 
 
 def _run(source: str, pipe: Pipe) -> str | None:
-    """Why the test failed; ``None`` when it passed."""
+    """Run one test and return why it failed, or ``None`` if it passed."""
     names: dict[str, Any] = {"__name__": "tests"}
     try:
         for name in foreign_names(source):
             try:
                 names[name] = _ask(pipe, {"do": "global", "name": name})
             except KeyError:
-                continue  # the test meets a NameError where it uses it
+                continue  # the test raises a NameError where it uses the name
         exec(compile(source, "<test>", "exec", dont_inherit=True, optimize=0), names)
         for name, value in list(names.items()):
             if name.startswith("test") and inspect.isfunction(value):
@@ -67,7 +67,7 @@ def _run(source: str, pipe: Pipe) -> str | None:
 
 
 class Remote:
-    """Something of the solver's that is not plain data. It can be used and read, and never says what it equals."""
+    """Proxy of an object of the solver that is not plain data. It can be called and read, but not compared."""
 
     __slots__ = ("_id", "_pipe")
     __hash__ = None  # type: ignore[assignment]
@@ -133,7 +133,7 @@ def _ask(pipe: Pipe, request: dict[str, Any]) -> Any:
 
 
 def _error(reply: Any) -> Exception | None:
-    """The nearest built-in exception that a reply names; one that is no ``Exception`` would end the test's own loop."""
+    """Return the nearest built-in ``Exception`` that a reply names; any other would end the test loop."""
     if "error" not in reply:
         return None
     text = str(reply.get("text", ""))
@@ -142,6 +142,6 @@ def _error(reply: Any) -> Exception | None:
         if isinstance(kind, type) and issubclass(kind, Exception) and kind is not Exception:
             try:
                 return kind(text)
-            except TypeError:  # UnicodeDecodeError and its like want more than a text
+            except TypeError:  # such as UnicodeDecodeError, which needs further arguments
                 continue
     return AnswerFailed(f"{reply['error'][0]}: {text}")

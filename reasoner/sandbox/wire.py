@@ -1,7 +1,6 @@
-"""Plain data between solver and tester: JSON lines that hold values of built-in types, and numbers for objects.
+"""Wire format between solver and tester: JSON lines with values of built-in types, and numbers for objects.
 
-Decoding makes exact built-in types and nothing else. An object of the solver's becomes whatever ``adopt`` makes of its
-number.
+Decoding creates exact built-in types and nothing else. ``adopt`` maps the number of a solver's object to a value.
 """
 
 from __future__ import annotations
@@ -16,11 +15,11 @@ _PLAIN = (bool, float, str, type(None))
 
 
 class Closed(Exception):
-    """The other side is gone."""
+    """The other process has closed the pipe."""
 
 
 class Pipe:
-    """One JSON document a line, at most ``MAX_LINE`` bytes."""
+    """Pipe for JSON documents, one per line, of at most ``MAX_LINE`` bytes."""
 
     def __init__(self, reads: int, writes: int) -> None:
         self._reads, self._writes = reads, writes
@@ -44,7 +43,7 @@ class Pipe:
 
 
 def encode(value: Any, refer: Callable[[Any], int]) -> Any:
-    """Data as it is, by copy; anything else by the number that ``refer`` gives it (or raises ``TypeError``)."""
+    """Encode plain data by value, and anything else by the number that ``refer`` returns for it."""
     if isinstance(value, _PLAIN):
         return {"v": value if isinstance(value, bool) or value is None else _exact(value)}
     if isinstance(value, int):
@@ -62,7 +61,7 @@ def encode(value: Any, refer: Callable[[Any], int]) -> Any:
 
 
 def decode(document: Any, adopt: Callable[[int], Any]) -> Any:
-    """The value; raises ``ValueError``, ``TypeError`` and the like for what is none."""
+    """Return the encoded value. Raises ``ValueError`` or ``TypeError`` for an invalid document."""
     ((tag, body),) = document.items()
     match tag:
         case "v" if isinstance(body, _PLAIN):
@@ -83,5 +82,5 @@ def decode(document: Any, adopt: Callable[[int], Any]) -> Any:
 
 
 def _exact(value: Any) -> Any:
-    """Without a subclass's ideas of itself, such as an enumeration's of its name."""
+    """Return the value without its subclass, such as the string of an enumeration's member."""
     return float(value) if isinstance(value, float) else str.__str__(value)
