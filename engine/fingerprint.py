@@ -1,23 +1,23 @@
-"""A short name for what a checkpoint holds, so that what was measured with one is not taken for another's."""
+"""Fingerprint of a checkpoint, so that measurements of one are not applied to another."""
 
 from __future__ import annotations
 
 from hashlib import blake2b
 from pathlib import Path
 
-SAMPLE = 1 << 16
-"""Bytes that are read at the start, in the middle and at the end of a file: enough to tell training runs apart, and
-quick for a checkpoint of any size."""
+SAMPLE_BYTES = 1 << 16
+"""Bytes read at the start, in the middle and at the end of a file: enough to tell training runs apart, and fast for a
+checkpoint of any size."""
 
 
 def fingerprint(folder: Path) -> str:
-    """16 hexadecimal digits from the names, sizes and samples of the weights' files and from all of config.json."""
+    """Return 16 hexadecimal digits: a hash of config.json and of the names, sizes and samples of the weights' files."""
     digest = blake2b((folder / "config.json").read_bytes(), digest_size=8)
     for path in sorted(folder.glob("*.safetensors")):
         size = path.stat().st_size
         digest.update(f"{path.name}:{size}".encode())
         with path.open("rb") as file:
-            for start in (0, size // 2, max(0, size - SAMPLE)):
+            for start in (0, size // 2, max(0, size - SAMPLE_BYTES)):
                 file.seek(start)
-                digest.update(file.read(SAMPLE))
+                digest.update(file.read(SAMPLE_BYTES))
     return digest.hexdigest()

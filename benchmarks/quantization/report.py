@@ -14,7 +14,7 @@ from typing import Any
 from benchmarks.quantization.texts import texts
 from engine.core.local_engine import LocalEngine
 from engine.protocol.types import Branch, Completion, GenerateRequest, SamplingParams
-from engine.quantization.options import options
+from engine.quantization.options import create_options
 from engine.quantization.quality import compare, open_model
 from engine.quantization.quantize import quantize
 from engine.text.tokenizer import Tokenizer
@@ -103,7 +103,7 @@ def measure(folder: Path, size: Size, progress: Progress) -> tuple[list[Row], Le
             progress(done, total, weights)
             if weights != ORIGINAL:
                 variant = folders[weights] = Path(name) / weights
-                quantize(folder, variant, options(*VARIANTS[weights], calibration), lambda *_: None)
+                quantize(folder, variant, create_options(*VARIANTS[weights], calibration), lambda *_: None)
                 index = json.loads((variant / "model.safetensors.index.json").read_text())
                 stored[weights] = index["metadata"]["total_size"]
             quality[weights] = compare(original, open_model(folders[weights]), unseen)

@@ -1,1 +1,6 @@
-"""Weights in fewer bits: making them, writing them in the public checkpoint formats, and reading those."""
+"""Make quantised checkpoints: round-to-nearest, GPTQ, AWQ, fp8 and NF4.
+
+``quantize`` rewrites a checkpoint layer by layer, ``plan`` checks first that it can be done, ``calibration`` observes
+the layers' inputs, ``quality`` compares the result with the original. ``python -m engine.quantization`` is the process
+that ``reasoner quantize`` starts. Import from the modules.
+"""

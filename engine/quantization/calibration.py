@@ -1,4 +1,4 @@
-"""What the layers of a model are given when it reads a text: one layer in memory at a time."""
+"""Observe the inputs of a model's layers on calibration texts, with one layer in memory at a time."""
 
 from __future__ import annotations
 
@@ -21,45 +21,44 @@ from engine.weights.safetensors import Weights
 from kernels.attention.reference import attention
 from kernels.linear.fp32 import Linear
 
-_LENGTH = 512
-_SEQUENCES = 128
-_LEAST = 2048
-"""Tokens below which there are more columns than inputs even in small layers."""
+_MAX_TOKENS = 512
+_MAX_SEQUENCES = 128
+_MIN_TOKENS = 2048
+"""Total number of tokens below which even small layers have more columns than inputs."""
 
 
 def calibration_sequences(path: Path, folder: Path, config: DecoderConfig) -> list[Tensor]:
-    """Token ids of at most 128 sequences of at most 512. Raises ``EngineError`` when the file has not enough."""
-    length = min(_LENGTH, config.max_context)
+    """Return token ids of at most 128 sequences of at most 512. Raises ``EngineError`` if the file has too few."""
+    length = min(_MAX_TOKENS, config.max_context)
     tokenizer = Tokenizer(folder, config.vocab_size)
     sequences: list[Tensor] = []
     for text in _texts(path):
         tokens = torch.tensor(tokenizer.encode(text), dtype=torch.int64)
         sequences += [piece for piece in torch.split(tokens, length) if len(piece)]
-        if len(sequences) >= _SEQUENCES:
+        if len(sequences) >= _MAX_SEQUENCES:
             break
-    sequences = sequences[:_SEQUENCES]
-    if (count := sum(map(len, sequences))) < _LEAST:
-        raise EngineError(f"{path} has {count} tokens; calibration needs {_LEAST} or more")
+    sequences = sequences[:_MAX_SEQUENCES]
+    if (count := sum(map(len, sequences))) < _MIN_TOKENS:
+        raise EngineError(f"{path} has {count} tokens; calibration needs {_MIN_TOKENS} or more")
     return sequences
 
 
 class Observed:
-    """A ``Product`` that remembers what it is given, and whose matrices can be replaced."""
+    """A ``Product`` that accumulates statistics of its inputs, and whose matrices can be replaced."""
 
     def __init__(self, matrices: dict[str, Tensor], bias: Tensor | None) -> None:
         columns = next(iter(matrices.values())).shape[1]
         self.matrices = matrices
-        """The parts, one below the other, by their names in the checkpoint."""
+        """The fused matrices, by their names in the checkpoint."""
         self.gram = torch.zeros(columns, columns)
-        """Sum of ``x xᵀ``."""
-        self.sizes = torch.zeros(columns)
-        """Sum of ``|x|``."""
-        self.rows = 0
-        self.watching = True
+        """Sum of ``x xᵀ`` over the inputs."""
+        self.input_sums = torch.zeros(columns)
+        """Sum of ``|x|`` over the inputs."""
+        self.num_inputs = 0
+        self.is_observing = True
         self.is_kernel = False
-        """See ``Product``."""
         self._bias = bias
-        self._linear = self._joined()
+        self._linear = self._fuse()
 
     @property
     def parameters(self) -> int:
@@ -67,60 +66,57 @@ class Observed:
         return self._linear.parameters
 
     def replace(self, matrices: dict[str, Tensor]) -> None:
-        """Computes with others from now on, and remembers nothing more."""
-        self.matrices, self.watching = matrices, False
-        self._linear = self._joined()
+        """Compute with other matrices from now on, and stop observing."""
+        self.matrices, self.is_observing = matrices, False
+        self._linear = self._fuse()
 
     def __call__(self, x: Tensor) -> Tensor:
-        """``x``: ``[rows, in]``. Returns ``[rows, out]``."""
-        if self.watching:
+        """Return ``[rows, out]`` for ``x`` ``[rows, in]``."""
+        if self.is_observing:
             self.gram.addmm_(x.T, x)
-            self.sizes += x.abs().sum(0)
-            self.rows += len(x)
+            self.input_sums += x.abs().sum(0)
+            self.num_inputs += len(x)
         return self._linear(x)
 
     def add(self, x: Tensor, residual: Tensor) -> Tensor:
-        """``residual + self(x)``."""
+        """Return ``residual + self(x)``."""
         return self(x) + residual
 
-    def _joined(self) -> Linear:
+    def _fuse(self) -> Linear:
         return Linear(torch.cat(list(self.matrices.values())), self._bias)
 
 
 class ObservedBuilder(LayerBuilder):
-    """Builds layers whose products are ``Observed``, and lists these."""
+    """Builds layers whose products are ``Observed``, and collects these in ``products``."""
 
     def __init__(self, config: DecoderConfig, weights: Weights, read: MatrixReader) -> None:
         super().__init__(config, weights, read)
         self.products: list[Observed] = []
 
     def product(self, parts: dict[str, int], columns: int, *, bias: bool) -> Observed:
-        """See ``LayerBuilder``."""
         matrices = {name: dense(self._read(self._weights, name, rows, columns)) for name, rows in parts.items()}
         biases = [self._weights.take(f"{name}.bias", rows) for name, rows in parts.items()] if bias else []
         self.products.append(Observed(matrices, torch.cat(biases) if biases else None))
         return self.products[-1]
 
 
-class DenseAttend:
-    """``FusedAttentionBackend`` for one whole sequence, without a cache."""
+class DenseAttention:
+    """A ``FusedAttentionBackend`` for one whole sequence, without a cache."""
 
     def __init__(self, layers: Sequence[LayerAttentionConfig]) -> None:
         self._layers = layers
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """See ``AttentionBackend``."""
-        about, tokens = self._layers[layer], len(q)
-        ages = torch.arange(tokens)[:, None] - torch.arange(tokens)
-        hidden = ages < 0 if about.window is None else (ages < 0) | (ages >= about.window)
-        mask = torch.zeros(tokens, tokens).masked_fill_(hidden, -torch.inf)
-        k, v = (one.repeat_interleave(about.heads // about.kv_heads, dim=1) for one in (k, v))
-        q, k, v = (one.transpose(0, 1)[None] for one in (q, k, v))
-        mixed = attention(q, k, v, scale=about.scale, mask=mask, softcap=about.softcap)
-        return mixed[0].transpose(0, 1).flatten(1)
+        config, tokens = self._layers[layer], len(q)
+        distances = torch.arange(tokens)[:, None] - torch.arange(tokens)
+        is_hidden = distances < 0 if config.window is None else (distances < 0) | (distances >= config.window)
+        mask = torch.zeros(tokens, tokens).masked_fill_(is_hidden, -torch.inf)
+        k, v = (x.repeat_interleave(config.heads // config.kv_heads, dim=1) for x in (k, v))
+        q, k, v = (x.transpose(0, 1)[None] for x in (q, k, v))
+        out = attention(q, k, v, scale=config.scale, mask=mask, softcap=config.softcap)
+        return out[0].transpose(0, 1).flatten(1)
 
     def forward_qkv(self, layer: int, qkv: Tensor, norm: Tensor | None, eps: float, cos: Tensor, sin: Tensor) -> Tensor:
-        """See ``FusedAttentionBackend``."""
         return self(layer, *normalize_and_rotate(self._layers[layer], qkv, norm, eps, cos, sin))
 
 
@@ -131,4 +127,4 @@ def _texts(path: Path) -> list[str]:
             return [content]
         return [str(json.loads(line)["text"]) for line in content.splitlines() if line.strip()]
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise EngineError(f"{path} is no calibration file (text, or .jsonl of objects with text): {error!r}") from None
+        raise EngineError(f"{path} is no calibration file (text, or .jsonl with 'text'): {error!r}") from None

@@ -1,4 +1,4 @@
-"""The files of a quantised checkpoint, written a part at a time."""
+"""Write the files of a quantised checkpoint, one part at a time."""
 
 from __future__ import annotations
 
@@ -17,44 +17,46 @@ _INDEX = "model.safetensors.index.json"
 
 
 class CheckpointWriter:
-    """Files in a folder beside ``out``, which becomes ``out`` when the block ends without an error, and else goes."""
+    """Writes into a temporary folder beside ``out``, which is renamed to ``out`` if the block ends without an error."""
 
     def __init__(self, source: Path, out: Path, parts: int) -> None:
-        """Raises ``EngineError`` when ``out`` is there already."""
+        """``parts``: number of files. Raises ``EngineError`` if ``out`` exists."""
         if out.exists():
-            raise EngineError(f"{out} is there already; name a folder that is not")
-        self._source, self._out, self._parts = source, out, parts
-        self._partial = out.with_name(f".{out.name}.partial")
-        self._map: dict[str, str] = {}
-        self._bytes = 0
-        self._written = 0
+            raise EngineError(f"{out} exists already; name a new folder")
+        self._source, self._out, self._num_parts = source, out, parts
+        self._temporary = out.with_name(f".{out.name}.partial")
+        self._weight_map: dict[str, str] = {}
+        self._num_bytes = 0
+        self._num_written = 0
 
     def __enter__(self) -> Self:
-        shutil.rmtree(self._partial, ignore_errors=True)
-        self._partial.mkdir(parents=True)
+        shutil.rmtree(self._temporary, ignore_errors=True)
+        self._temporary.mkdir(parents=True)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if kind is None:
-            self._partial.rename(self._out)
+            self._temporary.rename(self._out)
         else:
-            shutil.rmtree(self._partial, ignore_errors=True)
+            shutil.rmtree(self._temporary, ignore_errors=True)
 
     def write(self, tensors: dict[str, Tensor]) -> None:
-        """Writes the next part."""
-        self._written += 1
-        name = f"model-{self._written:05d}-of-{self._parts:05d}.safetensors"
-        save_file({key: tensor.contiguous() for key, tensor in tensors.items()}, self._partial / name, {"format": "pt"})
-        self._map |= dict.fromkeys(tensors, name)
-        self._bytes += sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
+        """Write the next part."""
+        self._num_written += 1
+        name = f"model-{self._num_written:05d}-of-{self._num_parts:05d}.safetensors"
+        save_file(
+            {key: tensor.contiguous() for key, tensor in tensors.items()}, self._temporary / name, {"format": "pt"}
+        )
+        self._weight_map |= dict.fromkeys(tensors, name)
+        self._num_bytes += sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
 
     def finish(self, fields: dict[str, Any]) -> None:
-        """Writes the index and ``config.json`` with ``fields``, and copies what else the source has."""
-        index = {"metadata": {"total_size": self._bytes}, "weight_map": self._map}
-        (self._partial / _INDEX).write_text(json.dumps(index, indent=2) + "\n")
+        """Write the index and ``config.json`` with ``fields``, and copy the source's other files."""
+        index = {"metadata": {"total_size": self._num_bytes}, "weight_map": self._weight_map}
+        (self._temporary / _INDEX).write_text(json.dumps(index, indent=2) + "\n")
         for path in sorted(self._source.iterdir()):
             if path.is_file() and path.suffix != ".safetensors" and path.name not in (_INDEX, "README.md"):
-                shutil.copyfile(path, self._partial / path.name)
-        (self._partial / "config.json").write_text(json.dumps(fields, indent=2) + "\n")
+                shutil.copyfile(path, self._temporary / path.name)
+        (self._temporary / "config.json").write_text(json.dumps(fields, indent=2) + "\n")

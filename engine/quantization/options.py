@@ -1,4 +1,4 @@
-"""What a checkpoint is to be quantised to."""
+"""Options of a quantisation."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from pathlib import Path
 from engine.protocol.types import EngineError
 
 METHODS = {"rtn": (8, 4), "gptq": (4, 8), "awq": (4,), "fp8": (8,), "nf4": (4,)}
-"""The bits that each method knows, its default first."""
-_GROUP = 128
+"""Numbers of bits that each method supports, its default first."""
+_DEFAULT_GROUP_SIZE = 128
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """Raises ``EngineError`` for what does not go together."""
+    """Options that are checked together. Raises ``EngineError`` if they contradict each other."""
 
     method: str
     bits: int
@@ -22,34 +22,34 @@ class Options:
     """Columns that share a scale; -1: all; ``None``: one scale for a row, with activations in 8 bits too (W8A8), or
     the format's own blocks."""
     calibration: Path | None = None
-    """Text that the model is to be good at: a plain text, or with the ending .jsonl an object with "text" a line."""
+    """Text like the one the model will read: a plain text, or a .jsonl file with an object with "text" on each line."""
 
     def __post_init__(self) -> None:
         if self.method not in METHODS:
-            raise EngineError(f"method {self.method!r} is not known; known are {', '.join(METHODS)}")
-        known = METHODS[self.method]
-        if self.bits not in known:
-            raise EngineError(f"{self.method} in {self.bits} bits is not supported; supported: {known}")
+            raise EngineError(f"method {self.method!r} is not supported; choose one of {', '.join(METHODS)}")
+        supported_bits = METHODS[self.method]
+        if self.bits not in supported_bits:
+            raise EngineError(f"{self.method} in {self.bits} bits is not supported; supported: {supported_bits}")
         if self.group_size is not None and self.method in ("fp8", "nf4"):
-            raise EngineError(f"{self.method} has blocks of its own; leave the group size out")
+            raise EngineError(f"{self.method} has blocks of its own; leave out the group size")
         if self.group_size is not None and self.group_size != -1 and self.group_size < 1:
             raise EngineError(f"the group size is {self.group_size}; it must be 1 or more, or -1 for whole rows")
-        if self.calibrated and self.calibration is None:
+        if self.needs_calibration and self.calibration is None:
             raise EngineError(f"{self.method} needs a calibration file")
 
     @property
-    def calibrated(self) -> bool:
-        """Whether the method looks at what the layers are given."""
+    def needs_calibration(self) -> bool:
+        """True if the method observes the layers' inputs."""
         return self.method in ("gptq", "awq")
 
 
-def options(method: str, bits: int | None, group_size: int | None, calibration: Path | None) -> Options:
-    """With the method's defaults for what is ``None``. Raises ``EngineError``."""
+def create_options(method: str, bits: int | None, group_size: int | None, calibration: Path | None) -> Options:
+    """Return options with the method's defaults for arguments that are ``None``. Raises ``EngineError``."""
     bits = METHODS.get(method, (8,))[0] if bits is None else bits
-    grouped = method in ("gptq", "awq") or (method == "rtn" and bits == 4)
-    return Options(method, bits, _GROUP if grouped and group_size is None else group_size, calibration)
+    is_grouped = method in ("gptq", "awq") or (method == "rtn" and bits == 4)
+    return Options(method, bits, _DEFAULT_GROUP_SIZE if is_grouped and group_size is None else group_size, calibration)
 
 
-def group(options: Options, columns: int) -> int:
-    """Columns of a group in a matrix of so many."""
+def resolve_group_size(options: Options, columns: int) -> int:
+    """Return the number of columns in a group of a matrix with ``columns`` columns."""
     return columns if options.group_size is None or options.group_size == -1 else options.group_size

@@ -1,4 +1,4 @@
-"""How far a quantised model is from the one that it was made of."""
+"""Compare a quantised model with its original."""
 
 from __future__ import annotations
 
@@ -12,41 +12,40 @@ from torch import Tensor
 
 from engine.models.interface import Batch, Model
 from engine.models.load import load_model
-from engine.quantization.calibration import DenseAttend
+from engine.quantization.calibration import DenseAttention
 
 
 @dataclass(frozen=True, slots=True)
 class Quality:
-    """Means over the tokens of texts."""
+    """Means over the tokens of some texts."""
 
     perplexity: float
-    """Of the texts under the model."""
     divergence: float
-    """Kullback-Leibler divergence of the model's law of the next token from the original's, in nats."""
+    """Kullback-Leibler divergence of the model's next-token distribution from the original's, in nats."""
     agreement: float
-    """Part of the tokens whose likeliest successor is the original's."""
+    """Share of the tokens whose most likely successor is the original's."""
 
 
 def open_model(folder: Path) -> Model:
-    """The model as the engine would load it."""
+    """Load a model as the engine does."""
     return load_model(folder, lambda config: config.max_context)
 
 
-def logits(model: Model, tokens: Sequence[int]) -> Tensor:
-    """``[tokens, vocab]`` of one text."""
+def compute_text_logits(model: Model, tokens: Sequence[int]) -> Tensor:
+    """Return the logits ``[tokens, vocab]`` of one text."""
     with torch.inference_mode():
         batch = Batch(torch.tensor(tokens), torch.arange(len(tokens)))
-        return model.compute_logits(model.forward(batch, DenseAttend(model.config.attention)))
+        return model.compute_logits(model.forward(batch, DenseAttention(model.config.attention)))
 
 
 def compare(original: Model, model: Model, texts: Iterable[tuple[Sequence[int], int]]) -> Quality:
-    """``model`` beside ``original`` on texts: token ids, and the place from which on they count (1 or more)."""
-    count, surprise, divergence, agreed = 0, 0.0, 0.0, 0
+    """Compare ``model`` with ``original`` on texts: token ids, and the first index that counts (1 or more)."""
+    num_tokens, negative_log_likelihood, divergence, num_agreed = 0, 0.0, 0.0, 0
     for tokens, start in texts:
-        laws = (logits(one, tokens)[start - 1 : -1].double() for one in (original, model))
-        right, found = (torch.log_softmax(law, dim=-1) for law in laws)
-        count += len(found)
-        surprise -= float(found.gather(1, torch.tensor(tokens[start:])[:, None]).sum())
-        divergence += float((right.exp() * (right - found)).sum())
-        agreed += int((right.argmax(-1) == found.argmax(-1)).sum())
-    return Quality(math.exp(surprise / count), divergence / count, agreed / count)
+        logits = (compute_text_logits(each, tokens)[start - 1 : -1].double() for each in (original, model))
+        expected, actual = (torch.log_softmax(rows, dim=-1) for rows in logits)
+        num_tokens += len(actual)
+        negative_log_likelihood -= float(actual.gather(1, torch.tensor(tokens[start:])[:, None]).sum())
+        divergence += float((expected.exp() * (expected - actual)).sum())
+        num_agreed += int((expected.argmax(-1) == actual.argmax(-1)).sum())
+    return Quality(math.exp(negative_log_likelihood / num_tokens), divergence / num_tokens, num_agreed / num_tokens)

@@ -1,9 +1,9 @@
-"""One thread instead of all while others want the cores as well.
+"""Compute on one thread while other processes compete for the cores.
 
-Threads that share out a kernel wait for the slowest, hundreds of times in a step. When another process has a core for a
-while, all wait for the one that lost it, and two threads are slower than one that goes where there is room: 2 to 5
-times with the bundled models (``python -m benchmarks.shared_cores``). The kernel counts how long each thread was ready
-to run and did not: that tells, whoever the others are.
+Threads that share a kernel's work wait for the slowest, hundreds of times in a step. While another process runs on one
+of the cores, all threads wait for the one that lost it, and two threads are 2 to 5 times slower than one that the
+scheduler can move (bundled models, ``python -m benchmarks.shared_cores``). Linux counts how long each thread was ready
+to run but did not run, whatever the cause.
 """
 
 from __future__ import annotations
@@ -13,73 +13,75 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 WINDOW_SECONDS = 0.1
-"""Work between two looks."""
-MOST_WAITING = 0.25
-"""Part of the time that the threads, taken together, may wait for a core before they count as disturbed."""
-IN_A_ROW = 2
-"""Such looks after each other: what comes and goes, like the service's own other processes, is no reason."""
-FIRST_PAUSE, LONGEST_PAUSE = 1.0, 16.0
-"""Seconds on one thread before all are tried again, doubled with each trial that was disturbed, and at most."""
+"""Computing time between two measurements."""
+MAX_WAITING_SHARE = 0.25
+"""Share of the time that the threads, taken together, may wait for a core before they count as disturbed."""
+MIN_DISTURBED_WINDOWS = 2
+"""Consecutive disturbed measurements before the fallback: short bursts, as of the service's own processes, are none."""
+FIRST_PAUSE_SECONDS, MAX_PAUSE_SECONDS = 1.0, 16.0
+"""Time on one thread before all are tried again, doubled after each disturbed trial, and its maximum."""
 
 
 class ThreadGovernor:
-    """Says how many threads to compute with. Its methods are called by the thread that computes."""
+    """Sets the number of computing threads. Its methods are called by the thread that computes."""
 
     def __init__(
         self,
-        full: int,
-        use: Callable[[int], None],
-        waited: Callable[[], float],
+        max_threads: int,
+        set_num_threads: Callable[[int], None],
+        read_waiting_seconds: Callable[[], float],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """``use`` takes a number of threads, ``waited`` answers the seconds that all of them waited for a core."""
-        self._full = full
-        self._use = use
-        self._waited = waited
+        """``read_waiting_seconds`` returns the time that all threads have waited for a core since they started."""
+        self._max_threads = max_threads
+        self._set_num_threads = set_num_threads
+        self._read_waiting_seconds = read_waiting_seconds
         self._clock = clock
-        self._pause = FIRST_PAUSE
-        self._disturbed = 0
-        """Looks in a row at which they waited too long."""
-        self._alone_until: float | None = None
+        self._pause_seconds = FIRST_PAUSE_SECONDS
+        self._num_disturbed = 0
+        """Consecutive measurements at which the threads waited too long."""
+        self._single_thread_until: float | None = None
         self.begin()
 
     def begin(self) -> None:
-        """Work begins after a rest, which is not looked at."""
-        self._since, self._before = self._clock(), self._waited()
+        """Start a measurement after an idle period."""
+        self._window_start, self._waited_before = self._clock(), self._read_waiting_seconds()
 
     def step(self) -> None:
-        """A step was computed."""
+        """Record that a step was computed, and change the number of threads if it is time to."""
         now = self._clock()
-        if self._alone_until is not None:
-            if now >= self._alone_until:
-                self._alone_until = None
-                self._use(self._full)
+        if self._single_thread_until is not None:
+            if now >= self._single_thread_until:
+                self._single_thread_until = None
+                self._set_num_threads(self._max_threads)
                 self.begin()
             return
-        if now - self._since < WINDOW_SECONDS:
+        if now - self._window_start < WINDOW_SECONDS:
             return
-        if self._waited() - self._before <= MOST_WAITING * (now - self._since):
-            self._disturbed, self._pause = 0, FIRST_PAUSE
+        if self._read_waiting_seconds() - self._waited_before <= MAX_WAITING_SHARE * (now - self._window_start):
+            self._num_disturbed, self._pause_seconds = 0, FIRST_PAUSE_SECONDS
         else:
-            self._disturbed += 1
+            self._num_disturbed += 1
         self.begin()
-        if self._disturbed == IN_A_ROW:
-            self._disturbed = 0
-            self._use(1)
-            self._alone_until = now + self._pause
-            self._pause = min(LONGEST_PAUSE, 2 * self._pause)
+        if self._num_disturbed == MIN_DISTURBED_WINDOWS:
+            self._num_disturbed = 0
+            self._set_num_threads(1)
+            self._single_thread_until = now + self._pause_seconds
+            self._pause_seconds = min(MAX_PAUSE_SECONDS, 2 * self._pause_seconds)
 
 
 def waiting_clock(threads: Sequence[int], proc: Path = Path("/proc/self/task")) -> Callable[[], float] | None:
-    """Return what answers the seconds that these threads of this process were ready and did not run, all together;
-    ``None`` where the kernel does not count them."""
+    """Return a function that reads the total seconds that these threads of this process were ready but did not run.
+
+    Return ``None`` where the kernel does not count them.
+    """
     files = [proc / str(thread) / "schedstat" for thread in threads]
 
-    def waited() -> float:
+    def read_waiting_seconds() -> float:
         return sum(int(file.read_text().split()[1]) for file in files) / 1e9
 
     try:
-        waited()
+        read_waiting_seconds()
     except (OSError, IndexError, ValueError):
         return None
-    return waited
+    return read_waiting_seconds

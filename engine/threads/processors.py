@@ -1,7 +1,7 @@
-"""Count the threads a process should compute with, from its processors and its control group's quota. No torch.
+"""Count the threads a process should compute with, from its processors and its control group's quota.
 
-A quota is a share of time, not of processors: a group with a quota of one CPU on a machine of eight may run on all of
-them, and with eight threads has used up its time after an eighth of each period. So the smaller number counts.
+A quota is a share of time, not of processors: a group with a quota of one CPU may run on all eight of a machine, and
+with eight threads has used up its time after an eighth of each period. So the smaller number counts.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ class Processors:
     allowed: int
     """Cores in its affinity mask."""
     quota: float | None
-    """CPUs' worth of time that its control group grants; ``None`` without a limit."""
+    """CPU time that its control group grants, in CPUs; ``None`` without a limit."""
 
     @property
     def threads(self) -> int:
-        """Threads that can compute all the time. A part of a CPU is no further one: threads that wait for each other
-        are as slow as the one that is held back."""
+        """Threads that can compute all the time. A fraction of a CPU does not count: threads that wait for each other
+        are as slow as the slowest."""
         return self.allowed if self.quota is None else max(1, min(self.allowed, int(self.quota)))
 
     def __str__(self) -> str:
@@ -34,7 +34,7 @@ class Processors:
 
 @dataclass(frozen=True, slots=True)
 class ThreadCount:
-    """A number of threads, and why it is that."""
+    """A number of threads, and the reason for it."""
 
     number: int
     reason: str
@@ -44,26 +44,26 @@ class ThreadCount:
 
 
 def find_processors(proc: Path = Path("/proc/self")) -> Processors:
-    """Return what the kernel says now. ``proc`` is the process's folder there, which Linux alone has."""
+    """Return the processors of this process. ``proc``: its folder in procfs, which only Linux has."""
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return Processors(allowed, min(_quotas(proc), default=None))
 
 
 def choose_threads(
-    asked: int | None = None, processors: Processors | None = None, environ: Mapping[str, str] = os.environ
+    requested: int | None = None, processors: Processors | None = None, environ: Mapping[str, str] = os.environ
 ) -> ThreadCount:
-    """Return the threads to compute with: those asked for, else ``OMP_NUM_THREADS``, else what the processors allow."""
+    """Return ``requested``, else ``OMP_NUM_THREADS``, else the number that the processors allow."""
     processors = processors or find_processors()
-    if asked is not None:
-        return ThreadCount(asked, f"{processors}, --threads {asked}")
-    wished = environ.get("OMP_NUM_THREADS", "").split(",")[0].strip()
-    if wished.isdigit() and int(wished) > 0:
-        return ThreadCount(int(wished), f"{processors}, OMP_NUM_THREADS {wished}")
+    if requested is not None:
+        return ThreadCount(requested, f"{processors}, --threads {requested}")
+    configured = environ.get("OMP_NUM_THREADS", "").split(",")[0].strip()
+    if configured.isdigit() and int(configured) > 0:
+        return ThreadCount(int(configured), f"{processors}, OMP_NUM_THREADS {configured}")
     return ThreadCount(processors.threads, str(processors))
 
 
 def _quotas(proc: Path) -> Iterator[float]:
-    """The quotas of this process's control group and of those that it is in, in CPUs."""
+    """Yield the quotas of this process's control group and of its ancestors, in CPUs."""
     for folder in _folders(proc):
         try:
             if (folder / "cpu.max").exists():
@@ -73,11 +73,11 @@ def _quotas(proc: Path) -> Iterator[float]:
             if quota not in ("max", "-1"):
                 yield int(quota) / int(period)
         except (OSError, ValueError, ZeroDivisionError):
-            continue  # no limit that could be known: groups without the controller have no such file
+            continue  # groups without the controller have no such file
 
 
 def _folders(proc: Path) -> Iterator[Path]:
-    """The folders of the process's control groups that may limit its time, of both versions, up to the mounted one."""
+    """Yield the folders of the process's control groups (v1 and v2) that may limit its time, up to the mounted one."""
     try:
         groups = [line.split(":", 2) for line in (proc / "cgroup").read_text().splitlines()]
         mounts = [line.split() for line in (proc / "mountinfo").read_text().splitlines()]
@@ -93,6 +93,6 @@ def _folders(proc: Path) -> Iterator[Path]:
             continue
         root, top = (PurePosixPath(name.encode().decode("unicode_escape")) for name in mount[3:5])
         for path in map(PurePosixPath, paths):
-            # In a container the mount may begin at its own group, or the path be told from outside of it.
+            # In a container the mount may begin at its own group, or the path may be relative to the host.
             inside = path.relative_to(root) if path.is_relative_to(root) and ".." not in path.parts else PurePosixPath()
             yield from (Path(top / part) for part in (inside, *inside.parents))

@@ -57,7 +57,7 @@ def test_the_command_writes_a_checkpoint_and_says_in_one_line_why_it_cannot(tmp_
     assert {path.name for path in source.iterdir()} - {path.name for path in out.iterdir()} == {"model.safetensors"}
     again = CliRunner().invoke(app, command)
     assert again.exit_code == 2
-    assert again.stderr.strip().endswith(f"reasoner: {out} is there already; name a folder that is not")
+    assert again.stderr.strip().endswith(f"reasoner: {out} exists already; name a new folder")
 
 
 @pytest.mark.parametrize("wrong", [["MODEL"], ["MODEL", "OUT", "--json"], ["MODEL", "OUT", "--report"]])

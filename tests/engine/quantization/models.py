@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from engine.device import DeviceConfig
-from engine.quantization.options import options
+from engine.quantization.options import create_options
 from engine.quantization.quantize import quantize
 from engine.weights.matrix import Matrix, dense
 from kernels.linear.fp32 import Linear
@@ -46,7 +46,7 @@ def quantised(architecture: str, method: str, folder: Path, **config: object) ->
         original.mkdir()
         save_random_model(architecture, SIZES | config, original)
         file.write_text(" ".join(random.Random(0).choices(" ".join(CORPUS).split(), k=1500)))
-    quantize(original, out, options(*METHODS[method], file), lambda *_: None)
+    quantize(original, out, create_options(*METHODS[method], file), lambda *_: None)
     return out
 
 

@@ -17,7 +17,7 @@ from engine.models.feed_forward import GatedMlp
 from engine.models.load import load_model
 from engine.protocol.options import EngineOptions
 from engine.protocol.types import Branch, ScoreItem
-from engine.quantization.quality import logits, open_model
+from engine.quantization.quality import compute_text_logits, open_model
 from engine.weights.gpu_matmul import ConcatenatedProducts, QuantizedLinear, create_gpu_product
 from engine.weights.matrix import Float8Matrix, GroupedMatrix, Int8Matrix, Matrix, Nf4Matrix, dense
 from kernels.linear.fp32 import Linear, Product
@@ -154,9 +154,9 @@ def test_a_model_is_computed_as_it_is_stored_and_says_what_its_weights_say(
     assert packed(model._head[0]) == (method in ("W8A8", "int4"))
     assert model.parameters == open_model(folder.with_name("original")).parameters
     tokens = random.Random(0).choices(range(3, 360), k=40)
-    found = logits(model, tokens)
+    found = compute_text_logits(model, tokens)
     monkeypatch.setattr(decoder, "create_product", dense_product)
-    expected = logits(open_model(folder), tokens)
+    expected = compute_text_logits(open_model(folder), tokens)
     assert (found - expected).norm() / expected.norm() < ROUNDS.get(method, float32_share(folder.with_name("original")))
 
 
@@ -190,7 +190,7 @@ def worst_token(folder: Path, options: EngineOptions) -> float:
         generate(prompt, [Branch(seed=1, key=0, max_tokens=12)], temperature=0.0)
     )
     model = load_model(folder, lambda config: config.max_context, EMULATED_GPU)
-    laws = logits(model, [*prompt, *found.token_ids])[len(prompt) - 1 : -1]
+    laws = compute_text_logits(model, [*prompt, *found.token_ids])[len(prompt) - 1 : -1]
     return max(float(law.max() - law[token]) for law, token in zip(laws, found.token_ids, strict=True))
 
 

@@ -17,8 +17,8 @@ from scipy.stats import ttest_rel
 from benchmarks.quantization.texts import Text
 from engine.models import decoder
 from engine.protocol.types import EngineError
-from engine.quantization.options import options
-from engine.quantization.quality import compare, logits, open_model
+from engine.quantization.options import create_options
+from engine.quantization.quality import compare, compute_text_logits, open_model
 from engine.quantization.quantize import quantize
 from engine.text.tokenizer import Tokenizer
 from engine.weights.matrix import dense
@@ -33,7 +33,7 @@ WIDE = {"hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 4, "
 
 
 def made(folder: Path, out: Path, method: str, bits: int | None, size: int | None, file: Path | None = None) -> Path:
-    quantize(folder, out, options(method, bits, size, file), lambda *_: None)
+    quantize(folder, out, create_options(method, bits, size, file), lambda *_: None)
     return out
 
 
@@ -112,7 +112,7 @@ def test_awq_moves_its_factors_through_norms_heads_and_biases(
         return GroupedMatrix(torch.zeros_like(weight, dtype=torch.uint8), scales, torch.zeros_like(scales), 4)
 
     kept: list[torch.Tensor] = []
-    monkeypatch.setattr(awq, "clipped", fine)
+    monkeypatch.setattr(awq, "round_clipped", fine)
     monkeypatch.setattr(awq.awq, "pack_matrix", lambda name, matrix: {f"{name}.weight": kept.pop()})
     monkeypatch.setattr(awq, "search_scales", lambda weights, gram, size, bits, group: torch.exp(size - size.mean()))
     file = tmp_path / "text.txt"
@@ -121,7 +121,7 @@ def test_awq_moves_its_factors_through_norms_heads_and_biases(
     config = json.loads((folder / "config.json").read_text())
     del config["quantization_config"]
     (folder / "config.json").write_text(json.dumps(config))
-    found, expected = (logits(open_model(one), tokens(60)) for one in (folder, checkpoints(kind)))
+    found, expected = (compute_text_logits(open_model(one), tokens(60)) for one in (folder, checkpoints(kind)))
     torch.testing.assert_close(found, expected, atol=2 * float32_loss(checkpoints(kind)).logit, rtol=0)
 
 
@@ -154,8 +154,8 @@ def test_each_layout_is_computed_by_the_product_that_is_made_for_it(
         decoder, "create_product", lambda parts, bias, device_config: Linear(torch.cat([*map(dense, parts)]), bias)
     )
     assert isinstance(model._head[0], Int8Linear if method == "rtn" else Linear)  # type: ignore[attr-defined]
-    exact = logits(open_model(folder), tokens(60))
-    assert (logits(model, tokens(60)) - exact).norm() / exact.norm() < 0.1
+    exact = compute_text_logits(open_model(folder), tokens(60))
+    assert (compute_text_logits(model, tokens(60)) - exact).norm() / exact.norm() < 0.1
 
 
 @pytest.mark.parametrize(
@@ -167,7 +167,7 @@ def test_each_layout_is_computed_by_the_product_that_is_made_for_it(
         ("awq", 8, None, r"awq in 8 bits is not supported; supported: \(4,\)"),
         ("fp8", None, 64, "fp8 has blocks of its own"),
         ("rtn", 4, 0, "the group size is 0"),
-        ("quip", None, None, "method 'quip' is not known; known are rtn, gptq, awq, fp8, nf4"),
+        ("quip", None, None, "method 'quip' is not supported; choose one of rtn, gptq, awq, fp8, nf4"),
     ],
 )
 def test_what_cannot_be_done_is_refused_before_anything_is_read(
@@ -178,7 +178,7 @@ def test_what_cannot_be_done_is_refused_before_anything_is_read(
         quantize(
             outliers,
             tmp_path / "out",
-            options(method, bits, size, tmp_path / "not needed yet"),
+            create_options(method, bits, size, tmp_path / "not needed yet"),
             lambda done, total, following: heard.append(following),
         )
     assert not heard
@@ -200,9 +200,9 @@ def test_a_calibration_file_that_is_missing_broken_or_too_short_is_refused(outli
 
 def test_a_folder_that_is_there_or_a_model_that_is_quantised_is_refused(outliers: Path, tmp_path: Path) -> None:
     folder = made(outliers, tmp_path / "out", "rtn", 8, None)
-    with pytest.raises(EngineError, match="out is there already"):
+    with pytest.raises(EngineError, match="out exists already"):
         made(outliers, folder, "rtn", 8, None)
-    with pytest.raises(EngineError, match="is quantised already"):
+    with pytest.raises(EngineError, match="is already quantised"):
         made(folder, tmp_path / "again", "rtn", 8, None)
 
 

@@ -17,8 +17,8 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, AwqConfig, BitsAndBytesConfig, GPTQConfig
 
 from engine.models import decoder
-from engine.quantization.options import options
-from engine.quantization.quality import logits, open_model
+from engine.quantization.options import create_options
+from engine.quantization.quality import compute_text_logits, open_model
 from engine.quantization.quantize import quantize
 from tests.engine.conftest import Checkpoints, save_random_model
 from tests.engine.exact import float32_share
@@ -43,7 +43,7 @@ def here(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Tensor:
     """Return logits of dense weights in float32: some products here round activations to 16 bits. Float32's loss is
     measured on the model before it was quantised."""
     monkeypatch.setattr(decoder, "create_product", dense_product)
-    return logits(open_model(folder), TOKENS)
+    return compute_text_logits(open_model(folder), TOKENS)
 
 
 def difference(found: Tensor, expected: Tensor) -> float:
@@ -65,7 +65,7 @@ def test_compressed_tensors_with_rounded_activations(
     """Exactly so without the rounding; with it, theirs is to 255 levels where ours is to 254."""
     pytest.importorskip("compressed_tensors", reason="transformers needs the package compressed-tensors for these")
     folder = quantised(KIND, method, tmp_path)
-    assert difference(logits(open_model(folder), TOKENS), theirs(load(folder))) < 0.06
+    assert difference(compute_text_logits(open_model(folder), TOKENS), theirs(load(folder))) < 0.06
     fields = json.loads((folder / "config.json").read_text())
     written = fields["quantization_config"]["config_groups"].values()
     assert [group["format"] for group in written] == groups
@@ -77,10 +77,12 @@ def test_compressed_tensors_with_rounded_activations(
 
 @pytest.mark.parametrize("kind", ["llama", "qwen3"])
 def test_fp8(checkpoints: Checkpoints, tmp_path: Path, kind: str) -> None:
-    quantize(checkpoints(kind), tmp_path / "out", options("fp8", None, None, None), lambda *_: None)
+    quantize(checkpoints(kind), tmp_path / "out", create_options("fp8", None, None, None), lambda *_: None)
     expected = theirs(load(tmp_path / "out").float())
-    assert difference(logits(open_model(tmp_path / "out"), TOKENS), expected) < float32_share(checkpoints(kind))
-    assert difference(logits(open_model(checkpoints(kind)), TOKENS), expected) > 1e-2
+    assert difference(compute_text_logits(open_model(tmp_path / "out"), TOKENS), expected) < float32_share(
+        checkpoints(kind)
+    )
+    assert difference(compute_text_logits(open_model(checkpoints(kind)), TOKENS), expected) > 1e-2
 
 
 def test_nf4(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from engine.protocol.options import EngineOptions
 from engine.protocol.types import Branch, Completion
-from engine.quantization.options import options
+from engine.quantization.options import create_options
 from engine.quantization.quantize import quantize
 from engine.runner import forward_cpu
 from engine.runner.forward_cpu import CpuForward
@@ -48,7 +48,7 @@ def test_a_repeated_step_in_fewer_bits_gives_the_same_bits(
 ) -> None:
     if not availability.HAS_INT8_DOT:
         pytest.skip("needs a processor that multiplies bytes")
-    quantize(checkpoints("qwen3"), tmp_path / "quantized", options("rtn", bits, size, None), lambda *_: None)
+    quantize(checkpoints("qwen3"), tmp_path / "quantized", create_options("rtn", bits, size, None), lambda *_: None)
     assert_repeated(tmp_path / "quantized", threads, monkeypatch)
 
 

@@ -7,7 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from engine.threads.contention import FIRST_PAUSE, LONGEST_PAUSE, WINDOW_SECONDS, ThreadGovernor, waiting_clock
+from engine.threads.contention import (
+    FIRST_PAUSE_SECONDS,
+    MAX_PAUSE_SECONDS,
+    WINDOW_SECONDS,
+    ThreadGovernor,
+    waiting_clock,
+)
 
 
 class Machine:
@@ -47,20 +53,20 @@ def test_one_thread_computes_while_others_have_the_cores_and_all_are_tried_ever_
     assert machine.threads == 1
     machine.work(100)
     pauses = [after - before for before, after in zip(machine.trials, machine.trials[1:], strict=False)]
-    assert [round(pause / FIRST_PAUSE) for pause in pauses[:4]] == [2, 4, 8, 16]
-    assert max(pauses) < LONGEST_PAUSE + 4 * WINDOW_SECONDS
+    assert [round(pause / FIRST_PAUSE_SECONDS) for pause in pauses[:4]] == [2, 4, 8, 16]
+    assert max(pauses) < MAX_PAUSE_SECONDS + 4 * WINDOW_SECONDS
 
 
 def test_all_threads_are_back_when_the_others_have_gone() -> None:
     machine = Machine(share=0.6)
     machine.work(10)
     machine.share = 0.0
-    machine.work(LONGEST_PAUSE)
+    machine.work(MAX_PAUSE_SECONDS)
     assert machine.threads == 4
     machine.share = 0.6
-    machine.work(FIRST_PAUSE / 2)
+    machine.work(FIRST_PAUSE_SECONDS / 2)
     trials = len(machine.trials)
-    machine.work(FIRST_PAUSE)
+    machine.work(FIRST_PAUSE_SECONDS)
     assert len(machine.trials) == trials + 1  # the pauses begin anew
 
 

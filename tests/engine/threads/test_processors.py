@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from engine.threads.processors import Processors, choose_threads, find_processors
-from engine.threads.short_waits import SPINS, wait_shortly
+from engine.threads.short_waits import SPIN_COUNT, shorten_waits
 
 
 def _proc(folder: Path, groups: str, *mounts: str) -> Path:
@@ -82,11 +82,11 @@ def test_both_numbers_are_told_and_a_wish_goes_first() -> None:
 
 def test_threads_wait_shortly_unless_somebody_wished_otherwise() -> None:
     fresh: dict[str, str] = {}
-    wait_shortly(fresh)
-    assert fresh == {"GOMP_SPINCOUNT": str(SPINS), "KMP_BLOCKTIME": "1"}
+    shorten_waits(fresh)
+    assert fresh == {"GOMP_SPINCOUNT": str(SPIN_COUNT), "KMP_BLOCKTIME": "1"}
     for wish in ({"OMP_WAIT_POLICY": "active"}, {"GOMP_SPINCOUNT": "7", "KMP_BLOCKTIME": "200"}):
         said = dict(wish)
-        wait_shortly(said)
+        shorten_waits(said)
         assert said == wish
 
 
@@ -101,4 +101,4 @@ def test_the_engine_server_says_how_to_wait_before_its_threads_exist() -> None:
         text=True,
         check=True,
     )
-    assert f"GOMP_SPINCOUNT = '{SPINS}'" in told.stderr or "KMP_BLOCKTIME='1" in told.stderr.replace(" ", "")
+    assert f"GOMP_SPINCOUNT = '{SPIN_COUNT}'" in told.stderr or "KMP_BLOCKTIME='1" in told.stderr.replace(" ", "")
