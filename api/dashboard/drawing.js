@@ -1,20 +1,20 @@
-// The tree on the page: colour is the verifier's score, width is tokens, dashed is given up, bold is the best path.
+// The search tree: colour is the verifier's score, width is tokens, dashed is pruned, bold is the best path.
 
 import { arrange } from "./layout.js";
 import { put, svg, write } from "./dom.js";
 import { line, score } from "./words.js";
 
 const MOVE = 280; // milliseconds
-const PICK = 22; // pixels from a node within which a pointer means it
+const PICK = 22; // pixels around a node within which a pointer selects it
 const LEFT = 34;
 const EDGE = 20;
-const LABELS = 200; // pixels that leaves of the last column have for words
+const LABELS = 200; // pixels for the labels of the last column
 const CHARACTER = 6.1;
-const WIDEST = 190; // a column
-const TALLEST = 34; // a row
-const READABLE = 7; // pixels of a row from which labels are written
-const MOST_MOVING = 700; // nodes; larger trees jump
-const MOST_NEW = 60; // at once; a history that is read jumps to where it ends
+const MAX_COLUMN = 190; // pixels
+const MAX_ROW = 34; // pixels
+const READABLE = 7; // pixels of a row from which labels are shown
+const MOST_MOVING = 700; // nodes; larger trees are not animated
+const MOST_NEW = 60; // new nodes at once; more of them, as when a journal is loaded, are not animated
 
 const still = matchMedia("(prefers-reduced-motion: reduce)");
 const clamp = (value, low, high) => Math.min(high, Math.max(low, value));
@@ -32,7 +32,7 @@ export class Drawing {
     this.onPick = onPick;
     this.onHover = onHover;
     this.#listen();
-    this.size = { width: 0, height: 0 }; // kept, since asking while drawing would lay the page out again each time
+    this.size = { width: 0, height: 0 }; // cached, since reading it while drawing would force a layout
     new ResizeObserver(([entry]) => this.#resized(entry.contentRect)).observe(canvas);
     this.clear();
   }
@@ -51,7 +51,7 @@ export class Drawing {
     this.selected = null;
   }
 
-  /** Draws a moment. Nodes stand where they stand in the newest one, so that a replay does not move them. */
+  /** Draws a snapshot. Nodes keep their positions in the newest one, so that a replay does not move them. */
   draw(moment, newest, selected) {
     this.moment = moment;
     this.selected = selected;
@@ -72,7 +72,7 @@ export class Drawing {
     this.#paint(!still.matches);
   }
 
-  /** Zooms around a point of the canvas; if none is given, the selected step comes to its middle. */
+  /** Zooms around a point of the canvas; by default the selected step moves to the centre. */
   zoom(factor, x, y) {
     const { view } = this;
     if (x === undefined) {
@@ -96,7 +96,7 @@ export class Drawing {
     this.#free();
   }
 
-  /** The node that an arrow key leads to from `id`. */
+  /** Returns the node that an arrow key selects from `id`. */
   neighbour(id, direction) {
     const shown = (other) => other && this.moment.nodes.has(other);
     if (!shown(id)) return this.moment.best ?? [...this.moment.nodes.keys()][0] ?? null;
@@ -119,7 +119,7 @@ export class Drawing {
     return best;
   }
 
-  /** Brings a node into sight, if it is not. */
+  /** Scrolls a node into view. */
   reveal(id) {
     const place = this.laid?.places.get(id);
     if (!place || this.fitting) return;
@@ -133,9 +133,9 @@ export class Drawing {
   #fitted() {
     const { width, height } = this.size;
     const { columns, rows } = this.laid;
-    const dy = clamp((height - 2 * EDGE) / Math.max(1, rows), 1, TALLEST);
+    const dy = clamp((height - 2 * EDGE) / Math.max(1, rows), 1, MAX_ROW);
     const labels = dy >= READABLE ? Math.min(LABELS, width * 0.28) : EDGE;
-    const dx = clamp((width - LEFT - labels) / Math.max(1, columns), 2, WIDEST);
+    const dx = clamp((width - LEFT - labels) / Math.max(1, columns), 2, MAX_COLUMN);
     return { dx, dy, x: LEFT, y: (height - dy * rows) / 2 };
   }
 
@@ -156,7 +156,7 @@ export class Drawing {
     this.#paint(false);
   }
 
-  // What every node looks like, and where it goes.
+  // Appearance and position of every node.
 
   #paint(moving) {
     const { view, moment } = this;
@@ -232,7 +232,7 @@ export class Drawing {
     entry.mark.style.display = entry.edge.style.display = "none";
   }
 
-  /** A new node grows out of its parent. */
+  /** Animates a new node from its parent. */
   #show(entry, node, moving) {
     const parent = this.entries.get(node.parent);
     const start = parent && !parent.hidden ? parent : this.origin;
@@ -263,7 +263,7 @@ export class Drawing {
     put(entry.dot, "r", radius.toFixed(2));
     this.#strip(entry, node, radius);
     const place = this.laid.places.get(node.id);
-    const leaf = node.children === 0; // now: a replay has not seen its children yet
+    const leaf = node.children === 0; // at this point of a replay
     const size = clamp(view.dy, READABLE, 11) / 11;
     const room = Math.min((place.free || 1) * view.dx, this.size.width - view.x - place.column * view.dx - 4);
     const left = Math.floor((room - entry.out - radius - 14) / (CHARACTER * size));
@@ -304,7 +304,7 @@ export class Drawing {
     entry.strip = strip;
   }
 
-  // Pointers: one drags or picks, two pinch, the wheel zooms.
+  // Pointers: one drags or selects, two zoom, and so does the wheel.
 
   #listen() {
     const pointers = new Map();
@@ -362,7 +362,7 @@ export class Drawing {
     let [best, closest] = [null, PICK ** 2];
     for (const [id, entry] of this.entries) {
       if (entry.hidden) continue;
-      const right = Math.max(0, x - entry.x - entry.out); // a strip is part of its node
+      const right = Math.max(0, x - entry.x - entry.out); // the bar belongs to its node
       const away = (x < entry.x ? (x - entry.x) ** 2 : right ** 2) + (y - entry.y) ** 2;
       if (away < closest) [best, closest] = [id, away];
     }

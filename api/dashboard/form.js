@@ -1,9 +1,9 @@
-// A new job: the strategies and their parameters are what GET /v1/strategies says.
+// The form for a new job, with the strategies and parameters of GET /v1/strategies.
 
 import { byId, el, put, write } from "./dom.js";
 import { Refusal, call } from "./service.js";
 
-const LONG_TEXT = 200; // characters from which a text gets more than one line
+const LONG_TEXT = 200; // characters from which a text field has several lines
 
 export class SubmitForm {
   constructor(onSubmitted) {
@@ -45,7 +45,7 @@ export class SubmitForm {
     byId("parameters").replaceChildren(...fields);
   }
 
-  /** The job as the form says it; what is left alone is left to the service. */
+  /** Returns the job in the form; empty fields are left to the service. */
   spec() {
     const spec = { problem: byId("problem").value, strategy: { name: this.choice.value } };
     const { properties } = this.strategies.get(this.choice.value).parameters;
@@ -76,7 +76,7 @@ export class SubmitForm {
     }
   }
 
-  /** Says what was wrong, and where. */
+  /** Shows what was wrong, and in which fields. */
   #refuse(message, errors) {
     write(this.refused, message);
     for (const part of this.form.querySelectorAll("[data-field]")) {

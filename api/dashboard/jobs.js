@@ -19,13 +19,13 @@ export class JobList {
       }
     }
     jobs.forEach((job, index) => {
-      const row = this.rows.get(job.id) ?? this.#enter(job);
+      const row = this.rows.get(job.id) ?? this.#add(job);
       if (this.list.children[index] !== row.item) this.list.insertBefore(row.item, this.list.children[index] ?? null);
-      this.#dress(row, job, job.id === opened);
+      this.#update(row, job, job.id === opened);
     });
   }
 
-  #enter(job) {
+  #add(job) {
     const row = {
       status: el("span", { class: "status" }),
       age: el("span", { class: "age" }),
@@ -46,7 +46,7 @@ export class JobList {
     return row;
   }
 
-  #dress(row, job, opened) {
+  #update(row, job, opened) {
     const { usage, spec } = job;
     const tokens = usage.generated + usage.verifier_computed;
     const { tokens: most, seconds: longest, cost: dearest } = spec.budget;

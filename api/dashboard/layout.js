@@ -1,12 +1,12 @@
-// Where nodes stand: a tidy tree after Reingold and Tilford (IEEE TSE 7(2), 1981), levels from left to right.
+// Positions of nodes: a tidy tree after Reingold and Tilford (IEEE TSE 7(2), 1981), levels from left to right.
 
 const SIBLINGS = 1;
 const COUSINS = 1.35;
-const CLEAR = 0.85; // rows that a label keeps free of other nodes
-const CROSSED = 0.6; // of a column, before edges that fan out are in a label's way
+const CLEAR = 0.85; // rows around a label without other nodes
+const CROSSED = 0.6; // share of a column that a label may use before outgoing edges cross it
 
 /**
- * Columns and rows of all nodes: `{places: Map(id -> {column, row, free}), columns, rows}`. The root "" is in column 0.
+ * Returns the columns and rows of all nodes: `{places: Map(id -> {column, row, free}), columns, rows}`. The root "" is in column 0.
  * `free` is how many columns to the right of a leaf are empty in its row, so that a label may run into them.
  */
 export function arrange(nodes) {
@@ -22,24 +22,24 @@ export function arrange(nodes) {
   const top = Math.min(...outline.low);
   const places = new Map();
   const levels = [];
-  spread("", 0, -top, children, offsets, places, levels);
+  placeSubtree("", 0, -top, children, offsets, places, levels);
   const fans = levels.map(() => []);
   for (const [id, place] of places) {
     const rows = children.get(id).map((child) => places.get(child).row);
     if (rows.length) fans[place.column].push([Math.min(place.row, rows[0]), Math.max(place.row, rows.at(-1))]);
   }
-  for (const [id, place] of places) place.free = children.get(id).length ? 0 : free(place, levels, fans);
+  for (const [id, place] of places) place.free = children.get(id).length ? 0 : countFreeColumns(place, levels, fans);
   return { places, children, columns: levels.length - 1, rows: Math.max(...outline.high) - top };
 }
 
 const last = (id) => Number(id.slice(id.lastIndexOf(".") + 1));
 
-/** Moves the subtrees below a node as close as their outlines allow; answers the outline of it all, relative to it. */
+/** Moves the subtrees of a node as close together as possible; returns their outline, relative to the node. */
 function contour(id, children, offsets) {
   const low = [0];
   const high = [0];
   const below = [];
-  const edge = []; // how far down the subtrees placed so far reach, by depth
+  const edge = []; // lower outline of the subtrees placed so far, by depth
   for (const child of children.get(id)) {
     const part = contour(child, children, offsets);
     let shift = below.length ? -Infinity : 0;
@@ -64,16 +64,16 @@ function contour(id, children, offsets) {
   return { low, high };
 }
 
-function spread(id, column, row, children, offsets, places, levels) {
+function placeSubtree(id, column, row, children, offsets, places, levels) {
   places.set(id, { column, row, free: 0 });
   (levels[column] ??= []).push(row);
   for (const child of children.get(id)) {
-    spread(child, column + 1, row + offsets.get(child), children, offsets, places, levels);
+    placeSubtree(child, column + 1, row + offsets.get(child), children, offsets, places, levels);
   }
 }
 
-/** Edges that fan out across the row take the second half of their column. */
-function free({ column, row }, levels, fans) {
+/** Returns the free columns to the right of a leaf; edges that cross the row take the second half of their column. */
+function countFreeColumns({ column, row }, levels, fans) {
   for (let next = column; next < levels.length - 1; next += 1) {
     if (fans[next].some(([low, high]) => low - CLEAR / 2 < row && row < high + CLEAR / 2)) return next - column + CROSSED;
     if (levels[next + 1].some((other) => Math.abs(other - row) < CLEAR)) return next + 1 - column;

@@ -1,4 +1,4 @@
-// The page: which job is open, which moment of it is shown, which step is selected, and who is told.
+// The state of the page: the open job, the shown event, the selected step; and the updates of all parts.
 
 import { byId, el, fill, put, write } from "./dom.js";
 import { Drawing } from "./drawing.js";
@@ -17,7 +17,7 @@ const PAGE = 50;
 const THEMES = ["", "light", "dark"];
 
 let jobs = [];
-let more = false; // whether there are older jobs than those in the list
+let more = false; // true if there are older jobs than those in the list
 let opened = null; // {job, replay, selected, stop}: the job that is open
 let painting = null;
 let refreshing = false;
@@ -31,7 +31,7 @@ const form = new SubmitForm((job) => {
   open(job.id);
 });
 
-// The list, and how the service is.
+// The list of jobs, and the health of the service.
 
 async function refresh() {
   if (document.hidden || refreshing) return;
@@ -87,7 +87,7 @@ async function health() {
   }
 }
 
-/** Does something with the service; a failure is told, and a missing key asked for. */
+/** Runs a request; shows its failure, or the prompt for a missing key. */
 async function attempt(action) {
   try {
     const answer = await action();
@@ -126,7 +126,7 @@ async function open(id, selected = null) {
   await attempt(() => listen(current));
 }
 
-/** A job that is not in the list. One that is not there at all closes the one that is open: its link would be a lie. */
+/** Opens a job that is not in the list. If it does not exist, the open job is closed, since the address names another. */
 async function find(id) {
   try {
     return await call("GET", `/v1/jobs/${id}`);
@@ -138,7 +138,7 @@ async function find(id) {
   }
 }
 
-/** Nothing is open. */
+/** Closes the open job. */
 function leave() {
   opened?.stop.abort();
   opened = null;
@@ -199,7 +199,7 @@ function draw() {
   peek(shown.nodes.get(chosen));
 }
 
-/** The step that somebody chose; until then the search's own choice, or what leads so far, or what came last. */
+/** Returns the selected step; by default the chosen leaf, else the best scored one, else the newest. */
 function selected() {
   const { shown } = opened.replay;
   if (opened.selected !== null && shown.nodes.has(opened.selected)) return opened.selected;
@@ -251,7 +251,7 @@ function hover(id, x = 0, y = 0) {
   card.style.top = `${y + 18 + height > innerHeight ? y - height - 12 : y + 18}px`;
 }
 
-/** On a small screen: the selected step in one line below the tree. */
+/** Shows the selected step in one line below the tree, on small screens. */
 function peek(node) {
   const box = byId("peek");
   box.hidden = !node;
@@ -263,7 +263,7 @@ function peek(node) {
   );
 }
 
-// What people do.
+// User actions.
 
 async function cancel() {
   const { job } = opened;
@@ -272,7 +272,7 @@ async function cancel() {
   if (!(await attempt(() => call("POST", `/v1/jobs/${job.id}/cancel`)))) byId("cancel").disabled = false;
 }
 
-/** A failed job goes on from its journal: what it paid for is not paid for again. */
+/** Retries a failed job, which continues from its journal and pays for nothing twice. */
 async function retry() {
   const current = opened;
   const job = await attempt(() => call("POST", `/v1/jobs/${current.job.id}/retry`));
@@ -379,7 +379,7 @@ function press(event) {
   if (event.ctrlKey || event.metaKey || event.altKey || document.querySelector("dialog[open]")) return;
   const { target } = event;
   if (target.closest("input, select, textarea")) return;
-  // Space presses a button that the keyboard reached; one that was clicked only still has the focus.
+  // Space presses a button focused by the keyboard, but not one that has the focus from a click.
   if (event.key === " " && target.closest("button, summary") && target.matches(":focus-visible")) return;
   const action = KEYS[event.key] ?? (opened && JOB_KEYS[event.key]);
   if (!action) return;
@@ -394,7 +394,7 @@ function neighbourJob(by) {
   open(next.id);
 }
 
-/** Opens the job of the address; answers whether it names one. */
+/** Opens the job in the address; returns false if there is none. */
 function navigate() {
   const [, id, step] = /^#(job_[0-9a-f]{32})(?:\/([\d.]+))?$/.exec(location.hash) ?? [];
   if (id) open(id, step ?? null);

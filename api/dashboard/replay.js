@@ -1,9 +1,9 @@
-// A job's journal and what it amounts to at any of its events: the tree, the bill and the state at that moment.
+// A job's journal, and snapshots of it after any event: tree, bill and status.
 
 import { TERMINAL } from "./words.js";
 
-/** What a job was after its first `seq` events. */
-export class Moment {
+/** The state of a job after its first `seq` events. */
+export class Snapshot {
   constructor() {
     this.seq = 0;
     this.status = "queued";
@@ -38,14 +38,14 @@ export class Moment {
     }
   }
 
-  /** From below the problem, or from where its conversation began, to this node. */
-  lineage(id) {
+  /** Returns the nodes from the root, or from where a new conversation began, to this node. */
+  ancestors(id) {
     const nodes = [];
     for (let node = this.nodes.get(id); node; node = node.fresh ? undefined : this.nodes.get(node.parent)) nodes.push(node);
     return nodes.reverse();
   }
 
-  /** Where the search may go on now: branches that grow, and finished steps that nobody continued or gave up. */
+  /** Returns true for branches in generation, and for finished steps that are neither continued nor pruned. */
   onFrontier(node) {
     return this.running && (node.state === "live" || ((node.state === "step" || node.state === "said") && !node.children));
   }
@@ -65,7 +65,7 @@ export class Moment {
       const parent = this.nodes.get(node.parent);
       if (parent) parent.children += 1;
     }
-    node.text += data.text; // a branch may arrive in parts
+    node.text += data.text; // a branch may arrive in segments
     node.tokens += data.tokens;
     node.logprob += data.logprob;
     if (data.final) {
@@ -81,13 +81,13 @@ export class Moment {
   }
 }
 
-/** All events so far, and two moments: the newest, and the one that is shown. */
+/** All events so far, and two snapshots: the newest, and the shown one. */
 export class Replay {
   constructor() {
     this.events = [];
-    this.newest = new Moment();
-    this.shown = new Moment();
-    this.series = []; // what had been spent after each event
+    this.newest = new Snapshot();
+    this.shown = new Snapshot();
+    this.series = []; // the totals spent after each event
     this.live = true;
   }
 
@@ -96,7 +96,7 @@ export class Replay {
   }
 
   take(event) {
-    delete event.data.token_ids; // nothing here reads them, and they are most of a journal
+    delete event.data.token_ids; // unused here, and most of a journal
     delete event.data.confidence;
     this.events.push(event);
     this.newest.take(event);
@@ -104,16 +104,16 @@ export class Replay {
     if (this.live) this.shown.take(event);
   }
 
-  /** Shows the moment after event `seq`; the newest one is live again. */
+  /** Shows the snapshot after event `seq`; at the newest event it is live again. */
   seek(seq) {
-    const wanted = Math.max(Math.min(1, this.length), Math.min(this.length, Math.round(seq)));
-    if (wanted < this.shown.seq) this.shown = new Moment();
-    for (const event of this.events.slice(this.shown.seq, wanted)) this.shown.take(event);
-    this.live = wanted === this.length;
+    const target = Math.max(Math.min(1, this.length), Math.min(this.length, Math.round(seq)));
+    if (target < this.shown.seq) this.shown = new Snapshot();
+    for (const event of this.events.slice(this.shown.seq, target)) this.shown.take(event);
+    this.live = target === this.length;
   }
 }
 
-/** A node's text in the steps that its scores belong to: `[{text, score}]`. The last one may have none yet. */
+/** Splits a node's text into the steps of its scores: `[{text, score}]`. The last step may have no score yet. */
 export function steps(node) {
   if (node.scores.length <= 1 && !node.text.trimEnd().includes("\n\n")) {
     return [{ text: node.text, score: node.scores.length ? node.scores[0] : null }];

@@ -1,13 +1,13 @@
-// The REST API: requests, the key that they carry, and the event stream of a job.
+// Client of the REST API: requests with a key, and the event stream of a job.
 
 import { TERMINAL } from "./words.js";
 
 const KEY = "reasoner.key";
 const PATIENCE = 30_000;
-const SILENCE = 60_000; // the service sends a comment far more often
+const MAX_SILENCE = 60_000; // milliseconds; the service sends a comment far more often
 const LONGEST_PAUSE = 8_000;
 
-/** What the service answered instead of what was asked for: a problem document. */
+/** An error response of the service: a problem document. */
 export class Refusal extends Error {
   constructor(status, problem) {
     super(problem.detail ?? problem.title ?? `HTTP ${status}`);
@@ -22,16 +22,16 @@ export const key = {
   forget: () => sessionStorage.removeItem(KEY),
 };
 
-/** JSON of a route; nothing for an empty answer. Throws `Refusal`, and `TypeError` when nobody answers. */
+/** Returns the JSON of a route, or nothing for an empty response. Throws `Refusal`, or `TypeError` without a response. */
 export async function call(method, path, body) {
   const response = await send(method, path, { body, signal: AbortSignal.timeout(PATIENCE) });
   return response.status === 204 ? null : response.json();
 }
 
-/** Hands every event of a job behind number `after` to `take`, until it has ended, over any number of connections. */
+/** Passes every event of a job after number `after` to `take` until the job has ended, over any number of connections. */
 export async function follow(jobId, after, { take, signal, onConnection }) {
   let pause = 500;
-  let ended = false; // a job that failed and is tried again ends more than once: the service closes at the last end
+  let ended = false; // a retried job ends more than once; the service closes the stream at the last end
   for (;;) {
     try {
       const path = `/v1/jobs/${jobId}/events?starting_after=${after}`;
@@ -65,20 +65,20 @@ async function send(method, path, { body, signal }) {
   return response;
 }
 
-/** Events of one connection. EventSource would do the same, but cannot send a key. */
+/** Yields the events of one connection. EventSource would do the same, but cannot send a key. */
 async function* messages(response, signal) {
   const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
   let rest = "";
   try {
     for (;;) {
-      const { done, value } = await within(reader.read(), SILENCE);
+      const { done, value } = await within(reader.read(), MAX_SILENCE);
       if (done || signal.aborted) return;
       const lines = (rest + value).split("\n");
       rest = lines.pop();
       for (const text of lines) if (text.startsWith("data:")) yield JSON.parse(text.slice(5));
     }
   } finally {
-    reader.cancel().catch(() => {}); // it is over, whatever the connection says to that
+    reader.cancel().catch(() => {}); // errors do not matter, the stream is over
   }
 }
 

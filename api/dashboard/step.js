@@ -1,4 +1,4 @@
-// The selected step: its score, the solution up to it step by step, and what was tried from there.
+// The selected step: its score, the solution up to it, and its continuations.
 
 import { el, fill } from "./dom.js";
 import { steps } from "./replay.js";
@@ -14,8 +14,8 @@ export function drawStep(box, moment, id, onPick) {
     fill(box, el("p", { class: "hint" }, hint));
     return;
   }
-  const lineage = moment.lineage(id);
-  fill(box, crumbs(node, onPick), head(node, moment), text(lineage, node, onPick), continuations(node, moment, onPick));
+  const ancestors = moment.ancestors(id);
+  fill(box, crumbs(node, onPick), head(node, moment), text(ancestors, node, onPick), continuations(node, moment, onPick));
 }
 
 function crumbs(node, onPick) {
@@ -46,10 +46,10 @@ function head(node, moment) {
   );
 }
 
-/** The solution as one reads it, each step with its score in the margin; what came before the step is quieter. */
-function text(lineage, selected, onPick) {
+/** Returns the solution with the score of each step in the margin; earlier steps are muted. */
+function text(ancestors, selected, onPick) {
   const rows = [];
-  for (const node of lineage) {
+  for (const node of ancestors) {
     const parts = steps(node);
     parts.forEach((part, index) => {
       const known = part.score !== null;

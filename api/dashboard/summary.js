@@ -1,4 +1,4 @@
-// What people came for: the question, the answer, the votes, and what is left of the budget.
+// The question, the answer, the votes, and the remaining budget.
 
 import { el, fill, put, svg, write } from "./dom.js";
 import { STATUS, TERMINAL, flops, line, money, question, score, seconds, short, whole } from "./words.js";
@@ -11,9 +11,9 @@ const RESOURCES = [
 ];
 const MOST_VOTES = 6;
 const POINTS = 240; // of a curve
-const RATE_SECONDS = 10; // the pace of the last ones says when the budget ends
+const RATE_SECONDS = 10; // seconds over which the pace is measured
 
-/** The answer block of a job at a moment. */
+/** Draws the answer of a job at a snapshot. */
 export function drawAnswer(box, job, moment, onPick) {
   const ended = TERMINAL.has(moment.status) && moment.seq === job.last_seq;
   const result = ended ? job.result : null;
@@ -34,7 +34,7 @@ export function drawAnswer(box, job, moment, onPick) {
   );
 }
 
-/** How candidates agree: the job's own count once it has ended, before that what they say word for word. */
+/** Draws the votes: those of the job once it has ended, before that counts of identical answers. */
 export function drawVotes(box, job, moment, onPick) {
   const ended = TERMINAL.has(moment.status) && moment.seq === job.last_seq;
   const candidates = [...moment.nodes.values()].filter((node) => node.answer !== null);
@@ -77,7 +77,7 @@ function tally(candidates) {
   return [...votes.values()];
 }
 
-/** What is left of every limit, over the job's events. Without a limit it is what was spent. */
+/** Draws what is left of each limit over the job's events, or what was spent if there is no limit. */
 export class BurnDown {
   constructor(box) {
     this.box = box;
@@ -143,7 +143,7 @@ function chart({ name, unit }) {
   return { figure, value, note, area, curve, now };
 }
 
-/** The question, whole: its first lines, the rest on request. */
+/** Draws the question: its first lines, and the rest on request. */
 export function drawQuestion(box, job) {
   write(box, question(job.spec));
 }

@@ -1,3 +1,3 @@
-// Before the first paint: the theme that this browser was left in. Without one, the system's.
+// Sets the theme chosen in this browser before the first paint; the default is the system's.
 const theme = localStorage.getItem("reasoner.theme");
 if (theme) document.documentElement.dataset.theme = theme;

@@ -1,14 +1,14 @@
-// The scrubber: every event of the journal, the scores as dots, decisions and prunings as marks; and its replay.
+// The timeline of events, with scores as dots and decisions and prunings as marks, and its replay.
 
 import { byId, el, put, svg, write } from "./dom.js";
 import * as words from "./words.js";
 
-const SHORTEST = 4; // seconds of a replay
+const MIN_SECONDS = 4; // of a replay
 const LONGEST = 20;
 const PER_SECOND = 24; // events
 
 export class Timeline {
-  /** `onSeek(seq)` when somebody moves it, or a replay does. */
+  /** `onSeek(seq)` is called when the user or a replay moves the position. */
   constructor(onSeek) {
     this.onSeek = onSeek;
     this.slider = byId("seek");
@@ -88,7 +88,7 @@ export class Timeline {
   #start() {
     if (!this.replay?.length) return;
     const { length } = this.replay;
-    const rate = length / Math.min(LONGEST, Math.max(SHORTEST, length / PER_SECOND));
+    const rate = length / Math.min(LONGEST, Math.max(MIN_SECONDS, length / PER_SECOND));
     const first = this.replay.shown.seq >= length ? 1 : this.replay.shown.seq;
     let began = null;
     const tick = (now) => {

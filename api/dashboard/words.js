@@ -1,4 +1,4 @@
-// Numbers, times and events in words.
+// Numbers, times and events as text.
 
 const WHOLE = new Intl.NumberFormat("en", { maximumFractionDigits: 0 });
 const SHORT = new Intl.NumberFormat("en", { notation: "compact", maximumSignificantDigits: 3 });
@@ -9,20 +9,20 @@ export const STATUS = {
 };
 export const TERMINAL = new Set(["completed", "incomplete", "failed", "cancelled"]);
 
-/** Why a branch ended, in a few words. */
+/** Why a branch ended. */
 export const REASON = {
-  step: "a step; it can go on",
-  said: "written by the search itself",
+  step: "a step; it can be continued",
+  said: "injected by the search",
   answer: "states its answer",
   stop: "the model ended it",
-  length: "as long as a solution may be",
+  length: "reached the maximum length",
   context: "the context is full",
-  repetition: "only repeats itself",
+  repetition: "repeats itself",
   budget: "cut by the budget",
-  timeout: "cut by the clock",
-  cancelled: "stopped while it grew",
-  pruned: "given up by the search",
-  live: "still growing",
+  timeout: "cut by the time limit",
+  cancelled: "cancelled while generating",
+  pruned: "pruned by the search",
+  live: "still generating",
 };
 
 export const whole = (value) => WHOLE.format(value);
@@ -48,7 +48,7 @@ export function age(since) {
   return `${Math.floor(passed / 86_400)} d`;
 }
 
-/** The first words of a text, on one line. */
+/** Returns the beginning of a text on one line. */
 export function line(text, most = 120) {
   const flat = text.split(/\s+/).filter(Boolean).join(" ");
   return flat.length <= most ? flat : `${flat.slice(0, Math.max(1, most - 1))}…`;
@@ -58,21 +58,21 @@ export function question(spec) {
   return spec.problem ?? spec.messages.findLast((message) => message.role === "user")?.content ?? "(no question)";
 }
 
-/** A strategy with its parameters: "beam  n 16 · expansions 4". */
+/** Returns the parameters of a strategy: "n 16 · expansions 4". */
 export function parameters(strategy) {
   const named = Object.entries(strategy).filter(([name, value]) => name !== "name" && value !== null);
   return named.map(([name, value]) => `${name.replaceAll("_", " ")} ${line(String(value), 24)}`).join(" · ");
 }
 
-/** What an event says, for the line beside the scrubber. */
+/** Describes an event, for the line beside the timeline. */
 export function event({ type, data }) {
   switch (type) {
     case "node":
-      return `${data.node} ${data.part ? "goes on" : "arrives"}: ${whole(data.tokens)} tokens${data.final ? `, ${data.reason}` : ""}`;
+      return `${data.node} ${data.part ? "continues" : "arrives"}: ${whole(data.tokens)} tokens${data.final ? `, ${data.reason}` : ""}`;
     case "score":
       return `${data.node} scores ${score(data.score)}`;
     case "prune":
-      return data.nodes.length === 1 ? `gives up ${data.nodes[0]}` : `gives up ${data.nodes.length} branches`;
+      return data.nodes.length === 1 ? `prunes ${data.nodes[0]}` : `prunes ${data.nodes.length} branches`;
     case "select":
       return data.node === null ? "chooses no answer" : `chooses ${data.node}`;
     case "decision":
@@ -82,7 +82,7 @@ export function event({ type, data }) {
     case "job.started":
       return "a worker takes the job";
     case "job.resumed":
-      return `a worker goes on with the job (attempt ${data.attempt})`;
+      return `a worker continues the job (attempt ${data.attempt})`;
     case "lost":
       return `${whole(data.tokens)} tokens were lost in flight`;
     default:
@@ -91,8 +91,8 @@ export function event({ type, data }) {
 }
 
 export function decision(data) {
-  const told = Object.entries(data).filter(([name, value]) => name !== "batch" && value !== null);
-  return told.map(([name, value]) => `${name.replaceAll("_", " ")} ${plain(value)}`).join(", ");
+  const entries = Object.entries(data).filter(([name, value]) => name !== "batch" && value !== null);
+  return entries.map(([name, value]) => `${name.replaceAll("_", " ")} ${plain(value)}`).join(", ");
 }
 
 function plain(value) {

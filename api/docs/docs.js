@@ -1,4 +1,4 @@
-// Swagger UI over this service's own document, in the colours that the reader's system asks for.
+// Swagger UI for the service's OpenAPI document, in the colour scheme of the reader's system.
 
 const dark = matchMedia("(prefers-color-scheme: dark)");
 const follow = () => document.documentElement.classList.toggle("dark-mode", dark.matches);
