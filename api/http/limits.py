@@ -38,7 +38,7 @@ class RateLimitMiddleware:
             await self._app(scope, receive, send)
             return
         state: ServiceState = scope["app"].state.service
-        limits, rate_headers = state.settings.limits.of(principal.owner), {}
+        limits, rate_headers = state.settings.limits.for_owner(principal.owner), {}
         try:
             if limits.bucket is not None:
                 rate_headers = await _take_token(state.store, principal.key_id, *limits.bucket)

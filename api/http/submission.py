@@ -36,7 +36,7 @@ async def submit_job(
     ``Problem`` for a job that cannot run or is not allowed, and what ``JobStore.submit`` raises.
     """
     settings, requested = state.settings, spec.budget
-    limits = settings.limits.of(principal.owner)
+    limits = settings.limits.for_owner(principal.owner)
     _check_webhook(spec, settings)
     resolved = await resolve_job(spec, settings, state.catalog)
     accepted = apply_caps(resolved.model_dump(), requested, limits)
@@ -58,7 +58,7 @@ async def submit_batch(
 ) -> tuple[BatchDocument, bool]:
     """Store the resolved jobs of a batch; return the batch, and True if it is new. Raises as ``submit_job``."""
     settings = state.settings
-    limits = settings.limits.of(principal.owner)
+    limits = settings.limits.for_owner(principal.owner)
     check_batch_budget(spec.budget.model_dump(), len(spec.jobs), limits)
     jobs, problems = [], list[tuple[int, Problem]]()
     for index, job in enumerate(spec.jobs):

@@ -22,8 +22,9 @@ from types import TracebackType
 import httpx
 
 from workers.broker.embedded import EmbeddedBroker, broker_url, socket_path
+from workers.config.engine_options import ENGINE_OPTIONS
 from workers.config.model_folders import check_models
-from workers.config.settings import ENGINE_OPTIONS, QUEUES, Settings
+from workers.config.settings import QUEUES, Settings
 from workers.config.types import ConfigError, is_loopback, require_model_folder, served_name
 from workers.processes.children import StartError, make_private_folder, read_tail, spawn, stop, wait_for_exit
 from workers.processes.shutdown import interruptible, is_forced, uninterrupted

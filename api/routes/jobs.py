@@ -186,7 +186,7 @@ async def cancel(_: Writer, job_id: JobId, state: State) -> Response:
 async def retry(job_id: JobId, state: State, _: Writer) -> Response:
     """The job continues from its journal and pays for nothing twice. Its events continue after the failure."""
     settings = state.settings
-    quota = settings.limits.of(await state.store.get_owner(job_id)).quota
+    quota = settings.limits.for_owner(await state.store.get_owner(job_id)).quota
     job = await state.store.retry(job_id, queue_cap=settings.queue_cap, quota=quota)
     state.reaper.nudge()
     return JSONResponse(job, 202)

@@ -1,4 +1,4 @@
-"""The model folders on this machine that the settings name, checked before a role starts."""
+"""Checks of the configured model folders before a role starts."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from workers.config.types import ConfigError, find_model_folder
 
 
 def check_models(settings: Settings) -> None:
-    """Raise ``ConfigError`` for a policy or a PRM with which every job would fail.
+    """Raise ``ConfigError`` for a policy or a PRM with which all jobs would fail.
 
-    A model on another machine cannot be looked at here: ``/readyz`` says what is wrong with it.
+    Models on other machines are checked by ``/readyz``.
     """
     for setting, folder in (
         ("model", find_model_folder(settings.model)),

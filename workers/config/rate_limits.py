@@ -1,7 +1,4 @@
-"""What the keys of an owner may use: rates, quotas and caps.
-
-``reasoner.toml`` says it for everybody in ``[limits]`` and for one owner in ``[limits.OWNER]``, which goes before.
-"""
+"""Rates, quotas and caps of owners: ``[limits]`` in ``reasoner.toml``, overridden by ``[limits.OWNER]``."""
 
 from __future__ import annotations
 
@@ -12,13 +9,13 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-_WAIT_FOR_A_JOB = 5
-"""Seconds. Nobody knows when one ends."""
+_RETRY_AFTER_SECONDS = 5
+"""A guess, since the end of a job is unknown."""
 Count = Annotated[int, Field(ge=1)]
 
 
 class QuotaExceeded(Exception):
-    """The owner has as much as may be; the message says of what, ``retry_after`` when (s) there may be more."""
+    """An owner's quota is used up. ``retry_after``: seconds until it may not be."""
 
     def __init__(self, message: str, retry_after: int) -> None:
         super().__init__(message)
@@ -27,61 +24,68 @@ class QuotaExceeded(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Quota:
-    """What one owner's jobs may take together, as the store holds them to it."""
+    """Limits on all jobs of one owner together, enforced by the store."""
 
     jobs: int | None = None
     tokens_a_day: int | None = None
 
     def to_json(self) -> str:
-        """For the scripts of the store; empty where nothing is limited."""
+        """Return the argument of the store's scripts; empty if nothing is limited."""
         limited = {name: value for name, value in asdict(self).items() if value is not None}
         return json.dumps(limited) if limited else ""
 
     def exceeded(self, what: str, used: int, retry_after: int) -> QuotaExceeded:
-        """What a script that refused means."""
+        """Return the exception for the refusal of a script."""
         if what == "jobs":
-            return QuotaExceeded(f"{used} jobs have not ended, and {self.jobs} may be at once", _WAIT_FOR_A_JOB)
+            return QuotaExceeded(f"{used} jobs have not ended, and {self.jobs} may be at once", _RETRY_AFTER_SECONDS)
         message = f"{used} of {self.tokens_a_day} tokens of this day (UTC) are spent, or booked by jobs that go on"
         return QuotaExceeded(message, retry_after)
 
 
 class Limits(BaseModel):
-    """``None`` is no limit beside those that hold for every job."""
+    """Limits of an owner. ``None``: no limit other than those of all jobs."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     requests_per_second: Annotated[float, Field(gt=0)] | None = Field(
-        None, description="Of one key, on average: a bucket that fills at this rate."
+        None, description="The average rate of requests of one key: its token bucket fills at this rate."
     )
-    burst: Count | None = Field(None, description="What fits into the bucket; a second's requests by default.")
+    burst: Count | None = Field(
+        None, description="The capacity of the token bucket; by default the requests of one second."
+    )
     streams: Count = Field(
-        500, description="Requests of one key that are open at once in one API process: streams, and whoever waits."
+        500,
+        description="The maximum number of open requests of one key in one API process, streams included.",
     )
-    jobs: Count | None = Field(None, description="Jobs of the owner that have not ended.")
+    jobs: Count | None = Field(None, description="The maximum number of the owner's unfinished jobs.")
     tokens_a_day: Count | None = Field(
         None,
-        description="Tokens that the owner's jobs of one day (UTC) may spend; a job books its budget until it ends.",
+        description="The maximum number of tokens of the owner's jobs per day (UTC); a job reserves its budget.",
     )
-    tokens: Count | None = Field(None, description="Largest budget of a job; of a batch, for each of its jobs.")
-    seconds: Annotated[float, Field(gt=0)] | None = Field(None, description="Largest budget of a job.")
-    n: Count | None = Field(None, description="Most solutions that a job may ask for.")
-    depth: Count | None = Field(None, description="Most steps that a job's search may take.")
+    tokens: Count | None = Field(
+        None, description="The maximum token budget of a job, and of a batch for each of its jobs."
+    )
+    seconds: Annotated[float, Field(gt=0)] | None = Field(
+        None, description="The maximum time budget of a job in seconds."
+    )
+    n: Count | None = Field(None, description="The maximum number of solutions of a job.")
+    depth: Count | None = Field(None, description="The maximum number of steps of a job's search.")
 
     @property
     def quota(self) -> Quota:
-        """What the store holds the owner to."""
+        """The limits enforced by the store."""
         return Quota(self.jobs, self.tokens_a_day)
 
     @property
     def bucket(self) -> tuple[float, int] | None:
-        """Requests a second, and how many at once."""
+        """The fill rate per second and the capacity of the token bucket."""
         if self.requests_per_second is None:
             return None
         return self.requests_per_second, self.burst or math.ceil(self.requests_per_second)
 
 
 class LimitsTable(Limits):
-    """The limits of everybody, and beside them those of single owners."""
+    """The limits of all owners, and those of single owners."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -96,8 +100,8 @@ class LimitsTable(Limits):
                 raise ValueError(f"there is no limit {name!r}; known are {known}, and [limits.OWNER] for one owner's")
         return table
 
-    def of(self, owner: str) -> Limits:
-        """What holds for one owner."""
-        everybody = {name: getattr(self, name) for name in Limits.model_fields}
+    def for_owner(self, owner: str) -> Limits:
+        """Return the limits of one owner."""
+        defaults = {name: getattr(self, name) for name in Limits.model_fields}
         own = self.__pydantic_extra__.get(owner)
-        return Limits(**everybody | (own.model_dump(exclude_unset=True) if own is not None else {}))
+        return Limits(**defaults | (own.model_dump(exclude_unset=True) if own is not None else {}))

@@ -1,4 +1,4 @@
-"""The configuration while a process runs: an operator edits ``reasoner.toml``, and what can change changes."""
+"""Reloading of ``reasoner.toml`` while a process runs."""
 
 from __future__ import annotations
 
@@ -9,20 +9,21 @@ from pathlib import Path
 
 import structlog
 
-from workers.config.settings import CONFIG_FILE, RELOADABLE, Settings, load_settings
+from workers.config.explain import CONFIG_FILE
+from workers.config.settings import RELOADABLE, Settings, load_settings
 from workers.config.types import ConfigError
 
-LOOK_SECONDS = 1.0
-"""The file is looked at no more often than this."""
+CHECK_INTERVAL_SECONDS = 1.0
+"""The minimum time between two checks of the file."""
 
 log = structlog.get_logger("reasoner.settings")
 
 
 class LiveSettings:
-    """May be used from any thread. ``clock`` answers seconds.
+    """Settings that follow changes of the file. Safe to use from several threads; ``clock`` returns seconds.
 
-    The file is looked at when somebody asks. One that cannot be used changes nothing: what held before goes on to hold,
-    until the file is right. Settings that are not in ``RELOADABLE`` stay as this process began with them.
+    The file is checked on access. An invalid file changes nothing until it is corrected. Settings outside of
+    ``RELOADABLE`` keep the values with which the process started.
     """
 
     def __init__(self, settings: Settings, clock: Callable[[], float] = time.monotonic) -> None:
@@ -31,28 +32,28 @@ class LiveSettings:
         self._lock = threading.Lock()
         self._file = Path(CONFIG_FILE).absolute()
         self._seen = self._version()
-        self._looked_at = clock()
+        self._checked_at = clock()
         self._problem: str | None = None
 
     @property
     def now(self) -> Settings:
-        """The settings that hold now."""
+        """The current settings."""
         with self._lock:
-            self._look()
+            self._check()
             return self._settings
 
     @property
     def problem(self) -> str | None:
-        """What is wrong with the file as it is, if it was not taken over."""
+        """The error of the present file; ``None`` if it is valid."""
         with self._lock:
-            self._look()
+            self._check()
             return self._problem
 
-    def _look(self) -> None:
+    def _check(self) -> None:
         now = self._clock()
-        if now < self._looked_at + LOOK_SECONDS:
+        if now < self._checked_at + CHECK_INTERVAL_SECONDS:
             return
-        self._looked_at = now
+        self._checked_at = now
         version = self._version()
         if version == self._seen:
             return

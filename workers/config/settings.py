@@ -1,11 +1,9 @@
-"""Configuration of every role: environment ``REASONER_*``, then ``reasoner.toml`` in this folder, then defaults."""
+"""Settings of all roles: from the environment (``REASONER_*``), then from ``reasoner.toml``, then defaults."""
 
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping
-from dataclasses import fields
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, Self
 from urllib.parse import urlsplit
@@ -20,7 +18,7 @@ from pydantic_settings import (
     TomlConfigSettingsSource,
 )
 
-from engine.protocol.options import Device, DType, EngineOptions, KVDType
+from engine.protocol.options import Device, DType, KVDType
 from prm.formats.registry import FormatName
 from reasoner.admission.calibration import load_calibration
 from reasoner.admission.defaults import ModelDefaults
@@ -30,11 +28,13 @@ from reasoner.budget.spec import MAX_BUDGET_SECONDS, MAX_BUDGET_TOKENS
 from reasoner.confidence.calibration import Calibration, CalibrationError
 from reasoner.jobs.spec import FALLBACK_STRATEGY
 from reasoner.strategies.registry import STRATEGIES
-from workers.config.rate_limits import Limits, LimitsTable
+from workers.config.engine_options import ENGINE_OPTIONS, engine_option
+from workers.config.explain import CONFIG_FILE, describe_origin, explain
+from workers.config.rate_limits import LimitsTable
 from workers.config.types import (
     BUNDLED_PRM,
     ConfigError,
-    address,
+    check_url,
     decode_webhook_secret,
     is_bundled,
     is_loopback,
@@ -44,14 +44,10 @@ from workers.config.types import (
 
 QueueName = Literal["interactive", "webhooks", "batch"]
 QUEUES: Final[tuple[QueueName, ...]] = ("interactive", "webhooks", "batch")
-"""In the order in which a free slot looks into them. A job's priority is the name of its queue."""
-CONFIG_FILE = "reasoner.toml"
+"""In the order in which a free slot polls them. The priority of a job is the name of its queue."""
 DEFAULT_ENGINE_URL = "http://127.0.0.1:8100"
 MIN_KEY_CHARS = 16
 NO_PRM = "none"
-
-
-_SECRETS = ("api_keys", "redis_url", "webhook_secret", "webhook_secrets")
 
 
 RELOADABLE: Final = frozenset(
@@ -71,127 +67,126 @@ RELOADABLE: Final = frozenset(
 """Settings that change with the file while a process runs (``workers.config.reload``)."""
 
 
-ENGINE_OPTIONS: Final = {option.name: option for option in fields(EngineOptions)}
-
-
-def _engine_option(name: str, default: Any = None) -> Any:
-    """Return the setting of an option of the engine: its help and bounds. ``None`` leaves it to the engine."""
-    option = ENGINE_OPTIONS[name]
-    description = option.metadata["help"]
-    if option.default is not None and option.default is not False:
-        description += f"; {option.default} by default"
-    bounds = {bound: limit for bound, limit in option.metadata.items() if bound in ("ge", "gt", "le")}
-    return Field(default, description=f"{description}.", **bounds)
-
-
 class Settings(BaseSettings):
-    """What an operator may decide."""
+    """All settings of a service."""
 
     model_config = SettingsConfigDict(env_prefix="REASONER_", extra="forbid", toml_file=CONFIG_FILE, frozen=True)
 
-    redis_url: str | None = Field(None, description="Broker and store; without it an embedded one in data_dir.")
+    redis_url: str | None = Field(
+        None, description="The URL of the broker and store; without it, an embedded one in data_dir is used."
+    )
     engine_url: Annotated[tuple[str, ...], NoDecode] = Field(
-        (), description="Running engines that can stand in for each other; without any the one of this machine."
+        (), description="The URLs of running, interchangeable engines; without any, an engine on this machine is used."
     )
     engine_tokenizer: Path | None = Field(
-        None, description="Folder of the model behind engine_url, where they take no token ids or cannot tokenise."
+        None,
+        description="The folder of the model behind engine_url, if its servers take no token ids or cannot tokenise.",
     )
-    engine_kv_tokens: int | None = _engine_option("kv_tokens")
-    engine_max_running: int | None = _engine_option("max_running")
-    engine_max_waiting: int | None = _engine_option("max_waiting")
-    engine_step_tokens: int | None = _engine_option("step_tokens")
-    engine_lease_share: float | None = _engine_option("lease_share")
-    engine_lease_seconds: float | None = _engine_option("lease_seconds")
-    engine_device: Device | None = _engine_option("device")
-    engine_dtype: DType | None = _engine_option("dtype")
-    engine_kv_dtype: KVDType | None = _engine_option("kv_dtype")
-    engine_deterministic: bool = _engine_option("deterministic", False)
+    engine_kv_tokens: int | None = engine_option("kv_tokens")
+    engine_max_running: int | None = engine_option("max_running")
+    engine_max_waiting: int | None = engine_option("max_waiting")
+    engine_step_tokens: int | None = engine_option("step_tokens")
+    engine_lease_share: float | None = engine_option("lease_share")
+    engine_lease_seconds: float | None = engine_option("lease_seconds")
+    engine_device: Device | None = engine_option("device")
+    engine_dtype: DType | None = engine_option("dtype")
+    engine_kv_dtype: KVDType | None = engine_option("kv_dtype")
+    engine_deterministic: bool = engine_option("deterministic", False)
     engine_threads: Annotated[int, Field(ge=1, le=1024)] | None = Field(
         None, description="The number of threads that compute one step; by default one for each core."
     )
     draft: str = Field("auto", description=f"{ENGINE_OPTIONS['draft'].metadata['help']}; auto by default.")
-    draft_length: Annotated[int, Field(le=16)] | None = _engine_option("draft_length")
-    model: str = Field("policy", description="A bundled model, a model folder, or NAME=FOLDER.")
+    draft_length: Annotated[int, Field(le=16)] | None = engine_option("draft_length")
+    model: str = Field("policy", description="The policy model: a bundled model, a model folder, or NAME=FOLDER.")
     prm: str | None = Field(
         None,
         description="The verifier: a bundled model, a model folder, NAME=FOLDER, or none; by default the bundled one "
         "for a bundled model, else none.",
     )
     prm_url: Annotated[tuple[str, ...], NoDecode] = Field(
-        (), description="Servers of the verifier under its name, which can stand in for each other: see engine_url."
+        (), description="The URLs of interchangeable servers of the verifier, like engine_url."
     )
     prm_tokenizer: Path | None = Field(
-        None, description="Folder of the model behind prm_url (config and tokenizer), if that server is not ours."
+        None, description="The folder of the model behind prm_url (config and tokenizer), if its server is not ours."
     )
     prm_format: FormatName | None = Field(
-        None, description="How the verifier reads steps, where its checkpoint does not show it."
+        None, description="The format in which the verifier reads steps, if its checkpoint does not determine it."
     )
     calibration: Path | None = Field(
-        None, description="Table of 'reasoner calibrate' for the strategy auto; without it that of the bundled models."
+        None,
+        description="The table of 'reasoner calibrate' for the strategy auto; by default that of the bundled models.",
     )
-    host: str = "127.0.0.1"
-    port: Annotated[int, Field(ge=1, le=65535)] = 8000
-    data_dir: Path = Path(".reasoner")
+    host: str = Field("127.0.0.1", description="The address that the API listens on.")
+    port: Annotated[int, Field(ge=1, le=65535)] = Field(8000, description="The port of the API.")
+    data_dir: Path = Field(Path(".reasoner"), description="The folder of the embedded broker, of logs and sockets.")
     budget_tokens: Annotated[int, Field(ge=1, le=MAX_BUDGET_TOKENS)] = Field(
-        20_000, description="Budget of a job that names none."
+        20_000, description="The token budget of a job that names none."
     )
     budget_seconds: Annotated[float, Field(gt=0, le=MAX_BUDGET_SECONDS)] = Field(
-        300.0, description="Budget of a job that names none."
+        300.0, description="The time budget, in seconds, of a job that names none."
     )
     prices: dict[str, Prices] = Field(
-        default_factory=dict, description="By model: what a million tokens cost. A budget in money needs them."
+        default_factory=dict, description="The prices of a million tokens by model. Required for budgets in money."
     )
     models: dict[str, ModelDefaults] = Field(
-        default_factory=dict, description="By model: sampling, budget and strategy of jobs that do not say."
+        default_factory=dict, description="The default sampling, budget and strategy of jobs by model."
     )
     effort: dict[str, Effort] = Field(
-        default_factory=lambda: DEFAULT_EFFORTS, description="Budgets by name; these come on top of the built-in ones."
+        default_factory=lambda: DEFAULT_EFFORTS, description="The efforts by name, in addition to the built-in ones."
     )
     unlocked_tests: bool = Field(
         False,
-        description="Run a client's Python tests where no sandbox can hold them: they could do what a worker may.",
+        description="Run Python tests of clients even without a sandbox, with all rights of the worker.",
     )
-    concurrency: Annotated[int, Field(ge=1, le=1024)] = Field(32, description="Jobs that one worker runs at once.")
+    concurrency: Annotated[int, Field(ge=1, le=1024)] = Field(
+        32, description="The maximum number of jobs that one worker runs at once."
+    )
     queues: Annotated[tuple[QueueName, ...], NoDecode, Field(min_length=1)] = Field(
-        QUEUES, description="What a worker takes its jobs from, the first ones first: interactive, webhooks, batch."
+        QUEUES, description="The queues of a worker, in order of precedence: interactive, webhooks, batch."
     )
     pools: dict[QueueName, Annotated[int, Field(ge=1, le=1024)]] = Field(
         default_factory=dict,
-        description="By queue: slots of a worker process of its own under 'reasoner serve'; one worker has the others.",
+        description="The slots of separate worker processes by queue under 'reasoner serve'; one has the others.",
     )
     alive_file: Path | None = Field(
-        None, description="File that a worker touches every second while it can take jobs, for health checks."
+        None, description="The file that a worker touches each second while it can take jobs, for health checks."
     )
     max_attempts: Annotated[int, Field(ge=1, le=100)] = Field(
-        3, description="Times in a row that a job may lose its worker without a step forward before it is given up."
+        3,
+        description="The maximum number of successive attempts of a job that lose their worker without progress.",
     )
     lease_seconds: Annotated[float, Field(ge=0.5, le=60)] = Field(
-        3.0, description="Silence after which a worker is taken for dead."
+        3.0, description="The number of seconds without a heartbeat after which a worker counts as dead."
     )
-    queue_cap: Annotated[int, Field(ge=1)] = Field(10_000, description="Waiting jobs; more are refused with 503.")
-    body_cap: Annotated[int, Field(ge=1024)] = Field(1 << 20, description="Largest request body in bytes.")
+    queue_cap: Annotated[int, Field(ge=1)] = Field(
+        10_000, description="The maximum number of waiting jobs; more are refused with 503."
+    )
+    body_cap: Annotated[int, Field(ge=1024)] = Field(
+        1 << 20, description="The maximum size of a request body in bytes."
+    )
     api_keys: Annotated[tuple[SecretStr, ...], NoDecode] = Field(
-        (), description="Bearer keys that may do everything; more are made with 'reasoner keys'."
+        (), description="The bearer keys with all rights; make others with 'reasoner keys'."
     )
-
     otlp_url: str | None = Field(
-        None, description="Collector that takes traces over OTLP/HTTP, such as http://127.0.0.1:4318. Without it none."
+        None,
+        description="The collector of traces (OTLP/HTTP), such as http://127.0.0.1:4318; without it, they are off.",
     )
     retention_seconds: Annotated[float, Field(gt=0)] = Field(
-        30 * 86_400.0, description="How long a job is kept after its end; then it vanishes with its journal."
+        30 * 86_400.0, description="The number of seconds for which a job and its journal are kept after its end."
     )
     limits: LimitsTable = Field(
         default_factory=LimitsTable,
-        description="Of what everybody may use, and in [limits.OWNER] of what one owner may.",
+        description="The limits of all owners, and in [limits.OWNER] those of one owner.",
     )
     webhook_secret: SecretStr | None = Field(
-        None, description="Signs webhooks: 'whsec_' and 24 to 64 bytes in base64. Without it no webhook is taken."
+        None,
+        description="The secret of webhooks: 'whsec_' and 24 to 64 bytes in base64; without it, they are refused.",
     )
     webhook_secrets: dict[str, SecretStr] = Field(
-        default_factory=dict, description="By owner of a key: what signs the webhooks of this owner's jobs instead."
+        default_factory=dict, description="The secrets that sign webhooks instead, by owner."
     )
     webhook_allow: Annotated[tuple[str, ...], NoDecode] = Field(
-        (), description="Hosts to which webhooks go although they are private, and without TLS where they ask for it."
+        (), description="The private hosts that may receive webhooks, also over plain http."
     )
 
     _given: frozenset[str] = PrivateAttr(frozenset())
@@ -199,14 +194,14 @@ class Settings(BaseSettings):
     @field_validator("redis_url")
     @classmethod
     def _broker(cls, value: str | None) -> str | None:
-        return None if value is None else address(value, ("redis://", "rediss://", "unix://"))
+        return None if value is None else check_url(value, ("redis://", "rediss://", "unix://"))
 
     @field_validator("engine_url", "prm_url")
     @classmethod
     def _servers(cls, value: tuple[str, ...]) -> tuple[str, ...]:
         if len(set(value)) < len(value):
             raise ValueError("names a server twice")
-        return tuple(address(url, ("http://", "https://", "unix://")) for url in value)
+        return tuple(check_url(url, ("http://", "https://", "unix://")) for url in value)
 
     @field_validator("otlp_url")
     @classmethod
@@ -275,14 +270,14 @@ class Settings(BaseSettings):
 
     @property
     def drafter(self) -> str:
-        """``draft`` with the folder that it names, as the engine takes it. Raises ``ConfigError``."""
-        kind, equals, where = self.draft.partition("=")
+        """The value of ``draft`` with an absolute folder. Raises ``ConfigError``."""
+        kind, equals, folder = self.draft.partition("=")
         if kind == "draft_model" and equals:
-            return f"{kind}={require_model_folder(where, 'draft')}"
-        return f"{kind}={Path(where).expanduser().absolute()}" if equals else kind
+            return f"{kind}={require_model_folder(folder, 'draft')}"
+        return f"{kind}={Path(folder).expanduser().absolute()}" if equals else kind
 
     def read_calibration(self) -> Calibration | None:
-        """The configured table. Raises ``ConfigError`` for one that cannot be used."""
+        """Return the configured table. Raises ``ConfigError`` for an invalid one."""
         if self.calibration is None:
             return None
         try:
@@ -292,19 +287,19 @@ class Settings(BaseSettings):
 
     @property
     def engine_addresses(self) -> tuple[str, ...]:
-        """The engines to talk to: the configured ones, or the one that ``reasoner engine`` is on this machine."""
+        """The URLs of the configured engines, or that of ``reasoner engine`` on this machine."""
         return self.engine_url or (DEFAULT_ENGINE_URL,)
 
     @property
     def model_name(self) -> str:
-        """What jobs and the engine call the policy."""
+        """The name of the policy in jobs and at the engine."""
         return served_name(self.model)
 
     @property
     def verifier(self) -> str | None:
         """The process reward model, as ``prm`` names one; ``None`` for a service without.
 
-        The bundled one was trained on solutions of the bundled policies: it knows nothing of any other model's.
+        The bundled one serves the bundled policies only, on whose solutions it was trained.
         """
         if self.prm is None:
             return BUNDLED_PRM if is_bundled(self.model) else None
@@ -316,30 +311,30 @@ class Settings(BaseSettings):
         return None if self.verifier is None else served_name(self.verifier)
 
     def require_prm(self, what: str) -> str:
-        """Return ``prm_name``. Raises ``ConfigError`` that says ``what`` needs a verifier where there is none."""
+        """Return ``prm_name``. Raises ``ConfigError`` if there is none; ``what`` is the subject of its message."""
         if self.prm_name is None:
-            raise ConfigError(f"{what} needs a verifier, and there is none here; name one by REASONER_PRM")
+            raise ConfigError(f"{what} needs a verifier, and none is configured; set REASONER_PRM")
         return self.prm_name
 
     @property
     def given(self) -> dict[str, Any]:
-        """Those that this process was given beside the environment and the file: by a command line, or by itself."""
+        """The settings that override the environment and the file: from a command line, or set by this process."""
         return {name: getattr(self, name) for name in self._given}
 
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
-        """As every model's; what is changed counts as given."""
+        """Return a copy. The updated settings count as ``given``."""
         copy = super().model_copy(update=update, deep=deep)
         copy._given = self._given | (update or {}).keys()
         return copy
 
     def renewed(self, changes: Mapping[str, Any]) -> Self:
-        """With what the file says now."""
+        """Return a copy with changes of the file, which do not count as ``given``."""
         return super().model_copy(update=changes)
 
     def environment(self) -> dict[str, str]:
-        """What was given as environment variables: how a parent hands its settings to a role that it starts.
+        """Return the ``given`` settings as environment variables, for a child process of another role.
 
-        The role inherits the environment and reads the file itself, and goes on reading it.
+        The child inherits the environment, and reads and reloads the file itself.
         """
         values: dict[str, str] = {}
         for name, value in self.given.items():
@@ -356,7 +351,7 @@ class Settings(BaseSettings):
         return values
 
     def check_bind(self, *, stored_keys: bool) -> None:
-        """Refuses to serve other machines without keys: configured ones, or ones in the store."""
+        """Raise ``ConfigError`` for an address reachable from other machines without configured or stored keys."""
         if not is_loopback(self.host) and not self.api_keys and not stored_keys:
             raise ConfigError(
                 f"host {self.host!r} is reachable from other machines: make a key with 'reasoner keys create --direct'"
@@ -365,14 +360,14 @@ class Settings(BaseSettings):
 
 
 def load_settings(**overrides: Any) -> Settings:
-    """Reads the configuration; ``overrides`` (a command line's) win over everything. Raises ``ConfigError``."""
+    """Load the settings. ``overrides`` (of a command line) take precedence over all sources. Raises ``ConfigError``."""
     try:
         settings = Settings(**overrides)
     except ValidationError as error:
         first = error.errors()[0]
         name = str(first["loc"][0]) if first["loc"] else "?"
-        where = ".".join([_origin(name, overrides), *map(str, first["loc"][1:])])
-        raise ConfigError(f"{where}: {_explain(first, name)}") from None
+        where = ".".join([describe_origin(name, overrides), *map(str, first["loc"][1:])])
+        raise ConfigError(f"{where}: {explain(first, name, Settings)}") from None
     except (SettingsError, ValueError) as error:  # a file that is not TOML
         raise ConfigError(f"{CONFIG_FILE}: {error}") from None
     settings._given = frozenset(overrides)
@@ -382,51 +377,25 @@ def load_settings(**overrides: Any) -> Settings:
 
 
 def _refuse_uses_of_verifier(settings: Settings, overrides: dict[str, Any]) -> None:
-    """Raise ``ConfigError`` for a setting that makes no sense in a service without a verifier."""
+    """Raise ``ConfigError`` for settings that require a verifier."""
     for name in ("prm_url", "prm_tokenizer", "prm_format"):
         if getattr(settings, name):
             raise ConfigError(
-                f"{_origin(name, overrides)}: there is no verifier here; name it by REASONER_PRM, or leave this out"
+                f"{describe_origin(name, overrides)}: no verifier is configured; set REASONER_PRM, or remove this"
             )
-    tables: dict[str, Effort | ModelDefaults] = {
-        f"effort.{name}": effort for name, effort in settings.effort.items() if effort != DEFAULT_EFFORTS.get(name)
-    }
+    efforts = {name: effort for name, effort in settings.effort.items() if effort != DEFAULT_EFFORTS.get(name)}
+    tables: dict[str, Effort | ModelDefaults] = {f"effort.{name}": effort for name, effort in efforts.items()}
     tables |= {f"models.{name}": defaults for name, defaults in settings.models.items()}
     for name, table in tables.items():
         if table.strategy is not None and STRATEGIES[table.strategy.name].needs_verifier:
             raise ConfigError(
-                f"{_origin(name, overrides)}.strategy: {table.strategy.name!r} needs a verifier, and there is none "
-                f"here; set REASONER_PRM, or use {FALLBACK_STRATEGY}"
+                f"{describe_origin(name, overrides)}.strategy: {table.strategy.name!r} needs a verifier, and "
+                f"none is configured; set REASONER_PRM, or use {FALLBACK_STRATEGY}"
             )
 
 
 def _plain(value: Any) -> Any:
-    """A part of a setting as the environment has it."""
+    """Return a part of a setting in the form of the environment."""
     if isinstance(value, SecretStr):
         return value.get_secret_value()
     return value.model_dump(exclude_none=True, exclude_unset=True) if isinstance(value, BaseModel) else value
-
-
-def _origin(name: str, overrides: dict[str, Any]) -> str:
-    if name in overrides:
-        return f"--{name.removeprefix('engine_').replace('_', '-')}"
-    variable = f"REASONER_{name.upper()}"
-    return variable if variable in os.environ else f"{CONFIG_FILE}: {name}"
-
-
-def _explain(error: Any, name: str) -> str:
-    if error["type"] == "extra_forbidden":
-        # Tables are by model or by effort: what is unknown in one is a field of that kind.
-        kinds: dict[str, type[BaseModel]] = {
-            "prices": Prices,
-            "effort": Effort,
-            "models": ModelDefaults,
-            "limits": Limits,
-        }
-        known: Any = kinds[name] if len(error["loc"]) > 1 else Settings
-        for part in error["loc"][2:-1]:  # behind the table's own name and the model's
-            known = known.model_fields[part].annotation
-        return f"no such setting: {error['loc'][-1]!r}; known are {', '.join(sorted(known.model_fields))}"
-    message: str = error["msg"]
-    shown = "" if name in _SECRETS else f" (got {error['input']!r})"  # those hold secrets
-    return message.removeprefix("Value error, ") + shown

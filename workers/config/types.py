@@ -1,4 +1,4 @@
-"""What the value of a setting stands for: an address, a secret, a model and where its weights lie."""
+"""Values of settings: addresses, secrets, and models with the folders of their weights."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ BUNDLED_PRM = "prm"
 
 
 class ConfigError(Exception):
-    """The configuration cannot work; the message names the setting and says what would be right."""
+    """Invalid configuration; the message names the setting and a valid value."""
 
 
 def decode_webhook_secret(text: str) -> bytes:
-    """What ``whsec_…`` stands for. Raises ``ValueError``."""
+    """Return the bytes of ``whsec_…``. Raises ``ValueError``."""
     try:
         secret = base64.b64decode(text.removeprefix("whsec_"), validate=True)
     except binascii.Error:
@@ -28,7 +28,7 @@ def decode_webhook_secret(text: str) -> bytes:
 
 
 def served_name(value: str) -> str:
-    """The name in ``NAME=FOLDER``; a folder's own name; otherwise the value itself (a bundled or a remote model)."""
+    """Return the name in ``NAME=FOLDER``, the name of a folder, or the value itself (a bundled or a remote model)."""
     name, separator, _ = value.partition("=")
     if separator:
         return name
@@ -41,14 +41,14 @@ def is_bundled(value: str) -> bool:
 
 
 def find_model_folder(value: str) -> Path | None:
-    """Return where the weights of ``NAME=FOLDER``, a folder or a bundled model lie; ``None`` if not on this machine."""
+    """Return the folder of ``NAME=FOLDER``, of a folder or of a bundled model; ``None`` if not on this machine."""
     _, separator, path = value.partition("=")
     folder = BUNDLED / value if is_bundled(value) else Path(path if separator else value).expanduser()
     return folder.absolute() if (folder / "config.json").is_file() else None
 
 
 def require_model_folder(value: str, setting: str) -> Path:
-    """The same where there has to be one. Raises ``ConfigError``."""
+    """Like ``find_model_folder``, but raises ``ConfigError`` if the folder is not on this machine."""
     folder = find_model_folder(value)
     if folder is None:
         names = ", ".join(sorted(child.parent.name for child in BUNDLED.glob("*/config.json"))) or "none"
@@ -60,7 +60,7 @@ def require_model_folder(value: str, setting: str) -> Path:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach ``host``."""
+    """Return True if only this machine can reach ``host``."""
     if host == "localhost":
         return True
     try:
@@ -69,9 +69,9 @@ def is_loopback(host: str) -> bool:
         return False
 
 
-def address(url: str, schemes: tuple[str, ...]) -> str:
-    """The address itself. Raises ``ValueError`` for one that cannot be."""
+def check_url(url: str, schemes: tuple[str, ...]) -> str:
+    """Return the URL. Raises ``ValueError`` for an invalid one."""
     if not url.startswith(schemes):
         raise ValueError(f"must start with one of {', '.join(schemes)}")
-    _ = urlsplit(url).port  # raises for a port or an address that cannot be
+    _ = urlsplit(url).port  # raises for an invalid port or host
     return url

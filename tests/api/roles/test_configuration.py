@@ -30,7 +30,7 @@ sampling = {temperature = 0.6, top_k = 9}
 @pytest.fixture
 def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("workers.config.reload.LOOK_SECONDS", 0.0)
+    monkeypatch.setattr("workers.config.reload.CHECK_INTERVAL_SECONDS", 0.0)
     return tmp_path / "reasoner.toml"
 
 

@@ -231,10 +231,10 @@ async def test_a_day_ends_and_what_began_in_it_is_settled_there(monkeypatch: pyt
 
 def test_an_owners_limits_go_before_everybodys() -> None:
     table = LimitsTable.model_validate({"n": 8, "jobs": 2, "ann": {"n": 64}, "bob": {"requests_per_second": 2.5}})
-    assert (table.of("ann").n, table.of("ann").jobs, table.of("cem").n) == (64, 2, 8)
-    assert table.of("bob").bucket == (2.5, 3)
-    assert table.of("cem") == Limits(n=8, jobs=2)
-    assert LimitsTable().of("ann") == Limits()
+    assert (table.for_owner("ann").n, table.for_owner("ann").jobs, table.for_owner("cem").n) == (64, 2, 8)
+    assert table.for_owner("bob").bucket == (2.5, 3)
+    assert table.for_owner("cem") == Limits(n=8, jobs=2)
+    assert LimitsTable().for_owner("ann") == Limits()
 
 
 def test_limits_come_from_the_file_and_go_on_to_the_roles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -245,11 +245,8 @@ def test_limits_come_from_the_file_and_go_on_to_the_roles(tmp_path: Path, monkey
     (tmp_path / "reasoner.toml").unlink()
     handed = load_settings()
     assert handed.limits == given.limits
-    assert (handed.limits.of("ann").tokens, handed.limits.of("ann").burst, handed.limits.of("x").tokens) == (
-        900,
-        3,
-        500,
-    )
+    ann = handed.limits.for_owner("ann")
+    assert (ann.tokens, ann.burst, handed.limits.for_owner("x").tokens) == (900, 3, 500)
 
 
 @pytest.mark.parametrize(

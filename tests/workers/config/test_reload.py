@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from workers.config.reload import LOOK_SECONDS, LiveSettings
+from workers.config.reload import CHECK_INTERVAL_SECONDS, LiveSettings
 from workers.config.settings import RELOADABLE, Settings, load_settings
 
 PRICES = "[prices.policy]\nprompt = {}\n"
@@ -45,17 +45,17 @@ def test_a_change_of_the_file_holds_within_a_second_and_its_end_too(file: Path, 
     assert prompt(live.now) is None
     file.write_text(PRICES.format(1) + "[effort.low]\ntokens = 7\n[models.policy.sampling]\ntop_k = 5\n")
     assert prompt(live.now) is None  # not looked at yet
-    clock.now += LOOK_SECONDS
+    clock.now += CHECK_INTERVAL_SECONDS
     now = live.now
     assert (prompt(now), now.effort["low"].tokens, now.models["policy"].sampling.top_k) == (1, 7, 5)
     assert now.port == 1234
-    clock.now += LOOK_SECONDS
+    clock.now += CHECK_INTERVAL_SECONDS
     assert live.now is now
     file.write_text(PRICES.format(2))
-    clock.now += LOOK_SECONDS
+    clock.now += CHECK_INTERVAL_SECONDS
     assert (prompt(live.now), live.now.effort["low"].tokens) == (2, 5000)
     file.unlink()
-    clock.now += LOOK_SECONDS
+    clock.now += CHECK_INTERVAL_SECONDS
     assert prompt(live.now) is None
 
 
@@ -75,13 +75,13 @@ def test_a_file_that_cannot_be_used_changes_nothing_until_it_is_right(
     live = LiveSettings(load_settings(), clock)
     assert live.problem is None
     file.write_text(text)
-    clock.now += LOOK_SECONDS
+    clock.now += CHECK_INTERVAL_SECONDS
     assert prompt(live.now) == 1
     assert hint in (live.problem or "")
-    clock.now += LOOK_SECONDS
+    clock.now += CHECK_INTERVAL_SECONDS
     assert live.problem is not None
     file.write_text(PRICES.format(3))
-    clock.now += LOOK_SECONDS
+    clock.now += CHECK_INTERVAL_SECONDS
     assert live.problem is None
     assert prompt(live.now) == 3
 
@@ -91,7 +91,7 @@ def test_what_a_process_was_started_with_stays(file: Path, clock: Clock, monkeyp
     monkeypatch.setenv("REASONER_BUDGET_TOKENS", "11")
     live = LiveSettings(load_settings(budget_seconds=3.0).model_copy(update={"queue_cap": 9}), clock)
     file.write_text("port = 2002\nconcurrency = 6\nbudget_tokens = 12\nbudget_seconds = 4\nqueue_cap = 10\n")
-    clock.now += LOOK_SECONDS
+    clock.now += CHECK_INTERVAL_SECONDS
     now = live.now
     assert (now.port, now.concurrency) == (1001, 5)  # after a restart
     assert (now.budget_tokens, now.budget_seconds, now.queue_cap) == (11, 3.0, 9)  # what beats the file
@@ -106,7 +106,7 @@ def test_a_file_that_is_replaced_in_one_step_is_seen_even_with_the_same_size_and
     other.write_text(PRICES.format(2))
     os.utime(other, ns=times)
     other.replace(file)
-    clock.now += LOOK_SECONDS
+    clock.now += CHECK_INTERVAL_SECONDS
     assert prompt(live.now) == 2
 
 
@@ -129,7 +129,7 @@ def test_any_thread_sees_a_whole_configuration(file: Path, clock: Clock) -> None
         other = file.with_suffix(".new")
         other.write_text(f"queue_cap = {number + 1}\n" + PRICES.format(number))
         other.replace(file)
-        clock.now += LOOK_SECONDS
+        clock.now += CHECK_INTERVAL_SECONDS
         assert prompt(live.now) == number
     done.set()
     for thread in threads:

@@ -241,8 +241,8 @@ def test_none_survives_the_way_to_a_role(monkeypatch: pytest.MonkeyPatch) -> Non
 @pytest.mark.parametrize(
     ("text", "where"),
     [
-        ("prm_url = ['http://127.0.0.1:9']", "reasoner.toml: prm_url: there is no verifier here"),
-        ("prm_format = 'rlhflow'", "reasoner.toml: prm_format: there is no verifier here"),
+        ("prm_url = ['http://127.0.0.1:9']", "reasoner.toml: prm_url: no verifier is configured"),
+        ("prm_format = 'rlhflow'", "reasoner.toml: prm_format: no verifier is configured"),
         (
             "[effort.most]\ntokens = 9\nstrategy = 'beam'",
             "reasoner.toml: effort.most.strategy: 'beam' needs a verifier",
