@@ -96,7 +96,7 @@ class _Random(Weights):
         self._device = device
 
     def take(self, name: str, *shape: int) -> Tensor:
-        """See ``Weights``. Products of it are about as large as what they are of."""
+        """Scaled so that a product is about as large as its input."""
         self.count(int(np.prod(shape)))
         if len(shape) == 1:
             return torch.ones(shape, device=self._device)

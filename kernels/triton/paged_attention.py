@@ -90,16 +90,16 @@ def _block(
     scores *= _LOG2_E
     if MASKED:
         visible = (key[None, :] <= position[:, None]) & (key < end)[None, :]
-        place = key
+        key_position = key
         if TREES:
             behind = key - tree
-            guess = (behind >= 0) & (key < end)
-            word = tl.load(mask_row[:, None] + (behind >> 5)[None, :], mask=guess[None, :], other=0)
-            visible = tl.where(guess[None, :], ((word >> (behind & 31)[None, :]) & 1) != 0, visible)
+            in_tree = (behind >= 0) & (key < end)
+            word = tl.load(mask_row[:, None] + (behind >> 5)[None, :], mask=in_tree[None, :], other=0)
+            visible = tl.where(in_tree[None, :], ((word >> (behind & 31)[None, :]) & 1) != 0, visible)
             if WINDOWED:
-                place = tl.where(guess, tl.load(positions + tree_start + behind, mask=guess, other=0), key)
+                key_position = tl.where(in_tree, tl.load(positions + tree_start + behind, mask=in_tree, other=0), key)
         if WINDOWED:
-            visible &= place[None, :] > position[:, None] - window
+            visible &= key_position[None, :] > position[:, None] - window
         scores = tl.where(visible, scores, float("-inf"))
     new_top = tl.maximum(top, tl.max(scores, axis=1))
     # A query that has seen no key yet has no largest score, and minus infinity minus itself is NaN.
@@ -170,16 +170,16 @@ def _attend(
     token = tl.load(tokens + first + entry, mask=inside, other=0)
     position = tl.load(positions + token, mask=inside, other=0)
     dim = tl.arange(0, WIDE)
-    there = inside[:, None] & (dim < DIM)[None, :]
-    own = tl.load(
+    mask = inside[:, None] & (dim < DIM)[None, :]
+    query = tl.load(
         q + token.to(tl.int64)[:, None] * q_token_stride + query_head[:, None] * q_head_stride + dim[None, :],
-        mask=there,
+        mask=mask,
         other=0.0,
     )
     factor = tl.full((ROWS, 1), scale, tl.float32)
     if QUANTIZED:
-        largest = tl.maximum(tl.max(tl.abs(own.to(tl.float32)), axis=1), 1e-30)[:, None]
-        own = (own.to(tl.float32) / largest).to(tl.float16)
+        largest = tl.maximum(tl.max(tl.abs(query.to(tl.float32)), axis=1), 1e-30)[:, None]
+        query = (query.to(tl.float32) / largest).to(tl.float16)
         factor *= largest
         key_scales += head.to(tl.int64) * scale_head_stride
         value_scales += head.to(tl.int64) * scale_head_stride
@@ -196,13 +196,13 @@ def _attend(
         masked = begin + (free - begin) // KEYS * KEYS
         for start in range(begin, masked, KEYS):
             top, total, mixed = _block(
-                own, top, total, mixed, position, mask_row, start, end, tree, tree_start, keys, values, key_scales,
+                query, top, total, mixed, position, mask_row, start, end, tree, tree_start, keys, values, key_scales,
                 value_scales, pages, positions, factor, softcap, window, PAGE, DIM, WIDE, KEYS, QUANTIZED, CAPPED,
                 WINDOWED, TREES, False,
             )  # fmt: skip
     for start in range(masked, end, KEYS):
         top, total, mixed = _block(
-            own, top, total, mixed, position, mask_row, start, end, tree, tree_start, keys, values, key_scales,
+            query, top, total, mixed, position, mask_row, start, end, tree, tree_start, keys, values, key_scales,
             value_scales, pages, positions, factor, softcap, window, PAGE, DIM, WIDE, KEYS, QUANTIZED, CAPPED,
             WINDOWED, TREES, True,
         )  # fmt: skip
@@ -210,11 +210,11 @@ def _attend(
     mixed = mixed / total[:, None]
     if partial < 0:
         target = out + (token.to(tl.int64) * HEADS + query_head)[:, None] * DIM + dim[None, :]
-        tl.store(target, mixed.to(out.dtype.element_ty), mask=there)
+        tl.store(target, mixed.to(out.dtype.element_ty), mask=mask)
     else:
-        place = (partial + entry).to(tl.int64) * HEADS + query_head
-        tl.store(partial_out + place[:, None] * DIM + dim[None, :], mixed, mask=there)
-        tl.store(partial_total + place, top + tl.log2(total), mask=inside)
+        index = (partial + entry).to(tl.int64) * HEADS + query_head
+        tl.store(partial_out + index[:, None] * DIM + dim[None, :], mixed, mask=mask)
+        tl.store(partial_total + index, top + tl.log2(total), mask=inside)
 
 
 @triton.jit
@@ -243,10 +243,10 @@ def _merge(
     for begin in range(0, count, PARTS):
         part = begin + tl.arange(0, PARTS)
         inside = part < count
-        place = tl.load(partials + first + part, mask=inside, other=0).to(tl.int64) * HEADS + head
-        sums = tl.load(partial_total + place, mask=inside, other=float("-inf"))
-        there = inside[:, None] & (dim < DIM)[None, :]
-        values = tl.load(partial_out + place[:, None] * DIM + dim[None, :], mask=there, other=0.0)
+        index = tl.load(partials + first + part, mask=inside, other=0).to(tl.int64) * HEADS + head
+        sums = tl.load(partial_total + index, mask=inside, other=float("-inf"))
+        mask = inside[:, None] & (dim < DIM)[None, :]
+        values = tl.load(partial_out + index[:, None] * DIM + dim[None, :], mask=mask, other=0.0)
         new_top = tl.maximum(top, tl.max(sums, axis=0))
         base = tl.where(new_top == float("-inf"), 0.0, new_top)
         shares = tl.exp2(sums - base)

@@ -16,15 +16,15 @@ _TILE = 2048
 def _quantize(X, OUT, SCALES, rows, n, LIMIT: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     column = tl.arange(0, COLUMNS)[None, :]
-    place = row[:, None] * n + column
+    offset = row[:, None] * n + column
     inside = (row < rows)[:, None] & (column < n)
-    x = tl.load(X + place, mask=inside, other=0.0).to(tl.float32)
+    x = tl.load(X + offset, mask=inside, other=0.0).to(tl.float32)
     scale = tl.maximum(tl.max(tl.abs(x), axis=1), 1e-20) / LIMIT
     tl.store(SCALES + row, scale, mask=row < rows)
     x = x / scale[:, None]
     if LIMIT == 127:
         x = round_to_even(x)
-    tl.store(OUT + place, x.to(OUT.dtype.element_ty), mask=inside)
+    tl.store(OUT + offset, x.to(OUT.dtype.element_ty), mask=inside)
 
 
 def quantize_vectors(x: Tensor, dtype: torch.dtype, limit: float) -> tuple[Tensor, Tensor]:

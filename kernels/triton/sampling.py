@@ -19,7 +19,7 @@ from torch import Tensor
 from kernels.triton.noise import gumbel_bound, gumbel_noise, hash_noise, noise_stream
 
 _BLOCK = 2048
-_CHANGES = 256
+_PENALTY_BLOCK = 256
 
 
 @triton.jit
@@ -29,14 +29,14 @@ def _apply_penalties(LOGITS, STARTS, TOKENS, BIAS, SEEN, COUNTS, SETTINGS, strid
     repetition, frequency = tl.load(SETTINGS + row * 3), tl.load(SETTINGS + row * 3 + 1)
     presence = tl.load(SETTINGS + row * 3 + 2)
     for first in range(start, end, BLOCK):
-        place = first + tl.arange(0, BLOCK)
-        inside = place < end
-        token = tl.load(TOKENS + place, mask=inside, other=0)
+        index = first + tl.arange(0, BLOCK)
+        inside = index < end
+        token = tl.load(TOKENS + index, mask=inside, other=0)
         value = tl.load(LOGITS + row * stride + token, mask=inside, other=0.0)
-        value += tl.load(BIAS + place, mask=inside, other=0.0)
+        value += tl.load(BIAS + index, mask=inside, other=0.0)
         repeated = tl.where(value > 0, tl.div_rn(value, repetition), value * repetition)
-        value = tl.where(tl.load(SEEN + place, mask=inside, other=0) != 0, repeated, value)
-        count = tl.load(COUNTS + place, mask=inside, other=0.0)
+        value = tl.where(tl.load(SEEN + index, mask=inside, other=0) != 0, repeated, value)
+        count = tl.load(COUNTS + index, mask=inside, other=0.0)
         value -= frequency * count + presence * (count > 0).to(tl.float32)
         tl.store(LOGITS + row * stride + token, value, mask=inside)
 
@@ -111,23 +111,23 @@ def _sample(
     lane = tl.arange(0, BLOCK)
 
     largest = tl.full([BLOCK], float("-inf"), tl.float32)
-    where = tl.zeros([BLOCK], tl.int32)
-    odd = tl.zeros([BLOCK], tl.int32)
+    argmax = tl.zeros([BLOCK], tl.int32)
+    has_nan = tl.zeros([BLOCK], tl.int32)
     for first in tl.range(0, vocab, BLOCK, num_stages=3):
         x = tl.load(X + first + lane, mask=first + lane < vocab, other=float("-inf"))
-        where = tl.where(x > largest, first + lane, where)
+        argmax = tl.where(x > largest, first + lane, argmax)
         largest = tl.maximum(largest, x)
-        odd |= (x != x).to(tl.int32)
+        has_nan |= (x != x).to(tl.int32)
     top = tl.max(largest)
-    likeliest = tl.minimum(tl.min(tl.where(largest == top, where, 0x7FFFFFFF)), vocab - 1)
-    sound = (tl.max(odd) == 0) & (tl.abs(top) < float("inf"))
+    likeliest = tl.minimum(tl.min(tl.where(largest == top, argmax, 0x7FFFFFFF)), vocab - 1)
+    is_valid = (tl.max(has_nan) == 0) & (tl.abs(top) < float("inf"))
 
     temperature = tl.load(TEMPERATURE + row)
     greedy = temperature <= 0
     temperature = tl.where(greedy, 1.0, temperature)
     slope = tl.minimum(1.0 / temperature, 3e38).to(tl.float32)
     floor, highest = tl.min(lane * 0) - 0x7FFFFFFF, _ordered(top)
-    if sound & (temperature > 0) & (greedy == 0):
+    if is_valid & (temperature > 0) & (greedy == 0):
         top_k, top_p, min_p = tl.load(TOP_K + row), tl.load(TOP_P + row), tl.load(MIN_P + row)
         limited = (top_k > 0) & (top_k < vocab)
         mass = 0.0
@@ -168,8 +168,8 @@ def _sample(
                 best = leading
                 token = tl.min(tl.where(score == leading, first + lane, 0x7FFFFFFF))
     won = (tl.load(X + token).to(tl.float64) - top.to(tl.float64)) / temperature
-    tl.store(TOKENS + row, tl.where(sound, token, -1).to(tl.int64))
-    tl.store(LOGPROBS + row, tl.where(sound, won - tl.log(tl.sum(total)), float("nan")))
+    tl.store(TOKENS + row, tl.where(is_valid, token, -1).to(tl.int64))
+    tl.store(LOGPROBS + row, tl.where(is_valid, won - tl.log(tl.sum(total)), float("nan")))
 
 
 def apply_penalties(
@@ -181,7 +181,7 @@ def apply_penalties(
         # Products and sums are rounded one by one, as they are on the CPU.
         _apply_penalties[(rows,)](
             logits, starts, tokens, bias, seen, counts, settings, logits.stride(0),
-            BLOCK=_CHANGES, num_warps=4, enable_fp_fusion=False,
+            BLOCK=_PENALTY_BLOCK, num_warps=4, enable_fp_fusion=False,
         )  # fmt: skip
 
 

@@ -25,32 +25,32 @@ def _scaled(
     part = tl.program_id(2)
     n = tl.program_id(0) * N + tl.arange(0, N)
     m = tl.program_id(1) * M + tl.arange(0, M)
-    some, given = n < out, m < rows
-    whole: tl.constexpr = W.dtype.element_ty == tl.int8
-    sums = tl.zeros([N, M], tl.int32 if whole else tl.float32)
+    is_output, is_row = n < out, m < rows
+    is_int8: tl.constexpr = W.dtype.element_ty == tl.int8
+    sums = tl.zeros([N, M], tl.int32 if is_int8 else tl.float32)
     total = tl.zeros([N, M], tl.float32)
     for step in range(part * steps, tl.minimum((part + 1) * steps, into // K)):
         k = step * K + tl.arange(0, K)
-        x = tl.load(X + m.to(tl.int64)[None, :] * into + k[:, None], mask=given[None, :], other=0.0)
-        weight = tl.load(W + n.to(tl.int64)[:, None] * into + k[None, :], mask=some[:, None], other=0.0)
+        x = tl.load(X + m.to(tl.int64)[None, :] * into + k[:, None], mask=is_row[None, :], other=0.0)
+        weight = tl.load(W + n.to(tl.int64)[:, None] * into + k[None, :], mask=is_output[:, None], other=0.0)
         if BLOCKS:
             scale = tl.load(SCALES + (tl.program_id(0) * N // 128) * (into // 128) + step)
-            row_scale = tl.load(ROW_SCALES + m * (into // 128) + step, mask=given, other=0.0)
+            row_scale = tl.load(ROW_SCALES + m * (into // 128) + step, mask=is_row, other=0.0)
             total += tl.dot(weight, x) * (row_scale * scale)[None, :]
-        elif whole:
+        elif is_int8:
             sums = tl.dot(weight, x, sums, out_dtype=tl.int32)
         else:
             sums = tl.dot(weight, x, sums, max_num_imprecise_acc=K)
     if not BLOCKS:
-        scale = tl.load(SCALES + n, mask=some, other=0.0).to(tl.float32)
-        row_scale = tl.load(ROW_SCALES + m, mask=given, other=0.0)
+        scale = tl.load(SCALES + n, mask=is_output, other=0.0).to(tl.float32)
+        row_scale = tl.load(ROW_SCALES + m, mask=is_row, other=0.0)
         total = sums.to(tl.float32) * scale[:, None] * row_scale[None, :]
     if SPLIT:
         OUT += part.to(tl.int64) * rows * out
     elif HAS_BIAS:
-        total += tl.load(BIAS + n, mask=some, other=0.0).to(tl.float32)[:, None]
-    place = m.to(tl.int64)[None, :] * out + n[:, None]
-    tl.store(OUT + place, total.to(OUT.dtype.element_ty), mask=some[:, None] & given[None, :])
+        total += tl.load(BIAS + n, mask=is_output, other=0.0).to(tl.float32)[:, None]
+    offset = m.to(tl.int64)[None, :] * out + n[:, None]
+    tl.store(OUT + offset, total.to(OUT.dtype.element_ty), mask=is_output[:, None] & is_row[None, :])
 
 
 def scaled(

@@ -14,16 +14,16 @@ _MAX_PARTS = 16
 
 @triton.jit
 def _sum_parts(PARTS, BIAS, OUT, size, n, parts, HAS_BIAS: tl.constexpr, BLOCK: tl.constexpr):
-    place = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    inside = place < size
+    offset = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    inside = offset < size
     total = tl.zeros([BLOCK], tl.float32)
-    source = PARTS + place
+    source = PARTS + offset
     for _ in range(0, parts):
         total += tl.load(source, mask=inside, other=0.0)
         source += size
     if HAS_BIAS:
-        total += tl.load(BIAS + place % n, mask=inside, other=0.0).to(tl.float32)
-    tl.store(OUT + place, total.to(OUT.dtype.element_ty), mask=inside)
+        total += tl.load(BIAS + offset % n, mask=inside, other=0.0).to(tl.float32)
+    tl.store(OUT + offset, total.to(OUT.dtype.element_ty), mask=inside)
 
 
 def sum_parts(parts: Tensor, bias: Tensor | None, out: Tensor) -> None:

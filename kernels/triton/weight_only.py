@@ -63,7 +63,7 @@ def _weight_only(
     part = tl.program_id(2)
     n = tl.program_id(0) * N + tl.arange(0, N)
     m = tl.program_id(1) * M + tl.arange(0, M)
-    some = n < out
+    is_output = n < out
     dtype: tl.constexpr = X.dtype.element_ty
     x_rows = X + m.to(tl.int64)[None, :] * x_stride
     total = tl.zeros([N, M], tl.float32)
@@ -71,23 +71,23 @@ def _weight_only(
         k = step * K + tl.arange(0, K)
         column = tl.load(ORDER + k) if HAS_ORDER else k
         x = tl.load(x_rows + column[:, None], mask=(m < rows)[None, :], other=0.0)
-        scale = tl.load(SCALES + (step * K // group) * out + n, mask=some, other=0.0).to(tl.float32)
+        scale = tl.load(SCALES + (step * K // group) * out + n, mask=is_output, other=0.0).to(tl.float32)
         if LAYOUT == 0:
             word = step * (K // 8) + tl.arange(0, K // 8)
-            words = tl.load(W + word[None, :] * w_stride + n[:, None], mask=some[:, None], other=0)
+            words = tl.load(W + word[None, :] * w_stride + n[:, None], mask=is_output[:, None], other=0)
             q = unpack_gptq(words)
         elif LAYOUT == 1:
             word = tl.program_id(0) * (N // 8) + tl.arange(0, N // 8)
             words = tl.load(W + k[:, None] * w_stride + word[None, :], mask=(word < w_stride)[None, :], other=0)
             q = tl.trans(unpack_awq(words))
         elif LAYOUT == 2:
-            q = tl.load(W + n.to(tl.int64)[:, None] * w_stride + k[None, :], mask=some[:, None], other=0.0)
+            q = tl.load(W + n.to(tl.int64)[:, None] * w_stride + k[None, :], mask=is_output[:, None], other=0.0)
         else:
             pair = step * (K // 2) + tl.arange(0, K // 2)
-            pairs = tl.load(W + n.to(tl.int64)[:, None] * w_stride + pair[None, :], mask=some[:, None], other=0)
+            pairs = tl.load(W + n.to(tl.int64)[:, None] * w_stride + pair[None, :], mask=is_output[:, None], other=0)
             q = tl.interleave(pairs >> 4, pairs & 15)
         if LAYOUT < 2:
-            zero = tl.load(ZEROS + (step * K // group) * out + n, mask=some, other=0).to(tl.int32)
+            zero = tl.load(ZEROS + (step * K // group) * out + n, mask=is_output, other=0).to(tl.int32)
             weight = _centred(q, zero[:, None], dtype)
         elif LAYOUT == 2:
             weight = q.to(dtype)
@@ -96,14 +96,14 @@ def _weight_only(
             weight = tl.reshape(tl.gather(codes, tl.reshape(q, [N * K]).to(tl.int32), 0), [N, K])
         products = tl.dot(weight, x, input_precision="ieee")
         if LAYOUT == 2 and HAS_ZEROS:  # 16 bits do not hold every difference of a byte and a zero
-            zero = tl.load(ZEROS + (step * K // group) * out + n, mask=some, other=0.0).to(tl.float32)
+            zero = tl.load(ZEROS + (step * K // group) * out + n, mask=is_output, other=0.0).to(tl.float32)
             products -= zero[:, None] * tl.sum(x.to(tl.float32), axis=0)[None, :]
         total += products * scale[:, None]
-    inside = some[:, None] & (m < rows)[None, :]
+    inside = is_output[:, None] & (m < rows)[None, :]
     if SPLIT:
         OUT += part.to(tl.int64) * rows * out
     elif HAS_BIAS:
-        total += tl.load(BIAS + n, mask=some, other=0.0).to(tl.float32)[:, None]
+        total += tl.load(BIAS + n, mask=is_output, other=0.0).to(tl.float32)[:, None]
     tl.store(OUT + m.to(tl.int64)[None, :] * out + n[:, None], total.to(OUT.dtype.element_ty), mask=inside)
 
 
@@ -115,14 +115,14 @@ def _int4_vector(
     """The product of one row, without the matrix units, which would multiply mostly zeros."""
     part = tl.program_id(1)
     n = tl.program_id(0) * N + tl.arange(0, N)
-    some = n < out
+    is_output = n < out
     total = tl.zeros([K // 8 if LAYOUT == 0 else K, N], tl.float32)
     for step in tl.range(part * steps, tl.minimum((part + 1) * steps, into // K), num_stages=4):
-        scale = tl.load(SCALES + (step * K // group) * out + n, mask=some, other=0.0).to(tl.float32)
-        zero = tl.load(ZEROS + (step * K // group) * out + n, mask=some, other=0).to(tl.int32)
+        scale = tl.load(SCALES + (step * K // group) * out + n, mask=is_output, other=0.0).to(tl.float32)
+        zero = tl.load(ZEROS + (step * K // group) * out + n, mask=is_output, other=0).to(tl.int32)
         if LAYOUT == 0:
             word = step * (K // 8) + tl.arange(0, K // 8)
-            words = tl.load(W + word[:, None] * w_stride + n[None, :], mask=some[None, :], other=0)
+            words = tl.load(W + word[:, None] * w_stride + n[None, :], mask=is_output[None, :], other=0)
             sums = tl.zeros([K // 8, N], tl.float32)
             for nibble in tl.static_range(8):
                 column = tl.load(ORDER + word * 8 + nibble) if HAS_ORDER else word * 8 + nibble
@@ -135,7 +135,7 @@ def _int4_vector(
             x = tl.load(X + k).to(tl.float32)
             sums = _centred(unpack_awq(words), zero[None, :], tl.float32) * x[:, None]
         total += sums * scale[None, :]
-    tl.store(OUT + part.to(tl.int64) * out + n, tl.sum(total, axis=0), mask=some)
+    tl.store(OUT + part.to(tl.int64) * out + n, tl.sum(total, axis=0), mask=is_output)
 
 
 def weight_only(

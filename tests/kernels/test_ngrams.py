@@ -54,7 +54,7 @@ def test_the_oldest_of_the_rarest_followers_is_evicted() -> None:
 
 
 def test_the_least_recently_used_context_is_evicted() -> None:
-    """Of texts that fill the table ten times over, the last are num_known, and of the earlier ones what comes again."""
+    """After texts that fill the table ten times over, the last ones are in the table, and a pair that recurs."""
     table = NgramTable(1 << 10, 1 << 10)
     texts = [list(range(100 * number, 100 * number + 50)) for number in range(50)]
     for text in texts:

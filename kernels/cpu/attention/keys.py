@@ -1,4 +1,4 @@
-"""Where the keys and values that ``kernels.cpu.attention.paged`` reads lie, and reading them sixteen at a time.
+"""The layout of keys and values in the paged cache, and reading them sixteen at a time.
 
 A *cache index* counts the keys and values of a layer through all heads, keys before values. Pages hold sixteen tokens,
 or a number of tokens that is not a multiple of sixteen. With pages of sixteen a block of sixteen tokens is contiguous.
@@ -17,9 +17,9 @@ from kernels.cpu.simd.vector import load, multiply, prefetch, splat, store
 STEP_WORDS = 17
 """Words of a step's arguments of ``attend``."""
 CACHE_TYPES = {torch.float32: 0, torch.int8: 1, torch.float8_e4m3fn: 2}
-"""Types of a cache, as kernels are told them."""
+"""Types of a cache, by the number that kernels take."""
 UNBOUNDED = 1 << 40
-"""Length of an array whose length is not known; it is never indexed beyond its end."""
+"""Length of an array of unknown length, which is never indexed beyond its end."""
 BLOCK = 16
 """Tokens whose keys or values are read together."""
 _INT8 = CACHE_TYPES[torch.int8]
@@ -90,7 +90,7 @@ def load_block(head: Any, start: int, row: int, position: int, end: int, buffer:
 
 @function
 def next_block(head: Any, start: int, row: int, position: int, end: int) -> int:
-    """Return the address of a block to prefetch; that of the queries if there is no such block in one place."""
+    """Return the address of a block to prefetch, or that of the queries if there is no such contiguous block."""
     if position >= end or not reads_in_place(head):
         return head.qkv
     return head.cache + 4 * head.dim * cache_index(head, start, row, position)

@@ -38,7 +38,7 @@ MAX_QUERIES = 64
 KEYS = 64
 """Keys of a tile. They, their values and the scores fit the first-level cache."""
 _LEEWAY = np.float32(8)
-"""How far a score may exceed the one that weights are relative to before that is replaced."""
+"""Difference by which a score may exceed the one that weights are relative to before that is replaced."""
 _SCORE_STRIDE = KEYS + 16
 """Floats between the scores of two queries; a power of two would map them to a few sets of the cache."""
 

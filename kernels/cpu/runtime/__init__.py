@@ -1,1 +1,1 @@
-"""What kernels need to run: compilation and its cache, launches on torch's threads, recorded kernel graphs, memory."""
+"""The runtime of kernels: compilation and its cache, launches on torch's threads, recorded kernel graphs, memory."""

@@ -96,7 +96,7 @@ def test_shared_pieces_are_those_of_the_reference(cost: AttentionCostModel) -> N
 
 
 def test_every_key_is_read_once_however_deep_prefixes_are_nested() -> None:
-    """Of each two neighbours one shares a page more than the other: more levels than a token may read with others."""
+    """Each row shares one page more than the row before: more levels than a token may share."""
     count, size = 30, 4
     pages = np.tile(np.arange(count + 1), (count, 1))
     for row in range(count):
