@@ -101,7 +101,7 @@ def test_the_demo_solves_problems_by_several_strategies_and_leaves_nothing_behin
 
 
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGKILL, -9)])
-def test_a_demo_that_is_interrupted_leaves_nothing_behind(home: Path, number: signal.Signals, status: int) -> None:
+def test_an_interrupted_demo_leaves_nothing_behind(home: Path, number: signal.Signals, status: int) -> None:
     with started("demo", home=home) as process:
         until(lambda: any("engine.server.app" in line for line in processes_in(home)), "the engine never started")
         os.kill(process.pid, number)
@@ -150,7 +150,7 @@ def test_eval_prints_the_contracts_document_and_draws_the_chart(home: Path) -> N
 @pytest.mark.parametrize(
     "command", mostly_long([["solve", QUESTION, "--tokens", "200"], ["eval", "words", "--limit", "1"]], every=2)
 )
-def test_a_temporary_folder_with_a_long_name_is_no_obstacle(
+def test_a_long_temporary_folder_name_is_possible(
     home: Path, command: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = home / ("long" * 30)  # a path of a socket has 107 bytes at most

@@ -15,7 +15,7 @@ from tests.workers.collector import Collector
 
 
 @pytest.mark.timeout(240)
-def test_a_request_leads_to_its_job_in_the_logs_and_in_the_trace(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_request_is_linked_to_its_job_in_logs_and_traces(monkeypatch: pytest.MonkeyPatch) -> None:
     caller = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
     with Collector() as collector:
         monkeypatch.setenv("REASONER_OTLP_URL", collector.url)

@@ -56,7 +56,7 @@ def test_from_problems_to_a_measured_prm(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-def test_ctrl_c_ends_in_order_and_the_same_command_goes_on(tmp_path: Path) -> None:
+def test_the_same_command_continues_after_ctrl_c(tmp_path: Path) -> None:
     problems, data = tmp_path / "problems.jsonl", tmp_path / "data.jsonl"
     questions = [f"Use the numbers 2, 3 and {n}, each exactly once, to reach 24." for n in range(400)]
     problems.write_text("".join(json.dumps({"question": one, "answer": "24"}) + "\n" for one in questions))
@@ -87,7 +87,7 @@ def test_ctrl_c_ends_in_order_and_the_same_command_goes_on(tmp_path: Path) -> No
         (["evaluate", "BAD", "--threshold", "2"], "should be less than or equal to 1"),
     ],
 )
-def test_wrong_usage_says_what_is_right(tmp_path: Path, arguments: list[str], message: str) -> None:
+def test_wrong_usage_is_explained(tmp_path: Path, arguments: list[str], message: str) -> None:
     bad = tmp_path / "bad.jsonl"
     bad.write_text('{"nothing": 1}\n')
     given = [str(bad) if one == "BAD" else str(tmp_path / one) if one == "out" else one for one in arguments]
@@ -96,7 +96,7 @@ def test_wrong_usage_says_what_is_right(tmp_path: Path, arguments: list[str], me
     assert message in " ".join(result.stderr.split())
 
 
-def test_a_base_that_is_not_there_is_named(tmp_path: Path) -> None:
+def test_a_missing_base_model_is_named(tmp_path: Path) -> None:
     (tmp_path / "data.jsonl").write_text("")
     with pytest.raises(ConfigError, match="base: 'nowhere' is neither a bundled model"):
         CliRunner().invoke(

@@ -66,11 +66,11 @@ def test_errors_are_described_under_the_media_type_that_they_have(call: Call) ->
     assert kind == ("application/json" if openai else "application/problem+json")
 
 
-def test_no_example_is_of_a_call_that_there_is_not() -> None:
+def test_every_example_belongs_to_an_existing_call() -> None:
     assert set(examples.ANSWERS) | set(examples.BODIES) <= {name for name, _ in CALLS}
 
 
-async def test_the_examples_of_bodies_are_taken(client: httpx.AsyncClient) -> None:
+async def test_the_body_examples_are_accepted(client: httpx.AsyncClient) -> None:
     for example in examples.BODIES["POST /v1/jobs"].values():
         response = await client.post("/v1/jobs", json=example["value"])
         assert response.status_code == 202, response.text

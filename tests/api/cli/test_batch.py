@@ -104,7 +104,7 @@ def test_a_batch_is_shown_with_its_jobs_and_model_text_as_text(service: Service)
         (None, "No such file"),
     ],
 )
-def test_a_file_that_holds_something_else_is_told_where(
+def test_a_file_with_a_bad_line_is_refused_with_the_line(
     service: Service, tmp_path: Path, text: str | None, hint: str
 ) -> None:
     file = tmp_path / "jobs.jsonl"
@@ -116,7 +116,7 @@ def test_a_file_that_holds_something_else_is_told_where(
     assert not service.asked
 
 
-def test_who_waits_for_a_batch_knows_its_id_first_and_hears_why_jobs_failed(service: Service, tmp_path: Path) -> None:
+def test_waiting_for_a_batch_prints_its_id_first_and_why_jobs_failed(service: Service, tmp_path: Path) -> None:
     file = jobs_file(tmp_path, count=4)
     states = ["completed", "failed", "cancelled", "failed"]
     jobs = [job | {"id": f"job_{n}", "status": state} for n, state in enumerate(states) for job in [BATCH["jobs"][0]]]
@@ -140,7 +140,7 @@ def test_who_waits_for_a_batch_knows_its_id_first_and_hears_why_jobs_failed(serv
     assert [path for path, _ in service.asked].count("GET /v1/jobs/job_1") == 1
 
 
-def test_a_batch_without_failures_and_one_that_nobody_waits_for_end_well(service: Service, tmp_path: Path) -> None:
+def test_a_batch_without_failures_or_without_waiting_exits_with_success(service: Service, tmp_path: Path) -> None:
     file = jobs_file(tmp_path, count=2)
     service.answers = [BATCH, ENDED | {"counts": {"completed": 1, "incomplete": 1}}]
     assert batch("submit", str(file), "--tokens", "500", "--wait").exit_code == 0

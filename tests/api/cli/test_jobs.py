@@ -52,7 +52,7 @@ def sent(
     return body
 
 
-def test_a_word_or_json_says_who_verifies_and_how_answers_are_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_verifier_and_answer_are_given_as_a_word_or_as_json(monkeypatch: pytest.MonkeyPatch) -> None:
     rule = {"kind": "numeric", "expected": 4}
     body = sent(monkeypatch, "--verifier", json.dumps(rule), "--answer", '{"extract": "hash"}')
     assert body["verifier"] == rule
@@ -64,12 +64,12 @@ def test_a_word_or_json_says_who_verifies_and_how_answers_are_compared(monkeypat
     assert "verifier" not in sent(monkeypatch)
 
 
-def test_parameters_alone_are_of_the_services_own_strategy(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_parameters_without_a_name_belong_to_the_default_strategy(monkeypatch: pytest.MonkeyPatch) -> None:
     assert sent(monkeypatch, "--n", "4")["strategy"] == {"name": "self_consistency", "n": 4}
     assert sent(monkeypatch, "--strategy", "beam", "--n", "4")["strategy"] == {"name": "beam", "n": 4}
 
 
-def test_what_begins_like_json_and_is_none_is_wrong_usage() -> None:
+def test_malformed_json_in_an_option_is_wrong_usage() -> None:
     result = CliRunner().invoke(app, ["jobs", "submit", "?", "--verifier", "{kind: numeric}"])
     assert result.exit_code == 2
     assert "--verifier" in result.output
@@ -77,7 +77,7 @@ def test_what_begins_like_json_and_is_none_is_wrong_usage() -> None:
 
 
 @pytest.mark.parametrize("gone", [False, True])
-def test_who_interrupts_solve_cancels_its_job(monkeypatch: pytest.MonkeyPatch, gone: bool) -> None:
+def test_interrupting_solve_cancels_its_job(monkeypatch: pytest.MonkeyPatch, gone: bool) -> None:
     cancelled: list[str] = []
 
     class FakeClient:
@@ -112,14 +112,14 @@ def printed(tree: dict[str, Any], max_nodes: int = 40) -> str:
     return console.file.getvalue()
 
 
-def test_a_drawn_tree_shows_what_a_terminal_would_obey_and_takes_no_markup() -> None:
+def test_a_drawn_tree_escapes_control_characters_and_markup() -> None:
     drawn = printed({"nodes": [node("0", "[red]a[/red]\x1b[2J\x07\u202eb\n\nc")], "best": None})
     assert "[red]a[/red]" in drawn
     assert "b | c" in drawn
     assert not {"\x1b", "\x07", "\u202e"} & set(drawn)
 
 
-def test_a_tree_that_is_too_long_keeps_the_chosen_path_then_what_counts_and_says_what_is_missing() -> None:
+def test_a_large_tree_keeps_the_chosen_path_and_the_best_nodes_and_counts_the_rest() -> None:
     pruned = [node(str(index), f"pruned{index}", 0.9, "pruned") for index in range(20)]
     nodes = [*pruned, node("20", "start", 0.1), node("20.0", "end", 0.2, "answer"), node("21", "open", 0.5)]
     drawn = printed({"nodes": nodes, "best": "20.0"}, max_nodes=4)
@@ -128,7 +128,7 @@ def test_a_tree_that_is_too_long_keeps_the_chosen_path_then_what_counts_and_says
     assert "19 more nodes" in drawn
 
 
-def test_watching_draws_the_tree_of_the_events_as_they_come_within_the_lines_of_the_terminal() -> None:
+def test_watching_draws_the_live_tree_within_the_height_of_the_terminal() -> None:
     part = {"token_ids": [], "cached": 0, "answer": None, "logprob": -1.0, "part": 0, "tokens": 5, "final": True}
     steps = [
         Event(
@@ -161,7 +161,7 @@ def test_watching_draws_the_tree_of_the_events_as_they_come_within_the_lines_of_
     assert "58 branches" in shown
 
 
-def test_deleting_answers_one_document(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_deleting_prints_one_json_document(monkeypatch: pytest.MonkeyPatch) -> None:
     gone: list[str] = []
 
     class FakeClient:
@@ -180,7 +180,7 @@ def test_deleting_answers_one_document(monkeypatch: pytest.MonkeyPatch) -> None:
     assert json.loads(result.stdout) == {"deleted": gone} == {"deleted": ["job_1", "job_2"]}
 
 
-def test_a_list_that_goes_to_a_pipe_holds_whole_words(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_list_in_a_pipe_is_not_truncated(monkeypatch: pytest.MonkeyPatch) -> None:
     spec = JobSpec(problem="?", strategy=StrategySpec(name="self_consistency"))
     job = Job(id=f"job_{'0' * 32}", status="in_progress", created_at=0.0, spec=spec)
 
@@ -221,7 +221,7 @@ def test_a_system_message_and_a_model_are_part_of_the_job(monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize("alone", [False, True])
-def test_solve_asks_a_running_service_for_a_model_by_name_and_starts_its_own_with_it(
+def test_solve_names_a_model_to_a_running_service_and_starts_a_private_one_with_it(
     monkeypatch: pytest.MonkeyPatch, alone: bool
 ) -> None:
     started: list[str] = []
@@ -274,7 +274,7 @@ class Listing:
         return iter(())
 
 
-def test_the_list_of_jobs_shows_what_was_asked_shortened_and_whole_as_json(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_list_of_jobs_shortens_questions_except_as_json(monkeypatch: pytest.MonkeyPatch) -> None:
     long = "How many\n[red]eggs[/red] " + "and more eggs " * 30
     said = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Why?"}]
     specs = [JobSpec(problem=long), JobSpec(messages=said)]  # type: ignore[arg-type]
@@ -310,7 +310,7 @@ def test_an_export_begins_days_ago_at_a_date_or_at_a_second(monkeypatch: pytest.
 
 
 @pytest.mark.parametrize("word", ["soon", "-5", "2 days", "1e300", "nan", "2026-13-01", "0001-01-01", ""])
-def test_what_is_no_time_is_wrong_usage_that_says_what_would_be_one(word: str) -> None:
+def test_a_malformed_time_is_wrong_usage_that_shows_the_valid_forms(word: str) -> None:
     result = CliRunner().invoke(app, ["jobs", "export", f"--since={word}"], env={"COLUMNS": "200"})
     assert result.exit_code == 2
     assert "--since" in result.stderr

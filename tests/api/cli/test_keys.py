@@ -61,7 +61,7 @@ def test_the_first_key_is_made_on_the_broker_and_the_others_through_the_service(
     assert "revoked" in reasoner("list", "--direct").stdout
 
 
-def test_for_people_a_new_key_stands_alone_on_the_last_line(reasoner: Any) -> None:
+def test_a_new_key_is_printed_alone_on_the_last_line(reasoner: Any) -> None:
     shown = reasoner("create", "a[b]c", "--direct").stdout
     key = shown.splitlines()[-1]
     assert "a[b]c" in shown
@@ -81,15 +81,13 @@ def test_for_people_a_new_key_stands_alone_on_the_last_line(reasoner: Any) -> No
         (("create", "--direct"), "Missing argument"),
     ],
 )
-def test_wrong_usage_is_told(reasoner: Any, words: tuple[str, ...], hint: str) -> None:
+def test_wrong_usage_is_explained(reasoner: Any, words: tuple[str, ...], hint: str) -> None:
     result = reasoner(*words)
     assert result.exit_code == 2
     assert hint in result.output
 
 
-def test_the_id_that_revokes_a_key_is_whole_on_a_narrow_terminal(
-    reasoner: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_key_id_is_not_truncated_on_a_narrow_terminal(reasoner: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     made = document(reasoner("create", "a name of some length", "--direct", "--json"))
     monkeypatch.setattr(keys, "_out", Console(width=60))
     assert made["id"] in reasoner("list", "--direct").stdout

@@ -33,7 +33,7 @@ def test_the_version_is_that_of_the_package() -> None:
 
 
 @pytest.mark.parametrize("path", COMMANDS, ids=lambda path: " ".join(path) or "reasoner")
-def test_every_command_has_help_without_the_marks_of_source_code(path: tuple[str, ...]) -> None:
+def test_every_command_has_help_without_markup_of_docstrings(path: tuple[str, ...]) -> None:
     result = CliRunner().invoke(app, [*path, "--help"], env={"COLUMNS": "120"})
     assert result.exit_code == 0, result.output
     assert "``" not in result.stdout
@@ -50,7 +50,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[Settings]:
     return found
 
 
-def test_serve_gives_its_engine_what_it_was_given(started: list[Settings]) -> None:
+def test_serve_passes_engine_options_to_its_engine(started: list[Settings]) -> None:
     words = ["serve", "--device", "cpu", "--threads", "3", "--draft", "off", "--kv-dtype", "int8"]
     result = CliRunner().invoke(app, words)
     assert result.exit_code == 0, result.output
@@ -67,7 +67,7 @@ def test_serve_gives_its_engine_what_it_was_given(started: list[Settings]) -> No
         (["--kv-dtype", "int3"], "--kv-dtype"),
     ],
 )
-def test_serve_refuses_what_no_engine_has_by_the_options_name(
+def test_serve_refuses_an_invalid_engine_option_by_its_name(
     started: list[Settings], words: list[str], told: str
 ) -> None:
     result = CliRunner().invoke(app, ["serve", *words])
@@ -76,7 +76,7 @@ def test_serve_refuses_what_no_engine_has_by_the_options_name(
     assert not started
 
 
-def test_serve_ignores_no_option_of_an_engine_that_is_somewhere_else(
+def test_serve_refuses_engine_options_if_the_engine_is_configured_elsewhere(
     started: list[Settings], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("REASONER_ENGINE_URL", "http://127.0.0.1:9")

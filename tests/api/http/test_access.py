@@ -65,7 +65,7 @@ def settings(settings: Settings) -> Settings:
 
 
 @pytest.mark.parametrize("operation", sorted(OPERATIONS), ids=" ".join)
-async def test_without_a_key_nothing_is_answered_but_what_is_open(
+async def test_without_a_key_only_open_paths_are_answered(
     client: httpx.AsyncClient, store: JobStore, operation: tuple[str, str]
 ) -> None:
     await header(store, "ann")
@@ -102,7 +102,7 @@ async def test_a_key_without_the_scope_that_the_document_names_is_refused(
     sorted(op for op in OPERATIONS.keys() - ANY_KEY if "{" in op[1] and not op[1].startswith(ADMIN)),
     ids=" ".join,
 )
-async def test_what_belongs_to_somebody_is_not_there_for_others(
+async def test_things_of_other_owners_do_not_exist(
     client: httpx.AsyncClient, store: JobStore, operation: tuple[str, str]
 ) -> None:
     ann, bob, admin = [
@@ -125,7 +125,7 @@ async def test_what_belongs_to_somebody_is_not_there_for_others(
 
 
 @pytest.mark.parametrize("path", sorted(path for method, path in OPERATIONS if method == "GET" and "{" not in path))
-async def test_nothing_of_anybody_elses_is_in_any_list(client: httpx.AsyncClient, store: JobStore, path: str) -> None:
+async def test_lists_contain_nothing_of_other_owners(client: httpx.AsyncClient, store: JobStore, path: str) -> None:
     ann, bob = await header(store, "ann"), await header(store, "bob", *(SCOPES - {"admin"}))
     ids = [await owned(client, ann, parameter) for parameter in ("job_id", "batch_id")]
     response = await client.get(path, headers=bob)
@@ -133,7 +133,7 @@ async def test_nothing_of_anybody_elses_is_in_any_list(client: httpx.AsyncClient
     assert not [word for word in (SECRET, *ids) if word in response.text]
 
 
-async def test_nobody_goes_on_with_somebody_elses_conversation(client: httpx.AsyncClient, store: JobStore) -> None:
+async def test_a_conversation_of_another_owner_cannot_be_continued(client: httpx.AsyncClient, store: JobStore) -> None:
     ann, bob = await header(store, "ann"), await header(store, "bob")
     job_id = await owned(client, ann, "job_id")
     answers = []
@@ -146,7 +146,9 @@ async def test_nobody_goes_on_with_somebody_elses_conversation(client: httpx.Asy
     assert (await client.get("/v1/jobs", headers=bob)).json()["data"] == []
 
 
-async def test_lists_show_what_is_ones_own_and_an_admin_everything(client: httpx.AsyncClient, store: JobStore) -> None:
+async def test_lists_show_the_owners_things_and_to_an_admin_everything(
+    client: httpx.AsyncClient, store: JobStore
+) -> None:
     ann, bob = await header(store, "ann"), await header(store, "bob")
     also_ann, admin = await header(store, "ann"), await header(store, "eve", "jobs:read", "admin")
     mine, others = await submitted(client, ann), await submitted(client, bob)

@@ -129,13 +129,15 @@ async def test_a_wrong_field_is_named_with_what_would_be_right(
     ],
 )
 @pytest.mark.parametrize("path", ["/v1/jobs", "/v1/batches", "/v1/chat/completions", "/v1/responses", "/v1/keys"])
-async def test_what_is_not_json_is_told_so(client: httpx.AsyncClient, path: str, body: bytes, hint: str) -> None:
+async def test_malformed_json_is_refused_with_the_reason(
+    client: httpx.AsyncClient, path: str, body: bytes, hint: str
+) -> None:
     response = await client.post(path, content=body, headers={"Content-Type": "application/json"})
     assert response.status_code == 400
     assert hint in (response.json().get("detail") or response.json()["error"]["message"])
 
 
-async def test_an_empty_body_is_told_what_to_send(client: httpx.AsyncClient) -> None:
+async def test_an_empty_body_is_refused_with_what_to_send(client: httpx.AsyncClient) -> None:
     response = await client.post("/v1/jobs", content=b"", headers={"Content-Type": "application/json"})
     assert "send a JSON object" in check_problem(response, 422)["detail"]
 
@@ -149,7 +151,7 @@ async def test_text_of_any_alphabet_comes_back_as_it_was_sent(client: httpx.Asyn
         assert (spec["problem"], spec["metadata"]) == (text, {text: text})
 
 
-async def test_json_under_another_content_type_is_told_what_to_send(client: httpx.AsyncClient) -> None:
+async def test_json_under_another_content_type_is_refused_with_what_to_send(client: httpx.AsyncClient) -> None:
     response = await client.post("/v1/jobs", content=b'{"problem": "?"}', headers={"Content-Type": "text/plain"})
     assert "Content-Type: application/json" in check_problem(response, 422)["errors"][0]["message"]
 
@@ -203,7 +205,7 @@ async def test_a_wrong_query_is_named(client: httpx.AsyncClient, path: str, fiel
     assert check_problem(await client.get(path), 422)["errors"][0]["field"] == field
 
 
-async def test_an_unknown_query_parameter_is_told_those_that_there_are(client: httpx.AsyncClient) -> None:
+async def test_an_unknown_query_parameter_is_refused_with_the_known_ones(client: httpx.AsyncClient) -> None:
     job_id = await submitted(client)
     problem = check_problem(await client.get(f"/v1/jobs/{job_id}?waits=5&wait=1"), 422)
     assert problem["errors"] == [{"field": "waits", "message": "there is no such parameter; known here are wait"}]
@@ -211,7 +213,7 @@ async def test_an_unknown_query_parameter_is_told_those_that_there_are(client: h
 
 
 @pytest.mark.parametrize("last", ["9" * 6000, "9" * 18, "-1", "1.5", "x"])
-async def test_an_event_that_cannot_be_is_no_place_to_start(client: httpx.AsyncClient, last: str) -> None:
+async def test_a_stream_cannot_start_after_an_invalid_event_id(client: httpx.AsyncClient, last: str) -> None:
     job_id = await submitted(client)
     response = await client.get(f"/v1/jobs/{job_id}/events", headers={"Last-Event-ID": last})
     assert len(check_problem(response, 400)["detail"]) < 200
@@ -226,7 +228,7 @@ async def test_waiting_longer_than_allowed_is_refused(client: httpx.AsyncClient)
     assert "60" in check_problem(await client.get(f"/v1/jobs/{job_id}?wait=61"), 422)["errors"][0]["message"]
 
 
-async def test_wrong_paths_and_methods_have_the_form_too(client: httpx.AsyncClient) -> None:
+async def test_wrong_paths_and_methods_are_problem_documents(client: httpx.AsyncClient) -> None:
     assert "/docs" in check_problem(await client.get("/v2/jobs"), 404)["detail"]
     assert "leave out the last slash" in check_problem(await client.get("/v1/jobs/"), 404)["detail"]
     response = await client.put("/v1/jobs")
@@ -234,12 +236,12 @@ async def test_wrong_paths_and_methods_have_the_form_too(client: httpx.AsyncClie
     assert response.headers["allow"] == "GET, POST"
 
 
-async def test_who_only_asks_whether_all_is_well_may_ask_for_the_head_alone(client: httpx.AsyncClient) -> None:
+async def test_health_checks_and_pages_answer_head_requests(client: httpx.AsyncClient) -> None:
     for path in ("/healthz", "/readyz", "/docs", "/"):
         assert (await client.head(path)).status_code == 200, path
 
 
-async def test_a_full_queue_says_when_to_come_back(client: httpx.AsyncClient, settings: Settings) -> None:
+async def test_a_full_queue_has_a_retry_after(client: httpx.AsyncClient, settings: Settings) -> None:
     for _ in range(settings.queue_cap):
         await submitted(client)
     response = await client.post("/v1/jobs", json={"problem": "?"})
@@ -285,7 +287,7 @@ class AbsentEngine(ScriptedEngine):
         raise EngineUnavailable("the engine at http://nowhere could not be reached")
 
 
-async def test_without_an_engine_jobs_are_taken_and_readiness_names_it(settings: Settings) -> None:
+async def test_without_an_engine_jobs_are_accepted_and_readiness_names_it(settings: Settings) -> None:
     async with serving(settings, AbsentEngine()) as client:
         assert (await client.get("/healthz")).status_code == 200
         ready = check_problem(await client.get("/readyz"), 503)
@@ -295,7 +297,7 @@ async def test_without_an_engine_jobs_are_taken_and_readiness_names_it(settings:
         assert (await client.get(f"/v1/jobs/{job_id}")).json()["status"] == "queued"
 
 
-async def test_with_configured_keys_one_is_asked_for(settings: Settings) -> None:
+async def test_configured_keys_are_required(settings: Settings) -> None:
     locked = load_settings(redis_url=settings.redis_url, api_keys=f"another-long-key-0,{SECRET}")
     async with serving(locked, ScriptedEngine()) as client:
         for path in ("/v1/jobs", "/v1/models", "/metrics", "/nowhere"):
@@ -309,7 +311,7 @@ async def test_with_configured_keys_one_is_asked_for(settings: Settings) -> None
         assert (await client.get("/readyz")).status_code == 200
 
 
-async def test_an_error_that_nobody_expected_is_a_problem_document_without_its_details(settings: Settings) -> None:
+async def test_an_unexpected_error_is_a_problem_document_without_details(settings: Settings) -> None:
     class Broken(ScriptedEngine):
         async def models(self) -> list[ModelInfo]:
             raise ZeroDivisionError("secret")

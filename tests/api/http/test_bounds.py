@@ -83,13 +83,13 @@ def test_every_number_of_the_engines_api_is_bounded(body: type[CompletionBody | 
         ("min_p", 1.5),
     ],
 )
-def test_a_number_that_no_engine_could_take_is_refused_with_its_field(field: str, value: float) -> None:
+def test_an_out_of_range_number_is_refused_with_its_field(field: str, value: float) -> None:
     with pytest.raises(ValidationError) as refusal:
         JobSpec.model_validate({"problem": "?", "sampling": {field: value}})
     assert refusal.value.errors()[0]["loc"] == ("sampling", field)
 
 
-async def test_the_api_says_what_would_be_right(client: httpx.AsyncClient) -> None:
+async def test_the_api_says_what_the_limit_is(client: httpx.AsyncClient) -> None:
     answer = await client.post("/v1/jobs", json={"problem": "?", "sampling": {"top_k": 1 << 63}})
     assert answer.status_code == 422
     assert "sampling.top_k" in answer.json()["detail"]

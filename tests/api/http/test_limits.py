@@ -26,7 +26,7 @@ def limited(settings: Settings, **table: Any) -> Settings:
     return settings.model_copy(update={"limits": LimitsTable.model_validate(table), "queue_cap": 1000})
 
 
-async def test_a_key_that_calls_too_often_is_told_when_to_come_back(settings: Settings, store: JobStore) -> None:
+async def test_a_key_over_its_rate_gets_a_retry_after(settings: Settings, store: JobStore) -> None:
     ann, bob = await header(store, "ann"), await header(store, "bob")
     rare = limited(settings, ann={"requests_per_second": 0.001, "burst": 3})
     async with serving(rare, ScriptedEngine()) as client:
@@ -46,7 +46,7 @@ async def test_a_key_that_calls_too_often_is_told_when_to_come_back(settings: Se
         assert (await client.get("/v1/jobs", headers=await header(store, "ann"))).status_code == 200  # another bucket
 
 
-async def test_openais_clients_read_the_refusal_in_their_words(settings: Settings, store: JobStore) -> None:
+async def test_openais_clients_get_a_rate_limit_error(settings: Settings, store: JobStore) -> None:
     ann = await header(store, "ann")
     async with serving(limited(settings, requests_per_second=0.001), ScriptedEngine()) as client:
         await client.get("/v1/jobs", headers=ann)
@@ -56,7 +56,7 @@ async def test_openais_clients_read_the_refusal_in_their_words(settings: Setting
         assert int(response.headers["retry-after"]) > 0
 
 
-async def test_open_requests_of_a_key_are_counted_and_given_back(settings: Settings) -> None:
+async def test_open_requests_of_a_key_are_counted_and_released(settings: Settings) -> None:
     opened, go_on = asyncio.Semaphore(0), asyncio.Event()
 
     async def slow(scope: Any, receive: Any, send: Any) -> None:
@@ -103,7 +103,7 @@ async def test_open_requests_of_a_key_are_counted_and_given_back(settings: Setti
         ({"depth": 5}, {"strategy": {"name": "beam", "max_steps": 6}}, "strategy.max_steps", "6 is more"),
     ],
 )
-async def test_a_job_that_asks_for_more_than_it_may_is_refused_and_not_cut(
+async def test_a_job_over_a_limit_is_refused_and_not_cut(
     settings: Settings, limits: dict[str, Any], body: dict[str, Any], field: str, hint: str
 ) -> None:
     async with serving(limited(settings, **limits), ScriptedEngine()) as client:
@@ -116,7 +116,7 @@ async def test_a_job_that_asks_for_more_than_it_may_is_refused_and_not_cut(
         assert (await client.get("/v1/jobs")).json()["data"] == []
 
 
-async def test_what_a_client_leaves_open_is_filled_within_the_limits_and_echoed(settings: Settings) -> None:
+async def test_missing_budgets_are_filled_within_the_limits_and_echoed(settings: Settings) -> None:
     async with serving(limited(settings, tokens=100, seconds=9.0), ScriptedEngine()) as client:
         for asked, expected in (
             ({}, (100, 9.0)),
@@ -137,7 +137,7 @@ async def test_a_batch_may_have_the_budgets_of_its_jobs(settings: Settings) -> N
         assert job["spec"]["budget"]["tokens"] == 100
 
 
-async def test_an_owner_has_so_many_jobs_and_no_more_until_one_ends(settings: Settings, store: JobStore) -> None:
+async def test_an_owner_over_its_number_of_jobs_is_refused_until_one_ends(settings: Settings, store: JobStore) -> None:
     ann, also_ann, bob = [await header(store, owner) for owner in ("ann", "ann", "bob")]
     async with serving(limited(settings, jobs=2), ScriptedEngine()) as client:
         for headers in (ann, also_ann):
@@ -151,7 +151,9 @@ async def test_an_owner_has_so_many_jobs_and_no_more_until_one_ends(settings: Se
         assert (await client.post("/v1/jobs", json={"problem": "?"}, headers=ann)).status_code == 202
 
 
-async def test_a_days_tokens_are_booked_and_settled(settings: Settings, work: Callable[[str], Awaitable[None]]) -> None:
+async def test_daily_tokens_are_reserved_and_released(
+    settings: Settings, work: Callable[[str], Awaitable[None]]
+) -> None:
     async with serving(limited(settings, tokens_a_day=1000), ScriptedEngine()) as client:
         first = await submitted(client, budget={"tokens": 900}, strategy={"name": "greedy"}, seed=1)
 
@@ -169,7 +171,7 @@ async def test_a_days_tokens_are_booked_and_settled(settings: Settings, work: Ca
         assert (await status(left)).status_code == 202
 
 
-async def test_a_job_without_a_budget_of_tokens_gets_one_where_tokens_are_counted(settings: Settings) -> None:
+async def test_a_job_without_a_token_budget_gets_one_under_a_token_quota(settings: Settings) -> None:
     async with serving(limited(settings, tokens_a_day=1000), ScriptedEngine()) as client:
         response = await client.post("/v1/jobs", json={"problem": "?", "budget": {"seconds": 5}})
         assert response.json()["spec"]["budget"]["tokens"] == 1000

@@ -55,7 +55,7 @@ async def test_the_jobs_of_a_batch_name_its_request_too(
     assert any(line.get("batch") == batch["id"] and line["request_id"] == "many" for line in lines)
 
 
-async def test_a_job_of_a_version_that_kept_no_origin_runs(store: JobStore) -> None:
+async def test_a_job_stored_without_an_origin_runs(store: JobStore) -> None:
     job, _ = await store.submit({"problem": "?", "priority": "batch"}, owner="local", queue_cap=10)
     await store.command("HDEL", f"reasoner:job:{job['id']}", "origin")
     claim = await store.claim(job["id"], lease=10, max_attempts=3, worker="w")

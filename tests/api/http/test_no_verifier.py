@@ -40,7 +40,7 @@ def chosen(spec: dict[str, Any]) -> tuple[str, int | None]:
     return spec["strategy"]["name"], spec["strategy"].get("n")
 
 
-async def test_a_job_that_says_nothing_votes_and_the_echo_says_that_nothing_verifies(
+async def test_without_a_verifier_a_default_job_votes_and_the_echo_shows_it(
     client: httpx.AsyncClient, store: Any, work: Callable[[str], Awaitable[None]]
 ) -> None:
     job = await submitted(client)
@@ -51,7 +51,7 @@ async def test_a_job_that_says_nothing_votes_and_the_echo_says_that_nothing_veri
 
 
 @pytest.mark.parametrize("name", NEEDY)
-async def test_a_strategy_that_needs_a_verifier_is_refused_by_its_name(client: httpx.AsyncClient, name: str) -> None:
+async def test_a_strategy_that_needs_a_verifier_is_refused_by_name(client: httpx.AsyncClient, name: str) -> None:
     answer = await client.post("/v1/jobs", json={"problem": "?", "strategy": {"name": name}})
     assert answer.status_code == 422
     [error] = answer.json()["errors"]
@@ -61,17 +61,17 @@ async def test_a_strategy_that_needs_a_verifier_is_refused_by_its_name(client: h
 
 
 @pytest.mark.parametrize("name", NEEDY)
-async def test_a_verifier_that_the_job_brings_serves_instead(client: httpx.AsyncClient, name: str) -> None:
+async def test_a_verifier_in_the_job_is_used_instead(client: httpx.AsyncClient, name: str) -> None:
     given = JUDGE if STRATEGIES[name].needs_steps else RULE
     assert (await spec(client, strategy={"name": name}, verifier=given))["verifier"]["kind"] == given["kind"]
 
 
-async def test_a_job_that_brings_a_verifier_and_names_no_strategy_uses_it(client: httpx.AsyncClient) -> None:
+async def test_a_job_with_a_verifier_and_no_strategy_uses_the_verifier(client: httpx.AsyncClient) -> None:
     assert (await spec(client, verifier=RULE))["strategy"]["name"] == "best_of_n"
     assert chosen(await spec(client, verifier=JUDGE, budget={"effort": "low"})) == ("weighted_vote", 4)
 
 
-async def test_a_process_reward_model_that_the_service_does_not_have_is_refused(client: httpx.AsyncClient) -> None:
+async def test_an_absent_process_reward_model_is_refused(client: httpx.AsyncClient) -> None:
     unnamed = await client.post("/v1/jobs", json={"problem": "?", "verifier": {"aggregation": "min"}})
     assert (unnamed.status_code, unnamed.json()["errors"][0]["field"]) == (422, "verifier")
     named = await client.post("/v1/jobs", json={"problem": "?", "verifier": {"model": "other"}})
@@ -106,7 +106,7 @@ async def test_openais_routes_refuse_a_strategy_that_needs_a_verifier(client: ht
     assert "'beam' needs a verifier" in answer.json()["error"]["message"]
 
 
-async def test_a_batch_votes_and_names_the_job_that_cannot(client: httpx.AsyncClient) -> None:
+async def test_a_batch_votes_and_names_the_jobs_that_need_a_verifier(client: httpx.AsyncClient) -> None:
     body: dict[str, Any] = {"jobs": [{"problem": "1 + 1?"}, {"problem": "1 + 2?"}], "budget": {"tokens": 5000}}
     batch = (await client.post("/v1/batches", json=body)).json()
     job = (await client.get(f"/v1/jobs/{batch['jobs'][0]['id']}")).json()["spec"]
@@ -117,7 +117,7 @@ async def test_a_batch_votes_and_names_the_job_that_cannot(client: httpx.AsyncCl
     assert [error["field"] for error in answer.json()["errors"]] == ["jobs.1.strategy"]
 
 
-async def test_auto_votes_even_where_an_engine_has_a_verifier(
+async def test_auto_votes_even_if_an_engine_serves_a_verifier(
     settings: Settings, work: Callable[[str], Awaitable[None]]
 ) -> None:
     async with serving(settings.model_copy(update={"prm": "none"}), ScriptedEngine()) as client:
@@ -130,7 +130,7 @@ async def test_auto_votes_even_where_an_engine_has_a_verifier(
         assert "weighted_vote" not in events
 
 
-async def test_strategies_say_which_of_them_need_no_verifier_of_the_jobs_own(
+async def test_strategies_list_which_are_available_without_a_verifier(
     client: httpx.AsyncClient, settings: Settings
 ) -> None:
     listed = (await client.get("/v1/strategies")).json()
@@ -142,7 +142,7 @@ async def test_strategies_say_which_of_them_need_no_verifier_of_the_jobs_own(
     assert all(entry["available"] for entry in listed["data"])
 
 
-async def test_a_job_may_say_that_nothing_verifies_it(settings: Settings) -> None:
+async def test_a_job_may_disable_verification(settings: Settings) -> None:
     async with serving(settings, ScriptedEngine()) as client:
         assert (await spec(client, verifier=None))["strategy"]["name"] == "self_consistency"
         assert chosen(await spec(client, verifier=None, budget={"effort": "medium"})) == ("self_consistency", 16)

@@ -53,7 +53,7 @@ async def engine_up(client: httpx.AsyncClient) -> float:
     return float(sample.value)
 
 
-async def test_it_is_not_ready_with_the_first_question_after_its_engine_died_and_ready_with_the_first_after_its_return(
+async def test_readiness_follows_an_engine_that_dies_and_returns_at_once(
     client: httpx.AsyncClient, socket: Path
 ) -> None:
     for _ in range(2):
@@ -87,7 +87,7 @@ async def test_an_engine_that_no_longer_answers_is_not_up(
         assert await engine_up(client) == 1
 
 
-async def test_many_who_ask_at_once_are_one_question_to_the_engine(client: httpx.AsyncClient, socket: Path) -> None:
+async def test_concurrent_readiness_checks_share_one_query(client: httpx.AsyncClient, socket: Path) -> None:
     hangs = Hanging(NullEngine(0.0))
     with listening(hangs.app, socket):
         assert (await client.get("/readyz")).status_code == 200  # whose server it is, is known from here on
@@ -168,7 +168,7 @@ PRM = ModelInfo("prm", "classify", 256, 100, 1000, NOTES)
         (Engine(MODEL, template=False), "none", ["REASONER_MODEL 'policy': the model has no chat template"]),
     ],
 )
-async def test_it_is_ready_only_if_the_engines_serve_what_a_job_needs_that_names_nothing(
+async def test_it_is_ready_only_if_the_engines_serve_the_default_models(
     settings: Settings, engine: Engine, prm: str | None, messages: list[str]
 ) -> None:
     async with serving(settings.model_copy(update={"prm": prm}), engine) as client:
@@ -180,7 +180,7 @@ async def test_it_is_ready_only_if_the_engines_serve_what_a_job_needs_that_names
             assert re.search(message, error["message"])
 
 
-async def test_a_model_that_has_passed_is_not_asked_about_again(settings: Settings) -> None:
+async def test_a_model_that_has_passed_is_not_checked_again(settings: Settings) -> None:
     engine = Engine(MODEL, PRM)
     async with serving(settings, engine) as client:
         await client.get("/readyz")
@@ -192,7 +192,7 @@ async def test_a_model_that_has_passed_is_not_asked_about_again(settings: Settin
         assert engine.tokenized > asked
 
 
-async def test_what_is_wrong_with_the_models_is_logged_once(settings: Settings) -> None:
+async def test_problems_of_the_models_are_logged_once(settings: Settings) -> None:
     async with serving(settings, Engine(MODEL)) as client:
         structlog.reset_defaults()
         with structlog.testing.capture_logs() as logs:

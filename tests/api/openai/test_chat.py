@@ -38,7 +38,7 @@ async def test_a_completion_is_the_chosen_solution_and_its_usage_the_jobs_bill(
     assert answer.model_extra["reasoner"]["votes"] == job["result"]["votes"]
 
 
-async def test_a_stream_tells_the_search_and_then_the_same_answer(ai: AsyncOpenAI, worker: None) -> None:
+async def test_a_stream_has_the_narration_and_then_the_same_answer(ai: AsyncOpenAI, worker: None) -> None:
     question: dict[str, Any] = {"model": MODEL, "messages": QUESTION, "seed": 5, "extra_body": VOTE}
     whole = await ai.chat.completions.create(**question)
     stream = await ai.chat.completions.create(**question, stream=True, stream_options={"include_usage": True})
@@ -56,7 +56,7 @@ async def test_a_stream_tells_the_search_and_then_the_same_answer(ai: AsyncOpenA
     assert all(chunk.usage is None for chunk in chunks[:-1])
 
 
-async def test_the_search_is_told_while_it_runs(ai: AsyncOpenAI, url: str, store: JobStore) -> None:
+async def test_the_narration_is_streamed_while_the_search_runs(ai: AsyncOpenAI, url: str, store: JobStore) -> None:
     heard = asyncio.Event()
 
     async def run(spec: Any, engine: Any, journal: Any, *, cancelled: asyncio.Event) -> Any:
@@ -75,7 +75,7 @@ async def test_the_search_is_told_while_it_runs(ai: AsyncOpenAI, url: str, store
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_a_client_that_goes_away_takes_its_job_with_it(
+async def test_a_disconnected_client_cancels_its_job(
     ai: AsyncOpenAI, http: httpx.AsyncClient, store: JobStore, stream: bool
 ) -> None:
     asking = asyncio.create_task(_ask_for_ever(ai, stream=stream))

@@ -68,7 +68,7 @@ async def test_bounds_of_a_chat_are_the_same(
         await stream.close()
 
 
-async def test_without_a_bound_the_services_own_budget_holds(client: httpx.AsyncClient, settings: Settings) -> None:
+async def test_without_a_bound_the_default_budget_holds(client: httpx.AsyncClient, settings: Settings) -> None:
     budget = (await spec_of(client))["budget"]
     assert (budget["tokens"], budget["seconds"]) == (settings.budget_tokens, settings.budget_seconds)
 
@@ -81,7 +81,7 @@ async def test_an_effort_chooses_the_strategy_unless_the_client_does(client: htt
     assert (await spec_of(client, **effort, strategy={"name": "beam"}))["strategy"]["name"] == "beam"
 
 
-async def test_what_is_asked_arrives_in_the_job(client: httpx.AsyncClient) -> None:
+async def test_request_fields_arrive_in_the_job(client: httpx.AsyncClient) -> None:
     spec = await spec_of(
         client,
         temperature=0.3,
@@ -104,7 +104,7 @@ async def test_what_is_asked_arrives_in_the_job(client: httpx.AsyncClient) -> No
     assert (spec["strategy"]["name"], spec["strategy"]["n"]) == ("auto", 4)
 
 
-async def test_a_response_says_what_was_asked_of_it(client: httpx.AsyncClient) -> None:
+async def test_a_response_echoes_its_request(client: httpx.AsyncClient) -> None:
     body = RESPONSE_BODY | {"reasoning": {"effort": "low", "summary": "concise"}, "user": "u", "max_output_tokens": 9}
     response = (await client.post("/v1/responses", json=body)).json()
     assert response["reasoning"] == {"effort": "low", "summary": "concise"}
@@ -125,7 +125,7 @@ def refused(response: httpx.Response, status: int) -> dict[str, Any]:
     ("path", "body", "unsupported"),
     [("/v1/chat/completions", CHAT_BODY, CHAT), ("/v1/responses", RESPONSE_BODY, RESPONSES)],
 )
-async def test_what_cannot_be_done_is_refused_by_name(
+async def test_unsupported_fields_are_refused_by_name(
     client: httpx.AsyncClient, path: str, body: dict[str, Any], unsupported: dict[str, Unsupported]
 ) -> None:
     for name, what in unsupported.items():
@@ -134,7 +134,7 @@ async def test_what_cannot_be_done_is_refused_by_name(
         assert what.instead in error["message"]
 
 
-async def test_values_that_ask_for_nothing_pass(client: httpx.AsyncClient) -> None:
+async def test_neutral_values_of_unsupported_fields_pass(client: httpx.AsyncClient) -> None:
     fields = {name: what.neutral[-1] if what.neutral else None for name, what in RESPONSES.items()}
     await spec_of(client, **fields)
     assert not set(CHAT) & set(

@@ -75,7 +75,7 @@ def a_vote() -> list[Event]:
     ]
 
 
-def test_every_branch_and_every_change_of_the_lead_is_told() -> None:
+def test_every_branch_and_every_new_leader_is_narrated() -> None:
     assert told(a_vote()).splitlines() == [
         "Searching by weighted_vote of 3, for at most 900 tokens and 1.5 seconds.",
         "Branch 0 answers 4.",
@@ -89,12 +89,12 @@ def test_every_branch_and_every_change_of_the_lead_is_told() -> None:
     ]
 
 
-def test_a_concise_story_leaves_single_branches_out() -> None:
+def test_a_concise_narration_leaves_single_branches_out() -> None:
     whole, concise = told(a_vote()).splitlines(), told(a_vote(), concise=True).splitlines()
     assert concise == [line for line in whole if not line.startswith(("Branch", "1 branch"))]
 
 
-def test_a_deeper_step_is_told_once_and_an_interruption_without_its_address() -> None:
+def test_a_deeper_step_is_narrated_once_and_an_interruption_without_its_address() -> None:
     write = Journal()
     events = [
         write.event("job.started", attempt=1),
@@ -112,7 +112,7 @@ def test_a_deeper_step_is_told_once_and_an_interruption_without_its_address() ->
     ]
 
 
-def test_a_search_that_gets_wider_is_told_each_time_it_doubles() -> None:
+def test_progress_is_narrated_each_time_the_width_doubles() -> None:
     write = Journal()
     lines = told([write.node(str(place)) for place in range(40)]).splitlines()
     assert lines == [f"{n} branches, 1 deep, {10 * n} tokens so far." for n in (8, 16, 32)]
@@ -126,11 +126,11 @@ def test_a_search_that_gets_wider_is_told_each_time_it_doubles() -> None:
         (Journal().end("incomplete", finish_reason="budget"), "No branch stated an answer; 120 tokens"),
     ],
 )
-def test_each_end_is_told(end: Event, line: str) -> None:
+def test_each_end_is_narrated(end: Event, line: str) -> None:
     assert told([end]).startswith(line)
 
 
-def test_only_what_the_chosen_solution_says_is_visible() -> None:
+def test_visible_tokens_are_those_of_the_chosen_solution_without_thinking() -> None:
     write = Journal()
     narration = Narration(SPEC)
     for event in [
@@ -156,7 +156,7 @@ def test_only_what_the_chosen_solution_says_is_visible() -> None:
         ("incomplete", None, "so f", ("incomplete", "so f")),
     ],
 )
-def test_a_response_says_the_best_that_there_was_however_its_search_ended(
+def test_a_response_has_the_best_solution_however_its_search_ended(
     status: str, answer: str | None, text: str | None, message: tuple[str, str] | None
 ) -> None:
     write, stream = Journal(), ResponseEvents(JOB, EchoedFields())
@@ -168,7 +168,7 @@ def test_a_response_says_the_best_that_there_was_however_its_search_ended(
     assert done[1:] == messages
 
 
-def test_a_number_never_means_two_events_even_when_a_failed_job_is_tried_again() -> None:
+def test_sequence_numbers_stay_unique_when_a_failed_job_is_retried() -> None:
     write = Journal()
     first = [write.event("job.queued"), write.event("job.started", attempt=1), write.end("failed")]
     then = [
@@ -210,6 +210,6 @@ async def _never() -> Any:
     await asyncio.Event().wait()
 
 
-def test_a_story_is_the_same_after_its_events_were_stored() -> None:
+def test_a_narration_is_the_same_from_stored_events() -> None:
     stored = [Event.model_validate(json.loads(json.dumps(event.model_dump()))) for event in a_vote()]
     assert told(stored) == told(a_vote())

@@ -33,7 +33,7 @@ async def heard(stream: AsyncIterator[Any]) -> list[dict[str, Any]]:
     return [event.model_dump(exclude_unset=True) async for event in stream]
 
 
-async def test_a_response_is_the_chosen_solution_and_what_was_asked(
+async def test_a_response_has_the_chosen_solution_and_the_request(
     ai: AsyncOpenAI, http: httpx.AsyncClient, worker: None
 ) -> None:
     response = await ai.responses.create(**ASKED)
@@ -55,7 +55,7 @@ async def test_a_response_is_the_chosen_solution_and_what_was_asked(
     assert (await ai.responses.retrieve(response.id)) == response
 
 
-async def test_a_stream_ends_with_the_response_that_it_told(ai: AsyncOpenAI, worker: None) -> None:
+async def test_a_stream_ends_with_the_response_that_its_events_described(ai: AsyncOpenAI, worker: None) -> None:
     """OpenAI's client puts the pieces together by itself: what it arrives at is what was sent whole."""
     async with ai.responses.stream(**ASKED) as stream:
         told = [event.delta async for event in stream if event.type == "response.reasoning_summary_text.delta"]
@@ -79,7 +79,7 @@ async def test_events_are_numbered_without_a_gap_and_every_item_is_closed(ai: As
     assert text == events[-1]["response"]["output"][1]["content"][0]["text"]
 
 
-async def test_a_background_response_goes_on_alone_and_its_stream_resumes_at_every_number_after_a_restart(
+async def test_a_background_response_runs_alone_and_its_stream_resumes_anywhere_after_a_restart(
     settings: Settings, url: str, store: JobStore
 ) -> None:
     async with listening(settings) as address, AsyncOpenAI(base_url=f"{address}/v1", api_key="none") as ai:
@@ -102,9 +102,7 @@ async def test_a_background_response_goes_on_alone_and_its_stream_resumes_at_eve
         assert (again.background, again.instructions) == (True, "Think.")
 
 
-async def test_a_stream_that_is_read_while_it_is_made_has_the_numbers_that_it_has_later(
-    ai: AsyncOpenAI, worker: None
-) -> None:
+async def test_a_live_stream_has_the_same_numbers_as_a_later_one(ai: AsyncOpenAI, worker: None) -> None:
     live = await heard(await ai.responses.create(**ASKED, stream=True))
     assert await heard(await ai.responses.retrieve(live[0]["response"]["id"], stream=True)) == live
 
@@ -126,7 +124,7 @@ async def test_a_background_response_is_polled_cancelled_and_deleted(ai: AsyncOp
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_a_client_that_goes_away_takes_its_response_with_it(
+async def test_a_disconnected_client_cancels_its_response(
     ai: AsyncOpenAI, http: httpx.AsyncClient, stream: bool
 ) -> None:
     async def ask_for_ever() -> None:
@@ -144,7 +142,7 @@ async def test_a_client_that_goes_away_takes_its_response_with_it(
     assert ended["status"] == "cancelled"
 
 
-async def test_a_job_of_another_route_can_be_looked_at_as_a_response(
+async def test_a_job_of_another_route_can_be_retrieved_as_a_response(
     ai: AsyncOpenAI, http: httpx.AsyncClient, worker: None
 ) -> None:
     job = (await http.post("/v1/jobs", json={"problem": "1 + 1?", "seed": 1}, headers={"Prefer": "wait=30"})).json()
@@ -152,7 +150,7 @@ async def test_a_job_of_another_route_can_be_looked_at_as_a_response(
     assert (response.status, response.output_text) == (job["status"], job["result"]["text"])
 
 
-async def test_a_conversation_goes_on_with_what_a_response_said(
+async def test_a_conversation_continues_with_the_output_of_a_response(
     ai: AsyncOpenAI, http: httpx.AsyncClient, worker: None
 ) -> None:
     first = await ai.responses.create(**ASKED)
@@ -169,7 +167,7 @@ async def test_a_conversation_goes_on_with_what_a_response_said(
     ]
 
 
-async def test_a_response_goes_on_from_the_one_before_it_without_its_instructions(
+async def test_a_response_continues_the_previous_one_without_its_instructions(
     ai: AsyncOpenAI, http: httpx.AsyncClient, worker: None
 ) -> None:
     first = await ai.responses.create(**ASKED)
@@ -191,9 +189,7 @@ async def test_a_response_goes_on_from_the_one_before_it_without_its_instruction
     assert (await ai.responses.retrieve(third.id)).previous_response_id == second.id
 
 
-async def test_what_a_response_was_asked_is_listed_page_by_page_in_either_order(
-    ai: AsyncOpenAI, http: httpx.AsyncClient, worker: None
-) -> None:
+async def test_input_items_are_paged_in_either_order(ai: AsyncOpenAI, http: httpx.AsyncClient, worker: None) -> None:
     first = await ai.responses.create(**(ASKED | {"instructions": "Be short."}))
     second = await ai.responses.create(
         model=MODEL, input="And 1 + 2?", previous_response_id=first.id, max_output_tokens=1
@@ -215,7 +211,7 @@ async def test_what_a_response_was_asked_is_listed_page_by_page_in_either_order(
     assert (await http.get(f"/v1/responses/resp_{'0' * 32}/input_items")).status_code == 404
 
 
-async def test_a_response_cannot_go_on_from_one_that_said_nothing(ai: AsyncOpenAI) -> None:
+async def test_a_response_without_text_cannot_be_continued(ai: AsyncOpenAI) -> None:
     waiting = await ai.responses.create(**ASKED, background=True)
     for response_id, refusal in ((waiting.id, openai.BadRequestError), ("resp_" + "0" * 32, openai.NotFoundError)):
         with pytest.raises(refusal) as refused:
@@ -224,7 +220,7 @@ async def test_a_response_cannot_go_on_from_one_that_said_nothing(ai: AsyncOpenA
 
 
 @pytest.mark.parametrize("query", [{"stream": True, "starting_after": 10_000}, {"starting_after": 0}])
-async def test_a_stream_cannot_start_where_nothing_is(ai: AsyncOpenAI, query: dict[str, Any]) -> None:
+async def test_a_stream_cannot_start_after_an_event_that_does_not_exist(ai: AsyncOpenAI, query: dict[str, Any]) -> None:
     response = await ai.responses.create(**ASKED, background=True)
     with pytest.raises(openai.BadRequestError) as refused:
         await ai.responses.retrieve(response.id, **query)
@@ -240,7 +236,7 @@ async def test_an_unknown_response_is_not_found(ai: AsyncOpenAI, response_id: st
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("route", ["chat/completions", "responses"])
-async def test_a_client_that_sends_a_key_leaves_comes_back_and_gets_the_same_job(
+async def test_a_client_with_an_idempotency_key_can_disconnect_and_get_the_same_job(
     http: httpx.AsyncClient, url: str, store: JobStore, route: str, stream: bool
 ) -> None:
     asked = {"model": MODEL, "stream": stream} | (

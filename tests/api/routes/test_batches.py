@@ -145,7 +145,7 @@ async def test_an_unknown_batch_is_not_found(
     check_problem(await client.request(method, f"/v1/batches/{batch_id}{suffix}"), 404)
 
 
-async def test_a_batch_that_the_queue_cannot_take_is_refused_whole(client: httpx.AsyncClient) -> None:
+async def test_a_batch_too_large_for_the_queue_is_refused_as_a_whole(client: httpx.AsyncClient) -> None:
     response = await client.post("/v1/batches", json={"jobs": JOBS * 2, "budget": {"tokens": 60}})
     assert "more than 5 jobs would wait" in check_problem(response, 503)["detail"]
     assert (await client.get("/v1/jobs")).json()["data"] == []

@@ -69,7 +69,7 @@ async def with_events(store: JobStore, count: int) -> str:
 
 
 @pytest.mark.parametrize("read", [1, 100_000])
-async def test_a_client_that_goes_away_in_the_middle_of_many_events_is_no_error(
+async def test_a_client_that_disconnects_in_mid_stream_is_no_error(
     settings: Settings, store: JobStore, caplog: pytest.LogCaptureFixture, read: int
 ) -> None:
     job_id = await with_events(store, COUNT)
@@ -86,9 +86,7 @@ async def test_a_client_that_goes_away_in_the_middle_of_many_events_is_no_error(
     assert tracebacks(caplog) == []
 
 
-async def test_a_server_that_stops_ends_its_streams_in_order(
-    settings: Settings, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_a_stopping_server_ends_its_streams_cleanly(settings: Settings, caplog: pytest.LogCaptureFixture) -> None:
     with capture_logs() as lines:
         async with listening(settings) as (server, client):
             job_id = await submitted(client)
@@ -102,7 +100,7 @@ async def test_a_server_that_stops_ends_its_streams_in_order(
     assert tracebacks(caplog) == []
 
 
-async def test_a_follower_that_left_does_not_hear_of_a_broker_that_goes_away(
+async def test_a_closed_stream_ignores_a_lost_broker(
     store: JobStore, url: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     job_id = await with_events(store, 1)

@@ -43,7 +43,7 @@ async def test_every_ended_job_is_a_line_as_the_api_shows_it_in_the_order_of_end
     assert [line["id"] for line in await exported(client, status="cancelled")] == [waiting]
 
 
-async def test_with_the_journal_it_holds_all_that_a_stream_would_have_told(
+async def test_with_the_journal_an_export_has_all_events_of_a_stream(
     client: httpx.AsyncClient, store: JobStore, work: Work
 ) -> None:
     job_id = await submitted(client, strategy={"name": "beam", "n": 4})
@@ -54,7 +54,7 @@ async def test_with_the_journal_it_holds_all_that_a_stream_would_have_told(
     assert "events" not in (await exported(client))[0]
 
 
-async def test_an_export_goes_on_where_the_last_one_stopped(client: httpx.AsyncClient, work: Work) -> None:
+async def test_an_export_continues_where_the_last_one_stopped(client: httpx.AsyncClient, work: Work) -> None:
     jobs = [await submitted(client) for _ in range(3)]
     await work(jobs[0])
     await work(jobs[1])
@@ -105,18 +105,18 @@ async def test_a_retried_job_has_not_ended(client: httpx.AsyncClient, store: Job
 
 
 @pytest.mark.parametrize(("query", "field"), [("since=x", "since"), ("since=-1", "since"), ("status=done", "status")])
-async def test_a_wrong_question_is_named(client: httpx.AsyncClient, query: str, field: str) -> None:
+async def test_a_wrong_query_is_refused_by_name(client: httpx.AsyncClient, query: str, field: str) -> None:
     response = await client.get(f"/v1/jobs/export?{query}")
     assert (response.status_code, response.json()["errors"][0]["field"]) == (422, field)
 
 
-async def test_without_a_broker_it_is_said_before_the_first_line(settings: Settings) -> None:
+async def test_without_a_broker_an_export_fails_before_its_first_line(settings: Settings) -> None:
     away = settings.model_copy(update={"redis_url": "unix:///nowhere.sock"})
     async with serving(away, ScriptedEngine()) as client:
         assert (await client.get("/v1/jobs/export")).status_code == 503
 
 
-async def test_jobs_vanish_whole_when_their_time_is_over_and_not_before(
+async def test_expired_jobs_are_removed_completely_and_not_earlier(
     store: JobStore, settings: Settings, url: str
 ) -> None:
     kept, old, running = await submit(store), await submit(store), await submit(store)

@@ -45,7 +45,7 @@ async def read_events(client: httpx.AsyncClient, job_id: str, **request: Any) ->
     return parse_sse(response.text)
 
 
-async def test_submission_answers_with_the_job_as_it_will_run(client: httpx.AsyncClient, settings: Settings) -> None:
+async def test_submission_answers_with_the_resolved_job(client: httpx.AsyncClient, settings: Settings) -> None:
     response = await client.post("/v1/jobs", json={"problem": "1 + 1?", "strategy": {"name": "beam"}})
     assert response.status_code == 202
     job = Job.model_validate(response.json())
@@ -58,7 +58,7 @@ async def test_submission_answers_with_the_job_as_it_will_run(client: httpx.Asyn
     assert Job.model_validate((await client.get(response.headers["location"])).json()) == job
 
 
-async def test_a_budget_that_the_client_gives_is_not_touched(client: httpx.AsyncClient) -> None:
+async def test_a_budget_in_the_request_is_kept(client: httpx.AsyncClient) -> None:
     response = await client.post("/v1/jobs", json={"problem": "?", "budget": {"tokens": 77}})
     others = {"seconds": None, "flops": None, "cost": None, "effort": None}
     assert response.json()["spec"]["budget"] == {"tokens": 77} | others
@@ -130,7 +130,7 @@ async def test_events_resume_at_every_number_without_a_gap(client: httpx.AsyncCl
         assert await read_events(client, job_id, headers={"Last-Event-ID": str(after)}) == whole[after:]
 
 
-async def test_no_text_of_a_model_can_break_the_stream(client: httpx.AsyncClient, store: JobStore) -> None:
+async def test_model_text_cannot_break_the_stream(client: httpx.AsyncClient, store: JobStore) -> None:
     job_id = await submitted(client)
     held = await store.claim(job_id, lease=60, max_attempts=3, worker="w")
     assert held is not None
@@ -143,16 +143,14 @@ async def test_no_text_of_a_model_can_break_the_stream(client: httpx.AsyncClient
     assert data[2]["data"] == {"text": text}
 
 
-async def test_a_reconnecting_browser_goes_on_after_the_last_event_it_saw(
-    client: httpx.AsyncClient, work: Work
-) -> None:
+async def test_a_reconnecting_browser_resumes_after_its_last_event(client: httpx.AsyncClient, work: Work) -> None:
     job_id = await submitted(client)
     await work(job_id)
     events = await read_events(client, job_id, params={"starting_after": 1}, headers={"Last-Event-ID": "3"})
     assert events[0]["id"] == 4
 
 
-async def test_a_stream_that_has_nothing_more_to_say_tells_a_browser_to_stay_away(
+async def test_a_finished_stream_answers_204_so_that_browsers_do_not_reconnect(
     client: httpx.AsyncClient, work: Work
 ) -> None:
     job_id = await submitted(client)
@@ -171,7 +169,7 @@ async def test_a_stream_that_has_nothing_more_to_say_tells_a_browser_to_stay_awa
         ({"params": {"starting_after": -1}}, 422),
     ],
 )
-async def test_a_stream_cannot_start_where_nothing_is(
+async def test_a_stream_cannot_start_after_an_event_that_does_not_exist(
     client: httpx.AsyncClient, request_: dict[str, Any], status: int
 ) -> None:
     job_id = await submitted(client)
@@ -193,7 +191,7 @@ async def test_the_tree_adds_up_to_the_journal(client: httpx.AsyncClient, work: 
     assert any(node["score"] is not None and node["scores"] for node in nodes.values())
 
 
-async def test_what_the_events_say_they_cost_adds_up_to_the_bill(
+async def test_the_spend_of_all_events_adds_up_to_the_bill(
     client: httpx.AsyncClient, work: Work, store: JobStore
 ) -> None:
     job_id = await submitted(client, **BEAM)
@@ -206,7 +204,7 @@ async def test_what_the_events_say_they_cost_adds_up_to_the_bill(
     assert total.model_dump() == pytest.approx((await client.get(f"/v1/jobs/{job_id}")).json()["usage"])
 
 
-def test_a_branch_that_arrives_in_parts_is_one_node() -> None:
+def test_a_branch_that_arrives_in_segments_is_one_node() -> None:
     from api.http.search_tree import build_tree
 
     def event(seq: int, kind: str, **data: Any) -> Event:
@@ -233,7 +231,7 @@ async def test_cancelling_a_waiting_job_ends_it(client: httpx.AsyncClient) -> No
     assert (await client.post(f"/v1/jobs/{job_id}/cancel")).json() == response.json()
 
 
-async def test_a_job_that_is_cancelled_while_it_runs_has_the_best_that_it_found(
+async def test_a_job_cancelled_while_running_has_its_best_result_so_far(
     client: httpx.AsyncClient, store: JobStore
 ) -> None:
     async def run(spec: JobSpec, engine: EngineClient, journal: Journal, *, cancelled: asyncio.Event) -> JobOutcome:
@@ -261,7 +259,7 @@ async def test_a_job_that_is_cancelled_while_it_runs_has_the_best_that_it_found(
     assert f"boxed{{{job['result']['answer']}}}" in job["result"]["text"]
 
 
-async def test_a_job_whose_budget_ends_before_any_branch_does_shows_how_far_the_best_came(
+async def test_a_job_out_of_budget_before_any_branch_ended_shows_its_best_partial_branch(
     client: httpx.AsyncClient, work: Work
 ) -> None:
     for budget in ({"tokens": 4}, {"seconds": 1e-6}):
@@ -293,7 +291,7 @@ async def test_listing_pages_through_all_jobs(client: httpx.AsyncClient) -> None
     assert (await client.get("/v1/jobs", params={"status": "completed"})).json()["data"] == []
 
 
-async def test_an_effort_is_echoed_as_the_budget_and_the_strategy_that_it_stands_for(client: httpx.AsyncClient) -> None:
+async def test_an_effort_is_echoed_as_its_budget_and_strategy(client: httpx.AsyncClient) -> None:
     response = await client.post("/v1/jobs", json={"problem": "?", "budget": {"effort": "medium"}})
     spec = response.json()["spec"]
     assert (spec["budget"]["effort"], spec["budget"]["tokens"], spec["budget"]["seconds"]) == ("medium", 20_000, None)

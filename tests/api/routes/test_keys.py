@@ -37,7 +37,7 @@ async def test_the_first_key_ends_access_without_one_for_good(client: httpx.Asyn
     check_problem(await client.get("/v1/jobs"), 401)
 
 
-async def test_a_key_says_whose_it_is_what_it_may_and_until_when(client: httpx.AsyncClient) -> None:
+async def test_a_key_shows_its_owner_scopes_and_expiry(client: httpx.AsyncClient) -> None:
     spec = {"name": "notebook", "owner": "ann", "scopes": ["jobs:write", "jobs:read"], "expires_in": 60}
     made = (await client.post("/v1/keys", json=spec | {"scopes": ["admin"]})).json()
     admin = bearer(made["key"])
@@ -56,7 +56,7 @@ async def test_a_key_says_whose_it_is_what_it_may_and_until_when(client: httpx.A
     assert ([item["id"] for item in rest["data"]], rest["has_more"]) == ([made["id"]], False)
 
 
-async def test_a_key_that_expired_or_was_revoked_is_told_so_and_a_guess_is_not(
+async def test_an_expired_or_revoked_key_is_told_why_and_a_guessed_one_is_not(
     client: httpx.AsyncClient, store: JobStore
 ) -> None:
     keys = KeyStore(store)
@@ -78,7 +78,7 @@ async def test_a_key_that_expired_or_was_revoked_is_told_so_and_a_guess_is_not(
     "text",
     ["", "rk_", "rk_0_0", "rk_" + "0" * 16 + "_" + "0" * 64, "x" * 5000, "rk_*_*", "é", "rk_" + "0" * 16 + "_:log"],
 )
-async def test_what_is_no_key_is_refused(client: httpx.AsyncClient, store: JobStore, text: str) -> None:
+async def test_malformed_keys_are_refused(client: httpx.AsyncClient, store: JobStore, text: str) -> None:
     good = await header(store, "ann")
     problem = check_problem(await client.get("/v1/jobs", headers={"Authorization": f"Bearer {text}".encode()}), 401)
     assert "Authorization: Bearer KEY" in problem["detail"]
@@ -102,7 +102,7 @@ async def test_what_is_no_key_is_refused(client: httpx.AsyncClient, store: JobSt
         ({"name": "x", "expires": 5}, "expires", "known here are name, owner, scopes, expires_in"),
     ],
 )
-async def test_a_wrong_wish_is_named(client: httpx.AsyncClient, body: Any, field: str, hint: str) -> None:
+async def test_a_wrong_field_of_a_key_is_named(client: httpx.AsyncClient, body: Any, field: str, hint: str) -> None:
     problem = check_problem(await client.post("/v1/keys", json=body), 422)
     found = {error["field"]: error["message"] for error in problem["errors"]}
     assert hint in found[field]
@@ -116,7 +116,7 @@ async def test_an_unknown_key_is_not_found(client: httpx.AsyncClient, key_id: st
     check_problem(await client.get("/v1/keys", params={"after": key_id}), 400)
 
 
-async def test_a_service_that_others_can_reach_takes_nobody_without_a_key(settings: Settings, store: JobStore) -> None:
+async def test_a_service_beyond_loopback_requires_keys(settings: Settings, store: JobStore) -> None:
     reachable = load_settings(redis_url=settings.redis_url, host="0.0.0.0")
     async with serving(reachable, ScriptedEngine()) as client:
         check_problem(await client.get("/v1/jobs"), 401)  # though there are no keys
@@ -136,9 +136,7 @@ async def test_a_service_that_others_can_reach_takes_nobody_without_a_key(settin
         ("", 403),
     ],
 )
-async def test_a_page_that_points_its_name_at_this_machine_reaches_nothing(
-    client: httpx.AsyncClient, store: JobStore, host: str, status: int
-) -> None:
+async def test_dns_rebinding_is_refused(client: httpx.AsyncClient, store: JobStore, host: str, status: int) -> None:
     response = await client.get("/v1/jobs", headers={"Host": host})
     assert response.status_code == status
     if status != 200:
@@ -147,7 +145,7 @@ async def test_a_page_that_points_its_name_at_this_machine_reaches_nothing(
     assert (await client.get("/v1/jobs", headers=keyed | {"Host": host})).status_code == 200
 
 
-async def test_while_the_store_is_away_nobody_is_let_in(settings: Settings) -> None:
+async def test_while_the_store_is_away_all_requests_are_refused(settings: Settings) -> None:
     away = settings.model_copy(update={"redis_url": "unix:///nowhere.sock"})
     async with serving(away, ScriptedEngine()) as client:
         for headers in ({}, bearer("rk_" + "0" * 16 + "_" + "0" * 64)):
@@ -156,7 +154,7 @@ async def test_while_the_store_is_away_nobody_is_let_in(settings: Settings) -> N
             assert response.headers["retry-after"] == "1"
 
 
-async def test_what_a_key_has_open_ends_when_it_is_revoked_and_nothing_else_does(
+async def test_revoking_a_key_ends_its_open_requests_and_no_others(
     client: httpx.AsyncClient, store: JobStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(authentication, "RECHECK_SECONDS", 0.05)

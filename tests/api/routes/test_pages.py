@@ -12,7 +12,7 @@ from tests.scripted import ScriptedEngine
 from workers.config.settings import Settings, load_settings
 
 
-async def test_the_page_and_all_that_it_names_are_served_without_a_key(settings: Settings) -> None:
+async def test_the_page_and_all_its_files_are_served_without_a_key(settings: Settings) -> None:
     locked = settings.model_copy(update={"api_keys": ("0123456789abcdef",)})
     locked = Settings.model_validate(locked.model_dump())
     async with serving(locked, ScriptedEngine()) as client:
@@ -35,7 +35,7 @@ async def test_the_page_and_all_that_it_names_are_served_without_a_key(settings:
         }
 
 
-async def test_a_browser_asks_again_and_gets_only_what_changed(client: httpx.AsyncClient) -> None:
+async def test_unchanged_files_are_answered_304(client: httpx.AsyncClient) -> None:
     first = await client.get("/dashboard/page.css")
     assert first.headers["cache-control"] == "no-cache"
     again = await client.get("/dashboard/page.css", headers={"If-None-Match": first.headers["etag"]})
@@ -44,12 +44,12 @@ async def test_a_browser_asks_again_and_gets_only_what_changed(client: httpx.Asy
     assert (other.status_code, other.content) == (200, first.content)
 
 
-async def test_nothing_else_of_the_disk_can_be_asked_for(client: httpx.AsyncClient) -> None:
+async def test_no_other_files_are_served(client: httpx.AsyncClient) -> None:
     for path in ("/dashboard/", "/dashboard/none.js", "/dashboard/../app.py", "/dashboard/%2e%2e/app.py"):
         assert (await client.get(path)).status_code == 404, path
 
 
-async def test_the_page_runs_nothing_from_elsewhere_and_nothing_inline(client: httpx.AsyncClient) -> None:
+async def test_the_page_has_no_foreign_and_no_inline_scripts(client: httpx.AsyncClient) -> None:
     policy = (await client.get("/")).headers["content-security-policy"]
     assert "default-src 'self'" in policy
     assert "unsafe" not in policy
@@ -63,7 +63,7 @@ async def test_the_page_runs_nothing_from_elsewhere_and_nothing_inline(client: h
     assert not re.findall(r"\sstyle=|\son\w+=|<script>|<style", page)
 
 
-async def test_the_documentation_is_served_from_here_without_a_key(settings: Settings) -> None:
+async def test_the_documentation_is_served_locally_without_a_key(settings: Settings) -> None:
     locked = load_settings(redis_url=settings.redis_url, api_keys="0123456789abcdef")
     async with serving(locked, ScriptedEngine()) as client:
         page = await client.get("/docs")

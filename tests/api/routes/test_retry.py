@@ -22,7 +22,9 @@ async def failed(client: httpx.AsyncClient, store: JobStore) -> str:
     return job_id
 
 
-async def test_a_failed_job_is_queued_again_and_its_stream_goes_on(client: httpx.AsyncClient, store: JobStore) -> None:
+async def test_a_failed_job_is_queued_again_and_its_stream_continues(
+    client: httpx.AsyncClient, store: JobStore
+) -> None:
     job_id = await failed(client, store)
     response = await client.post(f"/v1/jobs/{job_id}/retry")
     assert (response.status_code, response.json()["status"], response.json()["error"]) == (202, "queued", None)
@@ -35,7 +37,7 @@ async def test_a_failed_job_is_queued_again_and_its_stream_goes_on(client: httpx
     assert events[3]["data"] == {"reason": "retry"}
 
 
-async def test_what_has_not_failed_is_not_retried(client: httpx.AsyncClient) -> None:
+async def test_a_job_that_has_not_failed_is_not_retried(client: httpx.AsyncClient) -> None:
     response = await client.post(f"/v1/jobs/{await submitted(client)}/retry")
     assert (response.status_code, response.json()["type"]) == (409, "urn:reasoner:problem:not-retryable")
     assert "queued" in response.json()["detail"]

@@ -23,9 +23,7 @@ async def test_models_are_those_of_the_engine(client: httpx.AsyncClient) -> None
     assert [(model["id"], model["kind"]) for model in models] == [("policy", "generate"), ("prm", "classify")]
 
 
-async def test_metrics_agree_with_what_happened(
-    client: httpx.AsyncClient, work: Callable[[str], Awaitable[None]]
-) -> None:
+async def test_metrics_agree_with_the_jobs(client: httpx.AsyncClient, work: Callable[[str], Awaitable[None]]) -> None:
     job_id = await submitted(client, seed=1)
     await work(job_id)
     await submitted(client)
@@ -48,7 +46,7 @@ async def test_metrics_agree_with_what_happened(
     assert samples["reasoner_http_requests_total", "GET", "/v1/jobs/{job_id}", "200"] >= 1
 
 
-async def test_a_sane_request_id_is_kept_and_another_is_replaced(client: httpx.AsyncClient) -> None:
+async def test_a_well_formed_request_id_is_kept_and_any_other_replaced(client: httpx.AsyncClient) -> None:
     kept = await client.get("/healthz", headers={"X-Request-ID": "abc-1"})
     replaced = await client.get("/healthz", headers={"X-Request-ID": "no spaces, please"})
     assert kept.headers["x-request-id"] == "abc-1"

@@ -27,7 +27,7 @@ SECRET = "whsec_" + "A" * 43 + "="
     ],
 )
 @pytest.mark.parametrize("batch", [False, True])
-async def test_one_that_cannot_be_is_refused_with_what_would_be_right(
+async def test_an_impossible_webhook_is_refused_with_the_reason(
     settings: Settings, configured: dict[str, Any], webhook: Any, message: str, batch: bool
 ) -> None:
     settings = settings.model_validate(settings.model_dump() | configured)
@@ -41,7 +41,7 @@ async def test_one_that_cannot_be_is_refused_with_what_would_be_right(
     assert message in problem["message"]
 
 
-async def test_one_that_can_be_is_echoed_and_has_no_delivery_before_the_end(settings: Settings) -> None:
+async def test_a_webhook_is_echoed_and_has_no_delivery_before_the_end(settings: Settings) -> None:
     settings = settings.model_validate(settings.model_dump() | {"webhook_secret": SECRET})
     async with serving(settings, ScriptedEngine()) as client:
         job = (await client.post("/v1/jobs", json={"problem": "?", "webhook": "https://example.com/hook"})).json()
@@ -50,5 +50,5 @@ async def test_one_that_can_be_is_echoed_and_has_no_delivery_before_the_end(sett
     assert ended.json()["delivery"] == {"state": "pending", "attempts": 0, "error": None}
 
 
-def test_the_command_line_names_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_command_line_sends_a_webhook(monkeypatch: pytest.MonkeyPatch) -> None:
     assert sent(monkeypatch, "--webhook", "https://example.com/hook")["webhook"] == "https://example.com/hook"
