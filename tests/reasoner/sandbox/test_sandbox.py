@@ -351,7 +351,7 @@ async def test_where_there_is_no_lock_nothing_runs(monkeypatch: pytest.MonkeyPat
     )
     monkeypatch.setattr("reasoner.sandbox.runner._MAIN", script)
     marker = tmp_path / "ran"
-    with pytest.raises(SandboxRefused, match="no filter of system calls"):
+    with pytest.raises(SandboxRefused, match="no system call filter"):
         await run_tests(f"open({str(marker)!r}, 'w')", ["assert True"], QUICK)
     assert not marker.exists()
     unlocked = await run_tests("def f(x):\n    return 4", [FAKES], QUICK, locked=False)
