@@ -1,9 +1,8 @@
-"""The picture of an evaluation: accuracy against total tokens, one line for each strategy.
+"""Chart of an evaluation: accuracy against total tokens, one line per strategy.
 
-Two panels share their axes: choices among the samples of a pool, and searches that ran live. Greedy decoding, majority
-and the ceiling, pass@N, are in both, so that a line is never far from what it is to be compared with. Lines are named
-where they end; colours are told apart with any kind of colour vision, and shapes and dashes tell them apart in black
-and white.
+Two panels share their axes: choices among the samples of a pool, and live searches. Greedy decoding, majority voting
+and the ceiling, pass@N, are in both as references. Labels stand at the ends of lines; colours suit all kinds of colour
+vision, and markers and dashes distinguish lines in black and white.
 """
 
 from __future__ import annotations
@@ -20,11 +19,11 @@ COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 MARKERS = "osD^vP*X<>"
 GREY = "#777777"
 GAP = 0.032
-"""Least distance between two names, in heights of the panel."""
+"""Minimum distance between two labels as a fraction of the panel's height."""
 
 
 def draw(rows: Sequence[Row], pooled: Collection[str], title: str, path: Path) -> None:
-    """Writes a PNG. Tokens include the verifier's; the bars are 95 % intervals; ``pooled`` names the left panel's."""
+    """Write a PNG. Tokens include the verifier's, bars are 95 % intervals, ``pooled`` strategies are on the left."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -72,7 +71,7 @@ def draw(rows: Sequence[Row], pooled: Collection[str], title: str, path: Path) -
 
 
 def _line(panel: Any, name: str, line: Sequence[Row], place: int) -> tuple[float, float, str, str]:
-    """Draws one line; answers where it ends, its name and its colour."""
+    """Draw one line; return its end point, label and colour."""
     colour, style, marker = (
         COLOURS[place % len(COLOURS)],
         ("-", "--", ":")[place // len(COLOURS) % 3],
@@ -108,7 +107,7 @@ def _line(panel: Any, name: str, line: Sequence[Row], place: int) -> tuple[float
 
 
 def _name(panel: Any, ends: Sequence[tuple[float, float, str, str]], right: float) -> None:
-    """Writes the names beside the ends of their lines, one below the other where they would touch."""
+    """Write the labels beside the ends of their lines, spread vertically where they would overlap."""
     places = [y for _, y, _, _ in ends]
     order = sorted(range(len(ends)), key=lambda index: places[index])
     least = 0.01

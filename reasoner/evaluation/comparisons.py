@@ -1,5 +1,5 @@
-"""What an evaluation says about its strategies: against greedy decoding, against majority at equal tokens, against
-themselves without a stopping rule, and against a larger model at equal FLOPs. All on the same problems."""
+"""Comparisons of strategies on the same problems: with greedy decoding, with majority voting at equal tokens, with the
+same strategy without a stopping rule, and with a larger model at equal FLOPs."""
 
 from __future__ import annotations
 
@@ -16,8 +16,10 @@ from reasoner.evaluation.statistics import Bootstrap, CostCurve, Estimate, Probl
 
 @dataclass(frozen=True, slots=True)
 class StrategyComparison:
-    """``difference`` of accuracies with a 95 % interval (paired bootstrap over problems), and how many times the
-    baseline's cost it took. ``what`` says what both sides have in common."""
+    """Difference of two accuracies with a 95 % interval (paired bootstrap over problems), and the ratio of costs.
+
+    ``what`` names what both sides have in common.
+    """
 
     strategy: str
     n: int
@@ -27,15 +29,15 @@ class StrategyComparison:
     low: float
     high: float
     cost: float
-    """Ours over theirs: tokens, or FLOPs where models differ."""
+    """Ratio of the costs of strategy and baseline: tokens, or FLOPs if the models differ."""
     note: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class TokenSaving:
-    """How many times the strategy's tokens majority needs for the same accuracy, with a 95 % interval.
+    """Ratio of majority voting's tokens to the strategy's at the same accuracy, with a 95 % interval.
 
-    ``bound``: majority did not get there with the samples that it had, so the true number is larger.
+    ``bound``: majority did not reach this accuracy with its samples, so that the true ratio is larger.
     """
 
     strategy: str
@@ -47,7 +49,7 @@ class TokenSaving:
 
 
 class Results:
-    """Runs, ordered by model, strategy and n, on the problems that every one of them has."""
+    """The runs of an evaluation by model, strategy and n, on the problems that all of them have."""
 
     def __init__(self, runs: Sequence[Run], plan: EvaluationPlan) -> None:
         self.plan = plan
@@ -59,11 +61,11 @@ class Results:
         self._bootstrap = Bootstrap(len(self.problems))
 
     def rows(self) -> list[Row]:
-        """The table: what was asked for, in the order of the plan, the larger models and pass@n, the ceiling."""
+        """Return the rows of the table: the plan's strategies in order, the larger models, and pass@n."""
         return [sheet.row() for sheet in self._asked()]
 
     def comparisons(self) -> list[StrategyComparison]:
-        """Every case against each baseline that the runs hold."""
+        """Return the comparisons of every case with each baseline that was run."""
         return [claim for case, n, sheet in self._cases() for claim in self._claims(case, n, sheet)] + [
             claim
             for model in self.plan.against
@@ -72,7 +74,7 @@ class Results:
         ]
 
     def savings(self) -> list[TokenSaving]:
-        """The iso-accuracy ratio of tokens of every case but majority itself."""
+        """Return the token ratio at equal accuracy of every case except majority voting."""
         curve = self._curve(MAJORITY, "bill", "correct")
         if curve is None:
             return []
@@ -91,8 +93,6 @@ class Results:
             "comparisons": [asdict(claim) for claim in self.comparisons()],
             "savings": [asdict(saving) for saving in self.savings()],
         }
-
-    # Which sheets there are.
 
     def _sheet(self, strategy: str, n: int, model: str | None = None) -> ProblemScores | None:
         return self._sheets.get((model or self.plan.model, strategy, n))
@@ -121,8 +121,6 @@ class Results:
             (sheet.total_tokens if cost == "bill" else sheet.column(cost), sheet.column(value)) for _, sheet in sheets
         ]
         return CostCurve(points, self._bootstrap) if points else None
-
-    # What is compared.
 
     def _claims(self, case: StrategyCase, n: int, sheet: ProblemScores) -> Iterator[StrategyComparison]:
         greedy = self._sheet(GREEDY, 1)
@@ -159,7 +157,7 @@ class Results:
         )
 
     def _at_equal_flops(self, case: StrategyCase, model: str) -> Iterator[StrategyComparison]:
-        """The small model's strategy, interpolated to the FLOPs of the large model's greedy decoding."""
+        """Yield the comparison with a large model's greedy decoding, interpolated to its FLOPs."""
         large = self._sheet(GREEDY, 1, model)
         curve = self._curve(case.label, "flops", "correct")
         if large is None or curve is None:
@@ -181,7 +179,7 @@ class Results:
 
 
 def _beyond(curve: CostCurve, cost: Values, name: str) -> tuple[float, str]:
-    """How many times the cost of the curve's nearest point this is: 1 where the curve reaches that far."""
+    """Return the ratio of ``cost`` to the nearest cost of the curve (1 within its range), and a note."""
     least, most = float(np.exp(curve.costs[0, 0])), float(np.exp(curve.costs[-1, 0]))
     if cost[0] > most:
         return float(cost[0]) / most, f"{name} ends before that"

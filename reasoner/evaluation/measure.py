@@ -1,7 +1,7 @@
-"""Runs a plan on the problems of a suite, piece by piece, and goes on where an earlier run of it stopped.
+"""Run a plan on the problems of a suite, item by item, and resume where an earlier run stopped.
 
-Before each stage the engine's cache is emptied, so that every case pays for itself. An engine that is away or busy is
-asked again, and the job goes on from its journal; nothing that an engine failed at is ever counted as a wrong answer.
+The engine's cache is cleared before each stage, so that no case profits from another. If the engine is unavailable or
+busy, the request is retried and the job resumes from its journal: an engine failure never counts as a wrong answer.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from reasoner.run import open_search, run_job
 from reasoner.strategies.registry import STRATEGIES
 from reasoner.subprocess_pool import keep_workers_alive
 
-PAUSES = (1.0, 2.0, 4.0, 8.0, 16.0)
-"""Seconds between attempts at a piece whose engine is away or busy."""
+RETRY_DELAYS_SECONDS = (1.0, 2.0, 4.0, 8.0, 16.0)
+"""Delays between attempts at an item while the engine is unavailable or busy."""
 
 Advance = Callable[[Stage, int, int], None]
 """(stage, problems done, problems)"""
@@ -35,7 +35,7 @@ Advance = Callable[[Stage, int, int], None]
 
 @dataclass(frozen=True, slots=True)
 class EvaluationContext:
-    """What all pieces share."""
+    """Everything that the items of an evaluation share."""
 
     suite: Suite
     plan: EvaluationPlan
@@ -45,7 +45,7 @@ class EvaluationContext:
     sampling: Sampling
     concurrency: int
     calibration: Calibration | None
-    """For ``auto``; by default that of the bundled models."""
+    """Calibration for ``auto``; ``None`` for that of the bundled models."""
 
     @classmethod
     async def of(
@@ -58,7 +58,7 @@ class EvaluationContext:
         concurrency: int,
         calibration: Calibration | None = None,
     ) -> EvaluationContext:
-        """Asks the engine what it serves. Raises ``InvalidRequest`` where a model of the plan is missing."""
+        """Create with the engine's models. Raises ``InvalidRequest`` if it does not serve a model of the plan."""
         engine = LeaselessEngine(engine)
         models = {info.id: info for info in await engine.models()}
         strategies = [STRATEGIES[case.name] for case in (*plan.pooled, *plan.live)]
@@ -83,7 +83,7 @@ class EvaluationContext:
 
 
 def is_incomplete(suite: Suite, plan: EvaluationPlan, file: RunFile) -> bool:
-    """Whether the file lacks anything of the plan."""
+    """Return True if the file lacks any item of the plan."""
     done = file.done()
     return any(
         (stage.name, stage.seed, problem.id) not in done for stage in plan.stages() for problem in suite.problems
@@ -91,8 +91,7 @@ def is_incomplete(suite: Suite, plan: EvaluationPlan, file: RunFile) -> bool:
 
 
 async def evaluate(setting: EvaluationContext, file: RunFile, advance: Advance) -> None:
-    """Adds every piece of the plan to the file that it does not hold yet. Raises the engine's errors: what is done is
-    in the file, and the same call goes on from there."""
+    """Add every missing item of the plan to the file. Raises the engine's errors; the same call then resumes."""
     done = file.done()
     problems = setting.suite.problems
     with keep_workers_alive():
@@ -128,7 +127,7 @@ async def _stage(
 
 async def _piece(setting: EvaluationContext, stage: Stage, problem: Problem) -> FinishedItem:
     journal = MemoryJournal()
-    for pause in (*PAUSES, None):
+    for pause in (*RETRY_DELAYS_SECONDS, None):
         try:
             runs = await (_pool if stage.case is None else _live)(setting, stage, problem, journal)
         except EngineUnavailable:

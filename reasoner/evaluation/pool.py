@@ -1,12 +1,11 @@
-"""One pool of samples for each problem and seed, and the strategies that decide on draws from it.
+"""One pool of samples per problem and seed, and the strategies that decide on draws from it.
 
-Voting and picking the best are different decisions on the same samples. So the samples are made and scored once, at the
-largest n, and each strategy runs on many draws of n of them, without putting back: its own code, on a search that takes
-its branches from the pool. Accuracies at all n and of all strategies then differ by what they decide alone.
+Voting and picking the best are different decisions on the same samples. So the samples are generated and scored once,
+at the largest n, and each strategy runs its own code on many draws of n of them without replacement, with a search that
+takes its branches from the pool. Accuracies of all strategies and all n then differ by the decisions alone.
 
-A draw is billed as a job of its own. The pool hands branches over as an engine does that decodes all of them in step:
-in order of length, counted from when each was asked for. A strategy that stops early pays for what its other branches
-had by then.
+Each draw is billed like a job of its own. The pool returns branches like an engine that decodes all of them in step: in
+order of length, counted from the request. A strategy that stops early pays for the tokens its other branches had then.
 """
 
 from __future__ import annotations
@@ -32,15 +31,18 @@ from reasoner.strategies.registry import STRATEGIES, parse_params
 from reasoner.tree import Node, Reason
 
 NUM_DRAWS = 64
-"""Draws for each strategy and n."""
-DRAWS_OF_ALL = 8
-"""Draws at the pool's own size, which differ in order alone."""
+"""Number of draws for each strategy and n."""
+NUM_FULL_DRAWS = 8
+"""Number of draws of the whole pool, which differ only in order."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """A solution of the pool. ``prefixes`` name the beginnings of its tokens: two samples share as many names as they
-    share first tokens, which is what a verifier computes once."""
+    """A solution of the pool.
+
+    ``prefixes`` are ids of the prefixes of its tokens. Two samples have as many ids in common as leading tokens, which
+    a verifier computes once.
+    """
 
     node: Node
     right: bool
@@ -52,23 +54,23 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class SamplePool:
-    """The samples of one problem with one seed, and what they cost together."""
+    """The samples of one problem with one seed, and their total usage."""
 
     spec: JobSpec
     root: Node
     samples: tuple[Sample, ...]
     usage: Usage
     parameters: tuple[int, int]
-    """Weights of the policy and of the verifier."""
+    """Number of weights of the policy and of the verifier."""
     verifier_cost: tuple[float, float]
-    """(tokens of the question, part of the tokens shared by samples that its cache spared it). A cache shares whole
-    pages, so it spares less than all; the part is what makes the bill of the whole pool come out."""
+    """(tokens of the question, fraction of the samples' shared tokens that the verifier's cache saved). A cache shares
+    whole pages and so saves less than all; the fraction reproduces the bill of the whole pool."""
 
     @classmethod
     def of(cls, search: Search, right: Mapping[Node, bool], parameters: tuple[int, int]) -> SamplePool:
-        """From a search whose root has only finished children; ``right`` says which of them pass the suite's rule."""
+        """Create from a search whose root has only finished children; ``right`` tells which pass the suite's check."""
         names: dict[tuple[int, int], int] = {}
-        nodes = sorted(search.root.children, key=lambda node: node.path)  # not in the order in which they came
+        nodes = sorted(search.root.children, key=lambda node: node.path)  # not in order of arrival
         samples = tuple(
             Sample(node, right[node], node.reason, node.scores, node.score, _prefixes(node.written, names))
             for node in nodes
@@ -85,19 +87,19 @@ class SamplePool:
 
 
 def _prefixes(tokens: Sequence[int], names: dict[tuple[int, int], int]) -> frozenset[int]:
-    found, at = [], 0
+    prefixes, prefix = [], 0
     for token in tokens:
-        at = names.setdefault((at, token), len(names) + 1)
-        found.append(at)
-    return frozenset(found)
+        prefix = names.setdefault((prefix, token), len(names) + 1)
+        prefixes.append(prefix)
+    return frozenset(prefixes)
 
 
 class NotInPool(ValueError):
-    """The strategy asked for something that a pool of samples does not hold: it has to run live."""
+    """The strategy needs something that a pool of samples does not have, so it has to run live."""
 
 
 class PoolSearch(Search):
-    """A search whose branches come from a draw of the pool, and whose bill is what they would have cost."""
+    """A search whose branches come from a draw of the pool, billed as if they had been generated."""
 
     def __init__(self, pool: SamplePool, drawn: Sequence[Sample]) -> None:
         self.spec = pool.spec
@@ -105,7 +107,7 @@ class PoolSearch(Search):
         self.root = Node(path=(), parent=None, prefix=pool.root.prefix)
         self.tokens = 0
         self.begun: list[Sample] = []
-        """Those that the strategy asked for."""
+        """Samples that the strategy has requested."""
         self._left = list(reversed(drawn))
         self._of = {sample.node: sample for sample in drawn}
         self._known: set[int] = set()
@@ -114,7 +116,7 @@ class PoolSearch(Search):
 
     @property
     def verifier_tokens(self) -> float:
-        """What the verifier would have computed for the branches that were scored."""
+        """Tokens that the verifier would have computed for the scored branches."""
         shared = self._scored_tokens - len(self._known)
         return self._question + self._scored_tokens - self._spared * shared if self._scored_tokens else 0.0
 
@@ -129,7 +131,7 @@ class PoolSearch(Search):
         return self._of[node]
 
     def take(self) -> Node | None:
-        """The next branch of the draw, as it was before anything was done to it; ``None`` when all have been begun."""
+        """Return the next branch of the draw, reset to its initial state; ``None`` if none is left."""
         if not self._left:
             return None
         sample = self._left.pop()
@@ -156,12 +158,12 @@ class PoolSearch(Search):
 
 
 class PoolStream(Stream):
-    """Hands over the branches of a draw in the order in which they would end if all were decoded in step."""
+    """Returns the branches of a draw in the order in which they would end if all were decoded in step."""
 
     def __init__(self, search: PoolSearch) -> None:
         self._search = search
         self._running: list[tuple[int, int, Node]] = []
-        """(time at which it ends, in tokens; order; branch)"""
+        """Heap of (end time in tokens, order, branch)."""
         self._now = 0
 
     def complete(
@@ -177,13 +179,13 @@ class PoolStream(Stream):
     ) -> int:
         counts = [n] * len(parents) if isinstance(n, int) else n
         if greedy or until or limit or watch or any(parent is not self._search.root for parent in parents):
-            raise NotInPool("a pool holds samples of whole solutions that nobody watched")
+            raise NotInPool("a pool holds samples of whole solutions, without monitoring")
         for begun in range(sum(counts)):
             node = self._search.take()
             if node is None:
                 return begun
             if confidence is not None and node.tokens and not node.confidence:
-                raise NotInPool("the samples of this pool do not tell how sure the model was")
+                raise NotInPool("the samples of this pool have no token confidences")
             heapq.heappush(self._running, (self._now + node.tokens, len(self._search.begun), node))
         return sum(counts)
 
@@ -215,7 +217,7 @@ class PoolStream(Stream):
 def draws(size: int, n: int, rng: random.Random) -> Iterator[list[int]]:
     """Draws of ``n`` out of ``size`` without putting back: neighbours in random orders of all, so that samples are in
     about equally many."""
-    count = NUM_DRAWS if n < size else DRAWS_OF_ALL
+    count = NUM_DRAWS if n < size else NUM_FULL_DRAWS
     while True:
         order = rng.sample(range(size), size)
         for start in range(0, size - n + 1, n):

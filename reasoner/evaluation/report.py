@@ -1,4 +1,4 @@
-"""What an evaluation leaves in its folder: ``results.json``, ``table.md`` and ``chart.png``."""
+"""The files that an evaluation writes into its folder: ``results.json``, ``table.md`` and ``chart.png``."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ SAVING_HEADINGS = ("strategy", "N", "times its tokens", "95 % interval")
 
 
 def write(folder: Path, results: Results, document: dict[str, Any], command: str) -> None:
-    """Writes the three files. ``document`` is what ``--json`` prints."""
+    """Write the three files. ``document`` is the output of ``--json``."""
     (folder / "results.json").write_text(json.dumps(document, indent=2) + "\n")
     rows, settings = results.rows(), document["settings"]
     told = ", ".join(f"{name} {value}" for name, value in settings.items() if value not in (None, "", []))

@@ -1,4 +1,4 @@
-"""Makes the table of ``auto``: measures, fits the curve, measures the strategies that stop by it, fits the stages."""
+"""Create the calibration of ``auto``: measure the pools, fit the curve, measure the stages with it, fit the stages."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from reasoner.search.model_selection import policy_selector, verifier_selector
 
 CONFIDENCE = 0.8
 WORTH = 3_000
-"""Tokens that one more right answer may cost."""
+"""Tokens that one additional right answer is worth."""
 
 
 async def calibrate(
@@ -29,7 +29,7 @@ async def calibrate(
     concurrency: int,
     progress: Callable[[int, int], None],
 ) -> Calibration:
-    """The table for the engine's only policy and its only verifier; ``progress(done, total)`` counts runs.
+    """Return the table for the engine's only policy and only verifier; ``progress(done, total)`` counts runs.
 
     The curve is fitted on the pools, and the strategies run with it. How well it holds is measured on the half of the
     problems that a curve of the other half has not seen. Raises ``CalibrationError`` for measurements of something else
@@ -72,7 +72,7 @@ async def calibrate(
             stages,
             engine,
             file,
-            seed=seed if stop is None else seed + 1,  # the noise of the pool would bring the pool's solutions again
+            seed=seed if stop is None else seed + 1,  # the pool's seed would reproduce the pool's solutions
             concurrency=concurrency,
             calibration=stop,
             progress=advance,

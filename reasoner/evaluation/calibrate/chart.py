@@ -1,4 +1,4 @@
-"""The picture of a calibration: whether probabilities hold, and what is spent on questions of each difficulty."""
+"""Chart of a calibration: reliability of its probabilities, and tokens and accuracy by difficulty."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from reasoner.confidence.calibration import Bin, Calibration
 
 
 def draw_calibration(table: Calibration, path: Path) -> None:
-    """Writes a PNG: the reliability diagram (areas are weights), and tokens and accuracy of each bin."""
+    """Write a PNG with the reliability diagram (areas are weights), and tokens and accuracy of each bin."""
     import matplotlib
 
     matplotlib.use("Agg")

@@ -1,4 +1,4 @@
-"""Fits the table of ``auto`` to trials: the curve of what is right, and the stages for each difficulty.
+"""Fit the calibration of ``auto`` to trials: the curve of probabilities, and the stages for each difficulty.
 
 What ``auto`` would have done with some stages is simulated on the trials, by the same rules: the probe is the head of a
 problem's pool, a vote takes the pool's next samples, another strategy brings the candidates and the bill of its own
@@ -26,15 +26,15 @@ Stages = tuple[StrategySpec, ...]
 Array = NDArray[np.float64]
 
 EDGES = (0.02, 0.1, 0.3, 0.6, 1.0)
-"""Difficulties that a table tells apart: the probability, after the probe, that the answer is right."""
+"""Upper edges of the bins of difficulty: the probability after the probe that the answer is right."""
 LAST = 0.999999
-"""Probabilities up to 1 are in the last bin."""
+"""Probabilities above this are clipped to it, so that 1 is in the last bin."""
 FEWEST = 12
-"""Problems that a bin must have; a smaller one is joined to the next."""
+"""Minimum number of problems of a bin; a smaller one is merged with the next."""
 PROBE = 2
-"""Two samples are the least that can agree. A tree search goes on from their steps."""
+"""Samples of the probe: two are the fewest that can agree."""
 PREFIXES = (1, 2, 3, 4, 6, 8, 12, 16)
-"""Sizes of the parts of a pool that the curve is fitted on."""
+"""Sizes of the pool prefixes on which the curve is fitted."""
 RIDGE = 1e-4
 
 
@@ -47,7 +47,7 @@ TREES: tuple[StrategySpec, ...] = (
     stage("best_first", 8),
     stage("beam", 16, expansions=4),
 )
-"""Each is run on every problem of the fit."""
+"""Tree searches, each measured on every problem of the fit."""
 MENU: tuple[Stages, ...] = (
     (),
     VOTES[:2],
@@ -55,7 +55,7 @@ MENU: tuple[Stages, ...] = (
     VOTES,
     *((tree,) for tree in TREES),
 )
-"""What a bin may choose from."""
+"""Stages that a bin can select from."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,14 +73,14 @@ class Measured:
 
 @dataclass(frozen=True, slots=True)
 class Path:
-    """What came of some stages on one problem."""
+    """Simulated result of a sequence of stages on one problem."""
 
     right: bool
     tokens: float
 
 
 def gather(trials: Iterable[Trial]) -> list[Measured]:
-    """The trials by problem; problems without a pool are left out."""
+    """Group the trials by problem; problems without a pool are omitted."""
     by_problem: dict[str, dict[str, Trial]] = defaultdict(dict)
     for trial in trials:
         by_problem[trial.problem][trial.stage] = trial
@@ -92,9 +92,6 @@ def gather(trials: Iterable[Trial]) -> list[Measured]:
         costs = [one.verified for one in pool.candidates if one.score is not None] or [0]
         measured.append(Measured(pool.suite, tuple(pool.candidates), max(costs) - median(costs), median(costs), found))
     return measured
-
-
-# The curve.
 
 
 def fit_curve(problems: Sequence[Measured]) -> Curve:
@@ -109,7 +106,7 @@ def fit_curve(problems: Sequence[Measured]) -> Curve:
 
 
 def examples(problems: Sequence[Measured]) -> tuple[Array, Array, Array]:
-    """Features, whether the answer is right, and weights that sum to 1."""
+    """Return features, correctness (0 or 1), and weights that sum to 1."""
     rows, right, weight = [], [], []
     of_suite = Counter(problem.suite for problem in problems)
     for problem in problems:
@@ -128,7 +125,7 @@ def examples(problems: Sequence[Measured]) -> tuple[Array, Array, Array]:
 
 
 def believed(candidates: Sequence[Candidate]) -> list[tuple[Evidence, bool]]:
-    """The answers of some candidates, each with what speaks for it, and whether it is right."""
+    """Return the distinct answers of the candidates, each with its evidence and its correctness."""
     groups: dict[str, list[Candidate]] = defaultdict(list)
     for candidate in candidates:
         if candidate.answer is not None:
@@ -140,7 +137,7 @@ def believed(candidates: Sequence[Candidate]) -> list[tuple[Evidence, bool]]:
 
 
 def veiled(pool: Sequence[Candidate], known: Iterable[str | None] = ()) -> list[Candidate]:
-    """Samples as ``auto`` sees them: one of each answer has a score, and none of an answer that has one already."""
+    """Return samples as ``auto`` sees them: only the first of each answer not in ``known`` has a score."""
     seen = set(known)
     shown = []
     for one in pool:
@@ -150,7 +147,7 @@ def veiled(pool: Sequence[Candidate], known: Iterable[str | None] = ()) -> list[
 
 
 def reliability(curve: Curve, problems: Sequence[Measured]) -> Reliability:
-    """How the curve does on these problems."""
+    """Measure the reliability of the curve on these problems."""
     rows, right, weight = examples(problems)
     odds = rows @ np.array([getattr(curve, name) for name in FEATURES])
     predicted = _logistic(odds)
@@ -194,11 +191,8 @@ def _logistic(odds: Array) -> Array:
     return 0.5 * (1.0 + np.tanh(0.5 * odds))
 
 
-# The stages.
-
-
 def fit_stages(problems: Sequence[Measured], curve: Curve, *, confidence: float, worth: float) -> list[Bin]:
-    """The bins, each with the stages that are worth most there."""
+    """Return the bins, each with its most valuable stages."""
     bins = []
     for below, members in _bins(problems, curve):
         weights = _weights(members, problems)
@@ -217,7 +211,7 @@ def fit_stages(problems: Sequence[Measured], curve: Curve, *, confidence: float,
 
 
 def simulate(problem: Measured, stages: Stages, curve: Curve, confidence: float) -> Path:
-    """What ``auto`` would have done with these stages."""
+    """Simulate ``auto`` with these stages."""
     drawn = min(PROBE, len(problem.pool))
     have = veiled(problem.pool[:drawn])
     tokens = problem.head + _cost(problem, have)
@@ -241,7 +235,7 @@ def _cost(problem: Measured, samples: Sequence[Candidate]) -> float:
 
 
 def _belief(curve: Curve, candidates: Sequence[Candidate]) -> tuple[float, bool]:
-    """The probability of the likeliest answer, and whether it is right."""
+    """Return the probability of the most probable answer, and its correctness."""
     answers = believed(candidates)
     evidence = [one for one, _ in answers]
     return max(

@@ -1,7 +1,7 @@
-"""What ``reasoner calibrate`` measures: for each problem a pool of scored samples, and every stage that may be chosen.
+"""Measurements of ``reasoner calibrate``: for each problem a pool of scored samples, and every selectable stage.
 
-A trial is one run on one problem: its candidates with scores, whether they are right, and its bill. All are kept in a
-file, a line each, so that a run that was interrupted goes on where it was.
+A trial is one run on one problem: its candidates with scores and correctness, and its bill. Trials are kept in a file,
+one per line, so that an interrupted measurement can be resumed.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ POOL = StrategySpec.model_validate({"name": "best_of_n", "n": 16})
 GYM_SEED = 1_000_003
 """Seed of the problems that reasoning-gym makes for a fit; evaluations begin at 0."""
 PER_STAGE = 50
-"""Draws for each problem wanted after which a level is taken to hold no more."""
+"""Draws per problem after which a level is considered exhausted."""
 
 
 class Candidate(StrictModel):
@@ -90,10 +90,10 @@ def problems_to_fit(suite: str, limit: int) -> list[Problem]:
 
 
 class TrialFile:
-    """The trials so far. The first line says what they were measured with; another setting is another file."""
+    """File of trials. The first line holds the settings of the measurement; other settings need another file."""
 
     def __init__(self, path: Path, setting: dict[str, Any]) -> None:
-        """Reads what is there. Raises ``CalibrationError`` when it was measured otherwise, or is no such file."""
+        """Read existing trials. Raises ``CalibrationError`` for other settings or an invalid file."""
         self._path = path
         self.trials: dict[tuple[str, str], Trial] = {}
         head = json.dumps(setting, sort_keys=True)
@@ -164,7 +164,7 @@ def get_problem_key(problem: Problem) -> str:
 
 
 def get_stage_name(stage: StrategySpec) -> str:
-    """A stage as a short text: the key of its trials."""
+    """Return the name of a stage, which is the key of its trials."""
     return " ".join([stage.name, *(f"{name}={value}" for name, value in sorted(stage.params.items()))])
 
 

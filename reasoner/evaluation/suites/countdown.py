@@ -1,7 +1,7 @@
 """Countdown: reach a target from a few numbers, each used exactly once, with + - * /.
 
 A state is the sorted tuple of the numbers left. ``reachable(state)`` is a bit mask of every value that uses them all,
-memoised over all problems, so that "can the target still be reached?" is exact and costs microseconds. Intermediate
+memoised over all problems, so that checking if the target is reachable is exact and costs microseconds. Intermediate
 results are positive whole numbers up to ``LIMIT``.
 """
 
@@ -25,7 +25,7 @@ LIMIT = 199
 SMALLEST, LARGEST = 1, 12
 TARGETS = range(10, 100)
 EASIEST = 0.4
-"""A problem in which a larger share of the first moves keeps the target in reach is too easy and never drawn."""
+"""Maximum fraction of first moves that keep the target reachable; problems with a larger one are too easy."""
 
 TEMPLATES = (
     "Use the numbers {numbers}, each exactly once, with + - * / to reach {target}.",
@@ -45,7 +45,7 @@ LARGEST_REMEMBERED = 4
 
 
 def generate_problem(split: Split, seed: int | str, level: str) -> Problem:
-    """A solvable problem of this split and level; the same arguments always give the same problem."""
+    """Generate a solvable problem of this split and level, deterministically from the arguments."""
     rng = random.Random(f"countdown/{split}/{level}/{seed}")
     size = int(level[1:])
     while True:
@@ -58,7 +58,7 @@ def generate_problem(split: Split, seed: int | str, level: str) -> Problem:
 
 
 def make_problem(numbers: Sequence[int], target: int, *, template: str = TEMPLATES[0], rng: random.Random) -> Problem:
-    """The problem with these numbers and this target, which must be reachable."""
+    """Return the problem with these numbers and this target, which must be reachable."""
     listed = ", ".join(map(str, numbers[:-1])) + f" and {numbers[-1]}"
     key = canonical(numbers, target)
     result = Problem(
@@ -82,7 +82,7 @@ def canonical(numbers: Sequence[int], target: int) -> str:
 
 
 def moves(numbers: Sequence[int]) -> Iterator[tuple[int, str, int, int]]:
-    """Every legal move (a, op, b, result) once, the larger number first."""
+    """Yield every legal move (a, op, b, result) once, with the larger number first."""
     seen: set[tuple[int, int]] = set()
     for i, x in enumerate(numbers):
         for y in numbers[i + 1 :]:
@@ -101,7 +101,7 @@ def moves(numbers: Sequence[int]) -> Iterator[tuple[int, str, int, int]]:
 
 
 def after(numbers: Sequence[int], a: int, b: int, result: int) -> list[int]:
-    """The numbers left: those not used, in their order, then the result."""
+    """Return the numbers left after a move: the unused ones in order, then the result."""
     left = list(numbers)
     left.remove(a)
     left.remove(b)
@@ -110,7 +110,7 @@ def after(numbers: Sequence[int], a: int, b: int, result: int) -> list[int]:
 
 
 def reachable(state: State) -> int:
-    """Bit v is set when the value v can be made from all numbers of the (sorted) state."""
+    """Return a bit mask in which bit v is set if v can be made from all numbers of the sorted state."""
     if len(state) == 1:
         return 1 << state[0]
     known = _MASKS.get(state)
@@ -123,7 +123,7 @@ def reachable(state: State) -> int:
 
 
 def odds(numbers: Sequence[int], target: int) -> float:
-    """The chance that moves drawn evenly from all legal ones end at the target."""
+    """Return the probability that uniformly random legal moves end at the target."""
     return _odds(tuple(sorted(numbers))).get(target, 0.0)
 
 
@@ -147,22 +147,22 @@ def can_reach(numbers: Sequence[int], target: int) -> bool:
 
 
 def open_share(numbers: Sequence[int], target: int) -> float:
-    """The share of the legal moves after which the target can still be reached."""
+    """Return the fraction of legal moves after which the target is still reachable."""
     return len(good_moves(numbers, target)) / sum(1 for _ in moves(numbers))
 
 
 def good_moves(numbers: Sequence[int], target: int) -> list[tuple[int, str, int, int]]:
-    """The moves (a, op, b, result) after which the target can still be reached."""
+    """Return the moves (a, op, b, result) after which the target is still reachable."""
     return [move for move in moves(numbers) if can_reach(after(numbers, move[0], move[2], move[3]), target)]
 
 
 def solution(problem: Problem, rng: random.Random) -> list[str]:
-    """Steps of a solution; every move is drawn evenly from those that keep the target in reach."""
+    """Return the steps of a solution, sampled uniformly from the moves that keep the target reachable."""
     return walk(problem, rng, stray=0.0)
 
 
 def walk(problem: Problem, rng: random.Random, *, stray: float, given: Sequence[str] = ()) -> list[str]:
-    """Steps of an attempt that takes any legal move, good or bad, with probability ``stray`` at each step.
+    """Return the steps of an attempt that takes any legal move with probability ``stray`` at each step.
 
     It starts with the given steps, which must be legal.
     """
@@ -192,7 +192,7 @@ def walk(problem: Problem, rng: random.Random, *, stray: float, given: Sequence[
 
 
 def check(problem: Problem, answer: str | None) -> bool:
-    """Whether the expression uses exactly the given numbers, once each, and reaches the target."""
+    """Return True if the expression uses each given number exactly once and reaches the target."""
     if answer is None or len(answer) > 200:
         return False
     try:
@@ -222,7 +222,7 @@ def _evaluate(node: ast.expr, used: list[int]) -> Fraction:
 
 
 def label_steps(problem: Problem, steps: Sequence[str]) -> list[bool]:
-    """For each step, whether the attempt is still right after it.
+    """Return for each step if the attempt is still right after it.
 
     A step is good when it is legal, its arithmetic and its list of numbers left are right and the target can still be
     reached; the boxed step is good when the answer checks. After the first bad step all steps are bad.
@@ -242,7 +242,7 @@ def label_steps(problem: Problem, steps: Sequence[str]) -> list[bool]:
 
 
 def apply(numbers: Sequence[int], step: str) -> list[int] | None:
-    """The numbers left after a legal and correct step, as written; None for any other text."""
+    """Return the numbers left after a legal and correct step, as written; ``None`` for any other text."""
     match = _STEP.fullmatch(step)
     if match is None:
         return None
@@ -254,6 +254,6 @@ def apply(numbers: Sequence[int], step: str) -> list[int] | None:
 
 
 def boxed(step: str) -> str | None:
-    """The content of a step that is one ``\\boxed{...}``."""
+    """Return the content of a step that is one ``\\boxed{...}``, else ``None``."""
     match = _BOXED.fullmatch(step)
     return match[1] if match else None

@@ -1,4 +1,4 @@
-"""Suites of problems: the two families that ship with Reasoner, files, and the tasks of reasoning-gym."""
+"""Registry of suites: the two bundled families, files, and the tasks of reasoning-gym."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ _FAMILIES: dict[str, ModuleType] = {"countdown": countdown, "words": words}
 
 
 def open_suite(where: str, *, limit: int, seed: int = 0) -> Suite:
-    """A bundled suite, a ``.jsonl`` file or ``reasoning-gym:TASK``, with at most ``limit`` problems.
+    """Open a bundled suite, a ``.jsonl`` file or ``reasoning-gym:TASK``, with at most ``limit`` problems.
 
-    Another ``seed`` makes other problems where they are made; a file has the ones that it has. Raises ``SuiteError``.
+    Another ``seed`` generates other problems, except from a file. Raises ``SuiteError``.
     """
     if where.startswith(PREFIX):
         return open_task(where.removeprefix(PREFIX), limit, seed)
@@ -52,7 +52,7 @@ async def _bundled(problem: Problem, answer: str, equal: Equivalence) -> bool:  
 
 
 def get_family(name: str) -> ModuleType:
-    """The module of a suite; ValueError with the known names for any other."""
+    """Return the module of a bundled suite. Raises ``ValueError`` for an unknown name."""
     try:
         return _FAMILIES[name]
     except KeyError:
@@ -60,10 +60,9 @@ def get_family(name: str) -> ModuleType:
 
 
 def load_problems(name: str, *, limit: int | None = None, seed: int = 0) -> list[Problem]:
-    """Held-out problems, all different, with the levels in turn so that every prefix is balanced.
+    """Return distinct held-out problems, cycling through the levels so that every prefix is balanced.
 
-    Another ``seed`` gives another draw from the held-out problems. Raises ValueError for an unknown name or a negative
-    limit.
+    Another ``seed`` samples other held-out problems. Raises ``ValueError`` for an unknown name or a negative limit.
     """
     suite = get_family(name)
     count = DEFAULT_SIZE if limit is None else limit
@@ -83,11 +82,11 @@ def load_problems(name: str, *, limit: int | None = None, seed: int = 0) -> list
 
 
 def check_answer(problem: Problem, answer: str | None) -> bool:
-    """Whether ``answer``, the content of the box, is right by the exact rule of the problem's suite."""
+    """Return True if ``answer``, the content of the box, passes the exact check of the problem's suite."""
     return bool(get_family(problem.suite).check(problem, answer))
 
 
 def label_steps(problem: Problem, steps: list[str]) -> list[bool]:
-    """Exact labels of the steps of an attempt: see the suite's own function."""
+    """Return for each step of an attempt if it is right so far, by the exact rule of the problem's suite."""
     labels: list[bool] = get_family(problem.suite).label_steps(problem, steps)
     return labels

@@ -1,4 +1,4 @@
-"""A suite as an evaluation uses it, wherever its problems come from: bundled, a file, or reasoning-gym."""
+"""The suite of an evaluation, whether bundled, from a file, or from reasoning-gym."""
 
 from __future__ import annotations
 
@@ -10,25 +10,25 @@ from reasoner.answers.equivalence import Equivalence
 from reasoner.evaluation.suites.problem import Problem
 
 Rule = Callable[[Problem, str, Equivalence], Awaitable[bool]]
-"""Whether an answer, the content of the box, is right."""
+"""Check of an answer, the content of the box: True if it is right."""
 
 
 @dataclass(frozen=True, slots=True)
 class Suite:
-    """Problems, the rule that says whether an answer is right, and how searches treat them."""
+    """Problems, the rule that checks answers, and the settings of searches on them."""
 
     name: str
     problems: Sequence[Problem]
     rule: Rule
     temperature: float
-    """At which searches sample, unless the evaluation says otherwise."""
+    """Default sampling temperature of searches."""
     answer: Literal["math", "text"]
-    """How candidates' answers are compared when they vote."""
+    """Comparison of candidates' answers in votes."""
 
     async def check(self, problem: Problem, answer: str | None, equal: Equivalence) -> bool:
-        """Whether the answer is right; none is not."""
+        """Return True if the answer is right; no answer is not."""
         return answer is not None and await self.rule(problem, answer, equal)
 
 
 class SuiteError(ValueError):
-    """The suite cannot be opened; the message names the place and what would be right."""
+    """The suite cannot be opened; the message names the place and a correction."""
