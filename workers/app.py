@@ -1,4 +1,4 @@
-"""The application that ``celery -A workers.app worker`` finds, configured by the environment."""
+"""Entry point of ``celery -A workers.app worker``, configured by the environment."""
 
 from workers.config.settings import load_settings
 from workers.execution.tasks import make_worker

@@ -69,7 +69,7 @@ def work(store: JobStore) -> Callable[[str], Awaitable[None]]:
             store=store,
             engine=ScriptedEngine(),
             run=run_job,
-            draining=asyncio.Event(),
+            shutting_down=asyncio.Event(),
             lease=30,
             max_attempts=3,
         )

@@ -67,7 +67,7 @@ async def working(url: str, store: JobStore, run: Run = run_job) -> AsyncIterato
                     store=store,
                     engine=ScriptedEngine(),
                     run=run,
-                    draining=asyncio.Event(),
+                    shutting_down=asyncio.Event(),
                     lease=30,
                     max_attempts=3,
                 )

@@ -49,7 +49,7 @@ def served(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]
                 store=store,
                 engine=ScriptedEngine(),
                 run=_run,
-                draining=asyncio.Event(),
+                shutting_down=asyncio.Event(),
                 lease=60,
                 max_attempts=3,
             )

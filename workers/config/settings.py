@@ -48,8 +48,6 @@ QUEUES: Final[tuple[QueueName, ...]] = ("interactive", "webhooks", "batch")
 DEFAULT_ENGINE_URL = "http://127.0.0.1:8100"
 MIN_KEY_CHARS = 16
 NO_PRM = "none"
-
-
 RELOADABLE: Final = frozenset(
     {
         "budget_seconds",

@@ -1,4 +1,4 @@
-"""One wake-up, from claim to end: the lease kept alive, the search run, its outcome or its failure recorded."""
+"""One wake-up of a job: claim it, run its search while keeping the lease, and record the outcome."""
 
 from __future__ import annotations
 
@@ -30,11 +30,10 @@ from workers.store.redis_client import BROKER_DOWN
 from workers.telemetry import tracing
 
 ENGINE_RETRY_SECONDS = 3.0
-"""After which a job tries by itself, where no API process reaches the engines to wake it
-(``workers.engines.watch``)."""
+"""The delay of a retry, unless an API process wakes the job before (``workers.engines.watch``)."""
 BROKER_RETRY_SECONDS = 0.5
-BEATS_PER_LEASE = 6
-"""A heartbeat is also how a job that is thinking hears of its cancellation, so it comes often."""
+HEARTBEATS_PER_LEASE = 6
+"""More than the lease needs, since a heartbeat also detects a cancellation."""
 
 log = structlog.get_logger("reasoner.worker")
 
@@ -48,7 +47,7 @@ class RunJob(Protocol):
 
 
 class ShutdownRequested(Exception):
-    """This process is asked to stop."""
+    """The worker is shutting down, so the job goes back to the queue."""
 
 
 async def execute(
@@ -57,20 +56,20 @@ async def execute(
     store: JobStore,
     engine: EngineClient,
     run: RunJob,
-    draining: asyncio.Event,
+    shutting_down: asyncio.Event,
     lease: float,
     max_attempts: int,
 ) -> None:
-    """Does what a wake-up asks for, if there is anything to do. Never raises for what a job may do wrong.
+    """Run a job, if it can be claimed. No failure of the job raises.
 
-    ``draining`` hands the job back as soon as it is set.
+    ``shutting_down``: hands the job back as soon as it is set. ``lease``: in seconds.
     """
     worker = f"{socket.gethostname()}:{os.getpid()}"
     claim = await store.claim(job_id, lease=lease, max_attempts=max_attempts, worker=worker)
     if claim is None:
         return
-    # Whatever is logged on the way, here or in the search, says which job it was and which request submitted it.
-    about: dict[str, tracing.Attribute] = {
+    # All log events of the job, also those of the search, carry its id and that of the request that submitted it.
+    attributes: dict[str, tracing.Attribute] = {
         tracing.JOB_ID: job_id,
         tracing.ATTEMPT: claim.attempt,
         tracing.REQUEST_ID: claim.origin.request_id,
@@ -78,30 +77,30 @@ async def execute(
     }
     with (
         bound_contextvars(job=job_id, attempt=claim.attempt, request_id=claim.origin.request_id),
-        tracing.span("job", "consumer", about, claim.origin.traceparent),
+        tracing.span("job", "consumer", attributes, claim.origin.traceparent),
     ):
         log.info("job claimed")
         cancelled = asyncio.Event()
-        # One for the whole life of the claim: grants of a batch may follow each other faster than it beats.
+        # One task for the whole claim: grants of a batch may follow each other faster than heartbeats.
         heartbeat = asyncio.create_task(_keep_lease(claim, store, cancelled))
         try:
-            going: Claim | None = claim
-            while going is not None:
-                search = _search(going, store, engine, run, draining, heartbeat, cancelled)
-                going = await _record(going, store, search)
+            active: Claim | None = claim
+            while active is not None:
+                search = _search(active, store, engine, run, shutting_down, heartbeat, cancelled)
+                active = await _record_outcome(active, store, search)
         except LeaseLost:
             log.warning("lease lost: another worker has the job")
         except BROKER_DOWN as error:
-            # What the journal holds is safe; whoever claims the job next goes on from there.
+            # The journal is safe; the next claim continues from it.
             log.error("broker lost: the job is handed back once it answers", error=type(error).__name__)
-            await _hand_back_late(claim, store, draining)
+            await _hand_back_late(claim, store, shutting_down)
         finally:
             heartbeat.cancel()
             await asyncio.wait({heartbeat})
 
 
-async def _record(claim: Claim, store: JobStore, search: Awaitable[JobOutcome]) -> Claim | None:
-    """Awaits the search and writes how it ended; answers a claim to go on with when it only asked for more."""
+async def _record_outcome(claim: Claim, store: JobStore, search: Awaitable[JobOutcome]) -> Claim | None:
+    """Await the search and record its outcome. Return a claim to continue with if more tokens were granted."""
     try:
         outcome = await search
     except (LeaseLost, *BROKER_DOWN):
@@ -129,10 +128,10 @@ async def _record(claim: Claim, store: JobStore, search: Awaitable[JobOutcome]) 
     except Exception as error:
         failure = _failure(error)
         await store.finish(claim, "failed", error=failure)
-        # Other messages may quote the problem.
-        missing = isinstance(error, InvalidRequest) and error.field in ("model", "verifier.model")
-        reason = {"reason": failure.message} if missing else {}
-        log.error("job failed", code=failure.code, exc_info=failure.code == "internal_error", **reason)
+        # Other messages may quote the problem, which must not be logged.
+        is_model_missing = isinstance(error, InvalidRequest) and error.field in ("model", "verifier.model")
+        extra = {"reason": failure.message} if is_model_missing else {}
+        log.error("job failed", code=failure.code, exc_info=failure.code == "internal_error", **extra)
         tracing.describe({tracing.STATUS: "failed"})
     else:
         await store.finish(claim, outcome.status, result=outcome.result)
@@ -141,16 +140,16 @@ async def _record(claim: Claim, store: JobStore, search: Awaitable[JobOutcome]) 
     return None
 
 
-async def _hand_back_late(claim: Claim, store: JobStore, draining: asyncio.Event) -> None:
-    """Releases the job when the broker is back, however long that takes: the attempt was not the job's fault."""
-    while not draining.is_set():
+async def _hand_back_late(claim: Claim, store: JobStore, shutting_down: asyncio.Event) -> None:
+    """Release the job when the broker is back, however long that takes, so that the attempt does not count."""
+    while not shutting_down.is_set():
         with contextlib.suppress(*BROKER_DOWN):
             if await store.release(claim, reason="broker_unavailable", detail="the worker could not reach the broker"):
                 log.info("job handed back")
             return
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(BROKER_RETRY_SECONDS):
-                await draining.wait()
+                await shutting_down.wait()
     log.warning("broker still away: the job is left to its lease")
 
 
@@ -159,23 +158,23 @@ async def _search(
     store: JobStore,
     engine: EngineClient,
     run: RunJob,
-    draining: asyncio.Event,
+    shutting_down: asyncio.Event,
     heartbeat: asyncio.Task[None],
     cancelled: asyncio.Event,
 ) -> JobOutcome:
-    """Runs the search for as long as the lease holds and nobody asks this process to stop.
+    """Run the search until it ends, the lease is lost or the worker shuts down.
 
-    ``heartbeat`` ends when the lease is lost; it goes on for as long as the caller lets it.
+    ``heartbeat``: ends when the lease is lost; the caller cancels it.
     """
     journal = RedisJournal(store, claim)
     spec = JobSpec.model_validate(claim.spec)
     search = asyncio.ensure_future(run(spec, TenantEngine(engine, claim.owner), journal, cancelled=cancelled))
-    drained = asyncio.create_task(draining.wait())
+    stopped = asyncio.create_task(shutting_down.wait())
     try:
-        await asyncio.wait({search, heartbeat, drained}, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait({search, heartbeat, stopped}, return_when=asyncio.FIRST_COMPLETED)
         if not search.done():
             search.cancel()
-        # Let it book what was in flight; the lease is kept meanwhile.
+        # Let it commit what was in flight; the heartbeat keeps the lease meanwhile.
         await asyncio.gather(search, return_exceptions=True)
         if heartbeat.done():
             heartbeat.result()
@@ -184,21 +183,21 @@ async def _search(
             raise ShutdownRequested
         return search.result()
     finally:
-        drained.cancel()
-        await asyncio.wait({drained})
+        stopped.cancel()
+        await asyncio.wait({stopped})
 
 
 async def _keep_lease(claim: Claim, store: JobStore, cancelled: asyncio.Event) -> None:
-    """Renews the lease until it is lost, and passes a cancellation on."""
+    """Renew the lease until it is lost, and set ``cancelled`` when the job is cancelled."""
     while True:
-        await asyncio.sleep(claim.lease / BEATS_PER_LEASE)
+        await asyncio.sleep(claim.lease / HEARTBEATS_PER_LEASE)
         try:
-            beat = await store.heartbeat(claim)
+            state = await store.heartbeat(claim)
         except BROKER_DOWN:
-            continue  # the search ends by itself if it cannot write; until then nothing is lost
-        if beat == "lost":
+            continue  # the search fails by itself when it cannot write
+        if state == "lost":
             return
-        if beat == "cancel":
+        if state == "cancel":
             cancelled.set()
 
 

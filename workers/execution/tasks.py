@@ -1,4 +1,4 @@
-"""The two Celery tasks, and how a worker process starts and stops."""
+"""The Celery tasks for jobs and webhooks, and the start and shutdown of a worker process."""
 
 from __future__ import annotations
 
@@ -32,21 +32,21 @@ from workers.telemetry.tracing import traced
 from workers.webhooks.deliver import deliver
 
 BROKER_RETRY_SECONDS = 10.0
-"""Seconds that a running job outlasts a broker that is away."""
+"""The time for which a running job retries while the broker is away."""
 
 
 class ShutdownSignal:
-    """Says to every running job, each on the event loop of its thread, that this process is asked to stop."""
+    """Shutdown signal for all running jobs, each on the event loop of its own thread."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._listeners: set[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = set()
-        self._begun = False
+        self._is_set = False
 
-    def begin(self, **_: Any) -> None:
-        """Called by a signal handler in the main thread, which never holds the lock otherwise."""
+    def set(self, **_: Any) -> None:
+        """Safe in a signal handler of the main thread, which holds the lock nowhere else."""
         with self._lock:
-            self._begun = True
+            self._is_set = True
             for loop, event in self._listeners:
                 loop.call_soon_threadsafe(event.set)
 
@@ -55,7 +55,7 @@ class ShutdownSignal:
         listener = (asyncio.get_running_loop(), asyncio.Event())
         with self._lock:
             self._listeners.add(listener)
-            if self._begun:
+            if self._is_set:
                 listener[1].set()
         try:
             yield listener[1]
@@ -65,10 +65,9 @@ class ShutdownSignal:
 
 
 def make_worker(settings: Settings, run: RunJob | None = None) -> Celery:
-    """The application with its tasks. Each job runs on an event loop of its own, in one thread of the pool.
+    """Return the Celery application with its tasks. Each job runs on its own event loop in a thread of the pool.
 
-    ``run`` is for tests; without it jobs are searched for answers, at the configured prices and with the
-    configured calibration. Raises ``ConfigError`` when that cannot be used.
+    ``run``: replaces the search in tests. Raises ``ConfigError`` for an invalid calibration.
     """
     calibration = settings.read_calibration()
     live = LiveSettings(settings)
@@ -76,44 +75,44 @@ def make_worker(settings: Settings, run: RunJob | None = None) -> Celery:
     if settings.alive_file is not None:
         touch_while_consuming(app, settings.alive_file)
     health = Health()
-    draining = ShutdownSignal()
-    worker_shutting_down.connect(draining.begin, weak=False)
+    shutdown_signal = ShutdownSignal()
+    worker_shutting_down.connect(shutdown_signal.set, weak=False)
     setup_logging.connect(configure_logging, weak=False)
     children = contextlib.ExitStack()
     worker_init.connect(lambda **_: children.enter_context(keep_workers_alive(COMPARING)), weak=False)
     worker_shutdown.connect(lambda **_: children.close(), weak=False)
 
-    async def wake(job_id: str) -> None:
+    async def run_one(job_id: str) -> None:
         store = JobStore(broker_url(settings), retry_seconds=BROKER_RETRY_SECONDS)
         engine = traced(connect(settings, health=health))
         search: RunJob = run or functools.partial(
             run_job, prices=live.now.prices, calibration=calibration, unlocked_tests=settings.unlocked_tests
         )
         try:
-            with draining.listen() as stopping:
-                if stopping.is_set():
-                    return  # the reaper sends this wake-up again, to somebody else
+            with shutdown_signal.listen() as shutting_down:
+                if shutting_down.is_set():
+                    return  # the reaper sends the wake-up again
                 await execute(
                     job_id,
                     store=store,
                     engine=engine,
                     run=search,
-                    draining=stopping,
+                    shutting_down=shutting_down,
                     lease=settings.lease_seconds,
                     max_attempts=settings.max_attempts,
                 )
         finally:
             await engine.close()
-            with contextlib.suppress(*BROKER_DOWN):  # these counts are then lost; nothing depends on them
+            with contextlib.suppress(*BROKER_DOWN):  # losing these counts does no harm
                 await store.increment_counters(
                     {f"engine:{what}:{name}": count for (name, what), count in health.take_counts().items()}
                 )
             await store.close()
 
-    def task(job_id: str) -> None:
-        asyncio.run(wake(job_id))
+    def run_task(job_id: str) -> None:
+        asyncio.run(run_one(job_id))
 
-    async def tell(job_id: str) -> None:
+    async def deliver_one(job_id: str) -> None:
         store = JobStore(broker_url(settings), retry_seconds=BROKER_RETRY_SECONDS)
         try:
             await deliver(job_id, store=store, settings=live.now)
@@ -121,20 +120,20 @@ def make_worker(settings: Settings, run: RunJob | None = None) -> Celery:
             await store.close()
 
     def webhook_task(job_id: str) -> None:
-        asyncio.run(tell(job_id))
+        asyncio.run(deliver_one(job_id))
 
-    app.task(task, name=RUN_TASK)
+    app.task(run_task, name=RUN_TASK)
     app.task(webhook_task, name=WEBHOOK_TASK)
     return app
 
 
 def serve(app: Celery, queues: Sequence[str]) -> None:
-    """Work for these queues, the first ones first, until SIGTERM or Ctrl-C. Raises ``KeyboardInterrupt``."""
+    """Work for these queues, in order of precedence, until SIGTERM or Ctrl-C. Raises ``KeyboardInterrupt``."""
     stopped_by: list[str] = []
 
     def shutting_down(sig: str, **_: Any) -> None:
         stopped_by.append(sig)
-        treat_as_first_signal(signal.Signals[sig])  # Celery would let a second one wait for its time-outs
+        treat_as_first_signal(signal.Signals[sig])  # with Celery's handler a second Ctrl-C would wait for timeouts
 
     worker_shutting_down.connect(shutting_down, weak=False)
     app.worker_main(

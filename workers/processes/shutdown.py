@@ -1,9 +1,9 @@
-"""Ctrl-C, SIGTERM and SIGHUP of a command: the first one ends it in order, a second Ctrl-C at once.
+"""Handling of Ctrl-C, SIGTERM and SIGHUP: the first one ends a command in order, a second Ctrl-C at once.
 
-The first raises ``KeyboardInterrupt`` (or ``SystemExit``) in the main thread, and whatever is open is closed on the way
-out. From then on nothing is raised any more, so that no cleanup is cut off in its middle. A Ctrl-C that comes then
-takes the patience away from the cleanup, and a moment later ends the process wherever it is. The other signals do not:
-a service manager that ends a group of processes, and a terminal that closes, send them twice.
+The first raises ``KeyboardInterrupt`` (or ``SystemExit``) in the main thread, and context managers close what is open.
+After that nothing is raised, so that no cleanup is interrupted. A second Ctrl-C makes waits in the cleanup return at
+once (``is_forced``) and a moment later ends the process. A second signal of another kind does nothing: service managers
+that stop a process group, and closing terminals, send them twice.
 """
 
 from __future__ import annotations
@@ -21,38 +21,38 @@ from typing import Any, NoReturn, TypeVar
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 FORCE_SECONDS = 1.0
-"""From the second Ctrl-C to the end of the process."""
-AGAIN_SECONDS = 0.01
-"""From an exception that was dropped to the next try."""
+"""The time between the second Ctrl-C and the end of the process."""
+RERAISE_SECONDS = 0.01
+"""The delay before a dropped exception is raised again."""
 _SHOW_CURSOR = b"\x1b[?25h"
 
 _T = TypeVar("_T")
 
 
 class _Received:
-    """Signals that came. No locks: a handler runs between any two instructions of the thread that would hold one."""
+    """State of the signal handlers. Without locks, since a handler may interrupt the thread that holds one."""
 
     def __init__(self) -> None:
         self.is_handled = False
-        """True while the handlers are those of this module."""
+        """True while the handlers of this module are installed."""
         self.first: int | None = None
         self.is_forced = False
         self.shields = 0
         self.earlier_hook = sys.unraisablehook
-        """Told of exceptions that are dropped and are none of ours."""
+        """The hook for dropped exceptions that are not from this module."""
         self.cancel: Callable[[], object] | None = None
-        """Ends the coroutine that the main thread runs."""
+        """Cancels the coroutine that the main thread runs."""
 
 
 _received = _Received()
-_last_acts: list[Callable[[], object]] = []
+_exit_callbacks: list[Callable[[], object]] = []
 
 
 @contextlib.contextmanager
 def interruptible() -> Iterator[None]:
-    """Handle the signals of this process in the block; nothing changes inside another such block, or in a thread.
+    """Install the handlers for the block. Has no effect inside of another such block, or outside of the main thread.
 
-    After a first signal the handlers stay: the process is on its way out. One that is ignored (``nohup``) stays so.
+    After a first signal the handlers stay, since the process is ending. Ignored signals (``nohup``) stay ignored.
     """
     if _received.is_handled or not _in_main_thread():
         yield
@@ -70,7 +70,7 @@ def interruptible() -> Iterator[None]:
 
 @contextlib.contextmanager
 def uninterrupted() -> Iterator[None]:
-    """Hold a first signal back until the end of a block that stops what was started."""
+    """Defer a first signal to the end of the block, which starts or stops children."""
     if not _in_main_thread():
         yield
         return
@@ -81,11 +81,11 @@ def uninterrupted() -> Iterator[None]:
     finally:
         _received.shields -= 1
     if _received.first is not None and before is None and not _received.shields:
-        _leave(_received.first)
+        _raise_exit(_received.first)
 
 
 def is_forced() -> bool:
-    """Return whether a second Ctrl-C has come: what ends in order takes too long."""
+    """Return True after a second Ctrl-C: cleanup must not wait any longer."""
     return _received.is_forced
 
 
@@ -111,18 +111,18 @@ def run(main: Coroutine[Any, Any, _T]) -> _T:
         if _received.first == before:
             return result
     assert _received.first is not None
-    _leave(_received.first)
+    _raise_exit(_received.first)
 
 
 def treat_as_first_signal(number: int) -> None:
-    """Count a signal that somebody else's handler got as the first one, and handle those that follow."""
+    """Record a signal that another handler received as the first one, and handle those that follow."""
     _install()
     _receive_first(number)
 
 
-def call_before_forced_exit(act: Callable[[], object]) -> None:
-    """Have something done before a forced end: it must not wait for anything."""
-    _last_acts.append(act)
+def call_before_forced_exit(callback: Callable[[], object]) -> None:
+    """Register a callback for a forced exit. It must not block."""
+    _exit_callbacks.append(callback)
 
 
 def _install() -> dict[signal.Signals, Any]:
@@ -132,7 +132,7 @@ def _install() -> dict[signal.Signals, Any]:
     return {
         number: signal.signal(number, _on_signal)
         for number in SIGNALS
-        if signal.getsignal(number) != signal.SIG_IGN  # under nohup it is to outlive its terminal
+        if signal.getsignal(number) != signal.SIG_IGN  # under nohup, the process outlives its terminal
     }
 
 
@@ -142,7 +142,7 @@ def _on_signal(number: int, _: FrameType | None) -> None:
         if _received.cancel is not None:
             _received.cancel()
         elif not _received.shields:
-            _leave(number)
+            _raise_exit(number)
     elif number == signal.SIGINT and not _received.is_forced:
         _received.is_forced = True
         signal.signal(signal.SIGALRM, _force)
@@ -155,33 +155,33 @@ def _receive_first(number: int) -> None:
 
 
 def _on_dropped(dropped: sys.UnraisableHookArgs) -> None:
-    """Try again a moment later what the interpreter dropped: while an object ends, for one, nothing can be raised."""
+    """Raise an exception again that the interpreter dropped, for example because it was raised in a finalizer."""
     number = _received.first
     if number is None or not issubclass(dropped.exc_type, (KeyboardInterrupt, SystemExit)):
         _received.earlier_hook(dropped)
         return
     _received.first = None
     signal.signal(signal.SIGALRM, lambda _, frame: _on_signal(number, frame))
-    signal.setitimer(signal.ITIMER_REAL, AGAIN_SECONDS)
+    signal.setitimer(signal.ITIMER_REAL, RERAISE_SECONDS)
 
 
 def _ignore_more() -> None:
-    """Behind this the interpreter takes its handlers away, and any signal would kill what is all but gone."""
+    """Ignore signals at exit: the interpreter removes its handlers next, and a signal would kill the process."""
     signal.setitimer(signal.ITIMER_REAL, 0)
     for number in SIGNALS:
         signal.signal(number, signal.SIG_IGN)
 
 
-def _leave(number: int) -> NoReturn:
+def _raise_exit(number: int) -> NoReturn:
     if number == signal.SIGINT:
         raise KeyboardInterrupt
     raise SystemExit(128 + number)
 
 
 def _force(*_: object) -> None:
-    """End the process now. What its folders hold is cleared away by those who outlive it."""
-    for act in _last_acts:
-        act()
+    """End the process now. Its temporary folders are removed by processes that outlive it."""
+    for callback in _exit_callbacks:
+        callback()
     if sys.stderr.isatty():  # a progress display hides it
         os.write(sys.stderr.fileno(), _SHOW_CURSOR)
     os._exit(128 + (_received.first or signal.SIGINT))

@@ -1,8 +1,8 @@
-"""Webhooks: the end of a job, told to an address that its client named, signed as Standard Webhooks says.
+"""Delivery of the end of a job to its webhook, signed according to Standard Webhooks.
 
-The end of a job and the duty to tell it are one script, so neither comes without the other. The reaper sends the
-wake-ups, as it does for jobs; a delivery is claimed, tried once, and then settled or put off. It may arrive twice, if a
-worker dies at the wrong moment, under the same ``webhook-id``.
+One script records the end of a job and its pending delivery, so neither exists without the other. The reaper sends the
+wake-ups, as for jobs; a delivery is claimed, attempted once, and then settled or postponed. If a worker dies during an
+attempt, the webhook may arrive twice, under the same ``webhook-id``.
 
 https://github.com/standard-webhooks/standard-webhooks/blob/main/spec/standard-webhooks.md
 """
@@ -28,36 +28,36 @@ from workers.store.serialization import JobDocument
 from workers.webhooks.http import TIMEOUT_SECONDS, ForbiddenAddress, SendFailed, post
 
 PAUSES: Final = (5.0, 30.0, 300.0, 1800.0, 7200.0, 28800.0)
-"""Seconds between attempts; after the last one the delivery is given up."""
+"""Seconds between attempts; after the last one the delivery has failed."""
 _LEASE_SECONDS = 3 * TIMEOUT_SECONDS
 _GONE = 410
-_SPREAD = 0.2
-"""Part of a pause by which it is longer or shorter, so that what failed together does not come back together."""
+_JITTER = 0.2
+"""The maximum relative change of a pause, so that deliveries that failed together are not retried together."""
 
 log = structlog.get_logger("reasoner.webhooks")
 
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """A worker's right to try one delivery."""
+    """A claimed attempt at one delivery."""
 
     job_id: str
     token: int
     number: int
     """From 1."""
     seq: int
-    """Of the terminal event that is told."""
+    """The number of the terminal event."""
     address: str
     owner: str
 
 
 async def deliver(job_id: str, *, store: JobStore, settings: Settings) -> None:
-    """Does what a wake-up asks for, if there is anything to do."""
-    lease, most = round(_LEASE_SECONDS * 1000), len(PAUSES) + 1
-    outcome, *claimed = await store.script("webhook_claim", job_id, lease, most)
+    """Attempt the delivery of a job, if one can be claimed."""
+    lease, max_attempts = round(_LEASE_SECONDS * 1000), len(PAUSES) + 1
+    outcome, *claim = await store.script("webhook_claim", job_id, lease, max_attempts)
     if outcome != "claimed":
         return
-    token, number, seq, address, owner = claimed
+    token, number, seq, address, owner = claim
     attempt = Attempt(job_id, token, number, int(seq), address, owner)
     logger = log.bind(job=job_id, attempt=number)
     try:
@@ -65,11 +65,11 @@ async def deliver(job_id: str, *, store: JobStore, settings: Settings) -> None:
     except NoSuchJob:  # deleted since
         return
     try:
-        body, headers = message(attempt, job, settings)
+        body, headers = build_message(attempt, job, settings)
         await post(address, body, headers, allowed=settings.webhook_allow)
     except (ForbiddenAddress, SendFailed) as error:
-        final = isinstance(error, ForbiddenAddress) or error.status == _GONE or number == most
-        pause = 0.0 if final else PAUSES[number - 1] * random.uniform(1 - _SPREAD, 1 + _SPREAD)
+        final = isinstance(error, ForbiddenAddress) or error.status == _GONE or number == max_attempts
+        pause = 0.0 if final else PAUSES[number - 1] * random.uniform(1 - _JITTER, 1 + _JITTER)
         await _settle(store, attempt, "failed" if final else "pending", str(error), pause)
         logger.warning("webhook failed", error=str(error), final=final)
     else:
@@ -77,30 +77,30 @@ async def deliver(job_id: str, *, store: JobStore, settings: Settings) -> None:
         logger.info("webhook delivered")
 
 
-def message(attempt: Attempt, job: JobDocument, settings: Settings) -> tuple[bytes, dict[str, str]]:
-    """Body and headers of a delivery. Raises ``ForbiddenAddress`` where there is nothing to sign it with."""
+def build_message(attempt: Attempt, job: JobDocument, settings: Settings) -> tuple[bytes, dict[str, str]]:
+    """Return the body and headers of a delivery. Raises ``ForbiddenAddress`` if no secret is configured."""
     secret = settings.webhook_secrets.get(attempt.owner) or settings.webhook_secret
     if secret is None:
         raise ForbiddenAddress("this service has no secret to sign webhooks with")
-    shown = ("id", "status", "created_at", "started_at", "finished_at", "batch", "usage", "result", "error")
-    told = {
+    fields = ("id", "status", "created_at", "started_at", "finished_at", "batch", "usage", "result", "error")
+    payload = {
         "type": f"job.{job['status']}",
         "timestamp": datetime.fromtimestamp(job["finished_at"], UTC).isoformat().replace("+00:00", "Z"),
-        "data": {name: job[name] for name in shown} | {"metadata": job["spec"]["metadata"]},
+        "data": {name: job[name] for name in fields} | {"metadata": job["spec"]["metadata"]},
     }
-    body = json.dumps(told, separators=(",", ":"), ensure_ascii=False).encode()
+    body = json.dumps(payload, separators=(",", ":"), ensure_ascii=False).encode()
     message_id, now = f"msg_{attempt.job_id.removeprefix('job_')}_{attempt.seq}", str(int(time.time()))
     return body, {
         "Content-Type": "application/json",
         "User-Agent": "Reasoner-Webhooks/1",
         "webhook-id": message_id,
         "webhook-timestamp": now,
-        "webhook-signature": signature(decode_webhook_secret(secret.get_secret_value()), message_id, now, body),
+        "webhook-signature": sign(decode_webhook_secret(secret.get_secret_value()), message_id, now, body),
     }
 
 
-def signature(secret: bytes, message_id: str, timestamp: str, body: bytes) -> str:
-    """HMAC-SHA256 of ``ID.TIMESTAMP.BODY``, as the header has it."""
+def sign(secret: bytes, message_id: str, timestamp: str, body: bytes) -> str:
+    """Return the header's signature: HMAC-SHA256 of ``ID.TIMESTAMP.BODY``."""
     signed = b".".join((message_id.encode(), timestamp.encode(), body))
     return "v1," + base64.b64encode(hmac.new(secret, signed, hashlib.sha256).digest()).decode()
 

@@ -72,7 +72,7 @@ async def work(job_id: str, store: JobStore, settings: Settings, health: Health)
     engine = connect(settings, health=health)
     try:
         await execute(
-            job_id, store=store, engine=engine, run=run_job, draining=asyncio.Event(), lease=30, max_attempts=3
+            job_id, store=store, engine=engine, run=run_job, shutting_down=asyncio.Event(), lease=30, max_attempts=3
         )
     finally:
         await engine.close()

@@ -250,7 +250,7 @@ async def test_a_job_cancelled_while_running_has_its_best_result_so_far(
 
     job_id = await submitted(client, strategy={"name": "best_of_n", "n": 8}, seed=5)
     await execute(
-        job_id, store=store, engine=ScriptedEngine(), run=run, draining=asyncio.Event(), lease=30, max_attempts=3
+        job_id, store=store, engine=ScriptedEngine(), run=run, shutting_down=asyncio.Event(), lease=30, max_attempts=3
     )
     job = (await client.get(f"/v1/jobs/{job_id}")).json()
     assert (job["status"], job["result"]["finish_reason"]) == ("cancelled", "cancelled")

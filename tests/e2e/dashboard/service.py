@@ -95,7 +95,7 @@ class Service:
                     store=store,
                     engine=self.engine,
                     run=run_job,
-                    draining=asyncio.Event(),
+                    shutting_down=asyncio.Event(),
                     lease=0.6,
                     max_attempts=3,
                 )

@@ -42,7 +42,9 @@ async def submit(store: JobStore, owner: str, job: dict[str, Any]) -> str:
 
 
 async def wake(store: JobStore, job_id: str, engine: EngineClient) -> dict[str, Any]:
-    await execute(job_id, store=store, engine=engine, run=run_job, draining=asyncio.Event(), lease=30, max_attempts=3)
+    await execute(
+        job_id, store=store, engine=engine, run=run_job, shutting_down=asyncio.Event(), lease=30, max_attempts=3
+    )
     return dict(await store.get(job_id))
 
 

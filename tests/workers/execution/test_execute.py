@@ -47,7 +47,7 @@ async def wake(store: JobStore, job_id: str, run: RunJob, draining: asyncio.Even
             store=store,
             engine=ScriptedEngine(),
             run=run,
-            draining=draining or asyncio.Event(),
+            shutting_down=draining or asyncio.Event(),
             lease=LEASE,
             max_attempts=3,
         )

@@ -135,7 +135,7 @@ async def test_a_worker_that_loses_its_broker_for_long_hands_the_job_back_when_i
             store=store,
             engine=ScriptedEngine(),
             run=run,
-            draining=asyncio.Event(),
+            shutting_down=asyncio.Event(),
             lease=LEASE,
             max_attempts=1,
         )

@@ -294,7 +294,7 @@ async def wake(store: JobStore, job_id: str, run: RunJob) -> None:
             store=store,
             engine=ScriptedEngine(),
             run=run,
-            draining=asyncio.Event(),
+            shutting_down=asyncio.Event(),
             lease=5,
             max_attempts=3,
         )

@@ -103,7 +103,9 @@ async def test_a_search_that_was_given_up_and_is_retried_ends_as_if_nothing_had_
             runs += 1
             return await run_job(spec, engine, Dying(journal, writes), cancelled=cancelled)
 
-        await execute(job_id, store=store, engine=engine, run=run, draining=asyncio.Event(), lease=60, max_attempts=3)
+        await execute(
+            job_id, store=store, engine=engine, run=run, shutting_down=asyncio.Event(), lease=60, max_attempts=3
+        )
 
     job, _ = await store.submit(BEAM.model_dump(), owner="o", queue_cap=10)
     job_id = str(job["id"])

@@ -56,7 +56,7 @@ async def run(store: JobStore, engine: ScriptedEngine) -> str:
         store=store,
         engine=tracing.traced(engine),
         run=run_job,
-        draining=asyncio.Event(),
+        shutting_down=asyncio.Event(),
         lease=30,
         max_attempts=3,
     )

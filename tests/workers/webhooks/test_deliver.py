@@ -28,7 +28,7 @@ from workers.config.settings import Settings, load_settings
 from workers.config.types import ConfigError, decode_webhook_secret
 from workers.store.jobs import JobStore
 from workers.webhooks import http
-from workers.webhooks.deliver import PAUSES, deliver, signature
+from workers.webhooks.deliver import PAUSES, deliver, sign
 from workers.webhooks.http import ForbiddenAddress, SendFailed, check_address, post
 
 KEY = bytes(range(32))
@@ -114,7 +114,7 @@ async def delivery(store: JobStore, job_id: str) -> tuple[str, int, str | None]:
 
 def test_the_signature_is_the_one_of_the_standards_own_example() -> None:
     secret = decode_webhook_secret("whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw")
-    signed = signature(secret, "msg_p5jXN8AQM9LWM0D4loKWxJek", "1614265330", b'{"test": 2432232314}')
+    signed = sign(secret, "msg_p5jXN8AQM9LWM0D4loKWxJek", "1614265330", b'{"test": 2432232314}')
     assert signed == "v1,g0hM9SsE+OTPJTGt/tmIKtSyZlE3uFJELVlNIOLJ1OE="
 
 
@@ -147,7 +147,7 @@ async def test_an_owner_may_have_a_secret_of_its_own(store: JobStore, settings: 
     for owner, key in (("her", own), ("him", KEY)):
         await deliver(await ended(store, receiver.url, owner), store=store, settings=settings)
         _, headers, body = receiver.got.pop()
-        signed = signature(key, headers["webhook-id"], headers["webhook-timestamp"], body)
+        signed = sign(key, headers["webhook-id"], headers["webhook-timestamp"], body)
         assert headers["webhook-signature"] == signed
 
 
