@@ -1,1 +1,1 @@
-"""The ``reasoner`` command: one module for each subcommand, and what they print by."""
+"""The ``reasoner`` command: one module for each subcommand, and their common output."""

@@ -1,4 +1,4 @@
-"""What all commands print by: consoles, progress bars, JSON documents, and errors that end a command."""
+"""Output of all commands: consoles, progress bars, JSON documents, and errors that end a command."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ _bearer = HTTPBearer(auto_error=False, description="A key of 'reasoner keys crea
 
 @dataclass(frozen=True, slots=True)
 class Principal:
-    """Who makes a request. Jobs that it submits belong to ``owner``."""
+    """The caller of a request. Jobs that it submits belong to ``owner``."""
 
     key_id: str
     owner: str

@@ -28,7 +28,7 @@ _CODES = {
 
 
 class ErrorBody(BaseModel):
-    """What was wrong; ``param`` names the field, if one was."""
+    """OpenAI's error object. ``param`` names the wrong field, if there is one."""
 
     message: str
     type: str

@@ -23,7 +23,7 @@ FIRST_WIDTH = 8
 
 @dataclass(frozen=True, slots=True)
 class JobEnd:
-    """How a job ended.
+    """The end of a job.
 
     ``content`` is the chosen solution without its thinking, ``num_visible_tokens`` the length of that; if there was
     thinking, estimated by the share of the characters.

@@ -1,4 +1,4 @@
-"""What ``reasoner solve`` and ``reasoner jobs`` send of their options, and what they draw."""
+"""Requests and output of ``reasoner solve`` and ``reasoner jobs``."""
 
 from __future__ import annotations
 

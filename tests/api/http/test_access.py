@@ -18,9 +18,9 @@ from workers.store.jobs import JobStore
 from workers.store.keys import SCOPES, KeySpec, KeyStore
 
 OPEN = {("GET", "/healthz"), ("GET", "/readyz")}
-"""What anybody may call."""
+"""Calls that need no key."""
 ANY_KEY = {("GET", "/v1/strategies"), ("GET", "/v1/models"), ("GET", "/v1/models/{model}")}
-"""What any key may call: it is the same for everybody."""
+"""Calls that any key may make, with the same answer for all."""
 ADMIN = "/v1/keys"
 SECRET = "what-ann-asked"
 

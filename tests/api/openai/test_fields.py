@@ -1,4 +1,4 @@
-"""What OpenAI's fields mean for the job, and what is refused: by name, in OpenAI's shape."""
+"""OpenAI's request fields: their effect on the job, and refusals by name in OpenAI's error format."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ LOW = DEFAULT_EFFORTS["low"]
 
 
 async def spec_of(client: httpx.AsyncClient, **fields: Any) -> dict[str, Any]:
-    """Of the job behind a response with these fields."""
+    """Return the specification of the job behind a response with these fields."""
     response = await client.post("/v1/responses", json=RESPONSE_BODY | fields)
     assert response.status_code == 200, response.text
     job = await client.get(f"/v1/jobs/{job_of(response.json()['id'])}")

@@ -1,4 +1,4 @@
-"""How a search is told, against journals written by hand."""
+"""Narration and response events of hand-written journals."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What has ended can be taken out, whole and in order, before it vanishes."""
+"""Jobs that have ended are exported completely and in order, before they expire."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the service says about itself."""
+"""Strategies, models, metrics, request ids and the OpenAPI document."""
 
 from __future__ import annotations
 
