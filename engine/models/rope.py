@@ -1,4 +1,4 @@
-"""Rotary settings of a config: which variant, with which numbers, in the forms of old and new transformers."""
+"""Rotary embeddings (RoPE) of a config, whose fields have the form of old or new versions of transformers."""
 
 from __future__ import annotations
 
@@ -33,33 +33,33 @@ _COMMON = {"rope_type", "type", "rope_theta", "partial_rotary_factor", "original
 class Rope:
     """One rotary embedding.
 
-    Keys are cached rotated and shared between sequences of any length, so the angles of a position never depend on the
-    length of its sequence. Two variants want that they do:
+    Keys are cached rotated and shared between sequences of any length, so the angles of a position must not depend on
+    the length of its sequence. In two variants they do:
 
     - ``dynamic`` (NTK) leaves sequences within ``max_position_embeddings`` as they are and changes the angles of longer
       ones with every token. Such a model is served up to ``max_position_embeddings``, where it equals transformers.
-    - ``longrope`` has other angles for sequences above the original context than for those within it. Here the longest
-      sequence that is served decides for all: with more than the original context all take the long factors, so that
-      longer sequences equal transformers; with at most that, all take the short ones and all equal transformers.
+    - ``longrope`` has other angles for sequences above the original context than for those within it. Here the maximum
+      served length decides for all sequences: above the original context all use the long factors, so that longer
+      sequences equal transformers; else all use the short ones, and all equal transformers.
     """
 
     kind: str
     dim: int
-    """How many of a head's dimensions are rotated."""
+    """Number of a head's dimensions that are rotated."""
     theta: float
     original: int
-    """Context before it was stretched."""
+    """Maximum number of tokens before the context was extended."""
     numbers: tuple[tuple[str, Any], ...]
     """The variant's own fields."""
 
     def context(self, positions: int) -> int:
-        """Most tokens of one sequence, where the config's ``max_position_embeddings`` is ``positions``."""
+        """Return the maximum number of tokens of a sequence, given the config's ``max_position_embeddings``."""
         if self.kind == "yarn":
             return max(positions, int(self.original * self._number("factor", positions / self.original)))
         return positions
 
     def tables(self, positions: int) -> tuple[Tensor, Tensor]:
-        """``rotary_tables`` for sequences of at most ``positions`` tokens."""
+        """Return the ``rotary_tables`` for sequences of at most ``positions`` tokens."""
         magnitude = 1.0
         values = frequencies(self.dim, self.theta)
         if self.kind == "linear":
@@ -94,8 +94,10 @@ class Rope:
 
 
 def read_rope(fields: dict[str, Any], head_dim: int, *, theta: float, partial: bool) -> Rope:
-    """The one rotary embedding of all layers. ``theta``: the family's default. ``partial``: it may rotate a part of
-    each head only."""
+    """Return the rotary embedding that all layers share.
+
+    ``theta``: the family's default. ``partial``: the family may rotate only a part of each head.
+    """
     settings = dict(fields.get("rope_scaling") or fields.get("rope_parameters") or {})
     if "full_attention" in settings or "sliding_attention" in settings:
         raise EngineError("rope_parameters per layer type are not supported for this architecture")
@@ -103,7 +105,7 @@ def read_rope(fields: dict[str, Any], head_dim: int, *, theta: float, partial: b
 
 
 def read_ropes_by_layer_type(fields: dict[str, Any], head_dim: int) -> dict[str, Rope]:
-    """Gemma 3: layers with a window have their own rotary embedding, and old configs scale that of the others only."""
+    """Return the rotary embeddings of Gemma 3 by layer type. Old configs scale only that of layers without a window."""
     settings = dict(fields.get("rope_parameters") or {})
     if not settings.keys() <= {"full_attention", "sliding_attention"}:
         raise EngineError(f"rope_parameters must be per layer type, but it has {sorted(settings)}")
@@ -119,9 +121,9 @@ def read_ropes_by_layer_type(fields: dict[str, Any], head_dim: int) -> dict[str,
 def _rope(fields: dict[str, Any], settings: dict[str, Any], head_dim: int, *, theta: float, partial: bool) -> Rope:
     kind = settings.get("rope_type") or settings.get("type") or "default"
     if partial and kind in ("su", "yarn"):
-        kind = "longrope"  # what the first Phi-3 configs called it
+        kind = "longrope"  # its name in the first Phi-3 configs
     if kind not in _FIELDS:
-        raise EngineError(f"rope scaling {kind!r} is not supported; supported are {', '.join(_FIELDS)}")
+        raise EngineError(f"rope scaling {kind!r} is not supported; choose one of {', '.join(_FIELDS)}")
     unknown = {name for name in settings.keys() - _COMMON - _FIELDS[kind] if settings[name] is not None}
     if unknown:
         raise EngineError(f"rope scaling {kind!r} has a field that is not supported: {', '.join(sorted(unknown))}")

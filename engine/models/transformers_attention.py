@@ -1,7 +1,7 @@
-"""Where the attention calls of transformers' models go: to the engine's cache, or into a description of the model.
+"""Redirect the attention calls of transformers' models: to the engine's attention, or to a tracer.
 
-transformers looks up attention and mask functions by name. Ours pass each call on to whoever is in charge of the
-forward pass that it belongs to.
+transformers looks up attention and mask functions by name. Ours pass each call on to the ``AttentionHandler`` of the
+current forward pass.
 """
 
 from __future__ import annotations
@@ -18,40 +18,40 @@ from engine.attention.layer import AttentionBackend, LayerAttentionConfig
 from engine.protocol.types import EngineError
 
 NAME = "reasoner"
-"""Our functions in transformers' registers."""
+"""Name of our functions in transformers' registries."""
 _REFUSED_ARGUMENTS = {"s_aux": "attention sinks", "position_bias": "position biases", "alibi": "ALiBi"}
-"""Arguments of attention functions that ours does not take, and what they mean."""
+"""Arguments of attention functions that ours does not support, and their meaning."""
 
 MaskFunction = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 
 
-class Calls(Protocol):
-    """Where a model's calls of attention go."""
+class AttentionHandler(Protocol):
+    """Receives a model's attention calls."""
 
     def attention(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, options: dict[str, Any]) -> Tensor:
-        """``q``: ``[tokens, heads, head_dim]``, like ``AttentionBackend``."""
+        """Attend; shapes as in ``AttentionBackend``."""
         ...
 
     def mask(self, visible: MaskFunction) -> Tensor | None:
-        """What layers get as their mask."""
+        """Return the mask that is passed to the layers."""
         ...
 
 
-_CURRENT: ContextVar[Calls] = ContextVar("calls")
+_CURRENT: ContextVar[AttentionHandler] = ContextVar("attention_handler")
 
 
 @contextmanager
-def calls_go_to(calls: Calls) -> Iterator[None]:
-    """All calls of attention made inside go to ``calls``."""
-    token = _CURRENT.set(calls)
+def handle_attention(handler: AttentionHandler) -> Iterator[None]:
+    """Send all attention calls made in the block to ``handler``."""
+    token = _CURRENT.set(handler)
     try:
         yield
     finally:
         _CURRENT.reset(token)
 
 
-class PagedCalls:
-    """One step: the layers' calls in their order go to the engine's attention, which knows what each layer needs."""
+class PagedAttentionHandler:
+    """Handles one step: passes the layers' calls, in their order, to the engine's attention."""
 
     def __init__(self, attend: AttentionBackend) -> None:
         self._attend = attend
@@ -65,8 +65,8 @@ class PagedCalls:
         return None
 
 
-class TracedCalls:
-    """Writes down what each call asks for. The answers do not matter."""
+class AttentionTracer:
+    """Records the parameters of each call. The results are zeros."""
 
     def __init__(self, context: int) -> None:
         self.layers: list[LayerAttentionConfig] = []
@@ -78,7 +78,7 @@ class TracedCalls:
                 raise EngineError(f"{feature} ({name})")
         tokens, heads, head_dim = q.shape
         if k.shape != v.shape or k.shape[0] != tokens or k.shape[2] != head_dim or heads % k.shape[1]:
-            shapes = ", ".join(str(tuple(one.shape)) for one in (q, k, v))
+            shapes = ", ".join(str(tuple(x.shape)) for x in (q, k, v))
             raise EngineError(f"attention of queries, keys and values of shapes {shapes}")
         if mask is None or options.get("is_causal") is False:
             raise EngineError("attention that is not causal")
@@ -96,12 +96,14 @@ class TracedCalls:
         return torch.zeros_like(q).flatten(1)
 
     def mask(self, visible: MaskFunction) -> Tensor | None:
-        """The window's length, in the shape of a mask."""
+        """Return the length of the window, in the shape of a mask."""
         return torch.full((1, 1, 1, 1), self._window(visible))
 
     def _window(self, visible: MaskFunction) -> int:
-        """How many keys the last query of the longest sequence sees. Raises unless every query sees that many of the
-        latest."""
+        """Return the number of keys that the last query of the longest sequence sees.
+
+        Raises ``EngineError`` unless every query sees that many of its latest keys.
+        """
         last, keys, zero = self._context - 1, torch.arange(self._context), torch.zeros((), dtype=torch.int64)
 
         def seen(query: int) -> Tensor:
@@ -115,29 +117,29 @@ class TracedCalls:
 
 
 class DenseAttention:
-    """``AttentionBackend`` without pages, for the two texts of the rehearsal."""
+    """An ``AttentionBackend`` without pages, for the two texts of the self-test."""
 
     def __init__(self, layers: Sequence[LayerAttentionConfig]) -> None:
         self.rows: list[tuple[int, int]] = []
-        """First and end position of each text in this step."""
+        """First and end position of each text in the step."""
         self._layers = layers
         self._cache: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         sizes = [end - first for first, end in self.rows]
-        parts = zip(self.rows, *(torch.split(one, sizes) for one in (q, k, v)), strict=True)
-        answers = []
+        parts = zip(self.rows, *(torch.split(x, sizes) for x in (q, k, v)), strict=True)
+        outputs = []
         for row, ((first, _), queries, new_keys, new_values) in enumerate(parts):
             keys, values = self._cache.get((layer, row), (k[:0], v[:0]))
             keys, values = torch.cat((keys, new_keys)), torch.cat((values, new_values))
             self._cache[layer, row] = keys, values
-            answers.append(_dense(self._layers[layer], queries, keys, values, first))
-        return torch.cat(answers)
+            outputs.append(_dense(self._layers[layer], queries, keys, values, first))
+        return torch.cat(outputs)
 
 
 def _dense(about: LayerAttentionConfig, q: Tensor, k: Tensor, v: Tensor, first: int) -> Tensor:
-    """Attention of queries from position ``first`` on to all keys, written out."""
-    k, v = (one.repeat_interleave(about.heads // about.kv_heads, dim=1) for one in (k, v))
+    """Return the attention of queries from position ``first`` on to all keys, without a fused kernel."""
+    k, v = (x.repeat_interleave(about.heads // about.kv_heads, dim=1) for x in (k, v))
     scores = torch.einsum("qhd,khd->hqk", q, k) * about.scale
     if about.softcap is not None:
         scores = torch.tanh(scores / about.softcap) * about.softcap
@@ -149,18 +151,18 @@ def _dense(about: LayerAttentionConfig, q: Tensor, k: Tensor, v: Tensor, first: 
 def _attention(
     _: object, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **options: Any
 ) -> tuple[Tensor, None]:
-    """transformers' attention function: ``[1, heads, tokens, head_dim]`` in, ``[1, tokens, heads, head_dim]`` out."""
-    q, k, v = (one[0].transpose(0, 1) for one in (query, key, value))
+    """Attention function for transformers, ``[1, heads, tokens, dim]`` to ``[1, tokens, heads, dim]``."""
+    q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))
     return _CURRENT.get().attention(q, k, v, attention_mask, options).view(1, *q.shape), None
 
 
 def _mask(*, mask_function: MaskFunction, **_: Any) -> Tensor | None:
-    """transformers' mask function."""
+    """Mask function for transformers."""
     return _CURRENT.get().mask(mask_function)
 
 
 def register() -> None:
-    """Makes ``NAME`` an attention implementation of transformers."""
+    """Register ``NAME`` as an attention implementation of transformers."""
     from transformers import AttentionInterface, AttentionMaskInterface
 
     AttentionInterface.register(NAME, _attention)

@@ -1,11 +1,11 @@
-"""Every other causal language model of transformers, run by its own code through the attention interface.
+"""Run any other causal language model of transformers by its own code, through the attention interface.
 
-transformers lets a model's layers call an attention function by name. Ours hands queries, keys and values to the
-engine's attention over the paged cache, so a step is one flat batch and transformers keeps no cache of its own.
+A model's layers call an attention function by name. Ours passes queries, keys and values to the engine's attention over
+the paged cache, so a step is one flat batch and transformers keeps no cache of its own.
 
-Such code may do things that paged attention does not: position biases, attention sinks, layers that keep a state. What
-shows in the calls is refused by name; whatever does not is found by a rehearsal when the model is loaded. Two texts are
-computed side by side in pieces, as the engine would, and their logits must equal those of the model alone.
+Such code may need more than paged attention computes: position biases, attention sinks, layers that keep a state. What
+shows in the calls is refused by name; the rest is found by a self-test when the model is loaded. Two texts are computed
+side by side in pieces, as the engine would, and their logits must equal those of the unchanged model.
 """
 
 from __future__ import annotations
@@ -21,13 +21,20 @@ from engine.attention.layer import AttentionBackend, LayerAttentionConfig
 from engine.device import CPU, DeviceConfig
 from engine.models.config import ModelConfig, RawConfig
 from engine.models.interface import Batch
-from engine.models.transformers_attention import NAME, DenseAttention, PagedCalls, TracedCalls, calls_go_to, register
+from engine.models.transformers_attention import (
+    NAME,
+    AttentionTracer,
+    DenseAttention,
+    PagedAttentionHandler,
+    handle_attention,
+    register,
+)
 from engine.protocol.types import EngineError
 
 _TOLERANCE = 1e-4
-"""Largest difference of logits in the rehearsal, relative to the largest logit where that exceeds 1."""
-_REHEARSAL = ((0, 8, 9, 21), (0, 5, 14, 17))
-"""Where each of the two texts is cut."""
+"""Largest difference of logits in the self-test, relative to the largest logit where that exceeds 1."""
+_SELF_TEST_CUTS = ((0, 8, 9, 21), (0, 5, 14, 17))
+"""Positions at which each of the two texts is cut."""
 _REFUSED_FIELDS = {
     "alibi": "ALiBi position biases",
     "use_bidirectional_attention": "attention that is not causal",
@@ -36,18 +43,18 @@ _REFUSED_FIELDS = {
     "ssm_state_size": "state-space layers",
     "attention_window_size": "recurrent layers",
 }
-"""Fields of configs that mean what paged attention cannot do."""
+"""Config fields for features that paged attention does not support."""
 _PLAIN_LAYERS = {"full_attention", "sliding_attention", "attention"}
-"""What a config may name as the type of a layer."""
+"""Layer types that are supported."""
 _ALIBI = ("bloom", "mpt")
-"""Model types that have ALiBi without saying so."""
+"""Model types that have ALiBi without a field for it."""
 
 
 class TransformersModel:
-    """A ``Model`` whose layers are those of transformers. float32, CPU."""
+    """A ``Model`` whose layers are those of transformers, in float32 on the CPU."""
 
     def __init__(self, raw: RawConfig) -> None:
-        """Loads the checkpoint and rehearses it. Raises ``EngineError`` with the reason when it cannot be served."""
+        """Load the checkpoint and test it. Raises ``EngineError`` with the reason if it cannot be served."""
         try:
             with torch.inference_mode():
                 self._open(raw)
@@ -59,11 +66,11 @@ class TransformersModel:
         text = _load_config(raw)
         self._model = _load(raw)
         self._body = self._model.get_decoder()
-        self._given: Any = None
-        self._read_apart()
+        self._fixed_output: Any = None
+        self._separate_head()
         vocab, context = int(text.vocab_size), int(text.max_position_embeddings)
-        texts = [torch.randint(vocab, (cuts[-1],), generator=_generator()) for cuts in _REHEARSAL]
-        expected = [self._alone(tokens) for tokens in texts]
+        texts = [torch.randint(vocab, (cuts[-1],), generator=_generator()) for cuts in _SELF_TEST_CUTS]
+        expected = [self._compute_own_logits(tokens) for tokens in texts]
         self._model.set_attn_implementation(NAME)
         self.config = ModelConfig(
             architecture=raw.architecture,
@@ -75,47 +82,44 @@ class TransformersModel:
             extra=raw.extra,
             attention=self._trace(texts[0], context),
         )
-        self._rehearse(texts, expected)
+        self._self_test(texts, expected)
 
     @property
     def device_config(self) -> DeviceConfig:
-        """See ``Model``."""
         return CPU
 
     @property
     def parameters(self) -> int:
-        """Number of weights, tied ones once."""
         return int(self._model.num_parameters())
 
     def forward(self, batch: Batch, attend: AttentionBackend) -> Tensor:
-        """See ``Model``."""
-        with calls_go_to(PagedCalls(attend)):
+        with handle_attention(PagedAttentionHandler(attend)):
             return self._hidden(batch)
 
     def embed(self, tokens: Tensor) -> Tensor:
-        """See ``Model``."""
         table: Tensor = self._model.get_input_embeddings().weight
         return table[tokens]
 
     def compute_logits(self, hidden: Tensor, token_ids: Sequence[int] = ()) -> Tensor:
-        """See ``Model``."""
-        self._given = self._result(last_hidden_state=hidden[None])
+        self._fixed_output = self._result(last_hidden_state=hidden[None])
         try:
             unused = torch.zeros(1, len(hidden), dtype=torch.int64)
             logits: Tensor = self._model(input_ids=unused, use_cache=False).logits[0]
         finally:
-            self._given = None
+            self._fixed_output = None
         return logits[:, list(token_ids)] if token_ids else logits
 
-    def _read_apart(self) -> None:
-        """Makes the layers return ``self._given`` if there is one, so that what follows them (a head, a scale, a soft
-        cap) can be computed for chosen rows."""
+    def _separate_head(self) -> None:
+        """Make the layers return ``self._fixed_output`` if it is set.
+
+        What follows the layers (a head, a scale, a soft cap) can then be computed for some rows alone.
+        """
         if self._body is self._model:
-            raise EngineError("its head is not apart from its layers")
+            raise EngineError("its head is not separate from its layers")
         compute = self._body.forward
 
         def forward(*args: Any, **kwargs: Any) -> Any:
-            return compute(*args, **kwargs) if self._given is None else self._given
+            return compute(*args, **kwargs) if self._fixed_output is None else self._fixed_output
 
         self._body.forward = forward
 
@@ -126,16 +130,16 @@ class TransformersModel:
         hidden: Tensor = result.last_hidden_state[0]
         return hidden
 
-    def _alone(self, tokens: Tensor) -> Tensor:
-        """The model's own logits."""
+    def _compute_own_logits(self, tokens: Tensor) -> Tensor:
+        """Return the logits of the unchanged model."""
         inputs = {"input_ids": tokens[None], "position_ids": torch.arange(len(tokens))[None], "use_cache": False}
         logits: Tensor = self._model(**inputs).logits[0]
         return logits
 
     def _trace(self, tokens: Tensor, context: int) -> tuple[LayerAttentionConfig, ...]:
-        """What each layer asks of attention."""
-        tracer = TracedCalls(context)
-        with calls_go_to(tracer):
+        """Return the attention parameters of each layer."""
+        tracer = AttentionTracer(context)
+        with handle_attention(tracer):
             self._hidden(Batch(tokens, torch.arange(len(tokens))))
         if not tracer.layers:
             raise EngineError("its layers do not call attention through transformers' attention interface")
@@ -143,14 +147,14 @@ class TransformersModel:
         if len(tracer.layers) != layers:
             raise EngineError(f"{len(tracer.layers)} calls of attention in {layers} layers; each layer must have one")
         for name in ("heads", "kv_heads", "head_dim"):
-            if len(found := {getattr(layer, name) for layer in tracer.layers}) > 1:
-                raise EngineError(f"its layers differ in {name}: {sorted(found)}")
+            if len(values := {getattr(layer, name) for layer in tracer.layers}) > 1:
+                raise EngineError(f"its layers differ in {name}: {sorted(values)}")
         return tuple(tracer.layers)
 
-    def _rehearse(self, texts: list[Tensor], expected: list[Tensor]) -> None:
+    def _self_test(self, texts: list[Tensor], expected: list[Tensor]) -> None:
         attend = DenseAttention(self.config.attention)
         logits: list[list[Tensor]] = [[] for _ in texts]
-        for step in zip(*(pairwise(cuts) for cuts in _REHEARSAL), strict=True):
+        for step in zip(*(pairwise(cuts) for cuts in _SELF_TEST_CUTS), strict=True):
             attend.rows = list(step)
             batch = Batch(
                 torch.cat([text[first:end] for text, (first, end) in zip(texts, step, strict=True)]),
@@ -159,13 +163,13 @@ class TransformersModel:
             rows = self.compute_logits(self.forward(batch, attend))
             for parts, part in zip(logits, torch.split(rows, [end - first for first, end in step]), strict=True):
                 parts.append(part)
-        for parts, right in zip(logits, expected, strict=True):
+        for parts, reference in zip(logits, expected, strict=True):
             ours = torch.cat(parts)
-            if ours.shape != right.shape or ours.shape[1] != self.config.vocab_size:
+            if ours.shape != reference.shape or ours.shape[1] != self.config.vocab_size:
                 raise EngineError(
                     f"its logits have {ours.shape[1]} columns, its vocab_size is {self.config.vocab_size}"
                 )
-            difference = (ours - right).abs().max().item() / max(1.0, right.abs().max().item())
+            difference = (ours - reference).abs().max().item() / max(1.0, reference.abs().max().item())
             if not difference <= _TOLERANCE:
                 raise EngineError(
                     f"computed in pieces over the paged cache, its logits differ by {difference:.1e} from its own; it "
@@ -174,7 +178,7 @@ class TransformersModel:
 
 
 def _load_config(raw: RawConfig) -> Any:
-    """The config of the language model. Refuses what can be told before weights are read."""
+    """Return the config of the language model. Raises ``EngineError`` for what it rules out before weights are read."""
     from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig
 
     config = AutoConfig.from_pretrained(raw.folder, local_files_only=True, trust_remote_code=False)
@@ -197,7 +201,10 @@ def _load_config(raw: RawConfig) -> Any:
     if others := types - _PLAIN_LAYERS:
         raise EngineError(f"layers of type {', '.join(sorted(others))}")
     rope = getattr(text, "rope_parameters", None) or {}
-    if "longrope" in {rope.get("rope_type"), *(one.get("rope_type") for one in rope.values() if isinstance(one, dict))}:
+    if "longrope" in {
+        rope.get("rope_type"),
+        *(part.get("rope_type") for part in rope.values() if isinstance(part, dict)),
+    }:
         raise EngineError("rope scaling 'longrope', whose angles depend on the length of the text")
     for name in ("vocab_size", "num_hidden_layers", "max_position_embeddings"):
         if not isinstance(getattr(text, name, None), int):

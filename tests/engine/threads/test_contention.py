@@ -107,9 +107,9 @@ def test_the_threads_of_the_pool_are_named_by_the_system() -> None:
 
     def ask() -> None:
         torch.set_num_threads(2)
-        found.append(launch.team())
+        found.append(launch.thread_ids())
         torch.set_num_threads(1)
-        found.append(launch.team())
+        found.append(launch.thread_ids())
 
     thread = threading.Thread(target=ask)  # the pool's threads belong to the one that asks
     thread.start()
