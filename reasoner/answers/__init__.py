@@ -1,4 +1,4 @@
-"""Answers: found in a solution's text, brought to a form in which equal ones are equal, and voted on.
+"""Answers: extracted from a solution's text, canonicalized, compared and counted as votes.
 
-A solution without an answer abstains: it is in no class and has no vote.
+A solution without an answer abstains: it belongs to no class of equivalent answers and has no vote.
 """

@@ -1,4 +1,4 @@
-"""A form in which most equal answers are equal strings, so that few of them need algebra."""
+"""Canonical forms of answers: most equal answers have equal forms, so that few comparisons need algebra."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ _FREE_SPACE = re.compile(r"(?<![A-Za-z\d]) | (?![A-Za-z\d])|(?<=\d) (?=[A-Za-z])
 _LETTER_ALONE = re.compile(r"[(\[]\s?([A-Za-z])\s?[)\]]")
 _CHOICE = re.compile(r"(?<![A-Za-z\\])[A-Ja-j](?![A-Za-z])")
 _MAX_DIGITS = 1000
-"""Longer numbers are compared as text: arithmetic on them takes time that grows with their square."""
+"""Longer numbers are compared as text, since the time of arithmetic on them grows quadratically."""
 
 
 @lru_cache(maxsize=4096)
 def canonicalize(answer: str, compare: Compare = "math") -> str:
-    """Return a form of the answer: most equal answers have equal ones, and no others.
+    """Return the canonical form of the answer: most equal answers have equal forms, and no others do.
 
     ``math``: numbers, lists of numbers and units as ``reasoner.answers.plain`` writes them, formulas without what only
     typesets. ``text``: plain numbers (7, 7.0, 14/2, $7$, 1,000) have one form, all else loses its white space but for

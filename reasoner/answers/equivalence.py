@@ -1,8 +1,7 @@
-"""Equality of two answers as mathematics, decided by math-verify in a child process that is killed when late.
+"""Mathematical equality of two answers, decided by math-verify in a worker process that is killed when late.
 
-"Late" means "not shown to be equal", and so does whatever the job's time does not reach. What depends on the clock
-might be decided otherwise in a replay, so what the child said is settled in the job's journal before anybody acts on
-it.
+A comparison that is late, or for which the job has no time left, counts as "not equal". Since this depends on the
+clock, each result is recorded in the job's journal before it is used, so that a replay decides alike.
 """
 
 from __future__ import annotations
@@ -16,16 +15,16 @@ from reasoner.subprocess_pool import WorkerPool, keep_workers_alive
 
 POOL = WorkerPool("reasoner.answers.equivalence_worker")
 CPU_SECONDS = 5.0
-"""Seconds of processor time for one comparison."""
+"""Maximum processor time of one comparison."""
 MAX_LATE = 6
-"""Comparisons that may be late in one job. From then on forms that differ are different answers."""
+"""Maximum number of late comparisons in one job. After that, different forms are different answers."""
 MAX_QUESTIONS = 4096
-"""Comparisons in one job, with the same end."""
+"""Maximum number of comparisons in one job, with the same consequence."""
 MAX_CHARS = 1000
 """Longer answers are compared as text."""
 
 Settle = Callable[[str, Callable[[], Awaitable[str | None]]], Awaitable[str | None]]
-"""``settle(key, find)`` answers what ``find`` said the first time that the job came to this key."""
+"""``settle(key, find)`` returns the result of ``find`` from the first time that the job used this key."""
 
 
 async def _ask_anew(key: str, find: Callable[[], Awaitable[str | None]]) -> str | None:  # noqa: ARG001
@@ -33,7 +32,7 @@ async def _ask_anew(key: str, find: Callable[[], Awaitable[str | None]]) -> str 
 
 
 class Equivalence:
-    """Compares canonical answers, one at a time. As an async context manager it keeps the children for its block."""
+    """Compares canonical answers, one at a time. As an async context manager it keeps the workers alive."""
 
     def __init__(self, settle: Settle = _ask_anew, seconds_left: SecondsLeft = unlimited) -> None:
         self._settle = settle
@@ -45,7 +44,7 @@ class Equivalence:
         self._late = 0
 
     def settled_by(self, settle: Settle) -> Equivalence:
-        """Return the same comparisons within the same time, settled elsewhere."""
+        """Return a comparer with the same time limit that records its results with ``settle``."""
         return Equivalence(settle, self._seconds_left)
 
     async def __aenter__(self) -> Equivalence:
@@ -85,7 +84,7 @@ class Equivalence:
         return None
 
     def _at_once(self, a: str, b: str) -> bool | None:
-        """Compare what needs no algebra; ``None`` for what does."""
+        """Compare two answers without algebra; ``None`` if that does not decide."""
         if a == b:
             return True
         if max(len(a), len(b)) > MAX_CHARS:

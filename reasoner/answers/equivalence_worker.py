@@ -1,4 +1,4 @@
-"""The child of ``reasoner.answers.equivalence``: answers whether two answers are the same mathematics."""
+"""Worker process of ``reasoner.answers.equivalence``: decides if two answers are mathematically equal."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where a solution states its answer, and when two answers are the same: what a job may ask for."""
+"""Specification of answer extraction and comparison. These models are part of the REST schema."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Votes: candidates in classes of equivalent answers. A candidate without an answer is in no class."""
+"""Votes: candidates grouped by equivalent answers. A candidate without an answer is in no group."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from reasoner.tree import Node
 
 
 class Vote(StrictModel):
-    """One class of equivalent answers: how many candidates gave it and their weight together."""
+    """One class of equivalent answers: the number of candidates that state it, and their total weight."""
 
     answer: str
     count: int
@@ -23,9 +23,9 @@ class Vote(StrictModel):
 async def group_equivalent(candidates: Sequence[Node], spec: AnswerSpec, equivalence: Equivalence) -> list[list[Node]]:
     """Group candidates by equivalent answer, in order of first appearance.
 
-    Canonical forms are compared, and where mathematics is asked for and forms differ that are no plain answers
-    (``reasoner.answers.plain``), algebra decides. An answer is in a class when it is equal to the class's first one and
-    plainly different from none in it: 3 cm and 3 m are both equal to 3, but no class has both.
+    Canonical forms are compared. If answers are compared as mathematics, algebra decides for differing forms that are
+    not plain (``reasoner.answers.plain``). An answer belongs to a class if it is equal to the class's first one and
+    plainly different from none in it: 3 cm and 3 m are both equal to 3, but no class contains both.
     """
     groups: dict[str, list[Node]] = {}
     forms: dict[str, list[str]] = {}
@@ -48,7 +48,7 @@ async def group_equivalent(candidates: Sequence[Node], spec: AnswerSpec, equival
 
 
 def count_votes(groups: Sequence[Sequence[Node]], weights: dict[Node, float]) -> list[tuple[Vote, list[Node]]]:
-    """Return one vote for each class, heaviest first; of equally heavy ones the class that appeared first."""
+    """Return one vote per class by decreasing weight; ties in order of first appearance."""
     counted = [
         (Vote(answer=group[0].answer or "", count=len(group), weight=sum(weights[node] for node in group)), list(group))
         for group in groups

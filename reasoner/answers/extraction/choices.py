@@ -1,4 +1,4 @@
-"""The letter that a solution chooses: in a box, a tag or JSON, in a phrase, or alone on the last line."""
+"""Extraction of a multiple-choice letter: from a box, a tag, JSON, a phrase, or the last line."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""The answer that a solution states. Where there are several the last one counts.
+"""Extraction of the answer that a solution states; the last one if there are several.
 
-A text may be half of one: a step, or what a budget left. An answer that the text does not close itself (by a brace, a
-fence, the end of a line) is taken only where the text was not cut.
+A text may be partial: a step, or cut off by a budget. An answer that the text does not close itself (by a brace, a
+fence, the end of a line) is extracted only if the text was not cut off.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from reasoner.answers.normalize import WIDE, normalize
 from reasoner.answers.spec import AnswerSpec, CodeExtract, RegexExtract
 
 MAX_CHARS = 64_000
-"""Longest answer; what is longer is none."""
+"""Maximum length of an answer; longer text is not an answer."""
 
 _FENCE = re.compile(r"[ \t]{0,3}(`{3,}|~{3,})[ \t]*([\w+#.-]*)[^`]*")
 _ALIASES = {"py": "python", "python3": "python", "js": "javascript", "ts": "typescript", "c++": "cpp"}
@@ -32,7 +32,7 @@ _HTML = re.compile(r"</?(?:b|strong|i|em|u|p|br|span|code|mark|center|h[1-6])\s?
 
 
 def extract_answer(text: str, spec: AnswerSpec | None = None, stopped: ExtractionStopped = "end") -> str | None:
-    """Return the answer of a solution, or of what there is of it; ``None`` when it states none."""
+    """Return the answer of a complete or partial solution; ``None`` if it states none."""
     spec = spec or AnswerSpec()
     stated = strip_thinking(text)
     answer = None if stated is None else _extract(spec, stated, stopped)
@@ -40,8 +40,7 @@ def extract_answer(text: str, spec: AnswerSpec | None = None, stopped: Extractio
 
 
 def strip_thinking(text: str) -> str | None:
-    """Return what a solution states: all that comes after its thoughts, ``None`` while it is still thinking. A thought
-    tries out, and states nothing."""
+    """Return the text after the thinking part, which states no answer; ``None`` while it is unfinished."""
     thought = text.rfind("</think>")
     if thought >= 0:
         return text[thought + len("</think>") :]
@@ -51,7 +50,9 @@ def strip_thinking(text: str) -> str | None:
 def _extract(spec: AnswerSpec, text: str, stopped: ExtractionStopped) -> str | None:
     match spec.compare if spec.extract == "auto" else spec.extract:
         case RegexExtract():
-            raise ValueError("a client's pattern may search for ever: AnswerFinder lets a child process do it")
+            raise ValueError(
+                "a client's pattern may run forever: use AnswerFinder, which matches it in a worker process"
+            )
         case CodeExtract(code=language):
             return _code(text, language)
         case "code":

@@ -1,4 +1,4 @@
-"""The answers of one job's solutions, where finding them may take time: a client's pattern may search for ever."""
+"""Extraction of a job's answers within its time limit, for clients' patterns in a worker process."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from reasoner.deadline import SecondsLeft, run_within, unlimited
 from reasoner.regex import find_pattern_error, search_last
 
 MAX_LATE = 6
-"""Searches of one job that may be late. From then on its pattern is not asked any more."""
+"""Maximum number of late searches in one job. After that, its pattern is not used any more."""
 
 log = logging.getLogger("reasoner.answers")
 
 
 class AnswerFinder:
-    """Finds answers as a job asks for it, a client's pattern in a child process and within the job's time."""
+    """Extracts answers as the job's ``AnswerSpec`` says, with patterns matched in a worker process."""
 
     def __init__(self, spec: AnswerSpec, seconds_left: SecondsLeft = unlimited) -> None:
         self._spec = spec
@@ -33,7 +33,7 @@ class AnswerFinder:
                 raise InvalidRequest(error, "answer.extract.regex")
 
     async def find(self, text: str, stopped: ExtractionStopped = "end") -> str | None:
-        """Return ``extract_answer``'s answer; none from a pattern whose search was late, which is logged once."""
+        """Return the answer of a solution; ``None`` also if a pattern's search was late, which is logged once."""
         if not isinstance(self._spec.extract, RegexExtract):
             return extract_answer(text, self._spec, stopped)
         stated = strip_thinking(text)

@@ -1,4 +1,4 @@
-"""The number in a solution's last line, where nothing else states an answer: "= 18", "So it is **$18**."."""
+"""Extraction of a number from the last line if nothing else states an answer: "= 18", "So it is **$18**."."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _CONCLUDES = re.compile(
     re.IGNORECASE,
 )
 _GIVEN = re.compile(r"\b(?:the|these|those|this|its|her|his|their|our)\s[$*\\]{0,4}\d", re.IGNORECASE)
-"""A number that was known before: "the 9 eggs"."""
+"""A number that was given before, as in "the 9 eggs"."""
 _NEXT_SENTENCE = re.compile(r"[.!?]\s+(?=[A-Z*$\\])")
 _BOLD = re.compile(r"\*\*([^*\n]{1,80})\*\*")
 

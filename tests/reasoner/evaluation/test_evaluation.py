@@ -92,7 +92,7 @@ def test_draws_are_subsets_without_repetition_and_use_all_samples_alike() -> Non
     assert len(taken) == pool.NUM_DRAWS
     assert all(len(set(draw)) == 2 for draw in taken)
     assert {sum(index in draw for draw in taken) for index in range(8)} == {16}
-    assert len(list(draws(8, 8, random.Random(0)))) == pool.DRAWS_OF_ALL
+    assert len(list(draws(8, 8, random.Random(0)))) == pool.NUM_FULL_DRAWS
 
 
 async def test_a_draw_of_the_whole_pool_is_billed_as_the_live_job_was() -> None:
@@ -241,7 +241,7 @@ def timeless(runs: list[Run]) -> list[Run]:
 async def test_a_run_that_lost_its_engine_goes_on_where_it_was_and_ends_with_the_same_numbers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(measure, "PAUSES", ())
+    monkeypatch.setattr(measure, "RETRY_DELAYS_SECONDS", ())
     wanted = plan("greedy,best_of_n,beam", 1, 4, seeds=2)
     whole = await measured(wanted, ScriptedEngine())
     known = 0
@@ -270,7 +270,7 @@ async def test_an_engine_that_comes_back_is_asked_again_and_its_failure_is_no_wr
             if self._answers % 40 == 0:
                 raise EngineUnavailable("for a moment")
 
-    monkeypatch.setattr(measure, "PAUSES", (0.0,) * 20)
+    monkeypatch.setattr(measure, "RETRY_DELAYS_SECONDS", (0.0,) * 20)
     wanted = plan("best_of_n,beam", 4)
     assert timeless(await measured(wanted, Flaky())) == timeless(await measured(wanted, ScriptedEngine()))
 
