@@ -1,8 +1,8 @@
-"""``python -m prm``: the process in which ``reasoner prm train`` computes.
+"""``python -m prm``: the process of ``reasoner prm train``.
 
 Its argument is a JSON object of ``TrainPlan``'s fields. It writes JSON lines: ``{"done", "total", "next"}`` as it goes,
-then ``{"result"}``, or ``{"error", "usage"}`` with exit status 1 when it cannot (``usage``: whether what was asked for
-is wrong). SIGTERM ends it behind the current step, with a checkpoint.
+then ``{"result"}``, or ``{"error", "usage"}`` with exit status 1 when it cannot (``usage`` is true if
+the request itself was wrong). SIGTERM ends it after the current step, with a checkpoint.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from prm.training.train import TrainPlan, train
 
 
 def main() -> int:
-    """Returns the exit status."""
+    """Train, and return the exit status."""
     stopped = threading.Event()
     torch.set_num_threads(choose_threads().number)
     signal.signal(signal.SIGTERM, lambda *_: stopped.set())

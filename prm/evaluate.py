@@ -24,7 +24,7 @@ Scores = tuple[float | None, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Case:
+class ProcessBenchCase:
     """One solution. ``label``: index of its first wrong step, -1 if there is none."""
 
     id: str
@@ -35,7 +35,7 @@ class Case:
     label: int
 
 
-Score = Callable[[Case, tuple[str, ...]], Awaitable[Sequence[float]]]
+Score = Callable[[ProcessBenchCase, tuple[str, ...]], Awaitable[Sequence[float]]]
 """Scores of a case's steps, those that are not blank."""
 
 
@@ -51,7 +51,7 @@ class Result:
     f1: float | None
 
 
-def read_cases(path: Path) -> list[Case]:
+def read_cases(path: Path) -> list[ProcessBenchCase]:
     """The cases of a file in ProcessBench's format: JSONL, or a JSON array as it is published. Raises ``BadRecord``."""
     cases = []
     for record in read_records(path):
@@ -59,7 +59,7 @@ def read_cases(path: Path) -> list[Case]:
         if not any(step.strip() for step in steps):
             raise record.wrong("steps", "a list of texts that are not all blank")
         cases.append(
-            Case(
+            ProcessBenchCase(
                 id=record.text("id"),
                 generator=record.text("generator"),
                 problem=record.text("problem"),
@@ -72,7 +72,11 @@ def read_cases(path: Path) -> list[Case]:
 
 
 async def score_cases(
-    cases: Iterable[Case], score: Score, *, concurrency: int = 16, on_progress: Callable[[], None] = lambda: None
+    cases: Iterable[ProcessBenchCase],
+    score: Score,
+    *,
+    concurrency: int = 16,
+    on_progress: Callable[[], None] = lambda: None,
 ) -> list[Scores]:
     """Scores of every case's steps, in the order of the cases. Raises what ``score`` raises."""
     places = list(enumerate(cases))
@@ -99,7 +103,7 @@ def predict(scores: Scores, threshold: float) -> int:
     return next((index for index, score in enumerate(scores) if score is not None and score < threshold), NO_ERROR)
 
 
-def evaluate(cases: Sequence[Case], scores: Sequence[Scores], threshold: float) -> Result:
+def evaluate(cases: Sequence[ProcessBenchCase], scores: Sequence[Scores], threshold: float) -> Result:
     """The protocol at one threshold."""
     right: dict[bool, list[bool]] = {True: [], False: []}
     for case, given in zip(cases, scores, strict=True):
@@ -108,7 +112,7 @@ def evaluate(cases: Sequence[Case], scores: Sequence[Scores], threshold: float) 
     return Result(len(cases), len(right[True]), threshold, error, correct, harmonic_mean(error, correct))
 
 
-def fit_threshold(cases: Sequence[Case], scores: Sequence[Scores]) -> float:
+def fit_threshold(cases: Sequence[ProcessBenchCase], scores: Sequence[Scores]) -> float:
     """A threshold with the largest F1 on these cases; the middle of the interval in which it is so (of several the
     lowest). Raises ``ValueError`` where F1 is not defined.
 
@@ -142,7 +146,7 @@ def harmonic_mean(first: float | None, second: float | None) -> float | None:
     return 2 * first * second / (first + second) if first and second else 0.0
 
 
-def _right_between(case: Case, scores: Scores) -> tuple[float, float]:
+def _right_between(case: ProcessBenchCase, scores: Scores) -> tuple[float, float]:
     """Thresholds above the first number, up to and including the second, predict the case's label."""
     before = scores if case.label == NO_ERROR else scores[: case.label]
     high = min((score for score in before if score is not None), default=1.0)

@@ -14,7 +14,7 @@ class BadRecord(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
-class Record:
+class JsonRecord:
     """One JSON object and where it stands."""
 
     place: str
@@ -69,7 +69,7 @@ class Record:
         return self.fields[name]
 
 
-def read_records(path: Path) -> Iterator[Record]:
+def read_records(path: Path) -> Iterator[JsonRecord]:
     """The records of a JSONL file, one line at a time, or of a file that is one JSON array. Raises ``BadRecord``."""
     try:
         with path.open(encoding="utf-8") as lines:
@@ -85,7 +85,7 @@ def read_records(path: Path) -> Iterator[Record]:
         raise BadRecord(f"{path} cannot be read: {error}") from None
 
 
-def _of_array(path: Path, text: str) -> Iterator[Record]:
+def _of_array(path: Path, text: str) -> Iterator[JsonRecord]:
     try:
         items = json.loads(text)
     except ValueError as error:
@@ -94,14 +94,14 @@ def _of_array(path: Path, text: str) -> Iterator[Record]:
         yield _checked(f"{path}, item {number}", item)
 
 
-def _record(place: str, line: str) -> Record:
+def _record(place: str, line: str) -> JsonRecord:
     try:
         return _checked(place, json.loads(line))
     except json.JSONDecodeError as error:
         raise BadRecord(f"{place}: not JSON: {error}") from None
 
 
-def _checked(place: str, value: Any) -> Record:
+def _checked(place: str, value: Any) -> JsonRecord:
     if not isinstance(value, dict):
         raise BadRecord(f"{place}: a JSON object is expected, this is {type(value).__name__}")
-    return Record(place, value)
+    return JsonRecord(place, value)

@@ -10,8 +10,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from prm.records import BadRecord, Record, read_records
-from prm.rollouts.rollouts import Problem
+from prm.records import BadRecord, JsonRecord, read_records
+from prm.rollouts.rollouts import RolloutProblem
 from reasoner.answers.canonical import canonicalize
 from reasoner.answers.equivalence import Equivalence
 from reasoner.answers.extraction.extract import extract_answer
@@ -25,7 +25,7 @@ class LabelledProblems:
     """``count`` problems, read lazily. Use as an async context manager to judge solutions."""
 
     count: int
-    _read: Callable[[], Iterator[tuple[Problem, str | registry.Problem]]]
+    _read: Callable[[], Iterator[tuple[RolloutProblem, str | registry.Problem]]]
     _answers: dict[str, str | registry.Problem] = field(default_factory=dict)
     _equivalence: Equivalence = field(default_factory=Equivalence)
     _judge_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -52,13 +52,13 @@ class LabelledProblems:
     ) -> None:
         await self._equivalence.__aexit__(kind, error, trace)
 
-    def problems(self) -> Iterator[Problem]:
+    def problems(self) -> Iterator[RolloutProblem]:
         """Yield all problems."""
         for problem, answer in self._read():
             self._answers[problem.key] = answer
             yield problem
 
-    async def judge(self, problem: Problem, text: str) -> bool:
+    async def judge(self, problem: RolloutProblem, text: str) -> bool:
         """Return True if a solution of a yielded problem states the right answer.
 
         Answers are compared by the exact rule of the suite, or as mathematics.
@@ -72,23 +72,23 @@ class LabelledProblems:
             return await self._equivalence.equal(canonicalize(answer), canonicalize(stated))
 
 
-def _read_suite(name: str, count: int, seed: int) -> Iterator[tuple[Problem, registry.Problem]]:
+def _read_suite(name: str, count: int, seed: int) -> Iterator[tuple[RolloutProblem, registry.Problem]]:
     """Yield training problems, never held-out ones, with the levels in turn."""
     family = registry.get_family(name)
     for index in range(count):
         problem: registry.Problem = family.generate_problem(
             "train", f"rollouts/{seed}/{index}", family.LEVELS[index % len(family.LEVELS)]
         )
-        yield Problem(problem.id, problem.text), problem
+        yield RolloutProblem(problem.id, problem.text), problem
 
 
-def _read_file(path: Path) -> Iterator[tuple[Problem, str]]:
+def _read_file(path: Path) -> Iterator[tuple[RolloutProblem, str]]:
     for number, record in enumerate(read_records(path), 1):
         name = record.fields.get("id", number)
-        yield Problem(str(name), record.text("question")), _read_answer(record)
+        yield RolloutProblem(str(name), record.text("question")), _read_answer(record)
 
 
-def _read_answer(record: Record) -> str:
+def _read_answer(record: JsonRecord) -> str:
     """Return the final answer: after ``####`` (GSM8K), in ``\\boxed`` (MATH), or the whole text."""
     text = record.text("answer")
     answer = text.rpartition("####")[2].strip() if "####" in text else extract_answer(text) or text.strip()

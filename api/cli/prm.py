@@ -17,11 +17,11 @@ from api.cli.known_answers import LabelledProblems
 from api.roles.compute_process import compute
 from api.roles.private_service import run_private_engine
 from engine.protocol.types import EngineClient, EngineError, InvalidRequest
-from prm.evaluate import Case, Result, Scores, evaluate, fit_threshold, read_cases, score_cases
+from prm.evaluate import ProcessBenchCase, Result, Scores, evaluate, fit_threshold, read_cases, score_cases
 from prm.formats.registry import FORMATS
 from prm.records import BadRecord
-from prm.rollouts.rollouts import Plan, Tally, roll_out
-from prm.scorers.steps import Chain, StepScorer
+from prm.rollouts.rollouts import RolloutPlan, RolloutStats, roll_out
+from prm.scorers.steps import StepChain, StepScorer
 from workers.config.settings import Settings, load_settings
 from workers.config.types import require_model_folder
 from workers.engines.connect import connect
@@ -67,7 +67,7 @@ def rollouts(
     """
     console = Console(stderr=True)
     settings = _settings(model=model, engine_device=device)
-    plan = Plan(
+    plan = RolloutPlan(
         model=settings.model_name,
         solutions=solutions,
         completions=completions,
@@ -168,7 +168,7 @@ def evaluate_file(
         raise typer.BadParameter(f"there is no format {form!r}; known are {', '.join(FORMATS)}", param_hint="--format")
     with _report_bad_records("FILE"):
         cases = read_cases(file)[:limit]
-    fitted: list[Case] = []
+    fitted: list[ProcessBenchCase] = []
     if fit is not None:
         with _report_bad_records("--fit"):
             fitted = read_cases(fit)
@@ -190,12 +190,14 @@ def evaluate_file(
         _print_result(result, fitted_on)
 
 
-async def _roll_out(problems: LabelledProblems, plan: Plan, engine: EngineClient, out: Path, console: Console) -> Tally:
+async def _roll_out(
+    problems: LabelledProblems, plan: RolloutPlan, engine: EngineClient, out: Path, console: Console
+) -> RolloutStats:
     try:
         with count_progress(console, shows_remaining=True) as progress:
             task = progress.add_task("solutions", total=problems.count * plan.solutions)
 
-            def show(tally: Tally) -> None:
+            def show(tally: RolloutStats) -> None:
                 text = f"solutions ({tally.good} of {tally.steps} steps good, {tally.generated} tokens)"
                 progress.update(task, completed=tally.solutions, description=text)
 
@@ -206,17 +208,17 @@ async def _roll_out(problems: LabelledProblems, plan: Plan, engine: EngineClient
 
 
 async def _score(
-    cases: list[Case], engine: EngineClient, name: str, concurrency: int, console: Console
+    cases: list[ProcessBenchCase], engine: EngineClient, name: str, concurrency: int, console: Console
 ) -> list[Scores]:
     try:
         scorer = await _find_scorer(engine, name)
         with count_progress(console) as progress:
             task = progress.add_task("cases", total=len(cases))
 
-            async def score(case: Case, steps: tuple[str, ...]) -> tuple[float, ...]:
+            async def score(case: ProcessBenchCase, steps: tuple[str, ...]) -> tuple[float, ...]:
                 prompt = await scorer.prompt([{"role": "user", "content": case.problem}])
                 try:
-                    [scored] = await scorer.score(prompt, [Chain(steps)])
+                    [scored] = await scorer.score(prompt, [StepChain(steps)])
                 except InvalidRequest as error:
                     raise InvalidRequest(f"case {case.id}: {error}", error.field) from None
                 assert scored.scores is not None  # no bound was given
@@ -259,7 +261,7 @@ def _report_bad_records(argument: str) -> Iterator[None]:
         raise typer.BadParameter(str(error), param_hint=argument) from None
 
 
-def _print_tally(tally: Tally, out: Path) -> None:
+def _print_tally(tally: RolloutStats, out: Path) -> None:
     view = Table("file", "solutions", "steps", "of them good", "tokens generated", "prompt tokens cached")
     cached = f"{tally.cached / tally.prompt:.0%}" if tally.prompt else ""
     view.add_row(str(out), str(tally.solutions), str(tally.steps), str(tally.good), str(tally.generated), cached)

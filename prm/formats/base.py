@@ -32,15 +32,15 @@ class Prompt:
 
 
 class Format(ABC):
-    """One public model's way. ``notes``: the ``reasoner_prm`` of its config.json, without ``format``."""
+    """Format of a public model. ``notes`` is the ``reasoner_prm`` of its config.json, without ``format``."""
 
     name: ClassVar[str]
     kind: ClassVar[str]
-    """Of the served model that it is for: ``generate`` or ``classify``."""
+    """Kind of the served model: ``generate`` or ``classify``."""
     separator: str = "\n\n"
-    """What divides a text into steps."""
+    """Separator between the steps of a text."""
     end: str
-    """The token that stands after each step."""
+    """Token after each step."""
     token_ids: tuple[int, ...] = ()
     """Tokens whose logits are read; empty for a model with a head of its own."""
 
@@ -51,28 +51,28 @@ class Format(ABC):
         self.info = info
 
     async def prepare(self) -> None:
-        """Looks up the tokens that the format needs. Raises ``EngineError`` that names one which is missing."""
+        """Look up the tokens that the format needs. Raises ``EngineError`` that names a missing one."""
         self.end_token = await self.token(self.end, "the separator")
 
     async def prompt(self, conversation: Conversation) -> Prompt:
-        """The question through the model's chat template."""
+        """Return the question, rendered with the model's chat template."""
         tokens = await self.engine.tokenize(self.info.id, conversation)
         return Prompt(tokens, len(tokens), as_text(conversation))
 
     async def increment(self, prompt: Prompt, index: int, step: str) -> Pieces:  # noqa: ARG002
-        """What the step of that index (from 0) adds. The score is read at the last token."""
+        """Return what the step of that index (from 0) adds. The score is read at the last token."""
         return step, (self.end_token,)
 
     @abstractmethod
     def probability(self, logits: Sequence[float]) -> float:
-        """That the step is right, from the logits at its last token."""
+        """Return the probability that the step is right, from the logits at its last token."""
 
     async def tokens_of(self, text: str) -> tuple[int, ...]:
-        """The tokens of a text, without those that the tokenizer begins one with."""
+        """Return the tokens of a text, without the tokenizer's special first ones."""
         return await self.engine.tokenize(self.info.id, text, special=False)
 
     async def token(self, text: str, what: str) -> int:
-        """The one token that a text is. Raises ``EngineError`` when the tokenizer has none for it."""
+        """Return the one token of a text. Raises ``EngineError`` if the tokenizer has none for it."""
         tokens = await self.tokens_of(text)
         # What no vocabulary has shows what the tokenizer makes of the unknown.
         if len(tokens) != 1 or tokens == await self.tokens_of("\U0010fffd"):
@@ -83,25 +83,25 @@ class Format(ABC):
         return tokens[0]
 
     def refuse(self, why: str) -> EngineError:
-        """The error of a checkpoint that this format is not for."""
+        """Return the error for a checkpoint that this format does not fit."""
         return EngineError(f"model {self.info.id!r} cannot score steps as {self.name!r}: {why}")
 
 
 def as_text(conversation: Conversation) -> str:
-    """Chat messages as one text; a lone user's message is itself."""
+    """Return chat messages as one text; a single message is its content."""
     if len(conversation) == 1:
         return conversation[0]["content"]
     return "\n\n".join(f"{message['role'].capitalize()}: {message['content']}" for message in conversation)
 
 
 def softmax(logits: Sequence[float], index: int) -> float:
-    """The probability of one of several logits."""
+    """Return the probability of one of several logits."""
     top = max(logits)
     weights = [math.exp(value - top) for value in logits]
     return weights[index] / sum(weights)
 
 
 def sigmoid(logit: float) -> float:
-    """``1 / (1 + exp(-logit))`` without overflow."""
+    """Return ``1 / (1 + exp(-logit))`` without overflow."""
     odds = math.exp(-abs(logit))
     return (1.0 if logit >= 0 else odds) / (1.0 + odds)

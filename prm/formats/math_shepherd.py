@@ -16,26 +16,22 @@ _NUMBERED = re.compile(r"Step \d+:")
 
 
 class MathShepherd(Format):
-    """See the module. Tokens of a step are those that it has after the tag of the step before: tokenizers of the Llama
-    family put a space before a text that stands alone."""
+    """A step is tokenised behind the tag of the step before, since Llama tokenizers put a space before a lone text."""
 
     name = "math_shepherd"
     kind = "generate"
     end = "ки"
 
     async def prepare(self) -> None:
-        """See ``Format``."""
         await super().prepare()
         self.token_ids = (await self.token("+", "the verdict"), await self.token("-", "the verdict"))
 
     async def prompt(self, conversation: Conversation) -> Prompt:
-        """See ``Format``: as a plain text, with the token that the tokenizer begins one with."""
         question = as_text(conversation).strip()
         tokens = await self.engine.tokenize(self.info.id, question)
         return Prompt(tokens, len(tokens), question)
 
     async def increment(self, prompt: Prompt, index: int, step: str) -> Pieces:  # noqa: ARG002
-        """See ``Format``."""
         line = step if _NUMBERED.match(step) else f"Step {index + 1}: {step}"
         before = " " if index == 0 else "\n"
         tokens = await self.tokens_of(f"{self.end}{before}{line} {self.end}")
@@ -44,5 +40,4 @@ class MathShepherd(Format):
         return (tokens[1:],)
 
     def probability(self, logits: Sequence[float]) -> float:
-        """See ``Format``."""
         return softmax(logits, 0)

@@ -14,18 +14,14 @@ SYSTEM = "Please reason step by step, and put your final answer within \\boxed{}
 
 
 class QwenMath(Format):
-    """See the module."""
-
     name = "qwen_math"
     kind = "classify"
     end = "<extra_0>"
 
     async def prompt(self, conversation: Conversation) -> Prompt:
-        """See ``Format``; with the model's own system prompt where there is none."""
         if conversation[0]["role"] != "system":
             conversation = [{"role": "system", "content": SYSTEM}, *conversation]
         return await super().prompt(conversation)
 
     def probability(self, logits: Sequence[float]) -> float:
-        """See ``Format``."""
         return softmax(logits, 1)

@@ -14,19 +14,21 @@ from prm.formats.skywork import Skywork
 from prm.formats.token_classification import TokenClassification
 
 FORMATS: Mapping[str, type[Format]] = {
-    one.name: one for one in (TokenClassification, QwenMath, Skywork, MathShepherd, RLHFlow)
+    format.name: format for format in (TokenClassification, QwenMath, Skywork, MathShepherd, RLHFlow)
 }
 FormatName = Literal["token_classification", "qwen_math", "skywork", "math_shepherd", "rlhflow"]
-"""Their names, for those who configure one."""
+"""Names of the formats, for settings."""
 FORMAT_NOTE = "reasoner_prm_format"
 """The key of ``ModelInfo.extra`` under which a service names a model's format, beside what its config.json says."""
 _ARCHITECTURES = {"Qwen2ForProcessRewardModel": QwenMath.name, "Qwen2ForPrmModel": Skywork.name}
-"""Architectures that nothing else has."""
+"""Architectures that identify a format."""
 
 
-def format_of(info: ModelInfo) -> str | None:
-    """Return the name of a served model's format: what the service says, else what its config.json says, else what its
-    architecture shows; ``None`` for a model that is not known to have one."""
+def find_format(info: ModelInfo) -> str | None:
+    """Return the name of a served model's format, from the service's settings, its config.json or its architecture.
+
+    ``None`` for a model that is not known to have one.
+    """
     configured = info.extra.get(FORMAT_NOTE)
     if configured is not None:
         return str(configured)
@@ -40,7 +42,7 @@ def format_of(info: ModelInfo) -> str | None:
 
 def open_format(engine: EngineClient, info: ModelInfo) -> Format:
     """Return the format of a served model. Raises ``EngineError`` that says what fits."""
-    name = format_of(info)
+    name = find_format(info)
     if name is None:
         raise EngineError(
             f"model {info.id!r} is not known to be a process reward model: name its format, which is one of "

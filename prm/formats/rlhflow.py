@@ -1,9 +1,9 @@
-"""RLHFlow's PRMs (Mistral and Llama-3.1): a chat in which the assistant says ``+`` or ``-`` to each step.
+"""RLHFlow's PRMs (Mistral and Llama-3.1): a chat in which the assistant answers ``+`` or ``-`` to each step.
 
 Source: https://huggingface.co/RLHFlow/Llama3.1-8B-PRM-Deepseek-Data and Xiong et al. 2024, "An Implementation of
 Generative PRM" (https://github.com/RLHFlow/RLHF-Reward-Modeling). Each step is a user's turn, the first with the
-question before it, and every turn is answered with ``+``: the score of a step is read where that answer is about to be
-said, and the chat of a longer chain begins with the chat of the shorter one.
+question before it, and every turn is answered with ``+``: the score of a step is read before that
+answer, and the chat of a longer chain begins with the chat of the shorter one.
 """
 
 from __future__ import annotations
@@ -14,23 +14,18 @@ from prm.formats.base import Conversation, Format, Pieces, Prompt, as_text, soft
 
 
 class RLHFlow(Format):
-    """See the module."""
-
     name = "rlhflow"
     kind = "generate"
 
     async def prepare(self) -> None:
-        """See ``Format``."""
         self.token_ids = (await self.token("+", "the verdict"), await self.token("-", "the verdict"))
         self._before = await self._chat("?")
 
     async def prompt(self, conversation: Conversation) -> Prompt:
-        """See ``Format``: the question is a part of the first turn."""
         question = as_text(conversation)
         return Prompt((), len(await self._chat(question)), question)
 
     async def increment(self, prompt: Prompt, index: int, step: str) -> Pieces:
-        """See ``Format``."""
         if index == 0:
             return (await self._chat(f"{prompt.question} {step}"),)
         # The answer to the turn before, and this turn: what they add to any chat.
@@ -40,11 +35,10 @@ class RLHFlow(Format):
         return (tokens[len(self._before) :],)
 
     def probability(self, logits: Sequence[float]) -> float:
-        """See ``Format``."""
         return softmax(logits, 0)
 
     async def _chat(self, *turns: str) -> tuple[int, ...]:
-        """The tokens of a chat, user first, up to where the assistant is to speak."""
+        """Return the tokens of a chat, user first, up to the assistant's next turn."""
         roles = ("user", "assistant")
         messages = [{"role": roles[at % 2], "content": turn} for at, turn in enumerate(turns)]
         return await self.engine.tokenize(self.info.id, messages)

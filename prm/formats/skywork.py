@@ -12,25 +12,20 @@ from prm.formats.base import Conversation, Format, Prompt, as_text, sigmoid
 
 
 class Skywork(Format):
-    """See the module."""
-
     name = "skywork"
     kind = "classify"
     separator = end = "\n"
 
     async def prepare(self) -> None:
-        """See ``Format``."""
         await super().prepare()
         if self.info.bos is None:
             raise self.refuse("a text begins with bos_token, which its tokenizer does not have")
         self._first = self.info.bos
 
     async def prompt(self, conversation: Conversation) -> Prompt:
-        """See ``Format``: the first token, the question, a line's end."""
         question = as_text(conversation)
         tokens = (self._first, *await self.tokens_of(question + "\n"))
         return Prompt(tokens, len(tokens), question)
 
     def probability(self, logits: Sequence[float]) -> float:
-        """See ``Format``."""
         return sigmoid(logits[0])

@@ -13,8 +13,6 @@ from prm.formats.base import Format, softmax
 
 
 class TokenClassification(Format):
-    """See the module."""
-
     name = "token_classification"
     kind = "classify"
 
@@ -32,7 +30,6 @@ class TokenClassification(Format):
         self._label = label
 
     def probability(self, logits: Sequence[float]) -> float:
-        """See ``Format``."""
         if self._label >= len(logits):
             raise self.refuse(f"positive_label is {self._label}, but it has {len(logits)} labels")
         return softmax(logits, self._label)

@@ -21,12 +21,12 @@ from typing import Any, Self
 
 from prm.records import BadRecord, read_records
 
-Place = tuple[str, int]
+SolutionKey = tuple[str, int]
 """A problem's key, and which of its solutions."""
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class SampledStep:
     """What the policy wrote up to a separator, the separator included, or to the end."""
 
     text: str
@@ -35,7 +35,7 @@ class Piece:
 
 
 @dataclass(frozen=True, slots=True)
-class Labelled:
+class LabelledSolution:
     """A solution's steps and labels. ``soft`` is ``None`` where completions ended early."""
 
     id: str
@@ -55,12 +55,12 @@ class RolloutFile:
         """Raises ``BadRecord`` for a file of other settings, one that somebody else writes, or a damaged one."""
         path.parent.mkdir(parents=True, exist_ok=True)
         self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
-        self.done: set[Place] = set()
+        self.done: set[SolutionKey] = set()
         self.steps = 0
         """Steps of finished solutions, and those of them whose hard label is good."""
         self.good = 0
-        self._pieces: dict[Place, dict[int, Piece]] = {}
-        self._verdicts: dict[Place, dict[tuple[int, int], bool]] = {}
+        self._pieces: dict[SolutionKey, dict[int, SampledStep]] = {}
+        self._verdicts: dict[SolutionKey, dict[tuple[int, int], bool]] = {}
         try:
             self._lock(path)
             self._cut_torn_line()
@@ -77,28 +77,28 @@ class RolloutFile:
     ) -> None:
         os.close(self._file)
 
-    def pieces(self, place: Place) -> list[Piece]:
+    def pieces(self, place: SolutionKey) -> list[SampledStep]:
         """What was written of an unfinished solution."""
         known = self._pieces.get(place, {})
         return [known[index] for index in sorted(known)]
 
-    def verdicts(self, place: Place, step: int) -> dict[int, bool]:
+    def verdicts(self, place: SolutionKey, step: int) -> dict[int, bool]:
         """Completions of a step of an unfinished solution that were paid: whether each was right."""
         known = self._verdicts.get(place, {})
         return {index: right for (at, index), right in known.items() if at == step}
 
-    def add_piece(self, place: Place, piece: Piece) -> None:
+    def add_piece(self, place: SolutionKey, piece: SampledStep) -> None:
         """Books a piece, the next one of its solution."""
         known = self._pieces.setdefault(place, {})
         self._write({"piece": [*place, len(known)], "text": piece.text, "ids": piece.ids, "ended": piece.ended})
         known[len(known)] = piece
 
-    def add_verdict(self, place: Place, step: int, index: int, *, right: bool, tokens: int) -> None:
+    def add_verdict(self, place: SolutionKey, step: int, index: int, *, right: bool, tokens: int) -> None:
         """Books a completion."""
         self._write({"completion": [*place, step, index], "right": right, "tokens": tokens})
         self._verdicts.setdefault(place, {})[step, index] = right
 
-    def finish(self, place: Place, solution: Labelled) -> None:
+    def finish(self, place: SolutionKey, solution: LabelledSolution) -> None:
         """Writes the example of a solution."""
         line = {"solution": list(place), "id": solution.id, "question": solution.question, "steps": solution.steps}
         line |= {"hard": solution.hard} | ({} if solution.soft is None else {"soft": solution.soft})
@@ -110,7 +110,7 @@ class RolloutFile:
         while data:
             data = data[os.write(self._file, data) :]
 
-    def _finished(self, place: Place, hard: tuple[int, ...]) -> None:
+    def _finished(self, place: SolutionKey, hard: tuple[int, ...]) -> None:
         self.done.add(place)
         self.steps += len(hard)
         self.good += sum(hard)
@@ -146,7 +146,7 @@ class RolloutFile:
                 raise BadRecord(f"{record.place}: the file does not begin with 'settings': it is no file of rollouts")
             elif "piece" in fields:
                 key, solution, index = fields["piece"]
-                piece = Piece(fields["text"], tuple(fields["ids"]), fields["ended"])
+                piece = SampledStep(fields["text"], tuple(fields["ids"]), fields["ended"])
                 self._pieces.setdefault((key, solution), {})[index] = piece
             elif "completion" in fields:
                 key, solution, step, index = fields["completion"]

@@ -31,11 +31,11 @@ from engine.protocol.types import (
     InvalidRequest,
     SamplingParams,
 )
-from prm.rollouts.file import Labelled, Piece, Place, RolloutFile
+from prm.rollouts.file import LabelledSolution, RolloutFile, SampledStep, SolutionKey
 
 
 @dataclass(frozen=True, slots=True)
-class Problem:
+class RolloutProblem:
     """A question whose answer somebody can check."""
 
     id: str
@@ -47,12 +47,12 @@ class Problem:
         return blake2b(f"{self.id}\0{self.question}".encode(), digest_size=8).hexdigest()
 
 
-Judge = Callable[[Problem, str], Awaitable[bool]]
+Judge = Callable[[RolloutProblem, str], Awaitable[bool]]
 """Whether a solution's text ends in the right answer."""
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class RolloutPlan:
     """What is sampled. Another ``concurrency`` gives the same labels; everything else is a setting of the file."""
 
     model: str
@@ -73,7 +73,7 @@ class Plan:
 
 
 @dataclass(slots=True)
-class Tally:
+class RolloutStats:
     """How far a run is. Tokens are those of this run; the rest counts what the file holds."""
 
     solutions: int = 0
@@ -87,13 +87,13 @@ class Tally:
 
 
 async def roll_out(
-    problems: Iterable[Problem],
-    plan: Plan,
+    problems: Iterable[RolloutProblem],
+    plan: RolloutPlan,
     engine: EngineClient,
     judge: Judge,
     path: Path,
-    on_progress: Callable[[Tally], None] = lambda _: None,
-) -> Tally:
+    on_progress: Callable[[RolloutStats], None] = lambda _: None,
+) -> RolloutStats:
     """Labels solutions of all problems into the file; see ``prm.rollouts.file`` for its lines.
 
     ``problems`` is read as work is begun, never ahead. Raises the engine's errors and ``BadRecord``; after these, and
@@ -120,7 +120,7 @@ async def _context(engine: EngineClient, model: str) -> int:
     return served[model].context
 
 
-def _places(problems: Iterable[Problem], solutions: int) -> Iterator[tuple[Problem, Place]]:
+def _places(problems: Iterable[RolloutProblem], solutions: int) -> Iterator[tuple[RolloutProblem, SolutionKey]]:
     seen: set[str] = set()
     for problem in problems:
         if problem.key not in seen:
@@ -131,14 +131,14 @@ def _places(problems: Iterable[Problem], solutions: int) -> Iterator[tuple[Probl
 class _Run:
     def __init__(
         self,
-        plan: Plan,
+        plan: RolloutPlan,
         context: int,
         engine: EngineClient,
         judge: Judge,
         file: RolloutFile,
-        on_progress: Callable[[Tally], None],
+        on_progress: Callable[[RolloutStats], None],
     ) -> None:
-        self.tally = Tally()
+        self.tally = RolloutStats()
         self._plan = plan
         self._context = context
         self._engine = engine
@@ -146,7 +146,7 @@ class _Run:
         self._file = file
         self._on_progress = on_progress
 
-    async def work(self, places: Iterator[tuple[Problem, Place]]) -> None:
+    async def work(self, places: Iterator[tuple[RolloutProblem, SolutionKey]]) -> None:
         """Labels solutions until none is left; several of these share the iterator."""
         for problem, place in places:
             if place not in self._file.done:
@@ -158,7 +158,7 @@ class _Run:
             self.tally.steps, self.tally.good = self._file.steps, self._file.good
             self._on_progress(self.tally)
 
-    async def _label(self, problem: Problem, place: Place) -> None:
+    async def _label(self, problem: RolloutProblem, place: SolutionKey) -> None:
         conversation = [{"role": "user", "content": problem.question}]
         prompt = await self._engine.tokenize(self._plan.model, conversation)
         lease = f"rollouts-{uuid.uuid4().hex}"  # what the steps' prefixes have in the cache stays there
@@ -177,9 +177,9 @@ class _Run:
         steps = tuple(pieces[end].text.removesuffix(self._plan.separator).strip() for end in ends)
         hard = tuple(int(share > 0) for share in shares)
         soft = None if self._plan.early else tuple(shares)
-        self._file.finish(place, Labelled(problem.id, problem.question, steps, hard, soft))
+        self._file.finish(place, LabelledSolution(problem.id, problem.question, steps, hard, soft))
 
-    async def _solve(self, prompt: tuple[int, ...], place: Place, lease: str) -> list[Piece]:
+    async def _solve(self, prompt: tuple[int, ...], place: SolutionKey, lease: str) -> list[SampledStep]:
         """A solution step by step, so that each step's end is known in token ids."""
         pieces = self._file.pieces(place)
         while not (pieces and pieces[-1].ended):
@@ -190,12 +190,18 @@ class _Run:
             async with aclosing(self._ask(prompt + written, (branch,), lease, stop=stop)) as completions:
                 async for completion in completions:
                     ended = completion.stop != self._plan.separator or len(completion.token_ids) == room
-                    self._file.add_piece(place, Piece(completion.text, completion.token_ids, ended))
+                    self._file.add_piece(place, SampledStep(completion.text, completion.token_ids, ended))
             pieces = self._file.pieces(place)
         return pieces
 
     async def _complete(
-        self, problem: Problem, place: Place, step: int, prompt: tuple[int, ...], so_far: list[Piece], lease: str
+        self,
+        problem: RolloutProblem,
+        place: SolutionKey,
+        step: int,
+        prompt: tuple[int, ...],
+        so_far: list[SampledStep],
+        lease: str,
     ) -> float:
         """The share of right completions behind a step."""
         verdicts = self._file.verdicts(place, step)
@@ -248,11 +254,11 @@ class _Run:
             raise EngineUnavailable("the engine's answer ended before all of its branches had")
 
 
-def _text(pieces: list[Piece]) -> str:
+def _text(pieces: list[SampledStep]) -> str:
     return "".join(piece.text for piece in pieces)
 
 
-def _ids(pieces: list[Piece]) -> tuple[int, ...]:
+def _ids(pieces: list[SampledStep]) -> tuple[int, ...]:
     return tuple(token for piece in pieces for token in piece.ids)
 
 

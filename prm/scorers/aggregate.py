@@ -1,4 +1,4 @@
-"""From the scores of single steps to the score of a solution."""
+"""Aggregation of step scores to the score of a solution."""
 
 from __future__ import annotations
 
@@ -15,5 +15,5 @@ AGGREGATIONS: Mapping[str, Callable[[Sequence[float]], float]] = {
 
 
 def aggregate(scores: Sequence[float], how: str) -> float:
-    """One number for at least one step score."""
+    """Return one number for at least one step score."""
     return AGGREGATIONS[how](scores)

@@ -1,6 +1,6 @@
-"""A language model as a verifier: how sure it is that a solution is right so far.
+"""A language model as a verifier: its probability that a solution is right so far.
 
-The judge reads ``TEMPLATE`` as one user message, and its answer is never drawn: the score is the probability of "Yes"
+The judge reads ``TEMPLATE`` as one user message, and its answer is never sampled: the score is the probability of "Yes"
 against "No" as its next token, one forward pass. Question and solution come before the request for a verdict, so that
 all but the solution's new tokens and that request are in the engine's cache when a longer solution is judged.
 
@@ -31,10 +31,10 @@ class Judge:
     def __init__(
         self, engine: EngineClient, info: ModelInfo, question: str, verdicts: tuple[int, int], lease: str | None
     ) -> None:
-        """Use ``open``. ``verdicts``: the tokens of "Yes" and "No"."""
+        """Use ``open``. ``verdicts`` are the tokens of "Yes" and "No"."""
         self.info = info
         self.head = 0
-        """Tokens that are read beside the solution."""
+        """Number of tokens that are read beside the solution."""
         self._engine = engine
         self._question = question
         self._verdicts = verdicts
@@ -44,9 +44,9 @@ class Judge:
     async def open(
         cls, engine: EngineClient, info: ModelInfo, conversation: Conversation, lease: str | None = None
     ) -> Judge:
-        """Raises ``EngineError`` when the model's tokenizer does not tell "Yes" from "No" by their first tokens.
+        """Return a judge. Raises ``EngineError`` if "Yes" and "No" have the same first token.
 
-        ``conversation``: the question as chat messages; ``lease``: see ``ScoreRequest``.
+        ``conversation`` is the question as chat messages, ``lease`` as in ``ScoreRequest``.
         """
         yes, no = [(await engine.tokenize(info.id, word, special=False))[:1] for word in ("Yes", "No")]
         if not yes or not no or yes == no:
@@ -56,7 +56,7 @@ class Judge:
         return judge
 
     async def judge(self, solutions: Sequence[str], *, max_compute: int | None = None) -> list[Reading]:
-        """One score for each solution, in their order. ``max_compute`` bounds the tokens forwarded for one of them."""
+        """Return one score for each solution, in order. ``max_compute`` bounds the tokens computed for one of them."""
         items = []
         for solution in solutions:
             items.append(ScoreItem((await self._prompt(solution),), (0,)))

@@ -1,4 +1,4 @@
-"""Outcome reward models: a sequence classifier's one score for a finished solution.
+"""Outcome reward models: sequence classifiers that give a finished solution one score.
 
 The conversation goes through the model's chat template with the solution as the assistant's message, and the head is
 read at its last token. A head of one label is a reward, whose sigmoid is the score; of two labels the second means that
@@ -18,29 +18,29 @@ from prm.formats.base import Conversation, sigmoid, softmax
 from prm.scorers.steps import Reading
 
 
-def scores_solutions(info: ModelInfo) -> bool:
-    """Whether a served model is an outcome reward model."""
+def is_outcome_model(info: ModelInfo) -> bool:
+    """Return True if a served model is an outcome reward model."""
     return info.architecture.endswith("ForSequenceClassification")
 
 
 class OutcomeScorer:
-    """Speaks to a served outcome reward model about one conversation."""
+    """Scores solutions of one conversation on a served outcome reward model."""
 
     def __init__(
         self, engine: EngineClient, info: ModelInfo, conversation: Conversation, lease: str | None = None
     ) -> None:
-        """``lease``: see ``ScoreRequest``."""
+        """``lease`` as in ``ScoreRequest``."""
         self.info = info
         self._engine = engine
         self._conversation = list(conversation)
         self._lease = lease
 
     async def head(self) -> int:
-        """About how many tokens are read beside the solution."""
+        """Return about how many tokens are read beside the solution."""
         return len(await self._tokens(""))
 
     async def score(self, solutions: Sequence[str], *, max_compute: int | None = None) -> list[Reading]:
-        """One score for each solution, in their order. ``max_compute`` bounds the tokens forwarded for one of them."""
+        """Return one score for each solution, in order. ``max_compute`` bounds the tokens computed for one of them."""
         items = [ScoreItem((await self._tokens(solution),), (0,)) for solution in solutions]
         results = await self._engine.score(
             ScoreRequest(uuid.uuid4().hex, self.info.id, tuple(items), max_compute=max_compute, lease=self._lease)

@@ -1,6 +1,6 @@
 """Scores for reasoning steps from a process reward model that an engine serves.
 
-Only what is new of a chain is computed (``prm.formats`` says why), and all chains of a call are one batch.
+Only the new steps of a chain are computed, on the cached prefix, and all chains of a call are one batch.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from engine.protocol.types import EngineClient, ModelInfo, ScoreItem, ScoreReque
 from prm.formats.base import Conversation, Pieces, Prompt
 from prm.formats.registry import open_format
 
-_REMEMBERED = 16384
-"""Increments that are remembered: a tree search asks for the same steps many times."""
+_MAX_CACHED_INCREMENTS = 16384
+"""Number of cached increments: a tree search scores the same steps many times."""
 
 
 @dataclass(frozen=True, slots=True)
-class Chain:
-    """Steps of one solution; the first ``scored`` of them have their scores already."""
+class StepChain:
+    """Steps of one solution; the first ``scored`` of them have scores already."""
 
     steps: tuple[str, ...]
     scored: int = 0
@@ -27,8 +27,11 @@ class Chain:
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """What a verifier answered. ``scores``: one probability of being right for each step that was asked about; ``None``
-    when the bound on computation was too small, and ``computed`` then says how many tokens it takes."""
+    """A verifier's result.
+
+    ``scores`` is the probability of being right for each requested step; ``None`` if the bound on computation was too
+    small, and ``computed`` is then the number of tokens that it takes.
+    """
 
     scores: tuple[float, ...] | None
     computed: int
@@ -36,13 +39,10 @@ class Reading:
 
 
 class StepScorer:
-    """Speaks to a served process reward model. Keep one for each model and lease: it remembers the latest steps."""
+    """Scores steps on a served process reward model. Keep one for each model and lease: it caches tokenised steps."""
 
     def __init__(self, engine: EngineClient, info: ModelInfo, lease: str | None = None) -> None:
-        """``lease``: see ``ScoreRequest``.
-
-        Raises ``EngineError`` when the model is no process reward model, or its format is not known.
-        """
+        """Raises ``EngineError`` for a model of no known format. ``lease`` as in ``ScoreRequest``."""
         self.info = info
         self._format = open_format(engine, info)
         self.separator = self._format.separator
@@ -52,9 +52,9 @@ class StepScorer:
         self._increments: dict[tuple[str, int, str], Pieces] = {}
 
     async def prompt(self, conversation: Conversation) -> Prompt:
-        """The question as the verifier reads it.
+        """Return the question as the verifier reads it.
 
-        Raises ``EngineError`` when the verifier's tokenizer lacks a token that its format needs.
+        Raises ``EngineError`` if the verifier's tokenizer lacks a token that its format needs.
         """
         if not self._prepared:
             await self._format.prepare()
@@ -62,17 +62,22 @@ class StepScorer:
         return await self._format.prompt(conversation)
 
     def steps(self, text: str, *, complete: bool) -> tuple[str, ...]:
-        """The steps of a text. Empty ones never count, and the last one only if it is ``complete`` or a separator
-        follows it: a score for half a step, or for nothing, would decide pruning by accident."""
+        """Return the steps of a text.
+
+        Empty ones never count, and the last one only if it is ``complete`` or a separator follows it: a score for half
+        a step, or for nothing, would decide pruning by accident.
+        """
         pieces = text.split(self.separator)
         if not complete:
             pieces.pop()
         return tuple(piece.strip() for piece in pieces if piece.strip())
 
-    async def score(self, prompt: Prompt, chains: Sequence[Chain], *, max_compute: int | None = None) -> list[Reading]:
-        """Scores all steps after ``Chain.scored`` of every chain, in the order given.
+    async def score(
+        self, prompt: Prompt, chains: Sequence[StepChain], *, max_compute: int | None = None
+    ) -> list[Reading]:
+        """Score all steps after ``StepChain.scored`` of every chain, in order.
 
-        ``max_compute`` bounds the tokens that the engine may forward for one chain.
+        ``max_compute`` bounds the tokens computed for one chain.
         """
         items = [await self._item(prompt, chain) for chain in chains]
         results = await self._engine.score(
@@ -94,7 +99,7 @@ class StepScorer:
             for result in results
         ]
 
-    async def _item(self, prompt: Prompt, chain: Chain) -> ScoreItem:
+    async def _item(self, prompt: Prompt, chain: StepChain) -> ScoreItem:
         parts: list[str | tuple[int, ...]] = [prompt.tokens] if prompt.tokens else []
         read = []
         for index, step in enumerate(chain.steps):
@@ -108,6 +113,6 @@ class StepScorer:
         pieces = self._increments.get(key)
         if pieces is None:
             pieces = self._increments[key] = await self._format.increment(prompt, index, step)
-            if len(self._increments) > _REMEMBERED:
+            if len(self._increments) > _MAX_CACHED_INCREMENTS:
                 del self._increments[next(iter(self._increments))]
         return pieces

@@ -1,1 +1,1 @@
-"""training."""
+"""Training of token-classification process reward models."""

@@ -16,7 +16,7 @@ from torch import nn
 from prm.records import BadRecord
 
 
-def save(
+def save_checkpoint(
     path: Path,
     model: nn.Module,
     optimizer: torch.optim.Optimizer,
@@ -35,7 +35,7 @@ def save(
     os.replace(new, path)
 
 
-def resume(
+def load_checkpoint(
     path: Path, model: nn.Module, optimizer: torch.optim.Optimizer, settings: Mapping[str, Any]
 ) -> tuple[int, float]:
     """Loads a state where there is one; answers the step and the seconds so far. Raises ``BadRecord`` for the state of

@@ -19,7 +19,7 @@ VALIDATION_ONE_IN = 10
 
 
 @dataclass(frozen=True, slots=True)
-class Labelled:
+class EncodedExample:
     """Token ids, and the places of separators with the label at each."""
 
     question: str
@@ -29,7 +29,7 @@ class Labelled:
 
 
 @dataclass(frozen=True, slots=True)
-class Batch:
+class TrainingBatch:
     """``ids`` and ``mask``: (rows, length), padded on the right; ``at``: index of each label in the flattened ids;
     ``labels``: (labels,)."""
 
@@ -41,7 +41,7 @@ class Batch:
     """The question of each label."""
 
 
-def encode(example: Example, tokenizer: Tokenizer, separator: str, longest: int) -> Labelled:
+def encode(example: Example, tokenizer: Tokenizer, separator: str, longest: int) -> EncodedExample:
     """The example as ``prm.scorers.steps`` sends it; steps that do not fit into ``longest`` tokens are left out."""
     ids = list(tokenizer.encode_chat([{"role": "user", "content": example.question}]))
     ending = tokenizer.encode(separator)
@@ -55,26 +55,26 @@ def encode(example: Example, tokenizer: Tokenizer, separator: str, longest: int)
         ids += added
         places.append(len(ids) - 1)
         labels.append(label)
-    return Labelled(example.question, tuple(ids), tuple(places), tuple(labels))
+    return EncodedExample(example.question, tuple(ids), tuple(places), tuple(labels))
 
 
-def split(examples: Iterable[Labelled]) -> tuple[list[Labelled], list[Labelled]]:
+def split_examples(examples: Iterable[EncodedExample]) -> tuple[list[EncodedExample], list[EncodedExample]]:
     """Examples to learn from and to validate on; all examples of a question are on one side, whatever the file's
     order. Raises ``BadRecord`` where there are not two questions."""
-    by_question: dict[str, list[Labelled]] = {}
+    by_question: dict[str, list[EncodedExample]] = {}
     for example in examples:
         by_question.setdefault(example.question, []).append(example)
     if len(by_question) < 2:
         raise BadRecord("two questions at least are needed, one to learn from and one to validate on")
     ordered = sorted(by_question, key=lambda question: blake2b(question.encode(), digest_size=8).digest())
     kept = set(ordered[: max(1, len(ordered) // VALIDATION_ONE_IN)])
-    sides: tuple[list[Labelled], list[Labelled]] = ([], [])
+    sides: tuple[list[EncodedExample], list[EncodedExample]] = ([], [])
     for question, group in by_question.items():
         sides[question in kept].extend(group)
     return sides
 
 
-def chosen(step: int, count: int, batch: int, seed: int) -> list[int]:
+def select_examples(step: int, count: int, batch: int, seed: int) -> list[int]:
     """Indices of the examples of a step: every epoch reads all of them once, in an order of its own."""
     each = steps_per_epoch(count, batch)
     epoch, place = divmod(step, each)
@@ -87,9 +87,9 @@ def steps_per_epoch(count: int, batch: int) -> int:
     return -(-count // batch)
 
 
-def batches(examples: Sequence[Labelled], most: int, device: str) -> list[Batch]:
+def make_batches(examples: Sequence[EncodedExample], most: int, device: str) -> list[TrainingBatch]:
     """The examples by length, in groups of at most ``most`` padded tokens (or one example)."""
-    groups: list[list[Labelled]] = [[]]
+    groups: list[list[EncodedExample]] = [[]]
     for example in sorted(examples, key=lambda example: len(example.ids)):
         if groups[-1] and (len(groups[-1]) + 1) * len(example.ids) > most:
             groups.append([])
@@ -97,7 +97,7 @@ def batches(examples: Sequence[Labelled], most: int, device: str) -> list[Batch]
     return [_collate(group, device) for group in groups if group]
 
 
-def _collate(examples: Sequence[Labelled], device: str) -> Batch:
+def _collate(examples: Sequence[EncodedExample], device: str) -> TrainingBatch:
     length = max(len(example.ids) for example in examples)
     ids = torch.zeros(len(examples), length, dtype=torch.int64)
     mask = torch.zeros_like(ids)
@@ -107,6 +107,6 @@ def _collate(examples: Sequence[Labelled], device: str) -> Batch:
     at = [row * length + place for row, example in enumerate(examples) for place in example.places]
     labels = [label for example in examples for label in example.labels]
     questions = tuple(example.question for example in examples for _ in example.labels)
-    return Batch(
+    return TrainingBatch(
         ids.to(device), mask.to(device), torch.tensor(at).to(device), torch.tensor(labels).to(device), questions
     )

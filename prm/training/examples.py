@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from prm.records import BadRecord, Record, read_records
+from prm.records import BadRecord, JsonRecord, read_records
 
 Labels = Literal["hard", "soft"]
 
@@ -38,7 +38,7 @@ def read_examples(path: Path, labels: Labels) -> Iterator[Example]:
         yield Example(record.text("question"), steps, record.shares(_field(record, labels), len(steps)))
 
 
-def _field(record: Record, labels: Labels) -> str:
+def _field(record: JsonRecord, labels: Labels) -> str:
     if "labels" in record.fields:
         return "labels"
     if labels == "soft" and "hard" in record.fields and "soft" not in record.fields:

@@ -26,8 +26,16 @@ from torch import Tensor
 
 from engine.text.tokenizer import Tokenizer
 from prm.records import BadRecord
-from prm.training.checkpoint import resume, save
-from prm.training.data import Batch, Labelled, batches, chosen, encode, split, steps_per_epoch
+from prm.training.checkpoint import load_checkpoint, save_checkpoint
+from prm.training.data import (
+    EncodedExample,
+    TrainingBatch,
+    encode,
+    make_batches,
+    select_examples,
+    split_examples,
+    steps_per_epoch,
+)
 from prm.training.examples import Labels, read_examples
 from prm.training.validation import Validation, validate
 
@@ -109,14 +117,14 @@ def train(plan: TrainPlan, tell: Tell, stopped: Callable[[], bool] = lambda: Fal
     groups = [{"params": decayed, "weight_decay": plan.weight_decay}, {"params": others, "weight_decay": 0.0}]
     optimizer = torch.optim.AdamW(groups, lr=plan.rate)
     state = work / "state.safetensors"
-    step, seconds = resume(state, model, optimizer, settings)
+    step, seconds = load_checkpoint(state, model, optimizer, settings)
     total = plan.epochs * steps_per_epoch(len(learned), plan.batch)
     saved, running = time.monotonic(), 0.0
     model.train()
     while step < total:
         started = time.monotonic()
         torch.manual_seed(int(hashlib.blake2b(f"{plan.seed}/{step}".encode(), digest_size=7).hexdigest(), 16))
-        group = [learned[index] for index in chosen(step, len(learned), plan.batch, plan.seed)]
+        group = [learned[index] for index in select_examples(step, len(learned), plan.batch, plan.seed)]
         loss = _backward(model, group, plan)
         torch.nn.utils.clip_grad_norm_(model.parameters(), CLIP)
         for options in optimizer.param_groups:
@@ -130,7 +138,7 @@ def train(plan: TrainPlan, tell: Tell, stopped: Callable[[], bool] = lambda: Fal
         tell(step, total, f"loss {running:.4f}")
         ending = stopped()
         if ending or now - saved > SAVE_SECONDS:
-            save(state, model, optimizer, settings, step, seconds)
+            save_checkpoint(state, model, optimizer, settings, step, seconds)
             saved = now
         if ending:
             return None
@@ -171,7 +179,9 @@ def _load(plan: TrainPlan) -> Any:
     return model.to(plan.device)
 
 
-def _read(plan: TrainPlan, tokenizer: Tokenizer, longest: int) -> tuple[list[Labelled], list[Labelled], int]:
+def _read(
+    plan: TrainPlan, tokenizer: Tokenizer, longest: int
+) -> tuple[list[EncodedExample], list[EncodedExample], int]:
     """Examples to learn from and to validate on, and how many were shortened."""
     encoded, shortened = [], 0
     for example in read_examples(Path(plan.data), plan.labels):
@@ -179,7 +189,7 @@ def _read(plan: TrainPlan, tokenizer: Tokenizer, longest: int) -> tuple[list[Lab
         shortened += len(one.places) < len(example.steps)
         if one.places:
             encoded.append(one)
-    learned, held_out = split(encoded)
+    learned, held_out = split_examples(encoded)
     return learned, held_out, shortened
 
 
@@ -190,18 +200,18 @@ def _settings(plan: TrainPlan) -> dict[str, Any]:
     return {name: value for name, value in asdict(plan).items() if name != "out"} | {"data": digest}
 
 
-def _backward(model: Any, group: Sequence[Labelled], plan: TrainPlan) -> float:
+def _backward(model: Any, group: Sequence[EncodedExample], plan: TrainPlan) -> float:
     """Adds the gradient of the mean loss over all separators of the group; returns that loss."""
     count = sum(len(example.labels) for example in group)
     loss = 0.0
-    for batch in batches(group, plan.batch_tokens, plan.device):
+    for batch in make_batches(group, plan.batch_tokens, plan.device):
         part = _loss(_logits(model, batch), batch) / count
         part.backward()  # type: ignore[no-untyped-call]
         loss += float(part.detach())
     return loss
 
 
-def _logits(model: Any, batch: Batch) -> Tensor:
+def _logits(model: Any, batch: TrainingBatch) -> Tensor:
     """(labels, 2): the head's logits at the separators."""
     device = batch.ids.device.type
     with torch.autocast(device, torch.bfloat16, enabled=device != "cpu"):
@@ -209,18 +219,18 @@ def _logits(model: Any, batch: Batch) -> Tensor:
     return logits.flatten(0, 1)[batch.at].float()
 
 
-def _loss(logits: Tensor, batch: Batch) -> Tensor:
+def _loss(logits: Tensor, batch: TrainingBatch) -> Tensor:
     return F.cross_entropy(logits, torch.stack((1 - batch.labels, batch.labels), dim=1), reduction="sum")
 
 
 @torch.inference_mode()
-def _validate(model: Any, examples: Sequence[Labelled], plan: TrainPlan) -> Validation:
+def _validate(model: Any, examples: Sequence[EncodedExample], plan: TrainPlan) -> Validation:
     model.eval()
     loss = 0.0
     scores: list[float] = []
     labels: list[float] = []
     questions: list[str] = []
-    for batch in batches(examples, plan.batch_tokens, plan.device):
+    for batch in make_batches(examples, plan.batch_tokens, plan.device):
         logits = _logits(model, batch)
         loss += float(_loss(logits, batch))
         scores += logits.softmax(1)[:, POSITIVE].tolist()

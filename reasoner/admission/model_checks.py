@@ -10,7 +10,7 @@ from typing import cast
 from engine.client.local_tokenizer import LocalTokenizer, chat_template
 from engine.protocol.types import EngineClient, EngineError, ModelInfo
 from prm.formats.registry import FORMAT_NOTE
-from prm.scorers.outcome import scores_solutions
+from prm.scorers.outcome import is_outcome_model
 from prm.scorers.steps import StepScorer
 
 
@@ -29,7 +29,7 @@ def check_prm(folder: Path, name: str, format_name: str | None) -> None:
     text = tokenizer.text
     extra = text.notes | ({} if format_name is None else {FORMAT_NOTE: format_name})
     info = ModelInfo(name, text.kind, 0, text.vocab_size, 0, extra=extra, architecture=text.architecture, bos=text.bos)
-    if scores_solutions(info):
+    if is_outcome_model(info):
         raise EngineError(
             f"model {name!r} scores finished solutions, not steps: serve it by an engine of its own, whose address is "
             "another one of REASONER_ENGINE_URL, and let jobs name it in a verifier of kind 'outcome'"

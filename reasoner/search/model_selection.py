@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from engine.protocol.types import InvalidRequest, ModelInfo
-from prm.formats.registry import format_of
-from prm.scorers.outcome import scores_solutions
+from prm.formats.registry import find_format
+from prm.scorers.outcome import is_outcome_model
 from reasoner.base_model import VerifierSpec
 from reasoner.jobs.spec import JobSpec
 from reasoner.jobs.verifier_specs import JudgeVerifier, OutcomeVerifier, PrmVerifier
@@ -46,14 +46,14 @@ def verifier_selector(verifier: VerifierSpec | None) -> ModelSelector | None:
         case JudgeVerifier(model=name):
             return ModelSelector("verifier.model", name, _can_generate)
         case OutcomeVerifier(model=name):
-            return ModelSelector("verifier.model", name, scores_solutions)
+            return ModelSelector("verifier.model", name, is_outcome_model)
     return None
 
 
 def _can_generate(info: ModelInfo) -> bool:
-    return info.kind == "generate" and format_of(info) is None
+    return info.kind == "generate" and find_format(info) is None
 
 
 def _can_score_steps(info: ModelInfo) -> bool:
     """One that lacks notes on its format may be meant too: the error then says which."""
-    return format_of(info) is not None or info.architecture.endswith("ForTokenClassification")
+    return find_format(info) is not None or info.architecture.endswith("ForTokenClassification")

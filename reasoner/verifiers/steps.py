@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from prm.formats.base import Prompt
-from prm.scorers.steps import Chain, Reading, StepScorer
+from prm.scorers.steps import Reading, StepChain, StepScorer
 from reasoner.jobs.verifier_specs import PrmVerifier
 from reasoner.search.scoring import (
     BudgetedReader,
@@ -50,6 +50,6 @@ class PrmNodeScorer:
     async def _ask(self, nodes: Sequence[Node], bound: int | None) -> Sequence[Reading]:
         return await self._scorer.score(self._prompt, [self._chain(node) for node in nodes], max_compute=bound)
 
-    def _chain(self, node: Node) -> Chain:
+    def _chain(self, node: Node) -> StepChain:
         steps = self._scorer.steps(node.solution, complete=ends_at_step(node))
-        return Chain(steps, len(node.scores or inherited_scores(node)))
+        return StepChain(steps, len(node.scores or inherited_scores(node)))

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from prm.evaluate import Case, Scores, evaluate, fit_threshold, predict, read_cases, score_cases
+from prm.evaluate import ProcessBenchCase, Scores, evaluate, fit_threshold, predict, read_cases, score_cases
 from prm.records import BadRecord
 
 GOOD: dict[str, Any] = {
@@ -22,8 +22,8 @@ GOOD: dict[str, Any] = {
 }
 
 
-def case(label: int, steps: int = 3) -> Case:
-    return Case("x", "somebody", "?", ("step",) * steps, label == -1, label)
+def case(label: int, steps: int = 3) -> ProcessBenchCase:
+    return ProcessBenchCase("x", "somebody", "?", ("step",) * steps, label == -1, label)
 
 
 BY_HAND: list[tuple[int, Scores]] = [
@@ -77,10 +77,10 @@ def test_a_fitted_threshold_is_as_good_as_the_best_of_all_that_make_a_difference
 
 
 async def test_every_case_is_scored_once_in_its_order_and_blank_steps_are_not_sent() -> None:
-    cases = [Case(str(i), "g", "?", ("a" * (i + 1), " ", "b"), True, -1) for i in range(9)]
+    cases = [ProcessBenchCase(str(i), "g", "?", ("a" * (i + 1), " ", "b"), True, -1) for i in range(9)]
     sent: list[str] = []
 
-    async def score(one: Case, steps: tuple[str, ...]) -> tuple[float, ...]:
+    async def score(one: ProcessBenchCase, steps: tuple[str, ...]) -> tuple[float, ...]:
         sent.append(one.id)
         return tuple(len(step) / 10 for step in steps)
 
@@ -92,7 +92,7 @@ async def test_every_case_is_scored_once_in_its_order_and_blank_steps_are_not_se
 
 
 async def test_the_error_of_a_score_is_raised_as_it_is() -> None:
-    async def score(one: Case, steps: tuple[str, ...]) -> tuple[float, ...]:
+    async def score(one: ProcessBenchCase, steps: tuple[str, ...]) -> tuple[float, ...]:
         raise LookupError("nobody is there")
 
     with pytest.raises(LookupError, match="nobody is there"):
@@ -104,7 +104,7 @@ def test_both_forms_of_the_file_are_read(tmp_path: Path, array: bool) -> None:
     path, records = tmp_path / "cases", [GOOD, GOOD | {"id": "gsm8k-1", "label": -1, "final_answer_correct": True}]
     path.write_text(json.dumps(records, indent=2) if array else "\n\n".join(map(json.dumps, records)) + "\n")
     first, second = read_cases(path)
-    assert first == Case("gsm8k-0", "somebody", GOOD["problem"], tuple(GOOD["steps"]), False, 1)
+    assert first == ProcessBenchCase("gsm8k-0", "somebody", GOOD["problem"], tuple(GOOD["steps"]), False, 1)
     assert (second.id, second.label) == ("gsm8k-1", -1)
 
 

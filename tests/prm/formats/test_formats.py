@@ -15,7 +15,7 @@ from engine.protocol.options import EngineOptions
 from engine.protocol.types import EngineError
 from prm.formats.base import Prompt
 from prm.formats.registry import FORMAT_NOTE
-from prm.scorers.steps import Chain, Reading, StepScorer
+from prm.scorers.steps import Reading, StepChain, StepScorer
 from tests.prm.checkpoints import FORMATS, reference, save_checkpoint, score_gap
 
 KINDS = sorted(FORMATS)
@@ -77,7 +77,7 @@ def scores(reading: Reading) -> tuple[float, ...]:
 async def test_scores_equal_a_full_forward_by_transformers(kind: str, engine: LocalEngine, folders: Folders) -> None:
     scorer, prompt = await opened(engine)
     steps = scorer.steps("\n\n".join(STEPS), complete=True)
-    [reading] = await scorer.score(prompt, [Chain(steps)])
+    [reading] = await scorer.score(prompt, [StepChain(steps)])
     expected = reference(kind, folders(kind), QUESTION, steps_of(kind))
     assert len(set(expected)) == len(steps)
     assert scores(reading) == pytest.approx(expected, abs=score_gap(kind, folders(kind)))
@@ -91,11 +91,11 @@ async def test_a_chain_that_grows_gets_the_same_scores_and_every_token_is_comput
     steps = scorer.steps("\n\n".join(STEPS), complete=True)
     grown, computed = [], []
     for count in range(1, len(steps) + 1):
-        [reading] = await scorer.score(prompt, [Chain(steps[:count], scored=count - 1)])
+        [reading] = await scorer.score(prompt, [StepChain(steps[:count], scored=count - 1)])
         grown += scores(reading)
         computed.append(reading.computed)
     await engine.clear_cache()
-    [whole] = await scorer.score(prompt, [Chain(steps)])
+    [whole] = await scorer.score(prompt, [StepChain(steps)])
     assert grown == pytest.approx(scores(whole), abs=score_gap(kind, folders(kind)))
     assert sum(computed) == whole.computed
     assert whole.cached == 0
@@ -107,12 +107,12 @@ async def test_siblings_share_what_they_have_in_common_within_one_batch(
 ) -> None:
     scorer, prompt = await opened(engine)
     begun = scorer.steps(STEPS[0], complete=True)
-    await scorer.score(prompt, [Chain(begun)])
+    await scorer.score(prompt, [StepChain(begun)])
     ends = ("3 + 4 = 7", "4 + 3 = 8", "3 - 4 = 7")
-    chains = [Chain((*begun, end), scored=len(begun)) for end in ends]
+    chains = [StepChain((*begun, end), scored=len(begun)) for end in ends]
     together = await scorer.score(prompt, chains)
     await engine.clear_cache()
-    alone = [(await scorer.score(prompt, [Chain(chain.steps)]))[0] for chain in chains]
+    alone = [(await scorer.score(prompt, [StepChain(chain.steps)]))[0] for chain in chains]
     first = alone[0].computed - together[0].computed
     assert [reading.cached for reading in together] == [first] * 3
     for reading, whole in zip(together, alone, strict=True):
@@ -123,28 +123,28 @@ async def test_siblings_share_what_they_have_in_common_within_one_batch(
 @every_kind
 async def test_no_score_for_an_empty_or_trailing_step(kind: str, engine: LocalEngine, folders: Folders) -> None:
     scorer, prompt = await opened(engine)
-    [clean] = await scorer.score(prompt, [Chain(scorer.steps("one is 1\n\ntwo is 2", complete=True))])
+    [clean] = await scorer.score(prompt, [StepChain(scorer.steps("one is 1\n\ntwo is 2", complete=True))])
     assert len(scores(clean)) == 2
     for text in (
         "one is 1\n\ntwo is 2\n\n",
         "\n\none is 1\n\n\n\n \n\ntwo is 2\n\n\n\n",
         "one is 1\n\ntwo is 2\n\nthr",
     ):
-        [reading] = await scorer.score(prompt, [Chain(scorer.steps(text, complete=False))])
+        [reading] = await scorer.score(prompt, [StepChain(scorer.steps(text, complete=False))])
         assert scores(reading) == pytest.approx(scores(clean), abs=score_gap(kind, folders(kind)))
 
 
 @every_kind
 async def test_a_separator_that_a_step_itself_says_makes_no_second_score(kind: str, engine: LocalEngine) -> None:
     scorer, prompt = await opened(engine)
-    [reading] = await scorer.score(prompt, [Chain(("it says <extra_0> and ки <extra_0>", "then 7"))])
+    [reading] = await scorer.score(prompt, [StepChain(("it says <extra_0> and ки <extra_0>", "then 7"))])
     assert len(scores(reading)) == 2
 
 
 @every_kind
 async def test_a_bound_on_computation_is_kept_and_the_true_number_is_told(kind: str, engine: LocalEngine) -> None:
     scorer, prompt = await opened(engine)
-    chain = Chain(("add 3 and 4",))
+    chain = StepChain(("add 3 and 4",))
     [refused] = await scorer.score(prompt, [chain], max_compute=1)
     assert refused.scores is None
     [reading] = await scorer.score(prompt, [chain], max_compute=refused.computed)

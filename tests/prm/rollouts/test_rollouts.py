@@ -27,7 +27,7 @@ from engine.protocol.types import (
     ScoreResult,
 )
 from prm.records import BadRecord, read_records
-from prm.rollouts.rollouts import Plan, Problem, Tally, roll_out
+from prm.rollouts.rollouts import RolloutPlan, RolloutProblem, RolloutStats, roll_out
 from prm.training.examples import Example, read_examples
 
 STEPS = 3
@@ -36,8 +36,8 @@ BAD = 0.3
 RIGHT = (0.9, 0.4, 0.05, 0.0)
 """Chance of a right answer, by the number of bad steps."""
 TEXTS = {1: "good\n\n", 2: "bad\n\n", 3: "\\boxed{yes}", 4: "\\boxed{no}"}
-PLAN = Plan("policy", solutions=2, completions=8, max_tokens=64, seed=3, concurrency=5)
-PROBLEMS = [Problem(f"p{i}", f"question {i}") for i in range(12)]
+PLAN = RolloutPlan("policy", solutions=2, completions=8, max_tokens=64, seed=3, concurrency=5)
+PROBLEMS = [RolloutProblem(f"p{i}", f"question {i}") for i in range(12)]
 
 
 class World:
@@ -113,7 +113,7 @@ def _draw(branch: Branch, ids: Sequence[int]) -> int:
     return 3 if unit < RIGHT[sum(token == 2 for token in ids)] else 4
 
 
-async def judge(problem: Problem, text: str) -> bool:
+async def judge(problem: RolloutProblem, text: str) -> bool:
     await asyncio.sleep(0)
     return text.endswith("\\boxed{yes}")
 
@@ -145,7 +145,7 @@ def examples(path: Path) -> dict[str, list[dict[str, Any]]]:
 
 async def test_labels_have_the_law_of_completions(tmp_path: Path) -> None:
     """Soft labels are binomial shares with the exact chance, hard ones say whether there was any."""
-    problems = [Problem(f"p{i}", f"question {i}") for i in range(400)]
+    problems = [RolloutProblem(f"p{i}", f"question {i}") for i in range(400)]
     await roll_out(problems, PLAN, World(), judge, tmp_path / "out.jsonl")
     groups: dict[tuple[int, int], list[float]] = defaultdict(list)
     for example in read_examples(tmp_path / "out.jsonl", "soft"):
@@ -203,7 +203,7 @@ async def test_a_cancelled_run_stops_the_engine_and_goes_on_later(tmp_path: Path
     path, world = tmp_path / "out.jsonl", World()
     reached = asyncio.Event()
 
-    def show(tally: Tally) -> None:
+    def show(tally: RolloutStats) -> None:
         if tally.solutions >= 5:
             reached.set()
 
@@ -233,7 +233,7 @@ async def test_a_finished_run_asks_for_nothing_and_more_problems_are_added(tmp_p
 async def test_ending_early_gives_the_hard_labels_up_to_the_first_bad_step_for_fewer_tokens(tmp_path: Path) -> None:
     full, early = World(), World()
     await roll_out(PROBLEMS, PLAN, full, judge, tmp_path / "full.jsonl")
-    plan = Plan("policy", solutions=2, completions=8, max_tokens=64, seed=3, early=True)
+    plan = RolloutPlan("policy", solutions=2, completions=8, max_tokens=64, seed=3, early=True)
     await roll_out(PROBLEMS, plan, early, judge, tmp_path / "early.jsonl")
     wholes, settled = examples(tmp_path / "full.jsonl"), examples(tmp_path / "early.jsonl")
     for name, solutions in wholes.items():
@@ -250,14 +250,14 @@ async def test_ending_early_gives_the_hard_labels_up_to_the_first_bad_step_for_f
 async def test_problems_are_read_as_they_are_begun(tmp_path: Path) -> None:
     read = finished = ahead = 0
 
-    def problems() -> Iterator[Problem]:
+    def problems() -> Iterator[RolloutProblem]:
         nonlocal read, ahead
         for problem in PROBLEMS:
             read += 1
             ahead = max(ahead, read - finished // PLAN.solutions)
             yield problem
 
-    def show(tally: Tally) -> None:
+    def show(tally: RolloutStats) -> None:
         nonlocal finished
         finished = tally.solutions
 
@@ -274,7 +274,7 @@ async def test_every_lease_is_released_and_every_token_is_counted(tmp_path: Path
 
 
 async def test_a_solution_that_is_cut_by_its_length_is_wrong_and_has_the_steps_that_it_wrote(tmp_path: Path) -> None:
-    plan = Plan("policy", solutions=1, completions=2, max_tokens=2)
+    plan = RolloutPlan("policy", solutions=1, completions=2, max_tokens=2)
     await roll_out(PROBLEMS[:3], plan, World(), judge, tmp_path / "out.jsonl")
     for [one] in examples(tmp_path / "out.jsonl").values():
         assert (len(one["steps"]), one["hard"]) == (2, [0, 0])
@@ -287,14 +287,14 @@ async def test_a_problem_that_fills_the_context_is_named(tmp_path: Path) -> None
 
 async def test_a_model_that_does_not_write_is_named(tmp_path: Path) -> None:
     with pytest.raises(InvalidRequest, match="'prm' is not served; served are policy"):
-        await roll_out(PROBLEMS[:1], Plan("prm"), World(), judge, tmp_path / "out.jsonl")
+        await roll_out(PROBLEMS[:1], RolloutPlan("prm"), World(), judge, tmp_path / "out.jsonl")
 
 
 async def test_other_settings_another_writer_and_a_damaged_file_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "out.jsonl"
     await roll_out(PROBLEMS[:1], PLAN, World(), judge, path)
     with pytest.raises(BadRecord, match=r"begun with completions 8, and 4 is asked for"):
-        await roll_out(PROBLEMS[:1], Plan("policy", 2, 4, max_tokens=64, seed=3), World(), judge, path)
+        await roll_out(PROBLEMS[:1], RolloutPlan("policy", 2, 4, max_tokens=64, seed=3), World(), judge, path)
     running = asyncio.create_task(roll_out(PROBLEMS, PLAN, World(), judge, path))
     await asyncio.sleep(0)
     await asyncio.sleep(0)

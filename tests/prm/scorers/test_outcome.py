@@ -11,7 +11,7 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from engine.core.local_engine import LocalEngine
 from engine.protocol.options import EngineOptions
-from prm.scorers.outcome import OutcomeScorer, scores_solutions
+from prm.scorers.outcome import OutcomeScorer, is_outcome_model
 from tests.prm.checkpoints import save_checkpoint, score_gap
 
 CHAT = [{"role": "user", "content": "How many are 3 and 4?"}]
@@ -46,7 +46,7 @@ async def test_scores_equal_those_of_transformers_and_share_what_they_have_in_co
 ) -> None:
     engine, folder = served
     [info] = await engine.models()
-    assert scores_solutions(info)
+    assert is_outcome_model(info)
     readings = await OutcomeScorer(engine, info, CHAT).score(SOLUTIONS)
     for solution, reading in zip(SOLUTIONS, readings, strict=True):
         assert reading.scores == pytest.approx((reference(folder, solution),), abs=score_gap(folder.name, folder))

@@ -11,7 +11,7 @@ from engine.client.http import HttpEngine
 from engine.client.router import RoutedEngine
 from engine.core.local_engine import LocalEngine
 from engine.protocol.options import EngineOptions
-from prm.scorers.steps import Chain, StepScorer
+from prm.scorers.steps import StepChain, StepScorer
 from tests.engine.serving import served
 from tests.prm.checkpoints import save_checkpoint, score_gap
 
@@ -38,7 +38,7 @@ async def test_scores_and_tokens_over_http_are_those_of_the_engine_itself(tmp_pa
         for engine in (local, http):
             [info] = await engine.models()
             scorer = StepScorer(engine, info)
-            readings += await scorer.score(await scorer.prompt(CHAT), [Chain(STEPS)])
+            readings += await scorer.score(await scorer.prompt(CHAT), [StepChain(STEPS)])
         assert readings[0].scores == pytest.approx(readings[1].scores, abs=score_gap("math_shepherd", folder))
         assert (readings[0].cached, readings[1].computed + readings[1].cached) == (0, readings[0].computed)
         await http.close()

@@ -19,7 +19,7 @@ from engine.client.http import HttpEngine
 from engine.protocol.types import EngineError, EngineUnavailable, InvalidRequest, ScoreItem, ScoreRequest
 from prm.formats.base import Prompt
 from prm.scorers.outcome import OutcomeScorer
-from prm.scorers.steps import Chain, StepScorer
+from prm.scorers.steps import StepChain, StepScorer
 from tests.prm.checkpoints import label_logits, next_logprobs, reference, save_checkpoint, score_gap
 
 QUESTION = "How many apples are 3 and 4?"
@@ -79,7 +79,7 @@ async def opened(server: Server) -> tuple[StepScorer, Prompt]:
 async def test_a_reward_model_behind_pooling_gives_the_scores_of_transformers(tmp_path: Path, shape: str) -> None:
     server = Server("qwen_math", save_checkpoint("qwen_math", tmp_path / "prm"), shape=SHAPES[shape])
     scorer, prompt = await opened(server)
-    whole, second = await scorer.score(prompt, [Chain((STEPS[0], STEPS[2])), Chain(STEPS, scored=2)])
+    whole, second = await scorer.score(prompt, [StepChain((STEPS[0], STEPS[2])), StepChain(STEPS, scored=2)])
     bound = score_gap("qwen_math", tmp_path / "prm")
     expected = reference("qwen_math", tmp_path / "prm", QUESTION, (STEPS[0], STEPS[2]))
     assert whole.scores == pytest.approx(expected, abs=bound)
@@ -101,7 +101,7 @@ async def test_a_salt_reaches_pooling(tmp_path: Path) -> None:
 async def test_a_value_head_behind_pooling_gives_the_scores_of_transformers(tmp_path: Path) -> None:
     server = Server("skywork", save_checkpoint("skywork", tmp_path / "prm"))
     scorer, prompt = await opened(server)
-    [reading] = await scorer.score(prompt, [Chain(STEPS)])
+    [reading] = await scorer.score(prompt, [StepChain(STEPS)])
     expected = reference("skywork", tmp_path / "prm", QUESTION, STEPS)
     assert reading.scores == pytest.approx(expected, abs=score_gap("skywork", tmp_path / "prm"))
 
@@ -112,7 +112,7 @@ async def test_a_causal_model_behind_completions_gives_the_scores_of_transformer
     scorer, prompt = await opened(server)
     server.verdicts = scorer._format.token_ids
     steps = (STEPS[0], STEPS[2])
-    [reading] = await scorer.score(prompt, [Chain(steps)])
+    [reading] = await scorer.score(prompt, [StepChain(steps)])
     expected = reference(kind, tmp_path / "prm", QUESTION, steps)
     assert reading.scores == pytest.approx(expected, abs=score_gap(kind, tmp_path / "prm"))
     assert reading.computed == sum(len(body["prompt"]) for _, body in server.asked)
@@ -128,11 +128,11 @@ async def test_a_verdict_that_is_not_listed_counts_as_the_least_likely_listed_on
     server.client._connection._http = httpx.AsyncClient(
         base_url="http://verifier", transport=httpx.MockTransport(lambda _: httpx.Response(200, json=answer))
     )
-    [reading] = await scorer.score(prompt, [Chain(STEPS[:1])])
+    [reading] = await scorer.score(prompt, [StepChain(STEPS[:1])])
     assert reading.scores == pytest.approx((0.9,))
     del listed[f"token_id:{plus}"]
     with pytest.raises(EngineError, match="is among the likeliest tokens"):
-        await scorer.score(prompt, [Chain(STEPS[:1])])
+        await scorer.score(prompt, [StepChain(STEPS[:1])])
 
 
 async def test_an_outcome_model_behind_pooling_may_answer_one_row(tmp_path: Path) -> None:
@@ -149,12 +149,12 @@ async def test_an_outcome_model_behind_pooling_may_answer_one_row(tmp_path: Path
 async def test_a_bound_is_held_before_the_server_is_asked_and_the_cached_are_told_apart(tmp_path: Path) -> None:
     server = Server("qwen_math", save_checkpoint("qwen_math", tmp_path / "prm"))
     scorer, prompt = await opened(server)
-    [refused] = await scorer.score(prompt, [Chain(STEPS[:1])], max_compute=5)
+    [refused] = await scorer.score(prompt, [StepChain(STEPS[:1])], max_compute=5)
     assert (refused.scores, server.asked) == (None, [])
     server.reported = lambda tokens: {
         "usage": {"prompt_tokens": tokens, "prompt_tokens_details": {"cached_tokens": 16}}
     }
-    [reading] = await scorer.score(prompt, [Chain(STEPS[:1])], max_compute=refused.computed)
+    [reading] = await scorer.score(prompt, [StepChain(STEPS[:1])], max_compute=refused.computed)
     assert (reading.computed, reading.cached) == (refused.computed - 16, 16)
 
 
@@ -181,7 +181,7 @@ async def test_a_server_that_cannot_is_named_with_what_it_said(
         base_url="http://verifier", transport=httpx.MockTransport(lambda _: answer)
     )
     with pytest.raises(expected, match=message):
-        await scorer.score(prompt, [Chain(STEPS[:1])])
+        await scorer.score(prompt, [StepChain(STEPS[:1])])
 
 
 async def test_a_server_that_reports_no_tokens_or_too_many_is_refused(tmp_path: Path) -> None:
@@ -189,7 +189,7 @@ async def test_a_server_that_reports_no_tokens_or_too_many_is_refused(tmp_path: 
     scorer, prompt = await opened(server)
     server.reported = lambda tokens: {}
     with pytest.raises(EngineError, match="does not report prompt_tokens"):
-        await scorer.score(prompt, [Chain(STEPS[:1])])
+        await scorer.score(prompt, [StepChain(STEPS[:1])])
     server.reported = lambda tokens: {"usage": {"prompt_tokens": 10_000}}
     with pytest.raises(EngineError, match="cannot be held to a budget"):
-        await scorer.score(prompt, [Chain(STEPS[:1])], max_compute=500)
+        await scorer.score(prompt, [StepChain(STEPS[:1])], max_compute=500)

@@ -9,7 +9,7 @@ import pytest
 
 from engine.protocol.types import EngineError, ModelInfo, ScoreRequest, ScoreResult
 from prm.scorers.aggregate import AGGREGATIONS, aggregate
-from prm.scorers.steps import Chain, StepScorer
+from prm.scorers.steps import StepChain, StepScorer
 from tests.scripted import SEPARATOR, ScriptedEngine
 
 NOTES = {"format": "token_classification", "separator": "\n\n", "positive_label": 1}
@@ -49,7 +49,7 @@ async def test_only_separators_of_new_steps_are_read_and_a_longer_chain_begins_w
     engine = Recording()
     scorer = StepScorer(engine, INFO)
     prompt = await scorer.prompt(QUESTION)
-    await scorer.score(prompt, [Chain(("a",)), Chain(("a", "b"), scored=1)], max_compute=9)
+    await scorer.score(prompt, [StepChain(("a",)), StepChain(("a", "b"), scored=1)], max_compute=9)
     (request,) = engine.asked
     short, long = request.items
     assert short.parts == (prompt.tokens, "a", (SEPARATOR,))
@@ -60,7 +60,7 @@ async def test_only_separators_of_new_steps_are_read_and_a_longer_chain_begins_w
 
 async def test_a_score_is_the_softmax_probability_of_the_positive_label() -> None:
     scorer = StepScorer(Recording(logits=(1000.0, 1001.0)), INFO)
-    (result,) = await scorer.score(await scorer.prompt(QUESTION), [Chain(("a",))])
+    (result,) = await scorer.score(await scorer.prompt(QUESTION), [StepChain(("a",))])
     assert result.scores == pytest.approx((1 / (1 + math.exp(-1.0)),))
 
 
@@ -90,7 +90,7 @@ async def test_a_label_that_the_model_does_not_have_is_refused() -> None:
     info = ModelInfo("m", "classify", 512, 100, 1000, extra={"reasoner_prm": NOTES | {"positive_label": 2}})
     scorer = StepScorer(Recording(), info)
     with pytest.raises(EngineError, match="positive_label is 2, but it has 2 labels"):
-        await scorer.score(await scorer.prompt(QUESTION), [Chain(("a",))])
+        await scorer.score(await scorer.prompt(QUESTION), [StepChain(("a",))])
 
 
 def test_aggregations_match_their_definitions() -> None:

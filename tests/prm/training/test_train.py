@@ -19,8 +19,8 @@ from transformers import AutoModelForTokenClassification, Qwen3Config, Qwen3ForC
 from engine.core.local_engine import LocalEngine
 from engine.text.tokenizer import Tokenizer
 from prm.records import BadRecord
-from prm.scorers.steps import Chain, StepScorer
-from prm.training.data import Labelled, batches, chosen, encode, split
+from prm.scorers.steps import StepChain, StepScorer
+from prm.training.data import EncodedExample, encode, make_batches, select_examples, split_examples
 from prm.training.examples import Example
 from prm.training.train import Trained, TrainPlan, _backward, schedule, train
 from prm.training.validation import auc
@@ -154,7 +154,7 @@ async def test_the_engine_serves_the_export_and_scores_as_transformers_does(base
         [info] = await engine.models()
         scorer = StepScorer(engine, info)
         prompt = await scorer.prompt([{"role": "user", "content": question}])
-        [scored] = await scorer.score(prompt, [Chain(steps)])
+        [scored] = await scorer.score(prompt, [StepChain(steps)])
     finally:
         await engine.close()
     model = AutoModelForTokenClassification.from_pretrained(out, dtype=torch.float32)
@@ -183,7 +183,7 @@ def test_the_loss_is_the_mean_cross_entropy_at_separators_whatever_the_batches(b
     group = []
     for length in (9, 30, 17, 12):
         ids = tuple(int(token) for token in noise.integers(10, 800, length))
-        group.append(Labelled("q", ids, (4, length - 1), (0.25, 1.0)))
+        group.append(EncodedExample("q", ids, (4, length - 1), (0.25, 1.0)))
     terms = []
     with torch.inference_mode():
         for one in group:
@@ -214,24 +214,26 @@ def test_steps_that_do_not_fit_are_left_out_whole() -> None:
 
 
 def test_every_epoch_reads_every_example_once_in_another_order() -> None:
-    epochs = [[index for step in range(4) for index in chosen(4 * epoch + step, 10, 3, seed=5)] for epoch in range(2)]
+    epochs = [
+        [index for step in range(4) for index in select_examples(4 * epoch + step, 10, 3, seed=5)] for epoch in range(2)
+    ]
     assert [sorted(order) for order in epochs] == [list(range(10))] * 2
     assert epochs[0] != epochs[1]
 
 
 def test_a_question_is_on_one_side_only_whatever_the_order() -> None:
-    examples = [Labelled(f"q{i % 30}", (1,), (0,), (1.0,)) for i in range(90)]
-    learned, held_out = split(examples)
+    examples = [EncodedExample(f"q{i % 30}", (1,), (0,), (1.0,)) for i in range(90)]
+    learned, held_out = split_examples(examples)
     assert (len(learned), len(held_out)) == (81, 9)
     assert not {one.question for one in learned} & {one.question for one in held_out}
-    assert {one.question for one in split(examples[::-1])[1]} == {one.question for one in held_out}
+    assert {one.question for one in split_examples(examples[::-1])[1]} == {one.question for one in held_out}
     with pytest.raises(BadRecord, match="two questions at least"):
-        split(examples[:1])
+        split_examples(examples[:1])
 
 
 def test_batches_hold_every_example_once_within_their_bound() -> None:
-    examples = [Labelled("q", (1,) * length, (length - 1,), (length / 100,)) for length in (5, 50, 7, 21, 3, 6)]
-    made = batches(examples, 42, "cpu")
+    examples = [EncodedExample("q", (1,) * length, (length - 1,), (length / 100,)) for length in (5, 50, 7, 21, 3, 6)]
+    made = make_batches(examples, 42, "cpu")
     assert all(batch.ids.numel() <= 42 or len(batch.ids) == 1 for batch in made)
     assert sorted(round(100 * float(label)) for batch in made for label in batch.labels) == [3, 5, 6, 7, 21, 50]
     assert all(batch.mask.flatten()[batch.at].all() for batch in made)
