@@ -1,16 +1,15 @@
-"""A smaller model of the same vocabulary guesses, over paged keys and values of its own.
+"""Drafter: a smaller model of the same vocabulary, over paged keys and values of its own.
 
-Its cache is like the target's: branches share what they have in common, and later requests find it. A branch is *in
-step* when all its tokens but those of the last step are computed here. One that is not (its prefix was in the target's
-cache, or its pages were given up) catches up first, in chunks, and siblings wait for the first one to compute what they
-share. Guessed tokens lie behind a branch's own and are overwritten when they were wrong; only tokens of branches are
-ever published.
+Its cache is like the target's: branches share common prefixes, and later requests find them. A branch is *in step* if
+all its tokens but those of the last step are computed here. One that is not (its prefix was in the target's cache, or
+its pages were freed) catches up first, in chunks, and siblings wait for the first one to compute what they share. Draft
+tokens follow a branch's own tokens and are overwritten if they are rejected; only tokens of branches are published.
 
-A tree is the chain of the likeliest guesses with runners-up beside it. The laws that the chain was drawn from name
-them, so they cost no pass of the draft model. To expand them too was simulated on the bundled models: it brings at most
-4 % more tokens per step with two guesses beyond the chain and at most 8 % with four, and takes passes over all paths.
+A tree is the chain of the likeliest draft tokens with runners-up beside it, which come from the same distributions as
+the chain and cost no pass of the draft model. In simulations with the bundled models, expanding them too brings at most
+4 % more tokens per step with two tokens beyond the chain and at most 8 % with four, and takes passes over all paths.
 
-A small model's levels are computed in one call (``chain``), unless penalties must count the guesses before each.
+A small model's levels are computed in one call (``fused_chain``), unless penalties must count the tokens before each.
 """
 
 from __future__ import annotations
@@ -37,108 +36,107 @@ from engine.speculation.drafters.fused_chain import DUE, MOST, ChainStart, Fused
 from engine.speculation.drafters.proposal import DraftSampler
 
 POOL_BYTES = 1 << 28
-"""The pool holds as many tokens as the target's, but no more than fit into 256 MiB."""
+"""Maximum size of the pool, which otherwise holds as many tokens as the target's."""
 CATCH_UP = 512
-"""Most tokens that branches which are not in step compute in one step, all together."""
+"""Maximum number of tokens that branches compute per step to catch up, all together."""
 
 _Page = tuple[Node | str | None, tuple[int, ...]]
-"""A page that is being computed: the cached page (or the namespace) that it comes after, and its tokens."""
+"""Key of a page in progress: the cached page (or the namespace) before it, and its tokens."""
 
 
 @dataclass(eq=False, slots=True, kw_only=True)
 class _Row(Sequence):
-    """A branch as the draft model sees it: its tokens, and behind them what was guessed last."""
+    """A branch in the draft model: its tokens, then the tokens drafted last."""
 
-    known: int
-    """How many are the branch's."""
+    num_own: int
+    """Number of the branch's own tokens."""
 
     def follow(self, tokens: list[int]) -> None:
-        """The branch has these tokens now. Guesses that were right stay computed."""
-        known, new = self.known, tokens[self.known :]
-        right = known
-        for guessed, token in zip(self.tokens[known:], new, strict=False):
+        """Set the branch's own tokens. Accepted draft tokens stay computed."""
+        num_own, new = self.num_own, tokens[self.num_own :]
+        right = num_own
+        for guessed, token in zip(self.tokens[num_own:], new, strict=False):
             if guessed != token:
                 break
             right += 1
-        # The last token is always computed again: it gives the first guess.
+        # The last token is always computed again: the first draft token comes from it.
         self.num_computed = min(self.num_computed, right, len(tokens) - 1)
-        self.tokens[known:] = new
-        self.known = len(tokens)
+        self.tokens[num_own:] = new
+        self.num_own = len(tokens)
 
 
 class _Ready(NamedTuple):
-    """A branch that is in step as soon as the work is done."""
+    """A branch that is in step once the scheduled work is done."""
 
     row: _Row
-    wish: DraftRequest
+    request: DraftRequest
     depth: int
-    """Most tokens after each other."""
+    """Maximum depth."""
     width: int
-    """Most guesses at one token: 1 where a chain is wanted."""
+    """Maximum number of draft tokens per level: 1 for a chain."""
 
 
 @dataclass(slots=True)
-class _Growth:
-    """One branch's draft while it grows."""
+class _DraftInProgress:
+    """A branch's draft in progress."""
 
     ready: _Ready
     place: int
-    """Among the branches that are."""
+    """Index among the ready branches."""
     tokens: list[int] = field(default_factory=list)
-    """The chain."""
-    chances: list[float] = field(default_factory=list)
+    """Tokens of the chain."""
+    probs: list[float] = field(default_factory=list)
     beside: list[tuple[float, int, int, float]] = field(default_factory=list)
-    """Runners-up: the chance that the chain before one and itself are right, how long that chain is, the token, and its
-    chance."""
-    chance: float = 1.0
-    """That the chain is right."""
+    """Runners-up: the probability that the chain before it and the token itself are accepted, the chain's length before
+    it, the token, and its own probability."""
+    prob: float = 1.0
+    """Probability that the whole chain is accepted."""
 
-    def add(self, tokens: list[int], chances: list[float]) -> bool:
-        """Takes the best guess as the chain's next token; answers whether the chain goes on from there."""
-        # A chance is 0 for what the branch cannot draw, and none where the logits are not finite.
-        guesses = [(token, chance) for token, chance in zip(tokens, chances, strict=True) if chance > 0]
+    def add(self, tokens: list[int], probs: list[float]) -> bool:
+        """Append the best token to the chain; return True if the chain continues."""
+        # A probability is 0 for tokens that the branch cannot sample, and NaN if logits are not finite.
+        guesses = [(token, prob) for token, prob in zip(tokens, probs, strict=True) if prob > 0]
         guesses = guesses[: self.ready.width]
         if not guesses:
             return False
-        self.beside += [(self.chance * chance, len(self.tokens), token, chance) for token, chance in guesses[1:]]
-        token, chance = guesses[0]
+        self.beside += [(self.prob * prob, len(self.tokens), token, prob) for token, prob in guesses[1:]]
+        token, prob = guesses[0]
         self.tokens.append(token)
-        self.chances.append(chance)
-        self.chance *= chance
-        return len(self.tokens) < self.ready.depth and token not in self.ready.wish.sequence.terminal_tokens
+        self.probs.append(prob)
+        self.prob *= prob
+        return len(self.tokens) < self.ready.depth and token not in self.ready.request.sequence.terminal_tokens
 
     @property
     def draft(self) -> Draft:
-        """The chain, and as many runners-up as may be."""
+        """The chain with as many runners-up as fit."""
         if not self.beside:
-            return Draft.chain(self.tokens, self.chances)
-        best = sorted(self.beside, key=lambda one: -one[0])[: self.ready.wish.nodes - len(self.tokens)]
+            return Draft.chain(self.tokens, self.probs)
+        best = sorted(self.beside, key=lambda one: -one[0])[: self.ready.request.nodes - len(self.tokens)]
         return Draft(
             (*self.tokens, *(token for _, _, token, _ in best)),
             (*range(-1, len(self.tokens) - 1), *(before - 1 for _, before, _, _ in best)),
-            (*self.chances, *(chance for _, _, _, chance in best)),
+            (*self.probs, *(prob for _, _, _, prob in best)),
         )
 
 
 class DraftModel:
-    """A ``Drafter``."""
+    """A ``Drafter`` with a model of its own."""
 
     kind = "draft_model"
     layers = 0
     hidden_state_needs = HiddenStateNeeds.NONE
 
     def __init__(self, model: Model, *, context: int, pool_bytes: int = POOL_BYTES, catch_up: int = CATCH_UP) -> None:
-        """``context``: most tokens of a sequence that ``model`` was loaded for."""
+        """``context``: maximum number of tokens of a sequence that ``model`` was loaded for."""
         self._model = model
         self._context = context
         self._pool_bytes = pool_bytes
         self._catch_up = catch_up
         self._rows: dict[GenerateSequence, _Row] = {}
-        """Every branch that was asked for, the one asked for last at the end."""
-        self._guesses = DraftSampler(())
+        """Rows of the branches, the most recently drafted one last."""
+        self._sampler = DraftSampler(())
 
     def reset(self, cache: KVCache) -> None:
-        """See ``Drafter``."""
         about, device_config = self._model.config, self._model.device_config
         dtype = device_config.dtype if cache.scales is None else cache.data.dtype
         page_bytes = about.num_layers * kv_bytes_per_token(about.attention[0], dtype) * cache.page_size
@@ -158,123 +156,122 @@ class DraftModel:
         self._compute = create_forward(self._model, self.cache)
         model = self._model
         self._chains = FusedChains(model, self.cache, self._limit) if supports_fused_chains(model, self.cache) else None
-        """Where all levels are computed at once."""
+        """Fused levels, if the model supports them."""
         self._rows.clear()
 
-    def propose(self, wishes: Items[DraftRequest]) -> list[Draft]:
-        """See ``Drafter``. No guesses for a branch that is catching up, that has outgrown the draft model's context or
-        for which there is no memory."""
-        asked = {self._row(wish.sequence): wish for wish in wishes}
-        work, ready = self._schedule(asked)
+    def propose(self, requests: Items[DraftRequest]) -> list[Draft]:
+        """Return drafts; none for branches that catch up, exceed the model's context, or have no memory."""
+        requested = {self._row(request.sequence): request for request in requests}
+        work, ready = self._schedule(requested)
         drafts: list[Draft] = []
         if ready:
-            guesses = self._guesses_for([wish.sequence for _, wish, _, _ in ready])
+            sampler = self._get_sampler([request.sequence for _, request, _, _ in ready])
             depth = max([depth for _, _, depth, _ in ready])
-            fits = len(ready) <= MOST and max([row.known for row, _, _, _ in ready]) + depth - 1 <= self._limit
-            if self._chains is not None and fits and not guesses.changed:
-                drafts = self._chain(self._chains, work, ready, guesses, depth)
+            fits = len(ready) <= MOST and max([row.num_own for row, _, _, _ in ready]) + depth - 1 <= self._limit
+            if self._chains is not None and fits and not sampler.has_processors:
+                drafts = self._draft_fused(self._chains, work, ready, sampler, depth)
             else:
-                drafts = self._grow(work, ready, guesses)
+                drafts = self._draft_by_level(work, ready, sampler)
         elif work:
             self._forward(work, read=())
-        self._publish(asked)
+        self._publish(requested)
         found = {one.row: draft for one, draft in zip(ready, drafts, strict=True)}
-        return [found.get(row, EMPTY_DRAFT) for row in asked]
+        return [found.get(row, EMPTY_DRAFT) for row in requested]
 
     def observe_step(self, steps: Items[StepResult], hidden: Tensor) -> None:
-        """See ``Drafter``. What was drawn is seen when the branch is asked for next."""
+        """Do nothing: new tokens are read from the branches with the next draft."""
 
     def release(self, sequence: GenerateSequence) -> None:
-        """See ``Drafter``. What was computed of the branch stays cached."""
+        """Free the branch's row; its tokens stay cached."""
         row = self._rows.pop(sequence, None)
         if row is not None:
             row.follow(sequence.tokens)
             self._close(row)
 
     def clear_cache(self) -> None:
-        """See ``Drafter``."""
         self.cache.clear()
 
-    def _guesses_for(self, sequences: list[GenerateSequence]) -> DraftSampler:
-        """Mostly for the branches that it was for before."""
-        if self._guesses.sequences != sequences or self._guesses.changed:
-            self._guesses = DraftSampler(sequences)
-        return self._guesses
+    def _get_sampler(self, sequences: list[GenerateSequence]) -> DraftSampler:
+        """Return the sampler of draft tokens, reused while the branches are the same."""
+        if self._sampler.sequences != sequences or self._sampler.has_processors:
+            self._sampler = DraftSampler(sequences)
+        return self._sampler
 
     def _row(self, sequence: GenerateSequence) -> _Row:
         row = self._rows.pop(sequence, None)
         if row is None:
             tokens = list(sequence.tokens)
-            row = _Row(job=sequence.job, index=0, tokens=tokens, num_prefix_tokens=len(tokens), known=len(tokens))
+            row = _Row(job=sequence.job, index=0, tokens=tokens, num_prefix_tokens=len(tokens), num_own=len(tokens))
         else:
             row.follow(sequence.tokens)
         self._rows[sequence] = row
         return row
 
-    # What is computed first: the tokens that branches have and the draft model does not.
+    # Catching up: tokens of the branches that the draft model has not computed.
 
-    def _schedule(self, asked: Mapping[_Row, DraftRequest]) -> tuple[list[ScheduledSequence], list[_Ready]]:
-        """The tokens to compute, with pages for them and for the guesses, and the branches that are in step then."""
+    def _schedule(self, requested: Mapping[_Row, DraftRequest]) -> tuple[list[ScheduledSequence], list[_Ready]]:
+        """Return the tokens to compute, with pages for them and for the drafts, and the branches that are in step
+        then."""
         size, limit, left = self.cache.page_size, self._limit, self._catch_up
-        deepest = max([wish.depth for wish in asked.values()], default=0)
+        max_depth = max([request.depth for request in requested.values()], default=0)
         work: list[ScheduledSequence] = []
         ready: list[_Ready] = []
-        underway: set[_Page] = set()
-        # First those that run already: others may wait for what they are about to compute.
-        for row in sorted(asked, key=lambda row: row.table is None):
-            wish, known, table = asked[row], row.known, row.table
-            depth = min(wish.depth, limit - known + 1)
+        pending_pages: set[_Page] = set()
+        # Open rows first: others may wait for the pages that they compute.
+        for row in sorted(requested, key=lambda row: row.table is None):
+            request, num_own, table = requested[row], row.num_own, row.table
+            depth = min(request.depth, limit - num_own + 1)
             if depth < 1:
                 self._close(row)
                 continue
-            # Chains that are computed together are as deep as the deepest.
-            room = min(known + deepest - 1, limit)
+            # Chains that are computed together have the depth of the max_depth.
+            room = min(num_own + max_depth - 1, limit)
             enough = table is not None and room <= len(table.pages) * size
-            if not enough and not self._make_room(row, room, asked, underway):
+            if not enough and not self._make_room(row, room, requested, pending_pages):
                 continue
-            due = count = known - row.num_computed
+            due = count = num_own - row.num_computed
             if due > size:
-                underway.add((_end(row), _page(row, row.pages.num_shared_pages, size)))
+                pending_pages.add((_end(row), _page(row, row.pages.num_shared_pages, size)))
                 count = min(due, left)
                 left -= count
             if count:
                 work.append(ScheduledSequence(row, count))
             if count == due:
-                ready.append(_Ready(row, wish, depth, 1 + wish.nodes - wish.depth))
+                ready.append(_Ready(row, request, depth, 1 + request.nodes - request.depth))
         return work, ready
 
-    def _make_room(self, row: _Row, tokens: int, asked: Collection[_Row], underway: Collection[_Page]) -> bool:
-        """Gives a row pages for so many tokens, at the cost of branches that are not asked for; without them it gives
-        its own up, so that others can go on."""
-        if row.table is None and not self._open(row, tokens, asked, underway):
+    def _make_room(self, row: _Row, tokens: int, requested: Collection[_Row], pending_pages: Collection[_Page]) -> bool:
+        """Reserve pages for ``tokens`` tokens of a row, closing branches without a request; close the row itself if
+        that fails."""
+        if row.table is None and not self._open(row, tokens, requested, pending_pages):
             return False
         while not self.cache.reserve(row.pages, tokens):
-            if not self._close_another(asked):
+            if not self._close_another(requested):
                 self._close(row)
                 return False
         return True
 
-    def _open(self, row: _Row, tokens: int, asked: Collection[_Row], underway: Collection[_Page]) -> bool:
-        """Starts a row on what is cached of it, unless it had better wait: for memory, or for another row that computes
-        the very page that it needs next."""
+    def _open(self, row: _Row, tokens: int, requested: Collection[_Row], pending_pages: Collection[_Page]) -> bool:
+        """Open a row on its cached prefix, unless it has to wait for memory or for another row that computes its next
+        page."""
         cache, namespace = self.cache, row.job.namespace
         while True:
-            match = row.match = cache.match_prefix(row.tokens, row.known - 1, namespace, row.match)
+            match = row.match = cache.match_prefix(row.tokens, row.num_own - 1, namespace, row.match)
             end = match.nodes[-1] if match.nodes else namespace
-            if (end, _page(row, len(match.nodes), cache.page_size)) in underway:
+            if (end, _page(row, len(match.nodes), cache.page_size)) in pending_pages:
                 return False
             if cache.num_tables < len(cache.page_table) and cache.has_room(match, tokens, 0):
                 break
-            if not self._close_another(asked):
+            if not self._close_another(requested):
                 return False
         row.table, row.match = cache.open_table(match, namespace), None
         row.num_computed = row.table.num_cached_tokens
         return True
 
-    def _close_another(self, asked: Collection[_Row]) -> bool:
-        """Takes the pages of the branch that was not asked for for the longest time."""
+    def _close_another(self, requested: Collection[_Row]) -> bool:
+        """Close the least recently drafted branch without a request."""
         for row in self._rows.values():
-            if row in asked:
+            if row in requested:
                 break
             if row.table is not None:
                 self._close(row)
@@ -283,51 +280,53 @@ class DraftModel:
 
     def _close(self, row: _Row) -> None:
         if row.table is not None:
-            self.cache.publish(row.table, row.tokens, min(row.num_computed, row.known), include_partial=True)
+            self.cache.publish(row.table, row.tokens, min(row.num_computed, row.num_own), include_partial=True)
             self.cache.close_table(row.table)
             row.table, row.num_computed = None, 0
 
     def _publish(self, rows: Iterable[_Row]) -> None:
-        """What fills a page becomes shareable, but for guesses."""
+        """Publish full pages of the branches' own tokens."""
         size = self.cache.page_size
         for row in rows:
-            own, table = min(row.num_computed, row.known), row.table
+            own, table = min(row.num_computed, row.num_own), row.table
             if table is not None and own // size > table.num_shared_pages:
                 self.cache.publish(table, row.tokens, own, include_partial=False)
 
-    # Then the guesses, level by level.
+    # Drafting.
 
-    def _grow(self, work: Items[ScheduledSequence], ready: Items[_Ready], guesses: DraftSampler) -> list[Draft]:
-        """Computes the tokens and draws guesses level by level until every chain has ended."""
+    def _draft_by_level(
+        self, work: Items[ScheduledSequence], ready: Items[_Ready], sampler: DraftSampler
+    ) -> list[Draft]:
+        """Compute the scheduled tokens, then draft level by level until every chain has ended."""
         hidden, last = self._forward(work)
-        guesses.move()
-        growths = growing = [_Growth(one, place) for place, one in enumerate(ready)]
+        sampler.move()
+        drafts = active = [_DraftInProgress(one, place) for place, one in enumerate(ready)]
         width = max(one.width for one in ready)
         ahead = 0
         while True:
-            rows = torch.tensor([last[one.ready.row] for one in growing])
+            rows = torch.tensor([last[one.ready.row] for one in active])
             logits = self._model.compute_logits(hidden[to_device(rows, hidden.device)])
-            branches = np.array([one.place for one in growing])
-            paths = [one.tokens for one in growing]
-            best = guesses.best(logits, branches, np.full(len(growing), ahead), width, paths)
-            added = zip(growing, *(array.tolist() for array in best), strict=True)
-            growing = [one for one, tokens, chances in added if one.add(tokens, chances)]
-            if not growing:
-                return [one.draft for one in growths]
-            for one in growing:
+            branches = np.array([one.place for one in active])
+            paths = [one.tokens for one in active]
+            best = sampler.best(logits, branches, np.full(len(active), ahead), width, paths)
+            added = zip(active, *(array.tolist() for array in best), strict=True)
+            active = [one for one, tokens, probs in added if one.add(tokens, probs)]
+            if not active:
+                return [one.draft for one in drafts]
+            for one in active:
                 one.ready.row.tokens.append(one.tokens[-1])
-            hidden, last = self._forward([ScheduledSequence(one.ready.row, 1) for one in growing])
+            hidden, last = self._forward([ScheduledSequence(one.ready.row, 1) for one in active])
             ahead += 1
 
-    def _chain(
+    def _draft_fused(
         self,
         chains: FusedChains,
         work: Items[ScheduledSequence],
         ready: Items[_Ready],
-        guesses: DraftSampler,
+        sampler: DraftSampler,
         depth: int,
     ) -> list[Draft]:
-        """The same with all levels at once."""
+        """Draft all levels in one call."""
         if len(work) > len(ready) or max([count for _, count, _ in work]) > DUE:
             in_step = {one.row for one in ready}
             late = [
@@ -336,20 +335,20 @@ class DraftModel:
                 if count > DUE or row not in in_step
             ]
             self._forward(late, read=())
-        # As many for each, be one of them computed already: the fewer shapes there are, the fewer are recorded.
-        starts = [ChainStart(row.pages.row, row.tokens[-DUE:], row.known) for row, _, _, _ in ready]
+        # The same number for each, even if one is computed already: fewer shapes are recorded.
+        starts = [ChainStart(row.pages.row, row.tokens[-DUE:], row.num_own) for row, _, _, _ in ready]
         width = max([width for _, _, _, width in ready])
-        tokens, chances = chains(starts, guesses, depth, width)
-        best, odds = tokens[..., 0].T.tolist(), chances[..., 0].T.tolist()
+        tokens, probs = chains(starts, sampler, depth, width)
+        best, best_probs = tokens[..., 0].T.tolist(), probs[..., 0].T.tolist()
         drafts: list[Draft] = []
-        for (row, _, most, _), guessed, right in zip(ready, best, odds, strict=True):
-            row.tokens += guessed[:-1]
+        for (row, _, max_depth, _), chain, chain_probs in zip(ready, best, best_probs, strict=True):
+            row.tokens += chain[:-1]
             row.num_computed = len(row.tokens)
-            drafts.append(_possible(guessed[:most], right[:most]))
+            drafts.append(_possible(chain[:max_depth], chain_probs[:max_depth]))
         if width == 1:
             return drafts
-        trees = [_Growth(one, place) for place, one in enumerate(ready)]
-        for tree, *found in zip(trees, tokens.swapaxes(0, 1).tolist(), chances.swapaxes(0, 1).tolist(), strict=True):
+        trees = [_DraftInProgress(one, place) for place, one in enumerate(ready)]
+        for tree, *found in zip(trees, tokens.swapaxes(0, 1).tolist(), probs.swapaxes(0, 1).tolist(), strict=True):
             for level in zip(*found, strict=True):
                 if not tree.add(*level):
                     break
@@ -358,8 +357,11 @@ class DraftModel:
     def _forward(
         self, work: Items[ScheduledSequence], read: Items[int] | None = None
     ) -> tuple[Tensor, dict[Sequence, int]]:
-        """Computes tokens; answers the final hidden states, valid until the next call, and, for each row, which of them
-        is its last token's. ``read``: see ``Forward``."""
+        """Compute tokens; return the hidden states, valid until the next call, and the row of each sequence's last
+        token.
+
+        ``read``: see ``Forward``.
+        """
         batch, layout, ordered = build_batch(work, self.cache, self._model.config.attention[0])
         hidden = self._compute(batch, layout, read)
         last: dict[Sequence, int] = {}
@@ -371,18 +373,18 @@ class DraftModel:
         return hidden, last
 
 
-def _possible(tokens: list[int], chances: list[float]) -> Draft:
-    """The chain of the guesses before the first that cannot be drawn, or that is none."""
+def _possible(tokens: list[int], probs: list[float]) -> Draft:
+    """Return the chain up to the first token that cannot be sampled or is not finite."""
     count = 0
-    for chance in chances:
-        if not chance > 0:
+    for prob in probs:
+        if not prob > 0:
             break
         count += 1
-    return Draft.chain(tokens[:count], chances[:count])
+    return Draft.chain(tokens[:count], probs[:count])
 
 
 def _end(row: _Row) -> Node | str | None:
-    """What the next page of a row comes after in the tree."""
+    """Return the cached page (or the namespace) before a row's next page."""
     return row.pages.last_node or row.pages.namespace
 
 

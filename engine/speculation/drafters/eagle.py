@@ -1,21 +1,20 @@
-"""EAGLE: one decoder layer behind the target's last one guesses the next hidden state, and so on from its own guesses
-(Li et al. 2024, https://arxiv.org/abs/2401.15077; its trees: https://arxiv.org/abs/2406.16858, "EAGLE-2").
+"""Drafter: EAGLE, one decoder layer after the target's last one that predicts the next hidden state from its own
+predictions (Li et al. 2024, https://arxiv.org/abs/2401.15077; trees: https://arxiv.org/abs/2406.16858, "EAGLE-2").
 
-From the hidden state at a position and the token that follows it, the layer predicts the next hidden state; the
-target's own head reads that. What it needs of the target: final hidden states, the embedding table and the head
-(``Model.embed``, ``Model.compute_logits``), and room for one more layer of keys and values, with the target's
-``kv_heads`` and ``head_dim``, in its pages: slot ``i`` holds the entry of the hidden state at ``i`` and the token at
-``i + 1``. So what is shared, forked, copied or evicted of a prefix takes the layer's entries along, and none of that
-needs code here.
+From the hidden state at a position and the token that follows it, the layer predicts the next hidden state, and the
+target's own head computes its logits. It needs of the target: final hidden states, the embedding table and the head,
+and one more layer of keys and values, with the target's ``kv_heads`` and ``head_dim``, in its pages: slot ``i`` holds
+the entry of the hidden state at ``i`` and the token at ``i + 1``. So entries are shared, forked, copied and evicted
+with their prefix, without code here.
 
-The last slot of a shared prefix is the exception: its entry names the token behind the prefix, and branches that share
-the prefix may differ there. Whoever wrote it last decides; the others draft with one wrong entry in their context.
-Likewise for tokens that only score requests computed and for the last tokens of a branch that ended, which have no
-entries. That may cost acceptance, never more: every guess is verified.
+The last slot of a shared prefix is the exception: its entry depends on the token after the prefix, which may differ
+between branches. The last writer wins; the others draft with one wrong entry in their context. Tokens that only score
+requests computed, and the last tokens of a finished branch, have no entries. Both may cost acceptance, never
+correctness: every draft token is verified.
 
-The entries of a decoding branch's latest tokens are computed when it drafts, or when enough have come together that
-computing them is worth its fixed cost: a branch for which nobody wants guesses pays little. Entries of guesses never go
-into pages. Drafting copies a branch's entries once and adds those of its guesses behind.
+The entries of a decoding branch's latest tokens are computed when it drafts, or when there are enough of them to be
+worth the fixed cost, so a branch without drafts pays little. Entries of draft tokens never go into pages: drafting
+copies a branch's entries once and appends those of its draft tokens.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ from engine.scheduler.draft import EMPTY_DRAFT, Draft
 from engine.scheduler.sequence import GenerateSequence
 from engine.speculation.drafter import DraftRequest, HiddenStateNeeds, StepResult
 from engine.speculation.drafters.head_config import fits, product, read_head_config, readout
-from engine.speculation.drafters.tree_draft import Level, grow
+from engine.speculation.drafters.tree_draft import Level, grow_trees
 from engine.weights.safetensors import Weights
 from kernels.common.rotary import frequencies, rotary, rotary_tables
 from kernels.layers.activation import silu_mul
@@ -53,9 +52,9 @@ from kernels.layers.activation import silu_mul
 Bools = npt.NDArray[np.bool_]
 
 _GATHERED_FLOATS = 1 << 24
-"""Copied keys and values of this many float32 (64 MiB) at once; one branch's may be more."""
+"""Maximum number of copied keys and values (float32, 64 MiB) at once; one branch's may be more."""
 _WAITING = 8
-"""Most tokens of a branch whose entries are not computed yet."""
+"""Maximum number of tokens of a branch without entries."""
 _NUMBERS = (
     *("intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim"),
     *("layer_norm_eps", "rope_theta"),
@@ -66,7 +65,7 @@ _Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
 def load_eagle(folder: Path, model: Model) -> EagleDrafter:
-    """The head in ``folder`` (``config.json``, ``model.safetensors``) for a target.
+    """Load the head in ``folder`` (``config.json``, ``model.safetensors``) for a target.
 
     Raises ``EngineError`` that names what is missing, damaged, left over, or does not fit the target.
     """
@@ -84,11 +83,10 @@ def load_eagle(folder: Path, model: Model) -> EagleDrafter:
 
 
 class _Layer:
-    """The head's weights, and its forward pass around any attention.
+    """The head's weights and its forward pass around any attention.
 
-    Attention and feed-forward read the same input side by side (Wang & Komatsuzaki 2021, GPT-J), so that a layer is
-    three products and one norm: a small layer's time is the number of its operators. Beside a layer that has them one
-    after the other it guesses as well.
+    Attention and feed-forward read the same input in parallel (Wang & Komatsuzaki 2021, GPT-J), so a layer is three
+    matrix products and one norm: a small layer's time is its number of operators. Sequential layers draft no better.
     """
 
     def __init__(
@@ -118,8 +116,8 @@ class _Layer:
         weights.finish()
 
     def __call__(self, features: Tensor, embedded: Tensor, angles: tuple[Tensor, Tensor], attend: _Attend) -> Tensor:
-        """The next hidden states, from those at some positions and the embeddings of the tokens after them, ``[tokens,
-        hidden]`` each."""
+        """Return the next hidden states, from those at some positions and the embeddings of the tokens after them,
+        ``[tokens, hidden]`` each."""
         about, normal = self.about, F.layer_norm(features, features.shape[1:], self._norm, None, self._eps)
         hidden = self._fuse(torch.cat((normal, embedded), dim=1))
         inputs = self._input(hidden)
@@ -142,7 +140,6 @@ class EagleDrafter:
         self._read = readout(model)
 
     def reset(self, cache: KVCache) -> None:
-        """See ``Drafter``."""
         self._cache = cache
         about, device_config = self._layer.about, self._model.device_config
         attention = TritonAttention if device_config.uses_gpu_kernels else create_cpu_attention
@@ -153,11 +150,11 @@ class EagleDrafter:
         rows = len(cache.page_table)
         shape = rows, _WAITING, self._model.config.hidden_size
         self._waiting = torch.zeros(shape, dtype=device_config.dtype, device=device_config.device)
-        """For each row of the cache the hidden states whose entries are not computed yet."""
+        """Hidden states without entries, for each row of the page table."""
         self._spans = [_NOTHING] * rows
 
     def observe_step(self, steps: Sequence[StepResult], hidden: Tensor) -> None:
-        """See ``Drafter``. Every computed token's successor is known: it is the prompt's, or was just drawn."""
+        """Store hidden states; the token after each is known from the prompt or was just sampled."""
         due: list[tuple[StepResult, _Span]] = []
         rows: list[int] = []
         places: list[int] = []
@@ -179,35 +176,35 @@ class EagleDrafter:
         if due:
             self._compute(due, hidden)
 
-    def propose(self, wishes: Sequence[DraftRequest]) -> list[Draft]:
-        """See ``Drafter``."""
-        drafts = [EMPTY_DRAFT] * len(wishes)
+    def propose(self, requests: Sequence[DraftRequest]) -> list[Draft]:
+        drafts = [EMPTY_DRAFT] * len(requests)
         size = 2 * self._layer.about.kv_heads * self._layer.about.head_dim
         # Branches of similar length draft together, as many as there is memory for.
-        known = [index for index, wish in enumerate(wishes) if self._is_known(wish.sequence)]
-        known.sort(key=lambda index: len(wishes[index].sequence.tokens))
+        known = [index for index, request in enumerate(requests) if self._is_known(request.sequence)]
+        known.sort(key=lambda index: len(requests[index].sequence.tokens))
         while known:
-            longest = len(wishes[known[-1]].sequence.tokens)
+            longest = len(requests[known[-1]].sequence.tokens)
             some = known[-max(1, _GATHERED_FLOATS // (longest * size)) :]
             del known[-len(some) :]
-            for index, draft in zip(some, self._draft([wishes[index] for index in some]), strict=True):
+            for index, draft in zip(some, self._draft([requests[index] for index in some]), strict=True):
                 drafts[index] = draft
         return drafts
 
     def release(self, sequence: GenerateSequence) -> None:
-        """See ``Drafter``. What is known of a branch goes with its row of the cache."""
+        """Do nothing: the branch's state is replaced with its row of the page table."""
 
     def clear_cache(self) -> None:
-        """See ``Drafter``. There are none but the target's."""
+        """Do nothing: all entries are in the target's pages."""
 
     def _is_known(self, sequence: GenerateSequence) -> bool:
-        """Whether the hidden states of the branch's latest tokens are there, all but the last's, which has none yet."""
+        """Return True if the hidden states of the branch's latest tokens are stored, all but the last token's, which
+        has none."""
         span = self._spans[sequence.pages.row]
         known = span.table is sequence.pages and span.first + span.length == len(sequence.tokens) - 1
         return known and span.length > 0
 
     def _compute(self, due: Sequence[tuple[StepResult, _Span]], hidden: Tensor) -> None:
-        """Computes the entries of what waits and of what came, all but the last, which waits for a draft."""
+        """Compute the entries of stored and new hidden states, all but the last, which waits for a draft."""
         features = [
             torch.cat((self._waiting[span.table.row, : span.length], hidden[step.rows[:-1]])) for step, span in due
         ]
@@ -222,10 +219,10 @@ class EagleDrafter:
         for row, span in zip(rows.tolist(), spans, strict=True):
             self._spans[row] = _Span(span.table, span.first + span.length, 1)
 
-    def _draft(self, wishes: Sequence[DraftRequest]) -> list[Draft]:
-        sequences = [wish.sequence for wish in wishes]
+    def _draft(self, requests: Sequence[DraftRequest]) -> list[Draft]:
+        sequences = [request.sequence for request in requests]
         spans = [self._spans[one.pages.row] for one in sequences]
-        entries = _Entries(spans, wishes, self._cache, self._layer.about, self._model.device_config)
+        entries = _Entries(spans, requests, self._cache, self._layer.about, self._model.device_config)
         embedded = self._model.embed(torch.tensor(_successors(sequences, spans)))
         features = torch.cat([self._waiting[span.table.row, : span.length] for span in spans])
         predicted = self._layer(features, embedded, self._at(entries.positions), entries.attend)
@@ -242,7 +239,7 @@ class EagleDrafter:
             predicted = self._layer(predicted[level.parents], embedded, angles, entries.attend)
             return self._read(predicted)
 
-        return grow(wishes, self._read(predicted), follow)
+        return grow_trees(requests, self._read(predicted), follow)
 
     def _at(self, positions: Ints) -> tuple[Tensor, Tensor]:
         cos, sin = self._angles
@@ -262,7 +259,7 @@ _NOTHING = _Span(PageTable(-1, [], None, None, 0, 0), 0, 0)
 
 
 def _successors(sequences: Sequence[GenerateSequence], spans: Sequence[_Span]) -> list[int]:
-    """The token after each one of the spans."""
+    """Return the token after each token of the spans."""
     return [
         token
         for one, (_, first, count) in zip(sequences, spans, strict=True)
@@ -271,27 +268,26 @@ def _successors(sequences: Sequence[GenerateSequence], spans: Sequence[_Span]) -
 
 
 class _Entries:
-    """What some branches' guesses attend to: a copy of the branches' entries, then those that were still due, and
-    behind them those of guesses, level by level.
+    """Entries that the draft tokens of some branches attend to: a copy of the branches' entries, then those that were
+    still missing, then those of draft tokens, level by level.
 
-    A level's rows are the queries of their branches, and add an entry each. Branches with fewer of them than others are
-    padded.
+    A level's rows are the queries of their branches and add an entry each. Branches with fewer rows are padded.
     """
 
     def __init__(
         self,
         spans: Sequence[_Span],
-        wishes: Sequence[DraftRequest],
+        requests: Sequence[DraftRequest],
         cache: KVCache,
         about: LayerAttentionConfig,
         device_config: DeviceConfig,
     ) -> None:
-        """The first level are the spans: chains of entries that are due."""
+        """The first level are the spans: chains of missing entries."""
         self._about, self._spans, self._count = about, spans, len(spans)
         rows, firsts, counts = np.array([(span.table.row, span.first, span.length) for span in spans]).T
         self._ends = firsts + counts
         self._end = int(firsts.max())
-        depth, wide = max(wish.depth for wish in wishes), max(_width(wish) for wish in wishes)
+        depth, wide = max(request.depth for request in requests), max(_width(request) for request in requests)
         pages = -(-self._end // cache.page_size)
         room = self._end + int(counts.max()) + (depth - 1) * wide
         shape = 2, about.kv_heads, self._count, room, about.head_dim
@@ -305,16 +301,16 @@ class _Entries:
             self._kv[:, :, :, : self._end] = own[:, :, :, : self._end]
         branches = np.arange(self._count).repeat(counts)
         self.last = counts.cumsum() - 1
-        """The row of each branch's last entry that was due."""
+        """Row of each branch's last missing entry."""
         which = np.arange(len(branches)) - (self.last + 1 - counts)[branches]
         self.positions: Ints = firsts[branches] + which
-        """Of the latest level's rows."""
+        """Positions of the latest level's rows."""
         sees = np.arange(self._end) < firsts[branches, None]
         self._add(branches, which, sees, which[:, None] >= np.arange(int(counts.max())))
         self._guessed = 0
 
     def append(self, level: Level) -> None:
-        """Makes room for the entries of a level's guesses."""
+        """Add room for the entries of a level's draft tokens."""
         branches = level.branches
         which = np.arange(len(branches)) - np.searchsorted(branches, branches)
         self.positions = self._ends[branches] + self._guessed
@@ -323,8 +319,8 @@ class _Entries:
         self._guessed += 1
 
     def _add(self, branches: Ints, which: Ints, before: Bools, own: Bools) -> None:
-        """``which``: ``[rows]`` which of its branch's rows each is. ``before`` and ``own``: which of the entries that
-        were there and of the level's each sees."""
+        """Add a level. ``which`` ``[rows]``: index of each row within its branch; ``before`` and ``own``: the earlier
+        entries and the level's entries that each row sees."""
         self._wide = own.shape[1]
         self._places = branches * self._wide + which
         self._padded = len(branches) < self._count * self._wide
@@ -332,7 +328,7 @@ class _Entries:
         self._end += self._wide
 
     def publish(self, cache: KVCache) -> None:
-        """Writes the entries that were due into the branches' pages, after their level was attended to."""
+        """Write the missing entries into the branches' pages, after their level was attended to."""
         size, kv = cache.page_size, self._kv[:, :, :, self._end - self._wide : self._end].flatten(2, 3).transpose(1, 2)
         rows = np.array([span.table.row for span in self._spans])[self._places // self._wide]
         page, offset = np.divmod(self.positions, size)
@@ -341,8 +337,8 @@ class _Entries:
         write_kv(cache.data[-1], cache.scales_of(-1), to_device(torch.from_numpy(slots), k.device), k, v)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """Attention of the level's rows: ``q`` ``[rows, heads, head_dim]``, ``k`` and ``v`` ``[rows, kv_heads,
-        head_dim]``."""
+        """Compute the attention of the level's rows: ``q`` ``[rows, heads, head_dim]``, ``k`` and ``v`` ``[rows,
+        kv_heads, head_dim]``."""
         about, count, wide = self._about, self._count, self._wide
         new = self._kv[:, :, :, self._end - wide : self._end]
         new[0] = self._spread(k).permute(2, 0, 1, 3)
@@ -356,7 +352,8 @@ class _Entries:
         return mixed[self._places] if self._padded else mixed
 
     def _spread(self, x: Tensor) -> Tensor:
-        """``[rows, n, head_dim]`` as ``[branches, wide, n, head_dim]``, zeros where a branch has fewer rows."""
+        """Reshape ``[rows, n, head_dim]`` to ``[branches, wide, n, head_dim]``, with zeros where a branch has fewer
+        rows."""
         shape = (self._count, self._wide, *x.shape[1:])
         if not self._padded:
             return x.reshape(shape)
@@ -365,15 +362,15 @@ class _Entries:
         return spread
 
     def _mask(self) -> Tensor:
-        """``[1, branches, heads_per_kv * wide, entries]``, as queries and keys lie in ``attend``."""
+        """Return the mask ``[1, branches, heads_per_kv * wide, entries]``, in the layout of ``attend``."""
         mask = np.zeros((self._count * self._wide, self._end), np.bool_)
-        mask[:, 0] = True  # a padded query sees something too
+        mask[:, 0] = True  # a padded query must see something
         mask[self._places] = self._sees
         heads = self._about.heads // self._about.kv_heads
         each = torch.from_numpy(mask).view(self._count, 1, self._wide, self._end)
         return each.expand(-1, heads, -1, -1).flatten(1, 2)[None]
 
 
-def _width(wish: DraftRequest) -> int:
-    """Most guesses of a level."""
-    return 1 if wish.nodes == wish.depth else wish.nodes
+def _width(request: DraftRequest) -> int:
+    """Return the maximum number of draft tokens of a level."""
+    return 1 if request.nodes == request.depth else request.nodes

@@ -1,9 +1,9 @@
-"""A small model's chains of guesses, all levels in one native call.
+"""Chains of a small model, all levels in one native call.
 
-Of a small model's guess Python and the plan of a step are the larger part. But the levels of a chain are steps of known
-shapes, and all that one needs of the one before is its guess. So they are recorded together: the look-up of the guessed
-tokens' embeddings, the layers, the read-out and the guess with its noise. When they are repeated only positions, slots
-and laws are new. The kernels are those of the levels one by one, and so are the guesses.
+A large part of a small model's time per token is Python and the plan of the step. The levels of a chain are steps of
+known shapes that need nothing of the one before but its draft token, so they are recorded together: the lookup of the
+draft tokens' embeddings, the layers, the logits and the sampling with the branch's noise. On replay only positions,
+slots and sampling parameters are new. The kernels are those of single levels, and so are the results.
 """
 
 from __future__ import annotations
@@ -24,58 +24,60 @@ from kernels.cpu.runtime.kernel_graph import KernelGraphCache
 from kernels.cpu.runtime.recorder import end_layer, end_part
 
 MOST = 16
-"""Branches whose chains are computed together. With more, Python is a small part."""
+"""Maximum number of branches of a fused call. With more, Python is a small part of the time."""
 _SHAPES = 64
-"""Most shapes of chains that are kept, at some 100 kB each."""
+"""Maximum number of recorded shapes, of about 100 kB each."""
 _SMALL = 1 << 24
-"""Most weights of a model whose chains are computed here. A pass of a larger one takes milliseconds, and branches had
-better read a long prefix together, which they do level by level."""
+"""Maximum number of parameters of a model with fused chains. A pass of a larger one takes milliseconds, and branches
+read a long shared prefix faster level by level."""
 DUE = 2
-"""Most tokens of a branch that the first level computes: its last one, and the last guess if that was right."""
+"""Maximum number of a branch's tokens in the first level: its last one, and the last draft token if it was accepted."""
 
 
 class ChainStart(NamedTuple):
-    """Where a branch's chain begins."""
+    """Start of a branch's chain."""
 
     row: int
-    """Of the cache's page table. There are pages for the guesses too."""
+    """Row of the page table, with pages for the draft tokens too."""
     due: Sequence[int]
-    """The branch's last tokens, up to ``DUE``: all that are not computed."""
+    """Last tokens of the branch, up to ``DUE``: all that are not computed."""
     end: int
-    """How many tokens it has."""
+    """Number of tokens of the branch."""
 
 
 class FusedChains:
     """FusedChains of one model over one cache."""
 
     def __init__(self, model: Decoder, cache: KVCache, limit: int) -> None:
-        """``limit``: most tokens of a branch, guesses included. For a model that ``supports_fused_chains``."""
+        """``limit``: maximum number of tokens of a branch, draft included. For models with
+        ``supports_fused_chains``."""
         self._model, self._cache, self._limit = model, cache, limit
         self._known: dict[tuple[int, ...], _Chain] = {}
-        self._tapes: KernelGraphCache[Tensor] = KernelGraphCache()
+        self._graphs: KernelGraphCache[Tensor] = KernelGraphCache()
 
     def __call__(
-        self, starts: Sequence[ChainStart], guesses: DraftSampler, depth: int, width: int
+        self, starts: Sequence[ChainStart], sampler: DraftSampler, depth: int, width: int
     ) -> tuple[Ints, Floats]:
-        """Tokens and chances ``[depth, branches, width]``: at each level the best guess after the best one of the level
-        before it, and runners-up (``DraftSampler.best``). Up to ``MOST`` branches. Valid until the next call."""
+        """Return tokens and probabilities ``[depth, branches, width]``, valid until the next call.
+
+        Each level has the best draft token after the best one of the level before, and runners-up
+        (``DraftSampler.best``). For at most ``MOST`` branches."""
         shape = sum(len(start.due) for start in starts), len(starts), width, torch.get_num_threads()
         chain = self._known.get(shape)
-        if chain is None or depth > chain.depth or shape not in self._tapes:
+        if chain is None or depth > chain.depth or shape not in self._graphs:
             if len(self._known) == _SHAPES:
-                self._known, self._tapes = {}, KernelGraphCache()
-            self._tapes.discard(shape)
+                self._known, self._graphs = {}, KernelGraphCache()
+            self._graphs.discard(shape)
             chain = self._known[shape] = _Chain(self._model, self._cache, self._limit, *shape[:3], depth)
-        chain.fill(starts, guesses, depth)
-        # Of one that was recorded for deeper chains, only so many levels.
-        self._tapes(shape, chain.compute, depth)
-        tokens, chances = chain.found
-        return tokens[:depth], chances[:depth]
+        chain.fill(starts, sampler, depth)
+        # A chain recorded for more levels is replayed up to ``depth``.
+        self._graphs(shape, chain.compute, depth)
+        tokens, probs = chain.found
+        return tokens[:depth], probs[:depth]
 
 
 def supports_fused_chains(model: Model, cache: KVCache) -> TypeGuard[Decoder]:
-    """Whether all that a chain of a small model does is to launch kernels that a ``KernelGraph`` records, and each
-    token sees all before it."""
+    """Return True if a chain of the model launches recordable kernels only, and each token attends to all before it."""
     return (
         isinstance(model, Decoder)
         and has_compiled_kernel(model.config.attention[0], cache.data)
@@ -93,26 +95,26 @@ class _Chain:
     def __init__(
         self, model: Decoder, cache: KVCache, limit: int, due: int, branches: int, width: int, depth: int
     ) -> None:
-        """``due``: tokens of the first level. ``depth``: most levels."""
+        """``due``: tokens of the first level; ``depth``: maximum number of levels."""
         from engine.attention.cpu_numba import RecordableAttention
 
         self._model, self._cache, self.depth = model, cache, depth
         total = due + (depth - 1) * branches
-        self._laws = torch.empty(3, branches, dtype=torch.float64)
+        self._float_params = torch.empty(3, branches, dtype=torch.float64)
         inputs = torch.empty(7 * branches + due + 1, dtype=torch.int64)
         places, starts, self._due, self._asked = inputs.tensor_split((4 * branches, 7 * branches, len(inputs) - 1))
         self._places, self._starts = places.view(4, branches), starts.view(branches, 3)
         self._noise, self._changing = self._places[:3].numpy(), inputs[3 * branches :].numpy()
-        """What is new for other branches, as the laws are, and what is new in each step."""
-        self._guesses: DraftSampler | None = None
-        """What the laws and the noise were filled with."""
+        """Inputs that change with the branches, like the parameters, and inputs that change in each step."""
+        self._sampler: DraftSampler | None = None
+        """Sampler whose parameters the buffers hold."""
         self._plan = torch.zeros(4, total, dtype=torch.int64)
         self._last = torch.empty(branches, dtype=torch.int64)
         self._angles = [torch.empty(total, table.shape[1]) for table in model.rope_tables]
         self._tokens = torch.empty(depth, branches, width, dtype=torch.int64)
-        self._chances = torch.empty(depth, branches, width, dtype=torch.float64)
-        self.found = self._tokens.numpy(), self._chances.numpy()
-        """The guesses, after ``compute``."""
+        self._probs = torch.empty(depth, branches, width, dtype=torch.float64)
+        self.found = self._tokens.numpy(), self._probs.numpy()
+        """Draft tokens and probabilities, after ``compute``."""
         ends = [due + level * branches for level in range(depth)]
         self._levels = [slice(start, end) for start, end in zip([0, *ends], ends, strict=False)]
         layers, kv, pages = model.config.attention, cache.data, cache.page_table
@@ -121,11 +123,11 @@ class _Chain:
             for level in self._levels
         ]
 
-    def fill(self, starts: Sequence[ChainStart], guesses: DraftSampler, depth: int) -> None:
-        """Writes what the next ``compute`` reads, of which so many levels are wanted."""
-        if guesses is not self._guesses:
-            self._guesses = guesses
-            self._laws.numpy()[:], self._noise[:] = guesses.laws, guesses.places[:3]
+    def fill(self, starts: Sequence[ChainStart], sampler: DraftSampler, depth: int) -> None:
+        """Write the inputs of the next ``compute``, of ``depth`` levels."""
+        if sampler is not self._sampler:
+            self._sampler = sampler
+            self._float_params.numpy()[:], self._noise[:] = sampler.float_params, sampler.int_params[:3]
         words = [end for _, _, end in starts]
         for row, due, end in starts:
             words += row, end, len(due)
@@ -135,7 +137,7 @@ class _Chain:
         self._changing[:] = words
 
     def compute(self) -> Tensor:
-        """Launches the kernels of all levels."""
+        """Launch the kernels of all levels."""
         from kernels.cpu.sampling.draft_chain import gather_rows, plan_chains
 
         model, pages = self._model, self._cache.page_table
@@ -149,8 +151,8 @@ class _Chain:
             hidden = model.forward_layers(hidden, [angles[part] for angles in self._angles], attend)
             if level == 0:
                 hidden = gather_rows(hidden, self._last)
-            found = self._tokens[level], self._chances[level]
-            write_best(model.compute_logits(hidden), self._laws, self._places, level, *found)
+            found = self._tokens[level], self._probs[level]
+            write_best(model.compute_logits(hidden), self._float_params, self._places, level, *found)
             tokens = self._tokens[level, :, 0]
             end_layer()
             end_part()

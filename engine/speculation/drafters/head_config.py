@@ -1,4 +1,4 @@
-"""What heads on the target's hidden states have in common: their config, and the states that they start from."""
+"""Common parts of heads on the target's hidden states: their configuration, and the states that they start from."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from kernels.linear.fp32 import Linear
 Floats32 = npt.NDArray[np.float32]
 
 _SMALL = 1 << 18
-"""Most numbers of a small matrix: 1 MiB, which fits into a core's second-level cache."""
+"""Maximum number of elements of a small matrix: 1 MiB, which fits into a core's second-level cache."""
 
 
 def read_head_config(folder: Path, kind: str, model: Model, numbers: Sequence[str]) -> dict[str, Any]:
-    """The fields of ``config.json`` of a head of some kind: ``kind``, ``hidden_size``, ``vocab_size`` and ``numbers``.
+    """Return the fields of a head's ``config.json``: ``kind``, ``hidden_size``, ``vocab_size`` and ``numbers``.
 
-    Raises ``EngineError`` when it is another kind, has other fields, or does not fit the target, with the two numbers.
+    Raises ``EngineError`` if it is of another kind, has other fields, or does not fit the target, with the two numbers.
     """
     path = folder / "config.json"
     fields = read_json(path)
@@ -48,18 +48,16 @@ def read_head_config(folder: Path, kind: str, model: Model, numbers: Sequence[st
 
 
 def fits(path: Path, name: str, ours: int, target: int) -> None:
-    """Raises ``EngineError`` unless a number of the head's config is the target's."""
+    """Raise ``EngineError`` unless a number of the head's configuration is the target's."""
     if ours != target:
         raise EngineError(f"{path}: {name} is {ours}, but the target model's is {target}")
 
 
 def product(weight: Tensor, bias: Tensor | None = None) -> Callable[[Tensor], Tensor]:
-    """``x @ weight.T + bias`` like ``Linear``, but of a small matrix in the way that costs least.
+    """Return ``x @ weight.T + bias`` as a function, with ``F.linear`` for a small matrix.
 
-    A guess need not be the same bits in every company, so nothing speaks for ``Linear``'s way, which takes up to five
-    times as long for a few ``x`` of a small matrix and is no faster for many. ``weight``: ``[out, in]``, ``bias``:
-    ``[out]``.
-    """
+    Drafts need no bitwise reproducibility, and for a few rows of a small matrix ``Linear`` takes up to five times as
+    long. ``weight``: ``[out, in]``, ``bias``: ``[out]``."""
     return Linear(weight, bias) if weight.numel() > _SMALL else lambda x: F.linear(x, weight, bias)
 
 
@@ -68,7 +66,7 @@ def readout(model: Model) -> Callable[[Tensor], Tensor]:
     hidden = model.config.hidden_size
     if hidden * model.config.vocab_size > _SMALL or model.device_config.uses_gpu_kernels:
         return model.compute_logits
-    # What is read of a vector depends on its direction alone, and is linear in it.
+    # The logits of a vector depend on its direction alone, and are linear in it.
     matrix = model.compute_logits(torch.eye(hidden)).T.contiguous()
 
     def read(x: Tensor) -> Tensor:
@@ -81,10 +79,10 @@ def readout(model: Model) -> Callable[[Tensor], Tensor]:
 
 
 class LastStates:
-    """A vector for each running branch, which its latest step left: one row of a table for each row of the cache, so
-    that memory is bounded, and a branch that lost its pages has none until it is computed again.
+    """The last hidden state of each running branch, in a table with a row for each row of the page table.
 
-    The table is on the host, wherever the vectors come from: there a few rows are read and written in no time."""
+    Memory is bounded, and a branch that lost its pages has none until it is computed again. The table is on the host,
+    where reading and writing a few rows is fastest."""
 
     def __init__(self, cache: KVCache, width: int) -> None:
         rows = len(cache.page_table)
@@ -93,7 +91,8 @@ class LastStates:
         self._positions = [0] * rows
 
     def put(self, steps: Sequence[StepResult], vectors: Tensor, which: Sequence[int]) -> None:
-        """The rows ``which`` of ``vectors`` ``[any, width]`` belong to the last positions that the steps computed."""
+        """Store the rows ``which`` of ``vectors`` ``[any, width]`` as the states of the last positions that the steps
+        computed."""
         rows = [step.sequence.pages.row for step in steps]
         if vectors.dtype == torch.float32 and not vectors.is_cuda:
             self._vectors[rows] = vectors.numpy()[which]
@@ -103,11 +102,12 @@ class LastStates:
             self._tables[row] = step.sequence.pages
             self._positions[row] = step.first_position + len(step.rows) - 1
 
-    def of(self, wishes: Sequence[DraftRequest]) -> tuple[list[int], Floats32]:
-        """Which wishes have a vector of the position before the last token, and the vectors ``[found, width]``."""
-        found = [index for index, wish in enumerate(wishes) if self._has(wish)]
-        return found, self._vectors[[wishes[index].sequence.pages.row for index in found]]
+    def get(self, requests: Sequence[DraftRequest]) -> tuple[list[int], Floats32]:
+        """Return the indices of the requests whose state before the last token is stored, and the states ``[found,
+        width]``."""
+        found = [index for index, request in enumerate(requests) if self._has(request)]
+        return found, self._vectors[[requests[index].sequence.pages.row for index in found]]
 
-    def _has(self, wish: DraftRequest) -> bool:
-        table = wish.sequence.pages
-        return self._tables[table.row] is table and self._positions[table.row] == len(wish.sequence.tokens) - 2
+    def _has(self, request: DraftRequest) -> bool:
+        table = request.sequence.pages
+        return self._tables[table.row] is table and self._positions[table.row] == len(request.sequence.tokens) - 2

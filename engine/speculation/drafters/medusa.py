@@ -1,18 +1,18 @@
-"""Medusa: heads that guess the next tokens all at once from one hidden state (Cai et al. 2024,
+"""Drafter: Medusa, heads that predict the next tokens all at once from one hidden state (Cai et al. 2024,
 https://arxiv.org/abs/2401.10774).
 
 Head ``k`` (from 0) reads the final hidden state ``h`` of the last computed token and the embedding ``e`` of the token
-that was drawn from it, and guesses the token ``k + 1`` places after that one. In the paper the heads read ``h`` alone;
-the drawn token, which ``h`` cannot know when it was sampled, costs one more column block of the same product. With
-``n = h / rms(h)`` and a gated hidden layer ``a = silu(G [n; e]) * U [n; e]``, which all heads share, the head's own
-state is ``n + V_k a + b_k``, and the target's own head reads it. So all guesses cost two products and a read-out, and
-the shared layer can be much wider than the paper's one for each head.
+sampled from it, and predicts the token ``k + 1`` positions after that one. In the paper the heads read ``h`` alone; the
+sampled token, which ``h`` cannot know, costs one more column block of the same product. With ``n = h / rms(h)`` and a
+gated hidden layer ``a = silu(G [n; e]) * U [n; e]`` that all heads share, the head's own state is ``n + V_k a + b_k``,
+and the target's own head computes its logits. So all drafts cost two products and the logits, and the shared layer can
+be much wider than the paper's one for each head.
 
-The heads guess independently of each other: a tree is every combination of their candidates, and the most likely
-combinations are computed.
+The heads are independent of each other: a tree is every combination of their candidates, and the likeliest combinations
+are verified.
 
-What it needs of the target: final hidden states, the embedding table and the head (``Model.embed``,
-``Model.compute_logits``), which must normalise what it reads, as the Llama family's does.
+It needs of the target: final hidden states, the embedding table and the head, which must normalise its input, as the
+Llama family's does.
 """
 
 from __future__ import annotations
@@ -44,13 +44,13 @@ from kernels.linear.fp32 import Linear
 
 _EPS = 1e-6
 _WIDTH = 6
-"""Candidates of each head for a tree."""
-_MOST = 16
-"""Branches whose guesses are computed from a tape."""
+"""Candidates of each head in a tree."""
+_MAX_RECORDED_BRANCHES = 16
+"""Maximum number of branches of a recorded draft."""
 
 
 def load_medusa(folder: Path, model: Model) -> MedusaDrafter:
-    """The heads in ``folder`` (``config.json``, ``model.safetensors``) for a target.
+    """Load the heads in ``folder`` (``config.json``, ``model.safetensors``) for a target.
 
     Raises ``EngineError`` that names what is missing, damaged, left over, or does not fit the target.
     """
@@ -65,108 +65,107 @@ def load_medusa(folder: Path, model: Model) -> MedusaDrafter:
 
 
 class MedusaDrafter:
-    """A ``Drafter`` that knows one hidden state of each branch; none of a branch that was just preempted or resumed."""
+    """A ``Drafter`` with the last hidden state of each branch; a branch just preempted or resumed has none."""
 
     kind = "medusa"
     layers = 0
     hidden_state_needs = HiddenStateNeeds.LAST
 
     def __init__(self, trunk: Linear, blocks: Linear, heads: int, model: Model) -> None:
-        """``trunk``: the product with the gate and the other half of the hidden layer, ``blocks``: that with what turns
-        it into the heads' states."""
+        """``trunk``: product with the gate and the other half of the hidden layer; ``blocks``: product from it to the
+        heads' states."""
         self._trunk, self._blocks, self._heads, self._model = trunk, blocks, heads, model
         self._device_config = model.device_config
         self._ones = self._device_config.convert(torch.ones(model.config.hidden_size))
         self._table: Floats32 | None = None
-        """The embedding table where tapes can be made."""
+        """Embedding table, if drafts can be recorded."""
         if isinstance(model, Decoder) and model.is_head_recordable and trunk.is_kernel and blocks.is_kernel:
             self._table = model.embedding.numpy()
-        self._inputs = torch.empty(2, _MOST, model.config.hidden_size)
-        """States and embedded tokens, where tapes read them."""
-        self._tapes: KernelGraphCache[Tensor] = KernelGraphCache()
+        self._inputs = torch.empty(2, _MAX_RECORDED_BRANCHES, model.config.hidden_size)
+        """Hidden states and embedded tokens that recorded kernels read."""
+        self._graphs: KernelGraphCache[Tensor] = KernelGraphCache()
 
     def reset(self, cache: KVCache) -> None:
-        """See ``Drafter``."""
         self._last = LastStates(cache, self._model.config.hidden_size)
 
     def observe_step(self, steps: Sequence[StepResult], hidden: Tensor) -> None:
-        """See ``Drafter``."""
         if steps:
             self._last.put(steps, hidden, [step.rows[-1] for step in steps])
 
-    def propose(self, wishes: Sequence[DraftRequest]) -> list[Draft]:
-        """See ``Drafter``."""
-        found, states = self._last.of(wishes)
-        drafts = [EMPTY_DRAFT] * len(wishes)
+    def propose(self, requests: Sequence[DraftRequest]) -> list[Draft]:
+        found, states = self._last.get(requests)
+        drafts = [EMPTY_DRAFT] * len(requests)
         if not found:
             return drafts
-        asked = [wishes[index] for index in found]
-        depth = min(self._heads, max(wish.depth for wish in asked))
-        width = _WIDTH if any(wish.nodes > wish.depth for wish in asked) else 1
-        guesses = DraftSampler([wish.sequence for wish in asked])
-        tokens, chances = guesses.best(self._logits(asked, states, depth), *_places(len(asked), depth), width)
-        shape = (len(asked), depth, -1)
-        rows = zip(found, asked, tokens.reshape(shape).tolist(), chances.reshape(shape).tolist(), strict=True)
-        for index, wish, some, odds in rows:
-            drafts[index] = _combine(some[: wish.depth], odds, wish)
+        known_requests = [requests[index] for index in found]
+        depth = min(self._heads, max(request.depth for request in known_requests))
+        width = _WIDTH if any(request.nodes > request.depth for request in known_requests) else 1
+        sampler = DraftSampler([request.sequence for request in known_requests])
+        tokens, probs = sampler.best(
+            self._logits(known_requests, states, depth), *_row_indices(len(known_requests), depth), width
+        )
+        shape = (len(known_requests), depth, -1)
+        rows = zip(found, known_requests, tokens.reshape(shape).tolist(), probs.reshape(shape).tolist(), strict=True)
+        for index, request, some, probs_left in rows:
+            drafts[index] = _combine(some[: request.depth], probs_left, request)
         return drafts
 
     def release(self, sequence: GenerateSequence) -> None:
-        """See ``Drafter``. What is known of a branch goes with its row of the cache."""
+        """Do nothing: the branch's state is replaced with its row of the page table."""
 
     def clear_cache(self) -> None:
-        """See ``Drafter``. There are none."""
+        """Do nothing: there are no keys and values."""
 
-    def _logits(self, wishes: Sequence[DraftRequest], states: Floats32, depth: int) -> Tensor:
-        """``[wishes * depth, vocab]``, wish by wish."""
-        count, drawn = len(wishes), [wish.sequence.tokens[-1] for wish in wishes]
-        if self._table is None or count > _MOST:
+    def _logits(self, requests: Sequence[DraftRequest], states: Floats32, depth: int) -> Tensor:
+        """Return logits ``[requests * depth, vocab]``, request by request."""
+        count, sampled = len(requests), [request.sequence.tokens[-1] for request in requests]
+        if self._table is None or count > _MAX_RECORDED_BRANCHES:
             return self._guess(
-                self._device_config.convert(torch.from_numpy(states)), self._model.embed(torch.tensor(drawn)), depth
+                self._device_config.convert(torch.from_numpy(states)), self._model.embed(torch.tensor(sampled)), depth
             )
         inputs = self._inputs[:, :count]
         filled = inputs.numpy()
-        filled[0], filled[1] = states, self._table[drawn]
-        return self._tapes((count, depth, torch.get_num_threads()), lambda: self._guess(inputs[0], inputs[1], depth))
+        filled[0], filled[1] = states, self._table[sampled]
+        return self._graphs((count, depth, torch.get_num_threads()), lambda: self._guess(inputs[0], inputs[1], depth))
 
-    def _guess(self, states: Tensor, drawn: Tensor, depth: int) -> Tensor:
-        """The logits for ``depth`` tokens after the ones that were ``drawn`` from ``states``, ``[count, hidden]``."""
+    def _guess(self, states: Tensor, sampled: Tensor, depth: int) -> Tensor:
+        """Return the logits of the ``depth`` tokens after those ``sampled`` from ``states`` ``[count, hidden]``."""
         hidden = states.shape[1]
         if can_use_kernels(states):
             from kernels.cpu.sampling.draft_heads import add_to_blocks, concat_normalized
 
-            both = concat_normalized(states, drawn, _EPS)
+            both = concat_normalized(states, sampled, _EPS)
             blocks = self._blocks(silu_mul(self._trunk(both))).view(-1, self._heads, hidden)
             return self._model.compute_logits(add_to_blocks(both, blocks, depth))
         normal = rms_norm(states, self._ones, _EPS)
-        blocks = self._blocks(silu_mul(self._trunk(torch.cat((normal, drawn), dim=1)))).view(-1, self._heads, hidden)
+        blocks = self._blocks(silu_mul(self._trunk(torch.cat((normal, sampled), dim=1)))).view(-1, self._heads, hidden)
         return self._model.compute_logits((blocks[:, :depth] + normal[:, None]).flatten(0, 1))
 
 
 @lru_cache(64)
-def _places(count: int, depth: int) -> tuple[Ints, Ints]:
-    """Of each row of logits its branch, and how many guesses lie before its."""
+def _row_indices(count: int, depth: int) -> tuple[Ints, Ints]:
+    """Return the branch of each row of logits, and its number of draft tokens before."""
     return np.arange(count).repeat(depth), np.tile(np.arange(depth), count)
 
 
-def _combine(tokens: list[list[int]], chances: list[list[float]], wish: DraftRequest) -> Draft:
-    """The likeliest combinations of each depth's candidates, which come the best first."""
-    if wish.nodes == wish.depth:
-        return Draft.chain([some[0] for some in tokens], [odds[0] for odds in chances[: len(tokens)]])
-    places: list[tuple[int, int, int]] = []
-    """Of each guess its parent, its depth and its rank among the candidates."""
-    worth = [(-chances[0][0], -1, 0, 0)]
-    while worth and len(places) < wish.nodes:
+def _combine(tokens: list[list[int]], probs: list[list[float]], request: DraftRequest) -> Draft:
+    """Return the likeliest combinations of each depth's candidates, which are sorted best first."""
+    if request.nodes == request.depth:
+        return Draft.chain([some[0] for some in tokens], [probs_left[0] for probs_left in probs[: len(tokens)]])
+    nodes: list[tuple[int, int, int]] = []
+    """Parent, depth and rank among the candidates of each draft token."""
+    worth = [(-probs[0][0], -1, 0, 0)]
+    while worth and len(nodes) < request.nodes:
         minus, parent, depth, rank = heapq.heappop(worth)
         if minus == 0:
             break
         if rank + 1 < len(tokens[depth]):
-            heapq.heappush(worth, (minus / chances[depth][rank] * chances[depth][rank + 1], parent, depth, rank + 1))
+            heapq.heappush(worth, (minus / probs[depth][rank] * probs[depth][rank + 1], parent, depth, rank + 1))
         if depth + 1 < len(tokens):
-            heapq.heappush(worth, (minus * chances[depth + 1][0], len(places), depth + 1, 0))
-        places.append((parent, depth, rank))
+            heapq.heappush(worth, (minus * probs[depth + 1][0], len(nodes), depth + 1, 0))
+        nodes.append((parent, depth, rank))
     return Draft(
-        tuple(tokens[depth][rank] for _, depth, rank in places),
-        tuple(parent for parent, _, _ in places),
-        tuple(chances[depth][rank] for _, depth, rank in places),
+        tuple(tokens[depth][rank] for _, depth, rank in nodes),
+        tuple(parent for parent, _, _ in nodes),
+        tuple(probs[depth][rank] for _, depth, rank in nodes),
     )

@@ -1,18 +1,14 @@
-"""Prompt lookup: what followed the same tokens before, in any text of the model in this namespace.
+"""Drafter: prompt lookup, the tokens that followed the same tokens before in any text of the model in this namespace.
 
-``kernels.ngrams`` remembers the texts and says what guesses are worth. A namespace is a scope there, as for the cached
-prefixes: nothing is learned from what others write. The texts of a search, the requests that name one lease in one
-namespace, or the branches of one request otherwise, are told apart from those of earlier searches: these foresee more
-than half of what the bundled policy writes in a tree search, the search's own texts a sixth.
+``kernels.ngrams`` stores the texts and rates continuations. A namespace is a scope there, as for cached prefixes:
+nothing is learned across namespaces. The texts of a search (the requests with one lease in one namespace, or the
+branches of one request otherwise) are distinguished from those of earlier searches: these predict more than half of
+what the bundled policy writes in a tree search, the search's own texts a sixth.
 
-The token that a branch draws after it was asked for is compared with what was known then, as guesses are: a sibling
-that is one token ahead in the same step was no help.
-
-**Cost.** Each token is read once: those that a branch draws, and those that it starts with only if no text of its
-namespace begins with them. A step hands over the new tokens alone, in one call, and costs one or two microseconds for
-each branch, however long the texts are, and next to nothing where nobody wants guesses: what is written meanwhile is
-read when somebody does, some of it in each step.
-"""
+**Cost.** Each token is read once: those that a branch samples, and those that it starts with only if no text of its
+namespace begins with them. A step passes the new tokens alone, in one call, and costs one or two microseconds per
+branch, however long the texts are, and almost nothing while no drafts are requested: tokens sampled meanwhile are read
+with the next drafts, some of them in each step."""
 
 from __future__ import annotations
 
@@ -29,35 +25,35 @@ from engine.speculation.drafter import DraftRequest, HiddenStateNeeds, StepResul
 from kernels.ngrams import NgramTable, hash_scope, hash_search
 
 _PREFIX = 2048
-"""Of a longer prefix the last one to two times as many tokens are read."""
+"""Length of the end of a prefix that is read: between this and twice this many tokens."""
 _BACKLOG = 4096
-"""Tokens that wait to be read, at most, of branches that are over. Those of the branches that ended last are kept."""
+"""Maximum number of unread tokens of finished branches; the latest branches' are kept."""
 _AT_ONCE = 512
-"""Tokens of these that one step reads, about: a tenth of a millisecond."""
+"""Approximate number of such tokens read in one step: a tenth of a millisecond."""
 _LEAST = 0.02
-"""What is met with a smaller chance, with all before it, is not guessed: hardly any step would compute it."""
+"""Minimum probability that a draft token and all before it are accepted; hardly any step would verify others."""
 
 
 @dataclass(eq=False, slots=True)
 class _Branch:
     tokens: list[int]
-    """The sequence's, which grow."""
-    done: int
-    """Those before are read, or will never be."""
+    """The sequence's list of tokens, which grows."""
+    num_read: int
+    """Number of tokens that are read, or never will be."""
     begin: tuple[int, ...]
-    """What the table hears before its first token."""
-    place: int = -1
-    """In the table; -1 before it hears of the branch."""
-    over: bool = False
+    """Words for the table before the first token."""
+    slot: int = -1
+    """Slot in the table; -1 before the table has the branch."""
+    is_finished: bool = False
 
     @property
-    def left(self) -> int:
-        """Tokens that are to be read."""
-        return len(self.tokens) - self.done
+    def num_unread(self) -> int:
+        """Number of unread tokens."""
+        return len(self.tokens) - self.num_read
 
 
 class NgramDrafter:
-    """See ``Drafter``."""
+    """A ``Drafter`` without a model."""
 
     kind = "ngram"
     layers = 0
@@ -68,26 +64,24 @@ class NgramDrafter:
         self._forget_branches()
 
     def reset(self, cache: KVCache) -> None:  # noqa: ARG002
-        """See ``Drafter``."""
         self._table.clear()
         self._forget_branches()
 
     def _forget_branches(self) -> None:
         self._branches: dict[GenerateSequence, _Branch] = {}
-        """Those that are not over."""
-        self._asked: list[_Branch] = []
-        """Those that something was guessed for last."""
+        """Running branches."""
+        self._last_drafted: list[_Branch] = []
+        """Branches of the last drafts."""
         self._unread: deque[_Branch] = deque()
-        """Those that are over, the last one last; their tokens are read when somebody wants guesses."""
-        self._waiting = 0
-        """Tokens of these."""
+        """Finished branches, the latest one last, whose tokens are read with the next drafts."""
+        self._num_unread = 0
+        """Number of tokens of ``_unread``."""
 
-    def propose(self, wishes: Sequence[DraftRequest]) -> list[Draft]:
-        """See ``Drafter``."""
+    def propose(self, requests: Sequence[DraftRequest]) -> list[Draft]:
         words: list[int] = []
         branches: list[_Branch] = []
         room = most = 0
-        for sequence, depth, nodes in wishes:
+        for sequence, depth, nodes in requests:
             branch = self._branches.get(sequence)
             if branch is None:
                 branch = self._branches[sequence] = _begin(sequence)
@@ -96,79 +90,79 @@ class NgramDrafter:
             room += nodes
             if nodes > most:
                 most = nodes
-        rows = len(wishes) + self._write_others(words, branches)
-        counts, tokens, parents, chances = self._table.learn_and_propose(words, rows, room, most, _LEAST)
+        rows = len(requests) + self._write_others(words, branches)
+        counts, tokens, parents, probs = self._table.learn_and_propose(words, rows, room, most, _LEAST)
         drafts: list[Draft] = []
         start = 0
-        for count in counts[: len(wishes)]:
+        for count in counts[: len(requests)]:
             end = start + count
-            drafts.append(Draft(tokens[start:end], parents[start:end], chances[start:end]) if count else EMPTY_DRAFT)
+            drafts.append(Draft(tokens[start:end], parents[start:end], probs[start:end]) if count else EMPTY_DRAFT)
             start = end
         return drafts
 
     def _write(self, words: list[int], branch: _Branch, depth: int, nodes: int) -> None:
-        """A branch's row for the table, with all tokens that are not read; they are then."""
-        done, tokens = branch.done, branch.tokens
-        branch.done = end = len(tokens)
-        if branch.place < 0:
-            branch.place = place = self._table.add_branch()
-            words += (~place, end - done, depth, nodes, *branch.begin)
+        """Append a branch's row for the table, with all unread tokens, which are read then."""
+        num_read, tokens = branch.num_read, branch.tokens
+        branch.num_read = end = len(tokens)
+        if branch.slot < 0:
+            branch.slot = slot = self._table.add_branch()
+            words += (~slot, end - num_read, depth, nodes, *branch.begin)
         else:
-            words += (branch.place, end - done, depth, nodes)
-        words += tokens[done:]
+            words += (branch.slot, end - num_read, depth, nodes)
+        words += tokens[num_read:]
 
-    def _write_others(self, words: list[int], asked: list[_Branch]) -> int:
-        """Rows of branches that are asked for no guesses: those that had some in the last step with any, and some of
-        those that are over. Answers how many."""
+    def _write_others(self, words: list[int], drafted: list[_Branch]) -> int:
+        """Append rows of branches without a request: those of the last drafts, and some finished ones; return their
+        number."""
         rows = 0
-        if asked != self._asked:
-            for branch in self._asked:
-                if branch.left and not branch.over:
+        if drafted != self._last_drafted:
+            for branch in self._last_drafted:
+                if branch.num_unread and not branch.is_finished:
                     self._write(words, branch, 0, 0)
                     rows += 1
-            self._asked = asked
-        late: list[_Branch] = []
+            self._last_drafted = drafted
+        finished: list[_Branch] = []
         room = _AT_ONCE
         while self._unread and room > 0:
             branch = self._unread.popleft()
-            room -= branch.left
-            self._waiting -= branch.left
+            room -= branch.num_unread
+            self._num_unread -= branch.num_unread
             self._write(words, branch, 0, 0)
-            late.append(branch)
-        # Who began in this step must not get the places of these.
-        for branch in late:
-            self._table.release_branch(branch.place)
-        return rows + len(late)
+            finished.append(branch)
+        # Branches that began in this step must not get the slots of these.
+        for branch in finished:
+            self._table.release_branch(branch.slot)
+        return rows + len(finished)
 
     def observe_step(self, steps: Sequence[StepResult], hidden: Tensor) -> None:
-        """See ``Drafter``. What was drawn is read together with the next question."""
+        """Do nothing: new tokens are read with the next draft."""
 
     def release(self, sequence: GenerateSequence) -> None:
-        """See ``Drafter``. The branch's text stays."""
+        """Keep the branch's text, to be read with the next drafts."""
         branch = self._branches.pop(sequence, None)
         if branch is None and sequence.num_computed:
             branch = _begin(sequence)
         if branch is None:
             return
-        # The text may be long, and what is to be read of it short.
-        branch.tokens, branch.done, branch.over = branch.tokens[branch.done :], 0, True
+        # The text may be long and its unread part short.
+        branch.tokens, branch.num_read, branch.is_finished = branch.tokens[branch.num_read :], 0, True
         self._unread.append(branch)
-        self._waiting += branch.left
-        while self._waiting > _BACKLOG:
-            lost = self._unread.popleft()
-            self._waiting -= lost.left
-            if lost.place >= 0:
-                self._table.release_branch(lost.place)
+        self._num_unread += branch.num_unread
+        while self._num_unread > _BACKLOG:
+            dropped = self._unread.popleft()
+            self._num_unread -= dropped.num_unread
+            if dropped.slot >= 0:
+                self._table.release_branch(dropped.slot)
 
     def clear_cache(self) -> None:
-        """See ``Drafter``. There are none."""
+        """Do nothing: there are no keys and values."""
 
 
 def _begin(sequence: GenerateSequence) -> _Branch:
-    """What is known about a branch that is new."""
+    """Return the state of a new branch."""
     job = sequence.job
     scope = hash_scope(job.namespace)
-    # A job's place in memory may be another's before.
+    # The id of a job may have been another job's before.
     name = (id(job), job.arrived_at) if job.lease is None else job.lease
     start = max(0, sequence.num_prefix_tokens // _PREFIX - 1) * _PREFIX
     return _Branch(

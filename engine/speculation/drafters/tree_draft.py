@@ -1,9 +1,9 @@
-"""Trees of guesses that grow level by level, each guess made after those before it.
+"""Trees of draft tokens that grow level by level.
 
-The dynamic trees of EAGLE-2 (Li et al. 2024, https://arxiv.org/abs/2406.16858): a guess is worth the product of the
-chances on its path, a level follows the guesses that are worth most, and at the end the best stay. Since a path is
-never worth more than its beginning, a guess that is not among the best of its tree so far will never be, and the best
-are a tree. A chain is the tree in which each guess is the best after the one before.
+The dynamic trees of EAGLE-2 (Li et al. 2024, https://arxiv.org/abs/2406.16858): the value of a draft token is the
+product of the probabilities on its path, a level expands the tokens of the highest values, and at the end the best ones
+stay. A path's value never exceeds that of its beginning, so a token that is not among the best of its tree so far never
+will be, and the best ones are a tree. A chain is the tree in which each token is the best one after the token before.
 """
 
 from __future__ import annotations
@@ -20,43 +20,42 @@ from engine.speculation.drafter import DraftRequest
 from engine.speculation.drafters.proposal import DraftSampler
 
 _WIDTH = 4
-"""Most guesses after one guess of a tree."""
+"""Maximum number of children of a node."""
 FLOOR = 0.2
-"""A guess that is worth less is not followed. To guess once more costs a bundled model's drafter about a fifth of the
-time that a token takes."""
+"""Minimum value of a node that is expanded. One more draft token costs a bundled model's drafter about a fifth of the
+time of a token."""
 
 
 class Level(NamedTuple):
-    """Guesses that are followed: what comes after them is guessed next. Each array has a row for each."""
+    """Nodes to expand. Each array has a row for each."""
 
     branches: Ints
     """Ascending."""
     parents: Ints
-    """Rows of the level before, or of the branches for the first level."""
+    """Rows of the level before, or branches for the first level."""
     tokens: Ints
 
 
-def grow(wishes: Sequence[DraftRequest], logits: Tensor, follow: Callable[[Level], Tensor]) -> list[Draft]:
-    """A draft for each wish.
+def grow_trees(requests: Sequence[DraftRequest], logits: Tensor, follow: Callable[[Level], Tensor]) -> list[Draft]:
+    """Return a draft for each request.
 
-    ``logits``: ``[wishes, vocab]``, the drafter's for the first guesses; ``follow`` gives those of the token after each
-    guess of a level, ``[rows, vocab]``. Both may be changed.
-    """
-    depth = max(wish.depth for wish in wishes)
-    guesses = DraftSampler([wish.sequence for wish in wishes])
-    trees = [_Tree(wish) for wish in wishes]
-    width = _WIDTH if any(wish.nodes > wish.depth for wish in wishes) else 1
-    branches, nodes = np.arange(len(wishes)), [-1] * len(wishes)
+    ``logits``: ``[requests, vocab]``, for the first draft tokens; ``follow`` returns the logits ``[rows, vocab]`` after
+    each token of a level. Both may be changed."""
+    depth = max(request.depth for request in requests)
+    sampler = DraftSampler([request.sequence for request in requests])
+    trees = [_Tree(request) for request in requests]
+    width = _WIDTH if any(request.nodes > request.depth for request in requests) else 1
+    branches, nodes = np.arange(len(requests)), [-1] * len(requests)
     for ahead in range(depth):
         paths = (
             [trees[branch].path(node) for branch, node in zip(branches, nodes, strict=True)]
-            if guesses.changed
+            if sampler.has_processors
             else None
         )
-        tokens, chances = guesses.best(logits, branches, np.full(len(branches), ahead), width, paths)
-        rows = zip(branches.tolist(), nodes, tokens.tolist(), chances.tolist(), strict=True)
-        for row, (branch, node, some, odds) in enumerate(rows):
-            trees[branch].add(node, row, some, odds)
+        tokens, probs = sampler.best(logits, branches, np.full(len(branches), ahead), width, paths)
+        rows = zip(branches.tolist(), nodes, tokens.tolist(), probs.tolist(), strict=True)
+        for row, (branch, node, some, row_probs) in enumerate(rows):
+            trees[branch].add(node, row, some, row_probs)
         level, nodes = _next_level(trees, ahead + 1)
         if not nodes:
             break
@@ -65,61 +64,63 @@ def grow(wishes: Sequence[DraftRequest], logits: Tensor, follow: Callable[[Level
 
 
 class _Tree:
-    """One branch's guesses. ``rows``: the row of the level before whose logits each was made from."""
+    """One branch's tree. ``rows``: the row of the previous level whose logits each token was sampled from."""
 
-    def __init__(self, wish: DraftRequest) -> None:
-        self.depth = wish.depth
+    def __init__(self, request: DraftRequest) -> None:
+        self.depth = request.depth
         self.tokens: list[int] = []
         self.rows: list[int] = []
         self._parents: list[int] = []
-        self._chances: list[float] = []
-        self._worth: list[float] = []
+        self._probs: list[float] = []
+        self._values: list[float] = []
         self._last = 0
-        """The first guess of the latest level."""
-        self._nodes = wish.nodes
-        self._chain = wish.nodes == wish.depth
-        self._ends = wish.sequence.terminal_tokens
+        """Index of the first token of the latest level."""
+        self._nodes = request.nodes
+        self._chain = request.nodes == request.depth
+        self._ends = request.sequence.terminal_tokens
 
-    def add(self, parent: int, row: int, tokens: list[int], chances: list[float]) -> None:
-        worth = self._worth[parent] if parent >= 0 else 1.0
-        for token, chance in list(zip(tokens, chances, strict=True))[: 1 if self._chain else None]:
-            if not chance > 0:
-                break  # the branch's filters leave it out, and what is worse
+    def add(self, parent: int, row: int, tokens: list[int], probs: list[float]) -> None:
+        value = self._values[parent] if parent >= 0 else 1.0
+        for token, prob in list(zip(tokens, probs, strict=True))[: 1 if self._chain else None]:
+            if not prob > 0:
+                break  # the branch's filters exclude it and all that are worse
             self.tokens.append(token)
             self.rows.append(row)
             self._parents.append(parent)
-            self._chances.append(chance)
-            self._worth.append(worth * chance)
+            self._probs.append(prob)
+            self._values.append(value * prob)
 
-    def followed(self) -> list[int]:
-        """Guesses of the latest level that are among the best so far, and worth it."""
+    def select_expanded(self) -> list[int]:
+        """Return the nodes of the latest level to expand: those among the best so far, and of sufficient value."""
         first, self._last = self._last, len(self.tokens)
         return [
             node
             for node in self._best()
-            if node >= first and self._worth[node] >= FLOOR and self.tokens[node] not in self._ends
+            if node >= first and self._values[node] >= FLOOR and self.tokens[node] not in self._ends
         ]
 
     def path(self, node: int) -> list[int]:
-        """The guesses up to one, itself included; none for the root (-1)."""
+        """Return the draft tokens up to a node, inclusive; none for the root (-1)."""
         return self._whole.path(node)
 
     def draft(self) -> Draft:
-        """The best of the guesses."""
+        """Return the draft of the best nodes."""
         return self._whole if len(self.tokens) <= self._nodes else self._whole.select(self._best())
 
     @property
     def _whole(self) -> Draft:
-        return Draft(tuple(self.tokens), tuple(self._parents), tuple(self._chances))
+        return Draft(tuple(self.tokens), tuple(self._parents), tuple(self._probs))
 
     def _best(self) -> list[int]:
-        """By ascending index. Of guesses that are worth the same the earlier is better, and parents are earlier."""
-        return sorted(sorted(range(len(self._worth)), key=lambda node: -self._worth[node])[: self._nodes])
+        """Return the best nodes in ascending order; of equal values the earlier is better, and parents are earlier."""
+        return sorted(sorted(range(len(self._values)), key=lambda node: -self._values[node])[: self._nodes])
 
 
 def _next_level(trees: Sequence[_Tree], depth: int) -> tuple[Level, list[int]]:
-    """The level of trees that grow beyond ``depth``, and the guesses' indices in their trees."""
-    chosen = [(branch, node) for branch, tree in enumerate(trees) if tree.depth > depth for node in tree.followed()]
+    """Return the next level of the trees deeper than ``depth``, and its nodes' indices in their trees."""
+    chosen = [
+        (branch, node) for branch, tree in enumerate(trees) if tree.depth > depth for node in tree.select_expanded()
+    ]
     branches, nodes = [branch for branch, _ in chosen], [node for _, node in chosen]
     level = Level(
         np.array(branches, np.int64),

@@ -182,7 +182,7 @@ def test_the_kernel_guesses_what_numpy_does(harness: Harness, law: dict[str, flo
     logits[7, :], logits[8, 3] = math.nan, math.inf
     tokens, chances = best(sequences, logits, 5)
     rows = DraftSampler(sequences)
-    expected, likely = best_with_numpy(logits, _Rows(rows.laws, rows.places), 5)
+    expected, likely = best_with_numpy(logits, _Rows(rows.float_params, rows.int_params), 5)
     sound = np.delete(np.arange(30), (7, 8))
     assert not (chances[[7, 8]] > 0).any()
     assert not (likely[[7, 8]] > 0).any()
