@@ -12,7 +12,8 @@ import pytest
 
 from tests.chaos import processes
 from tests.chaos.fleet import NULL_ENGINE, Client, Fleet, alone, check, until
-from tests.workers.webhooks.test_deliver import SECRET, Receiver, receiver
+from tests.workers.webhooks.receiver import SECRET, Receiver
+from tests.workers.webhooks.test_deliver import receiver
 
 __all__ = ["receiver"]
 

@@ -12,8 +12,8 @@ import redis
 
 from tests.api.conftest import serving, submitted
 from tests.scripted import ScriptedEngine
+from tests.workers.store.helpers import RESULT, SPEC, claim, entry, submit
 from tests.workers.store.test_dead_letters import give_up
-from tests.workers.store.test_jobs import RESULT, SPEC, claim, entry, submit
 from workers.broker.reaper import Reaper
 from workers.broker.wakeups import make_celery
 from workers.config.settings import Settings

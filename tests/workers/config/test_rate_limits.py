@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from reasoner.budget.usage import Usage
 from reasoner.jobs.job import JobResult
 from reasoner.jobs.journal import Entry
-from tests.workers.store.test_jobs import SPEC, claim
+from tests.workers.store.helpers import SPEC, claim
 from workers.config.rate_limits import Limits, LimitsTable, Quota, QuotaExceeded
 from workers.config.settings import load_settings
 from workers.config.types import ConfigError

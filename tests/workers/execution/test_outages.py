@@ -16,7 +16,7 @@ from reasoner.run import JobOutcome
 from tests.scripted import ScriptedEngine
 from tests.workers.execution.test_execute import OUTCOME
 from tests.workers.execution.test_execute import SPEC as REAL_SPEC
-from tests.workers.store.test_jobs import claim, entry, expire, submit
+from tests.workers.store.helpers import claim, entry, expire, submit
 from workers.execution.execute import execute
 from workers.store.jobs import JobStore
 

@@ -17,7 +17,7 @@ from reasoner.jobs.journal import Entry, JobCancelled, Journal, LeaseLost
 from reasoner.jobs.spec import JobSpec
 from reasoner.run import JobOutcome, run_job
 from tests.scripted import ScriptedEngine
-from tests.workers.store.test_jobs import expire, solution
+from tests.workers.store.helpers import expire, solution
 from workers.execution.execute import RunJob, execute
 from workers.store.batches import BatchStore, NoSuchBatch
 from workers.store.claims import Claim

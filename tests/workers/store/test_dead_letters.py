@@ -14,8 +14,8 @@ from reasoner.jobs.journal import Entry, Journal, MemoryJournal
 from reasoner.jobs.spec import JobSpec
 from reasoner.run import JobOutcome, run_job
 from tests.scripted import ScriptedEngine
+from tests.workers.store.helpers import RESULT, claim, entry, expire, submit, types
 from tests.workers.store.test_batches import submit as submit_batch
-from tests.workers.store.test_jobs import RESULT, claim, entry, expire, submit, types
 from workers.execution.execute import execute
 from workers.store.batches import BatchStore
 from workers.store.claims import Claim

@@ -3,59 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
 
 import pytest
 import redis
 
 from reasoner.budget.usage import Usage
-from reasoner.jobs.job import JobError, JobResult
+from reasoner.jobs.job import JobError
 from reasoner.jobs.journal import Entry
-from workers.store.claims import Claim
+from tests.workers.store.helpers import RESULT, SPEC, claim, claim_again, entry, expire, solution, submit, types
 from workers.store.jobs import IdempotencyConflict, JobActive, JobStore, NoSuchJob, QueueFull
-
-SPEC: dict[str, Any] = {"problem": "1 + 1?", "strategy": {"name": "greedy"}, "seed": 7, "priority": "interactive"}
-RESULT = JobResult(answer="2", text="\\boxed{2}", confidence=None, finish_reason="answer", node="0")
-
-
-async def submit(store: JobStore, **options: Any) -> str:
-    job, _ = await store.submit(
-        SPEC, owner=options.pop("owner", "local"), queue_cap=options.pop("queue_cap", 1000), **options
-    )
-    return str(job["id"])
-
-
-async def claim(store: JobStore, job_id: str, worker: str = "w1", lease: float = 60.0) -> Claim:
-    held = await store.claim(job_id, lease=lease, max_attempts=3, worker=worker)
-    assert held is not None
-    return held
-
-
-def expire(url: str, job_id: str) -> None:
-    """As if the worker had fallen silent for longer than its lease."""
-    with redis.Redis.from_url(url) as client:
-        client.hset(f"reasoner:job:{job_id}", "lease", 1)
-        client.zadd("reasoner:due", {job_id: 1})
-
-
-async def claim_again(store: JobStore, url: str, job_id: str) -> Claim:
-    """By the next worker: the one before, if there was one, is dead."""
-    expire(url, job_id)
-    return await claim(store, job_id)
-
-
-def solution(name: str, answer: str) -> Entry:
-    text = f"\\boxed{{{answer}}}"
-    data = {"node": name, "parent": "", "text": text, "tokens": 5, "final": True, "reason": "stop", "answer": answer}
-    return Entry(f"complete:{name}:0", "node", data, Usage(generated=5), 1.0)
-
-
-def entry(key: str, tokens: int = 3) -> Entry:
-    return Entry(key, "node", {"node": key, "tokens": tokens}, Usage(generated=tokens, seconds=0.25), 1.5)
-
-
-async def types(store: JobStore, job_id: str) -> list[str]:
-    return [event.type for event in await store.load_events(job_id)]
 
 
 async def test_a_job_goes_from_submission_to_its_result(store: JobStore) -> None:

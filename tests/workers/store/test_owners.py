@@ -6,8 +6,8 @@ import random
 
 import pytest
 
+from tests.workers.store.helpers import SPEC, claim, submit
 from tests.workers.store.test_batches import submit as submit_batch
-from tests.workers.store.test_jobs import SPEC, claim, submit
 from workers.store.batches import BatchStore, NoSuchBatch
 from workers.store.jobs import IdempotencyConflict, JobStore, NoSuchJob
 

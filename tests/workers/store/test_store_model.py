@@ -17,7 +17,7 @@ from reasoner.budget.usage import Usage
 from reasoner.jobs.job import TERMINAL_STATUSES, JobResult
 from reasoner.jobs.journal import Entry
 from tests.workers.execution.test_outages import pass_time
-from tests.workers.store.test_jobs import SPEC, expire
+from tests.workers.store.helpers import SPEC, expire
 from workers.store.claims import Claim
 from workers.store.jobs import JobStore
 
