@@ -1,5 +1,5 @@
-"""An engine that goes the way of a GPU on the CPU: its attention, padding, graphs and drawing, with each kernel's plain
-reference (or, where a test asks for it, the kernel itself in Triton's interpreter)."""
+"""Run an engine's GPU code on the CPU: its attention, padding, graphs and sampling, with each kernel's plain reference
+(or, if a test asks for it, the kernel itself in Triton's interpreter)."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ from engine.runner.forward_gpu import GpuForward
 EMULATED_GPU = DeviceConfig(torch.device("cpu"), torch.float32, uses_gpu_kernels=True)
 
 
-class Replay:
-    """A graph without a GPU. It sees what a captured one would see: the memory that was there when it was captured, and
-    no variable that changed since."""
+class EmulatedGraph:
+    """A CUDA graph without a GPU. Like a captured one it reads the memory of its capture, and no variable
+    that changed since."""
 
     captured = 0
     replayed = 0
 
     def __init__(self, compute: Callable[[], Tensor], attend: TritonAttention) -> None:
-        Replay.captured += 1
+        EmulatedGraph.captured += 1
         self._compute, self._attend = compute, attend
         self._memory = attend._work, attend._slots
         self.output = torch.full_like(compute(), torch.nan)  # a capture computes nothing
 
     def replay(self) -> None:
-        Replay.replayed += 1
+        EmulatedGraph.replayed += 1
         attend = self._attend
         now = attend._work, attend._slots
         attend._work, attend._slots = self._memory
@@ -39,13 +39,13 @@ class Replay:
         attend._work, attend._slots = now
 
 
-def pretend(monkeypatch: pytest.MonkeyPatch, device_config: DeviceConfig = EMULATED_GPU) -> None:
-    """Engines that are made from now on go the way of a GPU."""
+def emulate_gpu(monkeypatch: pytest.MonkeyPatch, device_config: DeviceConfig = EMULATED_GPU) -> None:
+    """Make engines that are created from now on run their GPU code."""
 
     def forward(model: Model, attend: TritonAttention, device: torch.device) -> GpuForward:
-        return GpuForward(model, attend, device, lambda compute: Replay(compute, attend))
+        return GpuForward(model, attend, device, lambda compute: EmulatedGraph(compute, attend))
 
-    monkeypatch.setattr(Replay, "captured", 0)
-    monkeypatch.setattr(Replay, "replayed", 0)
+    monkeypatch.setattr(EmulatedGraph, "captured", 0)
+    monkeypatch.setattr(EmulatedGraph, "replayed", 0)
     monkeypatch.setattr("engine.runner.forward.GpuForward", forward)
     monkeypatch.setattr("engine.core.model_setup.select_device", lambda *_, **__: device_config)

@@ -24,7 +24,7 @@ from kernels.linear.fp32 import Linear, Product
 from kernels.linear.nf4 import Nf4
 from tests.closeness import EPS, assert_rounded, product_bound
 from tests.engine.exact import float32_loss, float32_share
-from tests.engine.gpu import EMULATED_GPU, Replay, pretend
+from tests.engine.gpu import EMULATED_GPU, EmulatedGraph, emulate_gpu
 from tests.engine.helpers import SMALL, Harness, generate, score
 from tests.engine.quantization.models import METHODS, ROUNDS, dense_product, quantised
 
@@ -168,9 +168,9 @@ def test_the_engine_draws_the_tokens_that_it_draws_from_the_model_alone(
     folder = quantised(QWEN2, method, tmp_path)
     # Where activations are rounded, steps of other shapes round a few of them to other codes.
     bound = ROUNDS.get(method, 0) / 10 + 2 * float32_loss(folder.with_name("original")).logit
-    pretend(monkeypatch)
+    emulate_gpu(monkeypatch)
     assert worst_token(folder, SMALL) < bound
-    assert Replay.replayed > 0
+    assert EmulatedGraph.replayed > 0
 
 
 @pytest.mark.gpu
@@ -204,6 +204,6 @@ def test_a_reward_model_in_fewer_bits_gives_the_values_of_its_weights(
     monkeypatch.setattr(decoder, "create_product", dense_product)
     expected = Harness(folder, replace(SMALL, device="cpu")).score(asked)
     monkeypatch.undo()
-    pretend(monkeypatch)
+    emulate_gpu(monkeypatch)
     for ours, theirs in zip(Harness(folder).score(asked), expected, strict=True):
         np.testing.assert_allclose(ours.values, theirs.values, atol=bound, rtol=0)

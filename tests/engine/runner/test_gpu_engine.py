@@ -19,7 +19,7 @@ from engine.scheduler.draft import Draft
 from engine.speculation.control.controller import FixedController
 from tests.engine.conftest import Checkpoints
 from tests.engine.exact import float32_loss, gap
-from tests.engine.gpu import EMULATED_GPU, Replay, pretend
+from tests.engine.gpu import EMULATED_GPU, EmulatedGraph, emulate_gpu
 from tests.engine.helpers import SMALL, Harness, generate, score
 from tests.engine.speculation.heads import Recorder, eagle_parts, medusa_parts, save_head
 from tests.engine.speculation.stub_drafters import Oracle
@@ -88,15 +88,15 @@ def test_a_gpu_draws_the_tokens_that_the_cpu_draws(
 ) -> None:
     options = replace(SMALL, kv_dtype=kv_dtype)
     expected = answers(checkpoints(kind), replace(options, device="cpu"))
-    pretend(monkeypatch)
+    emulate_gpu(monkeypatch)
     agree(answers(checkpoints(kind), options), expected, checkpoints(kind), kv_dtype)
-    assert (Replay.replayed > 0) == (kind != "qwen3_moe")
+    assert (EmulatedGraph.replayed > 0) == (kind != "qwen3_moe")
 
 
 def test_and_when_sequences_are_preempted(checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch) -> None:
     options = EngineOptions(kv_tokens=320, max_running=8, step_tokens=64, device="cpu")
     expected = answers(checkpoints("qwen3"), options, 40)
-    pretend(monkeypatch)
+    emulate_gpu(monkeypatch)
     agree(answers(checkpoints("qwen3"), options, 40), expected, checkpoints("qwen3"))
 
 
@@ -110,7 +110,7 @@ def test_and_when_tokens_are_guessed(
         replace(SMALL, draft=drafter(kind, checkpoints, tmp_path), kv_dtype=kv_dtype),
     )
     expected = answers(folder, replace(options, draft="off", device="cpu"))
-    pretend(monkeypatch)
+    emulate_gpu(monkeypatch)
     agree(answers(folder, options), expected, folder, kv_dtype)
 
 
@@ -134,7 +134,7 @@ def test_a_drafter_guesses_there_what_it_guesses_on_the_cpu(
         return [asked.draft for asked in recorder.asked]
 
     expected = guesses("cpu")
-    pretend(monkeypatch)
+    emulate_gpu(monkeypatch)
     found = guesses("auto")
     same = sum(ours.tokens == theirs.tokens for ours, theirs in zip(found, expected, strict=True))
     assert len(expected) > 100
@@ -146,7 +146,7 @@ def test_a_drafter_computes_in_the_type_of_its_target(
     kind: str, checkpoints: Checkpoints, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Steps of other shapes round otherwise, in bfloat16 by a hundredth of a logit: that tips a draw now and then."""
-    pretend(monkeypatch, replace(EMULATED_GPU, dtype=torch.bfloat16))
+    emulate_gpu(monkeypatch, replace(EMULATED_GPU, dtype=torch.bfloat16))
     folder, wanted = checkpoints("qwen3"), drafter(kind, checkpoints, tmp_path)
     expected = answers(folder)
     harness = Harness(folder, replace(SMALL, draft=wanted))
@@ -163,21 +163,21 @@ def test_values_are_those_of_the_cpu(
 ) -> None:
     asked = score(*(ScoreItem((text,), (0,)) for text in TEXTS), token_ids=token_ids)
     expected = Harness(checkpoints(kind), replace(SMALL, device="cpu")).score(asked)
-    pretend(monkeypatch)
+    emulate_gpu(monkeypatch)
     for ours, theirs in zip(Harness(checkpoints(kind)).score(asked), expected, strict=True):
         np.testing.assert_allclose(ours.values, theirs.values, atol=2 * float32_loss(checkpoints(kind)).logit, rtol=0)
 
 
 def test_graphs_are_captured_once_for_each_shape(checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch) -> None:
-    pretend(monkeypatch)
+    emulate_gpu(monkeypatch)
     harness = Harness(checkpoints("qwen3"))
     request = generate(TEXTS[1], [Branch(seed=1, key=key, max_tokens=20) for key in range(5)], temperature=1.0)
     harness.complete(replace(request, sampling=replace(request.sampling, ignore_eos=True)))
-    assert 0 < Replay.captured < Replay.replayed
-    before = Replay.captured, Replay.replayed
+    assert 0 < EmulatedGraph.captured < EmulatedGraph.replayed
+    before = EmulatedGraph.captured, EmulatedGraph.replayed
     harness.complete(replace(request, sampling=replace(request.sampling, ignore_eos=True)))
-    assert Replay.captured - before[0] <= 1
-    assert Replay.replayed - before[1] >= 18
+    assert EmulatedGraph.captured - before[0] <= 1
+    assert EmulatedGraph.replayed - before[1] >= 18
 
 
 @pytest.mark.parametrize("shape", [(4, 4), (4, 9)], ids=["chain", "tree"])
@@ -192,16 +192,16 @@ def test_steps_with_guesses_are_captured_too(
         for key, one in enumerate(plain)
         for place, token in enumerate(one.token_ids)
     }
-    pretend(monkeypatch)
+    emulate_gpu(monkeypatch)
     harness = Harness(checkpoints("qwen3"))
     harness.core.start_speculation(Oracle(known, 360, right=1.0), FixedController(*shape))
     agree(harness.complete(asked), plain, checkpoints("qwen3"))
-    before = Replay.replayed
+    before = EmulatedGraph.replayed
     agree(harness.complete(asked), plain, checkpoints("qwen3"))
     tally = harness.core.speculation_stats
     assert tally is not None
     assert tally.accepted > 150
-    assert Replay.replayed - before >= 6
+    assert EmulatedGraph.replayed - before >= 6
 
 
 def test_few_sizes_serve_all_batches() -> None:
@@ -209,7 +209,7 @@ def test_few_sizes_serve_all_batches() -> None:
 
 
 def test_logits_that_are_no_numbers_fail_the_request(checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch) -> None:
-    pretend(monkeypatch)
+    emulate_gpu(monkeypatch)
     harness = Harness(checkpoints("qwen3"))
     monkeypatch.setattr(harness.core.model.decoder, "_norm", torch.full((48,), torch.nan))
     events = harness.submit(requests()[0])

@@ -13,7 +13,7 @@ from engine.protocol.options import EngineOptions
 from engine.protocol.types import Branch
 from tests.engine.conftest import save_checkpoint
 from tests.engine.exact import gap
-from tests.engine.gpu import Replay, pretend
+from tests.engine.gpu import EmulatedGraph, emulate_gpu
 from tests.engine.helpers import Harness, generate
 from tests.engine.quantization.models import ROUNDS, quantised
 from tests.kernels.triton.device import DEVICE
@@ -39,7 +39,7 @@ def test_kernels_sample_the_tokens_that_the_cpu_samples(
     expected = [plain.complete(request) for request in requests]
     # Laws of temperatures above 1/2, of as many tokens.
     bound = 2 * 4 * gap(tmp_path, kv_dtype)
-    pretend(monkeypatch)
+    emulate_gpu(monkeypatch)
     # Every kernel's public function now takes the way of a GPU.
     monkeypatch.setattr(torch.Tensor, "is_cuda", True)
     harness = Harness(tmp_path, options)
@@ -47,7 +47,7 @@ def test_kernels_sample_the_tokens_that_the_cpu_samples(
         ours = harness.complete(request)
         assert [one.token_ids for one in ours] == [one.token_ids for one in theirs]
         assert [one.logprob for one in ours] == pytest.approx([one.logprob for one in theirs], abs=bound)
-    assert Replay.replayed > 0
+    assert EmulatedGraph.replayed > 0
 
 
 @pytest.mark.skipif(DEVICE != "cpu", reason="on a GPU tests/engine/quantization/test_gpu.py runs the engine as it is")
@@ -60,7 +60,7 @@ def test_quantized_weights_use_their_kernels_and_sample_the_same_tokens(
     bound = 2 * 3 * gap(folder.with_name("original")) + ROUNDS.get(method, 0) / 10
     options = EngineOptions(kv_tokens=256, max_running=4)
     request = generate(PROMPT, [Branch(seed=1, key=key, max_tokens=3) for key in range(2)], temperature=0.9)
-    pretend(monkeypatch)
+    emulate_gpu(monkeypatch)
     expected = Harness(folder, options).complete(request)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(multi_processor_count=2))
     monkeypatch.setattr(torch.Tensor, "is_cuda", True)
