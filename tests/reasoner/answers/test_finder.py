@@ -46,7 +46,7 @@ async def test_catastrophic_backtracking_finds_nothing_and_the_next_search_works
 
 
 def test_pattern_is_never_matched_in_this_process() -> None:
-    with pytest.raises(ValueError, match="child process"):
+    with pytest.raises(ValueError, match="worker process"):
         extract_answer("a", spec({"regex": "(a)"}))
 
 
