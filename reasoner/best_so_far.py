@@ -1,7 +1,7 @@
-"""The best that a job's journal holds, for one that ends before its search does.
+"""The best result in a job's journal, for a job that ends before its search does.
 
-Nothing is computed for it: no model is asked, and answers are the same where they read the same. So it can be told at
-once, by whoever holds the journal, whether or not a worker has the job.
+It is chosen without a model, and answers are equal only if their canonical texts are. So it is available at once to
+any process with the journal, whether or not a worker runs the job.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from reasoner.tree import Node, find_most_promising
 def choose_best_so_far(spec: JobSpec, entries: Iterable[Entry]) -> JobResult | None:
     """Return the result of a job that was cancelled, or ``None`` if its search had not begun.
 
-    The answer is chosen as the strategy would: by a vote, weighted by scores where there are any, or by the best score.
-    Without an answer the text is that of the best branch, as far as it came.
+    The answer is chosen as by the strategy: by a vote, weighted by scores where there are any, or by the best score.
+    Without an answer the text is that of the best branch so far.
     """
     root = _tree(entries)
     strategy = STRATEGIES.get(spec.strategy.name)

@@ -1,4 +1,4 @@
-"""Runs one job from its specification to its result, on whatever engine and journal it is given."""
+"""Run one job from its specification to its result, on a given engine and journal."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ log = logging.getLogger("reasoner.run")
 
 @dataclass(frozen=True, slots=True)
 class JobOutcome:
-    """How a job ended. ``completed`` has an answer, ``incomplete`` has none."""
+    """The end of a job. ``completed`` has an answer, ``incomplete`` has none."""
 
     status: Literal["completed", "incomplete"]
     result: JobResult
@@ -53,7 +53,7 @@ async def run_job(
     calibration: Calibration | None = None,
     unlocked_tests: bool = False,
 ) -> JobOutcome:
-    """Searches for an answer; ``spec.seed`` must be set, and models where several are served. ``prices`` are by model.
+    """Search for an answer; ``spec.seed`` must be set, and models where several are served. ``prices`` are by model.
     ``calibration``, by default that of the bundled models, is used if it was fitted for the job's models.
     ``unlocked_tests`` allows a client's Python tests where no sandbox holds them.
 
@@ -94,9 +94,9 @@ async def open_search(
     calibration: Calibration | None = None,
     unlocked_tests: bool = False,
 ) -> AsyncIterator[tuple[Search, Equivalence]]:
-    """What ``run_job`` hands to the strategy: with a verifier if the strategy takes one. Raises as ``run_job``."""
+    """Open the search that ``run_job`` passes to the strategy, with a verifier if the strategy uses one."""
     strategy = STRATEGIES[spec.strategy.name]
-    async with CacheLease(engine, journal.job_id) as lease, Equivalence():  # which keeps the children
+    async with CacheLease(engine, journal.job_id) as lease, Equivalence():  # which keeps child processes for reuse
         served = {info.id: info for info in await engine.models()}
         policy = policy_selector(spec).find(served.values())
         needs_verifier = strategy.needs_verifier or (strategy.welcomes_verifier and _has_verifier(spec, served))
@@ -133,7 +133,7 @@ def _has_verifier(spec: JobSpec, served: Mapping[str, ModelInfo]) -> bool:
 def _fitting(
     calibration: Calibration, spec: JobSpec, policy: ModelInfo, served: Mapping[str, ModelInfo]
 ) -> Calibration | None:
-    """The table, if it holds for what this job runs on; a warning names both sides if it does not."""
+    """Return the table if it holds for the models of this job; otherwise log a warning that names both."""
     wanted = verifier_selector(spec.verifier)
     if spec.verifier == PrmVerifier(model=None if wanted is None else wanted.name) and wanted is not None:
         wrong = calibration.find_mismatch(policy, wanted.find(served.values()))
@@ -147,7 +147,7 @@ def _fitting(
 
 @lru_cache(64)
 def _warn(message: str) -> None:
-    """Once for each message: every job of a service says the same."""
+    """Log each message once: it is the same for every job of a service."""
     log.warning(message)
 
 

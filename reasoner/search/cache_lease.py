@@ -1,6 +1,6 @@
 """The job's lease on the engine's cache: its prefixes stay warm until the job is over, and no longer.
 
-Nothing here can fail a job. An engine that does not hear a release lets the lease expire by itself.
+Nothing here can fail a job. If a release does not reach the engine, the lease expires by itself.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from engine.protocol.types import EngineClient, EngineError, EngineUnavailable
 from reasoner.jobs.journal import LeaseLost
 
 RELEASE_TIMEOUT_SECONDS = 2.0
-"""Seconds that the end of a job waits for the engine to hear of it."""
+"""Longest wait for a release at the end of a job."""
 
 _GOES_ON = (EngineUnavailable, LeaseLost, asyncio.CancelledError)
-"""Ways to leave that do not end the job: another attempt goes on with it, and is glad of warm prefixes."""
+"""Exceptions that do not end the job: another attempt continues it and needs the cached prefixes."""
 
 
 class CacheLease:
-    """Use it as a context around the job's work; ``name`` goes into every request."""
+    """Async context manager around the job's work; ``name`` goes into every request."""
 
     def __init__(self, engine: EngineClient, name: str) -> None:
         self.name = name
@@ -28,7 +28,7 @@ class CacheLease:
         self._pruning: set[asyncio.Task[None]] = set()
 
     def prune(self, branches: Sequence[tuple[int, ...]]) -> None:
-        """Gives up branches, each named by all its tokens. Does not wait for the engine.
+        """Release pruned branches, each given by all its tokens, without waiting for the engine.
 
         These are the policy's tokens. What the verifier keeps of the branches stays until the job is over: it is sent
         as text, and only the engine knows its tokens.

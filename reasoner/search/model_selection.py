@@ -1,4 +1,4 @@
-"""Which of the served models a job may mean: one that writes solutions, one that verifies them."""
+"""Selection of a job's models among the served ones: the policy that writes solutions, and the verifier."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from reasoner.jobs.verifier_specs import JudgeVerifier, OutcomeVerifier, PrmVeri
 
 @dataclass(frozen=True, slots=True)
 class ModelSelector:
-    """A model that a job needs. ``field`` is where it names it, ``name`` is ``None`` where it leaves it open."""
+    """A model that a job needs. ``field`` is the job's field; ``name`` is ``None`` where the job leaves it open."""
 
     field: str
     name: str | None
     fits: Callable[[ModelInfo], bool]
 
     def find(self, served: Iterable[ModelInfo]) -> ModelInfo:
-        """The model of that name, or the only one that fits. Raises ``InvalidRequest`` that lists those that do."""
+        """Return the model of that name, or the only one that fits. Raises ``InvalidRequest`` that lists them."""
         fitting = {info.id: info for info in served if self.fits(info)}
         name = self.name
         if name is None and len(fitting) == 1:
@@ -34,12 +34,12 @@ class ModelSelector:
 
 
 def policy_selector(spec: JobSpec) -> ModelSelector:
-    """The model that writes the solutions."""
+    """Return the selector of the model that writes the solutions."""
     return ModelSelector("model", spec.model, _can_generate)
 
 
 def verifier_selector(verifier: VerifierSpec | None) -> ModelSelector | None:
-    """The model that verifies them; ``None`` where no model does."""
+    """Return the selector of the verifier's model; ``None`` for a verifier without one."""
     match verifier:
         case PrmVerifier(model=name):
             return ModelSelector("verifier.model", name, _can_score_steps)
@@ -55,5 +55,5 @@ def _can_generate(info: ModelInfo) -> bool:
 
 
 def _can_score_steps(info: ModelInfo) -> bool:
-    """One that lacks notes on its format may be meant too: the error then says which."""
+    """Include models without notes on their format: opening them raises an error that names the formats."""
     return find_format(info) is not None or info.architecture.endswith("ForTokenClassification")

@@ -1,4 +1,4 @@
-"""What a verifier may use of the job that it is opened for."""
+"""The part of a job that its verifier may use."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from reasoner.search.model_selection import verifier_selector
 from reasoner.tree import Node
 
 ESTIMATE_SLACK_TOKENS = 16
-"""Tokens by which an estimate may be short: separators, and the part of a cached prefix that is read again."""
+"""Tokens added to an estimate for separators and the part of a cached prefix that is computed again."""
 
 
 @dataclass(frozen=True, slots=True)
 class VerifierContext:
-    """The job and what serves it. ``policy`` writes the solutions; ``lease`` is the job's hold on the cache."""
+    """The job and what serves it. ``policy`` writes the solutions; ``lease`` names the job's lease on the cache."""
 
     spec: JobSpec
     engine: EngineClient
@@ -28,10 +28,10 @@ class VerifierContext:
     ledger: Ledger
     equivalence: Equivalence
     unlocked_tests: bool = False
-    """Whether Python tests may run where no sandbox holds them."""
+    """True if Python tests may run where there is no sandbox."""
 
     def verifier_model(self) -> ModelInfo:
-        """The served model that the job's verifier is. Raises ``InvalidRequest`` when there is none of its name."""
+        """Return the served model of the job's verifier. Raises ``InvalidRequest`` if none has its name."""
         wanted = verifier_selector(self.spec.verifier)
         if wanted is None:
             raise ValueError(f"the verifier {self.spec.verifier!r} has no model")
@@ -39,7 +39,7 @@ class VerifierContext:
 
 
 def estimate_new_tokens(node: Node, head: int) -> int:
-    """About how many tokens of a node's text a verifier with a warm cache has not read; ``head``: of the question."""
+    """Estimate the tokens that a verifier with a warm cache computes for a node; ``head`` are those of the question."""
     tokens = ESTIMATE_SLACK_TOKENS
     for known in reversed(node.lineage()):
         if known.scores:

@@ -13,7 +13,7 @@ from reasoner.verifiers.context import VerifierContext, estimate_new_tokens
 
 
 async def open_judge(context: VerifierContext) -> NodeScorer:
-    """Raises ``InvalidRequest`` when the model is not served, ``EngineError`` when it cannot say Yes or No."""
+    """Raises ``InvalidRequest`` if the model is not served, ``EngineError`` if it cannot say Yes or No."""
     asked = context.spec.verifier
     assert isinstance(asked, JudgeVerifier)
     model = context.policy if asked.model is None else context.verifier_model()
@@ -23,7 +23,7 @@ async def open_judge(context: VerifierContext) -> NodeScorer:
 
 
 class JudgeNodeScorer:
-    """A ``NodeScorer``: a node is judged if its text ends where a step does."""
+    """A ``NodeScorer`` for nodes whose text ends where a step does."""
 
     def __init__(self, judge: Judge, reader: BudgetedReader, aggregation: str) -> None:
         self._judge = judge

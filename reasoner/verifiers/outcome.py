@@ -12,7 +12,7 @@ from reasoner.verifiers.context import ESTIMATE_SLACK_TOKENS, VerifierContext
 
 
 async def open_outcome(context: VerifierContext) -> NodeScorer:
-    """Raises ``InvalidRequest`` when the model is not served."""
+    """Open an outcome reward model. Raises ``InvalidRequest`` if it is not served."""
     model = context.verifier_model()
     scorer = OutcomeScorer(context.engine, model, context.spec.to_messages(), context.lease)
     head = await scorer.head()
@@ -21,7 +21,7 @@ async def open_outcome(context: VerifierContext) -> NodeScorer:
 
 
 class OutcomeNodeScorer:
-    """A ``NodeScorer``. ``head``: about how many tokens are read beside the solution."""
+    """A ``NodeScorer`` for finished solutions. ``head`` estimates the tokens that are read beside the solution."""
 
     def __init__(self, scorer: OutcomeScorer, head: int, reader: BudgetedReader) -> None:
         self._scorer = scorer

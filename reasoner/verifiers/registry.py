@@ -19,7 +19,7 @@ OPENERS: Mapping[str, Callable[[VerifierContext], Awaitable[NodeScorer]]] = {
 
 
 async def open_scorer(context: VerifierContext) -> NodeScorer:
-    """Opens the verifier that the job asks for. Raises ``InvalidRequest`` and ``EngineError`` when it cannot be."""
+    """Open the job's verifier. Raises ``InvalidRequest`` and ``EngineError`` if that is not possible."""
     verifier = context.spec.verifier
-    assert verifier is not None  # who opens none has none
+    assert verifier is not None  # checked by the caller
     return await OPENERS[verifier.kind](context)

@@ -1,5 +1,4 @@
-"""Rules as verifiers: a finished solution's answer is right or not. What may be asked for:
-``reasoner.jobs.rule_specs``."""
+"""Rules as verifiers (``reasoner.jobs.rule_specs``): a finished solution's answer is right or not."""
 
 from __future__ import annotations
 
@@ -30,14 +29,14 @@ from reasoner.tree import Node
 from reasoner.verifiers.context import VerifierContext
 
 SCHEMA_TIMEOUT_SECONDS = 5.0
-"""Seconds of processor time for one answer; a schema whose patterns backtrack for longer is not met."""
+"""Processor time for one answer; a schema whose patterns backtrack for longer counts as not met."""
 MAX_CONCURRENT_CHECKS = min(4, find_processors().threads)
-"""Answers of one job that are tested at the same time."""
+"""Number of answers of one job that are checked at the same time."""
 SCHEMAS = WorkerPool("reasoner.verifiers.schema_worker")
 
 Check = Callable[[str], Awaitable[float]]
 INSTANT = ExactVerifier | NumericVerifier
-"""Rules that take no time: a deadline does not keep them from an answer that is there."""
+"""Rules that take no time, so that no deadline applies to them."""
 
 
 async def open_rule(context: VerifierContext) -> NodeScorer:
@@ -57,11 +56,11 @@ async def open_rule(context: VerifierContext) -> NodeScorer:
 class RuleScorer:
     """A ``NodeScorer``: a node that states an answer, once for every different answer.
 
-    What the deadline cuts, or keeps from being begun, has no score: nobody knows whether it is right.
+    An answer whose check the deadline cuts or prevents has no score.
     """
 
     def __init__(self, check: Check, ledger: Ledger | None) -> None:
-        """``ledger``: whose deadline ends a check; ``None`` for checks that take no time."""
+        """``ledger`` has the deadline that ends a check; ``None`` for checks that take no time."""
         self._check = check
         self._ledger = ledger
         self._known: dict[str, float] = {}
@@ -88,7 +87,7 @@ class RuleScorer:
 
 
 def _check(rule: Rule, context: VerifierContext) -> Check:
-    """The rule as a function from an answer to its score."""
+    """Return the rule as a function from an answer to its score."""
 
     async def check(answer: str) -> float:
         match rule:
@@ -109,7 +108,7 @@ def _check(rule: Rule, context: VerifierContext) -> Check:
 
 
 def is_within_tolerance(answer: str, rule: NumericVerifier) -> bool:
-    """By exact arithmetic: 0.1 + 0.2 is 0.3 here, and nothing that is no number is near anything."""
+    """Compare by exact arithmetic: 0.1 + 0.2 is 0.3; text that is no number is within no tolerance."""
     value = parse_number(answer)
     if value is None:
         return False

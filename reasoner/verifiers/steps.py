@@ -1,4 +1,4 @@
-"""A process reward model as a verifier: each node's new steps are forwarded on what was read of the node's parent."""
+"""A process reward model as a verifier: each node's new steps are computed on the cached prefix of its parent."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from reasoner.verifiers.context import VerifierContext, estimate_new_tokens
 
 
 async def open_prm(context: VerifierContext) -> NodeScorer:
-    """Raises ``InvalidRequest`` when the model is not served, ``EngineError`` when it is no process reward model."""
+    """Open a process reward model. Raises ``InvalidRequest`` if it is not served, ``EngineError`` if it is none."""
     asked = context.spec.verifier
     assert isinstance(asked, PrmVerifier)
     model = context.verifier_model()
@@ -31,7 +31,7 @@ async def open_prm(context: VerifierContext) -> NodeScorer:
 
 
 class PrmNodeScorer:
-    """A ``NodeScorer``. A node that ends within a step is scored up to the last step that is whole."""
+    """A ``NodeScorer``. A node that ends within a step is scored up to its last whole step."""
 
     def __init__(self, scorer: StepScorer, prompt: Prompt, reader: BudgetedReader, aggregation: str) -> None:
         self._scorer = scorer
