@@ -1,4 +1,4 @@
-"""What the engine's thread tells event loops."""
+"""Events from the engine's thread to event loops."""
 
 from __future__ import annotations
 
@@ -12,14 +12,15 @@ _log = logging.getLogger(__name__)
 
 
 class EventQueue:
-    """Events on their way from one thread to queues of event loops. All that a step has for a loop goes at once: to
-    wake it costs as much as a branch's part of a step."""
+    """Events from one thread to queues of event loops, sent in one batch per step and loop: a wake-up costs as much as
+    a branch's share of a step."""
 
     def __init__(self) -> None:
         self._held: dict[asyncio.AbstractEventLoop, list[tuple[asyncio.Queue[Event], Event]]] = {}
 
     def sink(self, events: asyncio.Queue[Event]) -> Callable[[Event], None]:
-        """Takes what is meant for a queue of the running event loop. To be called by the thread that sends."""
+        """Return a function that queues events for ``events``, a queue of the running event loop; to be called by the
+        sender."""
         loop = asyncio.get_running_loop()
 
         def hold(event: Event) -> None:
@@ -28,7 +29,7 @@ class EventQueue:
         return hold
 
     def send(self) -> None:
-        """Lets go of all that was taken, each queue's in its order."""
+        """Send all queued events, in the order of each queue."""
         if not self._held:
             return
         held, self._held = self._held, {}
@@ -36,7 +37,7 @@ class EventQueue:
             try:
                 loop.call_soon_threadsafe(_put, some)
             except RuntimeError:
-                # The loop was closed, and whoever waited on it is gone.
+                # The loop was closed, and with it all that waited on it.
                 _log.debug("answers found their event loop closed")
 
 

@@ -1,4 +1,4 @@
-"""A checkpoint made ready to serve, and requests made ready to run on it."""
+"""A loaded checkpoint, which turns requests into sequences."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from engine.text.tokenizer import Tokenizer
 Positions = tuple[int, ...]
 
 _STOPS = 256
-"""Different lists of stop strings that are remembered."""
+"""Maximum number of cached lists of stop strings."""
 
 
 class LoadedModel:
     """Weights, tokenizer and limits of one model. Its methods may be called from any thread."""
 
     def __init__(self, name: str, folder: Path, model: Model, *, max_tokens: int, max_sequences: int) -> None:
-        """Loads the tokenizer in ``folder``; raises ``EngineError`` that says what is wrong with it.
+        """Load the tokenizer in ``folder``; raise ``EngineError`` that says what is wrong with it.
 
         ``max_tokens`` bounds the context, ``max_sequences`` the branches or items of one request.
         """
@@ -51,7 +51,7 @@ class LoadedModel:
         self._stop_strings = lru_cache(_STOPS)(partial(StopStrings, self.tokenizer))
 
     def add_branches(self, request: GenerateRequest, job: Job) -> None:
-        """Gives the job a sequence for each branch. Raises ``InvalidRequest``."""
+        """Add a sequence for each branch to the job. Raises ``InvalidRequest``."""
         check_generate(request, self.info, self._max_sequences)
         sampling = request.sampling
         stops = self._stop_strings(sampling.stop) if sampling.stop else None
@@ -91,7 +91,7 @@ class LoadedModel:
             )
 
     def add_items(self, request: ScoreRequest, job: Job) -> None:
-        """Gives the job a sequence for each item. Raises ``InvalidRequest``."""
+        """Add a sequence for each item to the job. Raises ``InvalidRequest``."""
         check_score(request, self.info, self._max_sequences)
         for index, item in enumerate(request.items):
             tokens, reads = self._flatten(item)
@@ -108,7 +108,7 @@ class LoadedModel:
             )
 
     def _flatten(self, item: ScoreItem) -> tuple[list[int], Positions]:
-        """An item's tokens up to the last one that is read, and the positions to read."""
+        """Return an item's tokens up to the last position to score, and the positions to score."""
         tokens: list[int] = []
         ends: list[int] = []
         for part in item.parts:
@@ -129,5 +129,5 @@ class LoadedModel:
 
 
 def _signed(word: int) -> int:
-    """The int64 with the bits of a 64-bit word."""
+    """Return the int64 with the bits of a 64-bit word."""
     return word - (1 << 64) if word >> 63 == 1 else word

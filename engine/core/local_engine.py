@@ -1,4 +1,4 @@
-"""The engine in this process: one thread steps the models, any number of event loops ask it."""
+"""The engine in this process: one thread steps the models for any number of event loops."""
 
 from __future__ import annotations
 
@@ -53,23 +53,22 @@ class LocalEngine:
         self._wake = threading.Condition()
         self._inbox: list[_Command] = []
         self._arriving = dict.fromkeys(models, 0)
-        """Sequences by model that the inbox holds; what the core has is the core's to count."""
+        """Number of sequences by model in the inbox, which the cores do not count yet."""
         self._outbox = EventQueue()
         self._closed = False
         self.failure: str | None = None
-        """Why the engine stopped by itself."""
+        """Reason for which the engine stopped by itself."""
         self._debug = options.debug
         loaded: Future[dict[str, EngineCore]] = Future()
         load = partial(_load, models, options)
         self._thread = threading.Thread(target=self._run, args=(load, loaded), name="engine", daemon=True)
         self._thread.start()
         self._cores = loaded.result()
-        # The interpreter's end would stop the thread wherever it is, and abort the process if that is in a kernel.
+        # At its end the interpreter stops the thread wherever it is, and aborts the process if that is in a kernel.
         atexit.register(self._stop)
 
     def generate(self, request: GenerateRequest, *, stream: bool = False) -> AsyncGenerator[Completion | Delta, None]:
-        """See ``EngineClient``. Checks and queues the request before it returns, so that errors are raised at the
-        call."""
+        """Check and queue the request before returning, so that errors are raised at the call."""
         core = self._core(request.model)
         events: asyncio.Queue[Event] = asyncio.Queue()
         job = self._job(request, events)
@@ -81,7 +80,6 @@ class LocalEngine:
         return self._completions(core, job, events, len(request.branches))
 
     async def score(self, request: ScoreRequest) -> list[ScoreResult]:
-        """See ``EngineClient``."""
         core = self._core(request.model)
         events: asyncio.Queue[Event] = asyncio.Queue()
         job = self._job(request, events)
@@ -103,12 +101,10 @@ class LocalEngine:
         return sorted(results, key=lambda result: result.index)
 
     async def abort(self, request_id: str) -> None:
-        """See ``EngineClient``."""
         for core in self._cores.values():
             self._post(partial(core.cancel, lambda job: job.request_id == request_id))
 
     async def release(self, lease: str, tokens: Sequence[int] | None = None) -> None:
-        """See ``EngineClient``. Each model looks for the branch in its own cache."""
         for core in self._cores.values():
             self._post(partial(core.release, lease, tokens))
 
@@ -120,7 +116,6 @@ class LocalEngine:
         special: bool = True,
         generation_prompt: bool = True,
     ) -> tuple[int, ...]:
-        """See ``EngineClient``."""
         tokenizer = self._core(model).model.tokenizer
         if not isinstance(text, str):
             return tokenizer.encode_chat(text, generation_prompt=generation_prompt)
@@ -128,7 +123,7 @@ class LocalEngine:
         return encode(text) if len(text) <= LONG_TEXT else await asyncio.to_thread(encode, text)
 
     async def tokenize_prompt(self, model: str, text: str) -> tuple[int, ...]:
-        """Token ids of a text that is to be continued. Raises ``InvalidRequest`` when it is surely too long."""
+        """Return the token ids of a text to continue. Raises ``InvalidRequest`` if it is certainly too long."""
         served = self._core(model).model
         served.tokenizer.check_length(text, served.info.context, "prompt")
         return await self.tokenize(model, text)
@@ -138,11 +133,9 @@ class LocalEngine:
         return self._core(model).model.tokenizer
 
     async def models(self) -> list[ModelInfo]:
-        """See ``EngineClient``."""
         return [core.model.info for core in self._cores.values()]
 
     async def clear_cache(self) -> None:
-        """See ``EngineClient``."""
         loop, cleared = asyncio.get_running_loop(), asyncio.Event()
 
         def clear() -> None:
@@ -155,7 +148,7 @@ class LocalEngine:
         await cleared.wait()
 
     async def close(self) -> None:
-        """Ends what runs with ``EngineUnavailable``, ends the thread and frees the models."""
+        """End running requests with ``EngineUnavailable``, stop the thread and free the models."""
         await asyncio.to_thread(self._stop)
         atexit.unregister(self._stop)
         self._cores.clear()
@@ -168,19 +161,19 @@ class LocalEngine:
 
     @property
     def is_alive(self) -> bool:
-        """Whether the thread that steps the models runs."""
+        """True if the thread that steps the models is running."""
         return self._thread.is_alive()
 
     def stats(self) -> dict[str, CoreStats]:
-        """Numbers for monitoring, by model."""
+        """Return statistics for monitoring, by model."""
         return {name: core.stats for name, core in self._cores.items()}
 
     def timings(self) -> dict[str, Timings]:
-        """Waiting times and paces for monitoring, by model."""
+        """Return timings for monitoring, by model."""
         return {name: core.timings for name, core in self._cores.items()}
 
     def speculation_stats(self) -> dict[str, SpeculationStats]:
-        """What guessing did, for monitoring, by model that has a drafter."""
+        """Return the statistics of speculative decoding by model, for models with a drafter."""
         return {
             name: core.speculation_stats for name, core in self._cores.items() if core.speculation_stats is not None
         }
@@ -274,7 +267,7 @@ class LocalEngine:
             self._outbox.send()
 
     def _serve(self, cores: list[EngineCore]) -> None:
-        """Does what is asked until the engine is closed. Raises only for what must end it."""
+        """Execute commands and step the models until the engine is closed. Raises only for fatal errors."""
         governor = _governor(cores)
         while True:
             with self._wake:
@@ -307,8 +300,11 @@ def _load(models: Mapping[str, str | Path], options: EngineOptions) -> dict[str,
 
 
 def _governor(cores: Sequence[EngineCore]) -> ThreadGovernor | None:
-    """For the calling thread; ``None`` where its number of threads stays: it is one, sums must come out the same to the
-    bit, nothing is computed here, or the system does not tell."""
+    """Return the governor of the calling thread's number of threads; ``None`` if the number is fixed.
+
+    It is if there is one thread, results must be reproducible to the bit, a GPU computes, or the system has no clock of
+    waiting threads.
+    """
     full = torch.get_num_threads()
     if full == 1 or any(not core.can_change_threads for core in cores):
         return None
@@ -323,5 +319,5 @@ def _carry_out(commands: Sequence[_Command]) -> None:
         try:
             command()
         except Exception:
-            # One bad command must not end the thread that everybody waits for.
+            # A failing command must not end the thread.
             _log.exception("a command to the engine failed")

@@ -1,9 +1,8 @@
-"""Finding the request that makes steps fail.
+"""Bisection of a failed step: find the request that makes it fail.
 
-The jobs that a failed step computed are tried again apart from all others, in halves of halves, until the one that
-fails alone is found. A job starts again from its tokens, as after a preemption, so whoever passes has lost nothing but
-time. Of ``n`` jobs with one culprit about ``2 log2 n`` groups are tried, which compute each context about twice.
-"""
+The jobs of a failed step are tried again apart from all others, in halves of halves, until one fails alone. A job
+starts again from its tokens, as after a preemption, so a job that passes loses only time. Of ``n`` jobs with one
+culprit about ``2 log2 n`` groups are tried, which compute each context about twice."""
 
 from __future__ import annotations
 
@@ -12,14 +11,14 @@ from collections.abc import Iterable
 from engine.scheduler.sequence import Job, Sequence
 
 MAX_UNEXPLAINED = 8
-"""Failed steps that a job survives although nobody failed alone, such as for want of memory."""
+"""Maximum number of failed steps that a job survives although no job failed alone, such as for lack of memory."""
 
 StepWork = Iterable[tuple[Sequence, int]]
 """Sequences with the number of tokens that a step was to compute of them."""
 
 
 class RequestFailed(Exception):
-    """A step failed in what it does for one job alone; ``__cause__`` says how."""
+    """A step failed while processing one job alone; ``__cause__`` is the error."""
 
     def __init__(self, job: Job) -> None:
         super().__init__(job.request_id)
@@ -27,18 +26,18 @@ class RequestFailed(Exception):
 
 
 class FailureBisection:
-    """The jobs of a failed step, in groups of which each must get past the place of the failure by itself."""
+    """The jobs of a failed step, in groups that must each get past the failure."""
 
     def __init__(self, work: StepWork, jobs: Iterable[Job], reason: str) -> None:
-        """``work``: of the step that failed, ``reason``: why; ``jobs``: all there are, who are suspected if it had
-        chosen nothing."""
+        """``work`` and ``reason``: of the failed step; ``jobs``: all jobs, which are suspects if the step had no
+        work."""
         self.reason = reason
         self.group: list[Job] = []
-        """The group that runs now. All other jobs wait."""
+        """Group that runs now; all other jobs wait."""
         self.found_culprit = False
-        """True once one of them failed alone."""
+        """True once a job failed alone."""
         self._goals: dict[Sequence, int] = {}
-        """Tokens that a sequence must have computed to be past the failure."""
+        """Number of tokens each sequence must compute to be past the failure."""
         self._groups: list[list[Job]] = []
         """Groups still to be tried, the next one last."""
         self._aim(work)
@@ -46,7 +45,7 @@ class FailureBisection:
         self._split(self.jobs)
 
     def start_next_group(self) -> bool:
-        """Makes the next group with something left to do the trial; ``False`` when there is none."""
+        """Start the next group with unfinished sequences; return False if there is none."""
         self.group = []
         while self._groups and not self.group:
             self.group = [job for job in self._groups.pop() if job.sequences]
@@ -54,14 +53,16 @@ class FailureBisection:
 
     @property
     def has_passed(self) -> bool:
-        """Return true once every sequence of the trial is past the failure, or over."""
+        """True if every sequence of the group is past the failure or finished."""
         return all(
             sequence.num_computed >= self._goals.get(sequence, 0) for job in self.group for sequence in job.sequences
         )
 
     def record_failure(self, work: StepWork, blamed: Job | None) -> Job | None:
-        """The trial failed in a step with this ``work``: answers the job that is the cause, if that is known now, and
-        divides the others into new groups."""
+        """Record that the group failed in a step with this ``work``; return the job that caused it, if it is known now.
+
+        The other jobs are divided into new groups.
+        """
         chosen = {sequence.job for sequence, _ in work}
         failing = [job for job in self.group if job in chosen] or self.group
         self._aim(work)
@@ -81,6 +82,6 @@ class FailureBisection:
             self._goals[sequence] = max(self._goals.get(sequence, 0), sequence.num_computed + count)
 
     def _split(self, jobs: list[Job]) -> None:
-        """Two halves; of a single job one group, so that nobody fails without having failed alone."""
+        """Add two halves as groups, or one group for a single job, so that no job fails without having failed alone."""
         middle = len(jobs) // 2
         self._groups += [jobs[middle:], jobs[:middle]]

@@ -1,5 +1,5 @@
-"""Drawing a step's tokens on the device that has the logits: what ``engine.sampling.penalties`` and
-``engine.sampling.sampler`` do on the host. The host waits once, for tokens and log-probabilities together."""
+"""Sampling on a GPU: what ``penalties`` and ``sampler`` do on the host. The host waits once, for tokens and
+log-probabilities together."""
 
 from __future__ import annotations
 

@@ -1,12 +1,11 @@
-"""What a request changes in a branch's logits before they become a law: bias, penalties and tokens not allowed yet.
+"""Changes of a request to a branch's logits before sampling: bias, penalties and tokens not allowed yet.
 
 In this order, on the raw logits: logit bias (OpenAI: added), repetition penalty (transformers and CTRL, Keskar et al.
 2019: tokens of the prompt or generated, positive logits divided by it, negative ones multiplied), frequency penalty
 (OpenAI: subtracted once for each time that the token was generated), presence penalty (OpenAI: subtracted once if it
 was generated at all), and, before ``min_tokens``, minus infinity for every token that would end the branch. Temperature
-and filters follow (``engine.sampling.sampler``). It is vLLM's order but for the last mask, which commutes with the
-penalties.
-"""
+and filters follow (``engine.sampling.sampler``). This is vLLM's order but for the last mask, which commutes with the
+penalties."""
 
 from __future__ import annotations
 
@@ -28,7 +27,7 @@ class Penalties:
     """
 
     def __init__(self, sampling: SamplingParams, prompt: Sequence[int]) -> None:
-        """Of a branch that has generated nothing yet."""
+        """Create the penalties of a branch that has generated nothing yet."""
         self.repetition = sampling.repetition_penalty
         self.frequency = sampling.frequency_penalty
         self.presence = sampling.presence_penalty
@@ -47,7 +46,7 @@ class Penalties:
 
     @classmethod
     def is_needed(cls, sampling: SamplingParams) -> bool:
-        """Whether a request with these parameters needs them at all."""
+        """Return True if a request with these parameters has a bias or penalties."""
         return bool(
             sampling.logit_bias
             or sampling.repetition_penalty != 1
@@ -56,7 +55,7 @@ class Penalties:
         )
 
     def fork(self, generated: Sequence[int]) -> Penalties:
-        """The same for another branch, which has generated these tokens."""
+        """Return a copy for another branch, which has generated these tokens."""
         twin = object.__new__(Penalties)
         twin.repetition, twin.frequency, twin.presence = self.repetition, self.frequency, self.presence
         twin._known, twin._places, twin.size = self._known, dict(self._places), self.size
@@ -67,7 +66,7 @@ class Penalties:
         return twin
 
     def add(self, token: int) -> None:
-        """Counts a generated token."""
+        """Count a generated token."""
         place = self._places.get(token)
         if place is None:
             place = int(self._known.searchsorted(token))
@@ -95,22 +94,23 @@ class Penalties:
 
     @property
     def bias(self) -> Floats:
-        """What is added to their logits."""
+        """Bias of each token."""
         return self._bias[: self.size]
 
     @property
     def seen(self) -> npt.NDArray[np.bool_]:
-        """Which of them the repetition penalty concerns."""
+        """True for the tokens that the repetition penalty applies to."""
         return self._seen[: self.size]
 
     @property
     def counts(self) -> Floats:
-        """How often each was generated."""
+        """Number of times each token was generated."""
         return self._counts[: self.size]
 
 
 def penalise(logits: Floats, rows: Sequence[int], penalties: Sequence[Penalties]) -> None:
-    """Changes the logits of rows ``[rows, vocab]`` in place, one penalties object for each row named."""
+    """Apply bias and penalties to rows of ``logits`` ``[rows, vocab]`` in place, one ``Penalties`` per row in
+    ``rows``."""
     sizes = [one.size for one in penalties]
     tokens = np.concatenate([one.tokens for one in penalties])
     seen = np.concatenate([one.seen for one in penalties])
@@ -126,6 +126,6 @@ def penalise(logits: Floats, rows: Sequence[int], penalties: Sequence[Penalties]
 
 
 def forbid(logits: Floats, rows: Sequence[int], tokens: Sequence[Ints]) -> None:
-    """Makes tokens of rows impossible, in place; one array of tokens for each row named."""
+    """Set the logits of tokens to minus infinity in place; one array of tokens per row in ``rows``."""
     row = np.repeat(np.array(rows), [len(one) for one in tokens])
     logits[row, np.concatenate(tokens)] = -np.inf

@@ -25,13 +25,13 @@ _COUNTERS = {
     "preemptions": "Sequences that lost their pages and started again.",
 }
 _GUESSES = {
-    "drafted": ("drafted_tokens", "Guesses computed, right or wrong."),
-    "accepted": ("accepted_tokens", "Guesses that were right and spared a step."),
-    "seconds": ("drafting_seconds", "Time spent on guessing."),
+    "drafted": ("drafted_tokens", "Draft tokens verified."),
+    "accepted": ("accepted_tokens", "Draft tokens accepted, each of which saved a step."),
+    "seconds": ("drafting_seconds", "Seconds spent on drafting."),
 }
 _CHOICES = {
-    "draft_sizes": ("draft_size", "Guesses computed for a branch in a step; 0 where there were none."),
-    "accepted_lengths": ("accepted_length", "Right guesses of a branch in a step that had any guesses."),
+    "draft_sizes": ("draft_size", "Draft tokens verified per branch and step; 0 without a draft."),
+    "accepted_lengths": ("accepted_length", "Draft tokens accepted per branch and step with a draft."),
 }
 _HISTOGRAMS = {
     "queue": ("queue_seconds", "From a request's arrival until one of its sequences first runs."),
