@@ -1,5 +1,4 @@
-"""Answers in the shapes that the completions route speaks: OpenAI's, whole or streamed, and one event per finished
-choice."""
+"""Responses of the completions route: OpenAI's shape, whole or streamed, and one event for each finished choice."""
 
 from __future__ import annotations
 
@@ -25,7 +24,7 @@ _DONE = "data: [DONE]\n\n"
 
 @dataclass(frozen=True)
 class CompletionCall:
-    """What a client of the completions route wants to hear."""
+    """A validated call of the completions route."""
 
     body: CompletionBody
     requests: Sequence[GenerateRequest]
@@ -33,46 +32,46 @@ class CompletionCall:
     tokenizer: Tokenizer
 
     def prompt(self, index: int) -> tuple[GenerateRequest, str | list[int]]:
-        """The request and the prompt, as it was written, of a choice."""
-        place = index // self.body.width
-        return self.requests[place], self.body.prompts[place]
+        """Return the request of a choice, and its prompt as the client sent it."""
+        prompt_index = index // self.body.width
+        return self.requests[prompt_index], self.body.prompts[prompt_index]
 
     def echo(self, index: int) -> str:
-        """What a choice's text starts with."""
+        """Return the echoed prompt with which the text of a choice begins."""
         if not self.body.echo:
             return ""
         _, prompt = self.prompt(index)
         return prompt if isinstance(prompt, str) else self.tokenizer.decode_all(prompt)
 
     def name(self, token: int) -> str:
-        """How log-probabilities call a token."""
+        """Return the name of a token in log-probabilities."""
         return f"token_id:{token}" if self.body.return_tokens_as_token_ids else self.tokenizer.piece(token)
 
 
-async def build_response(asked: CompletionCall, events: Events) -> Json:
-    """OpenAI's ``text_completion`` with every choice, when all are finished."""
+async def build_response(call: CompletionCall, events: Events) -> Json:
+    """Return OpenAI's ``text_completion`` when all choices are finished."""
     async with aclosing(events):
         completions = [event async for event in events if isinstance(event, Completion)]
     completions.sort(key=lambda completion: completion.index)
-    # A prompt is read once, with its first branch; all its choices tell of it.
-    heard = {c.index // asked.body.width: c.prompt_logprobs for c in completions if c.prompt_logprobs is not None}
+    # The log-probabilities of a prompt come with its first branch and belong to all its choices.
+    by_prompt = {c.index // call.body.width: c.prompt_logprobs for c in completions if c.prompt_logprobs is not None}
     choices = []
     for completion in completions:
-        prompt = heard.get(completion.index // asked.body.width)
-        choice = _choice(asked, completion, completion.text)
-        choice["text"] = asked.echo(completion.index) + choice["text"]
-        choice["logprobs"] = _logprobs(asked, completion, prompt)
-        if asked.body.prompt_logprobs is not None and prompt is not None:
-            choice["prompt_logprobs"] = prompt_logprobs(asked.name, prompt)
-        if asked.body.return_token_ids:
-            choice["prompt_token_ids"] = asked.prompt(completion.index)[0].prompt
+        prompt = by_prompt.get(completion.index // call.body.width)
+        choice = _choice(call, completion, completion.text)
+        choice["text"] = call.echo(completion.index) + choice["text"]
+        choice["logprobs"] = _logprobs(call, completion, prompt)
+        if call.body.prompt_logprobs is not None and prompt is not None:
+            choice["prompt_logprobs"] = prompt_logprobs(call.name, prompt)
+        if call.body.return_token_ids:
+            choice["prompt_token_ids"] = call.prompt(completion.index)[0].prompt
         choices.append(choice)
-    return _envelope(asked, choices) | {"usage": _usage(asked, completions)}
+    return _envelope(call, choices) | {"usage": _usage(call, completions)}
 
 
-def stream_response(asked: CompletionCall, events: Events) -> AsyncGenerator[str, None]:
-    """The same as server-sent events, in the form that the body asks for."""
-    chunks = _choice_events(events) if asked.body.stream_choices else _openai_events(asked, events)
+def stream_response(call: CompletionCall, events: Events) -> AsyncGenerator[str, None]:
+    """Return the response as server-sent events, in the shape that the body requests."""
+    chunks = _choice_events(events) if call.body.stream_choices else _openai_events(call, events)
     return _keep_alive(_errors_as_events(chunks))
 
 
@@ -86,36 +85,36 @@ async def _choice_events(events: Events) -> AsyncGenerator[str, None]:
     yield _DONE
 
 
-async def _openai_events(asked: CompletionCall, events: Events) -> AsyncGenerator[str, None]:
-    body = asked.body
+async def _openai_events(call: CompletionCall, events: Events) -> AsyncGenerator[str, None]:
+    body = call.body
     completions: list[Completion] = []
-    echoes = {index: asked.echo(index) for index in range(len(asked.requests) * body.width)}
+    echoes = {index: call.echo(index) for index in range(len(call.requests) * body.width)}
     offsets = {index: len(echo) for index, echo in echoes.items()}
     async with aclosing(events):
         async for event in events:
             if isinstance(event, Completion):
                 completions.append(event)
-                # Its text and tokens went out before, as deltas.
-                last = _choice(asked, event, echoes.pop(event.index, ""))
+                # Its text and tokens were sent before, as deltas.
+                last = _choice(call, event, echoes.pop(event.index, ""))
                 last.pop("token_ids", None)
-                yield _event(_envelope(asked, [last]))
+                yield _event(_envelope(call, [last]))
             else:
                 text = echoes.pop(event.index, "") + event.text
                 choice: Json = {"index": event.index, "text": text, "finish_reason": None, "logprobs": None}
                 if event.logprobs is not None:
                     start = offsets[event.index]
-                    choice["logprobs"] = logprobs_object(asked.name, event.token_ids, event.logprobs, start)
+                    choice["logprobs"] = logprobs_object(call.name, event.token_ids, event.logprobs, start)
                     offsets[event.index] += sum(len(name) for name in choice["logprobs"]["tokens"])
                 if body.return_token_ids:
                     choice["token_ids"] = event.token_ids
-                yield _event(_envelope(asked, [choice]))
+                yield _event(_envelope(call, [choice]))
     if body.stream_options is not None and body.stream_options.include_usage:
-        yield _event(_envelope(asked, []) | {"usage": _usage(asked, completions)})
+        yield _event(_envelope(call, []) | {"usage": _usage(call, completions)})
     yield _DONE
 
 
 async def _errors_as_events(chunks: AsyncGenerator[str, None]) -> AsyncGenerator[str, None]:
-    """The status line is out already, so an error can only be told as an event."""
+    """Send an error as an event, since the status line has been sent."""
     async with aclosing(chunks):
         try:
             async for chunk in chunks:
@@ -125,7 +124,7 @@ async def _errors_as_events(chunks: AsyncGenerator[str, None]) -> AsyncGenerator
 
 
 async def _keep_alive(chunks: AsyncGenerator[str, None]) -> AsyncGenerator[str, None]:
-    """Sends a comment now and then while the engine is silent, so that neither end takes the connection for dead."""
+    """Send comments while the engine is silent, so that no proxy or client closes the connection."""
     async with aclosing(chunks):
         waiting = asyncio.ensure_future(anext(chunks, None))
         try:
@@ -146,8 +145,8 @@ async def _keep_alive(chunks: AsyncGenerator[str, None]) -> AsyncGenerator[str, 
                 await asyncio.wait({waiting})
 
 
-def _choice(asked: CompletionCall, completion: Completion, text: str) -> Json:
-    body = asked.body
+def _choice(call: CompletionCall, completion: Completion, text: str) -> Json:
+    body = call.body
     reason = "length" if completion.finish_reason == "context" else completion.finish_reason
     choice: Json = {
         "index": completion.index,
@@ -161,35 +160,35 @@ def _choice(asked: CompletionCall, completion: Completion, text: str) -> Json:
 
 
 def _logprobs(
-    asked: CompletionCall, completion: Completion, prompt: Sequence[TokenLogprob | None] | None
+    call: CompletionCall, completion: Completion, prompt: Sequence[TokenLogprob | None] | None
 ) -> Json | None:
     if completion.logprobs is None:
         return None
     tokens = completion.token_ids
     found: Sequence[TokenLogprob | None] = completion.logprobs
-    if asked.body.echo and prompt is not None:
-        tokens, found = asked.prompt(completion.index)[0].prompt + tokens, (*prompt, *found)
-    return logprobs_object(asked.name, tokens, found)
+    if call.body.echo and prompt is not None:
+        tokens, found = call.prompt(completion.index)[0].prompt + tokens, (*prompt, *found)
+    return logprobs_object(call.name, tokens, found)
 
 
-def _envelope(asked: CompletionCall, choices: list[Json]) -> Json:
+def _envelope(call: CompletionCall, choices: list[Json]) -> Json:
     return {
-        "id": asked.requests[0].request_id,
+        "id": call.requests[0].request_id,
         "object": "text_completion",
         "created": int(time.time()),
-        "model": asked.body.model,
+        "model": call.body.model,
         "choices": choices,
     }
 
 
-def _usage(asked: CompletionCall, completions: Sequence[Completion]) -> Json:
-    """Each prompt counts once, whatever ``n`` is."""
+def _usage(call: CompletionCall, completions: Sequence[Completion]) -> Json:
+    """Return the usage; each prompt counts once, whatever ``n`` is."""
     prompts: dict[int, int] = {}
     cached: dict[int, int] = {}
     for completion in completions:
-        place = completion.index // asked.body.width
-        prompts[place] = max(prompts.get(place, 0), completion.prompt_tokens)
-        cached[place] = min(cached.get(place, completion.cached_tokens), completion.cached_tokens)
+        prompt_index = completion.index // call.body.width
+        prompts[prompt_index] = max(prompts.get(prompt_index, 0), completion.prompt_tokens)
+        cached[prompt_index] = min(cached.get(prompt_index, completion.cached_tokens), completion.cached_tokens)
     prompt, generated = sum(prompts.values()), sum(len(completion.token_ids) for completion in completions)
     accepted = sum(completion.accepted_tokens for completion in completions)
     rejected = sum(completion.drafted_tokens for completion in completions) - accepted
