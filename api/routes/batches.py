@@ -79,7 +79,7 @@ async def submit(
     return JSONResponse(batch, 202, headers)
 
 
-@router.get("", response_model=BatchPage, summary="List batches, newest first, without their jobs")
+@router.get("", name="page", response_model=BatchPage, summary="List batches, newest first, without their jobs")
 async def list_page(
     state: State,
     principal: Reader,

@@ -93,7 +93,7 @@ async def submit(
     return JSONResponse(job, 200 if wait and job["status"] in TERMINAL_STATUSES else 202, headers)
 
 
-@router.get("", response_model=JobPage, summary="List jobs, newest first")
+@router.get("", name="page", response_model=JobPage, summary="List jobs, newest first")
 async def list_page(
     state: State,
     principal: Reader,

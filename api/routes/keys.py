@@ -46,7 +46,7 @@ async def create(spec: Annotated[KeySpec, Body(openapi_examples={"key": EXAMPLE}
     return await KeyStore(state.store).create(spec)
 
 
-@router.get("", summary="List keys, newest first")
+@router.get("", name="page", summary="List keys, newest first")
 async def list_page(
     state: State,
     _: Admin,
