@@ -12,15 +12,17 @@ _log = logging.getLogger(__name__)
 
 
 class EventQueue:
-    """Events from one thread to queues of event loops, sent in one batch per step and loop: a wake-up costs as much as
-    a branch's share of a step."""
+    """Events from one thread to queues of event loops, sent in one batch per step and loop.
+
+    Batched because a wake-up of an event loop costs as much as a branch's share of a step."""
 
     def __init__(self) -> None:
         self._held: dict[asyncio.AbstractEventLoop, list[tuple[asyncio.Queue[Event], Event]]] = {}
 
     def sink(self, events: asyncio.Queue[Event]) -> Callable[[Event], None]:
-        """Return a function that queues events for ``events``, a queue of the running event loop; to be called by the
-        sender."""
+        """Return a function that queues events for ``events``, a queue of the running event loop.
+
+        The function must be called by the sending thread only."""
         loop = asyncio.get_running_loop()
 
         def hold(event: Event) -> None:
@@ -37,7 +39,7 @@ class EventQueue:
             try:
                 loop.call_soon_threadsafe(_put, some)
             except RuntimeError:
-                # The loop was closed, and with it all that waited on it.
+                # The loop was closed, so nothing waits for its events any more.
                 _log.debug("answers found their event loop closed")
 
 

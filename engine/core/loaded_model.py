@@ -47,7 +47,7 @@ class LoadedModel:
         )
         self._eos = frozenset(config.eos) | (frozenset() if self.tokenizer.eos is None else {self.tokenizer.eos})
         self._max_sequences = max_sequences
-        # Requests of one search name the same stop strings; what is known about their tokens is kept.
+        # Requests of one search have the same stop strings; the analysis of their tokens is cached.
         self._stop_strings = lru_cache(_STOPS)(partial(StopStrings, self.tokenizer))
 
     def add_branches(self, request: GenerateRequest, job: Job) -> None:

@@ -45,7 +45,7 @@ class LocalEngine:
     """``EngineClient`` over models in this process. Safe to use from several threads and event loops at once."""
 
     def __init__(self, models: Mapping[str, str | Path], options: EngineOptions | None = None) -> None:
-        """Loads the checkpoints (name to folder). Raises ``EngineError`` that says what is wrong with one."""
+        """Load the checkpoints (name to folder). Raises ``EngineError`` that says what is wrong with one."""
         if not models:
             raise EngineError("name at least one model to serve")
         options = options or EngineOptions()
@@ -64,7 +64,7 @@ class LocalEngine:
         self._thread = threading.Thread(target=self._run, args=(load, loaded), name="engine", daemon=True)
         self._thread.start()
         self._cores = loaded.result()
-        # At its end the interpreter stops the thread wherever it is, and aborts the process if that is in a kernel.
+        # At exit the interpreter stops the thread anywhere, which aborts the process if a kernel is running.
         atexit.register(self._stop)
 
     def generate(self, request: GenerateRequest, *, stream: bool = False) -> AsyncGenerator[Completion | Delta, None]:
@@ -246,8 +246,9 @@ class LocalEngine:
                 self._wake.notify()
 
     def _run(self, load: Callable[[], dict[str, EngineCore]], loaded: Future[dict[str, EngineCore]]) -> None:
-        # All arithmetic is on this one thread, loading too: OpenMP keeps a team of threads for each thread that ever
-        # asked, and once they outnumber the processors every team sleeps between two operators, at half the speed.
+        # All computation, loading included, is on this one thread: OpenMP keeps a thread pool for each calling thread,
+        # and once the pools have more threads than there are processors, their threads sleep between two operators,
+        # which halves the speed.
         try:
             loaded.set_result(load())
         except Exception as error:
@@ -302,8 +303,8 @@ def _load(models: Mapping[str, str | Path], options: EngineOptions) -> dict[str,
 def _governor(cores: Sequence[EngineCore]) -> ThreadGovernor | None:
     """Return the governor of the calling thread's number of threads; ``None`` if the number is fixed.
 
-    It is if there is one thread, results must be reproducible to the bit, a GPU computes, or the system has no clock of
-    waiting threads.
+    It is fixed if there is one thread, results must be reproducible to the bit, a GPU computes, or the system has no
+    clock of waiting threads.
     """
     full = torch.get_num_threads()
     if full == 1 or any(not core.can_change_threads for core in cores):

@@ -78,7 +78,7 @@ class FailureBisection:
 
     def _aim(self, work: StepWork) -> None:
         for sequence, count in work:
-            # Where the step had begun to commit, this is one step further than it would have come: no matter.
+            # If the step had begun to commit, this goal is one step too far, which does no harm.
             self._goals[sequence] = max(self._goals.get(sequence, 0), sequence.num_computed + count)
 
     def _split(self, jobs: list[Job]) -> None:

@@ -1,7 +1,7 @@
 """The forward pass on a GPU, from CUDA graphs for small steps.
 
-It has not been run on a GPU by the project's own tests: they run it on the kernels' references and on Triton's
-interpreter, and compile its kernels for Hopper.
+The project's own tests do not run it on a GPU: they run it on the kernels' references and in Triton's interpreter, and
+compile its kernels for Hopper.
 """
 
 from __future__ import annotations

@@ -162,7 +162,7 @@ def _collect_requests(
 
 
 def _num_logprobs_by_row(requests: list[_SampleRequest]) -> dict[int, int]:
-    """Return the sampled rows whose log-probabilities are requested, with how many of the likeliest tokens beside."""
+    """Return the number of likeliest tokens to report for each sampled row whose log-probabilities are requested."""
     num_logprobs: dict[int, int] = {}
     row = 0
     for request in requests:
@@ -183,7 +183,7 @@ def _sample_fused(
     if fused_sampler is None:
         return None
     counts = [request.num_samples for request in requests]
-    # Samples have different rows, so as many samples as hidden states are all of these, in their order.
+    # Samples have distinct rows, so if there are as many samples as hidden states, they are all rows in order.
     if sum(counts) != hidden.shape[0] or any(request.sequence.has_logits_processors for request in requests):
         return None
     sampled = fused_sampler.sample(hidden, [request.sequence for request in requests], counts)
@@ -199,7 +199,7 @@ def _sample(
     """Sample from logits on the device that computes them."""
     rows = [request.row + offset for request in requests for offset in range(request.num_samples)]
     logits = model.compute_logits(hidden if len(rows) == hidden.shape[0] else _select_rows(hidden, rows))
-    # The copy has arrived once the tokens have, which are waited for.
+    # No wait of its own: the copy is complete once the sampled tokens, which are waited for, have arrived.
     raw_logits = _select_rows(logits, num_logprobs).to("cpu", non_blocking=True) if num_logprobs else None
     logits_rows: list[LogitsRow] = []
     if any(request.sequence.has_logits_processors for request in requests):

@@ -1,5 +1,6 @@
-"""Sampling on a GPU: what ``penalties`` and ``sampler`` do on the host. The host waits once, for tokens and
-log-probabilities together."""
+"""Sampling on a GPU, the counterpart of ``penalties`` and ``sampler``.
+
+The host synchronizes once per step, to copy tokens and log-probabilities together."""
 
 from __future__ import annotations
 
@@ -21,7 +22,7 @@ from kernels.sampling import sampling
 def sample_on_gpu(
     logits: Tensor, logits_rows: Sequence[LogitsRow], params: SamplingTensors[Array], noise_keys: NoiseKeys[Array]
 ) -> tuple[Ints, Floats]:
-    """A ``Sampler`` of logits on a device."""
+    """Sample one token per row of ``logits`` on a GPU; a ``Sampler``."""
     apply_logits_processors_on_gpu(logits, logits_rows)
     rows = len(logits)
     # An even number of columns: each row then begins at a multiple of 16 bytes, and the kernel is compiled once.
@@ -52,7 +53,7 @@ def apply_logits_processors_on_gpu(logits: Tensor, rows: Sequence[LogitsRow]) ->
 def changes(
     rows: int, penalties: Mapping[int, Penalties], forbidden: Mapping[int, Ints], device: torch.device
 ) -> sampling.PenaltyTensors:
-    """What penalties change, and the tokens that may not be drawn, for each of ``rows`` rows."""
+    """Return the tensors of ``sampling.apply_penalties``: penalties and forbidden tokens of each of ``rows`` rows."""
     sizes = np.zeros(rows, np.int64)
     settings = np.tile(np.array([1, 0, 0], np.float32), (rows, 1))
     tokens, bias, seen, counts = [], [], [], []

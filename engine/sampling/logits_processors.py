@@ -11,7 +11,7 @@ from engine.sampling.penalties import Ints, Penalties, forbid, penalise
 
 
 class LogitsRow(NamedTuple):
-    """What changes one row of logits before a token is sampled or drafted from it."""
+    """Logits processors of one row of logits, applied before a token is sampled or drafted from it."""
 
     penalties: Penalties | None
     """Bias and penalties of the branch, with the tokens it has generated so far."""

@@ -1,11 +1,16 @@
-"""Changes of a request to a branch's logits before sampling: bias, penalties and tokens not allowed yet.
+"""Logit bias, penalties and forbidden tokens, applied to a branch's logits before sampling.
 
-In this order, on the raw logits: logit bias (OpenAI: added), repetition penalty (transformers and CTRL, Keskar et al.
-2019: tokens of the prompt or generated, positive logits divided by it, negative ones multiplied), frequency penalty
-(OpenAI: subtracted once for each time that the token was generated), presence penalty (OpenAI: subtracted once if it
-was generated at all), and, before ``min_tokens``, minus infinity for every token that would end the branch. Temperature
-and filters follow (``engine.sampling.sampler``). This is vLLM's order but for the last mask, which commutes with the
-penalties."""
+They are applied to the raw logits in this order:
+
+1. logit bias (OpenAI): added;
+2. repetition penalty (transformers; CTRL, Keskar et al. 2019): for tokens of the prompt and generated ones, positive
+   logits are divided by it, negative ones multiplied;
+3. frequency penalty (OpenAI): subtracted once for each time that the token was generated;
+4. presence penalty (OpenAI): subtracted once if the token was generated at all;
+5. before ``min_tokens``: minus infinity for every token that would end the branch.
+
+Temperature and truncation follow (``engine.sampling.sampler``). This is vLLM's order except for the last mask, which
+commutes with the penalties."""
 
 from __future__ import annotations
 
@@ -21,9 +26,10 @@ Floats = npt.NDArray[np.float32]
 
 
 class Penalties:
-    """The tokens of one branch whose logits its request changes, kept up to date token by token.
+    """Bias and penalties of one branch with its token counts, updated after each generated token.
 
-    A pure function of the parameters and the branch's tokens, so a preempted, cut or replayed branch has the same.
+    The state is a pure function of the parameters and the branch's tokens, so a preempted, cut or replayed branch has
+    the same.
     """
 
     def __init__(self, sampling: SamplingParams, prompt: Sequence[int]) -> None:
@@ -35,9 +41,9 @@ class Penalties:
         seen = np.unique(np.array(prompt if self.repetition != 1 else (), np.int64))
         known = np.union1d(seen, np.array(list(bias), np.int64))
         self._known = known
-        """Sorted; shared by the branches of a request."""
+        """Tokens of the prompt and of the bias, sorted; shared by the branches of a request."""
         self._places: dict[int, int] = {}
-        """Where generated tokens are; the others are looked up in ``_known``."""
+        """Indices of generated tokens in the arrays below; other tokens are looked up in ``_known``."""
         self.size = len(known)
         self._tokens = known
         self._bias = np.array([bias.get(token, 0.0) for token in known.tolist()], np.float32)
@@ -89,7 +95,7 @@ class Penalties:
 
     @property
     def tokens(self) -> Ints:
-        """Tokens with a bias or a history, each once."""
+        """Tokens that have a bias or occurred before, each once."""
         return self._tokens[: self.size]
 
     @property

@@ -1,11 +1,12 @@
 """Sampling the next token of every row of a batch, exactly and independently of the other rows.
 
-A row's sampling distribution is made from its logits in this order: temperature, then top-k, then top-p of what top-k
-left, then min-p (the order of transformers' logits warpers). Tokens that tie with the last one kept are kept too, so
-that the distribution does not depend on the order of equal logits.
+A row's sampling distribution is made from its logits in this order: temperature, then top-k, then top-p of the tokens
+that top-k kept, then min-p (the order of transformers' logits warpers). Tokens that tie with the last one kept are kept
+too, so that the distribution does not depend on the order of equal logits.
 
-The sample is ``argmax((logit - top) / temperature + Gumbel noise)`` in float64 over the tokens kept, which has exactly
-that distribution. The noise of a token is a function of its id, so it is only computed for tokens that can win.
+The sample is ``argmax((logit - top) / temperature + Gumbel noise)`` in float64 over the tokens kept (the Gumbel-max
+trick), which has exactly that distribution. The noise of a token is a function of its id, so it is computed only for
+tokens that can be the argmax.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ def sample(logits: Tensor, params: SamplingTensors[Array], noise_keys: NoiseKeys
 
     ``logits``: float32 ``[rows, vocab]``. Returns token ids and their log-probabilities under the distribution that
     they were sampled from, ``[rows]`` each; a greedy token's is that of temperature 1, as its own distribution has only
-    one outcome. They are the same bits whatever the other rows are. Raises ``EngineError`` if a row's largest logit is
+    one outcome. They do not depend, bit for bit, on the other rows. Raises ``EngineError`` if a row's largest logit is
     not finite or any is NaN.
     """
     return checked(*sampler.sample(logits, params, noise_keys))

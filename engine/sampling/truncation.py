@@ -1,4 +1,4 @@
-"""The largest logits of each row, and the weights of its tokens relative to the likeliest one."""
+"""Top-k selection of logits, and weights of tokens relative to the likeliest one."""
 
 from __future__ import annotations
 
@@ -10,21 +10,24 @@ Floats = npt.NDArray[np.float64]
 Logits = npt.NDArray[np.float32]
 
 _DEEPEST = 64
-"""Most tokens of a block whose maximum is taken on the way to a row's largest logits."""
+"""Maximum number of tokens of a block whose maximum is taken in the search for a row's largest logits."""
 
 
 def relative_weights(x: Logits, top: Logits, temperature: Floats) -> Logits:
-    """``exp((x - top) / temperature)`` in float32, ``[rows, vocab]``: 1 for the likeliest token of a row."""
+    """Return ``exp((x - top) / temperature)`` in float32, ``[rows, vocab]``: 1 for the likeliest token of a row."""
     weights = x - top[:, None]
-    # At a temperature of almost nothing everything but the top, whose difference is 0, becomes 0. At one that is almost
-    # infinite an impossible token stays impossible.
+    # Clipped so that a temperature near 0 leaves weight to the likeliest token alone, and one near infinity leaves none
+    # to a token whose logit is minus infinity.
     weights *= (1 / temperature).clip(min=1e-37, max=3e38).astype(np.float32)[:, None]
     np.exp(weights, out=weights)
     return weights
 
 
 def largest(x: Logits, count: int) -> tuple[Ints, Logits]:
-    """The ``count`` tokens with the largest logits of each row and these, descending; of equal ones the smaller ids."""
+    """Return the ``count`` tokens with the largest logits of each row and these logits, descending.
+
+    Both ``[rows, count]``; of equal logits the smaller token ids are taken.
+    """
     row, column, place, shape = _within_reach(x, count)
     tokens = np.zeros(shape, np.int64)
     tokens[row, place] = column
@@ -35,11 +38,11 @@ def largest(x: Logits, count: int) -> tuple[Ints, Logits]:
 
 
 def _within_reach(x: Logits, count: int) -> tuple[Ints, Ints, Ints, tuple[int, int]]:
-    """Rows and tokens of few logits among which the ``count`` largest of each row are, the places of these within their
-    rows, and the shape of a matrix that holds them.
+    """Return few candidates that include the ``count`` largest logits of each row.
 
-    The ``count``-th largest of the maxima of disjoint blocks is at most the ``count``-th largest logit, and not much
-    less; only what reaches it is looked at.
+    Returns their rows, their tokens, their indices among the candidates of their row, and the shape of a matrix that
+    holds them. The ``count``-th largest of the maxima of disjoint blocks is at most the ``count``-th largest logit, and
+    not much less; only logits of at least this value are candidates.
     """
     rows, vocab = x.shape
     depth = max(1, min(_DEEPEST, vocab // (2 * count)))

@@ -1,4 +1,4 @@
-"""Draft tokens of one branch: what drafters propose, batches carry and verification reads."""
+"""Draft tokens of one branch, from drafter to batch to verification."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ QUEUE_WINDOW = 128
 """Maximum number of queued jobs that are ranked, and of sequences that are examined in one step without starting."""
 
 _MAX_POSTPONED = 16
-"""Maximum number of sequences of one job that are examined without starting before the next job's turn."""
+"""Maximum number of sequences of one job that are examined without starting before the next job is examined."""
 
 _ARRIVAL_ORDER = attrgetter("order")
 

@@ -48,8 +48,8 @@ class HiddenStateNeeds(Enum):
 class Drafter(Protocol):
     """Proposes draft tokens, which change the speed and never the result.
 
-    Not thread-safe. A drafter sees the same tokens repeatedly: a branch may be preempted, cut and continued by another
-    request, or forked at any token, and the cached prefix of a new branch was computed without it.
+    Not thread-safe. The same tokens may be passed to a drafter repeatedly: a branch may be preempted, cut and continued
+    by another request, or forked at any token. The cached prefix of a new branch was computed without the drafter.
     """
 
     kind: str
@@ -75,7 +75,7 @@ class Drafter(Protocol):
         ...
 
     def release(self, sequence: GenerateSequence) -> None:
-        """Release the state of a finished branch, which may never have been seen before."""
+        """Release the state of a finished branch, for which no other method may have been called."""
         ...
 
     def clear_cache(self) -> None:

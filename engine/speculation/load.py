@@ -18,8 +18,8 @@ MAX_LENGTH = 16
 """Maximum depth of a draft: even if nine of ten tokens are accepted, a deeper one is in less than one of six cases."""
 
 MAX_NODES = 24
-"""Maximum number of draft tokens of one branch. Trees pay for a few branches at a time, and their attention is computed
-in masked groups, which are meant for short rows."""
+"""Maximum number of draft tokens of one branch. Trees save time at small batch sizes only, and their attention is
+computed in masked groups, which are meant for short rows."""
 
 SHIPPED = "drafter"
 """Folder of the fastest drafter inside a checkpoint's folder, or of a ``config.json`` whose ``folder`` is the relative
@@ -70,7 +70,7 @@ def _resolved(wanted: str, folder: Path) -> tuple[str, str]:
     shipped = folder / SHIPPED
     if not shipped.is_dir():
         return "ngram", ""
-    # The configurations of heads have a kind; anything else is a model.
+    # Configurations of draft heads have a kind; all others are those of models.
     about = read_json(shipped / "config.json")
     return str(about.get("kind", "draft_model")), str(shipped / str(about.get("folder", "")))
 

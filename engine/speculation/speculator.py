@@ -115,7 +115,7 @@ class Speculator:
         skipped = self._skipped
         if not skipped.num_left:
             return False
-        # Drafts that do not pay for many branches may pay for few.
+        # Drafts that cost more than they save at a large batch size may save time at a small one.
         if 8 * abs(num_sequences - skipped.baseline) > skipped.baseline:
             skipped.num_left = 0
             return False
@@ -280,7 +280,7 @@ class Speculator:
         return requests
 
     def _fit(self, request: DraftRequest, draft: Draft, tokens_left: int, num_running: int) -> Draft:
-        """Cut a draft to the room there is; a page is only taken if one is left for each running sequence."""
+        """Truncate a draft to the free tokens and pages; a page is taken only if one is left per running sequence."""
         table, cache, num_tokens = request.sequence.pages, self._cache, len(request.sequence.tokens)
         count = min(len(draft.tokens), request.nodes, tokens_left)
         if num_tokens + count > len(table.pages) * cache.page_size:
