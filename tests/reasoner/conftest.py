@@ -1,4 +1,4 @@
-"""Fixtures of the tests of ``reasoner``: all share the workers that compare answers and match patterns."""
+"""Fixtures of the tests of `reasoner`; the workers for comparisons and patterns are shared."""
 
 from __future__ import annotations
 
@@ -11,4 +11,4 @@ __all__ = ["no_workers", "warm_workers"]
 
 @pytest.fixture(autouse=True)
 def _shared(warm_workers: None) -> None:
-    """Keep the workers from the first test on."""
+    """Keep the worker pools running for the whole session."""

@@ -1,4 +1,4 @@
-"""What an operator says of a model goes where a job says nothing."""
+"""An operator's defaults for a model apply where a job leaves a field unset."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def applied(defaults: ModelDefaults = DEFAULTS, **job: Any) -> JobSpec:
     return apply_defaults(JobSpec.model_validate({"problem": "1 + 1?", **job}), defaults, DEFAULT_EFFORTS)
 
 
-def test_a_job_that_says_nothing_gets_all_of_it() -> None:
+def test_a_job_without_settings_gets_all_defaults() -> None:
     job = applied()
     assert (job.sampling.temperature, job.sampling.top_p, job.sampling.top_k, job.sampling.max_tokens) == (
         0.6,
@@ -37,14 +37,14 @@ def test_a_job_that_says_nothing_gets_all_of_it() -> None:
     assert (job.strategy.name, job.strategy.params["n"]) == ("weighted_vote", 8)
 
 
-def test_what_a_job_says_goes_before_it_even_where_it_is_what_everybody_has_anyway() -> None:
+def test_settings_of_a_job_override_the_defaults_even_if_equal_to_the_schemas_default() -> None:
     job = applied(sampling={"temperature": 1.0}, budget={"seconds": 3}, strategy={"name": "best_of_n"})
     assert (job.sampling.temperature, job.sampling.top_p) == (1.0, 0.95)
     assert job.budget == Budget(seconds=3)
     assert job.strategy.name == "best_of_n"
 
 
-def test_nothing_else_of_the_job_changes() -> None:
+def test_other_fields_of_the_job_do_not_change() -> None:
     job = JobSpec.model_validate(
         {
             "messages": [{"role": "user", "content": "?"}],
@@ -61,7 +61,7 @@ def test_nothing_else_of_the_job_changes() -> None:
     assert apply_defaults(job, ModelDefaults(), DEFAULT_EFFORTS).model_dump() == job.model_dump()
 
 
-def test_an_effort_that_the_job_names_brings_its_own_strategy_and_one_without_does_not() -> None:
+def test_a_named_effort_replaces_the_default_strategy_only_if_it_has_its_own() -> None:
     efforts = DEFAULT_EFFORTS | {"plain": Effort(tokens=77)}
 
     def strategy(effort: str) -> str:
@@ -72,7 +72,7 @@ def test_an_effort_that_the_job_names_brings_its_own_strategy_and_one_without_do
     assert strategy("plain") == "weighted_vote"
 
 
-def test_a_default_effort_gives_its_limits_and_the_models_own_strategy_goes_before_its() -> None:
+def test_a_default_effort_sets_the_limits_and_the_models_strategy_overrides_its_strategy() -> None:
     named = ModelDefaults.model_validate({"budget": {"effort": "minimal"}})
     assert apply_effort(applied(named), DEFAULT_EFFORTS).strategy.name == "greedy"
     both = ModelDefaults.model_validate({"budget": {"effort": "minimal"}, "strategy": "beam"})
@@ -80,7 +80,7 @@ def test_a_default_effort_gives_its_limits_and_the_models_own_strategy_goes_befo
     assert (job.strategy.name, job.budget.tokens) == ("beam", DEFAULT_EFFORTS["minimal"].tokens)
 
 
-def test_a_default_strategy_that_does_not_go_with_the_jobs_verifier_is_refused() -> None:
+def test_a_default_strategy_incompatible_with_the_jobs_verifier_is_refused() -> None:
     job = applied(ModelDefaults.model_validate({"strategy": "beam"}), verifier={"kind": "exact", "expected": "2"})
     with pytest.raises(JobRefused, match="needs a verifier of single steps"):
         check_job(job)

@@ -22,7 +22,7 @@ def spec(effort: str, **more: Any) -> JobSpec:
     return JobSpec.model_validate({"problem": "?", "budget": budget} | more)
 
 
-def test_an_effort_brings_its_limits_and_a_strategy_for_jobs_that_choose_none() -> None:
+def test_an_effort_sets_limits_and_a_strategy_for_jobs_without_one() -> None:
     job = apply_effort(spec("thrifty"), EFFORTS)
     assert job.budget.model_dump(exclude_none=True) == {"tokens": 500, "cost": 0.5, "effort": "thrifty"}
     assert (job.strategy.name, job.strategy.params["n"]) == ("beam", 4)
@@ -31,23 +31,23 @@ def test_an_effort_brings_its_limits_and_a_strategy_for_jobs_that_choose_none() 
     assert apply_effort(spec("quick"), EFFORTS).strategy == spec("quick").strategy
 
 
-def test_what_is_echoed_can_be_sent_again() -> None:
+def test_a_resolved_job_can_be_submitted_again() -> None:
     job = apply_effort(spec("thrifty"), EFFORTS)
     assert apply_effort(JobSpec.model_validate(job.model_dump()), EFFORTS) == JobSpec.model_validate(job.model_dump())
 
 
-def test_more_effort_is_more_tokens() -> None:
+def test_a_higher_effort_has_a_larger_token_budget() -> None:
     tokens = [DEFAULT_EFFORTS[name].tokens or 0 for name in ("minimal", "low", "medium", "high")]
     assert tokens == sorted(set(tokens))
 
 
-def test_a_name_that_nobody_knows_is_answered_with_those_that_are_known() -> None:
+def test_an_unknown_effort_is_refused_with_the_known_names() -> None:
     with pytest.raises(InvalidRequest, match="no effort 'epic'; known are minimal, low, medium, high, thrifty, quick"):
         apply_effort(spec("epic"), EFFORTS)
 
 
 @pytest.mark.parametrize(("limit", "value"), [("tokens", 501), ("seconds", 9.0), ("flops", 1e12), ("cost", 0.6)])
-def test_limits_that_contradict_the_effort_are_named_with_what_it_says(limit: str, value: float) -> None:
+def test_limits_that_contradict_the_effort_are_named_with_its_values(limit: str, value: float) -> None:
     with pytest.raises(InvalidRequest) as refused:
         apply_effort(spec("thrifty", budget={limit: value}), EFFORTS)
     assert refused.value.field == f"budget.{limit}"
@@ -65,6 +65,6 @@ def test_limits_that_contradict_the_effort_are_named_with_what_it_says(limit: st
         ({"tokens": 5, "tempo": 3}, "Extra inputs"),
     ],
 )
-def test_an_effort_that_cannot_be_meant_is_refused(values: dict[str, Any], hint: str) -> None:
+def test_an_invalid_effort_is_refused(values: dict[str, Any], hint: str) -> None:
     with pytest.raises(ValidationError, match=hint):
         Effort.model_validate(values)

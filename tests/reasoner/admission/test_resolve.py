@@ -1,4 +1,4 @@
-"""A job is resolved once: what it leaves open is filled in, and the result stays the same when resolved again."""
+"""A job is resolved once: unset fields are filled in, and resolving the result again changes nothing."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ class NoEngine:
         raise AssertionError("nothing depends on what is served")
 
 
-async def test_the_effective_parameters_are_echoed() -> None:
+async def test_the_resolved_parameters_are_echoed() -> None:
     job = JobSpec.model_validate({"problem": "2 + 2?", "strategy": {"name": "beam", "n": 8}})
     resolved = await resolve_job(job, Settings(), NoEngine())
     assert resolved.model_dump()["strategy"] == {"name": "beam", "n": 8, "expansions": 4, "max_steps": 40}
     assert JobSpec.model_validate(resolved.model_dump()) == resolved
 
 
-async def test_everything_left_open_is_filled_in() -> None:
+async def test_every_unset_field_is_filled_in() -> None:
     service = Settings()
     resolved = await resolve_job(JobSpec(problem="2 + 2?"), service, NoEngine())
     assert (resolved.model, resolved.budget.tokens) == (service.model_name, service.budget_tokens)

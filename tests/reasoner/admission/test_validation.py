@@ -1,4 +1,4 @@
-"""A job whose parts do not go together is refused, with what would be right."""
+"""A job with incompatible parts is refused, with a message that names the valid choices."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_a_job_without_a_verifier_votes_and_cannot_name_a_strategy_that_needs_on
 
 
 @pytest.mark.parametrize("verifier", [EXACT, {"kind": "outcome"}])
-def test_a_strategy_guided_by_steps_refuses_a_verifier_of_whole_solutions(verifier: dict[str, object]) -> None:
+def test_a_step_guided_strategy_refuses_a_verifier_of_whole_solutions(verifier: dict[str, object]) -> None:
     with pytest.raises(
         JobRefused, match=rf"'beam' needs a verifier of single steps, and '{verifier['kind']}'.*use one of prm, judge"
     ):
@@ -44,6 +44,6 @@ def test_a_strategy_guided_by_steps_refuses_a_verifier_of_whole_solutions(verifi
     check_job(job(strategy={"name": "self_consistency"}, verifier=verifier))
 
 
-def test_a_confidence_is_refused_by_a_strategy_that_does_not_stop_by_it() -> None:
+def test_a_confidence_is_refused_by_a_strategy_without_early_stopping() -> None:
     with pytest.raises(JobRefused, match=r"means nothing to strategy 'greedy'; it stops .*auto"):
         check_job(job(strategy={"name": "greedy"}, confidence=0.9))

@@ -1,4 +1,4 @@
-"""Formulas that are compared by algebra, in this process: no child is started."""
+"""Formulas compared by algebra in this process, without a worker process."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ def both(a: str, b: str) -> set[bool]:
 
 
 @pytest.mark.parametrize("kind", EQUAL)
-def test_pairs_that_are_equal_are_so_from_both_sides(kind: str) -> None:
+def test_equal_pairs_are_equal_in_both_orders(kind: str) -> None:
     for pair in EQUAL[kind]:
         assert both(*pair.split(" | ")) == {True}, pair
 
 
 @pytest.mark.parametrize("kind", DIFFERENT)
-def test_pairs_that_differ_do_so_from_both_sides(kind: str) -> None:
+def test_different_pairs_differ_in_both_orders(kind: str) -> None:
     for pair in DIFFERENT[kind]:
         assert both(*pair.split(" | ")) == {False}, pair
 
@@ -63,11 +63,11 @@ def test_the_rule_numeric_reads_numbers_and_no_formulas(verdict: str) -> None:
         ("0.1 + 0.2", "0.31", False),
     ],
 )
-def test_formulas(a: str, b: str, same: bool) -> None:
+def test_formulas_are_compared_up_to_algebra(a: str, b: str, same: bool) -> None:
     assert both(a, b) == {same}
 
 
-def test_lists_of_formulas_are_split_outside_of_brackets_alone() -> None:
+def test_lists_of_formulas_are_split_only_outside_brackets() -> None:
     assert split_list("x,\\frac{1}{f(2,3)}") == ("", ("x", "\\frac{1}{f(2,3)}"))
     assert split_list("(x,y)") == ("()", ("x", "y"))
     assert split_list("f(x,y)") is None

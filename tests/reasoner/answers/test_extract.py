@@ -1,4 +1,4 @@
-"""Extraction of the answer that a finished solution states."""
+"""Extraction of the stated answer from a finished solution."""
 
 from __future__ import annotations
 
@@ -206,7 +206,7 @@ def test_every_benchmark_style_is_extracted_as_its_number(kind: str) -> None:
 
 
 def test_weakly_marked_answer_counts_only_at_the_end() -> None:
-    """A step that mentions a number would end its branch."""
+    """Extracting it from the middle of a text would let a step that mentions a number end its branch."""
     for text in ("So far that is **12**.", "The answer is that she has 12 eggs.", "<answer>12"):
         assert extract_answer(text, stopped="end") is not None
         assert extract_answer(text, stopped="step") is None
@@ -252,7 +252,7 @@ def test_code_is_the_last_closed_block_of_its_language() -> None:
     assert extract_answer(CODE, spec(compare="code")) == "ls"
     assert extract_answer(CODE, spec({"code": "python"}, "code")) == "def f():\n\n    return 1"
     assert extract_answer(CODE, spec({"code": "py"}, "code")) == "def f():\n\n    return 1"
-    assert extract_answer(CODE, spec({"code": "rust"}, "code")) == "x = 0"  # a block without a name may be anything
+    assert extract_answer(CODE, spec({"code": "rust"}, "code")) == "x = 0"  # an unlabelled block may be in any language
     assert extract_answer("````md\n```py\nx\n```\n````", spec("code")) == "```py\nx\n```"
     assert extract_answer("```\nnever closed", spec("code")) is None
 

@@ -48,8 +48,10 @@ FORMS = st.sampled_from(
 
 
 @given(st.lists(FORMS, min_size=1, max_size=3), st.sampled_from(["math", "choice", "code"]), st.data())
-def test_prefix_never_states_another_answer_than_the_whole(forms: list[str], compare: str, data: st.DataObject) -> None:
-    """Cut anywhere, a text states one of the answers that are in it, never a part of one."""
+def test_a_prefix_never_states_an_answer_that_the_whole_does_not_contain(
+    forms: list[str], compare: str, data: st.DataObject
+) -> None:
+    """Cut anywhere, a text yields one of its complete answers, never a part of one."""
     text = "So\n".join(forms)
     cut = data.draw(st.integers(0, len(text)))
     stated = extract_answer(text[:cut], spec(compare=compare), "inside")
@@ -85,14 +87,14 @@ def test_prefix_never_states_another_answer_than_the_whole(forms: list[str], com
 )
 @pytest.mark.parametrize("compare", ["math", "text", "choice", "code"])
 def test_extraction_from_repetitive_text_takes_linear_time(unit: str, compare: str) -> None:
-    """Matching that goes back takes longer than the runner allows a test."""
+    """A pattern with backtracking would exceed the test runner's time limit."""
     for text in (unit * (600_000 // len(unit)), "The answer is " + unit * (600_000 // len(unit))):
         answer = extract_answer(text, spec(compare=compare))
         assert answer is None or len(answer) <= MAX_CHARS
 
 
 class _Searched(str):
-    """A text that counts the characters that are searched in it from the right."""
+    """Text that counts the characters searched in it from the right."""
 
     searched = 0
 

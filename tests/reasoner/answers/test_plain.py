@@ -1,4 +1,4 @@
-"""Plain answers: what numbers, units, lists and words say, and which are equal, without any algebra."""
+"""Plain answers (numbers, units, lists and words) are parsed and compared without algebra."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ NUMBERS = {
 
 
 @pytest.mark.parametrize("kind", NUMBERS)
-def test_a_number_is_the_same_however_it_is_written(kind: str) -> None:
+def test_a_number_is_equal_in_every_notation(kind: str) -> None:
     for written in NUMBERS[kind]:
         assert parse_number(written) == 18, written
         assert not differs_plainly(canonicalize(written), "18"), written
@@ -63,7 +63,7 @@ def test_a_number_is_the_same_however_it_is_written(kind: str) -> None:
         ("2 hours and 30 minutes", Fraction(5, 2)), ("5 dollars and 30 cents", Fraction(53, 10)),
     ],
 )  # fmt: skip
-def test_every_way_to_write_a_number_is_read_exactly(written: str, value: Fraction) -> None:
+def test_every_notation_of_a_number_is_parsed_exactly(written: str, value: Fraction) -> None:
     assert parse_number(written) == value
     assert parse_number(canonicalize(written)) == value
 
@@ -76,7 +76,7 @@ def test_every_way_to_write_a_number_is_read_exactly(written: str, value: Fracti
      ".", "101_2", "1.2.3",
      "3 plus 4", "18 and a half", "x", "a = b", "3x = 9", "2 over 3"],
 )  # fmt: skip
-def test_what_is_no_number_is_not_read_as_one(written: str) -> None:
+def test_text_that_is_no_number_is_not_parsed_as_one(written: str) -> None:
     assert parse_number(written) is None
 
 
@@ -95,7 +95,7 @@ def test_what_is_no_number_is_not_read_as_one(written: str) -> None:
         ("100, 200, 300", "100200300", False), ("-2, 1", "-2,1", True),
     ],
 )  # fmt: skip
-def test_lists_stay_lists_and_brackets_say_whether_the_order_counts(a: str, b: str, equal: bool) -> None:
+def test_lists_remain_lists_and_brackets_decide_if_order_matters(a: str, b: str, equal: bool) -> None:
     assert differs_plainly(a, b) is not equal
     assert differs_plainly(b, a) is not equal
 
@@ -119,7 +119,7 @@ def test_lists_stay_lists_and_brackets_say_whether_the_order_counts(a: str, b: s
         ("1.6e-19", "9.1e-31", False), ("0.3", "3/10", True), ("3.14159", "3.141592", False),
     ],
 )  # fmt: skip
-def test_a_missing_unit_is_no_difference_and_another_one_is(a: str, b: str, equal: bool) -> None:
+def test_a_missing_unit_is_ignored_and_a_different_one_is_not(a: str, b: str, equal: bool) -> None:
     assert differs_plainly(a, b) is not equal
     assert differs_plainly(b, a) is not equal
 
@@ -131,11 +131,11 @@ def test_a_missing_unit_is_no_difference_and_another_one_is(a: str, b: str, equa
      ("\\text{no solution}", "no solution", True), ("3–5", "3-5", False), ("12:00", "1:00", False),
      ("Monday", "5", False)],
 )  # fmt: skip
-def test_words_differ_in_their_letters(a: str, b: str, equal: bool) -> None:
+def test_words_are_compared_by_their_letters(a: str, b: str, equal: bool) -> None:
     assert differs_plainly(a, b) is not equal
 
 
-def test_kinds_of_plain_answers() -> None:
+def test_plain_answers_are_classified_by_kind() -> None:
     assert isinstance(parse_plain("18 eggs"), Number)
     assert isinstance(parse_plain("1, 2"), Items)
     assert isinstance(parse_plain("Evelyn"), Words)
@@ -154,7 +154,7 @@ ANSWERS = st.lists(PIECES, min_size=1, max_size=7).map("".join)
 
 
 @given(ANSWERS, ANSWERS)
-def test_equality_is_the_same_from_both_sides_and_of_the_canonical_forms(a: str, b: str) -> None:
+def test_equality_is_symmetric_and_the_same_for_canonical_forms(a: str, b: str) -> None:
     ours, theirs = parse_plain(a), parse_plain(b)
     if ours is None or theirs is None:
         return
@@ -166,7 +166,7 @@ def test_equality_is_the_same_from_both_sides_and_of_the_canonical_forms(a: str,
 
 
 @given(ANSWERS)
-def test_the_canonical_form_of_a_plain_answer_stays(answer: str) -> None:
+def test_canonicalization_of_a_plain_answer_is_idempotent(answer: str) -> None:
     once = canonicalize(answer)
     if parse_plain(answer) is not None:
         assert canonicalize(once) == once
@@ -196,8 +196,8 @@ def test_the_canonical_form_of_a_plain_answer_stays(answer: str) -> None:
         "ab.",
     ],
 )
-def test_what_a_model_repeats_is_read_in_time_that_grows_with_its_length(unit: str) -> None:
-    """A pattern that goes back takes hours, and the runner ends the test."""
+def test_repetitive_text_is_parsed_in_linear_time(unit: str) -> None:
+    """A pattern with backtracking would take hours and exceed the test runner's time limit."""
     text = unit * (MAX_CHARS // len(unit))
     for answer in (text, f"5 {text}", f"${text}$", unit * 64_000):
         assert "  " not in canonicalize(answer[:MAX_CHARS])

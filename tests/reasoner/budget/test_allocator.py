@@ -1,4 +1,4 @@
-"""Who gets the next tokens of a shared budget."""
+"""Distribution of a shared token budget over its jobs."""
 
 from __future__ import annotations
 
@@ -36,10 +36,12 @@ def gain(samples: Samples) -> float:
     ),
     order=st.randoms(use_true_random=False),
 )
-def test_no_token_is_given_twice_every_job_has_its_floor_and_every_job_ends(
+def test_no_token_is_granted_twice_every_job_gets_its_floor_and_every_job_ends(
     spare: int, width: int, wants: list[list[tuple[int, int, float]]], order: object
 ) -> None:
-    """Each job goes through its asks (tokens, gain, part that it really spends), in any order of the others'."""
+    """Each job goes through its requests (tokens, gain, fraction actually spent), interleaved at random with the
+    others.
+    """
     names = [f"job{number}" for number in range(len(wants))]
     budget = len(names) + spare
     pool = TokenPool(budget, names, width)
@@ -70,8 +72,8 @@ def test_no_token_is_given_twice_every_job_has_its_floor_and_every_job_ends(
 
 @settings(max_examples=100, deadline=None)
 @given(curves=st.lists(st.lists(st.integers(1, 1000), min_size=1, max_size=12), min_size=2, max_size=6))
-def test_slices_of_diminishing_gains_are_bought_as_the_best_knapsack_buys_them(curves: list[list[int]]) -> None:
-    """Equal slices with falling gains: the best set of so many slices is the largest gains of all."""
+def test_slices_of_diminishing_gains_are_granted_as_by_the_optimal_knapsack(curves: list[list[int]]) -> None:
+    """For equal slices with falling gains the optimum is the set of the largest gains."""
     size = 10
     offers = {f"job{number}": sorted(gains, reverse=True) for number, gains in enumerate(curves)}
     budget = 4 * len(offers) * size
@@ -97,26 +99,26 @@ def test_slices_of_diminishing_gains_are_bought_as_the_best_knapsack_buys_them(c
     assert sum(bought[:affordable]) == sum(best)
 
 
-def test_nobody_gets_more_before_all_have_used_their_floor() -> None:
+def test_no_job_gets_more_until_all_have_used_their_floor() -> None:
     pool = TokenPool(400, ["a", "b"])
     assert pool.granted == {"a": 50, "b": 50} == dict.fromkeys("ab", int(INITIAL_SHARE * 400) // 2)
     assert pool.request("a", TokenRequest(10, 1.0)) == {}
     assert pool.request("b", TokenRequest(10, 0.5)) == {"a": 10, "b": 10}
 
 
-def test_a_job_that_gains_nothing_is_closed_and_what_another_leaves_goes_on() -> None:
+def test_a_job_without_gain_is_closed_and_unused_tokens_are_granted_to_others() -> None:
     pool = TokenPool(8, ["a", "b", "c"], max_active=1)
     assert (pool.granted["a"], pool.unassigned) == (1, 5)
     pool.request("a", TokenRequest(5, 0.9))
     pool.request("b", TokenRequest(5, 0.5))
     assert pool.request("c", TokenRequest(5, 0.0)) == {"a": 5}
-    assert pool.end("a", 2) == {"b": 4}  # what a left of its 6
+    assert pool.end("a", 2) == {"b": 4}  # what "a" left of its 6
     assert pool.end("b", 5) == {"c": 0}
     with pytest.raises(ValueError, match="too few for 3 jobs"):
         TokenPool(2, ["a", "b", "c"])
 
 
-def test_a_solution_more_promises_less_where_two_agree_and_nothing_where_a_rule_said_right() -> None:
+def test_the_gain_of_another_solution_shrinks_with_agreement_and_is_zero_once_a_rule_accepts() -> None:
     one, agreeing, rivals = [("7", 0.9)], [("7", 0.9), ("7", 0.9)], [("7", 0.9), ("8", 0.9)]
     assert gain(agreeing) < gain(one) < gain(rivals)
     assert gain([]) == 0.5
@@ -124,7 +126,7 @@ def test_a_solution_more_promises_less_where_two_agree_and_nothing_where_a_rule_
     assert expected_gain([("7", 0.0)], trust=1.0) > 0.0
 
 
-def test_a_problem_that_convinces_nobody_is_given_up_slowly() -> None:
+def test_grants_shrink_slowly_for_a_problem_without_agreement() -> None:
     gains = [gain([(str(number), 0.02) for number in range(count)]) for count in range(30)]
     assert gains == sorted(gains, reverse=True)
     assert gains[29] < 0.2 * gains[0]
@@ -133,11 +135,11 @@ def test_a_problem_that_convinces_nobody_is_given_up_slowly() -> None:
 
 
 @given(st.lists(st.tuples(st.sampled_from([None, "1", "2", "3"]), st.one_of(st.none(), st.floats(0, 1))), max_size=20))
-def test_a_gain_is_a_chance(samples: Samples) -> None:
+def test_a_gain_is_a_probability(samples: Samples) -> None:
     assert 0.0 <= gain(samples) <= 1.0
 
 
-def test_without_scores_votes_decide() -> None:
+def test_without_scores_the_gain_follows_the_votes() -> None:
     torn: Samples = [("1", None)] * 3 + [("2", None)] * 3
     sure: Samples = [("1", None)] * 6
     assert gain(sure) < 0.1 * gain(torn)

@@ -1,4 +1,4 @@
-"""Budgets in tokens, FLOPs and money: held to the last one, whatever the search, the cache and the prices."""
+"""Budgets in tokens, FLOPs and money are never exceeded, for any search, cache state and price."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ from reasoner.strategies.registry import STRATEGIES
 from tests.scripted import ScriptedEngine
 
 POLICY, PRM = 700, 1300
-"""Weights."""
+"""Number of weights of each model."""
 
 
 @dataclass
 class Bill:
-    """Spent and still allowed, in exact arithmetic: what the test counts by itself."""
+    """Spent and remaining amounts, computed by the test itself in exact arithmetic."""
 
     flops: int = 0
     money: Fraction = Fraction(0)
@@ -52,7 +52,7 @@ class Bill:
 
 
 class Watching(ScriptedEngine):
-    """Adds up the most that its requests could take while they run, and afterwards what they took."""
+    """Engine that sums the upper bounds of requests in flight and the actual usage of finished ones."""
 
     def __init__(self, prices: dict[str, Prices], **options: object) -> None:
         super().__init__(**options)  # type: ignore[arg-type]
@@ -135,7 +135,7 @@ async def run(spec: JobSpec, engine: Watching, journal: MemoryJournal | None = N
     guesses=st.booleans(),
     held=st.sampled_from([0.0, 0.5, 1.0]),
 )
-async def test_no_search_could_ever_take_more_than_any_of_its_limits(
+async def test_no_search_can_exceed_any_of_its_limits(
     strategy: str,
     seed: int,
     budget: dict[str, float],
@@ -173,7 +173,7 @@ async def test_no_search_could_ever_take_more_than_any_of_its_limits(
     die_after=st.integers(0, 30),
     order=st.integers(0, 1000),
 )
-async def test_a_job_that_dies_and_is_resumed_keeps_to_all_limits_together_and_its_replay_has_the_same_bill(
+async def test_a_crashed_and_resumed_job_keeps_all_limits_and_its_replay_has_the_same_bill(
     strategy: str, seed: int, budget: dict[str, float], die_after: int, order: int
 ) -> None:
     prices = {"policy": Prices(prompt=0.25, cached=0.05, generated=1.5), "prm": Prices(verifier=0.125)}
@@ -198,7 +198,7 @@ amounts = st.builds(Amount, st.integers(0, 50), st.integers(0, 50), st.integers(
     limits=st.tuples(*[st.one_of(st.none(), st.integers(1, 100))] * 3),
     moves=st.lists(st.tuples(st.sampled_from(["settle", "release"]), amounts, st.floats(0, 1)), max_size=30),
 )
-def test_a_ledger_gives_out_what_is_left_and_gets_all_that_is_not_used_back(
+def test_a_ledger_reserves_what_is_left_and_gets_back_what_is_unused(
     limits: tuple[int | None, int | None, int | None], moves: list[tuple[str, Amount, float]]
 ) -> None:
     tokens, flops, money = limits
@@ -224,7 +224,7 @@ def test_a_ledger_gives_out_what_is_left_and_gets_all_that_is_not_used_back(
         assert Amount.from_usage(ledger.usage) == spent
 
 
-def test_what_is_kept_is_at_most_half_of_a_limit_and_only_for_who_asks_for_the_whole() -> None:
+def test_at_most_half_of_a_limit_is_set_aside_and_only_whole_requests_may_use_it() -> None:
     ledger = Ledger(Budget(tokens=100, flops=1000))
     ledger.set_aside(*[Amount(tokens=30, flops=800)] * 2)
     assert ledger.max_affordable(Amount(tokens=1)) == 70
@@ -236,7 +236,7 @@ def test_what_is_kept_is_at_most_half_of_a_limit_and_only_for_who_asks_for_the_w
     assert ledger.max_affordable(Amount(tokens=1)) == 100
 
 
-def test_of_what_a_branch_is_likely_to_take_at_least_a_quarter_of_a_limit_is_kept() -> None:
+def test_a_branchs_expected_cost_is_set_aside_but_at_least_a_quarter_of_a_limit() -> None:
     ledger = Ledger(Budget(tokens=100))
     for likely, kept in ((5, 25), (40, 40), (90, 50)):
         ledger.set_aside(Amount(tokens=500), Amount(tokens=likely))
@@ -245,7 +245,7 @@ def test_of_what_a_branch_is_likely_to_take_at_least_a_quarter_of_a_limit_is_kep
     assert ledger.max_affordable(Amount(tokens=1)) == 90
 
 
-def test_of_time_the_second_half_is_kept() -> None:
+def test_the_second_half_of_the_time_is_set_aside() -> None:
     now = 0.0
     ledger = Ledger(Budget(seconds=10), clock=lambda: now)
     ledger.set_aside(NO_AMOUNT, NO_AMOUNT)
@@ -257,7 +257,7 @@ def test_of_time_the_second_half_is_kept() -> None:
     assert ledger.max_affordable(Amount(tokens=1)) > 0
 
 
-def test_nothing_is_kept_where_nothing_is_limited() -> None:
+def test_nothing_is_set_aside_without_a_limit() -> None:
     ledger = Ledger(Budget())
     ledger.set_aside(*[Amount(tokens=30)] * 2)
     assert not ledger.is_setting_aside
@@ -294,7 +294,7 @@ def test_a_price_is_per_million_tokens() -> None:
         ({"cost": 1.0}, 1000, "model 'other' has no prices (models with prices: policy): write [prices.other]"),
     ],
 )
-def test_a_limit_that_cannot_be_held_is_refused_with_what_would_be_right(
+def test_a_limit_that_cannot_be_enforced_is_refused_with_the_valid_choice(
     budget: dict[str, float], parameters: int, hint: str
 ) -> None:
     model = ModelInfo("other", "generate", 100, 100, parameters)
@@ -304,14 +304,14 @@ def test_a_limit_that_cannot_be_held_is_refused_with_what_would_be_right(
     assert refused.value.field == f"budget.{next(iter(budget))}"
 
 
-def test_money_that_does_not_pay_for_a_token_is_refused_even_while_nobody_serves_the_model() -> None:
+def test_money_below_the_price_of_a_token_is_refused_even_without_a_replica() -> None:
     prices = {"policy": Prices(prompt=1.0, generated=5.0)}
     check_budget(Budget(cost=6e-6), "policy", None, prices)
     with pytest.raises(InvalidRequest, match="does not pay for one token"):
         check_budget(Budget(cost=4e-6), "policy", None, prices)
 
 
-async def test_a_tight_budget_leaves_the_verifier_its_part() -> None:
+async def test_a_tight_budget_leaves_a_part_for_the_verifier() -> None:
     answers = unscored = 0
     for seed in range(40):
         journal = MemoryJournal()
@@ -322,4 +322,4 @@ async def test_a_tight_budget_leaves_the_verifier_its_part() -> None:
         answers += len(stated)
         unscored += sum(node not in scored for node in stated)
     assert answers > 200
-    assert unscored < 0.04 * answers  # where nothing is set aside they are twice as many
+    assert unscored < 0.04 * answers  # twice as many if nothing is set aside

@@ -1,4 +1,4 @@
-"""Jobs that share a budget, on the scripted engine: never over it, and a replay of any of them decides the same."""
+"""Jobs with a shared budget on the scripted engine: never over it, and every replay decides the same."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ async def run_batch(
     order=st.integers(0, 1000),
     cap=st.one_of(st.none(), st.integers(1, 500)),
 )
-async def test_a_batch_never_asks_for_more_than_its_budget_and_each_job_keeps_to_its_cap(
+async def test_a_batch_never_exceeds_its_budget_and_each_job_keeps_its_cap(
     strategies: list[str], seed: int, budget: int, order: int, cap: int | None
 ) -> None:
     engine = ScriptedEngine(order=order)
@@ -84,10 +84,10 @@ async def test_a_batch_never_asks_for_more_than_its_budget_and_each_job_keeps_to
     order=st.integers(0, 1000),
     die_after=st.one_of(st.none(), st.integers(0, 10)),
 )
-async def test_a_job_that_is_parked_and_dies_on_the_way_spends_its_grants_and_no_more(
+async def test_a_job_parked_and_crashed_spends_exactly_its_grants(
     strategy: str, seed: int, grants: list[int], order: int, die_after: int | None
 ) -> None:
-    """As a worker does it: run, park, run again from the journal with more; with crashes in between."""
+    """Do as a worker does: run, park, and run again from the journal with a larger grant, with crashes in between."""
     job, journal, granted = spec(strategy, seed), MemoryJournal(), 0
     outcome: JobOutcome | None = None
     for number, grant in enumerate(grants):
@@ -110,14 +110,14 @@ async def test_a_job_that_is_parked_and_dies_on_the_way_spends_its_grants_and_no
     assert (again.result, again.usage, idle.total) == (outcome.result, outcome.usage, 0)
 
 
-async def test_a_job_with_all_the_grants_it_wants_finds_what_it_finds_alone() -> None:
+async def test_a_job_with_sufficient_grants_has_the_result_of_a_job_alone() -> None:
     alone = await run_job(spec("weighted_vote", 3), ScriptedEngine(), MemoryJournal())
     _, [shared], [journal] = await run_batch([spec("weighted_vote", 3)], 100_000, ScriptedEngine())
     assert shared.result == alone.result
     assert sum(entry.type == "grant" for entry in journal.entries) == 1
 
 
-async def test_a_job_that_is_closed_answers_with_the_best_it_has() -> None:
+async def test_a_closed_job_returns_its_best_answer_so_far() -> None:
     roomy = await run_job(spec("self_consistency", 3), ScriptedEngine(), MemoryJournal())
     half = roomy.usage.total // 2
     journal = MemoryJournal(grant_source=StoredGrants(half, closed=False))
@@ -129,7 +129,7 @@ async def test_a_job_that_is_closed_answers_with_the_best_it_has() -> None:
     assert (outcome.status, outcome.result.finish_reason, outcome.usage.total) == ("completed", "budget", half)
 
 
-async def test_a_job_that_ends_while_it_waits_leaves_its_turn_to_others() -> None:
+async def test_a_job_that_ends_while_waiting_passes_its_grant_on() -> None:
     shared = SharedBudget(100, ["a", "b"], max_active=1)
     first = asyncio.create_task(shared.member("a").request_tokens(12, TokenRequest(30, 0.9)))
     second = asyncio.create_task(shared.member("b").request_tokens(12, TokenRequest(30, 0.1)))
@@ -148,7 +148,7 @@ async def test_a_job_that_ends_while_it_waits_leaves_its_turn_to_others() -> Non
     ("limits", "helps"),
     [({}, True), ({"tokens": 100}, True), ({"tokens": 50}, False), ({"flops": 1e6}, True), ({"seconds": 5.0}, True)],
 )
-def test_only_for_want_of_a_grant_is_one_asked_for(limits: dict[str, float], helps: bool) -> None:
+def test_a_grant_is_requested_only_when_the_tokens_run_out(limits: dict[str, float], helps: bool) -> None:
     now = 0.0
     ledger = Ledger(Budget.model_validate(limits), clock=lambda: now, by_grants=True)
     ledger.add_grant(50)

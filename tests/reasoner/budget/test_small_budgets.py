@@ -1,4 +1,4 @@
-"""Budgets that are small for a search's width still end with an answer."""
+"""A budget that is small for the search's width still ends with an answer."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from tests.scripted import ANSWER, EOS, SEPARATOR, ScriptedEngine
 
 QUESTION = "how?"
 STEP, LENGTH = 10, 40
-"""Tokens of a step, and of every solution: three steps and an answer."""
+"""Tokens of a step and of a solution, which is three steps and an answer."""
 WIDE = ["beam", "dvts", "lookahead", "rebase", "particle", "mcts", "best_first", "auto"]
 
 
 class Paced(ScriptedEngine):
-    """Every solution has the same length."""
+    """Scripted engine whose solutions all have the same length."""
 
     def token(self, branch: Branch, position: int, temperature: float) -> int:
         at = position - len(QUESTION)
@@ -57,13 +57,13 @@ async def test_a_tree_search_answers_within_a_budget_that_is_small_for_its_width
 
 
 @pytest.mark.parametrize("strategy", WIDE)
-async def test_flops_that_are_few_for_the_width_still_end_with_an_answer(strategy: str) -> None:
+async def test_a_small_flops_budget_still_ends_with_an_answer(strategy: str) -> None:
     outcome, _, _ = await solve(strategy, flops=2 * 1000 * 400)
     assert outcome.result.answer is not None
 
 
 @pytest.mark.parametrize("strategy", WIDE)
-async def test_a_budget_that_does_not_bind_changes_nothing(strategy: str) -> None:
+async def test_a_budget_that_does_not_bind_does_not_change_the_search(strategy: str) -> None:
     free, _, _ = await solve(strategy)
     bound, _, _ = await solve(strategy, tokens=1_000_000)
     assert bound.result == free.result
@@ -71,15 +71,17 @@ async def test_a_budget_that_does_not_bind_changes_nothing(strategy: str) -> Non
 
 
 @pytest.mark.parametrize("strategy", WIDE)
-async def test_what_was_kept_is_used_once_there_is_an_answer(strategy: str) -> None:
-    """The rest of a budget is not lost to the branch that was finished out of it."""
+async def test_what_was_set_aside_is_spent_once_there_is_an_answer(strategy: str) -> None:
+    """The rest of the budget is not lost after a branch was finished with tokens set aside."""
     outcome, _, _ = await solve(strategy, tokens=200)
     assert outcome.usage.total > 200 - LENGTH
 
 
 @pytest.mark.parametrize("strategy", ["beam", "dvts", "best_first"])
-async def test_no_branch_is_finished_apart_where_the_search_gets_to_an_answer_by_itself(strategy: str) -> None:
-    """Half of these tokens are used up before any branch ends; how long the steps are tells that less is enough."""
+async def test_no_branch_is_finished_specially_if_the_search_reaches_an_answer(strategy: str) -> None:
+    """Half of the tokens are spent before any branch ends; the length of the steps shows that a smaller reserve
+    suffices.
+    """
     _, journal, _ = await solve(strategy, n=4, tokens=400)
     ended = [entry for entry in journal.entries if entry.type == "node" and entry.data["answer"] is not None]
     assert sum(entry.spend.total for entry in journal.entries[: journal.entries.index(ended[0])]) > 200
@@ -95,8 +97,8 @@ async def test_a_replay_finishes_the_same_branch(strategy: str) -> None:
     assert (again.result, again.usage, idle.total) == (outcome.result, outcome.usage, 0)
 
 
-@pytest.mark.parametrize("strategy", sorted(set(WIDE) - {"auto"}))  # it samples whole solutions beside its steps
-async def test_a_search_that_took_all_its_steps_before_any_branch_ended_finishes_the_best_one(strategy: str) -> None:
+@pytest.mark.parametrize("strategy", sorted(set(WIDE) - {"auto"}))  # auto samples whole solutions beside its steps
+async def test_a_search_that_used_all_steps_before_any_branch_ended_finishes_the_best_one(strategy: str) -> None:
     outcome, journal, _ = await solve(strategy, n=4, params={"max_steps": 2})
     assert outcome.status == "completed"
     assert outcome.result.finish_reason == "answer"
@@ -107,10 +109,10 @@ async def test_a_search_that_took_all_its_steps_before_any_branch_ended_finishes
 
 
 @pytest.mark.parametrize("n", [1, 2])
-async def test_a_search_that_drew_all_its_samples_before_any_branch_ended_finishes_the_best_one(n: int) -> None:
+async def test_a_search_that_used_all_samples_before_any_branch_ended_finishes_the_best_one(n: int) -> None:
     outcome, _, _ = await solve("mcts", n=n)
     assert outcome.result.answer is not None
 
 
-def test_every_strategy_that_grows_step_by_step_is_tried_here() -> None:
+def test_every_step_by_step_strategy_is_covered() -> None:
     assert {name for name, strategy in STRATEGIES.items() if strategy.needs_steps} <= set(WIDE)

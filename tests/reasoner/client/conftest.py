@@ -1,4 +1,4 @@
-"""The service in this process, as the tests of the API have it."""
+"""Fixtures that run the service in this process, shared with the tests of the API."""
 
 from tests.api.conftest import settings, work
 from tests.workers.fixtures import broker, store, url

@@ -1,4 +1,4 @@
-"""The client repeats requests while the service is briefly unavailable, but none that could then be done twice."""
+"""The client retries requests while the service is briefly unavailable, except those that could be executed twice."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def refused_with(problem: Problem) -> httpx.Response:
 
 
 class Service:
-    """Sends its responses in turn, and then the last one again and again."""
+    """Transport that sends its responses in order and repeats the last one."""
 
     def __init__(self, *responses: httpx.Response) -> None:
         self._responses: Iterator[httpx.Response] = itertools.chain(responses, itertools.repeat(responses[-1]))
@@ -39,7 +39,7 @@ def _no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("problem", [BROKER_UNAVAILABLE, SHUTTING_DOWN], ids=lambda problem: problem.code)
-def test_a_submission_is_repeated_with_the_same_idempotency_key_after_a_transient_refusal(problem: Problem) -> None:
+def test_a_submission_is_retried_with_the_same_idempotency_key_after_a_transient_error(problem: Problem) -> None:
     service = Service(refused_with(problem), refused_with(problem), httpx.Response(202, json=JOB))
     assert service.client.submit({"problem": "?"}).id == "job_1"
     assert len(service.requests) == 3
@@ -48,21 +48,21 @@ def test_a_submission_is_repeated_with_the_same_idempotency_key_after_a_transien
     assert service.requests[3].headers["Idempotency-Key"] != service.requests[0].headers["Idempotency-Key"]
 
 
-def test_an_event_stream_is_requested_again_after_a_transient_refusal() -> None:
+def test_an_event_stream_is_retried_after_a_transient_error() -> None:
     stream = httpx.Response(200, content=EVENT.encode(), headers={"Content-Type": "text/event-stream"})
     service = Service(refused_with(BROKER_UNAVAILABLE), stream)
     assert [event.seq for event in service.client.events("job_1")] == [1]
 
 
 @pytest.mark.parametrize("call", [lambda client: client.get("job_1"), lambda client: list(client.events("job_1"))])
-def test_a_refusal_that_stays_is_raised_after_the_last_repeat(call: Callable[[Client], object]) -> None:
+def test_a_persistent_error_is_raised_after_the_last_retry(call: Callable[[Client], object]) -> None:
     service = Service(refused_with(BROKER_UNAVAILABLE))
     with pytest.raises(ServiceError, match="the job store cannot be reached"):
         call(service.client)
     assert len(service.requests) == _calls.MAX_REPEATS + 1
 
 
-def test_permanent_refusals_and_requests_without_idempotency_key_are_not_repeated() -> None:
+def test_permanent_errors_and_requests_without_idempotency_key_are_not_retried() -> None:
     full = Service(refused_with(Problem(503, "queue-full", "as many as may")))
     with pytest.raises(ServiceError, match="as many as may"):
         full.client.submit({"problem": "?"})

@@ -1,4 +1,4 @@
-"""The requests that the client builds, and what it makes of unusual addresses, ids and responses."""
+"""Requests built by the client, and its handling of unusual addresses, ids and responses."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from reasoner.client import AsyncClient, Client, ServiceError
 
 
 @pytest.mark.parametrize("name", ["../keys", "..", "x/cancel", "x?wait=60", "x#y", "\x01", "é", "%2e%2e"])
-def test_an_id_is_always_one_segment_of_the_path(name: str) -> None:
+def test_an_id_is_always_one_path_segment(name: str) -> None:
     paths: list[bytes] = []
 
     def refuse(request: httpx.Request) -> httpx.Response:
@@ -42,27 +42,27 @@ def test_export_yields_the_lines_unchanged() -> None:
 
 
 @pytest.mark.parametrize("client", [Client, AsyncClient])
-def test_a_malformed_address_or_key_is_refused_at_once(client: type[Client | AsyncClient]) -> None:
+def test_a_malformed_address_or_key_is_refused_immediately(client: type[Client | AsyncClient]) -> None:
     with pytest.raises(ServiceError, match="is not the address of a service"):
         client("127.0.0.1:8000")
     with pytest.raises(ServiceError, match="printable ASCII"):
         client("http://127.0.0.1", "two words")
 
 
-def test_what_json_cannot_express_is_refused_before_it_is_sent() -> None:
+def test_values_that_json_cannot_express_are_refused_before_sending() -> None:
     client = Client("http://service", transport=httpx.MockTransport(lambda _: httpx.Response(500)))
     with pytest.raises(ServiceError, match="cannot be written as JSON") as refused:
         client.submit({"problem": "?", "confidence": float("nan")})
     assert refused.value.status == 422
 
 
-def test_an_error_without_a_problem_document_names_the_status_and_the_address() -> None:
+def test_an_error_without_problem_details_names_the_status_and_the_address() -> None:
     client = Client("http://service", transport=httpx.MockTransport(lambda _: httpx.Response(418, text="?")))
     with pytest.raises(ServiceError, match=r"HTTP 418 from http://service/v1/jobs/job_1"):
         client.get("job_1")
 
 
-def test_events_after_the_last_one_of_an_ended_job_are_none() -> None:
+def test_no_events_follow_the_last_one_of_an_ended_job() -> None:
     with Client("http://service", transport=httpx.MockTransport(lambda _: httpx.Response(204))) as client:
         assert list(client.events("job_1", after=7)) == []
 

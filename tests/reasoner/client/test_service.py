@@ -1,4 +1,4 @@
-"""Both clients against the application itself: jobs, events, trees, batches, keys and refusals."""
+"""Both clients against the application in this process: jobs, events, trees, batches, keys and errors."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SPEC = {"problem": "1 + 1?", "strategy": {"name": "best_of_n", "n": 2}, "seed": 
 
 
 class _Bridge(httpx.BaseTransport):
-    """Sends the requests of a blocking client, which runs in a worker thread, to the application."""
+    """Transport of a blocking client in a worker thread that forwards its requests to the application."""
 
     def __init__(self, transport: httpx.ASGITransport) -> None:
         self._transport = transport
@@ -37,7 +37,7 @@ class _Bridge(httpx.BaseTransport):
 
 
 class Blocking:
-    """``Client`` with awaitable methods."""
+    """`Client` with awaitable methods."""
 
     def __init__(self, client: Client) -> None:
         self._client = client
@@ -54,7 +54,7 @@ class Blocking:
 
 
 class NonBlocking:
-    """``AsyncClient`` whose iterators are awaited as lists."""
+    """`AsyncClient` whose iterators are awaited as lists."""
 
     def __init__(self, client: AsyncClient) -> None:
         self._client = client
@@ -80,7 +80,7 @@ async def service(request: pytest.FixtureRequest, settings: Settings) -> AsyncIt
                 yield NonBlocking(async_client)
 
 
-async def test_a_job_is_submitted_followed_and_read(service: Any, work: Callable[[str], Awaitable[None]]) -> None:
+async def test_a_job_is_submitted_streamed_and_read(service: Any, work: Callable[[str], Awaitable[None]]) -> None:
     job = await service.submit(SPEC)
     assert job.status == "queued"
     await work(job.id)
@@ -114,7 +114,7 @@ async def test_a_batch_is_submitted_and_cancelled(service: Any) -> None:
     assert (await service.cancel_batch(batch.id)).status == "cancelled"
 
 
-async def test_keys_are_made_listed_and_revoked(service: Any, settings: Settings) -> None:
+async def test_keys_are_created_listed_and_revoked(service: Any, settings: Settings) -> None:
     key = await service.create_key({"name": "notebook", "scopes": ["admin"]})
     assert key["key"].startswith("rk_")
     with pytest.raises(ServiceError, match="Authorization: Bearer KEY") as refused:
@@ -122,7 +122,7 @@ async def test_keys_are_made_listed_and_revoked(service: Any, settings: Settings
     assert refused.value.status == 401
 
 
-async def test_a_refusal_says_what_was_wrong_and_where(service: Any) -> None:
+async def test_an_error_names_the_fault_and_the_field(service: Any) -> None:
     with pytest.raises(ServiceError, match=r"budget\.token: ") as refused:
         await service.submit({"problem": "?", "budget": {"token": 5}})
     assert refused.value.status == 422

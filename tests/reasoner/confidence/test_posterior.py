@@ -1,4 +1,4 @@
-"""Posteriors: against closed forms, another implementation and a simulation."""
+"""Posteriors against closed forms, SciPy and a simulation."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from reasoner.confidence.posterior import beta_cdf, leader_probability
 
 
 @pytest.mark.parametrize(("first", "second"), [(0, 0), (1, 0), (4, 0), (3, 2), (16, 15), (200, 3), (256, 256)])
-def test_whole_votes_have_the_closed_form_of_coin_tosses(first: int, second: int) -> None:
-    # P(Beta(a, b) > 1/2) is the chance of fewer than a heads in a + b - 1 tosses of a fair coin.
+def test_integer_votes_have_the_closed_form_of_coin_tosses(first: int, second: int) -> None:
+    # P(Beta(a, b) > 1/2) is the probability of fewer than a heads in a + b - 1 tosses of a fair coin.
     tosses = first + second + 1
     exact = sum(math.comb(tosses, heads) for heads in range(first + 1)) / 2**tosses
     assert leader_probability([second, first]) == pytest.approx(exact, abs=1e-12)
@@ -23,18 +23,18 @@ def test_whole_votes_have_the_closed_form_of_coin_tosses(first: int, second: int
 
 @settings(max_examples=300, deadline=None)
 @given(a=st.floats(0.01, 300), b=st.floats(0.01, 300), x=st.floats(1e-12, 1))
-def test_the_beta_law_is_that_of_scipy(a: float, b: float, x: float) -> None:
+def test_the_beta_distribution_is_scipys(a: float, b: float, x: float) -> None:
     assert beta_cdf(x, a, b) == pytest.approx(stats.beta.cdf(x, a, b), abs=1e-11)
 
 
 @pytest.mark.parametrize(("x", "a", "b"), [(-0.1, 1.0, 1.0), (1.1, 1.0, 1.0), (0.5, 0.0, 1.0), (0.5, 1.0, -1.0)])
-def test_a_law_that_does_not_exist_is_refused(x: float, a: float, b: float) -> None:
+def test_an_invalid_distribution_is_refused(x: float, a: float, b: float) -> None:
     with pytest.raises(ValueError, match="must lie in"):
         beta_cdf(x, a, b)
 
 
-def test_the_posterior_is_the_share_of_worlds_with_these_votes_in_which_the_leader_is_ahead() -> None:
-    """A simulation from prior to votes: shares are drawn evenly, then seven votes; kept are worlds with five to two."""
+def test_the_posterior_is_the_leaders_frequency_in_a_simulation_given_the_votes() -> None:
+    """Simulate prior and votes: shares are uniform, then seven votes are sampled; worlds with five to two are kept."""
     rng = np.random.default_rng(0)
     shares = rng.random(400_000)
     kept = shares[rng.binomial(7, shares) == 5]
@@ -42,7 +42,7 @@ def test_the_posterior_is_the_share_of_worlds_with_these_votes_in_which_the_lead
     assert stats.binomtest(ahead, len(kept), leader_probability([2.0, 5.0, 1.0])).pvalue > 0.01
 
 
-def test_nothing_leads_without_a_vote_and_a_tie_is_a_coin() -> None:
+def test_without_votes_nothing_leads_and_a_tie_is_one_half() -> None:
     assert leader_probability([]) == 0.0
     assert leader_probability([3.0, 3.0]) == pytest.approx(0.5)
     assert leader_probability([0.9]) < leader_probability([1.0]) < leader_probability([1.0, 0.0, 0.0, 0.0]) + 1e-12

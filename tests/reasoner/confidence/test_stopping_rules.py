@@ -1,4 +1,4 @@
-"""The stopping rules of a vote: decisions by hand, and the same samples as one at a time in any order, none wasted."""
+"""Stopping rules of a vote: decisions by hand, the same samples as sequentially in any arrival order, none wasted."""
 
 from __future__ import annotations
 
@@ -29,15 +29,13 @@ ANSWERS = st.lists(st.sampled_from([0, 0, 0, 1, 1, 2, None]), min_size=1, max_si
         ([0, 1] * 8, 16),
     ],
 )
-def test_beta_asks_for_as_many_samples_as_the_shortest_way_to_its_threshold_takes(
-    answers: list[int | None], needed: int
-) -> None:
+def test_beta_requests_the_fewest_samples_that_can_reach_its_threshold(answers: list[int | None], needed: int) -> None:
     assert num_needed_by_beta(dict(enumerate(answers)), 16, 0.95) == needed
 
 
-def test_a_threshold_of_one_stops_only_when_nothing_can_change_the_winner() -> None:
+def test_a_threshold_of_one_stops_only_when_the_winner_cannot_change() -> None:
     assert num_needed_by_beta({}, 16, 1.0) == 9
-    assert num_needed_by_beta(dict(enumerate([0] * 8)), 16, 1.0) == 9  # eight more could make it a tie
+    assert num_needed_by_beta(dict(enumerate([0] * 8)), 16, 1.0) == 9  # eight more could tie
     assert num_needed_by_beta(dict(enumerate([0] * 9)), 16, 1.0) == 9
     assert num_needed_by_beta(dict(enumerate([0] * 8 + [1])), 16, 1.0) == 10
 
@@ -48,18 +46,18 @@ def test_a_threshold_of_one_stops_only_when_nothing_can_change_the_winner() -> N
         ({}, 4),
         ({0: 5, 1: 5, 2: 5}, 4),
         ({0: 5, 1: 5, 2: 5, 3: 5}, 4),
-        ({2: 5, 3: 6}, 8),  # the second window starts as soon as the first cannot agree any more
+        ({2: 5, 3: 6}, 8),  # the second window starts as soon as the first can no longer agree
         ({3: None}, 8),
         ({5: 1, 6: 1}, 6),  # started ahead: all of the first window are still needed
         ({0: 1, 1: 2, 4: 1, 5: 1, 6: 1, 7: 1}, 8),
         ({0: 1, 1: 2, 4: 1, 5: 2}, 10),
     ],
 )
-def test_windows_are_asked_for_one_after_the_other_until_one_agrees(answers: ReceivedAnswers, needed: int) -> None:
+def test_windows_are_requested_in_order_until_one_agrees(answers: ReceivedAnswers, needed: int) -> None:
     assert num_needed_by_window(answers, 10, 4) == needed
 
 
-def test_a_window_that_does_not_fit_is_never_unanimous_before_all_samples_are_in() -> None:
+def test_a_window_larger_than_n_is_unanimous_only_after_all_samples() -> None:
     assert num_needed_by_window({}, 4, 4) == 4
     assert num_needed_by_window({}, 3, 4) == 3
 
@@ -67,7 +65,7 @@ def test_a_window_that_does_not_fit_is_never_unanimous_before_all_samples_are_in
 @pytest.mark.parametrize("threshold", [0.8, 0.95, 1.0])
 @settings(max_examples=200, deadline=None)
 @given(answers=ANSWERS, seed=st.integers(0, 1000))
-def test_beta_hears_what_one_sample_at_a_time_would_whatever_the_order_and_wastes_none(
+def test_beta_uses_the_sequential_samples_in_any_order_and_wastes_none(
     threshold: float, answers: list[int | None], seed: int
 ) -> None:
     n = len(answers)
@@ -83,9 +81,7 @@ def test_beta_hears_what_one_sample_at_a_time_would_whatever_the_order_and_waste
 
 @settings(max_examples=200, deadline=None)
 @given(answers=ANSWERS, seed=st.integers(0, 1000), window=st.integers(1, 8))
-def test_windows_hear_what_one_window_at_a_time_would_whatever_the_order(
-    answers: list[int | None], seed: int, window: int
-) -> None:
+def test_windows_use_the_sequential_samples_in_any_order(answers: list[int | None], seed: int, window: int) -> None:
     n = len(answers)
     windows = [answers[start : start + window] for start in range(0, n, window)]
     agreed = [index for index, part in enumerate(windows) if len({*part}) == 1 and None not in part]
@@ -94,7 +90,7 @@ def test_windows_hear_what_one_window_at_a_time_would_whatever_the_order(
 
 
 def hear(rule: Rule, answers: Sequence[int | None], seed: int) -> int:
-    """Starts what the rule is certain to need and lets it arrive in a random order; how many were started in all."""
+    """Start the samples that the rule certainly needs, deliver them in random order, and return the number started."""
     rng, heard, started = random.Random(seed), dict[int, int | None](), 0
     while (needed := rule(heard, len(answers))) > len(heard):
         assert needed >= started, "a sample was started that the rule no longer needs"

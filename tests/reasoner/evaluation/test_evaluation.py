@@ -1,4 +1,4 @@
-"""The evaluation: pools and draws from them, live searches, and runs that go on where they stopped."""
+"""Evaluation: sample pools and resampling from them, live searches, and resuming an interrupted run."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ async def measured(
 
 
 def made(answers: str, lengths: Sequence[int] | None = None) -> SamplePool:
-    """A pool whose samples state these letters; ``a`` is right."""
+    """Return a pool with one sample for each letter of `answers`; `a` is right."""
     root = Node((), None, (1,))
     samples = []
     for place, letter in enumerate(answers):
@@ -62,16 +62,16 @@ def made(answers: str, lengths: Sequence[int] | None = None) -> SamplePool:
 
 
 async def vote(drawn: SamplePool, order: Sequence[int]) -> bool:
-    """Majority by hand: the most frequent letter, of equals the one that was first."""
+    """Return True if the majority answer (the most frequent letter, the first one on a tie) is right."""
     letters = [drawn.samples[index].node.answer or "" for index in order]
     return max(dict.fromkeys(letters), key=letters.count) == "a"
 
 
 @pytest.mark.parametrize(("answers", "n"), [("aaabb", 3), ("abbcc", 4), ("aabbc", 2), ("abbb", 1)])
-async def test_the_resampled_accuracy_of_majority_is_that_of_all_ordered_subsets(
+async def test_the_resampled_accuracy_of_majority_is_the_mean_over_all_ordered_subsets(
     answers: str, n: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """4000 draws: off by more than 4 standard errors with p < 1e-4 (draws that share an order only vary less)."""
+    """With 4000 resamples an error above 4 standard errors has p < 1e-4 (sharing an order only lowers the variance)."""
     monkeypatch.setattr(pool, "NUM_DRAWS", 4000)
     drawn = made(answers)
     orders = list(itertools.permutations(range(len(answers)), n))
@@ -85,7 +85,7 @@ async def test_the_resampled_accuracy_of_majority_is_that_of_all_ordered_subsets
     assert by_name["pass@n"].correct == pytest.approx(sum("a" in subset for subset in subsets) / len(subsets))
 
 
-def test_draws_are_subsets_without_repetition_and_use_all_samples_alike() -> None:
+def test_resamples_have_no_repetition_and_use_all_samples_equally() -> None:
     import random
 
     taken = list(draws(8, 2, random.Random(0)))
@@ -95,7 +95,7 @@ def test_draws_are_subsets_without_repetition_and_use_all_samples_alike() -> Non
     assert len(list(draws(8, 8, random.Random(0)))) == pool.NUM_FULL_DRAWS
 
 
-async def test_a_draw_of_the_whole_pool_is_billed_as_the_live_job_was() -> None:
+async def test_a_resample_of_the_whole_pool_has_the_bill_of_the_live_job() -> None:
     runs = await measured(plan("self_consistency,best_of_n,weighted_vote", 2, 8), ScriptedEngine())
     by_case = {(run.strategy, run.n, run.problem): run for run in runs}
     for problem in SUITE.problems:
@@ -112,7 +112,7 @@ async def test_a_draw_of_the_whole_pool_is_billed_as_the_live_job_was() -> None:
             assert by_case[name, 2, problem.id].tokens == pytest.approx(run.tokens / 4)
 
 
-async def test_strategies_of_a_pool_pick_in_a_draw_what_they_pick_alone() -> None:
+async def test_strategies_choose_the_same_from_a_pool_resample_as_alone() -> None:
     engine, problem = ScriptedEngine(), SUITE.problems[0]
     setting = await EvaluationContext.of(SUITE, plan("best_of_n", 8), engine, "prm", Sampling(), 1)
     for name in ("self_consistency", "best_of_n", "weighted_vote"):
@@ -131,7 +131,7 @@ def _whole(search: Search) -> tuple[SamplePool, tuple[pool.Sample, ...]]:
     return whole, whole.samples
 
 
-async def test_a_strategy_that_stops_early_pays_for_what_its_other_branches_had_by_then() -> None:
+async def test_a_strategy_that_stops_early_pays_for_its_other_branches_until_then() -> None:
     class First(Params):
         n: int = 4
 
@@ -150,7 +150,7 @@ async def test_a_strategy_that_stops_early_pays_for_what_its_other_branches_had_
     assert search.tokens == 4 * 3
 
 
-async def test_a_pool_holds_neither_steps_nor_greedy_solutions() -> None:
+async def test_a_pool_has_neither_steps_nor_greedy_solutions() -> None:
     drawn = made("ab")
     search = PoolSearch(drawn, drawn.samples)
     with pytest.raises(NotInPool):
@@ -159,7 +159,7 @@ async def test_a_pool_holds_neither_steps_nor_greedy_solutions() -> None:
         await anext(search.complete([search.root], 1, greedy=True))
 
 
-async def test_one_pool_serves_all_its_strategies_and_seeds_differ() -> None:
+async def test_one_pool_serves_all_its_strategies_and_differs_by_seed() -> None:
     engine = ScriptedEngine()
     runs = await measured(plan("greedy,best_of_n,weighted_vote", 1, 8, seeds=2), engine)
     pooled = [run for run in runs if run.strategy == "best_of_n" and run.n == 8]
@@ -173,7 +173,7 @@ async def test_one_pool_serves_all_its_strategies_and_seeds_differ() -> None:
     assert first != second
 
 
-def test_a_case_with_an_n_of_its_own_runs_at_that_one_and_says_so() -> None:
+def test_a_case_with_its_own_n_runs_with_it_and_reports_it() -> None:
     stages = plan("beam,beam:n=2,budget_forcing:thinking=5", 1, live_ns=(4, 8)).stages()
     assert [(stage.name, stage.n) for stage in stages] == [
         ("beam n=4", 4),
@@ -184,16 +184,16 @@ def test_a_case_with_an_n_of_its_own_runs_at_that_one_and_says_so() -> None:
     ]
 
 
-async def test_an_evaluation_holds_no_leases() -> None:
+async def test_an_evaluation_takes_no_cache_leases() -> None:
     engine = ScriptedEngine()
     await measured(plan("beam,best_of_n", 4), engine)
     assert engine.leases == {None}
     assert engine.pruned == []
 
 
-async def test_deepconf_on_finished_solutions_shares_the_pool_and_decides_as_alone() -> None:
+async def test_deepconf_on_finished_solutions_uses_the_pool_and_decides_as_alone() -> None:
     class Sure(ScriptedEngine):
-        """Tells log-probabilities."""
+        """Scripted engine that reports log-probabilities."""
 
         def _complete(self, request: GenerateRequest, index: int) -> Completion:
             done = super()._complete(request, index)
@@ -214,7 +214,7 @@ async def test_deepconf_on_finished_solutions_shares_the_pool_and_decides_as_alo
         assert run.answered == (alone.result.answer is not None)
 
 
-async def test_a_plan_without_a_verifier_computes_no_verifier_token() -> None:
+async def test_a_plan_without_a_verifier_uses_no_verifier_tokens() -> None:
     runs = await measured(plan("greedy,self_consistency", 1, 4), ScriptedEngine())
     cases = {(run.strategy, run.n) for run in runs}
     assert cases == {("greedy", 1), *(("self_consistency", n) for n in (1, 2, 4)), *(("pass@n", n) for n in (1, 2, 4))}
@@ -222,7 +222,7 @@ async def test_a_plan_without_a_verifier_computes_no_verifier_token() -> None:
 
 
 @pytest.mark.parametrize("n", [1, 2, 4, 8])
-async def test_beam_of_n_never_has_more_than_n_branches_on_a_level(n: int) -> None:
+async def test_beam_with_n_never_has_more_than_n_branches_on_a_level(n: int) -> None:
     journal = MemoryJournal()
     spec = JobSpec.model_validate({"problem": "how?", "strategy": {"name": "beam", "n": n}, "seed": 1})
     await run_job(spec, ScriptedEngine(), journal)
@@ -238,7 +238,7 @@ def timeless(runs: list[Run]) -> list[Run]:
     return sorted((replace(run, seconds=0.0) for run in runs), key=repr)
 
 
-async def test_a_run_that_lost_its_engine_goes_on_where_it_was_and_ends_with_the_same_numbers(
+async def test_a_run_that_lost_its_engine_resumes_and_ends_with_the_same_numbers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(measure, "RETRY_DELAYS_SECONDS", ())
@@ -261,7 +261,7 @@ async def test_a_run_that_lost_its_engine_goes_on_where_it_was_and_ends_with_the
     assert len(lines) == 1 + 5 * (1 + 2 * 2)
 
 
-async def test_an_engine_that_comes_back_is_asked_again_and_its_failure_is_no_wrong_answer(
+async def test_an_engine_that_recovers_is_called_again_and_its_failure_is_not_a_wrong_answer(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     class Flaky(ScriptedEngine):
@@ -275,7 +275,7 @@ async def test_an_engine_that_comes_back_is_asked_again_and_its_failure_is_no_wr
     assert timeless(await measured(wanted, Flaky())) == timeless(await measured(wanted, ScriptedEngine()))
 
 
-async def test_a_problem_that_does_not_fit_into_the_model_is_reported_and_not_counted() -> None:
+async def test_a_problem_longer_than_the_models_context_is_reported_and_not_counted() -> None:
     long = replace(SUITE.problems[0], id="long", text="x" * CONTEXT)
     suite = replace(SUITE, problems=[*load_problems("words", limit=2), long])
     with RunFile({}) as file:
@@ -289,7 +289,7 @@ async def test_a_problem_that_does_not_fit_into_the_model_is_reported_and_not_co
 PIECE = FinishedItem("greedy", 0, "p", (Run("m", "greedy", 1, 0, "p", 1.0, 1.0, 1.0, 1.0, 5.0, 0.0, 10.0, 0.1),))
 
 
-def test_a_torn_last_line_is_dropped_and_the_next_piece_stands_on_a_line_of_its_own(tmp_path: Path) -> None:
+def test_a_truncated_last_line_is_dropped_and_the_next_record_starts_on_a_new_line(tmp_path: Path) -> None:
     with RunFile({"n": [1]}, tmp_path) as file:
         file.add(PIECE)
         file.add(replace(PIECE, problem="q"))
@@ -302,7 +302,7 @@ def test_a_torn_last_line_is_dropped_and_the_next_piece_stands_on_a_line_of_its_
         assert [piece.problem for piece in file.items] == ["p", "r"]
 
 
-def test_another_evaluation_in_the_same_folder_is_refused_with_the_difference(tmp_path: Path) -> None:
+def test_a_different_evaluation_in_the_same_folder_is_refused_with_the_difference(tmp_path: Path) -> None:
     with RunFile({"suite": "words", "problems": 300, "n": [1, 4]}, tmp_path):
         pass
     with (
@@ -314,7 +314,7 @@ def test_another_evaluation_in_the_same_folder_is_refused_with_the_difference(tm
         pass
 
 
-def test_a_broken_line_is_named(tmp_path: Path) -> None:
+def test_a_malformed_line_is_named(tmp_path: Path) -> None:
     for broken in ("{", "[]", json.dumps({"stage": "x"})):
         (tmp_path / RUNS_FILE).write_text('{"format":1}\n' + broken + "\n")
         with pytest.raises(EvaluationMismatch, match="line 2"), RunFile({}, tmp_path):
@@ -326,7 +326,7 @@ def test_two_runs_cannot_write_to_one_folder(tmp_path: Path) -> None:
         pass
 
 
-async def test_without_a_verifier_what_votes_is_measured_and_the_rest_is_refused_by_name() -> None:
+async def test_without_a_verifier_voting_strategies_run_and_the_rest_are_refused_by_name() -> None:
     every = {case.name for case in parse_cases("all", has_verifier=False)}
     assert every == {name for name, strategy in STRATEGIES.items() if not strategy.needs_verifier}
     with pytest.raises(ValueError, match=r"'beam' needs a verifier.*REASONER_PRM"):

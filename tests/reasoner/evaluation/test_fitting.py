@@ -1,4 +1,4 @@
-"""What a calibration makes of its trials: planted laws come back, and simulated runs cost what they would."""
+"""Calibration from trials: a planted curve is recovered, and simulated runs have the cost of real ones."""
 
 from __future__ import annotations
 
@@ -57,15 +57,15 @@ def measured(pool: list[Candidate], suite: str = "a", **trees: Trial) -> Measure
     return Measured(suite, tuple(pool), head=20.0, each=7.0, stages=dict(trees))
 
 
-def test_a_probe_costs_its_samples_one_score_for_each_answer_and_the_question_once() -> None:
+def test_a_probe_costs_its_samples_one_score_per_answer_and_one_prefill_of_the_question() -> None:
     one = measured([candidate("1"), candidate("1"), candidate("2", right=True), candidate(None)])
     path = simulate(one, (), FLAT, 0.95)
     assert path.tokens == 20 + 2 * 10 + 1 * 7
     further = simulate(one, VOTES[:2], FLAT, 0.95)
-    assert further.tokens == path.tokens + 2 * 10 + 1 * 7  # the third answers something new, the fourth nothing
+    assert further.tokens == path.tokens + 2 * 10 + 1 * 7  # the third has a new answer, the fourth has not
 
 
-def test_a_simulated_search_stops_when_it_is_sure_and_counts_other_strategies_bills_but_for_the_question() -> None:
+def test_a_simulated_search_stops_at_its_confidence_and_counts_the_question_once() -> None:
     tree = get_stage_name(TREES[0])
     found = trial("p", tree, [candidate("3", right=True, score=0.99)], tokens=300)
     one = Measured("a", (candidate("1"), candidate("2")), 20.0, 7.0, {tree: found})
@@ -76,14 +76,14 @@ def test_a_simulated_search_stops_when_it_is_sure_and_counts_other_strategies_bi
     assert simulate(one, (TREES[0],), trusting, 0.4).tokens == 20 + 2 * 10 + 2 * 7
 
 
-def test_one_candidate_of_each_answer_shows_its_score() -> None:
+def test_one_candidate_per_answer_has_its_score() -> None:
     pool = [candidate("1", score=0.1), candidate("1", score=0.9), candidate(None), candidate("2", score=0.3)]
     assert believed(veiled(pool)) == [(Evidence(2, 0.1), False), (Evidence(1, 0.3), False)]
     assert believed(veiled(pool, known=["2"]))[1] == (Evidence(1, None), False)
 
 
 def planted(count: int, seed: int) -> list[Measured]:
-    """Problems with one sample each, right with the probability that its score says, twice as sure as it should be."""
+    """Return problems with one sample each, right with a probability half as extreme in log-odds as its score says."""
     rng = random.Random(seed)
     problems = []
     for _ in range(count):
@@ -93,12 +93,12 @@ def planted(count: int, seed: int) -> list[Measured]:
     return problems
 
 
-def test_the_curve_finds_a_planted_law_and_says_that_it_holds() -> None:
+def test_the_curve_recovers_a_planted_relation_and_reports_that_it_fits() -> None:
     curve = fit_curve(planted(4000, 1))
     fresh = planted(4000, 2)
     rows, right, _ = examples(fresh)
     predicted = 1 / (1 + np.exp(-rows @ np.array([getattr(curve, name) for name in FEATURES])))
-    # The number that is right, against the sum of the predicted chances: z has the standard normal law.
+    # The number of right answers minus the sum of the predicted probabilities: z is standard normal.
     z = (right.sum() - predicted.sum()) / np.sqrt((predicted * (1 - predicted)).sum())
     assert 2 * stats.norm.sf(abs(z)) > 0.01
     assert curve.score == pytest.approx(0.5, abs=0.05)
@@ -109,8 +109,8 @@ def test_the_curve_finds_a_planted_law_and_says_that_it_holds() -> None:
     assert reliability(overconfident, fresh).ece > 0.05
 
 
-def test_each_difficulty_gets_what_helps_there() -> None:
-    """Questions with high scores are settled by votes, questions with low ones by the first tree search alone."""
+def test_each_difficulty_gets_the_strategy_that_helps_it() -> None:
+    """Votes suffice for questions with high scores; only the first tree search solves those with low ones."""
     problems = []
     for number in range(40):
         easy = number % 2 == 0
@@ -132,7 +132,7 @@ def test_each_difficulty_gets_what_helps_there() -> None:
     assert easy_bin.below == 1.0
 
 
-def test_problems_of_a_fit_are_none_that_an_evaluation_reports_on_and_every_level_has_its_share() -> None:
+def test_a_fit_uses_no_evaluated_problems_and_covers_every_level() -> None:
     problems = problems_to_fit("countdown", 30)
     reported = {problem.id for problem in load_problems("countdown")}
     assert not reported & {problem.id for problem in problems}
@@ -144,13 +144,13 @@ def test_problems_of_a_fit_are_none_that_an_evaluation_reports_on_and_every_leve
     }
 
 
-def test_measurements_go_on_where_they_were_and_are_refused_for_another_setting(tmp_path: Path) -> None:
+def test_measurements_resume_and_are_refused_for_another_setting(tmp_path: Path) -> None:
     path = tmp_path / "trials.jsonl"
     file = TrialFile(path, {"seed": 1})
     file.add(trial("p", get_stage_name(POOL), [candidate("1"), candidate(None)]))
     file.add(trial("q", get_stage_name(POOL), [candidate("2")]))
     assert TrialFile(path, {"seed": 1}).trials == file.trials
-    path.write_text(path.read_text()[:-20])  # the power went
+    path.write_text(path.read_text()[:-20])  # as after a power failure
     torn = TrialFile(path, {"seed": 1})
     assert set(torn.trials) == {("p", get_stage_name(POOL))}
     torn.add(trial("q", get_stage_name(POOL), [candidate("2")]))
@@ -163,7 +163,7 @@ def test_measurements_go_on_where_they_were_and_are_refused_for_another_setting(
         TrialFile(path, {"seed": 1})
 
 
-def test_a_fit_whose_whole_steps_would_leave_the_floats_ends_at_the_minimum() -> None:
+def test_a_fit_whose_newton_steps_would_overflow_reaches_the_minimum() -> None:
     rows = np.array(
         [
             [1.0, -2.0, -6.0, 0.0, 0.648],
@@ -181,7 +181,7 @@ def test_a_fit_whose_whole_steps_would_leave_the_floats_ends_at_the_minimum() ->
     assert np.abs(gradient).max() < 1e-10
 
 
-def test_a_fit_without_any_answer_says_so() -> None:
+def test_a_fit_without_any_answer_is_an_error() -> None:
     with pytest.raises(CalibrationError, match="of 3 problems no solution states an answer"):
         fit_curve([measured([candidate(None)] * 16)] * 3)
 
@@ -192,7 +192,7 @@ def write_problems(path: Path, count: int = 24) -> Path:
     return path
 
 
-async def test_any_suite_can_be_calibrated_on(tmp_path: Path) -> None:
+async def test_calibration_works_on_any_suite(tmp_path: Path) -> None:
     suite = open_suite_to_fit(str(write_problems(tmp_path / "sums.jsonl")), 6)
     told: list[tuple[int, int]] = []
 
@@ -216,7 +216,7 @@ async def test_any_suite_can_be_calibrated_on(tmp_path: Path) -> None:
     assert (tmp_path / "trials.jsonl").read_text() == trials
 
 
-async def test_an_engine_that_goes_away_ends_a_calibration_with_its_own_error(tmp_path: Path) -> None:
+async def test_an_engine_failure_ends_a_calibration_with_the_engines_error(tmp_path: Path) -> None:
     suite = open_suite_to_fit(str(write_problems(tmp_path / "sums.jsonl")), 20)
     with pytest.raises(EngineUnavailable):
         await calibrate(
@@ -230,7 +230,7 @@ async def test_an_engine_that_goes_away_ends_a_calibration_with_its_own_error(tm
         )
 
 
-def test_a_line_that_changed_is_another_problem(tmp_path: Path) -> None:
+def test_a_changed_line_is_another_problem(tmp_path: Path) -> None:
     file = write_problems(tmp_path / "sums.jsonl")
     before = [get_problem_key(problem) for problem in open_suite_to_fit(str(file), 20).problems]
     file.write_text(file.read_text().replace("What is 3 + 1", "What is 2 + 2"))

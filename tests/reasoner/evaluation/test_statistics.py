@@ -1,4 +1,4 @@
-"""Intervals, pass@N and comparisons against independent truth."""
+"""Intervals, pass@N and comparisons against independently computed values."""
 
 from __future__ import annotations
 
@@ -51,20 +51,23 @@ def test_the_interval_is_scipys_wilson_interval(successes: int, trials: int) -> 
     assert wilson_interval(successes / trials, trials) == pytest.approx((expected.low, expected.high), abs=1e-9)
 
 
-def test_with_one_seed_and_no_draws_the_clusters_are_the_trials_of_a_plain_wilson_interval() -> None:
+def test_with_one_seed_and_no_resampling_the_clustered_interval_is_a_plain_wilson_interval() -> None:
     values = np.array([1.0] * 30 + [0.0] * 170)
     assert clustered_wilson_interval(values, 200) == pytest.approx(wilson_interval(0.15, 199), abs=1e-3)
     assert clustered_wilson_interval(np.ones(50), 150) == wilson_interval(1.0, 50)
 
 
 def _clusters(rng: np.random.Generator, problems: int, seeds: int) -> np.ndarray:
-    """Shares right of problems whose difficulty differs: of a Beta law with mean 0.3."""
+    """Return each problem's fraction of right runs; the difficulty has a Beta distribution with mean 0.3."""
     return rng.binomial(seeds, rng.beta(0.6, 1.4, size=problems)) / seeds
 
 
-def test_intervals_over_problems_and_seeds_cover_the_truth_as_often_as_they_say() -> None:
-    """2000 evaluations of 60 problems with 3 seeds. Were coverage 0.95, fewer than 1868 or more than 1930 of them would
-    hold the truth with p < 1e-3 (binomial); intervals that take runs for independent hold it in 87 %."""
+def test_intervals_over_problems_and_seeds_have_their_nominal_coverage() -> None:
+    """Simulate 2000 evaluations of 60 problems with 3 seeds.
+
+    With a coverage of 0.95 the true value lies in fewer than 1868 or more than 1930 of the intervals with p < 1e-3
+    (binomial). Intervals that treat runs as independent have a coverage of 87 %.
+    """
     rng, truth, trials = np.random.default_rng(11), 0.3, 2000
     held = naive = boot = 0
     for _ in range(trials):
@@ -79,10 +82,10 @@ def test_intervals_over_problems_and_seeds_cover_the_truth_as_often_as_they_say(
     for _ in range(trials):
         estimate = Estimate.from_means(bootstrap.means(_clusters(rng, 60, 3)))
         boot += estimate.low <= truth <= estimate.high
-    assert 1840 <= boot <= 1930  # percentile intervals of 60 clusters are a little short: 0.94 in theory
+    assert 1840 <= boot <= 1930  # percentile intervals of 60 clusters are slightly short: 0.94 in theory
 
 
-def test_paired_differences_are_covered_too() -> None:
+def test_intervals_of_paired_differences_have_their_nominal_coverage() -> None:
     rng, trials, held = np.random.default_rng(12), 1000, 0
     bootstrap = Bootstrap(80, 1000)
     for _ in range(trials):
@@ -94,7 +97,7 @@ def test_paired_differences_are_covered_too() -> None:
     assert 915 <= held <= 975
 
 
-def test_pass_at_n_is_the_share_of_subsets_that_hold_a_right_sample() -> None:
+def test_pass_at_n_is_the_fraction_of_subsets_with_a_right_sample() -> None:
     samples, right = 7, 2
     for n in range(1, samples + 1):
         subsets = list(itertools.combinations(range(samples), n))
@@ -102,7 +105,7 @@ def test_pass_at_n_is_the_share_of_subsets_that_hold_a_right_sample() -> None:
         assert pass_at_n(n, samples, right) == pytest.approx(expected)
 
 
-def test_a_curve_is_exact_at_its_points_halfway_between_doublings_and_flat_beyond_its_ends() -> None:
+def test_a_curve_is_exact_at_its_points_interpolates_in_log_n_and_is_flat_outside() -> None:
     bootstrap = Bootstrap(2, 10)
     points = [(np.full(2, 10.0), np.array([0.0, 0.4])), (np.full(2, 40.0), np.array([0.4, 0.8]))]
     curve = CostCurve(points, bootstrap)
@@ -132,7 +135,7 @@ def test_rows_are_means_over_problems_and_seeds_in_the_order_of_the_plan() -> No
     assert rows[1].low < 0.75 < rows[1].high
 
 
-def test_majority_at_equal_tokens_gets_what_the_whole_bill_would_have_bought_verifier_included() -> None:
+def test_majority_at_equal_tokens_gets_the_whole_bill_including_the_verifier() -> None:
     runs = [
         run("self_consistency", n, problem, accuracy, tokens=10 * n)
         for n, accuracy in ((1, 0.1), (2, 0.2), (4, 0.3), (8, 0.4))
@@ -147,7 +150,7 @@ def test_majority_at_equal_tokens_gets_what_the_whole_bill_would_have_bought_ver
     assert (saving.times, saving.bound) == (pytest.approx(80 / 40), True)
 
 
-def test_a_search_ended_by_the_rule_is_held_against_the_samples_that_its_bill_buys() -> None:
+def test_a_search_that_stopped_early_is_compared_with_the_samples_that_its_bill_buys() -> None:
     runs = [run("pass@n", n, problem, n / 8, tokens=10 * n) for n in (1, 2, 4, 8) for problem in range(3)]
     runs += [run("beam", 4, problem, 0.0, reached=1.0, tokens=20, verifier=20) for problem in range(3)]
     (claim,) = Results(runs, plan("beam", 4)).comparisons()
@@ -155,7 +158,7 @@ def test_a_search_ended_by_the_rule_is_held_against_the_samples_that_its_bill_bu
     assert claim.difference == pytest.approx(1.0 - 0.5)
 
 
-def test_a_small_models_strategy_meets_a_large_models_greedy_answer_at_the_same_flops() -> None:
+def test_a_small_models_strategy_is_compared_with_a_large_models_greedy_answer_at_equal_flops() -> None:
     runs = [
         run("self_consistency", n, problem, accuracy, flops=float(n))
         for n, accuracy in ((1, 0.2), (2, 0.4), (4, 0.6))
@@ -169,7 +172,7 @@ def test_a_small_models_strategy_meets_a_large_models_greedy_answer_at_the_same_
     assert [row.model for row in results.rows()] == ["large", "policy", "policy", "policy"]
 
 
-def test_searches_are_held_against_best_of_n_with_as_many_samples() -> None:
+def test_searches_are_compared_with_best_of_n_with_the_same_number_of_samples() -> None:
     cases = (("beam", 0.75, 10), ("best_of_n", 0.5, 40))
     runs = [run(name, 4, problem, share, tokens=tokens) for name, share, tokens in cases for problem in range(3)]
     claims = [item for item in Results(runs, plan("best_of_n,beam", 4)).comparisons() if item.what == "equal n"]
@@ -178,7 +181,7 @@ def test_searches_are_held_against_best_of_n_with_as_many_samples() -> None:
     ]
 
 
-def test_a_stopping_rule_is_held_against_its_strategy_without_one() -> None:
+def test_a_stopping_rule_is_compared_with_its_strategy_without_one() -> None:
     plain, stops = "self_consistency", "self_consistency:stop=beta"
     runs = [run(name, 4, problem, 0.5, tokens=cost) for name, cost in ((stops, 6), (plain, 24)) for problem in range(3)]
     claims = Results(runs, plan(f"{plain},{stops}", 4)).comparisons()
@@ -186,13 +189,13 @@ def test_a_stopping_rule_is_held_against_its_strategy_without_one() -> None:
     assert (claim.difference, claim.low, claim.high, claim.cost) == (0.0, 0.0, 0.0, 0.25)
 
 
-def test_runs_of_other_problems_are_refused_rather_than_averaged() -> None:
+def test_runs_of_different_problems_are_refused_instead_of_averaged() -> None:
     runs = [run("greedy", 1, 0, 1.0), run("greedy", 1, 1, 1.0), run("beam", 4, 0, 1.0)]
     with pytest.raises(ValueError, match="beam has no run of 1 problems"):
         Results(runs, plan("greedy,beam", 4))
 
 
-def test_cases_are_read_with_their_parameters() -> None:
+def test_cases_are_parsed_with_their_parameters() -> None:
     assert parse_cases("beam:expansions=2:max_steps=9")[0] == StrategyCase(
         "beam:expansions=2:max_steps=9", "beam", (("expansions", 2), ("max_steps", 9))
     )

@@ -1,4 +1,4 @@
-"""Suites that come from files and from reasoning-gym: what is read, what is right, and what is refused."""
+"""Suites from files and from reasoning-gym: parsing, checking and errors."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def written(folder: Path, *lines: Any) -> str:
     return str(path)
 
 
-def test_gsm8ks_answers_are_the_published_ones() -> None:
+def test_gsm8k_answers_are_the_published_ones() -> None:
     suite = open_suite(str(GSM8K), limit=300)
     assert [problem.answer for problem in suite.problems] == ["18", "3", "70000", "540", "20", "64", "260", "160"]
     assert suite.problems[0].text.startswith("Janet\u2019s ducks lay 16 eggs per day.")
@@ -51,7 +51,7 @@ def test_gsm8ks_answers_are_the_published_ones() -> None:
     "answer",
     ["70000", "70,000", "$70,000$", "70000.00", "\\$70,000", "70000 \\text{ dollars}", "+70000", "7e4", "70{,}000"],
 )
-async def test_a_number_is_right_however_it_is_written(answer: str) -> None:
+async def test_a_number_is_right_in_every_notation(answer: str) -> None:
     suite = open_suite(str(GSM8K), limit=3)
     assert await right(suite, suite.problems[2], answer)
 
@@ -72,12 +72,12 @@ async def test_a_number_is_right_however_it_is_written(answer: str) -> None:
         "1/70000",
     ],
 )
-async def test_another_number_two_numbers_and_none_are_wrong(answer: str | None) -> None:
+async def test_a_different_number_two_numbers_or_none_is_wrong(answer: str | None) -> None:
     suite = open_suite(str(GSM8K), limit=3)
     assert not await right(suite, suite.problems[2], answer)
 
 
-async def test_math_takes_its_answer_from_the_last_box_and_compares_mathematics(tmp_path: Path) -> None:
+async def test_math_takes_the_answer_from_the_last_box_and_compares_formulas(tmp_path: Path) -> None:
     plain = {
         "problem": "$1+1$?",
         "solution": "no box",
@@ -111,9 +111,7 @@ async def test_math_takes_its_answer_from_the_last_box_and_compares_mathematics(
         (MATH, "line 2: field 'answer' is missing"),
     ],
 )
-def test_a_bad_line_of_gsm8ks_shape_names_itself_the_field_and_what_would_be_right(
-    line: Any, said: str, tmp_path: Path
-) -> None:
+def test_a_malformed_gsm8k_line_is_refused_with_its_number_and_field(line: Any, said: str, tmp_path: Path) -> None:
     with pytest.raises(SuiteError) as caught:
         open_suite(written(tmp_path, {"question": "q", "answer": "#### 4"}, line), limit=300)
     assert said in str(caught.value)
@@ -129,13 +127,15 @@ def test_a_bad_line_of_gsm8ks_shape_names_itself_the_field_and_what_would_be_rig
         ({"problem": 1}, "line 1, field 'problem'"),
     ],
 )
-def test_a_bad_line_of_maths_shape_does_too(change: dict[str, Any], said: str, tmp_path: Path) -> None:
+def test_a_malformed_math_line_is_refused_with_its_number_and_field(
+    change: dict[str, Any], said: str, tmp_path: Path
+) -> None:
     with pytest.raises(SuiteError) as caught:
         open_suite(written(tmp_path, MATH | change), limit=300)
     assert said in str(caught.value)
 
 
-def test_what_is_no_suite_at_all_is_told_what_suites_there_are(tmp_path: Path) -> None:
+def test_an_unknown_suite_is_refused_with_the_known_ones(tmp_path: Path) -> None:
     for where, said in (
         ("poems", "give countdown, words, a .jsonl file or reasoning-gym:TASK"),
         (str(tmp_path / "none.jsonl"), "No such file"),
@@ -166,7 +166,7 @@ class Dataset:
         return 1.0 if answer == entry["answer"] else 0.5 if entry["answer"] in (answer or "") else 0.0
 
 
-async def test_a_gym_tasks_own_score_decides_and_only_its_full_score_is_right(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_only_the_full_score_of_a_gym_task_is_right(monkeypatch: pytest.MonkeyPatch) -> None:
     module, factory = ModuleType("reasoning_gym"), ModuleType("reasoning_gym.factory")
     module.__dict__["create_dataset"] = lambda task, size, seed: Dataset(size, seed)
     factory.__dict__["DATASETS"] = {"sums": SimpleNamespace(), "products": SimpleNamespace()}
@@ -182,13 +182,13 @@ async def test_a_gym_tasks_own_score_decides_and_only_its_full_score_is_right(mo
 
 
 @pytest.mark.skipif(importlib.util.find_spec("reasoning_gym") is not None, reason="the package is installed")
-def test_without_the_package_the_extra_is_named() -> None:
+def test_without_the_package_the_error_names_the_extra() -> None:
     with pytest.raises(SuiteError, match=r"pip install 'reasoner\[gym\]'"):
         open_suite("reasoning-gym:chain_sum", limit=1)
 
 
 @pytest.mark.skipif(importlib.util.find_spec("reasoning_gym") is None, reason="the package is not installed")
-async def test_tasks_of_the_package_find_their_own_answers_right() -> None:
+async def test_the_packages_tasks_accept_their_own_answers() -> None:
     for task in ("chain_sum", "leg_counting", "countdown", "basic_arithmetic", "gcd"):
         suite = open_suite(f"reasoning-gym:{task}", limit=5, seed=1)
         assert len(suite.problems) == 5

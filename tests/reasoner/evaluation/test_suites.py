@@ -1,4 +1,4 @@
-"""The suites: checkers that cannot be fooled, exact step labels, and splits that never meet."""
+"""Suites: strict checkers, exact step labels, and disjoint splits."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def four(numbers: list[int], target: int) -> Problem:
 
 
 def brute_force(values: tuple[int, ...]) -> set[int]:
-    """Every value that uses all numbers, by a second implementation without memo, masks or ordering."""
+    """Return every value reachable with all numbers, by a second implementation without memo, masks or ordering."""
     if len(values) == 1:
         return {values[0]}
     found: set[int] = set()
@@ -40,7 +40,7 @@ def test_reachable_values_equal_brute_force() -> None:
 
 
 @pytest.mark.parametrize("name", SUITES)
-def test_load_is_repeatable_balanced_distinct_and_a_prefix_of_a_larger_load(name: str) -> None:
+def test_load_is_deterministic_balanced_distinct_and_a_prefix_of_a_larger_load(name: str) -> None:
     problems = load_problems(name, limit=45)
     assert problems == load_problems(name, limit=60)[:45]
     assert len({problem.id for problem in problems}) == 45
@@ -75,12 +75,12 @@ def test_splits_are_disjoint_by_canonical_problem(name: str) -> None:
     assert {split_of(k) for k in keys["heldout"]} == {"heldout"}
 
 
-def test_wording_and_order_do_not_move_a_countdown_problem_to_the_other_split() -> None:
+def test_wording_and_order_do_not_change_the_split_of_a_countdown_problem() -> None:
     assert countdown.canonical([3, 7, 8, 12], 45) == countdown.canonical([12, 3, 8, 7], 45)
 
 
 @pytest.mark.parametrize("name", SUITES)
-def test_generated_solutions_are_good_at_every_step(name: str) -> None:
+def test_every_step_of_a_generated_solution_is_labelled_good(name: str) -> None:
     suite = get_family(name)
     for level in suite.LEVELS:
         for seed in range(60):
@@ -90,14 +90,14 @@ def test_generated_solutions_are_good_at_every_step(name: str) -> None:
             assert len(steps) == int(level[1:]) + (1 if name == "words" else 0)
 
 
-def test_word_problems_have_many_routes() -> None:
+def test_word_problems_have_many_solution_paths() -> None:
     problem = words.generate_problem("heldout", 0, "s6")
     routes = {tuple(words.solution(problem, random.Random(seed))) for seed in range(200)}
     assert len(routes) > 100
     assert len({route[-1] for route in routes}) == 1
 
 
-def test_countdown_answers_are_checked_by_the_rules() -> None:
+def test_countdown_answers_are_checked_by_the_rules_of_the_game() -> None:
     problem = four([3, 7, 8, 12], 47)
     assert check_answer(problem, "(7 * 8) + 3 - 12")
     assert check_answer(problem, " 7*8-(12-3) ")
@@ -118,7 +118,7 @@ def test_countdown_allows_exact_fractions_in_an_answer() -> None:
     assert check_answer(Problem("", "countdown", "n3", "", "", {"numbers": [3, 2, 8], "target": 12}), "3 / 2 * 8")
 
 
-def test_countdown_steps_turn_bad_when_the_target_is_lost() -> None:
+def test_a_countdown_step_is_bad_once_the_target_is_unreachable() -> None:
     problem = four([3, 7, 8, 12], 47)
     good = ["8 * 7 = 56, left 3 12 56", "12 - 3 = 9, left 56 9", "56 - 9 = 47, left 47", "\\boxed{(8 * 7) - (12 - 3)}"]
     assert label_steps(problem, good) == [True] * 4
@@ -136,7 +136,7 @@ def test_countdown_steps_turn_bad_when_the_target_is_lost() -> None:
 WORDS = Problem("", "words", "s3", "", "55", {"terms": [[1, 40], [-1, 15], [1, 3, 10]]})
 
 
-def test_word_steps_take_each_quantity_once_with_its_sign() -> None:
+def test_word_steps_use_each_quantity_once_with_its_sign() -> None:
     assert label_steps(WORDS, ["40 - 15 = 25", "3 * 10 = 30", "25 + 30 = 55", "\\boxed{55}"]) == [True] * 4
     assert label_steps(WORDS, ["10 * 3 = 30", "30 + 40 = 70", "70 - 15 = 55", "\\boxed{55}"]) == [True] * 4
     assert label_steps(WORDS, ["40 - 15 = 26", "3 * 10 = 30"]) == [False, False]
@@ -147,14 +147,14 @@ def test_word_steps_take_each_quantity_once_with_its_sign() -> None:
     assert label_steps(WORDS, ["40 - 15 = 25", "3 * 10 = 30", "25 + 30 = 55", "\\boxed{56}"])[-1] is False
 
 
-def test_word_answers_are_whole_numbers() -> None:
+def test_word_answers_are_integers() -> None:
     assert check_answer(WORDS, "55")
     assert check_answer(WORDS, " 055 ")
     for wrong in (None, "", "5 5", "55.0", "-55", "\u00b2", "\u0665\u0665", "9" * 5000):
         assert not check_answer(WORDS, wrong)
 
 
-def test_the_odds_of_random_moves_add_up_over_every_way_to_play() -> None:
+def test_the_success_probability_of_random_moves_sums_over_all_paths() -> None:
     def play(numbers: list[int], chance: float) -> dict[int, float]:
         if len(numbers) == 1:
             return {numbers[0]: chance}

@@ -1,4 +1,4 @@
-"""The job's schema: what is refused, and that the message says what would be right."""
+"""A job's schema: refused fields, with messages that name the valid values."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ from reasoner.jobs.spec import MAX_PROBLEM_CHARS, JobSpec
         ({"metadata": {"k": "v" * 600}}, "at most 512 characters"),
     ],
 )
-def test_a_bad_job_is_refused_with_what_would_be_right(change: dict[str, object], message: str) -> None:
+def test_an_invalid_job_is_refused_with_the_valid_values(change: dict[str, object], message: str) -> None:
     with pytest.raises(ValidationError, match=message):
         JobSpec.model_validate({"problem": "2 + 2?"} | change)
 
 
-def test_a_bill_adds_up_field_by_field_and_its_total_is_what_a_budget_counts() -> None:
+def test_usage_is_summed_by_field_and_its_total_is_what_a_budget_counts() -> None:
     total = Usage(prompt=5, generated=3, verifier_computed=2, pruned=1) + Usage(generated=4, seconds=0.5)
     assert total == Usage(prompt=5, generated=7, verifier_computed=2, pruned=1, seconds=0.5)
     assert total.total == 9
